@@ -39,8 +39,7 @@ from benchmarks.report import spread
 from benchmarks.side_process import failure
 from rungs.common.text_table import align_columns
 from rungs.config.run_config import RunConfig
-from rungs.parallel.mesh import create_mesh
-from rungs.parallel.names import TENSOR
+from rungs.parallel.mesh import TENSOR, create_mesh
 from rungs.planning.communication import PlannedCollective, parameter_layouts, planned_collectives
 from rungs.planning.compiled.step import lower_step
 from rungs.planning.flops import model_flops_per_token

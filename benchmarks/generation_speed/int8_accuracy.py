@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rungs.checkpointing.find_weights import find_weights
+from rungs.checkpointing.checkpoint_folder import find_weights
 from rungs.checkpointing.load import load_model
 from rungs.common.text_table import align_columns
 from rungs.config.run_config import load_run

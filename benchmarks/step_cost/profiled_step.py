@@ -34,8 +34,7 @@ from rungs.parallel import jax_setup
 from rungs.parallel.mesh import one_device
 from rungs.planning.compiled.collectives import CONTROL_FLOW
 from rungs.planning.compiled.hlo import Module
-from rungs.planning.compiled.roofline import Roofline, Work, roofline, step_flops
-from rungs.planning.compiled.step_parts import PARTS, part_of
+from rungs.planning.compiled.roofline import PARTS, Roofline, Work, part_of, roofline, step_flops
 from rungs.planning.forecast import forecast
 from rungs.planning.hardware import device_of_kind
 from rungs.run.folder import RunFolder
@@ -208,11 +207,10 @@ def part_by_name(module: Module) -> dict[str, str]:
     share, by their names."""
     own: dict[str, str] = {}
     shared: dict[str, set[str]] = defaultdict(set)
-    for computation, instructions in module.computations.items():
-        for one in instructions:
-            own[one.name] = part_of(module, computation, one)
-            for name in KERNEL_NAME.findall(one.rest):
-                shared[name].add(own[one.name])
+    for one in itertools.chain.from_iterable(module.computations.values()):
+        own[one.name] = part_of(one)
+        for name in KERNEL_NAME.findall(one.rest):
+            shared[name].add(own[one.name])
     return {name: min(parts) if len(parts) == 1 else SHARED for name, parts in shared.items()} | own
 
 

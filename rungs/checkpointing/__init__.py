@@ -1,20 +1,17 @@
 """Saved state: checkpoints and weights files, written, verified, listed, restored.
 
     checkpoint_folder  the checkpoints of a run: list them, find the newest valid or the best one,
-                       the links `best` and `latest`
+                       the links `best` and `latest`; the weights file that a path stands for
     retention          which old checkpoints are deleted (`keep_checkpoints`), cleanup after a crash
     saver              write checkpoints in the background while training continues
-    manifest           meta.json of one checkpoint: what it records, checksums, damage
-    checksums          sha256 of files; SHA256SUMS, the checksums of an imported model
+    manifest           meta.json of one checkpoint: what it records, checksums, damage; SHA256SUMS,
+                       the checksums of an imported model
     optimizer_state    write, read and check the optimizer state, at any path
     restore            saved arrays onto devices: resume, or start from saved weights
-    find_weights       the weights file that a run, a checkpoint or a path stands for
-    load               load_model, load_tokenizer, load_generator; saved weights with LoRA merged
+    load               load_model, load_tokenizer, load_generator; saved weights with LoRA merged;
+                       the weights that `start_from` in train.json names
     published          the files that a model was published with besides its weights
-    start_from         the weights that `start_from` in train.json names
-    weights_file       model.safetensors, in one file or in shards
-    tensor_writer      write a safetensors file tensor by tensor
-    weights_index      which tensor is in which file
+    weights_file       model.safetensors, in one file or in shards, written tensor by tensor
 
 Imports `common`, `config`, `data`, `run`, `parallel`, `model`, `optim` and `step`.
 """

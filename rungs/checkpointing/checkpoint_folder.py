@@ -1,23 +1,30 @@
 """The checkpoints in a run's `checkpoints/`: what they are called, which are valid, which is best,
-the links `best` and `latest`, and the list that `checkpointing.py` prints.
-
-A checkpoint is written under a name with a leading dot and renamed once it is complete. A crash
-therefore leaves a complete checkpoint or nothing that looks like one.
-"""
+the links `best` and `latest`, and the list that `checkpointing.py` prints. A checkpoint is written
+under a name with a leading dot and renamed once it is complete."""
 
 import datetime
 import fnmatch
 import logging
+import os
 from pathlib import Path
 from typing import NamedTuple
 
-from rungs.checkpointing.checksums import CHECKSUMS_FILE, changed_files, read_checksums
-from rungs.checkpointing.manifest import META_FILE, Checkpoint, CheckpointError, read_checkpoint
+from rungs.checkpointing.manifest import (
+    CHECKSUMS_FILE,
+    META_FILE,
+    Checkpoint,
+    CheckpointError,
+    changed_files,
+    read_checkpoint,
+    read_checksums,
+    refuse_damaged,
+)
+from rungs.checkpointing.weights_file import WEIGHTS_FILE, file_or_index
 from rungs.common import disk
 from rungs.common.errors import UserError
-from rungs.common.paths import NO_FILE, cannot_be_read, is_file, is_folder, is_plain_name
+from rungs.common.paths import NO_FILE, cannot_be_read, is_file, is_folder, is_plain_name, is_there
 from rungs.common.shown_text import quoted
-from rungs.run.folder import RunFolder
+from rungs.run.folder import RUNS, RunFolder, known_runs
 
 CHECKPOINT_GLOB = "[0-9]*-step-*"
 IMPORTED = "imported"
@@ -69,11 +76,9 @@ def order_by_name(name: str) -> tuple[int, str]:
 
 
 def newest_valid(folder: Path) -> Checkpoint | None:
-    """Return the checkpoint with the highest step whose files all match their checksums.
-
-    Logs a warning for each checkpoint that is skipped. Raises UserError if its files cannot be
-    read just now.
-    """
+    """Return the checkpoint with the highest step whose files all match their checksums. Logs a
+    warning for each checkpoint that is skipped. Raises UserError if its files cannot be read just
+    now."""
     for path, error in unusable_checkpoints(folder).items():
         is_damaged = error.state == "damaged"
         log.warning("%s; not used", f"{path}: damaged (meta.json)" if is_damaged else error)
@@ -87,12 +92,8 @@ def newest_valid(folder: Path) -> Checkpoint | None:
 
 
 def best_of(checkpoints: list[Checkpoint]) -> Checkpoint | None:
-    """Return the checkpoint with the lowest selection loss, the earliest of equals.
-
-    Only losses on the same validation data as the latest one are compared.
-
-    Args:
-        checkpoints: ordered by step.
+    """Return the checkpoint with the lowest selection loss, the earliest of equals. Only losses on
+    the same validation data as the latest one are compared. `checkpoints` must be ordered by step.
     """
     rated = [c for c in checkpoints if c.meta.selection_loss is not None]
     return best_by_validation_data(rated)[rated[-1].meta.validation_data] if rated else None
@@ -107,11 +108,8 @@ def best_by_validation_data(checkpoints: list[Checkpoint]) -> dict[str | None, C
 
 
 def checkpoint_name(folder: Path, step: int) -> str:
-    """Return a folder name for a new checkpoint of this step.
-
-    It sorts after all checkpoints of the same step, even if the clock was set back or two are
-    saved within a second.
-    """
+    """Return a folder name for a new checkpoint of this step. It sorts after all checkpoints of the
+    same step, even if the clock was set back or two are saved within a second."""
     names = [path.name.removeprefix(UNFINISHED) for path in folder.glob(f"*-step-{step:06d}")]
     stamps = [time_stamp(), *(_stamp_after(name.partition("-")[0]) for name in names)]
     return f"{max(stamps)}-step-{step:06d}"
@@ -207,10 +205,7 @@ class ListedCheckpoint(NamedTuple):
 
 def list_run(run: RunFolder, *, verify: bool) -> list[ListedCheckpoint]:
     """Return a run's checkpoints in the order they were saved; imported weights come first.
-
-    Args:
-        verify: hash every file. Otherwise only missing files and a damaged meta.json are found.
-    """
+    `verify` hashes every file; otherwise only missing files and a damaged meta.json are found."""
     folder = run.checkpoints
     targets = {name: link_target(folder / name) for name in (BEST, LATEST)}
 
@@ -257,3 +252,40 @@ def _imported(folder: Path, verify: bool) -> ListedCheckpoint:
 def _without_manifest(folder: Path, links: list[str], damage: list[str]) -> ListedCheckpoint:
     size = disk.folder_bytes(folder)
     return ListedCheckpoint(folder.name, None, None, None, None, size, "", links, damage, False)
+
+
+def find_valid_weights(path: Path | str) -> Path:
+    """Like `find_weights`, but raise UserError if the weights or their tokenizer are damaged."""
+    weights = find_weights(path)
+    refuse_damaged(weights)
+    return weights
+
+
+def find_weights(path: Path | str) -> Path:
+    """Return the `model.safetensors` that a path stands for, or the index if it is in shards: that
+    of a run folder (its best checkpoint, or imported weights if there is none), a checkpoint
+    folder, or the file itself. Raises UserError if there is none."""
+    path = RUNS / path if is_folder(RUNS / path) and not is_there(path) else Path(path)
+    link = path / "checkpoints" / BEST
+    if path.name in (BEST, LATEST) or path.parent.name in (BEST, LATEST):
+        link = path if path.name in (BEST, LATEST) else path.parent
+        path = follow_link(path)
+    for candidate in (
+        path,
+        path / WEIGHTS_FILE,
+        follow_link(path / "checkpoints" / BEST) / WEIGHTS_FILE,
+    ):
+        if is_file(weights := file_or_index(candidate)):
+            return weights
+    if os.path.lexists(link):
+        raise broken_link(link)
+    imported = file_or_index(path / "checkpoints" / IMPORTED / WEIGHTS_FILE)
+    if is_file(imported):
+        return imported
+    if is_folder(path):
+        raise UserError(
+            f"{path}: no checkpoint there yet; train it first: uv run train.py {quoted(path)}"
+        )
+    raise UserError(
+        f"{path}: no such run, checkpoint or model.safetensors; {known_runs(str(path))}"
+    )

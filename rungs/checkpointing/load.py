@@ -1,6 +1,7 @@
 """Saved models as they are used, with LoRA merged: a model, its tokenizer, a text generator."""
 
 import dataclasses
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -9,15 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from rungs.checkpointing.find_weights import find_valid_weights, find_weights
-from rungs.checkpointing.manifest import refuse_damaged
-from rungs.checkpointing.published import all_stop_tokens
-from rungs.checkpointing.restore import place_weights
-from rungs.checkpointing.weights_file import Weights
+from rungs.checkpointing import manifest, published, restore
+from rungs.checkpointing.checkpoint_folder import IMPORTED, find_valid_weights, find_weights
+from rungs.checkpointing.weights_file import WEIGHTS_FILE, Weights, file_or_index
+from rungs.common import paths, shown_text
 from rungs.common.errors import UserError
-from rungs.common.paths import is_folder
-from rungs.data import tokenizer_files
-from rungs.data.catalog import dataset_folder, find_datasets_dir
+from rungs.config import run_config
+from rungs.config.run_config import MODEL_FILE, TRAIN_FILE, AnyRunConfig
+from rungs.data import catalog, tokenizer_files
 from rungs.data.tokenizer import TOKENIZER_FILE, Tokenizer
 from rungs.model.generation import Generator, Request
 from rungs.model.gpt import GPT
@@ -25,27 +25,19 @@ from rungs.model.lora import DOWN, LOW_RANK_NAMES, UP
 from rungs.model.sampling import GREEDY, Sampling
 from rungs.model.weight_formats import UnreadTensor, WeightFormat
 from rungs.parallel.sharding import Layout
-from rungs.step.state import AbstractModel
+from rungs.run.folder import RunFolder
+from rungs.step.state import AbstractModel, shapes_of
 
 
 def load_model(path: Path | str, layout: Layout | None = None) -> GPT:
-    """Return a trained model, with LoRA merged.
-
-    Args:
-        path: as for `find_weights`: a run, a checkpoint or a weights file.
-        layout: where its parameters go, in a mode that doesn't split the vocabulary; the first
-            device if absent.
-
-    Returns:
-        A `GPT`. `model(tokens_BS)` gives float32 logits_BSV; parameters keep
-        the dtypes they were saved in.
-
-    Raises:
-        UserError: there is nothing to load at `path`, or it is damaged.
-    """
+    """Return a trained model, with LoRA merged: `model(tokens_BS)` gives float32 logits_BSV, and
+    parameters keep the dtypes they were saved in. `path` is as for `find_weights`: a run, a
+    checkpoint or a weights file. `layout`, in a mode that doesn't split the vocabulary, is where
+    its parameters go instead of the first device. Raises UserError if there is nothing to load at
+    `path`, or it is damaged."""
     weights = MergedWeights(find_valid_weights(path))
     abstract = AbstractModel(weights.header.model, layout)
-    return abstract.fill(place_weights(weights, abstract))
+    return abstract.fill(restore.place_weights(weights, abstract))
 
 
 def load_token_generator(
@@ -55,16 +47,9 @@ def load_token_generator(
 ) -> Generator:
     """Return a trained model that continues token ids. Its weights are converted as they are read,
     a layer or a block of rows at a time, so that the model is in memory once, in the form in which
-    it is used.
-
-    Args:
-        path: as for `load_model`.
-        compute_dtype: as for `Generator`, as is `weight_format`.
-
-    Raises:
-        UserError: there is nothing to load at `path`, or it is damaged.
-        ValueError: the model can't be quantized.
-    """
+    it is used. Raises UserError if there is nothing to load at `path`, or if it is damaged;
+    ValueError if the model can't be quantized. `path` is as for `load_model`, the others as for
+    `Generator`."""
     weights = MergedWeights(find_valid_weights(path))
     abstract = AbstractModel(weights.header.model)
     weights.check_tensors(abstract.shapes)
@@ -93,29 +78,21 @@ class FileTensor(UnreadTensor):
 
 
 def load_tokenizer(path: Path | str, datasets_dir: Path | None = None) -> Tokenizer:
-    """Return the tokenizer of a model.
-
-    It is the file next to the weights if there is one, else the tokenizer of the model's dataset,
-    else the one on the Hugging Face hub.
-
-    Args:
-        path: as for `load_model`.
-
-    Raises:
-        UserError: the tokenizer cannot be found, or is damaged.
-    """
+    """Return the tokenizer of a model: the file next to the weights if there is one, else the
+    tokenizer of the model's dataset, else the one on the Hugging Face hub. `path` is as for
+    `load_model`. Raises UserError if it cannot be found, or is damaged."""
     weights = find_weights(path)
     opened = Weights(weights)
     if file := opened.tokenizer_file:
-        refuse_damaged(weights, only=TOKENIZER_FILE)
+        manifest.refuse_damaged(weights, only=TOKENIZER_FILE)
         return tokenizer_files.load_tokenizer(file)
     name = opened.header.tokenizer
     if not name:
         raise UserError(
             f"{weights}: was imported without a tokenizer; put its tokenizer.json in that folder"
         )
-    folder = dataset_folder(name, find_datasets_dir(datasets_dir))
-    return tokenizer_files.load_tokenizer(folder if is_folder(folder) else name)
+    folder = catalog.dataset_folder(name, catalog.find_datasets_dir(datasets_dir))
+    return tokenizer_files.load_tokenizer(folder if paths.is_folder(folder) else name)
 
 
 class TextGenerator(NamedTuple):
@@ -129,14 +106,9 @@ class TextGenerator(NamedTuple):
     def continue_texts(
         self, texts: Sequence[str], new_tokens: int, sampling: Sampling = GREEDY, seed: int = 0
     ) -> list[str]:
-        """Return the continuation of each text, of at most `new_tokens` tokens.
-
-        Args:
-            sampling: with `stop_tokens` of its own, or the model's.
-
-        Raises:
-            UserError: a text is not valid Unicode, or empty although no token begins texts.
-        """
+        """Return the continuation of each text, of at most `new_tokens` tokens. Raises UserError if
+        a text is not valid Unicode, or empty although no token begins texts. `sampling` may have
+        `stop_tokens` of its own instead of the model's."""
         prompts = [self.tokenizer.encode_beginning(text) for text in texts]
         stops = sampling.stop_tokens or self.stop_tokens
         request = Request(new_tokens, sampling._replace(stop_tokens=stops), seed)
@@ -153,7 +125,7 @@ def load_generator(
     """Return a trained model that continues texts; arguments and errors as for
     `load_token_generator` and `load_tokenizer`."""
     tokenizer = load_tokenizer(path)
-    stops = all_stop_tokens(Weights(find_weights(path)), tokenizer)
+    stops = published.all_stop_tokens(Weights(find_weights(path)), tokenizer)
     generator = load_token_generator(path, compute_dtype, weight_format)
     return TextGenerator(generator, tokenizer, stops)
 
@@ -219,3 +191,57 @@ class MergedWeights(Weights):
         scale = np.float32(self._lora.alpha / self._lora.rank)
         merged: np.ndarray = kernel.astype(np.float32) + scale * added.reshape(kernel.shape)
         return merged.astype(kernel.dtype)
+
+
+def find_starting_weights(run: RunFolder, config: AnyRunConfig) -> Weights | None:
+    """Return the weights that a fresh start uses, None if they are random. Raises UserError if the
+    weights do not exist or have another architecture than `model.json`; or the run holds imported
+    weights that `start_from` does not ask for."""
+    path = _starting_file(run, config)
+    if path is None:
+        if run.imported.exists():
+            raise UserError(
+                f"{run.path / TRAIN_FILE}: start_from: missing, but {run.imported} holds an"
+                ' imported model; add "start_from": "imported", or train from random weights in'
+                f" another folder: uv run train.py RUN --like {shown_text.quoted(run.path)}"
+            )
+        return None
+    manifest.refuse_damaged(path)
+    weights, has_table = MergedWeights(path), config.model.positions == "learned"
+    may_differ = {"init"} if has_table else {"init", "context_length"}
+    lines = [
+        f"{key}: {json.dumps(here)}, but the weights to start from"
+        f" ({weights.path}) have {json.dumps(saved)}; change it to that"
+        for key, (saved, here) in run_config.differences(weights.header.model, config.model).items()
+        if key not in may_differ
+    ]
+    if lines:
+        raise UserError.at(run.path / MODEL_FILE, lines)
+    weights.check_tensors(shapes_of(weights.header.model))
+    return weights
+
+
+def starting_dtypes(run: RunFolder, config: AnyRunConfig) -> dict[str, str] | None:
+    """Return the dtypes of the parameters that a fresh start reads, by name. There are none if the
+    weights are random; None means that they are not here, or not readable."""
+    try:
+        path = _starting_file(run, config)
+        return {} if path is None else MergedWeights(path).dtypes()
+    except UserError:
+        return None
+
+
+def _starting_file(run: RunFolder, config: AnyRunConfig) -> Path | None:
+    """Return the file that `start_from` names, None if it names none; raises UserError."""
+    name = config.train.start_from
+    if name is None:
+        return None
+    imported = file_or_index(run.imported / WEIGHTS_FILE)
+    path = imported if name == IMPORTED else find_weights(name)
+    if not paths.is_file(path):
+        raise UserError(
+            f"{run.path / config.train_file}: start_from: nothing was imported into this run; name"
+            " a run or a checkpoint, or import into a new folder: uv run pretrained.py import"
+            " HUB_ID RUN"
+        )
+    return path

@@ -1,10 +1,8 @@
-"""The manifest of a checkpoint: `meta.json`, what it records, checksums, damage.
-
-It is written last: a folder without it is not a checkpoint.
+"""The manifest of a checkpoint: `meta.json`, what it records, checksums, damage. It is written
+last: a folder without it is not a checkpoint.
 
 20261121Z101500-step-000375/
-  model.safetensors   weights by dotted name; the header holds both configs and the tokenizer id;
-                      large weights are in shards with an index, each shard with that header
+  model.safetensors   weights by dotted name, maybe in shards; headers have configs, tokenizer id
   tokenizer.json      if the dataset has one
   published/          files that an imported model was published with besides its weights
   optimizer/          optimizer state, written by Orbax
@@ -23,14 +21,12 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, ValidationError
 
 from rungs.checkpointing import optimizer_state
-from rungs.checkpointing.checksums import CHECKSUMS_FILE, changed_files, file_checksum
 from rungs.checkpointing.optimizer_state import OPTIMIZER_FOLDER
-from rungs.checkpointing.weights_file import Weights
-from rungs.checkpointing.weights_index import WEIGHTS_FILE
+from rungs.checkpointing.weights_file import WEIGHTS_FILE, Weights
+from rungs.common import paths
 from rungs.common.disk import sync_to_disk
 from rungs.common.errors import UserError
-from rungs.common.paths import NO_FILE, cannot_be_read, is_file, is_inside, require_regular
-from rungs.common.strict_json import StrictModel
+from rungs.common.strict_json import StrictModel, read_text
 from rungs.config.model_config import ModelConfig
 from rungs.config.reinforce_config import ReinforceConfig
 from rungs.config.run_config import AnyRunConfig, RunConfig, parse_train
@@ -44,7 +40,7 @@ PACKAGES = ("jax", "flax", "optax", "orbax-checkpoint", "grain", "safetensors", 
 
 
 def _inside(checksums: dict[str, str]) -> dict[str, str]:
-    if not all(map(is_inside, checksums)):
+    if not all(map(paths.is_inside, checksums)):
         raise ValueError("must name files inside the checkpoint")
     return checksums
 
@@ -149,11 +145,8 @@ class Checkpoint:
 
     def damage(self, of: Callable[[str], bool] = lambda _: True) -> list[str]:
         """Return the names of files that are missing or changed, or were added and would be read,
-        and what keeps the optimizer state from being opened.
-
-        Args:
-            of: tells by a file's name whether to check it.
-        """
+        and what keeps the optimizer state from being opened. `of` says by a file's name whether to
+        check it."""
         saved = self.meta.checksums
         wrong = [n for n in saved if of(n) and file_checksum(self.folder / n) != saved[n]]
         wrong += [name for name in self.extra_files() if of(name) and _would_be_read(name)]
@@ -163,7 +156,7 @@ class Checkpoint:
 
     def missing(self) -> list[str]:
         """Return the names of saved files that are gone, without hashing any."""
-        return [name for name in self.meta.checksums if not is_file(self.folder / name)]
+        return [name for name in self.meta.checksums if not paths.is_file(self.folder / name)]
 
     def extra_files(self) -> list[str]:
         """Return the names of files that were not saved with the checkpoint."""
@@ -195,19 +188,16 @@ class CheckpointError(UserError):
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """Return the checkpoint in a folder.
-
-    Raises:
-        CheckpointError: `meta.json` is missing or damaged, of another version, or cannot be read.
-    """
+    """Return the checkpoint in a folder. Raises CheckpointError if `meta.json` is missing or
+    damaged, of another version, or cannot be read."""
     path = folder / META_FILE
     try:
-        require_regular(path)
+        paths.require_regular(path)
         content = path.read_bytes()
     except OSError as error:
-        if error.errno in NO_FILE:
+        if error.errno in paths.NO_FILE:
             raise CheckpointError(f"{path}: no such file", "damaged") from None
-        raise CheckpointError(str(cannot_be_read(path, error)), "unreadable") from None
+        raise CheckpointError(str(paths.cannot_be_read(path, error)), "unreadable") from None
     try:
         meta: CheckpointMeta | None = CheckpointMeta.model_validate_json(content)
     except ValidationError as error:
@@ -239,18 +229,11 @@ def _checksum(content: dict[str, Any]) -> str:
 
 
 def refuse_damaged(weights: Path, only: str | None = None) -> None:
-    """Check weights and their tokenizer against the checksums in the same folder.
-
-    Weights without `meta.json` or `SHA256SUMS`, such as those that an earlier version imported,
-    cannot be checked.
-
-    Args:
-        weights: a `model.safetensors`, or the index of its shards.
-        only: the one file to check; all but the optimizer state by default.
-
-    Raises:
-        UserError: files are damaged; the message names them.
-    """
+    """Check weights and their tokenizer against the checksums in the same folder. Weights without
+    `meta.json` or `SHA256SUMS`, such as those that an earlier version imported, cannot be checked.
+    Raises UserError, which names the files, if some are damaged. `weights` is a `model.safetensors`
+    or the index of its shards; `only` is the one file to check instead of all but the optimizer
+    state."""
     folder = weights.parent
 
     def is_read(name: str) -> bool:
@@ -268,16 +251,9 @@ def refuse_damaged(weights: Path, only: str | None = None) -> None:
 
 
 def write_manifest(folder: Path, meta: CheckpointMeta, needed: Collection[str] = ()) -> None:
-    """Write `meta.json` with the checksums of all files, and sync everything to disk.
-
-    Args:
-        folder: the unfinished checkpoint.
-        meta: the content of `meta.json` but for its checksums.
-        needed: names of files that must still be there.
-
-    Raises:
-        FileNotFoundError: a needed file has been removed.
-    """
+    """Write `meta.json` with the checksums of all files, and sync everything to disk. Raises
+    FileNotFoundError if a needed file has been removed. `meta` needs no checksums; `needed` names
+    files that must still be there."""
     for name in needed:
         (folder / name).stat()
     files = sorted(path for path in folder.rglob("*") if path.is_file())
@@ -293,3 +269,40 @@ def write_manifest(folder: Path, meta: CheckpointMeta, needed: Collection[str] =
 def installed_versions() -> dict[str, str]:
     """Return the versions of the packages that numerics and file formats depend on."""
     return {package: importlib.metadata.version(package) for package in PACKAGES}
+
+
+CHECKSUMS_FILE = "SHA256SUMS"
+
+
+def file_checksum(path: Path) -> str | None:
+    """Return the sha256 of a file, None if there is none; raises UserError if it cannot be read."""
+    try:
+        paths.require_regular(path)
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        if error.errno in paths.NO_FILE:
+            return None
+        raise paths.cannot_be_read(path, error) from None
+
+
+def write_checksums(folder: Path) -> None:
+    """Write the checksums of a folder's files into its `SHA256SUMS`."""
+    names = sorted(path.name for path in folder.iterdir())
+    lines = [f"{file_checksum(folder / name)}  {name}\n" for name in names]
+    (folder / CHECKSUMS_FILE).write_text("".join(lines), encoding="utf-8")
+
+
+def read_checksums(folder: Path) -> dict[str, str]:
+    """Return the checksums in a folder's `SHA256SUMS`, by file name. Raises UserError if it is
+    missing or cannot be read."""
+    lines = read_text(folder / CHECKSUMS_FILE).splitlines()
+    pairs = (line.split("  ", 1)[::-1] for line in lines if "  " in line)
+    return {name: checksum for name, checksum in pairs if paths.is_plain_name(name)}
+
+
+def changed_files(folder: Path, of: Callable[[str], bool] = lambda _: True) -> list[str]:
+    """Return the names of files that are missing or differ from their checksum in `SHA256SUMS`.
+    `of` says by a file's name whether to check it."""
+    saved = read_checksums(folder)
+    return [name for name in saved if of(name) and file_checksum(folder / name) != saved[name]]

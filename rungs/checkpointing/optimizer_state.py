@@ -1,7 +1,5 @@
-"""The optimizer state of a checkpoint, in its folder `optimizer/`: written, read and checked.
-
-Orbax does so with TensorStore, in its OCDBT format.
-"""
+"""The optimizer state of a checkpoint, in its folder `optimizer/`: written, read and checked by
+Orbax with TensorStore, in its OCDBT format."""
 
 import functools
 import hashlib
@@ -49,12 +47,8 @@ def save_async(checkpoint: Path, arrays: Mapping[str, "jax.Array | np.ndarray"])
 def load(
     checkpoint: Path, abstract: Mapping[str, "jax.ShapeDtypeStruct"], may_pad: bool = False
 ) -> "dict[str, jax.Array]":
-    """Return saved arrays, each read straight onto its devices.
-
-    Args:
-        abstract: their shapes, dtypes and shardings.
-        may_pad: whether saved shapes may differ from these.
-    """
+    """Return saved arrays, each read straight onto its devices. `abstract` has their shapes, dtypes
+    and shardings; with `may_pad` saved shapes may differ from these."""
     from orbax.checkpoint import v1 as ocp
 
     context = ocp.Context()
@@ -114,11 +108,9 @@ def _keys_of(array: str, store: Any) -> Iterator[str]:
 
 
 def literal_path(folder: Path) -> Path:
-    """Return an absolute path to a folder that Orbax and TensorStore take as it is.
-
-    They read `[1]` and other patterns, backslashes, and `/gs/` at the start as something else, and
-    fail at names that are not UTF-8. Such a folder is reached through a link in a temporary folder.
-    """
+    """Return an absolute path to a folder that Orbax and TensorStore take as it is. They read `[1]`
+    and other patterns, backslashes, and `/gs/` at the start as something else, and fail at names
+    that are not UTF-8. Such a folder is reached through a link in a temporary folder."""
     path = folder.resolve()
     if is_literal(path):
         return path

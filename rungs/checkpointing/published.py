@@ -1,14 +1,11 @@
 """The files that a model was published with besides its weights: config, tokenizer, chat template.
-
-`pretrained.py import` puts them beside the weights, in `checkpoints/imported/`. Each checkpoint of
-a run that starts from those has a copy in `published/`, so that it can be exported on its own.
-"""
+An import has them in `checkpoints/imported/`, and each checkpoint of a run that starts from those
+in `published/`, so that it can be exported on its own."""
 
 import contextlib
 from pathlib import Path
 
-from rungs.checkpointing.checkpoint_folder import IMPORTED
-from rungs.checkpointing.find_weights import find_weights
+from rungs.checkpointing.checkpoint_folder import IMPORTED, find_weights
 from rungs.checkpointing.manifest import PUBLISHED_FOLDER
 from rungs.checkpointing.weights_file import Weights
 from rungs.common.errors import UserError
@@ -41,11 +38,9 @@ PUBLISHED_FILES = (CONFIG_FILE, GENERATION_FILE, *TOKENIZER_FILES)
 
 
 def published_folder(weights: Weights) -> Path | None:
-    """Return the folder with the files that a model was published with, None if there is none.
-
-    It is the folder of the weights, `published/` in it, `imported/` of their run, or that of the
-    weights they started from.
-    """
+    """Return the folder with the files that a model was published with, None if there is none. It
+    is the folder of the weights, `published/` in it, `imported/` of their run, or that of the
+    weights they started from."""
     header, folder = weights.header, weights.path.parent
     if header.origin is None:
         return None
@@ -78,14 +73,8 @@ def read_published(weights: Weights | None) -> dict[str, bytes]:
 
 def load_chat_template(weights: Path, file: Path | None = None) -> ChatTemplate:
     """Return the chat template of a model: that beside its weights, which it was trained on, else
-    the one it was published with.
-
-    Args:
-        file: a template to use instead.
-
-    Raises:
-        UserError: there is none, or it is not valid.
-    """
+    the one it was published with. Raises UserError if there is none, or it is not valid. `file` is
+    a template to use instead."""
     for folder in (weights.parent, published_folder(Weights(weights))):
         if folder and (template := ChatTemplate.find(folder, file)):
             return template
@@ -97,11 +86,8 @@ def load_chat_template(weights: Path, file: Path | None = None) -> ChatTemplate:
 
 def stop_tokens(folder: Path, tokenizer: Tokenizer) -> tuple[int, ...]:
     """Return the tokens that end a text of a model as it was published: those in its
-    generation_config.json, else in its config.json, else what its tokenizer says.
-
-    Raises:
-        UserError: a config is damaged.
-    """
+    generation_config.json, else in its config.json, else what its tokenizer says. Raises UserError
+    if a config is damaged."""
     for name in (GENERATION_FILE, CONFIG_FILE):
         if tokens := eos_token_ids(folder / name if is_file(folder / name) else None):
             return tokens
@@ -112,14 +98,8 @@ def all_stop_tokens(
     weights: Weights, tokenizer: Tokenizer, template: ChatTemplate | None = None
 ) -> tuple[int, ...]:
     """Return the tokens that end a text of a model: those of `stop_tokens`, and what it was trained
-    to end its texts with.
-
-    Args:
-        template: of the chats it answers in, which end with the template's end of a turn.
-
-    Raises:
-        UserError: a config is damaged.
-    """
+    to end its texts with. Raises UserError if a config is damaged. If it answers in chats, their
+    `template` ends answers with its end of a turn."""
     published = stop_tokens(published_folder(weights) or weights.path.parent, tokenizer)
     trained = (tokenizer.end_of_answer, tokenizer.end_of_text) if weights.header.train else ()
     turn = ChatFormat(template, tokenizer).end_of_turn if template else None

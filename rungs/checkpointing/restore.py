@@ -20,9 +20,7 @@ def restore(
     saved: Checkpoint, config: AnyRunConfig, total_steps: int, mesh: Mesh
 ) -> tuple[GPT, MultiSteps]:
     """Return the model and optimizer of a checkpoint, each array read straight onto its devices.
-
-    Verify the checkpoint's files first: see `Checkpoint.damage`.
-    """
+    Verify the checkpoint's files first: see `Checkpoint.damage`."""
     abstract = AbstractState(config, total_steps, mesh)
     weights = place_weights(saved.weights, abstract, cast=abstract.trained)
     # earlier versions saved Adafactor's state with vocabulary padding
@@ -35,10 +33,8 @@ def place_starting_weights(
     weights: Weights | None, config: AnyRunConfig, total_steps: int, mesh: Mesh
 ) -> dict[str, jax.Array]:
     """Return saved parameters for a run to start from, on its devices; empty if there are none.
-
     Parameters that the run trains are cast to float32. With LoRA the frozen ones keep the dtype
-    they were saved in.
-    """
+    they were saved in."""
     if weights is None:
         return {}
     abstract = AbstractState(config, total_steps, mesh)
@@ -51,14 +47,9 @@ def place_weights(
     cast: Collection[str] = (),
     skip: tuple[str, ...] = (),
 ) -> dict[str, jax.Array]:
-    """Read parameters one at a time and put each onto its devices.
-
-    Args:
-        weights: saved parameters.
-        abstract: shapes and shardings, with the padding of the vocabulary.
-        cast: names of parameters to cast to their dtype in `abstract`; others keep their own.
-        skip: endings of names to leave out.
-    """
+    """Read parameters one at a time and put each onto its devices, with the shapes and shardings of
+    `abstract`. Those named in `cast` get their dtype there, others keep their own. `skip` are
+    endings of names to leave out."""
     names = [name for name in abstract.weights if not name.endswith(skip)]
     weights.check_tensors({name: abstract.shapes[name] for name in names})
 
@@ -70,11 +61,8 @@ def place_weights(
 
 
 def place_padded(array: np.ndarray, like: jax.Array | jax.ShapeDtypeStruct) -> jax.Array:
-    """Put an array onto its devices, with zeros for the padding of the vocabulary.
-
-    Args:
-        like: has the padded shape and the sharding.
-    """
+    """Put an array onto its devices, with zeros for the padding of the vocabulary. `like` has the
+    padded shape and the sharding."""
     padding = [(0, size - own) for size, own in zip(like.shape, array.shape, strict=True)]
     padded = np.pad(array, padding) if like.shape != array.shape else array
     return jax.make_array_from_callback(like.shape, like.sharding, lambda at: padded[at])

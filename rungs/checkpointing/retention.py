@@ -1,11 +1,6 @@
-"""Checkpoint retention: which checkpoints of a run are deleted, and when.
-
-After each save the newest `keep_checkpoints` (a key of train.json) and the best one stay. If the
-validation data was changed between starts, so do the best ones on the earlier data.
-If the next checkpoint would not fit on the disk, old ones are deleted before it is written, also
-some of the newest `keep_checkpoints` if it takes that. So they are if the disk, or a quota, turns
-out to be full while it is written.
-"""
+"""Which checkpoints of a run are deleted, and when. After each save the newest `keep_checkpoints`
+and the best one on each validation data stay. Some of these are deleted, too, before the next one
+is written if that would not fit on the disk, or when the disk or a quota turns out to be full."""
 
 import contextlib
 import logging
@@ -13,12 +8,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from rungs.checkpointing import checkpoint_folder
-from rungs.checkpointing.checkpoint_folder import (
-    CHECKPOINT_GLOB,
-    UNFINISHED,
-    best_by_validation_data,
-    newest_valid,
-)
 from rungs.checkpointing.manifest import Checkpoint
 from rungs.common import disk
 
@@ -37,22 +26,16 @@ def delete_old(folder: Path, keep: int) -> None:
 
 
 def superfluous(checkpoints: list[Checkpoint], keep: int) -> list[Checkpoint]:
-    """Return the checkpoints to delete if the newest `keep` and the best ones stay.
-
-    Args:
-        checkpoints: ordered by step.
-        keep: -1 for all.
-    """
-    best = best_by_validation_data(checkpoints).values()
+    """Return the checkpoints to delete if the newest `keep` and the best ones stay. `checkpoints`
+    must be ordered by step; a `keep` of -1 keeps all."""
+    best = checkpoint_folder.best_by_validation_data(checkpoints).values()
     return [old for old in _older(checkpoints, keep) if old not in best]
 
 
 def make_room(folder: Path, keep: int, needed_bytes: int) -> None:
-    """Delete old checkpoints if the next one would not fit on the disk.
-
-    These are all but the newest `keep` - 1 (at least one) and, if the next one fits then, as many
-    of the others as it takes, from the oldest. The best ones and the newest valid one stay.
-    """
+    """Delete old checkpoints if the next one would not fit on the disk. These are all but the
+    newest `keep` - 1 (at least one) and, if the next one fits then, as many of the others as it
+    takes, from the oldest. The best ones and the newest valid one stay."""
     if keep == -1 or disk.has_space(folder, needed_bytes):
         return
     due, kept = _deletable(folder, keep)
@@ -65,10 +48,8 @@ def make_room(folder: Path, keep: int, needed_bytes: int) -> None:
 
 def make_room_in_full_disk(folder: Path, keep: int) -> bool:
     """Delete what `make_room` deletes first or, if that is nothing, the oldest of the others that
-    may go, which takes about as much space as the next checkpoint. Return whether there was one.
-
-    No system call tells how much a quota leaves, or what other programs are about to write.
-    """
+    may go, which takes about as much space as the next checkpoint. Return whether there was one. No
+    system call tells how much a quota leaves, or what other programs are about to write."""
     if keep == -1:
         return False
     due, kept = _deletable(folder, keep)
@@ -81,7 +62,10 @@ def _deletable(folder: Path, keep: int) -> tuple[list[Checkpoint], list[Checkpoi
     """Return the checkpoints that may be deleted to make room, oldest first: those that are due
     once the next one is there, and the others."""
     checkpoints = checkpoint_folder.list_checkpoints(folder)
-    needed = *best_by_validation_data(checkpoints).values(), newest_valid(folder)
+    needed = (
+        *checkpoint_folder.best_by_validation_data(checkpoints).values(),
+        checkpoint_folder.newest_valid(folder),
+    )
     older = _older(checkpoints, max(keep - 1, 1))
     free = [checkpoint for checkpoint in checkpoints if checkpoint not in needed]
     return [c for c in free if c in older], [c for c in free if c not in older]
@@ -105,7 +89,7 @@ def _older(checkpoints: list[Checkpoint], keep: int) -> list[Checkpoint]:
 def _delete(checkpoints: Iterable[Checkpoint]) -> None:
     """Delete checkpoints. Of one that is a link, what it points to stays."""
     for checkpoint in checkpoints:
-        renamed = checkpoint.folder.with_name(UNFINISHED + checkpoint.folder.name)
+        renamed = checkpoint.folder.with_name(checkpoint_folder.UNFINISHED + checkpoint.folder.name)
         with contextlib.suppress(FileNotFoundError):  # deleted by the user already
             checkpoint.folder.rename(renamed)
             disk.remove(renamed)
@@ -113,6 +97,6 @@ def _delete(checkpoints: Iterable[Checkpoint]) -> None:
 
 def clean_up(folder: Path) -> None:
     """Delete what a crash left half-written or half-deleted, and update the links."""
-    for path in folder.glob(UNFINISHED + CHECKPOINT_GLOB):
+    for path in folder.glob(checkpoint_folder.UNFINISHED + checkpoint_folder.CHECKPOINT_GLOB):
         disk.remove(path)
     checkpoint_folder.update_links(folder)

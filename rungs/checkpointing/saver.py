@@ -114,15 +114,10 @@ class Saver:
         self.wait()
 
     def save(self, model: GPT, optimizer: MultiSteps, meta: CheckpointMeta) -> Flags:
-        """Start saving; return once the arrays may change. Waits for the pending save first.
-
-        Returns:
-            Flags, still being computed, that tell which arrays are finite. If one is not, the
-            checkpoint will not appear.
-
-        Raises:
-            RunFailure: this checkpoint cannot be written, or the pending one could not.
-        """
+        """Start saving; return once the arrays may change, with flags, still being computed, that
+        tell which arrays are finite. If one is not, the checkpoint will not appear. Waits for the
+        pending save first. Raises RunFailure if this checkpoint cannot be written, or the pending
+        one could not."""
         self.wait()
         flags = finite_flags(named_arrays(model) | named_arrays(optimizer))
         begin = self._begin_shared if processes.is_multi_process() else self._begin_alone
@@ -163,11 +158,9 @@ class Saver:
     def _begin_shared(
         self, model: GPT, optimizer: MultiSteps, meta: CheckpointMeta, flags: Flags
     ) -> Callable[[], None]:
-        """Create the checkpoint together with the other processes; return what finishes it.
-
-        The processes synchronize while they create it. Only the training loop may do that, as the
-        steps synchronize too.
-        """
+        """Create the checkpoint together with the other processes; return what finishes it. The
+        processes synchronize while they create it. Only the training loop may do that, as the steps
+        synchronize too."""
         vocab_size = self._config.model.vocab_size
         weights, moments = named_arrays(model, vocab_size), named_arrays(optimizer, vocab_size)
         gathered = {name: processes.gather_to_first(array) for name, array in weights.items()}
@@ -299,10 +292,8 @@ def _removed_on_failure(unfinished: Path) -> Iterator[None]:
 
 
 def _as_jax_arrays(copies: dict[str, np.ndarray]) -> Mapping[str, jax.Array | np.ndarray]:
-    """Return host arrays as JAX arrays if possible.
-
-    When Orbax fails to write NumPy arrays, its threads print long tracebacks.
-    """
+    """Return host arrays as JAX arrays if possible. When Orbax fails to write NumPy arrays, its
+    threads print long tracebacks."""
     try:
         host = jax.local_devices(backend="cpu")[0]
     except RuntimeError:  # JAX_PLATFORMS does not include cpu

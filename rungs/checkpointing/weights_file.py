@@ -1,31 +1,20 @@
 """`model.safetensors`: a model's weights by dotted name, in one file or in shards with an index.
-
-The header of each file holds the configs of the model, so it can be loaded without a run folder.
-"""
+The header of each file holds the configs of the model, so it can be loaded without a run folder."""
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
+from types import TracebackType
 from typing import Any, NamedTuple, Self
 
+import ml_dtypes
 import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
 
-from rungs.checkpointing.tensor_writer import (
-    SAFETENSORS_DTYPES,
-    TensorSpec,
-    TensorWriter,
-    all_finite,
-)
-from rungs.checkpointing.weights_index import (
-    INDEX_FILE,
-    file_or_index,
-    place_tensors,
-    read_index,
-    write_index,
-)
+from rungs.common import disk, strict_json
 from rungs.common.errors import UserError, reason
-from rungs.common.paths import is_file, refuse_link_out, require_regular
+from rungs.common.paths import is_file, is_plain_name, is_there, refuse_link_out, require_regular
 from rungs.common.strict_json import StrictModel, format_name
 from rungs.config.model_config import ModelConfig
 from rungs.config.optimization_config import OptimizationConfig
@@ -87,17 +76,9 @@ class WeightsHeader(NamedTuple):
 def write_weights(
     folder: Path, weights: Mapping[str, Any], header: WeightsHeader, max_file_bytes: int
 ) -> list[str]:
-    """Write NumPy arrays as `model.safetensors`, or as shards with an index if they are large.
-
-    Args:
-        folder: where to write.
-        weights: arrays by dotted name.
-        header: written into every file.
-        max_file_bytes: limit for the arrays in a file.
-
-    Returns:
-        The names of the files that hold arrays.
-    """
+    """Write NumPy arrays, by dotted name, as `model.safetensors`, or as shards of at most
+    `max_file_bytes` with an index; the header is in every file. Return the names of the files that
+    hold arrays."""
     specs = {name: TensorSpec(weights[name].dtype.name, weights[name].shape) for name in weights}
     sizes = {name: specs[name].bytes for name in sorted(specs)}
     files = place_tensors(sizes, max_file_bytes)
@@ -111,18 +92,9 @@ def write_weights(
 
 
 class Weights:
-    """The tensors of a `model.safetensors` or its shards, read one at a time.
-
-    Args:
-        path: of the file or of the shards' index; the file's name also finds the index.
-
-    Attributes:
-        path: of the file or index that exists.
-        header: what the file says about the weights.
-
-    Raises:
-        UserError: Rungs cannot read the files; the message says why.
-    """
+    """The tensors of a `model.safetensors` or its shards, read one at a time. `path` is of the file
+    or of the shards' index; the file's name also finds the index. Raises UserError, which says why,
+    if Rungs cannot read the files."""
 
     def __init__(self, path: Path) -> None:
         self.path = file_or_index(path)
@@ -175,11 +147,9 @@ class Weights:
         return array
 
     def check_tensors(self, shapes: dict[str, tuple[int, ...]]) -> None:
-        """Raise UserError unless the file holds exactly tensors of these shapes.
-
-        The message has a line for each tensor that is missing, unknown, of another shape or of a
-        dtype that parameters cannot have.
-        """
+        """Raise UserError unless the file holds exactly tensors of these shapes. The message has a
+        line for each tensor that is missing, unknown, of another shape or of a dtype that
+        parameters cannot have."""
         codes = SAFETENSORS_DTYPES.values()
         lines = [f"tensor {name}: missing" for name in shapes.keys() - self.names()]
         lines += [f"tensor {format_name(name)}: unknown" for name in self.names() - shapes.keys()]
@@ -228,3 +198,162 @@ def _open_shards(index: Path) -> _Opened:
                 f"{path}: not from the same checkpoint as the first shard; copy all again"
             )
     return files, headers[0]
+
+
+WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
+
+
+def place_tensors(sizes: Mapping[str, int], max_file_bytes: int) -> dict[str, list[str]]:
+    """Return the names of the tensors in each file, in order, by file name. All tensors go into one
+    file, or into shards of at most `max_file_bytes`; a larger tensor gets a shard of its own. Gives
+    the same shards as `huggingface_hub.split_state_dict_into_shards_factory`. `sizes` are the bytes
+    of each tensor, by name."""
+    shards = _shards(sizes, max_file_bytes)
+    if len(shards) < 2:
+        return {WEIGHTS_FILE: list(sizes)}
+    return {
+        f"model-{number:05d}-of-{len(shards):05d}.safetensors": names
+        for number, names in enumerate(shards, 1)
+    }
+
+
+def write_index(folder: Path, files: Mapping[str, list[str]], sizes: Mapping[str, int]) -> None:
+    """Write the index for the result of `place_tensors`; a single file needs none."""
+    if len(files) > 1:
+        places = {name: file for file, names in files.items() for name in names}
+        index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": places}
+        text = json.dumps(index, indent=2, sort_keys=True) + "\n"
+        (folder / INDEX_FILE).write_text(text, encoding="utf-8")
+
+
+def read_index(path: Path) -> dict[str, Path]:
+    """Return the file of each tensor; raise UserError if the index is missing or damaged."""
+    text = strict_json.read_text(path)
+    try:
+        names = json.loads(text)["weight_map"]
+        files = {name: path.parent / file for name, file in names.items() if is_plain_name(file)}
+        is_valid = len(files) == len(names) > 0
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        is_valid = False
+    if not is_valid:
+        raise UserError(
+            f"{path}: damaged; it must have a weight_map from tensor names to names of files in the"
+            " same folder"
+        )
+    return files
+
+
+def file_or_index(path: Path) -> Path:
+    """Return the index if `path` is a `model.safetensors` that exists as shards, else `path`."""
+    index = path.parent / INDEX_FILE
+    is_sharded = path.name == WEIGHTS_FILE and not is_there(path) and is_file(index)
+    return index if is_sharded else path
+
+
+def _shards(sizes: Mapping[str, int], max_file_bytes: int) -> list[list[str]]:
+    shards: list[list[str]] = []
+    shard, room = list[str](), max_file_bytes
+    for name, size in sizes.items():
+        if size > max_file_bytes:
+            shards.append([name])
+            continue
+        if size > room:
+            shards.append(shard)
+            shard, room = [], max_file_bytes
+        shard.append(name)
+        room -= size
+    return [*shards, shard] if shard else shards
+
+
+SAFETENSORS_DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+"""The dtypes that parameters may have: NumPy's name, and that of the safetensors format."""
+_PART = 1 << 18
+"""Elements to check at a time: they fit a cache."""
+_DTYPES = {
+    "float32": np.dtype(np.float32),
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+}
+
+
+class TensorSpec(NamedTuple):
+    """Dtype and shape of a tensor."""
+
+    dtype: str
+    """NumPy's name. To be written, the tensor needs one of `SAFETENSORS_DTYPES`."""
+    shape: tuple[int, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Size in a file."""
+        return _DTYPES[self.dtype].itemsize * math.prod(self.shape)
+
+
+class TensorWriter:
+    """A safetensors file whose tensors are written in any order, whole or in parts. `specs` are all
+    its tensors, each of which must be written; `metadata` is for its header."""
+
+    def __init__(
+        self, path: Path, specs: Mapping[str, TensorSpec], metadata: Mapping[str, str]
+    ) -> None:
+        header: dict[str, object] = {"__metadata__": dict(metadata)}
+        end, self._begins = 0, dict[str, int]()
+        self._specs = specs
+        for name in sorted(specs, key=lambda name: (-_DTYPES[specs[name].dtype].itemsize, name)):
+            begin, end = end, end + specs[name].bytes
+            self._begins[name] = begin
+            header[name] = {
+                "dtype": SAFETENSORS_DTYPES[specs[name].dtype],
+                "shape": list(specs[name].shape),
+                "data_offsets": [begin, end],
+            }
+        text = json.dumps(header).encode()
+        text = text.ljust(math.ceil(len(text) / 8) * 8)
+        self._data = 8 + len(text)
+        self._file = path.open("wb")
+        self._file.write(len(text).to_bytes(8, "little") + text)
+        self._file.truncate(self._data + end)
+
+    def write(self, name: str, array: np.ndarray, index: tuple[int, ...] = ()) -> None:
+        """Write a tensor, or the part at `index` of its first axes. `array` is in the tensor's
+        dtype, or its bits as unsigned integers."""
+        spec = self._specs[name]
+        part_shape = spec.shape[len(index) :]
+        assert array.shape == part_shape
+        assert array.dtype.itemsize == _DTYPES[spec.dtype].itemsize
+        number = np.ravel_multi_index(index, spec.shape[: len(index)]) if index else 0
+        self._file.seek(self._data + self._begins[name] + int(number) * array.nbytes)
+        self._file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        """Close the file. Without an error, flush it to disk first."""
+        try:
+            if error is None:
+                disk.flush(self._file)
+        finally:
+            self._file.close()
+
+
+def cast(array: np.ndarray, dtype: str) -> np.ndarray:
+    """Return an array in one of `SAFETENSORS_DTYPES`; the same array if it has that dtype."""
+    with np.errstate(over="ignore"):  # values that are too large become infinite
+        return array.astype(_DTYPES[dtype], copy=False)
+
+
+def all_finite(array: np.ndarray, dtype: str) -> bool:
+    """Return whether no element is NaN or infinite, as its exponent says. `array` is in `dtype`,
+    one of `SAFETENSORS_DTYPES`, or its bits as unsigned integers."""
+    infinity = bits(np.asarray(np.inf, _DTYPES[dtype]))
+    flat = bits(array).reshape(-1)
+    parts = (flat[at : at + _PART] for at in range(0, flat.size, _PART))
+    return not any((part & infinity == infinity).any() for part in parts)
+
+
+def bits(array: np.ndarray) -> np.ndarray:
+    """Return an array as unsigned integers, which NumPy copies fast and never changes."""
+    return array.view(f"u{array.dtype.itemsize}")

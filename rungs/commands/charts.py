@@ -8,9 +8,8 @@ from pathlib import Path
 import click
 
 from rungs.common.errors import UserError
-from rungs.run import evaluations, recorded_run, samples
+from rungs.run import metrics, recorded_run, records
 from rungs.run.folder import RunFolder, find_run, runs_in
-from rungs.run.metrics import METRICS_FILE
 from rungs.run.recorded_run import RecordedRun
 
 
@@ -24,11 +23,8 @@ def charts(
     port: int | None,
     shows_samples: bool,
 ) -> None:
-    """Do what the options of `charts.py` ask for.
-
-    Raises:
-        UserError: options don't go together, or a run has nothing to show.
-    """
+    """Do what the options of `charts.py` ask for. Raises UserError if options don't go together, or
+    a run has nothing to show."""
     folders = list({path.resolve(): path for run in runs for path in _folders(run)}.values())
     if port is not None and not watch:
         raise UserError("--port: needs --watch")
@@ -81,7 +77,7 @@ def _show_page(folders: list[Path], page: Path | None, watch: bool, port: int | 
 
 def _print_samples(folders: list[Path]) -> None:
     for folder in folders:
-        found = samples.read(RunFolder(folder))
+        found = records.read_samples(RunFolder(folder))
         if not found:
             raise UserError(
                 f"{folder}: no samples yet; a run with sample_prompts in its train.json has them at"
@@ -89,7 +85,7 @@ def _print_samples(folders: list[Path]) -> None:
             )
         if len(folders) > 1:
             click.echo(f"\n{folder}")
-        click.echo(samples.as_text(found))
+        click.echo(records.samples_as_text(found))
 
 
 def _compare(
@@ -107,7 +103,7 @@ def _compare(
         click.echo(path)
     click.echo(f"\n{recorded_run.results_table(runs)}\n\n{recorded_run.differences_table(runs)}")
     named = {run.name: RunFolder(path) for run, path in zip(runs, folders, strict=True)}
-    if scores := evaluations.scores_table(named):
+    if scores := records.scores_table(named):
         click.echo(f"\n{scores}")
     if recorded_run.use_different_datasets([run.config for run in runs]):
         click.echo(f"\n{recorded_run.DIFFERENT_DATASETS}: uv run evaluate.py RUN")
@@ -116,11 +112,8 @@ def _compare(
 
 
 def _draw_power_law(runs: list[RecordedRun], output_folder: Path, chart_style: str | None) -> str:
-    """Draw the power law through the runs, and return it as text.
-
-    Raises:
-        UserError: no law fits, or its chart cannot be written.
-    """
+    """Draw the power law through the runs, and return it as text. Raises UserError if no law fits,
+    or its chart cannot be written."""
     # Counting parameters needs JAX, but no accelerator; JAX takes seconds to import.
     os.environ["JAX_PLATFORMS"] = "cpu"
 
@@ -136,7 +129,7 @@ def _draw_power_law(runs: list[RecordedRun], output_folder: Path, chart_style: s
 
 
 def _no_steps(run_folder: Path) -> str:
-    return f"{run_folder / METRICS_FILE}: no step recorded yet; nothing to draw"
+    return f"{run_folder / metrics.METRICS_FILE}: no step recorded yet; nothing to draw"
 
 
 def comparison_folder(names: list[str]) -> Path:

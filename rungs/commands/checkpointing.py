@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import click
 
 from rungs.checkpointing.checkpoint_folder import ListedCheckpoint, list_run
+from rungs.common import shown_text, text_table
 from rungs.common.errors import EXIT_FAILED, UserError
-from rungs.common.shown_text import quoted
-from rungs.common.text_table import align_columns
 from rungs.run.folder import RunFolder, find_run
 
 HEADER = (
@@ -28,11 +27,7 @@ PASS_AT_1 = HEADER.index("pass@1")
 
 def list_checkpoints(run: str, verify: bool, as_json: bool) -> None:
     """Do what the options of `checkpointing.py` ask for. The exit code is 1 if a checkpoint is
-    damaged or cannot be used.
-
-    Raises:
-        UserError: there is no run or no checkpoint.
-    """
+    damaged or cannot be used. Raises UserError if there is no run or no checkpoint."""
     folder = RunFolder(find_run(run))
     checkpoints = list_run(folder, verify=verify)
     if as_json:
@@ -41,7 +36,7 @@ def list_checkpoints(run: str, verify: bool, as_json: bool) -> None:
         click.echo(_table(checkpoints, verify))
     else:
         raise UserError(
-            f"{folder.path}: no checkpoint yet; train it: uv run train.py {quoted(run)}"
+            f"{folder.path}: no checkpoint yet; train it: uv run train.py {shown_text.quoted(run)}"
         )
     sys.exit(EXIT_FAILED if any(c.damage or c.problem for c in checkpoints) else 0)
 
@@ -50,7 +45,7 @@ def _table(checkpoints: Sequence[ListedCheckpoint], verified: bool) -> str:
     rows = [HEADER, *(_row(checkpoint, verified) for checkpoint in checkpoints)]
     if all(checkpoint.pass_at_1 is None for checkpoint in checkpoints):
         rows = [row[:PASS_AT_1] + row[PASS_AT_1 + 1 :] for row in rows]
-    lines = [align_columns(rows, left=0)]
+    lines = [text_table.align_columns(rows, left=0)]
     lines += [f"{c.name}: damaged: {', '.join(c.damage)}" for c in checkpoints if c.damage]
     return "\n".join(lines)
 

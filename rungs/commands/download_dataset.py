@@ -7,14 +7,9 @@ from typing import Any, NamedTuple
 
 import click
 
-from rungs.common import hub
-from rungs.common.paths import is_there
+from rungs.common import hub, paths
 from rungs.common.text_table import counted
-from rungs.config.option_values import (
-    DOCUMENTS_VALIDATION_PERCENT,
-    VALIDATION_PERCENT,
-    VOCAB_SIZE,
-)
+from rungs.config import option_values
 from rungs.data import catalog, hub_dataset, overlap, pair_dataset, text_dataset
 from rungs.data.chats import chat_dataset
 from rungs.data.chats.chat_dataset import ChatFormat
@@ -38,11 +33,8 @@ def download_dataset(
     items: Path | None,
     **options: Any,
 ) -> None:
-    """Do what the options of `download_dataset.py` ask for; see `Options` for the others.
-
-    Raises:
-        UserError: a file, a dataset or the hub is not readable.
-    """
+    """Do what the options of `download_dataset.py` ask for; see `Options` for the others. Raises
+    UserError if a file, a dataset or the hub is not readable."""
     chosen = Options(**options)
     _check_options(what, chosen)
     dataset = _dataset(what, catalog.find_datasets_dir(datasets_dir), chosen)
@@ -83,7 +75,7 @@ class Options(NamedTuple):
         """Return the tokenizer, or the vocabulary size of one to train."""
         if self.tokenizer:
             return load_tokenizer(self.tokenizer)
-        size = self.vocab_size or VOCAB_SIZE
+        size = self.vocab_size or option_values.VOCAB_SIZE
         if not self.vocab_size:
             click.echo(
                 f"training a tokenizer of at most {size:,} tokens (--vocab-size); to fine-tune a"
@@ -95,7 +87,7 @@ class Options(NamedTuple):
     def documents_percent(self) -> float:
         """Share of documents to use for validation."""
         percent = self.validation_percent
-        return DOCUMENTS_VALIDATION_PERCENT if percent is None else percent
+        return option_values.DOCUMENTS_VALIDATION_PERCENT if percent is None else percent
 
 
 def _dataset(what: tuple[str, ...], datasets_dir: Path, options: Options) -> Dataset:
@@ -113,7 +105,7 @@ def _dataset(what: tuple[str, ...], datasets_dir: Path, options: Options) -> Dat
 
 def _from_text(what: tuple[str, ...], datasets_dir: Path, options: Options) -> Dataset:
     files, percent = [Path(file) for file in what], options.validation_percent
-    percent = VALIDATION_PERCENT if percent is None else percent
+    percent = option_values.VALIDATION_PERCENT if percent is None else percent
     tokenizer = options.load_tokenizer()
     assert options.name is not None
     build: Callable[[Path, list[TextSection]], Source]
@@ -157,7 +149,7 @@ def _request(files: list[DataFile], options: Options) -> Request:
 
 def _holds_documents(name: str, datasets_dir: Path) -> bool:
     """Whether a repository that isn't there yet holds documents rather than tokens."""
-    if is_there(catalog.dataset_folder(name, datasets_dir)):
+    if paths.is_there(catalog.dataset_folder(name, datasets_dir)):
         return False
     return hub_dataset.FILES[0] not in hub.dataset_repository(name).files
 

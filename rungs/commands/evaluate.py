@@ -5,22 +5,18 @@ from pathlib import Path
 
 import click
 
-from rungs.checkpointing.find_weights import find_weights
-from rungs.checkpointing.load import load_model, load_tokenizer
+from rungs.checkpointing import checkpoint_folder, load
 from rungs.checkpointing.weights_file import Weights
 from rungs.common.errors import RunFailure, UserError
 from rungs.common.text_table import align_columns
 from rungs.config.run_config import RunConfig
 from rungs.config.train_config import TrainConfig
-from rungs.data import overlap
-from rungs.data.catalog import find_datasets_dir, open_dataset
+from rungs.data import catalog, overlap, provenance
 from rungs.data.loader import ValidationSets
-from rungs.data.provenance import check_same_tokenizer, notes_on_beginnings
 from rungs.evaluation import harness
 from rungs.evaluation.checkpoint_scores import Measured
-from rungs.parallel import jax_setup
-from rungs.parallel.mesh import one_device
-from rungs.run.evaluations import Evaluation
+from rungs.parallel import jax_setup, mesh
+from rungs.run.records import Evaluation
 from rungs.step.eval_step import make_evaluation_step, validation_losses
 
 _MAX_UNTRAINED_LENGTH = 1024
@@ -38,18 +34,14 @@ def evaluate(
     batch_size: int,
     datasets_dir: Path | None,
 ) -> None:
-    """Do what the options of `evaluate.py` ask for.
-
-    Raises:
-        UserError: the checkpoint, a dataset or a file is missing or not readable.
-        RunFailure: what the model computes is not finite.
-    """
+    """Do what the options of `evaluate.py` ask for. Raises UserError if the checkpoint, a dataset
+    or a file is missing or not readable, RunFailure if what the model computes is not finite."""
     jax_setup.enable_compilation_cache()
     if sum(map(bool, (dataset, choices, tasks))) > 1:
         raise click.UsageError("--dataset, --choices and --tasks do not go together; choose one")
     if not tasks and (task_files or few_shot is not None):
         raise click.UsageError("--task-files and --few-shot are for --tasks")
-    folder = find_datasets_dir(datasets_dir)
+    folder = catalog.find_datasets_dir(datasets_dir)
     if choices:
         print_scores(_find(checkpoint, batch_size, folder).on_choices(choices, limit))
     elif tasks:
@@ -86,22 +78,22 @@ def _reach(one: Evaluation) -> str:
 
 def print_loss(checkpoint: str, dataset: str | None, folder: Path) -> None:
     """Print loss, perplexity and bits per byte on a validation split."""
-    weights = Weights(find_weights(checkpoint))
+    weights = Weights(checkpoint_folder.find_weights(checkpoint))
     train = _train_config(weights, dataset)
     datasets, others = (
-        {name: open_dataset(name, folder, update=False) for name in names}
+        {name: catalog.open_dataset(name, folder, update=False) for name in names}
         for names in (train.datasets, train.validation_datasets)
     )
-    check_same_tokenizer(datasets | others, train.tokenizer, weights.tokenizer)
+    provenance.check_same_tokenizer(datasets | others, train.tokenizer, weights.tokenizer)
     sets = ValidationSets.of(RunConfig(weights.header.model, train), datasets, others)
     if (validation := sets.own) is None:
         raise UserError(
             f"dataset {', '.join(datasets)}: has no validation split to evaluate on; choose another"
             " with --dataset"
         )
-    tokenizer = load_tokenizer(checkpoint, folder)
-    model, evaluation_step = load_model(checkpoint), make_evaluation_step(train)
-    loss, by_dataset = validation_losses(model, evaluation_step, sets, one_device())
+    tokenizer = load.load_tokenizer(checkpoint, folder)
+    model, evaluation_step = load.load_model(checkpoint), make_evaluation_step(train)
+    loss, by_dataset = validation_losses(model, evaluation_step, sets, mesh.one_device())
     assert loss is not None
     if not math.isfinite(loss):
         raise RunFailure(f"{weights.path}: the loss is {loss}; use another checkpoint")
@@ -113,7 +105,7 @@ def print_loss(checkpoint: str, dataset: str | None, folder: Path) -> None:
     )
     for note in overlap.notes({name: one.folder for name, one in (datasets | others).items()}):
         click.echo(f"overlap        {note}")
-    for note in notes_on_beginnings(datasets | others, tokenizer):
+    for note in provenance.notes_on_beginnings(datasets | others, tokenizer):
         click.echo(f"beginning      {note}")
     click.echo(f"loss           {loss:.4f} nats per token")
     for name, own_loss in by_dataset.items():

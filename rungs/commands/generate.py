@@ -44,11 +44,8 @@ def generate(
     weight_format: "WeightFormat | None",
     **settings: float | None,
 ) -> None:
-    """Do what the options of `generate.py` ask for.
-
-    Raises:
-        UserError: they don't go together, or the model or a file is not readable.
-    """
+    """Do what the options of `generate.py` ask for. Raises UserError if they don't go together, or
+    the model or a file is not readable."""
     sampling = read_sampling(settings, num_samples)
     texts = [*prompts, *(read_prompts(prompts_file) if prompts_file else ())]
     if not texts and not chat:
@@ -59,7 +56,7 @@ def generate(
         raise click.UsageError("--system and --chat-template are for --chat")
 
     with importing():
-        from rungs.checkpointing.find_weights import find_weights
+        from rungs.checkpointing.checkpoint_folder import find_weights
         from rungs.checkpointing.load import load_tokenizer
         from rungs.checkpointing.published import all_stop_tokens
         from rungs.checkpointing.weights_file import Weights
@@ -219,12 +216,9 @@ def print_answer(conversation: "Conversation", message: str) -> None:
 
 
 def read_sampling(settings: dict[str, float | None], num_samples: int) -> Sampling:
-    """Return the sampling settings of the command line. If top-k, top-p or min-p is given without
-    a temperature, the temperature is 1.
-
-    Raises:
-        UserError: with a line for each setting that is out of range or has no effect.
-    """
+    """Return the sampling settings of the command line. If top-k, top-p or min-p is given without a
+    temperature, the temperature is 1. Raises UserError with a line for each setting that is out of
+    range or has no effect."""
     given = {name: value for name, value in settings.items() if value is not None}
     needs_sampling = given.keys() & {"top_k", "top_p", "min_p"}
     sampling = Sampling(**{"temperature": 1.0 if needs_sampling else 0.0, **given})  # type: ignore[arg-type]
@@ -243,10 +237,7 @@ def read_sampling(settings: dict[str, float | None], num_samples: int) -> Sampli
 
 def read_prompts(path: Path) -> list[str]:
     """Return the prompts in a file: its lines, or the "prompt" of each line of a .jsonl file.
-
-    Raises:
-        UserError: the file is not readable, or a line of a .jsonl file has no prompt.
-    """
+    Raises UserError if the file is not readable, or a line of a .jsonl file has no prompt."""
     lines = [(n, line) for n, line in enumerate(read_text(path).split("\n"), 1) if line.strip()]
     if path.suffix != ".jsonl":
         return [line for _, line in lines]

@@ -18,11 +18,7 @@ MAX_INITIALIZED_PARAMETERS = 500_000_000
 
 
 def show_model(run: str, data: int, tensor: int, context: int, as_json: bool) -> None:
-    """Do what the options of `model.py` ask for.
-
-    Raises:
-        UserError: the run is not readable.
-    """
+    """Do what the options of `model.py` ask for. Raises UserError if the run is not readable."""
     config = load_any_run(find_run(run))
     # JAX takes seconds to import, and reads the variable then; config errors are reported before.
     os.environ["JAX_PLATFORMS"] = "cpu"
@@ -66,6 +62,10 @@ def _tree(summary: "ModelSummary") -> str:
 
 
 def _row(array: "ArraySummary") -> tuple[str, ...]:
+    splits = [
+        ", ".join(f"{axis} / {over}" for axis, over in by_axis.items())
+        for by_axis in array.splits.values()
+    ]
     return (
         array.name,
         " ".join(array.axes),
@@ -73,9 +73,5 @@ def _row(array: "ArraySummary") -> tuple[str, ...]:
         array.dtype,
         "too large" if array.initial_std is None else f"{array.initial_std:.4g}",
         f"{array.share:.2%}",
-        *map(_split, array.splits.values()),
+        *(split or "–" for split in splits),
     )
-
-
-def _split(splits: dict[str, str]) -> str:
-    return ", ".join(f"{axis} / {mesh_axis}" for axis, mesh_axis in splits.items()) or "–"

@@ -83,11 +83,8 @@ class PlanOptions(NamedTuple):
 
 
 def plan(sharding: str | None, **given: Any) -> None:
-    """Do what the options of `plan.py` ask for, and end the process with its exit code.
-
-    Raises:
-        UserError: options don't go together, or the run is not readable.
-    """
+    """Do what the options of `plan.py` ask for, and end the process with its exit code. Raises
+    UserError if options don't go together, or the run is not readable."""
     options = PlanOptions(sharding=parse_sharding(sharding) if sharding else None, **given)
     options.check()
     folder = RunFolder(find_run(options.run))
@@ -115,9 +112,9 @@ def _prepare_jax(options: PlanOptions) -> None:
     if options.is_compiled:
         targets.prepare()
 
-    from rungs.parallel import numerics
+    from rungs.parallel import jax_setup
 
-    numerics.refuse_unusable()
+    jax_setup.refuse_unusable()
 
 
 # JAX takes seconds to import. So the functions below import what needs it; config errors are
@@ -232,11 +229,8 @@ def _configured_sharding(folder: RunFolder, config: AnyRunConfig, is_here: bool)
 
 
 def parse_sharding(text: str) -> ShardingConfig:
-    """Return the sharding of `--sharding`, with both sizes given.
-
-    Raises:
-        UserError: the text is not a sharding.
-    """
+    """Return the sharding of `--sharding`, with both sizes given. Raises UserError if the text is
+    not a sharding."""
     match = _SHARDING.fullmatch(text)
     if match is None:
         raise UserError(f"--sharding {text}: give it as dp:8, fsdp:8, tp:8, fsdp_tp:4x2 or cp:8")

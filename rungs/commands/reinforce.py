@@ -21,10 +21,7 @@ def reinforce(trust_verifier: bool, is_audit: bool, **start: Any) -> None:
     """Do what the options of `reinforce.py` ask for; `start` has the ones in `start_options`. The
     process ends with the run's exit code."""
     command = StartCommand(**start)
-    command.log_to_terminal()
-    command.check()
-    if command.supervise:
-        sys.exit(command.run_supervised())
+    command.begin()
     run = command.given_run
     if command.dry_run:
         raise UserError(

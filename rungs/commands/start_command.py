@@ -1,7 +1,5 @@
-"""The options that `train.py` and `reinforce.py` share, and the lock that both hold.
-
-JAX takes seconds to import; what the options get wrong is reported before that.
-"""
+"""The options that `train.py` and `reinforce.py` share, and the lock that both hold. JAX takes
+seconds to import; what the options get wrong is reported before that."""
 
 import dataclasses
 import sys
@@ -67,9 +65,16 @@ class StartCommand:
         """Whether there is an option that only a start of a run has."""
         return self.start != StartOptions() or bool(self.like or self.cluster)
 
-    def log_to_terminal(self) -> None:
-        """From now on print messages as the options say."""
+    def begin(self) -> None:
+        """From now on print messages as the options say. With --supervise, run this process's
+        command in another one, which is started again after a crash, and end with its exit code.
+        Raises UserError if options don't go together."""
         run_log.log_to_terminal(quiet=self.quiet, as_json=self.json_log)
+        self.check()
+        if self.supervise and self.run:
+            folder = existing_run_path(self.run) or new_run_path(self.run)
+            limit = MAX_RESTARTS if self.max_restarts is None else self.max_restarts
+            sys.exit(supervise_run(sys.argv, RunFolder(folder), self.on_event, limit))
 
     def check(self) -> None:
         """Raise UserError if options don't go together."""
@@ -95,14 +100,6 @@ class StartCommand:
             raise UserError("--max-restarts: needs --supervise")
         if self.supervise and (self.dry_run or self.replay or not self.run):
             raise UserError("--supervise: is for training a single run")
-
-    def run_supervised(self) -> int:
-        """Run this process's command in another one, which is started again after a crash; return
-        the exit code."""
-        assert self.run
-        folder = existing_run_path(self.run) or new_run_path(self.run)
-        limit = MAX_RESTARTS if self.max_restarts is None else self.max_restarts
-        return supervise_run(sys.argv, RunFolder(folder), self.on_event, limit)
 
     @property
     def given_run(self) -> str:
@@ -137,11 +134,8 @@ def hold_run(
     folder: RunFolder, config: AnyRunConfig, cluster: Cluster | None, dry: bool = False
 ) -> Iterator[RunFolder]:
     """Hold the run's lock; of several processes, once they are connected, the first holds it.
-    Yields the run as the one that this process trains.
-
-    Args:
-        dry: don't, as nothing will be written.
-    """
+    Yields the run as the one that this process trains. `dry` holds no lock, as nothing will be
+    written."""
     if dry:
         yield folder
         return

@@ -19,10 +19,7 @@ def train(
     """Do what the options of `train.py` ask for; `start` has the ones in `start_options`. The
     process ends with the run's exit code."""
     command = StartCommand(**start)
-    command.log_to_terminal()
-    command.check()
-    if command.supervise:
-        sys.exit(command.run_supervised())
+    command.begin()
     datasets = find_datasets_dir(datasets_dir)
     if grid or into:
         sys.exit(_train_grid(command, grid, into, datasets))

@@ -1,6 +1,7 @@
-"""Folders that appear complete or not at all, built by one process at a time."""
+"""Folders that appear complete or not at all, built by one process at a time; locks of files."""
 
 import contextlib
+import errno
 import glob
 import logging
 import os
@@ -9,14 +10,15 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from filelock import Timeout
+from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
 from rungs.common.disk import put_in_place, sync_to_disk
 from rungs.common.errors import UserError, reason
-from rungs.common.file_lock import file_lock
 from rungs.common.paths import is_there
 
-logger = logging.getLogger("rungs.atomic_folder")
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL)
+
+log = logging.getLogger("rungs")
 
 
 @contextlib.contextmanager
@@ -29,7 +31,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
         try:
             held = lock.acquire(timeout=0)
         except Timeout:
-            logger.warning("%s: another process is building it; waiting", folder)
+            log.warning("%s: another process is building it; waiting", folder)
             held = lock.acquire()
         with held:
             _restore(folder)
@@ -41,11 +43,8 @@ def lock_folder(folder: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def replace_folder(folder: Path, *, resume: bool = False) -> Iterator[Path]:
     """Replace `folder` while `lock_folder` is held. Yields an empty folder beside it to fill, which
-    takes its name when the block ends.
-
-    Args:
-        resume: keep the partly filled folder of a failed attempt and yield it to the next one.
-    """
+    takes its name when the block ends. `resume` keeps the partly filled folder of a failed attempt
+    and yields it to the next one."""
     partial, old = _sibling(folder, "partial"), _sibling(folder, "old")
     if not resume:
         _remove(partial)
@@ -89,18 +88,13 @@ def _remove(folder: Path) -> None:
 @contextlib.contextmanager
 def create_folder(folder: Path) -> Iterator[Path]:
     """Create a new folder. Yields an empty folder to fill. When the block ends, it is synced to
-    disk and takes the name `folder`; if the block raises, it is deleted.
-
-    Raises:
-        UserError: the folder cannot be written (an OSError raised in the block counts as that), or
-            something with its name was created in the meantime.
-    """
+    disk and takes the name `folder`; if the block raises, it is deleted. Raises UserError if the
+    folder cannot be written (an OSError raised in the block counts as that), or something with its
+    name was created in the meantime."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         for left in folder.parent.glob(f".{glob.escape(folder.name)}.*.partial"):
-            logger.warning(
-                "%s: left by an interrupted attempt; delete it unless one still runs", left
-            )
+            log.warning("%s: left by an interrupted attempt; delete it unless one still runs", left)
         with tempfile.TemporaryDirectory(
             prefix=f".{folder.name}.", suffix=".partial", dir=folder.parent
         ) as unfinished:
@@ -125,3 +119,34 @@ def temporary_folder(parent: Path) -> Iterator[Path]:
             yield Path(folder)
     except OSError as error:
         raise UserError(f"{parent}: cannot be written: {error.strerror or error}") from error
+
+
+def file_lock(path: Path) -> BaseFileLock:
+    """Return the lock of a file. Where the file system has no locks, as some of clusters don't, the
+    existence of another file is the lock. It outlives a process that was killed on another machine.
+    Raises OSError if the file cannot be created."""
+    if not (problem := _problem(path)):
+        return FileLock(path)
+    lock = path.with_name(f"{path.stem}.soft.lock")
+    log.warning(
+        "%s: its file system has no locks (%s), so %s tells that a process uses it; if one was"
+        " killed on another machine, delete that file",
+        *(path.parent, problem, lock.name),
+    )
+    return SoftFileLock(lock)
+
+
+def _problem(path: Path) -> str:
+    """Return why a file can't be locked, an empty text if it can or is."""
+    if os.name != "posix":
+        return ""
+    import fcntl
+
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return os.strerror(error.errno) if error.errno in _NO_LOCKS else ""
+    finally:
+        os.close(descriptor)
+    return ""

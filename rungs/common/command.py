@@ -15,18 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
-from rungs.common import standard_streams
-from rungs.common.errors import (
-    EXIT_BAD_INPUT,
-    EXIT_FAILED,
-    EXIT_INTERRUPTED,
-    EXIT_NOT_READ,
-    RunFailure,
-    UserError,
-    environment_error,
-    readable_line,
-)
-from rungs.common.shown_text import shown
+from rungs.common import errors, shown_text, standard_streams
 
 if TYPE_CHECKING:
     import click
@@ -57,16 +46,13 @@ def importing() -> Iterator[None]:
 
 def _report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Report an exception that ends the process."""
-    if isinstance(error, ImportError) and _is_script_of_ours() and not _is_installed():
+    is_ours = Path(sys.argv[0]).resolve().is_relative_to(Path(__file__).resolve().parents[2])
+    if isinstance(error, ImportError) and is_ours and not _is_installed():
         lacks = f"no module {error.name}" if error.name else "not what Rungs needs"
         line = f"error: {sys.executable} has {lacks}; use uv, which installs it:"
         print(line, "uv run", shlex.join(sys.argv), file=sys.stderr)
     else:
-        sys.stderr.write(shown("".join(traceback.format_exception(kind, error, trace))))
-
-
-def _is_script_of_ours() -> bool:
-    return Path(sys.argv[0]).resolve().is_relative_to(Path(__file__).resolve().parents[2])
+        sys.stderr.write(shown_text.shown("".join(traceback.format_exception(kind, error, trace))))
 
 
 def _is_installed() -> bool:
@@ -96,26 +82,26 @@ def run_command(command: click.Command) -> None:
                 command.main(standalone_mode=False)
             finally:
                 sys.stdout.flush()
-    except (UserError, RunFailure) as error:
+    except (errors.UserError, errors.RunFailure) as error:
         _end_with(error)
     except click.ClickException as error:
         usage = io.StringIO()
         error.show(usage)
         for line in usage.getvalue().rstrip("\n").split("\n"):
-            _say(readable_line(line))
+            _say(errors.readable_line(line))
         sys.exit(error.exit_code)
     except click.Abort:
-        sys.exit(EXIT_INTERRUPTED)
+        sys.exit(errors.EXIT_INTERRUPTED)
     except Exception as error:
-        if (reported := environment_error(error)) is None:
+        if (reported := errors.environment_error(error)) is None:
             raise
         _end_with(reported)
 
 
-def _end_with(error: UserError | RunFailure) -> NoReturn:
+def _end_with(error: errors.UserError | errors.RunFailure) -> NoReturn:
     for line in str(error).splitlines():
         _say(f"error: {line}")
-    sys.exit(EXIT_BAD_INPUT if isinstance(error, UserError) else EXIT_FAILED)
+    sys.exit(errors.EXIT_BAD_INPUT if isinstance(error, errors.UserError) else errors.EXIT_FAILED)
 
 
 class _Output:
@@ -130,7 +116,9 @@ class _Output:
 
     def write(self, text: str) -> int:
         if isinstance(self._stream, standard_streams.Closed):
-            _end_with(UserError("stdout is closed, so nothing can be printed; leave out >&-"))
+            _end_with(
+                errors.UserError("stdout is closed, so nothing can be printed; leave out >&-")
+            )
         with self._ending():
             return self._stream.write(text)
 
@@ -146,5 +134,5 @@ class _Output:
             # what is left to write, Python would try to write again at the end
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
             if isinstance(error, BrokenPipeError):
-                sys.exit(EXIT_NOT_READ)
-            _end_with(RunFailure(f"the output could not be written: {error.strerror}"))
+                sys.exit(errors.EXIT_NOT_READ)
+            _end_with(errors.RunFailure(f"the output could not be written: {error.strerror}"))

@@ -138,14 +138,9 @@ def link_or_copy(source: str, target: str) -> None:
 def writing(
     path: Path, what: str, needed_bytes: int = 0, failures: type[Exception] = OSError
 ) -> Iterator[None]:
-    """Turn a failed write in the block into a `RunFailure` that explains it in one line.
-
-    Args:
-        path: where the block writes.
-        what: what it writes, as in "the metrics of step 3".
-        needed_bytes: how much it writes, if known.
-        failures: exceptions that count as a failed write.
-    """
+    """Turn a failed write in the block into a `RunFailure` that explains it in one line. `what` is
+    what the block writes at `path`, as in "the metrics of step 3"; `needed_bytes` is its size, if
+    known; `failures` are the exceptions that count as a failed write."""
     try:
         yield
     except RunFailure:

@@ -37,11 +37,7 @@ class UserError(ValueError):
     @classmethod
     def at(cls, place: object, problems: str | Iterable[str]) -> UserError:
         """Return an error with a line for each problem, which begins with the file, key or folder
-        that it is in.
-
-        Args:
-            problems: as lines of a text, or as a sequence.
-        """
+        that it is in. `problems` are the lines of a text, or a sequence."""
         lines = problems.splitlines() if isinstance(problems, str) else problems
         return cls("\n".join(f"{place}: {line}" for line in lines))
 

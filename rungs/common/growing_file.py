@@ -11,13 +11,8 @@ _LINES_AT_ONCE = 10_000
 
 
 class GrowingFile:
-    """A file of lines.
-
-    Attributes:
-        path: of the file, which may not exist yet.
-        is_replaced: whether the file was replaced, cut or removed since the last call, so that what
-            was read before counts no longer.
-    """
+    """A file of lines, which may not exist yet. It `is_replaced` if it was replaced, cut or removed
+    since the last call, so that what was read before counts no longer."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

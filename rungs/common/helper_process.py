@@ -1,10 +1,12 @@
-"""Programs of Rungs that run beside training, with low priority, in processes of their own."""
+"""Programs in processes of their own: those of Rungs that run beside training with low priority,
+and Python files that answer what they are sent."""
 
 import contextlib
 import logging
 import math
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -12,7 +14,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from queue import SimpleQueue
-from typing import IO
+from typing import IO, BinaryIO
 
 from rungs.common.signals import StopSignal
 
@@ -73,24 +75,16 @@ class HelperProcess:
         self._process.stdin.flush()
 
     def finish(self, stop: StopSignal, what: str, patience: float = math.inf) -> bool:
-        """Let the process finish what it was sent, unless another signal arrives. It no longer has
-        low priority: this process only waits for it. Return whether it has finished.
-
-        Args:
-            stop: knows of signals.
-            what: it does, for the message of a long wait.
-            patience: seconds to wait at most.
-
-        Returns:
-            Whether it has finished, or was never started.
-        """
+        """Let the process finish what it was sent, unless another signal arrives or `patience`, in
+        seconds, ends. It no longer has low priority: this process only waits for it. `what` it does
+        is for the message of a long wait. Return whether it has finished, or was never started."""
         if self._process is None:
             return True
         with contextlib.suppress(OSError):
             self.send("")
         restore_priority(self._process)
-        started, has_said, signal = time.monotonic(), False, stop.number
-        while self._process.poll() is None and stop.number == signal:
+        started, has_said, number = time.monotonic(), False, stop.number
+        while self._process.poll() is None and stop.number == number:
             time.sleep(0.02)
             seconds = time.monotonic() - started
             if seconds > patience:
@@ -126,19 +120,11 @@ def start_python(
     environment: Mapping[str, str],
     stdin: int | IO[str] | None = None,
 ) -> subprocess.Popen[str]:
-    """Start Python with the lowest priority; what the program prints to stderr can be read.
-
-    It gets a session of its own, so that Ctrl-C stops the training alone. Where Linux shares its
-    processors between sessions (autogroups, sched(7)), a process's niceness counts only within its
-    session, so the session gets it as well.
-
-    Args:
-        arguments: of Python.
-        environment: added to that of this process.
-
-    Raises:
-        OSError: it can't be started.
-    """
+    """Start Python with the lowest priority; what the program prints to stderr can be read. It gets
+    a session of its own, so that Ctrl-C stops the training alone. Where Linux shares its processors
+    between sessions (autogroups, sched(7)), a process's niceness counts only within its session, so
+    the session gets it as well. Raises OSError if it can't be started. `environment` is added to
+    that of this process."""
     nice = ["nice", "-n", f"{LOWEST}"] if shutil.which("nice") else []
     path = os.pathsep.join(filter(None, sys.path))
     process = subprocess.Popen(
@@ -177,11 +163,8 @@ def _set_group_priority(autogroup: Path, niceness: int) -> None:
 
 def receive(lines: Iterable[str], *, exit_if_killed: bool = False) -> SimpleQueue[str]:
     """Return a queue of the lines that a helper process is sent, with line ends, as they arrive;
-    the last one is `ENDED`, or `KILLED` if the process that sends them was killed.
-
-    Args:
-        exit_if_killed: end this process at once instead of `KILLED`.
-    """
+    the last one is `ENDED`, or `KILLED` if the process that sends them was killed. `exit_if_killed`
+    ends this process at once instead of `KILLED`."""
     received: SimpleQueue[str] = SimpleQueue()
 
     def listen() -> None:
@@ -195,3 +178,70 @@ def receive(lines: Iterable[str], *, exit_if_killed: bool = False) -> SimpleQueu
 
     threading.Thread(target=listen, daemon=True).start()
     return received
+
+
+class AnsweringProcess:
+    """A process that runs a Python file, with pipes to its standard input and output, in which
+    neither the file's folder nor the working directory is searched for modules, and which Ctrl-C
+    doesn't reach. `environment` are all of its environment variables, `options` more of Python's
+    options."""
+
+    def __init__(
+        self,
+        program: Path,
+        environment: Mapping[str, str],
+        folder: str | None = None,
+        options: tuple[str, ...] = (),
+    ) -> None:
+        self._command = [sys.executable, "-P", *options, "-W", "ignore", str(program)]
+        self._environment, self._folder = environment, folder
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """End the process if there is one, and start it; raises OSError."""
+        self.end()
+        self._process = subprocess.Popen(
+            self._command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            cwd=self._folder,
+            env=self._environment,
+            start_new_session=True,  # it gets no Ctrl-C; all of it can be killed at once
+        )
+
+    @property
+    def is_started(self) -> bool:
+        """Whether it was started and not ended from here; it may have ended by itself."""
+        return self._process is not None
+
+    @property
+    def pipes(self) -> tuple[BinaryIO, BinaryIO]:
+        """Pipes to its input and from its output."""
+        assert self._process
+        assert self._process.stdin
+        assert self._process.stdout
+        return self._process.stdin, self._process.stdout  # type: ignore[return-value]
+
+    def exit_code(self, seconds: float | None) -> int | None:
+        """Wait for its end, at most so many seconds if given. Return the exit code, or minus the
+        number of the signal that ended it; None if it still runs."""
+        assert self._process
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._process.wait(seconds)
+        return None
+
+    def end(self) -> None:
+        """Kill the process and all that it started, if it was started."""
+        if self._process is None:
+            return
+        if hasattr(os, "killpg"):
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: the other one
+                os.killpg(self._process.pid, signal.SIGKILL)
+        else:
+            self._process.kill()
+        self._process.wait()
+        for pipe in self.pipes:
+            with contextlib.suppress(OSError):  # what was not sent is lost
+                pipe.close()
+        self._process = None

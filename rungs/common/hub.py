@@ -51,14 +51,8 @@ class HubRepository(NamedTuple):
 
 
 def dataset_repository(name: str, revision: str | None = None) -> HubRepository:
-    """Ask the hub what is in a dataset repository.
-
-    Args:
-        revision: a branch, tag or commit; None for the main branch.
-
-    Raises:
-        UserError: the hub has no such dataset or cannot be reached.
-    """
+    """Ask the hub what is in a dataset repository. Raises UserError if the hub has no such dataset
+    or cannot be reached. `revision` is a branch, tag or commit; None for the main branch."""
     from huggingface_hub import HfApi
 
     with _hub_errors(f"dataset {name}"):
@@ -91,11 +85,8 @@ def dataset_file(name: str, revision: str, file: str, folder: Path) -> Path:
 
 def download_dataset(name: str, revision: str, files: list[str], folder: Path) -> None:
     """Download some files of a dataset into a folder. Files already there and unchanged are kept.
-
-    Raises:
-        UserError: the hub cannot be reached. It may pass unnoticed if the folder holds older
-            versions of these files.
-    """
+    Raises UserError if the hub cannot be reached; that may pass unnoticed if the folder holds older
+    versions of these files."""
     from huggingface_hub import snapshot_download
 
     with _hub_errors(f"dataset {name}"):
@@ -106,12 +97,8 @@ def download_dataset(name: str, revision: str, files: list[str], folder: Path) -
 
 def model_file(name: str, file: str) -> Path:
     """Return the path of a model repository's file, from the hub's local cache or downloaded.
-
-    Raises:
-        NotOnHub: the repository has no such file.
-        UserError: there is no such repository, or the file is not cached and the hub cannot be
-            reached.
-    """
+    Raises NotOnHub if the repository has no such file, UserError if there is no such repository, or
+    if the file is not cached and the hub cannot be reached."""
     from huggingface_hub import HfApi, hf_hub_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -124,19 +111,11 @@ def model_file(name: str, file: str) -> Path:
 
 
 def download_model(name: str, revision: str | None = None) -> tuple[Path, str]:
-    """Download the weights, configs and tokenizer of a published model into the hub's local cache.
-    Files that are up to date are not downloaded again. Without a network, the cache is used.
-
-    Args:
-        revision: a branch, tag or commit; None for the main branch.
-
-    Returns:
-        The folder and the commit.
-
-    Raises:
-        UserError: there is no such model, it is not cached and the hub cannot be reached, or its
-            weights are in no supported format.
-    """
+    """Download the weights, configs and tokenizer of a published model into the hub's local cache,
+    unless they are up to date there; return the folder and the commit. Without a network, the cache
+    is used. Raises UserError if there is no such model, it is not cached and the hub cannot be
+    reached, or its weights are in no supported format. `revision` is a branch, tag or commit; None
+    for the main branch."""
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import HTTPError, RepositoryNotFoundError
 
@@ -178,15 +157,8 @@ def require_login(what: str) -> str:
 
 def upload_model(name: str, folder: Path, *, is_private: bool) -> str:
     """Upload a folder as a model repository, in one commit, and return its address. Weights of an
-    earlier upload are deleted.
-
-    Args:
-        name: `owner/name`.
-        is_private: whether a repository that is created is private.
-
-    Raises:
-        UserError: the hub refuses it or cannot be reached.
-    """
+    earlier upload are deleted. Raises UserError if the hub refuses it or cannot be reached. `name`
+    is `owner/name`; a repository that is created is private if `is_private`."""
     from huggingface_hub import HfApi
 
     with _upload_errors(name):
@@ -218,11 +190,8 @@ def _upload_errors(name: str) -> Iterator[None]:
 
 
 def check_upload(name: str) -> None:
-    """Check what can be checked before a model is uploaded.
-
-    Raises:
-        UserError: the name is not `owner/name`, nobody is logged in, or the hub can't be reached.
-    """
+    """Check what can be checked before a model is uploaded. Raises UserError if the name is not
+    `owner/name`, nobody is logged in, or the hub can't be reached."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
@@ -247,13 +216,8 @@ def is_repository(url: str) -> bool:
 
 def upload_to_repository(url: str, folder: Path, message: str) -> None:
     """Upload a folder's files in one commit, into a private repository that is created if it isn't
-    there. Raises what the hub's library does.
-
-    Args:
-        url: `hf://owner/name/folder` or `hf://datasets/owner/name/folder`.
-        folder: the files to upload, under their relative paths.
-        message: of the commit.
-    """
+    there. Raises what the hub's library does. `url` is `hf://owner/name/folder` or
+    `hf://datasets/owner/name/folder`; `message` is the commit's."""
     from huggingface_hub import HfApi
     from huggingface_hub.utils import disable_progress_bars
 

@@ -1,7 +1,5 @@
-"""Checks of paths that come from a user or from a file.
-
-`pathlib` raises on names that are too long or contain a NUL, and in folders without permission.
-Opening a pipe or a device may block, or read, forever.
+"""Checks of paths that come from a user or from a file. `pathlib` raises on names that are too long
+or contain a NUL, and in folders without permission; opening a pipe or a device may block forever.
 """
 
 import errno

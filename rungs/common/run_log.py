@@ -15,9 +15,8 @@ from typing import Any, NoReturn
 
 from tqdm import tqdm
 
-from rungs.common import disk
+from rungs.common import disk, shown_text
 from rungs.common.errors import RunFailure
-from rungs.common.shown_text import shown
 
 SECONDS_BETWEEN_LINES = 10.0
 """Off a terminal, and in `train.log`, progress is a line every so many seconds."""
@@ -83,7 +82,7 @@ class _AboveTheBar(logging.Handler):
 
 def _make_safe(record: logging.LogRecord) -> bool:
     """Keep secrets and control characters out of a message: a filter of handlers."""
-    record.msg, record.args = shown(record.getMessage()), ()
+    record.msg, record.args = shown_text.shown(record.getMessage()), ()
     return True
 
 
@@ -123,12 +122,8 @@ class _Relay(logging.Handler):
 
 def log_to_terminal(*, quiet: bool = False, as_json: bool = False) -> None:
     """From now on write messages, and warnings of Orbax, to the terminal, and keep them in memory
-    for `log_to_file`.
-
-    Args:
-        quiet: only warnings go to the terminal, and no progress bar.
-        as_json: each message is an object with time, level and message; there is no progress bar.
-    """
+    for `log_to_file`. If `quiet`, only warnings go to the terminal; if `as_json`, each message is
+    an object with time, level and message. With either there is no progress bar."""
     orbax = logging.getLogger("absl")
     orbax.setLevel(logging.WARNING)
     orbax.handlers, orbax.propagate = [_Relay()], False

@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    pass
 
 _HIDDEN = "***"
 _SECRET_NAME = re.compile(
@@ -77,7 +77,8 @@ def _shown_url(url: re.Match[str]) -> str:
 
 def _known() -> set[str]:
     """Return the secrets in the environment and the command line, as they are and decoded."""
-    found = {*_noted, *_in_environment()}
+    named = [value for name, value in os.environ.items() if is_secret_name(name)]
+    found = {*_noted, *(value for value in named if not value.startswith("/"))}  # a file with it
     for text in (*os.environ.values(), *sys.argv):
         for _, user, _, query in _URL.findall(text):
             name, separator, password = user.rstrip("@").partition(":")
@@ -86,12 +87,6 @@ def _known() -> set[str]:
             found.add(password.partition("/")[0])
     found |= {_decoded(secret) for secret in found}
     return {secret for secret in found if len(secret) >= _LEAST_CHARACTERS}
-
-
-def _in_environment() -> Iterator[str]:
-    for name, value in os.environ.items():
-        if is_secret_name(name) and not value.startswith("/"):  # a file with the secret
-            yield value
 
 
 def _decoded(secret: str) -> str:

@@ -1,7 +1,5 @@
 """Signals that stop a run: they end a process that is starting, and ask a training one to stop
-after the current step.
-
-A signal that the process inherits as ignored stays ignored, be it by `nohup` or `trap '' USR1`.
+after the current step. One that the process inherits as ignored, as under `nohup`, stays ignored.
 """
 
 from __future__ import annotations  # an older Python must get as far as `command.py`
@@ -54,11 +52,7 @@ class StopSignal:
     """After `begin`, and until the end of the `with` block, the first signal only sets `number`; a
     second SIGINT, SIGTERM or SIGHUP ends the process. A second one within a second of the first is
     ignored: a launcher such as `uv run` may forward a signal that the process has already received
-    with its process group.
-
-    Attributes:
-        number: the signal received, or None.
-    """
+    with its process group."""
 
     def __init__(self) -> None:
         self.number: int | None = None

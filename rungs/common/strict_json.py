@@ -81,14 +81,9 @@ M = TypeVar("M", bound=StrictModel)
 def parse(
     text: str, path: Path, model: type[M], elsewhere: Mapping[str, type[StrictModel]] | None = None
 ) -> M:
-    """Return `text`, the contents of `path`, as a `model`.
-
-    Args:
-        elsewhere: the other files of the folder by name; an unknown key may belong in one of them.
-
-    Raises:
-        UserError: one line for each error, with file, key, value and what is allowed.
-    """
+    """Return `text`, the contents of `path`, as a `model`. Raises UserError with a line for each
+    error: file, key, value and what is allowed. `elsewhere` has the other files of the folder by
+    name, as an unknown key may belong in one of them."""
     values, lines = _parse_object(text, path)
     try:
         config = model.model_validate(values)
@@ -202,11 +197,8 @@ def _advice(key: str, file: str, models: Mapping[str, type[StrictModel]]) -> str
 
 
 def _nested_advice(parts: Sequence[str], model: type[StrictModel]) -> str:
-    """Return which key an unknown key of a nested object may stand for.
-
-    Args:
-        parts: the keys and indices that lead to it.
-    """
+    """Return which key an unknown key of a nested object may stand for. `parts` are the keys and
+    indices that lead to it."""
     models = [model]
     for part in parts[:-1]:
         fields = [each.model_fields[part] for each in models if part in each.model_fields]

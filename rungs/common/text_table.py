@@ -13,11 +13,8 @@ def align_columns(rows: Sequence[Sequence[str]], left: int = 1) -> str:
 
 
 def counted(count: int, thing: str) -> str:
-    """Return a count of things, such as `1 step` or `2,000 batches`.
-
-    Args:
-        thing: the singular of a noun that takes -s, or -es after -ch and -s.
-    """
+    """Return a count of things, such as `1 step` or `2,000 batches`. `thing` is the singular of a
+    noun that takes -s, or -es after -ch and -s."""
     ending = "es" if thing.endswith(("ch", "s")) else "s"
     return f"{count:,} {thing}{ending * (count != 1)}"
 

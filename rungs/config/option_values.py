@@ -1,7 +1,5 @@
-"""Defaults and choices of the commands' options, which their help shows.
-
-A module of its own, and without imports of libraries, because `--help` should not wait for them.
-"""
+"""Defaults and choices of the commands' options, which their help shows. Without imports of
+libraries, because `--help` should not wait for them."""
 
 from typing import Literal
 

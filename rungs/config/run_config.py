@@ -7,11 +7,8 @@ from typing import Any, Generic, NamedTuple
 
 from typing_extensions import TypeVar
 
-from rungs.common import strict_json
+from rungs.common import paths, plugins, shown_text, strict_json
 from rungs.common.errors import UserError
-from rungs.common.paths import is_there
-from rungs.common.plugins import OPTIMIZERS, plugin_names, unknown_name
-from rungs.common.shown_text import quoted
 from rungs.common.strict_json import StrictModel
 from rungs.config.base import Config
 from rungs.config.model_config import ModelConfig, MupConfig, RopeScaling
@@ -84,17 +81,14 @@ SAMPLING_MODES = ("dp", "fsdp")
 
 
 def load_run(run_folder: Path | str) -> RunConfig:
-    """Read and check `model.json` and `train.json` of a run folder.
-
-    Raises:
-        UserError: one line for each error in either file or in the two together; the run is one of
-            reinforcement learning.
-    """
+    """Read and check `model.json` and `train.json` of a run folder. Raises UserError with a line
+    for each error in either file or in the two together, or if the run is one of reinforcement
+    learning."""
     folder = Path(run_folder)
     if _train_file(folder) == REINFORCE_FILE:
         raise UserError(
             f"{folder}: is a run of reinforcement learning ({REINFORCE_FILE}), which this command"
-            f" is not for; to start it: uv run reinforce.py {quoted(folder)}"
+            f" is not for; to start it: uv run reinforce.py {shown_text.quoted(folder)}"
         )
     return _check(folder, {MODEL_FILE: None, TRAIN_FILE: None})
 
@@ -102,10 +96,10 @@ def load_run(run_folder: Path | str) -> RunConfig:
 def load_reinforcement_run(run_folder: Path | str) -> ReinforceRunConfig:
     """Read and check `model.json` and `reinforce.json` of a run folder; see `load_run`."""
     folder = Path(run_folder)
-    if is_there(folder / TRAIN_FILE) and _train_file(folder) == TRAIN_FILE:
+    if paths.is_there(folder / TRAIN_FILE) and _train_file(folder) == TRAIN_FILE:
         raise UserError(
             f"{folder}: has a {TRAIN_FILE} and no {REINFORCE_FILE}; to start it:"
-            f" uv run train.py {quoted(folder)}"
+            f" uv run train.py {shown_text.quoted(folder)}"
         )
     return _check(folder, {MODEL_FILE: None, REINFORCE_FILE: None})
 
@@ -122,9 +116,9 @@ def config_files(run_folder: Path) -> tuple[str, str]:
 
 
 def _train_file(folder: Path) -> str:
-    if not is_there(folder / REINFORCE_FILE):
+    if not paths.is_there(folder / REINFORCE_FILE):
         return TRAIN_FILE
-    if is_there(folder / TRAIN_FILE):
+    if paths.is_there(folder / TRAIN_FILE):
         raise UserError(
             f"{folder}: has both {TRAIN_FILE} and {REINFORCE_FILE}; a run has one of them, so move"
             " the other to another folder"
@@ -165,9 +159,9 @@ def _check(folder: Path, texts: dict[str, str | None]) -> Any:
 
 def conflicts(model: ModelConfig, train: OptimizationConfig) -> Iterator[str]:
     """Yield a line "key of the second file: what is wrong" for each problem of the two together."""
-    known = {*BUILT_IN_OPTIMIZERS, *plugin_names(OPTIMIZERS)}
+    known = {*BUILT_IN_OPTIMIZERS, *plugins.plugin_names(plugins.OPTIMIZERS)}
     if train.optimizer not in known:
-        yield f"optimizer: {unknown_name('optimizer', train.optimizer, known)}"
+        yield f"optimizer: {plugins.unknown_name('optimizer', train.optimizer, known)}"
     if (train.sequence_length or 0) > model.context_length:
         yield (
             f"sequence_length: {train.sequence_length} is longer than the model's context_length;"

@@ -94,10 +94,7 @@ def mode_problem(mode: str, data: int, last: int) -> str | None:
 
 def indivisible(key: str, size: int, parts: int, *mesh_axes: str) -> str | None:
     """Return what is wrong with a size that the devices along mesh axes must divide, if anything.
-
-    Args:
-        parts: how many devices these are.
-    """
+    `parts` is the number of these devices."""
     if size % parts == 0:
         return None
     below = size // parts * parts

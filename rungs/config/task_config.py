@@ -1,7 +1,5 @@
 """A task of reinforcement learning in a config: where its items come from and what checks answers.
-
-The built-in tasks assume one token per character. Their settings are here as well.
-"""
+The built-in tasks assume one token per character; their settings are here as well."""
 
 from typing import Annotated, Any, Literal, get_args
 

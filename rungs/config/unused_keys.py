@@ -33,11 +33,8 @@ Reason = tuple[str, str]
 
 def unused_keys(config: AnyRunConfig, has_validation: bool = True) -> list[str]:
     """Return a line "file: key: …" for each key that a file sets, other than to null, although it
-    has no effect.
-
-    Args:
-        has_validation: whether a dataset has a validation split, as far as that is known.
-    """
+    has no effect. `has_validation` says whether a dataset has a validation split, as far as that is
+    known."""
     model, train = config
     return [
         *_lines(MODEL_FILE, model, _in_model(model, train)),

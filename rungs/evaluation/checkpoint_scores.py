@@ -9,15 +9,15 @@ import jax
 import jax.numpy as jnp
 import platformdirs
 
-from rungs.checkpointing import find_weights, load, published
+from rungs.checkpointing import checkpoint_folder, load, published
 from rungs.checkpointing.weights_file import Weights
 from rungs.data.tokenizer import Tokenizer
 from rungs.evaluation import harness
 from rungs.evaluation.scoring import Scorer, measure_accuracy, read_items
 from rungs.parallel.mesh import create_mesh
 from rungs.parallel.sharding import Layout
-from rungs.run import evaluations
-from rungs.run.evaluations import Evaluation
+from rungs.run import records
+from rungs.run.records import Evaluation
 
 _DTYPE = jnp.dtype("float32")
 
@@ -35,7 +35,7 @@ class Measured(NamedTuple):
     def find(cls, checkpoint: str, batch_size: int, datasets_dir: Path) -> "Measured":
         """Return a checkpoint; arguments as for `load_tokenizer`."""
         tokenizer = load.load_tokenizer(checkpoint, datasets_dir)
-        return cls(find_weights.find_weights(checkpoint), tokenizer, batch_size)
+        return cls(checkpoint_folder.find_weights(checkpoint), tokenizer, batch_size)
 
     def on_choices(self, file: Path, limit: int | None) -> list[Evaluation]:
         """Return the accuracy on the multiple-choice items of a file; see `scoring`."""
@@ -74,10 +74,10 @@ class Measured(NamedTuple):
     def _recorded(self, scores: Iterable[dict[str, Any]]) -> list[Evaluation]:
         """Return scores as evaluations, after adding them to the run of the checkpoint, if it has
         one."""
-        time, name = evaluations.now(), self.weights.resolve().parent.name
+        time, name = records.now(), self.weights.resolve().parent.name
         found = [Evaluation(time=time, checkpoint=name, **score) for score in scores]
-        if run := evaluations.run_of(self.weights):
-            evaluations.append(run, found)
+        if run := records.run_of(self.weights):
+            records.append(run, found)
         return found
 
 

@@ -16,7 +16,7 @@ from rungs.data.sequences import IGNORED
 from rungs.data.tokenizer import Tokenizer
 from rungs.model.gpt import GPT
 from rungs.parallel.sharding import Layout, place_batch
-from rungs.run.evaluations import wilson_interval
+from rungs.run.records import wilson_interval
 from rungs.step.forward import make_score_step
 
 _LENGTH_MULTIPLE = 32

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from safetensors.numpy import save_file
 
-from rungs.checkpointing import checkpoint_folder, find_weights
+from rungs.checkpointing import checkpoint_folder
 from rungs.checkpointing.weights_file import Weights
 from rungs.common.errors import UserError
 from rungs.config.optimization_config import LoraConfig
@@ -50,7 +50,7 @@ class Adapter:
     checkpoint, it is damaged or has no LoRA, or no family can express the model."""
 
     def __init__(self, place: str) -> None:
-        self._weights = Weights(find_weights.find_valid_weights(place))
+        self._weights = Weights(checkpoint_folder.find_valid_weights(place))
         header = self._weights.header
         lora = header.train.lora if header.train else None
         if header.train is None or lora is None:

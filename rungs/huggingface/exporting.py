@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from rungs.checkpointing import find_weights, published, weights_index
+from rungs.checkpointing import checkpoint_folder, published, weights_file
 from rungs.checkpointing.checkpoint_folder import IMPORTED
 from rungs.checkpointing.load import MergedWeights
-from rungs.checkpointing.tensor_writer import TensorSpec, TensorWriter, bits, cast
+from rungs.checkpointing.weights_file import TensorSpec, TensorWriter, bits, cast
 from rungs.common import strict_json
 from rungs.common.errors import UserError
 from rungs.config.model_config import ModelConfig
@@ -88,7 +88,7 @@ class Export:
     UserError if it does not exist, is damaged, or no family can express it."""
 
     def __init__(self, place: str) -> None:
-        self.weights = MergedWeights(find_weights.find_valid_weights(place))
+        self.weights = MergedWeights(checkpoint_folder.find_valid_weights(place))
         header = self.weights.header
         self.origin = header.origin
         model_type = self.origin.model_type if self.origin else None
@@ -152,7 +152,7 @@ class Export:
 
     def _write_weights(self, folder: Path) -> None:
         sizes = {name: spec.bytes for name, spec in self.specs.items()}
-        files = weights_index.place_tensors(sizes, MAX_SHARD_BYTES)
+        files = weights_file.place_tensors(sizes, MAX_SHARD_BYTES)
         with contextlib.ExitStack() as stack:
             writers: dict[str, TensorWriter] = {}
             for file, names in files.items():
@@ -165,7 +165,7 @@ class Export:
                     writers[name].write(name, tensor)
                     progress.update()
             progress.close()
-        weights_index.write_index(folder, files, sizes)
+        weights_file.write_index(folder, files, sizes)
 
     def _tensors(self, group: TensorGroup) -> Iterator[tuple[str, np.ndarray]]:
         """Yield name and bits of every tensor of a group."""

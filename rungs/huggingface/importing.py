@@ -13,14 +13,16 @@ from typing import NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-from rungs.checkpointing import checksums, published, weights_index
-from rungs.checkpointing.tensor_writer import (
+from rungs.checkpointing import manifest, published
+from rungs.checkpointing.weights_file import (
     SAFETENSORS_DTYPES,
+    WEIGHTS_FILE,
+    Origin,
     TensorSpec,
     TensorWriter,
+    WeightsHeader,
     all_finite,
 )
-from rungs.checkpointing.weights_file import Origin, WeightsHeader
 from rungs.common import atomic_folder, hub
 from rungs.common.errors import UserError
 from rungs.common.paths import checkout, is_file, is_folder, is_there
@@ -319,6 +321,6 @@ def _fill(plan: Import, run: RunFolder, target: Path) -> list[str]:
     if not is_file(run.imported / published.CONFIG_FILE):
         write_json(run.imported / published.CONFIG_FILE, plan.hf_config.values)
     notes = convert_tokenizer(run.imported, plan.model.vocab_size)
-    plan.write_weights(run.imported / weights_index.WEIGHTS_FILE)
-    checksums.write_checksums(run.imported)
+    plan.write_weights(run.imported / WEIGHTS_FILE)
+    manifest.write_checksums(run.imported)
     return notes

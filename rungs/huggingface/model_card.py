@@ -14,9 +14,9 @@ from rungs.config.train_config import TrainConfig
 from rungs.data.catalog import dataset_folder
 from rungs.data.dataset import TRAIN, DatasetDescription, read_description
 from rungs.huggingface.exporting import Export
-from rungs.run import evaluations
-from rungs.run.evaluations import Evaluation
+from rungs.run import records
 from rungs.run.folder import RunFolder
+from rungs.run.records import Evaluation
 
 CARD_FILE, CHARTS = "README.md", "charts"
 _TASK = "text-generation"
@@ -34,9 +34,9 @@ class ModelCard:
         self._model, self._train, self._origin = header.model, header.train, header.origin
         has_meta = is_file(checkpoint / META_FILE)
         self._meta: CheckpointMeta | None = read_checkpoint(checkpoint).meta if has_meta else None
-        self._run: RunFolder | None = evaluations.run_of(export.weights.path)
+        self._run: RunFolder | None = records.run_of(export.weights.path)
         self._datasets_dir = datasets_dir
-        found = evaluations.read(self._run) if self._run else []
+        found = records.read(self._run, Evaluation) if self._run else []
         latest = {
             (one.task, one.metric, one.few_shot): one
             for one in found

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from rungs.checkpointing import load, weights_index
-from rungs.checkpointing.weights_file import Weights
+from rungs.checkpointing import load
+from rungs.checkpointing.weights_file import WEIGHTS_FILE, Weights
 from rungs.common.errors import RunFailure, UserError
 from rungs.config.model_config import ModelConfig
 from rungs.model.gpt import GPT
@@ -59,7 +59,7 @@ def compare(source: Path, imported: Path, python: str, echo: Callable[[str], Non
     """Compare a Hugging Face model with its import, both in float32, one at a time in memory.
     `python` has PyTorch and transformers. Raises RunFailure if transformers can't compute it, and
     DivergenceError, which names the first hidden state that differs."""
-    tokens_S = sample_tokens(Weights(imported / weights_index.WEIGHTS_FILE).header.model)
+    tokens_S = sample_tokens(Weights(imported / WEIGHTS_FILE).header.model)
     expected = _transformers_activations(source, tokens_S, python)
     found = _rungs_activations(imported, tokens_S)
     errors = relative_errors(found, expected)

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rungs.checkpointing import optimizer_state, weights_index
-from rungs.checkpointing.tensor_writer import TensorSpec, bits
+from rungs.checkpointing import optimizer_state, weights_file
+from rungs.checkpointing.weights_file import TensorSpec, bits
 from rungs.common.errors import UserError, reason
 from rungs.common.paths import is_file, is_folder, refuse_link_out, require_regular
 from rungs.config.option_values import LinenFamily
@@ -230,7 +230,7 @@ def _read(place: Path) -> Mapping[str, Any]:
     if is_file(place / MSGPACK_FILE):
         return _read_msgpack(place / MSGPACK_FILE, place)
     if is_file(place / MSGPACK_INDEX):
-        shards = sorted(set(weights_index.read_index(place / MSGPACK_INDEX).values()))
+        shards = sorted(set(weights_file.read_index(place / MSGPACK_INDEX).values()))
         trees = (_read_msgpack(path, place) for path in shards)
         return {name: node for tree in trees for name, node in _flatten(tree)}
     if any(is_file(place / name) for name in _ORBAX_FILES):

@@ -22,7 +22,7 @@ from rungs.model.kernels.cross_entropy import target_losses
 from rungs.model.sampling import Sampling, next_tokens
 from rungs.model.weight_formats import WeightFormat, convert_all, converter, unstack_layers
 from rungs.parallel import collectives, target_device
-from rungs.parallel.names import DATA
+from rungs.parallel.mesh import DATA
 
 Weights = tuple[nnx.State, list[nnx.State]]
 """Parameters outside the blocks, and of each block."""

@@ -36,7 +36,7 @@ from rungs.model.layers import (
 )
 from rungs.model.positions import make_position_embedding, over_batch, own_positions
 from rungs.parallel import collectives
-from rungs.parallel.names import TENSOR
+from rungs.parallel.mesh import TENSOR
 
 
 class Forward(NamedTuple):

@@ -24,8 +24,8 @@ from rungs.model.kernels.matmul import matmul, rounded_dtype
 from rungs.model.kernels.stored_matrix import StoredMatrix, take_rows
 from rungs.model.remat import save_for_backward
 from rungs.parallel import collectives, fsdp
-from rungs.parallel.barriers import gpu_gradient_barrier
-from rungs.parallel.names import CONTEXT, TENSOR
+from rungs.parallel.mesh import CONTEXT, TENSOR
+from rungs.parallel.target_device import gpu_gradient_barrier
 
 SPLIT_AXES = ("heads", "ffn", "vocab")
 """Array axes that are split over the tensor axis of the mesh, if it has several devices."""

@@ -26,7 +26,7 @@ from jax import Array
 from rungs.config.model_config import LayerKind, ModelConfig, RopeScaling
 from rungs.model.layers import Embedding, initializer
 from rungs.parallel import collectives, target_device
-from rungs.parallel.names import CONTEXT, POSITION
+from rungs.parallel.mesh import CONTEXT, POSITION
 
 SINUSOID_BASE = 10_000.0
 

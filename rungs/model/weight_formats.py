@@ -22,7 +22,7 @@ from rungs.model.kernels.stored_matrix import (
 )
 from rungs.model.layers import LowRankParam
 from rungs.parallel import target_device
-from rungs.parallel.names import POSITION, VOCABULARY
+from rungs.parallel.mesh import POSITION, VOCABULARY
 
 WeightFormat = Literal["dtype", "int8"]
 Convert = Callable[[nnx.Param, Array], nnx.Variable]

@@ -11,10 +11,10 @@ from rungs.common.errors import RunFailure
 from rungs.common.shown_text import shown
 from rungs.common.text_table import format_duration
 from rungs.monitoring.hooks import Hooks
-from rungs.run import evaluations, events
-from rungs.run.events import Event, EventKind
+from rungs.run import records
 from rungs.run.folder import RunFolder
 from rungs.run.metrics import StepRecord
+from rungs.run.records import Event, EventKind
 
 log = logging.getLogger("rungs")
 
@@ -48,15 +48,15 @@ class Alerts:
 
     def note(self, kind: EventKind, text: str) -> None:
         """Write an event down and tell the hooks."""
-        event = Event(time=evaluations.now(), event=kind, step=self._step, text=shown(text))
+        event = Event(time=records.now(), event=kind, step=self._step, text=shown(text))
         with contextlib.suppress(RunFailure):  # a full disk ends the run where it matters
-            events.append(self._run, event)
+            records.append(self._run, [event])
         figures = {
             key: value
             for key, value in (vars(self._metrics) if self._metrics else {}).items()
             if isinstance(value, int | float) and math.isfinite(value)
         }
-        self._hooks.tell(events.as_message(self._run, event, figures))
+        self._hooks.tell(records.event_message(self._run, event, figures))
 
     def finish(self) -> None:
         """Wait until the hooks have been told."""

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from rungs.common.errors import EXIT_BAD_INPUT, RunFailure
 from rungs.common.signals import StopSignal, stopping_signals
 from rungs.monitoring.hooks import Hooks
-from rungs.run import evaluations, events
-from rungs.run.events import Event
+from rungs.run import records
 from rungs.run.folder import RunFolder
+from rungs.run.records import Event
 
 FIRST_DELAY, LONGEST_DELAY = 10.0, 600.0
 """Seconds until a crashed run is started again; twice as long each time."""
@@ -81,11 +81,11 @@ def _note_death(run: RunFolder, hooks: Sequence[str], number: int) -> None:
     step, text = -1, f"killed by {signal.Signals(number).name}"
     with contextlib.suppress(OSError):  # no metrics yet
         step = sum(1 for _ in run.metrics.open("rb")) - 1
-    event = Event(time=evaluations.now(), event="failure", step=step, text=text)
+    event = Event(time=records.now(), event="failure", step=step, text=text)
     with contextlib.suppress(RunFailure):
-        events.append(run, event)
+        records.append(run, [event])
     teller = Hooks(hooks)
-    teller.tell(events.as_message(run, event, {}))
+    teller.tell(records.event_message(run, event, {}))
     teller.finish()
 
 

@@ -1,9 +1,6 @@
-"""The `MultiSteps` optimizer: one update per global step on the mean gradient of its microbatches.
-
-Unlike in `optax.MultiSteps`, the inner optimizer runs once per global step instead of once per
-microbatch, and a microbatch with a non-finite gradient is left out instead of spoiling the step.
-`optimizers.py` has the optimizers; clipping, weight decay and the learning rate are applied here.
-"""
+"""The `MultiSteps` optimizer: one update per global step on the mean gradient of its microbatches,
+with clipping, weight decay and the learning rate. Unlike in `optax.MultiSteps`, the inner optimizer
+runs once per global step, and a microbatch with a non-finite gradient is left out."""
 
 from typing import Any, NamedTuple
 
@@ -34,16 +31,10 @@ class Update(NamedTuple):
 
 
 class MultiSteps(nnx.Optimizer):
-    """An optimizer that updates once per global step of several microbatches.
-
-    The learning rate follows the count of all global steps, applied or not. The moments and their
-    bias correction follow the count of applied updates.
-
-    Args:
-        model: its `nnx.Param`s are trained or, with LoRA, only its low-rank additions.
-        train: hyperparameters.
-        total_steps: number of global steps in the run, at least 1.
-    """
+    """An optimizer that updates once per global step of several microbatches. It trains a model's
+    `nnx.Param`s or, with LoRA, only its low-rank additions. The learning rate follows the count of
+    all global steps, applied or not; the moments and their bias correction follow that of applied
+    updates."""
 
     def __init__(self, model: GPT, train: OptimizationConfig, total_steps: int) -> None:
         self.schedule = learning_rate_schedule(train, total_steps)
@@ -130,10 +121,8 @@ def _apply_learning_rate(
 
 
 def _decay_mask(train: OptimizationConfig, trained: nnx.State) -> Any:
-    """Return a tree with True for each trained parameter that has weight decay.
-
-    A matrix is recognized by its declared inputs, not by its number of dimensions: a bias of
-    stacked layers has two dimensions as well.
-    """
+    """Return a tree with True for each trained parameter that has weight decay. A matrix is
+    recognized by its declared inputs, not by its number of dimensions: a bias of stacked layers has
+    two dimensions as well."""
     everything = train.decayed_parameters == "all"
     return nnx.map_state(lambda _, param: everything or param.inputs > 0, trained)

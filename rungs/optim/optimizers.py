@@ -1,10 +1,6 @@
-"""The optimizers: how each turns a gradient into a direction. `update_rule` returns the one that
-`train.json` names.
-
-`multi_steps.py` adds clipping, weight decay and the learning rate. Here, the kind of a parameter
-(matrix, router, low-rank addition) is read from the axes it declares, as in `layers.py`, and never
-from its number of dimensions, because stacking layers adds one to all of them.
-"""
+"""The optimizers: how each turns a gradient into a direction. The kind of a parameter (matrix,
+router, low-rank addition) is read from the axes it declares, and never from its number of
+dimensions, because stacking layers adds one to all of them."""
 
 import functools
 import math
@@ -22,8 +18,7 @@ from rungs.common.plugins import OPTIMIZERS, load_plugin
 from rungs.config.model_config import ModelConfig
 from rungs.config.optimization_config import OptimizationConfig
 from rungs.model.layers import LowRankParam
-from rungs.parallel.barriers import cpu_barrier
-from rungs.parallel.names import BLOCKS, dotted
+from rungs.parallel import mesh, target_device
 from rungs.parallel.sharding import padded_axis
 
 ADAM_RMS = 0.2
@@ -43,12 +38,9 @@ def update_rule(
     train: OptimizationConfig, params: nnx.State, model: ModelConfig
 ) -> optax.GradientTransformationExtraArgs:
     """Return the optimizer that `train.json` names, built in or of another package; with muP, its
-    directions are scaled. Its update takes `applied`, whether the directions will be used.
-
-    Args:
-        params: the trained parameters.
-        model: for muP's width multiplier, and the size of the vocabulary without padding.
-    """
+    directions are scaled. Its update takes `applied`, whether the directions will be used. `params`
+    are the trained parameters; `model` has muP's width multiplier, and the size of the vocabulary
+    without padding."""
     if make_built_in := BUILT_IN.get(train.optimizer):
         rule = make_built_in(train, params, model)
     else:
@@ -66,12 +58,10 @@ def _mup_factor(
     optimizer: str, width_multiplier: float, path: tuple[object, ...], param: nnx.Variable
 ) -> float:
     """Return the factor by which muP multiplies a parameter's learning rate (Yang et al. 2022,
-    table 8).
-
-    AdamW moves every weight of a kernel equally far at any width, so outputs move in proportion to
-    the number of inputs. Muon, scaled to AdamW, moves them in proportion to its square root.
-    """
-    if path[0] != BLOCKS or not param.inputs:
+    table 8). AdamW moves every weight of a kernel equally far at any width, so outputs move in
+    proportion to the number of inputs. Muon, scaled to AdamW, moves them in proportion to its
+    square root."""
+    if path[0] != mesh.BLOCKS or not param.inputs:
         return 1.0
     is_orthogonal = optimizer == "muon" and is_hidden_matrix(path, param)
     return width_multiplier ** (-0.5 if is_orthogonal else -1)
@@ -131,11 +121,9 @@ def lion(
 def adafactor(
     train: OptimizationConfig, params: nnx.State, model: ModelConfig
 ) -> optax.GradientTransformation:
-    """Adafactor (Shazeer & Stern 2018) without momentum and with an external learning rate.
-
-    It keeps only the row and column means of a matrix's squared gradients, over its two largest
-    axes. Unlike in the paper, all layers of a kernel are clipped together.
-    """
+    """Adafactor (Shazeer & Stern 2018) without momentum and with an external learning rate. It
+    keeps only the row and column means of a matrix's squared gradients, over its two largest axes.
+    Unlike in the paper, all layers of a kernel are clipped together."""
     del train
     rule = optax.chain(optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0))
     return keeping_state(_on_matrices(rule, params, model.vocab_size))
@@ -160,12 +148,9 @@ BUILT_IN: dict[str, MakeOptimizer] = {
 
 def _adam(train: OptimizationConfig) -> optax.GradientTransformation:
     """Return Adam (algorithm 1), like `optax.scale_by_adam`, with a barrier between its moments and
-    the directions.
-
-    Without it XLA's CPU compiler computes the new moments twice, for themselves and for the
-    weights, and copies the old ones at the start of a step, because the first of these overwrites
-    what the other reads: 15 passes over arrays of the parameters' size instead of 10.
-    """
+    the directions. Without it XLA's CPU compiler computes the new moments twice, for themselves and
+    for the weights, and copies the old ones at the start of a step, because the first of these
+    overwrites what the other reads: 15 passes over arrays of the parameters' size instead of 10."""
     adam = optax.scale_by_adam(train.beta1, train.beta2, train.epsilon)
 
     def update(
@@ -177,7 +162,7 @@ def _adam(train: OptimizationConfig) -> optax.GradientTransformation:
         **_: Any,
     ) -> tuple[optax.Updates, optax.OptState]:
         _, new = adam.update(gradient, state, params)
-        kept = cpu_barrier(keep_unless(applied, new, state))
+        kept = target_device.cpu_barrier(keep_unless(applied, new, state))
         means = optax.tree.bias_correction(kept.mu, train.beta1, new.count)
         squares = optax.tree.bias_correction(kept.nu, train.beta2, new.count)
         scaled = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + train.epsilon), means, squares)
@@ -188,11 +173,7 @@ def _adam(train: OptimizationConfig) -> optax.GradientTransformation:
 
 def _orthogonal(train: OptimizationConfig, axes: Any) -> optax.GradientTransformation:
     """Muon's direction: the momentum with all singular values near 1, orthogonalized separately for
-    each layer and expert.
-
-    Args:
-        axes: the axes of each matrix; MaskedNode for the other parameters.
-    """
+    each layer and expert. `axes` are those of each matrix; MaskedNode for other parameters."""
 
     def scale(directions: optax.Updates, _: optax.Params | None) -> optax.Updates:
         return jax.tree.map(_scale_to_adam, directions, axes)
@@ -209,11 +190,9 @@ def _scale_to_adam(direction: Array, axes: contrib.MuonDimensionNumbers) -> Arra
 
 
 def is_hidden_matrix(path: tuple[object, ...], param: nnx.Variable) -> bool:
-    """Return whether a parameter is a kernel in a block that maps one width to another.
-
-    Routers, which map to experts, and low-rank additions are not.
-    """
-    is_full_rank = path[0] == BLOCKS and not isinstance(param, LowRankParam)
+    """Return whether a parameter is a kernel in a block that maps one width to another. Routers,
+    which map to experts, and low-rank additions are not."""
+    is_full_rank = path[0] == mesh.BLOCKS and not isinstance(param, LowRankParam)
     return is_full_rank and param.inputs > 0 and param.axes[-1] != "experts"
 
 
@@ -274,14 +253,12 @@ class _Matrix(NamedTuple):
 def _on_matrices(
     rule: optax.GradientTransformation, params: nnx.State, vocab_size: int
 ) -> optax.GradientTransformation:
-    """Apply a rule that works on rows and columns to kernels with several input or output axes.
-
-    The rule sees each kernel as a stack of matrices without vocabulary padding, which would count
-    in its means. Its state therefore has other shapes than the parameters, the same on every mesh,
-    and declares no axes.
-    """
+    """Apply a rule that works on rows and columns to kernels with several input or output axes. The
+    rule sees each kernel as a stack of matrices without vocabulary padding, which would count in
+    its means. Its state therefore has other shapes than the parameters, the same on every mesh, and
+    declares no axes."""
     flat = nnx.to_flat_state(params)
-    views = {dotted(path): _Matrix(param, vocab_size) for path, param in flat}
+    views = {mesh.dotted(path): _Matrix(param, vocab_size) for path, param in flat}
 
     def matrices(tree: optax.Params) -> dict[str, Array]:
         pairs = zip(views.items(), jax.tree.leaves(tree), strict=True)

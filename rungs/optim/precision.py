@@ -23,12 +23,8 @@ _BFLOAT16_FLAGS = r"\b(amx_bf16|avx512_bf16)\b"
 
 
 def resolve_compute_dtype(train: T, recorded: ComputeDtypeOrAuto = AUTO) -> T:
-    """Replace compute_dtype "auto" by a dtype.
-
-    Args:
-        recorded: the dtype that the run's last checkpoint recorded. "auto" if there is no
-            checkpoint; then the fastest dtype of the device is used.
-    """
+    """Replace compute_dtype "auto" by a dtype. `recorded` is the dtype that the run's last
+    checkpoint recorded; "auto" if there is none, for the fastest dtype of the device."""
     if train.compute_dtype != AUTO:
         return train
     dtype = fastest_dtype() if recorded == AUTO else recorded
@@ -47,22 +43,17 @@ def fastest_dtype() -> ComputeDtype:
     if platform == "tpu":
         return "bfloat16"
     if platform == "cpu":
-        return "bfloat16" if _cpu_has_bfloat16() else "float32"
+        flags = _CPU_INFO.read_text() if _CPU_INFO.exists() else ""
+        return "bfloat16" if re.search(_BFLOAT16_FLAGS, flags) else "float32"
     match = re.match(r"\d+", compute_capability)
     generation = int(match[0]) if match else 0
     return "bfloat16" if generation >= 8 else "float16" if generation == 7 else "float32"
 
 
-def _cpu_has_bfloat16() -> bool:
-    return _CPU_INFO.exists() and bool(re.search(_BFLOAT16_FLAGS, _CPU_INFO.read_text()))
-
-
 class LossScale(nnx.Module):
-    """Dynamic loss scale for float16 (Micikevicius et al. 2018, section 3.2).
-
-    The loss is multiplied by it and the gradients are divided by it, so that intermediate gradients
-    do not underflow. An overflow halves it; many steps without an overflow double it.
-    """
+    """Dynamic loss scale for float16 (Micikevicius et al. 2018, section 3.2). The loss is
+    multiplied by it and the gradients are divided by it, so that intermediate gradients do not
+    underflow. An overflow halves it; many steps without an overflow double it."""
 
     def __init__(self) -> None:
         self.scale = nnx.Variable(jnp.float32(FIRST_SCALE))

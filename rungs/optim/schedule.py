@@ -8,11 +8,9 @@ from rungs.config.optimization_config import OptimizationConfig
 
 def learning_rate_schedule(train: OptimizationConfig, total_steps: int) -> optax.Schedule:
     """Return a linear warm-up to the peak, followed by the schedule that `train.json` names: cosine
-    or linear decay, a constant, or WSD ("warmup_stable_decay"; Hu et al. 2024).
-
-    Every schedule except "constant" reaches its final learning rate at step `total_steps`, one step
-    after the last.
-    """
+    or linear decay, a constant, or WSD ("warmup_stable_decay"; Hu et al. 2024). Every schedule
+    except "constant" reaches its final learning rate at step `total_steps`, one step after the
+    last."""
     peak, end = train.learning_rate, train.learning_rate * train.min_learning_rate_percent / 100
     warmup_steps = min(round(total_steps * train.warmup_period_percent / 100), total_steps - 1)
     start = peak * train.start_learning_rate_percent / 100

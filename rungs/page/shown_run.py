@@ -12,9 +12,10 @@ from rungs.common.text_table import counted
 from rungs.config import run_config
 from rungs.config.run_config import AnyRunConfig
 from rungs.page.step_table import STEP, StepTable
-from rungs.run import evaluations, events, samples
+from rungs.run import records
 from rungs.run.folder import RunFolder
 from rungs.run.recorded_run import FloatArray
+from rungs.run.records import Evaluation, Event, Sample
 
 NOT_DRAWN = frozenset({STEP, "tokens_seen", "step_seconds", "resumed", "seconds", "flops"})
 """Columns that are not drawn as metrics."""
@@ -48,7 +49,7 @@ class ShownRun:
         """Return the run for the page, with at most this many steps; if there are more, means and
         extremes of stretches."""
         lineage = self.config.train.lineage
-        scores = evaluations.latest(evaluations.read(self.folder)).values()
+        scores = records.latest_scores(records.read(self.folder, Evaluation)).values()
         return {
             "name": self.name,
             "path": self.folder.path.as_posix(),
@@ -59,7 +60,7 @@ class ShownRun:
             "scores": [one.model_dump(exclude_none=True) for one in scores],
             "lineage": lineage.model_dump() if lineage else None,
             "events": self._events(),
-            "samples": _some_samples(samples.read(self.folder)),
+            "samples": _some_samples(records.read_samples(self.folder)),
         }
 
     @property
@@ -128,7 +129,7 @@ class ShownRun:
     def _events(self) -> list[dict[str, Any]]:
         """Return what happened to the run: from its metrics, and from `events.jsonl`, which has
         times."""
-        found = _with_kills(events.read(self.folder))
+        found = _with_kills(records.read(self.folder, Event))
         starts = [one["step"] + 1 for one in found if one["event"] == "start"]
         numbers = self._column(STEP)
         resumed = numbers[self._column("resumed") > 0]
@@ -146,7 +147,7 @@ class ShownRun:
         return ordered
 
 
-def _with_kills(recorded: list[events.Event]) -> list[dict[str, Any]]:
+def _with_kills(recorded: list[Event]) -> list[dict[str, Any]]:
     """Return events without spikes, which the metrics have. A start says whether the process before
     it was killed, so that nothing was written about its end."""
     found: list[dict[str, Any]] = []
@@ -168,7 +169,7 @@ def _last(column: FloatArray) -> float | None:
     return float(finite[-1]) if len(finite) else None
 
 
-def _some_samples(found: list[samples.Sample]) -> list[dict[str, Any]]:
+def _some_samples(found: list[Sample]) -> list[dict[str, Any]]:
     """Return samples for the page, of evenly spaced checkpoints if there are many."""
     steps = sorted({one.step for one in found})
     total = sum(len(one.text) for one in found)

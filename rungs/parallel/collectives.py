@@ -1,8 +1,6 @@
-"""`psum`, `pmax` and others over a mesh axis, inside `jax.shard_map`.
-
-Along an axis that is absent (outside of `shard_map`) or has one device, these functions return
-their argument, so the model's code is the same for one device and for many.
-"""
+"""`psum`, `pmax` and others over a mesh axis, inside `jax.shard_map`. Along an axis that is absent
+(outside of `shard_map`) or has one device, they return their argument, so the model's code is the
+same for one device and for many."""
 
 import math
 from typing import Any
@@ -10,7 +8,7 @@ from typing import Any
 import jax
 from jax import Array
 
-from rungs.parallel.names import CONTEXT, DATA, TENSOR
+from rungs.parallel.mesh import CONTEXT, DATA, TENSOR
 
 
 def axis_size(*axes: str) -> int:

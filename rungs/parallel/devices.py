@@ -14,8 +14,7 @@ from rungs.config.model_config import ModelConfig
 from rungs.config.optimization_config import OptimizationConfig, indivisible_microbatch
 from rungs.config.run_config import indivisible_sequence
 from rungs.config.sharding_config import ShardingConfig
-from rungs.parallel.mesh import create_mesh, size_along
-from rungs.parallel.names import CONTEXT, DATA
+from rungs.parallel.mesh import CONTEXT, DATA, create_mesh, size_along
 from rungs.parallel.sharding import Layout
 
 MAX_CPU_DEVICES = 8
@@ -86,15 +85,9 @@ def create_run_mesh(
     train: OptimizationConfig, model: ModelConfig, recorded: ShardingConfig | None
 ) -> Mesh:
     """Return the mesh that a run trains on: all devices, or possibly fewer if there is one process
-    and `train.json` has no `sharding`.
-
-    Args:
-        recorded: sharding that the run's last checkpoint recorded.
-
-    Raises:
-        ValueError: a line for each way in which the devices, the mode, the model's dimensions and
-            the batch do not fit together.
-    """
+    and `train.json` has no `sharding`. Raises ValueError with a line for each way in which the
+    devices, the mode, the model's dimensions and the batch do not fit together. `recorded` is the
+    sharding that the run's last checkpoint recorded."""
     if train.sharding is None and jax.process_count() == 1:
         count = jax.device_count()
         data = _recorded_data_size(train, count, recorded) or _divisor(train, count)
@@ -120,11 +113,8 @@ def indivisible_batch(
 
 def resolve_sharding(train: OptimizationConfig, available: int | None) -> ShardingConfig:
     """Return the sharding that a run has on `available` devices, with both sizes filled in. None
-    means that their number is unknown; without `sharding` in `train.json` it is one.
-
-    Raises:
-        ValueError: `train.json` asks for all devices, but `available` is None.
-    """
+    means that their number is unknown; without `sharding` in `train.json` it is one. Raises
+    ValueError if `train.json` asks for all devices, but `available` is None."""
     if train.sharding is None:
         return ShardingConfig(mode="dp", data=_divisor(train, available or 1), tensor=1)
     sizes = dict(zip(train.sharding.axes, train.sharding.sizes, strict=True))

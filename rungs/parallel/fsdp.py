@@ -1,23 +1,7 @@
 """FSDP: all-gather the weights of which each device along the data axis, and in mode `cp` along the
-context axis, keeps a shard; add up gradients.
-
-A layer's weights are gathered before the layer runs, and again in its backward pass, so that only
-one or two layers are gathered at a time. The head stays gathered for the whole microbatch.
-Gradients are reduce-scattered back to the shards: the derivative of an all-gather is a sum.
-
-The token embedding is not gathered, as a microbatch needs few of its rows: each device looks up its
-columns of all devices' tokens, and they exchange the results.
-
-`GradientSum` adds up gradients over the devices that have different tokens, also of weights that
-every device has whole. Of these, each device gets the sum of the part that it updates, in one of
-two ways:
-
-    after the last microbatch   each device adds up its own gradients, then one reduce-scatter
-    as soon as it is computed   as in FSDP, without the all-gather (`Kept`). The reduce-scatter of a
-                                layer runs while the layer below computes its gradients
-
-Of what no axis divides, every device gets the whole sum, after the last microbatch.
-"""
+context axis, keeps a shard, before a layer runs and again in its backward pass; add up gradients.
+The head stays gathered for the whole microbatch. The token embedding is not gathered: each device
+looks up its columns of all devices' tokens, and they exchange the results."""
 
 import functools
 from typing import Any, NamedTuple
@@ -28,7 +12,7 @@ from flax import nnx
 from jax import Array
 
 from rungs.parallel import collectives
-from rungs.parallel.names import BLOCKS, HEAD, TOKEN_AXES, TOKEN_EMBEDDING
+from rungs.parallel.mesh import BLOCKS, HEAD, TOKEN_AXES, TOKEN_EMBEDDING
 from rungs.parallel.sharding import Layout, ShardedAxis
 
 
@@ -50,16 +34,9 @@ class Kept(NamedTuple):
 
 
 class WeightGatherer:
-    """All-gathers a model's weights, layer by layer.
-
-    Args:
-        split_axes: from `Layout.sharded_axes`.
-        compute_dtype: kernels of layers and the head are gathered in this dtype if it is narrower
-            than their own; bfloat16 halves the bytes.
-
-    Attributes:
-        gather_layer: function from the state of a block with one layer's shards to the full one.
-    """
+    """All-gathers a model's weights, layer by layer: `gather_layer` maps the state of a block with
+    one layer's shards to the full one. `split_axes` are those of `Layout.sharded_axes`; kernels of
+    layers and the head are gathered in `compute_dtype` if it is narrower than their own."""
 
     def __init__(
         self, split_axes: dict[tuple[Any, ...], ShardedAxis], compute_dtype: jnp.dtype
@@ -122,11 +99,7 @@ def whole_table(columns: Array | Kept, dtype: jnp.dtype) -> Array:
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def all_gather(shard: Array | Kept, axis: ShardedAxis, dtype: jnp.dtype | None) -> Array:
     """Return the full array of which this device has a shard. Its gradient is reduce-scattered in
-    float32.
-
-    Args:
-        dtype: dtype of the transfer and the result; None for the array's own.
-    """
+    float32. `dtype` is that of the transfer and the result; None for the array's own."""
     if isinstance(shard, Kept):
         return collectives.to_varying(shard.whole, *axis.mesh_axes).astype(dtype or shard.dtype)
     shard = shard.astype(dtype or shard.dtype)
@@ -150,17 +123,12 @@ all_gather.defvjp(lambda shard, *args: (all_gather(shard, *args), type(shard) is
 
 
 class GradientSum:
-    """How a step's gradients are added up.
-
-    Args:
-        layout: layout of the weights.
-        trained: the weights, as global arrays.
-        microbatches: number in a step. Only the gradients of a single one are added up as soon as
-            they are computed.
-
-    Attributes:
-        gathered: axes, by path, of the weights whose all-gather adds up their gradient.
-    """
+    """How a step's gradients are added up over the devices that have different tokens, also those
+    of weights that every device has whole. Of these, each device gets the sum of the part that it
+    updates: by a reduce-scatter after the last microbatch or, of a single microbatch, as soon as it
+    is computed (`Kept`), while the layer below computes its gradients. Of what no axis divides,
+    every device gets the whole sum, after the last microbatch. `gathered` has the axes, by path, of
+    the weights whose all-gather adds up their gradient."""
 
     def __init__(self, layout: Layout, trained: nnx.State, microbatches: int) -> None:
         sharded = layout.sharded_axes(trained)

@@ -16,10 +16,10 @@ from typing import Any
 import jax
 import platformdirs
 
+from rungs.common.errors import UserError
 from rungs.config.optimization_config import OptimizationConfig
 from rungs.config.sharding_config import ShardingConfig
-from rungs.parallel import gpu_settings, numerics
-from rungs.parallel.devices import cpu_device_count
+from rungs.parallel import devices, gpu_settings
 
 TRUNCATED_ENTRY = r"Error reading persistent compilation cache entry for '(.+?)'"
 WRITE_FAILURE = r"Error writing persistent compilation cache entry for '.+?': (.*)"
@@ -44,7 +44,7 @@ def prepare(
         flags = os.environ.get("XLA_FLAGS", "")
         os.environ["XLA_FLAGS"] = f"{flags} --xla_gpu_deterministic_ops=true".strip()
     with contextlib.suppress(RuntimeError):  # JAX has already started
-        count = cpu_device_count(train, copy_bytes, recorded, processes)
+        count = devices.cpu_device_count(train, copy_bytes, recorded, processes)
         jax.config.update("jax_num_cpu_devices", count)
 
 
@@ -55,12 +55,10 @@ def settle(platform: str) -> None:
 
 
 def keep_freed_memory() -> None:
-    """Make glibc reuse freed memory between steps instead of returning it to the system.
-
-    Otherwise, on a CPU, the memory of each step is mapped and zeroed again, which took a fifth of
-    the step. It must be set before JAX starts its threads, even if there turns out to be an
-    accelerator: there it would keep the memory of every checkpoint's copy, so `settle` undoes it.
-    """
+    """Make glibc reuse freed memory between steps instead of returning it to the system. Otherwise,
+    on a CPU, the memory of each step is mapped and zeroed again, which took a fifth of the step. It
+    must be set before JAX starts its threads, even if there turns out to be an accelerator: there
+    it would keep the memory of every checkpoint's copy, so `settle` undoes it."""
     _mallopt(arena_max=1, mmap_max=0, trim_threshold=-1)
 
 
@@ -74,12 +72,9 @@ def _mallopt(arena_max: int, mmap_max: int, trim_threshold: int) -> None:
 
 def enable_compilation_cache() -> None:
     """Keep compiled code between starts, in the folder that JAX's environment variable names, else
-    in the user's cache folder.
-
-    Raises:
-        UserError: an environment variable asks for what Rungs can't do.
-    """
-    numerics.refuse_unusable()
+    in the user's cache folder. Raises UserError if an environment variable asks for what Rungs
+    can't do."""
+    refuse_unusable()
     default = Path(platformdirs.user_cache_dir("rungs")) / "compiled"
     folder = Path(os.environ.get(CACHE_VARIABLE) or default)
     jax.config.update("jax_compilation_cache_dir", str(folder))
@@ -109,3 +104,63 @@ def _handle_cache_failures(folder: Path) -> None:
             show(message, *args, **kwargs)
 
     warnings.showwarning = show_or_handle
+
+
+SETTINGS = (
+    *("jax_default_matmul_precision", "jax_default_prng_impl", "jax_threefry_partitionable"),
+    *("jax_threefry_gpu_kernel_lowering", "jax_random_seed_offset", "jax_softmax_custom_jvp"),
+    *("jax_high_dynamic_range_gumbel", "jax_allow_f16_reductions", "jax_use_shardy_partitioner"),
+    *("jax_disable_most_optimizations", "jax_optimization_level", "jax_memory_fitting_level"),
+    *("jax_exec_time_optimization_effort", "jax_memory_fitting_effort", "jax_use_direct_linearize"),
+    *("jax_compiler_enable_remat_pass", "jax_ragged_dot_use_ragged_dot_instruction"),
+)
+"""Names in `jax.config`; the environment variables have the same names in capitals."""
+_FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
+_OTHER_VARIABLES = ("NVIDIA_TF32_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG")
+_HARMLESS_FLAGS = ("--xla_dump", "--xla_force_host_platform_device_count")
+_GIVEN = {name: os.environ.get(name, "") for name in (*_FLAGS, *_OTHER_VARIABLES)}
+"""Values that the user has set, before `jax_setup` adds its own flags."""
+_NEEDED = {
+    "jax_enable_x64": False,
+    "jax_disable_jit": False,
+    "jax_no_execution": False,
+    "jax_no_tracing": False,
+    "jax_numpy_dtype_promotion": "standard",
+    "jax_numpy_rank_promotion": "allow",
+}
+"""Settings that Rungs needs: its dtypes have at most 32 bits, and are mixed."""
+
+
+def refuse_unusable() -> None:
+    """Raise UserError with a line for each variable with which Rungs doesn't work."""
+    lines = [
+        f"{name.upper()}: Rungs works only with the default, {needed}; unset it"
+        for name, needed in _NEEDED.items()
+        if jax.config.values.get(name, needed) != needed
+    ]
+    lines += [
+        f"XLA_FLAGS: the installed XLA has no flag {name}; remove it"
+        for name in gpu_settings.unknown_flags()
+    ]
+    if lines:
+        raise UserError("\n".join(lines))
+
+
+def recorded() -> dict[str, str]:
+    """Return all settings by name. Starts JAX."""
+    flags = {
+        name: " ".join(sorted(f for f in _GIVEN[name].split() if not f.startswith(_HARMLESS_FLAGS)))
+        for name in _FLAGS
+    }
+    values = {name.upper(): str(jax.config.values.get(name)) for name in SETTINGS}
+    others = {name: _GIVEN[name] for name in _OTHER_VARIABLES}
+    return {"device": jax.devices()[0].device_kind} | flags | others | values
+
+
+def changes(before: dict[str, str], now: dict[str, str]) -> list[str]:
+    """Return what differs between two records, of what both have."""
+    return [
+        f"{name} was {before[name] or 'not set'}, is now {now[name] or 'not set'}"
+        for name in now
+        if name in before and before[name] != now[name]
+    ]

@@ -33,17 +33,9 @@ def find_cluster(
     process: int | None,
     environment: Mapping[str, str] = os.environ,
 ) -> Cluster | None:
-    """Return the processes that this one trains with; None if it is alone.
-
-    Args:
-        coordinator: host and port of process 0; like the next two an option, all or none.
-        processes: number of processes.
-        process: number of this one, from 0.
-        environment: variables by which Slurm, Open MPI, Kubernetes and TPUs are detected.
-
-    Raises:
-        UserError: an option is missing or invalid.
-    """
+    """Return the processes that this one trains with, from the three options or from the variables
+    by which Slurm, Open MPI, Kubernetes and TPUs are detected; None if it is alone. Raises
+    UserError if an option is missing or invalid."""
     given = (coordinator, processes, process)
     if coordinator is None or processes is None or process is None:
         if any(value is not None for value in given):

@@ -1,14 +1,22 @@
-"""Create the mesh of devices, with the axes `data` and `tensor` or, in mode `cp`, `context`. One
-device is a 1 × 1 mesh."""
+"""The mesh of devices; names of its axes, of array axes, and of parts of the model."""
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
-from rungs.parallel.names import DATA, TENSOR
-
+DATA, CONTEXT, TENSOR = "data", "context", "tensor"
+"""The mesh axes. A mesh has `DATA`, and one of the other two."""
+TOKEN_AXES = (DATA, CONTEXT)
+"""The mesh axes along which devices have different tokens: sequences, or parts of sequences."""
+BLOCKS, HEAD, TOKEN_EMBEDDING = "blocks", "head", "token_embedding"
+"""First parts of paths of parameters: stacked layers, output head, token embedding."""
+VOCABULARY = "vocab"
+"""The array axis that is padded to fit the mesh."""
+POSITION = "position"
+"""The array axis of learned positions."""
 MESH_AXIS_NAMES = (DATA, TENSOR)
 _AXIS_TYPE = AxisType.Auto
 """XLA chooses how intermediate results are split."""
@@ -19,15 +27,10 @@ def create_mesh(
     mesh_axis_names: Sequence[str] = MESH_AXIS_NAMES,
     devices: Sequence[jax.Device] | None = None,
 ) -> Mesh:
-    """Return a mesh of devices. Devices that are closest to each other share the last axis.
-
-    Args:
-        mesh_shape: number of devices along each axis; −1, at most once, for all that remain.
-        devices: the devices to use; all devices of all hosts if absent.
-
-    Raises:
-        ValueError: the sizes do not multiply to the number of devices.
-    """
+    """Return a mesh of devices. Devices that are closest to each other share the last axis. Raises
+    ValueError if the sizes do not multiply to the number of devices. `mesh_shape` has the number of
+    devices along each axis; −1, at most once, stands for all that remain. `devices` are by default
+    all devices of all hosts."""
     devices, names = jax.devices() if devices is None else devices, tuple(mesh_axis_names)
     shape = _resolve_shape(tuple(mesh_shape), names, len(devices))
     return jax.make_mesh(shape, names, axis_types=(_AXIS_TYPE,) * len(names), devices=devices)
@@ -80,3 +83,8 @@ def _nearest_shape(shape: tuple[int, ...], available: int) -> tuple[int, ...]:
         last_sizes.insert(0, nearest)
         available //= nearest
     return (available, *last_sizes)
+
+
+def dotted(path: tuple[Any, ...]) -> str:
+    """Return the name that checkpoints use for a path of `nnx.to_flat_state`."""
+    return ".".join(str(part) for part in path)

@@ -1,12 +1,5 @@
-"""Join the processes of a run, and broadcast and agree between them. With one process, every
-function does the same without communication.
-
-If another process is missing at the start or dies, this one ends with one line. JAX's health check
-would abort it with a stack trace (exit code 134), unless it has a callback. But jaxlib 0.10 cannot
-convert the callback's argument to Python: it throws `std::bad_cast` instead of calling it.
-`connect` turns that into a RuntimeError; in the thread of the health check it ends in C++'s
-terminate handler, so that is set too. JAX's own log lines before it say which process died.
-"""
+"""Join the processes of a run, and broadcast and agree between them; with one process, without
+communication. If another process is missing at the start or dies, this one ends with one line."""
 
 import contextlib
 import ctypes
@@ -26,7 +19,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rungs.common import run_log
 from rungs.common.errors import EXIT_FAILED, RunFailure, UserError, readable_line, reason
-from rungs.common.run_log import TERMINAL
 from rungs.parallel.launchers import Cluster
 from rungs.parallel.mesh import size_along
 
@@ -51,11 +43,8 @@ _ENDING = threading.Lock()
 
 def join(cluster: Cluster) -> None:
     """Connect to the other processes, before any other use of JAX. If some do not arrive in time,
-    or die later, this one ends with one line.
-
-    Raises:
-        UserError: JAX cannot find out who the other processes are.
-    """
+    or die later, this one ends with one line. Raises UserError if JAX cannot find out who the other
+    processes are."""
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.config.update("jax_enable_preemption_service", False)  # it would catch SIGTERM
     try:
@@ -82,7 +71,7 @@ def _end(cause: Exception | None = None) -> None:
         message += f" ({readable_line(reason(cause))})"
     with _ENDING:
         run_log.log_to_file_only(logging.ERROR, message)
-        TERMINAL.write(f"error: {message}\n")
+        run_log.TERMINAL.write(f"error: {message}\n")
         os._exit(EXIT_FAILED)
 
 
@@ -100,7 +89,11 @@ def end_if_lost() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _end_instead_of_abort() -> Iterator[None]:
-    """Call `_end` where the health check of a client created in this block would abort."""
+    """Call `_end` where JAX's health check of a client created in this block would abort, with a
+    stack trace (exit code 134). The health check has a callback, but jaxlib 0.10 throws
+    `std::bad_cast` instead of calling it, as it cannot convert the argument. `connect` turns that
+    into a RuntimeError; in the thread of the health check it ends in C++'s terminate handler, so
+    that is set too. JAX's own log lines before it say which process died."""
     create = _jax.get_distributed_runtime_client
     with_callback = functools.partial(create, missed_heartbeat_callback=lambda *_: _end())
     _set_terminate_handler()
@@ -132,12 +125,8 @@ def is_first_process() -> bool:
 
 
 def broadcast_from_first(compute: Callable[[], str]) -> str:
-    """Return, in every process, the string that the first process computes.
-
-    Raises:
-        UserError, RunFailure: in every process, if the first one raises it. If the first one raises
-            something else, the others raise RuntimeError.
-    """
+    """Return, in every process, the string that the first process computes. If the first one raises
+    a UserError or RunFailure, all raise it; if something else, the others raise RuntimeError."""
     if not is_multi_process():
         return compute()
     code, text, failure = _NO_ERROR, "", None
@@ -185,11 +174,8 @@ def wait_for_first() -> None:
 
 
 def check_all_agree(what: str, content: str) -> None:
-    """Check that all processes have the same content.
-
-    Raises:
-        UserError: in every process, if one has another content than the first.
-    """
+    """Check that all processes have the same content. Raises UserError in every process if one has
+    another content than the first."""
     if not is_multi_process():
         return
     digest = np.frombuffer(hashlib.sha256(content.encode()).digest(), np.uint8)

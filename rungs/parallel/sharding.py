@@ -1,8 +1,6 @@
-"""The sharding modes, and where each array and batch lives on the mesh.
-
-A parameter declares the names of its axes (`axes` in its metadata). `MESH_AXES` says for each mode
-which array axis is split over which mesh axis. Axes that are not split are replicated.
-"""
+"""The sharding modes, and where each array and batch lives on the mesh. A parameter declares the
+names of its axes (`axes` in its metadata); `MESH_AXES` says which of them each mode splits over
+which mesh axis. The others are replicated."""
 
 import math
 from collections.abc import Sequence
@@ -17,8 +15,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from rungs.config.model_config import ModelConfig
 from rungs.config.sharding_config import Mode, ShardingConfig, indivisible, mesh_axes, mode_problem
 from rungs.parallel import target_device
-from rungs.parallel.mesh import one_device, size_along
-from rungs.parallel.names import DATA, TENSOR, TOKEN_AXES, VOCABULARY
+from rungs.parallel.mesh import DATA, TENSOR, TOKEN_AXES, VOCABULARY, one_device, size_along
 
 MeshAxes = str | tuple[str, ...]
 """A mesh axis, or several together."""
@@ -38,22 +35,16 @@ splits only one axis of an array: the first one listed here whose size it divide
 
 
 def get_sharding_config_for_mode(mode: str) -> dict[str, MeshAxes]:
-    """Return the table from array axis to mesh axis or axes.
-
-    Raises:
-        ValueError: no such mode.
-    """
+    """Return the table from array axis to mesh axis or axes. Raises ValueError if there is no such
+    mode."""
     if mode not in MESH_AXES:
         raise ValueError(f"sharding.mode: {mode!r} must be one of {', '.join(MESH_AXES)}")
     return MESH_AXES[mode]
 
 
 def validate_mesh_for_mode(mesh: Mesh, mode: str) -> None:
-    """Check that a mode can run on a mesh.
-
-    Raises:
-        ValueError: there is no such mode, or the mesh's axes or their sizes do not fit it.
-    """
+    """Check that a mode can run on a mesh. Raises ValueError if there is no such mode, or the
+    mesh's axes or their sizes do not fit it."""
     get_sharding_config_for_mode(mode)
     if mesh.axis_names != mesh_axes(mode):
         raise ValueError(
@@ -72,10 +63,7 @@ class Layout(NamedTuple):
     @classmethod
     def of(cls, sharding: ShardingConfig | None, mesh: Mesh | None = None) -> "Layout":
         """Return the layout for `sharding` in `train.json`; of one device if there is no mesh.
-
-        Raises:
-            ValueError: the mesh does not fit the mode.
-        """
+        Raises ValueError if the mesh does not fit the mode."""
         if mesh is None:
             return cls(one_device())
         layout = cls(mesh, sharding.mode if sharding else "dp")
@@ -92,12 +80,8 @@ class Layout(NamedTuple):
         return self._replace(mode="fsdp") if is_split else self
 
     def spec(self, axes: Sequence[str], shape: Sequence[int]) -> PartitionSpec:
-        """Return the mesh axis, or axes, over which each axis of an array is split.
-
-        Args:
-            axes: names of the array's last axes; axes before those are not split.
-            shape: global shape of the array.
-        """
+        """Return the mesh axis, or axes, over which each axis of an array is split. `axes` are the
+        names of the array's last axes, as axes before those are not split; `shape` is global."""
         names: list[MeshAxes | None] = [None] * len(shape)
         first = len(shape) - len(axes)
         for axis, over in MESH_AXES[self.mode].items():

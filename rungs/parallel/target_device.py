@@ -1,11 +1,13 @@
-"""The kind of device that programs are traced for: the local one or, in a plan, another one."""
+"""The kind of device that programs are traced for, the local one or, in a plan, another one;
+barriers that keep XLA from fusing where that costs time or memory, each on one platform."""
 
 import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
+from jax import Array
 
 
 class Target(NamedTuple):
@@ -47,12 +49,8 @@ def is_ampere_or_later() -> bool:
 
 @contextlib.contextmanager
 def trace_for(target: Target | None, is_compiled: bool = False) -> Iterator[None]:
-    """Trace programs for another kind of device.
-
-    Args:
-        target: None means the local one.
-        is_compiled: whether its compiler is here and compiles them.
-    """
+    """Trace programs for another kind of device. None means the local one. `is_compiled` says
+    whether its compiler is here and compiles them."""
     token = _planned.set(target and (target, is_compiled))
     try:
         yield
@@ -63,3 +61,29 @@ def trace_for(target: Target | None, is_compiled: bool = False) -> Iterator[None
 def _local_device() -> Target:
     device = jax.devices()[0]
     return Target(device.platform, str(getattr(device, "compute_capability", "")))
+
+
+Tree = TypeVar("Tree")
+
+
+def cpu_barrier(tree: Tree) -> Tree:
+    """Return arrays that, on a CPU, are computed once and lie in memory, not fused with what reads
+    them."""
+    on_cpu = platform() == "cpu"
+    barred: Tree = jax.lax.optimization_barrier(tree) if on_cpu else tree
+    return barred
+
+
+def gpu_gradient_barrier(x: Array) -> Array:
+    """Return x, whose gradient, on a GPU, is computed once and lies in memory in the dtype of x."""
+    return _with_barred_gradient(x) if platform() == "gpu" else x
+
+
+@jax.custom_vjp
+def _with_barred_gradient(x: Array) -> Array:
+    return x
+
+
+_with_barred_gradient.defvjp(
+    lambda x: (x, None), lambda _, gradient: (jax.lax.optimization_barrier(gradient),)
+)

@@ -3,12 +3,11 @@
     hardware       known devices: FLOP/s, memory, bandwidth; add a device here
     flops          parameters and FLOPs per token
     memory         bytes per device, by component, from these:
-    activations    what the forward pass keeps for the backward pass
-    peaks          sizes of a step, and what it needs by XLA's compilers for CPUs, GPUs and TPUs
+    peaks          sizes of a step, activations that it keeps for the backward pass, and what it
+                   needs by XLA's compilers for CPUs, GPUs and TPUs
     communication  bytes sent per step, computed from the config
     compiled       what a device's compiler says of the step
-    disk_space     what the checkpoints of a run need, with a warning at its start
-    forecast       all of these for one run, with time
+    forecast       all of these for one run, with time and the disk space of its checkpoints
     rows           sections and tables of a report, from which text and JSON are made
     report         a forecast as a table and as JSON; `plan.py` prints it
     policy_plan    what a run of reinforcement learning takes, and its report

@@ -1,11 +1,6 @@
-"""What the devices of a mesh send each other in a training step, computed from the configs.
-
-`planned_collectives(run, layout)` lists the collectives that a step runs for each parameter and
-activation, how often, and on how many bytes. Nothing is compiled. `compiled/collectives.py`
-counts the same in a compiled program, which differs where the compiler moves or drops collectives.
-
-Axis suffixes as in `rungs/model/gpt.py`.
-"""
+"""What the devices of a mesh send each other in a training step, computed from the configs: nothing
+is compiled. `compiled/collectives.py` counts the same in a compiled program, which differs where
+the compiler moves or drops collectives. Axis suffixes as in `rungs/model/gpt.py`."""
 
 import math
 from collections.abc import Iterator
@@ -20,8 +15,7 @@ from rungs.model.kernels import grouped_matmul
 from rungs.model.layer_loop import layer_loop
 from rungs.model.remat import RECOMPUTED, Recomputed
 from rungs.optim.precision import dtype_of
-from rungs.parallel.mesh import abstract_mesh, size_along
-from rungs.parallel.names import (
+from rungs.parallel.mesh import (
     BLOCKS,
     CONTEXT,
     DATA,
@@ -29,6 +23,8 @@ from rungs.parallel.names import (
     TOKEN_AXES,
     TOKEN_EMBEDDING,
     VOCABULARY,
+    abstract_mesh,
+    size_along,
 )
 from rungs.parallel.sharding import Layout, padded_axis, sharded_axis
 from rungs.planning.compiled.collectives import moved_bytes
@@ -119,21 +115,15 @@ class ParameterLayout(NamedTuple):
 
 
 def abstract_layout(sharding: ShardingConfig) -> Layout:
-    """Return a layout that needs no devices, for a mesh of any size.
-
-    Args:
-        sharding: with both sizes given.
-    """
+    """Return a layout that needs no devices, for a mesh of any size. `sharding` must have both
+    sizes."""
     mesh = abstract_mesh(sharding.sizes, sharding.axes)
     return Layout(mesh, sharding.mode)  # type: ignore[arg-type]
 
 
 def communication_of(run: RunConfig, layout: Layout, links: Links) -> Communication:
-    """Return the least time that the communication of a step takes.
-
-    Raises:
-        ValueError: it is not known, for the reason that the message gives.
-    """
+    """Return the least time that the communication of a step takes. Raises ValueError, which says
+    why, if it is not known."""
     seconds = {True: 0.0, False: 0.0}
     for one in planned_collectives(run, layout):
         is_waited_for = one.axes == (TENSOR,) or one.kind == "all-to-all"
@@ -142,14 +132,10 @@ def communication_of(run: RunConfig, layout: Layout, links: Links) -> Communicat
 
 
 def link_bandwidth(axes: tuple[str, ...], layout: Layout, links: Links) -> float:
-    """Return the bytes per second that a device sends in a collective along mesh axes.
-
-    The devices of an island stand together along the last axis of the mesh and then along `data`. A
-    ring leaves each island once, so it has the network of as many devices as it has in an island.
-
-    Raises:
-        ValueError: it uses a network of unknown speed.
-    """
+    """Return the bytes per second that a device sends in a collective along mesh axes. The devices
+    of an island stand together along the last axis of the mesh and then along `data`. A ring leaves
+    each island once, so it has the network of as many devices as it has in an island. Raises
+    ValueError if it uses a network of unknown speed."""
     mesh = layout.mesh
     is_last, last = axes == mesh.axis_names[-1:], mesh.axis_sizes[-1]
     if (last if is_last else mesh.size) <= links.island:
@@ -191,14 +177,10 @@ def padded_shape(variable: nnx.Variable, layout: Layout) -> list[int]:
 
 
 def planned_collectives(run: RunConfig, layout: Layout) -> list[PlannedCollective]:
-    """Return the collectives of one global step, by parameter and activation.
-
-    If `remat` recomputes matmuls, every bias counts as gathered twice, although the backward pass
-    does not need all of them again.
-
-    Raises:
-        ValueError: the run trains LoRA adapters, whose communication is not counted.
-    """
+    """Return the collectives of one global step, by parameter and activation. If `remat` recomputes
+    matmuls, every bias counts as gathered twice, although the backward pass does not need all of
+    them again. Raises ValueError if the run trains LoRA adapters, whose communication is not
+    counted."""
     if run.train.lora:
         raise ValueError("lora: the communication of adapters is not known")
     step, parameters = _Step(run, layout), list(parameter_layouts(run.model, layout))

@@ -1,7 +1,5 @@
-"""Parameters and FLOPs per token of a run, computed from its configs.
-
-Axis suffixes as in `rungs/model/gpt.py`.
-"""
+"""Parameters and FLOPs per token of a run, computed from its configs. Axes as in
+`rungs/model/gpt.py`."""
 
 import math
 from typing import NamedTuple
@@ -10,6 +8,7 @@ import jax
 
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig
+from rungs.model import lora, remat
 from rungs.model.attention import causal_kernel
 from rungs.model.kernels import (
     blockwise_attention,
@@ -18,8 +17,6 @@ from rungs.model.kernels import (
     triton_attention,
 )
 from rungs.model.layer_loop import layer_loop
-from rungs.model.lora import DOWN, LOW_RANK_NAMES
-from rungs.model.remat import RECOMPUTED
 from rungs.optim.precision import dtype_of
 from rungs.step.state import Shapes, shapes_of
 
@@ -77,11 +74,7 @@ class Flops(NamedTuple):
 
 
 def count_parameters(shapes: Shapes) -> ParameterCounts:
-    """Return the number of all parameters of a model.
-
-    Args:
-        shapes: from `state.shapes_of`.
-    """
+    """Return the number of all parameters of a model. `shapes` are those of `state.shapes_of`."""
     return _by_group({name: math.prod(shape) for name, shape in shapes.items()})
 
 
@@ -94,11 +87,8 @@ def count_active_parameters(shapes: Shapes, model: ModelConfig) -> ParameterCoun
 def model_flops_per_token(shapes: Shapes, model: ModelConfig, length: int) -> float:
     """Return the FLOPs per token of training that utilization (MFU) is measured by: 6 for each
     active weight in a matmul (Kaplan et al. 2020, section 2.1), and 12 · L · N · H · S for
-    attention over the full square S · S (Chowdhery et al. 2022, appendix B).
-
-    Args:
-        length: S, tokens in a sequence.
-    """
+    attention over the full square S · S (Chowdhery et al. 2022, appendix B). `length` is S, the
+    tokens in a sequence."""
     sizes = _active_sizes(shapes, model)
     in_matmuls = sum(sizes.values()) - sizes.get("position_embedding.embedding", 0)
     if not model.tied_embeddings:
@@ -108,11 +98,8 @@ def model_flops_per_token(shapes: Shapes, model: ModelConfig, length: int) -> fl
 
 def hardware_flops_per_token(config: RunConfig, vocabulary: int | None = None) -> Flops:
     """Return the FLOPs per token that a step computes, recomputation included. Only matmuls count;
-    everything else is small beside them.
-
-    Args:
-        vocabulary: rows in memory, if there are more than `vocab_size`.
-    """
+    everything else is small beside them. `vocabulary` is the number of rows in memory, if that is
+    more than `vocab_size`."""
     model = config.model
     once = 2 * model.emb_dim * (vocabulary or model.vocab_size)
     head = Passes(once, 0, once if config.train.lora else 2 * once)
@@ -130,7 +117,7 @@ def _by_group(sizes: dict[str, int]) -> ParameterCounts:
 
 def _group(name: str) -> str:
     """Return the field of `ParameterCounts` that a parameter counts in."""
-    if name.endswith(LOW_RANK_NAMES):
+    if name.endswith(lora.LOW_RANK_NAMES):
         return "low_rank"
     if "norm" in name:
         return "norms"
@@ -155,7 +142,7 @@ def _is_of_experts(name: str) -> bool:
 def _of_layers(config: RunConfig) -> Passes:
     model, train = config
     shapes = shapes_of(model, train.lora).items()
-    low_rank = {name: math.prod(s) for name, s in shapes if name.endswith(LOW_RANK_NAMES)}
+    low_rank = {name: math.prod(s) for name, s in shapes if name.endswith(lora.LOW_RANK_NAMES)}
     kernels = ((name, s) for name, s in shapes if name.endswith(".kernel"))
     sizes = {name: math.prod(s) for name, s in kernels if name.startswith("blocks.")}
     if model.n_experts and not grouped_matmul.is_dense():  # else a token goes through all experts
@@ -164,11 +151,11 @@ def _of_layers(config: RunConfig) -> Passes:
             sizes[name] = round(sizes[name] * share)
     weights = sum(sizes.values())
     forward = 2 * (weights + sum(low_rank.values()))
-    recompute, recomputed = 0.0, RECOMPUTED[layer_loop(train, model).remat]
+    recompute, recomputed = 0.0, remat.RECOMPUTED[layer_loop(train, model).remat]
     if recomputed.matmuls:
         recompute = forward - 2 * _not_recomputed(sizes, model)
     elif recomputed.elementwise:
-        recompute = 2 * sum(size for name, size in low_rank.items() if name.endswith(DOWN))
+        recompute = 2 * sum(size for name, size in low_rank.items() if name.endswith(lora.DOWN))
     weight_gradients = 0 if train.lora else 2 * weights
     backward = 2 * weights + weight_gradients + 4 * sum(low_rank.values())
     return Passes(forward, recompute, backward)
@@ -192,7 +179,7 @@ def _of_attention(config: RunConfig) -> Passes:
     is_blockwise = not train.drop_rate  # as `Attention` chooses
     pairs = attention_pairs(config) if is_blockwise else model.n_layers * length**2
     once = 2 * pairs * _heads_width(model) / length
-    recomputed = RECOMPUTED[layer_loop(train, model).remat]
+    recomputed = remat.RECOMPUTED[layer_loop(train, model).remat]
     if is_blockwise:
         return Passes(2 * once, (_again(config) + 2 * recomputed.matmuls) * once, 4 * once)
     # to recompute the softmax between the two matmuls takes the scores
@@ -208,7 +195,7 @@ def _again(config: RunConfig) -> int:
     kernel = causal_kernel(query, model.attention_soft_cap, train.documents == "separate")
     if kernel in (splash_attention, triton_attention):
         return 3
-    recomputed = RECOMPUTED[layer_loop(train, model).remat]
+    recomputed = remat.RECOMPUTED[layer_loop(train, model).remat]
     return 1 if recomputed.elementwise or not blockwise_attention.keeps_weights() else 0
 
 

@@ -1,14 +1,19 @@
 """What a run needs on devices that may not be here: memory, FLOPs, tokens, disk and time, computed
 from the run's two config files; nothing is trained."""
 
+import logging
 import math
 import statistics
 from pathlib import Path
 from typing import NamedTuple
 
-from rungs.checkpointing.start_from import starting_dtypes
+from rungs.checkpointing.checkpoint_folder import CHECKPOINT_GLOB
+from rungs.checkpointing.load import starting_dtypes
+from rungs.checkpointing.retention import most_needed
+from rungs.common import disk
 from rungs.common.errors import UserError
 from rungs.common.paths import is_there
+from rungs.config.optimization_config import OptimizationConfig
 from rungs.config.run_config import MODEL_FILE, TRAIN_FILE, RunConfig
 from rungs.config.sharding_config import ShardingConfig
 from rungs.data.catalog import dataset_folder
@@ -19,7 +24,6 @@ from rungs.parallel import target_device
 from rungs.parallel.devices import indivisible_batch
 from rungs.parallel.sharding import Layout
 from rungs.planning.communication import Communication, abstract_layout, communication_of
-from rungs.planning.disk_space import DiskSpace, disk_space
 from rungs.planning.flops import (
     Flops,
     ParameterCounts,
@@ -29,11 +33,11 @@ from rungs.planning.flops import (
     model_flops_per_token,
 )
 from rungs.planning.hardware import Hardware
-from rungs.planning.memory import Dtypes, Memory, memory_of
+from rungs.planning.memory import Dtypes, Memory, as_stored, format_bytes, memory_of
 from rungs.planning.oom_advice import remedies
 from rungs.run import metrics
 from rungs.run.folder import RunFolder
-from rungs.step.state import shapes_of
+from rungs.step.state import AbstractState, shapes_of
 
 _RECENT_STEPS = 100
 """Recorded steps that the throughput is taken from."""
@@ -70,6 +74,25 @@ class Speed(NamedTuple):
     """As `flops.model_flops_per_token` counts them."""
     reason: str
     """Where the figure comes from."""
+
+
+class DiskSpace(NamedTuple):
+    """Disk space of a run's checkpoints."""
+
+    checkpoint_bytes: int
+    checkpoints: int | None
+    """Number that must fit at the same time: those that are kept, the best one, and one being
+    written. None if all are kept and their number is not known."""
+    free_bytes: float
+    """Free space and the space of the run's own checkpoints; infinity if it is not known."""
+
+    @property
+    def needed_bytes(self) -> int:
+        return self.checkpoint_bytes * (self.checkpoints or 1)
+
+    @property
+    def fits(self) -> bool:
+        return self.needed_bytes <= self.free_bytes
 
 
 class Forecast(NamedTuple):
@@ -159,17 +182,10 @@ def forecast(
     utilization: float,
     throughput: Throughput | None = None,
 ) -> Forecast:
-    """Return what a run needs on devices that may not be here.
-
-    Args:
-        sharding: with both sizes given.
-        utilization: assumed share of the devices' peak, by `flops.model_flops_per_token`.
-        throughput: if it is known.
-
-    Raises:
-        UserError: a line for each reason why model, training, devices and datasets do not go
-            together.
-    """
+    """Return what a run needs on devices that may not be here. Raises UserError with a line for
+    each reason why model, training, devices and datasets do not go together. `sharding` must have
+    both sizes; `utilization` is the assumed share of the devices' peak, by
+    `flops.model_flops_per_token`, if the throughput is not known."""
     with target_device.trace_for(hardware.target):
         train = resolve_compute_dtype(config.train).model_copy(update={"sharding": sharding})
         untimed = _without_time(run, RunConfig(config.model, train), hardware, datasets_dir)
@@ -296,3 +312,49 @@ def _least_update_seconds(untimed: Forecast) -> float:
     gradients = 0 if untimed.config.train.lora else memory.weights
     moved = 2 * (memory.weights + memory.moments) + gradients
     return moved / bandwidth if bandwidth else 0.0
+
+
+log = logging.getLogger("rungs")
+
+
+def disk_space(
+    run: RunFolder, config: RunConfig, steps: int | None, stored: Dtypes | None
+) -> DiskSpace:
+    """Return what the checkpoints of a run need and have. `steps` is the number of steps of the
+    complete run, None if not known; `stored` is as for `memory_of`."""
+    train = config.train
+    saved = None if steps is None else math.ceil((steps - 1) / train.checkpoint_interval) + 1
+    counts = [count for count in (most_needed(train.keep_checkpoints), saved) if count is not None]
+    own = sum(map(disk.folder_bytes, run.checkpoints.glob(CHECKPOINT_GLOB)))
+    free = disk.free_bytes(run.path)
+    return DiskSpace(checkpoint_bytes(config, stored), min(counts, default=None), free + own)
+
+
+def warn_if_short(run: RunFolder, config: RunConfig, steps: int, stored: Dtypes | None) -> None:
+    """Log a warning if the checkpoints of a run will not fit on its disk."""
+    space = disk_space(run, config, steps, stored)
+    if not space.fits:
+        needed, each = format_bytes(space.needed_bytes), format_bytes(space.checkpoint_bytes)
+        log.warning(
+            f"{run.checkpoints}: its checkpoints need {needed} ({space.checkpoints} at the same"
+            f" time, {each} each), but only {format_bytes(space.free_bytes)} can be used for them;"
+            f" {remedy(config.train)}"
+        )
+
+
+def remedy(train: OptimizationConfig) -> str:
+    """Return what to do if the checkpoints of a run do not fit on its disk."""
+    if train.keep_checkpoints == -1:
+        return "free some space, or keep fewer: keep_checkpoints is -1, all"
+    is_least = most_needed(train.keep_checkpoints) == most_needed(1)
+    return "free some space" + (", or lower keep_checkpoints" if not is_least else "")
+
+
+def checkpoint_bytes(config: RunConfig, stored: Dtypes | None) -> int:
+    """Return the bytes of a checkpoint's arrays, weights and optimizer state. The rest is small."""
+    train = config.train.model_copy(update={"sharding": None})
+    with target_device.trace_for(target_device.Target("cpu")):  # without vocabulary padding
+        mesh = abstract_layout(ShardingConfig(data=1)).mesh
+        state = AbstractState(RunConfig(config.model, train), 1, mesh)
+    arrays = (*as_stored(state, stored or {}).values(), *state.optimizer.values())
+    return sum(array.size * array.dtype.itemsize for array in arrays)

@@ -1,8 +1,5 @@
-"""Known devices: FLOP/s, memory and bandwidth as their makers publish them.
-
-To add a device, add an entry to `DEVICES`; `plan.py --device` and its help take the name from
-there. The table loads without JAX and NumPy.
-"""
+"""Known devices: FLOP/s, memory and bandwidth as their makers publish them. To add a device, add an
+entry to `DEVICES`. The table loads without JAX and NumPy, as the help of `plan.py` shows it."""
 
 import math
 import re
@@ -131,11 +128,8 @@ NAMES = (*(device.name for device in DEVICES), "cpu")
 
 
 def device_by_name(text: str) -> Hardware:
-    """Return the hardware that `--device` names or describes.
-
-    Raises:
-        UserError: there is no such device.
-    """
+    """Return the hardware that `--device` names or describes. Raises UserError if there is no such
+    device."""
     if text == "cpu":
         return cpu()
     if named := [device for device in DEVICES if device.name == text]:

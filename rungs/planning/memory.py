@@ -16,8 +16,7 @@ from rungs.model.layer_loop import layer_loop
 from rungs.optim.multi_steps import MultiSteps
 from rungs.parallel import target_device
 from rungs.parallel.sharding import Layout
-from rungs.planning.activations import Activations, activations_of
-from rungs.planning.peaks import AcceleratorPeak, CpuPeak, bytes_per_device
+from rungs.planning import peaks
 from rungs.step.state import AbstractArrays, AbstractState
 
 Dtypes = Mapping[str, str]
@@ -79,12 +78,9 @@ def memory_of(config: RunConfig, mesh: Mesh, stored: Dtypes | None = None) -> Me
 
 class MemoryEstimates:
     """The memory of a run's step with several settings of `remat` and `microbatch_size`, which
-    share their traces: these take most of the time.
-
-    Weights, moments and gradients are exact. Activations are what the derivative of the loss keeps.
-    Temporary arrays depend on the compiler: `logits` and `layer` are rules that agree with its own
-    analysis, as the tests check.
-    """
+    share their traces: these take most of the time. Weights, moments and gradients are exact;
+    activations are what the derivative of the loss keeps; `logits` and `layer`, the temporary
+    arrays, are rules that agree with the compiler's own analysis."""
 
     def __init__(
         self,
@@ -93,15 +89,10 @@ class MemoryEstimates:
         settings: Sequence[Remat],
         stored: Dtypes | None = None,
     ) -> None:
-        """Trace the step.
-
-        Args:
-            mesh: in the mode of `config.train.sharding`; abstract if the devices are only planned
-                (`target_device.trace_for`).
-            settings: values of `remat` that `of` may be asked for.
-            stored: dtypes of the file that the weights come from. With LoRA, frozen weights keep
-                them.
-        """
+        """Trace the step. The mesh must be in the mode of `config.train.sharding`; it is abstract
+        if the devices are only planned (`target_device.trace_for`). `settings` are the values of
+        `remat` that `of` may be asked for. `stored` has the dtypes of the file that the weights
+        come from, which frozen weights keep with LoRA."""
         self._mesh = mesh
         self._microbatch_size = config.train.microbatch_size
         self._abstract = AbstractState(config, 1, mesh)
@@ -109,7 +100,7 @@ class MemoryEstimates:
         state = self._abstract.fill(self._weights, self._abstract.optimizer)  # type: ignore[arg-type]
         needed: set[Remat] = {"none", "dots", *settings} if config.model.n_layers else {*settings}
         self._kept = {
-            remat: activations_of(
+            remat: peaks.activations_of(
                 RunConfig(config.model, config.train.model_copy(update={"remat": remat})),
                 mesh,
                 *state,
@@ -122,15 +113,15 @@ class MemoryEstimates:
         `gradient_accumulation_steps`."""
         rows, traced = config.train.microbatch_size, self._microbatch_size
         kept = {
-            remat: Activations(*(size * rows // traced for size in sizes))
+            remat: peaks.Activations(*(size * rows // traced for size in sizes))
             for remat, sizes in self._kept.items()
         }
-        peak = (CpuPeak if target_device.platform() == "cpu" else AcceleratorPeak)(
+        peak = (peaks.CpuPeak if target_device.platform() == "cpu" else peaks.AcceleratorPeak)(
             config, self._mesh, self._weights, self._gradients_of(config), kept
         )
         return Memory(
-            weights=bytes_per_device(self._weights),
-            moments=bytes_per_device(self._abstract.optimizer),
+            weights=peaks.bytes_per_device(self._weights),
+            moments=peaks.bytes_per_device(self._abstract.optimizer),
             gradients=peak.layer_gradients,
             accumulator=peak.gradients if peak.accumulates else 0,
             gathered=peak.gathered_layers,

@@ -10,7 +10,7 @@ from flax import nnx
 from rungs.config.model_config import ModelConfig
 from rungs.config.optimization_config import LoraConfig
 from rungs.config.sharding_config import Mode, ShardingConfig, mesh_axes
-from rungs.parallel.names import dotted
+from rungs.parallel.mesh import dotted
 from rungs.parallel.sharding import MESH_AXES, as_tuple
 from rungs.planning.communication import abstract_layout, padded_shape
 from rungs.step.state import abstract_model, build_model
@@ -57,14 +57,10 @@ def summarize(
     seed: int,
     max_initialized: int,
 ) -> ModelSummary:
-    """Describe the model that a run builds.
-
-    Args:
-        lora: adapters to add, as the run does.
-        mesh_shape: devices along each mesh axis, for the modes that use it; at least 2 each.
-        seed: of the initial values, whose standard deviations are measured.
-        max_initialized: leave the standard deviations out if the model has more parameters.
-    """
+    """Describe the model that a run builds, with its adapters if `lora` is given. `mesh_shape` has
+    the devices along each mesh axis, at least 2, for the modes that use it; `seed` is for the
+    initial values, whose standard deviations are left out if there are more parameters than
+    `max_initialized`."""
     model = abstract_model(config, lora)
     flat = nnx.to_flat_state(nnx.state(model))
     total = sum(variable.get_value().size for _, variable in flat)

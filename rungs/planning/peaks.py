@@ -1,9 +1,6 @@
 """Sizes of a step on each device, and what it needs at its peak beside weights and optimizer state:
 rules that agree with XLA's compilers (`tests/planning/test_memory.py`,
-`tests/planning/compiled/test_estimates.py`).
-
-Axis suffixes as in `rungs/model/gpt.py`.
-"""
+`tests/planning/compiled/test_estimates.py`). Axis suffixes as in `rungs/model/gpt.py`."""
 
 import math
 from collections.abc import Mapping
@@ -11,21 +8,27 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding
+from flax import nnx
+from jax import Array
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rungs.config.optimization_config import Remat
 from rungs.config.run_config import RunConfig
+from rungs.model.gpt import GPT
 from rungs.model.kernels.cross_entropy import chunk_tokens
 from rungs.model.layer_loop import LayerLoop, kept_scores, layer_loop, periods
 from rungs.model.remat import RECOMPUTED
+from rungs.optim.multi_steps import MultiSteps
 from rungs.optim.precision import dtype_of
 from rungs.parallel import target_device
-from rungs.parallel.mesh import size_along
-from rungs.parallel.names import BLOCKS, CONTEXT, DATA, HEAD, TENSOR, TOKEN_EMBEDDING
+from rungs.parallel.fsdp import WeightGatherer
+from rungs.parallel.mesh import BLOCKS, CONTEXT, DATA, HEAD, TENSOR, TOKEN_EMBEDDING, size_along
 from rungs.parallel.sharding import Layout, sharded_axis
-from rungs.planning.activations import Activations
 from rungs.planning.communication import FLOAT32_BYTES, INT32_BYTES
 from rungs.planning.flops import attention_pairs
+from rungs.step.forward import compute_of, on_mesh
+from rungs.step.next_token import NextToken
+from rungs.step.objective import Microbatch
 from rungs.step.state import AbstractArrays
 
 _MAX_ELEMENTWISE = 2.2
@@ -41,6 +44,16 @@ _LAYER_MAY_DECIDE = 0.8
 """Share of the bytes of the logits."""
 _SMALL = 50_000_000
 """Bytes besides state and activations below which a step is small on an accelerator."""
+
+
+class Activations(NamedTuple):
+    """Bytes of activations on each device."""
+
+    in_layers: int
+    """Bytes in the loop over layers."""
+    total: int
+    widened: int
+    """Total with 16-bit activations in float32."""
 
 
 class StepSizes(NamedTuple):
@@ -192,11 +205,9 @@ class CpuPeak(StepSizes):
 
     @property
     def layer_bytes(self) -> int:
-        """Bytes of a layer's backward pass.
-
-        The layer's activations are copied out of the stack of all layers. Gradients take as much
-        twice again; or, if that is more, the recomputed values take their place.
-        """
+        """Bytes of a layer's backward pass. The layer's activations are copied out of the stack of
+        all layers. Gradients take as much twice again; or, if that is more, the recomputed values
+        take their place."""
         if not self.layers or self.is_unrolled:
             return self._always
         period, again = self.period, RECOMPUTED[self.remat]
@@ -277,13 +288,11 @@ class AcceleratorPeak(StepSizes):
 
     @property
     def error(self) -> float:
-        """Share by which the total may differ from the compiled step.
-
-        It is least on a GPU where the logits decide, and larger where a layer does. The compiler
-        chooses the order of what is in a layer, or in several that it compiles together, and may
-        copy whole gradients that it adds up. On several TPUs with whole weights a step needs up to
-        a quarter more than these rules count, and in a small step many small arrays matter.
-        """
+        """Share by which the total may differ from the compiled step. It is least on a GPU where
+        the logits decide, and larger where a layer does. The compiler chooses the order of what is
+        in a layer, or in several that it compiles together, and may copy whole gradients that it
+        adds up. On several TPUs with whole weights a step needs up to a quarter more than these
+        rules count, and in a small step many small arrays matter."""
         logits, layer = self.logits_bytes, self.layer_bytes
         is_whole = not (self.gathered_layers or self.gathered_outside)
         if max(logits, layer) < _SMALL:
@@ -350,3 +359,59 @@ def _gathered_elements(array: jax.ShapeDtypeStruct) -> int:
         return 0
     shard = math.prod(array.sharding.shard_shape(array.shape))
     return shard * size_along(array.sharding.mesh, *axis.mesh_axes)
+
+
+def activations_of(config: RunConfig, mesh: Mesh, model: GPT, optimizer: MultiSteps) -> Activations:
+    """Return a microbatch's activations under the run's setting of `remat`. Compares one microbatch
+    with one of twice as many sequences: what grows is activations, the rest is weights. The arrays
+    of model and optimizer may be abstract."""
+    rows = config.train.microbatch_size // mesh.shape[DATA]
+    both = (_residuals(config, mesh, model, optimizer, count * rows) for count in (1, 2))
+    in_layers = total = widened = 0
+    for one, two in zip(*both, strict=True):
+        growth = _bytes(two) - _bytes(one)
+        in_layers += growth if one.shape[:1] == two.shape[:1] else 0  # the first axis is the layers
+        total += growth
+        widened += growth * (2 if one.dtype.itemsize == 2 else 1)
+    return Activations(in_layers, total, widened)
+
+
+def _residuals(
+    config: RunConfig, mesh: Mesh, model: GPT, optimizer: MultiSteps, rows: int
+) -> list[jax.ShapeDtypeStruct]:
+    """Return what a device keeps for the backward pass of this many sequences."""
+    train, layout = config.train, Layout.of(config.train.sharding, mesh)
+    objective = NextToken(train)
+    found: list[jax.ShapeDtypeStruct] = []
+
+    def of_rows(model: GPT, gatherer: WeightGatherer, inputs_BS: Array, targets_BS: Array) -> Array:
+        graph, *states = nnx.split(model, optimizer.wrt, ...)
+        trainable, frozen = states
+        starts_BS = inputs_BS if train.documents == "separate" else None
+        arrays = inputs_BS, targets_BS, starts_BS
+        microbatch = Microbatch(arrays, jnp.arange(rows), jax.random.key(0))
+
+        def loss_of(trainable: nnx.State) -> Array:
+            model = nnx.merge(graph, trainable, frozen, copy=True)
+            return objective(model, compute_of(train, model, gatherer), microbatch)[0]
+
+        _, pullback = jax.vjp(loss_of, trainable)
+        found.extend(jax.typeof(leaf) for leaf in jax.tree.leaves(pullback))
+        return jnp.zeros(())
+
+    batch = layout.batch_spec(2)
+    shape = rows * mesh.shape[DATA], config.sequence_length
+    tokens = jax.ShapeDtypeStruct(shape, jnp.int32)
+    graph, state = nnx.split(model)
+
+    def traced(state: nnx.State, *tokens: Array) -> Array:
+        parts = layout, nnx.merge(graph, state), dtype_of(train)
+        passed: Array = on_mesh(*parts, of_rows, (batch, batch), PartitionSpec())(*tokens)
+        return passed
+
+    jax.eval_shape(traced, state, tokens, tokens)
+    return found
+
+
+def _bytes(array: jax.ShapeDtypeStruct) -> int:
+    return math.prod(array.shape) * array.dtype.itemsize

@@ -16,8 +16,7 @@ from rungs.config.sharding_config import ShardingConfig
 from rungs.config.train_config import TrainConfig
 from rungs.optim.precision import dtype_of
 from rungs.planning import report, rows
-from rungs.planning.disk_space import remedy
-from rungs.planning.forecast import Forecast, forecast
+from rungs.planning.forecast import Forecast, forecast, remedy
 from rungs.planning.hardware import Hardware
 from rungs.planning.memory import format_bytes
 from rungs.planning.rows import Column, Part, Row, Table

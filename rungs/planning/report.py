@@ -6,16 +6,14 @@ from collections.abc import Iterator
 from rungs.common.shown_text import quoted
 from rungs.common.text_table import counted, format_duration
 from rungs.parallel.gpu_settings import share_advice
-from rungs.parallel.mesh import size_along
-from rungs.parallel.names import CONTEXT, DATA
+from rungs.parallel.mesh import CONTEXT, DATA, size_along
 from rungs.planning import rows
 from rungs.planning.communication import abstract_layout
 from rungs.planning.compiled import report as compiled_report
 from rungs.planning.compiled.roofline import Roofline
 from rungs.planning.compiled.step import CompiledStep
-from rungs.planning.disk_space import remedy
 from rungs.planning.flops import TOKENS_PER_PARAMETER, Passes
-from rungs.planning.forecast import Forecast
+from rungs.planning.forecast import Forecast, remedy
 from rungs.planning.memory import MEMORY_LABELS, format_bytes
 from rungs.planning.rows import Column, Part, Row, Table
 from rungs.run.folder import RunFolder

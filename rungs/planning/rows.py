@@ -1,8 +1,6 @@
-"""The description of a report, from which its text and its JSON are made.
-
-A report is a series of sections, and a section a series of parts: lines of text, and dictionaries
-of the same figures for JSON. Both parts of a table come from its rows.
-"""
+"""The description of a report, from which its text and its JSON are made: a series of sections,
+each a series of lines of text and dictionaries of the same figures. Both parts of a table come from
+its rows."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -3,7 +3,7 @@
     prompts  the prompts as token ids, checked before training begins
     sampler  the program that samples from each new checkpoint, on the CPU beside training
 
-The texts are in `samples.jsonl`; `rungs/run/samples.py` describes and reads them.
+The texts are in `samples.jsonl`; `rungs/run/records.py` describes and reads them.
 
 Imports `common`, `config`, `data`, `run`, `parallel`, `model` and `checkpointing`.
 """

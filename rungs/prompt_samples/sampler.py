@@ -24,9 +24,9 @@ from rungs.model.generation import Generator, Request
 from rungs.model.sampling import GREEDY, Sampling
 from rungs.parallel import jax_setup
 from rungs.prompt_samples.prompts import encode_prompts
-from rungs.run import evaluations, samples
+from rungs.run import records
 from rungs.run.folder import RunFolder
-from rungs.run.samples import Sample
+from rungs.run.records import Sample
 
 STAGED = ".sampling"
 """Folder in the run folder with links to the weights to sample from, which retention may delete."""
@@ -93,8 +93,8 @@ class SampleProcess:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _unsampled(self) -> Iterator[Checkpoint]:
-        prompts, known = self._train.sample_prompts, samples.read(self._run)
-        wanted = {(prompt, kind) for prompt in prompts for kind in samples.KINDS}
+        prompts, known = self._train.sample_prompts, records.read_samples(self._run)
+        wanted = {(prompt, kind) for prompt in prompts for kind in records.SAMPLE_KINDS}
         for checkpoint in list_checkpoints(self._run.checkpoints):
             name = checkpoint.folder.name
             done = {(one.prompt, one.kind) for one in known if one.step == checkpoint.step}
@@ -148,7 +148,7 @@ class CheckpointSampler:
             for prompt, row, new in zip(asked.prompts, rows, continued, strict=True):
                 found.append(
                     Sample(
-                        time=evaluations.now(),
+                        time=records.now(),
                         step=checkpoint.step,
                         checkpoint=folder.name,
                         prompt=prompt,
@@ -171,7 +171,7 @@ def main(folder: Path, lines: TextIO) -> None:
     while (line := names.get()) != ENDED:
         checkpoint = folder / line.rstrip("\n")
         try:
-            samples.append(run, sampler.sample(checkpoint))
+            records.append(run, sampler.sample(checkpoint))
         except Exception as error:  # the next checkpoint may work
             print(f"{checkpoint.name}: not sampled from: {error}", file=sys.stderr, flush=True)
         shutil.rmtree(checkpoint, ignore_errors=True)

@@ -14,12 +14,11 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 from jax.sharding import Mesh
 
-from rungs.checkpointing.find_weights import find_weights
-from rungs.checkpointing.load import MergedWeights
+from rungs.checkpointing.checkpoint_folder import find_weights
+from rungs.checkpointing.load import MergedWeights, find_starting_weights
 from rungs.checkpointing.manifest import Checkpoint
 from rungs.checkpointing.published import all_stop_tokens
 from rungs.checkpointing.restore import place_starting_weights
-from rungs.checkpointing.start_from import find_starting_weights
 from rungs.checkpointing.weights_file import Weights
 from rungs.common.errors import RunFailure, UserError
 from rungs.common.signals import Interrupted

@@ -28,7 +28,7 @@ from rungs.model.kernels.cross_entropy import WeightOf
 from rungs.optim.precision import dtype_of
 from rungs.parallel import collectives
 from rungs.parallel.fsdp import WeightGatherer
-from rungs.parallel.names import TOKEN_AXES
+from rungs.parallel.mesh import TOKEN_AXES
 from rungs.parallel.sharding import Layout
 from rungs.step.forward import compute_of, on_mesh, replicated
 from rungs.step.objective import Aux, Microbatch

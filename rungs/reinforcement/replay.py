@@ -8,8 +8,8 @@ import click
 from jax.sharding import Mesh
 
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
+from rungs.checkpointing.load import find_starting_weights
 from rungs.checkpointing.manifest import Checkpoint
-from rungs.checkpointing.start_from import find_starting_weights
 from rungs.common.errors import UserError
 from rungs.common.text_table import counted
 from rungs.config.run_config import ReinforceRunConfig

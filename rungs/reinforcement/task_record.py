@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 
-from rungs.checkpointing.checksums import file_checksum
+from rungs.checkpointing.manifest import file_checksum
 from rungs.checkpointing.weights_file import Weights
 from rungs.common.errors import UserError
 from rungs.config.task_config import TaskConfig

@@ -6,8 +6,8 @@ import numpy as np
 
 from rungs.reinforcement.pass_at_k import mean_pass_at_k
 from rungs.reinforcement.rollout_files import Completion
-from rungs.run.evaluations import wilson_interval
 from rungs.run.metrics import Validation
+from rungs.run.records import wilson_interval
 
 
 def summarize(completions: Sequence[Completion], samples: int) -> Validation:

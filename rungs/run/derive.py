@@ -9,13 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from rungs.common import strict_json
-from rungs.common.atomic_folder import create_folder
+from rungs.common import atomic_folder, strict_json
 from rungs.common.errors import UserError
 from rungs.common.paths import is_file, is_inside, is_there
 from rungs.config import run_config
 from rungs.config.reinforce_config import ReinforceConfig
-from rungs.config.run_config import FILE_TYPES
 from rungs.run.folder import find_run, new_run_path
 
 
@@ -31,15 +29,9 @@ class NewRun:
 
     @classmethod
     def of(cls, folder: Path, origin: Path, changes: Mapping[str, Any]) -> Self:
-        """Prepare the new run without writing anything.
-
-        Args:
-            origin: the run folder to copy.
-            changes: keys of either file with their new values.
-
-        Raises:
-            UserError: a change is wrong, or `folder` already exists with other contents.
-        """
+        """Prepare the new run without writing anything. Raises UserError if a change is wrong, or
+        `folder` already exists with other contents. `origin` is the run folder to copy; `changes`
+        are keys of either file with their new values."""
         texts = _changed_files(origin, folder, changes)
         run_config.check_texts(folder, texts)
         if is_there(folder) and any(
@@ -53,12 +45,9 @@ class NewRun:
 
     def make(self) -> Path:
         """Write the folder, completely or not at all. A folder that exists is left unchanged.
-
-        Raises:
-            UserError: the folder cannot be written.
-        """
+        Raises UserError if the folder cannot be written."""
         if not is_there(self.folder):
-            with create_folder(self.folder) as new:
+            with atomic_folder.create_folder(self.folder) as new:
                 for name, text in self.texts.items():
                     (new / name).write_text(text, encoding="utf-8")
                 for name, content in self.task_files.items():
@@ -80,14 +69,9 @@ def create_like(name: str, like: str, settings: Sequence[str], keep: bool = True
     """Create the run folder `name` from the run `like`, with the keys in `settings` (`key=value`)
     changed. If the same call created it before, it is left unchanged, so the same command resumes.
     If the block raises an exception, such as UserError because the run does not fit its data or
-    devices, a folder that this call created is removed, unless more was written to it.
-
-    Args:
-        keep: False removes it in any case.
-
-    Raises:
-        UserError: a setting is wrong, or the folder cannot be created. Nothing is written.
-    """
+    devices, a folder that this call created is removed, unless more was written to it. Raises
+    UserError if a setting is wrong, or the folder cannot be created. Nothing is written. Without
+    `keep` it is removed in any case."""
     target = new_run_path(name)
     new = NewRun.of(target, find_run(like), parse_settings(settings))
     is_new = not is_there(target)
@@ -129,7 +113,7 @@ def _changed_files(origin: Path, target: Path, changes: Mapping[str, Any]) -> di
     model_file, train_file = files = run_config.config_files(origin)
     contents = {name: json.loads(strict_json.read_text(origin / name)) for name in files}
     for key, value in changes.items():
-        in_model = key in FILE_TYPES[model_file].model_fields
+        in_model = key in run_config.FILE_TYPES[model_file].model_fields
         contents[model_file if in_model else train_file][key] = value
     for content in contents.values():
         schema = content.get("$schema")

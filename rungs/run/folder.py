@@ -1,38 +1,48 @@
-"""A run's folder: found by name, and its paths."""
+"""A run's folder: found by name, its paths, and the lock that one training process holds. That
+process and its helpers write only after `check`: while they were suspended, the folder may have
+been moved and another run put in its place."""
 
 import contextlib
 import dataclasses
+import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
-from rungs.common import disk
-from rungs.common.errors import UserError, did_you_mean
-from rungs.common.paths import is_file, is_folder, refuse_control_characters
+from filelock import SoftFileLock, Timeout
+
+from rungs.common import atomic_folder, disk
+from rungs.common.errors import RunFailure, UserError, did_you_mean
+from rungs.common.paths import is_file, is_folder, refuse_control_characters, require_regular
 from rungs.config.run_config import MODEL_FILE, TRAIN_FILE
-from rungs.run.lock import LockableFolder, read_note
 
 RUNS = Path("runs")
 
 
 class _PathInside:
-    """A path in a folder, as an attribute of the folder.
-
-    Args:
-        place: relative to the folder.
-    """
+    """A path in a run folder, relative to it, as an attribute of the folder."""
 
     def __init__(self, place: str) -> None:
         self._place = place
 
-    def __get__(self, folder: LockableFolder, kind: type) -> Path:
+    def __get__(self, folder: "RunFolder", kind: type) -> Path:
         return folder.path / self._place
 
 
 @dataclasses.dataclass(frozen=True)
-class RunFolder(LockableFolder):
+class RunFolder:
     """A run folder and the paths in it."""
 
+    path: Path
+    identity: str = dataclasses.field(default="", compare=False)
+    """Device and inode of the folder and its lock, if this process trains the run or helps it."""
+    descriptor: int = dataclasses.field(default=-1, compare=False)
+    """Descriptor of the open folder, in the process that holds the lock."""
+
+    lock_file = _PathInside("train.lock")
+    holder = _PathInside("holder.lock")
+    """File that says which process holds the lock."""
     checkpoints = _PathInside("checkpoints")
     imported = _PathInside("checkpoints/imported")
     """Weights that `pretrained.py import` wrote."""
@@ -76,12 +86,82 @@ class RunFolder(LockableFolder):
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[Self]:
-        """Hold the run's lock, as in `LockableFolder.lock`. Also raises UserError if the folder has
-        links that training would write through."""
+        """Hold the lock, which also ends with the process; yields the folder as the one that this
+        process trains. A UserError in the block leaves no lock file behind. Raises UserError if
+        another process holds the lock, the folder cannot be written to, or training would write
+        through links in it."""
         self.refuse_links()
-        with super().lock() as own:
-            own._claim_checkpoints()
-            yield own
+        is_new = not self.lock_file.exists()
+        try:
+            lock = atomic_folder.file_lock(self.lock_file)
+            lock.acquire(blocking=False)
+        except Timeout as held:
+            who = read_note(self.holder) or "another process"
+            is_soft = isinstance(lock, SoftFileLock)
+            remedy = f"; if it was killed, delete {held.lock_file}" if is_soft else ""
+            raise UserError(
+                f"{self.path}: in use by {who}; wait for it or stop it{remedy}"
+            ) from None
+        except OSError as error:
+            raise self.unwritable(error) from None
+        with _opened(self.path) as descriptor:
+            own = dataclasses.replace(self, identity=_identity(self.path), descriptor=descriptor)
+            try:
+                self.write_note(self.holder, f"process {os.getpid()} on {socket.gethostname()}")
+                own._claim_checkpoints()
+                yield own
+            except UserError:
+                if is_new and own.is_own():
+                    with contextlib.suppress(OSError):
+                        self.holder.unlink(missing_ok=True)
+                        self.lock_file.unlink()
+                raise
+            finally:
+                if own.is_own():
+                    with contextlib.suppress(OSError):
+                        self.holder.unlink()
+                lock.release()
+
+    def is_own(self) -> bool:
+        """Whether the folder and its lock are still those that this process trains."""
+        found = _identity(self.path)
+        return bool(found) and self.identity in ("", found)
+
+    def check(self) -> None:
+        """Raise RunFailure unless the folder and its lock are those that this process trains. Call
+        it before each write that matters."""
+        if self.is_own():
+            return
+        if _identity(self.path).partition(" ")[0] == self.identity.partition(" ")[0] != "":
+            raise RunFailure(
+                f"{self.lock_file}: removed or replaced during training, so another process may"
+                " train this run; run the same command to resume from the last checkpoint"
+            )
+        another = ", and another folder took its place" if is_folder(self.path) else ""
+        lost = "the progress since its last checkpoint is lost"
+        if place := _place_of(self.descriptor):
+            raise RunFailure(
+                f"{self.path}: the run folder was moved to {place} during training{another};"
+                f" {lost}; resume it there"
+            )
+        raise RunFailure(
+            f"{self.path}: the run folder was removed or moved during training{another}; {lost};"
+            " restore the folder and run the same command, or start over"
+        )
+
+    def write_note(self, note: Path, text: str) -> None:
+        """Write a short file; raises what `unwritable` returns."""
+        try:
+            disk.replace_file(note, text + "\n")
+        except OSError as error:
+            raise self.unwritable(error) from None
+
+    def unwritable(self, error: OSError) -> UserError | RunFailure:
+        """Return the error for a folder that cannot be written to: a UserError, but a RunFailure if
+        the disk is full."""
+        if error.errno not in disk.FULL:
+            return UserError(f"{self.path}: cannot be written to: {error.strerror}")
+        return disk.write_failure(self.path, "the lock of the run", error)
 
     def refuse_links(self) -> None:
         """Raise UserError if something that training writes into is a link, so that it would write
@@ -126,6 +206,47 @@ class RunFolder(LockableFolder):
         self.write_note(note, str(self.path.resolve()))
 
 
+@contextlib.contextmanager
+def _opened(folder: Path) -> Iterator[int]:
+    """Yield a descriptor of a folder, -1 where the system gives none."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:
+        descriptor = -1
+    try:
+        yield descriptor
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def _identity(folder: Path) -> str:
+    """Return what tells a run folder and its lock from others; empty if the folder is not there."""
+    found = []
+    for path in (folder, RunFolder(folder).lock_file):
+        with contextlib.suppress(OSError):
+            status = path.stat()
+            found.append(f"{status.st_dev}:{status.st_ino}")
+    return " ".join(found)
+
+
+def _place_of(descriptor: int) -> Path | None:
+    """Return where an open folder is by now, None if it was removed or the system can't tell."""
+    with contextlib.suppress(OSError):
+        place = Path(f"/proc/self/fd/{descriptor}").readlink()
+        return place if place.is_dir() else None
+    return None
+
+
+def read_note(note: Path) -> str:
+    """Return the text of a short file, an empty string if it cannot be read."""
+    try:
+        require_regular(note)
+        return note.read_text(encoding="utf-8").strip()
+    except (OSError, ValueError):
+        return ""
+
+
 @dataclasses.dataclass(frozen=True)
 class StartOptions:
     """The options of `train.py` that decide how a run starts."""
@@ -143,11 +264,8 @@ class StartOptions:
 
 
 def find_run(name: str) -> Path:
-    """Return the run folder with a name: a path, or a folder in `runs/`.
-
-    Raises:
-        UserError: there is no such folder.
-    """
+    """Return the run folder with a name: a path, or a folder in `runs/`. Raises UserError if there
+    is no such folder."""
     if found := existing_run_path(name):
         return found
     raise UserError(f"{name}: no such run folder, here or in {RUNS}/; {known_runs(name)}")
@@ -155,11 +273,7 @@ def find_run(name: str) -> Path:
 
 def runs_in(name: str) -> list[Path]:
     """Return the runs in a folder that have taken a step, by name; none if it is itself a run, or
-    no folder.
-
-    Raises:
-        UserError: it has runs, but none has taken a step.
-    """
+    no folder. Raises UserError if it has runs, but none has taken a step."""
     folder = Path(name)
     if not is_folder(folder) or is_file(folder / MODEL_FILE):
         return []

@@ -1,7 +1,5 @@
-"""`metrics.jsonl`: one line per global step, each step exactly once, also after a crash.
-
-Training writes `StepMetrics`, reinforcement learning `PolicyMetrics`.
-"""
+"""`metrics.jsonl`: one line per global step, each step exactly once, also after a crash. Training
+writes `StepMetrics`, reinforcement learning `PolicyMetrics`."""
 
 import contextlib
 import dataclasses
@@ -17,9 +15,8 @@ from pydantic import Field, GetPydanticSchema, TypeAdapter
 from pydantic_core import core_schema
 from typing_extensions import TypeVar
 
-from rungs.common import disk
+from rungs.common import disk, paths
 from rungs.common.errors import RunFailure
-from rungs.common.paths import is_file
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -190,7 +187,7 @@ def read(path: Path) -> list[StepMetrics]:
 def stream(path: Path, kind: type[R]) -> Iterator[R]:
     """Yield the steps recorded in the file, in order: a million of them take a gigabyte. Damaged
     lines, and fields that only another version of Rungs knows, are left out."""
-    if not is_file(path):
+    if not paths.is_file(path):
         return
     validator = TypeAdapter(kind).validator
     with path.open("rb") as lines:
@@ -203,12 +200,9 @@ def stream(path: Path, kind: type[R]) -> Iterator[R]:
 
 
 class MetricsLog(Generic[R]):
-    """The file, opened for appending. Steps after `last_step` are removed first.
-
-    Args:
-        on_step: called with each step that is added.
-        check: called before each write; raises RunFailure if the run is no longer there.
-    """
+    """The file, opened for appending. Steps after `last_step` are removed first. `on_step` is
+    called with each step that is added. `check` is called before each write, and raises RunFailure
+    if the run is no longer there."""
 
     def __init__(
         self,
@@ -226,11 +220,8 @@ class MetricsLog(Generic[R]):
         self._begin(kept)
 
     def append(self, step: R) -> None:
-        """Add a step. When this returns, the line survives the end of the process.
-
-        Raises:
-            RunFailure: the disk is full, or the file has been removed or changed.
-        """
+        """Add a step. When this returns, the line survives the end of the process. Raises
+        RunFailure if the disk is full, or the file has been removed or changed."""
         line = step.as_line().encode()
         with disk.writing(self._path, f"the metrics of step {step.global_step}", len(line)):
             self._check_file()

@@ -80,11 +80,8 @@ class RecordedRun(RecordedSteps[TrainConfig]):
 
     @classmethod
     def load(cls, run_folder: Path, name: str | None = None) -> Self:
-        """Read the run in a folder. Without a name, it is called like the folder.
-
-        Raises:
-            UserError: one line for each error in its configs.
-        """
+        """Read the run in a folder. Without a name, it is called like the folder. Raises UserError
+        with a line for each error in its configs."""
         config = run_config.load_run(run_folder)
         notable: list[metrics.StepMetrics] = []
         steps = metrics.stream(run_folder / metrics.METRICS_FILE, metrics.StepMetrics)
@@ -186,12 +183,9 @@ def by_interval(steps: FloatArray, values: FloatArray, interval: int) -> Interva
 
 
 def running_median(x: FloatArray, y: FloatArray, steps: int, points: int = 400) -> Curve:
-    """Return the median of y over a twentieth of a run, without NaN, at up to `points` x
-    and at the last one.
-
-    Args:
-        steps: length of the run; x and y may be its beginning, and are reduced like all of it.
-    """
+    """Return the median of y over a twentieth of a run, without NaN, at up to `points` x and at the
+    last one. `steps` is the length of the run; x and y may be its beginning, and are reduced like
+    all of it."""
     places = np.linspace(0, steps - 1, min(steps, points)).astype(int)
     places = np.unique([*places[places < len(y)], len(y) - 1])
     reach = max(2, steps // 40)

@@ -1,9 +1,6 @@
-"""The coordinate check of muP: do activations, and their change in training, keep their size as the
-model gets wider (Yang et al. 2022, "Tensor Programs V", appendix D.1)?
-
-The same run is trained for a few steps at several widths. With muP both stay almost constant. In
-the standard parametrisation they grow with the width, faster in deeper layers.
-"""
+"""The coordinate check of muP: do activations, and their change in a few steps of training, keep
+their size as the model gets wider (Yang et al. 2022, "Tensor Programs V", appendix D.1)? In the
+standard parametrisation they grow with the width, faster in deeper layers."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -13,7 +10,6 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
-from rungs.config.model_config import ModelConfig
 from rungs.config.option_values import COORDINATE_CHECK_LEARNING_RATE
 from rungs.config.run_config import RunConfig
 from rungs.data.loader import TrainingData
@@ -82,17 +78,13 @@ def _measure_one(config: RunConfig, data: TrainingData, steps: int) -> WidthMeas
     for step in range(steps):
         train_step(model, optimizer, *place_batch(mesh, *data.batch(step)))
     after = _activations(model, inputs_BS)
-    places = _places(config.model)
+    places = ["embedding", *(f"block {n}" for n in range(1, config.model.n_layers)), "logits"]
     changes = [_rms(new - old) for new, old in zip(after, before, strict=True)]
     return WidthMeasurement(
         config.model.emb_dim,
         dict(zip(places, map(_rms, after), strict=True)),
         dict(zip(places, changes, strict=True)),
     )
-
-
-def _places(model: ModelConfig) -> list[str]:
-    return ["embedding", *(f"block {n}" for n in range(1, model.n_layers)), "logits"]
 
 
 @nnx.jit

@@ -1,22 +1,18 @@
 """A ladder of runs: the best model size and training for a compute budget, and for smaller budgets
-on the way to it.
+on the way to it, with the architecture, dataset and sequence length of one origin run."""
 
-All runs keep the architecture, vocabulary, dataset and sequence length of one origin run.
-"""
-
-import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rungs.common import shown_text, text_table
 from rungs.common.errors import UserError
-from rungs.common.shown_text import quoted
-from rungs.common.text_table import align_columns, format_duration
 from rungs.config.run_config import RunConfig
 from rungs.data.dataset import Dataset
 from rungs.data.loader import TrainingData
-from rungs.parallel.names import BLOCKS
+from rungs.parallel.mesh import BLOCKS
+from rungs.planning import report, rows
 from rungs.planning.flops import (
     TOKENS_PER_PARAMETER,
     count_active_parameters,
@@ -24,7 +20,7 @@ from rungs.planning.flops import (
 )
 from rungs.planning.forecast import Forecast, Speed
 from rungs.planning.memory import Memory, format_bytes
-from rungs.planning.report import UNKNOWN_SPEED
+from rungs.planning.rows import Part
 from rungs.run.derive import NewRun
 from rungs.scaling import widths
 from rungs.step.state import Shapes, shapes_of
@@ -88,21 +84,12 @@ class Rung(NamedTuple):
 def propose(
     config: RunConfig, budget: float, count: int, datasets: Mapping[str, Dataset]
 ) -> list[Rung]:
-    """Return the rungs up to a budget, the largest last.
-
-    Of the model sizes with a usual ratio of width to depth, each rung takes the one nearest to
-    `flops.TOKENS_PER_PARAMETER` tokens per parameter.
-
-    Args:
-        config: the origin run.
-        budget: FLOPs of the last rung.
-        datasets: the run's datasets that are here. If all are, they are repeated for as
-            many epochs as the tokens need.
-
-    Raises:
-        UserError: the run cannot be scaled, or a budget is too small for it or too large for the
-            datasets.
-    """
+    """Return the rungs up to a budget, the largest last. Of the model sizes with a usual ratio of
+    width to depth, each rung takes the one nearest to `flops.TOKENS_PER_PARAMETER` tokens per
+    parameter. Raises UserError if the run cannot be scaled, or a budget is too small for it or too
+    large for the datasets. `config` is the origin run's, and `budget` the FLOPs of the last rung.
+    If all datasets of the run are in `datasets`, they are repeated for as many epochs as the tokens
+    need."""
     _check_scalable(config)
     budgets = [budget / SPACING**rest for rest in reversed(range(count))]
     sizes = list(_sizes(config, budget))
@@ -111,15 +98,9 @@ def propose(
 
 
 def make(rungs: list[Rung], origin: Path, folder: Path) -> list[Path]:
-    """Write the run folders, or none if something else is in the place of one.
-
-    Args:
-        origin: the run folder that they are derived from.
-        folder: parent of the new run folders.
-
-    Raises:
-        UserError: something else is there.
-    """
+    """Write the run folders, or none if something else is in the place of one. Raises UserError if
+    something else is there. `origin` is the run folder that they are derived from, `folder` the
+    parent of the new ones."""
     runs = [
         NewRun.of(folder / f"rung-{number}", origin, rung.changes)
         for number, rung in enumerate(rungs, start=1)
@@ -130,11 +111,7 @@ def make(rungs: list[Rung], origin: Path, folder: Path) -> list[Path]:
 def learning_rate(flops: float) -> float:
     """Return the best peak learning rate for AdamW, 0.3118 · C^−0.125 (Bi et al. 2024, "DeepSeek
     LLM", section 3.1). The law was found from 1e17 FLOPs on and is not far off at 3e11
-    (docs/log.md).
-
-    Args:
-        flops: C, of training.
-    """
+    (docs/log.md). `flops` is C, the FLOPs of training."""
     return 0.3118 * flops**-0.125
 
 
@@ -144,45 +121,15 @@ def batch_tokens(flops: float) -> float:
 
 
 def as_text(rungs: list[Rung], forecast: Forecast, largest: Memory) -> str:
-    """Return a table of the rungs, with the time that each takes if that is known.
-
-    Args:
-        forecast: forecast of the origin run, on the devices that the rungs are for.
-        largest: memory of the last rung.
-    """
-    headings = ["FLOPs", "emb_dim", "n_layers", "parameters", "tokens", "tokens/parameter"]
-    headings += ["epochs", "tokens per step", "steps", "learning rate"]
-    rows = [_row(rung) for rung in rungs]
-    if forecast.speed is not None:
-        headings.append("time")
-        for row, rung in zip(rows, rungs, strict=True):
-            row.append(format_duration(rung.flops / forecast.speed.flops))
-    notes = [*_total(rungs, forecast.speed), *_data_notes(rungs, forecast)]
-    table = align_columns([headings, *rows], left=0)
-    return "\n".join([table, "", *notes, _verdict(forecast, largest)])
+    """Return a table of the rungs, with the time that each takes if that is known. `forecast` is
+    the origin run's, on the devices that the rungs are for; `largest` is the memory of the last
+    rung."""
+    return rows.as_text([_table(rungs, forecast), _notes(rungs, forecast, largest)])
 
 
 def as_json(rungs: list[Rung], forecast: Forecast, largest: Memory) -> str:
     """Return the same figures as JSON, with the changed keys of each rung."""
-    speed = forecast.speed
-    content = {
-        "rungs": [
-            {
-                "flops": rung.flops,
-                "parameters": rung.size.parameters,
-                "tokens": rung.tokens,
-                "steps": rung.steps,
-                "tokens_per_step": rung.tokens_per_step,
-                "seconds": speed and rung.flops / speed.flops,
-                "set": rung.changes,
-            }
-            for rung in rungs
-        ],
-        "missing_datasets": forecast.missing_datasets,
-        "bytes_per_device_of_largest": largest.total,
-        "fits": largest.total <= forecast.usable_bytes,
-    }
-    return json.dumps(content, indent=2)
+    return rows.as_json([_table(rungs, forecast), _notes(rungs, forecast, largest)])
 
 
 def _check_scalable(config: RunConfig) -> None:
@@ -289,29 +236,52 @@ def _epochs(config: RunConfig, tokens: float, datasets: Mapping[str, Dataset]) -
     return math.ceil(tokens / (data.total_steps * data.tokens_per_step))
 
 
-def _row(rung: Rung) -> list[str]:
-    changes = rung.changes
-    return [
-        f"{rung.flops:.2e}",
-        f"{changes['emb_dim']:,}",
-        f"{changes['n_layers']:,}",
-        f"{rung.size.parameters:,}",
-        f"{rung.tokens:,}",
-        f"{rung.tokens / rung.size.parameters:.1f}",
-        f"{changes['epochs']:,}",
-        f"{rung.tokens_per_step:,}",
-        f"{rung.steps:,}",
-        f"{changes['learning_rate']:g}" if "learning_rate" in changes else "unchanged",
-    ]
+def _table(rungs: list[Rung], forecast: Forecast) -> Iterator[Part]:
+    speed, found, cells = forecast.speed, list[dict[str, Any]](), list[dict[str, str]]()
+    for rung in rungs:
+        changes, parameters = rung.changes, rung.size.parameters
+        seconds = rung.flops / speed.flops if speed else None
+        rate = f"{changes['learning_rate']:g}" if "learning_rate" in changes else "unchanged"
+        cells.append(
+            {
+                "FLOPs": f"{rung.flops:.2e}",
+                "emb_dim": f"{changes['emb_dim']:,}",
+                "n_layers": f"{changes['n_layers']:,}",
+                "parameters": f"{parameters:,}",
+                "tokens": f"{rung.tokens:,}",
+                "tokens/parameter": f"{rung.tokens / parameters:.1f}",
+                "epochs": f"{changes['epochs']:,}",
+                "tokens per step": f"{rung.tokens_per_step:,}",
+                "steps": f"{rung.steps:,}",
+                "learning rate": rate,
+                **({} if seconds is None else {"time": text_table.format_duration(seconds)}),
+            }
+        )
+        sizes = {"flops": rung.flops, "parameters": parameters, "tokens": rung.tokens}
+        steps = {"steps": rung.steps, "tokens_per_step": rung.tokens_per_step}
+        found.append(sizes | steps | {"seconds": seconds, "set": changes})
+    yield text_table.align_columns([[*cells[0]], *([*row.values()] for row in cells)], left=0)
+    yield {"rungs": found}
+
+
+def _notes(rungs: list[Rung], forecast: Forecast, largest: Memory) -> Iterator[Part]:
+    yield from _total(rungs, forecast.speed)
+    yield from _data_notes(rungs, forecast)
+    fits = largest.total <= forecast.usable_bytes
+    needed, usable = format_bytes(largest.total), format_bytes(forecast.usable_bytes)
+    verdict = "fits" if fits else "does not fit, and nothing is written; lower microbatch_size"
+    yield f"the largest rung needs {needed} of {usable} on each device: it {verdict}"
+    yield {"missing_datasets": forecast.missing_datasets}
+    yield {"bytes_per_device_of_largest": largest.total, "fits": fits}
 
 
 def _total(rungs: list[Rung], speed: Speed | None) -> Iterator[str]:
     yield f"{TOKENS_PER_PARAMETER} tokens per parameter are compute-optimal"
     flops = sum(rung.flops for rung in rungs)
     if speed is None:
-        yield f"total: {flops:.2e} FLOPs; {UNKNOWN_SPEED}"
+        yield f"total: {flops:.2e} FLOPs; {report.UNKNOWN_SPEED}"
         return
-    time = format_duration(flops / speed.flops)
+    time = text_table.format_duration(flops / speed.flops)
     yield (
         f"total: {flops:.2e} FLOPs, {time} at {speed.flops / 1e12:.3g} TFLOP/s ({speed.reason});"
         " start-up, and the lower speed of small runs, not included"
@@ -322,7 +292,7 @@ def _data_notes(rungs: list[Rung], forecast: Forecast) -> Iterator[str]:
     for name in forecast.missing_datasets:
         yield (
             f"{name} is not here, so the number of epochs is not known:"
-            f" uv run download_dataset.py {quoted(name)}, then run this command again"
+            f" uv run download_dataset.py {shown_text.quoted(name)}, then run this command again"
         )
     most = max(rung.changes["epochs"] for rung in rungs)
     if most > MAX_EPOCHS:
@@ -330,11 +300,3 @@ def _data_notes(rungs: list[Rung], forecast: Forecast) -> Iterator[str]:
             f"the dataset is too small: {most:,} epochs. Beyond {MAX_EPOCHS} a repeated token is"
             " worth less than a new one, and losses bend away from a power law"
         )
-
-
-def _verdict(forecast: Forecast, largest: Memory) -> str:
-    needed, usable = format_bytes(largest.total), format_bytes(forecast.usable_bytes)
-    line = f"the largest rung needs {needed} of {usable} on each device"
-    if largest.total <= forecast.usable_bytes:
-        return f"{line}: it fits"
-    return f"{line}: it does not fit, and nothing is written; lower microbatch_size"

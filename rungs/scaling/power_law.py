@@ -1,14 +1,8 @@
-"""A power law of loss against compute, fitted to the final losses of several runs, with its
-intervals, and the text that reports it.
-
-L(C) = a · C^-b (Kaplan et al. 2020, section 1.2, equation 1.3) is a straight line in logarithms:
-with x = log C and y = log L, least squares of y on x. The intervals of a straight line
-(Draper & Smith 1998, chapters 1 and 3) assume that runs scatter around it independently and
-by the same percentage everywhere.
-
-If the loss has a floor, as in L = E + A · N^-α + B · D^-β (Hoffmann et al. 2022, section 3.3), the
-points bend away from every straight line. The coefficient of x² shows it.
-"""
+"""A power law of loss against compute, fitted to the final losses of several runs: L(C) = a · C^-b
+(Kaplan et al. 2020, equation 1.3), by least squares of y = log L on x = log C. The intervals
+(Draper & Smith 1998, chapters 1 and 3) assume that runs scatter around the line independently and
+by the same percentage. If the loss has a floor (Hoffmann et al. 2022, section 3.3), the points bend
+away from every straight line, which the coefficient of x² shows."""
 
 import dataclasses
 import json
@@ -117,11 +111,8 @@ class PowerLaw:
 
 
 def fit(compute: ArrayLike, loss: ArrayLike) -> PowerLaw:
-    """Fit a power law to the FLOPs and final losses of runs, all above 0.
-
-    Raises:
-        ValueError: the runs are too few, or too close together.
-    """
+    """Fit a power law to the FLOPs and final losses of runs, all above 0. Raises ValueError if the
+    runs are too few, or too close together."""
     x, y = np.log(compute), np.log(loss)
     if (different := len(set(x.tolist()))) < MIN_RUNS:
         raise ValueError(
@@ -218,11 +209,8 @@ class ScaledRuns:
 
     @classmethod
     def of(cls, runs: list[RecordedRun]) -> Self:
-        """Fit a power law through runs.
-
-        Raises:
-            UserError: no law fits through them, with a line for each reason.
-        """
+        """Fit a power law through runs. Raises UserError with a line for each reason why no law
+        fits through them."""
         if lines := _problems(runs):
             raise UserError("\n".join(f"--power-law: {line}" for line in lines))
         scaled = [ScaledRun.of(run) for run in runs]

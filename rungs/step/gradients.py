@@ -20,7 +20,7 @@ from rungs.model.gpt import GPT
 from rungs.optim.precision import dtype_of
 from rungs.parallel import collectives
 from rungs.parallel.fsdp import GradientSum, WeightGatherer
-from rungs.parallel.names import DATA
+from rungs.parallel.mesh import DATA
 from rungs.parallel.sharding import Layout
 from rungs.step.forward import compute_of
 from rungs.step.nonfinite import ALL_FINITE, first_nonfinite

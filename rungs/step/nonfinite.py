@@ -9,7 +9,7 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
-from rungs.parallel.names import dotted
+from rungs.parallel.mesh import dotted
 
 ALL_FINITE = np.int32(np.iinfo(np.int32).max)
 """What `first_nonfinite` returns if all arrays are finite."""

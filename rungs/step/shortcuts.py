@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from rungs.parallel import collectives
-from rungs.parallel.names import DATA
+from rungs.parallel.mesh import DATA
 from rungs.step.objective import Aux, Microbatch
 
 T = TypeVar("T")

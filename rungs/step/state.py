@@ -17,7 +17,7 @@ from rungs.config.run_config import AnyRunConfig
 from rungs.model.gpt import GPT
 from rungs.model.lora import LOW_RANK_NAMES, add_lora
 from rungs.optim.multi_steps import MultiSteps
-from rungs.parallel.names import TENSOR, dotted
+from rungs.parallel.mesh import TENSOR, dotted
 from rungs.parallel.sharding import Layout, constrain, padded_axis
 
 Arrays = dict[str, jax.Array]

@@ -44,11 +44,8 @@ class Cell(NamedTuple):
 
     def train(self, train_command: Sequence[str], stop: StopSignal) -> int:
         """Make and train the run, and return the exit code. A run that has finished is left as it
-        is, and one that was interrupted goes on.
-
-        Args:
-            train_command: the path of `train.py`, and options.
-        """
+        is, and one that was interrupted goes on. `train_command` is the path of `train.py`, and
+        options."""
         changes = [f"--set={key}={json.dumps(value)}" for key, value in self.changes.items()]
         script, *options = train_command
         run = [script, str(self.folder), "--like", self.origin, *changes, *options]
@@ -56,17 +53,10 @@ class Cell(NamedTuple):
 
 
 def cells(like: str, grid: Sequence[str], settings: Sequence[str], into: Path) -> list[Cell]:
-    """Return the runs of a grid, the last key varying fastest. Nothing is written.
-
-    Args:
-        like: the run to copy.
-        grid: `key=value,value,…` each.
-        settings: `key=value` for all of them.
-        into: the folder of the runs.
-
-    Raises:
-        UserError: a key or value is wrong, or a run that is there has other keys.
-    """
+    """Return the runs of a grid in a folder, the last key varying fastest. Nothing is written.
+    `like` is the run to copy; `grid` has a `key=value,value,…` for each axis, `settings` a
+    `key=value` for all runs. Raises UserError if a key or value is wrong, or a run that is there
+    has other keys."""
     refuse_control_characters(into.absolute())
     axes = dict(map(_axis, grid))
     if len(axes) < len(grid):
@@ -86,17 +76,10 @@ def cells(like: str, grid: Sequence[str], settings: Sequence[str], into: Path) -
 
 
 def run_grid(runs: Sequence[Cell], into: Path, train_command: Sequence[str]) -> int:
-    """Make and train the runs, one after another; then print and draw their results.
-
-    The same command resumes a grid. A run that fails doesn't stop the others.
-
-    Args:
-        train_command: as for `Cell.train`.
-
-    Returns:
-        The exit code: 2 if a run doesn't fit its data or devices, 128 + the number of a signal that
-        stopped the grid, 1 if a run failed, else 0.
-    """
+    """Make and train the runs, one after another; then print and draw their results. The same
+    command resumes a grid. A run that fails doesn't stop the others. Return the exit code: 2 if a
+    run doesn't fit its data or devices, 128 + the number of a signal that stopped the grid, 1 if a
+    run failed, else 0."""
     failed = []
     with StopSignal() as stop:
         stop.begin()
@@ -116,19 +99,10 @@ def run_grid(runs: Sequence[Cell], into: Path, train_command: Sequence[str]) -> 
 def sweep(
     origin: Path, folder: Path, runs: Sequence[SweepRun], datasets_dir: Path, train_command: Path
 ) -> Iterator[Point]:
-    """Train each run to its end, one after another, and yield its result. The same call resumes it.
-
-    Args:
-        origin: the run folder that they are derived from.
-        folder: parent of the new run folders.
-        train_command: the path of `train.py`.
-
-    Raises:
-        UserError: a change does not fit the run, or something else is in the way. No folder is made
-            then.
-        RunFailure: a run failed, and not because of its learning rate.
-        SystemExit: a signal has stopped it, with 128 + its number.
-    """
+    """Train each run, derived from the run folder `origin`, in a folder to its end, one after
+    another, and yield its result. The same call resumes it. Raises UserError, and makes no folder,
+    if a change does not fit the run or something else is in the way; RunFailure if a run failed,
+    and not because of its learning rate; SystemExit, with 128 + its number, at a signal."""
     found = [Cell(str(origin), folder / run.folder_name, run.all_changes) for run in runs]
     for cell in found:
         cell.check()

@@ -19,15 +19,16 @@ import pydantic_core
 from pydantic import Field
 
 from rungs.common import disk, strict_json
+from rungs.common.atomic_folder import file_lock
 from rungs.common.errors import reason
-from rungs.common.file_lock import file_lock
 from rungs.common.growing_file import GrowingFile
 from rungs.common.helper_process import ENDED, KILLED, HelperProcess, receive
 from rungs.common.signals import StopSignal
 from rungs.common.strict_json import StrictModel
 from rungs.config import run_config
-from rungs.run import evaluations, samples
+from rungs.run import records
 from rungs.run.folder import RunFolder
+from rungs.run.records import Evaluation
 from rungs.tracking.tracker import OpenTracker, TrackedRun, Tracker, find_tracker
 
 _SECONDS_BETWEEN = 2.0
@@ -116,7 +117,7 @@ class Feed:
         tracker = self._opened()
         for lines in self._metrics.new_lines():
             self._send_steps(tracker, lines)
-        found = samples.read(self._run)
+        found = records.read_samples(self._run)
         for step in sorted({one.step for one in found if one.step > self._sent.last_sample_step}):
             tracker.log_samples(step, [one for one in found if one.step == step])
             self._note(last_sample_step=step, is_finished=False)
@@ -177,14 +178,14 @@ class Feed:
 
     def _has_more(self) -> bool:
         """Whether the run folder has steps or samples that the tracker doesn't have."""
-        last = max((one.step for one in samples.read(self._run)), default=-1)
+        last = max((one.step for one in records.read_samples(self._run)), default=-1)
         last_step = max((step for step, _ in self._steps()), default=-1)
         return last > self._sent.last_sample_step or last_step > self._sent.last_step
 
     def _summary(self) -> dict[str, float]:
         """Return the last value of each metric, and the scores of the last checkpoints."""
         figures = {name: value for _, metrics in self._steps() for name, value in metrics.items()}
-        scores = evaluations.latest(evaluations.read(self._run))
+        scores = records.latest_scores(records.read(self._run, Evaluation))
         return figures | {f"{task} {metric}": one.value for (task, metric), one in scores.items()}
 
     def _note(self, **changes: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 from rungs.common.errors import UserError
 from rungs.common.plugins import TRACKERS, load_plugin, plugin_names, unknown_name
-from rungs.run.samples import Sample
+from rungs.run.records import Sample
 
 PROJECT = "rungs"
 """Where runs go in a tracker, unless its own environment variables say otherwise."""

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rungs.run.samples import Sample
+from rungs.run.records import Sample
 from rungs.tracking.tracker import PROJECT, TrackedRun
 
 

@@ -17,9 +17,9 @@ from rungs.evaluation.checkpoint_scores import Measured
 from rungs.evaluation.harness import Tasks
 from rungs.evaluation.scoring import read_items
 from rungs.parallel.processes import is_multi_process
-from rungs.run import evaluations
-from rungs.run.evaluations import Evaluation
+from rungs.run import records
 from rungs.run.folder import RunFolder
+from rungs.run.records import Evaluation
 from rungs.training.trainer import AfterStep
 
 _BATCH_SIZE = 16
@@ -79,7 +79,7 @@ class Benchmarks:
 
     def is_missing(self, checkpoint: Checkpoint) -> bool:
         """Whether a checkpoint that is due was not measured on all benchmarks."""
-        found = evaluations.read(self._run)
+        found = records.read(self._run, Evaluation)
         measured = {one.task for one in found if one.checkpoint == checkpoint.folder.name}
         wanted = {*self._tasks.names, *(file.stem for file in self._files)}
         is_due = checkpoint.step > 0 and checkpoint.step % self.interval == 0

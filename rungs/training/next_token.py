@@ -36,7 +36,7 @@ from rungs.parallel.processes import (
     run_on_first,
 )
 from rungs.parallel.sharding import place_batch, process_local_rows
-from rungs.planning import disk_space, oom_advice
+from rungs.planning import forecast, oom_advice
 from rungs.run import metrics
 from rungs.run.folder import RunFolder
 from rungs.run.metrics import Spike, StepMetrics
@@ -99,7 +99,7 @@ class NextTokenInputs:
     def resources(self, start: Start, mesh: Mesh) -> Iterator[None]:
         config, stored = start.config, start.weights.dtypes() if start.weights else None
         if is_first_process() and not start.options.dry_run:
-            disk_space.warn_if_short(start.run, config, self.total_steps, stored)
+            forecast.warn_if_short(start.run, config, self.total_steps, stored)
         with oom_advice.report_out_of_memory(config, mesh, stored):
             if not start.options.dry_run:
                 oom_advice.warn_if_too_large(config, mesh, stored)

@@ -33,7 +33,7 @@ from rungs.model.gpt import GPT
 from rungs.model.layer_loop import LayerLoop, layer_loop
 from rungs.optim.multi_steps import MultiSteps
 from rungs.optim.precision import T, resolve_compute_dtype
-from rungs.parallel import jax_setup, numerics
+from rungs.parallel import jax_setup
 from rungs.parallel.devices import create_run_mesh
 from rungs.parallel.processes import (
     broadcast_from_first,
@@ -41,7 +41,7 @@ from rungs.parallel.processes import (
     is_first_process,
     is_multi_process,
 )
-from rungs.run import samples
+from rungs.run import records
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.run.metrics import MetricsLog, NullMetricsLog, R, StepRecord
 from rungs.step.state import copy_bytes, create_model_and_optimizer
@@ -130,8 +130,8 @@ def _warn_of_changes(saved: CheckpointMeta) -> None:
     """Log what bears on results and differs from when a checkpoint was saved."""
     before, now = saved.versions, installed_versions()
     if saved.environment is not None:
-        before, now = before | saved.environment, now | numerics.recorded()
-    if changes := numerics.changes(before, now):
+        before, now = before | saved.environment, now | jax_setup.recorded()
+    if changes := jax_setup.changes(before, now):
         log.warning(
             "step %d was saved with other settings than this start has, so the steps from here may"
             " differ from those of an uninterrupted run: %s",
@@ -174,7 +174,7 @@ def tidy(
     aside = move_aside(run, saved)
     if aside is not None and start.rewind_to:
         feed.forget(run)
-    samples.drop_after(run, saved.step if saved else -1)
+    records.drop_samples_after(run, saved.step if saved else -1)
     clean_up(run.checkpoints)
     delete_old(run.checkpoints, train.keep_checkpoints)
     for unfinished in run.unfinished_files:

@@ -18,7 +18,7 @@ from flax import nnx
 from jax import Array
 from jax.sharding import Mesh
 
-from rungs.checkpointing.start_from import find_starting_weights
+from rungs.checkpointing.load import find_starting_weights
 from rungs.common.errors import UserError
 from rungs.common.text_table import counted
 from rungs.config.train_config import TrainConfig
@@ -33,7 +33,7 @@ from rungs.optim.multi_steps import MultiSteps
 from rungs.optim.precision import dtype_of
 from rungs.parallel import jax_setup
 from rungs.parallel.devices import create_run_mesh
-from rungs.parallel.names import dotted
+from rungs.parallel.mesh import dotted
 from rungs.parallel.sharding import place_batch
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.step.nonfinite import checked_names, describe_first, finite_flags, nonfinite_names

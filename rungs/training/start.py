@@ -6,10 +6,10 @@ from typing import Any
 
 from jax.sharding import Mesh
 
+from rungs.checkpointing.load import find_starting_weights
 from rungs.checkpointing.manifest import Checkpoint
 from rungs.checkpointing.retention import clean_up
 from rungs.checkpointing.saver import Saver
-from rungs.checkpointing.start_from import find_starting_weights
 from rungs.common import disk, run_log
 from rungs.config.run_config import AnyRunConfig
 from rungs.parallel.devices import recorded_sharding

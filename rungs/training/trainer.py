@@ -13,7 +13,7 @@ from rungs.checkpointing.checkpoint_folder import utc_now
 from rungs.checkpointing.manifest import CheckpointMeta, installed_versions
 from rungs.checkpointing.saver import Saver
 from rungs.common.signals import Interrupted, StopSignal
-from rungs.parallel import numerics
+from rungs.parallel import jax_setup
 from rungs.parallel.devices import recorded_sharding
 from rungs.parallel.processes import AnyProcess
 from rungs.run.metrics import MetricsLog, R
@@ -215,6 +215,6 @@ class Trainer(Generic[R]):
             sharding=recorded_sharding(config.train, self.mesh),
             created=utc_now().isoformat(),
             versions=installed_versions(),
-            environment=numerics.recorded(),
+            environment=jax_setup.recorded(),
             checksums={},
         )

@@ -13,8 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rungs.checkpointing import manifest
-from rungs.checkpointing.checkpoint_folder import best_of, list_checkpoints, newest_valid
-from rungs.checkpointing.find_weights import find_weights
+from rungs.checkpointing.checkpoint_folder import (
+    best_of,
+    find_weights,
+    list_checkpoints,
+    newest_valid,
+)
 from rungs.checkpointing.load import load_model
 from rungs.checkpointing.manifest import CheckpointMeta, read_checkpoint
 from rungs.checkpointing.restore import restore

@@ -8,8 +8,7 @@ import pytest
 
 from rungs.checkpointing import checkpoint_folder
 from rungs.checkpointing.checkpoint_folder import list_run
-from rungs.checkpointing.checksums import write_checksums
-from rungs.checkpointing.manifest import Checkpoint
+from rungs.checkpointing.manifest import Checkpoint, write_checksums
 from rungs.run.folder import RunFolder
 from tests.support.written_checkpoints import (
     NEW,

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from rungs.checkpointing.tensor_writer import TensorSpec, TensorWriter, all_finite, bits
+from rungs.checkpointing.weights_file import TensorSpec, TensorWriter, all_finite, bits
 from tests.support.published_models import arrays
 
 

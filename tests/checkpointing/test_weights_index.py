@@ -8,7 +8,7 @@ from huggingface_hub import split_state_dict_into_shards_factory
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rungs.checkpointing.weights_index import file_or_index, place_tensors, read_index, write_index
+from rungs.checkpointing.weights_file import file_or_index, place_tensors, read_index, write_index
 from rungs.common.errors import UserError
 
 SIZE = {"a": 3, "b": 4}

@@ -27,9 +27,9 @@ from rungs.data.dataset import (
 )
 from rungs.huggingface.exporting import Export
 from rungs.huggingface.tensors.rules import model_parameters
-from rungs.run import evaluations
-from rungs.run.evaluations import Evaluation
+from rungs.run import records
 from rungs.run.folder import RunFolder
+from rungs.run.records import Evaluation
 from tests.support.configs import ONE_FILE, train_config
 from tests.support.published_models import MODELS
 from tests.support.writable_hub import WritableHub, writable_hub
@@ -67,7 +67,7 @@ def run(tmp_path: Path) -> RunFolder:
     checkpoint_folder.update_links(run.checkpoints)
     (run.path / "loss-chart.png").write_bytes(CHART)
     score = Evaluation(
-        time=evaluations.now(),
+        time=records.now(),
         checkpoint=checkpoint.name,
         task="hellaswag",
         metric="acc",
@@ -76,7 +76,7 @@ def run(tmp_path: Path) -> RunFolder:
         items=100,
     )
     other = score.model_copy(update={"checkpoint": "another", "value": 0.99})
-    evaluations.append(run, [score, other])
+    records.append(run, [score, other])
     return run
 
 

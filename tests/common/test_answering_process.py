@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rungs.common.answering_process import AnsweringProcess
+from rungs.common.helper_process import AnsweringProcess
 
 ECHO = "import os, sys\nfor line in sys.stdin: print(line.strip(), dict(os.environ), flush=True)"
 WITH_A_CHILD = """

@@ -22,8 +22,8 @@ from rungs.evaluation.scoring import Continuation, Scorer, read_items, split_tok
 from rungs.model.gpt import GPT
 from rungs.parallel.mesh import create_mesh
 from rungs.parallel.sharding import Layout
-from rungs.run.evaluations import Evaluation
 from rungs.run.folder import RunFolder
+from rungs.run.records import Evaluation
 from rungs.step.state import named_arrays
 from tests.commands.test_commands import BYTES, byte_model
 from tests.support import reference_gpt

@@ -17,8 +17,8 @@ from rungs.evaluation.checkpoint_scores import Measured
 from rungs.evaluation.harness import Tasks
 from rungs.evaluation.scoring import Continuation, Score, Scorer
 from rungs.huggingface.importing import Import, find_source, import_model
-from rungs.run.evaluations import Evaluation
 from rungs.run.folder import RunFolder
+from rungs.run.records import Evaluation
 from tests.support.published_models import MODELS
 
 FIXTURES = MODELS.parent / "harness"

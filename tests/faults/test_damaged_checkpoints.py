@@ -16,8 +16,7 @@ import numpy as np
 import pytest
 
 from rungs.checkpointing import checkpoint_folder
-from rungs.checkpointing.checkpoint_folder import list_checkpoints, list_run
-from rungs.checkpointing.find_weights import find_weights
+from rungs.checkpointing.checkpoint_folder import find_weights, list_checkpoints, list_run
 from rungs.checkpointing.load import load_model, load_tokenizer
 from rungs.checkpointing.manifest import Checkpoint, refuse_damaged
 from rungs.common.errors import UserError

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save
 
 from rungs.checkpointing import checkpoint_folder
-from rungs.checkpointing.checkpoint_folder import list_checkpoints, newest_valid
-from rungs.checkpointing.find_weights import find_weights
+from rungs.checkpointing.checkpoint_folder import find_weights, list_checkpoints, newest_valid
 from rungs.checkpointing.load import load_model
 from rungs.checkpointing.manifest import CheckpointMeta, read_checkpoint, write_manifest
 from rungs.checkpointing.published import stop_tokens

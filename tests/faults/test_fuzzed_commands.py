@@ -23,7 +23,7 @@ import plan
 import pretrained
 import train
 from rungs.charts.comparison_charts import loss_by_step
-from rungs.checkpointing.find_weights import find_weights
+from rungs.checkpointing.checkpoint_folder import find_weights
 from rungs.commands.generate import read_prompts
 from rungs.common.errors import EXIT_BAD_INPUT, UserError
 from rungs.data.bpe import train_bpe

@@ -20,10 +20,10 @@ from rungs.common.errors import RunFailure, UserError
 from rungs.mirror.mirror_folder import MirrorFolder
 from rungs.mirror.mirroring import Copier
 from rungs.reinforcement.rollout_files import RolloutFiles
-from rungs.run import evaluations, events, samples
-from rungs.run.events import Event
+from rungs.run import records
 from rungs.run.folder import RunFolder
 from rungs.run.metrics import MetricsLog, StepMetrics
+from rungs.run.records import Event
 from tests.faults.injected_faults import act_at_call
 from tests.faults.short_runs import failure_message, short_run, train_here
 from tests.support.tiny_run import assert_same_outcome, command
@@ -60,9 +60,9 @@ def test_nothing_is_written_into_a_run_that_took_the_place(
         copier = Copier(own, MirrorFolder(str(tmp_path / "mirror")), -1)
         writes: list[Callable[[], object]] = [
             lambda: log.append(StepMetrics(0, 0, 1.0, 1.0, 1.0, False, 0, 1.0, 1.0)),
-            lambda: events.append(own, EVENT),
-            lambda: evaluations.append(own, []),
-            lambda: samples.append(own, []),
+            lambda: records.append(own, [EVENT]),
+            lambda: records.append(own, []),
+            lambda: records.append(own, []),
             lambda: RolloutFiles(own.rollouts, check=own.check).write(own.rollouts / "a", []),
             lambda: copier.copy(everything=True),
         ]
@@ -188,7 +188,7 @@ def test_links_that_appear_later_are_not_followed(run: RunFolder, tmp_path: Path
     with pytest.raises(
         RunFailure, match=r"events.jsonl: events could not be written: it is a link"
     ):
-        events.append(run, EVENT)
+        records.append(run, [EVENT])
     run.metrics.symlink_to(target)
     disk.replace_file(run.metrics, "ours")
     assert run.metrics.read_text() == "ours"
@@ -199,7 +199,7 @@ def test_links_that_appear_later_are_not_followed(run: RunFolder, tmp_path: Path
 def test_a_pipe_is_not_waited_for(run: RunFolder) -> None:
     os.mkfifo(run.events)
     with pytest.raises(RunFailure, match="could not be written: not a regular file"):
-        events.append(run, EVENT)
+        records.append(run, [EVENT])
 
 
 @pytest.mark.usefixtures("no_charts")

@@ -15,8 +15,7 @@ import tokenizers
 from tokenizers import models
 
 from rungs.checkpointing.load import load_model, load_tokenizer
-from rungs.checkpointing.tensor_writer import TensorWriter
-from rungs.checkpointing.weights_file import Weights
+from rungs.checkpointing.weights_file import TensorWriter, Weights
 from rungs.common import strict_json
 from rungs.common.atomic_folder import create_folder
 from rungs.common.errors import UserError

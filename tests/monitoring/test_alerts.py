@@ -21,8 +21,9 @@ from rungs.common.errors import UserError
 from rungs.monitoring import hooks
 from rungs.monitoring.alerts import Watchdog
 from rungs.monitoring.hooks import Hooks, check_hooks
-from rungs.run import events
+from rungs.run import records
 from rungs.run.folder import RunFolder
+from rungs.run.records import Event
 from tests.support.tiny_run import change, make_dataset, make_run, train
 
 pytestmark = pytest.mark.usefixtures("no_charts")
@@ -58,7 +59,7 @@ def test_a_run_tells_its_hook_how_it_goes(datasets_dir: Path, tmp_path: Path) ->
     for name in ("train_loss", "validation_loss", "tokens_seen", "learning_rate"):
         assert finish["figures"][name] == last[name]
     assert finish["run"] == str(run.path)
-    assert [event.event for event in events.read(run)] == ["start", "finish"]
+    assert [event.event for event in records.read(run, Event)] == ["start", "finish"]
     # of a finished run, another start is no event
     assert train(run, datasets_dir, "--on-event", hook).returncode == 0
     assert len(messages(told)) == 2
@@ -240,4 +241,4 @@ def test_a_stall_is_told_once_until_the_next_step() -> None:
 
 
 def test_old_runs_have_no_events(tmp_path: Path) -> None:
-    assert events.read(RunFolder(tmp_path)) == []
+    assert records.read(RunFolder(tmp_path), Event) == []

@@ -11,8 +11,9 @@ import pytest
 
 from rungs.monitoring import supervisor
 from rungs.monitoring.supervisor import supervise
-from rungs.run import events
+from rungs.run import records
 from rungs.run.folder import RunFolder
+from rungs.run.records import Event
 
 COUNT = """
 import os, sys, pathlib
@@ -53,7 +54,9 @@ def test_only_crashes_are_started_again(
     arguments, log = program(tmp_path, *codes)
     assert supervise(arguments, RunFolder(tmp_path), (), 3) == expected
     assert len(log.read_text().splitlines()) == starts
-    killed = [event for event in events.read(RunFolder(tmp_path)) if "killed by" in event.text]
+    killed = [
+        event for event in records.read(RunFolder(tmp_path), Event) if "killed by" in event.text
+    ]
     assert len(killed) == sum(code < 0 for code in (codes * 4)[:starts])
 
 

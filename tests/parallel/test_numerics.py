@@ -11,7 +11,7 @@ import pytest
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.checkpointing.manifest import META_FILE, installed_versions, read_checkpoint
 from rungs.common.errors import UserError
-from rungs.parallel import numerics
+from rungs.parallel import jax_setup
 from rungs.run.folder import RunFolder
 from rungs.training import preparation
 from tests.support.committed_runs import ROOT
@@ -20,42 +20,42 @@ from tests.support.written_checkpoints import write_checkpoint
 
 
 def test_all_settings_are_settings_of_jax() -> None:
-    names = {*numerics.SETTINGS, *numerics._NEEDED}
+    names = {*jax_setup.SETTINGS, *jax_setup._NEEDED}
     assert {name for name in names if name not in jax.config.values} == set()
 
 
 def test_only_flags_that_bear_on_results_count(monkeypatch: pytest.MonkeyPatch) -> None:
     flags = "--xla_b=1 --xla_dump_to=/tmp/x --xla_force_host_platform_device_count=4 --xla_a=2"
-    monkeypatch.setitem(numerics._GIVEN, "XLA_FLAGS", flags)
-    assert numerics.recorded()["XLA_FLAGS"] == "--xla_a=2 --xla_b=1"
+    monkeypatch.setitem(jax_setup._GIVEN, "XLA_FLAGS", flags)
+    assert jax_setup.recorded()["XLA_FLAGS"] == "--xla_a=2 --xla_b=1"
 
 
 def test_changes_are_named_and_a_setting_that_only_one_has_is_not() -> None:
     before = {"XLA_FLAGS": "", "JAX_DEFAULT_PRNG_IMPL": "rbg", "device": "cpu", "old": "1"}
     now = {"XLA_FLAGS": "--xla_a=1", "JAX_DEFAULT_PRNG_IMPL": "rbg", "device": "H100", "new": "1"}
-    assert numerics.changes(before, now) == [
+    assert jax_setup.changes(before, now) == [
         "XLA_FLAGS was not set, is now --xla_a=1",
         "device was cpu, is now H100",
     ]
 
 
 def test_a_setting_of_jax_is_recorded_while_it_holds() -> None:
-    before = numerics.recorded()
+    before = jax_setup.recorded()
     with jax.default_matmul_precision("bfloat16"):
-        (line,) = numerics.changes(before, numerics.recorded())
+        (line,) = jax_setup.changes(before, jax_setup.recorded())
     assert line == "JAX_DEFAULT_MATMUL_PRECISION was None, is now bfloat16"
 
 
 def test_64_bits_are_refused() -> None:
-    numerics.refuse_unusable()
+    jax_setup.refuse_unusable()
     with jax.enable_x64(True), pytest.raises(UserError, match="JAX_ENABLE_X64: Rungs works only"):
-        numerics.refuse_unusable()
+        jax_setup.refuse_unusable()
 
 
 def test_flags_that_xla_does_not_have_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true --xla_nonsense=3")
     with pytest.raises(UserError, match="has no flag xla_nonsense; remove it") as error:
-        numerics.refuse_unusable()
+        jax_setup.refuse_unusable()
     assert len(str(error.value).splitlines()) == 1
 
 
@@ -71,11 +71,11 @@ def test_a_checkpoint_of_a_version_that_recorded_nothing_is_intact(tmp_path: Pat
 def test_resuming_says_what_has_changed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = tmp_path / "20260101T000000-step-000001"
     write_checkpoint(folder, 1, 2.0)
-    same = {"versions": installed_versions(), "environment": numerics.recorded()}
+    same = {"versions": installed_versions(), "environment": jax_setup.recorded()}
     meta = read_checkpoint(folder).meta.model_copy(update=same)
     preparation._warn_of_changes(meta)
     assert not caplog.text
-    other = numerics.recorded() | {"XLA_FLAGS": "--xla_cpu_enable_fast_math=true"}
+    other = jax_setup.recorded() | {"XLA_FLAGS": "--xla_cpu_enable_fast_math=true"}
     changed = {"versions": installed_versions() | {"jax": "0.1"}, "environment": other}
     preparation._warn_of_changes(meta.model_copy(update=changed))
     assert "XLA_FLAGS was --xla_cpu_enable_fast_math=true, is now" in caplog.text

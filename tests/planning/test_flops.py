@@ -19,8 +19,7 @@ from rungs.model.kernels import cross_entropy
 from rungs.parallel.target_device import Target, trace_for
 from rungs.planning import flops
 from rungs.planning.communication import abstract_layout
-from rungs.planning.disk_space import checkpoint_bytes
-from rungs.planning.forecast import forecast
+from rungs.planning.forecast import checkpoint_bytes, forecast
 from rungs.planning.hardware import device_by_name
 from rungs.planning.memory import memory_of
 from rungs.planning.report import as_text

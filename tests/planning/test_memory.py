@@ -10,8 +10,7 @@ from jax.sharding import Mesh
 from rungs.config.optimization_config import Remat
 from rungs.config.run_config import RunConfig
 from rungs.model import layer_loop
-from rungs.parallel.mesh import size_along
-from rungs.parallel.names import TOKEN_AXES
+from rungs.parallel.mesh import TOKEN_AXES, size_along
 from rungs.parallel.target_device import Target, trace_for
 from rungs.planning import oom_advice
 from rungs.planning.compiled.step import lower_step

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 import charts
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.checkpointing.load import load_model, load_tokenizer
-from rungs.run import samples
+from rungs.run import records
 from rungs.run.folder import RunFolder
 from tests.prompt_samples.conftest import PROMPTS, prompted_run
 from tests.support.tiny_run import assert_same_outcome, change, command, train
@@ -33,7 +33,7 @@ def sampled(tmp_path_factory: pytest.TempPathFactory, datasets_dir: Path) -> Run
 
 
 def texts(run: RunFolder) -> dict[tuple[int, str, str], str]:
-    return {(one.step, one.prompt, one.kind): one.text for one in samples.read(run)}
+    return {(one.step, one.prompt, one.kind): one.text for one in records.read_samples(run)}
 
 
 def test_each_checkpoint_continues_each_prompt_twice(sampled: RunFolder) -> None:
@@ -111,7 +111,7 @@ def test_going_back_drops_later_samples(datasets_dir: Path, tmp_path: Path) -> N
     assert train(run, datasets_dir).returncode == 0
     change(run, sample_prompts=["another"])
     assert train(run, datasets_dir, "--from", "step-000010").returncode == 0
-    prompts = {(one.step, one.prompt) for one in samples.read(run)}
+    prompts = {(one.step, one.prompt) for one in records.read_samples(run)}
     assert {step for step, prompt in prompts if prompt == PROMPTS[0]} == {0, 5, 10}
     assert {step for step, prompt in prompts if prompt == "another"} == {0, 5, 10, 15, 20, 23}
 

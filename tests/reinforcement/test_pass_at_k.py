@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rungs.reinforcement.pass_at_k import mean_pass_at_k
-from rungs.run.evaluations import wilson_interval
+from rungs.run.records import wilson_interval
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 5])

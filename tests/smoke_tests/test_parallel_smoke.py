@@ -19,7 +19,7 @@ from rungs.data.loader import Batch, TrainingData
 from rungs.data.sequences import IGNORED
 from rungs.optim import optimizers
 from rungs.parallel import collectives
-from rungs.parallel.names import DATA
+from rungs.parallel.mesh import DATA
 from rungs.parallel.sharding import Layout
 from rungs.parallel.target_device import Target, trace_for
 from rungs.smoke_tests.parallel_check import check as parallel_check

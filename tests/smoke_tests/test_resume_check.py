@@ -27,7 +27,6 @@ from rungs.smoke_tests.resume_check.kill import (
     Activity,
     ProcessKiller,
     StepPlan,
-    Training,
     discard,
 )
 from rungs.training import next_token
@@ -182,7 +181,7 @@ def test_metrics_are_compared_step_by_step(uninterrupted: TrainedRun) -> None:
 
 def test_kills_are_spread_over_the_phases(tmp_path: Path) -> None:
     plan = StepPlan(steps=14, interval=3)
-    killer = ProcessKiller(Training(RunFolder(tmp_path), [], plan, []), {})
+    killer = ProcessKiller(RunFolder(tmp_path), [], plan, [], {})
     phases = killer._choose_phases(5)
     assert len(set(phases)) == 5
     assert [phase in EARLY for phase in phases] == [False, True] * 2 + [False]

@@ -14,8 +14,9 @@ from rungs.config.run_config import load_run
 from rungs.data.task_dataset import character_tokenizer
 from rungs.evaluation.checkpoint_scores import Measured
 from rungs.evaluation.scoring import Scorer
-from rungs.run import evaluations
+from rungs.run import records
 from rungs.run.folder import RunFolder, StartOptions
+from rungs.run.records import Evaluation
 from rungs.training.next_token import next_token
 from rungs.training.start import launch
 from tests.support.tiny_run import assert_same_outcome, make_dataset, make_run
@@ -52,7 +53,7 @@ def go(run: RunFolder, datasets_dir: Path) -> int:
 def scores(run: RunFolder) -> dict[tuple[int, str], float]:
     return {
         (int(one.checkpoint.rpartition("-")[2]), one.metric): one.value
-        for one in evaluations.read(run)
+        for one in records.read(run, Evaluation)
     }
 
 

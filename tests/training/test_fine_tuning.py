@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from rungs.checkpointing.load import MergedWeights, load_model
-from rungs.checkpointing.start_from import find_starting_weights
+from rungs.checkpointing.load import MergedWeights, find_starting_weights, load_model
 from rungs.checkpointing.weights_file import Origin, Weights, WeightsHeader, write_weights
 from rungs.config import run_config
 from rungs.config.model_config import ModelConfig

@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from rungs.common.answering_process import AnsweringProcess
 from rungs.common.errors import UserError
+from rungs.common.helper_process import AnsweringProcess
 from rungs.common.paths import is_file
 from rungs.common.strict_json import read_text
 from rungs.data.chats.messages import ASSISTANT, TOOL_CALLS, Message, says_something

@@ -19,8 +19,14 @@ import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from rungs.checkpointing.tensor_writer import SAFETENSORS_DTYPES, TensorSpec, bits
-from rungs.checkpointing.weights_index import INDEX_FILE, WEIGHTS_FILE, read_index
+from rungs.checkpointing.weights_file import (
+    INDEX_FILE,
+    SAFETENSORS_DTYPES,
+    WEIGHTS_FILE,
+    TensorSpec,
+    bits,
+    read_index,
+)
 from rungs.common.errors import UserError, reason
 from rungs.common.paths import is_file, refuse_link_out, require_regular
 from rungs.common.strict_json import format_name

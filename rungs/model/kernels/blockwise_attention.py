@@ -22,7 +22,7 @@ from jax import Array
 from rungs.model.kernels.matmul import sum_over_last_axis, transpose_in_memory
 from rungs.model.remat import checkpoint_marked, save_for_backward
 from rungs.parallel import collectives, target_device
-from rungs.parallel.barriers import cpu_barrier
+from rungs.parallel.target_device import cpu_barrier
 
 MIN_QUERIES, MAX_QUERIES = 64, 256
 """Queries in a block."""

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from rungs.parallel import collectives, target_device
-from rungs.parallel.names import TENSOR
+from rungs.parallel.mesh import TENSOR
 
 LOGITS_BYTES = {"cpu": 8 << 20}
 """The size of a chunk's logits by platform; on a CPU they fit into its cache."""

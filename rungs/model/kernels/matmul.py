@@ -18,7 +18,7 @@ from jax.typing import DTypeLike
 
 from rungs.model.kernels.stored_matrix import StoredMatrix
 from rungs.parallel import collectives, target_device
-from rungs.parallel.barriers import cpu_barrier
+from rungs.parallel.target_device import cpu_barrier
 
 
 def plain_matmul(x_MI: Array, kernel_IO: Array, dtype: DTypeLike = jnp.float32) -> Array:

@@ -1,13 +1,7 @@
-"""What the devices of a compiled program send each other, read from its HLO text.
-
-`collectives(compiled)` lists every collective operation: its groups of devices, its bytes, and how
-many times it runs in one run of the program. `summary` adds them up by mesh axes. XLA may add
-collectives that no line of the source asks for, so only the compiled program shows what it sends.
-
-A device's number is its position in the program's device assignment, `mesh.devices.flat`. XLA calls
-it a partition id, or a global device id where an operation has `use_global_device_ids`; in a
-program of one replica, and `jax.jit` compiles no other, the two are the same.
-"""
+"""What the devices of a compiled program send each other, read from its HLO text: every collective
+with its bytes (`collectives`), which of them run while the device computes (`overlaps`), and sums
+by mesh axes. A device's number is its position in `mesh.devices.flat`: XLA's partition id, which is
+the global device id in a program of one replica, and `jax.jit` compiles no other."""
 
 import math
 import re
@@ -19,14 +13,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 from numpy.typing import NDArray
 
-from rungs.planning.compiled.hlo import (
-    Instruction,
-    Module,
-    Program,
-    bytes_of,
-    numbers,
-    trip_count,
-)
+from rungs.planning.compiled import hlo
 
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 UNCOUNTED_KINDS = ("collective-broadcast", "ragged-all-to-all", "send")
@@ -35,6 +22,8 @@ Groups = tuple[tuple[int, ...], ...]
 
 _DIMENSIONS = r"\[([\d,]+)\](?:T\(([\d,]+)\))?"
 _IOTA = re.compile(r"\[([\d,]+)\]<=" + _DIMENSIONS)
+_MATMUL_TARGETS = ("__cublas", "__cudnn", "__gpu$xla.gpu.triton", "tpu_custom_call")
+"""Prefixes of custom calls that are matmuls, attention or hand-written kernels."""
 _MESH = re.compile(r"mesh\[([^\]]*)\](?:, device_ids=\(([^{]*)\))? \{([^}]*)\}")
 
 
@@ -79,17 +68,12 @@ class Collective(NamedTuple):
 
 
 def moved_bytes(kind: str, array_bytes: int, devices: int) -> int:
-    """Return the bytes that one device sends in a collective, rounded up.
-
-    It assumes the algorithms that send least: a ring for all-reduce, which is a reduce-scatter and
-    then an all-gather (Patarasuk and Yuan 2009, https://doi.org/10.1016/j.jpdc.2008.09.002), and
-    for those two by themselves (Chan et al. 2007, https://doi.org/10.1002/cpe.1206). In an
-    all-to-all each device sends the others their shares directly.
-
-    Args:
-        array_bytes: size of the complete array, of which each device has a shard before or after.
-        devices: in a group.
-    """
+    """Return the bytes that one device sends in a collective, rounded up. It assumes the algorithms
+    that send least: a ring for all-reduce, which is a reduce-scatter and then an all-gather
+    (Patarasuk and Yuan 2009, https://doi.org/10.1016/j.jpdc.2008.09.002), and for those two by
+    themselves (Chan et al. 2007, https://doi.org/10.1002/cpe.1206). In an all-to-all each device
+    sends the others their shares directly. `array_bytes` is the size of the complete array, of
+    which each of the group's `devices` has a shard before or after."""
     if kind == "collective-permute":
         return array_bytes
     passes = 2 if kind == "all-reduce" else 1
@@ -106,17 +90,12 @@ class Traffic(NamedTuple):
     """Bytes that one device sends."""
 
 
-def collectives(program: Program) -> list[Collective]:
-    """Return the collectives of a compiled program, one entry for each call site.
-
-    Each branch of a conditional counts as if it always ran. Collectives within a single device
-    send nothing and are left out.
-
-    Raises:
-        ValueError: a loop contains a collective and XLA does not know its trip count, or the text
-            has a collective or a syntax that this module cannot count.
-    """
-    return [site.collective for site in sites(Module.parse(program))]
+def collectives(program: hlo.Program) -> list[Collective]:
+    """Return the collectives of a compiled program, one entry for each call site. Each branch of a
+    conditional counts as if it always ran. Collectives within a single device send nothing and are
+    left out. Raises ValueError if a loop contains a collective and XLA does not know its trip
+    count, or if the text has a collective or a syntax that this module cannot count."""
+    return [site.collective for site in sites(hlo.Module.parse(program))]
 
 
 def summary(found: Iterable[Collective], mesh: Mesh | AbstractMesh) -> list[Traffic]:
@@ -131,11 +110,8 @@ def summary(found: Iterable[Collective], mesh: Mesh | AbstractMesh) -> list[Traf
 
 
 def axes_of(groups: Groups, mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
-    """Return the mesh axes along which the devices of a group differ, in the mesh's order.
-
-    Raises:
-        ValueError: a device number is outside the mesh.
-    """
+    """Return the mesh axes along which the devices of a group differ, in the mesh's order. Raises
+    ValueError if a device number is outside the mesh."""
     shape = tuple(mesh.shape.values())
     places = [np.unravel_index(group, shape) for group in groups]
     return tuple(
@@ -149,42 +125,38 @@ class Site(NamedTuple):
     """Where a collective is called."""
 
     collective: Collective
-    computation: str
-    """Computation in whose schedule it stands; never a fusion's."""
-    position: int
-    """Position in that schedule; the start of an asynchronous collective."""
+    instruction: hlo.Instruction
+    """The call, in a schedule and never in a fusion; the start of an asynchronous collective."""
 
 
-def sites(module: Module, computation: str = "") -> Iterator[Site]:
+def sites(module: hlo.Module, computation: str = "") -> Iterator[Site]:
     """Yield the call sites of collectives in a computation, by default the entry, and in everything
     that it calls; errors as for `collectives`."""
-    computation = computation or module.entry
-    instructions = module.computations[computation]
+    instructions = module.computations[computation or module.entry]
     continues_another = _continues_another(instructions)
-    for position, instruction in enumerate(instructions):
-        collective = None if continues_another else _collective(instruction, module.devices)
+    for instruction in instructions:
+        collective = None if continues_another else _collective(instruction)
         if collective is not None:
-            yield Site(collective, computation, position)
-        for called, trips in _calls(module, computation, instruction):
+            yield Site(collective, instruction)
+        for called, trips in _calls(instruction):
             for inner in sites(module, called):
-                inner = _as_scattered(inner, instruction)
+                site = _as_scattered(inner, instruction)
                 if trips is None:
                     raise ValueError(
                         f"{instruction}: XLA does not know how many times this loop runs, and it"
-                        f" contains {inner.collective.kind} ({inner.collective.op_name})"
+                        f" contains {site.collective.kind} ({site.collective.op_name})"
                     )
-                repeated = inner.collective._replace(trips=trips * inner.collective.trips)
+                repeated = site.collective._replace(trips=trips * site.collective.trips)
                 is_scheduled = instruction.opcode in CONTROL_FLOW
-                place = inner[1:] if is_scheduled else (computation, position)
-                yield Site(repeated, *place)
+                yield Site(repeated, site.instruction if is_scheduled else instruction)
 
 
-def _as_scattered(site: Site, caller: Instruction) -> Site:
+def _as_scattered(site: Site, caller: hlo.Instruction) -> Site:
     """Return the all-reduce of a TPU's all-reduce-scatter fusion, which keeps one part of the sum
     on each device, as the reduce-scatter that it is; other sites unchanged."""
     if site.collective.kind != "all-reduce" or "AllReduceScatterFusion" not in caller.rest:
         return site
-    kept = bytes_of(caller.shape)
+    kept = hlo.bytes_of(caller.shape)
     scattered = site.collective._replace(kind="reduce-scatter", result_bytes=kept)
     return site._replace(collective=scattered)
 
@@ -193,39 +165,31 @@ CONTROL_FLOW = ("while", "conditional", "call")
 """Opcodes of instructions that run other computations by their own schedules."""
 
 
-def _calls(
-    module: Module, computation: str, instruction: Instruction
-) -> Iterator[tuple[str, int | None]]:
-    """Yield the computations that an instruction calls, and how many times (None if unknown).
-
-    The start and the end of an asynchronous operation may both name its computation. Only the
-    start counts.
-    """
-    if instruction.opcode.endswith(("-update", "-done")):
-        return
-    is_loop = instruction.opcode == "while"
-    trips = trip_count(module, computation, instruction) if is_loop else 1
-    for role, name in instruction.called():
-        yield name, trips if trips is None else trips + (role == "condition")
+def _calls(instruction: hlo.Instruction) -> Iterator[tuple[str, int | None]]:
+    """Yield the computations that an instruction calls, and how many times (None if unknown). The
+    start and the end of an asynchronous operation may both name its computation. Only the start
+    counts."""
+    if not instruction.opcode.endswith(("-update", "-done")):
+        trips = hlo.trip_count(instruction)
+        for role, name in instruction.called():
+            yield name, trips if trips is None else trips + (role == "condition")
 
 
-def _continues_another(computation: list[Instruction]) -> bool:
-    """Return whether the collective in a computation was started in another one.
-
-    XLA's TPU compiler starts a collective in one fusion, continues it in the fusions of the matmuls
-    that run meanwhile, and ends it in another. Each of these contains it, with the same `chain_id`.
-    """
-    has_chain = any(chain_of(one) for one in computation)
+def _continues_another(computation: list[hlo.Instruction]) -> bool:
+    """Return whether the collective in a computation was started in another one. XLA's TPU compiler
+    starts a collective in one fusion, continues it in the fusions of the matmuls that run
+    meanwhile, and ends it in another. Each of these contains it, with the same `chain_id`."""
+    has_chain = any(map(_chain_id, computation))
     return has_chain and all(one.target != "AsyncCollectiveStart" for one in computation)
 
 
-def chain_of(instruction: Instruction) -> str:
+def _chain_id(instruction: hlo.Instruction) -> str:
     """Return the `chain_id` of a collective, empty if it has none."""
     found = re.search(r'chain_id="(\d+)"', instruction.attributes)
     return found[1] if found else ""
 
 
-def _collective(instruction: Instruction, devices: int) -> Collective | None:
+def _collective(instruction: hlo.Instruction) -> Collective | None:
     """Return the instruction as a collective, if it is one that involves several devices."""
     kind = instruction.opcode.removesuffix("-start")
     if kind in UNCOUNTED_KINDS and "is_host_transfer=true" not in instruction.attributes:
@@ -236,27 +200,24 @@ def _collective(instruction: Instruction, devices: int) -> Collective | None:
         pairs = parse_braces(instruction.attribute("source_target_pairs"))
         groups = tuple(pair for pair in pairs if pair[0] != pair[1])
     else:
-        groups = parse_groups(instruction.attribute("replica_groups"), devices)
+        text = instruction.attribute("replica_groups")
+        groups = parse_groups(text, instruction.module.devices)
     if all(len(group) < 2 for group in groups):
         return None
-    return Collective(kind, groups, bytes_of(instruction.result), 1, instruction.op_name)
+    return Collective(kind, groups, hlo.bytes_of(instruction.result), 1, instruction.op_name)
 
 
 def parse_groups(text: str, devices: int) -> Groups:
     """Parse the groups after `replica_groups=`, in any of the three forms that XLA writes.
-
     `{{0,1},{2,3}}`, where `{}` means all devices; `[2,2]<=[4]`; and `mesh['a'=2,'b'=2] {'b'}`:
-    https://github.com/openxla/xla/blob/main/xla/hlo/ir/replica_group.h.
-
-    Raises:
-        ValueError: another form.
-    """
+    https://github.com/openxla/xla/blob/main/xla/hlo/ir/replica_group.h. Raises ValueError for
+    another form."""
     if text.startswith("{}"):
         return (tuple(range(devices)),)
     if text.startswith("{"):
         return parse_braces(text)
     if iota := _IOTA.match(text):
-        return _as_groups(_iota(iota[2], iota[3]).reshape(numbers(iota[1])))
+        return _as_groups(_iota(iota[2], iota[3]).reshape(hlo.numbers(iota[1])))
     if mesh := _MESH.match(text):
         return _mesh_groups(*mesh.groups(default=""))
     raise ValueError(f"replica_groups={text[:80]}: unknown form of groups")
@@ -281,15 +242,15 @@ def _mesh_groups(axes: str, device_ids: str, grouped: str) -> Groups:
     if iota := re.match(_DIMENSIONS, device_ids):
         ids = _iota(iota[1], iota[2])
     else:
-        ids = np.array(numbers(device_ids) if device_ids else range(group_of.size))
+        ids = np.array(hlo.numbers(device_ids) if device_ids else range(group_of.size))
     return _as_groups(ids[group_of == group] for group in np.unique(group_of))
 
 
 def _iota(dimensions: str, order: str | None) -> NDArray[np.int64]:
     """Return 0, 1, 2, … as an array of these dimensions, transposed and then flattened."""
-    shape = numbers(dimensions)
+    shape = hlo.numbers(dimensions)
     array = np.arange(math.prod(shape)).reshape(shape)
-    return array.transpose(numbers(order) if order else None).ravel()
+    return array.transpose(hlo.numbers(order) if order else None).ravel()
 
 
 def _as_groups(rows: Iterable[NDArray[np.int64]]) -> Groups:
@@ -302,4 +263,108 @@ def parse_braces(text: str) -> Groups:
     outer = re.match(r"\{(?:\{[\d,]*\},?)*\}", text)
     if not outer:
         raise ValueError(f"{text[:80]}: unknown form of groups")
-    return tuple(tuple(numbers(inner)) for inner in re.findall(r"\{([\d,]*)\}", outer[0]))
+    return tuple(tuple(hlo.numbers(inner)) for inner in re.findall(r"\{([\d,]*)\}", outer[0]))
+
+
+class Overlap(NamedTuple):
+    """A collective, and what the device computes while it runs."""
+
+    collective: Collective
+    matmuls: int
+    """Matmuls between its start and its end, each time it runs; 0 if it is synchronous. Kernels of
+    attention and other custom kernels count as one matmul."""
+
+    @property
+    def hidden_bytes(self) -> int:
+        """Bytes that one device sends while it computes, in one run of the program."""
+        return self.collective.total_moved_bytes if self.matmuls else 0
+
+
+class OverlapTraffic(NamedTuple):
+    """All collectives of one kind along the same mesh axes, in one run of the program."""
+
+    kind: str
+    axes: tuple[str, ...]
+    runs: int
+    moved_bytes: int
+    """Bytes that one device sends."""
+    hidden_bytes: int
+    """Bytes of them sent while the device computes."""
+
+    @property
+    def exposed_bytes(self) -> int:
+        """Bytes for which the device waits."""
+        return self.moved_bytes - self.hidden_bytes
+
+
+def overlaps(program: hlo.Program) -> list[Overlap]:
+    """Return the collectives of a compiled program as `collectives` does, with what they overlap.
+
+    A compiled program is scheduled: its text has the instructions in the order in which they run.
+    An asynchronous collective starts in one place and ends in a later one, and is hidden if there
+    are matmuls in between. The device waits for all others, which are exposed. Start and end look
+    different in each compiler:
+
+        GPU  all-gather-start … all-gather-done, or async-start … async-done of a computation
+        TPU  a fusion with a custom call AsyncCollectiveStart … one with AsyncCollectiveDone; or as
+             on a GPU
+
+    Raises ValueError as `collectives` does, or if the program has no schedule or the end of an
+    asynchronous collective is not found.
+    """
+    module = hlo.Module.parse(program)
+    if not module.is_scheduled:
+        raise ValueError("the program has no schedule, so it does not say what overlaps")
+    return [Overlap(site.collective, _matmuls_during(site)) for site in sites(module)]
+
+
+def overlap_summary(found: Iterable[Overlap], mesh: Mesh | AbstractMesh) -> list[OverlapTraffic]:
+    """Return bytes by kind and mesh axes, sorted by these."""
+    found = list(found)
+    hidden = summary((one.collective for one in found if one.matmuls), mesh)
+    hidden_bytes = {(traffic.kind, traffic.axes): traffic.moved_bytes for traffic in hidden}
+    return [
+        OverlapTraffic(*traffic, hidden_bytes.get((traffic.kind, traffic.axes), 0))
+        for traffic in summary((one.collective for one in found), mesh)
+    ]
+
+
+def _matmuls_during(site: Site) -> int:
+    """Return the matmuls between the start and the end of a collective."""
+    start = site.instruction
+    schedule = start.module.computations[start.computation]
+    return sum(map(_matmuls_in, _before_end(schedule[schedule.index(start) :])))
+
+
+def _before_end(schedule: list[hlo.Instruction]) -> list[hlo.Instruction]:
+    """Return the instructions between a collective, the first of these, and its end; none if it is
+    synchronous."""
+    first, names = schedule[0], {schedule[0].name}
+    is_start = first.opcode.endswith("-start")
+    chain = "" if is_start else _chain(first, "AsyncCollectiveStart")
+    if not (is_start or chain):
+        return []
+    for position, instruction in enumerate(schedule):
+        if chain and _chain(instruction, "AsyncCollectiveDone") == chain:
+            return schedule[1:position]
+        if is_start and names.intersection(instruction.operands):
+            if instruction.opcode.endswith("-done"):
+                return schedule[1:position]
+            names.add(instruction.name)  # an async-update
+    raise ValueError(f"{first}: the end of this collective is not in its computation")
+
+
+def _chain(instruction: hlo.Instruction, target: str) -> str:
+    """Return the chain of the collective in a fusion with a custom call of this target."""
+    inner = instruction.inner if instruction.opcode == "fusion" else []
+    has_target = any(one.target == target for one in inner)
+    return max(map(_chain_id, inner)) if has_target else ""
+
+
+def _matmuls_in(instruction: hlo.Instruction) -> int:
+    """Return the matmuls that an instruction runs. A loop of unknown length counts once."""
+    is_kernel = instruction.target.startswith(_MATMUL_TARGETS)
+    if is_kernel or instruction.opcode in ("dot", "convolution"):
+        return 1
+    trips = hlo.trip_count(instruction)
+    return (1 if trips is None else trips) * sum(map(_matmuls_in, instruction.inner))

@@ -1,9 +1,7 @@
-"""A compiled program, parsed from its HLO text; how often its loops run (`trip_count`).
+"""A compiled program, parsed from its HLO text; how often its loops run. The instructions of a
+computation stand in the order in which they run, except inside a fusion, which runs as one."""
 
-The instructions of a computation stand in the order in which they run, except inside a fusion,
-which runs as one.
-"""
-
+import dataclasses
 import math
 import re
 from collections.abc import Iterator
@@ -15,8 +13,13 @@ Program = str | jax.stages.Compiled
 """A compiled program, or its HLO text."""
 
 
-class Instruction(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Instruction:
     """One line of HLO."""
+
+    module: "Module" = dataclasses.field(repr=False)
+    computation: str
+    """Name of the computation that it is in."""
 
     name: str
     shape: str
@@ -36,6 +39,11 @@ class Instruction(NamedTuple):
     def operands(self) -> list[str]:
         """Names of the operands."""
         return re.findall(r"%([\w.-]+)", self.rest.partition(")")[0])
+
+    @property
+    def inputs(self) -> "list[Instruction]":
+        """The operands."""
+        return [self.module.find(self.computation, name) for name in self.operands]
 
     @property
     def is_fusion(self) -> bool:
@@ -71,12 +79,10 @@ class Instruction(NamedTuple):
 
     @property
     def result(self) -> str:
-        """Shape of what it returns; of an asynchronous start, of what the end will return.
-
-        A start returns (operands, results, …): https://openxla.org/xla/async_ops. A copy's returns
-        (result, operand, …), and an all-reduce's only its results in the text of older compilers:
-        for GPUs, of jaxlib before 0.11.
-        """
+        """Shape of what it returns; of an asynchronous start, of what the end will return. A start
+        returns (operands, results, …): https://openxla.org/xla/async_ops. A copy's returns (result,
+        operand, …), and an all-reduce's only its results in the text of older compilers: for GPUs,
+        of jaxlib before 0.11."""
         has_only_results = self.opcode == "all-reduce-start" and not self.shape.startswith("((")
         if not self.opcode.endswith("-start") or has_only_results:
             return self.shape
@@ -88,6 +94,16 @@ class Instruction(NamedTuple):
         for role, names in _CALLED.findall(self.attributes):
             for name in re.findall(r"[\w.-]+", names):
                 yield role, name
+
+    @property
+    def inner(self) -> "list[Instruction]":
+        """The instructions of the computations that it calls."""
+        return [one for _, name in self.called() for one in self.module.computations[name]]
+
+    @property
+    def inner_root(self) -> "Instruction":
+        """The instruction whose result a fusion or a call returns."""
+        return next(one for one in self.inner if one.is_root)
 
     def __str__(self) -> str:
         return f"{self.name} ({self.op_name})"
@@ -102,7 +118,8 @@ _TILED = re.compile(r"(\w+)\[([^\]]*)\](?:\{([\d,]*)(?::(?:T\(([\d,]*)\))?[^}]*)
 _INSTRUCTION = re.compile(r"(ROOT )?%?([\w.-]+) = (.*?) ([a-z][a-z0-9-]*)\((.*)$")
 
 
-class Module(NamedTuple):
+@dataclasses.dataclass
+class Module:
     """A parsed program."""
 
     computations: dict[str, list[Instruction]]
@@ -112,26 +129,26 @@ class Module(NamedTuple):
 
     @classmethod
     def parse(cls, program: Program) -> Self:
-        """Raises:
-        ValueError: the text has no ENTRY computation.
-        """
+        """Return the program; raises ValueError if the text has no ENTRY computation."""
         text = program if isinstance(program, str) else program.as_text() or ""
-        computations: dict[str, list[Instruction]] = {}
-        entry, current = "", ""
-        for line in map(str.strip, _joined(text).splitlines()):
-            if instruction := _INSTRUCTION.match(line):
-                root, name, shape, opcode, rest = instruction.groups()
-                computations[current].append(Instruction(name, shape, opcode, rest, bool(root)))
-            elif opening := _HEADER.match(line):
-                current = opening[2]
-                computations[current] = []
-                entry = current if opening[1] else entry
-        if not entry:
-            raise ValueError("no HLO of a compiled program: it has no ENTRY computation")
         header = text.lstrip().partition("\n")[0]
         counts = re.findall(r"(?:replica_count|num_partitions)=(\d+)", header)
-        devices = math.prod(map(int, counts))
-        return cls(computations, entry, devices, "is_scheduled=true" in header)
+        module = cls({}, "", math.prod(map(int, counts)), "is_scheduled=true" in header)
+        current = ""
+        # attributes of a kernel may have several lines, in quotes and braces at the start of a line
+        joined = re.sub(r"\n(?=\s*(?:\"|\}[^\n]))", " ", text)
+        for line in map(str.strip, joined.splitlines()):
+            if instruction := _INSTRUCTION.match(line):
+                root, name, shape, opcode, rest = instruction.groups()
+                found = Instruction(module, current, name, shape, opcode, rest, bool(root))
+                module.computations[current].append(found)
+            elif opening := _HEADER.match(line):
+                current = opening[2]
+                module.computations[current] = []
+                module.entry = current if opening[1] else module.entry
+        if not module.entry:
+            raise ValueError("no HLO of a compiled program: it has no ENTRY computation")
+        return module
 
     def find(self, computation: str, name: str) -> Instruction:
         """Return an instruction by its name."""
@@ -140,12 +157,6 @@ class Module(NamedTuple):
     def root(self, computation: str) -> Instruction:
         """Return the instruction whose result the computation returns."""
         return next(one for one in self.computations[computation] if one.is_root)
-
-
-def _joined(text: str) -> str:
-    """Return the text with one line for each instruction; the attributes of a kernel may have
-    several, in quotes and braces at the start of a line."""
-    return re.sub(r"\n(?=\s*(?:\"|\}[^\n]))", " ", text)
 
 
 def shapes_in(shape: str) -> list[str]:
@@ -163,11 +174,8 @@ def shapes_in(shape: str) -> list[str]:
 
 
 def bytes_of(shape: str) -> int:
-    """Return the bytes of a shape, all arrays of a tuple together.
-
-    Raises:
-        ValueError: an array has a dtype of unknown width.
-    """
+    """Return the bytes of a shape, all arrays of a tuple together. Raises ValueError if a dtype has
+    an unknown width."""
     arrays = re.findall(r"(\w+)\[([^\]]*)\]", shape)
     sizes = ((dtype_bits(dtype), math.prod(numbers(inside))) for dtype, inside in arrays)
     return sum(-(-bits * size // 8) for bits, size in sizes)
@@ -183,12 +191,8 @@ def tiled_bytes_of(shape: str) -> int:
 
 
 def _padded(dimensions: list[int], order: str, tile: str) -> list[int]:
-    """Return the dimensions, each rounded up to whole tiles.
-
-    Args:
-        order: of the axes in memory, the last first.
-        tile: its sides along the last axes.
-    """
+    """Return the dimensions, each rounded up to whole tiles. `order` is that of the axes in memory,
+    the last first; `tile` has its sides along the last axes."""
     sides = [int(side) for side in reversed(tile.split(",")) if side]
     for axis, side in zip(map(int, filter(None, order.split(","))), sides, strict=False):
         dimensions[axis] = -(-dimensions[axis] // side) * side
@@ -214,11 +218,7 @@ def numbers(text: str) -> list[int]:
 
 def dtype_bits(array: str) -> int:
     """Return the bits of an element of an array's shape: the first number in dtypes such as
-    `f8e4m3fn`.
-
-    Raises:
-        ValueError: its dtype has an unknown width.
-    """
+    `f8e4m3fn`. Raises ValueError if its dtype has an unknown width."""
     dtype = array.partition("[")[0].rpartition("/")[2]
     if dtype in ("pred", "token"):
         return {"pred": 8, "token": 0}[dtype]
@@ -243,27 +243,24 @@ _Known = dict[str, _Counter | None]
 """The parameters of a computation that is called, by name; None if unknown."""
 
 
-def trip_count(module: Module, computation: str, loop: Instruction) -> int | None:
-    """Return how many times the body of a loop runs; None if it cannot be told.
-
-    XLA's CPU and GPU compilers write the count next to the loop (`known_trip_count`). Its TPU
-    compiler does not; there the count follows from the loop itself, which counts from a constant in
-    constant steps until its condition, a comparison with a constant, is false.
-
-    Args:
-        computation: the one with the loop.
-    """
-    if known := re.search(r"known_trip_count\W+n\W+(\d+)", loop.rest):
+def trip_count(one: Instruction) -> int | None:
+    """Return how many times what an instruction calls runs: the iterations of a loop, None if they
+    cannot be told; 1 for other instructions. XLA's CPU and GPU compilers write the count next to
+    the loop (`known_trip_count`). Its TPU compiler does not; there the count follows from the loop
+    itself, which counts from a constant in constant steps until its condition, a comparison with a
+    constant, is false."""
+    if one.opcode != "while":
+        return 1
+    if known := re.search(r"known_trip_count\W+n\W+(\d+)", one.rest):
         return int(known[1])
-    roles = dict(loop.called())
-    compared = _comparison(module, roles["condition"], {})
+    roles = {role: one.module.root(name) for role, name in one.called()}
+    compared = _comparison(roles["condition"], {})
     if compared is None:
         return None
     direction, left, right = compared
     if (index := left.carried) is None or right.carried is not None:
         return None
-    first = _element(module, computation, loop.operands[0], index, {})
-    after = _element(module, roles["body"], module.root(roles["body"]).name, index, {})
+    first, after = _element(one.inputs[0], index, {}), _element(roles["body"], index, {})
     if first is None or first.carried is not None or after is None or after.carried != index:
         return None
     return _steps(direction, first.constant, right.constant - left.constant, after.constant)
@@ -283,63 +280,48 @@ def _steps(direction: str, first: int, limit: int, step: int) -> int | None:
     return max(-(-(distance + (direction in ("LE", "GE"))) // stride), 0)
 
 
-def _comparison(
-    module: Module, computation: str, known: _Known
-) -> tuple[str, _Counter, _Counter] | None:
+def _comparison(root: Instruction, known: _Known) -> tuple[str, _Counter, _Counter] | None:
     """Return the direction and both sides of the comparison that a computation returns."""
-    root = module.root(computation)
     if root.opcode in ("fusion", "call"):
-        return _comparison(module, *_call(module, computation, root, known))
+        return _comparison(root.inner_root, _arguments(root, known))
     if root.opcode != "compare":
         return None
-    left, right = (_value(module, computation, name, known) for name in root.operands)
+    left, right = (_value(operand, known) for operand in root.inputs)
     direction = re.match(r"[A-Z]+", root.attribute("direction"))
     return None if left is None or right is None or not direction else (direction[0], left, right)
 
 
-def _value(module: Module, computation: str, name: str, known: _Known) -> _Counter | None:
+def _value(one: Instruction, known: _Known) -> _Counter | None:
     """Return an integer of a computation; None if it depends on more than one carried number."""
-    one = module.find(computation, name)
-    operands = one.operands
     if one.opcode == "parameter":
-        return known.get(name)
+        return known.get(one.name)
     if one.opcode == "constant":
         number = re.match(r"-?\d+(?=\))", one.rest)
         return _Counter(None, int(number[0])) if number else None
     if one.opcode in _COPIES:
-        return _value(module, computation, operands[0], known)
+        return _value(one.inputs[0], known)
     if one.opcode in ("add", "subtract"):
-        left, right = (_value(module, computation, operand, known) for operand in operands)
+        left, right = (_value(operand, known) for operand in one.inputs)
         return _sum(left, right, 1 if one.opcode == "add" else -1)
     if one.opcode in ("fusion", "call"):
-        called, arguments = _call(module, computation, one, known)
-        return _value(module, called, module.root(called).name, arguments)
+        return _value(one.inner_root, _arguments(one, known))
     if one.opcode == "get-tuple-element":
-        return _element(module, computation, operands[0], one.element, known)
+        return _element(one.inputs[0], one.element, known)
     return None
 
 
-def _element(
-    module: Module, computation: str, name: str, index: int, known: _Known
-) -> _Counter | None:
+def _element(one: Instruction, index: int, known: _Known) -> _Counter | None:
     """Return an integer in a tuple. A loop's parameter, which unlike a fusion's is not known, is
     what the loop carries."""
-    one = module.find(computation, name)
     if one.opcode == "parameter" and not known:
         return _Counter(index, 0)
-    if one.opcode == "tuple":
-        return _value(module, computation, one.operands[index], known)
-    return None
+    return _value(one.inputs[index], known) if one.opcode == "tuple" else None
 
 
-def _call(module: Module, computation: str, call: Instruction, known: _Known) -> tuple[str, _Known]:
-    """Return the computation that an instruction calls, and its arguments."""
-    called = next(name for _, name in call.called())
-    parameters = (one for one in module.computations[called] if one.opcode == "parameter")
-    return called, {
-        one.name: _value(module, computation, call.operands[one.number], known)
-        for one in parameters
-    }
+def _arguments(call: Instruction, known: _Known) -> _Known:
+    """Return what the parameters of the computation that an instruction calls are."""
+    parameters = [one for one in call.inner if one.opcode == "parameter"]
+    return {one.name: _value(call.inputs[one.number], known) for one in parameters}
 
 
 def _sum(left: _Counter | None, right: _Counter | None, sign: int) -> _Counter | None:

@@ -4,10 +4,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from rungs.common.text_table import align_columns, format_duration
-from rungs.planning.compiled.kernels import PARTS, XLA
-from rungs.planning.compiled.roofline import TARGET, Roofline, Work
-from rungs.planning.compiled.step import Compiled, CompiledStep
-from rungs.planning.compiled.step_parts import COLLECTIVES
+from rungs.planning.compiled.roofline import COLLECTIVES, TARGET, Roofline, Work
+from rungs.planning.compiled.step import KERNEL_PARTS, XLA, Compiled, CompiledStep
 from rungs.planning.forecast import Forecast
 from rungs.planning.memory import Memory, format_bytes
 from rungs.planning.rows import Column, Part, Row, Table, content, lines
@@ -85,7 +83,7 @@ def _traffic(found: Compiled) -> Iterator[Part]:
 def _kernels(forecast: Forecast, found: Compiled) -> Iterator[Part]:
     model, kernels = forecast.config.model, found.kernels
     has = {"attention": model.n_layers > 0, "experts": model.n_experts is not None, "loss": True}
-    makers = {part: list(kernels.calls.get(part, {XLA: 0})) for part in PARTS if has[part]}
+    makers = {part: list(kernels.calls.get(part, {XLA: 0})) for part in KERNEL_PARTS if has[part]}
     for part, names in makers.items():
         yield f"  {part:18}by {', '.join(names)}"
     yield f"  instructions repeated to save memory: {kernels.rematerialized:,}"

@@ -1,10 +1,8 @@
-"""The least time of a training step on a device, part by part, from its compiled program.
+"""The least time of a training step on a device, part by part, from its compiled program: a kernel
+takes at least its FLOPs ÷ the device's peak, and its bytes ÷ the bandwidth of the device's memory
+(Williams et al. 2009, https://doi.org/10.1145/1498765.1498785)."""
 
-A roofline (Williams et al. 2009, https://doi.org/10.1145/1498765.1498785): a kernel takes at least
-its FLOPs divided by the device's peak, and at least its bytes divided by the bandwidth of the
-device's memory. Nothing is measured.
-"""
-
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
@@ -15,11 +13,8 @@ from rungs.common.errors import UserError
 from rungs.optim.precision import dtype_of
 from rungs.parallel import target_device
 from rungs.planning.communication import abstract_layout
-from rungs.planning.compiled.collectives import CONTROL_FLOW
-from rungs.planning.compiled.hlo import Instruction, Module, Program, trip_count
-from rungs.planning.compiled.kernels import is_kernel
-from rungs.planning.compiled.step import CompiledStep
-from rungs.planning.compiled.step_parts import ATTENTION, OPTIMIZER, PARTS, part_of
+from rungs.planning.compiled import collectives, hlo
+from rungs.planning.compiled.step import CompiledStep, is_kernel
 from rungs.planning.compiled.work import matmuls_of, moved_bytes
 from rungs.planning.flops import hardware_flops_per_token
 from rungs.planning.forecast import Forecast
@@ -27,6 +22,27 @@ from rungs.planning.hardware import Hardware
 
 TARGET = 0.55
 """Share of the peak to plan for."""
+SCOPES = {
+    "attention": "attention kernel",
+    "attention_projections": "attention projections",
+    "feed_forward": "feed-forward",
+    "experts": "experts",
+    "loss": "head and loss",
+    "embedding": "embedding",
+    "norm": "norms and the rest",
+    "gradient_sum": "sum of gradients",
+    "optimizer": "optimizer",
+}
+"""Parts by named scope; the innermost scope counts."""
+ATTENTION, REST, OPTIMIZER = SCOPES["attention"], SCOPES["norm"], SCOPES["optimizer"]
+COLLECTIVES, COPIES = "collectives", "copies"
+PARTS = (*dict.fromkeys(SCOPES.values()), COLLECTIVES, COPIES)
+_MOVES = (
+    *("parameter", "constant", "bitcast", "tuple", "get-tuple-element", "copy", "reshape"),
+    *("transpose", "slice", "dynamic-slice", "dynamic-update-slice", "concatenate", "broadcast"),
+)
+"""Opcodes that compute nothing."""
+_PREFETCHES = ("copy-start", "slice-start")
 
 
 class Work(NamedTuple):
@@ -140,28 +156,20 @@ class Roofline(NamedTuple):
         return Goal(allowed, matmuls, self.serial_seconds - matmuls)
 
 
-def roofline(program: Program, hardware: Hardware, flops: StepFlops) -> Roofline:
-    """Return the least time of a compiled step.
-
-    Each branch of a conditional counts as if it always ran.
-
-    Args:
-        hardware: whose peaks are known.
-
-    Raises:
-        ValueError: XLA does not know how many times a loop runs, or the text has a matmul that
-            cannot be counted.
-    """
-    peak, module = hardware.peak(flops.dtype), Module.parse(program)
+def roofline(program: hlo.Program, hardware: Hardware, flops: StepFlops) -> Roofline:
+    """Return the least time of a compiled step. Each branch of a conditional counts as if it always
+    ran. Raises ValueError if XLA does not know how many times a loop runs, or the text has a matmul
+    that cannot be counted. The peaks of `hardware` must be known."""
+    peak, module = hardware.peak(flops.dtype), hlo.Module.parse(program)
     assert peak is not None
     found: dict[str, list[Work]] = defaultdict(list)
     kernel_bytes = 0
-    for computation, instruction, trips in _scheduled(module, module.entry):
-        part = part_of(module, computation, instruction)
+    for instruction, trips in _scheduled(module.computations[module.entry]):
+        part = part_of(instruction)
         if part == ATTENTION and is_kernel(instruction.target):
-            kernel_bytes += trips * moved_bytes(module, computation, instruction)
+            kernel_bytes += trips * moved_bytes(instruction)
         else:
-            found[part].append(_work_of(module, computation, instruction, trips, hardware))
+            found[part].append(_work_of(instruction, trips, hardware))
     if kernel_bytes:
         seconds = flops.attention / peak
         found[ATTENTION].append(_kernel(hardware, kernel_bytes, flops.attention, seconds))
@@ -170,11 +178,8 @@ def roofline(program: Program, hardware: Hardware, flops: StepFlops) -> Roofline
 
 
 def step_roofline(forecast: Forecast, step: CompiledStep) -> Roofline | None:
-    """Return the least time of a run's step; None if it does not fit into memory.
-
-    Raises:
-        UserError: its program cannot be counted.
-    """
+    """Return the least time of a run's step; None if it does not fit into memory. Raises UserError
+    if its program cannot be counted."""
     if isinstance(step.result, str):
         return None
     try:
@@ -200,44 +205,34 @@ def step_flops(forecast: Forecast) -> StepFlops:
 
 
 def _scheduled(
-    module: Module, computation: str, trips: int = 1
-) -> Iterator[tuple[str, Instruction, int]]:
-    """Yield the instructions that run, with their computations and how many times they run."""
-    for instruction in module.computations[computation]:
-        if instruction.opcode not in (*CONTROL_FLOW, "async-start"):
-            yield computation, instruction, trips
+    computation: Iterable[hlo.Instruction], trips: int = 1
+) -> Iterator[tuple[hlo.Instruction, int]]:
+    """Yield the instructions that run, and how many times they run."""
+    for instruction in computation:
+        if instruction.opcode not in (*collectives.CONTROL_FLOW, "async-start"):
+            yield instruction, trips
             continue
-        is_loop = instruction.opcode == "while"
-        times = trip_count(module, computation, instruction) if is_loop else 1
+        times = hlo.trip_count(instruction)
         if times is None:
             raise ValueError(f"{instruction}: XLA does not know how many times this loop runs")
-        for _, called in instruction.called():
-            yield from _scheduled(module, called, trips * times)
+        yield from _scheduled(instruction.inner, trips * times)
 
 
-def _work_of(
-    module: Module, computation: str, instruction: Instruction, trips: int, hardware: Hardware
-) -> Work:
+def _work_of(instruction: hlo.Instruction, trips: int, hardware: Hardware) -> Work:
     """Return the work of an instruction that runs so many times."""
     flops, compute = 0, 0.0
-    for matmul in matmuls_of(module, computation, instruction):
+    for matmul in matmuls_of(instruction):
         peak = hardware.flops if matmul.bits <= 16 else hardware.float32_flops
         assert peak is not None
         flops += trips * matmul.flops
         compute += trips * matmul.flops / peak
-    moved = trips * moved_bytes(module, computation, instruction)
-    work = _kernel(hardware, moved, flops, compute)
+    work = _kernel(hardware, trips * moved_bytes(instruction), flops, compute)
     runs_beside_kernels = instruction.opcode.endswith("-start")
     return work._replace(kernel_seconds=0) if runs_beside_kernels else work
 
 
 def _kernel(hardware: Hardware, moved: float, flops: float, compute: float) -> Work:
-    """Return the work of a kernel.
-
-    Args:
-        moved: bytes.
-        compute: seconds of its FLOPs.
-    """
+    """Return the work of a kernel. `moved` is in bytes; `compute` is the seconds of its FLOPs."""
     assert hardware.bandwidth is not None
     memory = moved / hardware.bandwidth
     return Work(flops, moved, compute, memory, max(compute, memory))
@@ -245,3 +240,78 @@ def _kernel(hardware: Hardware, moved: float, flops: float, compute: float) -> W
 
 def _sum(works: Iterable[Work]) -> Work:
     return Work(*map(sum, zip(*works, strict=True)))
+
+
+def part_of(instruction: hlo.Instruction) -> str:
+    """Return the part of a step that an instruction, not one in a fusion, belongs to: one of PARTS.
+    A matmul with what is fused with it belongs to the matmul's part. An instruction that only moves
+    data is a copy, except for a transfer to or from a TPU's fast memory, which belongs to the part
+    of the instruction that it serves."""
+    if instruction.opcode.removesuffix("-start") in collectives.KINDS:
+        return COLLECTIVES
+    if instruction.opcode in _PREFETCHES and _changes_memory(instruction):
+        return _served(instruction)
+    matmul = next(matmuls_of(instruction), None)
+    if matmul is None and _only_moves(instruction):
+        return COPIES
+    names = [matmul.op_name] if matmul else []
+    names += [instruction.op_name, *_names_inside(instruction)]
+    return next(filter(None, map(_scope, names)), REST)
+
+
+def _scope(op_name: str) -> str:
+    """Return the part of the innermost scope in an operation's name; empty if there is none."""
+    scopes = re.findall(r"(?<![^/(])\w+(?=[/)])", op_name)
+    return next((SCOPES[scope] for scope in reversed(scopes) if scope in SCOPES), "")
+
+
+def _names_inside(instruction: hlo.Instruction) -> Iterator[str]:
+    """Yield the names of the operations in a fusion, from the result back to the operands."""
+    for inner in reversed(instruction.inner if instruction.is_fusion else []):
+        yield inner.op_name
+        yield from _names_inside(inner)
+
+
+def _only_moves(instruction: hlo.Instruction) -> bool:
+    if instruction.is_fusion:
+        return all(_only_moves(inner) or _is_index(inner) for inner in instruction.inner)
+    return instruction.opcode in (*_MOVES, *_PREFETCHES)
+
+
+def _is_index(instruction: hlo.Instruction) -> bool:
+    """Return whether the result is a single integer, as for the place of a slice."""
+    is_array = not instruction.shape.startswith("(")
+    return is_array and instruction.shape[0] in "sup" and not hlo.dimensions_of(instruction.shape)
+
+
+def _changes_memory(start: hlo.Instruction) -> bool:
+    operand = start.inputs[0]
+    return bool(hlo.device_bytes_of(operand.result)) != bool(hlo.device_bytes_of(start.result))
+
+
+def _served(start: hlo.Instruction) -> str:
+    """Return the part of the first instruction that uses what a transfer brings or, of one from
+    fast memory, of the instruction that made it."""
+    is_arriving = hlo.device_bytes_of(start.result) == 0
+    return next(map(part_of, (_users if is_arriving else _makers)(start)), COPIES)
+
+
+def _users(used: hlo.Instruction) -> Iterator[hlo.Instruction]:
+    for one in used.module.computations[used.computation]:
+        if used.name in one.operands:
+            yield from _users(one) if _passes_on(one) else _if_works(one)
+
+
+def _makers(made: hlo.Instruction) -> Iterator[hlo.Instruction]:
+    one = made.inputs[0]
+    yield from _makers(one) if _passes_on(one) else _if_works(one)
+
+
+def _passes_on(instruction: hlo.Instruction) -> bool:
+    opcodes = ("bitcast", "copy-start", "copy-done", "slice-start", "slice-done")
+    return instruction.opcode in opcodes or instruction.target == "ConcatBitcast"
+
+
+def _if_works(instruction: hlo.Instruction) -> Iterator[hlo.Instruction]:
+    if instruction.opcode in ("fusion", "custom-call"):
+        yield instruction

@@ -1,10 +1,16 @@
-"""A run's real step, compiled for devices that may not be here: what its compiler says of it."""
+"""A run's real step, compiled for devices that may not be here: what its compiler says of it, and
+the kernels that it runs."""
 
 import contextlib
 import importlib.metadata
 import math
+import os
 import re
+import sys
+import tempfile
 import time
+from collections import Counter
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -17,8 +23,7 @@ from rungs.parallel import target_device
 from rungs.parallel.mesh import create_mesh
 from rungs.parallel.sharding import Layout
 from rungs.planning.compiled import targets
-from rungs.planning.compiled.kernels import Kernels, captured_stderr, kernels_of
-from rungs.planning.compiled.overlap import OverlapTraffic, overlap_summary, overlaps
+from rungs.planning.compiled.collectives import OverlapTraffic, overlap_summary, overlaps
 from rungs.planning.hardware import Hardware
 from rungs.step.state import AbstractState
 from rungs.step.train_step import make_train_step
@@ -29,6 +34,36 @@ _COMPILERS = {
 }
 """Distributions that compile for a platform."""
 _OUT_OF_MEMORY = re.compile(r"Ran out of memory[^\n]*?(?=\.\s|\.?\n|\.?$)")
+
+
+KERNEL_PARTS = "attention", "experts", "loss"
+"""Parts of the model that have kernels: `jax.named_scope`s, which XLA keeps in the names of
+operations."""
+XLA = "XLA"
+"""Name shown for a part that has no kernels."""
+_MAKERS = {
+    "__cudnn$fmha": "cuDNN",
+    "__gpu$xla.gpu.triton": "Pallas for Triton",
+    "tpu_custom_call": "Pallas for Mosaic",
+}
+"""Where a kernel comes from, by the start of its custom call's target."""
+_CUSTOM_CALL = re.compile(
+    r'custom_call_target="([^"]+)"(?:.|\n(?!\s*(?:ROOT )?%))*?op_name="([^"]*)"'
+)
+"""Attributes of a kernel may have several lines."""
+_SPILL = re.compile(r"Registers are spilled to local memory in function '([^']+)'")
+
+
+class Kernels(NamedTuple):
+    """Kernels of a compiled step, and what its compiler did for want of memory or registers."""
+
+    calls: dict[str, dict[str, int]]
+    """Calls in the program's text, by part of the model and by where the kernel comes from; parts
+    without any are absent."""
+    rematerialized: int
+    """Instructions that the compiler repeats to save memory."""
+    spilled: list[str]
+    """GPU kernels that keep values in memory because they need too many registers."""
 
 
 class Compiled(NamedTuple):
@@ -63,14 +98,8 @@ class CompiledStep(NamedTuple):
 
 
 def compile_step(config: RunConfig, hardware: Hardware) -> CompiledStep:
-    """Compile a run's step.
-
-    Args:
-        config: with the compute dtype and the sizes of its sharding filled in.
-
-    Raises:
-        UserError: there is no compiler for the hardware, or it fails.
-    """
+    """Compile a run's step. Raises UserError if there is no compiler for the hardware, or it fails.
+    `config` must have the compute dtype and the sizes of its sharding filled in."""
     assert config.train.sharding is not None
     sizes, axes = config.train.sharding.sizes, config.train.sharding.axes
     mesh = create_mesh(sizes, axes, targets.devices(hardware, math.prod(sizes)))
@@ -122,15 +151,10 @@ def _compile(
 
 
 def needed_bytes(program: Any, platform: str) -> int:
-    """Return the bytes that a compiled program, a `jax.stages.Compiled`, needs on each device.
-
-    On a TPU this is the peak, which the compiler compares with the device's memory: the sum of the
+    """Return the bytes that a compiled program, a `jax.stages.Compiled`, needs on each device. On a
+    TPU this is the peak, which the compiler compares with the device's memory: the sum of the
     arrays may be larger. Elsewhere XLA allocates all temporary arrays at once, next to arguments
-    and to results that do not reuse an argument's memory.
-
-    Args:
-        platform: cpu, gpu or tpu.
-    """
+    and to results that do not reuse an argument's memory. `platform` is cpu, gpu or tpu."""
     memory = program.memory_analysis()
     if platform == "tpu":
         return int(memory.peak_memory_in_bytes)
@@ -144,3 +168,41 @@ def _versions(hardware: Hardware) -> dict[str, str]:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
     return found
+
+
+def is_kernel(target: str) -> bool:
+    """Return whether the custom calls of a target are kernels, whose FLOPs XLA does not know."""
+    return target.startswith(tuple(_MAKERS))
+
+
+def kernels_of(program: str, log: list[str]) -> Kernels:
+    """Return what a compiler made of a step. `program` is the HLO text of the compiled step, `log`
+    what the compiler wrote meanwhile."""
+    calls: dict[str, Counter[str]] = {}
+    for target, op_name in _CUSTOM_CALL.findall(program):
+        part = next((part for part in KERNEL_PARTS if re.search(rf"\b{part}\b", op_name)), None)
+        maker = next((name for start, name in _MAKERS.items() if target.startswith(start)), None)
+        if part and maker:
+            calls.setdefault(part, Counter())[maker] += 1
+    return Kernels(
+        {part: dict(counts) for part, counts in calls.items()},
+        len(re.findall(r"^\s*(?:ROOT )?%?[\w.-]+\.remat[\w.]* =", program, re.MULTILINE)),
+        sorted(set(_SPILL.findall("".join(log)))),
+    )
+
+
+@contextlib.contextmanager
+def captured_stderr() -> Iterator[list[str]]:
+    """Yield a list that gets the lines that C++ code writes to standard error in this context."""
+    lines: list[str] = []
+    with tempfile.TemporaryFile("w+", errors="replace") as log:
+        sys.stderr.flush()
+        saved = os.dup(2)
+        os.dup2(log.fileno(), 2)
+        try:
+            yield lines
+        finally:
+            os.dup2(saved, 2)
+            os.close(saved)
+            log.seek(0)
+            lines += log.readlines()

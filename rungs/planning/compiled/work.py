@@ -1,15 +1,5 @@
-"""What an instruction of a compiled program takes: FLOPs of its matmuls, and bytes that it moves to
-and from a device's memory, from the shapes in its HLO.
-
-A multiplication and an addition count as 2. XLA's TPU compiler writes matmuls as convolutions, and
-its GPU compiler some as calls of cuBLAS. Only our own kernels, which are custom calls, do not show
-what they compute, except for grouped matmuls, whose FLOPs follow from their operands.
-
-An instruction, also a fusion, reads its operands and writes its results; what is between the
-instructions inside a fusion stays in registers. Of an operand that it only takes slices or rows of,
-it reads these. Updates of a part of an array are in place: where the array is still needed, the
-compiler copies it first. Arrays in a TPU's fast memory (VMEM) do not count.
-"""
+"""FLOPs of the matmuls of an instruction of a compiled program, and bytes that it moves to and from
+a device's memory, from the shapes in its HLO. A multiplication and an addition count as 2."""
 
 import math
 import re
@@ -18,7 +8,6 @@ from typing import NamedTuple
 
 from rungs.planning.compiled.hlo import (
     Instruction,
-    Module,
     device_bytes_of,
     dimensions_of,
     dtype_bits,
@@ -56,26 +45,20 @@ class Matmul(NamedTuple):
     op_name: str
 
 
-def matmuls_of(module: Module, computation: str, instruction: Instruction) -> Iterator[Matmul]:
-    """Yield the matmuls of an instruction and of the fusion that it calls.
-
-    Args:
-        computation: the one with the instruction.
-
-    Raises:
-        ValueError: its text has a matmul that this module cannot count.
-    """
+def matmuls_of(instruction: Instruction) -> Iterator[Matmul]:
+    """Yield the matmuls of an instruction and of the fusion that it calls. XLA's TPU compiler
+    writes matmuls as convolutions, and its GPU compiler some as calls of cuBLAS. Of our own
+    kernels, which are custom calls, only grouped matmuls show what they compute, by their operands.
+    Raises ValueError if its text has a matmul that this module cannot count."""
     if instruction.is_fusion:
-        for _, called in instruction.called():
-            for inner in module.computations[called]:
-                yield from matmuls_of(module, called, inner)
+        for inner in instruction.inner:
+            yield from matmuls_of(inner)
         return
-    counted = _COUNTS.get(instruction.opcode)
-    shapes = [module.find(computation, name).shape for name in instruction.operands]
-    flops = counted(instruction, shapes) if counted else 0
-    if flops:
-        bits = min(dtype_bits(shape) for shape in shapes if shape.startswith(("f", "bf")))
-        yield Matmul(flops, bits, instruction.op_name)
+    if counted := _COUNTS.get(instruction.opcode):
+        shapes = [operand.shape for operand in instruction.inputs]
+        if flops := counted(instruction, shapes):
+            bits = min(dtype_bits(shape) for shape in shapes if shape.startswith(("f", "bf")))
+            yield Matmul(flops, bits, instruction.op_name)
 
 
 def _dot(dot: Instruction, shapes: list[str]) -> int:
@@ -154,108 +137,94 @@ def _grouped_matmul(call: Instruction, shapes: list[str]) -> int:
 _COUNTS = {"dot": _dot, "convolution": _convolution, "custom-call": _custom_call}
 
 
-def moved_bytes(module: Module, computation: str, instruction: Instruction) -> int:
-    """Return the bytes that an instruction reads and writes each time it runs.
-
-    Args:
-        computation: the one with the instruction, not a fusion's.
-    """
+def moved_bytes(instruction: Instruction) -> int:
+    """Return the bytes that an instruction, not one in a fusion, reads and writes each time it
+    runs. What is between the instructions of a fusion stays in registers. Of an operand that it
+    only takes slices or rows of, it reads these. Updates of a part of an array are in place, as the
+    compiler copies an array that is still needed first. A TPU's fast memory (VMEM) does not
+    count."""
     if (
         instruction.opcode in _FREE
         or instruction.target in _FREE_TARGETS
         or instruction.opcode.endswith(("-done", "-update"))
     ):
         return 0
-    total = _written_by(module, computation, instruction)
-    for name in set(instruction.operands):
-        if whole := device_bytes_of(module.find(computation, name).result):
-            total += min(whole, _read_by(module, computation, instruction, name))
+    total = _written_by(instruction)
+    for operand in dict.fromkeys(instruction.inputs):
+        if whole := device_bytes_of(operand.result):
+            total += min(whole, _read_by(instruction, operand))
     return total
 
 
-def _read_by(module: Module, computation: str, user: Instruction, name: str) -> int:
+def _read_by(user: Instruction, operand: Instruction) -> int:
     """Return the bytes that an instruction reads of an operand, if it is not in fast memory."""
     if user.is_fusion:
-        called = next(name for _, name in user.called())
         return sum(
-            _read_of(module, called, one.name)
-            for one in module.computations[called]
-            if one.opcode == "parameter" and user.operands[one.number] == name
+            _read_of(one)
+            for one in user.inner
+            if one.opcode == "parameter" and user.operands[one.number] == operand.name
         )
-    if user.operands[0] == name:
+    if user.operands[0] == operand.name:
         if user.opcode in _SLICES:
             return tiled_bytes_of(user.result)
         if user.opcode == "dynamic-update-slice":
             return 0
         if user.opcode == "scatter":  # it adds to what is there
-            return _update_bytes(module, computation, user)
-    return tiled_bytes_of(module.find(computation, name).result)
+            return _update_bytes(user)
+    return tiled_bytes_of(operand.result)
 
 
-def _read_of(module: Module, computation: str, name: str) -> int:
+def _read_of(array: Instruction) -> int:
     """Return the bytes that a fused computation reads of an array."""
-    users = (user for user in module.computations[computation] if name in user.operands)
-    return sum(_read_through(module, computation, user, name) for user in users)
+    computation = array.module.computations[array.computation]
+    users = (user for user in computation if array.name in user.operands)
+    return sum(_read_through(user, array) for user in users)
 
 
-def _read_through(module: Module, computation: str, user: Instruction, name: str) -> int:
+def _read_through(user: Instruction, array: Instruction) -> int:
     """Return the bytes that a fused computation reads of an array for one of its users. Of what
     goes through an elementwise operation it reads what is read of the result."""
     if user.opcode == "bitcast":
-        return _read_of(module, computation, user.name)
+        return _read_of(user)
     if user.opcode not in _LOOKED_THROUGH or user.is_root:
-        return _read_by(module, computation, user, name)
-    whole = tiled_bytes_of(module.find(computation, name).result)
-    return whole * _read_of(module, computation, user.name) // max(tiled_bytes_of(user.result), 1)
+        return _read_by(user, array)
+    return tiled_bytes_of(array.result) * _read_of(user) // max(tiled_bytes_of(user.result), 1)
 
 
-def _written_by(module: Module, computation: str, instruction: Instruction) -> int:
+def _written_by(instruction: Instruction) -> int:
     if instruction.opcode in _UPDATES:
-        whole = device_bytes_of(instruction.result)
-        return min(whole, _update_bytes(module, computation, instruction))
-    shapes = shapes_in(instruction.result)
-    roots = _results(module, computation, instruction)
-    if len(roots) != len(shapes):
+        return min(device_bytes_of(instruction.result), _update_bytes(instruction))
+    shapes, results = shapes_in(instruction.result), _results(instruction)
+    if len(results) != len(shapes):
         return device_bytes_of(instruction.result)
-    return sum(
-        min(device_bytes_of(shape), _written(module, place, root))
-        for shape, (place, root) in zip(shapes, roots, strict=True)
-    )
+    pairs = zip(shapes, results, strict=True)
+    return sum(min(device_bytes_of(shape), _written(result)) for shape, result in pairs)
 
 
-def _results(
-    module: Module, computation: str, instruction: Instruction
-) -> list[tuple[str, Instruction]]:
-    """Return the instructions that compute the results of one, and their computations."""
+def _results(instruction: Instruction) -> list[Instruction]:
+    """Return the instructions that compute the results of one."""
     if instruction.is_fusion:
-        called = next(name for _, name in instruction.called())
-        return _results(module, called, module.root(called))
-    if instruction.opcode == "tuple":
-        return [(computation, module.find(computation, name)) for name in instruction.operands]
-    return [(computation, instruction)]
+        return _results(instruction.inner_root)
+    return instruction.inputs if instruction.opcode == "tuple" else [instruction]
 
 
-def _written(module: Module, computation: str, instruction: Instruction) -> int:
+def _written(instruction: Instruction) -> int:
     """Return the bytes that an instruction writes if its result is one array of a fusion."""
     if instruction.opcode == "bitcast":
-        operand = module.find(computation, instruction.operands[0])
-        return _written(module, computation, operand)
+        return _written(instruction.inputs[0])
     if instruction.is_fusion:
-        ((place, root),) = _results(module, computation, instruction)
-        return _written(module, place, root)
-    if instruction.opcode in _UPDATES and _is_given(module, computation, instruction.operands[0]):
-        return _update_bytes(module, computation, instruction)
+        (result,) = _results(instruction)
+        return _written(result)
+    if instruction.opcode in _UPDATES and _is_given(instruction.inputs[0]):
+        return _update_bytes(instruction)
     return tiled_bytes_of(instruction.result)
 
 
-def _is_given(module: Module, computation: str, name: str) -> bool:
+def _is_given(array: Instruction) -> bool:
     """Return whether an array exists before the fusion runs, rather than being made by it."""
-    one = module.find(computation, name)
-    if one.opcode == "bitcast":
-        return _is_given(module, computation, one.operands[0])
-    return one.opcode == "parameter"
+    return _is_given(array.inputs[0]) if array.opcode == "bitcast" else array.opcode == "parameter"
 
 
-def _update_bytes(module: Module, computation: str, update: Instruction) -> int:
+def _update_bytes(update: Instruction) -> int:
     """Return the bytes of what an instruction writes into a part of an array."""
-    return tiled_bytes_of(module.find(computation, update.operands[_UPDATES[update.opcode]]).result)
+    return tiled_bytes_of(update.inputs[_UPDATES[update.opcode]].result)

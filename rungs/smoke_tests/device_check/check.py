@@ -18,8 +18,7 @@ from rungs.common.errors import UserError, readable_line, reason
 from rungs.config.run_config import RunConfig
 from rungs.config.sharding_config import ShardingConfig
 from rungs.optim.precision import resolve_compute_dtype
-from rungs.parallel import jax_setup
-from rungs.parallel.devices import create_run_mesh, recorded_sharding
+from rungs.parallel import devices, jax_setup
 from rungs.planning.hardware import device_of_kind
 from rungs.planning.oom_advice import report_out_of_memory
 from rungs.smoke_tests.device_check import kernels, peaks, step
@@ -37,15 +36,9 @@ _SETTINGS = re.compile(r"(XLA|JAX|NCCL|TPU|LIBTPU|CUDA)_\w+|LD_LIBRARY_PATH")
 
 
 def run_check(path: Path, config: RunConfig, folder: Path) -> Report:
-    """Check the devices that a run would use. Prints each figure as soon as it is known.
-
-    Args:
-        path: the run folder, which is not written to.
-        folder: where checkpoints are written for a moment.
-
-    Raises:
-        UserError: the run does not fit the devices.
-    """
+    """Check the devices that a run would use. Prints each figure as soon as it is known. Raises
+    UserError if the run does not fit the devices. Nothing is written to the run folder `path`;
+    checkpoints are in `folder` for a moment."""
     jax_setup.prepare(config.train, partial(copy_bytes, config))
     mesh = _create_mesh(path, config)
     jax_setup.settle(mesh.devices.flat[0].platform)
@@ -60,13 +53,13 @@ def run_check(path: Path, config: RunConfig, folder: Path) -> Report:
 def on_mesh(config: RunConfig, mesh: Mesh) -> RunConfig:
     """Fill in the compute dtype and the sizes of the sharding."""
     train = resolve_compute_dtype(config.train)
-    sharding: ShardingConfig = recorded_sharding(train, mesh)
+    sharding: ShardingConfig = devices.recorded_sharding(train, mesh)
     return config._replace(train=train.model_copy(update={"sharding": sharding}))
 
 
 def _create_mesh(path: Path, config: RunConfig) -> Mesh:
     try:
-        return create_run_mesh(config.train, config.model, None)
+        return devices.create_run_mesh(config.train, config.model, None)
     except ValueError as error:
         raise UserError.at(path, str(error)) from None
 
@@ -161,13 +154,9 @@ def _read(name: str, value: str, problem: str = "") -> Figure:
 
 
 def _unused_gpu(used: str, driver: str) -> str:
-    if not driver or used != "cpu" or _is_cpu_requested():
+    if not driver or used != "cpu" or "cpu" in os.environ.get("JAX_PLATFORMS", ""):
         return ""
     return "this machine has an NVIDIA GPU, but JAX uses the CPU: run with the extra cuda"
-
-
-def _is_cpu_requested() -> bool:
-    return "cpu" in os.environ.get("JAX_PLATFORMS", "")
 
 
 def _old_driver(driver: str, libraries: dict[str, str]) -> str:

@@ -1,11 +1,7 @@
-"""Each kernel of `rungs/model/kernels/` next to its plain form, forward and backward.
-
-The model calls kernels through functions that pick the fastest one for the device and the shapes.
-The cases call these functions, so they check whatever would run here. To cover a new kernel, add a
-case with shapes for which it is picked, if there is none yet.
-
-Axes as in `gpt.py`; M rows, E groups, I inputs, O outputs of matmuls.
-"""
+"""Each kernel of `rungs/model/kernels/` next to its plain form, forward and backward. The cases
+call what the model calls, which picks a kernel for the device and the shapes. To cover a new
+kernel, add a case for whose shapes it is picked. Axes as in `gpt.py`; M rows, E groups, I inputs, O
+outputs."""
 
 import contextlib
 import functools
@@ -25,7 +21,7 @@ from rungs.model.kernels.grouped_matmul import grouped_matmul, plain_grouped_mat
 from rungs.model.kernels.matmul import matmul, plain_matmul
 from rungs.model.kernels.norms import Norm, layer_norm, plain_norm, rms_norm
 from rungs.parallel import target_device
-from rungs.planning.compiled.kernels import XLA, kernels_of
+from rungs.planning.compiled.step import XLA, kernels_of
 from rungs.smoke_tests.device_check.report import Figure
 
 PART = "kernels"
@@ -46,7 +42,8 @@ class KernelCase(NamedTuple):
 
     name: str
     part: str
-    """Part of the model, as in `compiled.kernels.PARTS`; empty if XLA computes it everywhere."""
+    """Part of the model, as in `compiled.step.KERNEL_PARTS`; empty if XLA computes it everywhere.
+    """
     kernel: Function
     plain: Function
     activations: tuple[tuple[int, ...], ...]

@@ -1,7 +1,5 @@
-"""How fast the devices are, all at once: matmuls, memory, and the links between them.
-
-Axes: D devices, N rows or columns.
-"""
+"""How fast the devices are, all at once: matmuls, memory, and the links between them. Axes: D
+devices, N rows or columns."""
 
 import math
 import time
@@ -40,12 +38,9 @@ Rounds = Callable[..., Any]
 
 
 def figures(mesh: Mesh, used: list[str], hardware: Hardware | None) -> Iterator[Figure]:
-    """Yield the speeds of each device while all are busy.
-
-    Args:
-        used: dtypes to measure matmuls in, besides those that are fast on the platform.
-        hardware: what the devices are, if their published figures are known.
-    """
+    """Yield the speeds of each device while all are busy. Matmuls are in the dtypes `used` and in
+    those that are fast on the platform. `hardware` is what the devices are, if their published
+    figures are known."""
     for dtype in dict.fromkeys([*used, *_FAST_DTYPES.get(_platform(mesh), ())]):
         published = hardware and hardware.peak(np.dtype(jnp.dtype(dtype)))
         yield _figure(f"matmul {dtype}", matmul_flops(mesh, dtype), "FLOP/s", published)
@@ -101,7 +96,8 @@ def _rounds(mesh: Mesh, change: Callable[..., Array]) -> Rounds:
     """Return a program in which each device changes its part of the first array again and again."""
 
     def on_each_device(count: Array, x: Array, *others: Array) -> Array:
-        return jax.lax.fori_loop(0, count, lambda _, x: change(x[0], *_first(others))[None], x)
+        own = [other[0] for other in others]
+        return jax.lax.fori_loop(0, count, lambda _, x: change(x[0], *own)[None], x)
 
     ring, each = _ring(mesh), PartitionSpec(_AXIS)
 
@@ -112,10 +108,6 @@ def _rounds(mesh: Mesh, change: Callable[..., Array]) -> Rounds:
         return result
 
     return jax.jit(program)
-
-
-def _first(arrays: tuple[Array, ...]) -> list[Array]:
-    return [array[0] for array in arrays]
 
 
 def _seconds_per_round(program: Rounds, *arrays: Array) -> float:

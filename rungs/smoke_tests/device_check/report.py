@@ -43,10 +43,9 @@ class Figure:
         """Return the row without its part."""
         marks = ", ".join(filter(None, (self.source, self.note)))
         wrong = f"  WRONG: {self.problem}" if self.problem else ""
-        return f"  {self.name:32}{self._value():>16}  {marks}{wrong}"
-
-    def _value(self) -> str:
-        return self.value if isinstance(self.value, str) else _FORMATS[self.unit](self.value)
+        is_text = isinstance(self.value, str)
+        value = self.value if is_text else _FORMATS[self.unit](self.value)  # type: ignore[arg-type]
+        return f"  {self.name:32}{value:>16}  {marks}{wrong}"
 
 
 class Report(NamedTuple):

@@ -1,8 +1,5 @@
 """The run's own step on its devices: how long it takes, how much memory, whether it repeats, and
-how long a checkpoint takes.
-
-Token ids are random, so no dataset is needed. Axes as in `rungs/step/train_step.py`.
-"""
+how long a checkpoint takes. Token ids are random. Axes as in `rungs/step/train_step.py`."""
 
 import dataclasses
 import math
@@ -25,8 +22,7 @@ from rungs.config.run_config import RunConfig
 from rungs.model.gpt import GPT
 from rungs.optim.multi_steps import MultiSteps
 from rungs.optim.precision import dtype_of
-from rungs.parallel import numerics, target_device
-from rungs.parallel.devices import recorded_sharding
+from rungs.parallel import devices, jax_setup, target_device
 from rungs.parallel.sharding import place_batch
 from rungs.planning.compiled.step import needed_bytes
 from rungs.planning.flops import model_flops_per_token
@@ -64,11 +60,7 @@ class RunningStep:
 
     @classmethod
     def create(cls, config: RunConfig, mesh: Mesh, **options: object) -> Self:
-        """Compile the step of a run's new model.
-
-        Args:
-            options: options of the compiler.
-        """
+        """Compile the step of a run's new model. `options` are the compiler's."""
         model, optimizer = create_model_and_optimizer(config, _TOTAL_STEPS, mesh)
         batch = place_batch(mesh, *_random_batch(config))
         lowered = make_train_step(config.train, mesh).lower(model, optimizer, *batch)  # type: ignore[attr-defined]
@@ -98,12 +90,8 @@ class RunningStep:
 
 
 class StepTime:
-    """How long a run's steps take.
-
-    Attributes:
-        seconds: mean time of a step, of several in a row.
-        model_flops: FLOP/s of each device, by the formula of `flops.model_flops_per_token`.
-    """
+    """How long a run's steps take: mean seconds of several in a row, and FLOP/s of each device by
+    the formula of `flops.model_flops_per_token`."""
 
     def __init__(self, step: RunningStep) -> None:
         self.losses = step.run(1)
@@ -157,10 +145,7 @@ def _compared(name: str, size: int, planned: int, source: Any) -> Figure:
 def checkpoint(step: RunningStep, folder: Path) -> Iterator[Figure]:
     """Yield how long the last of several checkpoints holds up training, how long it takes to be
     complete, and its size. They are written where a run would write them and deleted again.
-
-    Args:
-        folder: on the disk to measure.
-    """
+    `folder` is on the disk to measure."""
     with tempfile.TemporaryDirectory(dir=folder, prefix=".device-check-") as checkpoints:
         with Saver(Path(checkpoints), step.config, None, _nothing, ()) as saver:
             for number in range(_SAVES):
@@ -192,10 +177,10 @@ def _meta(step: RunningStep, number: int) -> CheckpointMeta:
         train=step.config.train.as_json(),
         datasets={},
         tokenizer="none",
-        sharding=recorded_sharding(step.config.train, step.mesh),
+        sharding=devices.recorded_sharding(step.config.train, step.mesh),
         created="",
         versions=installed_versions(),
-        environment=numerics.recorded(),
+        environment=jax_setup.recorded(),
         checksums={},
     )
 

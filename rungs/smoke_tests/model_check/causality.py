@@ -1,8 +1,5 @@
 """Which tokens a model's outputs depend on, by gradients and by changing tokens: none later, and
-none of other rows.
-
-Axes as in `rungs/model/gpt.py`, and Q for the queries: the outputs to look at.
-"""
+none of other rows. Axes as in `rungs/model/gpt.py`; Q queries, the outputs to look at."""
 
 from collections.abc import Callable
 from typing import NamedTuple

@@ -1,8 +1,5 @@
 """The model and batch that the model check examines, a run at its start cut to a small size; and
-the result of a check.
-
-Axes as in `rungs/model/gpt.py`.
-"""
+the result of a check. Axes as in `rungs/model/gpt.py`."""
 
 import functools
 from collections.abc import Callable
@@ -14,15 +11,13 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
-from rungs.checkpointing.restore import place_starting_weights
-from rungs.checkpointing.start_from import find_starting_weights
+from rungs.checkpointing import load, restore
 from rungs.checkpointing.weights_file import Weights
 from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig
 from rungs.config.train_config import TrainConfig
-from rungs.data.catalog import open_dataset
+from rungs.data import catalog, provenance
 from rungs.data.loader import TrainingData
-from rungs.data.provenance import check_same_tokenizer
 from rungs.data.sequences import IGNORED
 from rungs.model.gpt import GPT
 from rungs.optim.multi_steps import MultiSteps
@@ -101,16 +96,14 @@ class CheckedModel(NamedTuple):
     def from_run(
         cls, run: RunFolder, config: RunConfig, datasets_dir: Path, limits: CheckLimits
     ) -> Self:
-        """Load a run at its start, even if it was trained already.
-
-        Raises:
-            UserError: the run and its data do not fit together, there is too little memory, or the
-                batch has no targets.
-        """
-        start_weights, names = find_starting_weights(run, config), config.train.datasets
-        datasets = {name: open_dataset(name, datasets_dir, update=False) for name in names}
+        """Load a run at its start, even if it was trained already. Raises UserError if the run and
+        its data do not fit together, there is too little memory, or the batch has no targets."""
+        start_weights, names = load.find_starting_weights(run, config), config.train.datasets
+        datasets = {name: catalog.open_dataset(name, datasets_dir, update=False) for name in names}
         if start_weights is not None:
-            check_same_tokenizer(datasets, config.train.tokenizer, start_weights.tokenizer)
+            provenance.check_same_tokenizer(
+                datasets, config.train.tokenizer, start_weights.tokenizer
+            )
         data = TrainingData(config, datasets)
         _check_memory(run, config)
         return cls.from_data(config, data, start_weights, limits)
@@ -123,11 +116,8 @@ class CheckedModel(NamedTuple):
         start_weights: Weights | None,
         limits: CheckLimits,
     ) -> Self:
-        """Create the model, with a batch of the run's first sequences within the limits.
-
-        Raises:
-            UserError: a sequence has no targets.
-        """
+        """Create the model, with a batch of the run's first sequences within the limits. Raises
+        UserError if a sequence has no targets."""
         is_large = _state_bytes(config) > LARGE_BYTES
         sequences = limits.sequences or (2 if is_large else 4)
         tokens = limits.tokens or (16 if is_large else 64)
@@ -139,7 +129,7 @@ class CheckedModel(NamedTuple):
         config = RunConfig(config.model, _single_device(config.train, len(inputs_BS)))
         overfitting = RunConfig(config.model, _overfitting_config(config))
         mesh = one_device()
-        weights = place_starting_weights(start_weights, overfitting, limits.steps, mesh)
+        weights = restore.place_starting_weights(start_weights, overfitting, limits.steps, mesh)
         model, optimizer = create_model_and_optimizer(overfitting, limits.steps, mesh, weights)
         return cls(config, start_weights, inputs_BS, targets_BS, limits.steps, model, optimizer)
 

@@ -1,8 +1,6 @@
-"""The eight checks of a model before training, and the table that shows them.
-
-Checks that compare values that should be equal allow for rounding. Gradients that should not exist
-must be exactly zero. Axes as in `rungs/model/gpt.py`.
-"""
+"""The eight checks of a model before training, and the table that shows them. Values that should be
+equal may differ by rounding; gradients that should not exist must be exactly zero. Axes as in
+`rungs/model/gpt.py`."""
 
 import math
 import time
@@ -55,14 +53,8 @@ _INDENT = " " * 23
 
 
 def run_checks(path: Path, config: RunConfig, checked: CheckedModel) -> list[str]:
-    """Run all checks and print a table, each row as soon as it is known.
-
-    Args:
-        path: the run folder.
-
-    Returns:
-        The names of the checks that failed.
-    """
+    """Run all checks and print a table, each row as soon as it is known. Return the names of the
+    checks that failed."""
     print(*_header(path, config, checked), sep="\n", flush=True)
     start = time.perf_counter()
     results = []
@@ -276,11 +268,9 @@ def _overfitting_bound(checked: CheckedModel, start: float) -> tuple[float, str]
 
 
 def reachable_loss(model: ModelConfig, inputs_BS: np.ndarray, targets_BS: np.ndarray) -> float:
-    """Return the mean conditional entropy of targets given their contexts, in nats.
-
-    A context has only what its position sees for certain, so that the model can reach this loss; it
-    may get lower. A soft cap on logits adds the probability that it leaves to other tokens.
-    """
+    """Return the mean conditional entropy of targets given their contexts, in nats. A context has
+    only what its position sees for certain, so that the model can reach this loss; it may get
+    lower. A soft cap on logits adds the probability that it leaves to other tokens."""
     followers: defaultdict[Hashable, Counter[int]] = defaultdict(Counter)
     for inputs_S, targets_S in zip(inputs_BS.tolist(), targets_BS.tolist(), strict=True):
         for context, target in zip(_contexts(model, inputs_S), targets_S, strict=True):
@@ -297,10 +287,8 @@ def frequency_loss(targets_BS: np.ndarray) -> float:
 
 
 def _contexts(model: ModelConfig, tokens: list[int]) -> Iterator[Hashable]:
-    """Yield what each position of a sequence sees for certain.
-
-    Without layers this is only the token: the position's vector is added to the token's, and
-    the sum does not always identify both.
+    """Yield what each position of a sequence sees for certain. Without layers this is only the
+    token: the position's vector is added to the token's, and the sum does not always identify both.
     """
     for position, token in enumerate(tokens):
         seen = tuple(tokens[max(position + 1 - guaranteed_window(model), 0) : position + 1])

@@ -1,8 +1,6 @@
-"""The gradient of a batch, and trainable parameters that receive none although they need one.
-
-Each layer and expert of a stacked parameter and each row of an embedding is a part that can be dead
-on its own. Dead means a gradient of exactly zero. Axes as in `rungs/model/gpt.py`.
-"""
+"""The gradient of a batch, and trainable parameters that receive none although they need one:
+layers and experts of stacked parameters and rows of embeddings whose gradient is exactly zero. Axes
+as in `rungs/model/gpt.py`."""
 
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -18,7 +16,7 @@ from rungs.data.sequences import IGNORED
 from rungs.model.feed_forward import Routing
 from rungs.model.gpt import GPT
 from rungs.model.lora import DOWN, UP
-from rungs.parallel.names import dotted
+from rungs.parallel.mesh import dotted
 from rungs.parallel.sharding import Layout
 from rungs.smoke_tests.model_check.checked_model import CheckedModel, CheckResult
 from rungs.step.gradients import Summed, summed_gradients
@@ -122,12 +120,8 @@ def check_gradients(checked: CheckedModel, gradient: Gradient) -> CheckResult:
 def find_dead_parameters(
     model: ModelConfig, gradient: Arrays, parameters: Arrays, batch: CheckedBatch
 ) -> DeadParameters:
-    """Find the parts of parameters that receive no gradient from a batch.
-
-    Args:
-        gradient: gradient of each trainable parameter, by dotted name.
-        parameters: values of the parameters.
-    """
+    """Find the parts of parameters that receive no gradient from a batch. `gradient` is by the
+    dotted name of each trainable parameter; `parameters` are their values."""
     alive: list[tuple[float, str]] = []
     dead: list[str] = []
     exemptions: dict[str, None] = {}
@@ -156,16 +150,12 @@ def _parts(
             yield _Part(name, array[position], row=f", position {position}")
     elif not name.startswith("blocks."):
         yield _Part(name, array)
-    elif _belongs_to_experts(model, name):
+    elif model.n_experts and ".feed_forward." in name and ".router." not in name:
         for layer, experts in enumerate(array):
             for expert, own in enumerate(experts):
                 yield _Part(name, own, layer, expert)
     else:
         yield from (_Part(name, own, layer) for layer, own in enumerate(array))
-
-
-def _belongs_to_experts(model: ModelConfig, name: str) -> bool:
-    return bool(model.n_experts) and ".feed_forward." in name and ".router." not in name
 
 
 def _unused_rows(model: ModelConfig, gradient: Arrays, batch: CheckedBatch) -> Iterator[str]:

@@ -14,20 +14,18 @@ from flax import nnx
 from jax import Array
 from jax.sharding import Mesh
 
-from rungs.checkpointing.restore import place_padded, place_starting_weights
-from rungs.checkpointing.start_from import find_starting_weights
+from rungs.checkpointing import load, restore
 from rungs.checkpointing.weights_file import Weights
 from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig
 from rungs.config.sharding_config import Mode, ShardingConfig, mode_problem
-from rungs.data.catalog import open_dataset
+from rungs.data import catalog
 from rungs.data.loader import Batch, TrainingData
 from rungs.data.sequences import IGNORED
 from rungs.model.gpt import GPT
 from rungs.optim.multi_steps import MultiSteps, Update
 from rungs.parallel.devices import memory_bytes
-from rungs.parallel.mesh import create_mesh, size_along
-from rungs.parallel.names import CONTEXT, dotted
+from rungs.parallel.mesh import CONTEXT, create_mesh, dotted, size_along
 from rungs.parallel.sharding import Layout, place_batch
 from rungs.planning.compiled.collectives import Traffic, collectives, summary
 from rungs.run.folder import RunFolder
@@ -107,13 +105,10 @@ class ParallelCheck(NamedTuple):
     def from_run(
         cls, run: RunFolder, config: RunConfig, datasets_dir: Path, limits: ParallelLimits
     ) -> Self:
-        """Return the check of a run from its first step, even if it was trained already.
-
-        Raises:
-            UserError: the run and its data do not fit together.
-        """
-        start_weights, names = find_starting_weights(run, config), config.train.datasets
-        datasets = {name: open_dataset(name, datasets_dir, update=False) for name in names}
+        """Return the check of a run from its first step, even if it was trained already. Raises
+        UserError if the run and its data do not fit together."""
+        start_weights, names = load.find_starting_weights(run, config), config.train.datasets
+        datasets = {name: catalog.open_dataset(name, datasets_dir, update=False) for name in names}
         data = TrainingData(config, datasets)
         return cls.from_data(config, data, start_weights, limits)
 
@@ -125,11 +120,8 @@ class ParallelCheck(NamedTuple):
         start_weights: Weights | None,
         limits: ParallelLimits,
     ) -> Self:
-        """Cut a run's first steps to the limits.
-
-        Raises:
-            UserError: none of the remaining tokens is a target.
-        """
+        """Cut a run's first steps to the limits. Raises UserError if none of the remaining tokens
+        is a target."""
         train = config.train
         count = min(train.sequences_per_step, limits.sequences)
         microbatches = train.gradient_accumulation_steps
@@ -236,11 +228,8 @@ class ParallelCheck(NamedTuple):
     def train(
         self, case: ParallelCase, gradient: dict[str, np.ndarray] | None = None
     ) -> CaseResult:
-        """Train the steps of a case.
-
-        Args:
-            gradient: the reference's, for the change that the optimizer makes; its own if absent.
-        """
+        """Train the steps of a case. The optimizer's change is computed from `gradient`, the
+        reference's, or from its own if absent."""
         result = self._train_steps(case)
         return result._replace(change=self._change(case, gradient or result.gradient))
 
@@ -280,7 +269,7 @@ class ParallelCheck(NamedTuple):
         before = {name: np.array(array) for name, array in _arrays(model, config).items()}
         placed = nnx.state(model, optimizer.wrt)
         for path, param in nnx.to_flat_state(placed):
-            param.set_value(place_padded(gradient[dotted(path)], param.get_value()))
+            param.set_value(restore.place_padded(gradient[dotted(path)], param.get_value()))
         update = nnx.jit(functools.partial(update_parts, Layout.of(config.train.sharding, mesh)))
         for divisor in _GRADIENT_DIVISORS:
             update(model, optimizer, placed, jnp.asarray(divisor))
@@ -288,7 +277,7 @@ class ParallelCheck(NamedTuple):
         return {name: np.asarray(after[name]) - before[name] for name in gradient}
 
     def _create(self, config: RunConfig, mesh: Mesh) -> tuple[GPT, MultiSteps]:
-        weights = place_starting_weights(self.start_weights, config, self.total_steps, mesh)
+        weights = restore.place_starting_weights(self.start_weights, config, self.total_steps, mesh)
         return create_model_and_optimizer(config, self.total_steps, mesh, weights)
 
 

@@ -27,13 +27,8 @@ class Outcome(NamedTuple):
 
 
 def run_policy_check(run: RunFolder, config: ReinforceRunConfig, devices: int) -> bool:
-    """Take the first step of a run on meshes of virtual CPU devices, and print a table.
-
-    Args:
-        devices: maximum number of devices.
-
-    Returns:
-        Whether texts, log-probabilities and gradients are one device's, up to rounding.
+    """Take the first step of a run on meshes of at most `devices` virtual CPU devices, and print a
+    table. Return whether texts, log-probabilities and gradients are one device's, up to rounding.
     """
     print(
         f"{run.path}: the first step, in float32, on virtual CPU devices, compared with one device."

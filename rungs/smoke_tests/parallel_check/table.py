@@ -44,14 +44,9 @@ class Difference(NamedTuple):
     """Tokens that went to another expert, in the step with the most."""
 
     @property
-    def is_rerouted(self) -> bool:
-        """Whether so few tokens went to other experts that rounding explains it."""
-        return 0 < self.rerouted <= MAX_REROUTED_TOKENS
-
-    @property
     def tolerances(self) -> tuple[float, float, float]:
         """The tolerances of loss, gradient and update."""
-        if self.is_rerouted:
+        if 0 < self.rerouted <= MAX_REROUTED_TOKENS:  # so few that rounding explains it
             return REROUTED_LOSS_TOLERANCE, REROUTED_GRADIENT_TOLERANCE, ROUNDING_TOLERANCE
         return ROUNDING_TOLERANCE, ROUNDING_TOLERANCE, ROUNDING_TOLERANCE
 
@@ -63,15 +58,8 @@ class Difference(NamedTuple):
 
 
 def run_check(path: Path, config: RunConfig, check: ParallelCheck, devices: int) -> bool:
-    """Train every case and print a table, each row as soon as it is known.
-
-    Args:
-        path: the run folder.
-        devices: maximum number of devices.
-
-    Returns:
-        Whether all differences are within their tolerances.
-    """
+    """Train every case on at most `devices` devices and print a table, each row as soon as it is
+    known. Return whether all differences are within their tolerances."""
     meshes, problems = check.meshes(devices)
     cases = [case for mesh in meshes for case in check.splits(*mesh)]
     print(*_header(path, config, check), *problems, "", _HEADER_ROW, sep="\n", flush=True)

@@ -11,18 +11,10 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from rungs.checkpointing import optimizer_state
-from rungs.checkpointing.checkpoint_folder import IMPORTED, list_checkpoints
-from rungs.checkpointing.find_weights import find_weights
+from rungs.checkpointing.checkpoint_folder import IMPORTED, find_weights, list_checkpoints
 from rungs.checkpointing.manifest import Checkpoint
+from rungs.config import run_config
 from rungs.config.reinforce_config import ReinforceConfig
-from rungs.config.run_config import (
-    MODEL_FILE,
-    REINFORCE_FILE,
-    AnyRunConfig,
-    ReinforceRunConfig,
-    RunConfig,
-    config_files,
-)
 from rungs.config.task_config import TaskConfig
 from rungs.config.train_config import TrainConfig
 from rungs.data.catalog import open_dataset
@@ -36,7 +28,6 @@ from rungs.smoke_tests.resume_check.kill import (
     Phase,
     ProcessKiller,
     StepPlan,
-    Training,
     discard,
     measure_phases,
 )
@@ -55,7 +46,7 @@ Arrays = dict[str, np.ndarray]
 class ShortRun(NamedTuple):
     """A short copy of a run, not written yet."""
 
-    config: AnyRunConfig
+    config: run_config.AnyRunConfig
     steps: int
     options: list[str]
     """Options of the command that trains it."""
@@ -63,35 +54,26 @@ class ShortRun(NamedTuple):
     """Other files that its folder needs."""
 
 
-def shorten(run: RunFolder, config: AnyRunConfig, datasets_dir: Path, tokens: int) -> ShortRun:
-    """Return a short copy of a run of either kind.
-
-    Args:
-        tokens: maximum length of a sequence in training. Pairs are never cut.
-
-    Raises:
-        UserError: the run and its data do not fit together.
-    """
+def shorten(
+    run: RunFolder, config: run_config.AnyRunConfig, datasets_dir: Path, tokens: int
+) -> ShortRun:
+    """Return a short copy of a run of either kind. Raises UserError if the run and its data do not
+    fit together. `tokens` is the maximum length of a sequence in training; pairs are never cut."""
     model, train = config
     if isinstance(train, ReinforceConfig):
-        return shorten_reinforcement(run, RunConfig(model, train))
+        return shorten_reinforcement(run, run_config.RunConfig(model, train))
     assert isinstance(train, TrainConfig)
-    training = RunConfig(model, train)
+    training = run_config.RunConfig(model, train)
     short = shorten_training(run, training, open_datasets(training, datasets_dir), tokens)
     return short._replace(options=["--datasets-dir", str(datasets_dir)])
 
 
 def shorten_training(
-    run: RunFolder, config: RunConfig, datasets: dict[str, Dataset], tokens: int
+    run: RunFolder, config: run_config.RunConfig, datasets: dict[str, Dataset], tokens: int
 ) -> ShortRun:
     """Return a copy of a training run for about a dozen steps, with the complete schedule in them.
-
-    Args:
-        tokens: maximum length of a sequence. Pairs are never cut.
-
-    Raises:
-        UserError: the run and its data do not fit together.
-    """
+    Raises UserError if the run and its data do not fit together. `tokens` is the maximum length of
+    a sequence; pairs are never cut."""
     model, train = config
     has_pairs = any(datasets[name].description.splits[TRAIN].pairs for name in train.datasets)
     length = config.sequence_length if has_pairs else min(config.sequence_length, tokens)
@@ -109,21 +91,20 @@ def shorten_training(
         changes["start_from"] = str(run.imported.resolve())
     TrainingData(config, datasets)  # raises what the user's own config would
     train = train.model_copy(update=changes)
-    steps_per_epoch = TrainingData(RunConfig(model, train), datasets).steps_per_epoch
+    steps_per_epoch = TrainingData(run_config.RunConfig(model, train), datasets).steps_per_epoch
     steps = min(MAX_STEPS // epochs, steps_per_epoch)
     changes = {
         "min_train_tokens": steps * train.sequences_per_step * length,
         "checkpoint_interval": max(steps * epochs // _CHECKPOINTS, 1),
     }
-    return ShortRun(RunConfig(model, train.model_copy(update=changes)), steps * epochs, [], [])
+    return ShortRun(
+        run_config.RunConfig(model, train.model_copy(update=changes)), steps * epochs, [], []
+    )
 
 
-def shorten_reinforcement(run: RunFolder, config: ReinforceRunConfig) -> ShortRun:
-    """Return a copy of a run of reinforcement learning for a few steps of a few prompts.
-
-    Raises:
-        UserError: the weights that it starts from are missing.
-    """
+def shorten_reinforcement(run: RunFolder, config: run_config.ReinforceRunConfig) -> ShortRun:
+    """Return a copy of a run of reinforcement learning for a few steps of a few prompts. Raises
+    UserError if the weights that it starts from are missing."""
     train = config.train
     start = run.imported if train.start_from == IMPORTED else find_weights(train.start_from)
     prompts = min(train.prompts_per_step, _PROMPTS)
@@ -147,18 +128,14 @@ def _shorten_task(task: TaskConfig) -> TaskConfig:
     return task.model_copy(update={"validation_items": items})
 
 
-def open_datasets(config: RunConfig, datasets_dir: Path) -> dict[str, Dataset]:
+def open_datasets(config: run_config.RunConfig, datasets_dir: Path) -> dict[str, Dataset]:
     """Open each dataset of a run; build those that do not exist yet."""
     return {name: open_dataset(name, datasets_dir, update=False) for name in config.train.datasets}
 
 
 class BatchLog:
-    """What `train_with_batch_log.py` wrote for one process.
-
-    Attributes:
-        platform: what the steps ran on: cpu, gpu or tpu.
-        batches: each step taken, in order, with the checksum of its batch.
-    """
+    """What `train_with_batch_log.py` wrote for one process: the platform (cpu, gpu or tpu), and
+    each step taken, in order, with the checksum of its batch."""
 
     def __init__(self, path: Path) -> None:
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
@@ -187,7 +164,7 @@ class TrainedRun(NamedTuple):
     def read(cls, run: RunFolder, batch_logs: list[Path]) -> Self:
         last = list_checkpoints(run.checkpoints)[-1]
         lines = len(run.metrics.read_bytes().splitlines())
-        is_policy = config_files(run.path)[1] == REINFORCE_FILE
+        is_policy = run_config.config_files(run.path)[1] == run_config.REINFORCE_FILE
         kind: type[StepRecord] = PolicyMetrics if is_policy else StepMetrics
         steps = list(metrics_module.stream(run.metrics, kind))
         texts = {path.name: path.read_text() for path in sorted(run.rollouts.glob("*"))}
@@ -205,13 +182,8 @@ class Comparison(NamedTuple):
 
 
 class ResumeCheck:
-    """Trains a run twice in subprocesses: uninterrupted, and with kills.
-
-    Args:
-        folder: where to train.
-        short: the run.
-        train_command: the command of `train_with_batch_log.py`.
-    """
+    """Trains a run twice in subprocesses, uninterrupted and with kills, in a folder.
+    `train_command` is the command of `train_with_batch_log.py`."""
 
     def __init__(self, folder: Path, short: ShortRun, train_command: Sequence[str]) -> None:
         self._folder, self._short, self._train_command = folder, short, train_command
@@ -255,26 +227,19 @@ class ResumeCheck:
         run = self._folder / name
         run.mkdir(parents=True)
         config = self._short.config
-        for file, content in zip((MODEL_FILE, config.train_file), config, strict=True):
+        for file, content in zip((run_config.MODEL_FILE, config.train_file), config, strict=True):
             keys = content.model_dump(exclude={"schema_address"}, exclude_unset=True)
             (run / file).write_text(json.dumps(keys, indent=2) + "\n")
         for path in self._short.files:
             (run / path.name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(path, run / path.name)
-        training = Training(RunFolder(run), self._short.options, self.plan, self._train_command)
-        return ProcessKiller(training, self._seconds)
+        options, command = self._short.options, self._train_command
+        return ProcessKiller(RunFolder(run), options, self.plan, command, self._seconds)
 
 
 def run_check(path: Path, short: ShortRun, check: ResumeCheck, kills: int) -> bool:
-    """Train uninterrupted and with kills, and print results as soon as they are known.
-
-    Args:
-        path: the run folder.
-        short: its short copy.
-
-    Returns:
-        Whether the two trainings are identical.
-    """
+    """Train the short copy of the run at `path` uninterrupted and with kills, and print results as
+    soon as they are known. Return whether the two trainings are identical."""
     print(
         f"{path}, shortened: {check.plan.steps} steps of {short.config.tokens_per_step:,} tokens, a"
         f" checkpoint every {check.plan.interval} steps",

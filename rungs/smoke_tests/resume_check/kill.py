@@ -1,8 +1,5 @@
-"""Kill a training process at a random moment of a chosen phase: start, compilation, step, …
-
-Most of a short training is its start, so a random point in time would rarely hit anything else.
-What a process is doing is seen from what it has written to its run folder.
-"""
+"""Kill a training process at a random moment of a chosen phase, as most of a short training is its
+start. What a process is doing is seen from what it has written to its run folder."""
 
 import contextlib
 import math
@@ -36,10 +33,6 @@ class StepPlan(NamedTuple):
     interval: int
     """Steps between checkpoints."""
 
-    def is_checkpoint_due(self, step: int) -> bool:
-        """Whether a validation and a checkpoint follow the step."""
-        return step % self.interval == 0 or step == self.steps - 1
-
 
 class Activity(NamedTuple):
     """What a training process is doing."""
@@ -66,42 +59,19 @@ class Kill(NamedTuple):
     """Time since the start of the process."""
 
 
-class Training(NamedTuple):
-    """A training, to be done by processes that are killed and followed by others."""
-
-    run: RunFolder
-    """With its two config files."""
-    options: Sequence[str]
-    plan: StepPlan
-    train_command: Sequence[str]
-    """Trains; takes the file for the log of batches, then the arguments of `train.py`."""
-
-    def start(self, batch_log: Path) -> "TrainingProcess":
-        """Start a process that trains the run."""
-        observed = TrainingProcess(self, batch_log.with_suffix(".txt"))
-        arguments = [str(batch_log), str(self.run.path), *self.options]
-        with observed.output.open("wb") as output:
-            observed.process = subprocess.Popen(
-                [*self.train_command, *arguments], stdout=output, stderr=subprocess.STDOUT
-            )
-        return observed
-
-
 class TrainingProcess:
-    """A process that trains a run, observed from outside.
+    """A process that trains a run, observed from outside. It prints to the file `output`."""
 
-    Args:
-        output: the file that gets what the process prints.
-    """
-
-    process: "subprocess.Popen[bytes]"
-
-    def __init__(self, training: Training, output: Path) -> None:
-        self._run, self._plan, self.output = training.run, training.plan, output
+    def __init__(
+        self, run: RunFolder, plan: StepPlan, command: Sequence[str], output: Path
+    ) -> None:
+        self._run, self._plan, self.output = run, plan, output
         checkpoints = list_checkpoints(self._run.checkpoints)
         self._first_step = checkpoints[-1].step + 1 if checkpoints else 0
         self._logged_bytes = _size(self._run.log)
         self._start = time.monotonic()
+        with output.open("wb") as file:
+            self.process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
 
     def activity(self) -> Activity:
         """Return what the process is doing or, once it is dead, was doing."""
@@ -115,7 +85,9 @@ class TrainingProcess:
             return Activity("compile", self._first_step)
         if step == self._plan.steps:
             return Activity("end", step)
-        return Activity("validation" if self._plan.is_checkpoint_due(step) else "step", step)
+        is_last = step == self._plan.steps - 1
+        has_checkpoint = is_last or step % self._plan.interval == 0
+        return Activity("validation" if has_checkpoint else "step", step)
 
     def activities(self) -> Iterator[tuple[Activity, float]]:
         """Yield what the process is doing, with the seconds since its start, until it ends."""
@@ -143,11 +115,7 @@ class TrainingProcess:
         return None if activity.phase == "end" else Kill(activity, time.monotonic() - self._start)
 
     def finish(self) -> None:
-        """Wait for the process to end.
-
-        Raises:
-            UserError, RunFailure: the error that it ended with.
-        """
+        """Wait for the process to end. Raises the UserError or RunFailure that it ended with."""
         if code := self.process.wait():
             lines = self.output.read_text(errors="replace").splitlines()
             errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
@@ -158,15 +126,19 @@ class TrainingProcess:
 
 
 class ProcessKiller:
-    """Starts processes that train a run, and kills them.
+    """Starts processes that train a run, and kills them. `train_command` takes the file for the log
+    of batches, then the arguments of `train.py`: the run folder, with its two config files, and
+    options. `seconds` are the measured durations of phases, `batch_logs` those of the processes."""
 
-    Attributes:
-        seconds: measured duration of each phase, by phase.
-        batch_logs: the log of each process, in order.
-    """
-
-    def __init__(self, training: Training, seconds: dict[Phase, float]) -> None:
-        self._training, self._run, self._plan = training, training.run, training.plan
+    def __init__(
+        self,
+        run: RunFolder,
+        options: Sequence[str],
+        plan: StepPlan,
+        train_command: Sequence[str],
+        seconds: dict[Phase, float],
+    ) -> None:
+        self._run, self._options, self._plan, self._command = run, options, plan, train_command
         self.seconds = dict(seconds)
         self.batch_logs: list[Path] = []
         self._random = random.Random()
@@ -229,16 +201,15 @@ class ProcessKiller:
     def start(self) -> TrainingProcess:
         """Start a process that trains the run."""
         run = self._run.path
-        self.batch_logs.append(run.with_name(f"{run.name}-{len(self.batch_logs)}.jsonl"))
-        return self._training.start(self.batch_logs[-1])
+        log = run.with_name(f"{run.name}-{len(self.batch_logs)}.jsonl")
+        self.batch_logs.append(log)
+        command = [*self._command, str(log), str(run), *self._options]
+        return TrainingProcess(self._run, self._plan, command, log.with_suffix(".txt"))
 
 
 def measure_phases(process: TrainingProcess) -> dict[Phase, float]:
-    """Watch a process until it ends; return the mean duration of each phase in seconds.
-
-    Raises:
-        UserError, RunFailure: the error that it ended with.
-    """
+    """Watch a process until it ends; return the mean duration of each phase in seconds. Raises the
+    UserError or RunFailure that it ended with."""
     durations: dict[Activity, float] = defaultdict(float)
     last, since = Activity("start", 0), 0.0
     for activity, seconds in process.activities():

@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rungs.common.answering_process import AnsweringProcess
 from rungs.common.errors import readable_line
+from rungs.common.helper_process import AnsweringProcess
 from rungs.tasks.verifiers.verdict import Verdict
 
 CHILD = Path(__file__).with_name("reward_child.py")

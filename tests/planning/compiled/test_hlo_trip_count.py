@@ -49,7 +49,7 @@ ENTRY %main (p: f32[4], n: s32[]) -> f32[4] {{
 
 
 def counted(module: Module) -> int | None:
-    return trip_count(module, "main", module.find("main", "loop"))
+    return trip_count(module.find("main", "loop"))
 
 
 @pytest.mark.parametrize("first", [0, 2, 7])

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from rungs.planning.compiled.kernels import PARTS, captured_stderr, kernels_of
+from rungs.planning.compiled.step import KERNEL_PARTS, captured_stderr, kernels_of
 from tests.support.plan_cases import PlanCase, lowered
 
 PROGRAM = """
@@ -40,7 +40,7 @@ def test_kernels_are_found_by_the_scope_that_they_are_called_in() -> None:
 def test_a_step_has_the_scopes() -> None:
     step = lowered(PlanCase("mixtral", "dots", "dp", 1, "float32").run())
     scopes = set(re.findall(r"[/(](\w+)[/)]", step.as_text(debug_info=True)))
-    assert scopes >= set(PARTS)
+    assert scopes >= set(KERNEL_PARTS)
 
 
 def test_what_compiled_code_writes_to_stderr_is_captured(

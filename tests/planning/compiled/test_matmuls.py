@@ -43,7 +43,7 @@ ENTRY %main {
 def matmuls(program: Any) -> list[Matmul]:
     module = Module.parse(program)
     instructions = module.computations[module.entry]
-    return [it for one in instructions for it in matmuls_of(module, module.entry, one)]
+    return [it for one in instructions for it in matmuls_of(one)]
 
 
 @pytest.mark.parametrize("einsum", ["mk,kn->mn", "bmk,bnk->bmn", "kbm,kn->bmn"])

@@ -21,7 +21,7 @@ INDEX = jax.ShapeDtypeStruct((), jnp.int32)
 
 def moved(program: Any) -> int:
     module = Module.parse(program)
-    return sum(moved_bytes(module, module.entry, one) for one in module.computations[module.entry])
+    return sum(map(moved_bytes, module.computations[module.entry]))
 
 
 def compiled(function: Callable[..., Array], *shapes: Any, donated: Any = ()) -> Any:

@@ -14,8 +14,13 @@ from rungs.config.run_config import RunConfig
 from rungs.config.sharding_config import ShardingConfig
 from rungs.parallel.mesh import abstract_mesh
 from rungs.planning.compiled import targets
-from rungs.planning.compiled.collectives import collectives, summary
-from rungs.planning.compiled.overlap import OverlapTraffic, overlap_summary, overlaps
+from rungs.planning.compiled.collectives import (
+    OverlapTraffic,
+    collectives,
+    overlap_summary,
+    overlaps,
+    summary,
+)
 from rungs.planning.compiled.step import Compiled, compile_step
 from rungs.planning.hardware import device_by_name
 from tests.planning.compiled.test_targets import NEEDS_CUDA

@@ -9,9 +9,8 @@ from click.testing import CliRunner
 
 import plan
 from rungs.planning.compiled import step as compiled_step
-from rungs.planning.compiled.kernels import Kernels
-from rungs.planning.compiled.overlap import OverlapTraffic
-from rungs.planning.compiled.step import Compiled, CompiledStep
+from rungs.planning.compiled.collectives import OverlapTraffic
+from rungs.planning.compiled.step import Compiled, CompiledStep, Kernels
 from tests.support.committed_runs import ROOT
 
 GB = 10**9

@@ -14,9 +14,16 @@ from rungs.common.errors import UserError
 from rungs.planning import flops, rows
 from rungs.planning.compiled import roofline as roofline_module
 from rungs.planning.compiled.report import roofline_section
-from rungs.planning.compiled.roofline import Roofline, StepFlops, Work, roofline, step_roofline
+from rungs.planning.compiled.roofline import (
+    COLLECTIVES,
+    PARTS,
+    Roofline,
+    StepFlops,
+    Work,
+    roofline,
+    step_roofline,
+)
 from rungs.planning.compiled.step import CompiledStep
-from rungs.planning.compiled.step_parts import COLLECTIVES, PARTS
 from rungs.planning.hardware import Hardware
 from tests.planning.compiled.test_targets import NEEDS_CUDA, NEEDS_TPU, plan
 from tests.support.plan_cases import PlanCase, lowered

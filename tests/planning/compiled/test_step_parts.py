@@ -3,7 +3,7 @@
 import pytest
 
 from rungs.planning.compiled.hlo import Module
-from rungs.planning.compiled.step_parts import COLLECTIVES, COPIES, PARTS, REST, part_of
+from rungs.planning.compiled.roofline import COLLECTIVES, COPIES, PARTS, REST, part_of
 
 STEP = """
 %fused_matmul (p0: f32[8,16], p1: f32[16,16]) -> f32[8,16] {
@@ -75,4 +75,4 @@ def test_the_innermost_scope_says_what_an_instruction_belongs_to(name: str, part
     """`in` and `out` are transfers to and from fast memory, which belong to what they serve."""
     module = Module.parse(STEP)
     assert part in PARTS
-    assert part_of(module, "main", module.find("main", name)) == part
+    assert part_of(module.find("main", name)) == part

@@ -3,14 +3,14 @@
 import re
 from pathlib import Path
 
-from rungs.run import evaluations
-from rungs.run.evaluations import Evaluation
+from rungs.run import records
 from rungs.run.folder import RunFolder
+from rungs.run.records import Evaluation
 
 
 def evaluation(step: int, value: float, **others: object) -> Evaluation:
     values = {
-        "time": evaluations.now(),
+        "time": records.now(),
         "checkpoint": f"20260101Z000000-step-{step:06d}",
         "task": "quiz",
         "metric": "accuracy",
@@ -22,24 +22,24 @@ def evaluation(step: int, value: float, **others: object) -> Evaluation:
 
 def test_damaged_lines_are_left_out(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
-    assert evaluations.read(run) == []
+    assert records.read(run, Evaluation) == []
     one, other = evaluation(3, 0.5), evaluation(4, 0.25, standard_error=0.1)
-    evaluations.append(run, [one])
+    records.append(run, [one])
     with run.evaluations.open("a") as file:
         file.write('{"time": 3}\n{"ta\n')
-    evaluations.append(run, [other])
-    assert evaluations.read(run) == [one, other]
+    records.append(run, [other])
+    assert records.read(run, Evaluation) == [one, other]
 
 
 def test_the_table_has_the_scores_of_the_last_checkpoints(tmp_path: Path) -> None:
     runs = {name: RunFolder(tmp_path / name) for name in ("a", "b", "empty")}
     for run in runs.values():
         run.path.mkdir()
-    assert evaluations.scores_table(runs) is None
-    evaluations.append(runs["a"], [evaluation(40, 0.75, low=0.5, high=0.9), evaluation(5, 0.1)])
-    evaluations.append(runs["b"], [evaluation(9, 0.3), evaluation(9, 0.4, standard_error=0.02)])
-    evaluations.append(runs["b"], [evaluation(9, 2.0, metric="perplexity")])
-    lines = (evaluations.scores_table(runs) or "").splitlines()
+    assert records.scores_table(runs) is None
+    records.append(runs["a"], [evaluation(40, 0.75, low=0.5, high=0.9), evaluation(5, 0.1)])
+    records.append(runs["b"], [evaluation(9, 0.3), evaluation(9, 0.4, standard_error=0.02)])
+    records.append(runs["b"], [evaluation(9, 2.0, metric="perplexity")])
+    lines = (records.scores_table(runs) or "").splitlines()
     assert [re.split(r"  +", line) for line in lines] == [
         ["benchmark", "metric", "a", "b", "empty"],
         [
