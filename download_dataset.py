@@ -10,9 +10,10 @@ from typing import Any
 
 import click
 
-from rungs.commands.options import DATASETS_DIR_OPTION
+from rungs.commands.options import DATASETS_DIR_OPTION, FiniteRange
 from rungs.config.option_values import (
     DOCUMENTS_VALIDATION_PERCENT,
+    LARGEST_VOCAB,
     VALIDATION_PERCENT,
     VOCAB_SIZE,
 )
@@ -41,7 +42,7 @@ from rungs.config.option_values import (
 @click.option("--name", help="Name of the dataset to build.  [default: that on the hub]")
 @click.option(
     "--vocab-size",
-    type=int,
+    type=click.IntRange(max=LARGEST_VOCAB),
     help="Vocabulary size of the BPE tokenizer trained on the text or pairs."
     f"  [default: {VOCAB_SIZE}]",
 )
@@ -52,7 +53,7 @@ from rungs.config.option_values import (
 )
 @click.option(
     "--validation-percent",
-    type=click.FloatRange(0, 100, max_open=True),
+    type=FiniteRange(0, 100, max_open=True),
     help="Share of the text to use for validation, unless a repository has a split for it."
     f"  [default: {VALIDATION_PERCENT}; of documents {DOCUMENTS_VALIDATION_PERCENT:g}]",
 )

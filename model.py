@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 import rungs
+from rungs.config.option_values import MOST_DEVICES
 
 
 def __getattr__(name: str) -> Any:
@@ -24,21 +25,21 @@ def __getattr__(name: str) -> Any:
 @click.argument("run")
 @click.option(
     "--data",
-    type=click.IntRange(2),
+    type=click.IntRange(2, MOST_DEVICES),
     default=2,
     show_default=True,
     help="Devices along the data axis, in fsdp, fsdp_tp and cp.",
 )
 @click.option(
     "--tensor",
-    type=click.IntRange(2),
+    type=click.IntRange(2, MOST_DEVICES),
     default=2,
     show_default=True,
     help="Devices along the tensor axis, in tp and fsdp_tp.",
 )
 @click.option(
     "--context",
-    type=click.IntRange(2),
+    type=click.IntRange(2, MOST_DEVICES),
     default=2,
     show_default=True,
     help="Devices along the context axis, in cp.",

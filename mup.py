@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from rungs.commands.options import DATASETS_DIR_OPTION
+from rungs.commands.options import DATASETS_DIR_OPTION, FiniteRange
 from rungs.config.option_values import (
     COORDINATE_CHECK_LEARNING_RATE,
     COORDINATE_CHECK_STEPS,
@@ -70,7 +70,7 @@ def main() -> None:
     "--learning-rate",
     default=COORDINATE_CHECK_LEARNING_RATE,
     show_default=True,
-    type=click.FloatRange(0, min_open=True),
+    type=FiniteRange(0, min_open=True),
     help="Constant learning rate for every width.",
 )
 @click.option(

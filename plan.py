@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from rungs.commands.options import DATASETS_DIR_OPTION
+from rungs.commands.options import DATASETS_DIR_OPTION, FiniteRange
 from rungs.config.option_values import LADDER_RUNGS, UTILIZATION_PERCENT
 from rungs.planning.hardware import DESCRIPTION_FORMAT, NAMES
 
@@ -40,20 +40,20 @@ from rungs.planning.hardware import DESCRIPTION_FORMAT, NAMES
     "--utilization",
     "--utilisation",
     "utilization",
-    type=click.FloatRange(1, 100),
+    type=FiniteRange(1, 100),
     help="Assumed percentage of the devices' peak FLOP/s.  "
     f"[default: measured in the run's latest steps, else {UTILIZATION_PERCENT}]",
 )
 @click.option(
     "--tokens-per-second",
-    type=click.FloatRange(0.001),
+    type=FiniteRange(0.001),
     help="Throughput of all devices together, if you know it. Replaces --utilization.",
 )
 @click.option(
     "--ladder",
     "budget",
     metavar="FLOPS",
-    type=click.FloatRange(1e6, 1e30),
+    type=FiniteRange(1e6, 1e30),
     help="Propose runs: one for this compute budget, for example 1e15, and smaller ones, each with"
     " √10 times less. The last lines of a plan say how many FLOPs fit in an hour.",
 )
@@ -83,7 +83,7 @@ from rungs.planning.hardware import DESCRIPTION_FORMAT, NAMES
 )
 @click.option(
     "--price-per-hour",
-    type=click.FloatRange(0),
+    type=FiniteRange(0),
     help="Price of one device for an hour, as clouds quote it, or of this machine if the device is"
     " its CPU. Adds the cost of the run, in the same currency.",
 )

@@ -10,7 +10,6 @@ from typing import Any
 
 import click
 
-from benchmarks.gpu_parts.parts import PARTS, VARIANTS
 from benchmarks.gpu_parts.results import figures_of, mark, read
 
 PAGE = Path(__file__).parents[1] / "docs/performance.md"
@@ -50,15 +49,15 @@ def section(path: Path, content: dict[str, Any]) -> str:
         f" [all figures](../benchmarks/gpu_results/{path.name}). Medians, with the lowest and the"
         " highest of several turns.",
     ]
-    for name, part in content["parts"].items():
+    for part in content["parts"].values():
         if part["state"] in SHOWN:
-            lines.append(table(name, part))
+            lines.append(table(part))
     return "\n\n".join(lines)
 
 
-def table(name: str, part: dict[str, Any]) -> str:
+def table(part: dict[str, Any]) -> str:
     """Return the table of a part."""
-    what = PARTS.get(name, VARIANTS).what
+    what = part["what"]
     title = what[0].upper() + what[1:]
     stopped = "" if part["state"] == "done" else ", stopped before its end"
     rows = [

@@ -7,7 +7,7 @@ from pathlib import Path
 from benchmarks.gpu_parts.check_figures import converted
 from benchmarks.gpu_parts.figure import Figure
 from benchmarks.gpu_parts.setting import Setting
-from benchmarks.gpu_parts.step_variants import BASE, VARIANTS, config_of
+from benchmarks.gpu_parts.step_variants import config_of
 from rungs.parallel import jax_setup
 from rungs.parallel.mesh import one_device
 from rungs.smoke_tests.device_check.check import on_mesh
@@ -15,7 +15,7 @@ from rungs.smoke_tests.device_check.step import RunningStep, checkpoint
 
 
 def figures(setting: Setting) -> Iterator[Figure]:
-    run = config_of(VARIANTS[BASE], setting)
+    run = config_of({}, setting)
     jax_setup.prepare(run.train, lambda: 0)
     mesh = one_device()
     jax_setup.settle(mesh.devices.flat[0].platform)

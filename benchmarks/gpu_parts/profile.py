@@ -7,14 +7,14 @@ from collections.abc import Iterator
 
 from benchmarks.gpu_parts.figure import Figure
 from benchmarks.gpu_parts.setting import GPT2_SMALL, Setting
-from benchmarks.gpu_parts.step_variants import BASE, VARIANTS, config_of
+from benchmarks.gpu_parts.step_variants import config_of
 from benchmarks.step_cost.profiled_step import Profile, measure
 from rungs.run.folder import RunFolder
 
 
 def figures(setting: Setting) -> Iterator[Figure]:
     turns, steps = (1, 1) if setting.rehearse else (5, 5)
-    found = measure(RunFolder(GPT2_SMALL), config_of(VARIANTS[BASE], setting), turns, steps)
+    found = measure(RunFolder(GPT2_SMALL), config_of({}, setting), turns, steps)
     utilization = found.utilization
     note = "without the profiler"
     if utilization is not None:

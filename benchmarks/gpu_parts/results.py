@@ -94,9 +94,14 @@ class Results:
         found: dict[str, Any] = self.content["parts"].get(part, {})
         return found
 
-    def begin(self, part: str) -> None:
-        """Begin a part; figures of an earlier try stay until new ones replace them."""
-        self._write(part, state="measuring", seconds=0.0, why="", benchmarks=benchmarks_checksum())
+    def begin(self, part: str, what: str) -> None:
+        """Begin a part; figures of an earlier try stay until new ones replace them.
+
+        Args:
+            what: is measured.
+        """
+        state = {"state": "measuring", "seconds": 0.0, "why": ""}
+        self._write(part, what=what, **state, benchmarks=benchmarks_checksum())
 
     def add(self, part: str, figure: Figure) -> None:
         """Add a figure, or replace the one of the same name."""

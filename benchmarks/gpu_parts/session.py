@@ -66,7 +66,7 @@ def _measure_part(
 ) -> None:
     """Measure a part for at most so many seconds."""
     click.echo(f"\n{name}: {part.what}")
-    results.begin(name)
+    results.begin(name, part.what)
     begin = time.monotonic()
     has_ended = False
     with tempfile.TemporaryFile("w+", errors="replace") as errors:

@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmarks.gpu_parts import random_dataset
 from benchmarks.gpu_parts.figure import Figure
 from benchmarks.gpu_parts.setting import Setting
-from benchmarks.gpu_parts.step_variants import BASE, VARIANTS, config_of
+from benchmarks.gpu_parts.step_variants import config_of
 from benchmarks.starting.start_speed import first_step, measure
 from rungs.parallel.jax_setup import CACHE_VARIABLE
 
@@ -31,7 +31,7 @@ def figures(setting: Setting) -> Iterator[Figure]:
 
 def _write_run(folder: Path, setting: Setting) -> Path:
     """Write a run and a dataset of random tokens, enough for a few steps."""
-    config = config_of(VARIANTS[BASE], setting)
+    config = config_of({}, setting)
     step, run = config.tokens_per_step, folder / "run"
     random_dataset.write(folder / "datasets", config.model.vocab_size, 4 * step, 2 * step)
     run.mkdir()

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import click
 
-from benchmarks.gpu_parts.setting import GPT2_SMALL, ROOT, Setting
+from benchmarks.gpu_parts.setting import ROOT, Setting
 from rungs.config.run_config import MODEL_FILE, TRAIN_FILE, RunConfig, check_texts, load_run
 from rungs.config.train_config import TrainConfig
 
@@ -20,17 +20,16 @@ SEQUENCES = 96
 Changes = dict[str, Any]
 VARIANTS: dict[str, Changes] = {
     COMMITTED: {},
-    **{f"microbatches of {size}": {"microbatch_size": size} for size in (8, 32, 96)},
+    **{f"microbatches of {size}": {"microbatch_size": size} for size in (8, 32)},
+    "logits in float32": {"logits_dtype": "float32"},
     "layers in a loop": {"scan_unroll": 1},
     "remat none": {"remat": "none"},
     "remat full": {"remat": "full"},
-    "no dot merger": {"xla_gpu_dot_merger_threshold_mb": 0},
+    "Q, K and V merged": {"xla_gpu_dot_merger_threshold_mb": 32},
     "no Triton matmuls": {"xla_gpu_enable_triton_gemm": False},
     "cublasLt": {"xla_gpu_enable_cublaslt": True},
     "latency hiding": {"xla_gpu_enable_latency_hiding_scheduler": True},
 }
-BASE = "microbatches of 32"
-"""What other variants change."""
 TINY = {"vocab_size": 512, "context_length": 64, "emb_dim": 64, "n_layers": 2, "n_heads": 2}
 """Of a rehearsal, whose microbatches are an eighth as large."""
 
@@ -40,14 +39,13 @@ def parse_variant(text: str) -> tuple[Path, Changes]:
 
     Args:
         text: a name, or changes, as `key=value,key=value`; before them, or alone, the folder of
-            another checkout.
+            another checkout, which has a `runs/gpt2-small` of its own.
 
     Raises:
         UsageError: it is none of these.
     """
     if text in VARIANTS:
-        own = {} if text == COMMITTED else VARIANTS[BASE] | VARIANTS[text]
-        return ROOT, own
+        return ROOT, VARIANTS[text]
     folder, _, keys = text.partition(",")
     checkout = Path(folder).resolve()
     if not (checkout / "rungs" / "__init__.py").exists():
@@ -58,7 +56,7 @@ def parse_variant(text: str) -> tuple[Path, Changes]:
             f"--variant {text}: not one of {', '.join(VARIANTS)}, nor the folder of a checkout, nor"
             " key=value"
         )
-    return checkout, VARIANTS[BASE] | {key.strip(): _value(value) for key, _, value in pairs}
+    return checkout, {key.strip(): _value(value) for key, _, value in pairs}
 
 
 def _value(text: str) -> Any:
@@ -68,13 +66,13 @@ def _value(text: str) -> Any:
         return text
 
 
-def config_of(changes: Changes, setting: Setting) -> RunConfig:
+def config_of(changes: Changes, setting: Setting, checkout: Path = ROOT) -> RunConfig:
     """Return a variant's run on one device.
 
     Raises:
         UserError: a key is unknown, or a value is not valid.
     """
-    run = load_run(GPT2_SMALL)
+    run = load_run(checkout / COMMITTED)
     keys = {key: value for key, value in changes.items() if not key.startswith("xla_")}
     if "microbatch_size" in keys:
         keys["gradient_accumulation_steps"] = SEQUENCES // keys["microbatch_size"]

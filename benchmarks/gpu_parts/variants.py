@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from benchmarks.gpu_parts.comparison import compare
 from benchmarks.gpu_parts.figure import Figure
 from benchmarks.gpu_parts.setting import Setting
-from benchmarks.gpu_parts.step_variants import BASE
+from benchmarks.gpu_parts.step_variants import COMMITTED
 
 
 def figures(setting: Setting) -> Iterator[Figure]:
-    others = [variant for variant in setting.variants if variant != BASE]
-    return compare(setting, [BASE, *others], {})
+    others = [variant for variant in setting.variants if variant != COMMITTED]
+    return compare(setting, [COMMITTED, *others], {})

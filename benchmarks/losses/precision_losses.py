@@ -1,7 +1,7 @@
-"""How far the losses of training in bfloat16 and float16 are from float32's.
+"""How far the losses of training in 16 bits are from float32's, next to the noise of seeds.
 
-Trains the same model on the same batches of the embedded dataset in each dtype, in one process, and
-compares the loss of each step, and the mean of the last steps, with float32's.
+Trains the same model on the same batches of the embedded dataset with each variant, in one process,
+and compares the loss of each step, and the mean of the last steps, with float32's.
 """
 
 from rungs.common.command import run_command
@@ -10,6 +10,7 @@ import dataclasses
 import tempfile
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 import jax
@@ -18,7 +19,6 @@ import numpy as np
 from benchmarks.training_speed.rungs_side import batches, loss_of, run_config
 from benchmarks.training_speed.speed_table import Shape
 from benchmarks.training_speed.train_speed import write_batches
-from rungs.config.optimization_config import ComputeDtype
 from rungs.config.run_config import RunConfig
 from rungs.parallel import jax_setup
 from rungs.parallel.devices import create_run_mesh
@@ -30,23 +30,32 @@ SHAPE = Shape(vocab=8192, length=256, width=256, heads=8, layers=4)
 MICROBATCHES, SEQUENCES, LAST = 2, 8, 50
 WARMUP_PERCENT = 5.0
 """Without a warm-up the losses of the first steps are a matter of chance in every dtype."""
-DTYPES: tuple[ComputeDtype, ...] = ("float32", "bfloat16", "float16")
+EXACT = "float32"
+VARIANTS: dict[str, dict[str, Any]] = {
+    EXACT: {},
+    "bfloat16": {"compute_dtype": "bfloat16"},
+    "bfloat16, logits too": {"compute_dtype": "bfloat16", "logits_dtype": "bfloat16"},
+    "float16": {"compute_dtype": "float16"},
+    "float32, seed 1": {"seed": 1},
+    "float32, seed 2": {"seed": 2},
+}
+"""By name: keys of train.json that differ."""
 
 
 @click.command()
 @click.option("--steps", default=300, show_default=True, type=click.IntRange(1))
-@click.option("--dtype", "dtypes", multiple=True, type=click.Choice(DTYPES[1:]))
+@click.option("--variant", "chosen", multiple=True, type=click.Choice([*VARIANTS][1:]))
 @click.option("--learning-rate", default=1e-3, show_default=True)
-def main(steps: int, dtypes: tuple[ComputeDtype, ...], learning_rate: float) -> None:
-    """Print a line for each dtype."""
+def main(steps: int, chosen: tuple[str, ...], learning_rate: float) -> None:
+    """Print a line for each variant."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "batches.npy"
         write_batches(path, (MICROBATCHES, SEQUENCES, SHAPE.length + 1), steps)
         sequences = shuffle(np.load(path))
-    exact = losses("float32", steps, learning_rate, sequences)
-    report("float32", exact, exact)
-    for dtype in dtypes or DTYPES[1:]:
-        report(dtype, losses(dtype, steps, learning_rate, sequences), exact)
+    exact = losses(EXACT, steps, learning_rate, sequences)
+    report(EXACT, exact, exact)
+    for variant in chosen or [*VARIANTS][1:]:
+        report(variant, losses(variant, steps, learning_rate, sequences), exact)
 
 
 def shuffle(sequences: np.ndarray) -> np.ndarray:
@@ -56,10 +65,8 @@ def shuffle(sequences: np.ndarray) -> np.ndarray:
     return np.random.default_rng(0).permutation(rows).reshape(sequences.shape)
 
 
-def losses(
-    dtype: ComputeDtype, steps: int, learning_rate: float, sequences: np.ndarray
-) -> np.ndarray:
-    run = run_of(dtype, learning_rate)
+def losses(variant: str, steps: int, learning_rate: float, sequences: np.ndarray) -> np.ndarray:
+    run = run_of(variant, learning_rate)
     jax_setup.prepare(run.train, partial(copy_bytes, run))
     mesh = create_run_mesh(run.train, run.model, None)
     model, optimizer = create_model_and_optimizer(run, steps, mesh)
@@ -68,18 +75,19 @@ def losses(
     return np.array([loss_of(step(model, optimizer, *next(placed))) for _ in range(steps)])
 
 
-def run_of(dtype: ComputeDtype, learning_rate: float) -> RunConfig:
-    asked = dataclasses.asdict(SHAPE) | {"devices": "auto", "dtype": dtype}
+def run_of(variant: str, learning_rate: float) -> RunConfig:
+    asked = dataclasses.asdict(SHAPE) | {"devices": "auto", "dtype": "float32"}
     asked["learning_rate"] = learning_rate
     model, train = run_config(asked, MICROBATCHES, SEQUENCES)
-    return RunConfig(model, train.model_copy(update={"warmup_period_percent": WARMUP_PERCENT}))
+    changes = {"warmup_period_percent": WARMUP_PERCENT, **VARIANTS[variant]}
+    return RunConfig(model, train.model_copy(update=changes))
 
 
-def report(dtype: str, found: np.ndarray, exact: np.ndarray) -> None:
+def report(variant: str, found: np.ndarray, exact: np.ndarray) -> None:
     differences = np.abs(found / exact - 1)
     last = abs(found[-LAST:].mean() / exact[-LAST:].mean() - 1)
     click.echo(
-        f"{dtype:8} {jax.device_count()} {jax.devices()[0].device_kind}: loss {found[0]:.4f} to"
+        f"{variant:20} {jax.device_count()} {jax.devices()[0].device_kind}: loss {found[0]:.4f} to"
         f" {found[-LAST:].mean():.4f} (mean of the last {LAST}); from float32 at most"
         f" {differences.max():.2%} in a step, {np.median(differences):.3%} in their median,"
         f" {last:.3%} in that mean"

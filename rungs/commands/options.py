@@ -1,6 +1,7 @@
 """Options that several commands have. Loads Click and nothing else, as `--help` needs no more."""
 
 import functools
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,18 @@ DATASETS_DIR_OPTION = click.option(
     f"[default: ${DATASETS_VARIABLE}, else the project's datasets/]",
 )
 """The option of every command that reads or makes datasets, for `find_datasets_dir`."""
+
+
+class FiniteRange(click.FloatRange):
+    """A range without infinity and NaN. Click lets NaN through, which is not below any minimum."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
 
 
 def start_options(

@@ -72,12 +72,6 @@ class PlanOptions(NamedTuple):
             raise UserError("--compile: compile one run; leave out --ladder")
         if self.price_per_hour is not None and self.budget is not None:
             raise UserError("--price-per-hour: gives the cost of one run; leave out --ladder")
-        numbers = self.utilization, self.tokens_per_second, self.budget, self.price_per_hour
-        if not all(math.isfinite(given or 0) for given in numbers):
-            raise UserError(
-                "--utilization, --tokens-per-second, --ladder and --price-per-hour need finite"
-                " numbers"
-            )
 
     def check_for_policy(self) -> None:
         """Raise UserError for options that a run of reinforcement learning doesn't have."""

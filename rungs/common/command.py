@@ -36,6 +36,7 @@ def begin_command() -> None:
     """From now on report an exception that ends the process without control characters, and one of
     a library that is not installed in one line; open the standard streams that were closed."""
     sys.excepthook = _report
+    os.environ.pop("MPLBACKEND", None)  # charts need none, and one that Matplotlib lacks ends it
     standard_streams.open_missing()
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO
 
 from rungs.common.errors import RunFailure
+from rungs.common.paths import is_file, is_folder
 
 _NO_SPACE = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
 FULL = (*_NO_SPACE, errno.EFBIG)
@@ -91,7 +92,10 @@ def replace_file(path: Path, content: str | bytes) -> None:
 
 def put_in_place(unfinished: Path, path: Path) -> None:
     """Give a file that is complete, or a folder whose files are on disk, its final name, on disk
-    for good. A file of that name is replaced. Raises OSError."""
+    for good. A file of that name is replaced. Raises OSError; so does a device or pipe there:
+    root could replace /dev/null for all."""
+    if path.exists() and not (is_file(path) or is_folder(path)):
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
     sync_to_disk(unfinished)
     unfinished.replace(path)
     sync_to_disk(path.parent)
@@ -186,7 +190,7 @@ def write_failure(path: Path, what: str, error: Exception, needed_bytes: int = 0
     if number is None:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
     else:
-        reason = os.strerror(number)
+        reason = getattr(error, "strerror", None) or os.strerror(number)
     if number in FULL:
         existing = next(place for place in (path, *path.absolute().parents) if place.exists())
         free = free_bytes(existing)

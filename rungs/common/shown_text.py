@@ -56,6 +56,11 @@ def visible(text: str) -> str:
     return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
+def is_secret_name(name: str) -> bool:
+    """Return whether what has this name is likely to be secret: HF_TOKEN, api_key."""
+    return bool(_SECRET_NAME.search(name))
+
+
 def without_secrets(text: str) -> str:
     """Return a text with `***` in place of secrets: user and query of URLs, headers, values of
     environment variables that are named as secrets are, and what `hide` was given."""
@@ -75,14 +80,17 @@ def _known() -> set[str]:
     found = {*_noted, *_in_environment()}
     for text in (*os.environ.values(), *sys.argv):
         for _, user, _, query in _URL.findall(text):
-            found |= {user.rstrip("@").split(":", 1)[-1], *_QUERY_VALUE.findall(query)}
+            name, separator, password = user.rstrip("@").partition(":")
+            found |= {password if separator else name, *_QUERY_VALUE.findall(query)}
+            # A slash in a password ends it for libraries, which take what is before for the port
+            found.add(password.partition("/")[0])
     found |= {_decoded(secret) for secret in found}
     return {secret for secret in found if len(secret) >= _LEAST_CHARACTERS}
 
 
 def _in_environment() -> Iterator[str]:
     for name, value in os.environ.items():
-        if _SECRET_NAME.search(name) and not value.startswith("/"):  # a file with the secret
+        if is_secret_name(name) and not value.startswith("/"):  # a file with the secret
             yield value
 
 

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_
 
 from rungs.common.errors import UserError, did_you_mean
 from rungs.common.paths import require_regular
+from rungs.common.shown_text import is_secret_name
 
 _MOST_ERRORS, _MOST_SHOWN = 50, 60
 _checks: set[Callable[..., Any]] = set()
@@ -182,7 +183,9 @@ def _error_lines(error: Any, file: str, models: Mapping[str, type[StrictModel]])
     if error["type"] == "extra_forbidden":
         nested = len(parts) > 1
         advice = _nested_advice(parts, models[file]) if nested else _advice(key, file, models)
-        return [f"{key}: unknown key (value {format_value(error['input'])}){advice}"]
+        is_secret = isinstance(error["input"], str) and is_secret_name(parts[-1])
+        value = "***" if is_secret else format_value(error["input"])
+        return [f"{key}: unknown key (value {value}){advice}"]
     if error["type"] == "missing":
         return [f"{key}: missing; this key is required"]
     allowed = _ALLOWED.get(error["type"], error["msg"])

@@ -7,10 +7,20 @@ from pydantic import ValidatorFunctionWrapHandler as Handler
 
 from rungs.common.strict_json import StrictModel
 
+_LEAST, _MOST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
+"""The smallest normal number of float32 above 0, and its largest number."""
+
 
 def _not_zero(number: int) -> int:
     if number == 0:
         raise ValueError("must be at least 1, or -1 for all")
+    return number
+
+
+def _in_float32(number: float) -> float:
+    """Steps calculate in float32, where other numbers are infinite or 0."""
+    if number and not _LEAST <= number <= _MOST:
+        raise ValueError(f"must be from {_LEAST:.3g} to {_MOST:.3g}, as float32 can hold it")
     return number
 
 
@@ -29,7 +39,8 @@ CountOrAll = Annotated[
 ]
 AUTO: Literal["auto"] = "auto"
 SizeOrAuto = Annotated[Size | Literal["auto"], WrapValidator(_size_or_auto)]
-Positive = Annotated[float, Field(gt=0)]
+Positive = Annotated[float, Field(gt=0), AfterValidator(_in_float32)]
+NotNegative = Annotated[float, Field(ge=0), AfterValidator(_in_float32)]
 
 
 class Config(StrictModel):

@@ -7,7 +7,16 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, Field
 
 from rungs.common.strict_json import StrictModel, check
-from rungs.config.base import AUTO, Bytes, Config, CountOrAll, Positive, Size, SizeOrAuto
+from rungs.config.base import (
+    AUTO,
+    Bytes,
+    Config,
+    CountOrAll,
+    NotNegative,
+    Positive,
+    Size,
+    SizeOrAuto,
+)
 from rungs.config.option_values import ChartStyle
 from rungs.config.sharding_config import ShardingConfig, indivisible
 
@@ -138,7 +147,7 @@ class OptimizationConfig(Config):
     """adamw and muon's AdamW: added to the root of the mean of squared gradients."""
     momentum: BelowOne = 0.95
     """muon: decay of the running mean of gradients. sgd: decay of their running sum."""
-    weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    weight_decay: NotNegative = 0.01
     """Decoupled weight decay: each step subtracts learning rate × this × the weight."""
     decayed_parameters: Literal["matrices", "all"] = "matrices"
     """Which parameters weight decay applies to. matrices: kernels and embeddings. all: biases and
@@ -149,7 +158,7 @@ class OptimizationConfig(Config):
     max_non_finite_steps: Size = 10
     """Stop after this many steps in a row in which every microbatch had a NaN or infinite loss or
     gradient."""
-    load_balancing_weight: Annotated[float, Field(ge=0)] = 0.01
+    load_balancing_weight: NotNegative = 0.01
     """Mixture of experts: weight of the load-balancing loss (Fedus et al. 2021, equation 4), which
     is added to the cross-entropy."""
     compute_dtype: ComputeDtypeOrAuto = "auto"
@@ -176,9 +185,9 @@ class OptimizationConfig(Config):
     """How many layers (or periods of layer_pattern) to unroll in each iteration of the loop over
     layers. More may run faster but takes longer to compile. In fsdp, keep it below the number of
     layers: without a loop the compiler all-gathers the weights of all layers at once, which undoes
-    the memory savings of fsdp. auto: on CPUs and GPUs all, if there are at most 12 layers and the
-    mode is not fsdp, fsdp_tp or cp. On a GPU remat must not be full; on a CPU it must be none or
-    auto, and what is then kept must take at most half of the memory. Otherwise 1."""
+    the memory savings of fsdp. auto: all, if there are at most 12 layers on a CPU or 24 on a GPU
+    and the mode is not fsdp, fsdp_tp or cp. On a GPU remat must not be full; on a CPU it must be
+    none or auto, and what is then kept must take at most half of the memory. Otherwise 1."""
     keep_checkpoints: CountOrAll = 3
     """How many of the latest checkpoints to keep, in addition to the best. If the next one would
     not fit on the disk, as many fewer as it takes, but the newest valid one stays. -1: all."""

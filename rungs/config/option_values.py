@@ -24,6 +24,8 @@ these overflow or become equal in float32."""
 
 VOCAB_SIZE = 4096
 """Vocabulary size of a tokenizer trained on a dataset's text."""
+LARGEST_VOCAB = 2**24
+"""The library that trains it takes memory for all tokens at once."""
 VALIDATION_PERCENT = 5
 """Share of text for validation."""
 DOCUMENTS_VALIDATION_PERCENT = 1.0
@@ -33,6 +35,9 @@ LADDER_RUNGS = 5
 """Runs that `plan.py --ladder` proposes."""
 UTILIZATION_PERCENT = 40.0
 """Share of the devices' peak FLOP/s assumed where nothing has been measured."""
+
+MOST_DEVICES = 2**20
+"""Devices along an axis of the mesh that `model.py` shows."""
 
 COORDINATE_CHECK_STEPS = 5
 MIN_COORDINATE_CHECK_STEPS = 4

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from rungs.common.strict_json import check
-from rungs.config.base import Positive, Size
+from rungs.config.base import NotNegative, Positive, Size
 from rungs.config.optimization_config import BelowOne, OptimizationConfig, Schedule
 from rungs.config.option_values import LEAST_SCALE, MOST_SCALE
 from rungs.config.task_config import TaskConfig
@@ -74,7 +74,7 @@ class ReinforceConfig(OptimizationConfig):
     max_sampler_ratio: Positive | None = None
     """Truncated importance sampling (Yao et al. 2025): weight each token by its probability in
     training ÷ in sampling, which differ in rounding, but at most by this. null: off."""
-    kl_coefficient: Annotated[float, Field(ge=0)] = 0.0
+    kl_coefficient: NotNegative = 0.0
     """Weight of the KL divergence from the reference in the objective, per token. Its gradient
     equals the gradient of ½ (log-probability − the reference's)²."""
     reference: str | None = None
@@ -90,7 +90,7 @@ class ReinforceConfig(OptimizationConfig):
     schedule: Schedule = "constant"
     """How the learning rate falls to min_learning_rate_percent after the warm-up, as in
     `train.json`."""
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    weight_decay: NotNegative = 0.0
     """Decoupled weight decay: each update subtracts learning rate × this × the weight."""
     clipping_max_norm: Positive | None = 1.0
     """The largest global norm of an update's gradient. A larger gradient is scaled down to it.

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Discriminator, Field, Tag
 
 from rungs.common.strict_json import check
-from rungs.config.base import CountOrAll, Positive, Size
+from rungs.config.base import AUTO, CountOrAll, Positive, Size
 from rungs.config.optimization_config import BelowOne, OptimizationConfig
 
 TokenIndex = Annotated[int, Field(ge=0, le=2**62)]
@@ -90,6 +90,17 @@ class TrainConfig(OptimizationConfig):
     with the token that begins its texts, else with the end-of-text token before it."""
     drop_rate: BelowOne = 0.0
     """Dropout rate after the embedding, on attention weights and on each sub-layer's output."""
+
+    logits_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Dtype in which the output head writes the logits of the training loss, which is computed in
+    float32 from them. bfloat16, as in PyTorch's autocast, saves memory traffic on a GPU; it needs
+    compute_dtype bfloat16 (or auto)."""
+
+    @check
+    def _logits_are_no_wider(self) -> str | None:
+        if self.logits_dtype == "bfloat16" and self.compute_dtype not in ("bfloat16", AUTO):
+            return f'logits_dtype: "bfloat16" gains nothing with compute_dtype {self.compute_dtype}'
+        return None
 
     @check
     def _validated_once(self) -> str | None:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
+from jax.typing import DTypeLike
 
 from rungs.config.model_config import ModelConfig
 from rungs.config.optimization_config import Remat
@@ -20,7 +21,7 @@ from rungs.parallel.fsdp import no_gather
 
 
 class Compute(NamedTuple):
-    """How a forward pass is computed. Results differ by rounding only."""
+    """How a model is run. Results differ by rounding only."""
 
     dtype: jnp.dtype = jnp.dtype(jnp.float32)
     """Dtype of activations and matmuls."""
@@ -30,6 +31,8 @@ class Compute(NamedTuple):
     """Periods of the layer pattern per iteration of the scan."""
     gather: Callable[[nnx.State], nnx.State] = no_gather
     """All-gathers the weights of one layer; the backward pass gathers them again."""
+    logits_dtype: DTypeLike = jnp.float32
+    """Dtype in which the head writes the logits of `GPT.summed_loss`."""
 
 
 class Block(nnx.Module):

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax import Array
+from jax.typing import DTypeLike
 
 from rungs.config.model_config import ModelConfig
 from rungs.model.attention import apply_soft_cap
@@ -151,7 +152,7 @@ class GPT(nnx.Module):
         x_BSD, _, routing = run_blocks(
             self.blocks, self.config, x_BSD, dropout, compute, starts_BS=starts_BS
         )
-        head = functools.partial(head_logits, self.config, 1.0)
+        head = functools.partial(head_logits, self.config, 1.0, dtype=compute.logits_dtype)
         operands = self._head_operands(x_BSD)
         return cross_entropy.summed_loss(head, *operands, targets_BS.reshape(-1)), routing
 
@@ -319,12 +320,20 @@ def check_tokens(config: ModelConfig, tokens_BS: Any) -> None:
 
 
 def head_logits(
-    config: ModelConfig, temperature: float, x_MD: Array, matrix_DV: Array | StoredMatrix
+    config: ModelConfig,
+    temperature: float,
+    x_MD: Array,
+    matrix_DV: Array | StoredMatrix,
+    dtype: DTypeLike = jnp.float32,
 ) -> Array:
     """Return logits_MV, float32, divided by the temperature, −inf for padding rows of the
     vocabulary. If the vocabulary is split over devices, these are the logits of this device's
-    part."""
-    logits_MV = matmul(x_MD, matrix_DV)
+    part.
+
+    Args:
+        dtype: in which the matmul writes them.
+    """
+    logits_MV = matmul(x_MD, matrix_DV, dtype).astype(jnp.float32)
     if config.mup:
         logits_MV = logits_MV / config.width_multiplier
     logits_MV = apply_soft_cap(logits_MV, config.final_soft_cap) / temperature

@@ -22,8 +22,8 @@ from rungs.config.train_config import TrainConfig
 from rungs.parallel import target_device
 from rungs.parallel.devices import memory_bytes
 
-MAX_UNROLLED = 12
-"""Layers. Compiling takes longer with each."""
+MAX_UNROLLED = {"cpu": 12, "gpu": 24}
+"""Layers by platform. Compiling takes longer with each."""
 MEMORY_SHARE = 0.5
 """Share of the machine's memory that what is kept for the backward pass may take."""
 
@@ -97,7 +97,7 @@ def _may_keep_all(train: OptimizationConfig, model: ModelConfig) -> bool:
 
 def _may_unroll(train: OptimizationConfig, model: ModelConfig) -> bool:
     gathers = train.sharding is not None and train.sharding.mode not in ("dp", "tp")
-    return model.n_layers <= MAX_UNROLLED and not gathers
+    return model.n_layers <= MAX_UNROLLED[target_device.platform()] and not gathers
 
 
 def _kept_bytes(train: OptimizationConfig, model: ModelConfig) -> int:

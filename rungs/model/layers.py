@@ -19,6 +19,7 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from rungs.config.model_config import ModelConfig
+from rungs.model.kernels import norms
 from rungs.model.kernels.matmul import matmul, rounded_dtype
 from rungs.model.kernels.stored_matrix import StoredMatrix, take_rows
 from rungs.model.remat import save_for_backward
@@ -102,10 +103,18 @@ class Linear(nnx.Module):
         y = psum_if_split(contract(x, self.kernel, dtype), self.kernel)
         if self.low_rank is not None:
             y = y + self.low_rank(x)
-        y = y.astype(x.dtype) if self.bias is None else _add_bias(y, self.bias[...], x.dtype)
-        # heads side by side, because TPUs pad the last axis of what they store to 128 elements
-        rows = x.shape[: x.ndim - self.kernel.inputs]
-        return save_for_backward(y.reshape(*rows, -1)).reshape(y.shape)
+        leading = x.ndim - self.kernel.inputs
+        if self.bias is None:
+            return _save_rows(leading, y.astype(x.dtype))
+        if y.dtype == x.dtype:  # so it is what the matmul wrote, and a bias is cheap to add again
+            return _add_bias(_save_rows(leading, y), self.bias[...], x.dtype)
+        return _save_rows(leading, _add_bias(y, self.bias[...], x.dtype))
+
+
+def _save_rows(leading: int, y: Array) -> Array:
+    """Mark y for the backward pass, with all but so many leading axes as one: heads side by side,
+    because TPUs pad the last axis of what they store to 128 elements."""
+    return save_for_backward(y.reshape(*y.shape[:leading], -1)).reshape(y.shape)
 
 
 class LowRankParam(nnx.Param):
@@ -173,8 +182,7 @@ class Embedding(nnx.Module):
 
 
 class LayerNorm(nnx.Module):
-    """(x − mean) / √(variance + ε) · scale + bias over the last axis (Ba et al. 2016), computed
-    in float32."""
+    """Layer norm with a scale and a bias; see `kernels/norms.py`."""
 
     def __init__(self, width: Axes, epsilon: float) -> None:
         self.scale = make_vector(width, 1.0)
@@ -182,26 +190,20 @@ class LayerNorm(nnx.Module):
         self.epsilon = epsilon
 
     def __call__(self, x_BSD: Array) -> Array:
-        x = x_BSD.astype(jnp.float32)
-        mean = x.mean(axis=-1, keepdims=True)
-        variance = jnp.square(x - mean).mean(axis=-1, keepdims=True)
-        y = (x - mean) * jax.lax.rsqrt(variance + self.epsilon)
-        return (y * self.scale[...] + self.bias[...]).astype(x_BSD.dtype)
+        return norms.layer_norm(x_BSD, self.scale[...], self.bias[...], self.epsilon)
 
 
 class RMSNorm(nnx.Module):
-    """x / √(mean of x² + ε) · (offset + scale) over the last axis (Zhang & Sennrich 2019),
-    computed in float32. Gemma's form has offset 1, and a scale that starts at 0."""
+    """RMS norm, with the scale offset + `scale`; see `kernels/norms.py`. Gemma's form has offset 1,
+    and a scale that starts at 0."""
 
     def __init__(self, width: Axes, epsilon: float, offset: float = 0.0) -> None:
         self.scale = make_vector(width, 1.0 - offset)
         self.epsilon, self.offset = epsilon, offset
 
     def __call__(self, x_BSD: Array) -> Array:
-        x = x_BSD.astype(jnp.float32)
-        y = x * jax.lax.rsqrt(jnp.square(x).mean(axis=-1, keepdims=True) + self.epsilon)
         scale = self.scale[...].astype(jnp.float32)
-        return (y * (self.offset + scale if self.offset else scale)).astype(x_BSD.dtype)
+        return norms.rms_norm(x_BSD, self.offset + scale if self.offset else scale, self.epsilon)
 
 
 Norm = LayerNorm | RMSNorm

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.parse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ def check_hooks(hooks: Sequence[str]) -> None:
     for hook in hooks:
         if is_url(hook):
             hide(hook.partition("://")[2].partition("/")[2])
+            _check_url(hook)
             continue
         try:
             words = shlex.split(hook)
@@ -46,6 +48,19 @@ def check_hooks(hooks: Sequence[str]) -> None:
                 f"--on-event {_name(hook)}: no such command; give a program with its arguments, or"
                 " a URL that begins with https:// or http://"
             )
+
+
+def _check_url(hook: str) -> None:
+    try:
+        parts = urllib.parse.urlsplit(hook)
+        is_complete = bool(parts.hostname) and parts.port != 0
+    except ValueError:  # its message may have a part of a password
+        is_complete = False
+    if not is_complete:
+        raise UserError(
+            f"--on-event {hook.partition('://')[0]}://***: no URL with a host and a port from 1 to"
+            " 65535; in a password write / as %2F"
+        )
 
 
 def is_url(hook: str) -> bool:

@@ -28,6 +28,8 @@ COMMON_FLAGS: dict[str, FlagValue] = {
     # run beside other kernels. Collectives then run beside these copies, and end before the matmuls
     # that should hide them. Earlier versions ignore the name.
     "xla_disable_hlo_passes": "dynamic-slice-copy-fusion-async-wrapper",
+    # Q, K and V as one matmul would be copied apart for the attention kernel.
+    "xla_gpu_dot_merger_threshold_mb": 0,
 }
 """Flags for every step."""
 PIPELINING_FLAGS: dict[str, FlagValue] = {

@@ -50,7 +50,7 @@ def find_cluster(
             raise UserError("--coordinator, --processes and --process: give all three, or none")
         return _detect(environment)
     host, _, port = coordinator.rpartition(":")
-    if not host or not port.isdecimal():
+    if not host or port not in map(str, range(1, 2**16)):
         raise UserError(f"--coordinator {coordinator}: give host:port of process 0")
     if processes < 1:
         raise UserError(f"--processes {processes}: must be at least 1")

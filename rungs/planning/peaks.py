@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 
 from rungs.config.optimization_config import Remat
@@ -257,7 +258,8 @@ class AcceleratorPeak(StepSizes):
         is_fused = self.vocabulary <= _FUSED_SOFTMAX and size_along(self.mesh, TENSOR) == 1
         is_copied = self.accumulates if self._is_tpu else is_fused
         # a logit and, at the same time, its gradient or its exponential
-        chunk = self.logits * (FLOAT32_BYTES + (FLOAT32_BYTES if is_copied else self.itemsize))
+        itemsize = jnp.dtype(self.config.train.logits_dtype).itemsize
+        chunk = self.logits * (itemsize + (FLOAT32_BYTES if is_copied else self.itemsize))
         is_head_copied = self.itemsize < FLOAT32_BYTES or self.gathered_outside
         head = self.head * self.itemsize if is_head_copied else 0
         sums = self.head * FLOAT32_BYTES if self.is_chunked and self.is_head_trained else 0

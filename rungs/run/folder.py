@@ -98,6 +98,9 @@ class RunFolder(LockableFolder):
         for path in files:
             if is_folder(path):
                 raise UserError(f"{path}: is a folder, but must be a file; move it away")
+        for path in folders:
+            if path.exists() and not is_folder(path):
+                raise UserError(f"{path}: is a file, but must be a folder; move it away")
 
     def _claim_checkpoints(self) -> None:
         """Note in the folder that `checkpoints` is a link to, such as one on a larger disk, that it

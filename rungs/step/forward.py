@@ -12,6 +12,7 @@ from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 
 from rungs.config.optimization_config import OptimizationConfig
+from rungs.config.train_config import TrainConfig
 from rungs.model.blocks import Compute
 from rungs.model.gpt import GPT
 from rungs.model.layer_loop import layer_loop
@@ -24,13 +25,14 @@ OnRows = Callable[..., Any]
 
 
 def compute_of(train: OptimizationConfig, model: GPT, gatherer: WeightGatherer) -> Compute:
-    """Return how to run the blocks of a run's model: what `train.json` says, with "auto" replaced.
+    """Return how to run a run's model: what `train.json` says, with "auto" replaced.
 
     Args:
         gatherer: of the model's sharded weights.
     """
     remat, unroll = layer_loop(train, model.config)
-    return Compute(dtype_of(train), remat, unroll, gatherer.gather_layer)
+    logits_dtype = train.logits_dtype if isinstance(train, TrainConfig) else "float32"
+    return Compute(dtype_of(train), remat, unroll, gatherer.gather_layer, logits_dtype)
 
 
 def on_mesh(

@@ -22,7 +22,7 @@ from benchmarks.gpu_parts.results import Results
 from benchmarks.gpu_parts.session import measure
 from benchmarks.gpu_parts.setting import ROOT, Setting
 from benchmarks.gpu_parts.step_variants import (
-    BASE,
+    COMMITTED,
     VARIANTS,
     compiler_options,
     config_of,
@@ -256,7 +256,7 @@ def test_every_variant_is_a_valid_run_of_as_many_tokens() -> None:
         run = config_of(parse_variant(name)[1], FULL)
         assert run.tokens_per_step == 96 * 1024
         assert config_of(parse_variant(name)[1], SETTING).tokens_per_step == 12 * 64
-    assert config_of(parse_variant(BASE)[1], FULL).train.microbatch_size == 32
+    assert config_of({}, FULL).train.microbatch_size == 96
 
 
 def test_variants_change_keys_and_flags(tmp_path: Path) -> None:
@@ -266,7 +266,8 @@ def test_variants_change_keys_and_flags(tmp_path: Path) -> None:
     assert compiler_options(changes) == {"xla_gpu_enable_cublaslt": True}
     (tmp_path / "rungs").mkdir()
     (tmp_path / "rungs/__init__.py").touch()
-    assert parse_variant(str(tmp_path)) == (tmp_path, VARIANTS[BASE])
+    assert parse_variant(str(tmp_path)) == (tmp_path, {})
+    assert parse_variant(f"{tmp_path},remat=none") == (tmp_path, {"remat": "none"})
     with pytest.raises(UserError, match="microbatch_size"):
         config_of({"microbatch_size": 0.5}, FULL)
 
@@ -310,7 +311,8 @@ def test_the_page_has_a_place_for_tables() -> None:
 @pytest.mark.long
 def test_another_checkout_is_a_variant_in_the_same_process(tmp_path: Path) -> None:
     other = tmp_path / "other"
-    shutil.copytree(ROOT / "rungs", other / "rungs")
+    for name in ("rungs", COMMITTED):
+        shutil.copytree(ROOT / name, other / name)
     changed = other / "rungs/smoke_tests/device_check/step.py"
     text = changed.read_text()
     old = "return needed_bytes(self.compiled.compiled, target_device.platform())"
@@ -322,4 +324,4 @@ def test_another_checkout_is_a_variant_in_the_same_process(tmp_path: Path) -> No
     (part,) = json.loads((tmp_path / "a.json").read_text())["parts"].values()
     found = {one["name"]: one["values"] for one in part["figures"]}
     assert found[f"{other}: memory, as compiled"] == [12.345]
-    assert found[f"{BASE}: memory, as compiled"] != [12.345]
+    assert found[f"{COMMITTED}: memory, as compiled"] != [12.345]

@@ -23,6 +23,8 @@ from tests.support.document_files import parquet, texts
             "--jsonl a.txt --name x",
             "a.txt: its name does not end like the name of a file of json lines",
         ),
+        ("--text a.txt --name x --vocab-size 99999999999999999999", "--vocab-size"),
+        ("--text a.txt --name x --validation-percent nan", "nan is not a finite number"),
         ("--parquet broken.parquet --name x", "broken.parquet: cannot be read"),
     ],
 )

@@ -122,5 +122,12 @@ def test_the_text_has_the_module_tree_and_the_arrays() -> None:
     assert head[6] == "float32"
 
 
+def test_a_mesh_larger_than_any_is_refused() -> None:
+    options = ["--data", "99999999999999999999999"]
+    result = CliRunner().invoke(model.main, [str(ROOT / "runs/layers"), *options])
+    assert result.exit_code == 2
+    assert "--data" in result.output
+
+
 def test_the_module_gives_the_model() -> None:
     assert model.GPT is gpt.GPT is rungs.GPT

@@ -3,6 +3,9 @@
 from rungs.common.command import importing
 
 import gc
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -28,3 +31,9 @@ def test_what_was_imported_is_not_searched_again() -> None:
         assert gc.get_freeze_count() > len(kept)
     finally:
         gc.unfreeze()
+
+
+def test_matplotlib_is_imported_whatever_backend_the_environment_names() -> None:
+    code = "from rungs.common.command import begin_command; begin_command(); import matplotlib"
+    environment = os.environ | {"MPLBACKEND": "nonsense"}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)

@@ -8,6 +8,7 @@ from typing import NoReturn
 import pytest
 
 from rungs.common import disk
+from rungs.common.errors import RunFailure
 
 
 def _fail_with(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
@@ -78,3 +79,18 @@ def test_a_file_that_cannot_be_synced_is_not_replaced(
     with pytest.raises(OSError, match=os.strerror(errno.EIO)):
         disk.replace_file(tmp_path / "file", "after")
     assert [path.read_text() for path in tmp_path.iterdir()] == ["before"]
+
+
+def test_a_pipe_or_a_device_is_not_replaced(tmp_path: Path) -> None:
+    pipe, link = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    link.symlink_to(pipe)
+    for path in (pipe, link):
+        with (
+            pytest.raises(RunFailure, match="could not be written: not a regular file"),
+            disk.writing(path, "the page"),
+        ):
+            disk.replace_file(path, "page")
+    assert pipe.is_fifo()
+    assert link.is_symlink()
+    assert len(list(tmp_path.iterdir())) == 2

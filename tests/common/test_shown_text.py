@@ -1,6 +1,7 @@
 """What messages leave out, and what a terminal gets instead of control characters."""
 
 import time
+import urllib.parse
 
 import pytest
 
@@ -43,6 +44,15 @@ def test_values_of_the_environment_and_the_command_line_are_left_out(
     monkeypatch.setattr("sys.argv", ["train.py", "--mirror", "s3://k:planted-4@host/?k=planted-5"])
     text = "planted-1 planted-2 planted 3 planted%203 planted-4 planted-5 warning /tmp/agent"
     assert shown(text) == "*** *** *** *** *** *** warning /tmp/agent"
+
+
+def test_a_password_with_a_slash_is_left_out_where_a_library_takes_its_start_for_a_port(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sys.argv", ["train.py", "--mirror", "ftp://user:planted/rest@host/x"])
+    with pytest.raises(ValueError, match="planted") as raised:
+        _ = urllib.parse.urlsplit("ftp://user:planted/rest@host/x").port
+    assert "planted" not in reason(raised.value)
 
 
 def test_long_texts_take_no_time() -> None:

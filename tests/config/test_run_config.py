@@ -275,6 +275,25 @@ def test_duplicate_keys_and_numbers_that_are_not_finite_are_reported(tmp_path: P
     ]
 
 
+def test_numbers_that_float32_does_not_have_are_reported(tmp_path: Path) -> None:
+    keys = {"learning_rate": 1e308, "epsilon": 1e-300, "weight_decay": 4e38}
+    allowed = "is not allowed; must be from 1.18e-38 to 3.4e+38, as float32 can hold it"
+    assert sorted(errors_of(tmp_path, train=json.dumps(REFERENCE_TRAIN | keys))) == [
+        f"train.json: {key}: {value} {allowed}"
+        for key, value in (
+            ("epsilon", "1e-300"),
+            ("learning_rate", "1e+308"),
+            ("weight_decay", "4e+38"),
+        )
+    ]
+
+
+def test_the_value_of_an_unknown_key_is_left_out_if_it_may_be_secret(tmp_path: Path) -> None:
+    text = json.dumps(REFERENCE_TRAIN | {"hf_token": "planted"})
+    (line,) = errors_of(tmp_path, train=text)
+    assert line.startswith("train.json: hf_token: unknown key (value ***)")
+
+
 def test_a_typo_is_reported_beside_errors_across_keys(tmp_path: Path) -> None:
     """Checks across keys also run when other keys are wrong, and see valid objects parsed."""
     train = {"sharding": {"mode": "dp", "data": 4}, "lora": None, "epoch": 1}

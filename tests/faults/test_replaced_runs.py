@@ -138,6 +138,13 @@ def test_a_run_that_is_replaced_during_a_save(
     assert [checkpoint.step for checkpoint in saved] == [0]
 
 
+@pytest.mark.parametrize("name", ["aside", "failed-steps", "trackers"])
+def test_a_file_in_the_place_of_a_folder_is_refused(name: str, run: RunFolder) -> None:
+    (run.path / name).touch()
+    with pytest.raises(UserError, match=f"{name}: is a file, but must be a folder"), run.lock():
+        pass
+
+
 def test_a_folder_in_the_place_of_the_lock_is_refused(run: RunFolder) -> None:
     run.lock_file.mkdir()
     message = r"train\.lock: is a folder, but must be a file; move it"
@@ -191,7 +198,7 @@ def test_links_that_appear_later_are_not_followed(run: RunFolder, tmp_path: Path
 
 def test_a_pipe_is_not_waited_for(run: RunFolder) -> None:
     os.mkfifo(run.events)
-    with pytest.raises(RunFailure, match="could not be written: Invalid argument"):
+    with pytest.raises(RunFailure, match="could not be written: not a regular file"):
         events.append(run, EVENT)
 
 

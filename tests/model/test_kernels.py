@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec
 
 from rungs.config.run_config import RunConfig
 from rungs.model.attention import causal_mask, plain_attention
-from rungs.model.gpt import GPT
+from rungs.model.gpt import GPT, head_logits
 from rungs.model.kernels import blockwise_attention, cross_entropy, cudnn_attention
 from rungs.model.kernels.blockwise_attention import Scoring
 from rungs.model.kernels.matmul import matmul
@@ -179,26 +179,58 @@ def plain_loss(x: jax.Array, matrix: jax.Array, targets: jax.Array) -> jax.Array
     return -jnp.where(targets >= 0, own, 0).sum()
 
 
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
 @pytest.mark.parametrize("max_bytes", [1, 64 * 50 * 4, 1 << 30])
 @pytest.mark.parametrize("tokens", long_except({1, 200}, [1, 63, 64, 200, 333]))
 def test_loss_in_chunks_matches_the_loss_of_all_logits(
-    tokens: int, max_bytes: int, monkeypatch: pytest.MonkeyPatch
+    tokens: int, max_bytes: int, platform: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(cross_entropy.LOGITS_BYTES, "cpu", max_bytes)
+    monkeypatch.setitem(cross_entropy.LOGITS_BYTES, platform, max_bytes)
     x, matrix = random(tokens, 16), random(16, 50, seed=1)
     targets = jnp.asarray(np.random.default_rng(2).integers(-1, 50, tokens), jnp.int32)
 
     def chunked(x: jax.Array, matrix: jax.Array) -> jax.Array:
         return 7 * cross_entropy.summed_loss(head, x, matrix, targets)
 
-    found = with_gradients(chunked, x, matrix, jit=quick_jit)
+    statistics = functools.partial(cross_entropy.target_statistics, head)
+    with target_device.trace_for(target_device.Target(platform)):
+        found = with_gradients(chunked, x, matrix, jit=quick_jit)
+        log_probs, _ = quick_jit(statistics)(x, matrix, targets)
     wanted = with_gradients(lambda x, m: 7 * plain_loss(x, m, targets), x, matrix, jit=quick_jit)
     assert_near(found, wanted, 3e-6)
-    statistics = functools.partial(cross_entropy.target_statistics, head)
-    log_probs, _ = quick_jit(statistics)(x, matrix, targets)
     assert log_probs.shape == (tokens,)
     assert float(log_probs.sum()) == pytest.approx(-float(wanted[0]) / 7, rel=2e-6)
     assert not np.asarray(log_probs)[np.asarray(targets) < 0].any()
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_logits_of_any_size_have_a_finite_loss(platform: str) -> None:
+    """Infinite ones are those of the vocabulary's padding."""
+    x, targets = jnp.eye(4), jnp.asarray([0, 1, 2, 2])
+    rows = [[3e38, -3e38, 0, -jnp.inf], [-jnp.inf, 5, -jnp.inf, 4.5], [-1e4] * 4, [1e4] * 4]
+    matrix = jnp.asarray(rows, jnp.float32)
+    with target_device.trace_for(target_device.Target(platform)):
+        losses, _ = cross_entropy.target_statistics(
+            lambda x, m: m[x.argmax(-1)], x, matrix, targets
+        )
+    wanted = [0, np.log1p(np.exp(-0.5)), np.log(4), np.log(4)]
+    np.testing.assert_allclose(-losses, wanted, rtol=1e-6)
+
+
+def test_logits_in_bfloat16_round_the_loss_and_not_its_sums() -> None:
+    """A row's loss is off by at most the rounding of two logits, and no mean is."""
+    config = model_config(vocab_size=300)
+    x, matrix = random(512, 16, dtype="bfloat16"), random(16, 300, seed=1)
+    targets = jnp.asarray(np.random.default_rng(2).integers(0, 300, 512), jnp.int32)
+
+    def losses(dtype: str) -> np.ndarray:
+        head = functools.partial(head_logits, config, 1.0, dtype=dtype)
+        return -np.asarray(cross_entropy.target_statistics(head, x, matrix, targets).log_probs_M)
+
+    exact, rounded = losses("float32"), losses("bfloat16")
+    largest = float(jnp.abs(matmul(x, matrix)).max())
+    assert 0 < np.abs(exact - rounded).max() <= 2 * largest * 2**-8
+    assert abs(exact.mean() - rounded.mean()) < 1e-3 * exact.mean()
 
 
 def test_gradient_of_a_float16_head_is_accumulated_in_float32() -> None:

@@ -76,8 +76,19 @@ def test_a_failure_is_told_with_its_reason(datasets_dir: Path, tmp_path: Path) -
     assert failure["text"] in result.stderr
 
 
-@pytest.mark.parametrize("hook", ["no-such-program-xyz", "'unclosed", " "])
-def test_a_hook_that_is_no_command_is_refused(hook: str) -> None:
+@pytest.mark.parametrize(
+    "hook",
+    [
+        "no-such-program-xyz",
+        "'unclosed",
+        " ",
+        "https:///path",
+        "http://host:0x10/",
+        "http://host:65536",
+        "https://[host/",
+    ],
+)
+def test_a_hook_that_is_no_command_and_no_url_is_refused(hook: str) -> None:
     with pytest.raises(UserError, match="--on-event"):
         check_hooks([hook])
 
@@ -187,6 +198,7 @@ def test_a_hook_that_hangs_does_not_keep_the_process() -> None:
     [
         "https://planted@127.0.0.1:1/planted?token=planted#planted",
         "https://user:planted@127.0.0.1:1/",
+        "https://user:planted/rest@127.0.0.1:1/",  # a slash in the password
         "http://127.0.0.1:1/services/planted",
         "htps://user:planted@127.0.0.1:1/planted?x=planted",  # a slip
         "https://127.0.0.1:1/planted space",

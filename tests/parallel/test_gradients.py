@@ -223,6 +223,26 @@ def test_the_gradient_of_every_parameter_is_that_of_one_device(
         np.testing.assert_allclose(balance_L, wanted.routing.balance_loss, rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("architecture", "mode", "data", "last"),
+    [
+        ("gpt2", "fsdp_tp", 4, 2),
+        pytest.param("llama", "tp", 1, 8, marks=pytest.mark.long),
+        pytest.param("llama", "cp", 2, 4, marks=pytest.mark.long),
+        pytest.param("no-layers", "tp", 1, 8, marks=pytest.mark.long),
+    ],
+)
+def test_the_derivatives_that_gpus_have_are_those_of_one_device(
+    architecture: str, mode: str, data: int, last: int
+) -> None:
+    """Norms and the cross-entropy have forms of their own there."""
+    with trace_for(Target("gpu")):
+        found = outcome(on_mesh.__wrapped__(architecture, mode, data, last), 1)
+    wanted = expected(architecture, 1)
+    assert_close(found.gradients, wanted.gradients, ROUNDING)
+    np.testing.assert_allclose(found.losses_A, wanted.losses_A, rtol=1e-6)
+
+
 ACCELERATORS = [
     # architecture, microbatches, keys of train.json
     ("llama", 1, (DOTS,)),

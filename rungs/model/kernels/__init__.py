@@ -5,6 +5,7 @@ cudnn_attention      causal attention by cuDNN, on NVIDIA GPUs
 cross_entropy        output head and weighted loss, one chunk of tokens at a time
 grouped_matmul       matmul of each row with the matrix of its group, on NVIDIA GPUs
 matmul               matmul with weights, with gradients in the compute dtype
+norms                layer norm and RMS norm, with their own derivative on GPUs
 splash_attention     causal attention by JAX's Pallas kernels, on TPUs
 stored_matrix        matrices in the forms in which generation multiplies them: 16 bits, int8
 triton_attention     causal attention by our own Pallas kernels, on NVIDIA GPUs

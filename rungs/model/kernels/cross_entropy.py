@@ -125,7 +125,7 @@ def target_losses(logits: Array, targets: Array) -> Array:
     Args:
         logits: of the shape of `targets` with a last axis V added.
     """
-    return _softmax(logits, targets).losses
+    return _softmax(logits, targets, _in_two_passes).losses
 
 
 class Softmax(NamedTuple):
@@ -140,19 +140,49 @@ class Softmax(NamedTuple):
     """The targets' indices in this device's logits; out of range for another device's targets."""
 
 
-def _softmax(logits: Array, targets: Array) -> Softmax:
+def _softmax(
+    logits: Array,
+    targets: Array,
+    reduce: Callable[[Array], tuple[Array, Array]] | None = None,
+) -> Softmax:
+    """Return what losses and gradients of all kinds need.
+
+    Args:
+        reduce: returns the largest logit of each row and the sum of exp(logits − largest). None:
+            the fastest, which may have no derivative.
+    """
+    reduce = reduce or (_in_one_pass if target_device.platform() == "gpu" else _in_two_passes)
     rows = logits.shape[-1]
     own = jnp.maximum(targets, 0) - collectives.vocabulary_offset(rows)
     is_here = (own >= 0) & (own < rows)
-    largest = collectives.pmax(jax.lax.stop_gradient(logits).max(axis=-1), TENSOR)
+    largest, totals = reduce(logits)
     # From the logits: if this read `shifted`, XLA would write `shifted` besides the exponentials.
     target = jnp.take_along_axis(logits, jnp.where(is_here, own, 0)[..., None], -1)[..., 0]
     target = collectives.psum(jnp.where(is_here, target - largest, 0), TENSOR)
     shifted = logits - largest[..., None]
-    exponentials = jnp.exp(shifted)
-    totals = collectives.psum(exponentials.sum(axis=-1), TENSOR)
     losses = jnp.where(targets >= 0, jnp.log(totals) - target, 0)
-    return Softmax(losses, shifted, exponentials, totals, own)
+    return Softmax(losses, shifted, jnp.exp(shifted), totals, own)
+
+
+def _in_two_passes(logits: Array) -> tuple[Array, Array]:
+    largest = collectives.pmax(jax.lax.stop_gradient(logits).max(axis=-1), TENSOR)
+    exponentials = jnp.exp(logits - largest[..., None])
+    return largest, collectives.psum(exponentials.sum(axis=-1), TENSOR)
+
+
+def _in_one_pass(logits: Array) -> tuple[Array, Array]:
+    """Reduce while the largest is not known yet (Milakov & Gimelshein 2018)."""
+    lowest = jnp.finfo(jnp.float32).min  # −∞ − −∞ would be NaN
+
+    def combine(one: tuple[Array, Array], two: tuple[Array, Array]) -> tuple[Array, Array]:
+        largest = jnp.maximum(one[0], two[0])
+        return largest, one[1] * jnp.exp(one[0] - largest) + two[1] * jnp.exp(two[0] - largest)
+
+    operands = jnp.maximum(logits, lowest), jnp.ones_like(logits)
+    starts = jnp.float32(lowest), jnp.float32(0)
+    own_largest, own_totals = jax.lax.reduce(operands, starts, combine, (logits.ndim - 1,))
+    largest = collectives.pmax(own_largest, TENSOR)
+    return largest, collectives.psum(own_totals * jnp.exp(own_largest - largest), TENSOR)
 
 
 def _statistics(softmax: Softmax, targets_M: Array) -> TargetStatistics:

@@ -8,6 +8,7 @@ Axes as in `gpt.py`; M rows, E groups, I inputs, O outputs of matmuls.
 """
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ from rungs.model.kernels.blockwise_attention import Scoring
 from rungs.model.kernels.cross_entropy import summed_loss, target_losses
 from rungs.model.kernels.grouped_matmul import grouped_matmul, plain_grouped_matmul
 from rungs.model.kernels.matmul import matmul, plain_matmul
+from rungs.model.kernels.norms import Norm, layer_norm, plain_norm, rms_norm
 from rungs.parallel import target_device
 from rungs.planning.compiled.kernels import XLA, kernels_of
 from rungs.smoke_tests.device_check.report import Figure
@@ -96,6 +98,8 @@ def cases() -> list[KernelCase]:
         _attention("attention, wide heads", 4, 2, 256, window=100, soft_cap=2.0),
         _cross_entropy(),
         _grouped_matmul(),
+        KernelCase("layer norm", "", *_norms(layer_norm, True), ((500, 768),), ((768,), (768,))),
+        KernelCase("RMS norm", "", *_norms(rms_norm, False), ((500, 768),), ((768,),)),
         KernelCase("matmul", "", matmul, plain_matmul, ((1000, 256),), ((256, 512),)),
     ]
 
@@ -141,6 +145,11 @@ def _cross_entropy() -> KernelCase:
     return KernelCase(
         "cross-entropy", "loss", kernel, plain, ((rows, width),), ((width, vocabulary),)
     )
+
+
+def _norms(kernel: Function, is_centered: bool) -> tuple[Function, Function]:
+    norm = Norm(1e-5, is_centered)
+    return functools.partial(kernel, epsilon=norm.epsilon), functools.partial(plain_norm, norm)
 
 
 def _grouped_matmul() -> KernelCase:
