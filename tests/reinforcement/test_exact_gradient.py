@@ -155,10 +155,11 @@ def ascent(model: GPT, texts: Enumerated, weights_N: np.ndarray) -> np.ndarray:
 @nnx.grad
 def gradient_of_loss(model: GPT, batch: PolicyBatch, tokens: PolicyTokens) -> Array:
     train = ReinforceConfig.model_construct(temperature=TEMPERATURE)
-    loss: Array = model.weighted_loss(
-        batch.inputs_NS, batch.targets_NS, weight_of(train, True), tuple(tokens), TEMPERATURE
+    inputs_NS, targets_NS = map(jnp.asarray, batch[:2])
+    extras = tuple(map(jnp.asarray, tokens))
+    return model.weighted_loss(
+        inputs_NS, targets_NS, weight_of(train, True), extras, TEMPERATURE
     ).total
-    return loss
 
 
 def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
