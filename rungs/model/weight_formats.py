@@ -59,8 +59,8 @@ def converter(weights: WeightFormat, config: ModelConfig, dtype: jnp.dtype) -> C
     """Return a function that brings parameters into a form.
 
     With "int8", all matrices that a token is multiplied with are quantized, including an embedding
-    table that is the output head. Other embedding tables and low-rank additions are cast. On a
-    CPU, 16-bit matrices have a row for each output.
+    table that is the output head. Other embedding tables and low-rank additions are cast. On CPUs
+    and GPUs, 16-bit matrices have a row for each output.
 
     Raises:
         ValueError: the model is a mixture of experts, which can't be quantized.
@@ -70,7 +70,7 @@ def converter(weights: WeightFormat, config: ModelConfig, dtype: jnp.dtype) -> C
     store: Store | None = None
     if weights == "int8":
         store = _quantized
-    elif dtype.itemsize == 2 and target_device.platform() == "cpu":
+    elif dtype.itemsize == 2 and target_device.platform() != "tpu":
         store = _output_major
     return cast(dtype) if store is None else _storing(store, config, dtype)
 

@@ -1,4 +1,6 @@
-"""Matrices as generation stores them on a CPU: products, rows, and what XLA makes of them."""
+"""Matrices as generation stores them on CPUs and GPUs: products, rows, and what XLA makes of them."""
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +11,7 @@ from rungs.model.decoding import Decoder, Prompts, states_of
 from rungs.model.generation import row_keys
 from rungs.model.kernels.stored_matrix import OutputMajorMatrix, outputs_first
 from rungs.model.sampling import GREEDY
+from rungs.parallel.target_device import Target, trace_for
 from tests.model.test_generation import varied_model
 
 KERNEL = np.random.default_rng(0).normal(size=(3, 40, 7)).astype(np.float32)
@@ -25,10 +28,12 @@ def rounded(x: np.ndarray) -> np.ndarray:
     return np.asarray(jnp.asarray(x).astype(jnp.bfloat16), np.float64)
 
 
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
 @pytest.mark.parametrize("rows", [1, 2, 5])
-def test_products_of_any_number_of_rows_have_sums_in_float32(rows: int) -> None:
+def test_products_of_any_number_of_rows_have_sums_in_float32(rows: int, platform: str) -> None:
     x = np.random.default_rng(1).normal(size=(rows, 120)).astype(np.float32)
-    found = jax.jit(stored().multiply)(jnp.asarray(x, jnp.bfloat16))
+    with trace_for(Target(platform)):
+        found = jax.jit(stored().multiply)(jnp.asarray(x, jnp.bfloat16))
     assert found.dtype == jnp.float32
     expected = rounded(x) @ rounded(KERNEL).reshape(120, 7)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-4)
@@ -37,6 +42,17 @@ def test_products_of_any_number_of_rows_have_sums_in_float32(rows: int) -> None:
 def test_rows_are_exact() -> None:
     found = stored().rows(jnp.asarray([[6, 0]]))
     assert np.array_equal(found[0], rounded(KERNEL).reshape(120, 7).T[[6, 0]])
+
+
+def test_a_gpu_multiplies_with_rows_of_outputs_as_they_lie() -> None:
+    """So no matrix is transposed for a token."""
+    model = varied_model(vocab_size=301, emb_dim=96, ffn_dim=200)
+    with trace_for(Target("gpu")):
+        decoder = Decoder(model, jnp.dtype(jnp.bfloat16))
+        weights: Any = decoder.weights(states_of(model))
+    outer, (layer, *_) = weights
+    assert layer["feed_forward"]["up"]["kernel"].get_value().values_OI.shape == (200, 96)
+    assert outer["head"]["kernel"].get_value().values_OI.shape == (301, 96)
 
 
 @pytest.mark.parametrize("rows", [1, 3])

@@ -1,9 +1,10 @@
 """Matrices in the forms in which generation multiplies them; there is no derivative.
 
-XLA's CPU compiler multiplies a few rows with a 16-bit matrix fastest if the sum is over the
-matrix's last axis, as it lies in memory. If that is only what a transposition says, it first makes
-a float32 copy of the whole matrix, and also if there is a single row. It makes one of a whole table
-to look up 16-bit rows, so these are moved as integers.
+XLA multiplies a few rows with a 16-bit matrix fastest if the sum is over the matrix's last axis, as
+it lies in memory: for a single row its GPU compiler would write a transposed copy of each matrix
+for every token. If that is only what a transposition says, its CPU compiler first makes a float32
+copy of the whole matrix, and also if there is a single row. It makes one of a whole table to look
+up 16-bit rows, so these are moved as integers.
 
 Axes as in `matmul.py`.
 """
@@ -49,9 +50,10 @@ class OutputMajorMatrix(StoredMatrix):
     shape: tuple[int, ...] = dataclasses.field(metadata={"static": True})
 
     def multiply(self, x_MI: Array) -> Array:
-        """Return x · matrix. A single row is computed twice."""
+        """Return x · matrix. On a CPU a single row is computed twice."""
         rows = len(x_MI)
-        x_MI = jnp.concatenate([x_MI, x_MI]) if rows == 1 else x_MI
+        is_doubled = rows == 1 and target_device.platform() == "cpu"
+        x_MI = jnp.concatenate([x_MI, x_MI]) if is_doubled else x_MI
         return dot(x_MI.astype(self.values_OI.dtype), self.values_OI, jnp.float32)[:rows]
 
     def rows(self, indices: Array) -> Array:
