@@ -1,4 +1,4 @@
-"""Matrices as generation stores them on CPUs and GPUs: products, rows, and what XLA makes of them."""
+"""Matrices as generation stores them: products, rows, and what XLA makes of them."""
 
 from typing import Any
 
