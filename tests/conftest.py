@@ -1,4 +1,4 @@
-"""Eight virtual CPU devices, compiled code cached between runs, and which tests run."""
+"""Eight virtual CPU devices, code compiled quickly and cached between runs, and which tests run."""
 
 import ctypes
 import datetime
@@ -9,8 +9,14 @@ import re
 import sys
 import zlib
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
+    # The processes of the tests would all compile JAX's modules again: seconds each.
+    os.environ["PYTHONPYCACHEPREFIX"] = str(Path(__file__).parents[1] / ".pytest_cache/bytecode")
+    sys.dont_write_bytecode, sys.pycache_prefix = False, os.environ["PYTHONPYCACHEPREFIX"]
 
 import jax
 import pytest
@@ -20,6 +26,17 @@ from rungs.optim import precision
 from rungs.parallel import jax_setup
 from tests.support import triton_lowering
 from tests.support.charts import draw_no_charts
+
+QUICK_COMPILATION = (
+    "--xla_backend_optimization_level=0",
+    "--xla_cpu_parallel_codegen_split_count=1",
+    # emit LLVM's code without MLIR's passes in between, which take most of the time; jax 0.12 no
+    # longer can, and ignores it
+    "--xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters,xla_cpu_disable_tiled_emitter",
+)
+"""A third of the time, for programs that are slower."""
+LEFT_OUT = pytest.StashKey[int]()
+"""How many tests were not chosen."""
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax_setup.enable_compilation_cache()
@@ -41,7 +58,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Leave the long tests out of a plain `pytest`. `pytest tests/faults` and any other choice of
     tests runs all of its tests.
 
-    A plain `pytest` spends most of its time on compiling, so XLA leaves out LLVM's optimizations.
+    A plain `pytest` spends most of its time on compiling, so XLA compiles as it does fastest.
     """
     config.addinivalue_line("markers", "long: left out of a plain `pytest`")
     is_plain = config.args_source is pytest.Config.ArgsSource.TESTPATHS
@@ -49,7 +66,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.markexpr = "not long"
     if config.option.markexpr == "not long":  # the workers' option, too
         flags = os.environ.get("XLA_FLAGS", "")
-        os.environ["XLA_FLAGS"] = f"--xla_backend_optimization_level=0 {flags}".strip()
+        os.environ["XLA_FLAGS"] = " ".join([*QUICK_COMPILATION, flags]).strip()
     assert jax.device_count() == 8
     if config.option.long_part is not None:
         # workers get the option from here, and so the same day
@@ -79,6 +96,38 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     ]
     config.hook.pytest_deselected(items=others)
     items[:] = [item for item in items if item not in others]
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # else each collection of garbage goes through all modules and tests
+
+
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    for item in items[:1]:
+        item.config.stash[LEFT_OUT] = item.config.stash.get(LEFT_OUT, 0) + len(items)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left_out"] = session.config.stash.get(LEFT_OUT, 0)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take the number from a worker: each has collected all tests."""
+    if output := getattr(node, "workeroutput", None):  # a worker that crashed has none
+        node.config.stash[LEFT_OUT] = output["left_out"]
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    count = config.stash.get(LEFT_OUT, 0)
+    if count and config.option.markexpr == "not long":
+        terminalreporter.write_line(
+            f"Left out: {count} long tests. `uv run pytest tests -m long` runs them, and with"
+            " `--long-part=today/6` another sixth of them each day."
+        )
 
 
 @pytest.fixture(scope="module", autouse=True)

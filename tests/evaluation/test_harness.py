@@ -24,7 +24,7 @@ from tests.support.published_models import MODELS
 FIXTURES = MODELS.parent / "harness"
 EXPECTED = json.loads((FIXTURES / "expected.json").read_text())
 needs_library = pytest.mark.skipif(
-    importlib.util.find_spec("lm_eval") is None, reason="the extra `eval`"
+    importlib.util.find_spec("lm_eval") is None, reason="needs `uv run --extra eval`"
 )
 
 

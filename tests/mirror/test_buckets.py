@@ -28,7 +28,7 @@ def url(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     """A folder in a bucket."""
     for package in PACKAGES[request.param]:
         if importlib.util.find_spec(package) is None:
-            pytest.skip(f"{package} is not installed")
+            pytest.skip(f"needs {package}; `.ci/run` has the command")
     start = _s3 if request.param.startswith("s3") else _google_cloud_storage
     yield from (request.param for _ in start(monkeypatch))
 

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 from safetensors.numpy import load_file
 
 from rungs.checkpointing.load import load_token_generator
@@ -24,7 +23,7 @@ from rungs.parallel.target_device import Target, trace_for
 from tests.support.configs import model_config
 from tests.support.long import long_except
 from tests.support.published_models import MODELS, NAMES
-from tests.support.tiny_model import bind_and_jit
+from tests.support.tiny_model import bind_and_jit, with_random_parameters
 
 LLAMA = {"positions": "rope", "norm": "rms_norm", "n_kv_heads": 1, "feed_forward": "swiglu"}
 ARCHITECTURES: dict[str, dict[str, Any]] = {
@@ -51,14 +50,10 @@ SAMPLING = Sampling(temperature=1.0, top_k=20, repetition_penalty=1.3)
 
 def varied_model(**changes: Any) -> GPT:
     """Return a model with random parameters whose greedy texts don't repeat one token."""
-    model = GPT(model_config(**{"context_length": 64, "emb_dim": 32, **changes}), jax.random.key(3))
-    state = nnx.state(model)
-    for index, (path, param) in enumerate(nnx.to_flat_state(state)):
-        noise = jax.random.normal(jax.random.key(index), param.get_value().shape)
-        size = 3.0 if "embedding" in path else 0.3
-        param.set_value(param.get_value() + size * noise)
-    nnx.update(model, state)
-    return model
+    config = model_config(**{"context_length": 64, "emb_dim": 32, **changes})
+    return with_random_parameters(
+        lambda: GPT(config, jax.random.key(0)), lambda path: 3.0 if "embedding" in path else 0.3
+    )
 
 
 def generate_without_cache(model: GPT, prompt: list[int], count: int) -> list[int]:

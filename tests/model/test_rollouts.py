@@ -17,17 +17,16 @@ from rungs.model.rollouts import Batch, Rollout, RolloutRequest, RolloutSampler
 from rungs.model.sampling import Sampling
 from rungs.parallel import sharding
 from rungs.planning.compiled.collectives import collectives
-from rungs.step.state import create_model_and_optimizer
 from tests.model.test_generation import ARCHITECTURES, varied_model
 from tests.support.configs import mesh_of
 from tests.support.long import long_except
-from tests.support.sharded_models import run_of
+from tests.support.sharded_models import random_model_and_optimizer, run_of
 from tests.support.tiny_model import bind_and_jit
 
 STOPS = (3, 9)
 PROMPTS = [[5, 1, 30], [7], [3, 9, 3], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], [5, 1, 30], [2, 2]]
 RANDOMNESS = [(0, 4, row, 1) for row in range(len(PROMPTS))]
-REQUEST = RolloutRequest(8, 12, 24, 0.7, STOPS)
+REQUEST = RolloutRequest(8, 12, 24, 1.4, STOPS)
 
 
 def trained_log_probs(
@@ -224,9 +223,7 @@ def sampler_on(architecture: str, mode: str, devices: int) -> tuple[RolloutSampl
     """Return a sampler on a mesh, and its model, whose weights are the same on all meshes."""
     mesh = mesh_of(devices, mode=mode)
     run = run_of(architecture, mode, mesh)
-    model, _ = create_model_and_optimizer(run, 10, mesh)
-    state = nnx.state(model)
-    nnx.update(model, jax.tree.map(lambda array: array * 5, state))
+    model, _ = random_model_and_optimizer(run, mesh)
     return RolloutSampler(model, mesh), model
 
 
@@ -306,7 +303,7 @@ def test_padding_of_the_vocabulary_is_never_sampled(
 
 def test_a_mesh_that_does_not_fit_raises() -> None:
     mesh = mesh_of(1, 2, "tp")
-    model, _ = create_model_and_optimizer(run_of("gpt2", "tp", mesh), 10, mesh)
+    model, _ = random_model_and_optimizer(run_of("gpt2", "tp", mesh), mesh)
     with pytest.raises(ValueError, match="needs sharding mode dp or fsdp"):
         RolloutSampler(model, mesh)
     sampler, _ = sampler_on("no-layers", "dp", 4)

@@ -12,15 +12,13 @@ import pytest
 from flax import nnx
 from jax import Array
 
-from rungs.config.model_config import ModelConfig
 from rungs.model.attention import causal_mask, plain_attention
 from rungs.model.gpt import GPT
 from rungs.model.kernels import blockwise_attention, splash_attention, triton_attention
 from rungs.model.kernels.blockwise_attention import Scoring
 from rungs.model.kernels.triton_attention import Documents
-from tests.support.configs import model_config
 from tests.support.long import long_except
-from tests.support.tiny_model import quick_jit
+from tests.support.tiny_model import quick_jit, random_model
 
 LENGTHS = [[1, 70, 33, 96], [200]], [[128, 64, 8], [5, 190, 5]]
 """Of the documents of two sequences, in two cases."""
@@ -83,15 +81,20 @@ def test_attention_equals_that_of_each_document_alone(
         y, pull = jax.vjp(own, *arrays)
         return y, *pull(dy)
 
+    @quick_jit
+    def alone(dy: Array, *arrays: Array) -> tuple[Array, ...]:
+        mask = causal_mask(dy.shape[1], window)
+        own = functools.partial(plain_attention, mask=mask, scale=0.3, soft_cap=cap)
+        y, pull = jax.vjp(own, *arrays)
+        return y, *pull(dy)
+
     found = quick_jit(packed)(query, key, value)
     for row, place in documents_of(lengths):
-        mask = causal_mask(place.stop - place.start, window)
-        alone = functools.partial(plain_attention, mask=mask, scale=0.3, soft_cap=cap)
-        y, pull = jax.vjp(alone, *(x[row : row + 1, place] for x in (query, key, value)))
-        expected = y, *pull(dy[row : row + 1, place])
+        expected = alone(*(np.asarray(x)[row : row + 1, place] for x in (dy, query, key, value)))
         for one, other in zip(found, expected, strict=True):
             limit = 3e-6 * np.abs(np.asarray(one)).max()
-            np.testing.assert_allclose(one[row : row + 1, place], other, rtol=0, atol=limit)
+            own_part = np.asarray(one)[row : row + 1, place]
+            np.testing.assert_allclose(own_part, other, rtol=0, atol=limit)
 
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -116,16 +119,15 @@ def test_the_gradient_equals_that_of_each_document_alone(
     """`drop_in_array_mask`: with the mask as an array, as attention with dropout has it."""
     if drop_in_array_mask:
         monkeypatch.setattr(blockwise_attention, "causal_attention", plain_with_starts)
-    config = model_config(context_length=24, n_layers=2, **MODELS[name])
-    model = GPT(config, jax.random.key(0))
-    tokens, targets = np.random.default_rng(1).integers(0, config.vocab_size, (2, 3, 24))
+    model = random_model(context_length=24, n_layers=2, **MODELS[name])
+    tokens, targets = np.random.default_rng(1).integers(0, model.config.vocab_size, (2, 3, 24))
     starts = starts_of(MODEL_LENGTHS)
 
     def loss(model: GPT, tokens: Array, targets: Array, starts: Array | None) -> Array:
         return model.summed_loss(tokens, targets, starts_BS=starts)[0]
 
-    gradient_of = nnx.grad(loss)
-    found = quick_jit(gradient_of)(model, tokens, targets, starts)
+    gradient_of = quick_jit(nnx.grad(loss))
+    found = gradient_of(model, tokens, targets, starts)
     expected = jax.tree.map(np.zeros_like, found)
     for row, place in documents_of(MODEL_LENGTHS):
         alone = tokens[row : row + 1, place], targets[row : row + 1, place]
@@ -140,14 +142,13 @@ def plain_with_starts(query: Array, key: Array, value: Array, scoring: Scoring) 
 
 
 def test_no_gradient_crosses_from_one_document_to_another() -> None:
-    config: ModelConfig = model_config(context_length=24, n_layers=2)
-    model, starts = GPT(config, jax.random.key(0)), jnp.asarray(starts_of([[10, 14]]))
-    x_BSD = jax.random.normal(jax.random.key(1), (1, 24, config.emb_dim))
+    model, starts = random_model(context_length=24, n_layers=2), jnp.asarray(starts_of([[10, 14]]))
+    x_BSD = np.random.default_rng(1).normal(size=(1, 24, model.config.emb_dim)).astype(np.float32)
 
     def logits_of_second(x_BSD: Array) -> Array:
         logits: Array = model.forward_embedded(x_BSD, starts_BS=starts).logits_BSV[:, 10:].sum()
         return logits
 
-    gradient = np.asarray(jax.grad(logits_of_second)(x_BSD))[0]
+    gradient = np.asarray(quick_jit(jax.grad(logits_of_second))(x_BSD))[0]
     assert np.abs(gradient[:10]).max() == 0
     assert np.abs(gradient[10:]).max(axis=1).min() > 0

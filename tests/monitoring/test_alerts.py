@@ -18,12 +18,15 @@ from typing import Any
 import pytest
 
 from rungs.common.errors import UserError
+from rungs.config.run_config import load_run
 from rungs.monitoring import hooks
 from rungs.monitoring.alerts import Watchdog
 from rungs.monitoring.hooks import Hooks, check_hooks
 from rungs.run import records
-from rungs.run.folder import RunFolder
+from rungs.run.folder import RunFolder, StartOptions
 from rungs.run.records import Event
+from rungs.training.next_token import next_token
+from rungs.training.start import launch
 from tests.support.tiny_run import change, make_dataset, make_run, train
 
 pytestmark = pytest.mark.usefixtures("no_charts")
@@ -51,7 +54,8 @@ def messages(told: Path) -> list[dict[str, Any]]:
 def test_a_run_tells_its_hook_how_it_goes(datasets_dir: Path, tmp_path: Path) -> None:
     hook, told = recording_hook(tmp_path)
     run = make_run(tmp_path / "run")
-    assert train(run, datasets_dir, "--on-event", hook).returncode == 0
+    config, start_options = load_run(run.path), StartOptions(on_event=(hook,))
+    assert launch(run, config, start_options, next_token(datasets_dir)) == 0
     start, finish = messages(told)
     assert (start["event"], start["step"]) == ("start", -1)
     assert (finish["event"], finish["step"]) == ("finish", 23)
@@ -61,7 +65,7 @@ def test_a_run_tells_its_hook_how_it_goes(datasets_dir: Path, tmp_path: Path) ->
     assert finish["run"] == str(run.path)
     assert [event.event for event in records.read(run, Event)] == ["start", "finish"]
     # of a finished run, another start is no event
-    assert train(run, datasets_dir, "--on-event", hook).returncode == 0
+    assert launch(run, config, start_options, next_token(datasets_dir)) == 0
     assert len(messages(told)) == 2
 
 

@@ -6,6 +6,7 @@ groups of texts, weighted by their probability; as an estimate is linear in the 
 texts' log-probabilities, the sum is over each text's expected weight.
 """
 
+import functools
 import itertools
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from rungs.reinforcement.advantages import advantages
 from rungs.reinforcement.policy_batch import IGNORED, PolicyBatch
 from rungs.reinforcement.policy_objective import PolicyTokens, shares, weight_of
 from rungs.reinforcement.rollout_files import Completion
+from tests.support.tiny_model import quick_jit
 
 VOCAB, STOP, LENGTH, CONTEXT = 4, 0, 3, 8
 PROMPTS = ([1, 2], [3, 3, 1])
@@ -44,7 +46,8 @@ class Enumerated(NamedTuple):
     rewards: np.ndarray
 
 
-def make_model(seed: int = 0) -> GPT:
+@functools.cache
+def make_model(seed: int) -> GPT:
     config = ModelConfig.model_validate(
         {"vocab_size": VOCAB, "context_length": CONTEXT, "emb_dim": 8, "n_layers": 1, "n_heads": 2}
     )
@@ -73,6 +76,7 @@ def completion(text: tuple[int, ...]) -> Completion:
     )
 
 
+@jax.jit
 def log_probs_of(model: GPT, batch: PolicyBatch) -> Array:
     """Return plain log-probabilities of the texts' tokens, 0 elsewhere."""
     log_probs_NSV = jax.nn.log_softmax(model(jnp.asarray(batch.inputs_NS)) / TEMPERATURE)
@@ -97,12 +101,14 @@ def vector(state: Any) -> np.ndarray:
 
 def exact_gradient(model: GPT, texts: Enumerated) -> np.ndarray:
     """Return ∇ Σ p(text) · reward(text)."""
+    return vector(gradient_of_expected_reward(model, texts))
 
-    def expected_reward(model: GPT) -> Array:
-        probabilities = jnp.exp(log_probs_of(model, texts.batch).sum(axis=1))
-        return (probabilities * texts.rewards).sum()
 
-    return vector(nnx.grad(expected_reward)(model))
+@quick_jit
+@nnx.grad
+def gradient_of_expected_reward(model: GPT, texts: Enumerated) -> Array:
+    probabilities = jnp.exp(log_probs_of(model, texts.batch).sum(axis=1))
+    return (probabilities * texts.rewards).sum()
 
 
 def expected_estimate(
@@ -132,9 +138,8 @@ def expected_estimate(
     return ascent(model, texts, expected_weights)
 
 
-def ascent(model: GPT, texts: Enumerated, weights_N: np.ndarray, **keys: Any) -> np.ndarray:
+def ascent(model: GPT, texts: Enumerated, weights_N: np.ndarray) -> np.ndarray:
     """Return the gradient that a step ascends, through the real loss, for texts with weights."""
-    train = ReinforceConfig.model_construct(temperature=TEMPERATURE, **keys)
     zeros = np.zeros_like(texts.batch.sampler_log_probs_NS)
     tokens = PolicyTokens(
         shares=texts.batch.per_token(np.ones(len(TEXTS))),
@@ -143,15 +148,18 @@ def ascent(model: GPT, texts: Enumerated, weights_N: np.ndarray, **keys: Any) ->
         sampler_log_probs=zeros,
         reference_log_probs=zeros,
     )
+    return -vector(gradient_of_loss(model, texts.batch, tokens))
 
-    def loss(model: GPT) -> Array:
-        inputs_NS, targets_NS = map(jnp.asarray, texts.batch[:2])
-        extras = tuple(map(jnp.asarray, tokens))
-        return model.weighted_loss(
-            inputs_NS, targets_NS, weight_of(train, True), extras, TEMPERATURE
-        ).total
 
-    return -vector(nnx.grad(loss)(model))
+@quick_jit
+@nnx.grad
+def gradient_of_loss(model: GPT, batch: PolicyBatch, tokens: PolicyTokens) -> Array:
+    train = ReinforceConfig.model_construct(temperature=TEMPERATURE)
+    inputs_NS, targets_NS = map(jnp.asarray, batch[:2])
+    extras = tuple(map(jnp.asarray, tokens))
+    return model.weighted_loss(
+        inputs_NS, targets_NS, weight_of(train, True), extras, TEMPERATURE
+    ).total
 
 
 def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
@@ -218,14 +226,14 @@ def test_the_kl_term_descends_the_divergence_of_each_token(prompt: list[int], se
     batch, coefficient = texts.batch, 0.3
     reference_log_probs = np.asarray(log_probs_of(reference, batch))
     inputs_NS = jnp.asarray(batch.inputs_NS)
-    other_NSV = jax.nn.log_softmax(reference(inputs_NS) / TEMPERATURE)
+    other_NSV = jax.nn.log_softmax(quick_jit(reference)(inputs_NS) / TEMPERATURE)
 
     def divergence(model: GPT) -> Array:
         own_NSV = jax.nn.log_softmax(model(inputs_NS) / TEMPERATURE)
         kl_NS = (jnp.exp(own_NSV) * (own_NSV - other_NSV)).sum(-1)
         return (batch.per_token(texts.probabilities) * kl_NS).sum()
 
-    exact = -coefficient * vector(nnx.grad(divergence)(model))
+    exact = -coefficient * vector(quick_jit(nnx.grad(divergence))(model))
     train = ReinforceConfig.model_construct(temperature=TEMPERATURE, kl_coefficient=coefficient)
     zeros = np.zeros_like(reference_log_probs)
     extras = (batch.per_token(texts.probabilities), zeros, zeros, zeros, reference_log_probs)
@@ -239,4 +247,4 @@ def test_the_kl_term_descends_the_divergence_of_each_token(prompt: list[int], se
             TEMPERATURE,
         ).total
 
-    assert relative_error(-vector(nnx.grad(loss)(model)), exact) < 1e-5
+    assert relative_error(-vector(quick_jit(nnx.grad(loss))(model)), exact) < 1e-5

@@ -154,14 +154,17 @@ def plain_updates(run: ReinforceRunConfig, batch: Batch) -> list[Expected]:
 
         return jax.value_and_grad(loss, has_aux=True)(weights)
 
+    @jax.jit
+    def updated(weights: nnx.State, state: Any, gradient: nnx.State) -> Any:
+        change, state = rule.update(gradient, state, weights)
+        return optax.apply_updates(weights, change), state, optax.tree_utils.tree_norm(gradient)
+
     for is_first in (True, False):
         (loss, statistics), gradient = gradient_of(weights, is_first)
-        change, state = rule.update(gradient, state, weights)
-        weights = optax.apply_updates(weights, change)
-        norm = float(optax.tree_utils.tree_norm(gradient))
+        weights, state, norm = updated(weights, state, gradient)
         arrays = arrays_of(weights, shapes)
         log_probs, entropies = map(np.asarray, statistics)
-        updates.append(Expected(float(loss), log_probs, entropies, norm, arrays))
+        updates.append(Expected(float(loss), log_probs, entropies, float(norm), arrays))
     return updates
 
 

@@ -14,6 +14,7 @@ from tests.support.configs import model_config
 
 T = TypeVar("T")
 Module = TypeVar("Module", bound=nnx.Module)
+Path = tuple[Any, ...]
 
 # For models so small that they take longer to compile than to run.
 quick_jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
@@ -32,12 +33,15 @@ def random_model(**changes: Any) -> GPT:
     return with_random_parameters(lambda: GPT(architecture, jax.random.key(0)))
 
 
-def with_random_parameters(make: Callable[[], Module]) -> Module:
-    """Return a module with every parameter random: a zero or a one could hide a mistake."""
+def with_random_parameters(
+    make: Callable[[], Module], size_of: Callable[[Path], float] = lambda _: 0.2
+) -> Module:
+    """Return a module with every parameter random: a zero or a one could hide a mistake.
+    `size_of` gives the standard deviation of the parameter at a path."""
     module = nnx.eval_shape(make)
     state, rng = nnx.state(module), np.random.default_rng(0)
     for path, param in nnx.to_flat_state(state):
-        values = 0.2 * rng.normal(size=param.get_value().shape) + (path[-1] == "scale")
+        values = size_of(path) * rng.normal(size=param.get_value().shape) + (path[-1] == "scale")
         param.set_value(jnp.asarray(values, jnp.float32))
     nnx.update(module, state)
     return module

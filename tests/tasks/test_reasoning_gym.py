@@ -22,7 +22,7 @@ from rungs.tasks.verifiers.opening import open_verifier
 
 HERE = Path()
 needs_library = pytest.mark.skipif(
-    importlib.util.find_spec("reasoning_gym") is None, reason="the extra `reasoning`"
+    importlib.util.find_spec("reasoning_gym") is None, reason="needs `uv run --extra reasoning`"
 )
 
 

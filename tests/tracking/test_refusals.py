@@ -43,7 +43,7 @@ def test_bad_trackers_are_refused_before_anything_changes(tmp_path: Path) -> Non
 
 
 def test_a_tracker_that_fails_costs_a_warning(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboardX")
+    pytest.importorskip("tensorboardX", reason="needs `uv run --extra tensorboard`")
     make_dataset(tmp_path)
     run = make_run(tmp_path / "run", trackers=["tensorboard"], min_train_tokens=128)
     run.trackers.write_text("in the way")

@@ -27,9 +27,9 @@ pytestmark = pytest.mark.usefixtures("no_charts")
 @pytest.fixture(params=sorted(BUILT_IN))
 def tracker(request: pytest.FixtureRequest) -> str:
     name: str = request.param
-    pytest.importorskip(BUILT_IN[name])
+    pytest.importorskip(BUILT_IN[name], reason=f"needs `uv run --extra {name}`")
     if name == "tensorboard":
-        pytest.importorskip("tensorboard")
+        pytest.importorskip("tensorboard", reason="needs `uv run --with tensorboard`")
     return name
 
 
@@ -135,8 +135,8 @@ class TestOtherThings:
         self, recorded: RunFolder, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Files of events are named after the second."""
-        pytest.importorskip("tensorboardX")
-        pytest.importorskip("tensorboard")
+        pytest.importorskip("tensorboardX", reason="needs `uv run --extra tensorboard`")
+        pytest.importorskip("tensorboard", reason="needs `uv run --with tensorboard`")
         from rungs.tracking.tensorboard_tracker import TensorBoardTracker
 
         monkeypatch.setattr("time.time", lambda: 1_700_000_000.0)
@@ -151,7 +151,7 @@ class TestOtherThings:
         assert stored == list(range(5))
 
     def test_tensorboard(self, recorded: RunFolder) -> None:
-        pytest.importorskip("tensorboardX")
+        pytest.importorskip("tensorboardX", reason="needs `uv run --extra tensorboard`")
         accumulator = pytest.importorskip(
             "tensorboard.backend.event_processing.event_accumulator"
         ).EventAccumulator
@@ -168,7 +168,7 @@ class TestOtherThings:
         assert events.Tags()["images"] == ["loss-chart"]
 
     def test_mlflow(self, recorded: RunFolder, local_stores: Path) -> None:
-        pytest.importorskip("mlflow")
+        pytest.importorskip("mlflow", reason="needs `uv run --extra mlflow`")
         from mlflow.tracking import MlflowClient
 
         feed(recorded, "mlflow")
@@ -188,7 +188,7 @@ class TestOtherThings:
 
     @pytest.mark.usefixtures("local_stores")
     def test_trackio(self, recorded: RunFolder) -> None:
-        pytest.importorskip("trackio")
+        pytest.importorskip("trackio", reason="needs `uv run --extra trackio`")
         feed(recorded, "trackio")
         rows, config = stores.trackio_run()
         assert [row["sample greedy: Once"] for row in rows if "sample greedy: Once" in row] == [
@@ -199,7 +199,7 @@ class TestOtherThings:
         assert config["train.lineage"]["like"] == "runs/other"
 
     def test_wandb(self, recorded: RunFolder, local_stores: Path) -> None:
-        pytest.importorskip("wandb")
+        pytest.importorskip("wandb", reason="needs `uv run --extra wandb`")
         feed(recorded, "wandb")
         [path] = local_stores.glob("wandb/offline-run-*/*.wandb")
         records = list(stores.wandb_records(path))

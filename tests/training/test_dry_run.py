@@ -1,10 +1,15 @@
 """`--dry-run` and the options of the log."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
+from rungs.config.run_config import load_run
+from rungs.run.folder import StartOptions
+from rungs.training.next_token import next_token
+from rungs.training.start import launch
 from tests.support.tiny_run import make_dataset, make_run, train
 
 pytestmark = pytest.mark.usefixtures("no_charts")
@@ -28,7 +33,7 @@ def test_it_takes_a_step_and_writes_nothing(datasets_dir: Path, tmp_path: Path) 
     assert result.returncode == 0, result.stderr
     assert contents(tmp_path) == before
     assert "24 steps are left" in result.stderr
-    assert train(run, datasets_dir).returncode == 0
+    assert launch(run, load_run(run.path), StartOptions(), next_token(datasets_dir)) == 0
     loss = json.loads(run.metrics.read_text().splitlines()[0])["train_loss"]
     assert f"the first step has loss {loss:.4f}" in result.stderr
 
@@ -44,7 +49,10 @@ def test_a_copy_is_not_kept(datasets_dir: Path, tmp_path: Path) -> None:
 
 def test_what_is_wrong_is_found(datasets_dir: Path, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", dataset="absent/nowhere")
-    assert train(run, datasets_dir, "--dry-run", env={"HF_HUB_OFFLINE": "1"}).returncode == 2
+    assert (
+        train(run, datasets_dir, "--dry-run", env=os.environ | {"HF_HUB_OFFLINE": "1"}).returncode
+        == 2
+    )
 
 
 @pytest.mark.long

@@ -91,7 +91,9 @@ def test_it_resumes_bit_for_bit(
 ) -> None:
     make_dataset(tmp_path)
     kind = next_token(tmp_path, example.LabelSmoothing)
-    whole, killed = (make_run(tmp_path / name) for name in ("whole", "killed"))
+    whole, killed = (
+        make_run(tmp_path / name, min_train_tokens=12 * 128) for name in ("whole", "killed")
+    )
 
     def train(run: RunFolder) -> int:
         return launch(run, load_run(run.path), StartOptions(), kind)
