@@ -116,8 +116,8 @@ def notes_on_beginnings(datasets: Mapping[str, Dataset], tokenizer: Tokenizer) -
 
 
 def _how_to_build(has_pairs: bool, tokenizer: Path | str) -> str:
-    kind = "--pairs" if has_pairs else "--text"
-    return f"uv run download_dataset.py {kind} FILE --name NAME --tokenizer {quoted(tokenizer)}"
+    command = f"uv run download_dataset.py --text FILE --name NAME --tokenizer {quoted(tokenizer)}"
+    return command.replace("--text", "--pairs") if has_pairs else command
 
 
 def _definition(place: Path | str) -> str:

@@ -54,7 +54,7 @@ def messages(source: str, unquoted: str = FILLED_IN) -> Iterator[str]:
 
 def _filled_in(part: ast.expr, unquoted: str) -> str:
     assert isinstance(part, ast.FormattedValue)
-    is_quoted = ast.unparse(part.value).startswith(("quoted(", "place"))
+    is_quoted = ast.unparse(part.value).startswith(("quoted(", "shown_text.quoted(", "place"))
     return FILLED_IN if is_quoted else unquoted
 
 

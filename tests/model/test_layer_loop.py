@@ -92,7 +92,8 @@ def test_a_pattern_is_unrolled_by_its_periods_up_to_a_number_of_layers() -> None
     assert loop_of(12).unroll == 12
     assert loop_of(13) == IN_A_LOOP
     pattern = {"layer_pattern": ["sliding", "global"], "sliding_window": 8}
-    assert loop_of(13, "gpu") == IN_A_LOOP
+    assert loop_of(24, "gpu").unroll == 24
+    assert loop_of(25, "gpu") == IN_A_LOOP
     for n_layers, expected in ((12, LayerLoop("none", 6)), (14, IN_A_LOOP)):
         model = model_config(n_layers=n_layers, **pattern)
         assert layer_loop.layer_loop(train_config(), model) == expected

@@ -281,7 +281,7 @@ def test_an_old_driver_is_found() -> None:
 
 def test_a_gpu_that_is_not_used_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not check._unused_gpu("cpu", "580.65.06")  # the tests ask for the CPU
-    monkeypatch.setattr(check, "_is_cpu_requested", lambda: False)
+    monkeypatch.setenv("JAX_PLATFORMS", "")
     assert "the extra cuda" in check._unused_gpu("cpu", "580.65.06")
     assert not check._unused_gpu("gpu", "580.65.06")
     assert not check._unused_gpu("cpu", "")
