@@ -36,7 +36,7 @@ QUICK_COMPILATION = (
 )
 """A third of the time, for programs that are slower."""
 LEFT_OUT = pytest.StashKey[int]()
-"""How many tests were not chosen."""
+"""How many long tests were not chosen."""
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax_setup.enable_compilation_cache()
@@ -103,8 +103,9 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:
-    for item in items[:1]:
-        item.config.stash[LEFT_OUT] = item.config.stash.get(LEFT_OUT, 0) + len(items)
+    if long := [item for item in items if item.get_closest_marker("long")]:
+        stash = long[0].config.stash
+        stash[LEFT_OUT] = stash.get(LEFT_OUT, 0) + len(long)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -34,7 +34,7 @@ from rungs.planning.flops import (
 )
 from rungs.planning.hardware import Hardware
 from rungs.planning.memory import Dtypes, Memory, as_stored, format_bytes, memory_of
-from rungs.planning.oom_advice import remedies
+from rungs.planning.oom_advice import Edit, larger_microbatch, remedies
 from rungs.run import metrics
 from rungs.run.folder import RunFolder
 from rungs.step.state import AbstractState, shapes_of
@@ -143,6 +143,15 @@ class Forecast(NamedTuple):
         mesh = abstract_layout(self.sharding).mesh
         with target_device.trace_for(self.hardware.target):
             return remedies(self.config, mesh, self.usable_bytes, self.stored)
+
+    def larger_microbatch(self) -> Edit | None:
+        """Return the largest microbatch that a GPU has memory for, if the run's is smaller: a GPU
+        is faster with fewer, larger ones."""
+        if self.hardware.platform != "gpu":
+            return None
+        mesh = abstract_layout(self.sharding).mesh
+        with target_device.trace_for(self.hardware.target):
+            return larger_microbatch(self.config, mesh, self.usable_bytes, self.stored)
 
     @property
     def fits_memory(self) -> bool:

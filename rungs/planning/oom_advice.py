@@ -48,6 +48,9 @@ class Edit(NamedTuple):
     keys: dict[str, Any]
     memory: Memory
 
+    def __str__(self) -> str:
+        return f"{json.dumps(self.keys)[1:-1]}  ({format_bytes(self.memory.total)})"
+
 
 @contextlib.contextmanager
 def report_out_of_memory(
@@ -100,10 +103,7 @@ def remedies(
     if fitting := list(edits(config, mesh, USABLE_SHARE * limit, stored)):
         return [
             "these edits of train.json would fit, with the same global batch:",
-            *(
-                f"  {json.dumps(edit.keys)[1:-1]}  ({format_bytes(edit.memory.total)})"
-                for edit in fitting
-            ),
+            *(f"  {edit}" for edit in fitting),
         ]
     return [
         "no combination of microbatch_size and remat fits: use more devices that share the weights"
@@ -132,18 +132,37 @@ def _edits_of_sharding(
     estimates = MemoryEstimates(RunConfig(model, base), mesh, settings, stored)
     for remat in settings:
         loop = chosen if remat == chosen.remat and not sharding else LayerLoop(remat, 1)
-        for size in _microbatch_sizes(base, mesh.shape["data"]):
-            steps, is_own = base.sequences_per_step // size, size == base.microbatch_size
-            split = (
-                {"microbatch_size": size, "gradient_accumulation_steps": steps}
-                if not is_own
-                else {}
-            )
+        for size in _microbatch_sizes(base, base.microbatch_size, mesh):
+            split = _split(base, size) if size != base.microbatch_size else {}
             train = base.model_copy(update=loop.as_keys() | split)
             memory = estimates.of(RunConfig(model, train))
             if memory.total <= limit:
                 yield Edit(sharding | _loop_keys(loop, own, train, model) | split, memory)
                 break
+
+
+def larger_microbatch(
+    config: RunConfig, mesh: Mesh, limit: float, stored: Dtypes | None = None
+) -> Edit | None:
+    """Return the largest microbatch that fits in place of the run's own; None if none is larger.
+    `limit` is the bytes of each device."""
+    model, train = config
+    sizes = _microbatch_sizes(train, train.sequences_per_step, mesh)
+    larger = [size for size in sizes if size > train.microbatch_size]
+    if not larger:
+        return None
+    estimates = MemoryEstimates(config, mesh, [layer_loop(train, model).remat], stored)
+    for keys in (_split(train, size) for size in larger):
+        memory = estimates.of(RunConfig(model, train.model_copy(update=keys)))
+        if memory.total <= USABLE_SHARE * limit:
+            return Edit(keys, memory)
+    return None
+
+
+def _split(train: TrainConfig, size: int) -> dict[str, Any]:
+    """Return the keys for microbatches of a size, with the same sequences in a step."""
+    steps = train.sequences_per_step // size
+    return {"microbatch_size": size, "gradient_accumulation_steps": steps}
 
 
 def _loop_keys(
@@ -180,11 +199,11 @@ def _shardings(config: RunConfig, mesh: Mesh) -> Iterator[dict[str, Any]]:
         yield {"sharding": {"mode": "fsdp", "data": mesh.size}}
 
 
-def _microbatch_sizes(train: TrainConfig, data: int) -> Iterator[int]:
-    """Yield sizes that divide the step's sequences and are divisible by the devices, from the run's
-    own down."""
-    for size in range(train.microbatch_size, 0, -1):
-        if train.sequences_per_step % size == 0 and size % data == 0:
+def _microbatch_sizes(train: TrainConfig, largest: int, mesh: Mesh) -> Iterator[int]:
+    """Yield sizes that divide the step's sequences and are divisible by the devices, from the
+    largest down."""
+    for size in range(largest, 0, -1):
+        if train.sequences_per_step % size == 0 and size % mesh.shape["data"] == 0:
             yield size
 
 

@@ -243,6 +243,9 @@ def _verdict(forecast: Forecast, compiled: CompiledStep | None) -> Iterator[Part
     is_enough = fits(forecast, compiled)
     yield {"fits": is_enough}
     if is_enough:
+        if larger := forecast.larger_microbatch():
+            yield {"larger_microbatch": larger.keys}
+            yield f"faster, with the same global batch: {larger}"
         yield "It fits."
         return
     if _fits_memory(forecast, compiled):

@@ -26,7 +26,7 @@ from rungs.run import metrics
 from rungs.run.folder import RunFolder
 from tests.support.commands import run_script
 from tests.support.committed_runs import COMMITTED_RUNS, ROOT
-from tests.support.tiny_run import make_dataset, make_run, train
+from tests.support.tiny_run import change, make_dataset, make_run, train
 
 NOWHERE = Path("nowhere")
 TINY_TOKENS = 24 * 128
@@ -149,6 +149,19 @@ def test_too_little_disk_space_does_not_fit(
         assert report.fits(found) == fits
     text = report.as_text(run, found)
     assert "It fits into memory.\nIts checkpoints do not fit on the disk" in text
+
+
+def test_a_gpu_is_proposed_the_largest_microbatch_that_fits(tmp_path: Path) -> None:
+    keys = {"microbatch_size": 2, "gradient_accumulation_steps": 6, "sharding": None}
+    run = make_run(tmp_path / "run", **keys)
+    found = planned(run, "h100")
+    assert 'faster, with the same global batch: "microbatch_size": 12' in report.as_text(run, found)
+    larger = json.loads(report.as_json(found))["larger_microbatch"]
+    assert larger == {"microbatch_size": 12, "gradient_accumulation_steps": 1}
+    assert found._replace(usable_bytes=found.memory.total).larger_microbatch() is None
+    assert planned(run, "tpu-v5e").larger_microbatch() is None
+    change(run, microbatch_size=12, gradient_accumulation_steps=1)
+    assert planned(run, "h100").larger_microbatch() is None
 
 
 def test_the_disk_of_this_machine_does_not_count_for_devices_elsewhere(
