@@ -167,8 +167,8 @@ class RunFolder:
         """Raise UserError if something that training writes into is a link, so that it would write
         elsewhere, or a folder in the place of a file."""
         files = self.lock_file, self.holder, self.log, self.events, self.metrics, self.samples
-        folders = self.aside, self.failed_steps, self.rollouts, self.trackers
-        others = self.evaluations, self.prompt_samples, *self.trackers.glob("*")
+        folders = self.aside, self.failed_steps, self.rollouts
+        others = self.evaluations, self.prompt_samples, self.trackers, *self.trackers.glob("*")
         for path in (*files, *folders, *others):
             if path.is_symlink():
                 raise UserError(

@@ -138,7 +138,7 @@ def test_a_run_that_is_replaced_during_a_save(
     assert [checkpoint.step for checkpoint in saved] == [0]
 
 
-@pytest.mark.parametrize("name", ["aside", "failed-steps", "trackers"])
+@pytest.mark.parametrize("name", ["aside", "failed-steps", "rollouts"])
 def test_a_file_in_the_place_of_a_folder_is_refused(name: str, run: RunFolder) -> None:
     (run.path / name).touch()
     with pytest.raises(UserError, match=f"{name}: is a file, but must be a folder"), run.lock():
