@@ -6,7 +6,8 @@
     checkpointing      list and verify checkpoints
     download_dataset   build or download a dataset
     evaluate           loss, perplexity and scores of a checkpoint
-    generate           continue prompts, or have a conversation
+    generate           continue prompts, or have a conversation: joins weights, tokenizer, stop
+                       tokens and chat template; another interface, a server say, starts here
     model              show the model of a run as it is built
     mup                the coordinate check of muP, and the sweep
     plan               estimate what a run needs, or propose a ladder of runs

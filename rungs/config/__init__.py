@@ -1,7 +1,7 @@
 """The config files of a run: `model.json`, and `train.json` or `reinforce.json`.
 
     model_config  every key of model.json with its default, documentation and checks
-    train_config  the same for train.json
+    train_config  keys of train.json alone; most are in optimization_config
     reinforce_config  the same for reinforce.json
     optimization_config  the keys that these two share
     sharding_config  how devices share the work

@@ -8,6 +8,6 @@
 To add an optimizer, write its function in `optimizers.py` with `keeping_state`, and add it to
 `BUILT_IN` there and to `BUILT_IN_OPTIMIZERS` in `config/optimization_config.py`; or declare it in a
 package of your own as an entry point of the group `rungs.optimizers`. To add a schedule, add its
-name to `Schedule` and a case in `schedule.py`.
+name to `Schedule` in `config/optimization_config.py` and a case in `schedule.py`.
 Imports `common`, `config`, `parallel` and `model`.
 """

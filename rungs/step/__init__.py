@@ -1,6 +1,7 @@
 """The compiled steps and the state they update.
 
-    objective   what a step minimizes: write one for another loss
+    objective   what a step minimizes: write one for another loss; on other data, such as pairs of
+                preferences, also a `Kind`: see `rungs/training/learner.py`
     next_token  the objective of next-token training
     train_step  one global step: gradients of all microbatches, then one update; its `StepResult`
     gradients   gradients of an objective, summed over microbatches and devices
