@@ -146,8 +146,9 @@ class Forecast(NamedTuple):
 
     def larger_microbatch(self) -> Edit | None:
         """Return the largest microbatch that a GPU has memory for, if the run's is smaller: a GPU
-        is faster with fewer, larger ones."""
-        if self.hardware.platform != "gpu":
+        is faster with fewer, larger ones. Experts' load-balancing loss is of a microbatch, so
+        another size would change the result."""
+        if self.hardware.platform != "gpu" or self.config.model.n_experts:
             return None
         mesh = abstract_layout(self.sharding).mesh
         with target_device.trace_for(self.hardware.target):

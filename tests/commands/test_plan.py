@@ -26,6 +26,7 @@ from rungs.run import metrics
 from rungs.run.folder import RunFolder
 from tests.support.commands import run_script
 from tests.support.committed_runs import COMMITTED_RUNS, ROOT
+from tests.support.configs import model_config
 from tests.support.tiny_run import change, make_dataset, make_run, train
 
 NOWHERE = Path("nowhere")
@@ -160,6 +161,9 @@ def test_a_gpu_is_proposed_the_largest_microbatch_that_fits(tmp_path: Path) -> N
     assert larger == {"microbatch_size": 12, "gradient_accumulation_steps": 1}
     assert found._replace(usable_bytes=found.memory.total).larger_microbatch() is None
     assert planned(run, "tpu-v5e").larger_microbatch() is None
+    experts = model_config(n_experts=4, experts_per_token=2)
+    of_experts = found._replace(config=found.config._replace(model=experts))
+    assert of_experts.larger_microbatch() is None
     change(run, microbatch_size=12, gradient_accumulation_steps=1)
     assert planned(run, "h100").larger_microbatch() is None
 

@@ -1,5 +1,6 @@
 """Where a step adds up the gradients of several devices."""
 
+import re
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ from rungs.parallel.target_device import Target, trace_for
 from rungs.step.gradients import summed_gradients
 from rungs.step.next_token import NextToken
 from rungs.step.state import create_model_and_optimizer
+from rungs.step.train_step import make_train_step
 from tests.support.configs import mesh_of, model_config, train_config
 
 MESH = mesh_of(2)
@@ -68,3 +70,21 @@ def test_one_microbatch_adds_up_layer_by_layer_on_accelerators(microbatches: int
     for expected, found in zip(*map(jax.tree.leaves, results), strict=True):
         assert jnp.abs(expected).max() > 0
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("dtype", "letters"), [("float32", "f32"), ("bfloat16", "bf16")])
+def test_the_head_writes_logits_of_the_training_loss_in_their_dtype(
+    dtype: Any, letters: str
+) -> None:
+    """In the program as traced. XLA's CPU compiler may keep float32 where bfloat16 is asked for."""
+    vocabulary = 50
+    train = train_config(compute_dtype="bfloat16", logits_dtype=dtype)
+    run = RunConfig(model_config(vocab_size=vocabulary), train)
+    model, optimizer = create_model_and_optimizer(run, 1)
+    tokens = np.zeros((1, 4, 8), np.int32)
+    step: Any = make_train_step(train)
+    text = step.lower(model, optimizer, tokens, tokens, None).as_text()
+    matmuls = re.findall(r"dot_general.*-> tensor<([\dx]+)x(\w+)>", text)
+    written = {kind for shape, kind in matmuls if shape.endswith(f"x{vocabulary}")}
+    assert letters in written
+    assert "bf16" not in written or dtype == "bfloat16"

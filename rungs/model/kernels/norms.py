@@ -53,7 +53,7 @@ def plain_norm(norm: Norm, x: Array, *vectors: Array) -> Array:
 
 
 class Statistics(NamedTuple):
-    """Of each row, with the last axis kept."""
+    """Mean and factor of each row, with the last axis kept."""
 
     mean: Array | None
     """None without centering."""
