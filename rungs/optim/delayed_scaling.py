@@ -48,6 +48,7 @@ class DelayedScaling(nnx.Module):
 
 def _linears(model: GPT) -> list[Linear]:
     """Return the linear layers of the blocks, in the order of their paths."""
+    assert model.blocks is not None
     modules = nnx.iter_modules(model.blocks)
     found = {tuple(map(str, path)): part for path, part in modules if isinstance(part, Linear)}
     return [found[path] for path in sorted(found)]

@@ -15,6 +15,7 @@ from rungs.model.gpt import GPT
 from rungs.model.layer_loop import layer_loop
 from rungs.optim.multi_steps import MultiSteps
 from rungs.parallel import target_device
+from rungs.parallel.mesh import BLOCKS
 from rungs.parallel.sharding import Layout
 from rungs.planning import peaks
 from rungs.step.state import AbstractArrays, AbstractState
@@ -28,6 +29,7 @@ class Memory:
     """Bytes on each device while a step runs."""
 
     weights: int
+    """With the 8-bit copies of the blocks' kernels, in FP8."""
     moments: int
     """Optimizer state."""
     gradients: int
@@ -120,7 +122,7 @@ class MemoryEstimates:
             config, self._mesh, self._weights, self._gradients_of(config), kept
         )
         return Memory(
-            weights=peaks.bytes_per_device(self._weights),
+            weights=peaks.bytes_per_device(self._weights) + self._float8_bytes(config),
             moments=peaks.bytes_per_device(self._abstract.optimizer),
             gradients=peak.layer_gradients,
             accumulator=peak.gradients if peak.accumulates else 0,
@@ -131,6 +133,12 @@ class MemoryEstimates:
             batch=peak.batch,
             error=peak.error,
         )
+
+    def _float8_bytes(self, config: RunConfig) -> int:
+        """Return the bytes of the blocks' kernels in 8 bits, if a run multiplies in FP8."""
+        in_blocks = (n for n in self._weights if n.startswith(BLOCKS) and n.endswith(".kernel"))
+        kernels = {name: self._weights[name] for name in in_blocks}
+        return peaks.bytes_per_device(kernels) // 4 if config.train.uses_float8 else 0
 
     def _gradients_of(self, config: RunConfig) -> AbstractArrays:
         """Return a microbatch's gradients. Gradients of a single microbatch are added up as soon as

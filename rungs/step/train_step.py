@@ -140,7 +140,8 @@ def make_step(
         key, scaling = dropout_key(train, optimizer.step[...]), optimizer.loss_scale
         loss_scale = None if scaling is None else scaling.scale[...]
         count, float8 = len(batch_ABS[0]), optimizer.float8
-        weight_amaxes_PL = float8.start(model) if float8 else None
+        if float8:
+            weight_amaxes_PL = float8.start(model)
         gradients = summed_gradients(
             objective, train, layout, model, optimizer.wrt, count, shortcuts
         )

@@ -30,6 +30,7 @@ from rungs.config.run_config import MODEL_FILE, AnyRunConfig, RunConfig, load_an
 from rungs.config.sharding_config import ShardingConfig
 from rungs.mirror.mirroring import Mirroring, NoMirroring, has_mirror
 from rungs.model.gpt import GPT
+from rungs.model.kernels import float8
 from rungs.model.layer_loop import LayerLoop, layer_loop
 from rungs.optim.multi_steps import MultiSteps
 from rungs.optim.precision import T, resolve_compute_dtype
@@ -119,6 +120,7 @@ def create_mesh(run: RunFolder, config: AnyRunConfig, saved: Checkpoint | None) 
         jax_setup.prepare(config.train, partial(copy_bytes, config), recorded)
     with errors_in(run):
         mesh = _create_run_mesh(config, recorded)
+        float8.check_device(config.train)
     jax_setup.settle(mesh.devices.flat[0].platform)
     connect(mesh)
     if saved and is_first_process():

@@ -20,9 +20,11 @@ from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
 
+from rungs.common.errors import UserError
+from rungs.config.optimization_config import OptimizationConfig
 from rungs.model.kernels.matmul import dot, rounded_dtype, sum_over_rows
-from rungs.parallel import collectives
-from rungs.parallel.target_device import Target, cpu_barrier
+from rungs.parallel import collectives, target_device
+from rungs.parallel.target_device import Target
 
 INPUT, WEIGHT, GRADIENT = range(3)
 """The tensors of a matmul: x, the matrix, and the gradient of the result."""
@@ -49,7 +51,7 @@ class Float8Matmul(nnx.Module):
     def __init__(self, kernel: nnx.Param, scales_LR: Array) -> None:
         kernels = kernel.get_value()
         scales_L = scales_LR[:, WEIGHT].reshape(-1, *(1,) * (kernels.ndim - 1))
-        quantized = quantize(kernels, scales_L, WEIGHT)
+        quantized = jax.lax.optimization_barrier(quantize(kernels, scales_L, WEIGHT))
         self.matrix = nnx.Variable(quantized, axes=kernel.axes, inputs=kernel.inputs)
         self.scales = nnx.Variable(scales_LR)
         self.observed = Observed(jnp.zeros((len(scales_LR), 2)))
@@ -76,8 +78,7 @@ def quantize(x: Array, scale: Array, tensor: int) -> Array:
     becomes the largest number; infinity becomes NaN, which a step notices."""
     scaled, largest = x.astype(jnp.float32) / scale, LARGEST_R[tensor]
     clipped = jnp.where(jnp.isfinite(scaled), jnp.clip(scaled, -largest, largest), jnp.nan)
-    # Without the barrier XLA's CPU compiler could leave out the rounding.
-    return cpu_barrier(clipped.astype(DTYPES_R[tensor]))
+    return clipped.astype(DTYPES_R[tensor])
 
 
 def amax(x: Array, axis: tuple[int, ...] | None = None) -> Array:
@@ -85,9 +86,14 @@ def amax(x: Array, axis: tuple[int, ...] | None = None) -> Array:
     return jnp.max(jnp.abs(x), axis=axis).astype(jnp.float32)
 
 
-def unsupported(target: Target) -> str | None:
-    """Return why a device can't multiply in FP8, or emulate it, if it can't."""
-    if target.platform == "cpu":
+def check_device(train: OptimizationConfig) -> None:
+    """Raise UserError if a run multiplies in FP8 and the target device can't."""
+    if train.uses_float8 and (reason := _reason_against(target_device.target())):
+        raise UserError(f'train.json: matmul_dtype: "float8": {reason}; remove it')
+
+
+def _reason_against(target: Target) -> str | None:
+    if target.platform == "cpu":  # emulates it
         return None
     numbers = target.compute_capability.split(".")
     if target.platform != "gpu" or not all(map(str.isdigit, numbers)):
@@ -147,9 +153,9 @@ def _backward(
     quantized_MO = quantize(gradient_MO, scales_R[GRADIENT], GRADIENT)
     gradient_MO = _scaled(quantized_MO, scales_R[GRADIENT], dtypes.x)
     matrix_IO = _scaled(kept.matrix_IO, scales_R[WEIGHT], dtypes.x)
-    x_MI = _scaled(kept.quantized_MI, scales_R[INPUT], dtypes.x)
     written = rounded_dtype(dtypes.x)
     x_gradient_MI = dot(gradient_MO, matrix_IO, 1, 1, written, _PRECISE)
+    x_MI = _scaled(kept.quantized_MI, scales_R[INPUT], dtypes.x)
     kernel_gradient_IO = sum_over_rows(x_MI, gradient_MO, written, _PRECISE)
     found = x_gradient_MI.astype(dtypes.x), kernel_gradient_IO.astype(dtypes.kernel)
     return *found, None, None, observed
@@ -159,5 +165,6 @@ _matmul.defvjp(_forward, _backward)
 
 
 def _scaled(quantized: Array, scale: Array, dtype: DTypeLike) -> Array:
-    """Return the numbers that an 8-bit tensor stands for."""
-    return cpu_barrier(quantized.astype(dtype) * scale.astype(dtype))
+    """Return the numbers that an 8-bit tensor stands for. Without the barrier XLA, which may keep
+    more digits than it is asked for, would leave out the rounding to 8 bits."""
+    return jax.lax.optimization_barrier(quantized).astype(dtype) * scale.astype(dtype)

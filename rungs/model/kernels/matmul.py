@@ -70,9 +70,9 @@ def sum_over_rows(
     dtype: DTypeLike = jnp.float32,
     precision: jax.lax.Precision | None = None,
 ) -> Array:
-    """Return leftᵀ · right, in `dtype`. On a CPU the narrower operand is transposed in memory. Without the
-    barriers XLA would fold transposes of operands and results into another form of matmul, which
-    fails for some forms in bfloat16."""
+    """Return leftᵀ · right, in `dtype`. On a CPU the narrower operand is transposed in memory.
+    Without the barriers XLA would fold transposes of operands and results into another form of
+    matmul, which fails for some forms in bfloat16."""
     if left_MI.shape[1] <= right_MO.shape[1]:
         left_IM = transpose_in_memory(left_MI)
         return cpu_barrier(dot(left_IM, right_MO, 1, 0, dtype, precision))
