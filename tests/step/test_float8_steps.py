@@ -1,5 +1,6 @@
 """Steps with matmuls in FP8: delayed scaling, meshes, and programs for GPUs."""
 
+import functools
 import re
 from typing import Any
 
@@ -18,7 +19,7 @@ from rungs.planning.compiled import targets
 from rungs.planning.compiled.step import compile_step
 from rungs.planning.hardware import device_by_name
 from rungs.step.state import create_model_and_optimizer
-from rungs.step.train_step import make_train_step
+from rungs.step.train_step import StepResult, make_train_step
 from tests.support.configs import mesh_of, model_config, train_config
 
 LINEARS = 7
@@ -29,19 +30,25 @@ MODEL = model_config(
 TOKENS = np.asarray(jax.random.randint(jax.random.key(1), (2, 4, 9), 0, 32))
 
 
+@functools.cache
 def trained(mode: str, *sizes: int, steps: int = 4, **keys: Any) -> tuple[list[float], MultiSteps]:
     """Return the losses of some steps on the same batch, and the optimizer."""
     sharding = ShardingConfig.of(mode, (*sizes, 1)[:2])  # type: ignore[arg-type]
     keys = {"compute_dtype": "bfloat16", "matmul_dtype": "float8", "scan_unroll": 1} | keys
     train = train_config(
-        sharding=sharding.model_dump(), gradient_accumulation_steps=2, warmup_period_percent=0, **keys
+        sharding=sharding.model_dump(),
+        gradient_accumulation_steps=2,
+        warmup_period_percent=0,
+        **keys,
     )
     mesh = mesh_of(*sharding.sizes, mode)
     model, optimizer = create_model_and_optimizer(RunConfig(MODEL, train), steps, mesh)
     names = {dotted(path) for path, _ in nnx.to_flat_state(nnx.state(model))}
-    step = make_train_step(train, mesh)
     batch = place_batch(mesh, TOKENS[..., :-1], TOKENS[..., 1:])
-    losses = [float(step(model, optimizer, *batch).loss or 0) for _ in range(steps)]
+    step: Any = make_train_step(train, mesh)
+    options = {"xla_backend_optimization_level": 0}  # it takes longer to compile than to run
+    step = step.lower(model, optimizer, *batch).compile(options)
+    losses = [float(StepResult(*step(model, optimizer, *batch)).loss or 0) for _ in range(steps)]
     assert {dotted(path) for path, _ in nnx.to_flat_state(nnx.state(model))} == names
     return losses, optimizer
 
@@ -59,26 +66,28 @@ def test_losses_are_near_those_of_bfloat16_but_not_equal() -> None:
     assert losses[-1] < 0.95 * losses[0]
 
 
-@pytest.mark.parametrize("mode", [("dp", 2), ("fsdp", 4), ("tp", 1, 2), ("fsdp_tp", 2, 2), ("cp", 1, 2)])
+@pytest.mark.parametrize("mode", [("fsdp", 2), ("fsdp_tp", 2, 2), ("cp", 1, 2)])
 def test_losses_and_amaxes_are_the_same_on_every_mesh(mode: tuple[Any, ...]) -> None:
-    """Gradients of bfloat16 differ by rounding, and so a number may be rounded to another of 8
-    bits; the first step has the same weights. A device's amaxes alone would differ by far more."""
-    losses, one = trained("dp", 1, steps=2)
-    found, optimizer = trained(*mode, steps=2)
-    np.testing.assert_allclose(found, losses, rtol=2e-3)
-    first, expected = amaxes_of(optimizer)[..., 1], amaxes_of(one)[..., 1]
+    """Gradients in bfloat16 differ by rounding, and so a number may be rounded to another one of 8
+    bits. In the first step the weights are the same. Of their own tokens or columns only, devices
+    would have amaxes that differ by far more."""
+    (losses, one), (found, optimizer) = trained("dp", 1), trained(*mode)
+    np.testing.assert_allclose(found, losses, rtol=3e-3)
+    first, expected = amaxes_of(optimizer)[..., 3], amaxes_of(one)[..., 3]
     np.testing.assert_allclose(first[..., :2], expected[..., :2], rtol=0.02)
     np.testing.assert_allclose(first[..., 2], expected[..., 2], rtol=0.15)
 
 
-def test_amaxes_of_the_last_steps_are_kept() -> None:
-    _, optimizer = trained("dp", 1, steps=3)
+def test_amaxes_of_the_last_steps_are_kept_the_latest_first() -> None:
+    _, optimizer = trained("dp", 1)
     amaxes = amaxes_of(optimizer)
     assert amaxes.shape == (LINEARS, LAYERS, 3, STEPS)
-    assert (amaxes[..., :3] > 0).all()
-    assert (amaxes[..., 3:] == 0).all()
-    _, shorter = trained("dp", 1, steps=2)
-    np.testing.assert_array_equal(amaxes_of(shorter)[..., 0, :2], amaxes[..., 0, 1:3])
+    assert (amaxes[..., :4] > 0).all()
+    assert (amaxes[..., 4:] == 0).all()
+    model, _ = create_model_and_optimizer(RunConfig(MODEL, train_config()), 1)
+    assert model.blocks is not None
+    kernel = np.asarray(model.blocks.attention.key.kernel[...])
+    np.testing.assert_array_equal(amaxes[0, :, 1, 3], np.abs(kernel).max(axis=(1, 2, 3)))
 
 
 def test_a_step_without_fp8_has_none_of_it() -> None:
@@ -113,7 +122,7 @@ def test_models_without_linear_layers_of_their_own_are_refused() -> None:
 @pytest.mark.skipif(
     not targets.is_installed(device_by_name("h100")), reason="the extra cuda is not installed"
 )
-@pytest.mark.parametrize(("device", "mode"), [("h100", "dp:1"), ("l4", "dp:1"), ("h200", "fsdp:2")])
+@pytest.mark.parametrize(("device", "mode"), [("h100", "dp:1"), ("h200", "fsdp:2")])
 def test_all_matmuls_of_a_block_are_cublaslts_in_fp8(device: str, mode: str) -> None:
     name, data = mode.split(":")
     sharding = {"mode": name, "data": int(data), "tensor": 1}
@@ -127,5 +136,5 @@ def test_all_matmuls_of_a_block_are_cublaslts_in_fp8(device: str, mode: str) -> 
     in_loop = name == "fsdp"  # whose text has each layer once
     assert len(calls) == 3 * LINEARS * (1 if in_loop else LAYERS)
     assert all(re.search(r"= \(?bf16\[", line) for line in calls)
-    parts = [re.search(r'op_name="([^"]*)"', line)[1] for line in calls]  # type: ignore[index]
-    assert sum("transpose(" in part for part in parts) == 2 * len(calls) // 3
+    names = [name for line in calls for name in re.findall(r'op_name="([^"]*)"', line)]
+    assert sum("transpose(" in name for name in names) == 2 * len(calls) // 3
