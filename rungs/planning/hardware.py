@@ -130,7 +130,10 @@ https://docs.nvidia.com/dgx/dgxh100-user-guide/introduction-to-dgxh100.html and
 https://docs.nvidia.com/dgx/dgxa100-user-guide/introduction-to-dgxa100.html; for L4 and GeForce
 cards PCIe 4.0 × 16 and no network; for TPUs half of the bidirectional bandwidth and, where it is
 published, a chip's share of its network."""
-FLOAT8_FLOPS = {"h100": 1.9789e15, "h200": 1.9789e15, "b200": 4.5e15, "l4": 242e12}
+FLOAT8_FLOPS = {
+    **{"h100": 1.9789e15, "h200": 1.9789e15, "b200": 4.5e15},
+    **{"l4": 242e12, "rtx4090": 330.3e12},
+}
 """Dense FLOP/s in FP8, from the same pages."""
 NAMES = (*(device.name for device in DEVICES), "cpu")
 

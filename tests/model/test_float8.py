@@ -94,8 +94,8 @@ def test_scales_are_powers_of_two_that_fit_the_amaxes() -> None:
     scaled = amaxes / scales / np.array(LARGEST)
     assert ((scaled > 0.499) & (scaled <= 1)).all()
     nothing = np.asarray(float8.scales_of(jnp.zeros(3)), np.float64)
-    expected = [scale_of(a, tensor) for tensor, a in enumerate(float8.FIRST_AMAX_R)]
-    np.testing.assert_array_equal(nothing, expected)
+    first = [scale_of(a, tensor) for tensor, a in enumerate(float8.FIRST_AMAX_R)]
+    np.testing.assert_array_equal(nothing, first)
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,14 @@ def test_losses_are_near_those_of_bfloat16_but_not_equal() -> None:
     assert losses[-1] < 0.95 * losses[0]
 
 
-@pytest.mark.parametrize("mode", [("fsdp", 2), ("fsdp_tp", 2, 2), ("cp", 1, 2)])
+@pytest.mark.parametrize(
+    "mode",
+    [
+        ("fsdp_tp", 2, 2),
+        pytest.param(("fsdp", 2), marks=pytest.mark.long),
+        pytest.param(("cp", 1, 2), marks=pytest.mark.long),
+    ],
+)
 def test_losses_and_amaxes_are_the_same_on_every_mesh(mode: tuple[Any, ...]) -> None:
     """Gradients in bfloat16 differ by rounding, and so a number may be rounded to another one of 8
     bits. In the first step the weights are the same. Of their own tokens or columns only, devices
