@@ -102,7 +102,8 @@ def test_a_plan_in_fp8_counts_its_state_and_says_below_which_size_it_does_not_pa
     assert more > 0
     # a byte for each element of a kernel, of which there are fewer than parameters
     assert 0.9 * linears < found.memory.weights - plain.memory.weights <= linears
-    assert found.speed is not None and plain.speed is not None
+    assert found.speed is not None
+    assert plain.speed is not None
     assert 1 < found.speed.flops / plain.speed.flops < 2
     text = report.as_text(run, found)
     assert "FP8 doesn't pay below about 1,000,000,000 parameters" in text
@@ -112,7 +113,7 @@ def test_a_plan_in_fp8_counts_its_state_and_says_below_which_size_it_does_not_pa
         refused = command(run.path, "--device", device, "--datasets-dir", tmp_path / "datasets")
         assert refused.exit_code != 0
         assert isinstance(refused.exception, UserError)
-        assert f'train.json: matmul_dtype: "float8": ' in str(refused.exception)
+        assert 'train.json: matmul_dtype: "float8": ' in str(refused.exception)
         assert reason in str(refused.exception)
 
 
