@@ -10,6 +10,7 @@ import os
 import resource
 import shlex
 import sys
+import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from rungs.common import errors, shown_text, standard_streams
 if TYPE_CHECKING:
     import click
 
+PROCESS_BEGAN = time.monotonic()
 _FEWEST_FILES, _ENOUGH_FILES = 64, 256
 """Open files that a command needs, and those it asks for where the limit is lower."""
 
