@@ -29,7 +29,6 @@ class Memory:
     """Bytes on each device while a step runs."""
 
     weights: int
-    """With the 8-bit copies of the blocks' kernels, in FP8."""
     moments: int
     """Optimizer state."""
     gradients: int
@@ -37,7 +36,8 @@ class Memory:
     accumulator: int
     """Sum of the gradients of all microbatches, if there are several."""
     gathered: int
-    """Full copies of one layer's weights of which each device has a shard."""
+    """Full copies of one layer's weights of which each device has a shard. In FP8 also the kernels
+    of all layers in 8 bits."""
     activations: int
     """Values that the forward pass of a microbatch keeps for the backward pass."""
     logits: int
@@ -122,11 +122,11 @@ class MemoryEstimates:
             config, self._mesh, self._weights, self._gradients_of(config), kept
         )
         return Memory(
-            weights=peaks.bytes_per_device(self._weights) + self._float8_bytes(config),
+            weights=peaks.bytes_per_device(self._weights),
             moments=peaks.bytes_per_device(self._abstract.optimizer),
             gradients=peak.layer_gradients,
             accumulator=peak.gradients if peak.accumulates else 0,
-            gathered=peak.gathered_layers,
+            gathered=peak.gathered_layers + self._float8_bytes(config),
             activations=peak.activation_bytes,
             logits=peak.logits_bytes,
             layer=peak.layer_bytes,

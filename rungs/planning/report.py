@@ -114,6 +114,8 @@ def parameters(forecast: Forecast) -> Iterator[Part]:
 
 def _memory(forecast: Forecast) -> Iterator[Part]:
     memory, notes = forecast.memory, dict(_MEMORY_NOTES)
+    if forecast.config.train.uses_float8:
+        notes["gathered"] += "; all layers' kernels in 8 bits"
     if forecast.config.train.lora and forecast.stored is None:
         notes["weights"] = COUNTED_AS_FLOAT32
     found = [

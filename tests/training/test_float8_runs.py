@@ -4,7 +4,6 @@ import logging
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from rungs.common.errors import UserError
@@ -31,7 +30,8 @@ def test_a_resumed_run_is_that_of_an_uninterrupted_one_bit_for_bit(
         assert go(run, datasets) == 0
     assert "a CPU emulates FP8" in caplog.text
     whole, losses = final_arrays(run), [step.train_loss for step in metrics.read(run.metrics)]
-    assert np.asarray(whole["float8.amaxes"])[..., 0].all()
+    [amaxes] = (array for name, array in whole.items() if name.endswith("float8.amaxes"))
+    assert amaxes[..., 0].all()
     assert go(run, datasets, rewind_to="step-000005") == 0
     again = final_arrays(run)
     assert whole.keys() == again.keys()
