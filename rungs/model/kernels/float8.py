@@ -3,10 +3,10 @@ https://arxiv.org/abs/2209.05433): activations and weights in E4M3, gradients in
 scale per matrix, by which numbers are divided before they are rounded to 8 bits.
 
 Scales are delayed (section 3): they come from the largest absolute values ("amaxes") of the steps
-before, so a tensor is rounded before its own is known. They are powers of two, so that a product of an 8-bit number and
-its scale is exact in bfloat16: what is written here as a matmul of such products is, on a CPU, an
-emulation with the same rounding; on a GPU XLA makes it a matmul of the 8-bit numbers themselves,
-cuBLASLt's, to which it hands the scales.
+before, so a tensor is rounded before its own is known. They are powers of two, so that a product of
+an 8-bit number and its scale is exact in bfloat16: what is written here as a matmul of such
+products is, on a CPU, an emulation with the same rounding; on a GPU XLA makes it a matmul of the
+8-bit numbers themselves, cuBLASLt's, to which it hands the scales.
 
 Axes: M rows, I inputs, O outputs; R the three tensors of a matmul, L layers.
 """
