@@ -12,13 +12,7 @@ from typing import Any, NamedTuple, Self
 import jax
 import numpy as np
 
-from rungs.checkpointing import (
-    checkpoint_folder,
-    manifest,
-    optimizer_state,
-    retention,
-    weights_file,
-)
+from rungs.checkpointing import checkpoint_folder, manifest, optimizer_state, weights_file
 from rungs.checkpointing.checkpoint_folder import BEST, LATEST, UNFINISHED
 from rungs.checkpointing.manifest import PUBLISHED_FOLDER, CheckpointMeta
 from rungs.checkpointing.published import read_published
@@ -208,7 +202,7 @@ class Saver:
             return False
         self._check()
         keep = self._config.train.keep_checkpoints
-        if not retention.make_room_in_full_disk(self._folder, keep):
+        if not checkpoint_folder.make_room_in_full_disk(self._folder, keep):
             return False
         log.warning("%s: %s: %s; writing it again", self._folder, snapshot.description, reason)
         return True
@@ -234,7 +228,7 @@ class Saver:
         self._is_there = True
         disk.sync_to_disk(self._folder.parent)
         keep = self._config.train.keep_checkpoints
-        retention.make_room(self._folder, keep, snapshot.needed_bytes)
+        checkpoint_folder.make_room(self._folder, keep, snapshot.needed_bytes)
         disk.check_free_space(self._folder, snapshot.description, snapshot.needed_bytes)
         name = UNFINISHED + checkpoint_folder.checkpoint_name(self._folder, step)
         (self._folder / name).mkdir()
@@ -252,7 +246,7 @@ class Saver:
             self._check()
             checkpoint_folder.update_links(self._folder)
             self._check()
-            retention.delete_old(self._folder, self._config.train.keep_checkpoints)
+            checkpoint_folder.delete_old(self._folder, self._config.train.keep_checkpoints)
         for done in self._after:
             done()
 

@@ -7,9 +7,8 @@ import statistics
 from pathlib import Path
 from typing import NamedTuple
 
-from rungs.checkpointing.checkpoint_folder import CHECKPOINT_GLOB
+from rungs.checkpointing.checkpoint_folder import CHECKPOINT_GLOB, most_needed
 from rungs.checkpointing.load import starting_dtypes
-from rungs.checkpointing.retention import most_needed
 from rungs.common import disk
 from rungs.common.errors import UserError
 from rungs.common.paths import is_there

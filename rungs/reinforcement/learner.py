@@ -4,6 +4,8 @@
 """
 
 import dataclasses
+import hashlib
+import json
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,15 +17,16 @@ import numpy as np
 from jax.sharding import Mesh
 
 from rungs.checkpointing.checkpoint_folder import find_weights
-from rungs.checkpointing.load import MergedWeights, find_starting_weights
-from rungs.checkpointing.manifest import Checkpoint
+from rungs.checkpointing.load import MergedWeights, find_starting_weights, place_starting_weights
+from rungs.checkpointing.manifest import Checkpoint, file_checksum
 from rungs.checkpointing.published import all_stop_tokens
-from rungs.checkpointing.restore import place_starting_weights
 from rungs.checkpointing.weights_file import Weights
 from rungs.common.errors import RunFailure, UserError
 from rungs.common.signals import Interrupted
 from rungs.common.text_table import counted
 from rungs.config.run_config import REINFORCE_FILE, ReinforceRunConfig
+from rungs.config.task_config import TaskConfig
+from rungs.data.dataset import VALIDATION
 from rungs.data.tokenizer import Tokenizer
 from rungs.data.tokenizer_files import load_tokenizer
 from rungs.model.gpt import GPT
@@ -33,19 +36,16 @@ from rungs.parallel.processes import check_all_agree, is_first_process, run_on_f
 from rungs.reinforcement.policy_objective import PolicyObjective
 from rungs.reinforcement.policy_update import ARRAY_NAMES, PolicyUpdater, Updated
 from rungs.reinforcement.prompts import Prompt, Prompts
-from rungs.reinforcement.rollout_files import Completion, RolloutFiles
-from rungs.reinforcement.samples_page import write_samples
+from rungs.reinforcement.rollout_files import Completion, RolloutFiles, write_samples
 from rungs.reinforcement.sampling import CompletionSource, Seconds, longest_prompt
-from rungs.reinforcement.step_metrics import policy_metrics
-from rungs.reinforcement.task_record import check_same_tasks, record_of
-from rungs.reinforcement.validation import summarize
+from rungs.reinforcement.step_metrics import policy_metrics, summarize
 from rungs.run import metrics
 from rungs.run.folder import RunFolder
 from rungs.run.metrics import PolicyMetrics, Validation
 from rungs.step.state import create_model
 from rungs.step.train_step import StepResult, make_step
 from rungs.tasks.opening import open_task
-from rungs.tasks.task import Task
+from rungs.tasks.task import Task, all_of
 from rungs.tasks.verifiers.checkup import Checkup, check
 from rungs.tasks.verifiers.opening import Verifier, open_verifier
 from rungs.training import run_report
@@ -391,3 +391,43 @@ def _pass_at_1(validation: Validation | None) -> str:
         return "not measured"
     low, high = validation.pass_at_1_interval
     return f"{validation.pass_at_1:.1%} ({low:.1%} to {high:.1%})"
+
+
+Checksums = dict[str, dict[str, str]]
+"""The sha256 of each part of a task, by the task's number and name."""
+
+
+def record_of(
+    configs: Sequence[TaskConfig],
+    tasks: Sequence[Task],
+    verifiers: Sequence[Verifier],
+    reference: Weights | None,
+) -> Checksums:
+    """Return the checksums of files, held-out items and verifiers of tasks, and those of the
+    reference of the KL divergence."""
+    record: Checksums = {}
+    for number, (config, task, verifier) in enumerate(zip(configs, tasks, verifiers, strict=True)):
+        parts = {VALIDATION: _items_checksum(task), **task.sha256}
+        if verifier.sha256 is not None:
+            parts[verifier.name] = verifier.sha256
+        record[f"{number} {config.source}"] = parts
+    if reference is not None:
+        record["reference"] = {reference.path.name: file_checksum(reference.path) or ""}
+    return record
+
+
+def check_same_tasks(before: Checksums, now: Checksums) -> None:
+    """Raise UserError if something that a run was started with has changed."""
+    for name, parts in now.items():
+        for part, checksum in parts.items():
+            was = before.get(name, {}).get(part)
+            if was != checksum:
+                raise UserError(
+                    f"task {name}: {part} is not what this run was started with (sha256 {was}, now"
+                    f" {checksum}); restore it, or start over with --fresh"
+                )
+
+
+def _items_checksum(task: Task) -> str:
+    lines = [[item.prompt, item.answer, item.info] for item in all_of(task.validation)]
+    return hashlib.sha256(json.dumps(lines, sort_keys=True).encode()).hexdigest()

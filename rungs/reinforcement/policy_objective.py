@@ -7,6 +7,8 @@ An update ascends Σ share · w(token) · log π(token), where w has no gradient
 A is the completion's advantage; ρ = π ÷ π_old; c = min(π_old ÷ π_sampler, limit) if
 max_sampler_ratio is set, else 1. As ∇(A · ρ) = A · ρ · ∇log π, this has the gradients of GRPO's
 clipped objective (Shao et al. 2024, arXiv 2402.03300, equation 3) and its kin.
+
+Axes: P prompts, G completions of each; N completions; B, S, V as in `rungs/model/gpt.py`.
 """
 
 import functools
@@ -20,7 +22,7 @@ from flax import nnx
 from jax import Array
 from jax.sharding import Mesh
 
-from rungs.config.reinforce_config import Aggregation, ReinforceConfig
+from rungs.config.reinforce_config import Advantage, Aggregation, ReinforceConfig
 from rungs.config.run_config import ReinforceRunConfig
 from rungs.model.blocks import Compute
 from rungs.model.gpt import GPT
@@ -33,6 +35,56 @@ from rungs.parallel.sharding import Layout
 from rungs.step.forward import compute_of, on_mesh, replicated
 from rungs.step.objective import Aux, Microbatch
 from rungs.step.shortcuts import at_shortest_length
+
+_EPSILON = 1e-4
+"""Added to the standard deviation, as in TRL's GRPOTrainer."""
+
+
+def advantages(rewards_PG: np.ndarray, counts_PG: np.ndarray, kind: Advantage) -> np.ndarray:
+    """Return the advantage of each completion: float64, 0 in groups of equal rewards.
+
+    `leave_one_out` times the completion's log-probability gradient is an unbiased estimate of the
+    policy gradient; `mean` is (G − 1) ÷ G of it; `mean_std` is biased (Liu et al. 2025,
+    arXiv 2503.20783, section 3.1).
+
+    Args:
+        rewards_PG: of each completion; anything where it does not count.
+        counts_PG: whether the completion counts. One that does not has advantage 0, and no
+            influence on the others.
+        kind: as `advantage` in `reinforce.json`.
+    """
+    rewards_PG = np.where(counts_PG, rewards_PG, 0).astype(np.float64)
+    counted_P1 = counts_PG.sum(axis=1, keepdims=True)
+    mean_P1 = rewards_PG.sum(axis=1, keepdims=True) / np.maximum(counted_P1, 1)
+    centred_PG = np.where(counts_PG, rewards_PG - mean_P1, 0)
+    if kind == "leave_one_out":
+        centred_PG *= counted_P1 / np.maximum(counted_P1 - 1, 1)
+    if kind == "mean_std":
+        variance_P1 = (centred_PG**2).sum(axis=1, keepdims=True) / np.maximum(counted_P1 - 1, 1)
+        centred_PG /= np.sqrt(variance_P1) + _EPSILON
+    return np.where(equal_groups(rewards_PG, counts_PG)[:, None], 0, centred_PG)
+
+
+def equal_groups(rewards_PG: np.ndarray, counts_PG: np.ndarray) -> np.ndarray:
+    """Return for each group whether its completions that count have the same reward. A standard
+    deviation would not do: that of equal numbers can be above 0 by rounding."""
+    highest_P = np.where(counts_PG, rewards_PG, -np.inf).max(axis=1)
+    lowest_P = np.where(counts_PG, rewards_PG, np.inf).min(axis=1)
+    return highest_P <= lowest_P
+
+
+class GroupCounts(NamedTuple):
+    """How many groups are all wrong, mixed or all right."""
+
+    wrong: int
+    mixed: int
+    right: int
+
+    @classmethod
+    def of(cls, correct_PG: np.ndarray) -> "GroupCounts":
+        """Count groups by whether their completions are correct."""
+        right, any_right = correct_PG.all(axis=1), correct_PG.any(axis=1)
+        return cls(int((~any_right).sum()), int((any_right & ~right).sum()), int(right.sum()))
 
 
 class PolicyTokens(NamedTuple):

@@ -1,18 +1,21 @@
-"""Completions of a step's prompts, sampled and verified."""
+"""Completions of a step's prompts, sampled and verified; the first process verifies for all."""
 
+import json
 import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from rungs.common.signals import Interrupted
 from rungs.config.run_config import ReinforceRunConfig
 from rungs.data.tokenizer import Tokenizer
 from rungs.model.rollouts import Rollout, RolloutRequest, RolloutSampler
+from rungs.parallel.processes import broadcast_from_first
 from rungs.reinforcement.prompts import Prompt
 from rungs.reinforcement.rollout_files import Completion, known_verdicts
-from rungs.reinforcement.verification import verify
 from rungs.tasks.verifiers.opening import Verifier
+from rungs.tasks.verifiers.verdict import Verdict
 
 TRAINING, VALIDATION = 0, 1
 """Part of the random numbers, so that steps and validations use different ones."""
@@ -128,3 +131,35 @@ class CompletionSource:
 def longest_prompt(config: ReinforceRunConfig) -> int:
     """Return the tokens that a prompt may have."""
     return config.sequence_length - config.train.max_new_tokens
+
+
+def verify(
+    verifiers: Sequence[Verifier],
+    prompts: Sequence[Prompt],
+    texts: Sequence[str],
+    should_stop: Callable[[], bool] = lambda: False,
+) -> list[Verdict]:
+    """Return the verdict on each text. Of several processes, the first one asks the verifiers.
+
+    Args:
+        verifiers: of each task.
+        prompts: of each text.
+        should_stop: called before each text.
+
+    Raises:
+        Interrupted: `should_stop` returned True.
+    """
+
+    def ask() -> str:
+        verdicts = []
+        for prompt, text in zip(prompts, texts, strict=True):
+            if should_stop():
+                return ""
+            verdict = verifiers[prompt.task](prompt.item, text)
+            verdicts.append([verdict.rewards, verdict.status, verdict.message])
+        return json.dumps(verdicts)
+
+    answer = broadcast_from_first(ask)
+    if not answer:
+        raise Interrupted
+    return [Verdict(*verdict) for verdict in json.loads(answer)]

@@ -1,17 +1,19 @@
-"""The metrics of a step, from what was sampled and how the updates went."""
+"""The metrics of a step, from what was sampled and how the updates went, and those of a validation:
+pass@k and the like."""
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from rungs.config.reinforce_config import ReinforceConfig
-from rungs.reinforcement.advantages import GroupCounts, equal_groups
+from rungs.reinforcement.policy_objective import GroupCounts, equal_groups
 from rungs.reinforcement.policy_update import Updated
 from rungs.reinforcement.rollout_files import Completion, array_of
 from rungs.reinforcement.sampling import Seconds
-from rungs.reinforcement.token_statistics import Gap, clipped_share, kl_divergence
 from rungs.run.metrics import PolicyMetrics, Validation
+from rungs.run.records import wilson_interval
 
 
 def policy_metrics(
@@ -102,3 +104,91 @@ def _clipped(
     advantages_N = np.array([completion.advantage for completion in updated.completions])
     advantages = updated.batch.per_token(advantages_N)[is_sampled_NS]
     return clipped_share(train, old, new, advantages)
+
+
+def mean_pass_at_k(correct_PG: np.ndarray, k: int) -> float:
+    """Return the mean over prompts of an unbiased estimate of pass@k: 1 − C(n − c, k) ÷ C(n, k) for
+    c correct ones of n completions (Chen et al. 2021, arXiv 2107.03374, equation 1).
+
+    Args:
+        correct_PG: whether each of G completions of P prompts is correct.
+        k: at most G.
+
+    Raises:
+        ValueError: k is larger than G.
+    """
+    samples = correct_PG.shape[1]
+    if k > samples:
+        raise ValueError(f"pass@{k} needs at least {k} completions of each prompt, not {samples}")
+    wrong_P = (~correct_PG.astype(bool)).sum(axis=1)
+    all_wrong = [math.comb(int(wrong), k) / math.comb(samples, k) for wrong in wrong_P]
+    return 1 - math.fsum(all_wrong) / len(all_wrong)
+
+
+def summarize(completions: Sequence[Completion], samples: int) -> Validation:
+    """Return the metrics of a validation.
+
+    A completion on which the verifier failed counts as wrong, and its reward as 0.
+
+    Args:
+        completions: of each held-out item, `samples` in a row.
+    """
+    correct_PG = np.array([c.correct for c in completions]).reshape(-1, samples)
+    pass_at = {k: mean_pass_at_k(correct_PG, k) for k in _powers_of_two(samples)}
+    return Validation(
+        items=len(correct_PG),
+        samples=samples,
+        pass_at=pass_at,
+        pass_at_1_interval=wilson_interval(pass_at[1], len(correct_PG)),
+        reward=float(np.mean([c.verdict.total for c in completions])),
+        mean_tokens=float(np.mean([len(c.tokens) for c in completions])),
+        truncated=float(np.mean([not c.finished for c in completions])),
+    )
+
+
+def _powers_of_two(most: int) -> list[int]:
+    return [2**power for power in range(most.bit_length()) if 2**power <= most]
+
+
+class Gap(NamedTuple):
+    """How far apart sampling and training are."""
+
+    mean: float
+    """Mean |Δ log-probability|, in nats."""
+    largest: float
+    exact: float
+    """Share of tokens without any difference."""
+    kl: float
+    """See `kl_divergence`."""
+
+    @classmethod
+    def between(cls, sampler: np.ndarray, trainer: np.ndarray) -> "Gap":
+        """Compare the float32 log-probabilities of the same tokens; at least one."""
+        apart = np.abs(trainer.astype(np.float64) - sampler)
+        exact = float((trainer == sampler).mean())
+        return cls(float(apart.mean()), float(apart.max()), exact, kl_divergence(sampler, trainer))
+
+
+def kl_divergence(sampled: np.ndarray, other: np.ndarray) -> float:
+    """Return an estimate of the KL divergence, per token in nats, of another distribution from the
+    one that the tokens were sampled from: the mean of exp(d) − 1 − d, which is never negative and
+    unbiased (Schulman 2020, "Approximating KL divergence", k3).
+
+    Args:
+        sampled: log-probabilities of tokens under the distribution that they are from.
+        other: those under the other distribution.
+    """
+    difference = other.astype(np.float64) - sampled
+    return float(np.mean(np.expm1(difference) - difference))
+
+
+def clipped_share(
+    train: ReinforceConfig, old: np.ndarray, new: np.ndarray, advantages: np.ndarray
+) -> float:
+    """Return the share of tokens whose ratio new ÷ old the loss clips."""
+    ratio = np.exp(new.astype(np.float64) - old)
+    too_high = ratio > train.highest_ratio
+    if train.loss == "cispo":
+        return float(too_high.mean())
+    too_low = ratio < 1 - train.clip_low
+    return float(((advantages > 0) & too_high | (advantages < 0) & too_low).mean())

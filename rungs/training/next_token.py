@@ -50,12 +50,11 @@ from rungs.step.objective import Objective
 from rungs.step.train_step import Step, StepResult, make_step
 from rungs.training import run_report
 from rungs.training.benchmarks import Benchmarks
-from rungs.training.intervals import is_validation_step
 from rungs.training.learner import Kind, Record, Replayed, Start, Stops
 from rungs.training.loss_spikes import LossSpikeDetector
 from rungs.training.preparation import errors_in, model_and_optimizer
 from rungs.training.resume import edit_to_extend
-from rungs.training.trainer import Trainer
+from rungs.training.trainer import Trainer, is_validation_step
 
 log = logging.getLogger("rungs")
 

@@ -11,14 +11,14 @@ from functools import partial
 
 from jax.sharding import Mesh
 
+from rungs.checkpointing.checkpoint_folder import clean_up, delete_old
+from rungs.checkpointing.load import place_starting_weights, restore
 from rungs.checkpointing.manifest import (
     Checkpoint,
     CheckpointMeta,
     installed_versions,
     read_checkpoint,
 )
-from rungs.checkpointing.restore import place_starting_weights, restore
-from rungs.checkpointing.retention import clean_up, delete_old
 from rungs.checkpointing.weights_file import Weights
 from rungs.common import run_log
 from rungs.common.errors import UserError

@@ -1,5 +1,5 @@
 """How far a run is: a progress bar on a terminal; elsewhere, and in `train.log`, plain lines at a
-steady interval."""
+steady interval. The time left on the bar is tqdm's; on the lines it is `_seconds_left`."""
 
 import logging
 import time

@@ -1,29 +1,31 @@
 """Start a run: `launch` shows every step in order, from the checks to the last saved step."""
 
 import logging
+import math
+import time
 from contextlib import ExitStack
 from typing import Any
 
 from jax.sharding import Mesh
 
+from rungs.checkpointing.checkpoint_folder import clean_up
 from rungs.checkpointing.load import find_starting_weights
 from rungs.checkpointing.manifest import Checkpoint
-from rungs.checkpointing.retention import clean_up
 from rungs.checkpointing.saver import Saver
 from rungs.common import disk, run_log
+from rungs.common.text_table import format_duration
 from rungs.config.run_config import AnyRunConfig
 from rungs.parallel.devices import recorded_sharding
 from rungs.parallel.processes import run_on_first
-from rungs.prompt_samples.prompts import check_sample_prompts
+from rungs.prompt_samples.sampler import check_sample_prompts
 from rungs.run import metrics
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.run.metrics import StepRecord
 from rungs.tracking.tracker import check_trackers
 from rungs.training import run_report
 from rungs.training.background import Background
-from rungs.training.dry_run import dry_run
 from rungs.training.failed_step import FailedStepRecorder, FailedSteps
-from rungs.training.learner import Inputs, Kind, Start
+from rungs.training.learner import NEVER, Inputs, Kind, Start
 from rungs.training.preparation import (
     EXIT_STOPPED_ELSEWHERE,
     create_mesh,
@@ -161,3 +163,28 @@ def _steps_before(
     """Return the recorded steps up to the checkpoint."""
     last = saved.step if saved else -1
     return [s for s in metrics.stream(run.metrics, inputs.metrics) if s.global_step <= last]
+
+
+_STEPS = 3
+"""The first one is compiled, and the last one is measured."""
+
+
+def dry_run(start: Start, inputs: Inputs[Any], mesh: Mesh) -> None:
+    """Create or restore model and optimizer, take a few steps and log what the run will take.
+    Nothing on disk changes."""
+    learner = inputs.learner(start, mesh, ())
+    learner.log_start(start, mesh)
+    losses, times = [], [time.perf_counter()]
+    for step in range(start.first_step, min(start.first_step + _STEPS, inputs.total_steps)):
+        losses.append(learner.read(step, learner.take(step, NEVER))[1].loss)
+        times.append(time.perf_counter())
+    left = inputs.total_steps - start.first_step
+    log.info(
+        "dry run: the first step has loss %s (ln of vocab_size: %.4f); it took %s with compilation,"
+        " another one %s; %s steps are left: about %s without validation; nothing was"
+        " written into the run folder",
+        "none" if losses[0] is None else f"{losses[0]:.4f}",
+        math.log(start.config.model.vocab_size),
+        *(format_duration(times[1] - times[0]), format_duration(times[-1] - times[-2])),
+        *(f"{left:,}", format_duration(left * (times[-1] - times[-2]))),
+    )

@@ -23,13 +23,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from rungs.checkpointing import (
-    checkpoint_folder,
-    manifest,
-    restore,
-    saver,
-    weights_file,
-)
+from rungs.checkpointing import checkpoint_folder, load, manifest, saver, weights_file
 from rungs.common import disk, run_log
 from rungs.common.signals import StopSignal
 from rungs.data.loader import Batch, TrainingData
@@ -38,7 +32,7 @@ from rungs.planning import oom_advice
 from rungs.run.metrics import MetricsLog
 from rungs.step import eval_step, train_step
 from rungs.training import next_token, preparation, resume, start
-from rungs.training.chart_process import ChartProcess
+from rungs.training.background import ChartProcess
 
 SECONDS_TO_A_SECOND_SIGNAL = 1.2
 MACHINE_BYTES = 900_000_000
@@ -99,7 +93,7 @@ AT_THE_START = {
     ),
     "before train.log is opened": Moment(run_log, "log_to_file"),
     "while train.log is opened": Moment(run_log, "log_to_file", is_after=True),
-    "while the checkpoint is restored": Moment(restore, "place_weights", is_after=True),
+    "while the checkpoint is restored": Moment(load, "place_weights", is_after=True),
     "before the metrics are cut": Moment(
         disk, "replace_file", an_unfinished_file, condition=is_metrics
     ),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rungs.config.reinforce_config import Advantage
-from rungs.reinforcement.advantages import GroupCounts, advantages, equal_groups
+from rungs.reinforcement.policy_objective import GroupCounts, advantages, equal_groups
 
 
 def plain(rewards: list[float], kind: Advantage) -> list[float]:

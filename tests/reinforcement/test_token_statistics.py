@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rungs.config.reinforce_config import ReinforceConfig
-from rungs.reinforcement.token_statistics import Gap, clipped_share, kl_divergence
+from rungs.reinforcement.step_metrics import Gap, clipped_share, kl_divergence
 
 
 def test_the_estimate_of_the_kl_divergence_is_unbiased() -> None:

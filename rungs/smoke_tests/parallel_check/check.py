@@ -14,7 +14,7 @@ from flax import nnx
 from jax import Array
 from jax.sharding import Mesh
 
-from rungs.checkpointing import load, restore
+from rungs.checkpointing import load
 from rungs.checkpointing.weights_file import Weights
 from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig
@@ -269,7 +269,7 @@ class ParallelCheck(NamedTuple):
         before = {name: np.array(array) for name, array in _arrays(model, config).items()}
         placed = nnx.state(model, optimizer.wrt)
         for path, param in nnx.to_flat_state(placed):
-            param.set_value(restore.place_padded(gradient[dotted(path)], param.get_value()))
+            param.set_value(load.place_padded(gradient[dotted(path)], param.get_value()))
         update = nnx.jit(functools.partial(update_parts, Layout.of(config.train.sharding, mesh)))
         for divisor in _GRADIENT_DIVISORS:
             update(model, optimizer, placed, jnp.asarray(divisor))
@@ -277,7 +277,7 @@ class ParallelCheck(NamedTuple):
         return {name: np.asarray(after[name]) - before[name] for name in gradient}
 
     def _create(self, config: RunConfig, mesh: Mesh) -> tuple[GPT, MultiSteps]:
-        weights = restore.place_starting_weights(self.start_weights, config, self.total_steps, mesh)
+        weights = load.place_starting_weights(self.start_weights, config, self.total_steps, mesh)
         return create_model_and_optimizer(config, self.total_steps, mesh, weights)
 
 
