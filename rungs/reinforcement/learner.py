@@ -38,7 +38,7 @@ from rungs.reinforcement.policy_update import ARRAY_NAMES, PolicyUpdater, Update
 from rungs.reinforcement.prompts import Prompt, Prompts
 from rungs.reinforcement.rollout_files import Completion, RolloutFiles, write_samples
 from rungs.reinforcement.sampling import CompletionSource, Seconds, longest_prompt
-from rungs.reinforcement.step_metrics import policy_metrics, summarize
+from rungs.reinforcement.step_metrics import policy_fields, summarize
 from rungs.run import metrics
 from rungs.run.folder import RunFolder
 from rungs.run.metrics import PolicyMetrics, Validation
@@ -49,7 +49,7 @@ from rungs.tasks.task import Task, all_of
 from rungs.tasks.verifiers.checkup import Checkup, check
 from rungs.tasks.verifiers.opening import Verifier, open_verifier
 from rungs.training import run_report
-from rungs.training.learner import NEVER, Kind, Record, Replayed, Start, Stops
+from rungs.training.learner import NEVER, Kind, Record, Replayed, Start, Stops, record_fields
 from rungs.training.preparation import model_and_optimizer
 from rungs.training.trainer import Trainer
 
@@ -207,12 +207,9 @@ class PolicyLearner:
     def __init__(self, inputs: PolicyInputs, start: Start, mesh: Mesh) -> None:
         config: ReinforceRunConfig = start.config
         self._inputs, self._run, self._train = inputs, start.run, config.train
-        self._first_step = start.first_step
+        self._start = start
         self._tokens_seen = start.saved.meta.tokens_seen if start.saved else 0
-        updates = config.train.total_updates
-        self.model, self.optimizer = model_and_optimizer(
-            config, updates, mesh, start.saved, start.weights
-        )
+        self.model, self.optimizer = model_and_optimizer(start, config.train.total_updates, mesh)
         self.record = inputs.record
         self.prompts = Prompts(inputs.tasks, config.train, inputs.tokenizer, longest_prompt(config))
         self._sampler = RolloutSampler(self.model, mesh, dtype_of(config.train))
@@ -261,20 +258,19 @@ class PolicyLearner:
 
     def read(self, step: int, taken: Sampled) -> tuple[PolicyMetrics, StepResult]:
         now = time.perf_counter()
-        whole, self._last_end = now - self._last_end, now
-        read = policy_metrics(
-            step,
-            taken.updated,
-            self._train,
-            tokens_before=self._tokens_seen,
-            step_seconds=whole,
-            seconds=taken.seconds,
+        seconds, self._last_end = now - self._last_end, now
+        result = taken.updated.last.step
+        tokens = sum(len(completion.tokens) for completion in taken.completions)
+        self._tokens_seen += tokens
+        read = PolicyMetrics(
+            **record_fields(self._start, step, result, self._tokens_seen, tokens, seconds),
+            **policy_fields(taken.updated, self._train),
+            sampling_seconds=taken.seconds.sampling,
+            verifying_seconds=taken.seconds.verifying,
             start_validation=taken.start_validation,
-            resumed=step == self._first_step > 0 or None,
         )
-        self._tokens_seen = read.tokens_seen
         self._warn_of_wrong_steps(read)
-        return read, taken.updated.last.step
+        return read, result
 
     def _warn_of_wrong_steps(self, read: PolicyMetrics) -> None:
         self._wrong_steps = 0 if read.correct else self._wrong_steps + 1

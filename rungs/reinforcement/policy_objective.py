@@ -73,20 +73,6 @@ def equal_groups(rewards_PG: np.ndarray, counts_PG: np.ndarray) -> np.ndarray:
     return highest_P <= lowest_P
 
 
-class GroupCounts(NamedTuple):
-    """How many groups are all wrong, mixed or all right."""
-
-    wrong: int
-    mixed: int
-    right: int
-
-    @classmethod
-    def of(cls, correct_PG: np.ndarray) -> "GroupCounts":
-        """Count groups by whether their completions are correct."""
-        right, any_right = correct_PG.all(axis=1), correct_PG.any(axis=1)
-        return cls(int((~any_right).sum()), int((any_right & ~right).sum()), int(right.sum()))
-
-
 class PolicyTokens(NamedTuple):
     """What the weights depend on besides the log-probability: arrays with the axes of the targets,
     float32."""

@@ -10,15 +10,15 @@ from typing import Self
 
 from rungs.common.helper_process import HelperProcess
 from rungs.common.signals import StopSignal
-from rungs.config.optimization_config import OptimizationConfig
 from rungs.config.option_values import DATASETS_VARIABLE
-from rungs.mirror.mirroring import Mirroring, NoMirroring
+from rungs.mirror.mirroring import Mirroring, NoMirroring, has_mirror
 from rungs.monitoring.alerts import Alerts
 from rungs.parallel.processes import is_first_process, wait_for_first
 from rungs.prompt_samples.sampler import SampleProcess
-from rungs.run.folder import RunFolder, StartOptions
+from rungs.run.folder import RunFolder
 from rungs.run.metrics import StepRecord
 from rungs.tracking.feed import TrackingProcesses
+from rungs.training.learner import Start
 
 CHARTS_MODULE = "rungs.charts.drawer"
 MIN_SECONDS_BETWEEN_CHARTS = 30
@@ -96,11 +96,7 @@ class Background:
     first does so for all, and the others wait for it at the end.
 
     Args:
-        run: the run folder, whose lock is held.
-        train: hyperparameters.
-        mirror: what copies the run to its mirror.
-        start: with the hooks to tell of events.
-        last_step: the one before this start; -1 for none.
+        start: of a run, whose lock is held.
         datasets_dir: where its datasets are; None for where they are by default.
 
     Attributes:
@@ -109,23 +105,16 @@ class Background:
             of all checkpoints. Those that are missing are made by the next start.
     """
 
-    def __init__(
-        self,
-        run: RunFolder,
-        train: OptimizationConfig,
-        mirror: Mirroring | NoMirroring,
-        start: StartOptions,
-        last_step: int,
-        datasets_dir: Path | None = None,
-    ) -> None:
+    def __init__(self, start: Start, datasets_dir: Path | None = None) -> None:
+        run, train, is_first = start.run, start.config.train, is_first_process()
         self.stop = StopSignal()
-        self._mirror = mirror
+        self._mirror = _mirror_of(start)
         self._charts = ChartProcess(run, datasets_dir)
-        has_samples = bool(train.sample_prompts) and is_first_process()
+        has_samples = train.sample_prompts and is_first
         self._samples = SampleProcess(run, train, datasets_dir) if has_samples else None
-        trackers = train.trackers if is_first_process() else ()
-        self._trackers = TrackingProcesses(run, trackers)
-        self._alerts = Alerts(run, start.on_event, last_step) if is_first_process() else None
+        self._trackers = TrackingProcesses(run, train.trackers if is_first else ())
+        hooks, last_step = start.options.on_event, start.first_step - 1
+        self._alerts = Alerts(run, hooks, last_step) if is_first else None
         self.is_complete = False
 
     def step_taken(self, metrics: StepRecord) -> None:
@@ -144,7 +133,7 @@ class Background:
     @contextlib.contextmanager
     def catching_up(self) -> Iterator[None]:
         """For a finished run: bring charts, samples, trackers and mirror up to date, which a kill
-        may have left undone. That is no event."""
+        may have left undone, without an event."""
         self._alerts, self.is_complete = None, True
         with self:
             if is_first_process():
@@ -188,3 +177,13 @@ class Background:
             alerts.note("finish", "finished")
         else:
             alerts.note("stop", "stopped by a signal")
+
+
+def _mirror_of(start: Start) -> Mirroring | NoMirroring:
+    """Return what copies the run to its mirror; the first process does so for all."""
+    run, url = start.run, start.options.mirror
+    if url is not None and is_first_process():
+        return Mirroring(run, url, start.config.train.keep_checkpoints)
+    if url is None and has_mirror(run):
+        log.warning("%s: has a mirror, which gets out of date without --mirror", run.path)
+    return NoMirroring()

@@ -16,7 +16,6 @@ from jax.sharding import Mesh
 
 from rungs.checkpointing.manifest import Checkpoint
 from rungs.checkpointing.weights_file import Weights
-from rungs.config.run_config import AnyRunConfig
 from rungs.model.gpt import GPT
 from rungs.optim.multi_steps import MultiSteps
 from rungs.run.folder import RunFolder, StartOptions
@@ -61,16 +60,38 @@ class Start:
     def first_step(self) -> int:
         return self.saved.step + 1 if self.saved else 0
 
-    def with_config(self, config: AnyRunConfig) -> "Start":
-        """Return this start with what the devices chose."""
-        return dataclasses.replace(self, config=config)
-
 
 class Record(NamedTuple):
     """What checkpoints record about data and tokenizer."""
 
     datasets: dict[str, dict[str, str]]
     tokenizer: str
+
+
+def record_fields(
+    start: Start, step: int, result: StepResult, tokens_seen: int, tokens: int, seconds: float
+) -> dict[str, Any]:
+    """Return the fields of `StepRecord`, which the metrics of every kind of run have.
+
+    Args:
+        result: on the host.
+        tokens_seen: in all steps up to this one.
+        tokens: of this step.
+        seconds: since the end of the step before.
+    """
+    return {
+        "global_step": step,
+        "tokens_seen": tokens_seen,
+        "train_loss": result.loss,
+        "learning_rate": float(result.learning_rate),
+        "gradient_norm": float(result.gradient_norm),
+        "clipped": bool(result.clipped),
+        "dropped_microbatches": result.dropped,
+        "step_seconds": seconds,
+        "tokens_per_second": tokens / seconds,
+        "loss_scale": None if result.loss_scale is None else float(result.loss_scale),
+        "resumed": step == start.first_step > 0 or None,
+    }
 
 
 class Learner(Protocol[R]):

@@ -50,7 +50,7 @@ from rungs.step.objective import Objective
 from rungs.step.train_step import Step, StepResult, make_step
 from rungs.training import run_report
 from rungs.training.benchmarks import Benchmarks
-from rungs.training.learner import Kind, Record, Replayed, Start, Stops
+from rungs.training.learner import Kind, Record, Replayed, Start, Stops, record_fields
 from rungs.training.loss_spikes import LossSpikeDetector
 from rungs.training.preparation import errors_in, model_and_optimizer
 from rungs.training.resume import edit_to_extend
@@ -187,10 +187,8 @@ class NextTokenLearner:
     ) -> None:
         config: RunConfig = start.config
         self._inputs, self._train, self._mesh = inputs, config.train, mesh
-        self._first_step, self._tokens_per_step = start.first_step, inputs.data.tokens_per_step
-        self.model, self.optimizer = model_and_optimizer(
-            config, inputs.total_steps, mesh, start.saved, start.weights
-        )
+        self._start, self._tokens_per_step = start, inputs.data.tokens_per_step
+        self.model, self.optimizer = model_and_optimizer(start, inputs.total_steps, mesh)
         file = inputs.tokenizer_file
         self._tokenizer: Tokenizer | None = load_tokenizer(file) if file else None
         self._validation_data = inputs.provenance.validation_data(config.train)
@@ -201,7 +199,7 @@ class NextTokenLearner:
         self._spikes = LossSpikeDetector(steps)
         self._batches = PrefetchedBatches(
             mesh,
-            inputs.data.batches(self._first_step, process_local_rows(mesh, self._size)),
+            inputs.data.batches(start.first_step, process_local_rows(mesh, self._size)),
             self._size,
         )
         self._next_batch = iter(self._batches)
@@ -233,21 +231,12 @@ class NextTokenLearner:
         now = time.perf_counter()
         seconds, self._last_read = now - self._last_read, now
         routing = result.routing
+        tokens = self._tokens_per_step
         read = StepMetrics(
-            global_step=step,
-            tokens_seen=(step + 1) * self._tokens_per_step,
-            train_loss=result.loss,
-            learning_rate=float(result.learning_rate),
-            gradient_norm=float(result.gradient_norm),
-            clipped=bool(result.clipped),
-            dropped_microbatches=result.dropped,
-            step_seconds=seconds,
-            tokens_per_second=self._tokens_per_step / seconds,
+            **record_fields(self._start, step, result, (step + 1) * tokens, tokens, seconds),
             load_balancing_loss=float(routing.balance_loss) if routing else None,
             expert_tokens=routing.counts_E.tolist() if routing else None,
             spike=self._spike(step, result.trained_loss, bool(result.skipped)),
-            loss_scale=None if result.loss_scale is None else float(result.loss_scale),
-            resumed=step == self._first_step > 0 or None,
         )
         self._spikes.add(read)
         return read, result

@@ -1,34 +1,32 @@
 """What every start of a run needs, whatever it trains on: the checkpoint to resume from, the
-devices, the dtype, a tidy run folder, model and optimizer, the metrics file."""
+devices, the dtype, a tidy run folder, model and optimizer."""
 
 import contextlib
+import dataclasses
 import json
 import logging
 import re
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 from jax.sharding import Mesh
 
 from rungs.checkpointing.checkpoint_folder import clean_up, delete_old
-from rungs.checkpointing.load import place_starting_weights, restore
+from rungs.checkpointing.load import find_starting_weights, place_starting_weights, restore
 from rungs.checkpointing.manifest import (
     Checkpoint,
     CheckpointMeta,
     installed_versions,
     read_checkpoint,
 )
-from rungs.checkpointing.weights_file import Weights
 from rungs.common import run_log
 from rungs.common.errors import UserError
 from rungs.common.paths import is_file
 from rungs.config.base import AUTO
 from rungs.config.model_config import ModelConfig
-from rungs.config.optimization_config import OptimizationConfig
-from rungs.config.run_config import MODEL_FILE, AnyRunConfig, RunConfig, load_any_run
+from rungs.config.run_config import MODEL_FILE, AnyRunConfig, load_any_run
 from rungs.config.sharding_config import ShardingConfig
-from rungs.mirror.mirroring import Mirroring, NoMirroring, has_mirror
 from rungs.model.gpt import GPT
 from rungs.model.layer_loop import LayerLoop, layer_loop
 from rungs.optim.multi_steps import MultiSteps
@@ -43,9 +41,9 @@ from rungs.parallel.processes import (
 )
 from rungs.run import records
 from rungs.run.folder import RunFolder, StartOptions
-from rungs.run.metrics import MetricsLog, NullMetricsLog, R, StepRecord
 from rungs.step.state import copy_bytes, create_model_and_optimizer
 from rungs.tracking import feed
+from rungs.training.learner import Start
 from rungs.training.resume import checkpoint_to_resume, move_aside, refuse_changes
 
 EXIT_STOPPED_ELSEWHERE = 128 + signal.SIGTERM
@@ -63,6 +61,22 @@ def find_checkpoint(run: RunFolder, start: StartOptions) -> Checkpoint | None:
 
     chosen = broadcast_from_first(name)
     return read_checkpoint(run.checkpoints / chosen) if chosen else None
+
+
+def start_of(
+    run: RunFolder, config: AnyRunConfig, options: StartOptions, saved: Checkpoint | None
+) -> Start:
+    """Return a start that resumes from a checkpoint, or begins with step 0 from the weights that
+    `start_from` names, or random ones.
+
+    Raises:
+        UserError: the config has changed more than it may, or there are no such weights.
+    """
+    if saved is None:
+        return Start(run, config, options, None, find_starting_weights(run, config))
+    config = config._replace(train=with_recorded_dtype(config.train, saved.meta))
+    refuse_changes(saved.meta, config, run, options.extend)
+    return Start(run, config, options, saved, saved.weights)
 
 
 def refuse_to_restore(saved: CheckpointMeta, run: RunFolder, start: StartOptions) -> None:
@@ -86,22 +100,21 @@ def with_recorded_dtype(train: T, saved: CheckpointMeta) -> T:
     return resolve_compute_dtype(train, saved.run_config().train.compute_dtype)
 
 
-def with_device_choices(config: RunConfig[T], saved: Checkpoint | None) -> RunConfig[T]:
+def with_device_choices(start: Start) -> Start:
     """Set what a config leaves to the device: the dtype to compute in, what is recomputed, how
-    layers are unrolled. The first process chooses for all.
-
-    Args:
-        saved: the checkpoint to resume from, which recorded what was chosen.
-    """
+    layers are unrolled. The first process chooses for all; the checkpoint to resume from recorded
+    what was chosen."""
+    config = start.config
 
     def chosen() -> str:
         train = resolve_compute_dtype(config.train)
-        recorded = _recorded_loop(saved.meta) if saved else None
+        recorded = _recorded_loop(start.saved.meta) if start.saved else None
         loop = layer_loop(train, config.model, recorded)
         return json.dumps({"compute_dtype": train.compute_dtype} | loop.as_keys())
 
     choices = json.loads(broadcast_from_first(chosen))
-    return config._replace(train=config.train.with_choices(**choices))
+    chosen_train = config.train.with_choices(**choices)
+    return dataclasses.replace(start, config=config._replace(train=chosen_train))
 
 
 def _recorded_loop(saved: CheckpointMeta) -> LayerLoop | None:
@@ -111,13 +124,14 @@ def _recorded_loop(saved: CheckpointMeta) -> LayerLoop | None:
     return LayerLoop(train.remat, train.scan_unroll)
 
 
-def create_mesh(run: RunFolder, config: AnyRunConfig, saved: Checkpoint | None) -> Mesh:
+def create_mesh(start: Start) -> Mesh:
     """Return the devices of a run: as its config says, else as the checkpoint recorded, else all
     there are."""
+    config, saved = start.config, start.saved
     recorded = saved.meta.sharding if saved else None
     if not is_multi_process():
         jax_setup.prepare(config.train, partial(copy_bytes, config), recorded)
-    with errors_in(run):
+    with errors_in(start.run):
         mesh = _create_run_mesh(config, recorded)
     jax_setup.settle(mesh.devices.flat[0].platform)
     connect(mesh)
@@ -166,17 +180,16 @@ def errors_in(run: RunFolder) -> Iterator[None]:
         raise UserError("\n".join(f"{run.path}/{line}" for line in lines)) from None
 
 
-def tidy(
-    run: RunFolder, train: OptimizationConfig, saved: Checkpoint | None, start: StartOptions
-) -> None:
+def tidy(start: Start) -> None:
     """Move aside what a start leaves behind; remove what a crash left unfinished, and old
     checkpoints if keep_checkpoints was lowered."""
+    run, saved = start.run, start.saved
     aside = move_aside(run, saved)
-    if aside is not None and start.rewind_to:
+    if aside is not None and start.options.rewind_to:
         feed.forget(run)
     records.drop_samples_after(run, saved.step if saved else -1)
     clean_up(run.checkpoints)
-    delete_old(run.checkpoints, train.keep_checkpoints)
+    delete_old(run.checkpoints, start.config.train.keep_checkpoints)
     for unfinished in run.unfinished_files:
         unfinished.unlink(missing_ok=True)
     run_log.log_to_file(run.log)
@@ -184,43 +197,9 @@ def tidy(
         log.info("moved aside to %s", aside)
 
 
-def mirror_of(
-    run: RunFolder, train: OptimizationConfig, start: StartOptions
-) -> Mirroring | NoMirroring:
-    """Return what copies the run to its mirror; the first process does so for all."""
-    if start.mirror is not None and is_first_process():
-        return Mirroring(run, start.mirror, train.keep_checkpoints)
-    if start.mirror is None and has_mirror(run):
-        log.warning("%s: has a mirror, which gets out of date without --mirror", run.path)
-    return NoMirroring()
-
-
-def model_and_optimizer(
-    config: AnyRunConfig,
-    total_steps: int,
-    mesh: Mesh,
-    saved: Checkpoint | None,
-    weights: Weights | None,
-) -> tuple[GPT, MultiSteps]:
-    """Return the model and optimizer of a checkpoint, or fresh ones if there is none.
-
-    Args:
-        weights: what a fresh model starts from; None for random weights.
-    """
-    if saved is not None:
-        return restore(saved, config, total_steps, mesh)
-    arrays = place_starting_weights(weights, config, total_steps, mesh)
-    return create_model_and_optimizer(config, total_steps, mesh, arrays)
-
-
-def metrics_log(
-    run: RunFolder, last_step: int, kind: type[R], on_step: Callable[[StepRecord], None]
-) -> MetricsLog[R]:
-    """Open the run's metrics for steps after `last_step`; the first process writes them for all.
-
-    Args:
-        on_step: called with each step.
-    """
-    if not is_first_process():
-        return NullMetricsLog()
-    return MetricsLog(run.metrics, last_step, kind, on_step, run.check)
+def model_and_optimizer(start: Start, total_steps: int, mesh: Mesh) -> tuple[GPT, MultiSteps]:
+    """Return the model and optimizer of the checkpoint, or fresh ones if there is none."""
+    if start.saved is not None:
+        return restore(start.saved, start.config, total_steps, mesh)
+    arrays = place_starting_weights(start.weights, start.config, total_steps, mesh)
+    return create_model_and_optimizer(start.config, total_steps, mesh, arrays)

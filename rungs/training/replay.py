@@ -117,7 +117,7 @@ def _retrain(failed: FailedStep, start: Start, mesh: Mesh, kind: Kind) -> tuple[
     origin = saved.folder if saved else "the start"
     click.echo(f"step {meta.global_step}, from {origin}: {counted(last - first, 'step')} retrained")
     if first == last:  # needs no data
-        return model_and_optimizer(start.config, meta.total_steps, mesh, start.saved, start.weights)
+        return model_and_optimizer(start, meta.total_steps, mesh)
     with ExitStack() as stack:
         learner = kind.open_inputs(start, stack).learner(start, mesh, ())
         for step in range(first, last):

@@ -9,18 +9,16 @@ from typing import Any
 from jax.sharding import Mesh
 
 from rungs.checkpointing.checkpoint_folder import clean_up
-from rungs.checkpointing.load import find_starting_weights
-from rungs.checkpointing.manifest import Checkpoint
 from rungs.checkpointing.saver import Saver
 from rungs.common import disk, run_log
 from rungs.common.text_table import format_duration
 from rungs.config.run_config import AnyRunConfig
 from rungs.parallel.devices import recorded_sharding
-from rungs.parallel.processes import run_on_first
+from rungs.parallel.processes import is_first_process, run_on_first
 from rungs.prompt_samples.sampler import check_sample_prompts
 from rungs.run import metrics
 from rungs.run.folder import RunFolder, StartOptions
-from rungs.run.metrics import StepRecord
+from rungs.run.metrics import MetricsLog, NullMetricsLog
 from rungs.tracking.tracker import check_trackers
 from rungs.training import run_report
 from rungs.training.background import Background
@@ -31,13 +29,10 @@ from rungs.training.preparation import (
     create_mesh,
     errors_in,
     find_checkpoint,
-    metrics_log,
-    mirror_of,
+    start_of,
     tidy,
     with_device_choices,
-    with_recorded_dtype,
 )
-from rungs.training.resume import refuse_changes
 from rungs.training.trainer import Trainer
 
 log = logging.getLogger("rungs")
@@ -61,14 +56,12 @@ def launch(run: RunFolder, config: AnyRunConfig, options: StartOptions, kind: Ki
         RunFailure: the run cannot continue, through no mistake of the user.
     """
     # 1. The checkpoint to resume from: none with --fresh, the one that --from names, otherwise the
-    #    newest valid one. Only some keys of the config may differ from those it was saved with.
+    #    newest valid one.
     saved = find_checkpoint(run, options)
-    if saved is not None:
-        config = config._replace(train=with_recorded_dtype(config.train, saved.meta))
-        refuse_changes(saved.meta, config, run, options.extend)
     # 2. The weights to start from: the checkpoint's, those that start_from names, or random ones.
-    weights = saved.weights if saved else find_starting_weights(run, config)
-    start = Start(run, config, options, saved, weights)
+    #    Only some keys of the config may differ from those the checkpoint was saved with.
+    start = start_of(run, config, options, saved)
+    config = start.config
     with ExitStack() as stack:
         # 3. Data, or tasks and verifiers. A resumed run must have those it was started with.
         inputs = kind.open_inputs(start, stack)
@@ -76,26 +69,22 @@ def launch(run: RunFolder, config: AnyRunConfig, options: StartOptions, kind: Ki
         with errors_in(run):
             check_sample_prompts(config, inputs.tokenizer_place)
         # 4. A finished run has nothing left to train.
-        mirror = mirror_of(run, config.train, options)
-        last_step = start.first_step - 1
+        beside = Background(start, inputs.datasets_dir)
         if start.first_step >= inputs.total_steps:
-            beside = Background(run, config.train, mirror, options, last_step, inputs.datasets_dir)
             return _finish(start, inputs, beside)
         # 5. The devices: as the config says, else as the checkpoint recorded, else all there are.
-        mesh = create_mesh(run, config, saved)
+        mesh = create_mesh(start)
         # 6. What "auto" leaves to the devices: the dtype to compute in, the loop over layers.
-        config = with_device_choices(config, saved)
-        start = start.with_config(config)
+        start = with_device_choices(start)
         if options.dry_run:
             with inputs.resources(start, mesh):
                 dry_run(start, inputs, mesh)
             return 0
         # 7. What this start leaves behind moves aside; what a crash left unfinished is removed.
         with disk.writing(run.path, "what this start changes"):
-            run_on_first(lambda: tidy(run, config.train, saved, options))
+            run_on_first(lambda: tidy(start))
         # 8. Model and optimizer are created or restored, then the steps are taken.
         with run_log.log_failures(), inputs.resources(start, mesh):
-            beside = Background(run, config.train, mirror, options, last_step, inputs.datasets_dir)
             trainer = make_trainer(start, inputs, mesh, beside)
             trainer.learner.log_start(start, mesh)
             with beside:
@@ -124,11 +113,15 @@ def _finish(start: Start, inputs: Inputs[Any], background: Background) -> int:
 def make_trainer(
     start: Start, inputs: Inputs[Any], mesh: Mesh, background: Background
 ) -> Trainer[Any]:
-    """Return what takes the steps of a start."""
-    run, config = start.run, start.config
-    steps = _steps_before(run, start.saved, inputs)
+    """Return what takes the steps of a start. The first process writes the metrics for all."""
+    run, config, last_step = start.run, start.config, start.first_step - 1
+    recorded = metrics.stream(run.metrics, inputs.metrics)
+    steps = [step for step in recorded if step.global_step <= last_step]
     learner = inputs.learner(start, mesh, steps)
-    written = metrics_log(run, start.first_step - 1, inputs.metrics, background.step_taken)
+    written: MetricsLog[Any] = NullMetricsLog()
+    if is_first_process():
+        on_step = background.step_taken
+        written = MetricsLog(run.metrics, last_step, inputs.metrics, on_step, run.check)
     saver = Saver(
         run.checkpoints,
         config,
@@ -155,14 +148,6 @@ def make_trainer(
         trainer.unvalidated = last if learner.lacks_validation(start.saved, last) else None
     inputs.add_hooks(start, trainer)
     return trainer
-
-
-def _steps_before(
-    run: RunFolder, saved: Checkpoint | None, inputs: Inputs[Any]
-) -> list[StepRecord]:
-    """Return the recorded steps up to the checkpoint."""
-    last = saved.step if saved else -1
-    return [s for s in metrics.stream(run.metrics, inputs.metrics) if s.global_step <= last]
 
 
 _STEPS = 3
