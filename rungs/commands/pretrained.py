@@ -6,10 +6,8 @@ from pathlib import Path
 
 import click
 
-from rungs.common import hub
-from rungs.common.atomic_folder import create_folder, temporary_folder
+from rungs.common import disk, hub, paths
 from rungs.common.errors import UserError
-from rungs.common.paths import is_there
 from rungs.common.shown_text import quoted
 from rungs.config.model_config import ModelConfig
 from rungs.config.option_values import LinenFamily
@@ -74,14 +72,14 @@ def import_(
 
 def export(checkpoint: str, folder: Path, adapter: bool) -> None:
     """Do what the options of `pretrained.py export` ask for."""
-    if is_there(folder):
+    if paths.is_there(folder):
         raise UserError(f"{folder}: exists already; choose another name, or move it away")
     if adapter:
         export_adapter(checkpoint, folder)
         return
     plan = Export(checkpoint)
     click.echo(plan.summary())
-    with create_folder(folder) as partial:
+    with disk.create_folder(folder) as partial:
         notes = plan.write(partial)
     for note in notes:
         click.echo(note)
@@ -95,7 +93,7 @@ def upload(checkpoint: str, name: str, public: bool, datasets_dir: Path | None) 
     plan = Export(checkpoint)
     card = ModelCard(name, plan, find_datasets_dir(datasets_dir))
     click.echo(plan.summary())
-    with temporary_folder(Path.cwd()) as folder:
+    with disk.temporary_folder(Path.cwd()) as folder:
         notes = plan.write(folder)
         card.write(folder)
         address = hub.upload_model(name, folder, is_private=not public)
@@ -107,7 +105,7 @@ def upload(checkpoint: str, name: str, public: bool, datasets_dir: Path | None) 
 def export_adapter(checkpoint: str, folder: Path) -> None:
     """Write the LoRA of a checkpoint for peft, and say how to load it."""
     plan = Adapter(checkpoint)
-    with create_folder(folder) as partial:
+    with disk.create_folder(folder) as partial:
         plan.write(partial)
     base = repr(plan.base) if plan.base_is_known else "BASE"
     click.echo(

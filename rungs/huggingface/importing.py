@@ -23,14 +23,14 @@ from rungs.checkpointing.weights_file import (
     WeightsHeader,
     all_finite,
 )
-from rungs.common import atomic_folder, hub
+from rungs.common import disk, hub
 from rungs.common.errors import UserError
 from rungs.common.paths import checkout, is_file, is_folder, is_there
 from rungs.common.strict_json import format_name
 from rungs.config.model_config import ModelConfig
 from rungs.config.option_values import LinenFamily
 from rungs.config.run_config import MODEL_FILE
-from rungs.huggingface.config_keys.hf_config import HFConfig, read_hf_config
+from rungs.huggingface.config_keys.keys import HFConfig, read_hf_config
 from rungs.huggingface.families.family import Family
 from rungs.huggingface.families.registry import family_of
 from rungs.huggingface.hf_tokenizer import convert_tokenizer, write_json
@@ -300,7 +300,7 @@ def import_model(
     """Create a run folder from a Hugging Face model, and return notes on what is missing or was
     converted. `check` is called with the complete folder. If anything raises, leave nothing behind.
     Raises UserError if the folder cannot be written."""
-    with atomic_folder.create_folder(target) as folder:
+    with disk.create_folder(target) as folder:
         run = RunFolder(folder)
         notes = _fill(plan, run, target)
         check(run)

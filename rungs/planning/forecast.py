@@ -9,9 +9,8 @@ from typing import NamedTuple
 
 from rungs.checkpointing.checkpoint_folder import CHECKPOINT_GLOB, most_needed
 from rungs.checkpointing.load import starting_dtypes
-from rungs.common import disk
+from rungs.common import disk, paths
 from rungs.common.errors import UserError
-from rungs.common.paths import is_there
 from rungs.config.optimization_config import OptimizationConfig
 from rungs.config.run_config import MODEL_FILE, TRAIN_FILE, RunConfig
 from rungs.config.sharding_config import ShardingConfig
@@ -214,7 +213,7 @@ def _without_time(
     _check_divisibility(run, config, layout)
     shapes = shapes_of(model, train.lora)
     folders = {name: dataset_folder(name, datasets_dir) for name in train.datasets}
-    here = (item for item in folders.items() if is_there(item[1] / split_file(TRAIN)))
+    here = (item for item in folders.items() if paths.is_there(item[1] / split_file(TRAIN)))
     datasets = {name: Dataset(name, folder) for name, folder in here}
     tokens = _tokens(run, config, datasets)
     stored = starting_dtypes(run, config)

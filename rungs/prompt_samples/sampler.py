@@ -11,8 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from rungs.checkpointing import load, optimizer_state, published
-from rungs.checkpointing.checkpoint_folder import list_checkpoints
+from rungs.checkpointing import checkpoint_folder, load, optimizer_state, published
 from rungs.checkpointing.manifest import Checkpoint, read_checkpoint
 from rungs.common import disk, strict_json
 from rungs.common.errors import UserError
@@ -99,7 +98,7 @@ class SampleProcess:
     def _unsampled(self) -> Iterator[Checkpoint]:
         prompts, known = self._train.sample_prompts, records.read_samples(self._run)
         wanted = {(prompt, kind) for prompt in prompts for kind in records.SAMPLE_KINDS}
-        for checkpoint in list_checkpoints(self._run.checkpoints):
+        for checkpoint in checkpoint_folder.list_checkpoints(self._run.checkpoints):
             name = checkpoint.folder.name
             done = {(one.prompt, one.kind) for one in known if one.step == checkpoint.step}
             if name not in self._sent and not wanted <= done:

@@ -16,19 +16,17 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 from jax.sharding import Mesh
 
-from rungs.checkpointing.checkpoint_folder import find_weights
+from rungs.checkpointing import checkpoint_folder, published
 from rungs.checkpointing.load import MergedWeights, find_starting_weights, place_starting_weights
 from rungs.checkpointing.manifest import Checkpoint, file_checksum
-from rungs.checkpointing.published import all_stop_tokens
 from rungs.checkpointing.weights_file import Weights
 from rungs.common.errors import RunFailure, UserError
 from rungs.common.signals import Interrupted
 from rungs.common.text_table import counted
 from rungs.config.run_config import REINFORCE_FILE, ReinforceRunConfig
 from rungs.config.task_config import TaskConfig
-from rungs.data.dataset import VALIDATION
+from rungs.data import dataset, tokenizer_files
 from rungs.data.tokenizer import Tokenizer
-from rungs.data.tokenizer_files import load_tokenizer
 from rungs.model.gpt import GPT
 from rungs.model.rollouts import RolloutSampler
 from rungs.optim.precision import dtype_of
@@ -50,7 +48,7 @@ from rungs.tasks.verifiers.checkup import Checkup, check
 from rungs.tasks.verifiers.opening import Verifier, open_verifier
 from rungs.training import run_report
 from rungs.training.learner import NEVER, Kind, Record, Replayed, Start, Stops, record_fields
-from rungs.training.preparation import model_and_optimizer
+from rungs.training.start import model_and_optimizer
 from rungs.training.trainer import Trainer
 
 log = logging.getLogger("rungs")
@@ -131,8 +129,8 @@ def _open(start: Start, stack: ExitStack, trust_verifier: bool) -> PolicyInputs:
             f"{run.path / REINFORCE_FILE}: start_from: {weights.path} has no tokenizer.json beside"
             " it, which prompts need; start from a checkpoint that has one"
         )
-    tokenizer = load_tokenizer(file)
-    ends = all_stop_tokens(weights, tokenizer)
+    tokenizer = tokenizer_files.load_tokenizer(file)
+    ends = published.all_stop_tokens(weights, tokenizer)
     if not ends:
         raise UserError(f"{file}: has no end-of-text token, with which a completion ends")
     tasks = [open_task(task, run.path) for task in config.train.tasks]
@@ -178,7 +176,7 @@ def _reference(start: Start) -> Weights | None:
         return None
     if train.reference is None:
         return find_starting_weights(start.run, start.config)
-    return MergedWeights(find_weights(train.reference))
+    return MergedWeights(checkpoint_folder.find_weights(train.reference))
 
 
 class Sampled(NamedTuple):
@@ -403,7 +401,7 @@ def record_of(
     reference of the KL divergence."""
     record: Checksums = {}
     for number, (config, task, verifier) in enumerate(zip(configs, tasks, verifiers, strict=True)):
-        parts = {VALIDATION: _items_checksum(task), **task.sha256}
+        parts = {dataset.VALIDATION: _items_checksum(task), **task.sha256}
         if verifier.sha256 is not None:
             parts[verifier.name] = verifier.sha256
         record[f"{number} {config.source}"] = parts

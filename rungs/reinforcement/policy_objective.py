@@ -32,9 +32,8 @@ from rungs.parallel import collectives
 from rungs.parallel.fsdp import WeightGatherer
 from rungs.parallel.mesh import TOKEN_AXES
 from rungs.parallel.sharding import Layout
-from rungs.step.forward import compute_of, on_mesh, replicated
+from rungs.step import forward, shortcuts
 from rungs.step.objective import Aux, Microbatch
-from rungs.step.shortcuts import at_shortest_length
 
 _EPSILON = 1e-4
 """Added to the standard deviation, as in TRL's GRPOTrainer."""
@@ -221,20 +220,20 @@ def make_log_prob_step(
     rows = layout.batch_spec(3)
 
     def of_rows(model: GPT, gatherer: WeightGatherer, *batch_ABS: Array) -> Array:
-        compute = compute_of(train, model, gatherer)
+        compute = forward.compute_of(train, model, gatherer)
 
         def log_probs(inputs_BS: Array, targets_BS: Array) -> Array:
             found_BS = model.log_probs(inputs_BS, targets_BS, train.temperature, compute)
             return _padded(found_BS, lengths[-1])
 
         def of_microbatch(batch_BS: tuple[Array, ...]) -> Array:
-            return at_shortest_length(log_probs, lengths, *batch_BS)
+            return shortcuts.at_shortest_length(log_probs, lengths, *batch_BS)
 
         return jax.lax.map(of_microbatch, batch_ABS)
 
     def log_prob_step(model: GPT, inputs_ABS: Array, targets_ABS: Array) -> Array:
-        log_probs = on_mesh(layout, model, dtype, of_rows, (rows, rows), rows)
-        found: Array = replicated(layout, log_probs(inputs_ABS, targets_ABS))
+        log_probs = forward.on_mesh(layout, model, dtype, of_rows, (rows, rows), rows)
+        found: Array = forward.replicated(layout, log_probs(inputs_ABS, targets_ABS))
         return found
 
     return nnx.jit(log_prob_step)

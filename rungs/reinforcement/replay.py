@@ -18,7 +18,7 @@ from rungs.run import metrics
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.run.metrics import PolicyMetrics
 from rungs.training.learner import Kind
-from rungs.training.preparation import create_mesh, start_of, with_device_choices
+from rungs.training.start import create_mesh, start_of, with_device_choices
 
 _COMPARED = ("tokens", "log_probs", "finished", "rewards", "status", "advantage")
 """What must be equal, in this order."""

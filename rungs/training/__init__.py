@@ -1,7 +1,7 @@
 """A run's life: start or resume, train, watch the losses, save failed steps, redraw charts.
 
-    start          launch(): every check and step of a start, in order; `--dry-run`
-    preparation    the steps of a start: devices, dtype, a tidy run folder, model and optimizer
+    start          launch(): every check and step of a start, in order; `--dry-run`; devices, dtype,
+                   a tidy run folder, model and optimizer
     resume         which checkpoint a start resumes from; what it refuses, what it moves aside
     trainer        the training loop of every kind of run; when checkpoints and validations are due
     learner        what differs between kinds of runs; the protocols that one implements

@@ -12,10 +12,9 @@ from rungs.config.run_config import TRAIN_FILE
 from rungs.config.train_config import TrainConfig
 from rungs.data.tokenizer import Tokenizer
 from rungs.data.tokenizer_files import load_tokenizer
-from rungs.evaluation import harness
+from rungs.evaluation import harness, scoring
 from rungs.evaluation.checkpoint_scores import Measured
 from rungs.evaluation.harness import Tasks
-from rungs.evaluation.scoring import read_items
 from rungs.parallel.processes import is_multi_process
 from rungs.run import records
 from rungs.run.folder import RunFolder
@@ -44,7 +43,7 @@ class Benchmarks:
         self._run, self._train, self._tokenizer = run, train, tokenizer
         self._files = [run.path / name for name in train.benchmarks if is_file_of_items(name)]
         for file in self._files:
-            read_items(file)
+            scoring.read_items(file)
         names = tuple(name for name in train.benchmarks if not is_file_of_items(name))
         folder = run.path / train.task_files if train.task_files else None
         self._tasks = Tasks(names, folder, few_shot=None, limit=train.benchmark_limit)

@@ -22,10 +22,8 @@ from pydantic import ValidationError
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.checkpointing.manifest import Checkpoint, read_checkpoint, run_config
 from rungs.checkpointing.saver import Saver
-from rungs.common.atomic_folder import create_folder
-from rungs.common.disk import link_or_copy
+from rungs.common import disk, shown_text
 from rungs.common.errors import RunFailure, UserError
-from rungs.common.shown_text import quoted
 from rungs.common.strict_json import StrictModel, read_text
 from rungs.config.run_config import AnyRunConfig
 from rungs.config.sharding_config import ShardingConfig
@@ -181,7 +179,7 @@ class FailedStepRecorder:
                 self._write(folder, step, bad, skipped_steps)
         except (UserError, RunFailure) as error:  # training continues without it
             return f"not saved for replay: {error}"
-        command = f"uv run {self._config.command} {quoted(self._run.path)}"
+        command = f"uv run {self._config.command} {shown_text.quoted(self._run.path)}"
         return f"to replay it: {command} --replay {folder.name}"
 
     def _write(
@@ -201,13 +199,13 @@ class FailedStepRecorder:
             train=self._config.train.as_json(),
             sharding=self._sharding,
         )
-        with create_folder(folder) as unfinished:
+        with disk.create_folder(folder) as unfinished:
             save_file(dict(self._batch(step)), unfinished / BATCH_FILE)
             text = meta.model_dump_json(indent=2) + "\n"
             (unfinished / STEP_FILE).write_text(text, encoding="utf-8")
             if saved is not None:
                 copy = unfinished / CHECKPOINT_FOLDER
-                shutil.copytree(saved.folder, copy, copy_function=link_or_copy)
+                shutil.copytree(saved.folder, copy, copy_function=disk.link_or_copy)
 
 
 def is_failed_step(run: RunFolder, name: str) -> bool:

@@ -23,19 +23,12 @@ from rungs.common.errors import RunFailure
 from rungs.common.text_table import counted
 from rungs.config.run_config import RunConfig
 from rungs.config.train_config import TrainConfig
-from rungs.data.catalog import open_dataset
+from rungs.data import catalog, tokenizer_files
 from rungs.data.dataset import Dataset
 from rungs.data.loader import Batch, TrainingData, ValidationSets
 from rungs.data.provenance import Provenance, check_same_tokenizer
 from rungs.data.tokenizer import Tokenizer
-from rungs.data.tokenizer_files import load_tokenizer
-from rungs.parallel.processes import (
-    check_all_agree,
-    is_first_process,
-    is_multi_process,
-    run_on_first,
-)
-from rungs.parallel.sharding import place_batch, process_local_rows
+from rungs.parallel import processes, sharding
 from rungs.planning import forecast, oom_advice
 from rungs.run import metrics
 from rungs.run.folder import RunFolder
@@ -48,12 +41,11 @@ from rungs.step.eval_step import (
 from rungs.step.next_token import NextToken
 from rungs.step.objective import Objective
 from rungs.step.train_step import Step, StepResult, make_step
-from rungs.training import run_report
+from rungs.training import resume, run_report
 from rungs.training.benchmarks import Benchmarks
 from rungs.training.learner import Kind, Record, Replayed, Start, Stops, record_fields
 from rungs.training.loss_spikes import LossSpikeDetector
-from rungs.training.preparation import errors_in, model_and_optimizer
-from rungs.training.resume import edit_to_extend
+from rungs.training.start import errors_in, model_and_optimizer
 from rungs.training.trainer import Trainer, is_validation_step
 
 log = logging.getLogger("rungs")
@@ -89,7 +81,7 @@ class NextTokenInputs:
         return self.provenance.tokenizer_place
 
     def edit_to_extend(self) -> str:
-        return edit_to_extend(self.config, self.data)
+        return resume.edit_to_extend(self.config, self.data)
 
     def learner(self, start: Start, mesh: Mesh, steps: Sequence[StepMetrics]) -> "NextTokenLearner":
         return NextTokenLearner(self, start, mesh, steps)
@@ -97,7 +89,7 @@ class NextTokenInputs:
     @contextmanager
     def resources(self, start: Start, mesh: Mesh) -> Iterator[None]:
         config, stored = start.config, start.weights.dtypes() if start.weights else None
-        if is_first_process() and not start.options.dry_run:
+        if processes.is_first_process() and not start.options.dry_run:
             forecast.warn_if_short(start.run, config, self.total_steps, stored)
         with oom_advice.report_out_of_memory(config, mesh, stored):
             if not start.options.dry_run:
@@ -141,7 +133,7 @@ def _open(start: Start, datasets_dir: Path, make_objective: MakeObjective) -> Ne
     names = train.datasets, train.validation_datasets
     datasets, others = _open_datasets(names, datasets_dir, update=saved is None)
     provenance = Provenance.of(train, datasets)
-    check_all_agree("configs and datasets", f"{config} {provenance.datasets}")
+    processes.check_all_agree("configs and datasets", f"{config} {provenance.datasets}")
     if saved is not None:
         provenance.check_same_tokens(saved.meta.datasets)
     model_tokenizer = start.weights.tokenizer if start.weights and not saved else None
@@ -167,13 +159,13 @@ def _open_datasets(
 
     def open_all(update: bool) -> list[dict[str, Dataset]]:
         return [
-            {name: open_dataset(name, datasets_dir, update=update) for name in group}
+            {name: catalog.open_dataset(name, datasets_dir, update=update) for name in group}
             for group in names
         ]
 
-    if not is_multi_process():
+    if not processes.is_multi_process():
         return open_all(update)
-    run_on_first(lambda: open_all(update))
+    processes.run_on_first(lambda: open_all(update))
     return open_all(update=False)
 
 
@@ -190,7 +182,7 @@ class NextTokenLearner:
         self._start, self._tokens_per_step = start, inputs.data.tokens_per_step
         self.model, self.optimizer = model_and_optimizer(start, inputs.total_steps, mesh)
         file = inputs.tokenizer_file
-        self._tokenizer: Tokenizer | None = load_tokenizer(file) if file else None
+        self._tokenizer: Tokenizer | None = tokenizer_files.load_tokenizer(file) if file else None
         self._validation_data = inputs.provenance.validation_data(config.train)
         self.record = Record(inputs.provenance.datasets, inputs.provenance.tokenizer)
         self.peak_tokens_per_second = run_report.peak_tokens_per_second(config, mesh)
@@ -199,7 +191,7 @@ class NextTokenLearner:
         self._spikes = LossSpikeDetector(steps)
         self._batches = PrefetchedBatches(
             mesh,
-            inputs.data.batches(start.first_step, process_local_rows(mesh, self._size)),
+            inputs.data.batches(start.first_step, sharding.process_local_rows(mesh, self._size)),
             self._size,
         )
         self._next_batch = iter(self._batches)
@@ -277,7 +269,7 @@ class NextTokenLearner:
     def _bits_per_nat(self) -> float | None:
         """Bits per byte of validation text at a loss of one nat per token, None if not known."""
         own = self._inputs.validation.own
-        if self._tokenizer is None or own is None or not is_first_process():
+        if self._tokenizer is None or own is None or not processes.is_first_process():
             return None
         tokens, text_bytes = own.count_bytes(self._tokenizer)
         return tokens / text_bytes / math.log(2) if text_bytes else None
@@ -298,7 +290,7 @@ class NextTokenLearner:
         return {name: array for name, array in arrays.items() if array is not None}
 
     def retake(self, step: int, *, skipped: bool) -> StepResult:
-        batch = place_batch(self._mesh, *self._inputs.data.batch(step))
+        batch = sharding.place_batch(self._mesh, *self._inputs.data.batch(step))
         limits = {"loss_limit": -np.inf if skipped else np.inf} if self._train.skip_spikes else {}
         return self._step(self.model, self.optimizer, *batch, **limits)
 
@@ -319,7 +311,7 @@ class NextTokenLearner:
         if start.saved is not None:
             before = start.saved.meta.validation_data
             run_report.log_validation_change(before, self._validation_data)
-        elif is_first_process():  # a resumed run must keep its keys
+        elif processes.is_first_process():  # a resumed run must keep its keys
             run_report.warn_of_unused_keys(start.run, config, bool(inputs.validation))
         run_report.log_size(start.run, config, inputs.data, self.model, self.optimizer, mesh)
         run_report.log_padding(inputs.data)
@@ -374,7 +366,7 @@ class PrefetchedBatches:
     def __iter__(self) -> Iterator[PlacedBatch]:
         following: PlacedBatch | None = None
         for batch in self._readable():
-            following, ready = place_batch(self._mesh, *batch, size=self._size), following
+            following, ready = sharding.place_batch(self._mesh, *batch, size=self._size), following
             if ready is not None:
                 yield ready
         if following is not None:

@@ -31,10 +31,9 @@ from rungs.model.positions import own_positions
 from rungs.model.weight_formats import cast, unstack_layers
 from rungs.optim.multi_steps import MultiSteps
 from rungs.optim.precision import dtype_of
-from rungs.parallel import jax_setup
+from rungs.parallel import jax_setup, sharding
 from rungs.parallel.devices import create_run_mesh
 from rungs.parallel.mesh import dotted
-from rungs.parallel.sharding import place_batch
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.step.nonfinite import checked_names, describe_first, finite_flags, nonfinite_names
 from rungs.step.objective import Objective
@@ -42,7 +41,7 @@ from rungs.step.state import AbstractState, copy_bytes, named_arrays
 from rungs.step.train_step import StepResult, dropout_key
 from rungs.training.failed_step import FailedStep, open_failed_step
 from rungs.training.learner import Kind, Replayed, Start
-from rungs.training.preparation import model_and_optimizer
+from rungs.training.start import model_and_optimizer
 
 OnOutput = Callable[[str, Array], None]
 """Called with the name of a module and its output."""
@@ -177,7 +176,7 @@ def _check_compiled_step(
     errors of the compiled code.
     """
     names = checked_names(model, optimizer.wrt)
-    result = replayed.step(model, optimizer, *place_batch(mesh, *arrays))
+    result = replayed.step(model, optimizer, *sharding.place_batch(mesh, *arrays))
     if bad := StepResult(*jax.device_get(tuple(result))).nonfinite(names):
         click.echo("all microbatches, compiled as in training")
         click.echo(f"{describe_first(bad)} is the first tensor that is not finite")

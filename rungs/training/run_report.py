@@ -7,8 +7,7 @@ import jax
 from flax import nnx
 from jax.sharding import Mesh
 
-from rungs.common.shown_text import quoted
-from rungs.common.text_table import counted
+from rungs.common import shown_text, text_table
 from rungs.config.model_config import ModelConfig
 from rungs.config.optimization_config import OptimizationConfig
 from rungs.config.run_config import AnyRunConfig, RunConfig
@@ -23,9 +22,8 @@ from rungs.model.layer_loop import layer_loop
 from rungs.optim.multi_steps import MultiSteps
 from rungs.optim.precision import dtype_of
 from rungs.parallel.devices import idle_devices, recorded_sharding
-from rungs.planning import hardware, oom_advice
+from rungs.planning import hardware, memory, oom_advice
 from rungs.planning.flops import count_active_parameters, count_parameters, model_flops_per_token
-from rungs.planning.memory import format_bytes, state_bytes
 from rungs.run.folder import RunFolder
 from rungs.run.metrics import R
 from rungs.step.state import shapes_of
@@ -52,7 +50,7 @@ def log_start(start: Start, mesh: Mesh, steps: int, step_size: str, notes: str) 
     train = start.config.train
     log.info(
         "%s %s: %s of %s on %s, in %s%s",
-        *(start.run.path, begins, counted(steps, "step"), step_size),
+        *(start.run.path, begins, text_table.counted(steps, "step"), step_size),
         *(describe_devices(recorded_sharding(train, mesh)), train.compute_dtype, notes),
     )
 
@@ -113,9 +111,9 @@ def log_size(
         f"{flops / 1e6:,.1f}",
         f"{tokens:,}",
         tokens / active,
-        format_bytes(state_bytes(model, optimizer)),
-        format_bytes(oom_advice.device_bytes(mesh)),
-        quoted(run.path),
+        memory.format_bytes(memory.state_bytes(model, optimizer)),
+        memory.format_bytes(oom_advice.device_bytes(mesh)),
+        shown_text.quoted(run.path),
     )
 
 
@@ -144,7 +142,7 @@ def log_end(start: Start, trainer: Trainer[R], last: R | None) -> None:
         trainer.learner.summary(start.run, last),
     )
     if is_stopped:
-        log.info("to resume: uv run %s %s", start.config.command, quoted(start.run.path))
+        log.info("to resume: uv run %s %s", start.config.command, shown_text.quoted(start.run.path))
 
 
 def log_finished(start: Start, edit: str) -> None:
@@ -189,7 +187,7 @@ def describe_loop(train: OptimizationConfig, model: ModelConfig) -> str:
 def describe_devices(sharding: ShardingConfig) -> str:
     """Return a mesh in words, for the log."""
     count = math.prod(sharding.sizes)
-    devices = counted(count, f"{jax.devices()[0].device_kind} device")
+    devices = text_table.counted(count, f"{jax.devices()[0].device_kind} device")
     if count > 1:
         devices += f", {sharding.mode}" + f": {sharding.text}" * (sharding.sizes[1] > 1)
     processes = jax.process_count()

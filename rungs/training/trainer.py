@@ -16,8 +16,7 @@ from rungs.checkpointing.saver import Saver
 from rungs.common.signals import Interrupted, StopSignal
 from rungs.config.optimization_config import OptimizationConfig
 from rungs.config.train_config import TrainConfig
-from rungs.parallel import jax_setup
-from rungs.parallel.devices import recorded_sharding
+from rungs.parallel import devices, jax_setup
 from rungs.parallel.processes import AnyProcess
 from rungs.run.metrics import MetricsLog, R
 from rungs.step.nonfinite import Flags
@@ -271,7 +270,7 @@ class Trainer(Generic[R]):
             train=config.train.as_json(),
             datasets=record.datasets,
             tokenizer=record.tokenizer,
-            sharding=recorded_sharding(config.train, self.mesh),
+            sharding=devices.recorded_sharding(config.train, self.mesh),
             created=utc_now().isoformat(),
             versions=installed_versions(),
             environment=jax_setup.recorded(),

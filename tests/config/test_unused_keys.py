@@ -14,7 +14,7 @@ from rungs.config.train_config import TrainConfig
 from rungs.config.unused_keys import _KEYS_OF_LAYERS, unused_keys
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.training.learner import Start
-from rungs.training.preparation import with_device_choices
+from rungs.training.start import with_device_choices
 from tests.support.committed_runs import COMMITTED_RUNS, REINFORCEMENT_RUNS
 from tests.support.tiny_reinforcement import make_reinforcement_run
 from tests.support.tiny_run import MODEL, make_run

@@ -31,7 +31,7 @@ from rungs.parallel import target_device
 from rungs.planning import oom_advice
 from rungs.run.metrics import MetricsLog
 from rungs.step import eval_step, train_step
-from rungs.training import next_token, preparation, resume, start
+from rungs.training import next_token, resume, start
 from rungs.training.background import ChartProcess
 
 SECONDS_TO_A_SECOND_SIGNAL = 1.2
@@ -295,7 +295,7 @@ def reset_first_moments() -> None:
 
 
 def _restore_as_zeros(name: str) -> None:
-    restore = preparation.restore
+    restore = start.restore
 
     def restore_but_one(*args: Any) -> Any:
         model, optimizer = restore(*args)
@@ -304,7 +304,7 @@ def _restore_as_zeros(name: str) -> None:
                 variable.set_value(jnp.zeros_like(variable.get_value()))
         return model, optimizer
 
-    preparation.restore = restore_but_one  # type: ignore[assignment]
+    start.restore = restore_but_one  # type: ignore[assignment]
 
 
 def skip_a_batch() -> None:
