@@ -4,6 +4,7 @@
 """
 
 import dataclasses
+import functools
 import hashlib
 import json
 import logging
@@ -102,11 +103,7 @@ def reinforcement(trust_verifier: bool) -> Kind:
     Args:
         trust_verifier: whether a Python file that a task names may run.
     """
-
-    def opened(start: Start, stack: ExitStack) -> PolicyInputs:
-        return _open(start, stack, trust_verifier)
-
-    return Kind(opened, _replayed)
+    return Kind(functools.partial(_open, trust_verifier=trust_verifier), _replayed)
 
 
 def _replayed(start: Start, mesh: Mesh) -> Replayed:
@@ -245,7 +242,7 @@ class PolicyLearner:
         self, step: int, prompts: list[Prompt], file: Path, stops: Stops
     ) -> tuple[list[Completion], Seconds]:
         samples = self._train.samples_per_prompt
-        return self._source.of_step(step, prompts, samples, file, stops.here)
+        return self._source.complete(step, prompts, samples, file, stops.here)
 
     def _update(self, step: int, prompts: list[Prompt], completions: list[Completion]) -> Updated:
         _report_failures(step, completions)
@@ -288,9 +285,8 @@ class PolicyLearner:
     def _validate(self, step: int | None, stops: Stops) -> Validation:
         """Validate the weights after a step; None: before the first. Raises Interrupted."""
         samples, file = self._train.validation_samples, self._files.validation(step)
-        completions, _ = self._source.of_validation(
-            self.prompts.of_validation(), samples, file, stops.here
-        )
+        prompts = self.prompts.of_validation()
+        completions, _ = self._source.complete(None, prompts, samples, file, stops.here)
         self._files.write(file, completions)
         return summarize(completions, samples)
 

@@ -188,7 +188,9 @@ class PolicyUpdater:
         """
         start = time.perf_counter()
         train, length = self._config.train, self._config.sequence_length
-        counts_N = _counts(completions, train.mask_truncated)
+        counts_N = np.array(
+            [c.status == "ok" and (c.finished or not train.mask_truncated) for c in completions]
+        )
         groups = (train.prompts_per_step, train.samples_per_prompt)
         rewards_N = array_of(completions, "reward")
         advantages_N = advantages(
@@ -252,13 +254,3 @@ class PolicyUpdater:
         rows = process_local_rows(self._mesh, size)
         own = [batch.in_microbatches(array, size)[:, rows] for array in arrays_NS]
         return place_batch(self._mesh, *own, size=size)
-
-
-def _counts(completions: Sequence[Completion], mask_truncated: bool) -> np.ndarray:
-    """Return whether each completion is learned from."""
-    return np.array(
-        [
-            completion.status == "ok" and (completion.finished or not mask_truncated)
-            for completion in completions
-        ]
-    )

@@ -34,14 +34,14 @@ class Completion:
     """Index in the config's `tasks`."""
     prompt: str
     place: int
-    """Of the prompt, within the step or the validation."""
+    """Index of the prompt within the step or the validation."""
     sample: int
     """Number of the completion among those of the prompt."""
     text: str
     tokens: list[int]
     """With the stop token, if there is one."""
     log_probs: list[float]
-    """Of each token when it was sampled, after the temperature, in nats."""
+    """Log-probability of each token when it was sampled, after the temperature, in nats."""
     finished: bool
     """Whether the last token is a stop token; otherwise the text reached max_new_tokens."""
     answer: str
@@ -49,7 +49,7 @@ class Completion:
     """By name; empty if the verifier failed."""
     correct: bool
     status: Status
-    """Of the verifier."""
+    """How the verifier ended."""
     message: str
     advantage: float | None = None
     """None in a validation."""
@@ -172,7 +172,7 @@ _MOST_CHARACTERS = 400
 
 def write_samples(run: RunFolder, files: RolloutFiles, last: int) -> None:
     """Write the page anew from the validations up to that after step `last`; raises RunFailure."""
-    validations = [(name, _by_prompt(read(path))) for name, path in files.validations(last)]
+    validations = [(name, by_prompt(read(path))) for name, path in files.validations(last)]
     if not validations:
         return
     lines = [
@@ -181,29 +181,31 @@ def write_samples(run: RunFolder, files: RolloutFiles, last: int) -> None:
         "Completions of the first held-out prompts in each validation: the best and the worst of"
         " those sampled, by reward.",
     ]
-    for place in sorted(validations[0][1])[:_PROMPTS]:
-        lines += _section(place, validations)
+    for prompt in sorted(validations[0][1])[:_PROMPTS]:
+        lines += _section(prompt, validations)
     content = "\n".join(lines) + "\n"
     run.check()
     with disk.writing(run.samples, "samples.md", len(content)):
         disk.replace_file(run.samples, content)
 
 
-def _by_prompt(completions: Sequence[Completion]) -> dict[int, list[Completion]]:
-    groups: dict[int, list[Completion]] = {}
+def by_prompt(completions: Sequence[Completion]) -> dict[tuple[int, str], list[Completion]]:
+    """Return the completions of each prompt, by its place and its text."""
+    groups: dict[tuple[int, str], list[Completion]] = {}
     for completion in completions:
-        groups.setdefault(completion.place, []).append(completion)
+        groups.setdefault((completion.place, completion.prompt), []).append(completion)
     return groups
 
 
 def _section(
-    place: int, validations: Sequence[tuple[str, dict[int, list[Completion]]]]
+    prompt: tuple[int, str],
+    validations: Sequence[tuple[str, dict[tuple[int, str], list[Completion]]]],
 ) -> list[str]:
-    first = validations[0][1][place][0]
+    first = validations[0][1][prompt][0]
     lines = ["", f"## {_code(first.prompt)}", "", f"Answer: {_code(first.answer)}", ""]
     lines += ["| after step | correct | reward | best | worst |", "|---|---|---|---|---|"]
     for name, groups in validations:
-        group = sorted(groups.get(place, []), key=lambda completion: completion.verdict.total)
+        group = sorted(groups.get(prompt, []), key=lambda completion: completion.verdict.total)
         if not group:
             continue
         correct = f"{sum(c.correct for c in group)} of {len(group)}"

@@ -59,15 +59,17 @@ class CompletionSource:
             stop_tokens=stop_tokens,
         )
 
-    def of_step(
+    def complete(
         self,
-        step: int,
+        step: int | None,
         prompts: Sequence[Prompt],
         samples: int,
         file: Path,
         should_stop: Callable[[], bool],
     ) -> tuple[list[Completion], Seconds]:
-        """Return the completions that a step learns from: `samples` of each prompt, in order.
+        """Return `samples` completions of each prompt, in order, for a step to learn from, or for a
+        validation (None). Every validation uses the same random numbers, so that their difference
+        tells more about the weights.
 
         Args:
             file: may have verdicts on the same texts already.
@@ -76,34 +78,13 @@ class CompletionSource:
         Raises:
             Interrupted: `should_stop` returned True.
         """
-        return self._complete((TRAINING, step), prompts, samples, file, should_stop)
-
-    def of_validation(
-        self,
-        prompts: Sequence[Prompt],
-        samples: int,
-        file: Path,
-        should_stop: Callable[[], bool],
-    ) -> tuple[list[Completion], Seconds]:
-        """Return the completions of a validation. Every one uses the same random numbers, so that
-        their difference tells more about the weights."""
-        return self._complete((VALIDATION, 0), prompts, samples, file, should_stop)
-
-    def _complete(
-        self,
-        numbers: tuple[int, int],
-        prompts: Sequence[Prompt],
-        samples: int,
-        file: Path,
-        should_stop: Callable[[], bool],
-    ) -> tuple[list[Completion], Seconds]:
         rows = [
             (place, prompt, sample)
             for place, prompt in enumerate(prompts)
             for sample in range(samples)
         ]
-        kind, step = numbers
-        randomness = [(self._seed, kind, step, place, sample) for place, _, sample in rows]
+        numbers = (VALIDATION, 0) if step is None else (TRAINING, step)
+        randomness = [(self._seed, *numbers, place, sample) for place, _, sample in rows]
         start = time.perf_counter()
         rollouts = self._sampler.sample(
             [prompt.tokens for _, prompt, _ in rows],

@@ -189,17 +189,12 @@ class NextTokenLearner:
         self._step: Step = make_step(inputs.make_objective(config.train), config.train, mesh)
         self._evaluation_step = make_evaluation_step(config.train, mesh)
         self._spikes = LossSpikeDetector(steps)
-        self._batches = PrefetchedBatches(
-            mesh,
-            inputs.data.batches(start.first_step, sharding.process_local_rows(mesh, self._size)),
-            self._size,
-        )
+        size = config.train.microbatch_size
+        rows = sharding.process_local_rows(mesh, size)
+        batches = inputs.data.batches(start.first_step, rows)
+        self._batches = PrefetchedBatches(mesh, batches, size)
         self._next_batch = iter(self._batches)
         self._last_read = time.perf_counter()
-
-    @property
-    def _size(self) -> int:
-        return self._train.microbatch_size
 
     @property
     def failure(self) -> RunFailure | None:
