@@ -65,11 +65,8 @@ class Change(NamedTuple):
 
 
 def audit(run: RunFolder) -> str:
-    """Return what the kept texts of a run show.
-
-    Raises:
-        UserError: there are none, or they are damaged.
-    """
+    """Return what the kept texts of a run show. Raises UserError if there are none, or they are
+    damaged."""
     paths = _paths(run)
     if not paths:
         raise UserError(f"{run.rollouts}: no texts yet; take a few steps first")

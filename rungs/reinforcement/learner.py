@@ -98,11 +98,8 @@ class PolicyInputs:
 
 
 def reinforcement(trust_verifier: bool) -> Kind:
-    """Return reinforcement learning as a kind of run.
-
-    Args:
-        trust_verifier: whether a Python file that a task names may run.
-    """
+    """Return reinforcement learning as a kind of run. `trust_verifier` says whether a Python file
+    that a task names may run."""
     return Kind(functools.partial(_open, trust_verifier=trust_verifier), _replayed)
 
 
@@ -113,11 +110,8 @@ def _replayed(start: Start, mesh: Mesh) -> Replayed:
 
 
 def _open(start: Start, stack: ExitStack, trust_verifier: bool) -> PolicyInputs:
-    """Open and check everything that completions depend on.
-
-    Raises:
-        UserError: something is missing or has changed, or a verifier fails or can be tricked.
-    """
+    """Open and check everything that completions depend on. Raises UserError if something is
+    missing or has changed, or a verifier fails or can be tricked."""
     run, config, weights = start.run, start.config, start.weights
     assert weights is not None  # start_from is required
     file = weights.tokenizer_file

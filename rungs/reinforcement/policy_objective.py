@@ -98,12 +98,8 @@ class PolicyObjective(NamedTuple):
 
     @classmethod
     def of(cls, train: ReinforceConfig, is_first_update: bool, length: int) -> "PolicyObjective":
-        """Return the objective of an update.
-
-        Args:
-            is_first_update: of a step. Then ρ is exactly 1, and nothing is clipped.
-            length: S of the outputs.
-        """
+        """Return the objective of an update. In the first update of a step, ρ is exactly 1, and
+        nothing is clipped. `length` is S of the outputs."""
         return cls(train, weight_of(train, is_first_update), length)
 
     def __call__(self, model: GPT, compute: Compute, microbatch: Microbatch) -> tuple[Array, Aux]:
@@ -183,16 +179,8 @@ def shares(
     aggregation: Aggregation, lengths_N: np.ndarray, counts_N: np.ndarray, max_new_tokens: int
 ) -> np.ndarray:
     """Return what each completion's tokens are multiplied by: float64, 0 for completions that don't
-    count.
-
-    Completions that don't count are in no denominator but that of `constant`, which depends on
-    nothing that was sampled.
-
-    Args:
-        aggregation: as in `reinforce.json`.
-        lengths_N: tokens of each completion, at least 1.
-        counts_N: whether the completion counts.
-    """
+    count, which are in no denominator but that of `constant`: it depends on nothing that was
+    sampled. `aggregation` is as in `reinforce.json`; lengths_N are in tokens, at least 1."""
     counted = max(int(counts_N.sum()), 1)
     if aggregation == "constant":
         share_N = np.full(len(lengths_N), 1 / (len(lengths_N) * max_new_tokens))
@@ -211,11 +199,7 @@ def make_log_prob_step(
 ) -> LogProbStep:
     """Return a compiled function of (model, inputs_ABS, targets_ABS) that returns the
     log-probabilities of the targets, as `PolicyObjective` does, without computing gradients.
-
-    Args:
-        lengths: see `Shortcuts`.
-        mesh: the mesh that the model was created on; one device if absent.
-    """
+    `lengths` are those of `Shortcuts`; the mesh is the model's, one device if absent."""
     layout, dtype = Layout.of(train.sharding, mesh), dtype_of(train)
     rows = layout.batch_spec(3)
 

@@ -56,13 +56,9 @@ class PolicyBatch(NamedTuple):
         length: int,
         has_weight_N: np.ndarray,
     ) -> "PolicyBatch":
-        """Return the arrays of completions.
-
-        Args:
-            prompts: token ids of each completion's prompt.
-            length: S.
-            has_weight_N: whether the weight of a completion's tokens can be other than 0.
-        """
+        """Return the arrays of completions, of `length` S. `prompts` are the token ids of each
+        completion's prompt; has_weight_N says whether the weight of its tokens can be other than
+        0."""
         shape = len(completions), length
         inputs_NS = np.zeros(shape, np.int32)
         targets_NS = np.full(shape, IGNORED, np.int32)
@@ -100,9 +96,8 @@ class PolicyBatch(NamedTuple):
 def padded_lengths(config: ReinforceRunConfig, longest_prompt: int) -> list[int]:
     """Return the lengths that texts are padded to, ascending: sequence_length, and those of the
     longest prompt with all, half and an eighth of the new tokens, each if it is shorter by a tenth.
-
-    Every one takes time to compile. They are multiples of what attention kernels compute at once.
-    """
+    Every one takes time to compile. They are multiples of what attention kernels compute at
+    once."""
     whole, new = config.sequence_length, config.train.max_new_tokens
     multiple = 128 if whole % 128 == 0 else 4
     lengths = [whole]
@@ -139,17 +134,12 @@ class Update(NamedTuple):
 
 
 class PolicyUpdater:
-    """Updates a model from completions.
+    """Updates a model from completions, on its mesh. `reference` is the model that the KL
+    divergence is from, on the same mesh; a prompt longer than `longest_prompt` tokens only takes
+    more time.
 
     Microbatches have completions of similar length, which need little padding; those whose group
-    has equal rewards come first, as they need no gradient.
-
-    Args:
-        config: both configs.
-        mesh: the mesh of the model.
-        reference: the model that the KL divergence is from, on the same mesh; None without.
-        longest_prompt: in tokens; a longer one only takes more time.
-    """
+    has equal rewards come first, as they need no gradient."""
 
     def __init__(
         self, config: ReinforceRunConfig, mesh: Mesh, reference: GPT | None, longest_prompt: int
@@ -180,12 +170,8 @@ class PolicyUpdater:
         prompts: Sequence[Sequence[int]],
         completions: Sequence[Completion],
     ) -> Updated:
-        """Update the model in place with `updates_per_rollout` updates.
-
-        Args:
-            prompts: token ids of each completion's prompt.
-            completions: of a step, the groups one after another.
-        """
+        """Update the model in place with `updates_per_rollout` updates, from the completions of a
+        step, the groups one after another, and the token ids of each completion's prompt."""
         start = time.perf_counter()
         train, length = self._config.train, self._config.sequence_length
         counts_N = np.array(

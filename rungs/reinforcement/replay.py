@@ -25,18 +25,9 @@ _COMPARED = ("tokens", "log_probs", "finished", "rewards", "status", "advantage"
 
 
 def replay(run: RunFolder, config: ReinforceRunConfig, name: str, kind: Kind) -> int:
-    """Run a step again from the newest checkpoint before it, and print the first difference.
-
-    Args:
-        name: the step, such as `step-000123`.
-        kind: reinforcement learning.
-
-    Returns:
-        The exit code: 1 if something differs, otherwise 0.
-
-    Raises:
-        UserError: nothing is recorded of the step, or the run's tasks have changed.
-    """
+    """Run a step again, such as `step-000123`, from the newest checkpoint before it, and print the
+    first difference. Return the exit code: 1 if something differs, otherwise 0. Raises UserError if
+    nothing is recorded of the step, or the run's tasks have changed."""
     step = _number(name)
     recorded = read(RolloutFiles(run.rollouts).step(step))
     before = _metrics_of(run, step)
@@ -73,13 +64,8 @@ def open_learner(
     mesh: Mesh | None = None,
 ) -> tuple[PolicyLearner, int]:
     """Return a learner that continues from a checkpoint, or from the start, and its first step.
-
-    Args:
-        mesh: the devices; those of the run if absent.
-
-    Raises:
-        UserError: the run, its tasks and its checkpoints don't fit together.
-    """
+    Without a mesh it is the run's. Raises UserError if the run, its tasks and its checkpoints don't
+    fit together."""
     start = start_of(run, config, StartOptions(extend=True), saved)
     inputs = kind.open_inputs(start, stack)
     mesh = mesh or create_mesh(start)

@@ -145,11 +145,9 @@ def read(path: Path) -> list[Completion]:
 
 
 def known_verdicts(path: Path, rollouts: Sequence[Rollout]) -> list[Verdict] | None:
-    """Return the verdicts in a file if it is about exactly these texts, otherwise None.
-
-    A step that a kill interrupted samples the same texts again. Timeouts depend on the clock, so
-    the verdicts count that were written first.
-    """
+    """Return the verdicts in a file if it is about exactly these texts, otherwise None. A step that
+    a kill interrupted samples the same texts again. Timeouts depend on the clock, so the verdicts
+    count that were written first."""
     if not is_file(path):
         return None
     try:

@@ -29,15 +29,8 @@ class Seconds(NamedTuple):
 
 
 class CompletionSource:
-    """Samples completions and has them verified.
-
-    Args:
-        config: both configs; it fixes the shapes.
-        sampler: has the weights to sample from.
-        tokenizer: turns token ids into text.
-        stop_tokens: each of them ends a text.
-        verifiers: of each task.
-    """
+    """Samples completions and has them verified by the verifier of their task; each stop token ends
+    a text. The config fixes the shapes."""
 
     def __init__(
         self,
@@ -69,15 +62,8 @@ class CompletionSource:
     ) -> tuple[list[Completion], Seconds]:
         """Return `samples` completions of each prompt, in order, for a step to learn from, or for a
         validation (None). Every validation uses the same random numbers, so that their difference
-        tells more about the weights.
-
-        Args:
-            file: may have verdicts on the same texts already.
-            should_stop: called before each verdict.
-
-        Raises:
-            Interrupted: `should_stop` returned True.
-        """
+        tells more about the weights. `file` may have verdicts on the same texts already. Raises
+        Interrupted if `should_stop`, which is called before each verdict, returned True."""
         rows = [
             (place, prompt, sample)
             for place, prompt in enumerate(prompts)
@@ -120,16 +106,9 @@ def verify(
     texts: Sequence[str],
     should_stop: Callable[[], bool] = lambda: False,
 ) -> list[Verdict]:
-    """Return the verdict on each text. Of several processes, the first one asks the verifiers.
-
-    Args:
-        verifiers: of each task.
-        prompts: of each text.
-        should_stop: called before each text.
-
-    Raises:
-        Interrupted: `should_stop` returned True.
-    """
+    """Return the verdict on each text to a prompt, by the verifier of its task. Of several
+    processes, the first one asks the verifiers. Raises Interrupted if `should_stop`, which is
+    called before each text, returned True."""
 
     def ask() -> str:
         verdicts = []

@@ -28,14 +28,8 @@ log = logging.getLogger("rungs")
 
 
 class ChartProcess:
-    """Redraws a run's charts on request, in one process.
-
-    A request that comes too soon after the last one waits for the next request or `finish`.
-
-    Args:
-        run: the run folder.
-        datasets_dir: where its datasets are; None for where they are by default.
-    """
+    """Redraws a run's charts on request, in one process. A request that comes too soon after the
+    last one waits for the next request or `finish`."""
 
     def __init__(self, run: RunFolder, datasets_dir: Path | None = None) -> None:
         self._run = run

@@ -28,16 +28,8 @@ log = logging.getLogger("rungs")
 
 
 class Benchmarks:
-    """The benchmarks of a run, and when they are due.
-
-    Args:
-        run: the run folder, where relative paths start.
-        train: with its benchmarks.
-        tokenizer: of the model.
-
-    Raises:
-        UserError: a benchmark doesn't exist, or its items cannot be read.
-    """
+    """The benchmarks of a run, and when they are due. Raises UserError if a benchmark doesn't
+    exist, or its items cannot be read."""
 
     def __init__(self, run: RunFolder, train: TrainConfig, tokenizer: Tokenizer) -> None:
         self._run, self._train, self._tokenizer = run, train, tokenizer
@@ -56,11 +48,8 @@ class Benchmarks:
 
     @classmethod
     def of(cls, run: RunFolder, train: TrainConfig, tokenizer: Path | str) -> "Benchmarks | None":
-        """Return the benchmarks of a run, None if it has none; raises UserError.
-
-        Args:
-            tokenizer: where it is; see `load_tokenizer`.
-        """
+        """Return the benchmarks of a run, None if it has none; raises UserError. `tokenizer` is as
+        for `load_tokenizer`."""
         if train.evaluate_every is None:
             return None
         if is_multi_process():

@@ -70,16 +70,9 @@ class FailedStep(NamedTuple):
 
 
 class FailedSteps:
-    """Notes what is not finite in the steps of a run: saves failed steps, and ends a run that
-    cannot continue.
-
-    Args:
-        recorder: saves failed steps.
-        learner: with the model, and the batch of the latest step.
-        saver: of the run's checkpoints; a failed step waits for a pending save.
-        before: steps taken before this start, in order.
-        max_in_a_row: `max_non_finite_steps`.
-    """
+    """Notes what is not finite in the steps of a run: saves failed steps with `recorder`, and ends
+    a run that cannot continue, after `max_in_a_row` failed steps. `before` are the steps taken
+    before this start, in order; a failed step waits for a pending save of `saver`."""
 
     def __init__(
         self,
@@ -108,10 +101,8 @@ class FailedSteps:
             )
 
     def check_step(self, step: int) -> None:
-        """Raise RunFailure if the run cannot continue after a step without a finite microbatch.
-
-        That is so if a parameter is not finite, or if too many steps in a row failed.
-        """
+        """Raise RunFailure if the run cannot continue after a step without a finite microbatch: if
+        a parameter is not finite, or if too many steps in a row failed."""
         self.check_state(step, finite_flags(named_arrays(self._learner.model)))
         if self._in_a_row >= self._most:
             raise RunFailure(
@@ -138,15 +129,8 @@ class FailedSteps:
 
 
 class FailedStepRecorder:
-    """Saves the failed steps of a run; with several processes only the first one does.
-
-    Args:
-        run: the run folder.
-        config: both configs.
-        total_steps: of the run.
-        batch: returns the arrays (A, B, S) of a step, by name.
-        sharding: the mesh and sharding mode.
-    """
+    """Saves the failed steps of a run; with several processes only the first one does. `batch`
+    returns the arrays (A, B, S) of a step, by name."""
 
     def __init__(
         self,
@@ -160,15 +144,10 @@ class FailedStepRecorder:
         self._total_steps, self._batch = total_steps, batch
 
     def record(self, step: int, bad: dict[int, str], skipped_steps: Collection[int]) -> str:
-        """Save a failed step, unless it exists already or there are enough.
-
-        Args:
-            bad: the first tensor that was not finite, by the number of the dropped microbatch.
-            skipped_steps: steps that were skipped because of a loss spike.
-
-        Returns:
-            The end of a log message: how to replay the step, or why it was not saved.
-        """
+        """Save a failed step, unless it exists already or there are enough. Return the end of a log
+        message: how to replay the step, or why it was not saved. `bad` has the first tensor that
+        was not finite, by the number of the dropped microbatch; `skipped_steps` were skipped
+        because of a loss spike."""
         folder = self._run.failed_steps / f"step-{step:06d}"
         if not processes.is_first_process():
             return "process 0 logs where the step is saved"
@@ -219,15 +198,8 @@ def _find(run: RunFolder, name: str) -> Path | None:
 
 
 def open_failed_step(run: RunFolder, name: str) -> FailedStep:
-    """Read a failed step of a run.
-
-    Args:
-        run: the run folder.
-        name: the step's folder name, such as `step-000123`, or a path.
-
-    Raises:
-        UserError: there is no such failed step, or it is damaged.
-    """
+    """Read a failed step of a run by its folder name, such as `step-000123`, or a path. Raises
+    UserError if there is no such failed step, or it is damaged."""
     folder = _find(run, name)
     if folder is None:
         parents = run.failed_steps, run.old_failed_steps

@@ -104,12 +104,8 @@ class NextTokenInputs:
 
 
 def next_token(datasets_dir: Path, make_objective: MakeObjective = NextToken) -> Kind:
-    """Return next-token training as a kind of run.
-
-    Args:
-        datasets_dir: where the datasets are.
-        make_objective: from the config to what is minimized.
-    """
+    """Return next-token training on datasets in a folder as a kind of run. `make_objective` returns
+    what is minimized for a config."""
 
     def opened(start: Start, _: ExitStack) -> NextTokenInputs:
         return _open(start, datasets_dir, make_objective)
@@ -123,11 +119,8 @@ def next_token(datasets_dir: Path, make_objective: MakeObjective = NextToken) ->
 
 
 def _open(start: Start, datasets_dir: Path, make_objective: MakeObjective) -> NextTokenInputs:
-    """Open all data of a run, and check that they are those it was started with.
-
-    Raises:
-        UserError: run and data don't fit together, or data have changed.
-    """
+    """Open all data of a run, and check that they are those it was started with. Raises UserError
+    if run and data don't fit together, or data have changed."""
     config, saved = start.config, start.saved
     train = config.train
     names = train.datasets, train.validation_datasets

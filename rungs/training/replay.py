@@ -61,20 +61,9 @@ class Stage(NamedTuple):
 
 
 def replay(run: RunFolder, name: str, kind: Kind) -> int:
-    """Run a failed step again and print each tensor until one is not finite.
-
-    Args:
-        run: the run folder.
-        name: the failed step, such as `step-000123`.
-        kind: the kind of run.
-
-    Returns:
-        The exit code: 1 if a tensor is not finite, 0 if all are finite.
-
-    Raises:
-        UserError: the failed step, its checkpoint, the data or the devices are missing or have
-            changed.
-    """
+    """Run a failed step again, such as `step-000123`, and print each tensor until one is not
+    finite. Return the exit code: 1 if a tensor is not finite, 0 if all are finite. Raises UserError
+    if the failed step, its checkpoint, the data or the devices are missing or have changed."""
     failed = open_failed_step(run, name)
     copies = functools.partial(copy_bytes, failed.config)
     jax_setup.prepare(failed.config.train, copies, failed.meta.sharding)
@@ -107,10 +96,8 @@ def _recorded_mesh(failed: FailedStep) -> Mesh:
 
 
 def _retrain(failed: FailedStep, start: Start, mesh: Mesh, kind: Kind) -> tuple[GPT, MultiSteps]:
-    """Return model and optimizer as they were before the failed step.
-
-    If no microbatch was dropped, weights or moments were not finite after the step: train it too.
-    """
+    """Return model and optimizer as they were before the failed step. If no microbatch was dropped,
+    weights or moments were not finite after the step: train it too."""
     meta, saved, first = failed.meta, start.saved, start.first_step
     last = meta.global_step if meta.bad else meta.global_step + 1
     origin = saved.folder if saved else "the start"
@@ -170,11 +157,9 @@ def _check_microbatch(one: _Microbatch, model: GPT, wrt: Any) -> None:
 def _check_compiled_step(
     replayed: Replayed, arrays: tuple[Any, ...], mesh: Mesh, model: GPT, optimizer: MultiSteps
 ) -> None:
-    """Run all microbatches as in training; raise NotFinite if something is not finite.
-
-    This finds what no single module computes: the gradient norm, sums over modules or devices,
-    errors of the compiled code.
-    """
+    """Run all microbatches as in training; raise NotFinite if something is not finite. This finds
+    what no single module computes: the gradient norm, sums over modules or devices, errors of the
+    compiled code."""
     names = checked_names(model, optimizer.wrt)
     result = replayed.step(model, optimizer, *sharding.place_batch(mesh, *arrays))
     if bad := StepResult(*jax.device_get(tuple(result))).nonfinite(names):
@@ -243,11 +228,8 @@ def _observed(stage: Stage, on_output: OnOutput) -> Any:
 
 
 def _backward(stage: Stage, wrt: Any, x: Any, cotangent: Array, calls: list[str]) -> Any:
-    """Print the gradients of a stage's parameters, the last used first.
-
-    Returns:
-        The gradient of the stage's input.
-    """
+    """Print the gradients of a stage's parameters, the last used first; return the gradient of its
+    input."""
     graph, *states = nnx.split(stage.module, wrt, ...)
     trained, rest = states
 

@@ -37,12 +37,8 @@ _MUCH_PADDING = 0.5
 
 
 def log_start(start: Start, mesh: Mesh, steps: int, step_size: str, notes: str) -> None:
-    """Log where a run begins, how long it is and what it runs on.
-
-    Args:
-        step_size: what a step takes, in words.
-        notes: what follows the dtype.
-    """
+    """Log where a run begins, how long it is and what it runs on. `step_size` is what a step takes,
+    in words; `notes` follow the dtype."""
     if start.saved is not None:
         begins = f"resumes after step {start.saved.step:,}, {start.saved.folder.name}"
     else:
@@ -128,11 +124,8 @@ def log_trainable(model: GPT, optimizer: MultiSteps) -> None:
 
 
 def log_end(start: Start, trainer: Trainer[R], last: R | None) -> None:
-    """Log the results of a run as this start ends.
-
-    Args:
-        last: the last step of this start, None if it took none.
-    """
+    """Log the results of a run as this start ends; `last` is its last step, None if it took
+    none."""
     step = last.global_step if last else start.first_step - 1
     is_stopped = step + 1 < trainer.total_steps
     log.info(
@@ -146,11 +139,7 @@ def log_end(start: Start, trainer: Trainer[R], last: R | None) -> None:
 
 
 def log_finished(start: Start, edit: str) -> None:
-    """Log that there is nothing left to train.
-
-    Args:
-        edit: what makes the run longer.
-    """
+    """Log that there is nothing left to train, and which edit makes the run longer."""
     log.info(
         "%s is finished: %s steps; to train longer, %s and add --extend",
         *(start.run.path, f"{start.first_step:,}", edit),

@@ -208,11 +208,8 @@ def start_of(
     run: RunFolder, config: AnyRunConfig, options: StartOptions, saved: Checkpoint | None
 ) -> Start:
     """Return a start that resumes from a checkpoint, or begins with step 0 from the weights that
-    `start_from` names, or random ones.
-
-    Raises:
-        UserError: the config has changed more than it may, or there are no such weights.
-    """
+    `start_from` names, or random ones. Raises UserError if the config has changed more than it may,
+    or there are no such weights."""
     if saved is None:
         return Start(run, config, options, None, find_starting_weights(run, config))
     config = config._replace(train=with_recorded_dtype(config.train, saved.meta))
@@ -221,14 +218,8 @@ def start_of(
 
 
 def refuse_to_restore(saved: CheckpointMeta, run: RunFolder, start: StartOptions) -> None:
-    """Refuse a checkpoint of a mirror if the run folder has configs that can't resume from it.
-
-    Args:
-        run: the run folder, which may not be there.
-
-    Raises:
-        UserError: see `refuse_changes`.
-    """
+    """Refuse a checkpoint of a mirror if the run folder, which may not be there, has configs that
+    can't resume from it; see `refuse_changes`."""
     if start.fresh or not paths.is_file(run.path / MODEL_FILE):
         return
     now = load_any_run(run.path)
