@@ -40,18 +40,13 @@ _EPSILON = 1e-4
 
 
 def advantages(rewards_PG: np.ndarray, counts_PG: np.ndarray, kind: Advantage) -> np.ndarray:
-    """Return the advantage of each completion: float64, 0 in groups of equal rewards.
+    """Return the advantage of each completion: float64, 0 in groups of equal rewards. One that does
+    not count has advantage 0, and no influence on the others; its reward can be anything. `kind` is
+    `advantage` in `reinforce.json`.
 
     `leave_one_out` times the completion's log-probability gradient is an unbiased estimate of the
-    policy gradient; `mean` is (G − 1) ÷ G of it; `mean_std` is biased (Liu et al. 2025,
-    arXiv 2503.20783, section 3.1).
-
-    Args:
-        rewards_PG: of each completion; anything where it does not count.
-        counts_PG: whether the completion counts. One that does not has advantage 0, and no
-            influence on the others.
-        kind: as `advantage` in `reinforce.json`.
-    """
+    policy gradient; `mean` is (G − 1) ÷ G of it; `mean_std` is biased (Liu et al. 2025, arXiv
+    2503.20783, section 3.1)."""
     rewards_PG = np.where(counts_PG, rewards_PG, 0).astype(np.float64)
     counted_P1 = counts_PG.sum(axis=1, keepdims=True)
     mean_P1 = rewards_PG.sum(axis=1, keepdims=True) / np.maximum(counted_P1, 1)

@@ -90,13 +90,9 @@ _COMPLETION = TypeAdapter(Completion)
 
 
 class RolloutFiles:
-    """The files of a run.
-
-    Args:
-        folder: `rollouts/`, which is created when something is written.
-        writes: whether this process writes; of several, the first one does.
-        check: called before each write; raises RunFailure if the run is no longer there.
-    """
+    """The files of a run in `rollouts/`, which is created when something is written. Of several
+    processes, the first one `writes`. `check` is called before each write; it raises RunFailure if
+    the run is no longer there."""
 
     def __init__(
         self, folder: Path, writes: bool = True, check: Callable[[], None] = lambda: None

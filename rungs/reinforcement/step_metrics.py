@@ -85,13 +85,9 @@ def log_prob_gaps(sampler: np.ndarray, trainer: np.ndarray) -> dict[str, float]:
 
 def kl_divergence(sampled: np.ndarray, other: np.ndarray) -> float:
     """Return an estimate of the KL divergence, per token in nats, of another distribution from the
-    one that the tokens were sampled from: the mean of exp(d) − 1 − d, which is never negative and
-    unbiased (Schulman 2020, "Approximating KL divergence", k3).
-
-    Args:
-        sampled: log-probabilities of tokens under the distribution that they are from.
-        other: those under the other distribution.
-    """
+    one that the tokens were sampled from, by the log-probabilities under both: the mean of exp(d) −
+    1 − d, which is never negative and unbiased (Schulman 2020, "Approximating KL divergence",
+    k3)."""
     difference = other.astype(np.float64) - sampled
     return float(np.mean(np.expm1(difference) - difference))
 

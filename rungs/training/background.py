@@ -32,9 +32,9 @@ class ChartProcess:
     last one waits for the next request or `finish`."""
 
     def __init__(self, run: RunFolder, datasets_dir: Path | None = None) -> None:
-        self._run = run
-        self._environment = {DATASETS_VARIABLE: str(datasets_dir)} if datasets_dir else {}
-        self._process: HelperProcess | None = None
+        environment = {DATASETS_VARIABLE: str(datasets_dir)} if datasets_dir else {}
+        arguments = str(run.path), run.identity
+        self._process = HelperProcess("charts", CHARTS_MODULE, *arguments, environment=environment)
         self._is_outdated = False
         self._not_before = time.monotonic()
 
@@ -49,59 +49,32 @@ class ChartProcess:
         """Wait until the charts show everything up to the last request, or a signal arrives."""
         if self._is_outdated:
             self._draw()
-        if self._process is not None:
-            self._process.finish(stop, "drawing the charts")
-            self._end()
+        self._process.finish(stop, "drawing the charts")
+        self._process.kill()
 
     def _draw(self) -> None:
         self._is_outdated = False
         self._not_before = time.monotonic() + MIN_SECONDS_BETWEEN_CHARTS
         try:
-            if not self._is_asked():
-                self._end()
-                arguments = str(self._run.path), self._run.identity
-                self._process = HelperProcess(
-                    "charts", CHARTS_MODULE, *arguments, environment=self._environment
-                )
+            try:
+                self._process.send("draw")
+            except OSError:  # it has ended
+                self._process.kill()
                 self._process.send("draw")
         except OSError as error:
             log.warning("the charts could not be drawn: %s", error)
-            self._end()
-
-    def _is_asked(self) -> bool:
-        """Ask the process for the charts; return whether there is one."""
-        if self._process is None:
-            return False
-        try:
-            self._process.send("draw")
-        except OSError:  # it has ended
-            return False
-        return True
-
-    def _end(self) -> None:
-        """End the process, if there is one."""
-        if self._process is not None:
             self._process.kill()
-        self._process = None
 
 
 class Background:
-    """Starts what runs beside the steps, and tells it of each checkpoint. Of several processes, the
-    first does so for all, and the others wait for it at the end.
-
-    Args:
-        start: of a run, whose lock is held.
-        datasets_dir: where its datasets are; None for where they are by default.
-
-    Attributes:
-        stop: knows of signals, which also end the wait for samples and trackers.
-        is_complete: set it once the run has taken its last step; then the end waits for the samples
-            of all checkpoints. Those that are missing are made by the next start.
-    """
+    """Starts what runs beside the steps of a start, whose run's lock is held, and tells it of each
+    checkpoint. Of several processes, the first does so for all, and the others wait for it at the
+    end."""
 
     def __init__(self, start: Start, datasets_dir: Path | None = None) -> None:
         run, train, is_first = start.run, start.config.train, is_first_process()
         self.stop = StopSignal()
+        """Knows of signals, which also end the wait for samples and trackers."""
         self._mirror = _mirror_of(start)
         self._charts = ChartProcess(run, datasets_dir)
         has_samples = train.sample_prompts and is_first
@@ -110,6 +83,8 @@ class Background:
         hooks, last_step = start.options.on_event, start.first_step - 1
         self._alerts = Alerts(run, hooks, last_step) if is_first else None
         self.is_complete = False
+        """Set it once the run has taken its last step; then the end waits for the samples of all
+        checkpoints. Those that are missing are made by the next start."""
 
     def step_taken(self, metrics: StepRecord) -> None:
         """Note a step that was taken."""

@@ -71,14 +71,9 @@ class Record(NamedTuple):
 def record_fields(
     start: Start, step: int, result: StepResult, tokens_seen: int, tokens: int, seconds: float
 ) -> dict[str, Any]:
-    """Return the fields of `StepRecord`, which the metrics of every kind of run have.
-
-    Args:
-        result: on the host.
-        tokens_seen: in all steps up to this one.
-        tokens: of this step.
-        seconds: since the end of the step before.
-    """
+    """Return the fields of `StepRecord`, which the metrics of every kind of step have. `result` is
+    on the host; `tokens_seen` are those of all steps up to this one, `tokens` its own; `seconds`
+    are since the end of the step before."""
     return {
         "global_step": step,
         "tokens_seen": tokens_seen,
@@ -149,19 +144,13 @@ class Learner(Protocol[R]):
         ...
 
     def summary(self, run: RunFolder, last: R | None) -> str:
-        """Return the results of the run so far, in words.
-
-        Args:
-            last: the last step of this start, None if it took none.
-        """
+        """Return the results of the run so far, in words. `last` is the last step of this start,
+        None if it took none."""
         ...
 
     def retake(self, step: int, *, skipped: bool) -> Any:
-        """Take a step again and record nothing.
-
-        Args:
-            skipped: whether its update was skipped because of a loss spike.
-        """
+        """Take a step again and record nothing. `skipped` says whether its update was skipped
+        because of a loss spike."""
         ...
 
 
@@ -203,12 +192,8 @@ class Inputs(Protocol[R]):
         ...
 
     def learner(self, start: Start, mesh: Mesh, steps: Sequence[R]) -> Learner[R]:
-        """Create or restore model and optimizer, and return what trains them.
-
-        Args:
-            start: with the config that the devices chose.
-            steps: recorded before this start, in order.
-        """
+        """Create or restore model and optimizer, and return what trains them. The config of `start`
+        is what the devices chose; `steps` were recorded before it, in order."""
         ...
 
     def resources(self, start: Start, mesh: Mesh) -> AbstractContextManager[None]:

@@ -334,22 +334,15 @@ def _finite(step: int, losses: ValidationLosses) -> ValidationLosses:
 
 
 class PrefetchedBatches:
-    """Batches on their devices; the next one is transferred while one is used.
-
-    Args:
-        mesh: the devices.
-        batches: arrays on the host.
-        size: sequences of a microbatch, over all devices.
-
-    Attributes:
-        failure: why no batch after the last one could be read, None so far.
-    """
+    """Batches on the devices of a mesh, from arrays on the host; the next one is transferred while
+    one is used. `size` is the sequences of a microbatch, over all devices."""
 
     def __init__(
         self, mesh: Mesh, batches: Iterable[tuple[np.ndarray | None, ...]], size: int
     ) -> None:
         self._mesh, self._batches, self._size = mesh, batches, size
         self.failure: RunFailure | None = None
+        """Why no batch after the last one could be read; None so far."""
 
     def __iter__(self) -> Iterator[PlacedBatch]:
         following: PlacedBatch | None = None

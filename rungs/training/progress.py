@@ -18,14 +18,9 @@ log = logging.getLogger("rungs")
 
 
 class Progress(Generic[R]):
-    """Shows the steps of a start.
-
-    Args:
-        steps: from the first to the last one.
-        headline: from one or several steps to what matters most about them, by name.
-        peak_tokens_per_second: what the devices could do at their peak FLOPS, if that is known.
-        clock: the time in seconds.
-    """
+    """Shows the steps of a start, with `headline`: what matters most about one or several steps, by
+    name. `peak_tokens_per_second` is what the devices could do at their peak FLOP/s, if that is
+    known; `clock` returns the time in seconds."""
 
     def __init__(
         self,

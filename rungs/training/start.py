@@ -61,22 +61,13 @@ log = logging.getLogger("rungs")
 
 
 def launch(run: RunFolder, config: AnyRunConfig, options: StartOptions, kind: Kind) -> int:
-    """Train a run to its end, or until a signal.
+    """Train a run of a kind to its end, or until a signal. Return the exit code: 0 at the end; 128
+    + the number of a signal that stopped the run, after a save. Raises UserError if the run, its
+    inputs and its checkpoints don't fit together, RunFailure if the run cannot continue, through no
+    mistake of the user.
 
-    Steps 1 to 6 check everything that the user could have got wrong. Nothing on disk changes
-    before step 7.
-
-    Args:
-        kind: what it learns from, and how.
-
-    Returns:
-        The exit code: 0 at the end; 128 + the number of a signal that stopped the run, after a
-        save.
-
-    Raises:
-        UserError: the run, its inputs and its checkpoints don't fit together.
-        RunFailure: the run cannot continue, through no mistake of the user.
-    """
+    Steps 1 to 6 check everything that the user could have got wrong. Nothing on disk changes before
+    step 7."""
     # 1. The checkpoint to resume from: none with --fresh, the one that --from names, otherwise the
     #    newest valid one.
     saved = find_checkpoint(run, options)

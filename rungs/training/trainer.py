@@ -40,13 +40,9 @@ class Due(NamedTuple):
 
 
 class Intervals:
-    """Counts steps from 0 and minutes from the start of this process.
-
-    Args:
-        train: with the intervals.
-        total_steps: of the run; after the last one both are due.
-        any_process: whether a condition holds in any process, so that all agree on the time.
-    """
+    """Counts steps from 0 and minutes from the start of this process. After the last of
+    `total_steps` both are due. `any_process` says whether a condition holds in any process, so that
+    all agree on the time."""
 
     def __init__(
         self, train: OptimizationConfig, total_steps: int, any_process: Callable[[bool], bool]
@@ -125,17 +121,11 @@ class Trainer(Generic[R]):
         self._hooks.append((hook, every))
 
     def train(self, stop: StopSignal) -> R | None:
-        """Take the remaining steps, or those until `stop`; the last one is saved. Until the first
-        one is compiled there is nothing to save, and a signal ends the process.
+        """Take the remaining steps, or those until `stop` knows of a signal; the last one is saved.
+        Return the metrics of the last step taken, None if there is none. Until the first one is
+        compiled there is nothing to save, and a signal ends the process.
 
-        The host reads a step's results while the next step runs on the devices.
-
-        Args:
-            stop: tells when a signal has arrived.
-
-        Returns:
-            The metrics of the last step taken, None if there is none.
-        """
+        The host reads a step's results while the next step runs on the devices."""
         learner, any_process = self.learner, AnyProcess(self.mesh)
 
         def is_stopping() -> bool:
@@ -190,12 +180,9 @@ class Trainer(Generic[R]):
         due: Due,
         hooks: list[Hook],
     ) -> bool:
-        """Read a step; validate it if that is due, record it, then save it if that is due.
-
-        Returns:
-            Whether a validation or a hook was interrupted. The next start then repeats it; as no
-            start follows the last step, it is never interrupted there.
-        """
+        """Read a step; validate it if that is due, record it, then save it if that is due. Return
+        whether a validation or a hook was interrupted. The next start then repeats it; as no start
+        follows the last step, it is never interrupted there."""
         metrics = self._read(step, taken)
         is_last = step == self.total_steps - 1
         stops = NEVER if is_last else stops
