@@ -11,17 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from rungs.charts import drawing
+from rungs.charts import drawing, step_charts
 from rungs.charts.drawing import BLACK, BLUE, ORANGE, PALE, PURPLE, SKY_BLUE, VERMILLION
-from rungs.charts.step_charts import (
-    STEP_CHARTS,
-    AnySteps,
-    Lines,
-    median_line,
-    resumes,
-    steps_and_median,
-    steps_chart,
-)
 from rungs.config.run_config import REINFORCE_FILE, config_files
 from rungs.data import catalog, overlap
 from rungs.run import recorded_run
@@ -46,10 +37,10 @@ def draw_run(
         chart_style: one of `drawing.STYLES`; as `train.json` says if None.
     """
     is_policy = config_files(run_folder)[1] == REINFORCE_FILE
-    run: AnySteps = (RecordedPolicyRun if is_policy else RecordedRun).load(run_folder)
+    run: step_charts.AnySteps = (RecordedPolicyRun if is_policy else RecordedRun).load(run_folder)
     if not len(run):
         return []
-    charts = (POLICY_CHARTS if is_policy else TRAINING_CHARTS) | STEP_CHARTS
+    charts = (POLICY_CHARTS if is_policy else TRAINING_CHARTS) | step_charts.STEP_CHARTS
     with drawing.use_style(chart_style or run.config.train.chart_style):
         # A run folder that was deleted while its charts are drawn stays deleted.
         creates = output_folder is not None
@@ -71,7 +62,7 @@ def loss_chart(run: RecordedRun) -> Figure:
     drawing.step_axis(axes, run)
     if run.best_step:
         lines["best step"] = _mark_best(axes, run.best_step)
-    lines |= resumes(axes, run)
+    lines |= step_charts.resumes(axes, run)
     drawing.legend(figure, lines, overlaps([run]))
     return figure
 
@@ -87,7 +78,7 @@ def overlaps(runs: list[RecordedRun]) -> list[str]:
     return overlap.notes({name: catalog.dataset_folder(name, place) for name in names})
 
 
-def _training_loss(axes: Axes, run: RecordedRun) -> Lines:
+def _training_loss(axes: Axes, run: RecordedRun) -> step_charts.Lines:
     steps, loss = run.column("global_step"), run.column("train_loss")
     # the interval of the checkpoints, or the multiple of it that is wide enough to see
     interval = run.config.train.checkpoint_interval
@@ -104,11 +95,11 @@ def _training_loss(axes: Axes, run: RecordedRun) -> Lines:
     }
 
 
-def _losses_of_datasets(axes: Axes, run: RecordedRun) -> Lines:
+def _losses_of_datasets(axes: Axes, run: RecordedRun) -> step_charts.Lines:
     """Draw the validation loss on each of several datasets."""
     found = [(step.global_step, step.validation_losses or {}) for step in run.notable]
     names = dict.fromkeys(name for _, losses in found for name in losses)
-    lines: Lines = {}
+    lines: step_charts.Lines = {}
     for name, color in zip(names, itertools.cycle(drawing.COLOURS[2:]), strict=False):
         points = [(step, losses[name]) for step, losses in found if name in losses]
         x, y = np.array(points, dtype=float).T
@@ -116,7 +107,7 @@ def _losses_of_datasets(axes: Axes, run: RecordedRun) -> Lines:
     return lines
 
 
-def _spikes(axes: Axes, run: RecordedRun) -> Lines:
+def _spikes(axes: Axes, run: RecordedRun) -> step_charts.Lines:
     spikes = [step for step in run.notable if step.spike is not None]
     if not spikes:
         return {}
@@ -152,25 +143,25 @@ TRAINING_CHARTS: dict[str, Callable[[Any], Figure]] = {"loss-chart.png": loss_ch
 def reward_chart(run: RecordedPolicyRun) -> Figure:
     """Reward of training, and pass@1 and pass@k on the held-out items, now and at the start."""
 
-    def draw(axes: Axes) -> Lines:
-        lines = steps_and_median(axes, run, "reward")
+    def draw(axes: Axes) -> step_charts.Lines:
+        lines = step_charts.steps_and_median(axes, run, "reward")
         lines = {f"training reward, {name}": line for name, line in lines.items()}
         if len(run.rewards) > 1:
             for (name, values), color in zip(run.rewards.items(), drawing.COLOURS, strict=False):
-                lines[f"reward {name}"] = median_line(axes, run, values, color=color)
-        return lines | _validations(axes, run) | resumes(axes, run)
+                lines[f"reward {name}"] = step_charts.median_line(axes, run, values, color=color)
+        return lines | _validations(axes, run) | step_charts.resumes(axes, run)
 
-    return steps_chart(run, "reward and held-out pass@k", "mean reward, pass@k", draw)
+    return step_charts.steps_chart(run, "reward and held-out pass@k", "mean reward, pass@k", draw)
 
 
-def _validations(axes: Axes, run: RecordedPolicyRun) -> Lines:
+def _validations(axes: Axes, run: RecordedPolicyRun) -> step_charts.Lines:
     if not run.validations:
         return {}
     steps = np.array([step for step, _ in run.validations], dtype=float)
     found = [validation for _, validation in run.validations]
     low, high = np.array([validation.pass_at_1_interval for validation in found]).T
     pass_at_1 = np.array([validation.pass_at_1 for validation in found])
-    lines: Lines = {
+    lines: step_charts.Lines = {
         "pass@1 on held-out items": drawing.line(axes, steps, pass_at_1, color=VERMILLION),
         "its 95% interval": axes.fill_between(steps, low, high, color=VERMILLION, alpha=0.15),
     }
@@ -193,9 +184,9 @@ def groups_chart(run: RecordedPolicyRun) -> Figure:
         "all wrong": (run.column("groups_wrong"), PALE),
     }
 
-    def draw(axes: Axes) -> Lines:
+    def draw(axes: Axes) -> step_charts.Lines:
         steps, length = run.column("global_step"), -(-len(run) // _BARS)
-        lines: Lines = {}
+        lines: step_charts.Lines = {}
         below: FloatArray | float = 0.0
         for name, (groups, color) in columns.items():
             shares = groups / run.config.train.prompts_per_step
@@ -206,7 +197,7 @@ def groups_chart(run: RecordedPolicyRun) -> Figure:
         return lines
 
     title, y_label = "prompts by their completions", "share of the step's prompts"
-    return steps_chart(run, title, y_label, draw, lambda axes: axes.set_ylim(0, 1))
+    return step_charts.steps_chart(run, title, y_label, draw, lambda axes: axes.set_ylim(0, 1))
 
 
 def completions_chart(run: RecordedPolicyRun) -> Figure:
@@ -228,10 +219,10 @@ def completions_chart(run: RecordedPolicyRun) -> Figure:
 def entropy_chart(run: RecordedPolicyRun) -> Figure:
     """Entropy of the distributions that tokens are sampled from."""
 
-    def draw(axes: Axes) -> Lines:
-        return steps_and_median(axes, run, "entropy") | resumes(axes, run)
+    def draw(axes: Axes) -> step_charts.Lines:
+        return step_charts.steps_and_median(axes, run, "entropy") | step_charts.resumes(axes, run)
 
-    return steps_chart(run, "entropy", "nats per token", draw, drawing.zero_based_axis)
+    return step_charts.steps_chart(run, "entropy", "nats per token", draw, drawing.zero_based_axis)
 
 
 def log_prob_chart(run: RecordedPolicyRun) -> Figure:
@@ -279,14 +270,14 @@ def _median_chart(
     """Return a chart of running medians. `columns` has a value for each step, and the colour of its
     median, by name."""
 
-    def draw(axes: Axes) -> Lines:
-        lines: Lines = {
-            name: median_line(axes, run, values, color=color, linewidth=2)
+    def draw(axes: Axes) -> step_charts.Lines:
+        lines: step_charts.Lines = {
+            name: step_charts.median_line(axes, run, values, color=color, linewidth=2)
             for name, (values, color) in columns.items()
         }
-        return lines | resumes(axes, run) if marks_resumes else lines
+        return lines | step_charts.resumes(axes, run) if marks_resumes else lines
 
-    return steps_chart(run, title, y_label, draw, scale)
+    return step_charts.steps_chart(run, title, y_label, draw, scale)
 
 
 POLICY_CHARTS: dict[str, Callable[[Any], Figure]] = {

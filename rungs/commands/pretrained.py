@@ -12,17 +12,8 @@ from rungs.common.shown_text import quoted
 from rungs.config.model_config import ModelConfig
 from rungs.config.option_values import LinenFamily
 from rungs.data.catalog import find_datasets_dir
+from rungs.huggingface import exporting, hf_tokenizer, importing, model_card
 from rungs.huggingface.adapter import Adapter
-from rungs.huggingface.exporting import Export
-from rungs.huggingface.hf_tokenizer import describe_ends
-from rungs.huggingface.importing import (
-    Import,
-    find_linen_source,
-    find_source,
-    import_model,
-    target_folder,
-)
-from rungs.huggingface.model_card import ModelCard
 from rungs.huggingface.transformers_check import DivergenceError, compare, require_transformers
 from rungs.run.folder import RunFolder
 
@@ -44,13 +35,17 @@ def import_(
         raise UserError(
             "--linen: leave out --check and --revision, which are for Hugging Face models"
         )
-    target = target_folder(run)
+    target = importing.target_folder(run)
     if python and not check:
         raise UserError("--python: is for --check; add it, or leave out --python")
     if check:
         require_transformers(python or sys.executable)
-    found = find_linen_source(source, linen) if linen else find_source(source, revision)
-    plan = Import.from_source(found, ignored_keys)
+    found = (
+        importing.find_linen_source(source, linen)
+        if linen
+        else importing.find_source(source, revision)
+    )
+    plan = importing.Import.from_source(found, ignored_keys)
     click.echo(plan.summary())
     for note in plan.match.notes:
         click.echo(note)
@@ -60,7 +55,7 @@ def import_(
             compare(plan.source.folder, imported.imported, python or sys.executable, click.echo)
 
     try:
-        notes = import_model(plan, target, compare_if_asked)
+        notes = importing.import_model(plan, target, compare_if_asked)
     except DivergenceError as error:
         click.echo(f"error: {error}; {target} was not created", err=True)
         sys.exit(EXIT_DIVERGED)
@@ -77,21 +72,21 @@ def export(checkpoint: str, folder: Path, adapter: bool) -> None:
     if adapter:
         export_adapter(checkpoint, folder)
         return
-    plan = Export(checkpoint)
+    plan = exporting.Export(checkpoint)
     click.echo(plan.summary())
     with disk.create_folder(folder) as partial:
         notes = plan.write(partial)
     for note in notes:
         click.echo(note)
-    click.echo(f"generation stops at {describe_ends(folder)}")
+    click.echo(f"generation stops at {hf_tokenizer.describe_ends(folder)}")
     click.echo(f"{folder}: written. Load it: AutoModelForCausalLM.from_pretrained({str(folder)!r})")
 
 
 def upload(checkpoint: str, name: str, public: bool, datasets_dir: Path | None) -> None:
     """Do what the options of `pretrained.py upload` ask for."""
     hub.check_upload(name)
-    plan = Export(checkpoint)
-    card = ModelCard(name, plan, find_datasets_dir(datasets_dir))
+    plan = exporting.Export(checkpoint)
+    card = model_card.ModelCard(name, plan, find_datasets_dir(datasets_dir))
     click.echo(plan.summary())
     with disk.temporary_folder(Path.cwd()) as folder:
         notes = plan.write(folder)

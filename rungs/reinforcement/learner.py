@@ -17,10 +17,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 from jax.sharding import Mesh
 
-from rungs.checkpointing import checkpoint_folder, published
-from rungs.checkpointing.load import MergedWeights, find_starting_weights, place_starting_weights
-from rungs.checkpointing.manifest import Checkpoint, file_checksum
-from rungs.checkpointing.weights_file import Weights
+from rungs.checkpointing import checkpoint_folder, load, manifest, published, weights_file
 from rungs.common.errors import RunFailure, UserError
 from rungs.common.signals import Interrupted
 from rungs.common.text_table import counted
@@ -68,7 +65,7 @@ class PolicyInputs:
     tasks: list[Task]
     verifiers: list[Verifier]
     checkups: list[Checkup]
-    reference: Weights | None
+    reference: weights_file.Weights | None
     """The weights that the KL divergence is from."""
     longest_prompt: int
     """Tokens of the longest prompt of the tasks, as far as it was looked at."""
@@ -160,14 +157,14 @@ def _open_verifiers(
     return verifiers, checkups
 
 
-def _reference(start: Start) -> Weights | None:
+def _reference(start: Start) -> weights_file.Weights | None:
     """Return the weights that the KL divergence is from, None without one."""
     train = start.config.train
     if not train.kl_coefficient:
         return None
     if train.reference is None:
-        return find_starting_weights(start.run, start.config)
-    return MergedWeights(checkpoint_folder.find_weights(train.reference))
+        return load.find_starting_weights(start.run, start.config)
+    return load.MergedWeights(checkpoint_folder.find_weights(train.reference))
 
 
 class Sampled(NamedTuple):
@@ -284,7 +281,7 @@ class PolicyLearner:
         self._files.write(file, completions)
         return summarize(completions, samples)
 
-    def lacks_validation(self, saved: Checkpoint, _: PolicyMetrics) -> bool:
+    def lacks_validation(self, saved: manifest.Checkpoint, _: PolicyMetrics) -> bool:
         is_due = saved.step % saved.meta.train["checkpoint_interval"] == 0
         return is_due and saved.meta.selection_loss is None
 
@@ -337,12 +334,12 @@ class PolicyLearner:
 
 
 def _reference_model(
-    reference: Weights | None, config: ReinforceRunConfig, mesh: Mesh
+    reference: weights_file.Weights | None, config: ReinforceRunConfig, mesh: Mesh
 ) -> GPT | None:
     if reference is None:
         return None
     config = config._replace(train=config.train.model_copy(update={"lora": None}))
-    return create_model(config, mesh, place_starting_weights(reference, config, 1, mesh))
+    return create_model(config, mesh, load.place_starting_weights(reference, config, 1, mesh))
 
 
 def _checkup_lines(inputs: PolicyInputs) -> Iterator[str]:
@@ -385,7 +382,7 @@ def record_of(
     configs: Sequence[TaskConfig],
     tasks: Sequence[Task],
     verifiers: Sequence[Verifier],
-    reference: Weights | None,
+    reference: weights_file.Weights | None,
 ) -> Checksums:
     """Return the checksums of files, held-out items and verifiers of tasks, and those of the
     reference of the KL divergence."""
@@ -396,7 +393,7 @@ def record_of(
             parts[verifier.name] = verifier.sha256
         record[f"{number} {config.source}"] = parts
     if reference is not None:
-        record["reference"] = {reference.path.name: file_checksum(reference.path) or ""}
+        record["reference"] = {reference.path.name: manifest.file_checksum(reference.path) or ""}
     return record
 
 

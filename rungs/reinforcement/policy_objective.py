@@ -28,10 +28,8 @@ from rungs.model.blocks import Compute
 from rungs.model.gpt import GPT
 from rungs.model.kernels.cross_entropy import WeightOf
 from rungs.optim.precision import dtype_of
-from rungs.parallel import collectives
-from rungs.parallel.fsdp import WeightGatherer
+from rungs.parallel import collectives, fsdp, sharding
 from rungs.parallel.mesh import TOKEN_AXES
-from rungs.parallel.sharding import Layout
 from rungs.step import forward, shortcuts
 from rungs.step.objective import Aux, Microbatch
 
@@ -195,10 +193,10 @@ def make_log_prob_step(
     """Return a compiled function of (model, inputs_ABS, targets_ABS) that returns the
     log-probabilities of the targets, as `PolicyObjective` does, without computing gradients.
     `lengths` are those of `Shortcuts`; the mesh is the model's, one device if absent."""
-    layout, dtype = Layout.of(train.sharding, mesh), dtype_of(train)
+    layout, dtype = sharding.Layout.of(train.sharding, mesh), dtype_of(train)
     rows = layout.batch_spec(3)
 
-    def of_rows(model: GPT, gatherer: WeightGatherer, *batch_ABS: Array) -> Array:
+    def of_rows(model: GPT, gatherer: fsdp.WeightGatherer, *batch_ABS: Array) -> Array:
         compute = forward.compute_of(train, model, gatherer)
 
         def log_probs(inputs_BS: Array, targets_BS: Array) -> Array:

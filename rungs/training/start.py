@@ -17,14 +17,8 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from rungs.checkpointing import checkpoint_folder
+from rungs.checkpointing import checkpoint_folder, manifest
 from rungs.checkpointing.load import find_starting_weights, place_starting_weights, restore
-from rungs.checkpointing.manifest import (
-    Checkpoint,
-    CheckpointMeta,
-    installed_versions,
-    read_checkpoint,
-)
 from rungs.checkpointing.saver import Saver
 from rungs.common import disk, paths, run_log
 from rungs.common.errors import UserError
@@ -184,7 +178,7 @@ def dry_run(start: Start, inputs: Inputs[Any], mesh: Mesh) -> None:
     )
 
 
-def find_checkpoint(run: RunFolder, start: StartOptions) -> Checkpoint | None:
+def find_checkpoint(run: RunFolder, start: StartOptions) -> manifest.Checkpoint | None:
     """Return the checkpoint to resume from; the first process chooses it for all."""
 
     def name() -> str:
@@ -192,11 +186,11 @@ def find_checkpoint(run: RunFolder, start: StartOptions) -> Checkpoint | None:
         return found.folder.name if found else ""
 
     chosen = processes.broadcast_from_first(name)
-    return read_checkpoint(run.checkpoints / chosen) if chosen else None
+    return manifest.read_checkpoint(run.checkpoints / chosen) if chosen else None
 
 
 def start_of(
-    run: RunFolder, config: AnyRunConfig, options: StartOptions, saved: Checkpoint | None
+    run: RunFolder, config: AnyRunConfig, options: StartOptions, saved: manifest.Checkpoint | None
 ) -> Start:
     """Return a start that resumes from a checkpoint, or begins with step 0 from the weights that
     `start_from` names, or random ones. Raises UserError if the config has changed more than it may,
@@ -208,7 +202,7 @@ def start_of(
     return Start(run, config, options, saved, saved.weights)
 
 
-def refuse_to_restore(saved: CheckpointMeta, run: RunFolder, start: StartOptions) -> None:
+def refuse_to_restore(saved: manifest.CheckpointMeta, run: RunFolder, start: StartOptions) -> None:
     """Refuse a checkpoint of a mirror if the run folder, which may not be there, has configs that
     can't resume from it; see `refuse_changes`."""
     if start.fresh or not paths.is_file(run.path / MODEL_FILE):
@@ -218,7 +212,7 @@ def refuse_to_restore(saved: CheckpointMeta, run: RunFolder, start: StartOptions
     refuse_changes(saved, now._replace(train=train), run, start.extend)
 
 
-def with_recorded_dtype(train: T, saved: CheckpointMeta) -> T:
+def with_recorded_dtype(train: T, saved: manifest.CheckpointMeta) -> T:
     """Set compute_dtype "auto" to the dtype that a checkpoint recorded."""
     return resolve_compute_dtype(train, saved.run_config().train.compute_dtype)
 
@@ -240,7 +234,7 @@ def with_device_choices(start: Start) -> Start:
     return dataclasses.replace(start, config=config._replace(train=chosen_train))
 
 
-def _recorded_loop(saved: CheckpointMeta) -> LayerLoop | None:
+def _recorded_loop(saved: manifest.CheckpointMeta) -> LayerLoop | None:
     train = saved.run_config().train
     if train.remat == AUTO or train.scan_unroll == AUTO:  # before these were recorded
         return None
@@ -263,9 +257,9 @@ def create_mesh(start: Start) -> Mesh:
     return mesh
 
 
-def _warn_of_changes(saved: CheckpointMeta) -> None:
+def _warn_of_changes(saved: manifest.CheckpointMeta) -> None:
     """Log what bears on results and differs from when a checkpoint was saved."""
-    before, now = saved.versions, installed_versions()
+    before, now = saved.versions, manifest.installed_versions()
     if saved.environment is not None:
         before, now = before | saved.environment, now | jax_setup.recorded()
     if changes := jax_setup.changes(before, now):
