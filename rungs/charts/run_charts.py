@@ -28,14 +28,11 @@ _BARS = 60
 def draw_run(
     run_folder: Path, output_folder: Path | None = None, chart_style: str | None = None
 ) -> list[Path]:
-    """Draw the charts of a run from its metrics and configs, and return the files written: none if
-    no step has been recorded yet. Matplotlib's settings change for the whole process, so draw in
-    one thread only. Raises UserError if a config is wrong, or a chart cannot be written.
-
-    Args:
-        output_folder: where to write the charts; the run folder if None.
-        chart_style: one of `drawing.STYLES`; as `train.json` says if None.
-    """
+    """Draw the charts of a run from its metrics and configs, into its folder or another, and return
+    the files written: none if no step has been recorded yet. `chart_style` is one of
+    `drawing.STYLES`; as `train.json` says if None. Matplotlib's settings change for the whole
+    process, so draw in one thread only. Raises UserError if a config is wrong, or a chart cannot be
+    written."""
     is_policy = config_files(run_folder)[1] == REINFORCE_FILE
     run: step_charts.AnySteps = (RecordedPolicyRun if is_policy else RecordedRun).load(run_folder)
     if not len(run):

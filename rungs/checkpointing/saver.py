@@ -57,24 +57,18 @@ class _Unfinished(NamedTuple):
 
 
 class Saver:
-    """Writes checkpoints in the background, one at a time.
+    """Writes checkpoints of a run in the background, one at a time. With several processes each
+    writes its part of the optimizer state. The first also writes everything else and completes the
+    checkpoint.
 
-    With several processes each writes its part of the optimizer state. The first also writes
-    everything else and completes the checkpoint.
+    Each checkpoint gets a copy of the tokenizer file, with the chat template beside it; they are
+    read now, as their dataset or checkpoint may be gone later. The origin and the published files
+    of the weights that a start continues from are passed on, and so is their tokenizer if the
+    dataset has none.
 
-    Args:
-        folder: the run's `checkpoints/`.
-        config: both configs; `keep_checkpoints` says how many stay after each save.
-        tokenizer_file: copied into each checkpoint if there is one, with the chat template beside
-            it. It is read now, as its dataset or checkpoint may be gone later.
-        before: called in the background before each checkpoint is written.
-        after: each called in the background after a checkpoint is complete.
-        starts_from: the weights that this start continues from, if any. Their origin and the files
-            they were published with are passed on, and so is their tokenizer if the dataset has
-            none.
-        check: raises RunFailure if the run is no longer in its folder, in which nothing is changed
-            then.
-    """
+    `before` is called in the background before each checkpoint is written, and each of `after` once
+    it is complete. `check` raises RunFailure if the run is no longer in its folder, in which
+    nothing is changed then."""
 
     def __init__(
         self,

@@ -24,14 +24,10 @@ log = logging.getLogger("rungs")
 
 def restore_if_empty(run: RunFolder, url: str, check: Callable[[CheckpointMeta], None]) -> None:
     """Download a run from its mirror if its folder has no checkpoints, or is not there. Otherwise
-    only check that the mirror is of this run. Raises UserError if the mirror is of another run, or
-    ahead of this folder, and RunFailure if the mirror cannot be reached, and may have checkpoints
-    that are not here.
-
-    Args:
-        check: called with the newest checkpoint of the mirror before anything is written; raises
-            UserError if the run folder doesn't fit it.
-    """
+    only check that the mirror is of this run. `check` is called with the newest checkpoint of the
+    mirror before anything is written; it raises UserError if the run folder doesn't fit it. Raises
+    UserError if the mirror is of another run, or ahead of this folder, and RunFailure if the mirror
+    cannot be reached, and may have checkpoints that are not here."""
     mirror = MirrorFolder(url)
     with _failures(mirror):
         _refuse_place(run, mirror)

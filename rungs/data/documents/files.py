@@ -107,14 +107,10 @@ def hub_files(name: str, repository: hub.HubRepository, choice: Choice) -> list[
 def choose(
     files: dict[str, tuple[int, str | None]], configs: Sequence[dict[str, Any]], choice: Choice
 ) -> list[DataFile]:
-    """Return the chosen files of a repository, in the order of their names. Without a choice, these
-    are the files of the default configuration if the repository's card has any, or else all files
-    of documents. Raises UserError if there are no such files, or no such configuration or split.
-
-    Args:
-        files: size and sha256 by name.
-        configs: `configs` of the repository's card.
-    """
+    """Return the chosen files of a repository, in the order of their names, from size and sha256 of
+    each and the `configs` of its card. Without a choice, these are the files of the default
+    configuration if the card has any, or else all files of documents. Raises UserError if there are
+    no such files, or no such configuration or split."""
     names = sorted(name for name in files if format_of(name))
     if not names:
         raise UserError(f"no file of documents; these are known: {', '.join(FORMATS)}")
@@ -211,13 +207,10 @@ def split_of(name: str) -> str:
 def fetch_ahead(
     files: Sequence[DataFile], fetch: Callable[[DataFile], Path], keep: bool = True
 ) -> Generator[FetchedFile, None, None]:
-    """Yield files in order, while the next ones are being fetched. Raises UserError if a file
-    cannot be fetched, or has another checksum than on the hub.
-
-    Args:
-        fetch: returns the path of a file on this machine, after a download if it isn't there.
-        keep: if False, each file is deleted after it was read.
-    """
+    """Yield files in order, while the next ones are being fetched: `fetch` returns the path of a
+    file on this machine, after a download if it isn't there. Without `keep` each file is deleted
+    after it was read. Raises UserError if a file cannot be fetched, or has another checksum than on
+    the hub."""
     with ThreadPoolExecutor(FILES_AHEAD) as pool:
         fetched = (pool.submit(_fetch, file, fetch) for file in files)
         coming = deque(itertools.islice(fetched, FILES_AHEAD))
@@ -256,15 +249,10 @@ def format_of(name: str) -> Format | None:
 
 
 def read(path: Path, name: str, column: str | None, first: int = 0) -> Iterator[str | None]:
-    """Yield the text of each row of a file, in order and in bounded memory; None if it has none.
-    Raises UserError if the file cannot be read, is damaged or not UTF-8, or has no such column of
-    texts.
-
-    Args:
-        name: as the user knows the file; its suffix says the format.
-        column: column with the text; without one `text`, or the only column of texts.
-        first: index of the first row to yield.
-    """
+    """Yield the text of each row of a file from row `first` on, in order and in bounded memory;
+    None if it has none. `name` is the file as the user knows it, whose suffix says the format; the
+    text is in `column`, or without one in `text`, or the only column of texts. Raises UserError if
+    the file cannot be read, is damaged or not UTF-8, or has no such column of texts."""
     readers: dict[Format | None, Callable[..., Iterator[str | None]]] = {
         "parquet": _parquet,
         "json lines": _json_lines,
