@@ -2,6 +2,7 @@
 
     start          launch(): every check and step of a start, in order; `--dry-run`; devices, dtype,
                    a tidy run folder, model and optimizer
+    run_length     how many steps a run takes, also with max_minutes
     resume         which checkpoint a start resumes from; what it refuses, what it moves aside
     trainer        the training loop of every kind of run; when checkpoints and validations are due
     learner        what differs between kinds of runs; the protocols that one implements

@@ -108,9 +108,9 @@ class Learner(Protocol[R]):
         """Why no step after the last one can be taken; None so far."""
         ...
 
-    def take(self, step: int, stops: Stops) -> Any:
-        """Take a step; return what `read` waits for. Raises Interrupted if the step was abandoned,
-        with model and optimizer unchanged."""
+    def take(self, step: int, stops: Stops, learning_rate: np.float32 | None) -> Any:
+        """Take a step; return what `read` waits for. `learning_rate` is that of `RunLength`. Raises
+        Interrupted if the step was abandoned, with model and optimizer unchanged."""
         ...
 
     def read(self, step: int, taken: Any) -> tuple[R, StepResult]:
@@ -148,7 +148,7 @@ class Learner(Protocol[R]):
         None if it took none."""
         ...
 
-    def retake(self, step: int, *, skipped: bool) -> Any:
+    def retake(self, step: int, learning_rate: np.float32 | None, *, skipped: bool) -> Any:
         """Take a step again and record nothing. `skipped` says whether its update was skipped
         because of a loss spike."""
         ...

@@ -13,30 +13,33 @@ from rungs.common.run_log import SECONDS_BETWEEN_LINES, TERMINAL
 from rungs.common.text_table import format_duration
 from rungs.parallel.processes import is_first_process
 from rungs.run.metrics import R, StepRecord
+from rungs.training.run_length import RunLength
 
 log = logging.getLogger("rungs")
 
 
 class Progress(Generic[R]):
-    """Shows the steps of a start, with `headline`: what matters most about one or several steps, by
-    name. `peak_tokens_per_second` is what the devices could do at their peak FLOP/s, if that is
-    known; `clock` returns the time in seconds."""
+    """Shows the steps of a start, out of the length of the run, with `headline`: what matters most
+    about one or several steps, by name. `peak_tokens_per_second` is what the devices could do at
+    their peak FLOP/s, if that is known; `clock` returns the time in seconds."""
 
     def __init__(
         self,
-        steps: range,
+        first_step: int,
+        length: RunLength,
         headline: Callable[[Sequence[R]], dict[str, str]],
         peak_tokens_per_second: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock, self._first_shown = clock, 0.0
-        self._steps, self._headline, self._peak = steps, headline, peak_tokens_per_second
+        self._first_step, self._length = first_step, length
+        self._headline, self._peak = headline, peak_tokens_per_second
         self._unshown: list[R] = []
         self._has_bar = TERMINAL.shows_bars
         self._bar = tqdm(
             file=TERMINAL,
-            total=steps.stop,
-            initial=steps.start,
+            total=length.total_steps,
+            initial=first_step,
             unit="step",
             dynamic_ncols=True,
             smoothing=0,  # a mean over all steps, which a validation doesn't make jump
@@ -51,10 +54,11 @@ class Progress(Generic[R]):
 
     def show(self, metrics: R) -> None:
         """Show the next step."""
+        self._bar.total = self._length.total_steps
         self._bar.set_postfix(self._postfix(metrics), refresh=False)
         self._bar.update()
         self._unshown.append(metrics)
-        is_first = metrics.global_step == self._steps.start
+        is_first = metrics.global_step == self._first_step
         if is_first:
             self._first_shown = self._clock()
         if is_first or _seconds(self._unshown) >= SECONDS_BETWEEN_LINES:
@@ -78,7 +82,7 @@ class Progress(Generic[R]):
         """Return the steps since the previous line as one: what matters most about them, the last
         one's number, learning rate and gradient norm, and the mean speed."""
         last = self._unshown[-1]
-        return f"step {last.global_step:,} of {self._steps.stop:,}: " + ", ".join(
+        return f"step {last.global_step:,} of {self._length.total_steps:,}: " + ", ".join(
             [
                 *(f"{name} {text}" for name, text in self._headline(self._unshown).items()),
                 f"learning rate {last.learning_rate:.2e}",
@@ -97,8 +101,8 @@ class Progress(Generic[R]):
         """Return the time left at the pace since the first step: steps, validations, checkpoints
         and all else."""
         last = self._unshown[-1].global_step
-        pace = (self._clock() - self._first_shown) / (last - self._steps.start)
-        return (self._steps.stop - 1 - last) * pace
+        pace = (self._clock() - self._first_shown) / (last - self._first_step)
+        return (self._length.total_steps - 1 - last) * pace
 
 
 def _seconds(steps: Sequence[StepRecord]) -> float:

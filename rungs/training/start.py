@@ -44,6 +44,7 @@ from rungs.training.background import Background
 from rungs.training.failed_step import FailedStepRecorder, FailedSteps
 from rungs.training.learner import NEVER, Inputs, Kind, Start
 from rungs.training.resume import checkpoint_to_resume, move_aside, refuse_changes
+from rungs.training.run_length import RunLength, run_length
 from rungs.training.trainer import Trainer
 
 EXIT_STOPPED_ELSEWHERE = 128 + signal.SIGTERM
@@ -54,9 +55,16 @@ _DRY_STEPS = 3
 log = logging.getLogger("rungs")
 
 
-def launch(run: RunFolder, config: AnyRunConfig, options: StartOptions, kind: Kind) -> int:
+def launch(
+    run: RunFolder,
+    config: AnyRunConfig,
+    options: StartOptions,
+    kind: Kind,
+    began: float | None = None,
+) -> int:
     """Train a run of a kind to its end, or until a signal. Return the exit code: 0 at the end; 128
-    + the number of a signal that stopped the run, after a save. Raises UserError if the run, its
+    + the number of a signal that stopped the run, after a save. `began` is when the time of
+    `max_minutes` began, in `time.monotonic()`; None for now. Raises UserError if the run, its
     inputs and its checkpoints don't fit together, RunFailure if the run cannot continue, through no
     mistake of the user.
 
@@ -76,8 +84,9 @@ def launch(run: RunFolder, config: AnyRunConfig, options: StartOptions, kind: Ki
         with errors_in(run):
             check_sample_prompts(config, inputs.tokenizer_place)
         # 4. A finished run has nothing left to train.
+        length = run_length(start, inputs.total_steps, time.monotonic() if began is None else began)
         beside = Background(start, inputs.datasets_dir)
-        if start.first_step >= inputs.total_steps:
+        if start.first_step >= length.total_steps:
             return _finish(start, inputs, beside)
         # 5. The devices: as the config says, else as the checkpoint recorded, else all there are.
         mesh = create_mesh(start)
@@ -85,19 +94,19 @@ def launch(run: RunFolder, config: AnyRunConfig, options: StartOptions, kind: Ki
         start = with_device_choices(start)
         if options.dry_run:
             with inputs.resources(start, mesh):
-                dry_run(start, inputs, mesh)
+                dry_run(start, inputs, mesh, length)
             return 0
         # 7. What this start leaves behind moves aside; what a crash left unfinished is removed.
         with disk.writing(run.path, "what this start changes"):
             processes.run_on_first(lambda: tidy(start))
         # 8. Model and optimizer are created or restored, then the steps are taken.
         with run_log.log_failures(), inputs.resources(start, mesh):
-            trainer = make_trainer(start, inputs, mesh, beside)
+            trainer = make_trainer(start, inputs, mesh, length, beside)
             trainer.learner.log_start(start, mesh)
             with beside:
                 last = trainer.train(beside.stop)
                 taken = last.global_step + 1 if last else start.first_step
-                beside.is_complete = taken == inputs.total_steps
+                beside.is_complete = taken == length.total_steps
                 processes.run_on_first(lambda: run_report.log_end(start, trainer, last))
             return 0 if beside.is_complete else beside.stop.exit_code or EXIT_STOPPED_ELSEWHERE
 
@@ -110,7 +119,7 @@ def _finish(start: Start, inputs: Inputs[Any], background: Background) -> int:
         run_report.log_finished(start, inputs.edit_to_extend())
 
     if start.options.dry_run:
-        log.info("%s is finished: %s steps", start.run.path, f"{inputs.total_steps:,}")
+        log.info("%s is finished: %s steps", start.run.path, f"{start.first_step:,}")
         return 0
     with disk.writing(start.run.path, "what is left to do"), background.catching_up():
         processes.run_on_first(finish)
@@ -118,7 +127,7 @@ def _finish(start: Start, inputs: Inputs[Any], background: Background) -> int:
 
 
 def make_trainer(
-    start: Start, inputs: Inputs[Any], mesh: Mesh, background: Background
+    start: Start, inputs: Inputs[Any], mesh: Mesh, length: RunLength, background: Background
 ) -> Trainer[Any]:
     """Return what takes the steps of a start. The first process writes the metrics for all."""
     run, config, last_step = start.run, start.config, start.first_step - 1
@@ -139,12 +148,12 @@ def make_trainer(
         check=run.check,
     )
     sharding = devices.recorded_sharding(config.train, mesh)
-    recorder = FailedStepRecorder(run, config, inputs.total_steps, learner.batch, sharding)
+    recorder = FailedStepRecorder(run, config, length, learner.batch, sharding)
     limit = config.train.max_non_finite_steps
     trainer = Trainer(
         start=start,
         mesh=mesh,
-        total_steps=inputs.total_steps,
+        length=length,
         learner=learner,
         metrics=written,
         saver=saver,
@@ -157,16 +166,17 @@ def make_trainer(
     return trainer
 
 
-def dry_run(start: Start, inputs: Inputs[Any], mesh: Mesh) -> None:
+def dry_run(start: Start, inputs: Inputs[Any], mesh: Mesh, length: RunLength) -> None:
     """Create or restore model and optimizer, take a few steps and log what the run will take.
     Nothing on disk changes."""
     learner = inputs.learner(start, mesh, ())
     learner.log_start(start, mesh)
     losses, times = [], [time.perf_counter()]
-    for step in range(start.first_step, min(start.first_step + _DRY_STEPS, inputs.total_steps)):
-        losses.append(learner.read(step, learner.take(step, NEVER))[1].loss)
+    for step in range(start.first_step, min(start.first_step + _DRY_STEPS, length.total_steps)):
+        taken = learner.take(step, NEVER, length.learning_rate(step))
+        losses.append(learner.read(step, taken)[1].loss)
         times.append(time.perf_counter())
-    left = inputs.total_steps - start.first_step
+    left = length.total_steps - start.first_step
     log.info(
         "dry run: the first step has loss %s (ln of vocab_size: %.4f); it took %s with compilation,"
         " another one %s; %s steps are left: about %s without validation; nothing was"

@@ -4,6 +4,7 @@ What a step does is up to the `Learner`.
 """
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple
@@ -23,6 +24,7 @@ from rungs.step.nonfinite import Flags
 from rungs.training.failed_step import FailedSteps
 from rungs.training.learner import NEVER, Learner, Start, Stops, never
 from rungs.training.progress import Progress
+from rungs.training.run_length import RunLength
 
 
 class Due(NamedTuple):
@@ -40,22 +42,18 @@ class Due(NamedTuple):
 
 
 class Intervals:
-    """Counts steps from 0 and minutes from the start of this process. After the last of
-    `total_steps` both are due. `any_process` says whether a condition holds in any process, so that
-    all agree on the time."""
+    """Counts steps from 0 and minutes from the start of this process. `any_process` says whether a
+    condition holds in any process, so that all agree on the time."""
 
-    def __init__(
-        self, train: OptimizationConfig, total_steps: int, any_process: Callable[[bool], bool]
-    ) -> None:
-        self._train, self._last = train, total_steps - 1
-        self._any_process = any_process
+    def __init__(self, train: OptimizationConfig, any_process: Callable[[bool], bool]) -> None:
+        self._train, self._any_process = train, any_process
         self._saved_at = self._validated_at = time.monotonic()
 
-    def after(self, step: int) -> Due:
-        """Return what is due after a step."""
+    def after(self, step: int, is_last: bool) -> Due:
+        """Return what is due after a step; after a run's last one, both are."""
         train, now = self._train, time.monotonic()
-        competes = step == self._last or step % train.checkpoint_interval == 0
-        due = Due(competes, step == self._last or is_validation_step(train, step), competes)
+        competes = is_last or step % train.checkpoint_interval == 0
+        due = Due(competes, is_last or is_validation_step(train, step), competes)
         if isinstance(train, TrainConfig):
             is_saved_now = self._is_over(train.checkpoint_minutes, self._saved_at)
             is_validated_now = self._is_over(train.validation_minutes, self._validated_at)
@@ -99,7 +97,7 @@ class Trainer(Generic[R]):
 
     start: Start
     mesh: Mesh
-    total_steps: int
+    length: RunLength
     learner: Learner[R]
     metrics: MetricsLog[R]
     saver: Saver
@@ -114,6 +112,11 @@ class Trainer(Generic[R]):
         self._saved: tuple[int, Flags] | None = None
         self._last_saved = -1
         self._latest: R | None = None
+        self._validation_seconds = 0.0
+
+    @property
+    def total_steps(self) -> int:
+        return self.length.total_steps
 
     def add_hook(self, hook: Hook, every: int) -> None:
         """Call a function after each `every`-th step, counted from 0, and after the last one.
@@ -132,19 +135,21 @@ class Trainer(Generic[R]):
             return stop.number is not None or learner.failure is not None
 
         stops = Stops(is_stopping, lambda: any_process(is_stopping()))
-        steps = range(self.start.first_step, self.total_steps)
-        intervals = Intervals(self.start.config.train, self.total_steps, any_process)
-        progress = Progress(steps, learner.headline, learner.peak_tokens_per_second)
+        intervals, first = Intervals(self.start.config.train, any_process), self.start.first_step
+        peak = learner.peak_tokens_per_second
+        progress = Progress(first, self.length, learner.headline, peak)
         with progress, self.metrics, self.saver:
             if self.unvalidated is not None:
                 self._validate_late(self.unvalidated)
             if self.unfinished_hook is not None:
-                step = self.start.first_step - 1
-                self.unfinished_hook(AfterStep(step, False, never, self.saver.wait))
+                self.unfinished_hook(AfterStep(first - 1, False, never, self.saver.wait))
             unread: tuple[int, Any] | None = None
-            for step in steps:
+            for step in itertools.count(first):
+                self.length.decide(step, self._closing_seconds, any_process)
+                if step == self.total_steps:
+                    break
                 try:
-                    taken = learner.take(step, stops)
+                    taken = learner.take(step, stops, self.length.learning_rate(step))
                 except Interrupted:
                     self._save_latest()
                     break
@@ -153,7 +158,8 @@ class Trainer(Generic[R]):
                 if unread is not None:
                     self._record(self._read(*unread), progress)
                 unread = step, taken
-                stopping, due = stops.anywhere(), intervals.after(step)
+                is_last = step == self.total_steps - 1
+                stopping, due = stops.anywhere(), intervals.after(step, is_last)
                 due = due._replace(checkpoint=due.checkpoint or stopping)
                 hooks = self._due_hooks(step)
                 if due.anything or hooks or not learner.reads_late:
@@ -166,6 +172,11 @@ class Trainer(Generic[R]):
         if learner.failure is not None:
             raise learner.failure
         return self._latest
+
+    @property
+    def _closing_seconds(self) -> float:
+        """What follows the last step takes, as far as it is known: a validation and a save."""
+        return self._validation_seconds + self.saver.seconds
 
     def _due_hooks(self, step: int) -> list[Hook]:
         is_last = step == self.total_steps - 1
@@ -188,10 +199,12 @@ class Trainer(Generic[R]):
         stops = NEVER if is_last else stops
         is_interrupted = False
         if due.validation:
+            begin = time.monotonic()
             try:
                 metrics = self.learner.validate(metrics, stops)
             except Interrupted:
                 is_interrupted = True
+            self._validation_seconds = time.monotonic() - begin
         self._record(metrics, progress)
         if due.checkpoint or is_interrupted:
             self._save(metrics, due.competes and not is_interrupted)
