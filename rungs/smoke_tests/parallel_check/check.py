@@ -293,9 +293,9 @@ class GradientRecorder(nnx.Module):
     def step(self) -> nnx.Variable:
         return self.optimizer.step
 
-    def update(self, model: GPT, gradient_sum: Any, weight: Array, skipped: Array) -> Update:
+    def update(self, model: GPT, gradient_sum: Any, weight: Array, *others: Any) -> Update:
         self.gradient = jax.tree.map(lambda total: total / weight, gradient_sum)
-        return self.optimizer.update(model, gradient_sum, weight, skipped)
+        return self.optimizer.update(model, gradient_sum, weight, *others)
 
     def arrays(self, vocab_size: int) -> dict[str, np.ndarray]:
         """Return the gradient of each trained parameter by its dotted name."""
