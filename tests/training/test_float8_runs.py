@@ -8,6 +8,7 @@ import pytest
 
 from rungs.common.errors import UserError
 from rungs.config.run_config import load_run
+from rungs.parallel.target_device import Target, trace_for
 from rungs.run import metrics
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.training.next_token import next_token
@@ -40,3 +41,15 @@ def test_a_resumed_run_is_that_of_an_uninterrupted_one_bit_for_bit(
     change(run, matmul_dtype=None, min_train_tokens=100 * 128)
     with pytest.raises(UserError, match="matmul_dtype"):
         go(run, datasets, extend=True)
+
+
+def test_a_device_that_cannot_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    make_dataset(datasets := tmp_path / "datasets")
+    run = make_run(tmp_path / "run", compute_dtype="bfloat16", matmul_dtype="float8")
+    before = sorted(run.path.iterdir())
+    with (
+        trace_for(Target("gpu", "8.6")),
+        pytest.raises(UserError, match=r"run/train\.json: matmul_dtype: .* this one has 8\.6"),
+    ):
+        go(run, datasets)
+    assert sorted(run.path.iterdir()) == before
