@@ -28,7 +28,15 @@ from rungs.checkpointing.manifest import (
 from rungs.checkpointing.weights_file import WEIGHTS_FILE, file_or_index
 from rungs.common import disk
 from rungs.common.errors import UserError
-from rungs.common.paths import NO_FILE, cannot_be_read, is_file, is_folder, is_plain_name, is_there
+from rungs.common.paths import (
+    NO_FILE,
+    cannot_be_read,
+    is_file,
+    is_folder,
+    is_plain_name,
+    is_there,
+    refuse_unsearchable,
+)
 from rungs.common.shown_text import quoted
 from rungs.run.folder import RUNS, RunFolder, known_runs
 
@@ -218,7 +226,8 @@ def list_run(run: RunFolder, *, verify: bool) -> list[ListedCheckpoint]:
     def links(path: Path) -> list[str]:
         return [name for name, target in targets.items() if target == path.name]
 
-    listed = [_imported(run.imported, verify)] if run.imported.is_dir() else []
+    refuse_unsearchable(run.checkpoints)
+    listed = [_imported(run.imported, verify)] if is_folder(run.imported) else []
     listed += [_listed(path, links(path), verify) for path in checkpoint_folders(folder)]
     # a run that is training may have deleted some
     return [checkpoint for checkpoint in listed if (folder / checkpoint.name).is_dir()]
@@ -288,6 +297,8 @@ def find_weights(path: Path | str) -> Path:
     imported = file_or_index(path / "checkpoints" / IMPORTED / WEIGHTS_FILE)
     if is_file(imported):
         return imported
+    for folder in (path, path / "checkpoints"):
+        refuse_unsearchable(folder)
     if is_folder(path):
         raise UserError(
             f"{path}: no checkpoint there yet; train it first: uv run train.py {quoted(path)}"

@@ -22,8 +22,10 @@ def show_model(run: str, data: int, tensor: int, context: int, as_json: bool) ->
     config = load_any_run(find_run(run))
     # JAX takes seconds to import, and reads the variable then; config errors are reported before.
     os.environ["JAX_PLATFORMS"] = "cpu"
+    from rungs.parallel import jax_setup
     from rungs.planning.model_summary import summarize
 
+    jax_setup.refuse_unusable()
     summary = summarize(
         config.model,
         config.train.lora,

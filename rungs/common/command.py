@@ -78,13 +78,21 @@ def _say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
 
-def run_command(command: click.Command) -> None:
+def run_command(command: click.Command, *, may_be_empty: bool = False) -> None:
     """Run a command. Errors go to stderr in one line each; the exit code is 2 for a `UserError`, 1
-    for a `RunFailure`, 130 for Ctrl-C and 141 if nobody reads the output any more."""
+    for a `RunFailure` or a file that can't be used, 130 for Ctrl-C and 141 if nobody reads the
+    output any more. `may_be_empty` says that empty arguments mean something to the command."""
     import click
 
     begin_command()
     standard_streams.protect_terminal()
+    if not may_be_empty and (empty := _first_empty(sys.argv[1:])):
+        _end_with(
+            errors.UserError(
+                f"{empty}: the value is empty, as that of a shell variable that is not set; give"
+                " one, or leave it out"
+            )
+        )
     if (files := resource.getrlimit(resource.RLIMIT_NOFILE)[0]) < _FEWEST_FILES:
         _end_with(
             errors.UserError(
@@ -104,14 +112,27 @@ def run_command(command: click.Command) -> None:
         usage = io.StringIO()
         error.show(usage)
         for line in usage.getvalue().rstrip("\n").split("\n"):
-            _say(errors.readable_line(line))
+            _say(errors.readable_line(shown_text.without_secrets(line)))
         sys.exit(error.exit_code)
     except click.Abort:
         sys.exit(errors.EXIT_INTERRUPTED)
     except Exception as error:
-        if (reported := errors.environment_error(error)) is None:
+        if (reported := errors.environment_error(error) or errors.file_error(error)) is None:
             raise
         _end_with(reported)
+
+
+def _first_empty(arguments: list[str]) -> str | None:
+    """Return the name of the first option, or the number of the first argument, whose value is an
+    empty text: it would count as not given, or as the current folder."""
+    for number, argument in enumerate(arguments, start=1):
+        name, separator, value = argument.partition("=")
+        if name.startswith("--") and separator and not value:
+            return name
+        if not argument:
+            before = arguments[number - 2] if number > 1 else ""
+            return before if before.startswith("--") else f"argument {number}"
+    return None
 
 
 def _end_with(error: errors.UserError | errors.RunFailure) -> NoReturn:

@@ -108,6 +108,17 @@ def environment_error(error: Exception) -> UserError | None:
     )
 
 
+def file_error(error: Exception) -> RunFailure | None:
+    """Return the error to report instead of an exception about a file that the system can't read or
+    write just now, None if it is about something else."""
+    if not isinstance(error, OSError) or error.filename is None or error.strerror is None:
+        return None
+    return RunFailure(
+        f"{os.fsdecode(error.filename)}: {error.strerror}; check that it is there and may be used,"
+        " then run the same command again"
+    )
+
+
 def _raising_module(trace: TracebackType | None) -> str:
     module = ""
     while trace is not None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from rungs.common.paths import is_file
+from rungs.common.paths import is_file, open_to_read
 
 _LINES_AT_ONCE = 10_000
 
@@ -21,12 +21,12 @@ class GrowingFile:
 
     def new_lines(self) -> Iterator[list[bytes]]:
         """Yield the complete lines that were added since the last call, some thousands at a time;
-        all lines if the file was replaced."""
+        all lines if the file was replaced. Raises UserError if it is there and can't be read."""
         if not is_file(self.path):
             self.is_replaced = self._offset > 0
             self._inode, self._offset = 0, 0
             return
-        with self.path.open("rb") as file:
+        with open_to_read(self.path) as file:
             status = os.fstat(file.fileno())
             self.is_replaced = self._offset > 0 and (
                 status.st_ino != self._inode or status.st_size < self._offset

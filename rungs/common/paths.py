@@ -7,6 +7,7 @@ import os
 import stat
 import unicodedata
 from pathlib import Path
+from typing import BinaryIO
 
 from rungs.common.errors import UserError, readable_line
 
@@ -50,9 +51,23 @@ def require_regular(path: Path) -> None:
         raise OSError(errno.EINVAL, "not a regular file", str(path))
 
 
+def open_to_read(path: Path) -> BinaryIO:
+    """Open a file that is there. Raises UserError if it can't be read."""
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise cannot_be_read(path, error) from None
+
+
 def cannot_be_read(path: Path, error: OSError) -> UserError:
     """Return the error for something that is there but cannot be read, maybe only for now."""
     return UserError(f"{path}: cannot be read just now: {error.strerror}; try again when it can be")
+
+
+def refuse_unsearchable(folder: Path) -> None:
+    """Raise UserError if what is in a folder can't be seen, so that nothing seems to be there."""
+    if is_folder(folder) and not os.access(folder, os.X_OK):
+        raise cannot_be_read(folder, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
 
 
 def refuse_control_characters(path: Path | str) -> None:

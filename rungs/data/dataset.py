@@ -235,6 +235,7 @@ def describe(
 ) -> DatasetDescription:
     """Describe the token files of a folder, reading only those that differ from `known`. Raises
     UserError if there is no training split, or a token file is not valid."""
+    paths.refuse_unsearchable(folder)
     if not paths.is_there(folder / split_file(TRAIN)):
         raise UserError(f"{folder}: not a dataset: it has no {split_file(TRAIN)}")
     splits = {

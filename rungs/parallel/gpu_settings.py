@@ -16,6 +16,8 @@ import importlib.util
 import mmap
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 DEFAULT_SHARE = 0.9
@@ -59,6 +61,11 @@ FORMER_NAMES = {
 _AS_OPTION: dict[FlagValue, FlagValue] = {"on": "COLLECTIVE_PIPELINING_MODE_ON"}
 """Values that options of `jax.stages.Lowered.compile` write in another way."""
 _LIBRARY = "libjax_common.so"
+_TRIAL = "from jaxlib import _jax; _jax.CompileOptions()"
+"""Reads the flags as XLA does when it starts, and nothing more."""
+_TRIAL_SECONDS = 20
+_COMPLAINT = re.compile(r"^[EF]\d{4} .*?] (.*)", re.MULTILINE)
+"""What XLA logs before it ends the process; the first line says why."""
 _PLUGINS = "jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12"
 
 
@@ -93,6 +100,21 @@ def unknown_flags() -> list[str]:
     process."""
     libraries = _libraries() or _files_of("jaxlib", _LIBRARY)
     return [name for name in _user_flags() if not _has(libraries, name)]
+
+
+def problem_with_flags() -> str | None:
+    """Return why XLA would end the process because of `XLA_FLAGS`, None if it would not. A process
+    of its own tries: beside flags it doesn't have, XLA ends at values that don't fit and at a file
+    of flags that isn't there."""
+    if not os.environ.get("XLA_FLAGS"):
+        return None
+    command = [sys.executable, "-P", "-c", _TRIAL]  # -P: nothing from this folder
+    try:
+        tried = subprocess.run(command, capture_output=True, timeout=_TRIAL_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return f"XLA was still reading it after {_TRIAL_SECONDS} s"
+    complaints = _COMPLAINT.findall(tried.stderr.decode(errors="replace"))
+    return complaints[0] if tried.returncode and complaints else None
 
 
 def set_gpu_flags(microbatches: int, float8: bool = False) -> None:

@@ -142,6 +142,8 @@ def refuse_unusable() -> None:
         f"XLA_FLAGS: the installed XLA has no flag {name}; remove it"
         for name in gpu_settings.unknown_flags()
     ]
+    if not lines and (problem := gpu_settings.problem_with_flags()):
+        lines = [f"XLA_FLAGS: {problem}; remove or change what does not fit"]
     if lines:
         raise UserError("\n".join(lines))
 

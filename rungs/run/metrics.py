@@ -186,11 +186,12 @@ def read(path: Path) -> list[StepMetrics]:
 
 def stream(path: Path, kind: type[R]) -> Iterator[R]:
     """Yield the steps recorded in the file, in order: a million of them take a gigabyte. Damaged
-    lines, and fields that only another version of Rungs knows, are left out."""
+    lines, and fields that only another version of Rungs knows, are left out. Raises UserError if
+    the file is there and can't be read."""
     if not paths.is_file(path):
         return
     validator = TypeAdapter(kind).validator
-    with path.open("rb") as lines:
+    with paths.open_to_read(path) as lines:
         for line in lines:
             try:
                 step = validator.validate_json(line)

@@ -6,6 +6,7 @@ import gc
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -51,3 +52,54 @@ def test_a_low_limit_of_open_files_is_raised_or_reported() -> None:
         " ulimit -n 256\n"
     )
     assert plan("ulimit -S -n 24; ulimit -H -n 256").returncode == 0
+
+
+def ended(*command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | variables
+    return subprocess.run(
+        [sys.executable, *command], env=environment, text=True, capture_output=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        (("charts.py", "--page", "", "runs/layers"), "--page"),
+        (("evaluate.py", "runs/layers", "--tasks="), "--tasks"),
+        (("mup.py", "check", "runs/layers", "--chart", ""), "--chart"),
+        (("train.py", "runs/layers", "--mirror", ""), "--mirror"),
+        (("download_dataset.py", "--text", "a", "--name", "b", "--tokenizer", ""), "--tokenizer"),
+        (("checkpointing.py", ""), "argument 1"),
+    ],
+)
+def test_an_empty_value_does_not_count_as_none(command: tuple[str, ...], name: str) -> None:
+    result = ended(*command)
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"error: {name}: the value is empty")
+    assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("train.py", "runs/layers", "https://me:hunter2@h/x?token=hunter3"),
+        ("train.py", "runs/layers", "--max-restarts", "https://me:hunter2@h/x?token=hunter3"),
+        ("mup.py", "check", "runs/layers", "--widths", "https://me:hunter2@h/x?token=hunter3"),
+    ],
+)
+def test_what_click_quotes_has_no_secrets(command: tuple[str, ...]) -> None:
+    result = ended(*command)
+    assert result.returncode == 2
+    assert "https://***@h/x?***" in result.stderr
+    assert "hunter" not in result.stderr
+
+
+def test_a_file_that_can_not_be_used_is_one_line(tmp_path: Path) -> None:
+    code = (
+        "import click; from rungs.common.command import run_command\n"
+        f"run_command(click.command(lambda: open({str(tmp_path / 'gone')!r})))"
+    )
+    result = ended("-c", code)
+    assert result.returncode == 1
+    assert result.stderr.startswith(f"error: {tmp_path / 'gone'}: No such file or directory; ")
+    assert len(result.stderr.splitlines()) == 1

@@ -133,3 +133,31 @@ def test_variables_that_ask_for_what_is_not_there_end_in_one_line(
     assert line.startswith("error: ")
     assert name in line
     assert sorted(path.name for path in run.path.iterdir()) == ["model.json", "train.json"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        ("--xla_cpu", "Unknown flag in XLA_FLAGS: --xla_cpu;"),  # others' names begin with it
+        ("--xla_cpu_enable_fast_math=maybe", "value maybe for flag xla_cpu_enable_fast_math.;"),
+        ("-xla_cpu_enable_fast_math=true", "Unknown flag in XLA_FLAGS: -xla_cpu_enable"),
+        ("no-such-file", 'Could not open file "no-such-file"'),
+    ],
+)
+def test_flags_at_which_xla_ends_are_refused(
+    flags: str, problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    with pytest.raises(UserError) as error:
+        jax_setup.refuse_unusable()
+    (line,) = str(error.value).splitlines()
+    assert line.startswith("XLA_FLAGS: ")
+    assert problem in line
+
+
+def test_the_model_is_not_shown_with_such_flags() -> None:
+    environment = {**os.environ, "XLA_FLAGS": "--xla_cpu"}
+    command = [sys.executable, "model.py", "runs/layers"]
+    ended = subprocess.run(command, env=environment, text=True, capture_output=True)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("error: XLA_FLAGS: Unknown flag")

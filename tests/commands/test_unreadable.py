@@ -1,0 +1,52 @@
+"""Commands on files and folders that this user may not read."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.committed_runs import ROOT
+from tests.support.tiny_run import make_dataset, make_run
+
+WITHOUT_ROOT = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
+"""Begins a command to which permissions apply even if root runs it."""
+
+pytestmark = pytest.mark.skipif(
+    not os.geteuid() and shutil.which("setpriv") is None, reason="root may read all files"
+)
+
+
+@pytest.mark.parametrize(
+    ("unreadable", "command"),
+    [
+        ("run/metrics.jsonl", ("plan.py", "run", "--datasets-dir", "datasets")),
+        ("run/metrics.jsonl", ("charts.py", "run", "--page", "page.html")),
+        ("run/checkpoints", ("checkpointing.py", "run")),
+        ("run/checkpoints", ("generate.py", "run", "a")),
+        ("datasets/tiny", ("train.py", "run", "--datasets-dir", "datasets")),
+    ],
+)
+def test_it_is_named(unreadable: str, command: tuple[str, ...], tmp_path: Path) -> None:
+    make_dataset(tmp_path / "datasets")
+    run = make_run(tmp_path / "run")
+    run.metrics.touch()
+    run.checkpoints.mkdir()
+    files = {path for path in tmp_path.rglob("*") if path.name != "train.lock"}
+    (tmp_path / unreadable).chmod(0)
+    begin = [] if os.geteuid() else WITHOUT_ROOT
+    script, *arguments = command
+    ended = subprocess.run(
+        [*begin, sys.executable, str(ROOT / script), *arguments],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    (tmp_path / unreadable).chmod(0o755)
+    assert ended.returncode == 2, ended.stderr
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert f"{unreadable}: cannot be read just now: Permission denied" in line
+    assert {path for path in tmp_path.rglob("*") if path.name != "train.lock"} == files
