@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from rungs.common import paths
 from rungs.common.errors import UserError
 from rungs.run import metrics, recorded_run, records
 from rungs.run.folder import RunFolder, find_run, runs_in
@@ -63,6 +64,8 @@ def _show_page(folders: list[Path], page: Path | None, watch: bool, port: int | 
     """Write the page, serve it, or both."""
     from rungs.page.document import open_runs, write_page
 
+    if page is not None:
+        paths.refuse_other_content(page, b"<!doctype html>", "a page")
     runs = open_runs(folders)
     if page is not None:
         write_page(page, runs)

@@ -10,6 +10,7 @@ import click
 
 from rungs.charts import drawing
 from rungs.charts.scaling_charts import coordinate_chart, sweep_chart
+from rungs.common import paths
 from rungs.common.errors import EXIT_FAILED, UserError
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig, load_run
@@ -44,6 +45,8 @@ def check(
     """Do what the options of `mup.py check` ask for. The exit code is 1 if activations do not keep
     their size somewhere in the model."""
     folder, config = _scalable_run(run)
+    chart = chart or folder / "coordinate-check.png"
+    paths.refuse_other_content(chart, b"\x89PNG", "a chart")
     jax_setup.enable_compilation_cache()
     data = _training_data(config, datasets_dir)
     if data.total_steps <= steps:
@@ -54,7 +57,6 @@ def check(
     measurements = measure(config, widths or _default_widths(config), data, steps, learning_rate)
     growth = fit_growth(measurements)
     _print_growth(growth, steps)
-    chart = chart or folder / "coordinate-check.png"
     draw = functools.partial(coordinate_chart, folder.name, steps)
     with drawing.use_style(config.train.chart_style):
         drawing.write_all({chart.name: draw}, measurements, chart.parent)

@@ -59,6 +59,17 @@ def open_to_read(path: Path) -> BinaryIO:
         raise cannot_be_read(path, error) from None
 
 
+def refuse_other_content(path: Path, begins: bytes, what: str) -> None:
+    """Raise UserError if a file is there that does not begin as `what` does, so that writing `what`
+    there would destroy something else."""
+    if is_file(path):
+        with open_to_read(path) as file:
+            if file.read(len(begins)) not in (begins, b""):
+                raise UserError(
+                    f"{path}: is there and is not {what}; choose another name, or move it away"
+                )
+
+
 def cannot_be_read(path: Path, error: OSError) -> UserError:
     """Return the error for something that is there but cannot be read, maybe only for now."""
     return UserError(f"{path}: cannot be read just now: {error.strerror}; try again when it can be")

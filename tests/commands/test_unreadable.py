@@ -1,4 +1,4 @@
-"""Commands on files and folders that this user may not read."""
+"""Commands on files and folders that this user may not read, or that are not theirs to replace."""
 
 import os
 import shutil
@@ -14,11 +14,10 @@ from tests.support.tiny_run import make_dataset, make_run
 WITHOUT_ROOT = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
 """Begins a command to which permissions apply even if root runs it."""
 
-pytestmark = pytest.mark.skipif(
+
+@pytest.mark.skipif(
     not os.geteuid() and shutil.which("setpriv") is None, reason="root may read all files"
 )
-
-
 @pytest.mark.parametrize(
     ("unreadable", "command"),
     [
@@ -50,3 +49,29 @@ def test_it_is_named(unreadable: str, command: tuple[str, ...], tmp_path: Path) 
     assert line.startswith("error: ")
     assert f"{unreadable}: cannot be read just now: Permission denied" in line
     assert {path for path in tmp_path.rglob("*") if path.name != "train.lock"} == files
+
+
+@pytest.mark.parametrize(
+    ("command", "what"),
+    [
+        (("charts.py", "run", "--page", "run/train.json"), "a page"),
+        (("mup.py", "check", "run", "--chart", "run/train.json"), "a chart"),
+    ],
+)
+def test_output_does_not_replace_another_file(
+    command: tuple[str, ...], what: str, tmp_path: Path
+) -> None:
+    run = make_run(tmp_path / "run")
+    before = (run.path / "train.json").read_text()
+    script, *arguments = command
+    ended = subprocess.run(
+        [sys.executable, str(ROOT / script), *arguments],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 2, ended.stderr
+    assert ended.stderr == (
+        f"error: run/train.json: is there and is not {what}; choose another name, or move it away\n"
+    )
+    assert (run.path / "train.json").read_text() == before
