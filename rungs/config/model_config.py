@@ -11,7 +11,9 @@ from rungs.config.base import Config, Positive, Size
 
 MOST_LAYERS = 10_000
 LayerKind = Literal["sliding", "global"]
-FeedForwardKind = Literal["none", "gelu_tanh", "gelu", "swiglu", "geglu_tanh", "geglu"]
+FeedForwardKind = Literal[
+    "none", "gelu_tanh", "gelu", "relu_squared", "swiglu", "geglu_tanh", "geglu"
+]
 
 
 class RopeScaling(StrictModel):
@@ -126,8 +128,9 @@ class ModelConfig(Config):
     """Added to the variance or mean square inside each norm."""
     feed_forward: FeedForwardKind = "gelu_tanh"
     """The feed-forward sub-layer of each block. none: attention only. gelu_tanh: GELU in its tanh
-    approximation (GPT-2). gelu: exact GELU (Hendrycks & Gimpel 2016). The others are gated by
-    another projection (Shazeer 2020): swiglu (Llama), geglu_tanh (Gemma), geglu (exact GELU)."""
+    approximation (GPT-2). gelu: exact GELU (Hendrycks & Gimpel 2016). relu_squared: max(0, x)² (So
+    et al. 2021, Primer). The others are gated by another projection (Shazeer 2020): swiglu (Llama),
+    geglu_tanh (Gemma), geglu (exact GELU)."""
     ffn_dim: Size | None = None
     """Hidden width of the feed-forward sub-layer. Absent: four times emb_dim."""
     ffn_bias: bool = True

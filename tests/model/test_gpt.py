@@ -55,6 +55,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "norm-after": {"norm_placement": "after"},
     "no-feed-forward": {"feed_forward": "none"},
     "exact-gelu": {"feed_forward": "gelu", "ffn_dim": 24},
+    "relu-squared": {"feed_forward": "relu_squared"},
     "qkv-bias": {"qkv_bias": True},
     "no-biases": {"attention_output_bias": False, "ffn_bias": False},
     "windowed": {"sliding_window": 3, "n_layers": 1},

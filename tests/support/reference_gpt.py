@@ -192,6 +192,8 @@ def feed_forward(config: ModelConfig, layer: Weights, x: Floats) -> Floats:
         hidden = gate / (1 + np.exp(-gate)) * hidden
     elif config.feed_forward in ("geglu", "geglu_tanh"):
         hidden = gelu(linear("gate", x), config.feed_forward == "geglu_tanh") * hidden
+    elif config.feed_forward == "relu_squared":
+        hidden = np.maximum(hidden, 0) ** 2
     else:
         hidden = gelu(hidden, config.feed_forward == "gelu_tanh")
     return linear("down", hidden)
