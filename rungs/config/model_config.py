@@ -126,6 +126,9 @@ class ModelConfig(Config):
     the output of each sub-layer before it is added (Gemma 2)."""
     norm_epsilon: Positive = 1e-5
     """Added to the variance or mean square inside each norm."""
+    norm_parameters: bool = True
+    """Whether norms have parameters: a scale, and layer_norm a bias. false: they only normalize
+    (OLMo, Groeneveld et al. 2024; nanochat)."""
     feed_forward: FeedForwardKind = "gelu_tanh"
     """The feed-forward sub-layer of each block. none: attention only. gelu_tanh: GELU in its tanh
     approximation (GPT-2). gelu: exact GELU (Hendrycks & Gimpel 2016). relu_squared: max(0, x)² (So
@@ -146,10 +149,18 @@ class ModelConfig(Config):
     """Whether the output head uses the weights of the token embedding (Press & Wolf 2017)."""
     embedding_scale: Literal["none", "sqrt_emb_dim"] = "none"
     """Factor on the embedding: none, or √emb_dim (Vaswani et al. 2017; Gemma)."""
+    embedding_norm: bool = False
+    """Whether the embedding, with positions if they are added to it, is normalized before the first
+    block (BLOOM, Le Scao et al. 2022; nanochat)."""
     init: Literal["gpt2", "truncated_normal"] = "gpt2"
     """Initial weights. gpt2: normal with σ = 0.02; residual projections are divided by
     √(2·n_layers). truncated_normal: normal with σ² = 2 ÷ (inputs + outputs) (Glorot & Bengio 2010),
     truncated at ±3σ. Biases start at 0."""
+    zero_init_residual: bool = False
+    """Whether the projections into the residual stream, of attention's output and of the
+    feed-forward sub-layer's hidden units, start at 0, so that each block starts as the identity
+    (Goyal et al. 2017, section 5.1; modded-nanogpt, nanochat). The other weights start as init
+    says."""
     mup: MupConfig | None = None
     """muP: the best learning rate of a narrow base model is also the best for this one. Gives the
     widths of the base model: `{"base_emb_dim": 128}`. Needs optimizer adamw or muon, and no lora.
@@ -223,6 +234,22 @@ class ModelConfig(Config):
     def _qk_norm_has_a_norm(self) -> str | None:
         if self.qk_norm and self.norm == "none":
             return 'qk_norm: true, but norm is "none"; choose a norm or remove qk_norm'
+        return None
+
+    @check
+    def _embedding_norm_has_a_norm(self) -> str | None:
+        if self.embedding_norm and self.norm == "none":
+            return (
+                'embedding_norm: true, but norm is "none"; choose a norm or remove embedding_norm'
+            )
+        return None
+
+    @check
+    def _norm_parameters_fit(self) -> str | None:
+        if not self.norm_parameters and self.norm == "rms_norm_plus_one":
+            return (
+                'norm_parameters: false, but norm "rms_norm_plus_one" has a scale; use "rms_norm"'
+            )
         return None
 
     @check

@@ -23,7 +23,7 @@ _KEYS_OF_LAYERS = (
     *("n_heads", "n_kv_heads", "head_dim", "qkv_bias", "attention_output_bias", "rope_theta"),
     *("rope_scaling", "sliding_rope_theta", "sliding_window", "layer_pattern", "qk_norm"),
     *("query_pre_attn_scalar", "attention_soft_cap", "residual", "norm_placement", "feed_forward"),
-    *("ffn_dim", "ffn_bias", "n_experts", "experts_per_token"),
+    *("ffn_dim", "ffn_bias", "n_experts", "experts_per_token", "zero_init_residual"),
 )
 """Keys of model.json that describe the blocks."""
 
@@ -61,7 +61,7 @@ def _in_model(model: ModelConfig, train: OptimizationConfig) -> Iterator[Reason]
         if model.positions == "rope":
             yield "positions", " with n_layers 0"
     if model.norm == "none":
-        yield from _each(("norm_placement", "norm_epsilon"), ' with norm "none"')
+        yield from _each(("norm_placement", "norm_epsilon", "norm_parameters"), ' with norm "none"')
     if model.feed_forward == "none":
         yield "ffn_bias", ' with feed_forward "none"'
     if model.positions != "rope":
@@ -71,7 +71,7 @@ def _in_model(model: ModelConfig, train: OptimizationConfig) -> Iterator[Reason]
     if model.sliding_rope_theta and "global" not in kinds:
         yield from _each(("rope_theta", "rope_scaling"), ", as every layer has sliding_rope_theta")
     if train.start_from:
-        yield "init", " with start_from"
+        yield from _each(("init", "zero_init_residual"), " with start_from")
 
 
 def _in_optimization(model: ModelConfig, train: OptimizationConfig) -> Iterator[Reason]:

@@ -82,6 +82,7 @@ class GPT(nnx.Module):
         init = functools.partial(initializer, config)
         self.token_embedding = Embedding(vocabulary, width, init(), token_key)
         self.position_embedding = make_position_embedding(config, position_key)
+        self.embedding_norm = make_norm(config, width) if config.embedding_norm else None
         self.blocks = make_blocks(config, block_key) if config.n_layers else None
         self.final_norm = make_norm(config, width) if config.norm_placement != "after" else None
         self.head = (
@@ -239,7 +240,7 @@ class GPT(nnx.Module):
 
     @jax.named_scope("embedding")
     def embed(self, tokens_BS: Array, positions_BS: Array) -> Array:
-        """Return token plus position embeddings: x_BSD, float32.
+        """Return token plus position embeddings, normalized with `embedding_norm`: x_BSD, float32.
 
         Args:
             tokens_BS: token ids.
@@ -248,10 +249,11 @@ class GPT(nnx.Module):
         x_BSD = self.token_embedding(tokens_BS)
         if self.config.embedding_scale == "sqrt_emb_dim":
             x_BSD = x_BSD * math.sqrt(self.config.emb_dim)
-        if self.position_embedding is None:
-            return x_BSD
-        x_BSD, vectors = collectives.to_common_varying(x_BSD, self.position_embedding(positions_BS))
-        return x_BSD + (vectors if vectors.ndim == x_BSD.ndim else over_batch(vectors, len(x_BSD)))
+        if self.position_embedding is not None:
+            vectors = self.position_embedding(positions_BS)
+            x_BSD, vectors = collectives.to_common_varying(x_BSD, vectors)
+            x_BSD += vectors if vectors.ndim == x_BSD.ndim else over_batch(vectors, len(x_BSD))
+        return apply_norm(self.embedding_norm, x_BSD)
 
     def unembed(self, x_BSD: Array) -> Array:
         """Return logits_BSV of the blocks' output, float32. If the vocabulary is split over

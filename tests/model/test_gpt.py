@@ -56,6 +56,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "no-feed-forward": {"feed_forward": "none"},
     "exact-gelu": {"feed_forward": "gelu", "ffn_dim": 24},
     "relu-squared": {"feed_forward": "relu_squared"},
+    "norms-without-parameters": {"norm_parameters": False, "qk_norm": True},
+    "rms-norms-without-parameters": LLAMA | {"norm_parameters": False, "norm_placement": "around"},
+    "embedding-norm": {"embedding_norm": True},
     "qkv-bias": {"qkv_bias": True},
     "no-biases": {"attention_output_bias": False, "ffn_bias": False},
     "windowed": {"sliding_window": 3, "n_layers": 1},
@@ -320,6 +323,21 @@ def test_gpt2_initialization(fresh: GPT) -> None:
     if architecture.n_experts:
         experts = weights["blocks.feed_forward.up.kernel"][0]
         assert not np.array_equal(experts[0], experts[1])
+
+
+@pytest.mark.parametrize("feed_forward", [{}, EXPERTS])
+def test_projections_into_the_residual_stream_may_start_at_zero(
+    feed_forward: dict[str, Any],
+) -> None:
+    plain, zeroed = (
+        named_arrays(fresh_model(model_config(**feed_forward, zero_init_residual=value)))
+        for value in (False, True)
+    )
+    for name, array in zeroed.items():
+        if name.endswith(("attention.output.kernel", "feed_forward.down.kernel")):
+            assert not array.any()
+        else:
+            np.testing.assert_array_equal(array, plain[name])
 
 
 def test_truncated_normal_initialization() -> None:

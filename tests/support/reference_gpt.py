@@ -23,6 +23,8 @@ def forward(config: ModelConfig, weights: Weights, tokens: NDArray[np.int32]) ->
     embedding = weights["token_embedding.embedding"]
     scale = math.sqrt(config.emb_dim) if config.embedding_scale == "sqrt_emb_dim" else 1.0
     states = [embedding[tokens] * scale + positions(config, weights, len(tokens))]
+    if config.embedding_norm:
+        states[0] = norm(config, weights, "embedding_norm", states[0])
     for number in range(config.n_layers):
         layer = {name: w[number] for name, w in weights.items() if name.startswith("blocks.")}
         states.append(block(config, layer, states[-1], is_sliding(config, number)))
@@ -74,9 +76,11 @@ def block(config: ModelConfig, layer: Weights, x: Floats, sliding: bool) -> Floa
 def norm(config: ModelConfig, weights: Weights, name: str, x: Floats) -> Floats:
     if config.norm == "none":
         return x
-    scale = weights[f"{name}.scale"]
+    scale, bias = np.ones(x.shape[-1]), np.zeros(x.shape[-1])
+    if config.norm_parameters:
+        scale, bias = weights[f"{name}.scale"], weights.get(f"{name}.bias", bias)
     if config.norm == "layer_norm":
-        return layer_norm(x, scale, weights[f"{name}.bias"], config.norm_epsilon)
+        return layer_norm(x, scale, bias, config.norm_epsilon)
     return rms_norm(x, 1 + scale if "plus_one" in config.norm else scale, config.norm_epsilon)
 
 

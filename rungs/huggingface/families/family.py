@@ -69,7 +69,7 @@ def normal_form(model: ModelConfig) -> ModelConfig:
     """Return a config with defaults filled in, and without keys that have no effect: configs of the
     same architecture are equal in this form."""
     keys = model.as_json()
-    del keys["init"]
+    del keys["init"], keys["zero_init_residual"]
     if model.n_layers == 0:
         keys = {key: value for key, value in keys.items() if key not in _BLOCK_KEYS}
         return ModelConfig.model_validate(keys | {"n_heads": 1})
