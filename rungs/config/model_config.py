@@ -116,6 +116,16 @@ class ModelConfig(Config):
     """The same soft cap on the model's logits. Absent: off."""
     residual: bool = True
     """true: attention and feed-forward add their output to their input. false: they replace it."""
+    residual_scalars: bool = False
+    """Whether each block starts with x = λ_r · x + λ_0 · x_0, where x_0 is the input of the first
+    block: a residual stream with a learned scale, and a skip from the embedding (modded-nanogpt,
+    nanochat). λ_r starts at 1 and λ_0 at 0. nanochat trains λ_0 at 100 times the rate of λ_r; see
+    learning_rate_multipliers."""
+    value_embedding_every: Size | None = None
+    """Value embeddings (Zhou et al. 2024; modded-nanogpt, nanochat): every so many blocks, counted
+    back from the last, the row of the token in another table is added to attention's values, times
+    2 · sigmoid of a learned linear function of 12 channels of attention's input, for each head.
+    nanochat: 2. Absent: none."""
     norm: Literal["none", "layer_norm", "rms_norm", "rms_norm_plus_one"] = "layer_norm"
     """Normalization. none: no norms. layer_norm: LayerNorm with scale and bias (Ba et al. 2016).
     rms_norm: RMSNorm with scale (Zhang & Sennrich 2019). rms_norm_plus_one: RMSNorm times 1 +
@@ -311,15 +321,29 @@ class ModelConfig(Config):
 
     @property
     def repeated_kinds(self) -> tuple[LayerKind, ...]:
-        """The kinds of layers in one period of the pattern."""
-        if self.layer_pattern:
-            return self.layer_pattern[: max(self.n_layers, 1)]
-        return ("sliding",) if self.sliding_window else ("global",)
+        """The kinds of layers in one period, after which the pattern and the layers with a value
+        embedding repeat."""
+        default: LayerKind = "sliding" if self.sliding_window else "global"
+        kinds = self.layer_pattern or (default,)
+        length = math.lcm(len(kinds), self.value_embedding_every or 1)
+        return (kinds * (length // len(kinds)))[: max(self.n_layers, 1)]
 
     def layer_kinds(self) -> Iterator[LayerKind]:
         """The kind of each layer."""
         period = self.repeated_kinds
         return (period[layer % len(period)] for layer in range(self.n_layers))
+
+    @property
+    def value_layers(self) -> tuple[int, ...]:
+        """The layers that have a value embedding."""
+        every = self.value_embedding_every
+        return tuple(range((self.n_layers - 1) % every, self.n_layers, every)) if every else ()
+
+    @property
+    def value_width(self) -> int:
+        """Elements of the value embeddings of a token, all layers together."""
+        heads = self.n_kv_heads or self.n_heads or 1
+        return len(self.value_layers) * heads * self.head_width if self.value_layers else 0
 
 
 def _nearest_divisor(number: int, near: int) -> int:

@@ -14,6 +14,8 @@ _KEYS_OF_OPTIMIZERS = {
     "beta2": ("adamw", "muon", "lion"),
     "epsilon": ("adamw", "muon"),
     "momentum": ("muon", "sgd"),
+    "orthogonalization": ("muon",),
+    "normuon_beta2": ("muon",),
 }
 _KEYS_OF_SCHEDULES = {
     "decay_period_percent": ("warmup_stable_decay",),
@@ -24,6 +26,7 @@ _KEYS_OF_LAYERS = (
     *("rope_scaling", "sliding_rope_theta", "sliding_window", "layer_pattern", "qk_norm"),
     *("query_pre_attn_scalar", "attention_soft_cap", "residual", "norm_placement", "feed_forward"),
     *("ffn_dim", "ffn_bias", "n_experts", "experts_per_token", "zero_init_residual"),
+    *("residual_scalars", "value_embedding_every"),
 )
 """Keys of model.json that describe the blocks."""
 
@@ -84,7 +87,7 @@ def _in_optimization(model: ModelConfig, train: OptimizationConfig) -> Iterator[
     if not train.warmup_period_percent:
         yield "start_learning_rate_percent", " without a warm-up"
     if not train.weight_decay:
-        yield "decayed_parameters", " with weight_decay 0"
+        yield from _each(("decayed_parameters", "cautious_weight_decay"), " with weight_decay 0")
     if not model.n_experts:
         yield "load_balancing_weight", " without n_experts in model.json"
     if not model.n_layers:

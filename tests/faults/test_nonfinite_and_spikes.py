@@ -211,6 +211,7 @@ def test_nonfinite_weights_are_never_saved(
             if taken == 8:
                 with jax.transfer_guard("allow"):
                     scale = model.final_norm.scale  # type: ignore[union-attr]
+                    assert scale is not None
                     scale[...] = scale[...].at[3].set(jnp.nan)
             return result
 

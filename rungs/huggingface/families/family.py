@@ -15,7 +15,7 @@ _ROTARY_BUFFERS = ((r"\.rotary_emb\.inv_freq", "rotary frequencies, which Rungs 
 _BLOCK_KEYS = (
     *("n_heads", "n_kv_heads", "head_dim", "qkv_bias", "attention_output_bias", "qk_norm"),
     *("query_pre_attn_scalar", "attention_soft_cap", "residual", "feed_forward", "ffn_dim"),
-    *("ffn_bias", "n_experts", "experts_per_token"),
+    *("ffn_bias", "n_experts", "experts_per_token", "residual_scalars", "value_embedding_every"),
 )
 
 

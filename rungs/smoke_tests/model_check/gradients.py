@@ -174,8 +174,6 @@ def _exemption(
     """Return the reason why a part needs no gradient, or None if it needs one."""
     name = part.parameter
     attention = name.partition("blocks.attention.")[2]
-    if _feeds_zero_projection(name, parameters):
-        return "a projection that is zero, as it may be at the start, passes no gradient on"
     if name.endswith(DOWN) and not parameters[name.removesuffix(DOWN) + UP].any():
         return "LoRA's A has no gradient while B is zero, as it is at the start"
     if attention == "key.bias" and _key_bias_has_no_effect(model):
@@ -188,18 +186,6 @@ def _exemption(
     if part.expert is not None and counts_LE is not None and not counts_LE[part.layer, part.expert]:
         return f"no token went to expert {part.expert} of layer {part.layer}"
     return None
-
-
-def _feeds_zero_projection(name: str, parameters: Arrays) -> bool:
-    """Whether a parameter has an effect only through a projection that is zero
-    (`zero_init_residual`)."""
-    for sublayer, projection in (("attention", "output"), ("feed_forward", "down")):
-        if name.startswith(f"blocks.{sublayer}"):
-            into_residual = f"blocks.{sublayer}.{projection}"
-            return not (
-                name.startswith(into_residual) or parameters[f"{into_residual}.kernel"].any()
-            )
-    return False
 
 
 def _key_bias_has_no_effect(model: ModelConfig) -> bool:
