@@ -4,6 +4,7 @@ import contextlib
 import functools
 import logging
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -80,6 +81,9 @@ class Saver:
             none.
         check: raises RunFailure if the run is no longer in its folder, in which nothing is changed
             then.
+
+    Attributes:
+        seconds: that the last complete save took; 0 before.
     """
 
     def __init__(
@@ -104,6 +108,7 @@ class Saver:
         self._is_there = folder.is_dir()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
+        self.seconds = 0.0
 
     def __enter__(self) -> Self:
         return self
@@ -119,9 +124,16 @@ class Saver:
         pending save first. Raises RunFailure if this checkpoint cannot be written, or the pending
         one could not."""
         self.wait()
+        begun = time.monotonic()
         flags = finite_flags(named_arrays(model) | named_arrays(optimizer))
         begin = self._begin_shared if processes.is_multi_process() else self._begin_alone
-        self._pending = self._worker.submit(begin(model, optimizer, meta, flags))
+        write = begin(model, optimizer, meta, flags)
+
+        def write_and_measure() -> None:
+            write()
+            self.seconds = time.monotonic() - begun
+
+        self._pending = self._worker.submit(write_and_measure)
         return flags
 
     def raise_failure(self) -> None:

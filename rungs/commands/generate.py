@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from rungs.common.errors import UserError
+from rungs.common.errors import UserError, check_characters
 from rungs.common.strict_json import read_text
 from rungs.common.text_table import counted
 from rungs.config.option_values import NEW_TOKENS, NEW_TOKENS_OF_A_CHAT
@@ -251,6 +251,7 @@ def _read_jsonl_prompt(line: str, place: str) -> str:
         prompt = None
     if not isinstance(prompt, str):
         raise UserError(f'{place}: must be an object with a string, {{"prompt": "…"}}')
+    check_characters(prompt, place)
     return prompt
 
 

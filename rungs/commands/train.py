@@ -1,6 +1,6 @@
 """Train a run or resume it, replay a failed step, or train a grid of runs."""
 
-from rungs.common.command import importing
+from rungs.common.command import PROCESS_BEGAN, importing
 
 import sys
 from pathlib import Path
@@ -33,7 +33,7 @@ def train(
             with importing():
                 from rungs.training.next_token import next_token
                 from rungs.training.start import launch
-            code = launch(own, config, command.start, next_token(datasets))
+            code = launch(own, config, command.start, next_token(datasets), PROCESS_BEGAN)
         sys.exit(code)
 
 

@@ -7,8 +7,10 @@ import gc
 import importlib.metadata
 import io
 import os
+import resource
 import shlex
 import sys
+import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +22,10 @@ from rungs.common import errors, shown_text, standard_streams
 if TYPE_CHECKING:
     import click
 
+PROCESS_BEGAN = time.monotonic()
+_FEWEST_FILES, _ENOUGH_FILES = 64, 256
+"""Open files that a command needs, and those it asks for where the limit is lower."""
+
 
 def begin_command() -> None:
     """From now on report an exception that ends the process without control characters, and one of
@@ -27,6 +33,9 @@ def begin_command() -> None:
     sys.excepthook = _report
     os.environ.pop("MPLBACKEND", None)  # charts need none, and one that Matplotlib lacks ends it
     standard_streams.open_missing()
+    few, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if few < _ENOUGH_FILES and few < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(_ENOUGH_FILES, most), most))
 
 
 @contextlib.contextmanager
@@ -76,6 +85,13 @@ def run_command(command: click.Command) -> None:
 
     begin_command()
     standard_streams.protect_terminal()
+    if (files := resource.getrlimit(resource.RLIMIT_NOFILE)[0]) < _FEWEST_FILES:
+        _end_with(
+            errors.UserError(
+                f"only {files} files may be open at once, which libraries fail with; allow more"
+                f" with ulimit -n {_ENOUGH_FILES}"
+            )
+        )
     try:
         with contextlib.redirect_stdout(_Output(sys.stdout)):
             try:

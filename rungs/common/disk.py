@@ -198,8 +198,7 @@ def write_failure(path: Path, what: str, error: Exception, needed_bytes: int = 0
         reason += f" ({named})"
     remedy = _REMEDIES.get(number, "fix that")
     return RunFailure(
-        f"{path}: {what} could not be written: {reason}; {remedy}, then run the same"
-        " command to resume from the last checkpoint"
+        f"{path}: {what} could not be written: {reason}; {remedy}, then run the same command again"
     )
 
 

@@ -50,6 +50,15 @@ class RunFailure(RuntimeError):
         super().__init__(_readable(message))
 
 
+def check_characters(text: str, place: str) -> None:
+    """Raise UserError if a text from a JSON file, whose escapes can say anything, is not one that
+    UTF-8 can hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UserError(f"{place}: has an invalid character (a lone surrogate)") from None
+
+
 def _readable(message: str) -> str:
     """Return a message as printable lines of limited length, without secrets, whatever it quotes
     from files."""

@@ -6,10 +6,6 @@ import os
 import re
 import shlex
 import sys
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    pass
 
 _HIDDEN = "***"
 _SECRET_NAME = re.compile(

@@ -75,6 +75,10 @@ class TrainConfig(OptimizationConfig):
     folder."""
     epochs: Size = 1
     """Number of passes over the training tokens."""
+    max_minutes: Positive | None = None
+    """Minutes that a run may take, with its compilation, validations and checkpoints: its first
+    steps tell how many fit, at most those of its data. `length.jsonl` has the number, from which
+    the learning rate follows; a resumed run keeps it. null: all steps of the data."""
     shuffle: bool = False
     """Whether to shuffle the sequences, differently in each epoch. The order depends on seed."""
     target_offset: Literal[0, 1] = 1

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rungs.common.errors import UserError, did_you_mean
+from rungs.common.errors import UserError, check_characters, did_you_mean
 from rungs.common.strict_json import format_value
 from rungs.data import text_dataset
 from rungs.data.bpe import train_bpe
@@ -144,8 +144,5 @@ def _text(value: dict[str, Any], key: str) -> str:
         raise ValueError(f"{key}: {format_value(text)} is not allowed; must be a string")
     if key == "answer" and not text:
         raise ValueError("answer: must not be empty")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ValueError(f"{key}: has an invalid character (a lone surrogate)") from None
+    check_characters(text, key)
     return text

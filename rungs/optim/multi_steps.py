@@ -45,7 +45,12 @@ class MultiSteps(nnx.Optimizer):
 
     @jax.named_scope("optimizer")
     def update(  # type: ignore[override]
-        self, model: nnx.Module, gradient_sum: Any, weight: Array, skipped: Array | bool = False
+        self,
+        model: nnx.Module,
+        gradient_sum: Any,
+        weight: Array,
+        skipped: Array | bool = False,
+        learning_rate: Array | None = None,
     ) -> Update:
         """Update the model in place with the gradient `gradient_sum / weight`.
 
@@ -56,13 +61,15 @@ class MultiSteps(nnx.Optimizer):
             weight: total weight of the finite microbatches, a scalar; their number if every target
                 counts.
             skipped: whether to leave model and moments unchanged.
+            learning_rate: instead of the schedule's.
         """
         weight_or_1 = jnp.where(weight > 0, weight, 1)
         norm = jnp.where(weight > 0, optax.tree_utils.tree_norm(gradient_sum), 0) / weight_or_1
         limit = jnp.inf if self.clipping_max_norm is None else self.clipping_max_norm
         scale = jnp.where(norm > limit, limit / norm, 1) / weight_or_1
         applied = (weight > 0) & jnp.isfinite(norm) & ~jnp.asarray(skipped)
-        learning_rate = self.schedule(self.step[...])
+        if learning_rate is None:
+            learning_rate = self.schedule(self.step[...])
         super().update(
             model, gradient_sum, scale=scale, learning_rate=learning_rate, applied=applied
         )

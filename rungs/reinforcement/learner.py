@@ -225,7 +225,7 @@ class PolicyLearner:
         self._wrong_steps, self._latest_step = 0, -1
         self._last_end = time.perf_counter()
 
-    def take(self, step: int, stops: Stops) -> Sampled:
+    def take(self, step: int, stops: Stops, _: np.float32 | None) -> Sampled:
         """A signal during sampling or verifying abandons the step, which the next start repeats."""
         validation = self._validate(None, stops) if step == 0 else None
         file, prompts = self._files.step(step), self.prompts.of_step(step)
@@ -237,7 +237,7 @@ class PolicyLearner:
         self._sampler.refresh(self.model)
         return Sampled(updated, seconds, validation)
 
-    def retake(self, step: int, *, skipped: bool = False) -> Sampled:
+    def retake(self, step: int, _: np.float32 | None = None, *, skipped: bool = False) -> Sampled:
         assert not skipped
         prompts = self.prompts.of_step(step)
         nothing = self._files.step(step).with_suffix(".absent")

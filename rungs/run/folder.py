@@ -64,6 +64,8 @@ class RunFolder:
     """How each checkpoint continues the `sample_prompts`."""
     events = _PathInside("events.jsonl")
     """Starts, stops, failures and the like, with times."""
+    length = _PathInside("length.jsonl")
+    """How many steps a run with `max_minutes` takes."""
     trackers = _PathInside("trackers")
     """What experiment trackers have of the run, and what they store in it."""
 
@@ -75,7 +77,7 @@ class RunFolder:
     def records(self) -> list[Path]:
         """What a run writes besides its checkpoints and failed steps, as far as it is there."""
         files = [self.metrics, self.log, *self.charts, self.samples, self.rollouts]
-        files += [self.evaluations, self.prompt_samples, self.events, self.trackers]
+        files += [self.evaluations, self.prompt_samples, self.events, self.length, self.trackers]
         return [path for path in files if path.exists()]
 
     @property
@@ -168,8 +170,8 @@ class RunFolder:
         elsewhere, or a folder in the place of a file."""
         files = self.lock_file, self.holder, self.log, self.events, self.metrics, self.samples
         folders = self.aside, self.failed_steps, self.rollouts
-        others = self.evaluations, self.prompt_samples, self.trackers, *self.trackers.glob("*")
-        for path in (*files, *folders, *others):
+        others = self.evaluations, self.prompt_samples, self.length, self.trackers
+        for path in (*files, *folders, *others, *self.trackers.glob("*")):
             if path.is_symlink():
                 raise UserError(
                     f"{path}: is a link, and a run writes nothing outside its folder; remove it, or"

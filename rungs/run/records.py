@@ -1,6 +1,6 @@
 """Files in a run folder with a record in each line: scores on benchmarks (`evaluations.jsonl`),
-continuations of the sample_prompts (`samples.jsonl`), starts, stops and failures (`events.jsonl`).
-"""
+continuations of the sample_prompts (`samples.jsonl`), starts, stops and failures (`events.jsonl`),
+numbers of steps (`length.jsonl`)."""
 
 import contextlib
 import datetime
@@ -99,6 +99,16 @@ class Event(Record):
     step: int
     """The last step taken; -1 before the first."""
     text: str
+
+
+class Length(Record):
+    """How many steps a run with `max_minutes` takes, as its speed told."""
+
+    FILE = "length.jsonl"
+
+    step: int
+    """First step whose learning rate follows from the number."""
+    total_steps: int
 
 
 R = TypeVar("R", bound=Record)

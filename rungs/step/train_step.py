@@ -124,8 +124,9 @@ def make_step(
 ) -> Step:
     """Return a compiled function of (model, optimizer, *batch_ABS) that takes one global step.
 
-    It updates model and optimizer in place and reuses their memory. Optional argument:
+    It updates model and optimizer in place and reuses their memory. Optional arguments:
         loss_limit: if the step's loss is above it, model and optimizer stay unchanged.
+        learning_rate: instead of the schedule's.
 
     Args:
         objective: what is minimized; its microbatches are parts of the batch.
@@ -135,7 +136,11 @@ def make_step(
     layout = Layout.of(train.sharding, mesh)
 
     def step(
-        model: GPT, optimizer: MultiSteps, *batch_ABS: Any, loss_limit: Array | float = jnp.inf
+        model: GPT,
+        optimizer: MultiSteps,
+        *batch_ABS: Any,
+        loss_limit: Array | float = jnp.inf,
+        learning_rate: Array | None = None,
     ) -> StepResult:
         key, scaling = dropout_key(train, optimizer.step[...]), optimizer.loss_scale
         loss_scale = None if scaling is None else scaling.scale[...]
@@ -154,7 +159,8 @@ def make_step(
         skipped = jnp.where(is_finite_A, aux.loss, 0).sum() > loss_limit * weight
         if scaling is not None:
             scaling.adapt(is_overflow(first_nonfinite_A).any())
-        update = update_parts(layout, model, optimizer, gradient_sum, weight, skipped)
+        gradient = gradient_sum, weight, skipped
+        update = update_parts(layout, model, optimizer, *gradient, learning_rate)
         routing = aux.routing
         return StepResult(
             losses_A=losses_A,

@@ -2,6 +2,7 @@
 
     start          launch(): every check and step of a start, in order
     preparation    the steps of a start: devices, dtype, a tidy run folder, model and optimizer
+    run_length     how many steps a run takes, also with max_minutes
     resume         which checkpoint a start resumes from; what it refuses, what it moves aside
     trainer        the training loop of every kind of run
     learner        what differs between kinds of runs; the protocols that one implements

@@ -9,6 +9,7 @@ from jax.sharding import Mesh
 
 from rungs.common.text_table import format_duration
 from rungs.training.learner import NEVER, Inputs, Start
+from rungs.training.run_length import RunLength
 
 _STEPS = 3
 """The first one is compiled, and the last one is measured."""
@@ -16,16 +17,17 @@ _STEPS = 3
 log = logging.getLogger("rungs")
 
 
-def dry_run(start: Start, inputs: Inputs[Any], mesh: Mesh) -> None:
+def dry_run(start: Start, inputs: Inputs[Any], mesh: Mesh, length: RunLength) -> None:
     """Create or restore model and optimizer, take a few steps and log what the run will take.
     Nothing on disk changes."""
     learner = inputs.learner(start, mesh, ())
     learner.log_start(start, mesh)
     losses, times = [], [time.perf_counter()]
-    for step in range(start.first_step, min(start.first_step + _STEPS, inputs.total_steps)):
-        losses.append(learner.read(step, learner.take(step, NEVER))[1].loss)
+    for step in range(start.first_step, min(start.first_step + _STEPS, length.total_steps)):
+        taken = learner.take(step, NEVER, length.learning_rate(step))
+        losses.append(learner.read(step, taken)[1].loss)
         times.append(time.perf_counter())
-    left = inputs.total_steps - start.first_step
+    left = length.total_steps - start.first_step
     log.info(
         "dry run: the first step has loss %s (ln of vocab_size: %.4f); it took %s with compilation,"
         " another one %s; %s steps are left: about %s without validation; nothing was"

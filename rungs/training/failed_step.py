@@ -36,6 +36,7 @@ from rungs.step.nonfinite import Flags, checked_names, describe_first, finite_fl
 from rungs.step.state import named_arrays
 from rungs.step.train_step import StepResult
 from rungs.training.learner import Learner
+from rungs.training.run_length import RunLength
 
 log = logging.getLogger("rungs")
 
@@ -145,7 +146,7 @@ class FailedStepRecorder:
     Args:
         run: the run folder.
         config: both configs.
-        total_steps: of the run.
+        length: of the run.
         batch: returns the arrays (A, B, S) of a step, by name.
         sharding: the mesh and sharding mode.
     """
@@ -154,12 +155,12 @@ class FailedStepRecorder:
         self,
         run: RunFolder,
         config: AnyRunConfig,
-        total_steps: int,
+        length: RunLength,
         batch: Callable[[int], Mapping[str, np.ndarray]],
         sharding: ShardingConfig,
     ) -> None:
         self._run, self._config, self._sharding = run, config, sharding
-        self._total_steps, self._batch = total_steps, batch
+        self._length, self._batch = length, batch
 
     def record(self, step: int, bad: dict[int, str], skipped_steps: Collection[int]) -> str:
         """Save a failed step, unless it exists already or there are enough.
@@ -194,7 +195,7 @@ class FailedStepRecorder:
         saved = earlier[-1] if earlier else None
         meta = FailedStepMeta(
             global_step=step,
-            total_steps=self._total_steps,
+            total_steps=self._length.total_steps,
             bad=bad,
             skipped_steps=[at for at in skipped_steps if saved is None or at > saved.step],
             model=self._config.model.as_json(),

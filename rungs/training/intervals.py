@@ -27,22 +27,18 @@ class Intervals:
 
     Args:
         train: with the intervals.
-        total_steps: of the run; after the last one both are due.
         any_process: whether a condition holds in any process, so that all agree on the time.
     """
 
-    def __init__(
-        self, train: OptimizationConfig, total_steps: int, any_process: Callable[[bool], bool]
-    ) -> None:
-        self._train, self._last = train, total_steps - 1
-        self._any_process = any_process
+    def __init__(self, train: OptimizationConfig, any_process: Callable[[bool], bool]) -> None:
+        self._train, self._any_process = train, any_process
         self._saved_at = self._validated_at = time.monotonic()
 
-    def after(self, step: int) -> Due:
-        """Return what is due after a step."""
+    def after(self, step: int, is_last: bool) -> Due:
+        """Return what is due after a step; after a run's last one, both are."""
         train, now = self._train, time.monotonic()
-        competes = step == self._last or step % train.checkpoint_interval == 0
-        due = Due(competes, step == self._last or is_validation_step(train, step), competes)
+        competes = is_last or step % train.checkpoint_interval == 0
+        due = Due(competes, is_last or is_validation_step(train, step), competes)
         if isinstance(train, TrainConfig):
             is_saved_now = self._is_over(train.checkpoint_minutes, self._saved_at)
             is_validated_now = self._is_over(train.validation_minutes, self._validated_at)

@@ -92,9 +92,15 @@ class Learner(Protocol[R]):
         """Why no step after the last one can be taken; None so far."""
         ...
 
-    def take(self, step: int, stops: Stops) -> Any:
-        """Take a step; return what `read` waits for. Raises Interrupted if the step was abandoned,
-        with model and optimizer unchanged."""
+    def take(self, step: int, stops: Stops, learning_rate: np.float32 | None) -> Any:
+        """Take a step; return what `read` waits for.
+
+        Args:
+            learning_rate: see `RunLength.learning_rate`.
+
+        Raises:
+            Interrupted: the step was abandoned, with model and optimizer unchanged.
+        """
         ...
 
     def read(self, step: int, taken: Any) -> tuple[R, StepResult]:
@@ -135,10 +141,11 @@ class Learner(Protocol[R]):
         """
         ...
 
-    def retake(self, step: int, *, skipped: bool) -> Any:
+    def retake(self, step: int, learning_rate: np.float32 | None, *, skipped: bool) -> Any:
         """Take a step again and record nothing.
 
         Args:
+            learning_rate: as for `take`.
             skipped: whether its update was skipped because of a loss spike.
         """
         ...

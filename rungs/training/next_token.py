@@ -216,18 +216,23 @@ class NextTokenLearner:
     def failure(self) -> RunFailure | None:
         return self._batches.failure
 
-    def take(self, step: int, _: Stops) -> StepResult:
-        batch, limit = next(self._next_batch), self._loss_limit(step)
+    def take(self, step: int, _: Stops, learning_rate: np.float32 | None) -> StepResult:
+        limit = self._spikes.loss_limit(step) if self._train.skip_spikes else None
+        batch, scalars = next(self._next_batch), self._scalars(limit, learning_rate)
         with jax.transfer_guard("disallow"):
-            return self._step(self.model, self.optimizer, *batch, **limit)
+            return self._step(self.model, self.optimizer, *batch, **scalars)
 
-    def _loss_limit(self, step: int) -> dict[str, jax.Array]:
-        """Return the step's extra argument: the loss above which it skips, if it skips spikes."""
-        if not self._train.skip_spikes:
-            return {}
-        limit = np.float32(self._spikes.loss_limit(step))
+    def _scalars(
+        self, loss_limit: float | None, learning_rate: np.float32 | None
+    ) -> dict[str, jax.Array]:
+        """Return the step's optional arguments, on all devices."""
+        given = {"loss_limit": loss_limit, "learning_rate": learning_rate}
         everywhere = NamedSharding(self._mesh, PartitionSpec())
-        return {"loss_limit": jax.make_array_from_callback((), everywhere, lambda _: limit)}
+
+        def placed(number: float | np.float32) -> jax.Array:
+            return jax.make_array_from_callback((), everywhere, lambda _: np.float32(number))
+
+        return {name: placed(number) for name, number in given.items() if number is not None}
 
     def read(self, step: int, taken: StepResult) -> tuple[StepMetrics, StepResult]:
         result = StepResult(*jax.device_get(tuple(taken)))
@@ -309,10 +314,11 @@ class NextTokenLearner:
         arrays = self._inputs.data.batch(step)._asdict()
         return {name: array for name, array in arrays.items() if array is not None}
 
-    def retake(self, step: int, *, skipped: bool) -> StepResult:
+    def retake(self, step: int, learning_rate: np.float32 | None, *, skipped: bool) -> StepResult:
         batch = place_batch(self._mesh, *self._inputs.data.batch(step))
-        limits = {"loss_limit": -np.inf if skipped else np.inf} if self._train.skip_spikes else {}
-        return self._step(self.model, self.optimizer, *batch, **limits)
+        limit = (-np.inf if skipped else np.inf) if self._train.skip_spikes else None
+        scalars = self._scalars(limit, learning_rate)
+        return self._step(self.model, self.optimizer, *batch, **scalars)
 
     @staticmethod
     def headline(steps: Sequence[StepMetrics]) -> dict[str, str]:

@@ -13,6 +13,7 @@ from rungs.common.run_log import SECONDS_BETWEEN_LINES, TERMINAL
 from rungs.common.text_table import format_duration
 from rungs.parallel.processes import is_first_process
 from rungs.run.metrics import R, StepRecord
+from rungs.training.run_length import RunLength
 
 log = logging.getLogger("rungs")
 
@@ -21,7 +22,8 @@ class Progress(Generic[R]):
     """Shows the steps of a start.
 
     Args:
-        steps: from the first to the last one.
+        first_step: of this start.
+        length: how many steps the run takes.
         headline: from one or several steps to what matters most about them, by name.
         peak_tokens_per_second: what the devices could do at their peak FLOPS, if that is known.
         clock: the time in seconds.
@@ -29,19 +31,21 @@ class Progress(Generic[R]):
 
     def __init__(
         self,
-        steps: range,
+        first_step: int,
+        length: RunLength,
         headline: Callable[[Sequence[R]], dict[str, str]],
         peak_tokens_per_second: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock, self._first_shown = clock, 0.0
-        self._steps, self._headline, self._peak = steps, headline, peak_tokens_per_second
+        self._first_step, self._length = first_step, length
+        self._headline, self._peak = headline, peak_tokens_per_second
         self._unshown: list[R] = []
         self._has_bar = TERMINAL.shows_bars
         self._bar = tqdm(
             file=TERMINAL,
-            total=steps.stop,
-            initial=steps.start,
+            total=length.total_steps,
+            initial=first_step,
             unit="step",
             dynamic_ncols=True,
             smoothing=0,  # a mean over all steps, which a validation doesn't make jump
@@ -56,10 +60,11 @@ class Progress(Generic[R]):
 
     def show(self, metrics: R) -> None:
         """Show the next step."""
+        self._bar.total = self._length.total_steps
         self._bar.set_postfix(self._postfix(metrics), refresh=False)
         self._bar.update()
         self._unshown.append(metrics)
-        is_first = metrics.global_step == self._steps.start
+        is_first = metrics.global_step == self._first_step
         if is_first:
             self._first_shown = self._clock()
         if is_first or _seconds(self._unshown) >= SECONDS_BETWEEN_LINES:
@@ -83,7 +88,7 @@ class Progress(Generic[R]):
         """Return the steps since the previous line as one: what matters most about them, the last
         one's number, learning rate and gradient norm, and the mean speed."""
         last = self._unshown[-1]
-        return f"step {last.global_step:,} of {self._steps.stop:,}: " + ", ".join(
+        return f"step {last.global_step:,} of {self._length.total_steps:,}: " + ", ".join(
             [
                 *(f"{name} {text}" for name, text in self._headline(self._unshown).items()),
                 f"learning rate {last.learning_rate:.2e}",
@@ -102,8 +107,8 @@ class Progress(Generic[R]):
         """Return the time left at the pace since the first step: steps, validations, checkpoints
         and all else."""
         last = self._unshown[-1].global_step
-        pace = (self._clock() - self._first_shown) / (last - self._steps.start)
-        return (self._steps.stop - 1 - last) * pace
+        pace = (self._clock() - self._first_shown) / (last - self._first_step)
+        return (self._length.total_steps - 1 - last) * pace
 
 
 def _seconds(steps: Sequence[StepRecord]) -> float:

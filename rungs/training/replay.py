@@ -43,6 +43,7 @@ from rungs.step.train_step import StepResult, dropout_key
 from rungs.training.failed_step import FailedStep, open_failed_step
 from rungs.training.learner import Kind, Replayed, Start
 from rungs.training.preparation import model_and_optimizer
+from rungs.training.run_length import run_length
 
 OnOutput = Callable[[str, Array], None]
 """Called with the name of a module and its output."""
@@ -119,9 +120,11 @@ def _retrain(failed: FailedStep, start: Start, mesh: Mesh, kind: Kind) -> tuple[
     if first == last:  # needs no data
         return model_and_optimizer(start.config, meta.total_steps, mesh, start.saved, start.weights)
     with ExitStack() as stack:
-        learner = kind.open_inputs(start, stack).learner(start, mesh, ())
+        inputs = kind.open_inputs(start, stack)
+        learner, length = inputs.learner(start, mesh, ()), run_length(start, inputs.total_steps)
         for step in range(first, last):
-            learner.retake(step, skipped=step in meta.skipped_steps)
+            is_skipped = step in meta.skipped_steps
+            learner.retake(step, length.learning_rate(step), skipped=is_skipped)
             arrays = named_arrays(learner.model) | named_arrays(learner.optimizer)
             for name in nonfinite_names(finite_flags(arrays)):
                 click.echo(f"after step {step}: {name} is the first tensor that is not finite")

@@ -97,6 +97,8 @@ def refuse_changes(saved: CheckpointMeta, now: AnyRunConfig, run: RunFolder, ext
 def edit_to_extend(config: RunConfig, data: TrainingData) -> str:
     """Return the edit of `train.json` that makes a run longer, for a message: twice as many tokens
     if they can be added and the data has them, at most all; otherwise another epoch."""
+    if config.train.max_minutes is not None:
+        return f"set more max_minutes in {TRAIN_FILE}"
     steps = min(2 * data.steps_per_epoch, data.available_steps_per_epoch)
     longer = config.train.model_copy(update={"min_train_tokens": steps * data.tokens_per_step})
     if steps > data.steps_per_epoch and _extendable_keys(config.train, longer):
@@ -249,6 +251,8 @@ def _extendable_keys(before: OptimizationConfig, now: OptimizationConfig) -> set
     assert isinstance(before, TrainConfig)
     assert isinstance(now, TrainConfig)
     longer = {"epochs"} if now.epochs > before.epochs else set()
+    if before.max_minutes and now.max_minutes and now.max_minutes > before.max_minutes:
+        longer.add("max_minutes")
     in_order = before.epochs == now.epochs == 1 and not now.shuffle
     more = now.min_train_tokens == -1 or now.min_train_tokens > before.min_train_tokens > 0
     return longer | ({"min_train_tokens"} if in_order and more else set())
@@ -262,6 +266,8 @@ def _hint(
         return "add --extend to train longer, or change it back"
     if isinstance(before, ReinforceConfig) and key == "steps":
         return f"change it back; to train longer, set more than {before.steps} and add --extend"
+    if key == "max_minutes":
+        return "change it back; to train longer, set more minutes and add --extend"
     if key in ("epochs", "min_train_tokens"):
         assert isinstance(before, TrainConfig)
         assert isinstance(now, TrainConfig)

@@ -1,6 +1,7 @@
 """Start a run: `launch` shows every step in order, from the checks to the last saved step."""
 
 import logging
+import time
 from contextlib import ExitStack
 from typing import Any
 
@@ -36,12 +37,19 @@ from rungs.training.preparation import (
     with_recorded_dtype,
 )
 from rungs.training.resume import refuse_changes
+from rungs.training.run_length import RunLength, run_length
 from rungs.training.trainer import Trainer
 
 log = logging.getLogger("rungs")
 
 
-def launch(run: RunFolder, config: AnyRunConfig, options: StartOptions, kind: Kind) -> int:
+def launch(
+    run: RunFolder,
+    config: AnyRunConfig,
+    options: StartOptions,
+    kind: Kind,
+    began: float | None = None,
+) -> int:
     """Train a run to its end, or until a signal.
 
     Steps 1 to 6 check everything that the user could have got wrong. Nothing on disk changes
@@ -49,6 +57,7 @@ def launch(run: RunFolder, config: AnyRunConfig, options: StartOptions, kind: Ki
 
     Args:
         kind: what it learns from, and how.
+        began: when the time of `max_minutes` began, in `time.monotonic()`; None for now.
 
     Returns:
         The exit code: 0 at the end; 128 + the number of a signal that stopped the run, after a
@@ -74,9 +83,10 @@ def launch(run: RunFolder, config: AnyRunConfig, options: StartOptions, kind: Ki
         with errors_in(run):
             check_sample_prompts(config, inputs.tokenizer_place)
         # 4. A finished run has nothing left to train.
+        length = run_length(start, inputs.total_steps, time.monotonic() if began is None else began)
         mirror = mirror_of(run, config.train, options)
         last_step = start.first_step - 1
-        if start.first_step >= inputs.total_steps:
+        if start.first_step >= length.total_steps:
             beside = Background(run, config.train, mirror, options, last_step, inputs.datasets_dir)
             return _finish(start, inputs, beside)
         # 5. The devices: as the config says, else as the checkpoint recorded, else all there are.
@@ -86,7 +96,7 @@ def launch(run: RunFolder, config: AnyRunConfig, options: StartOptions, kind: Ki
         start = start.with_config(config)
         if options.dry_run:
             with inputs.resources(start, mesh):
-                dry_run(start, inputs, mesh)
+                dry_run(start, inputs, mesh, length)
             return 0
         # 7. What this start leaves behind moves aside; what a crash left unfinished is removed.
         with disk.writing(run.path, "what this start changes"):
@@ -94,12 +104,12 @@ def launch(run: RunFolder, config: AnyRunConfig, options: StartOptions, kind: Ki
         # 8. Model and optimizer are created or restored, then the steps are taken.
         with run_log.log_failures(), inputs.resources(start, mesh):
             beside = Background(run, config.train, mirror, options, last_step, inputs.datasets_dir)
-            trainer = make_trainer(start, inputs, mesh, beside)
+            trainer = make_trainer(start, inputs, mesh, length, beside)
             trainer.learner.log_start(start, mesh)
             with beside:
                 last = trainer.train(beside.stop)
                 taken = last.global_step + 1 if last else start.first_step
-                beside.is_complete = taken == inputs.total_steps
+                beside.is_complete = taken == length.total_steps
                 run_on_first(lambda: run_report.log_end(start, trainer, last))
             return 0 if beside.is_complete else beside.stop.exit_code or EXIT_STOPPED_ELSEWHERE
 
@@ -112,7 +122,7 @@ def _finish(start: Start, inputs: Inputs[Any], background: Background) -> int:
         run_report.log_finished(start, inputs.edit_to_extend())
 
     if start.options.dry_run:
-        log.info("%s is finished: %s steps", start.run.path, f"{inputs.total_steps:,}")
+        log.info("%s is finished: %s steps", start.run.path, f"{start.first_step:,}")
         return 0
     with disk.writing(start.run.path, "what is left to do"), background.catching_up():
         run_on_first(finish)
@@ -120,7 +130,7 @@ def _finish(start: Start, inputs: Inputs[Any], background: Background) -> int:
 
 
 def make_trainer(
-    start: Start, inputs: Inputs[Any], mesh: Mesh, background: Background
+    start: Start, inputs: Inputs[Any], mesh: Mesh, length: RunLength, background: Background
 ) -> Trainer[Any]:
     """Return what takes the steps of a start."""
     run, config = start.run, start.config
@@ -137,12 +147,12 @@ def make_trainer(
         check=run.check,
     )
     sharding = recorded_sharding(config.train, mesh)
-    recorder = FailedStepRecorder(run, config, inputs.total_steps, learner.batch, sharding)
+    recorder = FailedStepRecorder(run, config, length, learner.batch, sharding)
     limit = config.train.max_non_finite_steps
     trainer = Trainer(
         start=start,
         mesh=mesh,
-        total_steps=inputs.total_steps,
+        length=length,
         learner=learner,
         metrics=written,
         saver=saver,

@@ -4,6 +4,8 @@ What a step does is up to the `Learner`.
 """
 
 import dataclasses
+import itertools
+import time
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple
 
@@ -22,6 +24,7 @@ from rungs.training.failed_step import FailedSteps
 from rungs.training.intervals import Due, Intervals
 from rungs.training.learner import NEVER, Learner, Start, Stops, never
 from rungs.training.progress import Progress
+from rungs.training.run_length import RunLength
 
 
 class AfterStep(NamedTuple):
@@ -45,7 +48,7 @@ class Trainer(Generic[R]):
 
     start: Start
     mesh: Mesh
-    total_steps: int
+    length: RunLength
     learner: Learner[R]
     metrics: MetricsLog[R]
     saver: Saver
@@ -60,6 +63,11 @@ class Trainer(Generic[R]):
         self._saved: tuple[int, Flags] | None = None
         self._last_saved = -1
         self._latest: R | None = None
+        self._validation_seconds = 0.0
+
+    @property
+    def total_steps(self) -> int:
+        return self.length.total_steps
 
     def add_hook(self, hook: Hook, every: int) -> None:
         """Call a function after each `every`-th step, counted from 0, and after the last one.
@@ -84,19 +92,21 @@ class Trainer(Generic[R]):
             return stop.number is not None or learner.failure is not None
 
         stops = Stops(is_stopping, lambda: any_process(is_stopping()))
-        steps = range(self.start.first_step, self.total_steps)
-        intervals = Intervals(self.start.config.train, self.total_steps, any_process)
-        progress = Progress(steps, learner.headline, learner.peak_tokens_per_second)
+        intervals, first = Intervals(self.start.config.train, any_process), self.start.first_step
+        peak = learner.peak_tokens_per_second
+        progress = Progress(first, self.length, learner.headline, peak)
         with progress, self.metrics, self.saver:
             if self.unvalidated is not None:
                 self._validate_late(self.unvalidated)
             if self.unfinished_hook is not None:
-                step = self.start.first_step - 1
-                self.unfinished_hook(AfterStep(step, False, never, self.saver.wait))
+                self.unfinished_hook(AfterStep(first - 1, False, never, self.saver.wait))
             unread: tuple[int, Any] | None = None
-            for step in steps:
+            for step in itertools.count(first):
+                self.length.decide(step, self._closing_seconds, any_process)
+                if step == self.total_steps:
+                    break
                 try:
-                    taken = learner.take(step, stops)
+                    taken = learner.take(step, stops, self.length.learning_rate(step))
                 except Interrupted:
                     self._save_latest()
                     break
@@ -105,7 +115,8 @@ class Trainer(Generic[R]):
                 if unread is not None:
                     self._record(self._read(*unread), progress)
                 unread = step, taken
-                stopping, due = stops.anywhere(), intervals.after(step)
+                is_last = step == self.total_steps - 1
+                stopping, due = stops.anywhere(), intervals.after(step, is_last)
                 due = due._replace(checkpoint=due.checkpoint or stopping)
                 hooks = self._due_hooks(step)
                 if due.anything or hooks or not learner.reads_late:
@@ -118,6 +129,11 @@ class Trainer(Generic[R]):
         if learner.failure is not None:
             raise learner.failure
         return self._latest
+
+    @property
+    def _closing_seconds(self) -> float:
+        """What follows the last step takes, as far as it is known: a validation and a save."""
+        return self._validation_seconds + self.saver.seconds
 
     def _due_hooks(self, step: int) -> list[Hook]:
         is_last = step == self.total_steps - 1
@@ -143,10 +159,12 @@ class Trainer(Generic[R]):
         stops = NEVER if is_last else stops
         is_interrupted = False
         if due.validation:
+            begin = time.monotonic()
             try:
                 metrics = self.learner.validate(metrics, stops)
             except Interrupted:
                 is_interrupted = True
+            self._validation_seconds = time.monotonic() - begin
         self._record(metrics, progress)
         if due.checkpoint or is_interrupted:
             self._save(metrics, due.competes and not is_interrupted)

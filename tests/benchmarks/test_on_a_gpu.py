@@ -75,6 +75,7 @@ def test_a_part_that_fails_is_measured_again(
     assert again["two"]["state"] == "failed"
 
 
+@pytest.mark.long
 def test_a_session_stops_in_time_with_all_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,6 +92,7 @@ def test_a_session_stops_in_time_with_all_processes(
     assert again["seconds"] == part["seconds"]
 
 
+@pytest.mark.long
 def test_a_part_that_hangs_leaves_time_for_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

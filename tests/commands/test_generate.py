@@ -184,6 +184,9 @@ def test_prompts_in_jsonl_may_contain_line_breaks(tmp_path: Path) -> None:
     path.write_text('{"prompt": "a"}\n\n{"promt": "b"}\n')
     with pytest.raises(UserError, match=r"prompts.jsonl: line 3: must be an object"):
         read_prompts(path)
+    path.write_text('{"prompt": "a"}\n{"prompt": "\\ud800"}\n')
+    with pytest.raises(UserError, match=r"prompts.jsonl: line 2: has an invalid character"):
+        read_prompts(path)
 
 
 @pytest.mark.parametrize(

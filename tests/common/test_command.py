@@ -37,3 +37,17 @@ def test_matplotlib_is_imported_whatever_backend_the_environment_names() -> None
     code = "from rungs.common.command import begin_command; begin_command(); import matplotlib"
     environment = os.environ | {"MPLBACKEND": "nonsense"}
     subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+
+
+def test_a_low_limit_of_open_files_is_raised_or_reported() -> None:
+    def plan(limits: str) -> subprocess.CompletedProcess[str]:
+        shell = f'{limits}; exec "{sys.executable}" plan.py runs/layers'
+        return subprocess.run(["sh", "-c", shell], text=True, capture_output=True)
+
+    refused = plan("ulimit -n 24")
+    assert refused.returncode == 2
+    assert refused.stderr == (
+        "error: only 24 files may be open at once, which libraries fail with; allow more with"
+        " ulimit -n 256\n"
+    )
+    assert plan("ulimit -S -n 24; ulimit -H -n 256").returncode == 0

@@ -117,6 +117,7 @@ def generated(rng: random.Random) -> Tokenizer:
     return changed(model=MODEL | options, added_tokens=added)
 
 
+@pytest.mark.long
 def test_whatever_tiktoken_is_used_for_has_the_same_ids() -> None:
     """In 600 of 1,500 tokenizers it is. Each condition of `as_tiktoken`, left out, fails this."""
     rng, used = random.Random(0), 0

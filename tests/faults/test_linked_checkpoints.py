@@ -29,6 +29,7 @@ def linked(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RunFolder
         assert run.checkpoints.is_symlink()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("no_charts")
 def test_a_run_starts_over_and_goes_back(
     linked: RunFolder, uninterrupted: RunFolder, datasets_dir: Path
@@ -55,6 +56,7 @@ def test_a_mirror_is_restored(linked: RunFolder, uninterrupted: RunFolder, tmp_p
     assert not [path for path in linked.checkpoints.iterdir() if path.name.startswith(".")]
 
 
+@pytest.mark.long
 def test_an_old_checkpoint_that_is_a_link(
     uninterrupted: RunFolder, datasets_dir: Path, tmp_path: Path
 ) -> None:

@@ -79,9 +79,7 @@ def test_a_folder_that_becomes_unwritable(
     monkeypatch.setattr(MetricsLog, "append", append_then_break)
     message = failure_message(run, datasets_dir)
     assert f": {what} could not be written: {os.strerror(number)}" in message
-    assert message.endswith(
-        "; fix that, then run the same command to resume from the last checkpoint"
-    )
+    assert message.endswith("; fix that, then run the same command again")
     assert len(losses(run)) <= 4
 
 

@@ -54,6 +54,7 @@ def test_a_run_resumes_wherever_and_whenever(datasets_dir: Path, tmp_path: Path)
     assert [path.name for path in elsewhere.iterdir()] == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["lr[1e-3]", "a\\b", "a**b?"])
 @pytest.mark.usefixtures("no_charts")
 def test_a_run_at_any_path(

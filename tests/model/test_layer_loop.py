@@ -150,6 +150,7 @@ def test_a_run_records_its_loop_and_keeps_it_on_a_machine_with_less_memory(
     assert IN_A_LOOP.as_keys().items() <= last_checkpoint(run).meta.train.items()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("changes", "drop_rate"),
     [

@@ -47,6 +47,7 @@ def test_greedy_text_is_that_of_plain_decoding(name: str) -> None:
         assert generator.generate(prompts, Request(40, lookahead=DRAFT)) == plain
 
 
+@pytest.mark.long
 def test_samples_are_those_of_plain_decoding(generator: Generator) -> None:
     cool = Sampling(temperature=0.6, top_p=0.9, min_p=0.01)
     for sampling in (SAMPLING, cool, Sampling(repetition_penalty=1.05)):

@@ -61,6 +61,7 @@ def test_flops_are_those_of_the_plan(three_runs: list[Path]) -> None:
     assert run["flopsPerToken"] == 6 * (block + norms + vocabulary * emb) + 12 * emb * length
 
 
+@pytest.mark.long
 def test_ten_long_runs_take_less_than_three_megabytes_and_keep_every_spike(tmp_path: Path) -> None:
     random, folders = np.random.default_rng(0), []
     for number in range(10):

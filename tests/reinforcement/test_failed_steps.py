@@ -18,6 +18,7 @@ from tests.support.tiny_reinforcement import (
 )
 
 
+@pytest.mark.long
 def test_a_failed_step_is_saved_and_its_first_bad_tensor_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -156,6 +156,7 @@ def kill_in(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, call: int) -
     monkeypatch.setattr(owner, name, dying)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "kill",
     long_except(

@@ -57,6 +57,7 @@ def test_a_sound_machine_passes_and_leaves_a_report(tmp_path: Path) -> None:
     assert ended.stdout.endswith("\nno problems found\n")
 
 
+@pytest.mark.long
 def test_a_broken_kernel_is_named_with_exit_code_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

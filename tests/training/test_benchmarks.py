@@ -73,6 +73,7 @@ def test_checkpoints_are_measured_and_nothing_else_changes(
         assert found[8, one.metric] == one.value
 
 
+@pytest.mark.long
 def test_an_interrupted_measurement_is_repeated_by_the_next_start(
     tmp_path: Path, datasets_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,6 +91,7 @@ def test_an_interrupted_measurement_is_repeated_by_the_next_start(
     assert {step for step, _ in scores(run)} == {4, 8}
 
 
+@pytest.mark.long
 def test_what_goes_wrong_in_a_measurement_costs_a_warning(
     tmp_path: Path,
     datasets_dir: Path,

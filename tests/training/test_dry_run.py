@@ -26,6 +26,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.long
 def test_it_takes_a_step_and_writes_nothing(datasets_dir: Path, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     before = contents(tmp_path)

@@ -13,6 +13,7 @@ from rungs.data.loader import TrainingData
 from rungs.run.folder import RunFolder
 from rungs.training.failed_step import MAX_FAILED_STEPS, FailedStepRecorder, open_failed_step
 from rungs.training.resume import move_aside
+from rungs.training.run_length import RunLength
 from tests.support.tiny_run import make_dataset, make_run
 
 BAD = {1: "the loss"}
@@ -44,7 +45,7 @@ def recorder(run: RunFolder, data: TrainingData) -> FailedStepRecorder:
         arrays = data.batch(step)._asdict()
         return {name: array for name, array in arrays.items() if array is not None}
 
-    return FailedStepRecorder(run, load_run(run.path), data.total_steps, batch, sharding)
+    return FailedStepRecorder(run, load_run(run.path), RunLength(data.total_steps), batch, sharding)
 
 
 def rename_as_in_earlier_versions(run: RunFolder) -> None:

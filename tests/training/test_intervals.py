@@ -72,16 +72,16 @@ def test_the_clock_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(intervals.time, "monotonic", lambda: now[0])
     train = train_config(checkpoint_interval=100, checkpoint_minutes=10, validation_minutes=4)
-    timer = Intervals(train, 1000, lambda here: here)
+    timer = Intervals(train, lambda here: here)
     found = {}
     for step in range(1, 40):
         now[0] += 60
-        found[step] = timer.after(step)
+        found[step] = timer.after(step, is_last=False)
     assert [step for step, due in found.items() if due.checkpoint] == [11, 22, 33]
     assert [step for step, due in found.items() if due.validation] == [5, 10, 15, 20, 25, 30, 35]
     assert not any(due.competes for due in found.values())
-    assert timer.after(100) == (True, True, True)
-    assert timer.after(999) == (True, True, True)
+    assert timer.after(100, is_last=False) == (True, True, True)
+    assert timer.after(999, is_last=True) == (True, True, True)
 
 
 @pytest.mark.long

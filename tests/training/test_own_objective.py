@@ -85,6 +85,7 @@ class Killed(BaseException):
     """Stands for the end of the process."""
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("no_charts")
 def test_it_resumes_bit_for_bit(
     example: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

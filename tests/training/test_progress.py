@@ -15,6 +15,7 @@ from rungs.common import run_log
 from rungs.run.metrics import StepMetrics
 from rungs.training.next_token import NextTokenLearner
 from rungs.training.progress import Progress
+from rungs.training.run_length import RunLength
 
 SECONDS = 4.0
 """Of a step; the first, which is compiled, takes 60."""
@@ -36,7 +37,7 @@ def take(
     """Show steps of 100 tokens whose loss is their number; every tenth is validated."""
     now = 0.0
     with Progress(
-        range(first, steps), NextTokenLearner.headline, peak, clock=lambda: now
+        first, RunLength(steps), NextTokenLearner.headline, peak, clock=lambda: now
     ) as progress:
         for step in range(first, last):
             seconds = 60.0 if step == first else SECONDS
@@ -111,9 +112,10 @@ from rungs.common import run_log
 from rungs.run.metrics import StepMetrics
 from rungs.training.next_token import NextTokenLearner
 from rungs.training.progress import Progress
+from rungs.training.run_length import RunLength
 run_log.log_to_terminal()
 run_log.log_to_file(Path("train.log"))
-with Progress(range(9), NextTokenLearner.headline) as progress:
+with Progress(0, RunLength(9), NextTokenLearner.headline) as progress:
     for step in range(9):
         progress.show(StepMetrics(step, 0, 1.5, 1e-3, 1.0, False, 0, 20.0, 5.0))
 """

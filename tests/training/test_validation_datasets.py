@@ -90,6 +90,7 @@ def test_the_loss_on_another_dataset_is_recorded_and_nothing_else_changes(
     assert float(shown[1]) == pytest.approx(best.validation_losses["other"], abs=1e-4)
 
 
+@pytest.mark.long
 def test_a_dataset_can_be_added_when_a_run_is_resumed(tmp_path: Path, datasets_dir: Path) -> None:
     run = make_run(tmp_path / "run", **SHORT)
     assert go(run, datasets_dir) == 0

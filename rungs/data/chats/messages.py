@@ -9,6 +9,7 @@ message. Keys for kinds of training that aren't supported are refused, other key
 
 from typing import Any, NamedTuple
 
+from rungs.common.errors import check_characters
 from rungs.common.strict_json import format_value
 from rungs.data.text_dataset import parse_json
 
@@ -181,8 +182,5 @@ def _text(content: Any, place: str) -> str:
         content = "".join(map(str, parts))
     if not isinstance(content, str):
         raise ValueError(f"{place}: {format_value(content)} is not a string")
-    try:
-        content.encode()
-    except UnicodeEncodeError:
-        raise ValueError(f"{place}: has an invalid character (a lone surrogate)") from None
+    check_characters(content, place)
     return content

@@ -208,6 +208,7 @@ def test_a_process_group_dies_with_a_call_that_hangs(start: Start, tmp_path: Pat
         os.kill(int((tmp_path / "pid").read_text()), 0)
 
 
+@pytest.mark.long
 def test_a_process_that_nobody_kills_ends_itself(start: Start) -> None:
     process = start("while 1: pass", seconds=0.5)
     process.start()

@@ -1,0 +1,145 @@
+"""How many steps a run takes: those of its data or, with `max_minutes`, as many as fit.
+
+The speed of the first steps tells how many fit. If it changes, the number is corrected, at most
+once after each of `_DECIDED_AT`. `length.jsonl` records each number, with the first step whose
+learning rate follows it, so that a resumed run takes the same steps; it corrects nothing.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+
+import jax
+import numpy as np
+
+from rungs.common.text_table import counted
+from rungs.config.train_config import TrainConfig
+from rungs.optim.schedule import learning_rate_schedule
+from rungs.parallel.processes import broadcast_from_first, is_first_process
+from rungs.run import records
+from rungs.run.records import Length
+from rungs.training.learner import Start
+
+_DECIDED_AT = (0.02, 0.1, 0.25, 0.5, 0.75, 0.9, 0.96)
+"""Parts of the time after which the number of steps is decided or corrected."""
+_WARM_UP_STEPS, _LEAST_STEPS = 2, 2
+"""Steps before the clock is read, as the first one is compiled; least steps that tell a speed."""
+_CORRECTED = 0.005
+"""Smallest correction, in parts of the time."""
+
+log = logging.getLogger("rungs")
+
+
+class RunLength:
+    """A number of steps that is known at the start.
+
+    Attributes:
+        total_steps: of the run.
+    """
+
+    def __init__(self, total_steps: int) -> None:
+        self.total_steps = total_steps
+
+    def decide(
+        self, step: int, closing_seconds: float, any_process: Callable[[bool], bool]
+    ) -> None:
+        """Decide, before a step is taken, how many there are.
+
+        Args:
+            step: the next one.
+            closing_seconds: what the end of the run takes after its last step.
+            any_process: whether a condition holds in any process, so that all agree on the time.
+        """
+
+    def learning_rate(self, step: int) -> np.float32 | None:  # noqa: ARG002
+        """Return the learning rate of a step; None if the compiled step knows it. It doesn't if the
+        number of steps is decided after that was compiled."""
+        return None
+
+
+class TimedLength(RunLength):
+    """As many steps as fit into `max_minutes`.
+
+    Args:
+        start: with the config, and the checkpoint to resume from.
+        most_steps: those of the data.
+        began: when the time began, in `time.monotonic()`; None to decide nothing.
+    """
+
+    def __init__(self, start: Start, most_steps: int, began: float | None) -> None:
+        self._run, self._train, self._most = start.run, start.config.train, most_steps
+        is_new = start.saved is None and began is not None
+        self._lengths = [] if is_new else records.read(start.run, Length)
+        minutes = self._train.max_minutes
+        if start.saved and self._lengths:  # decided, unless --extend gives it more time
+            minutes -= start.saved.meta.train["max_minutes"]
+        self._seconds, self._began = 60 * minutes, began or 0.0
+        is_open = began is not None and minutes > 0
+        self._decisions = [part * self._seconds for part in _DECIDED_AT if is_open]
+        self._first_mark = start.first_step + _WARM_UP_STEPS
+        self._mark = 0, 0.0
+        self._rates: dict[int, np.ndarray] = {}
+        is_decided = self._lengths and not is_open
+        super().__init__(self._lengths[-1].total_steps if is_decided else most_steps)
+
+    def decide(
+        self, step: int, closing_seconds: float, any_process: Callable[[bool], bool]
+    ) -> None:
+        if not self._decisions or step < self._first_mark:
+            return
+        now = time.monotonic()
+        if step == self._first_mark:
+            self._mark = step, now
+        steps, elapsed = step - self._mark[0], now - self._began
+        if not any_process(steps >= _LEAST_STEPS and elapsed >= self._decisions[0]):
+            return
+        pace = (now - self._mark[1]) / steps
+        left = self._seconds - elapsed - closing_seconds
+        fitting = step - 1 + int(left / pace)  # the step before this one has only begun
+        total = min(max(fitting, step + 1), self._most)
+        if self._lengths and abs(total - self.total_steps) * pace < _CORRECTED * self._seconds:
+            total = self.total_steps
+        later = [due for due in self._decisions[1:] if due > elapsed]
+        answer = broadcast_from_first(lambda: f"{total} {len(later)}")
+        total, number = map(int, answer.split())
+        self._decisions = self._decisions[len(self._decisions) - number :]
+        self._mark = step, now
+        if total != self.total_steps or not self._lengths:
+            self._set(step, total, pace)
+
+    def _set(self, step: int, total: int, pace: float) -> None:
+        self.total_steps = total
+        self._lengths.append(Length(time=records.now(), step=step, total_steps=total))
+        if is_first_process():
+            records.append(self._run, self._lengths[-1:])
+        reason = "of the data" if total == self._most else "in max_minutes"
+        log.info("step %s: %.3g s a step, %s %s", f"{step:,}", pace, counted(total, "step"), reason)
+
+    def learning_rate(self, step: int) -> np.float32:
+        total = next((one.total_steps for one in self._lengths[::-1] if one.step <= step), None)
+        total = total or self._most
+        if total not in self._rates:
+            self._rates = {total: _learning_rates(self._train, total)}
+        return np.float32(self._rates[total][min(step, total - 1)])
+
+
+def _learning_rates(train: TrainConfig, total_steps: int) -> np.ndarray:
+    """Return the learning rate of each step, computed on the host."""
+    schedule = learning_rate_schedule(train, total_steps)
+    with jax.default_device(jax.local_devices(backend="cpu")[0]):
+        return np.asarray(jax.vmap(schedule)(np.arange(total_steps, dtype=np.uint32)))
+
+
+def run_length(start: Start, most_steps: int, began: float | None = None) -> RunLength:
+    """Return how many steps a run takes.
+
+    Args:
+        start: of the run.
+        most_steps: those of the data, or of the config.
+        began: when the time of `max_minutes` began, in `time.monotonic()`; None if steps are only
+            taken again.
+    """
+    train = start.config.train
+    if isinstance(train, TrainConfig) and train.max_minutes is not None:
+        return TimedLength(start, most_steps, began)
+    return RunLength(most_steps)

@@ -1,0 +1,136 @@
+"""`max_minutes`: a run takes as many steps as fit, and the same ones when it is resumed."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from rungs.common.errors import UserError
+from rungs.config.run_config import RunConfig, load_run
+from rungs.run import metrics, records
+from rungs.run.folder import RunFolder, StartOptions
+from rungs.run.records import Length
+from rungs.training import run_length
+from rungs.training.learner import Start
+from rungs.training.next_token import next_token
+from rungs.training.run_length import TimedLength
+from rungs.training.start import launch
+from tests.support.charts import draw_no_charts
+from tests.support.configs import model_config, train_config
+from tests.support.tiny_run import assert_same_outcome, change, make_dataset, make_run
+
+MINUTES, CLOSING = 5, 4.0
+SECONDS = 60 * MINUTES
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time, in seconds."""
+    time = [1000.0]
+    monkeypatch.setattr(run_length, "time", SimpleNamespace(monotonic=lambda: time[0]))
+    return time
+
+
+def timed(folder: Path, now: list[float], most_steps: int = 100_000) -> TimedLength:
+    config = RunConfig(model_config(), train_config(max_minutes=MINUTES))
+    start = Start(RunFolder(folder), config, StartOptions(), None, None)
+    return TimedLength(start, most_steps, now[0])
+
+
+def simulate(
+    length: TimedLength, now: list[float], seconds: Callable[[int, float], float]
+) -> tuple[list[float], float]:
+    """Take the steps; return their learning rates, and how long the run took."""
+    begin, rates = now[0], []
+    for step in range(1_000_000):
+        length.decide(step, CLOSING, lambda here: here)
+        if step == length.total_steps:
+            break
+        rates.append(float(length.learning_rate(step)))
+        now[0] += seconds(step, now[0] - begin)
+    return rates, now[0] - begin + CLOSING
+
+
+PACES: dict[str, Callable[[int, float], float]] = {
+    "steady": lambda step, _: 20 if step == 0 else 0.25,
+    "slow steps": lambda step, _: 20 if step == 0 else 4.0,
+    "twice as slow after a minute": lambda step, at: 20 if step == 0 else 0.2 + 0.2 * (at > 60),
+    "faster in the end": lambda step, at: 20 if step == 0 else 0.3 - 0.1 * (at > 200),
+    "with a validation every 50 steps": lambda step, _: 5 if step % 50 == 0 else 0.2,
+    "noisy": lambda step, _: 20 if step == 0 else 0.2 * (1 + 0.5 * np.sin(step * 12.9898)),
+}
+
+
+@pytest.mark.parametrize("pace", PACES)
+def test_a_run_takes_its_time_within_two_percent(
+    pace: str, tmp_path: Path, now: list[float]
+) -> None:
+    length = timed(tmp_path, now)
+    rates, took = simulate(length, now, PACES[pace])
+    assert took == pytest.approx(SECONDS, rel=0.02)
+    assert rates[-1] == pytest.approx(0.1 * max(rates), rel=0.02)  # min_learning_rate_percent
+    lengths = records.read(RunFolder(tmp_path), Length)
+    assert lengths[-1].total_steps == length.total_steps == len(rates)
+    if pace == "steady":
+        assert len(lengths) == 1
+
+
+def test_a_run_is_no_longer_than_its_data(tmp_path: Path, now: list[float]) -> None:
+    length = timed(tmp_path, now, most_steps=40)
+    rates, took = simulate(length, now, PACES["steady"])
+    assert len(rates) == length.total_steps == 40
+    assert took < SECONDS / 2
+
+
+def test_a_step_that_takes_longer_than_all_minutes_is_followed_by_few(
+    tmp_path: Path, now: list[float]
+) -> None:
+    rates, _ = simulate(timed(tmp_path, now), now, lambda *_: 2 * SECONDS)
+    assert len(rates) == 5
+
+
+@pytest.fixture(scope="module")
+def datasets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("datasets")
+    make_dataset(folder)
+    return folder
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look at the clock is a second later; no charts."""
+    time = iter(range(1_000_000))
+    monkeypatch.setattr(run_length, "time", SimpleNamespace(monotonic=lambda: float(next(time))))
+    draw_no_charts(monkeypatch)
+
+
+def train(run: RunFolder, datasets: Path, **options: object) -> int:
+    start = StartOptions(**options)  # type: ignore[arg-type]
+    return launch(run, load_run(run.path), start, next_token(datasets), 0.0)
+
+
+@pytest.mark.usefixtures("clock")
+def test_it_resumes_bit_for_bit_and_can_be_extended(datasets: Path, tmp_path: Path) -> None:
+    """As the number of steps is an argument, no bits depend on when it was decided."""
+    minutes = {"max_minutes": 0.2, "epochs": 100, "keep_checkpoints": -1}
+    whole, resumed = make_run(tmp_path / "whole", **minutes), RunFolder(tmp_path / "resumed")
+    assert train(whole, datasets) == 0
+    steps = metrics.read(whole.metrics)
+    (length, *_) = records.read(whole, Length)[::-1]
+    assert 8 < length.total_steps == len(steps) < 20
+    rates = [step.learning_rate or 0 for step in steps]
+    assert rates[-1] < 0.2 * max(rates)
+
+    shutil.copytree(whole.path, resumed.path, symlinks=True)
+    assert train(resumed, datasets, rewind_to="5") == 0
+    assert_same_outcome(resumed, whole)
+
+    change(resumed, max_minutes=0.1)
+    with pytest.raises(UserError, match=r"max_minutes: was 0.2 .* set more minutes and add --ext"):
+        train(resumed, datasets)
+    change(resumed, max_minutes=0.5)
+    assert train(resumed, datasets, extend=True) == 0
+    assert len(metrics.read(resumed.metrics)) > len(steps) + 5
