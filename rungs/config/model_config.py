@@ -255,6 +255,12 @@ class ModelConfig(Config):
         return None
 
     @check
+    def _zeros_are_added_to_something(self) -> str | None:
+        if self.zero_init_residual and not self.residual:
+            return "zero_init_residual: needs residual; without it every block would return zeros"
+        return None
+
+    @check
     def _norm_parameters_fit(self) -> str | None:
         if not self.norm_parameters and self.norm == "rms_norm_plus_one":
             return (
@@ -325,8 +331,8 @@ class ModelConfig(Config):
         embedding repeat."""
         default: LayerKind = "sliding" if self.sliding_window else "global"
         kinds = self.layer_pattern or (default,)
-        length = math.lcm(len(kinds), self.value_embedding_every or 1)
-        return (kinds * (length // len(kinds)))[: max(self.n_layers, 1)]
+        length = min(math.lcm(len(kinds), self.value_embedding_every or 1), max(self.n_layers, 1))
+        return tuple(kinds[layer % len(kinds)] for layer in range(length))
 
     def layer_kinds(self) -> Iterator[LayerKind]:
         """The kind of each layer."""

@@ -171,6 +171,10 @@ LORA = {"rank": 8, "alpha": 16, "targets": ["query"]}
             'embedding_norm: true, but norm is "none"; choose a norm or remove embedding_norm',
         ),
         (
+            {"zero_init_residual": True, "residual": False},
+            "zero_init_residual: needs residual; without it every block would return zeros",
+        ),
+        (
             {"norm_parameters": False, "norm": "rms_norm_plus_one"},
             'norm_parameters: false, but norm "rms_norm_plus_one" has a scale; use "rms_norm"',
         ),

@@ -140,7 +140,7 @@ VARIANTS["recipe"] = LLAMA | {
     **{"residual_scalars": True, "value_embedding_every": 2, "qk_norm": True},
 }
 VARIANTS["value-embeddings-of-all"] = {"value_embedding_every": 1, "emb_dim": 8, "n_heads": 2}
-VARIANTS["value-embedding-of-the-last"] = {"value_embedding_every": 5, "n_layers": 3}
+VARIANTS["value-embedding-of-the-last"] = {"value_embedding_every": 10**6, "n_layers": 3}
 VARIANTS["residual-scalars"] = {"residual_scalars": True, "norm_placement": "after"}
 
 
