@@ -31,7 +31,7 @@ from rungs.checkpointing.saver import Saver
 from rungs.common.text_table import align_columns
 from rungs.data.catalog import find_datasets_dir
 from rungs.run import metrics
-from rungs.training.chart_process import ChartProcess
+from rungs.training.background import ChartProcess
 from rungs.training.next_token import NextTokenLearner
 from rungs.training.trainer import Trainer
 

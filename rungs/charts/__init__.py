@@ -1,8 +1,8 @@
 """Charts as PNG files: of one run, of several runs compared, of power laws, of muP experiments.
 
-    run_charts         draws the charts of one run; the losses of training
+    run_charts         draws the charts of one run; the losses of training; reward, pass@k and the
+                       like of reinforcement learning
     drawer             the program that redraws them while training continues
-    policy_charts      reward, pass@k and the like of reinforcement learning
     step_charts        charts of every kind of run: learning rate, gradient norm, throughput
     comparison_charts  charts that compare several runs
     scaling_charts     the power law, the coordinate check of muP, the learning-rate sweep

@@ -1,17 +1,21 @@
-"""Saved models as they are used, with LoRA merged: a model, its tokenizer, a text generator."""
+"""Saved weights as they are used: a model with LoRA merged, its tokenizer, a text generator; model
+and optimizer of a run that resumes or starts from saved weights."""
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
-from rungs.checkpointing import manifest, published, restore
+from rungs.checkpointing import manifest, optimizer_state, published
 from rungs.checkpointing.checkpoint_folder import IMPORTED, find_valid_weights, find_weights
+from rungs.checkpointing.manifest import Checkpoint
 from rungs.checkpointing.weights_file import WEIGHTS_FILE, Weights, file_or_index
 from rungs.common import paths, shown_text
 from rungs.common.errors import UserError
@@ -24,9 +28,10 @@ from rungs.model.gpt import GPT
 from rungs.model.lora import DOWN, LOW_RANK_NAMES, UP
 from rungs.model.sampling import GREEDY, Sampling
 from rungs.model.weight_formats import UnreadTensor, WeightFormat
+from rungs.optim.multi_steps import MultiSteps
 from rungs.parallel.sharding import Layout
 from rungs.run.folder import RunFolder
-from rungs.step.state import AbstractModel, shapes_of
+from rungs.step.state import AbstractModel, AbstractState, shapes_of
 
 
 def load_model(path: Path | str, layout: Layout | None = None) -> GPT:
@@ -37,7 +42,7 @@ def load_model(path: Path | str, layout: Layout | None = None) -> GPT:
     `path`, or it is damaged."""
     weights = MergedWeights(find_valid_weights(path))
     abstract = AbstractModel(weights.header.model, layout)
-    return abstract.fill(restore.place_weights(weights, abstract))
+    return abstract.fill(place_weights(weights, abstract))
 
 
 def load_token_generator(
@@ -245,3 +250,55 @@ def _starting_file(run: RunFolder, config: AnyRunConfig) -> Path | None:
             " HUB_ID RUN"
         )
     return path
+
+
+def restore(
+    saved: Checkpoint, config: AnyRunConfig, total_steps: int, mesh: Mesh
+) -> tuple[GPT, MultiSteps]:
+    """Return the model and optimizer of a checkpoint, each array read straight onto its devices.
+    Verify the checkpoint's files first: see `Checkpoint.damage`."""
+    abstract = AbstractState(config, total_steps, mesh)
+    weights = place_weights(saved.weights, abstract, cast=abstract.trained)
+    # earlier versions saved Adafactor's state with vocabulary padding
+    is_padded = abstract.is_padded or config.train.optimizer == "adafactor"
+    optimizer = optimizer_state.load(saved.folder, abstract.optimizer, may_pad=is_padded)
+    return abstract.fill(weights, optimizer)
+
+
+def place_starting_weights(
+    weights: Weights | None, config: AnyRunConfig, total_steps: int, mesh: Mesh
+) -> dict[str, jax.Array]:
+    """Return saved parameters for a run to start from, on its devices; empty if there are none.
+    Parameters that the run trains are cast to float32. With LoRA the frozen ones keep the dtype
+    they were saved in."""
+    if weights is None:
+        return {}
+    abstract = AbstractState(config, total_steps, mesh)
+    return place_weights(weights, abstract, cast=abstract.trained, skip=LOW_RANK_NAMES)
+
+
+def place_weights(
+    weights: Weights,
+    abstract: AbstractModel | AbstractState,
+    cast: Collection[str] = (),
+    skip: tuple[str, ...] = (),
+) -> dict[str, jax.Array]:
+    """Read parameters one at a time and put each onto its devices, with the shapes and shardings of
+    `abstract`. Those named in `cast` get their dtype there, others keep their own. `skip` are
+    endings of names to leave out."""
+    names = [name for name in abstract.weights if not name.endswith(skip)]
+    weights.check_tensors({name: abstract.shapes[name] for name in names})
+
+    def place(name: str, leaf: jax.ShapeDtypeStruct) -> jax.Array:
+        array = weights.array(name)
+        return place_padded(array.astype(leaf.dtype, copy=False) if name in cast else array, leaf)
+
+    return {name: place(name, abstract.weights[name]) for name in names}
+
+
+def place_padded(array: np.ndarray, like: jax.Array | jax.ShapeDtypeStruct) -> jax.Array:
+    """Put an array onto its devices, with zeros for the padding of the vocabulary. `like` has the
+    padded shape and the sharding."""
+    padding = [(0, size - own) for size, own in zip(like.shape, array.shape, strict=True)]
+    padded = np.pad(array, padding) if like.shape != array.shape else array
+    return jax.make_array_from_callback(like.shape, like.sharding, lambda at: padded[at])

@@ -23,8 +23,7 @@ from pydantic import AfterValidator, Field, ValidationError
 from rungs.checkpointing import optimizer_state
 from rungs.checkpointing.optimizer_state import OPTIMIZER_FOLDER
 from rungs.checkpointing.weights_file import WEIGHTS_FILE, Weights
-from rungs.common import paths
-from rungs.common.disk import sync_to_disk
+from rungs.common import disk, paths
 from rungs.common.errors import UserError
 from rungs.common.strict_json import StrictModel, read_text
 from rungs.config.model_config import ModelConfig
@@ -262,7 +261,7 @@ def write_manifest(folder: Path, meta: CheckpointMeta, needed: Collection[str] =
     meta_path = folder / META_FILE
     meta_path.write_text(json.dumps(content.model_dump(mode="json"), indent=2) + "\n")
     for path in [*files, meta_path, *(p for p in folder.rglob("*") if p.is_dir()), folder]:
-        sync_to_disk(path)
+        disk.sync_to_disk(path)
 
 
 @functools.cache

@@ -13,13 +13,7 @@ from typing import Any, NamedTuple, Self
 import jax
 import numpy as np
 
-from rungs.checkpointing import (
-    checkpoint_folder,
-    manifest,
-    optimizer_state,
-    retention,
-    weights_file,
-)
+from rungs.checkpointing import checkpoint_folder, manifest, optimizer_state, weights_file
 from rungs.checkpointing.checkpoint_folder import BEST, LATEST, UNFINISHED
 from rungs.checkpointing.manifest import PUBLISHED_FOLDER, CheckpointMeta
 from rungs.checkpointing.published import read_published
@@ -64,27 +58,18 @@ class _Unfinished(NamedTuple):
 
 
 class Saver:
-    """Writes checkpoints in the background, one at a time.
+    """Writes checkpoints of a run in the background, one at a time. With several processes each
+    writes its part of the optimizer state. The first also writes everything else and completes the
+    checkpoint.
 
-    With several processes each writes its part of the optimizer state. The first also writes
-    everything else and completes the checkpoint.
+    Each checkpoint gets a copy of the tokenizer file, with the chat template beside it; they are
+    read now, as their dataset or checkpoint may be gone later. The origin and the published files
+    of the weights that a start continues from are passed on, and so is their tokenizer if the
+    dataset has none.
 
-    Args:
-        folder: the run's `checkpoints/`.
-        config: both configs; `keep_checkpoints` says how many stay after each save.
-        tokenizer_file: copied into each checkpoint if there is one, with the chat template beside
-            it. It is read now, as its dataset or checkpoint may be gone later.
-        before: called in the background before each checkpoint is written.
-        after: each called in the background after a checkpoint is complete.
-        starts_from: the weights that this start continues from, if any. Their origin and the files
-            they were published with are passed on, and so is their tokenizer if the dataset has
-            none.
-        check: raises RunFailure if the run is no longer in its folder, in which nothing is changed
-            then.
-
-    Attributes:
-        seconds: that the last complete save took; 0 before.
-    """
+    `before` is called in the background before each checkpoint is written, and each of `after` once
+    it is complete. `check` raises RunFailure if the run is no longer in its folder, in which
+    nothing is changed then."""
 
     def __init__(
         self,
@@ -109,6 +94,7 @@ class Saver:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
         self.seconds = 0.0
+        """Time that the last complete save took; 0 before."""
 
     def __enter__(self) -> Self:
         return self
@@ -220,7 +206,7 @@ class Saver:
             return False
         self._check()
         keep = self._config.train.keep_checkpoints
-        if not retention.make_room_in_full_disk(self._folder, keep):
+        if not checkpoint_folder.make_room_in_full_disk(self._folder, keep):
             return False
         log.warning("%s: %s: %s; writing it again", self._folder, snapshot.description, reason)
         return True
@@ -246,7 +232,7 @@ class Saver:
         self._is_there = True
         disk.sync_to_disk(self._folder.parent)
         keep = self._config.train.keep_checkpoints
-        retention.make_room(self._folder, keep, snapshot.needed_bytes)
+        checkpoint_folder.make_room(self._folder, keep, snapshot.needed_bytes)
         disk.check_free_space(self._folder, snapshot.description, snapshot.needed_bytes)
         name = UNFINISHED + checkpoint_folder.checkpoint_name(self._folder, step)
         (self._folder / name).mkdir()
@@ -264,7 +250,7 @@ class Saver:
             self._check()
             checkpoint_folder.update_links(self._folder)
             self._check()
-            retention.delete_old(self._folder, self._config.train.keep_checkpoints)
+            checkpoint_folder.delete_old(self._folder, self._config.train.keep_checkpoints)
         for done in self._after:
             done()
 

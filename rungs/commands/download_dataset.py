@@ -10,18 +10,16 @@ import click
 from rungs.common import hub, paths
 from rungs.common.text_table import counted
 from rungs.config import option_values
-from rungs.data import catalog, hub_dataset, overlap, pair_dataset, text_dataset
+from rungs.data import catalog, hub_dataset, overlap, pair_dataset, text_dataset, tokenizer_files
 from rungs.data.chats import chat_dataset
 from rungs.data.chats.chat_dataset import ChatFormat
 from rungs.data.chats.chat_template import ChatTemplate
 from rungs.data.dataset import Dataset, Source
 from rungs.data.documents.building import Request
-from rungs.data.documents.files import Choice, DataFile, hub_files, local_files
-from rungs.data.documents.reading import Format
+from rungs.data.documents.files import Choice, DataFile, Format, hub_files, local_files
 from rungs.data.overlap import Found
 from rungs.data.text_dataset import TextSection
 from rungs.data.tokenizer import Tokenizer
-from rungs.data.tokenizer_files import load_tokenizer
 
 _OWN_FILES = ("text", "pairs", "chats", "parquet", "jsonl")
 
@@ -74,7 +72,7 @@ class Options(NamedTuple):
     def load_tokenizer(self) -> Tokenizer | int:
         """Return the tokenizer, or the vocabulary size of one to train."""
         if self.tokenizer:
-            return load_tokenizer(self.tokenizer)
+            return tokenizer_files.load_tokenizer(self.tokenizer)
         size = self.vocab_size or option_values.VOCAB_SIZE
         if not self.vocab_size:
             click.echo(
@@ -212,7 +210,7 @@ def _report(dataset: Dataset) -> None:
         if found.validation:
             _report_found("validation", "documents", found.validation)
     if dataset.tokenizer_file:
-        tokenizer = load_tokenizer(dataset.folder)
+        tokenizer = tokenizer_files.load_tokenizer(dataset.folder)
         if dataset.description.source.kind in ("text", "documents", "pairs"):
             click.echo(f"  {tokenizer.describe_texts(dataset.begin)}")
         click.echo(f"  tokenizer: vocab_size {tokenizer.vocab_size}")

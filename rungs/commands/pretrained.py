@@ -6,25 +6,14 @@ from pathlib import Path
 
 import click
 
-from rungs.common import hub
-from rungs.common.atomic_folder import create_folder, temporary_folder
+from rungs.common import disk, hub, paths
 from rungs.common.errors import UserError
-from rungs.common.paths import is_there
 from rungs.common.shown_text import quoted
 from rungs.config.model_config import ModelConfig
 from rungs.config.option_values import LinenFamily
 from rungs.data.catalog import find_datasets_dir
+from rungs.huggingface import exporting, hf_tokenizer, importing, model_card
 from rungs.huggingface.adapter import Adapter
-from rungs.huggingface.exporting import Export
-from rungs.huggingface.hf_tokenizer import describe_ends
-from rungs.huggingface.importing import (
-    Import,
-    find_linen_source,
-    find_source,
-    import_model,
-    target_folder,
-)
-from rungs.huggingface.model_card import ModelCard
 from rungs.huggingface.transformers_check import DivergenceError, compare, require_transformers
 from rungs.run.folder import RunFolder
 
@@ -46,13 +35,17 @@ def import_(
         raise UserError(
             "--linen: leave out --check and --revision, which are for Hugging Face models"
         )
-    target = target_folder(run)
+    target = importing.target_folder(run)
     if python and not check:
         raise UserError("--python: is for --check; add it, or leave out --python")
     if check:
         require_transformers(python or sys.executable)
-    found = find_linen_source(source, linen) if linen else find_source(source, revision)
-    plan = Import.from_source(found, ignored_keys)
+    found = (
+        importing.find_linen_source(source, linen)
+        if linen
+        else importing.find_source(source, revision)
+    )
+    plan = importing.Import.from_source(found, ignored_keys)
     click.echo(plan.summary())
     for note in plan.match.notes:
         click.echo(note)
@@ -62,7 +55,7 @@ def import_(
             compare(plan.source.folder, imported.imported, python or sys.executable, click.echo)
 
     try:
-        notes = import_model(plan, target, compare_if_asked)
+        notes = importing.import_model(plan, target, compare_if_asked)
     except DivergenceError as error:
         click.echo(f"error: {error}; {target} was not created", err=True)
         sys.exit(EXIT_DIVERGED)
@@ -74,28 +67,28 @@ def import_(
 
 def export(checkpoint: str, folder: Path, adapter: bool) -> None:
     """Do what the options of `pretrained.py export` ask for."""
-    if is_there(folder):
+    if paths.is_there(folder):
         raise UserError(f"{folder}: exists already; choose another name, or move it away")
     if adapter:
         export_adapter(checkpoint, folder)
         return
-    plan = Export(checkpoint)
+    plan = exporting.Export(checkpoint)
     click.echo(plan.summary())
-    with create_folder(folder) as partial:
+    with disk.create_folder(folder) as partial:
         notes = plan.write(partial)
     for note in notes:
         click.echo(note)
-    click.echo(f"generation stops at {describe_ends(folder)}")
+    click.echo(f"generation stops at {hf_tokenizer.describe_ends(folder)}")
     click.echo(f"{folder}: written. Load it: AutoModelForCausalLM.from_pretrained({str(folder)!r})")
 
 
 def upload(checkpoint: str, name: str, public: bool, datasets_dir: Path | None) -> None:
     """Do what the options of `pretrained.py upload` ask for."""
     hub.check_upload(name)
-    plan = Export(checkpoint)
-    card = ModelCard(name, plan, find_datasets_dir(datasets_dir))
+    plan = exporting.Export(checkpoint)
+    card = model_card.ModelCard(name, plan, find_datasets_dir(datasets_dir))
     click.echo(plan.summary())
-    with temporary_folder(Path.cwd()) as folder:
+    with disk.temporary_folder(Path.cwd()) as folder:
         notes = plan.write(folder)
         card.write(folder)
         address = hub.upload_model(name, folder, is_private=not public)
@@ -107,7 +100,7 @@ def upload(checkpoint: str, name: str, public: bool, datasets_dir: Path | None) 
 def export_adapter(checkpoint: str, folder: Path) -> None:
     """Write the LoRA of a checkpoint for peft, and say how to load it."""
     plan = Adapter(checkpoint)
-    with create_folder(folder) as partial:
+    with disk.create_folder(folder) as partial:
         plan.write(partial)
     base = repr(plan.base) if plan.base_is_known else "BASE"
     click.echo(

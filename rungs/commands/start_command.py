@@ -122,7 +122,7 @@ class StartCommand:
         from rungs.mirror.restoring import restore_if_empty
 
         def check(saved: CheckpointMeta) -> None:
-            from rungs.training.preparation import refuse_to_restore
+            from rungs.training.start import refuse_to_restore
 
             refuse_to_restore(saved, run, self.start)
 

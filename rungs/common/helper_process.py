@@ -34,17 +34,12 @@ log = logging.getLogger("rungs")
 
 
 class HelperProcess:
-    """A module that reads lines from this process. What it prints to stderr is logged as warnings.
+    """A module, run as `python -m` does with its arguments, that reads lines from this process.
+    What it prints to stderr is logged as warnings, after `name`. `environment` is added to that of
+    this process.
 
     The end of its input without an empty line before it tells the module that this process was
-    killed; see `receive`.
-
-    Args:
-        name: for messages.
-        module: what to run, as `python -m` does.
-        arguments: of the module.
-        environment: added to that of this process.
-    """
+    killed; see `receive`."""
 
     def __init__(
         self, name: str, module: str, *arguments: str, environment: Mapping[str, str] | None = None

@@ -10,9 +10,8 @@ from typing import Any, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_validator
 
+from rungs.common import paths, shown_text
 from rungs.common.errors import UserError, did_you_mean
-from rungs.common.paths import require_regular
-from rungs.common.shown_text import is_secret_name
 
 _MOST_ERRORS, _MOST_SHOWN = 50, 60
 _checks: set[Callable[..., Any]] = set()
@@ -65,7 +64,7 @@ class StrictModel(BaseModel):
 def read_text(path: Path) -> str:
     """Return a file's text; raises UserError if it is missing, unreadable or not UTF-8."""
     try:
-        require_regular(path)
+        paths.require_regular(path)
         return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
@@ -178,7 +177,7 @@ def _error_lines(error: Any, file: str, models: Mapping[str, type[StrictModel]])
     if error["type"] == "extra_forbidden":
         nested = len(parts) > 1
         advice = _nested_advice(parts, models[file]) if nested else _advice(key, file, models)
-        is_secret = isinstance(error["input"], str) and is_secret_name(parts[-1])
+        is_secret = isinstance(error["input"], str) and shown_text.is_secret_name(parts[-1])
         value = "***" if is_secret else format_value(error["input"])
         return [f"{key}: unknown key (value {value}){advice}"]
     if error["type"] == "missing":

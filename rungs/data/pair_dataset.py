@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 from rungs.common.errors import UserError, check_characters, did_you_mean
 from rungs.common.strict_json import format_value
-from rungs.data import text_dataset
-from rungs.data.bpe import train_bpe
+from rungs.data import bpe, text_dataset
 from rungs.data.dataset import Source
 from rungs.data.text_dataset import Progress, Sections, TextSection, json_lines, line_error
 from rungs.data.token_file import PairWriter
@@ -43,7 +42,7 @@ def build(
     sections = split_sections(texts, validation_percent)
     if isinstance(tokenizer, int):
         pairs = (pair for section in sections["train"] for pair in read_pairs(section))
-        tokenizer = train_bpe((text for pair in pairs for text in pair[-2:]), tokenizer)
+        tokenizer = bpe.train_bpe((text for pair in pairs for text in pair[-2:]), tokenizer)
     end = tokenizer.end_of_answer
     if end is None:
         raise UserError(

@@ -77,13 +77,10 @@ def describe_validation(
 def check_same_tokenizer(
     datasets: dict[str, Dataset], hub_id: str, model: Path | str | None = None
 ) -> None:
-    """Check that a token id means the same in all datasets, and to a model. Raises UserError, which
-    names each dataset with its tokenizer, if two tokenizers differ.
-
-    Args:
-        hub_id: the tokenizer of datasets that have none of their own.
-        model: a model's `tokenizer.json`, or the name of its tokenizer: a dataset or a hub id.
-    """
+    """Check that a token id means the same in all datasets, and to a model, whose `tokenizer.json`
+    or name of a tokenizer (a dataset or a hub id) is `model`. Datasets that have no tokenizer of
+    their own have `hub_id`. Raises UserError, which names each dataset with its tokenizer, if two
+    tokenizers differ."""
     places: dict[str, Path | str] = {
         name: dataset.tokenizer_file or hub_id for name, dataset in datasets.items()
     }

@@ -96,11 +96,8 @@ def build(
     folder: Path, texts: list[TextSection], tokenizer: Tokenizer | int, validation_percent: float
 ) -> Source:
     """Write the token files and tokenizer of a dataset, of a section per file, into its folder.
-    Raises UserError if the text is not UTF-8, a split has no text, or the vocabulary is too small.
-
-    Args:
-        tokenizer: a tokenizer, or the vocabulary size of one to train on the training text.
-    """
+    `tokenizer` can be the vocabulary size of one to train on the training text. Raises UserError if
+    the text is not UTF-8, a split has no text, or the vocabulary is too small."""
     if isinstance(tokenizer, int) and tokenizer < SMALLEST_VOCAB:
         raise UserError(f"a vocabulary of {tokenizer} is too small; use at least {SMALLEST_VOCAB}")
     if as_json := [section.path for section in texts if _is_json(section)]:

@@ -291,12 +291,9 @@ class AnsweredDocuments:
 class TokenWriter:
     """Writes a token file, in a `with` block. The header is written at its end: if the block
     raises, the file is not a valid token file. Until then, tensors besides the tokens are in
-    temporary files, so memory does not grow with them.
-
-    Args:
-        texts: what is at the start and the end of each text; None if nothing begins them.
-        tokens: number of tokens that the file already has and keeps; what follows is cut off.
-    """
+    temporary files, so memory does not grow with them. `texts` says what is at the start and the
+    end of each text, None if nothing begins them. A file that already has `tokens` keeps them; what
+    follows is cut off."""
 
     more_tensors: ClassVar[dict[str, tuple[int, ...]]] = {}
     """The shape of a row of each tensor that follows the tokens."""

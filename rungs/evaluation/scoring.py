@@ -53,13 +53,9 @@ def split_tokens(context: str, continuation: str, tokenizer: Tokenizer) -> Conti
 
 
 class Scorer:
-    """Scores continuations with a model, on all devices that have it.
-
-    Args:
-        layout: layout of the model, in mode `dp` or `fsdp`.
-        batch_size: texts at once, rounded up to a multiple of the devices.
-        should_stop: called before each batch.
-    """
+    """Scores continuations with a model, on all devices of its layout, in mode `dp` or `fsdp`.
+    `batch_size` is texts at once, rounded up to a multiple of the devices; `should_stop` is called
+    before each batch."""
 
     def __init__(
         self,

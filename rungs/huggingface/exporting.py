@@ -18,7 +18,7 @@ from rungs.checkpointing.weights_file import TensorSpec, TensorWriter, bits, cas
 from rungs.common import strict_json
 from rungs.common.errors import UserError
 from rungs.config.model_config import ModelConfig
-from rungs.huggingface.config_keys.hf_config import HFConfig, has_no_effect, read_hf_config
+from rungs.huggingface.config_keys.keys import HFConfig, has_no_effect, read_hf_config
 from rungs.huggingface.families.family import Family
 from rungs.huggingface.families.llama import QWEN2
 from rungs.huggingface.families.registry import FAMILIES, VISION_MODELS

@@ -13,24 +13,13 @@ from typing import NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-from rungs.checkpointing import manifest, published
-from rungs.checkpointing.weights_file import (
-    SAFETENSORS_DTYPES,
-    WEIGHTS_FILE,
-    Origin,
-    TensorSpec,
-    TensorWriter,
-    WeightsHeader,
-    all_finite,
-)
-from rungs.common import atomic_folder, hub
+from rungs.checkpointing import manifest, published, weights_file
+from rungs.common import disk, hub
 from rungs.common.errors import UserError
 from rungs.common.paths import checkout, is_file, is_folder, is_there
 from rungs.common.strict_json import format_name
-from rungs.config.model_config import ModelConfig
-from rungs.config.option_values import LinenFamily
-from rungs.config.run_config import MODEL_FILE
-from rungs.huggingface.config_keys.hf_config import HFConfig, read_hf_config
+from rungs.config import model_config, option_values, run_config
+from rungs.huggingface.config_keys.keys import HFConfig, read_hf_config
 from rungs.huggingface.families.family import Family
 from rungs.huggingface.families.registry import family_of
 from rungs.huggingface.hf_tokenizer import convert_tokenizer, write_json
@@ -49,7 +38,7 @@ class LinenCheckpoint(NamedTuple):
 
     place: Path
     """A msgpack file, or a folder."""
-    family: LinenFamily
+    family: option_values.LinenFamily
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +68,7 @@ def find_source(place: str, revision: str | None = None) -> HFSource:
     return HFSource(place, folder, commit)
 
 
-def find_linen_source(place: str, family: LinenFamily) -> HFSource:
+def find_linen_source(place: str, family: option_values.LinenFamily) -> HFSource:
     """Return the Linen checkpoint in a folder, or in a msgpack file, in the layout of a family;
     raises UserError if it does not exist."""
     path = Path(place)
@@ -97,7 +86,7 @@ class Match(NamedTuple):
 
     names: dict[str, str]
     """For each name that the family uses, the name in the files."""
-    specs: dict[str, TensorSpec]
+    specs: dict[str, weights_file.TensorSpec]
     """For each Rungs parameter, its shape and the dtype it has in the files."""
     notes: list[str]
     """What was left out or renamed."""
@@ -109,7 +98,7 @@ class Import:
 
     source: HFSource
     hf_config: HFConfig
-    model: ModelConfig
+    model: model_config.ModelConfig
     tensors: Tensors
     groups: list[TensorGroup]
     match: Match
@@ -130,12 +119,12 @@ class Import:
         return cls(source, hf_config, model, tensors, groups, matched)
 
     @property
-    def origin(self) -> Origin:
+    def origin(self) -> weights_file.Origin:
         """Where the weights come from, for the header of the weights file."""
         specs = self.match.specs
         [(most_common, _)] = Counter(self._dtypes()).most_common(1)
         others = {name: spec.dtype for name, spec in specs.items() if spec.dtype != most_common}
-        return Origin(
+        return weights_file.Origin(
             source=self.source.name,
             revision=self.source.revision,
             model_type=self.hf_config.model_type,
@@ -155,14 +144,14 @@ class Import:
         tensors have NaN or infinite values."""
         broken = []
         tokenizer = self.source.name if self.source.revision else ""
-        header = WeightsHeader(self.model, None, tokenizer, self.origin)
-        with TensorWriter(path, self.match.specs, header.as_metadata()) as writer:
+        header = weights_file.WeightsHeader(self.model, None, tokenizer, self.origin)
+        with weights_file.TensorWriter(path, self.match.specs, header.as_metadata()) as writer:
             progress = tqdm(total=len(self._dtypes()), unit=" tensors", disable=None)
             for group in self.groups:
                 for hf_name, index in group.names.items():
                     own_name = self.match.names[hf_name]
                     tensor = self.tensors.bits(own_name)
-                    if not all_finite(tensor, self.tensors.specs[own_name].dtype):
+                    if not weights_file.all_finite(tensor, self.tensors.specs[own_name].dtype):
                         broken.append(own_name)
                     for name, item in zip(group.parameters, group.split(tensor), strict=True):
                         writer.write(name, item, index)
@@ -211,7 +200,9 @@ def _match(folder: Path, tensors: Tensors, family: Family, groups: list[TensorGr
         lines = [f"tensor {line}" for line in lines[:_MAX_LINES]] + rest
         raise UserError.at(folder, lines)
     specs = {
-        name: TensorSpec(tensors.specs[names[next(iter(group.names))]].dtype, parameter.shape)
+        name: weights_file.TensorSpec(
+            tensors.specs[names[next(iter(group.names))]].dtype, parameter.shape
+        )
         for group in groups
         for name, parameter in group.parameters.items()
     }
@@ -265,8 +256,8 @@ def _wrong_tensors(
         spec = tensors.specs[names[name]]
         if spec.shape != expected[name]:
             yield f"{names[name]}: has shape {spec.shape}, must have {expected[name]}"
-        if spec.dtype not in SAFETENSORS_DTYPES:
-            supported = ", ".join(SAFETENSORS_DTYPES)
+        if spec.dtype not in weights_file.SAFETENSORS_DTYPES:
+            supported = ", ".join(weights_file.SAFETENSORS_DTYPES)
             yield f"{names[name]}: has dtype {spec.dtype}; supported are {supported}"
 
 
@@ -300,7 +291,7 @@ def import_model(
     """Create a run folder from a Hugging Face model, and return notes on what is missing or was
     converted. `check` is called with the complete folder. If anything raises, leave nothing behind.
     Raises UserError if the folder cannot be written."""
-    with atomic_folder.create_folder(target) as folder:
+    with disk.create_folder(target) as folder:
         run = RunFolder(folder)
         notes = _fill(plan, run, target)
         check(run)
@@ -315,12 +306,12 @@ def _fill(plan: Import, run: RunFolder, target: Path) -> list[str]:
     if root and target.resolve().is_relative_to(root):
         schema = os.path.relpath(root / "schemas" / "model.schema.json", target.resolve())
         keys = {"$schema": Path(schema).as_posix()} | keys
-    write_json(run.path / MODEL_FILE, keys)
+    write_json(run.path / run_config.MODEL_FILE, keys)
     for name, path in published.published_files(plan.source.folder).items():
         shutil.copyfile(path, run.imported / name)
     if not is_file(run.imported / published.CONFIG_FILE):
         write_json(run.imported / published.CONFIG_FILE, plan.hf_config.values)
     notes = convert_tokenizer(run.imported, plan.model.vocab_size)
-    plan.write_weights(run.imported / WEIGHTS_FILE)
+    plan.write_weights(run.imported / weights_file.WEIGHTS_FILE)
     manifest.write_checksums(run.imported)
     return notes

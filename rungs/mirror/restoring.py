@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from rungs.checkpointing.checkpoint_folder import checkpoint_folders, order_by_name
 from rungs.checkpointing.manifest import META_FILE, CheckpointError, CheckpointMeta, read_checkpoint
-from rungs.common import atomic_folder, disk, paths
+from rungs.common import disk, paths
 from rungs.common.errors import RunFailure, UserError, reason
 from rungs.mirror import mirror_folder
 from rungs.mirror.mirror_folder import CHECKPOINTS, MirrorFolder, MirrorRecord, check_same_run
@@ -24,14 +24,10 @@ log = logging.getLogger("rungs")
 
 def restore_if_empty(run: RunFolder, url: str, check: Callable[[CheckpointMeta], None]) -> None:
     """Download a run from its mirror if its folder has no checkpoints, or is not there. Otherwise
-    only check that the mirror is of this run. Raises UserError if the mirror is of another run, or
-    ahead of this folder, and RunFailure if the mirror cannot be reached, and may have checkpoints
-    that are not here.
-
-    Args:
-        check: called with the newest checkpoint of the mirror before anything is written; raises
-            UserError if the run folder doesn't fit it.
-    """
+    only check that the mirror is of this run. `check` is called with the newest checkpoint of the
+    mirror before anything is written; it raises UserError if the run folder doesn't fit it. Raises
+    UserError if the mirror is of another run, or ahead of this folder, and RunFailure if the mirror
+    cannot be reached, and may have checkpoints that are not here."""
     mirror = MirrorFolder(url)
     with _failures(mirror):
         _refuse_place(run, mirror)
@@ -56,7 +52,7 @@ def restore_if_empty(run: RunFolder, url: str, check: Callable[[CheckpointMeta],
                 break
     run.path.mkdir(parents=True, exist_ok=True)
     run.refuse_links()
-    with atomic_folder.lock_folder(run.checkpoints), _failures(mirror):
+    with disk.lock_folder(run.checkpoints), _failures(mirror):
         if _is_empty(run):  # another process of the run may have been faster
             _Restoring(run, mirror).restore(names)
 

@@ -7,9 +7,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from rungs.common import shown_text, text_table
 from rungs.common.errors import RunFailure
-from rungs.common.shown_text import shown
-from rungs.common.text_table import format_duration
 from rungs.monitoring.hooks import Hooks
 from rungs.run import records
 from rungs.run.folder import RunFolder
@@ -48,7 +47,7 @@ class Alerts:
 
     def note(self, kind: EventKind, text: str) -> None:
         """Write an event down and tell the hooks."""
-        event = Event(time=records.now(), event=kind, step=self._step, text=shown(text))
+        event = Event(time=records.now(), event=kind, step=self._step, text=shown_text.shown(text))
         with contextlib.suppress(RunFailure):  # a full disk ends the run where it matters
             records.append(self._run, [event])
         figures = {
@@ -64,7 +63,7 @@ class Alerts:
         self._hooks.finish()
 
     def _stalled(self, seconds: float) -> None:
-        text = f"no step for {format_duration(seconds)}"
+        text = f"no step for {text_table.format_duration(seconds)}"
         log.warning("stalled after step %d: %s", self._step, text)
         self.note("stall", text)
 

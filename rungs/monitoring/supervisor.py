@@ -30,15 +30,10 @@ log = logging.getLogger("rungs")
 def supervise(
     arguments: Sequence[str], run: RunFolder, hooks: Sequence[str], max_restarts: int
 ) -> int:
-    """Run a command until it ends by itself, and return its exit code. A crash is an exit code of
-    1, or a signal such as SIGKILL or SIGSEGV.
-
-    Args:
-        arguments: of this process, the command first.
-        run: the run folder, which may not be there yet.
-        hooks: to tell of a process that was killed; it can't do so itself.
-        max_restarts: how many crashes without a new checkpoint between them are forgiven.
-    """
+    """Run the command of this process, `arguments`, in another one until it ends by itself, and
+    return its exit code. A crash is an exit code of 1, or a signal such as SIGKILL or SIGSEGV;
+    `max_restarts` without a new checkpoint between them are forgiven. The hooks are told of a
+    process that was killed, as it can't do so itself. The run folder may not be there yet."""
     command = [sys.executable, *_without(arguments, _OWN)]
     restarts, saved = 0, _checkpoints(run)
     with StopSignal() as stop:

@@ -4,15 +4,14 @@ from the run's two config files; nothing is trained."""
 import logging
 import math
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
-from rungs.checkpointing.checkpoint_folder import CHECKPOINT_GLOB
+from rungs.checkpointing.checkpoint_folder import CHECKPOINT_GLOB, most_needed
 from rungs.checkpointing.load import starting_dtypes
-from rungs.checkpointing.retention import most_needed
-from rungs.common import disk
+from rungs.common import disk, paths
 from rungs.common.errors import UserError
-from rungs.common.paths import is_there
 from rungs.config.optimization_config import OptimizationConfig
 from rungs.config.run_config import MODEL_FILE, TRAIN_FILE, RunConfig
 from rungs.config.sharding_config import ShardingConfig
@@ -35,8 +34,9 @@ from rungs.planning.flops import (
 from rungs.planning.hardware import Hardware
 from rungs.planning.memory import Dtypes, Memory, as_stored, format_bytes, memory_of
 from rungs.planning.oom_advice import Edit, larger_microbatch, remedies
-from rungs.run import metrics
+from rungs.run import metrics, records
 from rungs.run.folder import RunFolder
+from rungs.run.records import Length
 from rungs.step.state import AbstractState, shapes_of
 
 _RECENT_STEPS = 100
@@ -57,6 +57,13 @@ class Tokens(NamedTuple):
     @property
     def planned(self) -> int | None:
         return None if self.steps is None else self.steps * self.per_step
+
+    def within(self, seconds: float, throughput: "Throughput", decided: Sequence[Length]) -> Self:
+        """Return the numbers of a run that ends after so many seconds, as it decided or, before it
+        has, as many as the throughput allows."""
+        fitting = max(int(seconds * throughput.tokens_per_second / self.per_step), 1)
+        steps = decided[-1].total_steps if decided else fitting
+        return self._replace(steps=min(steps, self.steps or steps))
 
 
 class Throughput(NamedTuple):
@@ -203,7 +210,10 @@ def forecast(
         untimed = untimed._replace(communication=None, uncounted="")
     speed = _speed(untimed, utilization, throughput)
     throughput = throughput or (speed and _throughput(untimed, speed))
-    return untimed._replace(speed=speed, throughput=throughput)
+    tokens = untimed.tokens
+    if train.max_minutes is not None and throughput is not None:
+        tokens = tokens.within(60 * train.max_minutes, throughput, records.read(run, Length))
+    return untimed._replace(speed=speed, throughput=throughput, tokens=tokens)
 
 
 def _without_time(
@@ -215,7 +225,7 @@ def _without_time(
     _check_divisibility(run, config, layout)
     shapes = shapes_of(model, train.lora)
     folders = {name: dataset_folder(name, datasets_dir) for name in train.datasets}
-    here = (item for item in folders.items() if is_there(item[1] / split_file(TRAIN)))
+    here = (item for item in folders.items() if paths.is_there(item[1] / split_file(TRAIN)))
     datasets = {name: Dataset(name, folder) for name, folder in here}
     tokens = _tokens(run, config, datasets)
     stored = starting_dtypes(run, config)

@@ -56,11 +56,8 @@ class Edit(NamedTuple):
 def report_out_of_memory(
     config: RunConfig, mesh: Mesh, stored: Dtypes | None = None
 ) -> Iterator[None]:
-    """Turn JAX's out-of-memory error or a MemoryError into a RunFailure with advice.
-
-    Args:
-        stored: as for `memory_of`, here and below.
-    """
+    """Turn JAX's out-of-memory error or a MemoryError into a RunFailure with advice. `stored` is as
+    for `memory_of`, here and below."""
     try:
         yield
     except (MemoryError, jax.errors.JaxRuntimeError) as error:

@@ -171,6 +171,8 @@ def _tokens(forecast: Forecast) -> Iterator[Part]:
         steps = counted(tokens.steps or 0, "step")
         yield f"run       {steps} × {tokens.per_step:,} = {counted(tokens.planned, 'token')}"
         yield f"          {per_parameter:.2f} per parameter"
+    if train.max_minutes is not None:
+        yield f"          as fit into max_minutes, {train.max_minutes:g}; the first steps tell"
     if train.start_from is None:  # which is about training from scratch
         optimal = TOKENS_PER_PARAMETER * forecast.active.total
         per = f"{TOKENS_PER_PARAMETER} per parameter"

@@ -1,6 +1,5 @@
 """Texts that a model generates from the `sample_prompts` of its run, at each checkpoint.
 
-    prompts  the prompts as token ids, checked before training begins
     sampler  the program that samples from each new checkpoint, on the CPU beside training
 
 The texts are in `samples.jsonl`; `rungs/run/records.py` describes and reads them.

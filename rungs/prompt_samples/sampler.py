@@ -7,23 +7,26 @@ import contextlib
 import logging
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from rungs.checkpointing import load, optimizer_state, published
-from rungs.checkpointing.checkpoint_folder import list_checkpoints
+from rungs.checkpointing import checkpoint_folder, load, optimizer_state, published
 from rungs.checkpointing.manifest import Checkpoint, read_checkpoint
 from rungs.common import disk, strict_json
+from rungs.common.errors import UserError
 from rungs.common.helper_process import ENDED, HelperProcess, receive
 from rungs.common.signals import StopSignal
 from rungs.config.optimization_config import OptimizationConfig
 from rungs.config.option_values import DATASETS_VARIABLE
+from rungs.config.run_config import AnyRunConfig
 from rungs.data.chats.chat_template import ChatTemplate
+from rungs.data.chats.messages import Message
+from rungs.data.tokenizer import Tokenizer
+from rungs.data.tokenizer_files import load_tokenizer
 from rungs.model.generation import Generator, Request
 from rungs.model.sampling import GREEDY, Sampling
 from rungs.parallel import jax_setup
-from rungs.prompt_samples.prompts import encode_prompts
 from rungs.run import records
 from rungs.run.folder import RunFolder
 from rungs.run.records import Sample
@@ -95,7 +98,7 @@ class SampleProcess:
     def _unsampled(self) -> Iterator[Checkpoint]:
         prompts, known = self._train.sample_prompts, records.read_samples(self._run)
         wanted = {(prompt, kind) for prompt in prompts for kind in records.SAMPLE_KINDS}
-        for checkpoint in list_checkpoints(self._run.checkpoints):
+        for checkpoint in checkpoint_folder.list_checkpoints(self._run.checkpoints):
             name = checkpoint.folder.name
             done = {(one.prompt, one.kind) for one in known if one.step == checkpoint.step}
             if name not in self._sent and not wanted <= done:
@@ -160,6 +163,44 @@ class CheckpointSampler:
                     )
                 )
         return found
+
+
+def encode_prompts(
+    prompts: Sequence[str], tokenizer: Tokenizer, template: ChatTemplate | None
+) -> list[list[int]]:
+    """Return the token ids of each prompt: a text, or a user's message if the model is trained on
+    chats and so has a template. Raises UserError if a prompt is not valid, or empty although no
+    token begins a text."""
+    if template is None:
+        return [tokenizer.encode_beginning(prompt) for prompt in prompts]
+    return [
+        tokenizer.encode(template.render([Message("user", prompt)], add_generation_prompt=True))
+        for prompt in prompts
+    ]
+
+
+def check_sample_prompts(config: AnyRunConfig, tokenizer: Path | str) -> None:
+    """Check that the model can continue the prompts of its run, with the tokenizer at a place; see
+    `load_tokenizer`. Raises UserError with a line for each prompt that is wrong."""
+    prompts, model = config.train.sample_prompts, config.model
+    if not prompts:
+        return
+    place, lines = f"{config.train_file}: sample_prompts", []
+    try:
+        # a dataset of chats has the template beside the tokenizer
+        template = ChatTemplate.find(tokenizer.parent) if isinstance(tokenizer, Path) else None
+        rows = encode_prompts(prompts, load_tokenizer(tokenizer), template)
+    except UserError as error:
+        raise UserError(f"{place}: {error}") from None
+    for prompt, tokens in zip(prompts, rows, strict=True):
+        shown, longest, size = repr(prompt[:40]), model.context_length, model.vocab_size
+        if (count := len(tokens)) > longest:
+            problem = f"{count} tokens, more than the model's context_length {longest}; shorten it"
+            lines.append(f"{shown} has {problem}")
+        elif (largest := max(tokens)) >= size:
+            lines.append(f"{shown} has token id {largest}, but the model's vocab_size is {size}")
+    if lines:
+        raise UserError.at(place, lines)
 
 
 def main(folder: Path, lines: TextIO) -> None:

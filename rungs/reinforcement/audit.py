@@ -11,7 +11,7 @@ from typing import NamedTuple, Self
 from rungs.common.errors import UserError
 from rungs.common.strict_json import format_value
 from rungs.common.text_table import align_columns
-from rungs.reinforcement.rollout_files import Completion, RolloutFiles, read
+from rungs.reinforcement.rollout_files import Completion, RolloutFiles, by_prompt, read
 from rungs.run import metrics
 from rungs.run.folder import RunFolder
 from rungs.run.metrics import PolicyMetrics
@@ -41,10 +41,8 @@ class Part(NamedTuple):
     def variance(self, value: Callable[[Completion], float]) -> float:
         """Return the variance of that mean; infinity if one prompt has all completions. Those of a
         prompt are alike, so prompts are what is independent."""
-        groups: dict[tuple[str, int], list[float]] = {}
-        for completion in self.completions:
-            groups.setdefault((completion.prompt, completion.place), []).append(value(completion))
-        means = [statistics.fmean(group) for group in groups.values()]
+        groups = by_prompt(self.completions).values()
+        means = [statistics.fmean(map(value, group)) for group in groups]
         return statistics.variance(means) / len(means) if len(means) > 1 else math.inf
 
 
@@ -67,11 +65,8 @@ class Change(NamedTuple):
 
 
 def audit(run: RunFolder) -> str:
-    """Return what the kept texts of a run show.
-
-    Raises:
-        UserError: there are none, or they are damaged.
-    """
+    """Return what the kept texts of a run show. Raises UserError if there are none, or they are
+    damaged."""
     paths = _paths(run)
     if not paths:
         raise UserError(f"{run.rollouts}: no texts yet; take a few steps first")
@@ -127,10 +122,8 @@ def _ends_with_answer(completion: Completion) -> bool:
 
 def _distinct(part: Part) -> float:
     """Return the share of different texts among those of each prompt."""
-    groups: dict[tuple[str, int], list[str]] = {}
-    for completion in part.completions:
-        groups.setdefault((completion.prompt, completion.place), []).append(completion.text)
-    return statistics.fmean(len(set(texts)) / len(texts) for texts in groups.values())
+    groups = by_prompt(part.completions).values()
+    return statistics.fmean(len({c.text for c in group}) / len(group) for group in groups)
 
 
 def _table(first: Part, last: Part) -> list[str]:
@@ -149,11 +142,9 @@ def _table(first: Part, last: Part) -> list[str]:
         "cut off at max_new_tokens": lambda c: not c.finished,
     }
     cells = [
-        [name, *(f"{part.mean(value):.3g}" for part in (first, last))]
-        for name, value in rows.items()
+        [name, f"{first.mean(of):.3g}", f"{last.mean(of):.3g}", str(Change.of(first, last, of))]
+        for name, of in rows.items()
     ]
-    for row, value in zip(cells, rows.values(), strict=True):
-        row.append(str(Change.of(first, last, value)))
     distinct = [f"{_distinct(part):.3g}" for part in (first, last)]
     cells.append(["different texts of a prompt", *distinct, ""])
     heads = ["", "first", "latest", "change (± 95% interval)"]

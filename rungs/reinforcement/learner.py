@@ -4,6 +4,9 @@
 """
 
 import dataclasses
+import functools
+import hashlib
+import json
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,18 +17,14 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 from jax.sharding import Mesh
 
-from rungs.checkpointing.checkpoint_folder import find_weights
-from rungs.checkpointing.load import MergedWeights, find_starting_weights
-from rungs.checkpointing.manifest import Checkpoint
-from rungs.checkpointing.published import all_stop_tokens
-from rungs.checkpointing.restore import place_starting_weights
-from rungs.checkpointing.weights_file import Weights
+from rungs.checkpointing import checkpoint_folder, load, manifest, published, weights_file
 from rungs.common.errors import RunFailure, UserError
 from rungs.common.signals import Interrupted
 from rungs.common.text_table import counted
 from rungs.config.run_config import REINFORCE_FILE, ReinforceRunConfig
+from rungs.config.task_config import TaskConfig
+from rungs.data import dataset, tokenizer_files
 from rungs.data.tokenizer import Tokenizer
-from rungs.data.tokenizer_files import load_tokenizer
 from rungs.model.gpt import GPT
 from rungs.model.rollouts import RolloutSampler
 from rungs.optim.precision import dtype_of
@@ -33,24 +32,21 @@ from rungs.parallel.processes import check_all_agree, is_first_process, run_on_f
 from rungs.reinforcement.policy_objective import PolicyObjective
 from rungs.reinforcement.policy_update import ARRAY_NAMES, PolicyUpdater, Updated
 from rungs.reinforcement.prompts import Prompt, Prompts
-from rungs.reinforcement.rollout_files import Completion, RolloutFiles
-from rungs.reinforcement.samples_page import write_samples
+from rungs.reinforcement.rollout_files import Completion, RolloutFiles, write_samples
 from rungs.reinforcement.sampling import CompletionSource, Seconds, longest_prompt
-from rungs.reinforcement.step_metrics import policy_metrics
-from rungs.reinforcement.task_record import check_same_tasks, record_of
-from rungs.reinforcement.validation import summarize
+from rungs.reinforcement.step_metrics import policy_fields, summarize
 from rungs.run import metrics
 from rungs.run.folder import RunFolder
 from rungs.run.metrics import PolicyMetrics, Validation
 from rungs.step.state import create_model
 from rungs.step.train_step import StepResult, make_step
 from rungs.tasks.opening import open_task
-from rungs.tasks.task import Task
+from rungs.tasks.task import Task, all_of
 from rungs.tasks.verifiers.checkup import Checkup, check
 from rungs.tasks.verifiers.opening import Verifier, open_verifier
 from rungs.training import run_report
-from rungs.training.learner import NEVER, Kind, Record, Replayed, Start, Stops
-from rungs.training.preparation import model_and_optimizer
+from rungs.training.learner import NEVER, Kind, Record, Replayed, Start, Stops, record_fields
+from rungs.training.start import model_and_optimizer
 from rungs.training.trainer import Trainer
 
 log = logging.getLogger("rungs")
@@ -69,7 +65,7 @@ class PolicyInputs:
     tasks: list[Task]
     verifiers: list[Verifier]
     checkups: list[Checkup]
-    reference: Weights | None
+    reference: weights_file.Weights | None
     """The weights that the KL divergence is from."""
     longest_prompt: int
     """Tokens of the longest prompt of the tasks, as far as it was looked at."""
@@ -99,16 +95,9 @@ class PolicyInputs:
 
 
 def reinforcement(trust_verifier: bool) -> Kind:
-    """Return reinforcement learning as a kind of run.
-
-    Args:
-        trust_verifier: whether a Python file that a task names may run.
-    """
-
-    def opened(start: Start, stack: ExitStack) -> PolicyInputs:
-        return _open(start, stack, trust_verifier)
-
-    return Kind(opened, _replayed)
+    """Return reinforcement learning as a kind of run. `trust_verifier` says whether a Python file
+    that a task names may run."""
+    return Kind(functools.partial(_open, trust_verifier=trust_verifier), _replayed)
 
 
 def _replayed(start: Start, mesh: Mesh) -> Replayed:
@@ -118,11 +107,8 @@ def _replayed(start: Start, mesh: Mesh) -> Replayed:
 
 
 def _open(start: Start, stack: ExitStack, trust_verifier: bool) -> PolicyInputs:
-    """Open and check everything that completions depend on.
-
-    Raises:
-        UserError: something is missing or has changed, or a verifier fails or can be tricked.
-    """
+    """Open and check everything that completions depend on. Raises UserError if something is
+    missing or has changed, or a verifier fails or can be tricked."""
     run, config, weights = start.run, start.config, start.weights
     assert weights is not None  # start_from is required
     file = weights.tokenizer_file
@@ -131,8 +117,8 @@ def _open(start: Start, stack: ExitStack, trust_verifier: bool) -> PolicyInputs:
             f"{run.path / REINFORCE_FILE}: start_from: {weights.path} has no tokenizer.json beside"
             " it, which prompts need; start from a checkpoint that has one"
         )
-    tokenizer = load_tokenizer(file)
-    ends = all_stop_tokens(weights, tokenizer)
+    tokenizer = tokenizer_files.load_tokenizer(file)
+    ends = published.all_stop_tokens(weights, tokenizer)
     if not ends:
         raise UserError(f"{file}: has no end-of-text token, with which a completion ends")
     tasks = [open_task(task, run.path) for task in config.train.tasks]
@@ -171,14 +157,14 @@ def _open_verifiers(
     return verifiers, checkups
 
 
-def _reference(start: Start) -> Weights | None:
+def _reference(start: Start) -> weights_file.Weights | None:
     """Return the weights that the KL divergence is from, None without one."""
     train = start.config.train
     if not train.kl_coefficient:
         return None
     if train.reference is None:
-        return find_starting_weights(start.run, start.config)
-    return MergedWeights(find_weights(train.reference))
+        return load.find_starting_weights(start.run, start.config)
+    return load.MergedWeights(checkpoint_folder.find_weights(train.reference))
 
 
 class Sampled(NamedTuple):
@@ -207,12 +193,9 @@ class PolicyLearner:
     def __init__(self, inputs: PolicyInputs, start: Start, mesh: Mesh) -> None:
         config: ReinforceRunConfig = start.config
         self._inputs, self._run, self._train = inputs, start.run, config.train
-        self._first_step = start.first_step
+        self._start = start
         self._tokens_seen = start.saved.meta.tokens_seen if start.saved else 0
-        updates = config.train.total_updates
-        self.model, self.optimizer = model_and_optimizer(
-            config, updates, mesh, start.saved, start.weights
-        )
+        self.model, self.optimizer = model_and_optimizer(start, config.train.total_updates, mesh)
         self.record = inputs.record
         self.prompts = Prompts(inputs.tasks, config.train, inputs.tokenizer, longest_prompt(config))
         self._sampler = RolloutSampler(self.model, mesh, dtype_of(config.train))
@@ -250,7 +233,7 @@ class PolicyLearner:
         self, step: int, prompts: list[Prompt], file: Path, stops: Stops
     ) -> tuple[list[Completion], Seconds]:
         samples = self._train.samples_per_prompt
-        return self._source.of_step(step, prompts, samples, file, stops.here)
+        return self._source.complete(step, prompts, samples, file, stops.here)
 
     def _update(self, step: int, prompts: list[Prompt], completions: list[Completion]) -> Updated:
         _report_failures(step, completions)
@@ -261,20 +244,19 @@ class PolicyLearner:
 
     def read(self, step: int, taken: Sampled) -> tuple[PolicyMetrics, StepResult]:
         now = time.perf_counter()
-        whole, self._last_end = now - self._last_end, now
-        read = policy_metrics(
-            step,
-            taken.updated,
-            self._train,
-            tokens_before=self._tokens_seen,
-            step_seconds=whole,
-            seconds=taken.seconds,
+        seconds, self._last_end = now - self._last_end, now
+        result = taken.updated.last.step
+        tokens = sum(len(completion.tokens) for completion in taken.completions)
+        self._tokens_seen += tokens
+        read = PolicyMetrics(
+            **record_fields(self._start, step, result, self._tokens_seen, tokens, seconds),
+            **policy_fields(taken.updated, self._train),
+            sampling_seconds=taken.seconds.sampling,
+            verifying_seconds=taken.seconds.verifying,
             start_validation=taken.start_validation,
-            resumed=step == self._first_step > 0 or None,
         )
-        self._tokens_seen = read.tokens_seen
         self._warn_of_wrong_steps(read)
-        return read, taken.updated.last.step
+        return read, result
 
     def _warn_of_wrong_steps(self, read: PolicyMetrics) -> None:
         self._wrong_steps = 0 if read.correct else self._wrong_steps + 1
@@ -294,13 +276,12 @@ class PolicyLearner:
     def _validate(self, step: int | None, stops: Stops) -> Validation:
         """Validate the weights after a step; None: before the first. Raises Interrupted."""
         samples, file = self._train.validation_samples, self._files.validation(step)
-        completions, _ = self._source.of_validation(
-            self.prompts.of_validation(), samples, file, stops.here
-        )
+        prompts = self.prompts.of_validation()
+        completions, _ = self._source.complete(None, prompts, samples, file, stops.here)
         self._files.write(file, completions)
         return summarize(completions, samples)
 
-    def lacks_validation(self, saved: Checkpoint, _: PolicyMetrics) -> bool:
+    def lacks_validation(self, saved: manifest.Checkpoint, _: PolicyMetrics) -> bool:
         is_due = saved.step % saved.meta.train["checkpoint_interval"] == 0
         return is_due and saved.meta.selection_loss is None
 
@@ -353,12 +334,12 @@ class PolicyLearner:
 
 
 def _reference_model(
-    reference: Weights | None, config: ReinforceRunConfig, mesh: Mesh
+    reference: weights_file.Weights | None, config: ReinforceRunConfig, mesh: Mesh
 ) -> GPT | None:
     if reference is None:
         return None
     config = config._replace(train=config.train.model_copy(update={"lora": None}))
-    return create_model(config, mesh, place_starting_weights(reference, config, 1, mesh))
+    return create_model(config, mesh, load.place_starting_weights(reference, config, 1, mesh))
 
 
 def _checkup_lines(inputs: PolicyInputs) -> Iterator[str]:
@@ -391,3 +372,43 @@ def _pass_at_1(validation: Validation | None) -> str:
         return "not measured"
     low, high = validation.pass_at_1_interval
     return f"{validation.pass_at_1:.1%} ({low:.1%} to {high:.1%})"
+
+
+Checksums = dict[str, dict[str, str]]
+"""The sha256 of each part of a task, by the task's number and name."""
+
+
+def record_of(
+    configs: Sequence[TaskConfig],
+    tasks: Sequence[Task],
+    verifiers: Sequence[Verifier],
+    reference: weights_file.Weights | None,
+) -> Checksums:
+    """Return the checksums of files, held-out items and verifiers of tasks, and those of the
+    reference of the KL divergence."""
+    record: Checksums = {}
+    for number, (config, task, verifier) in enumerate(zip(configs, tasks, verifiers, strict=True)):
+        parts = {dataset.VALIDATION: _items_checksum(task), **task.sha256}
+        if verifier.sha256 is not None:
+            parts[verifier.name] = verifier.sha256
+        record[f"{number} {config.source}"] = parts
+    if reference is not None:
+        record["reference"] = {reference.path.name: manifest.file_checksum(reference.path) or ""}
+    return record
+
+
+def check_same_tasks(before: Checksums, now: Checksums) -> None:
+    """Raise UserError if something that a run was started with has changed."""
+    for name, parts in now.items():
+        for part, checksum in parts.items():
+            was = before.get(name, {}).get(part)
+            if was != checksum:
+                raise UserError(
+                    f"task {name}: {part} is not what this run was started with (sha256 {was}, now"
+                    f" {checksum}); restore it, or start over with --fresh"
+                )
+
+
+def _items_checksum(task: Task) -> str:
+    lines = [[item.prompt, item.answer, item.info] for item in all_of(task.validation)]
+    return hashlib.sha256(json.dumps(lines, sort_keys=True).encode()).hexdigest()

@@ -7,6 +7,8 @@ An update ascends Σ share · w(token) · log π(token), where w has no gradient
 A is the completion's advantage; ρ = π ÷ π_old; c = min(π_old ÷ π_sampler, limit) if
 max_sampler_ratio is set, else 1. As ∇(A · ρ) = A · ρ · ∇log π, this has the gradients of GRPO's
 clipped objective (Shao et al. 2024, arXiv 2402.03300, equation 3) and its kin.
+
+Axes: P prompts, G completions of each; N completions; B, S, V as in `rungs/model/gpt.py`.
 """
 
 import functools
@@ -20,19 +22,47 @@ from flax import nnx
 from jax import Array
 from jax.sharding import Mesh
 
-from rungs.config.reinforce_config import Aggregation, ReinforceConfig
+from rungs.config.reinforce_config import Advantage, Aggregation, ReinforceConfig
 from rungs.config.run_config import ReinforceRunConfig
 from rungs.model.blocks import Compute
 from rungs.model.gpt import GPT
 from rungs.model.kernels.cross_entropy import WeightOf
 from rungs.optim.precision import dtype_of
-from rungs.parallel import collectives
-from rungs.parallel.fsdp import WeightGatherer
+from rungs.parallel import collectives, fsdp, sharding
 from rungs.parallel.mesh import TOKEN_AXES
-from rungs.parallel.sharding import Layout
-from rungs.step.forward import compute_of, on_mesh, replicated
+from rungs.step import forward, shortcuts
 from rungs.step.objective import Aux, Microbatch
-from rungs.step.shortcuts import at_shortest_length
+
+_EPSILON = 1e-4
+"""Added to the standard deviation, as in TRL's GRPOTrainer."""
+
+
+def advantages(rewards_PG: np.ndarray, counts_PG: np.ndarray, kind: Advantage) -> np.ndarray:
+    """Return the advantage of each completion: float64, 0 in groups of equal rewards. One that does
+    not count has advantage 0, and no influence on the others; its reward can be anything. `kind` is
+    `advantage` in `reinforce.json`.
+
+    `leave_one_out` times the completion's log-probability gradient is an unbiased estimate of the
+    policy gradient; `mean` is (G − 1) ÷ G of it; `mean_std` is biased (Liu et al. 2025, arXiv
+    2503.20783, section 3.1)."""
+    rewards_PG = np.where(counts_PG, rewards_PG, 0).astype(np.float64)
+    counted_P1 = counts_PG.sum(axis=1, keepdims=True)
+    mean_P1 = rewards_PG.sum(axis=1, keepdims=True) / np.maximum(counted_P1, 1)
+    centred_PG = np.where(counts_PG, rewards_PG - mean_P1, 0)
+    if kind == "leave_one_out":
+        centred_PG *= counted_P1 / np.maximum(counted_P1 - 1, 1)
+    if kind == "mean_std":
+        variance_P1 = (centred_PG**2).sum(axis=1, keepdims=True) / np.maximum(counted_P1 - 1, 1)
+        centred_PG /= np.sqrt(variance_P1) + _EPSILON
+    return np.where(equal_groups(rewards_PG, counts_PG)[:, None], 0, centred_PG)
+
+
+def equal_groups(rewards_PG: np.ndarray, counts_PG: np.ndarray) -> np.ndarray:
+    """Return for each group whether its completions that count have the same reward. A standard
+    deviation would not do: that of equal numbers can be above 0 by rounding."""
+    highest_P = np.where(counts_PG, rewards_PG, -np.inf).max(axis=1)
+    lowest_P = np.where(counts_PG, rewards_PG, np.inf).min(axis=1)
+    return highest_P <= lowest_P
 
 
 class PolicyTokens(NamedTuple):
@@ -61,12 +91,8 @@ class PolicyObjective(NamedTuple):
 
     @classmethod
     def of(cls, train: ReinforceConfig, is_first_update: bool, length: int) -> "PolicyObjective":
-        """Return the objective of an update.
-
-        Args:
-            is_first_update: of a step. Then ρ is exactly 1, and nothing is clipped.
-            length: S of the outputs.
-        """
+        """Return the objective of an update. In the first update of a step, ρ is exactly 1, and
+        nothing is clipped. `length` is S of the outputs."""
         return cls(train, weight_of(train, is_first_update), length)
 
     def __call__(self, model: GPT, compute: Compute, microbatch: Microbatch) -> tuple[Array, Aux]:
@@ -146,16 +172,8 @@ def shares(
     aggregation: Aggregation, lengths_N: np.ndarray, counts_N: np.ndarray, max_new_tokens: int
 ) -> np.ndarray:
     """Return what each completion's tokens are multiplied by: float64, 0 for completions that don't
-    count.
-
-    Completions that don't count are in no denominator but that of `constant`, which depends on
-    nothing that was sampled.
-
-    Args:
-        aggregation: as in `reinforce.json`.
-        lengths_N: tokens of each completion, at least 1.
-        counts_N: whether the completion counts.
-    """
+    count, which are in no denominator but that of `constant`: it depends on nothing that was
+    sampled. `aggregation` is as in `reinforce.json`; lengths_N are in tokens, at least 1."""
     counted = max(int(counts_N.sum()), 1)
     if aggregation == "constant":
         share_N = np.full(len(lengths_N), 1 / (len(lengths_N) * max_new_tokens))
@@ -174,29 +192,25 @@ def make_log_prob_step(
 ) -> LogProbStep:
     """Return a compiled function of (model, inputs_ABS, targets_ABS) that returns the
     log-probabilities of the targets, as `PolicyObjective` does, without computing gradients.
-
-    Args:
-        lengths: see `Shortcuts`.
-        mesh: the mesh that the model was created on; one device if absent.
-    """
-    layout, dtype = Layout.of(train.sharding, mesh), dtype_of(train)
+    `lengths` are those of `Shortcuts`; the mesh is the model's, one device if absent."""
+    layout, dtype = sharding.Layout.of(train.sharding, mesh), dtype_of(train)
     rows = layout.batch_spec(3)
 
-    def of_rows(model: GPT, gatherer: WeightGatherer, *batch_ABS: Array) -> Array:
-        compute = compute_of(train, model, gatherer)
+    def of_rows(model: GPT, gatherer: fsdp.WeightGatherer, *batch_ABS: Array) -> Array:
+        compute = forward.compute_of(train, model, gatherer)
 
         def log_probs(inputs_BS: Array, targets_BS: Array) -> Array:
             found_BS = model.log_probs(inputs_BS, targets_BS, train.temperature, compute)
             return _padded(found_BS, lengths[-1])
 
         def of_microbatch(batch_BS: tuple[Array, ...]) -> Array:
-            return at_shortest_length(log_probs, lengths, *batch_BS)
+            return shortcuts.at_shortest_length(log_probs, lengths, *batch_BS)
 
         return jax.lax.map(of_microbatch, batch_ABS)
 
     def log_prob_step(model: GPT, inputs_ABS: Array, targets_ABS: Array) -> Array:
-        log_probs = on_mesh(layout, model, dtype, of_rows, (rows, rows), rows)
-        found: Array = replicated(layout, log_probs(inputs_ABS, targets_ABS))
+        log_probs = forward.on_mesh(layout, model, dtype, of_rows, (rows, rows), rows)
+        found: Array = forward.replicated(layout, log_probs(inputs_ABS, targets_ABS))
         return found
 
     return nnx.jit(log_prob_step)

@@ -1,6 +1,10 @@
-"""The updates of a step, from its completions."""
+"""The updates of a step, from its completions.
+
+Axes: A microbatches, B sequences of one, S tokens; N for all completions of a step.
+"""
 
 import dataclasses
+import math
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -13,11 +17,10 @@ from rungs.config.run_config import ReinforceRunConfig
 from rungs.model.gpt import GPT
 from rungs.optim.multi_steps import MultiSteps
 from rungs.parallel.sharding import place_batch, process_local_rows
-from rungs.reinforcement.advantages import advantages
-from rungs.reinforcement.policy_batch import PolicyBatch, padded_lengths
 from rungs.reinforcement.policy_objective import (
     PolicyObjective,
     PolicyTokens,
+    advantages,
     has_weight,
     make_log_prob_step,
     shares,
@@ -28,6 +31,82 @@ from rungs.step.train_step import Step, StepResult, make_step
 
 ARRAY_NAMES = "inputs_ABS", "targets_ABS", *(f"{name}_ABS" for name in PolicyTokens._fields)
 """Names of the arrays of an update, in the order that the step takes them."""
+
+
+IGNORED = -1
+"""Target that does not count."""
+
+
+class PolicyBatch(NamedTuple):
+    """Arrays of all completions, padded at the end; each row is a prompt and its completion."""
+
+    inputs_NS: np.ndarray
+    targets_NS: np.ndarray
+    """The sampled tokens; elsewhere IGNORED."""
+    sampler_log_probs_NS: np.ndarray
+    """float32; 0 where no target counts."""
+    order_N: np.ndarray
+    """In which microbatches take the completions: those without weights first, then by length."""
+
+    @classmethod
+    def of(
+        cls,
+        prompts: Sequence[Sequence[int]],
+        completions: Sequence[Completion],
+        length: int,
+        has_weight_N: np.ndarray,
+    ) -> "PolicyBatch":
+        """Return the arrays of completions, of `length` S. `prompts` are the token ids of each
+        completion's prompt; has_weight_N says whether the weight of its tokens can be other than
+        0."""
+        shape = len(completions), length
+        inputs_NS = np.zeros(shape, np.int32)
+        targets_NS = np.full(shape, IGNORED, np.int32)
+        log_probs_NS = np.zeros(shape, np.float32)
+        for row, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
+            tokens = [*prompt, *completion.tokens]
+            inputs_NS[row, : len(tokens)] = tokens
+            sampled = slice(len(prompt) - 1, len(tokens) - 1)
+            targets_NS[row, sampled] = completion.tokens
+            log_probs_NS[row, sampled] = completion.log_probs
+        last_N = np.where(targets_NS != IGNORED, np.arange(length), 0).max(axis=1)
+        order_N = np.lexsort((last_N, has_weight_N))
+        return cls(inputs_NS, targets_NS, log_probs_NS, order_N)
+
+    @property
+    def is_sampled_NS(self) -> np.ndarray:
+        """Whether each target counts."""
+        return self.targets_NS != IGNORED
+
+    def per_token(self, numbers_N: np.ndarray) -> np.ndarray:
+        """Return a number of each completion at its sampled tokens, 0 elsewhere: float32."""
+        return np.where(self.is_sampled_NS, numbers_N[:, None], 0).astype(np.float32)
+
+    def in_microbatches(self, array_NS: np.ndarray, size: int) -> np.ndarray:
+        """Return an array with the axes A, B, S, for microbatches of texts of similar length."""
+        return array_NS[self.order_N].reshape(-1, size, array_NS.shape[-1])
+
+    def by_completion(self, array_ABS: np.ndarray) -> np.ndarray:
+        """Return the array of the completions that became these microbatches."""
+        array_NS = np.empty((len(self.order_N), array_ABS.shape[-1]), array_ABS.dtype)
+        array_NS[self.order_N] = array_ABS.reshape(array_NS.shape)
+        return array_NS
+
+
+def padded_lengths(config: ReinforceRunConfig, longest_prompt: int) -> list[int]:
+    """Return the lengths that texts are padded to, ascending: sequence_length, and those of the
+    longest prompt with all, half and an eighth of the new tokens, each if it is shorter by a tenth.
+    Every one takes time to compile. They are multiples of what attention kernels compute at
+    once."""
+    whole, new = config.sequence_length, config.train.max_new_tokens
+    multiple = 128 if whole % 128 == 0 else 4
+    lengths = [whole]
+    for part in (1, 2, 8):
+        tokens = longest_prompt + math.ceil(new / part) - 1  # the last one is no input
+        length = math.ceil(tokens / multiple) * multiple
+        if length <= 0.9 * lengths[0]:
+            lengths.insert(0, length)
+    return lengths
 
 
 class Updated(NamedTuple):
@@ -55,17 +134,12 @@ class Update(NamedTuple):
 
 
 class PolicyUpdater:
-    """Updates a model from completions.
+    """Updates a model from completions, on its mesh. `reference` is the model that the KL
+    divergence is from, on the same mesh; a prompt longer than `longest_prompt` tokens only takes
+    more time.
 
     Microbatches have completions of similar length, which need little padding; those whose group
-    has equal rewards come first, as they need no gradient.
-
-    Args:
-        config: both configs.
-        mesh: the mesh of the model.
-        reference: the model that the KL divergence is from, on the same mesh; None without.
-        longest_prompt: in tokens; a longer one only takes more time.
-    """
+    has equal rewards come first, as they need no gradient."""
 
     def __init__(
         self, config: ReinforceRunConfig, mesh: Mesh, reference: GPT | None, longest_prompt: int
@@ -96,15 +170,13 @@ class PolicyUpdater:
         prompts: Sequence[Sequence[int]],
         completions: Sequence[Completion],
     ) -> Updated:
-        """Update the model in place with `updates_per_rollout` updates.
-
-        Args:
-            prompts: token ids of each completion's prompt.
-            completions: of a step, the groups one after another.
-        """
+        """Update the model in place with `updates_per_rollout` updates, from the completions of a
+        step, the groups one after another, and the token ids of each completion's prompt."""
         start = time.perf_counter()
         train, length = self._config.train, self._config.sequence_length
-        counts_N = _counts(completions, train.mask_truncated)
+        counts_N = np.array(
+            [c.status == "ok" and (c.finished or not train.mask_truncated) for c in completions]
+        )
         groups = (train.prompts_per_step, train.samples_per_prompt)
         rewards_N = array_of(completions, "reward")
         advantages_N = advantages(
@@ -168,13 +240,3 @@ class PolicyUpdater:
         rows = process_local_rows(self._mesh, size)
         own = [batch.in_microbatches(array, size)[:, rows] for array in arrays_NS]
         return place_batch(self._mesh, *own, size=size)
-
-
-def _counts(completions: Sequence[Completion], mask_truncated: bool) -> np.ndarray:
-    """Return whether each completion is learned from."""
-    return np.array(
-        [
-            completion.status == "ok" and (completion.finished or not mask_truncated)
-            for completion in completions
-        ]
-    )

@@ -29,12 +29,8 @@ class Prompt(NamedTuple):
 
 
 class Prompts:
-    """Draws prompts: which ones a step has depends on nothing but the config and the step.
-
-    Args:
-        tasks: those of the config, opened.
-        longest: tokens that a prompt may have.
-    """
+    """Draws prompts of at most `longest` tokens: which ones a step has depends on nothing but the
+    config and the step."""
 
     def __init__(
         self, tasks: Sequence[Task], train: ReinforceConfig, tokenizer: Tokenizer, longest: int

@@ -8,7 +8,6 @@ import click
 from jax.sharding import Mesh
 
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
-from rungs.checkpointing.load import find_starting_weights
 from rungs.checkpointing.manifest import Checkpoint
 from rungs.common.errors import UserError
 from rungs.common.text_table import counted
@@ -18,27 +17,17 @@ from rungs.reinforcement.rollout_files import Completion, RolloutFiles, read
 from rungs.run import metrics
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.run.metrics import PolicyMetrics
-from rungs.training.learner import Kind, Start
-from rungs.training.preparation import create_mesh, with_device_choices, with_recorded_dtype
-from rungs.training.resume import refuse_changes
+from rungs.training.learner import Kind
+from rungs.training.start import create_mesh, start_of, with_device_choices
 
 _COMPARED = ("tokens", "log_probs", "finished", "rewards", "status", "advantage")
 """What must be equal, in this order."""
 
 
 def replay(run: RunFolder, config: ReinforceRunConfig, name: str, kind: Kind) -> int:
-    """Run a step again from the newest checkpoint before it, and print the first difference.
-
-    Args:
-        name: the step, such as `step-000123`.
-        kind: reinforcement learning.
-
-    Returns:
-        The exit code: 1 if something differs, otherwise 0.
-
-    Raises:
-        UserError: nothing is recorded of the step, or the run's tasks have changed.
-    """
+    """Run a step again, such as `step-000123`, from the newest checkpoint before it, and print the
+    first difference. Return the exit code: 1 if something differs, otherwise 0. Raises UserError if
+    nothing is recorded of the step, or the run's tasks have changed."""
     step = _number(name)
     recorded = read(RolloutFiles(run.rollouts).step(step))
     before = _metrics_of(run, step)
@@ -75,21 +64,12 @@ def open_learner(
     mesh: Mesh | None = None,
 ) -> tuple[PolicyLearner, int]:
     """Return a learner that continues from a checkpoint, or from the start, and its first step.
-
-    Args:
-        mesh: the devices; those of the run if absent.
-
-    Raises:
-        UserError: the run, its tasks and its checkpoints don't fit together.
-    """
-    if saved is not None:
-        config = config._replace(train=with_recorded_dtype(config.train, saved.meta))
-        refuse_changes(saved.meta, config, run, extend=True)
-    weights = saved.weights if saved else find_starting_weights(run, config)
-    start = Start(run, config, StartOptions(), saved, weights)
+    Without a mesh it is the run's. Raises UserError if the run, its tasks and its checkpoints don't
+    fit together."""
+    start = start_of(run, config, StartOptions(extend=True), saved)
     inputs = kind.open_inputs(start, stack)
-    mesh = mesh or create_mesh(run, config, saved)
-    start = start.with_config(with_device_choices(config, saved))
+    mesh = mesh or create_mesh(start)
+    start = with_device_choices(start)
     learner = inputs.learner(start, mesh, ())
     assert isinstance(learner, PolicyLearner)
     return learner, start.first_step

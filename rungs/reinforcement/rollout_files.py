@@ -4,6 +4,8 @@ rollouts/
   step-000123.jsonl         the completions that step 123 learned from
   validation-000123.jsonl   those of the validation after step 123
   validation-start.jsonl    those of the validation before step 0
+
+`samples.md` shows some of them: what a run says to a few held-out prompts, at each checkpoint.
 """
 
 import dataclasses
@@ -20,6 +22,7 @@ from rungs.common.errors import UserError
 from rungs.common.paths import is_file
 from rungs.model.rollouts import Rollout
 from rungs.reinforcement.prompts import Prompt
+from rungs.run.folder import RunFolder
 from rungs.tasks.verifiers.verdict import Status, Verdict
 
 
@@ -31,14 +34,14 @@ class Completion:
     """Index in the config's `tasks`."""
     prompt: str
     place: int
-    """Of the prompt, within the step or the validation."""
+    """Index of the prompt within the step or the validation."""
     sample: int
     """Number of the completion among those of the prompt."""
     text: str
     tokens: list[int]
     """With the stop token, if there is one."""
     log_probs: list[float]
-    """Of each token when it was sampled, after the temperature, in nats."""
+    """Log-probability of each token when it was sampled, after the temperature, in nats."""
     finished: bool
     """Whether the last token is a stop token; otherwise the text reached max_new_tokens."""
     answer: str
@@ -46,7 +49,7 @@ class Completion:
     """By name; empty if the verifier failed."""
     correct: bool
     status: Status
-    """Of the verifier."""
+    """How the verifier ended."""
     message: str
     advantage: float | None = None
     """None in a validation."""
@@ -87,13 +90,9 @@ _COMPLETION = TypeAdapter(Completion)
 
 
 class RolloutFiles:
-    """The files of a run.
-
-    Args:
-        folder: `rollouts/`, which is created when something is written.
-        writes: whether this process writes; of several, the first one does.
-        check: called before each write; raises RunFailure if the run is no longer there.
-    """
+    """The files of a run in `rollouts/`, which is created when something is written. Of several
+    processes, the first one `writes`. `check` is called before each write; it raises RunFailure if
+    the run is no longer there."""
 
     def __init__(
         self, folder: Path, writes: bool = True, check: Callable[[], None] = lambda: None
@@ -142,11 +141,9 @@ def read(path: Path) -> list[Completion]:
 
 
 def known_verdicts(path: Path, rollouts: Sequence[Rollout]) -> list[Verdict] | None:
-    """Return the verdicts in a file if it is about exactly these texts, otherwise None.
-
-    A step that a kill interrupted samples the same texts again. Timeouts depend on the clock, so
-    the verdicts count that were written first.
-    """
+    """Return the verdicts in a file if it is about exactly these texts, otherwise None. A step that
+    a kill interrupted samples the same texts again. Timeouts depend on the clock, so the verdicts
+    count that were written first."""
     if not is_file(path):
         return None
     try:
@@ -161,3 +158,60 @@ def known_verdicts(path: Path, rollouts: Sequence[Rollout]) -> list[Verdict] | N
 def array_of(completions: Sequence[Completion], field: str) -> np.ndarray:
     """Return a number of each completion as an array."""
     return np.array([getattr(completion, field) for completion in completions])
+
+
+_PROMPTS = 6
+_MOST_CHARACTERS = 400
+
+
+def write_samples(run: RunFolder, files: RolloutFiles, last: int) -> None:
+    """Write the page anew from the validations up to that after step `last`; raises RunFailure."""
+    validations = [(name, by_prompt(read(path))) for name, path in files.validations(last)]
+    if not validations:
+        return
+    lines = [
+        "# Samples",
+        "",
+        "Completions of the first held-out prompts in each validation: the best and the worst of"
+        " those sampled, by reward.",
+    ]
+    for prompt in sorted(validations[0][1])[:_PROMPTS]:
+        lines += _section(prompt, validations)
+    content = "\n".join(lines) + "\n"
+    run.check()
+    with disk.writing(run.samples, "samples.md", len(content)):
+        disk.replace_file(run.samples, content)
+
+
+def by_prompt(completions: Sequence[Completion]) -> dict[tuple[int, str], list[Completion]]:
+    """Return the completions of each prompt, by its place and its text."""
+    groups: dict[tuple[int, str], list[Completion]] = {}
+    for completion in completions:
+        groups.setdefault((completion.place, completion.prompt), []).append(completion)
+    return groups
+
+
+def _section(
+    prompt: tuple[int, str],
+    validations: Sequence[tuple[str, dict[tuple[int, str], list[Completion]]]],
+) -> list[str]:
+    first = validations[0][1][prompt][0]
+    lines = ["", f"## {_code(first.prompt)}", "", f"Answer: {_code(first.answer)}", ""]
+    lines += ["| after step | correct | reward | best | worst |", "|---|---|---|---|---|"]
+    for name, groups in validations:
+        group = sorted(groups.get(prompt, []), key=lambda completion: completion.verdict.total)
+        if not group:
+            continue
+        correct = f"{sum(c.correct for c in group)} of {len(group)}"
+        step = name if name == "start" else f"{int(name):,}"
+        mean = sum(c.verdict.total for c in group) / len(group)
+        best, worst = _code(group[-1].text), _code(group[0].text)
+        lines.append(f"| {step} | {correct} | {mean:.2f} | {best} | {worst} |")
+    return lines
+
+
+def _code(text: str) -> str:
+    """Return a text in a form that fits one cell of a Markdown table."""
+    shown = text if len(text) <= _MOST_CHARACTERS else text[:_MOST_CHARACTERS] + "…"
+    escaped = shown.replace("\n", "⏎").replace("|", "\\|").replace("`", "ˋ")
+    return f"`{escaped}`" if escaped.strip() else "(empty)"

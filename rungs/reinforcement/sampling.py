@@ -1,18 +1,21 @@
-"""Completions of a step's prompts, sampled and verified."""
+"""Completions of a step's prompts, sampled and verified; the first process verifies for all."""
 
+import json
 import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from rungs.common.signals import Interrupted
 from rungs.config.run_config import ReinforceRunConfig
 from rungs.data.tokenizer import Tokenizer
 from rungs.model.rollouts import Rollout, RolloutRequest, RolloutSampler
+from rungs.parallel.processes import broadcast_from_first
 from rungs.reinforcement.prompts import Prompt
 from rungs.reinforcement.rollout_files import Completion, known_verdicts
-from rungs.reinforcement.verification import verify
 from rungs.tasks.verifiers.opening import Verifier
+from rungs.tasks.verifiers.verdict import Verdict
 
 TRAINING, VALIDATION = 0, 1
 """Part of the random numbers, so that steps and validations use different ones."""
@@ -26,15 +29,8 @@ class Seconds(NamedTuple):
 
 
 class CompletionSource:
-    """Samples completions and has them verified.
-
-    Args:
-        config: both configs; it fixes the shapes.
-        sampler: has the weights to sample from.
-        tokenizer: turns token ids into text.
-        stop_tokens: each of them ends a text.
-        verifiers: of each task.
-    """
+    """Samples completions and has them verified by the verifier of their task; each stop token ends
+    a text. The config fixes the shapes."""
 
     def __init__(
         self,
@@ -56,51 +52,25 @@ class CompletionSource:
             stop_tokens=stop_tokens,
         )
 
-    def of_step(
+    def complete(
         self,
-        step: int,
+        step: int | None,
         prompts: Sequence[Prompt],
         samples: int,
         file: Path,
         should_stop: Callable[[], bool],
     ) -> tuple[list[Completion], Seconds]:
-        """Return the completions that a step learns from: `samples` of each prompt, in order.
-
-        Args:
-            file: may have verdicts on the same texts already.
-            should_stop: called before each verdict.
-
-        Raises:
-            Interrupted: `should_stop` returned True.
-        """
-        return self._complete((TRAINING, step), prompts, samples, file, should_stop)
-
-    def of_validation(
-        self,
-        prompts: Sequence[Prompt],
-        samples: int,
-        file: Path,
-        should_stop: Callable[[], bool],
-    ) -> tuple[list[Completion], Seconds]:
-        """Return the completions of a validation. Every one uses the same random numbers, so that
-        their difference tells more about the weights."""
-        return self._complete((VALIDATION, 0), prompts, samples, file, should_stop)
-
-    def _complete(
-        self,
-        numbers: tuple[int, int],
-        prompts: Sequence[Prompt],
-        samples: int,
-        file: Path,
-        should_stop: Callable[[], bool],
-    ) -> tuple[list[Completion], Seconds]:
+        """Return `samples` completions of each prompt, in order, for a step to learn from, or for a
+        validation (None). Every validation uses the same random numbers, so that their difference
+        tells more about the weights. `file` may have verdicts on the same texts already. Raises
+        Interrupted if `should_stop`, which is called before each verdict, returned True."""
         rows = [
             (place, prompt, sample)
             for place, prompt in enumerate(prompts)
             for sample in range(samples)
         ]
-        kind, step = numbers
-        randomness = [(self._seed, kind, step, place, sample) for place, _, sample in rows]
+        numbers = (VALIDATION, 0) if step is None else (TRAINING, step)
+        randomness = [(self._seed, *numbers, place, sample) for place, _, sample in rows]
         start = time.perf_counter()
         rollouts = self._sampler.sample(
             [prompt.tokens for _, prompt, _ in rows],
@@ -128,3 +98,28 @@ class CompletionSource:
 def longest_prompt(config: ReinforceRunConfig) -> int:
     """Return the tokens that a prompt may have."""
     return config.sequence_length - config.train.max_new_tokens
+
+
+def verify(
+    verifiers: Sequence[Verifier],
+    prompts: Sequence[Prompt],
+    texts: Sequence[str],
+    should_stop: Callable[[], bool] = lambda: False,
+) -> list[Verdict]:
+    """Return the verdict on each text to a prompt, by the verifier of its task. Of several
+    processes, the first one asks the verifiers. Raises Interrupted if `should_stop`, which is
+    called before each text, returned True."""
+
+    def ask() -> str:
+        verdicts = []
+        for prompt, text in zip(prompts, texts, strict=True):
+            if should_stop():
+                return ""
+            verdict = verifiers[prompt.task](prompt.item, text)
+            verdicts.append([verdict.rewards, verdict.status, verdict.message])
+        return json.dumps(verdicts)
+
+    answer = broadcast_from_first(ask)
+    if not answer:
+        raise Interrupted
+    return [Verdict(*verdict) for verdict in json.loads(answer)]

@@ -11,7 +11,9 @@
 To add a metric: compute it as a field of `StepResult` in `rungs/step/train_step.py`, add it to
 `StepMetrics` in `metrics`, fill it in `NextTokenLearner.read` in `rungs/training/next_token.py`,
 and draw it in `TRAINING_CHARTS` in `rungs/charts/run_charts.py`. In reinforcement learning these
-are `PolicyMetrics`, `step_metrics.py` in `rungs/reinforcement`, and `POLICY_CHARTS`.
+are `PolicyMetrics`, `step_metrics.py` in `rungs/reinforcement`, and `POLICY_CHARTS`. A metric of
+every kind of run, such as a norm per layer, is a field of `StepRecord`, which `record_fields` in
+`rungs/training/learner.py` fills, and a chart in `STEP_CHARTS` in `rungs/charts/step_charts.py`.
 
 To add an experiment tracker, see `rungs/tracking/__init__.py`.
 

@@ -18,9 +18,8 @@ from typing import Any, TextIO
 import pydantic_core
 from pydantic import Field
 
-from rungs.common import disk, strict_json
-from rungs.common.atomic_folder import file_lock
-from rungs.common.errors import reason
+from rungs.common import disk, errors, strict_json
+from rungs.common.disk import file_lock
 from rungs.common.growing_file import GrowingFile
 from rungs.common.helper_process import ENDED, KILLED, HelperProcess, receive
 from rungs.common.signals import StopSignal
@@ -228,7 +227,7 @@ def main(run: RunFolder, name: str, lines: TextIO) -> None:
             failures = 0
         except Exception as error:  # of any tracker's library
             failures += 1
-            print(reason(error), file=sys.stderr, flush=True)
+            print(errors.reason(error), file=sys.stderr, flush=True)
             feed.reopen()
         if last_line in (ENDED, KILLED):
             return

@@ -2,61 +2,89 @@
 
 import contextlib
 import logging
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from rungs.common.helper_process import HelperProcess
 from rungs.common.signals import StopSignal
-from rungs.config.optimization_config import OptimizationConfig
-from rungs.mirror.mirroring import Mirroring, NoMirroring
+from rungs.config.option_values import DATASETS_VARIABLE
+from rungs.mirror.mirroring import Mirroring, NoMirroring, has_mirror
 from rungs.monitoring.alerts import Alerts
 from rungs.parallel.processes import is_first_process, wait_for_first
 from rungs.prompt_samples.sampler import SampleProcess
-from rungs.run.folder import RunFolder, StartOptions
+from rungs.run.folder import RunFolder
 from rungs.run.metrics import StepRecord
 from rungs.tracking.feed import TrackingProcesses
-from rungs.training.chart_process import ChartProcess
+from rungs.training.learner import Start
+
+CHARTS_MODULE = "rungs.charts.drawer"
+MIN_SECONDS_BETWEEN_CHARTS = 30
+"""From one drawing to the next; each takes about half a second of a core."""
 
 log = logging.getLogger("rungs")
 
 
+class ChartProcess:
+    """Redraws a run's charts on request, in one process. A request that comes too soon after the
+    last one waits for the next request or `finish`."""
+
+    def __init__(self, run: RunFolder, datasets_dir: Path | None = None) -> None:
+        environment = {DATASETS_VARIABLE: str(datasets_dir)} if datasets_dir else {}
+        arguments = str(run.path), run.identity
+        self._process = HelperProcess("charts", CHARTS_MODULE, *arguments, environment=environment)
+        self._is_outdated = False
+        self._not_before = time.monotonic()
+
+    def request(self) -> None:
+        """Have the charts redrawn soon; return at once. A failure is logged as a warning."""
+        if time.monotonic() < self._not_before:
+            self._is_outdated = True
+        else:
+            self._draw()
+
+    def finish(self, stop: StopSignal) -> None:
+        """Wait until the charts show everything up to the last request, or a signal arrives."""
+        if self._is_outdated:
+            self._draw()
+        self._process.finish(stop, "drawing the charts")
+        self._process.kill()
+
+    def _draw(self) -> None:
+        self._is_outdated = False
+        self._not_before = time.monotonic() + MIN_SECONDS_BETWEEN_CHARTS
+        try:
+            try:
+                self._process.send("draw")
+            except OSError:  # it has ended
+                self._process.kill()
+                self._process.send("draw")
+        except OSError as error:
+            log.warning("the charts could not be drawn: %s", error)
+            self._process.kill()
+
+
 class Background:
-    """Starts what runs beside the steps, and tells it of each checkpoint. Of several processes, the
-    first does so for all, and the others wait for it at the end.
+    """Starts what runs beside the steps of a start, whose run's lock is held, and tells it of each
+    checkpoint. Of several processes, the first does so for all, and the others wait for it at the
+    end."""
 
-    Args:
-        run: the run folder, whose lock is held.
-        train: hyperparameters.
-        mirror: what copies the run to its mirror.
-        start: with the hooks to tell of events.
-        last_step: the one before this start; -1 for none.
-        datasets_dir: where its datasets are; None for where they are by default.
-
-    Attributes:
-        stop: knows of signals, which also end the wait for samples and trackers.
-        is_complete: set it once the run has taken its last step; then the end waits for the samples
-            of all checkpoints. Those that are missing are made by the next start.
-    """
-
-    def __init__(
-        self,
-        run: RunFolder,
-        train: OptimizationConfig,
-        mirror: Mirroring | NoMirroring,
-        start: StartOptions,
-        last_step: int,
-        datasets_dir: Path | None = None,
-    ) -> None:
+    def __init__(self, start: Start, datasets_dir: Path | None = None) -> None:
+        run, train, is_first = start.run, start.config.train, is_first_process()
         self.stop = StopSignal()
-        self._mirror = mirror
+        """Knows of signals, which also end the wait for samples and trackers."""
+        self._mirror = _mirror_of(start)
         self._charts = ChartProcess(run, datasets_dir)
-        has_samples = bool(train.sample_prompts) and is_first_process()
+        has_samples = train.sample_prompts and is_first
         self._samples = SampleProcess(run, train, datasets_dir) if has_samples else None
-        trackers = train.trackers if is_first_process() else ()
-        self._trackers = TrackingProcesses(run, trackers)
-        self._alerts = Alerts(run, start.on_event, last_step) if is_first_process() else None
+        self._trackers = TrackingProcesses(run, train.trackers if is_first else ())
+        hooks, last_step = start.options.on_event, start.first_step - 1
+        self._alerts = Alerts(run, hooks, last_step) if is_first else None
         self.is_complete = False
+        """Set it once the run has taken its last step; then the end waits for the samples of all
+        checkpoints. Those that are missing are made by the next start."""
 
     def step_taken(self, metrics: StepRecord) -> None:
         """Note a step that was taken."""
@@ -74,7 +102,7 @@ class Background:
     @contextlib.contextmanager
     def catching_up(self) -> Iterator[None]:
         """For a finished run: bring charts, samples, trackers and mirror up to date, which a kill
-        may have left undone. That is no event."""
+        may have left undone, without an event."""
         self._alerts, self.is_complete = None, True
         with self:
             if is_first_process():
@@ -118,3 +146,13 @@ class Background:
             alerts.note("finish", "finished")
         else:
             alerts.note("stop", "stopped by a signal")
+
+
+def _mirror_of(start: Start) -> Mirroring | NoMirroring:
+    """Return what copies the run to its mirror; the first process does so for all."""
+    run, url = start.run, start.options.mirror
+    if url is not None and is_first_process():
+        return Mirroring(run, url, start.config.train.keep_checkpoints)
+    if url is None and has_mirror(run):
+        log.warning("%s: has a mirror, which gets out of date without --mirror", run.path)
+    return NoMirroring()

@@ -12,10 +12,9 @@ from rungs.config.run_config import TRAIN_FILE
 from rungs.config.train_config import TrainConfig
 from rungs.data.tokenizer import Tokenizer
 from rungs.data.tokenizer_files import load_tokenizer
-from rungs.evaluation import harness
+from rungs.evaluation import harness, scoring
 from rungs.evaluation.checkpoint_scores import Measured
 from rungs.evaluation.harness import Tasks
-from rungs.evaluation.scoring import read_items
 from rungs.parallel.processes import is_multi_process
 from rungs.run import records
 from rungs.run.folder import RunFolder
@@ -29,22 +28,14 @@ log = logging.getLogger("rungs")
 
 
 class Benchmarks:
-    """The benchmarks of a run, and when they are due.
-
-    Args:
-        run: the run folder, where relative paths start.
-        train: with its benchmarks.
-        tokenizer: of the model.
-
-    Raises:
-        UserError: a benchmark doesn't exist, or its items cannot be read.
-    """
+    """The benchmarks of a run, and when they are due. Raises UserError if a benchmark doesn't
+    exist, or its items cannot be read."""
 
     def __init__(self, run: RunFolder, train: TrainConfig, tokenizer: Tokenizer) -> None:
         self._run, self._train, self._tokenizer = run, train, tokenizer
         self._files = [run.path / name for name in train.benchmarks if is_file_of_items(name)]
         for file in self._files:
-            read_items(file)
+            scoring.read_items(file)
         names = tuple(name for name in train.benchmarks if not is_file_of_items(name))
         folder = run.path / train.task_files if train.task_files else None
         self._tasks = Tasks(names, folder, few_shot=None, limit=train.benchmark_limit)
@@ -57,11 +48,8 @@ class Benchmarks:
 
     @classmethod
     def of(cls, run: RunFolder, train: TrainConfig, tokenizer: Path | str) -> "Benchmarks | None":
-        """Return the benchmarks of a run, None if it has none; raises UserError.
-
-        Args:
-            tokenizer: where it is; see `load_tokenizer`.
-        """
+        """Return the benchmarks of a run, None if it has none; raises UserError. `tokenizer` is as
+        for `load_tokenizer`."""
         if train.evaluate_every is None:
             return None
         if is_multi_process():

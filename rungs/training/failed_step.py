@@ -22,10 +22,8 @@ from pydantic import ValidationError
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.checkpointing.manifest import Checkpoint, read_checkpoint, run_config
 from rungs.checkpointing.saver import Saver
-from rungs.common.atomic_folder import create_folder
-from rungs.common.disk import link_or_copy
+from rungs.common import disk, shown_text
 from rungs.common.errors import RunFailure, UserError
-from rungs.common.shown_text import quoted
 from rungs.common.strict_json import StrictModel, read_text
 from rungs.config.run_config import AnyRunConfig
 from rungs.config.sharding_config import ShardingConfig
@@ -73,16 +71,9 @@ class FailedStep(NamedTuple):
 
 
 class FailedSteps:
-    """Notes what is not finite in the steps of a run: saves failed steps, and ends a run that
-    cannot continue.
-
-    Args:
-        recorder: saves failed steps.
-        learner: with the model, and the batch of the latest step.
-        saver: of the run's checkpoints; a failed step waits for a pending save.
-        before: steps taken before this start, in order.
-        max_in_a_row: `max_non_finite_steps`.
-    """
+    """Notes what is not finite in the steps of a run: saves failed steps with `recorder`, and ends
+    a run that cannot continue, after `max_in_a_row` failed steps. `before` are the steps taken
+    before this start, in order; a failed step waits for a pending save of `saver`."""
 
     def __init__(
         self,
@@ -111,10 +102,8 @@ class FailedSteps:
             )
 
     def check_step(self, step: int) -> None:
-        """Raise RunFailure if the run cannot continue after a step without a finite microbatch.
-
-        That is so if a parameter is not finite, or if too many steps in a row failed.
-        """
+        """Raise RunFailure if the run cannot continue after a step without a finite microbatch: if
+        a parameter is not finite, or if too many steps in a row failed."""
         self.check_state(step, finite_flags(named_arrays(self._learner.model)))
         if self._in_a_row >= self._most:
             raise RunFailure(
@@ -141,15 +130,8 @@ class FailedSteps:
 
 
 class FailedStepRecorder:
-    """Saves the failed steps of a run; with several processes only the first one does.
-
-    Args:
-        run: the run folder.
-        config: both configs.
-        length: of the run.
-        batch: returns the arrays (A, B, S) of a step, by name.
-        sharding: the mesh and sharding mode.
-    """
+    """Saves the failed steps of a run; with several processes only the first one does. `batch`
+    returns the arrays (A, B, S) of a step, by name."""
 
     def __init__(
         self,
@@ -163,15 +145,10 @@ class FailedStepRecorder:
         self._length, self._batch = length, batch
 
     def record(self, step: int, bad: dict[int, str], skipped_steps: Collection[int]) -> str:
-        """Save a failed step, unless it exists already or there are enough.
-
-        Args:
-            bad: the first tensor that was not finite, by the number of the dropped microbatch.
-            skipped_steps: steps that were skipped because of a loss spike.
-
-        Returns:
-            The end of a log message: how to replay the step, or why it was not saved.
-        """
+        """Save a failed step, unless it exists already or there are enough. Return the end of a log
+        message: how to replay the step, or why it was not saved. `bad` has the first tensor that
+        was not finite, by the number of the dropped microbatch; `skipped_steps` were skipped
+        because of a loss spike."""
         folder = self._run.failed_steps / f"step-{step:06d}"
         if not processes.is_first_process():
             return "process 0 logs where the step is saved"
@@ -182,7 +159,7 @@ class FailedStepRecorder:
                 self._write(folder, step, bad, skipped_steps)
         except (UserError, RunFailure) as error:  # training continues without it
             return f"not saved for replay: {error}"
-        command = f"uv run {self._config.command} {quoted(self._run.path)}"
+        command = f"uv run {self._config.command} {shown_text.quoted(self._run.path)}"
         return f"to replay it: {command} --replay {folder.name}"
 
     def _write(
@@ -202,13 +179,13 @@ class FailedStepRecorder:
             train=self._config.train.as_json(),
             sharding=self._sharding,
         )
-        with create_folder(folder) as unfinished:
+        with disk.create_folder(folder) as unfinished:
             save_file(dict(self._batch(step)), unfinished / BATCH_FILE)
             text = meta.model_dump_json(indent=2) + "\n"
             (unfinished / STEP_FILE).write_text(text, encoding="utf-8")
             if saved is not None:
                 copy = unfinished / CHECKPOINT_FOLDER
-                shutil.copytree(saved.folder, copy, copy_function=link_or_copy)
+                shutil.copytree(saved.folder, copy, copy_function=disk.link_or_copy)
 
 
 def is_failed_step(run: RunFolder, name: str) -> bool:
@@ -222,15 +199,8 @@ def _find(run: RunFolder, name: str) -> Path | None:
 
 
 def open_failed_step(run: RunFolder, name: str) -> FailedStep:
-    """Read a failed step of a run.
-
-    Args:
-        run: the run folder.
-        name: the step's folder name, such as `step-000123`, or a path.
-
-    Raises:
-        UserError: there is no such failed step, or it is damaged.
-    """
+    """Read a failed step of a run by its folder name, such as `step-000123`, or a path. Raises
+    UserError if there is no such failed step, or it is damaged."""
     folder = _find(run, name)
     if folder is None:
         parents = run.failed_steps, run.old_failed_steps

@@ -16,7 +16,6 @@ from jax.sharding import Mesh
 
 from rungs.checkpointing.manifest import Checkpoint
 from rungs.checkpointing.weights_file import Weights
-from rungs.config.run_config import AnyRunConfig
 from rungs.model.gpt import GPT
 from rungs.optim.multi_steps import MultiSteps
 from rungs.run.folder import RunFolder, StartOptions
@@ -61,16 +60,33 @@ class Start:
     def first_step(self) -> int:
         return self.saved.step + 1 if self.saved else 0
 
-    def with_config(self, config: AnyRunConfig) -> "Start":
-        """Return this start with what the devices chose."""
-        return dataclasses.replace(self, config=config)
-
 
 class Record(NamedTuple):
     """What checkpoints record about data and tokenizer."""
 
     datasets: dict[str, dict[str, str]]
     tokenizer: str
+
+
+def record_fields(
+    start: Start, step: int, result: StepResult, tokens_seen: int, tokens: int, seconds: float
+) -> dict[str, Any]:
+    """Return the fields of `StepRecord`, which the metrics of every kind of step have. `result` is
+    on the host; `tokens_seen` are those of all steps up to this one, `tokens` its own; `seconds`
+    are since the end of the step before."""
+    return {
+        "global_step": step,
+        "tokens_seen": tokens_seen,
+        "train_loss": result.loss,
+        "learning_rate": float(result.learning_rate),
+        "gradient_norm": float(result.gradient_norm),
+        "clipped": bool(result.clipped),
+        "dropped_microbatches": result.dropped,
+        "step_seconds": seconds,
+        "tokens_per_second": tokens / seconds,
+        "loss_scale": None if result.loss_scale is None else float(result.loss_scale),
+        "resumed": step == start.first_step > 0 or None,
+    }
 
 
 class Learner(Protocol[R]):
@@ -93,14 +109,8 @@ class Learner(Protocol[R]):
         ...
 
     def take(self, step: int, stops: Stops, learning_rate: np.float32 | None) -> Any:
-        """Take a step; return what `read` waits for.
-
-        Args:
-            learning_rate: see `RunLength.learning_rate`.
-
-        Raises:
-            Interrupted: the step was abandoned, with model and optimizer unchanged.
-        """
+        """Take a step; return what `read` waits for. `learning_rate` is that of `RunLength`. Raises
+        Interrupted if the step was abandoned, with model and optimizer unchanged."""
         ...
 
     def read(self, step: int, taken: Any) -> tuple[R, StepResult]:
@@ -134,20 +144,13 @@ class Learner(Protocol[R]):
         ...
 
     def summary(self, run: RunFolder, last: R | None) -> str:
-        """Return the results of the run so far, in words.
-
-        Args:
-            last: the last step of this start, None if it took none.
-        """
+        """Return the results of the run so far, in words. `last` is the last step of this start,
+        None if it took none."""
         ...
 
     def retake(self, step: int, learning_rate: np.float32 | None, *, skipped: bool) -> Any:
-        """Take a step again and record nothing.
-
-        Args:
-            learning_rate: as for `take`.
-            skipped: whether its update was skipped because of a loss spike.
-        """
+        """Take a step again and record nothing. `skipped` says whether its update was skipped
+        because of a loss spike."""
         ...
 
 
@@ -189,12 +192,8 @@ class Inputs(Protocol[R]):
         ...
 
     def learner(self, start: Start, mesh: Mesh, steps: Sequence[R]) -> Learner[R]:
-        """Create or restore model and optimizer, and return what trains them.
-
-        Args:
-            start: with the config that the devices chose.
-            steps: recorded before this start, in order.
-        """
+        """Create or restore model and optimizer, and return what trains them. The config of `start`
+        is what the devices chose; `steps` were recorded before it, in order."""
         ...
 
     def resources(self, start: Start, mesh: Mesh) -> AbstractContextManager[None]:

@@ -27,11 +27,8 @@ _UNREAD_STEPS = 1
 
 
 class LossSpikeDetector:
-    """Keeps the losses of a run's latest steps.
-
-    Args:
-        before: steps taken before this start, in order.
-    """
+    """Keeps the losses of a run's latest steps, beginning with those before this start, in
+    order."""
 
     def __init__(self, before: Iterable[StepMetrics] = ()) -> None:
         self._losses: collections.deque[tuple[int, float]] = collections.deque(
@@ -46,11 +43,9 @@ class LossSpikeDetector:
             self._losses.append((metrics.global_step, metrics.train_loss))
 
     def loss_limit(self, step: int) -> float:
-        """Return the loss, in nats, above which this step is a spike; infinite early in a run.
-
-        The limit does not depend on whether the step before has been read, so a resumed run has
-        the same limits as one that was never interrupted.
-        """
+        """Return the loss, in nats, above which this step is a spike; infinite early in a run. It
+        does not depend on whether the step before has been read, so a resumed run has the same
+        limits as one that was never interrupted."""
         last = step - 1 - _UNREAD_STEPS
         losses = [loss for at, loss in self._losses if last - WINDOW_STEPS < at <= last]
         if len(losses) < MIN_STEPS:

@@ -23,19 +23,12 @@ from rungs.common.errors import RunFailure
 from rungs.common.text_table import counted
 from rungs.config.run_config import RunConfig
 from rungs.config.train_config import TrainConfig
-from rungs.data.catalog import open_dataset
+from rungs.data import catalog, tokenizer_files
 from rungs.data.dataset import Dataset
 from rungs.data.loader import Batch, TrainingData, ValidationSets
 from rungs.data.provenance import Provenance, check_same_tokenizer
 from rungs.data.tokenizer import Tokenizer
-from rungs.data.tokenizer_files import load_tokenizer
-from rungs.parallel.processes import (
-    check_all_agree,
-    is_first_process,
-    is_multi_process,
-    run_on_first,
-)
-from rungs.parallel.sharding import place_batch, process_local_rows
+from rungs.parallel import processes, sharding
 from rungs.planning import forecast, oom_advice
 from rungs.run import metrics
 from rungs.run.folder import RunFolder
@@ -48,14 +41,12 @@ from rungs.step.eval_step import (
 from rungs.step.next_token import NextToken
 from rungs.step.objective import Objective
 from rungs.step.train_step import Step, StepResult, make_step
-from rungs.training import run_report
+from rungs.training import resume, run_report
 from rungs.training.benchmarks import Benchmarks
-from rungs.training.intervals import is_validation_step
-from rungs.training.learner import Kind, Record, Replayed, Start, Stops
+from rungs.training.learner import Kind, Record, Replayed, Start, Stops, record_fields
 from rungs.training.loss_spikes import LossSpikeDetector
-from rungs.training.preparation import errors_in, model_and_optimizer
-from rungs.training.resume import edit_to_extend
-from rungs.training.trainer import Trainer
+from rungs.training.start import errors_in, model_and_optimizer
+from rungs.training.trainer import Trainer, is_validation_step
 
 log = logging.getLogger("rungs")
 
@@ -90,7 +81,7 @@ class NextTokenInputs:
         return self.provenance.tokenizer_place
 
     def edit_to_extend(self) -> str:
-        return edit_to_extend(self.config, self.data)
+        return resume.edit_to_extend(self.config, self.data)
 
     def learner(self, start: Start, mesh: Mesh, steps: Sequence[StepMetrics]) -> "NextTokenLearner":
         return NextTokenLearner(self, start, mesh, steps)
@@ -98,7 +89,7 @@ class NextTokenInputs:
     @contextmanager
     def resources(self, start: Start, mesh: Mesh) -> Iterator[None]:
         config, stored = start.config, start.weights.dtypes() if start.weights else None
-        if is_first_process() and not start.options.dry_run:
+        if processes.is_first_process() and not start.options.dry_run:
             forecast.warn_if_short(start.run, config, self.total_steps, stored)
         with oom_advice.report_out_of_memory(config, mesh, stored):
             if not start.options.dry_run:
@@ -113,12 +104,8 @@ class NextTokenInputs:
 
 
 def next_token(datasets_dir: Path, make_objective: MakeObjective = NextToken) -> Kind:
-    """Return next-token training as a kind of run.
-
-    Args:
-        datasets_dir: where the datasets are.
-        make_objective: from the config to what is minimized.
-    """
+    """Return next-token training on datasets in a folder as a kind of run. `make_objective` returns
+    what is minimized for a config."""
 
     def opened(start: Start, _: ExitStack) -> NextTokenInputs:
         return _open(start, datasets_dir, make_objective)
@@ -132,17 +119,14 @@ def next_token(datasets_dir: Path, make_objective: MakeObjective = NextToken) ->
 
 
 def _open(start: Start, datasets_dir: Path, make_objective: MakeObjective) -> NextTokenInputs:
-    """Open all data of a run, and check that they are those it was started with.
-
-    Raises:
-        UserError: run and data don't fit together, or data have changed.
-    """
+    """Open all data of a run, and check that they are those it was started with. Raises UserError
+    if run and data don't fit together, or data have changed."""
     config, saved = start.config, start.saved
     train = config.train
     names = train.datasets, train.validation_datasets
     datasets, others = _open_datasets(names, datasets_dir, update=saved is None)
     provenance = Provenance.of(train, datasets)
-    check_all_agree("configs and datasets", f"{config} {provenance.datasets}")
+    processes.check_all_agree("configs and datasets", f"{config} {provenance.datasets}")
     if saved is not None:
         provenance.check_same_tokens(saved.meta.datasets)
     model_tokenizer = start.weights.tokenizer if start.weights and not saved else None
@@ -168,13 +152,13 @@ def _open_datasets(
 
     def open_all(update: bool) -> list[dict[str, Dataset]]:
         return [
-            {name: open_dataset(name, datasets_dir, update=update) for name in group}
+            {name: catalog.open_dataset(name, datasets_dir, update=update) for name in group}
             for group in names
         ]
 
-    if not is_multi_process():
+    if not processes.is_multi_process():
         return open_all(update)
-    run_on_first(lambda: open_all(update))
+    processes.run_on_first(lambda: open_all(update))
     return open_all(update=False)
 
 
@@ -188,29 +172,22 @@ class NextTokenLearner:
     ) -> None:
         config: RunConfig = start.config
         self._inputs, self._train, self._mesh = inputs, config.train, mesh
-        self._first_step, self._tokens_per_step = start.first_step, inputs.data.tokens_per_step
-        self.model, self.optimizer = model_and_optimizer(
-            config, inputs.total_steps, mesh, start.saved, start.weights
-        )
+        self._start, self._tokens_per_step = start, inputs.data.tokens_per_step
+        self.model, self.optimizer = model_and_optimizer(start, inputs.total_steps, mesh)
         file = inputs.tokenizer_file
-        self._tokenizer: Tokenizer | None = load_tokenizer(file) if file else None
+        self._tokenizer: Tokenizer | None = tokenizer_files.load_tokenizer(file) if file else None
         self._validation_data = inputs.provenance.validation_data(config.train)
         self.record = Record(inputs.provenance.datasets, inputs.provenance.tokenizer)
         self.peak_tokens_per_second = run_report.peak_tokens_per_second(config, mesh)
         self._step: Step = make_step(inputs.make_objective(config.train), config.train, mesh)
         self._evaluation_step = make_evaluation_step(config.train, mesh)
         self._spikes = LossSpikeDetector(steps)
-        self._batches = PrefetchedBatches(
-            mesh,
-            inputs.data.batches(self._first_step, process_local_rows(mesh, self._size)),
-            self._size,
-        )
+        size = config.train.microbatch_size
+        rows = sharding.process_local_rows(mesh, size)
+        batches = inputs.data.batches(start.first_step, rows)
+        self._batches = PrefetchedBatches(mesh, batches, size)
         self._next_batch = iter(self._batches)
         self._last_read = time.perf_counter()
-
-    @property
-    def _size(self) -> int:
-        return self._train.microbatch_size
 
     @property
     def failure(self) -> RunFailure | None:
@@ -239,21 +216,12 @@ class NextTokenLearner:
         now = time.perf_counter()
         seconds, self._last_read = now - self._last_read, now
         routing = result.routing
+        tokens = self._tokens_per_step
         read = StepMetrics(
-            global_step=step,
-            tokens_seen=(step + 1) * self._tokens_per_step,
-            train_loss=result.loss,
-            learning_rate=float(result.learning_rate),
-            gradient_norm=float(result.gradient_norm),
-            clipped=bool(result.clipped),
-            dropped_microbatches=result.dropped,
-            step_seconds=seconds,
-            tokens_per_second=self._tokens_per_step / seconds,
+            **record_fields(self._start, step, result, (step + 1) * tokens, tokens, seconds),
             load_balancing_loss=float(routing.balance_loss) if routing else None,
             expert_tokens=routing.counts_E.tolist() if routing else None,
             spike=self._spike(step, result.trained_loss, bool(result.skipped)),
-            loss_scale=None if result.loss_scale is None else float(result.loss_scale),
-            resumed=step == self._first_step > 0 or None,
         )
         self._spikes.add(read)
         return read, result
@@ -294,7 +262,7 @@ class NextTokenLearner:
     def _bits_per_nat(self) -> float | None:
         """Bits per byte of validation text at a loss of one nat per token, None if not known."""
         own = self._inputs.validation.own
-        if self._tokenizer is None or own is None or not is_first_process():
+        if self._tokenizer is None or own is None or not processes.is_first_process():
             return None
         tokens, text_bytes = own.count_bytes(self._tokenizer)
         return tokens / text_bytes / math.log(2) if text_bytes else None
@@ -315,7 +283,7 @@ class NextTokenLearner:
         return {name: array for name, array in arrays.items() if array is not None}
 
     def retake(self, step: int, learning_rate: np.float32 | None, *, skipped: bool) -> StepResult:
-        batch = place_batch(self._mesh, *self._inputs.data.batch(step))
+        batch = sharding.place_batch(self._mesh, *self._inputs.data.batch(step))
         limit = (-np.inf if skipped else np.inf) if self._train.skip_spikes else None
         scalars = self._scalars(limit, learning_rate)
         return self._step(self.model, self.optimizer, *batch, **scalars)
@@ -337,7 +305,7 @@ class NextTokenLearner:
         if start.saved is not None:
             before = start.saved.meta.validation_data
             run_report.log_validation_change(before, self._validation_data)
-        elif is_first_process():  # a resumed run must keep its keys
+        elif processes.is_first_process():  # a resumed run must keep its keys
             run_report.warn_of_unused_keys(start.run, config, bool(inputs.validation))
         run_report.log_size(start.run, config, inputs.data, self.model, self.optimizer, mesh)
         run_report.log_padding(inputs.data)
@@ -372,27 +340,20 @@ def _finite(step: int, losses: ValidationLosses) -> ValidationLosses:
 
 
 class PrefetchedBatches:
-    """Batches on their devices; the next one is transferred while one is used.
-
-    Args:
-        mesh: the devices.
-        batches: arrays on the host.
-        size: sequences of a microbatch, over all devices.
-
-    Attributes:
-        failure: why no batch after the last one could be read, None so far.
-    """
+    """Batches on the devices of a mesh, from arrays on the host; the next one is transferred while
+    one is used. `size` is the sequences of a microbatch, over all devices."""
 
     def __init__(
         self, mesh: Mesh, batches: Iterable[tuple[np.ndarray | None, ...]], size: int
     ) -> None:
         self._mesh, self._batches, self._size = mesh, batches, size
         self.failure: RunFailure | None = None
+        """Why no batch after the last one could be read; None so far."""
 
     def __iter__(self) -> Iterator[PlacedBatch]:
         following: PlacedBatch | None = None
         for batch in self._readable():
-            following, ready = place_batch(self._mesh, *batch, size=self._size), following
+            following, ready = sharding.place_batch(self._mesh, *batch, size=self._size), following
             if ready is not None:
                 yield ready
         if following is not None:

@@ -1,5 +1,5 @@
 """How far a run is: a progress bar on a terminal; elsewhere, and in `train.log`, plain lines at a
-steady interval."""
+steady interval. The time left on the bar is tqdm's; on the lines it is `_seconds_left`."""
 
 import logging
 import time
@@ -19,15 +19,9 @@ log = logging.getLogger("rungs")
 
 
 class Progress(Generic[R]):
-    """Shows the steps of a start.
-
-    Args:
-        first_step: of this start.
-        length: how many steps the run takes.
-        headline: from one or several steps to what matters most about them, by name.
-        peak_tokens_per_second: what the devices could do at their peak FLOPS, if that is known.
-        clock: the time in seconds.
-    """
+    """Shows the steps of a start, out of the length of the run, with `headline`: what matters most
+    about one or several steps, by name. `peak_tokens_per_second` is what the devices could do at
+    their peak FLOP/s, if that is known; `clock` returns the time in seconds."""
 
     def __init__(
         self,

@@ -31,10 +31,9 @@ from rungs.model.positions import own_positions
 from rungs.model.weight_formats import cast, unstack_layers
 from rungs.optim.multi_steps import MultiSteps
 from rungs.optim.precision import dtype_of
-from rungs.parallel import jax_setup
+from rungs.parallel import jax_setup, sharding
 from rungs.parallel.devices import create_run_mesh
 from rungs.parallel.mesh import dotted
-from rungs.parallel.sharding import place_batch
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.step.nonfinite import checked_names, describe_first, finite_flags, nonfinite_names
 from rungs.step.objective import Objective
@@ -42,8 +41,8 @@ from rungs.step.state import AbstractState, copy_bytes, named_arrays
 from rungs.step.train_step import StepResult, dropout_key
 from rungs.training.failed_step import FailedStep, open_failed_step
 from rungs.training.learner import Kind, Replayed, Start
-from rungs.training.preparation import model_and_optimizer
 from rungs.training.run_length import run_length
+from rungs.training.start import model_and_optimizer
 
 OnOutput = Callable[[str, Array], None]
 """Called with the name of a module and its output."""
@@ -63,20 +62,9 @@ class Stage(NamedTuple):
 
 
 def replay(run: RunFolder, name: str, kind: Kind) -> int:
-    """Run a failed step again and print each tensor until one is not finite.
-
-    Args:
-        run: the run folder.
-        name: the failed step, such as `step-000123`.
-        kind: the kind of run.
-
-    Returns:
-        The exit code: 1 if a tensor is not finite, 0 if all are finite.
-
-    Raises:
-        UserError: the failed step, its checkpoint, the data or the devices are missing or have
-            changed.
-    """
+    """Run a failed step again, such as `step-000123`, and print each tensor until one is not
+    finite. Return the exit code: 1 if a tensor is not finite, 0 if all are finite. Raises UserError
+    if the failed step, its checkpoint, the data or the devices are missing or have changed."""
     failed = open_failed_step(run, name)
     copies = functools.partial(copy_bytes, failed.config)
     jax_setup.prepare(failed.config.train, copies, failed.meta.sharding)
@@ -109,16 +97,14 @@ def _recorded_mesh(failed: FailedStep) -> Mesh:
 
 
 def _retrain(failed: FailedStep, start: Start, mesh: Mesh, kind: Kind) -> tuple[GPT, MultiSteps]:
-    """Return model and optimizer as they were before the failed step.
-
-    If no microbatch was dropped, weights or moments were not finite after the step: train it too.
-    """
+    """Return model and optimizer as they were before the failed step. If no microbatch was dropped,
+    weights or moments were not finite after the step: train it too."""
     meta, saved, first = failed.meta, start.saved, start.first_step
     last = meta.global_step if meta.bad else meta.global_step + 1
     origin = saved.folder if saved else "the start"
     click.echo(f"step {meta.global_step}, from {origin}: {counted(last - first, 'step')} retrained")
     if first == last:  # needs no data
-        return model_and_optimizer(start.config, meta.total_steps, mesh, start.saved, start.weights)
+        return model_and_optimizer(start, meta.total_steps, mesh)
     with ExitStack() as stack:
         inputs = kind.open_inputs(start, stack)
         learner, length = inputs.learner(start, mesh, ()), run_length(start, inputs.total_steps)
@@ -174,13 +160,11 @@ def _check_microbatch(one: _Microbatch, model: GPT, wrt: Any) -> None:
 def _check_compiled_step(
     replayed: Replayed, arrays: tuple[Any, ...], mesh: Mesh, model: GPT, optimizer: MultiSteps
 ) -> None:
-    """Run all microbatches as in training; raise NotFinite if something is not finite.
-
-    This finds what no single module computes: the gradient norm, sums over modules or devices,
-    errors of the compiled code.
-    """
+    """Run all microbatches as in training; raise NotFinite if something is not finite. This finds
+    what no single module computes: the gradient norm, sums over modules or devices, errors of the
+    compiled code."""
     names = checked_names(model, optimizer.wrt)
-    result = replayed.step(model, optimizer, *place_batch(mesh, *arrays))
+    result = replayed.step(model, optimizer, *sharding.place_batch(mesh, *arrays))
     if bad := StepResult(*jax.device_get(tuple(result))).nonfinite(names):
         click.echo("all microbatches, compiled as in training")
         click.echo(f"{describe_first(bad)} is the first tensor that is not finite")
@@ -249,11 +233,8 @@ def _observed(stage: Stage, on_output: OnOutput) -> Any:
 
 
 def _backward(stage: Stage, wrt: Any, x: Any, cotangent: Array, calls: list[str]) -> Any:
-    """Print the gradients of a stage's parameters, the last used first.
-
-    Returns:
-        The gradient of the stage's input.
-    """
+    """Print the gradients of a stage's parameters, the last used first; return the gradient of its
+    input."""
     graph, *states = nnx.split(stage.module, wrt, ...)
     trained, rest = states
 

@@ -35,12 +35,8 @@ from rungs.run.folder import RunFolder, StartOptions
 
 
 def checkpoint_to_resume(run: RunFolder, start: StartOptions) -> Checkpoint | None:
-    """Return the checkpoint that this start resumes from, None to start at step 0.
-
-    Raises:
-        UserError: the named checkpoint is missing or damaged, or there are checkpoints but none is
-            valid.
-    """
+    """Return the checkpoint that this start resumes from, None to start at step 0. Raises UserError
+    if the named checkpoint is missing or damaged, or there are checkpoints but none is valid."""
     if run.checkpoints.exists() and not run.checkpoints.is_dir():
         raise UserError(f"{run.checkpoints}: is not a folder; move or rename it")
     if start.fresh:
@@ -54,17 +50,9 @@ def checkpoint_to_resume(run: RunFolder, start: StartOptions) -> Checkpoint | No
 
 
 def refuse_changes(saved: CheckpointMeta, now: AnyRunConfig, run: RunFolder, extend: bool) -> None:
-    """Refuse to resume a run with other mathematics or another order of the data.
-
-    Args:
-        saved: the checkpoint to resume from.
-        now: the configs of this start.
-        run: the run folder, for messages.
-        extend: whether more tokens, epochs or steps are allowed.
-
-    Raises:
-        UserError: with a line for each key that must not change, its old and its new value.
-    """
+    """Refuse to resume a run with other mathematics or another order of the data: raise UserError
+    with a line for each key that must not change, its old and its new value. With `extend`, more
+    tokens, epochs or steps are allowed."""
     before = saved.run_config()
     if before.train_file != now.train_file:
         raise UserError(
@@ -107,22 +95,13 @@ def edit_to_extend(config: RunConfig, data: TrainingData) -> str:
 
 
 def move_aside(run: RunFolder, saved: Checkpoint | None) -> Path | None:
-    """Move checkpoints that this start leaves behind into a new folder under `aside/`.
-
-    These are the checkpoints after `saved` (all if it is None) and damaged ones.
-    Metrics, log, charts and sampled texts are copied along. A fresh start also moves failed steps,
-    and removes metrics, log, charts and sampled texts from the run.
+    """Move checkpoints that this start leaves behind into a new folder under `aside/`: those after
+    `saved` (all if it is None) and damaged ones. Return the new folder, None if there was nothing
+    to move. Metrics, log, charts and sampled texts are copied along. A fresh start also moves
+    failed steps, and removes metrics, log, charts and sampled texts from the run.
 
     After a crash half-way, the run resumes from the newest checkpoint that is still in place. If
-    there is none, the metrics still tell the next start that there is more to move.
-
-    Args:
-        run: the run folder.
-        saved: the checkpoint to resume from.
-
-    Returns:
-        The new folder, None if there was nothing to move.
-    """
+    there is none, the metrics still tell the next start that there is more to move."""
     later = [
         c.folder
         for c in list_checkpoints(run.checkpoints)
@@ -230,11 +209,9 @@ def _find_by_name(run: RunFolder, name: str) -> Checkpoint:
 
 
 def _microbatch_keys(before: AnyRunConfig, now: AnyRunConfig) -> set[str]:
-    """Return the keys that split a step into microbatches, if changing them keeps its result.
-
-    The step must have the same sequences, and no experts: their load-balancing loss is computed
-    per microbatch.
-    """
+    """Return the keys that split a step into microbatches, if changing them keeps its result: the
+    step must have the same sequences, and no experts, whose load-balancing loss is computed per
+    microbatch."""
     is_same = before.train.sequences_per_step == now.train.sequences_per_step
     keys = {"microbatch_size", "gradient_accumulation_steps"}
     return keys if is_same and not now.model.n_experts else set()
@@ -242,10 +219,8 @@ def _microbatch_keys(before: AnyRunConfig, now: AnyRunConfig) -> set[str]:
 
 def _extendable_keys(before: OptimizationConfig, now: OptimizationConfig) -> set[str]:
     """Return the keys that `--extend` may change: those that only add steps after the old ones.
-
     More epochs always do. More tokens do so only in a single epoch in file order; otherwise they
-    change the order of steps that were already taken.
-    """
+    change the order of steps that were already taken."""
     if isinstance(before, ReinforceConfig) and isinstance(now, ReinforceConfig):
         return {"steps"} if now.steps > before.steps else set()
     assert isinstance(before, TrainConfig)

@@ -31,25 +31,18 @@ log = logging.getLogger("rungs")
 
 
 class RunLength:
-    """A number of steps that is known at the start.
-
-    Attributes:
-        total_steps: of the run.
-    """
+    """A number of steps that is known at the start."""
 
     def __init__(self, total_steps: int) -> None:
         self.total_steps = total_steps
+        """Steps of the run."""
 
     def decide(
         self, step: int, closing_seconds: float, any_process: Callable[[bool], bool]
     ) -> None:
-        """Decide, before a step is taken, how many there are.
-
-        Args:
-            step: the next one.
-            closing_seconds: what the end of the run takes after its last step.
-            any_process: whether a condition holds in any process, so that all agree on the time.
-        """
+        """Decide, before a step is taken, how many there are. `closing_seconds` is what the end of
+        the run takes after its last step; `any_process` says whether a condition holds in any
+        process, so that all agree on the time."""
 
     def learning_rate(self, step: int) -> np.float32 | None:  # noqa: ARG002
         """Return the learning rate of a step; None if the compiled step knows it. It doesn't if the
@@ -58,13 +51,8 @@ class RunLength:
 
 
 class TimedLength(RunLength):
-    """As many steps as fit into `max_minutes`.
-
-    Args:
-        start: with the config, and the checkpoint to resume from.
-        most_steps: those of the data.
-        began: when the time began, in `time.monotonic()`; None to decide nothing.
-    """
+    """As many steps as fit into `max_minutes`, at most `most_steps`, those of the data. `began` is
+    when the time began, in `time.monotonic()`; None to decide nothing."""
 
     def __init__(self, start: Start, most_steps: int, began: float | None) -> None:
         self._run, self._train, self._most = start.run, start.config.train, most_steps
@@ -131,14 +119,9 @@ def _learning_rates(train: TrainConfig, total_steps: int) -> np.ndarray:
 
 
 def run_length(start: Start, most_steps: int, began: float | None = None) -> RunLength:
-    """Return how many steps a run takes.
-
-    Args:
-        start: of the run.
-        most_steps: those of the data, or of the config.
-        began: when the time of `max_minutes` began, in `time.monotonic()`; None if steps are only
-            taken again.
-    """
+    """Return how many steps a run takes, at most `most_steps`, those of the data or of the config.
+    `began` is when the time of `max_minutes` began, in `time.monotonic()`; None if steps are only
+    taken again."""
     train = start.config.train
     if isinstance(train, TrainConfig) and train.max_minutes is not None:
         return TimedLength(start, most_steps, began)

@@ -7,8 +7,7 @@ import jax
 from flax import nnx
 from jax.sharding import Mesh
 
-from rungs.common.shown_text import quoted
-from rungs.common.text_table import counted
+from rungs.common import shown_text, text_table
 from rungs.config.model_config import ModelConfig
 from rungs.config.optimization_config import OptimizationConfig
 from rungs.config.run_config import AnyRunConfig, RunConfig
@@ -23,9 +22,8 @@ from rungs.model.layer_loop import layer_loop
 from rungs.optim.multi_steps import MultiSteps
 from rungs.optim.precision import dtype_of
 from rungs.parallel.devices import idle_devices, recorded_sharding
-from rungs.planning import hardware, oom_advice
+from rungs.planning import hardware, memory, oom_advice
 from rungs.planning.flops import count_active_parameters, count_parameters, model_flops_per_token
-from rungs.planning.memory import format_bytes, state_bytes
 from rungs.run.folder import RunFolder
 from rungs.run.metrics import R
 from rungs.step.state import shapes_of
@@ -39,12 +37,8 @@ _MUCH_PADDING = 0.5
 
 
 def log_start(start: Start, mesh: Mesh, steps: int, step_size: str, notes: str) -> None:
-    """Log where a run begins, how long it is and what it runs on.
-
-    Args:
-        step_size: what a step takes, in words.
-        notes: what follows the dtype.
-    """
+    """Log where a run begins, how long it is and what it runs on. `step_size` is what a step takes,
+    in words; `notes` follow the dtype."""
     if start.saved is not None:
         begins = f"resumes after step {start.saved.step:,}, {start.saved.folder.name}"
     else:
@@ -52,7 +46,7 @@ def log_start(start: Start, mesh: Mesh, steps: int, step_size: str, notes: str) 
     train = start.config.train
     log.info(
         "%s %s: %s of %s on %s, in %s%s",
-        *(start.run.path, begins, counted(steps, "step"), step_size),
+        *(start.run.path, begins, text_table.counted(steps, "step"), step_size),
         *(describe_devices(recorded_sharding(train, mesh)), train.compute_dtype, notes),
     )
 
@@ -113,9 +107,9 @@ def log_size(
         f"{flops / 1e6:,.1f}",
         f"{tokens:,}",
         tokens / active,
-        format_bytes(state_bytes(model, optimizer)),
-        format_bytes(oom_advice.device_bytes(mesh)),
-        quoted(run.path),
+        memory.format_bytes(memory.state_bytes(model, optimizer)),
+        memory.format_bytes(oom_advice.device_bytes(mesh)),
+        shown_text.quoted(run.path),
     )
 
 
@@ -130,11 +124,8 @@ def log_trainable(model: GPT, optimizer: MultiSteps) -> None:
 
 
 def log_end(start: Start, trainer: Trainer[R], last: R | None) -> None:
-    """Log the results of a run as this start ends.
-
-    Args:
-        last: the last step of this start, None if it took none.
-    """
+    """Log the results of a run as this start ends; `last` is its last step, None if it took
+    none."""
     step = last.global_step if last else start.first_step - 1
     is_stopped = step + 1 < trainer.total_steps
     log.info(
@@ -144,15 +135,11 @@ def log_end(start: Start, trainer: Trainer[R], last: R | None) -> None:
         trainer.learner.summary(start.run, last),
     )
     if is_stopped:
-        log.info("to resume: uv run %s %s", start.config.command, quoted(start.run.path))
+        log.info("to resume: uv run %s %s", start.config.command, shown_text.quoted(start.run.path))
 
 
 def log_finished(start: Start, edit: str) -> None:
-    """Log that there is nothing left to train.
-
-    Args:
-        edit: what makes the run longer.
-    """
+    """Log that there is nothing left to train, and which edit makes the run longer."""
     log.info(
         "%s is finished: %s steps; to train longer, %s and add --extend",
         *(start.run.path, f"{start.first_step:,}", edit),
@@ -189,7 +176,7 @@ def describe_loop(train: OptimizationConfig, model: ModelConfig) -> str:
 def describe_devices(sharding: ShardingConfig) -> str:
     """Return a mesh in words, for the log."""
     count = math.prod(sharding.sizes)
-    devices = counted(count, f"{jax.devices()[0].device_kind} device")
+    devices = text_table.counted(count, f"{jax.devices()[0].device_kind} device")
     if count > 1:
         devices += f", {sharding.mode}" + f": {sharding.text}" * (sharding.sizes[1] > 1)
     processes = jax.process_count()

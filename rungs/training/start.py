@@ -1,44 +1,56 @@
-"""Start a run: `launch` shows every step in order, from the checks to the last saved step."""
+"""Start a run: `launch` shows every step in order, from the checks to the last saved step. Below it
+is what every start needs, whatever it trains on: the checkpoint to resume from, the devices, the
+dtype, a tidy run folder, model and optimizer."""
 
+import contextlib
+import dataclasses
+import json
 import logging
+import math
+import re
+import signal
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from jax.sharding import Mesh
 
-from rungs.checkpointing.load import find_starting_weights
-from rungs.checkpointing.manifest import Checkpoint
-from rungs.checkpointing.retention import clean_up
+from rungs.checkpointing import checkpoint_folder, manifest
+from rungs.checkpointing.load import find_starting_weights, place_starting_weights, restore
 from rungs.checkpointing.saver import Saver
-from rungs.common import disk, run_log
-from rungs.config.run_config import AnyRunConfig
-from rungs.parallel.devices import recorded_sharding
-from rungs.parallel.processes import run_on_first
-from rungs.prompt_samples.prompts import check_sample_prompts
-from rungs.run import metrics
+from rungs.common import disk, paths, run_log
+from rungs.common.errors import UserError
+from rungs.common.text_table import format_duration
+from rungs.config.base import AUTO
+from rungs.config.model_config import ModelConfig
+from rungs.config.run_config import MODEL_FILE, AnyRunConfig, load_any_run
+from rungs.config.sharding_config import ShardingConfig
+from rungs.model.gpt import GPT
+from rungs.model.layer_loop import LayerLoop, layer_loop
+from rungs.optim.multi_steps import MultiSteps
+from rungs.optim.precision import T, resolve_compute_dtype
+from rungs.parallel import devices, jax_setup, processes
+from rungs.prompt_samples.sampler import check_sample_prompts
+from rungs.run import metrics, records
 from rungs.run.folder import RunFolder, StartOptions
-from rungs.run.metrics import StepRecord
+from rungs.run.metrics import MetricsLog, NullMetricsLog
+from rungs.step.state import copy_bytes, create_model_and_optimizer
+from rungs.tracking import feed
 from rungs.tracking.tracker import check_trackers
 from rungs.training import run_report
 from rungs.training.background import Background
-from rungs.training.dry_run import dry_run
 from rungs.training.failed_step import FailedStepRecorder, FailedSteps
-from rungs.training.learner import Inputs, Kind, Start
-from rungs.training.preparation import (
-    EXIT_STOPPED_ELSEWHERE,
-    create_mesh,
-    errors_in,
-    find_checkpoint,
-    metrics_log,
-    mirror_of,
-    tidy,
-    with_device_choices,
-    with_recorded_dtype,
-)
-from rungs.training.resume import refuse_changes
+from rungs.training.learner import NEVER, Inputs, Kind, Start
+from rungs.training.resume import checkpoint_to_resume, move_aside, refuse_changes
 from rungs.training.run_length import RunLength, run_length
 from rungs.training.trainer import Trainer
+
+EXIT_STOPPED_ELSEWHERE = 128 + signal.SIGTERM
+"""Exit code if another process of the run received the signal to stop."""
+_DRY_STEPS = 3
+"""The first one is compiled, and the last one is measured."""
 
 log = logging.getLogger("rungs")
 
@@ -50,32 +62,21 @@ def launch(
     kind: Kind,
     began: float | None = None,
 ) -> int:
-    """Train a run to its end, or until a signal.
+    """Train a run of a kind to its end, or until a signal. Return the exit code: 0 at the end; 128
+    + the number of a signal that stopped the run, after a save. `began` is when the time of
+    `max_minutes` began, in `time.monotonic()`; None for now. Raises UserError if the run, its
+    inputs and its checkpoints don't fit together, RunFailure if the run cannot continue, through no
+    mistake of the user.
 
-    Steps 1 to 6 check everything that the user could have got wrong. Nothing on disk changes
-    before step 7.
-
-    Args:
-        kind: what it learns from, and how.
-        began: when the time of `max_minutes` began, in `time.monotonic()`; None for now.
-
-    Returns:
-        The exit code: 0 at the end; 128 + the number of a signal that stopped the run, after a
-        save.
-
-    Raises:
-        UserError: the run, its inputs and its checkpoints don't fit together.
-        RunFailure: the run cannot continue, through no mistake of the user.
-    """
+    Steps 1 to 6 check everything that the user could have got wrong. Nothing on disk changes before
+    step 7."""
     # 1. The checkpoint to resume from: none with --fresh, the one that --from names, otherwise the
-    #    newest valid one. Only some keys of the config may differ from those it was saved with.
+    #    newest valid one.
     saved = find_checkpoint(run, options)
-    if saved is not None:
-        config = config._replace(train=with_recorded_dtype(config.train, saved.meta))
-        refuse_changes(saved.meta, config, run, options.extend)
     # 2. The weights to start from: the checkpoint's, those that start_from names, or random ones.
-    weights = saved.weights if saved else find_starting_weights(run, config)
-    start = Start(run, config, options, saved, weights)
+    #    Only some keys of the config may differ from those the checkpoint was saved with.
+    start = start_of(run, config, options, saved)
+    config = start.config
     with ExitStack() as stack:
         # 3. Data, or tasks and verifiers. A resumed run must have those it was started with.
         inputs = kind.open_inputs(start, stack)
@@ -84,33 +85,29 @@ def launch(
             check_sample_prompts(config, inputs.tokenizer_place)
         # 4. A finished run has nothing left to train.
         length = run_length(start, inputs.total_steps, time.monotonic() if began is None else began)
-        mirror = mirror_of(run, config.train, options)
-        last_step = start.first_step - 1
+        beside = Background(start, inputs.datasets_dir)
         if start.first_step >= length.total_steps:
-            beside = Background(run, config.train, mirror, options, last_step, inputs.datasets_dir)
             return _finish(start, inputs, beside)
         # 5. The devices: as the config says, else as the checkpoint recorded, else all there are.
-        mesh = create_mesh(run, config, saved)
+        mesh = create_mesh(start)
         # 6. What "auto" leaves to the devices: the dtype to compute in, the loop over layers.
-        config = with_device_choices(config, saved)
-        start = start.with_config(config)
+        start = with_device_choices(start)
         if options.dry_run:
             with inputs.resources(start, mesh):
                 dry_run(start, inputs, mesh, length)
             return 0
         # 7. What this start leaves behind moves aside; what a crash left unfinished is removed.
         with disk.writing(run.path, "what this start changes"):
-            run_on_first(lambda: tidy(run, config.train, saved, options))
+            processes.run_on_first(lambda: tidy(start))
         # 8. Model and optimizer are created or restored, then the steps are taken.
         with run_log.log_failures(), inputs.resources(start, mesh):
-            beside = Background(run, config.train, mirror, options, last_step, inputs.datasets_dir)
             trainer = make_trainer(start, inputs, mesh, length, beside)
             trainer.learner.log_start(start, mesh)
             with beside:
                 last = trainer.train(beside.stop)
                 taken = last.global_step + 1 if last else start.first_step
                 beside.is_complete = taken == length.total_steps
-                run_on_first(lambda: run_report.log_end(start, trainer, last))
+                processes.run_on_first(lambda: run_report.log_end(start, trainer, last))
             return 0 if beside.is_complete else beside.stop.exit_code or EXIT_STOPPED_ELSEWHERE
 
 
@@ -118,25 +115,29 @@ def _finish(start: Start, inputs: Inputs[Any], background: Background) -> int:
     """Do what a kill just after the last checkpoint left undone; return the exit code."""
 
     def finish() -> None:
-        clean_up(start.run.checkpoints)
+        checkpoint_folder.clean_up(start.run.checkpoints)
         run_report.log_finished(start, inputs.edit_to_extend())
 
     if start.options.dry_run:
         log.info("%s is finished: %s steps", start.run.path, f"{start.first_step:,}")
         return 0
     with disk.writing(start.run.path, "what is left to do"), background.catching_up():
-        run_on_first(finish)
+        processes.run_on_first(finish)
     return 0
 
 
 def make_trainer(
     start: Start, inputs: Inputs[Any], mesh: Mesh, length: RunLength, background: Background
 ) -> Trainer[Any]:
-    """Return what takes the steps of a start."""
-    run, config = start.run, start.config
-    steps = _steps_before(run, start.saved, inputs)
+    """Return what takes the steps of a start. The first process writes the metrics for all."""
+    run, config, last_step = start.run, start.config, start.first_step - 1
+    recorded = metrics.stream(run.metrics, inputs.metrics)
+    steps = [step for step in recorded if step.global_step <= last_step]
     learner = inputs.learner(start, mesh, steps)
-    written = metrics_log(run, start.first_step - 1, inputs.metrics, background.step_taken)
+    written: MetricsLog[Any] = NullMetricsLog()
+    if processes.is_first_process():
+        on_step = background.step_taken
+        written = MetricsLog(run.metrics, last_step, inputs.metrics, on_step, run.check)
     saver = Saver(
         run.checkpoints,
         config,
@@ -146,7 +147,7 @@ def make_trainer(
         starts_from=start.weights,
         check=run.check,
     )
-    sharding = recorded_sharding(config.train, mesh)
+    sharding = devices.recorded_sharding(config.train, mesh)
     recorder = FailedStepRecorder(run, config, length, learner.batch, sharding)
     limit = config.train.max_non_finite_steps
     trainer = Trainer(
@@ -165,9 +166,167 @@ def make_trainer(
     return trainer
 
 
-def _steps_before(
-    run: RunFolder, saved: Checkpoint | None, inputs: Inputs[Any]
-) -> list[StepRecord]:
-    """Return the recorded steps up to the checkpoint."""
-    last = saved.step if saved else -1
-    return [s for s in metrics.stream(run.metrics, inputs.metrics) if s.global_step <= last]
+def dry_run(start: Start, inputs: Inputs[Any], mesh: Mesh, length: RunLength) -> None:
+    """Create or restore model and optimizer, take a few steps and log what the run will take.
+    Nothing on disk changes."""
+    learner = inputs.learner(start, mesh, ())
+    learner.log_start(start, mesh)
+    losses, times = [], [time.perf_counter()]
+    for step in range(start.first_step, min(start.first_step + _DRY_STEPS, length.total_steps)):
+        taken = learner.take(step, NEVER, length.learning_rate(step))
+        losses.append(learner.read(step, taken)[1].loss)
+        times.append(time.perf_counter())
+    left = length.total_steps - start.first_step
+    log.info(
+        "dry run: the first step has loss %s (ln of vocab_size: %.4f); it took %s with compilation,"
+        " another one %s; %s steps are left: about %s without validation; nothing was"
+        " written into the run folder",
+        "none" if losses[0] is None else f"{losses[0]:.4f}",
+        math.log(start.config.model.vocab_size),
+        *(format_duration(times[1] - times[0]), format_duration(times[-1] - times[-2])),
+        *(f"{left:,}", format_duration(left * (times[-1] - times[-2]))),
+    )
+
+
+def find_checkpoint(run: RunFolder, start: StartOptions) -> manifest.Checkpoint | None:
+    """Return the checkpoint to resume from; the first process chooses it for all."""
+
+    def name() -> str:
+        found = checkpoint_to_resume(run, start)
+        return found.folder.name if found else ""
+
+    chosen = processes.broadcast_from_first(name)
+    return manifest.read_checkpoint(run.checkpoints / chosen) if chosen else None
+
+
+def start_of(
+    run: RunFolder, config: AnyRunConfig, options: StartOptions, saved: manifest.Checkpoint | None
+) -> Start:
+    """Return a start that resumes from a checkpoint, or begins with step 0 from the weights that
+    `start_from` names, or random ones. Raises UserError if the config has changed more than it may,
+    or there are no such weights."""
+    if saved is None:
+        return Start(run, config, options, None, find_starting_weights(run, config))
+    config = config._replace(train=with_recorded_dtype(config.train, saved.meta))
+    refuse_changes(saved.meta, config, run, options.extend)
+    return Start(run, config, options, saved, saved.weights)
+
+
+def refuse_to_restore(saved: manifest.CheckpointMeta, run: RunFolder, start: StartOptions) -> None:
+    """Refuse a checkpoint of a mirror if the run folder, which may not be there, has configs that
+    can't resume from it; see `refuse_changes`."""
+    if start.fresh or not paths.is_file(run.path / MODEL_FILE):
+        return
+    now = load_any_run(run.path)
+    train = with_recorded_dtype(now.train, saved)
+    refuse_changes(saved, now._replace(train=train), run, start.extend)
+
+
+def with_recorded_dtype(train: T, saved: manifest.CheckpointMeta) -> T:
+    """Set compute_dtype "auto" to the dtype that a checkpoint recorded."""
+    return resolve_compute_dtype(train, saved.run_config().train.compute_dtype)
+
+
+def with_device_choices(start: Start) -> Start:
+    """Set what a config leaves to the device: the dtype to compute in, what is recomputed, how
+    layers are unrolled. The first process chooses for all; the checkpoint to resume from recorded
+    what was chosen."""
+    config = start.config
+
+    def chosen() -> str:
+        train = resolve_compute_dtype(config.train)
+        recorded = _recorded_loop(start.saved.meta) if start.saved else None
+        loop = layer_loop(train, config.model, recorded)
+        return json.dumps({"compute_dtype": train.compute_dtype} | loop.as_keys())
+
+    choices = json.loads(processes.broadcast_from_first(chosen))
+    chosen_train = config.train.with_choices(**choices)
+    return dataclasses.replace(start, config=config._replace(train=chosen_train))
+
+
+def _recorded_loop(saved: manifest.CheckpointMeta) -> LayerLoop | None:
+    train = saved.run_config().train
+    if train.remat == AUTO or train.scan_unroll == AUTO:  # before these were recorded
+        return None
+    return LayerLoop(train.remat, train.scan_unroll)
+
+
+def create_mesh(start: Start) -> Mesh:
+    """Return the devices of a run: as its config says, else as the checkpoint recorded, else all
+    there are."""
+    config, saved = start.config, start.saved
+    recorded = saved.meta.sharding if saved else None
+    if not processes.is_multi_process():
+        jax_setup.prepare(config.train, partial(copy_bytes, config), recorded)
+    with errors_in(start.run):
+        mesh = _create_run_mesh(config, recorded)
+    jax_setup.settle(mesh.devices.flat[0].platform)
+    processes.connect(mesh)
+    if saved and processes.is_first_process():
+        _warn_of_changes(saved.meta)
+    return mesh
+
+
+def _warn_of_changes(saved: manifest.CheckpointMeta) -> None:
+    """Log what bears on results and differs from when a checkpoint was saved."""
+    before, now = saved.versions, manifest.installed_versions()
+    if saved.environment is not None:
+        before, now = before | saved.environment, now | jax_setup.recorded()
+    if changes := jax_setup.changes(before, now):
+        log.warning(
+            "step %d was saved with other settings than this start has, so the steps from here may"
+            " differ from those of an uninterrupted run: %s",
+            saved.global_step,
+            "; ".join(changes),
+        )
+
+
+def _create_run_mesh(config: AnyRunConfig, recorded: ShardingConfig | None) -> Mesh:
+    try:
+        return devices.create_run_mesh(config.train, config.model, recorded)
+    except ValueError as error:
+        lines = str(error).splitlines()
+        raise UserError(
+            "\n".join(f"{_file_of(line, config.train_file)}: {line}" for line in lines)
+        ) from None
+
+
+def _file_of(line: str, train_file: str) -> str:
+    """Return the file whose key a message begins with."""
+    key = re.match(r"\w*", line)
+    return MODEL_FILE if key and key[0] in ModelConfig.model_fields else train_file
+
+
+@contextlib.contextmanager
+def errors_in(run: RunFolder) -> Iterator[None]:
+    """Prefix each line of an error with the run folder."""
+    try:
+        yield
+    except UserError as error:
+        lines = str(error).splitlines()
+        raise UserError("\n".join(f"{run.path}/{line}" for line in lines)) from None
+
+
+def tidy(start: Start) -> None:
+    """Move aside what a start leaves behind; remove what a crash left unfinished, and old
+    checkpoints if keep_checkpoints was lowered."""
+    run, saved = start.run, start.saved
+    aside = move_aside(run, saved)
+    if aside is not None and start.options.rewind_to:
+        feed.forget(run)
+    records.drop_samples_after(run, saved.step if saved else -1)
+    checkpoint_folder.clean_up(run.checkpoints)
+    checkpoint_folder.delete_old(run.checkpoints, start.config.train.keep_checkpoints)
+    for unfinished in run.unfinished_files:
+        unfinished.unlink(missing_ok=True)
+    run_log.log_to_file(run.log)
+    if aside is not None:
+        log.info("moved aside to %s", aside)
+
+
+def model_and_optimizer(start: Start, total_steps: int, mesh: Mesh) -> tuple[GPT, MultiSteps]:
+    """Return the model and optimizer of the checkpoint, or fresh ones if there is none."""
+    if start.saved is not None:
+        return restore(start.saved, start.config, total_steps, mesh)
+    arrays = place_starting_weights(start.weights, start.config, total_steps, mesh)
+    return create_model_and_optimizer(start.config, total_steps, mesh, arrays)

@@ -15,16 +15,65 @@ from rungs.checkpointing.checkpoint_folder import utc_now
 from rungs.checkpointing.manifest import CheckpointMeta, installed_versions
 from rungs.checkpointing.saver import Saver
 from rungs.common.signals import Interrupted, StopSignal
-from rungs.parallel import jax_setup
-from rungs.parallel.devices import recorded_sharding
+from rungs.config.optimization_config import OptimizationConfig
+from rungs.config.train_config import TrainConfig
+from rungs.parallel import devices, jax_setup
 from rungs.parallel.processes import AnyProcess
 from rungs.run.metrics import MetricsLog, R
 from rungs.step.nonfinite import Flags
 from rungs.training.failed_step import FailedSteps
-from rungs.training.intervals import Due, Intervals
 from rungs.training.learner import NEVER, Learner, Start, Stops, never
 from rungs.training.progress import Progress
 from rungs.training.run_length import RunLength
+
+
+class Due(NamedTuple):
+    """What follows a step."""
+
+    checkpoint: bool
+    validation: bool
+    competes: bool
+    """Whether the checkpoint may become the best: one at an interval of steps may. Those that the
+    clock or a signal asks for differ from start to start."""
+
+    @property
+    def anything(self) -> bool:
+        return self.checkpoint or self.validation
+
+
+class Intervals:
+    """Counts steps from 0 and minutes from the start of this process. `any_process` says whether a
+    condition holds in any process, so that all agree on the time."""
+
+    def __init__(self, train: OptimizationConfig, any_process: Callable[[bool], bool]) -> None:
+        self._train, self._any_process = train, any_process
+        self._saved_at = self._validated_at = time.monotonic()
+
+    def after(self, step: int, is_last: bool) -> Due:
+        """Return what is due after a step; after a run's last one, both are."""
+        train, now = self._train, time.monotonic()
+        competes = is_last or step % train.checkpoint_interval == 0
+        due = Due(competes, is_last or is_validation_step(train, step), competes)
+        if isinstance(train, TrainConfig):
+            is_saved_now = self._is_over(train.checkpoint_minutes, self._saved_at)
+            is_validated_now = self._is_over(train.validation_minutes, self._validated_at)
+            due = Due(due.checkpoint or is_saved_now, due.validation or is_validated_now, competes)
+        if due.checkpoint:
+            self._saved_at = now
+        if due.validation:
+            self._validated_at = now
+        return due
+
+    def _is_over(self, minutes: float | None, since: float) -> bool:
+        if minutes is None:
+            return False
+        return self._any_process(time.monotonic() - since > 60 * minutes)
+
+
+def is_validation_step(train: OptimizationConfig, step: int) -> bool:
+    """Whether a validation is due after a step because of its number."""
+    interval = train.validation_interval if isinstance(train, TrainConfig) else None
+    return step % (interval or train.checkpoint_interval) == 0
 
 
 class AfterStep(NamedTuple):
@@ -75,17 +124,11 @@ class Trainer(Generic[R]):
         self._hooks.append((hook, every))
 
     def train(self, stop: StopSignal) -> R | None:
-        """Take the remaining steps, or those until `stop`; the last one is saved. Until the first
-        one is compiled there is nothing to save, and a signal ends the process.
+        """Take the remaining steps, or those until `stop` knows of a signal; the last one is saved.
+        Return the metrics of the last step taken, None if there is none. Until the first one is
+        compiled there is nothing to save, and a signal ends the process.
 
-        The host reads a step's results while the next step runs on the devices.
-
-        Args:
-            stop: tells when a signal has arrived.
-
-        Returns:
-            The metrics of the last step taken, None if there is none.
-        """
+        The host reads a step's results while the next step runs on the devices."""
         learner, any_process = self.learner, AnyProcess(self.mesh)
 
         def is_stopping() -> bool:
@@ -148,12 +191,9 @@ class Trainer(Generic[R]):
         due: Due,
         hooks: list[Hook],
     ) -> bool:
-        """Read a step; validate it if that is due, record it, then save it if that is due.
-
-        Returns:
-            Whether a validation or a hook was interrupted. The next start then repeats it; as no
-            start follows the last step, it is never interrupted there.
-        """
+        """Read a step; validate it if that is due, record it, then save it if that is due. Return
+        whether a validation or a hook was interrupted. The next start then repeats it; as no start
+        follows the last step, it is never interrupted there."""
         metrics = self._read(step, taken)
         is_last = step == self.total_steps - 1
         stops = NEVER if is_last else stops
@@ -230,7 +270,7 @@ class Trainer(Generic[R]):
             train=config.train.as_json(),
             datasets=record.datasets,
             tokenizer=record.tokenizer,
-            sharding=recorded_sharding(config.train, self.mesh),
+            sharding=devices.recorded_sharding(config.train, self.mesh),
             created=utc_now().isoformat(),
             versions=installed_versions(),
             environment=jax_setup.recorded(),

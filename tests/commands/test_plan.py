@@ -22,7 +22,7 @@ from rungs.parallel.gpu_settings import SHARE_VARIABLES
 from rungs.parallel.mesh import TENSOR
 from rungs.planning import forecast, hardware, report
 from rungs.planning.communication import abstract_layout, planned_collectives
-from rungs.run import metrics
+from rungs.run import metrics, records
 from rungs.run.folder import RunFolder
 from tests.support.commands import run_script
 from tests.support.committed_runs import COMMITTED_RUNS, ROOT
@@ -150,6 +150,19 @@ def test_too_little_disk_space_does_not_fit(
         assert report.fits(found) == fits
     text = report.as_text(run, found)
     assert "It fits into memory.\nIts checkpoints do not fit on the disk" in text
+
+
+def test_a_run_with_minutes_has_the_steps_that_fit_or_those_it_decided_on(tmp_path: Path) -> None:
+    make_dataset(tmp_path / "datasets")
+    run = make_run(tmp_path / "run", epochs=1000, max_minutes=2)
+    throughput = forecast.Throughput(128 * 5, "given")
+    found = planned(run, throughput=throughput)
+    assert (found.tokens.steps, found.seconds_left) == (2 * 60 * 5, 120)
+    assert "as fit into max_minutes, 2; the first steps tell" in report.as_text(run, found)
+    records.append(run, [records.Length(time=records.now(), step=9, total_steps=580)])
+    assert planned(run, throughput=throughput).tokens.steps == 580
+    change(run, epochs=1)
+    assert planned(run, throughput=throughput).tokens.steps == 24
 
 
 def test_a_gpu_is_proposed_the_largest_microbatch_that_fits(tmp_path: Path) -> None:

@@ -12,7 +12,9 @@ from rungs.config.optimization_config import BUILT_IN_OPTIMIZERS, Schedule
 from rungs.config.run_config import RunConfig
 from rungs.config.train_config import TrainConfig
 from rungs.config.unused_keys import _KEYS_OF_LAYERS, unused_keys
-from rungs.training.preparation import with_device_choices
+from rungs.run.folder import RunFolder, StartOptions
+from rungs.training.learner import Start
+from rungs.training.start import with_device_choices
 from tests.support.committed_runs import COMMITTED_RUNS, REINFORCEMENT_RUNS
 from tests.support.tiny_reinforcement import make_reinforcement_run
 from tests.support.tiny_run import MODEL, make_run
@@ -159,9 +161,9 @@ def test_the_keys_of_layers_are_keys() -> None:
 
 @pytest.mark.parametrize("run", [*COMMITTED_RUNS, *REINFORCEMENT_RUNS], ids=lambda run: run.name)
 def test_a_first_start_of_a_committed_run_warns_of_no_key(run: Path) -> None:
-    config = run_config.load_any_run(run)
-    assert unused_keys(config) == []
-    assert unused_keys(with_device_choices(config, None)) == []
+    start = Start(RunFolder(run), run_config.load_any_run(run), StartOptions(), None, None)
+    assert unused_keys(start.config) == []
+    assert unused_keys(with_device_choices(start).config) == []
 
 
 @pytest.mark.parametrize(
@@ -189,7 +191,8 @@ def test_keys_that_a_file_leaves_out_are_not_named(
     required |= {"checkpoint_interval": 5, "min_train_tokens": 1024}
     keys = {key: value for key, value in (MODEL | model).items() if value is not None}
     config = RunConfig(ModelConfig(**keys), TrainConfig(**(required | train)))
-    chosen = with_device_choices(config, None)
+    start = Start(RunFolder(Path("run")), config, StartOptions(), None, None)
+    chosen = with_device_choices(start).config
     assert chosen.train.remat != "auto"
     assert unused_keys(chosen, has_validation=False) == []
 

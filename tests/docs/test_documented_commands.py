@@ -19,7 +19,7 @@ from tests.support.committed_runs import ROOT
 from tests.support.documented_commands import PAGES, commands, is_fenced
 
 LONGER = """
-sed -i 's/"min_train_tokens": 16384/"min_train_tokens": 32768/' runs/*/train.json
+sed -i 's/^{/{"epochs": 2, /' runs/layers/train.json runs/books/train.json
 """
 """Shell that lets the runs train longer."""
 INSTEAD = {
@@ -91,7 +91,11 @@ BEFORE = {
 uv run pretrained.py import openai-community/gpt2 runs/gpt2
 uv run pretrained.py import Qwen/Qwen2.5-0.5B-Instruct runs/qwen
 """,
-    "docs/monitoring.md": "uv run train.py runs/warmer --like runs/layers --set learning_rate=6e-3",
+    "docs/monitoring.md": """
+uv run train.py runs/warmer --like runs/layers --set learning_rate=6e-3
+sed -i 's/^{/{"sample_prompts": ["def "], /' runs/layers/train.json
+uv run train.py runs/layers
+""",
     "docs/reinforcement.md": "cp -r runs/parity-rl runs/hack",
     "docs/scaling.md": """
 for size in small:32 middle:48 large:64; do
@@ -99,7 +103,7 @@ for size in small:32 middle:48 large:64; do
 done
 """,
     "docs/tasks/train-on-my-text.md": "cp -r runs/layers runs/books" + LONGER,
-    "docs/training.md": "uv run train.py runs/a-to-a",
+    "docs/training.md": "uv run train.py runs/a-to-a; cp -r runs/layers runs/books",
 }
 """Before the commands of a page."""
 
@@ -153,7 +157,7 @@ def write_files(checkout: Path) -> None:
     column = pa.table({"body": parts})
     parquet.write_table(column, checkout / "mine/one.parquet")
     rows = "".join(json.dumps({"text": text}) + "\n" for text in parts)
-    with pa.CompressedOutputStream(checkout / "mine.jsonl.zst", "zstd") as file:
+    with pa.CompressedOutputStream(checkout / "notes.jsonl.zst", "zstd") as file:
         file.write(rows.encode())
     pairs = [{"prompt": f"{n}: ", "answer": f"{n % 7} of {n}"} for n in range(400)]
     for name in ("recipes.jsonl", "examples.jsonl"):

@@ -23,13 +23,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from rungs.checkpointing import (
-    checkpoint_folder,
-    manifest,
-    restore,
-    saver,
-    weights_file,
-)
+from rungs.checkpointing import checkpoint_folder, load, manifest, saver, weights_file
 from rungs.common import disk, run_log
 from rungs.common.signals import StopSignal
 from rungs.data.loader import Batch, TrainingData
@@ -37,8 +31,8 @@ from rungs.parallel import target_device
 from rungs.planning import oom_advice
 from rungs.run.metrics import MetricsLog
 from rungs.step import eval_step, train_step
-from rungs.training import next_token, preparation, resume, start
-from rungs.training.chart_process import ChartProcess
+from rungs.training import next_token, resume, start
+from rungs.training.background import ChartProcess
 
 SECONDS_TO_A_SECOND_SIGNAL = 1.2
 MACHINE_BYTES = 900_000_000
@@ -99,7 +93,7 @@ AT_THE_START = {
     ),
     "before train.log is opened": Moment(run_log, "log_to_file"),
     "while train.log is opened": Moment(run_log, "log_to_file", is_after=True),
-    "while the checkpoint is restored": Moment(restore, "place_weights", is_after=True),
+    "while the checkpoint is restored": Moment(load, "place_weights", is_after=True),
     "before the metrics are cut": Moment(
         disk, "replace_file", an_unfinished_file, condition=is_metrics
     ),
@@ -301,7 +295,7 @@ def reset_first_moments() -> None:
 
 
 def _restore_as_zeros(name: str) -> None:
-    restore = preparation.restore
+    restore = start.restore
 
     def restore_but_one(*args: Any) -> Any:
         model, optimizer = restore(*args)
@@ -310,7 +304,7 @@ def _restore_as_zeros(name: str) -> None:
                 variable.set_value(jnp.zeros_like(variable.get_value()))
         return model, optimizer
 
-    preparation.restore = restore_but_one  # type: ignore[assignment]
+    start.restore = restore_but_one  # type: ignore[assignment]
 
 
 def skip_a_batch() -> None:

@@ -25,7 +25,7 @@ from rungs.run import metrics
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.step import next_token as objective
 from rungs.step.state import named_arrays
-from rungs.training import next_token, preparation, replay
+from rungs.training import next_token, replay, start
 from rungs.training.failed_step import MAX_FAILED_STEPS, open_failed_step
 from rungs.training.learner import Start
 from tests.faults.short_runs import train_here
@@ -58,7 +58,7 @@ def make(tmp_path: Path) -> Callable[..., tuple[RunFolder, Path]]:
 
 def overflow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Start with an embedding of the rare token whose square is infinite."""
-    create = preparation.create_model_and_optimizer
+    create = start.create_model_and_optimizer
 
     def with_large_row(*args: Any) -> Any:
         model, optimizer = create(*args)
@@ -68,7 +68,7 @@ def overflow(monkeypatch: pytest.MonkeyPatch) -> None:
         table.set_value(jax.device_put(rows, table[...].sharding))
         return model, optimizer
 
-    monkeypatch.setattr(preparation, "create_model_and_optimizer", with_large_row)
+    monkeypatch.setattr(start, "create_model_and_optimizer", with_large_row)
 
 
 def change_losses(

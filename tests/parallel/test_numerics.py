@@ -13,7 +13,7 @@ from rungs.checkpointing.manifest import META_FILE, installed_versions, read_che
 from rungs.common.errors import UserError
 from rungs.parallel import jax_setup
 from rungs.run.folder import RunFolder
-from rungs.training import preparation
+from rungs.training import start
 from tests.support.committed_runs import ROOT
 from tests.support.tiny_run import change, make_dataset, make_run, train
 from tests.support.written_checkpoints import write_checkpoint
@@ -73,11 +73,11 @@ def test_resuming_says_what_has_changed(tmp_path: Path, caplog: pytest.LogCaptur
     write_checkpoint(folder, 1, 2.0)
     same = {"versions": installed_versions(), "environment": jax_setup.recorded()}
     meta = read_checkpoint(folder).meta.model_copy(update=same)
-    preparation._warn_of_changes(meta)
+    start._warn_of_changes(meta)
     assert not caplog.text
     other = jax_setup.recorded() | {"XLA_FLAGS": "--xla_cpu_enable_fast_math=true"}
     changed = {"versions": installed_versions() | {"jax": "0.1"}, "environment": other}
-    preparation._warn_of_changes(meta.model_copy(update=changed))
+    start._warn_of_changes(meta.model_copy(update=changed))
     assert "XLA_FLAGS was --xla_cpu_enable_fast_math=true, is now" in caplog.text
     assert "jax was 0.1, is now" in caplog.text
 

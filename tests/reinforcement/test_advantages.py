@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from rungs.config.reinforce_config import Advantage
-from rungs.reinforcement.advantages import GroupCounts, advantages, equal_groups
+from rungs.reinforcement.policy_objective import advantages, equal_groups
+from rungs.reinforcement.step_metrics import group_counts
 
 
 def plain(rewards: list[float], kind: Advantage) -> list[float]:
@@ -45,6 +46,6 @@ def test_equal_rewards_have_no_advantage_even_if_their_mean_is_rounded(kind: Adv
 
 def test_groups_are_counted() -> None:
     correct = np.array([[1, 1], [0, 1], [0, 0], [0, 0]], bool)
-    assert GroupCounts.of(correct) == (2, 1, 1)
+    assert group_counts(correct) == {"groups_wrong": 2, "groups_mixed": 1, "groups_right": 1}
     rewards = np.array([[1, 1], [0, 1], [0.5, 0.5], [0.2, np.nan]])
     assert equal_groups(rewards, np.isfinite(rewards)).tolist() == [True, False, True, True]

@@ -20,9 +20,8 @@ from jax import Array
 from rungs.config.model_config import ModelConfig
 from rungs.config.reinforce_config import Advantage, Aggregation, ReinforceConfig
 from rungs.model.gpt import GPT
-from rungs.reinforcement.advantages import advantages
-from rungs.reinforcement.policy_batch import IGNORED, PolicyBatch
-from rungs.reinforcement.policy_objective import PolicyTokens, shares, weight_of
+from rungs.reinforcement.policy_objective import PolicyTokens, advantages, shares, weight_of
+from rungs.reinforcement.policy_update import IGNORED, PolicyBatch
 from rungs.reinforcement.rollout_files import Completion
 from tests.support.tiny_model import quick_jit
 

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from rungs.reinforcement.pass_at_k import mean_pass_at_k
+from rungs.reinforcement.step_metrics import mean_pass_at_k
 from rungs.run.records import wilson_interval
 
 

@@ -162,12 +162,12 @@ def kill_in(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, call: int) -
     long_except(
         {(PolicyUpdater, "update", 4)},
         [
-            (CompletionSource, "of_step", 4),
+            (CompletionSource, "complete", 7),
             (PolicyUpdater, "update", 4),
             (RolloutFiles, "write", 7),
             (Trainer, "_save", 1),
-            (CompletionSource, "of_validation", 2),
-            (CompletionSource, "of_validation", 0),
+            (CompletionSource, "complete", 6),
+            (CompletionSource, "complete", 0),
         ],
     ),
     ids=lambda kill: f"{kill[1]}-{kill[2]}",

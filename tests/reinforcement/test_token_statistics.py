@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rungs.config.reinforce_config import ReinforceConfig
-from rungs.reinforcement.token_statistics import Gap, clipped_share, kl_divergence
+from rungs.reinforcement.step_metrics import clipped_share, kl_divergence, log_prob_gaps
 
 
 def test_the_estimate_of_the_kl_divergence_is_unbiased() -> None:
@@ -17,9 +17,11 @@ def test_the_estimate_of_the_kl_divergence_is_unbiased() -> None:
 
 def test_the_gap_between_sampling_and_training() -> None:
     sampler = np.array([-1.0, -2.0, -3.0, -4.0], np.float32)
-    gap = Gap.between(sampler, sampler + np.array([0, 0.5, 0, -0.25], np.float32))
-    assert gap[:3] == (0.1875, 0.5, 0.5)
-    assert gap.kl == pytest.approx((np.expm1(0.5) - 0.5 + np.expm1(-0.25) + 0.25) / 4)
+    gaps = log_prob_gaps(sampler, sampler + np.array([0, 0.5, 0, -0.25], np.float32))
+    *sizes, kl = gaps.values()
+    assert [*gaps][:3] == ["log_prob_gap", "largest_log_prob_gap", "exact_ratios"]
+    assert sizes == [0.1875, 0.5, 0.5]
+    assert kl == pytest.approx((np.expm1(0.5) - 0.5 + np.expm1(-0.25) + 0.25) / 4)
 
 
 @pytest.mark.parametrize(("loss", "expected"), [("grpo", 0.5), ("cispo", 0.5), ("dapo", 0.25)])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rungs.training.chart_process import ChartProcess
+from rungs.training.background import ChartProcess
 
 
 def draw_no_charts(patch: pytest.MonkeyPatch) -> None:

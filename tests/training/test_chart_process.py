@@ -11,15 +11,15 @@ import pytest
 from rungs.charts import drawer, run_charts
 from rungs.common.signals import StopSignal
 from rungs.run.folder import RunFolder
-from rungs.training import chart_process
-from rungs.training.chart_process import MIN_SECONDS_BETWEEN, ChartProcess
+from rungs.training import background
+from rungs.training.background import MIN_SECONDS_BETWEEN_CHARTS, ChartProcess
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     clock = SimpleNamespace(now=0.0)
     clock.monotonic = lambda: clock.now
-    monkeypatch.setattr(chart_process, "time", clock)
+    monkeypatch.setattr(background, "time", clock)
     return clock
 
 
@@ -37,7 +37,7 @@ def drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         """)
     )
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(chart_process, "MODULE", "stand_in_for_charts")
+    monkeypatch.setattr(background, "CHARTS_MODULE", "stand_in_for_charts")
     return file
 
 
@@ -45,7 +45,7 @@ def test_early_requests_are_drawn_once_at_the_end(
     drawn: Path, tmp_path: Path, clock: SimpleNamespace
 ) -> None:
     charts = ChartProcess(RunFolder(tmp_path))
-    for clock.now in (0.0, 1.0, MIN_SECONDS_BETWEEN - 1.0):
+    for clock.now in (0.0, 1.0, MIN_SECONDS_BETWEEN_CHARTS - 1.0):
         charts.request()
     charts.finish(StopSignal())
     assert drawn.read_text().split() == ["started", "drawn", "drawn"]
@@ -58,7 +58,7 @@ def test_later_requests_are_drawn_at_once_by_the_same_process(
 ) -> None:
     charts = ChartProcess(RunFolder(tmp_path))
     for requests in range(3):
-        clock.now = float(requests * MIN_SECONDS_BETWEEN)
+        clock.now = float(requests * MIN_SECONDS_BETWEEN_CHARTS)
         charts.request()
     charts.finish(StopSignal())
     assert drawn.read_text().split() == ["started", *["drawn"] * 3]

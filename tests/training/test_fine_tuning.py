@@ -21,9 +21,10 @@ from rungs.model.gpt import GPT
 from rungs.model.lora import add_lora
 from rungs.planning import report
 from rungs.run import metrics
-from rungs.run.folder import RunFolder
+from rungs.run.folder import RunFolder, StartOptions
 from rungs.step.state import named_arrays
-from rungs.training.preparation import model_and_optimizer
+from rungs.training.learner import Start
+from rungs.training.start import model_and_optimizer
 from tests.commands.test_plan import planned
 from tests.support.configs import ONE_FILE, mesh_of, model_config, train_config
 from tests.support.long import long_except
@@ -145,7 +146,8 @@ def test_a_run_can_start_from_another_run(limit: int, datasets_dir: Path, tmp_pa
 def test_a_plan_counts_frozen_weights_in_the_dtype_of_their_file(tmp_path: Path) -> None:
     run = imported_run(tmp_path / "run", lora=LORA)
     config = run_config.load_run(run.path)
-    model, _ = model_and_optimizer(config, 1, mesh_of(1), None, find_starting_weights(run, config))
+    start = Start(run, config, StartOptions(), None, find_starting_weights(run, config))
+    model, _ = model_and_optimizer(start, 1, mesh_of(1))
     arrays = named_arrays(model).values()
     assert {array.dtype.name for array in arrays} == {"bfloat16", "float32"}
     found = planned(run, "mine:1e12:1e9:1e9")  # without padding

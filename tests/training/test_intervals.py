@@ -8,10 +8,10 @@ from rungs.checkpointing.checkpoint_folder import best_of, list_checkpoints
 from rungs.config import run_config
 from rungs.run import metrics
 from rungs.run.folder import RunFolder, StartOptions
-from rungs.training import intervals
-from rungs.training.intervals import Intervals
+from rungs.training import trainer
 from rungs.training.next_token import next_token
 from rungs.training.start import launch
+from rungs.training.trainer import Intervals
 from tests.support.configs import train_config
 from tests.support.tiny_run import assert_same_outcome, make_dataset, make_run
 
@@ -70,7 +70,7 @@ def test_the_interval_does_not_change_the_run(datasets_dir: Path, tmp_path: Path
 
 def test_the_clock_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(intervals.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(trainer.time, "monotonic", lambda: now[0])
     train = train_config(checkpoint_interval=100, checkpoint_minutes=10, validation_minutes=4)
     timer = Intervals(train, lambda here: here)
     found = {}

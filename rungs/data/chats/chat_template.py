@@ -51,16 +51,12 @@ class Rendered(NamedTuple):
 
 
 class ChatTemplate:
-    """A chat template; raises UserError if it is not valid.
+    """A chat template, from its Jinja `source`, and that for chats with `tools` if it is another
+    one; raises UserError if it is not valid. `special_tokens` are the texts of tokens by their
+    names in transformers, such as `bos_token`.
 
     A template may mark what the assistant says with {% generation %} … {% endgeneration %}. Without
-    marks, the answers are found by rendering the chat with another content in the place of each.
-
-    Args:
-        source: the Jinja template.
-        special_tokens: texts of tokens by their names in transformers, such as `bos_token`.
-        tool_source: the template for chats with `tools`, if it is another one.
-    """
+    marks, the answers are found by rendering the chat with another content in the place of each."""
 
     def __init__(
         self, source: str, special_tokens: dict[str, str], tool_source: str | None = None

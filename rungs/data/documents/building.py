@@ -20,7 +20,7 @@ from rungs.common.errors import UserError
 from rungs.data.batch_encoder import BatchEncoder
 from rungs.data.bpe import train_bpe
 from rungs.data.dataset import SPLITS, TRAIN, DocumentFile, Documents, Source, Split, split_file
-from rungs.data.documents import reading
+from rungs.data.documents import files
 from rungs.data.documents.files import FILES_AHEAD, DataFile, FetchedFile, fetch_ahead
 from rungs.data.text_dataset import NO_TEXT, log_texts, stable_hash, token_dtype
 from rungs.data.token_file import TokenWriter
@@ -154,7 +154,7 @@ def _check_space(folder: Path, request: Request) -> None:
 
 def _text_bytes(file: DataFile) -> float:
     """Return about how much text a file has."""
-    kind = reading.format_of(file.name)
+    kind = files.format_of(file.name)
     assert kind is not None
     is_compressed = kind != "parquet" and file.name.endswith((".gz", ".zst"))
     return file.bytes * (_COMPRESSION if is_compressed else _TEXT_PER_BYTE[kind])
@@ -167,7 +167,7 @@ def _tokenizer(
     if not isinstance(request.tokenizer, int):
         save_tokenizer(request.tokenizer, folder)
     elif first and not progress.finished and not progress.rows:
-        found = reading.read(first.path, first.file.name, request.column)
+        found = files.read(first.path, first.file.name, request.column)
         tokenizer = train_bpe(_first_texts(found), request.tokenizer)
         save_tokenizer(tokenizer, folder)
     return load_tokenizer(folder)
@@ -223,7 +223,7 @@ class _Builder:
         """Append the documents of a file that are not done yet; return whether `max_bytes` is
         reached."""
         file, most = fetched.file, self._request.max_bytes
-        rows = reading.read(fetched.path, file.name, self._request.column, self._progress.rows)
+        rows = files.read(fetched.path, file.name, self._request.column, self._progress.rows)
         room = None if most is None else most - self._progress.text_bytes
         batches = _ahead(self._reader, _batches(rows, room))
         for number, batch in enumerate(batches, 1):

@@ -1,6 +1,5 @@
 """Map keys of a Hugging Face `config.json` to keys of `model.json` and back.
 
-hf_config       reads `config.json` and reports keys that nothing has read
 keys            one key with the same value, a flag, a choice, a fixed value
 attention_keys  the keys of rotary positions and sliding-window attention
 """

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rungs.config.model_config import MOST_LAYERS, ModelConfig
-from rungs.huggingface.config_keys.hf_config import HFConfig
-from rungs.huggingface.config_keys.keys import Values
+from rungs.huggingface.config_keys.keys import HFConfig, Values
 
 
 @dataclass(frozen=True)

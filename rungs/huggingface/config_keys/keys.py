@@ -1,13 +1,157 @@
-"""The common kinds of `config.json` keys. Each maps to `model.json` keys and back: `read` takes
-keys from an `HFConfig`, `write` returns them for a `ModelConfig` in normal form, as transformers 4
-names them, which transformers 5 reads as well."""
+"""A Hugging Face `config.json`, read key by key so that no key goes unnoticed, and the common kinds
+of its keys. A key that is null counts as absent. Each kind maps to `model.json` keys and back:
+`read` takes keys from an `HFConfig`, `write` returns them for a `ModelConfig` in normal form, as
+transformers 4 names them, which transformers 5 reads as well."""
 
+import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any, Protocol
 
+from rungs.checkpointing.published import CONFIG_FILE
+from rungs.common import strict_json
+from rungs.common.errors import UserError
 from rungs.config.model_config import ModelConfig
-from rungs.huggingface.config_keys.hf_config import HFConfig
+
+_NO_EFFECT_KEYS = re.findall(
+    r"\S+",
+    """
+    architectures _auto_class base_model_*_plan _commit_hash distributed_config finetuning_task
+    _flash_attn_2_enabled _from_model_config gradient_checkpointing ignore_keys_at_rope_validation
+    *_implementation *_implementation_autoset *_implementation_internal is_llama_config
+    _is_quantized keys_to_ignore_at_inference max_seq_length max_sequence_length model_max_length
+    model_name model_type *name_or_path peft_version prefix pretraining_tp task_specific_params
+    tie_last_hidden_states tokenizer_* torchscript transformers.js_config transformers_version
+    transformers_weights trl_version unsloth_* use_bfloat16 use_flash_attention* use_flash_attn
+    xla_device
+
+    add_bos_token add_eos_token *_token_id *_token_ids *_token_index
+
+    assistant_* bad_words_ids begin_suppress_tokens cache_config cache_implementation compile_config
+    constraints continuous_batching_config disable_compile diversity_penalty do_sample dola_layers
+    early_stopping encoder_no_repeat_ngram_size encoder_repetition_penalty epsilon_cutoff eta_cutoff
+    exponential_decay_length_penalty force_words_ids forced_decoder_ids generation_config
+    generation_kwargs guidance_scale is_assistant length_penalty low_memory max_cache_len max_length
+    max_matching_ngram_size max_new_tokens max_time min_length min_new_tokens min_p
+    no_repeat_ngram_size num_assistant_tokens num_assistant_tokens_schedule num_beam_groups
+    num_beams num_return_sequences output_attentions output_hidden_states output_logits
+    output_router_logits output_scores penalty_alpha prefill_chunk_size prompt_lookup_num_tokens
+    remove_invalid_values renormalize_logits repetition_penalty return_dict return_dict_in_generate
+    return_legacy_cache sequence_bias speculation_type stop_strings suppress_tokens
+    target_lookbehind temperature token_healing top_h top_k top_p typical_p use_cache use_mtp
+    use_return_dict watermarking_config
+
+    *_dropout *_dropout_prob dtype hidden_dropout id2label initializer_range label2id loss_type
+    num_labels *_pdrop problem_type router_aux_loss_coef router_jitter_noise summary_*
+    tf_legacy_loss torch_dtype
+    """,
+)
+"""Keys that do not change what a forward pass computes; `*` stands for any characters. They are
+names and implementations, token ids, generation, and training. transformers 4 and 5 have most of
+them in every config (`PretrainedConfig`, `GenerationConfig`). `pretraining_tp` splits a matmul into
+parts and adds them up again."""
+
+SUPPORTED_VALUES: dict[str, tuple[Any, ...]] = {
+    "add_cross_attention": (False,),
+    "attention_bias": (False,),
+    "auto_map": (None,),
+    "chunk_size_feed_forward": (0,),
+    "cross_attention_hidden_size": (None,),
+    "is_decoder": (False, True),
+    "is_encoder_decoder": (False,),
+    "mlp_bias": (False,),
+    "partial_rotary_factor": (None, 1),
+    "per_layer_config": (None, {}),
+    "pruned_heads": (None, {}),
+    "quantization_config": (None,),
+    "rope_interleaved": (None, False),
+    "sliding_window": (None,),
+    "tie_encoder_decoder": (False,),
+    "use_bidirectional_attention": (None, False),
+    "use_mrope": (False,),
+    "use_sliding_window": (None, False),
+}
+"""Keys of features that Rungs does not support, with the values that turn the feature off. A family
+that does support one of these keys takes it before this table is consulted."""
+
+TEXT_KEYS_OUTSIDE = {
+    *("bos_token_id", "eos_token_id", "pad_token_id", "dtype", "torch_dtype"),
+    *("quantization_config", "tie_word_embeddings"),
+}
+"""Keys beside `text_config` that apply to the language model as well."""
+
+
+def has_no_effect(key: str) -> bool:
+    """Whether a key of any family does not change what a forward pass computes."""
+    return any(fnmatchcase(key, pattern) for pattern in _NO_EFFECT_KEYS)
+
+
+class HFConfig:
+    """The keys of a `config.json`. Records which of them were read, and collects errors."""
+
+    def __init__(self, path: Path, values: dict[str, Any]) -> None:
+        self.path, self.has_vision = path, "text_config" in values
+        self.model_type = str(values.get("model_type"))
+        if self.has_vision:
+            inner = values["text_config"] if isinstance(values["text_config"], dict) else {}
+            outer = {key: values[key] for key in TEXT_KEYS_OUTSIDE & values.keys()}
+            tied = {key: outer[key] for key in ("tie_word_embeddings",) if key in outer}
+            values = outer | inner | tied
+        self.values = values
+        """The keys of the language model; in a vision model, the keys of `text_config`."""
+        self.taken: dict[str, Any] = {}
+        """What was read, with the defaults of absent keys."""
+        self.errors: list[str] = []
+        given = (key for key, value in values.items() if value is not None)
+        self._unread = {key for key in given if not has_no_effect(key)}
+
+    def take(self, key: str, default: Any = None) -> Any:
+        """Return the value of a key, and record it as read."""
+        self._unread.discard(key)
+        self.taken[key] = self.values.get(key, default)
+        return self.taken[key]
+
+    def reject(self, key: str, allowed: str) -> None:
+        """Add an error: the value of this key is not supported."""
+        value = strict_json.format_value(self.values.get(key))
+        self.errors.append(f"{self.path}: {key}: {value} is not supported; {allowed}")
+
+    def ignore(self, keys: tuple[str, ...]) -> None:
+        """Treat these keys as having no effect."""
+        self._unread -= set(keys)
+
+    def raise_errors(self) -> None:
+        """Raise UserError with a line for each error and for each key that nothing has read."""
+        for key in sorted(self._unread):
+            if key not in SUPPORTED_VALUES:
+                value = strict_json.format_value(self.values[key])
+                name = strict_json.format_name(key)
+                self.errors.append(
+                    f"{self.path}: {name}: unknown key (value {value}); if it does not change what"
+                    f" the model computes, pass --ignore-key {name}"
+                )
+            elif self.values[key] not in SUPPORTED_VALUES[key]:
+                allowed = " or ".join(map(strict_json.format_value, SUPPORTED_VALUES[key]))
+                self.reject(key, f"must be {allowed}")
+        if self.errors:
+            raise UserError("\n".join(self.errors))
+
+
+def read_hf_config(folder: Path) -> HFConfig:
+    """Read the `config.json` of a folder; raises UserError if it is missing or unreadable."""
+    path = folder / CONFIG_FILE
+    text = strict_json.read_text(path)
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: unreadable JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: must hold a JSON object {{…}}")
+    return HFConfig(path, values)
+
 
 Values = dict[str, Any]
 

@@ -5,31 +5,22 @@ Meanings and defaults are those of transformers 5.23, `models/<model_type>`.
 
 from rungs.huggingface.config_keys.attention_keys import LayerTypes, Rope, TwoRopes
 from rungs.huggingface.config_keys.keys import Choice, Key, Only, SameValue, Unused
+from rungs.huggingface.families import llama
 from rungs.huggingface.families.family import Family
-from rungs.huggingface.families.llama import (
-    ATTENTION,
-    ATTENTION_BIAS,
-    FEED_FORWARD,
-    GATED,
-    LAYER,
-    LLAMA_CONSTANTS,
-    LLAMA_TENSORS,
-    sizes,
-)
 from rungs.huggingface.tensors.rules import norm
 
-GEMMA_CONSTANTS = LLAMA_CONSTANTS | {
+GEMMA_CONSTANTS = llama.LLAMA_CONSTANTS | {
     "norm": "rms_norm_plus_one",
     "embedding_scale": "sqrt_emb_dim",
 }
-GEMMA_ACTIVATION = Choice("hidden_activation", "feed_forward", GATED, "gelu_pytorch_tanh")
+GEMMA_ACTIVATION = Choice("hidden_activation", "feed_forward", llama.GATED, "gelu_pytorch_tanh")
 GEMMA_HIDDEN_ACT = Only("hidden_act", ("gelu_pytorch_tanh", "gelu", None))
 SANDWICH_NORMS = (
-    *norm(f"{LAYER}.post_attention_layernorm", "blocks.attention_output_norm"),
-    *norm(f"{LAYER}.pre_feedforward_layernorm", "blocks.feed_forward_norm"),
-    *norm(f"{LAYER}.post_feedforward_layernorm", "blocks.feed_forward_output_norm"),
+    *norm(f"{llama.LAYER}.post_attention_layernorm", "blocks.attention_output_norm"),
+    *norm(f"{llama.LAYER}.pre_feedforward_layernorm", "blocks.feed_forward_norm"),
+    *norm(f"{llama.LAYER}.post_feedforward_layernorm", "blocks.feed_forward_output_norm"),
 )
-GEMMA2_TENSORS = (*ATTENTION, *SANDWICH_NORMS, *FEED_FORWARD)
+GEMMA2_TENSORS = (*llama.ATTENTION, *SANDWICH_NORMS, *llama.FEED_FORWARD)
 
 
 def score_keys(attention_cap: float | None, final_cap: float | None) -> tuple[Key, ...]:
@@ -45,7 +36,7 @@ GEMMA = Family(
     "gemma",
     "GemmaForCausalLM",
     (
-        *sizes(256_000, 3072, 24_576, 28, 16, 16, 8192, tied=True, head_dim=256),
+        *llama.sizes(256_000, 3072, 24_576, 28, 16, 16, 8192, tied=True, head_dim=256),
         Choice(
             "hidden_act",
             "feed_forward",
@@ -53,20 +44,20 @@ GEMMA = Family(
             "gelu_pytorch_tanh",
         ),
         Only("hidden_activation", (None, "gelu_pytorch_tanh")),
-        ATTENTION_BIAS,
+        llama.ATTENTION_BIAS,
         Rope(),
     ),
     GEMMA_CONSTANTS,
-    LLAMA_TENSORS,
+    llama.LLAMA_TENSORS,
 )
 GEMMA2 = Family(
     "gemma2",
     "Gemma2ForCausalLM",
     (
-        *sizes(256_000, 2304, 9216, 26, 8, 4, 8192, tied=True, head_dim=256),
+        *llama.sizes(256_000, 2304, 9216, 26, 8, 4, 8192, tied=True, head_dim=256),
         GEMMA_ACTIVATION,
         GEMMA_HIDDEN_ACT,
-        ATTENTION_BIAS,
+        llama.ATTENTION_BIAS,
         *score_keys(50.0, 30.0),
         LayerTypes(),
         Unused(("sliding_window_size",)),  # the 9B and 27B have sliding_window twice
@@ -79,10 +70,10 @@ GEMMA3 = Family(
     "gemma3_text",
     "Gemma3ForCausalLM",
     (
-        *sizes(262_208, 2304, 9216, 26, 8, 4, 131_072, tied=True, head_dim=256),
+        *llama.sizes(262_208, 2304, 9216, 26, 8, 4, 131_072, tied=True, head_dim=256),
         GEMMA_ACTIVATION,
         GEMMA_HIDDEN_ACT,
-        ATTENTION_BIAS,
+        llama.ATTENTION_BIAS,
         *score_keys(None, None),
         LayerTypes(period=6, period_key="sliding_window_pattern"),
         Unused(("_sliding_window_pattern",)),

@@ -88,6 +88,13 @@ class Traffic(NamedTuple):
     runs: int
     moved_bytes: int
     """Bytes that one device sends."""
+    hidden_bytes: int = 0
+    """Bytes of them sent while the device computes, by `overlap_summary`."""
+
+    @property
+    def exposed_bytes(self) -> int:
+        """Bytes for which the device waits."""
+        return self.moved_bytes - self.hidden_bytes
 
 
 def collectives(program: hlo.Program) -> list[Collective]:
@@ -280,23 +287,6 @@ class Overlap(NamedTuple):
         return self.collective.total_moved_bytes if self.matmuls else 0
 
 
-class OverlapTraffic(NamedTuple):
-    """All collectives of one kind along the same mesh axes, in one run of the program."""
-
-    kind: str
-    axes: tuple[str, ...]
-    runs: int
-    moved_bytes: int
-    """Bytes that one device sends."""
-    hidden_bytes: int
-    """Bytes of them sent while the device computes."""
-
-    @property
-    def exposed_bytes(self) -> int:
-        """Bytes for which the device waits."""
-        return self.moved_bytes - self.hidden_bytes
-
-
 def overlaps(program: hlo.Program) -> list[Overlap]:
     """Return the collectives of a compiled program as `collectives` does, with what they overlap.
 
@@ -318,13 +308,13 @@ def overlaps(program: hlo.Program) -> list[Overlap]:
     return [Overlap(site.collective, _matmuls_during(site)) for site in sites(module)]
 
 
-def overlap_summary(found: Iterable[Overlap], mesh: Mesh | AbstractMesh) -> list[OverlapTraffic]:
+def overlap_summary(found: Iterable[Overlap], mesh: Mesh | AbstractMesh) -> list[Traffic]:
     """Return bytes by kind and mesh axes, sorted by these."""
     found = list(found)
     hidden = summary((one.collective for one in found if one.matmuls), mesh)
     hidden_bytes = {(traffic.kind, traffic.axes): traffic.moved_bytes for traffic in hidden}
     return [
-        OverlapTraffic(*traffic, hidden_bytes.get((traffic.kind, traffic.axes), 0))
+        traffic._replace(hidden_bytes=hidden_bytes.get((traffic.kind, traffic.axes), 0))
         for traffic in summary((one.collective for one in found), mesh)
     ]
 

@@ -23,7 +23,7 @@ from rungs.parallel import target_device
 from rungs.parallel.mesh import create_mesh
 from rungs.parallel.sharding import Layout
 from rungs.planning.compiled import targets
-from rungs.planning.compiled.collectives import OverlapTraffic, overlap_summary, overlaps
+from rungs.planning.compiled.collectives import Traffic, overlap_summary, overlaps
 from rungs.planning.hardware import Hardware
 from rungs.step.state import AbstractState
 from rungs.step.train_step import make_train_step
@@ -73,7 +73,7 @@ class Compiled(NamedTuple):
     """Weights, optimizer state and token ids."""
     temporary: int
     """Bytes of everything else, at the peak."""
-    traffic: list[OverlapTraffic]
+    traffic: list[Traffic]
     """Collectives that a device takes part in."""
     uncounted: str
     """Why `traffic` is not known; empty if it is."""

@@ -101,20 +101,15 @@ def prepare() -> None:
 
 
 def options(platform: str, microbatches: int) -> dict[str, FlagValue]:
-    """Return options of `jax.stages.Lowered.compile`: on a GPU, the flags of a training.
-
-    Tuning stays on, although no kernel can be timed: at `xla_gpu_autotune_level` 0 jax 0.11 finds
-    no kernel for some matmuls.
-    """
+    """Return options of `jax.stages.Lowered.compile`: on a GPU, the flags of a training. Tuning
+    stays on, although no kernel can be timed: at `xla_gpu_autotune_level` 0 jax 0.11 finds no
+    kernel for some matmuls."""
     return gpu_options(microbatches) if platform == "gpu" else {}
 
 
 def devices(hardware: Hardware, count: int) -> list[Any]:
-    """Return `jax.Device`s to compile for.
-
-    Raises:
-        UserError: the compiler is not installed, or does not know the device.
-    """
+    """Return `jax.Device`s to compile for. Raises UserError if the compiler is not installed, or
+    does not know the device."""
     if hardware.name not in {**_GPUS, **_TPUS}:
         known = ", ".join(device.name for device in DEVICES)
         raise UserError(f"--compile: no compiler knows {hardware.name}; choose from {known}")

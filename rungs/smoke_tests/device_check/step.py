@@ -147,7 +147,7 @@ def checkpoint(step: RunningStep, folder: Path) -> Iterator[Figure]:
     complete, and its size. They are written where a run would write them and deleted again.
     `folder` is on the disk to measure."""
     with tempfile.TemporaryDirectory(dir=folder, prefix=".device-check-") as checkpoints:
-        with Saver(Path(checkpoints), step.config, None, _nothing, ()) as saver:
+        with Saver(Path(checkpoints), step.config, None, lambda: None, ()) as saver:
             for number in range(_SAVES):
                 begin = time.perf_counter()
                 saver.save(step.model, step.optimizer, _meta(step, number))
@@ -183,10 +183,6 @@ def _meta(step: RunningStep, number: int) -> CheckpointMeta:
         environment=jax_setup.recorded(),
         checksums={},
     )
-
-
-def _nothing() -> None:
-    """What a run does around a checkpoint."""
 
 
 def determinism(config: RunConfig, mesh: Mesh) -> Iterator[Figure]:

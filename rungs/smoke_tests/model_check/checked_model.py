@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
-from rungs.checkpointing import load, restore
+from rungs.checkpointing import load
 from rungs.checkpointing.weights_file import Weights
 from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig
@@ -132,7 +132,7 @@ class CheckedModel(NamedTuple):
         config = RunConfig(model_config, _single_device(config.train, len(inputs_BS)))
         overfitting = RunConfig(config.model, _overfitting_config(config))
         mesh = one_device()
-        weights = restore.place_starting_weights(start_weights, overfitting, limits.steps, mesh)
+        weights = load.place_starting_weights(start_weights, overfitting, limits.steps, mesh)
         model, optimizer = create_model_and_optimizer(overfitting, limits.steps, mesh, weights)
         return cls(config, start_weights, inputs_BS, targets_BS, limits.steps, model, optimizer)
 

@@ -14,7 +14,7 @@ from flax import nnx
 from jax import Array
 from jax.sharding import Mesh
 
-from rungs.checkpointing import load, restore
+from rungs.checkpointing import load
 from rungs.checkpointing.weights_file import Weights
 from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig
@@ -269,7 +269,7 @@ class ParallelCheck(NamedTuple):
         before = {name: np.array(array) for name, array in _arrays(model, config).items()}
         placed = nnx.state(model, optimizer.wrt)
         for path, param in nnx.to_flat_state(placed):
-            param.set_value(restore.place_padded(gradient[dotted(path)], param.get_value()))
+            param.set_value(load.place_padded(gradient[dotted(path)], param.get_value()))
         update = nnx.jit(functools.partial(update_parts, Layout.of(config.train.sharding, mesh)))
         for divisor in _GRADIENT_DIVISORS:
             update(model, optimizer, placed, jnp.asarray(divisor))
@@ -277,7 +277,7 @@ class ParallelCheck(NamedTuple):
         return {name: np.asarray(after[name]) - before[name] for name in gradient}
 
     def _create(self, config: RunConfig, mesh: Mesh) -> tuple[GPT, MultiSteps]:
-        weights = restore.place_starting_weights(self.start_weights, config, self.total_steps, mesh)
+        weights = load.place_starting_weights(self.start_weights, config, self.total_steps, mesh)
         return create_model_and_optimizer(config, self.total_steps, mesh, weights)
 
 
@@ -293,9 +293,9 @@ class GradientRecorder(nnx.Module):
     def step(self) -> nnx.Variable:
         return self.optimizer.step
 
-    def update(self, model: GPT, gradient_sum: Any, weight: Array, skipped: Array) -> Update:
+    def update(self, model: GPT, gradient_sum: Any, weight: Array, *others: Any) -> Update:
         self.gradient = jax.tree.map(lambda total: total / weight, gradient_sum)
-        return self.optimizer.update(model, gradient_sum, weight, skipped)
+        return self.optimizer.update(model, gradient_sum, weight, *others)
 
     def arrays(self, vocab_size: int) -> dict[str, np.ndarray]:
         """Return the gradient of each trained parameter by its dotted name."""

@@ -13,10 +13,7 @@ import numpy as np
 from rungs.checkpointing import optimizer_state
 from rungs.checkpointing.checkpoint_folder import IMPORTED, find_weights, list_checkpoints
 from rungs.checkpointing.manifest import Checkpoint
-from rungs.config import run_config
-from rungs.config.reinforce_config import ReinforceConfig
-from rungs.config.task_config import TaskConfig
-from rungs.config.train_config import TrainConfig
+from rungs.config import reinforce_config, run_config, task_config, train_config
 from rungs.data.catalog import open_dataset
 from rungs.data.dataset import TRAIN, Dataset
 from rungs.data.loader import TrainingData
@@ -60,9 +57,9 @@ def shorten(
     """Return a short copy of a run of either kind. Raises UserError if the run and its data do not
     fit together. `tokens` is the maximum length of a sequence in training; pairs are never cut."""
     model, train = config
-    if isinstance(train, ReinforceConfig):
+    if isinstance(train, reinforce_config.ReinforceConfig):
         return shorten_reinforcement(run, run_config.RunConfig(model, train))
-    assert isinstance(train, TrainConfig)
+    assert isinstance(train, train_config.TrainConfig)
     training = run_config.RunConfig(model, train)
     short = shorten_training(run, training, open_datasets(training, datasets_dir), tokens)
     return short._replace(options=["--datasets-dir", str(datasets_dir)])
@@ -123,7 +120,7 @@ def shorten_reinforcement(run: RunFolder, config: run_config.ReinforceRunConfig)
     return ShortRun(short, _REINFORCEMENT_STEPS, ["--trust-verifier"], files)
 
 
-def _shorten_task(task: TaskConfig) -> TaskConfig:
+def _shorten_task(task: task_config.TaskConfig) -> task_config.TaskConfig:
     items = min(task.validation_items, _VALIDATION_ITEMS)
     return task.model_copy(update={"validation_items": items})
 

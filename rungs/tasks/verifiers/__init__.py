@@ -2,8 +2,8 @@
 
     opening               open the verifier of a config
     verdict               the rewards of a completion, and how the verifier ended
-    built_in              exact, last_number, gsm8k, countdown, sorted, brackets, parity
-    expressions           arithmetic expressions, evaluated exactly, without running code
+    built_in              exact, last_number, gsm8k, countdown, sorted, brackets, parity; arithmetic
+                          expressions, evaluated exactly, without running code
     reward_process        a `reward` function in another process, with limits
     reward_child          the program of that process; nothing imports it
     reasoning_gym_reward  the `reward` function of reasoning-gym's items

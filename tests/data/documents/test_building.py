@@ -12,7 +12,8 @@ from rungs.common.errors import UserError
 from rungs.data import catalog
 from rungs.data.bpe import train_bpe
 from rungs.data.dataset import Dataset
-from rungs.data.documents import building, reading
+from rungs.data.documents import building
+from rungs.data.documents import files as files_module
 from rungs.data.documents.building import Request
 from rungs.data.documents.files import DataFile, fetch_ahead, local_files
 from rungs.data.tokenizer import Tokenizer
@@ -129,7 +130,7 @@ def leave_unsaved_bytes(folder: Path) -> None:
 def test_finished_files_are_not_read_again(
     files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked, opened, read = request(files), [], reading.read
+    asked, opened, read = request(files), [], files_module.read
     with monkeypatch.context() as patch:
         patch.setattr(building.Progress, "save", killed_after(7, building.Progress.save))
         with pytest.raises(Killed):
@@ -139,7 +140,7 @@ def test_finished_files_are_not_read_again(
         opened.append((path.name, args[-1]))
         return read(path, *args)
 
-    monkeypatch.setattr(reading, "read", logging_read)
+    monkeypatch.setattr(files_module, "read", logging_read)
     build("d", asked, tmp_path)
     assert "part-0.jsonl" not in dict(opened)
     assert opened[0][1] > 0

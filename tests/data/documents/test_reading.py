@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from rungs.common.errors import UserError
-from rungs.data.documents.reading import format_of, read
+from rungs.data.documents.files import format_of, read
 from tests.support.document_files import compressed, json_lines, parquet, texts
 
 ROWS: list[str | None] = [*texts(8), None, "", *texts(3, 1)]

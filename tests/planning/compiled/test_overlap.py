@@ -15,7 +15,7 @@ from rungs.config.sharding_config import ShardingConfig
 from rungs.parallel.mesh import abstract_mesh
 from rungs.planning.compiled import targets
 from rungs.planning.compiled.collectives import (
-    OverlapTraffic,
+    Traffic,
     collectives,
     overlap_summary,
     overlaps,
@@ -145,9 +145,7 @@ def test_loops_multiply_bytes_and_the_matmuls_that_hide_others() -> None:
     assert [(one.collective.trips, one.matmuls) for one in found] == [(1, 3), (3, 1)]
     array_bytes = 8 * 8 * 4
     sent = array_bytes * 3 // 4
-    assert overlap_summary(found, MESH) == [
-        OverlapTraffic("all-gather", ("data",), 4, 4 * sent, 4 * sent)
-    ]
+    assert overlap_summary(found, MESH) == [Traffic("all-gather", ("data",), 4, 4 * sent, 4 * sent)]
 
 
 def test_hidden_and_exposed_bytes_add_up() -> None:

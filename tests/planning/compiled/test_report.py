@@ -9,12 +9,12 @@ from click.testing import CliRunner
 
 import plan
 from rungs.planning.compiled import step as compiled_step
-from rungs.planning.compiled.collectives import OverlapTraffic
+from rungs.planning.compiled.collectives import Traffic
 from rungs.planning.compiled.step import Compiled, CompiledStep, Kernels
 from tests.support.committed_runs import ROOT
 
 GB = 10**9
-SENT = OverlapTraffic("all-gather", ("data",), 18, 3 * GB, 2 * GB)
+SENT = Traffic("all-gather", ("data",), 18, 3 * GB, 2 * GB)
 PROGRAM = """
 ENTRY %main {
   %x = bf16[1000,1000]{1,0} parameter(0)

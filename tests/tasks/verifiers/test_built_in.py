@@ -10,12 +10,12 @@ from rungs.config.task_config import VERIFIERS
 from rungs.tasks.task import Item
 from rungs.tasks.verifiers.built_in import (
     BUILT_IN,
+    evaluate,
     final_answer,
     last_number,
     marked_number,
     open_brackets,
 )
-from rungs.tasks.verifiers.expressions import evaluate
 
 COUNTDOWN: dict[str, Any] = {"numbers": [3, 7, 2, 2], "target": 19}
 ITEMS = {

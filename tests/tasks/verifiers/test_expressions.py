@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from rungs.tasks.verifiers.expressions import (
+from rungs.tasks.verifiers.built_in import (
     MAX_CHARACTERS,
     MAX_DEPTH,
     MAX_DIGITS,
