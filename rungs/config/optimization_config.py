@@ -127,7 +127,7 @@ class OptimizationConfig(Config):
     learning_rate: Positive
     """Peak learning rate."""
     learning_rate_multipliers: LearningRateMultipliers | None = None
-    """Other learning rates for groups of parameters, as factors: `{"embedding": 10, "head": 0.2}`.
+    """Other learning rates for groups of parameters, as factors: `{"embedding": 3, "head": 2}`.
     They multiply what schedule, mup and optimizer make of the learning rate. null: one learning
     rate for all."""
     checkpoint_interval: Size

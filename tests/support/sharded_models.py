@@ -83,7 +83,7 @@ RECIPE_OF_MUON: dict[str, Any] = {
     "cautious_weight_decay": True,
     "learning_rate_multipliers": {"embedding": 10.0, "head": 0.2, "embedding_skip": 25.0},
 }
-"""How it trains them."""
+"""Every key of its optimizer; the multipliers are arbitrary."""
 ARCHITECTURES["recipe"] = {**RECIPE, "n_layers": 3, "n_heads": 8, "n_kv_heads": 4, "ffn_dim": 32}
 ARCHITECTURES["even-llama"] = {**ARCHITECTURES["llama"], "layer_pattern": None}
 ARCHITECTURES["odd-llama"] = {**ARCHITECTURES["even-llama"], "emb_dim": 18}
