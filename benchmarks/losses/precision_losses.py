@@ -39,6 +39,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     EXACT: {},
     "bfloat16": {"compute_dtype": "bfloat16"},
     "bfloat16, logits too": {"compute_dtype": "bfloat16", "logits_dtype": "bfloat16"},
+    "bfloat16, FP8": {"compute_dtype": "bfloat16", "matmul_dtype": "float8"},
+    "float32, FP8": {"matmul_dtype": "float8"},
     "float16": {"compute_dtype": "float16"},
     "float32, seed 1": {"seed": 1},
     "float32, seed 2": {"seed": 2},

@@ -267,6 +267,11 @@ class OptimizationConfig(Config):
         raise NotImplementedError
 
     @property
+    def uses_float8(self) -> bool:
+        """Whether matmuls of the blocks are in FP8."""
+        return False
+
+    @property
     def microbatches_per_step(self) -> int:
         """Microbatches in one update."""
         return self.sequences_per_step // self.microbatch_size

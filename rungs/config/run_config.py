@@ -185,6 +185,8 @@ def conflicts(model: ModelConfig, train: OptimizationConfig) -> Iterator[str]:
     for target in train.lora.targets if train.lora else ():
         if reason := _missing_target(target, model):
             yield f"lora.targets: {target}: {reason}"
+    if train.uses_float8:
+        yield from _matmul_conflicts(model)
     if isinstance(train, ReinforceConfig):
         yield from _reinforcement_conflicts(model, train)
 
@@ -214,6 +216,13 @@ def _missing_group(group: str, model: ModelConfig) -> str | None:
     if group in ("residual_scale", "embedding_skip") and not model.residual_scalars:
         return "model.json has no residual_scalars"
     return None
+
+
+def _matmul_conflicts(model: ModelConfig) -> Iterator[str]:
+    if not model.n_layers:
+        yield 'matmul_dtype: "float8" is for layers, and the model has none; remove it'
+    if model.n_experts:
+        yield 'matmul_dtype: "float8" is not supported in a mixture of experts; remove it'
 
 
 def _missing_target(target: LoraTarget, model: ModelConfig) -> str | None:

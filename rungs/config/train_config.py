@@ -100,6 +100,21 @@ class TrainConfig(OptimizationConfig):
     float32 from them. bfloat16, as in PyTorch's autocast, saves memory traffic on a GPU; it needs
     compute_dtype bfloat16 (or auto)."""
 
+    matmul_dtype: Literal["float8"] | None = None
+    """float8: the matmuls of the blocks multiply 8-bit floats, forward and backward, with delayed
+    scaling (Micikevicius et al. 2022); everything else, the head too, stays in compute_dtype, and
+    so do validation and generation. It is for models of a billion parameters or more on NVIDIA GPUs
+    from compute capability 8.9; smaller ones get slower. A CPU emulates it, slowly. Needs
+    compute_dtype bfloat16 (or auto); not with lora or experts. null: compute_dtype."""
+
+    @check
+    def _matmuls_fit_dtype(self) -> str | None:
+        if self.uses_float8 and self.compute_dtype not in ("bfloat16", AUTO):
+            return f'matmul_dtype: "float8" needs compute_dtype bfloat16, not {self.compute_dtype}'
+        if self.uses_float8 and self.lora:
+            return 'matmul_dtype: "float8" is not supported with lora; remove one of the two'
+        return None
+
     @check
     def _logits_are_no_wider(self) -> str | None:
         if self.logits_dtype == "bfloat16" and self.compute_dtype not in ("bfloat16", AUTO):
@@ -134,6 +149,11 @@ class TrainConfig(OptimizationConfig):
     def sequences_per_step(self) -> int:
         """Sequences in one step."""
         return self.microbatch_size * self.gradient_accumulation_steps
+
+    @property
+    def uses_float8(self) -> bool:
+        """Whether matmuls of the blocks are in FP8."""
+        return self.matmul_dtype == "float8"
 
     @property
     def datasets(self) -> dict[str, float]:

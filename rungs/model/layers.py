@@ -20,6 +20,7 @@ from jax.typing import DTypeLike
 
 from rungs.config.model_config import ModelConfig
 from rungs.model.kernels import norms
+from rungs.model.kernels.float8 import Float8Matmul
 from rungs.model.kernels.matmul import matmul, rounded_dtype
 from rungs.model.kernels.stored_matrix import StoredMatrix, take_rows
 from rungs.model.remat import save_for_backward
@@ -88,6 +89,7 @@ class Linear(nnx.Module):
 
     Attributes:
         low_rank: the LoRA adapter, if there is one; see `lora.py`.
+        float8: what multiplies in FP8; None to multiply in the dtype of x.
     """
 
     def __init__(
@@ -96,11 +98,12 @@ class Linear(nnx.Module):
         self.kernel = make_matrix(inputs, outputs, init, key)
         self.bias = make_vector(outputs, 0.0) if bias else None
         self.low_rank: LowRank | None = nnx.data(None)
+        self.float8: Float8Matmul | None = nnx.data(None)
 
     def __call__(self, x: Array) -> Array:
         is_summed_up = self.low_rank is not None or has_split_inputs(self.kernel)
         dtype = jnp.float32 if is_summed_up else rounded_dtype(x.dtype)
-        y = psum_if_split(contract(x, self.kernel, dtype), self.kernel)
+        y = psum_if_split(contract(x, self.kernel, dtype, self.float8), self.kernel)
         if self.low_rank is not None:
             y = y + self.low_rank(x)
         leading = x.ndim - self.kernel.inputs
@@ -230,15 +233,20 @@ def apply_norm(norm: Norm | None, x_BSD: Array) -> Array:
     return x_BSD if norm is None else norm(x_BSD)
 
 
-def contract(x: Array, matrix: nnx.Param, dtype: DTypeLike = jnp.float32) -> Array:
+def contract(
+    x: Array,
+    matrix: nnx.Param,
+    dtype: DTypeLike = jnp.float32,
+    float8: Float8Matmul | None = None,
+) -> Array:
     """Return x · matrix summed over all input axes of the matrix, in `dtype`; a stored matrix
-    multiplies in float32."""
+    multiplies in float32. `float8` multiplies in FP8."""
     kernel = matrix.get_value()
     inputs, outputs = kernel.shape[: matrix.inputs], kernel.shape[matrix.inputs :]
     rows = x.shape[: x.ndim - matrix.inputs]
     if not isinstance(kernel, StoredMatrix):
         kernel = kernel.reshape(math.prod(inputs), -1)
-    y_MO = matmul(x.reshape(math.prod(rows), -1), kernel, dtype)
+    y_MO = (float8 or matmul)(x.reshape(math.prod(rows), -1), kernel, dtype)
     return y_MO.reshape(*rows, *outputs)
 
 

@@ -13,6 +13,7 @@ from jax import Array
 from rungs.config.optimization_config import OptimizationConfig
 from rungs.model.gpt import GPT
 from rungs.model.layers import LowRankParam
+from rungs.optim.delayed_scaling import DelayedScaling
 from rungs.optim.optimizers import multiply_groups, update_rule
 from rungs.optim.precision import LossScale, dtype_of
 from rungs.optim.schedule import learning_rate_schedule
@@ -41,6 +42,7 @@ class MultiSteps(nnx.Optimizer):
         self.clipping_max_norm = train.clipping_max_norm
         wrt = LowRankParam if train.lora else nnx.Param
         self.loss_scale = nnx.data(LossScale() if dtype_of(train) == jnp.float16 else None)
+        self.float8 = nnx.data(DelayedScaling(model) if train.uses_float8 else None)
         super().__init__(model, _transformation(train, model, wrt), wrt=wrt)
 
     @jax.named_scope("optimizer")

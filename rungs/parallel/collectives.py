@@ -39,6 +39,12 @@ def pmax(x: Array, axis: str) -> Array:
     return jax.lax.pmax(x, axis) if axis_size(axis) > 1 else x
 
 
+def maximum(x: Array) -> Array:
+    """Return the maximum of x over all devices of the mesh."""
+    present = present_axes((DATA, CONTEXT, TENSOR))
+    return jax.lax.pmax(x, present) if present else x
+
+
 def pmin(x: Array) -> Array:
     """Return the minimum of x over all devices of the mesh."""
     present = present_axes((DATA, CONTEXT, TENSOR))

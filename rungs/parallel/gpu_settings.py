@@ -45,6 +45,11 @@ PIPELINING_FLAGS: dict[str, FlagValue] = {
 }
 """More flags for steps of one microbatch. With several, the compiler would also pipeline the loop
 over microbatches, and have the activations of two of them in memory."""
+FLOAT8_FLAGS: dict[str, FlagValue] = {
+    # Triton's matmuls hide those in FP8 from cuBLASLt.
+    "xla_gpu_enable_triton_gemm": False,
+}
+"""More flags for steps with matmuls in FP8."""
 FORMER_NAMES = {
     "xla_gpu_pipeline_all_gather": "xla_gpu_enable_pipelined_all_gather",
     "xla_gpu_pipeline_all_reduce": "xla_gpu_enable_pipelined_all_reduce",
@@ -90,7 +95,7 @@ def unknown_flags() -> list[str]:
     return [name for name in _user_flags() if not _has(libraries, name)]
 
 
-def set_gpu_flags(microbatches: int) -> None:
+def set_gpu_flags(microbatches: int, float8: bool = False) -> None:
     """Add the flags to `XLA_FLAGS`, where there is a plugin for GPUs. Call it before JAX starts.
 
     XLA ends the process if it does not know a flag, so those that the installed version does not
@@ -99,21 +104,23 @@ def set_gpu_flags(microbatches: int) -> None:
     if libraries := _libraries():
         flags = [
             f"--{name}={str(value).lower()}"
-            for name, value in gpu_flags(microbatches).items()
+            for name, value in gpu_flags(microbatches, float8).items()
             if _has(libraries, name)
         ]
         os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *flags]).strip()
 
 
-def gpu_options(microbatches: int) -> dict[str, FlagValue]:
+def gpu_options(microbatches: int, float8: bool = False) -> dict[str, FlagValue]:
     """Return the flags as options of `jax.stages.Lowered.compile`."""
-    flags = gpu_flags(microbatches)
+    flags = gpu_flags(microbatches, float8)
     return {name: _AS_OPTION.get(value, value) for name, value in flags.items()}
 
 
-def gpu_flags(microbatches: int) -> dict[str, FlagValue]:
-    """Return the flags for a step of so many microbatches, without those that the user has set."""
+def gpu_flags(microbatches: int, float8: bool = False) -> dict[str, FlagValue]:
+    """Return the flags for a step of so many microbatches, in FP8 or not, without those that the
+    user has set."""
     flags = COMMON_FLAGS if microbatches > 1 else COMMON_FLAGS | PIPELINING_FLAGS
+    flags = flags | FLOAT8_FLAGS if float8 else flags
     if _jaxlib_version() < (0, 11, 1):
         former = {FORMER_NAMES[name]: True for name in flags if name in FORMER_NAMES}
         flags = former | {name: flags[name] for name in flags if name not in FORMER_NAMES}

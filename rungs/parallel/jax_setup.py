@@ -39,7 +39,7 @@ def prepare(
     enable_compilation_cache()
     keep_freed_memory()
     gpu_settings.set_memory_share()
-    gpu_settings.set_gpu_flags(train.microbatches_per_step)
+    gpu_settings.set_gpu_flags(train.microbatches_per_step, train.uses_float8)
     if train.deterministic:
         flags = os.environ.get("XLA_FLAGS", "")
         os.environ["XLA_FLAGS"] = f"{flags} --xla_gpu_deterministic_ops=true".strip()

@@ -18,6 +18,7 @@ from rungs.config.sharding_config import ShardingConfig
 from rungs.data.catalog import dataset_folder
 from rungs.data.dataset import TRAIN, Dataset, split_file
 from rungs.data.loader import TrainingData
+from rungs.model.kernels import float8
 from rungs.optim.precision import dtype_of, resolve_compute_dtype
 from rungs.parallel import target_device
 from rungs.parallel.devices import indivisible_batch
@@ -269,6 +270,10 @@ def _check_divisibility(run: RunFolder, config: RunConfig, layout: Layout) -> No
     lines += [f"{TRAIN_FILE}: {line}" for line in indivisible_batch(*config, layout.mesh)]
     if lines:
         raise UserError("\n".join(f"{run.path}/{line}" for line in lines))
+    try:
+        float8.check_device(config.train)
+    except UserError as error:
+        raise UserError(f"{run.path}/{error}") from None
 
 
 def _tokens(run: RunFolder, config: RunConfig, datasets: dict[str, Dataset]) -> Tokens:
@@ -308,7 +313,7 @@ def _speed(untimed: Forecast, utilization: float, throughput: Throughput | None)
     if throughput is not None:
         flops = throughput.tokens_per_second * untimed.model_flops_per_token
         return Speed(flops, throughput.reason)
-    peak = untimed.hardware.peak(dtype_of(untimed.config.train))
+    peak = _peak(untimed)
     if peak is None:
         return None
     reason = f"assuming {100 * utilization:.3g}% of {untimed.devices} × {peak / 1e12:,.1f} TFLOP/s"
@@ -316,6 +321,16 @@ def _speed(untimed: Forecast, utilization: float, throughput: Throughput | None)
     if untimed.communication is not None:
         flops = in_step / untimed.communication.step_seconds(in_step / flops)
     return Speed(flops, reason)
+
+
+def _peak(untimed: Forecast) -> float | None:
+    """Return the FLOP/s of a device at its peak, in FP8 where the run multiplies in that."""
+    train, hardware, flops = untimed.config.train, untimed.hardware, untimed.flops
+    peak, float8_peak = hardware.peak(dtype_of(train)), hardware.peak_of_bits(8)
+    if peak is None or not train.uses_float8 or float8_peak is None:
+        return peak
+    in_layers = flops.layers.total / flops.total
+    return 1 / (in_layers / float8_peak + (1 - in_layers) / peak)
 
 
 def _throughput(untimed: Forecast, speed: Speed) -> Throughput:

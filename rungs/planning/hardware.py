@@ -65,7 +65,13 @@ class Hardware(NamedTuple):
 
     def peak(self, dtype: "np.dtype") -> float | None:
         """Return the FLOP/s of matmuls in a dtype."""
-        return self.float32_flops if dtype.itemsize > 2 else self.flops
+        return self.peak_of_bits(8 * dtype.itemsize)
+
+    def peak_of_bits(self, bits: int) -> float | None:
+        """Return the FLOP/s of matmuls of numbers with so many bits; None if unknown."""
+        if bits > 16:
+            return self.float32_flops
+        return self.flops if bits > 8 else FLOAT8_FLOPS.get(self.name)
 
     @property
     def usable_bytes(self) -> float:
@@ -124,6 +130,11 @@ https://docs.nvidia.com/dgx/dgxh100-user-guide/introduction-to-dgxh100.html and
 https://docs.nvidia.com/dgx/dgxa100-user-guide/introduction-to-dgxa100.html; for L4 and GeForce
 cards PCIe 4.0 × 16 and no network; for TPUs half of the bidirectional bandwidth and, where it is
 published, a chip's share of its network."""
+FLOAT8_FLOPS = {
+    **{"h100": 1.9789e15, "h200": 1.9789e15, "b200": 4.5e15},
+    **{"l4": 242e12, "rtx4090": 330.3e12},
+}
+"""Dense FLOP/s in FP8, from the same pages."""
 NAMES = (*(device.name for device in DEVICES), "cpu")
 
 

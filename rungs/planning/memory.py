@@ -15,6 +15,7 @@ from rungs.model.gpt import GPT
 from rungs.model.layer_loop import layer_loop
 from rungs.optim.multi_steps import MultiSteps
 from rungs.parallel import target_device
+from rungs.parallel.mesh import BLOCKS
 from rungs.parallel.sharding import Layout
 from rungs.planning import peaks
 from rungs.step.state import AbstractArrays, AbstractState
@@ -35,7 +36,8 @@ class Memory:
     accumulator: int
     """Sum of the gradients of all microbatches, if there are several."""
     gathered: int
-    """Full copies of one layer's weights of which each device has a shard."""
+    """Full copies of one layer's weights of which each device has a shard. In FP8 also the kernels
+    of all layers in 8 bits."""
     activations: int
     """Values that the forward pass of a microbatch keeps for the backward pass."""
     logits: int
@@ -61,6 +63,9 @@ class Memory:
         return sum(parts.values()) + max(logits, layer)
 
 
+_FLOAT8_ERROR = 0.25
+"""Share by which estimates in FP8 may be wrong: activations are counted as in compute_dtype, and a
+compiled step of 1.1B parameters needs a fifth less."""
 MEMORY_LABELS = {
     "accumulator": "gradient sum",
     "gathered": "all-gathered",
@@ -124,13 +129,19 @@ class MemoryEstimates:
             moments=peaks.bytes_per_device(self._abstract.optimizer),
             gradients=peak.layer_gradients,
             accumulator=peak.gradients if peak.accumulates else 0,
-            gathered=peak.gathered_layers,
+            gathered=peak.gathered_layers + self._float8_bytes(config),
             activations=peak.activation_bytes,
             logits=peak.logits_bytes,
             layer=peak.layer_bytes,
             batch=peak.batch,
-            error=peak.error,
+            error=max(peak.error, _FLOAT8_ERROR if config.train.uses_float8 else 0),
         )
+
+    def _float8_bytes(self, config: RunConfig) -> int:
+        """Return the bytes of the blocks' kernels in 8 bits, if a run multiplies in FP8."""
+        in_blocks = (n for n in self._weights if n.startswith(BLOCKS) and n.endswith(".kernel"))
+        kernels = {name: self._weights[name] for name in in_blocks}
+        return peaks.bytes_per_device(kernels) // 4 if config.train.uses_float8 else 0
 
     def _gradients_of(self, config: RunConfig) -> AbstractArrays:
         """Return a microbatch's gradients. Gradients of a single microbatch are added up as soon as

@@ -20,6 +20,8 @@ from rungs.run.folder import RunFolder
 
 UNKNOWN_SPEED = "train some steps first, or give --tokens-per-second or another --device"
 COUNTED_AS_FLOAT32 = "in float32, because the weights of start_from are not here yet"
+_FLOAT8_PAYS = 1e9
+"""Parameters from which matmuls in FP8 save more time than rounding to 8 bits takes."""
 _GROUP_LABELS = {"low_rank": "LoRA", "feed_forward": "feed-forward"}
 _OPTIONAL_GROUPS = ("low_rank", "other")
 """Parameter groups that are left out if they are empty."""
@@ -80,10 +82,14 @@ def title(forecast: Forecast, run: str) -> Iterator[Part]:
     if sharding.sizes[1] > 1:
         devices += f": {sharding.text}"
     choices = f"{train.compute_dtype}, optimizer {train.optimizer}, schedule {train.schedule}"
+    if train.uses_float8:
+        choices = choices.replace(",", ", matmuls of the blocks in FP8,", 1)
     yield f"{run} on {devices}; {choices}"
+    if train.uses_float8 and forecast.active.total < _FLOAT8_PAYS:
+        yield "FP8 doesn't pay below about 1,000,000,000 parameters: matmul_dtype makes it slower"
     yield {"device": forecast.hardware.name, "sharding": sharding.model_dump()}
     yield {"compute_dtype": train.compute_dtype, "optimizer": train.optimizer}
-    yield {"schedule": train.schedule}
+    yield {"schedule": train.schedule, "matmul_dtype": train.matmul_dtype}
 
 
 def parameters(forecast: Forecast) -> Iterator[Part]:
@@ -108,6 +114,8 @@ def parameters(forecast: Forecast) -> Iterator[Part]:
 
 def _memory(forecast: Forecast) -> Iterator[Part]:
     memory, notes = forecast.memory, dict(_MEMORY_NOTES)
+    if forecast.config.train.uses_float8:
+        notes["gathered"] += "; all layers' kernels in 8 bits"
     if forecast.config.train.lora and forecast.stored is None:
         notes["weights"] = COUNTED_AS_FLOAT32
     found = [

@@ -17,10 +17,11 @@ from jax.sharding import PartitionSpec
 
 from rungs.config.optimization_config import OptimizationConfig
 from rungs.model.gpt import GPT
+from rungs.model.kernels.float8 import Observed
 from rungs.optim.precision import dtype_of
 from rungs.parallel import collectives
 from rungs.parallel.fsdp import GradientSum, WeightGatherer
-from rungs.parallel.mesh import DATA
+from rungs.parallel.mesh import CONTEXT, DATA, TENSOR
 from rungs.parallel.sharding import Layout
 from rungs.step.forward import compute_of
 from rungs.step.nonfinite import ALL_FINITE, first_nonfinite
@@ -33,6 +34,9 @@ Summed = tuple[nnx.State, Aux, Array]
 """The sum of the finite microbatches' gradients (undefined if none is finite) in the layout for
 updates; the aux of each microbatch, with the axis A; and for each the index, among
 `nonfinite.checked_names`, of the first array that was not finite."""
+
+Sources = tuple[nnx.State, nnx.State]
+"""What to differentiate with respect to: `GradientSum.sources`, and `float8.Observed`."""
 
 
 def summed_gradients(
@@ -59,22 +63,23 @@ def summed_gradients(
         microbatches: A.
         shortcuts: for padded texts, of which some may have no weight.
     """
-    graph, *states = nnx.split(model, wrt, ...)
+    graph, *states = nnx.split(model, wrt, Observed, ...)
     gradient_sum = GradientSum(layout, states[0], microbatches)
-    split_axes = layout.sharded_axes(states[1]) | gradient_sum.gathered
+    split_axes = layout.sharded_axes(states[2]) | gradient_sum.gathered
     gatherer = WeightGatherer(split_axes, dtype_of(train))
 
     def on_each_device(
         trained: nnx.State,
+        observed: nnx.State,
         frozen: nnx.State,
         batch: tuple[Any, ...],
         key: Array,
         scale: Array | None,
     ) -> Summed:
-        def loss(sources: nnx.State, microbatch: Microbatch) -> tuple[Array, Aux]:
-            weights = gradient_sum.weights(sources, trained)
+        def loss(sources: Sources, microbatch: Microbatch) -> tuple[Array, Aux]:
+            weights = gradient_sum.weights(sources[0], trained)
             # Copy: frozen parameters belong to the outer trace and cannot be changed here.
-            model = nnx.merge(graph, weights, frozen, copy=True)
+            model = nnx.merge(graph, weights, sources[1], frozen, copy=True)
             gatherer.gather_outside_blocks(model)
             loss, aux = objective(model, compute_of(train, model, gatherer), microbatch)
             return loss if scale is None else loss * scale, aux
@@ -82,14 +87,15 @@ def summed_gradients(
         differentiate = jax.value_and_grad(loss, has_aux=True)
         if shortcuts is not None:
             differentiate = shortcuts.around(differentiate, loss)
-        sources = gradient_sum.sources(trained)
+        varying = collectives.to_varying(observed, DATA, CONTEXT, TENSOR)
+        sources = gradient_sum.sources(trained), varying
         add = functools.partial(_add_if_finite, differentiate, sources, key)
         if microbatches == 1:  # needs no memory for a sum
             only = jax.tree.map(lambda array: array[0], batch)
             total, results = add(None, (only, 0))
             results = jax.tree.map(lambda array: array[None], results)
         else:
-            zeros = jax.tree.map(jnp.zeros_like, sources)
+            zeros = jax.tree.map(jnp.zeros_like, sources[0])
             total, results = jax.lax.scan(add, zeros, (batch, jnp.arange(microbatches)))
         total = gradient_sum.of(total)
         if scale is not None:
@@ -97,7 +103,7 @@ def summed_gradients(
         return total, *results
 
     rows = layout.batch_spec(3)
-    aux_specs = Aux(REPLICATED, REPLICATED, REPLICATED, rows)  # type: ignore[arg-type]
+    aux_specs = Aux(REPLICATED, REPLICATED, REPLICATED, rows, REPLICATED)  # type: ignore[arg-type]
     sharded: Callable[..., Summed] = jax.shard_map(
         on_each_device,
         mesh=layout.mesh,
@@ -108,8 +114,8 @@ def summed_gradients(
 
 
 def _add_if_finite(
-    differentiate: Callable[..., tuple[tuple[Array, Aux], nnx.State]],
-    sources: nnx.State,
+    differentiate: Callable[..., tuple[tuple[Array, Aux], Sources]],
+    sources: Sources,
     key: Array,
     total: nnx.State | None,
     part: tuple[tuple[Any, ...], Array | int],
@@ -129,7 +135,9 @@ def _add_if_finite(
     rows = len(arrays[0])
     first_row = collectives.axis_index(DATA) * rows
     sequences_B = number * rows * collectives.axis_size(DATA) + first_row + jnp.arange(rows)
-    (_, aux), gradient = differentiate(sources, Microbatch(arrays, sequences_B, key))
+    (_, aux), (gradient, observed) = differentiate(sources, Microbatch(arrays, sequences_B, key))
+    if amaxes := jax.tree.leaves(observed):
+        aux = aux._replace(observed_PL2=collectives.maximum(jnp.stack(amaxes)))
     with jax.named_scope("gradient_sum"):
         first = collectives.pmin(first_nonfinite((aux.loss, gradient)))
     if total is None:

@@ -41,6 +41,8 @@ class Aux(NamedTuple):
     """Of a mixture of experts."""
     outputs: Any = ()
     """Arrays (B, S) that the host reads; each device has its rows."""
+    observed_PL2: Any = ()
+    """In FP8, what the matmuls saw, see `kernels/float8.py`; objectives leave it out."""
 
 
 class Objective(Protocol):

@@ -144,12 +144,17 @@ def make_step(
     ) -> StepResult:
         key, scaling = dropout_key(train, optimizer.step[...]), optimizer.loss_scale
         loss_scale = None if scaling is None else scaling.scale[...]
-        count = len(batch_ABS[0])
+        count, float8 = len(batch_ABS[0]), optimizer.float8
+        if float8:
+            weight_amaxes_PL = float8.start(model)
         gradients = summed_gradients(
             objective, train, layout, model, optimizer.wrt, count, shortcuts
         )
         gradient_sum, aux, first_nonfinite_A = gradients(batch_ABS, key, loss_scale)
         is_finite_A = first_nonfinite_A == ALL_FINITE
+        if float8:
+            seen_APL2 = jnp.where(is_finite_A[:, None, None, None], aux.observed_PL2, 0)
+            float8.end(model, weight_amaxes_PL, seen_APL2.max(axis=0))
         if aux.weight is None:
             losses_A, weights_A = aux.loss * count, jnp.full(count, 1 / count)
             weight = is_finite_A.any().astype(jnp.float32)

@@ -312,6 +312,7 @@ class NextTokenLearner:
         run_report.log_beginnings(inputs.data, self._tokenizer)
         run_report.log_trainable(self.model, self.optimizer)
         run_report.warn_of_idle_devices(config.train, mesh)
+        run_report.warn_of_emulation(config.train, mesh)
 
     def summary(self, run: RunFolder, last: StepMetrics | None) -> str:
         steps = metrics.read(run.metrics)

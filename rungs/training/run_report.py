@@ -165,6 +165,16 @@ def warn_of_idle_devices(train: TrainConfig, mesh: Mesh) -> None:
         log.warning("%s", line)
 
 
+def warn_of_emulation(train: OptimizationConfig, mesh: Mesh) -> None:
+    """Warn if a CPU is to multiply in FP8."""
+    if train.uses_float8 and mesh.devices.flat[0].platform == "cpu":
+        log.warning(
+            "matmul_dtype: a CPU emulates FP8: numbers are rounded to 8 bits and multiplied in %s,"
+            " which is slower than without",
+            train.compute_dtype,
+        )
+
+
 def describe_loop(train: OptimizationConfig, model: ModelConfig) -> str:
     """Return how the layers run, for the log; nothing if there are none."""
     if not model.n_layers:

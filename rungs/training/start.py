@@ -28,6 +28,7 @@ from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import MODEL_FILE, AnyRunConfig, load_any_run
 from rungs.config.sharding_config import ShardingConfig
 from rungs.model.gpt import GPT
+from rungs.model.kernels import float8
 from rungs.model.layer_loop import LayerLoop, layer_loop
 from rungs.optim.multi_steps import MultiSteps
 from rungs.optim.precision import T, resolve_compute_dtype
@@ -260,6 +261,7 @@ def create_mesh(start: Start) -> Mesh:
         jax_setup.prepare(config.train, partial(copy_bytes, config), recorded)
     with errors_in(start.run):
         mesh = _create_run_mesh(config, recorded)
+        float8.check_device(config.train)
     jax_setup.settle(mesh.devices.flat[0].platform)
     processes.connect(mesh)
     if saved and processes.is_first_process():

@@ -87,6 +87,36 @@ def test_figures_of_gpt2_small() -> None:
     assert found.seconds_left == pytest.approx(33_165 * 98_304 / (0.4 * at_peak))
 
 
+def test_a_plan_in_fp8_counts_its_state_and_says_below_which_size_it_does_not_pay(
+    tmp_path: Path,
+) -> None:
+    make_dataset(tmp_path / "datasets")
+    run = make_run(tmp_path / "run", compute_dtype="bfloat16")
+    plain = planned(run)
+    change(run, matmul_dtype="float8")
+    found = planned(run)
+    layers = found.config.model.n_layers
+    linears = found.parameters.attention + found.parameters.feed_forward
+    more = found.memory.moments - plain.memory.moments
+    assert more % (layers * 3 * 16 * 4) == 0
+    assert more > 0
+    # a byte for each element of a kernel, of which there are fewer than parameters
+    assert 0.9 * linears < found.memory.gathered - plain.memory.gathered <= linears
+    assert found.speed is not None
+    assert plain.speed is not None
+    assert 1 < found.speed.flops / plain.speed.flops < 2
+    text = report.as_text(run, found)
+    assert "FP8 doesn't pay below about 1,000,000,000 parameters" in text
+    assert "matmuls of the blocks in FP8" in text
+    assert "FP8" not in report.as_text(run, plain)
+    for device, reason in (("a100", "this one has 8.0"), ("tpu-v5e", "only NVIDIA GPUs")):
+        refused = command(run.path, "--device", device, "--datasets-dir", tmp_path / "datasets")
+        assert refused.exit_code != 0
+        assert isinstance(refused.exception, UserError)
+        assert 'train.json: matmul_dtype: "float8": ' in str(refused.exception)
+        assert reason in str(refused.exception)
+
+
 @pytest.mark.long
 def test_the_command_prints_a_table_and_writes_nothing(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")

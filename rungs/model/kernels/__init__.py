@@ -3,6 +3,7 @@
 blockwise_attention  causal attention, one block of queries at a time
 cudnn_attention      causal attention by cuDNN, on NVIDIA GPUs
 cross_entropy        output head and weighted loss, one chunk of tokens at a time
+float8               matmul of activations with weights in FP8
 grouped_matmul       matmul of each row with the matrix of its group, on NVIDIA GPUs
 matmul               matmul with weights, with gradients in the compute dtype
 norms                layer norm and RMS norm, with their own derivative on GPUs

@@ -23,7 +23,7 @@ from rungs.parallel.target_device import cpu_barrier
 
 def plain_matmul(x_MI: Array, kernel_IO: Array, dtype: DTypeLike = jnp.float32) -> Array:
     """Return x · kernel: y_MO, in `dtype`, with operands in the dtype of x; sums are in float32."""
-    return _dot(x_MI, kernel_IO.astype(x_MI.dtype), 1, 0, dtype)
+    return dot(x_MI, kernel_IO.astype(x_MI.dtype), 1, 0, dtype)
 
 
 def matmul(x_MI: Array, kernel_IO: Array | StoredMatrix, dtype: DTypeLike = jnp.float32) -> Array:
@@ -56,21 +56,28 @@ def _backward(
     x_MI, kernel_IO = residuals
     gradient_MO = gradient_MO.astype(x_MI.dtype)
     x_gradient_dtype = rounded_dtype(x_MI.dtype)
-    x_gradient_MI = _dot(gradient_MO, kernel_IO.astype(x_MI.dtype), 1, 1, x_gradient_dtype)
-    kernel_gradient_IO = _sum_over_rows(x_MI, gradient_MO)
+    x_gradient_MI = dot(gradient_MO, kernel_IO.astype(x_MI.dtype), 1, 1, x_gradient_dtype)
+    kernel_gradient_IO = sum_over_rows(x_MI, gradient_MO)
     return x_gradient_MI.astype(x_MI.dtype), kernel_gradient_IO.astype(kernel_IO.dtype)
 
 
 _matmul.defvjp(_forward, _backward)
 
 
-def _sum_over_rows(left_MI: Array, right_MO: Array) -> Array:
-    """Return leftᵀ · right. On a CPU the narrower operand is transposed in memory. Without the
-    barriers XLA would fold transposes of operands and results into another form of matmul, which
-    fails for some forms in bfloat16."""
+def sum_over_rows(
+    left_MI: Array,
+    right_MO: Array,
+    dtype: DTypeLike = jnp.float32,
+    precision: jax.lax.Precision | None = None,
+) -> Array:
+    """Return leftᵀ · right, in `dtype`. On a CPU the narrower operand is transposed in memory.
+    Without the barriers XLA would fold transposes of operands and results into another form of
+    matmul, which fails for some forms in bfloat16."""
     if left_MI.shape[1] <= right_MO.shape[1]:
-        return cpu_barrier(_dot(transpose_in_memory(left_MI), right_MO, 1, 0))
-    return cpu_barrier(_dot(transpose_in_memory(right_MO), left_MI, 1, 0)).T
+        left_IM = transpose_in_memory(left_MI)
+        return cpu_barrier(dot(left_IM, right_MO, 1, 0, dtype, precision))
+    right_OM = transpose_in_memory(right_MO)
+    return cpu_barrier(dot(right_OM, left_MI, 1, 0, dtype, precision)).T
 
 
 def transpose_in_memory(x: Array) -> Array:
@@ -87,8 +94,16 @@ def sum_over_last_axis(x: Array) -> Array:
     return cpu_barrier(x).astype(jnp.float32).sum(axis=-1, keepdims=True)
 
 
-def _dot(
-    left: Array, right: Array, left_axis: int, right_axis: int, dtype: DTypeLike = jnp.float32
+def dot(
+    left: Array,
+    right: Array,
+    left_axis: int,
+    right_axis: int,
+    dtype: DTypeLike = jnp.float32,
+    precision: jax.lax.Precision | None = None,
 ) -> Array:
+    """Return the products of two matrices summed over an axis of each, in `dtype`."""
     contracted = (((left_axis,), (right_axis,)), ((), ()))
-    return jax.lax.dot_general(left, right, contracted, preferred_element_type=dtype)
+    return jax.lax.dot_general(
+        left, right, contracted, precision=precision, preferred_element_type=dtype
+    )

@@ -222,7 +222,7 @@ def _work_of(instruction: hlo.Instruction, trips: int, hardware: Hardware) -> Wo
     """Return the work of an instruction that runs so many times."""
     flops, compute = 0, 0.0
     for matmul in matmuls_of(instruction):
-        peak = hardware.flops if matmul.bits <= 16 else hardware.float32_flops
+        peak = hardware.peak_of_bits(matmul.bits)
         assert peak is not None
         flops += trips * matmul.flops
         compute += trips * matmul.flops / peak

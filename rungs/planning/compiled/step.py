@@ -105,7 +105,9 @@ def compile_step(config: RunConfig, hardware: Hardware) -> CompiledStep:
     mesh = create_mesh(sizes, axes, targets.devices(hardware, math.prod(sizes)))
     with target_device.trace_for(hardware.target, is_compiled=True):
         lowered = lower_step(config, mesh)
-    options = targets.options(hardware.platform, config.train.gradient_accumulation_steps)
+    train = config.train
+    microbatches, float8 = train.gradient_accumulation_steps, train.uses_float8
+    options = targets.options(hardware.platform, microbatches, float8)
     begin = time.perf_counter()
     result = _compile(lowered, mesh, hardware, options)
     return CompiledStep(time.perf_counter() - begin, _versions(hardware), result)

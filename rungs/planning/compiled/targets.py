@@ -49,6 +49,10 @@ _MULTIPROCESSORS = {
 """https://docs.nvidia.com/cuda/cuda-c-programming-guide/#compute-capabilities"""
 
 
+_CUDA = "13.0.0"
+"""Version of CUDA to compile for. Without one XLA knows of no matmuls in FP8."""
+
+
 class _Gpu(NamedTuple):
     """Properties of a GPU, as CUDA reports them, that `Hardware` doesn't have."""
 
@@ -100,11 +104,11 @@ def prepare() -> None:
         os.environ.setdefault(name, value)
 
 
-def options(platform: str, microbatches: int) -> dict[str, FlagValue]:
+def options(platform: str, microbatches: int, float8: bool = False) -> dict[str, FlagValue]:
     """Return options of `jax.stages.Lowered.compile`: on a GPU, the flags of a training. Tuning
     stays on, although no kernel can be timed: at `xla_gpu_autotune_level` 0 jax 0.11 finds no
     kernel for some matmuls."""
-    return gpu_options(microbatches) if platform == "gpu" else {}
+    return gpu_options(microbatches, float8) if platform == "gpu" else {}
 
 
 def devices(hardware: Hardware, count: int) -> list[Any]:
@@ -168,6 +172,9 @@ gpu_device_info {{
   l2_cache_size: {gpu.l2_bytes}
   clock_rate_ghz: {gpu.clock_ghz}
   device_memory_size: {hardware.memory_bytes:.0f}
+  runtime_version: "{_CUDA}"
+  compile_time_toolkit_version: "{_CUDA}"
+  driver_version: "{_CUDA}"
   cuda_compute_capability {{ major: {major} minor: {minor} {features} }}
 }}
 platform_name: "CUDA"

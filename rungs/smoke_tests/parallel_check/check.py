@@ -287,6 +287,7 @@ class GradientRecorder(nnx.Module):
     def __init__(self, model: GPT, optimizer: MultiSteps) -> None:
         self.optimizer = optimizer
         self.wrt, self.loss_scale = optimizer.wrt, optimizer.loss_scale
+        self.float8 = optimizer.float8
         self.gradient = nnx.data(jax.tree.map(jnp.zeros_like, nnx.state(model, optimizer.wrt)))
 
     @property

@@ -130,7 +130,8 @@ def test_the_options_for_gpus_are_ones_that_xla_can_read(monkeypatch: pytest.Mon
     """Its parser is the same on a CPU."""
     monkeypatch.delenv("XLA_FLAGS", raising=False)
     lowered: Any = jax.jit(lambda x: x + 1).lower(1.0)
-    options = targets.options("gpu", microbatches=1)
+    options = targets.options("gpu", microbatches=1, float8=True)
+    assert len(options) == len(targets.options("gpu", microbatches=1)) + 1
     lowered.compile(options)
     with pytest.raises(jax.errors.JaxRuntimeError, match="not a valid"):
         lowered.compile({name: "none" for name in options if "_pipeline" in name})
