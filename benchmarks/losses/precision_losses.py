@@ -30,7 +30,7 @@ from rungs.step.train_step import make_train_step
 from rungs.training.next_token import PrefetchedBatches
 
 SHAPE = Shape(vocab=8192, length=256, width=256, heads=8, layers=4)
-MICROBATCHES, SEQUENCES, LAST = 2, 8, 50
+LAST = 50
 WARMUP_PERCENT = 5.0
 """Without a warm-up the losses of the first steps are a matter of chance in every dtype."""
 ROUND_AS_WRITTEN = "--xla_allow_excess_precision=false"
@@ -52,42 +52,54 @@ VARIANTS: dict[str, dict[str, Any]] = {
 @click.option("--steps", default=300, show_default=True, type=click.IntRange(1))
 @click.option("--variant", "chosen", multiple=True, type=click.Choice([*VARIANTS][1:]))
 @click.option("--learning-rate", default=1e-3, show_default=True)
-def main(steps: int, chosen: tuple[str, ...], learning_rate: float) -> None:
+@click.option("--microbatches", default=2, show_default=True, type=click.IntRange(1))
+@click.option("--sequences", default=8, show_default=True, help="In a microbatch.")
+@click.option("--context-length", default=256, show_default=True)
+def main(
+    steps: int,
+    chosen: tuple[str, ...],
+    learning_rate: float,
+    microbatches: int,
+    sequences: int,
+    context_length: int,
+) -> None:
     """Print a line for each variant."""
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {ROUND_AS_WRITTEN}"
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "batches.npy"
-        write_batches(path, (MICROBATCHES, SEQUENCES, SHAPE.length + 1), steps)
-        sequences = shuffle(np.load(path))
-    exact = losses(EXACT, steps, learning_rate, sequences)
+        write_batches(path, (microbatches, sequences, context_length + 1), steps)
+        tokens = shuffle(np.load(path))
+    exact = losses(EXACT, learning_rate, tokens)
     report(EXACT, exact, exact)
     for variant in chosen or [*VARIANTS][1:]:
-        report(variant, losses(variant, steps, learning_rate, sequences), exact)
+        report(variant, losses(variant, learning_rate, tokens), exact)
 
 
-def shuffle(sequences: np.ndarray) -> np.ndarray:
+def shuffle(tokens: np.ndarray) -> np.ndarray:
     """Return the sequences in a random order, as runs on one text have them. In the text's own
     order some batches are so unlike those before that their loss is a matter of chance."""
-    rows = sequences.reshape(-1, sequences.shape[-1])
-    return np.random.default_rng(0).permutation(rows).reshape(sequences.shape)
+    rows = tokens.reshape(-1, tokens.shape[-1])
+    return np.random.default_rng(0).permutation(rows).reshape(tokens.shape)
 
 
-def losses(variant: str, steps: int, learning_rate: float, sequences: np.ndarray) -> np.ndarray:
-    run = run_of(variant, learning_rate)
+def losses(variant: str, learning_rate: float, tokens: np.ndarray) -> np.ndarray:
+    """Return the loss of each step.
+
+    Args:
+        tokens: (steps, A, B, S + 1).
+    """
+    steps, microbatches, sequences, length = tokens.shape
+    shape = dataclasses.asdict(SHAPE) | {"length": length - 1}
+    asked = shape | {"devices": "auto", "dtype": "float32", "learning_rate": learning_rate}
+    model_config, train = run_config(asked, microbatches, sequences)
+    changes = {"warmup_period_percent": WARMUP_PERCENT, **VARIANTS[variant]}
+    run = RunConfig(model_config, train.model_copy(update=changes))
     jax_setup.prepare(run.train, partial(copy_bytes, run))
     mesh = create_run_mesh(run.train, run.model, None)
     model, optimizer = create_model_and_optimizer(run, steps, mesh)
     step = make_train_step(run.train, mesh)
-    placed = iter(PrefetchedBatches(mesh, batches(sequences), SEQUENCES))
+    placed = iter(PrefetchedBatches(mesh, batches(tokens), sequences))
     return np.array([loss_of(step(model, optimizer, *next(placed))) for _ in range(steps)])
-
-
-def run_of(variant: str, learning_rate: float) -> RunConfig:
-    asked = dataclasses.asdict(SHAPE) | {"devices": "auto", "dtype": "float32"}
-    asked["learning_rate"] = learning_rate
-    model, train = run_config(asked, MICROBATCHES, SEQUENCES)
-    changes = {"warmup_period_percent": WARMUP_PERCENT, **VARIANTS[variant]}
-    return RunConfig(model, train.model_copy(update=changes))
 
 
 def report(variant: str, found: np.ndarray, exact: np.ndarray) -> None:
