@@ -146,7 +146,11 @@ def _cross_entropy() -> KernelCase:
 
 def _norms(kernel: Function, is_centered: bool) -> tuple[Function, Function]:
     norm = Norm(1e-5, is_centered)
-    return functools.partial(kernel, epsilon=norm.epsilon), functools.partial(plain_norm, norm)
+
+    def of_model(x: Array, *vectors: Array) -> Array:
+        return kernel(x, norm.epsilon, *vectors)
+
+    return of_model, functools.partial(plain_norm, norm)
 
 
 def _grouped_matmul() -> KernelCase:
