@@ -78,7 +78,7 @@ def test_greedy_tokens_match_full_forward_passes(name: str) -> None:
     for prompt, new in zip(PROMPTS, expected, strict=True):
         assert generator.generate([prompt], Request(40)) == [new]
     if model.config.n_layers:
-        assert all(len(set(new)) > 3 for new in expected)
+        assert all(len(set(new)) > 2 for new in expected)
 
 
 @pytest.mark.long
