@@ -11,7 +11,9 @@ from rungs.config.base import Config, Positive, Size
 
 MOST_LAYERS = 10_000
 LayerKind = Literal["sliding", "global"]
-FeedForwardKind = Literal["none", "gelu_tanh", "gelu", "swiglu", "geglu_tanh", "geglu"]
+FeedForwardKind = Literal[
+    "none", "gelu_tanh", "gelu", "relu_squared", "swiglu", "geglu_tanh", "geglu"
+]
 
 
 class RopeScaling(StrictModel):
@@ -114,6 +116,16 @@ class ModelConfig(Config):
     """The same soft cap on the model's logits. Absent: off."""
     residual: bool = True
     """true: attention and feed-forward add their output to their input. false: they replace it."""
+    residual_scalars: bool = False
+    """Whether each block starts with x = λ_r · x + λ_0 · x_0, where x_0 is the input of the first
+    block: a residual stream with a learned scale, and a skip from the embedding (modded-nanogpt,
+    nanochat). λ_r starts at 1 and λ_0 at 0. nanochat trains λ_0 at 100 times the rate of λ_r; see
+    learning_rate_multipliers."""
+    value_embedding_every: Size | None = None
+    """Value embeddings (Zhou et al. 2024; modded-nanogpt, nanochat): every so many blocks, counted
+    back from the last, the row of the token in another table is added to attention's values, times
+    2 · sigmoid of a learned linear function of 12 channels of attention's input, for each head.
+    nanochat: 2. Absent: none."""
     norm: Literal["none", "layer_norm", "rms_norm", "rms_norm_plus_one"] = "layer_norm"
     """Normalization. none: no norms. layer_norm: LayerNorm with scale and bias (Ba et al. 2016).
     rms_norm: RMSNorm with scale (Zhang & Sennrich 2019). rms_norm_plus_one: RMSNorm times 1 +
@@ -124,10 +136,14 @@ class ModelConfig(Config):
     the output of each sub-layer before it is added (Gemma 2)."""
     norm_epsilon: Positive = 1e-5
     """Added to the variance or mean square inside each norm."""
+    norm_parameters: bool = True
+    """Whether norms have parameters: a scale, and layer_norm a bias. false: they only normalize
+    (OLMo, Groeneveld et al. 2024; nanochat)."""
     feed_forward: FeedForwardKind = "gelu_tanh"
     """The feed-forward sub-layer of each block. none: attention only. gelu_tanh: GELU in its tanh
-    approximation (GPT-2). gelu: exact GELU (Hendrycks & Gimpel 2016). The others are gated by
-    another projection (Shazeer 2020): swiglu (Llama), geglu_tanh (Gemma), geglu (exact GELU)."""
+    approximation (GPT-2). gelu: exact GELU (Hendrycks & Gimpel 2016). relu_squared: max(0, x)² (So
+    et al. 2021, Primer). The others are gated by another projection (Shazeer 2020): swiglu (Llama),
+    geglu_tanh (Gemma), geglu (exact GELU)."""
     ffn_dim: Size | None = None
     """Hidden width of the feed-forward sub-layer. Absent: four times emb_dim."""
     ffn_bias: bool = True
@@ -143,10 +159,18 @@ class ModelConfig(Config):
     """Whether the output head uses the weights of the token embedding (Press & Wolf 2017)."""
     embedding_scale: Literal["none", "sqrt_emb_dim"] = "none"
     """Factor on the embedding: none, or √emb_dim (Vaswani et al. 2017; Gemma)."""
+    embedding_norm: bool = False
+    """Whether the embedding, with positions if they are added to it, is normalized before the first
+    block (BLOOM, Le Scao et al. 2022; nanochat)."""
     init: Literal["gpt2", "truncated_normal"] = "gpt2"
     """Initial weights. gpt2: normal with σ = 0.02; residual projections are divided by
     √(2·n_layers). truncated_normal: normal with σ² = 2 ÷ (inputs + outputs) (Glorot & Bengio 2010),
     truncated at ±3σ. Biases start at 0."""
+    zero_init_residual: bool = False
+    """Whether the projections into the residual stream, of attention's output and of the
+    feed-forward sub-layer's hidden units, start at 0, so that each block starts as the identity
+    (Goyal et al. 2017, section 5.1; modded-nanogpt, nanochat). The other weights start as init
+    says."""
     mup: MupConfig | None = None
     """muP: the best learning rate of a narrow base model is also the best for this one. Gives the
     widths of the base model: `{"base_emb_dim": 128}`. Needs optimizer adamw or muon, and no lora.
@@ -223,6 +247,28 @@ class ModelConfig(Config):
         return None
 
     @check
+    def _embedding_norm_has_a_norm(self) -> str | None:
+        if self.embedding_norm and self.norm == "none":
+            return (
+                'embedding_norm: true, but norm is "none"; choose a norm or remove embedding_norm'
+            )
+        return None
+
+    @check
+    def _zeros_are_added_to_something(self) -> str | None:
+        if self.zero_init_residual and not self.residual:
+            return "zero_init_residual: needs residual; without it every block would return zeros"
+        return None
+
+    @check
+    def _norm_parameters_fit(self) -> str | None:
+        if not self.norm_parameters and self.norm == "rms_norm_plus_one":
+            return (
+                'norm_parameters: false, but norm "rms_norm_plus_one" has a scale; use "rms_norm"'
+            )
+        return None
+
+    @check
     def _sinusoidal_width_is_even(self) -> str | None:
         if self.positions == "sinusoidal" and self.emb_dim % 2:
             return f'emb_dim: {self.emb_dim} is odd; positions "sinusoidal" needs an even number'
@@ -281,15 +327,29 @@ class ModelConfig(Config):
 
     @property
     def repeated_kinds(self) -> tuple[LayerKind, ...]:
-        """The kinds of layers in one period of the pattern."""
-        if self.layer_pattern:
-            return self.layer_pattern[: max(self.n_layers, 1)]
-        return ("sliding",) if self.sliding_window else ("global",)
+        """The kinds of layers in one period, after which the pattern and the layers with a value
+        embedding repeat."""
+        default: LayerKind = "sliding" if self.sliding_window else "global"
+        kinds = self.layer_pattern or (default,)
+        length = min(math.lcm(len(kinds), self.value_embedding_every or 1), max(self.n_layers, 1))
+        return tuple(kinds[layer % len(kinds)] for layer in range(length))
 
     def layer_kinds(self) -> Iterator[LayerKind]:
         """The kind of each layer."""
         period = self.repeated_kinds
         return (period[layer % len(period)] for layer in range(self.n_layers))
+
+    @property
+    def value_layers(self) -> tuple[int, ...]:
+        """The layers that have a value embedding."""
+        every = self.value_embedding_every
+        return tuple(range((self.n_layers - 1) % every, self.n_layers, every)) if every else ()
+
+    @property
+    def value_width(self) -> int:
+        """Elements of the value embeddings of a token, all layers together."""
+        heads = self.n_kv_heads or self.n_heads or 1
+        return len(self.value_layers) * heads * self.head_width if self.value_layers else 0
 
 
 def _nearest_divisor(number: int, near: int) -> int:

@@ -30,6 +30,7 @@ ComputeDtypeOrAuto = Literal[ComputeDtype, "auto"]
 
 BUILT_IN_OPTIMIZERS = ("adamw", "muon", "lion", "adafactor", "sgd")
 Schedule = Literal["cosine", "linear", "constant", "warmup_stable_decay"]
+Orthogonalization = Literal["newton_schulz", "polar_express"]
 
 _MAX_NESTING = 20
 """Levels of objects and lists in the values of `lineage`."""
@@ -51,6 +52,24 @@ class LoraConfig(StrictModel):
     targets: Annotated[list[LoraTarget], Field(min_length=1)]
     """The projections to adapt in every block: query, key, value and output of attention; gate, up
     and down of the feed-forward sub-layer."""
+
+
+class LearningRateMultipliers(StrictModel):
+    """Factors on the learning rate, at every step, of groups of parameters. Weight decay has them
+    too, as it is a multiple of the learning rate."""
+
+    embedding: Positive = 1.0
+    """Token embedding, which may be the head as well, learned positions and value embeddings."""
+    head: Positive = 1.0
+    """The output head."""
+    matrices: Positive = 1.0
+    """Kernels of the blocks, and their adapters."""
+    vectors: Positive = 1.0
+    """Scales and biases, and the gates of value embeddings."""
+    residual_scale: Positive = 1.0
+    """λ_r of residual_scalars."""
+    embedding_skip: Positive = 1.0
+    """λ_0 of residual_scalars."""
 
 
 def _writable(values: dict[str, Any]) -> dict[str, Any]:
@@ -107,6 +126,10 @@ class OptimizationConfig(Config):
     """Sequences in one microbatch, counted over all devices."""
     learning_rate: Positive
     """Peak learning rate."""
+    learning_rate_multipliers: LearningRateMultipliers | None = None
+    """Other learning rates for groups of parameters, as factors: `{"embedding": 3, "head": 2}`.
+    They multiply what schedule, mup and optimizer make of the learning rate. null: one learning
+    rate for all."""
     checkpoint_interval: Size
     """Steps between checkpoints, counted from step 0. The last step always has a checkpoint."""
     start_from: str | None = None
@@ -147,8 +170,19 @@ class OptimizationConfig(Config):
     """adamw and muon's AdamW: added to the root of the mean of squared gradients."""
     momentum: BelowOne = 0.95
     """muon: decay of the running mean of gradients. sgd: decay of their running sum."""
+    orthogonalization: Orthogonalization = "newton_schulz"
+    """muon: the five polynomials that bring the singular values of an update near 1. newton_schulz:
+    the same each time (Jordan et al. 2024), which leaves them between 0.7 and 1.2. polar_express:
+    the best for each iteration (Amsel et al. 2025)."""
+    normuon_beta2: BelowOne | None = None
+    """muon: divide the orthogonalized update by the root of a running mean of its squares for each
+    output, and scale it to the same size as without that (NorMuon, Li et al. 2025). The decay of
+    that mean, 0.95 in the paper. null: off."""
     weight_decay: NotNegative = 0.01
     """Decoupled weight decay: each step subtracts learning rate × this × the weight."""
+    cautious_weight_decay: bool = False
+    """Whether weights decay only where the update moves them towards 0 as well (Chen et al.
+    2025)."""
     decayed_parameters: Literal["matrices", "all"] = "matrices"
     """Which parameters weight decay applies to. matrices: kernels and embeddings. all: biases and
     norms too."""

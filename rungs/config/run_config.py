@@ -15,6 +15,7 @@ from rungs.config.model_config import ModelConfig, MupConfig, RopeScaling
 from rungs.config.optimization_config import (
     ATTENTION_TARGETS,
     BUILT_IN_OPTIMIZERS,
+    LearningRateMultipliers,
     LoraConfig,
     LoraTarget,
     OptimizationConfig,
@@ -63,7 +64,11 @@ FILE_TYPES: dict[str, type[Config]] = {
     TRAIN_FILE: TrainConfig,
     REINFORCE_FILE: ReinforceConfig,
 }
-_SHARED: dict[str, type[StrictModel]] = {"sharding": ShardingConfig, "lora": LoraConfig}
+_SHARED: dict[str, type[StrictModel]] = {
+    "sharding": ShardingConfig,
+    "lora": LoraConfig,
+    "learning_rate_multipliers": LearningRateMultipliers,
+}
 NESTED: dict[str, dict[str, type[StrictModel]]] = {
     MODEL_FILE: {"rope_scaling": RopeScaling, "mup": MupConfig},
     TRAIN_FILE: _SHARED,
@@ -72,7 +77,7 @@ NESTED: dict[str, dict[str, type[StrictModel]]] = {
         **{f'tasks.settings of "{name}"': settings for name, settings in SETTINGS.items()},
     },
 }
-"""The keys of each file that hold an object. Those of `sharding` and `lora` are listed once."""
+"""The keys of each file that hold an object. Those that the second files share are listed once."""
 
 MUP_OPTIMIZERS = ("adamw", "muon")
 """Optimizers whose learning rates `optimizers.py` scales with the width in muP."""
@@ -172,6 +177,11 @@ def conflicts(model: ModelConfig, train: OptimizationConfig) -> Iterator[str]:
         yield from [line] if line else []
     if model.mup:
         yield from _mup_conflicts(train)
+    for group in (
+        train.learning_rate_multipliers.model_fields_set if train.learning_rate_multipliers else ()
+    ):
+        if reason := _missing_group(group, model):
+            yield f"learning_rate_multipliers.{group}: {reason}; remove it"
     for target in train.lora.targets if train.lora else ():
         if reason := _missing_target(target, model):
             yield f"lora.targets: {target}: {reason}"
@@ -197,6 +207,15 @@ def _mup_conflicts(train: OptimizationConfig) -> Iterator[str]:
         )
     if train.lora:
         yield "lora: not supported with mup in model.json; remove one of the two"
+
+
+def _missing_group(group: str, model: ModelConfig) -> str | None:
+    """Return why the architecture does not have a group of parameters, None if it does."""
+    if group == "head" and model.tied_embeddings:
+        return "with tied_embeddings the head is the embedding"
+    if group in ("residual_scale", "embedding_skip") and not model.residual_scalars:
+        return "model.json has no residual_scalars"
+    return None
 
 
 def _matmul_conflicts(model: ModelConfig) -> Iterator[str]:

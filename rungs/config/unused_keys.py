@@ -14,6 +14,8 @@ _KEYS_OF_OPTIMIZERS = {
     "beta2": ("adamw", "muon", "lion"),
     "epsilon": ("adamw", "muon"),
     "momentum": ("muon", "sgd"),
+    "orthogonalization": ("muon",),
+    "normuon_beta2": ("muon",),
 }
 _KEYS_OF_SCHEDULES = {
     "decay_period_percent": ("warmup_stable_decay",),
@@ -23,7 +25,8 @@ _KEYS_OF_LAYERS = (
     *("n_heads", "n_kv_heads", "head_dim", "qkv_bias", "attention_output_bias", "rope_theta"),
     *("rope_scaling", "sliding_rope_theta", "sliding_window", "layer_pattern", "qk_norm"),
     *("query_pre_attn_scalar", "attention_soft_cap", "residual", "norm_placement", "feed_forward"),
-    *("ffn_dim", "ffn_bias", "n_experts", "experts_per_token"),
+    *("ffn_dim", "ffn_bias", "n_experts", "experts_per_token", "zero_init_residual"),
+    *("residual_scalars", "value_embedding_every"),
 )
 """Keys of model.json that describe the blocks."""
 
@@ -61,7 +64,7 @@ def _in_model(model: ModelConfig, train: OptimizationConfig) -> Iterator[Reason]
         if model.positions == "rope":
             yield "positions", " with n_layers 0"
     if model.norm == "none":
-        yield from _each(("norm_placement", "norm_epsilon"), ' with norm "none"')
+        yield from _each(("norm_placement", "norm_epsilon", "norm_parameters"), ' with norm "none"')
     if model.feed_forward == "none":
         yield "ffn_bias", ' with feed_forward "none"'
     if model.positions != "rope":
@@ -71,7 +74,7 @@ def _in_model(model: ModelConfig, train: OptimizationConfig) -> Iterator[Reason]
     if model.sliding_rope_theta and "global" not in kinds:
         yield from _each(("rope_theta", "rope_scaling"), ", as every layer has sliding_rope_theta")
     if train.start_from:
-        yield "init", " with start_from"
+        yield from _each(("init", "zero_init_residual"), " with start_from")
 
 
 def _in_optimization(model: ModelConfig, train: OptimizationConfig) -> Iterator[Reason]:
@@ -84,7 +87,7 @@ def _in_optimization(model: ModelConfig, train: OptimizationConfig) -> Iterator[
     if not train.warmup_period_percent:
         yield "start_learning_rate_percent", " without a warm-up"
     if not train.weight_decay:
-        yield "decayed_parameters", " with weight_decay 0"
+        yield from _each(("decayed_parameters", "cautious_weight_decay"), " with weight_decay 0")
     if not model.n_experts:
         yield "load_balancing_weight", " without n_experts in model.json"
     if not model.n_layers:

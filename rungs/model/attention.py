@@ -49,8 +49,27 @@ class Cache(NamedTuple):
         return self.key_BKTH.swapaxes(1, 2), self.value_BKTH.swapaxes(1, 2)
 
 
+class ValueEmbedding(NamedTuple):
+    """What a layer adds to attention's values: a vector for each token and head, times a gate."""
+
+    rows_BSKH: Array
+    """Of all heads."""
+    gate_GK: Array
+    """A linear function of the first G channels of attention's input, for this device's heads."""
+
+    def added_to(self, value_BSKH: Array, x_BSD: Array) -> Array:
+        """Return the values of this device's heads with their vectors added."""
+        own, rows_BSKH = value_BSKH.shape[2], collectives.to_varying(self.rows_BSKH, TENSOR)
+        if own < rows_BSKH.shape[2]:
+            first = collectives.axis_index(TENSOR) * own
+            rows_BSKH = jax.lax.dynamic_slice_in_dim(rows_BSKH, first, own, axis=2)
+        x_BSG = x_BSD[..., : len(self.gate_GK)].astype(jnp.float32)
+        gate_BSK = 2 * jax.nn.sigmoid(jnp.einsum("bsg,gk->bsk", x_BSG, self.gate_GK))
+        return (value_BSKH + gate_BSK[..., None] * rows_BSKH).astype(value_BSKH.dtype)
+
+
 class AttentionContext(NamedTuple):
-    """What attention layers of one kind need besides the tokens' vectors."""
+    """What a layer needs besides the tokens' vectors."""
 
     scoring: Scoring
     rotary: Rotary | None
@@ -59,6 +78,10 @@ class AttentionContext(NamedTuple):
     with the causal mask of `scoring`."""
     first_slot: Array | int = 0
     """The cache slot of the first token, for all rows or for each."""
+    embedding_BSD: Array | None = None
+    """The input of the first block, if the model has residual scalars."""
+    value_embedding: ValueEmbedding | None = None
+    """The layer's, if it has one."""
 
 
 class Attention(nnx.Module):
@@ -97,7 +120,10 @@ class Attention(nnx.Module):
         x_BSD = collectives.to_varying(x_BSD, TENSOR)
         query_BSNH = apply_norm(self.query_norm, self.query(x_BSD))
         key_BTKH = self._for_own_heads(apply_norm(self.key_norm, self.key(x_BSD)))
-        value_BTKH = self._for_own_heads(self.value(x_BSD))
+        value_BSKH = self.value(x_BSD)
+        if context.value_embedding is not None:
+            value_BSKH = context.value_embedding.added_to(value_BSKH, x_BSD)
+        value_BTKH = self._for_own_heads(value_BSKH)
         if context.rotary is not None:
             query_BSNH, key_BTKH = context.rotary(query_BSNH), context.rotary(key_BTKH)
         if cache is not None:

@@ -2,7 +2,7 @@
 them. Axes as in `gpt.py`."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -11,11 +11,17 @@ from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
 
-from rungs.config.model_config import ModelConfig
+from rungs.config.model_config import LayerKind, ModelConfig
 from rungs.config.optimization_config import Remat
-from rungs.model.attention import Attention, AttentionContext, Cache, sequence_contexts
+from rungs.model.attention import (
+    Attention,
+    AttentionContext,
+    Cache,
+    ValueEmbedding,
+    sequence_contexts,
+)
 from rungs.model.feed_forward import Routing, make_feed_forward
-from rungs.model.layers import NO_DROPOUT, Dropout, Norm, apply_norm, make_norm
+from rungs.model.layers import NO_DROPOUT, Dropout, Norm, apply_norm, make_norm, make_vector
 from rungs.model.remat import checkpoint_layer
 from rungs.parallel.fsdp import no_gather
 
@@ -43,6 +49,8 @@ class Block(nnx.Module):
         self.residual, self.norm_placement = config.residual, config.norm_placement
         width = {"emb": config.emb_dim}
         norms_around = config.norm_placement == "around"
+        self.residual_scale = make_vector({}, 1.0) if config.residual_scalars else None
+        self.embedding_skip = make_vector({}, 0.0) if config.residual_scalars else None
         self.attention_norm = make_norm(config, width)
         self.attention = Attention(config, attention_key)
         self.attention_output_norm = make_norm(config, width) if norms_around else None
@@ -61,6 +69,7 @@ class Block(nnx.Module):
         cache: Cache | None = None,
     ) -> tuple[Array, Cache | None, Routing | None]:
         """Return x_BSD, the cache with these tokens added, and the routing of experts."""
+        x_BSD = self._with_skip(x_BSD, context.embedding_BSD)
         attention_input = self._sublayer_input(x_BSD, self.attention_norm)
         y_BSD, cache = self.attention(attention_input, context, dropout.fold(0), cache)
         y_BSD = dropout.fold(1).of_tokens(apply_norm(self.attention_output_norm, y_BSD))
@@ -70,6 +79,13 @@ class Block(nnx.Module):
         y_BSD, routing = self.feed_forward(self._sublayer_input(x_BSD, self.feed_forward_norm))
         y_BSD = dropout.fold(2).of_tokens(apply_norm(self.feed_forward_output_norm, y_BSD))
         return self._add_sublayer(x_BSD, y_BSD, self.feed_forward_norm), cache, routing
+
+    def _with_skip(self, x_BSD: Array, embedding_BSD: Array | None) -> Array:
+        """Return λ_r · x + λ_0 · x_0, if the block has these scalars."""
+        if self.residual_scale is None or self.embedding_skip is None or embedding_BSD is None:
+            return x_BSD
+        scaled = self.residual_scale[...] * x_BSD.astype(jnp.float32)
+        return (scaled + self.embedding_skip[...] * embedding_BSD).astype(x_BSD.dtype)
 
     def _sublayer_input(self, x_BSD: Array, norm: Norm | None) -> Array:
         return x_BSD if self.norm_placement == "after" else apply_norm(norm, x_BSD)
@@ -94,12 +110,14 @@ def run_blocks(
     compute: Compute,
     keep_hidden_states: bool = False,
     starts_BS: Array | None = None,
+    values: ValueEmbedding | None = None,
 ) -> tuple[Array, list[Array], Routing | None]:
     """Apply the blocks in order, by a scan over the periods of the layer pattern. Each layer of a
     period is compiled once; layers left over after the last full period follow the scan.
 
     Args:
         starts_BS: as for `GPT.forward`.
+        values: those of all layers that have one, stacked.
 
     Returns:
         x_BSD; each block's x_BSD if `keep_hidden_states`; the routing of all layers.
@@ -107,8 +125,9 @@ def run_blocks(
     if blocks is None:
         return x_BSD, [], None
     graph, stacked = nnx.split(blocks)
-    contexts = sequence_contexts(config, x_BSD.shape[-2], starts_BS)
+    contexts = with_embedding(config, sequence_contexts(config, x_BSD.shape[-2], starts_BS), x_BSD)
     kinds = config.repeated_kinds
+    value_places = [layer for layer in config.value_layers if layer < len(kinds)]
     periods, remainder = divmod(config.n_layers, len(kinds))
 
     def run_layer(
@@ -119,28 +138,75 @@ def run_blocks(
         return x_BSD, routing
 
     def run_period(
-        carry: tuple[Array, Array], layers: nnx.State
+        carry: tuple[Array, Array], period: tuple[nnx.State, ValueEmbedding | None]
     ) -> tuple[tuple[Array, Array], Any]:
-        x_BSD, number = carry
+        (x_BSD, number), (layers, values) = carry, period
         outputs = []
         count = len(jax.tree.leaves(layers)[0])  # the remainder has fewer layers than a period
         for place, kind in enumerate(kinds[:count]):
             run = checkpoint_layer(
                 functools.partial(run_layer, place), compute.remat, compute.gather is not no_gather
             )
-            x_BSD, routing = run(layers, x_BSD, contexts[kind], dropout.fold(number + place))
+            context = contexts[kind]
+            if place in value_places:
+                context = with_values(context, values, value_places.index(place))
+            x_BSD, routing = run(layers, x_BSD, context, dropout.fold(number + place))
             outputs.append((x_BSD if keep_hidden_states else None, routing))
         return (x_BSD, number + len(outputs)), jax.tree.map(lambda *a: jnp.stack(a), *outputs)
 
-    scanned = periods * len(kinds)
-    by_period = jax.tree.map(
-        lambda a: a[:scanned].reshape(periods, len(kinds), *a.shape[1:]), stacked
+    scanned, with_value = periods * len(kinds), periods * len(value_places)
+    by_period = (
+        _by_period(periods, len(kinds), stacked),
+        _by_period(periods, len(value_places), values),
     )
     start = x_BSD, jnp.asarray(1)
     carry, outputs = jax.lax.scan(run_period, start, by_period, unroll=compute.unroll)
     outputs = jax.tree.map(lambda a: a.reshape(scanned, *a.shape[2:]), outputs)
     if remainder:
-        carry, last = run_period(carry, jax.tree.map(lambda a: a[scanned:], stacked))
+        left = jax.tree.map(lambda a: a[scanned:], stacked)
+        carry, last = run_period(carry, (left, jax.tree.map(lambda a: a[with_value:], values)))
         outputs = jax.tree.map(lambda *a: jnp.concatenate(a), outputs, last)
     hidden_LBSD, routing = outputs
     return carry[0], [] if hidden_LBSD is None else list(hidden_LBSD), routing
+
+
+def with_embedding(
+    config: ModelConfig, contexts: dict[LayerKind, AttentionContext], x_BSD: Array
+) -> dict[LayerKind, AttentionContext]:
+    """Return the contexts with the input of the first block, if the model has residual scalars."""
+    if not config.residual_scalars:
+        return contexts
+    return {kind: context._replace(embedding_BSD=x_BSD) for kind, context in contexts.items()}
+
+
+def with_values(
+    context: AttentionContext, values: ValueEmbedding | None, index: int
+) -> AttentionContext:
+    """Return the context with one of several layers' value embeddings."""
+    return context._replace(value_embedding=jax.tree.map(lambda array: array[index], values))
+
+
+def layer_contexts(
+    config: ModelConfig,
+    contexts: dict[LayerKind, AttentionContext],
+    x_BSD: Array,
+    values: ValueEmbedding | None,
+) -> Iterator[AttentionContext]:
+    """Yield the context of each layer, for layers that run one by one; arguments as for
+    `run_blocks`."""
+    contexts = with_embedding(config, contexts, x_BSD)
+    for layer, kind in enumerate(config.layer_kinds()):
+        has_values, context = layer in config.value_layers, contexts[kind]
+        yield (
+            with_values(context, values, config.value_layers.index(layer))
+            if has_values
+            else context
+        )
+
+
+def _by_period(periods: int, length: int, stacked: Any) -> Any:
+    """Return what is stacked over layers with an axis for periods before that for the `length`
+    layers of one, without what is left over."""
+    return jax.tree.map(
+        lambda a: a[: periods * length].reshape(periods, length, *a.shape[1:]), stacked
+    )

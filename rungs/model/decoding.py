@@ -17,6 +17,7 @@ from jax import Array
 
 from rungs.config.model_config import LayerKind, ModelConfig
 from rungs.model.attention import AttentionContext, Cache, cache_contexts, sequence_contexts
+from rungs.model.blocks import layer_contexts
 from rungs.model.gpt import GPT
 from rungs.model.kernels.cross_entropy import target_losses
 from rungs.model.sampling import Sampling, next_tokens
@@ -237,9 +238,11 @@ class Decoder:
         )
         x_BSD = outer.embed(tokens_BS, positions_BS).astype(self.dtype)
         caches = []
-        for layer, kind, old in zip(layers, self.config.layer_kinds(), state.caches, strict=True):
+        values = outer.embed_values(tokens_BS, self.dtype)
+        of_layers = layer_contexts(self.config, contexts, x_BSD, values)
+        for layer, context, old in zip(layers, of_layers, state.caches, strict=True):
             block = nnx.merge(self._block_graph, layer)
-            x_BSD, cache, _ = block(x_BSD, contexts[kind], cache=old)
+            x_BSD, cache, _ = block(x_BSD, context, cache=old)
             caches.append(cache)
         return outer, x_BSD, caches
 

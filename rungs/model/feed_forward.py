@@ -31,6 +31,7 @@ Activation = Callable[[Array], Array]
 ACTIVATIONS: dict[FeedForwardKind, Activation] = {
     "gelu": functools.partial(jax.nn.gelu, approximate=False),
     "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
+    "relu_squared": lambda x: jnp.square(jax.nn.relu(x)),
     "swiglu": jax.nn.silu,
     "geglu": functools.partial(jax.nn.gelu, approximate=False),
     "geglu_tanh": functools.partial(jax.nn.gelu, approximate=True),

@@ -17,7 +17,7 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from rungs.config.model_config import ModelConfig
-from rungs.model.attention import apply_soft_cap
+from rungs.model.attention import ValueEmbedding, apply_soft_cap
 from rungs.model.blocks import Compute, make_blocks, run_blocks
 from rungs.model.feed_forward import Routing
 from rungs.model.kernels import cross_entropy
@@ -33,10 +33,16 @@ from rungs.model.layers import (
     initializer,
     is_split,
     make_norm,
+    make_vector,
 )
 from rungs.model.positions import make_position_embedding, over_batch, own_positions
 from rungs.parallel import collectives
 from rungs.parallel.mesh import TENSOR
+
+GATE_CHANNELS = 12
+"""Channels of attention's input that the gate of a value embedding reads, as in nanochat."""
+VALUE_KEY = 0x7A
+"""Folded into the key of a model for its value embeddings."""
 
 
 class Forward(NamedTuple):
@@ -82,7 +88,9 @@ class GPT(nnx.Module):
         init = functools.partial(initializer, config)
         self.token_embedding = Embedding(vocabulary, width, init(), token_key)
         self.position_embedding = make_position_embedding(config, position_key)
+        self.embedding_norm = make_norm(config, width) if config.embedding_norm else None
         self.blocks = make_blocks(config, block_key) if config.n_layers else None
+        self.value_embedding, self.value_gates = _make_value_embedding(config, key)
         self.final_norm = make_norm(config, width) if config.norm_placement != "after" else None
         self.head = (
             None
@@ -120,7 +128,9 @@ class GPT(nnx.Module):
                 is that in the document. None if each sequence is one document.
         """
         x_BSD = self._embed_sequences(tokens_BS, dropout, compute, starts_BS)
-        return self.forward_embedded(x_BSD, dropout, compute, keep_hidden_states, starts_BS)
+        return self.forward_embedded(
+            x_BSD, dropout, compute, keep_hidden_states, starts_BS, tokens_BS
+        )
 
     def forward_embedded(
         self,
@@ -129,10 +139,16 @@ class GPT(nnx.Module):
         compute: Compute = Compute(),  # noqa: B008 — a tuple
         keep_hidden_states: bool = False,
         starts_BS: Array | None = None,
+        tokens_BS: Array | None = None,
     ) -> Forward:
-        """Return the same as `forward`, from embedded tokens."""
+        """Return the same as `forward`, from embedded tokens. `tokens_BS` is for value embeddings;
+        raises ValueError if the model has some and it is missing."""
+        if self.value_embedding is not None and tokens_BS is None:
+            raise ValueError("the model has value embeddings; give tokens_BS")
+        values = None if tokens_BS is None else self.embed_values(tokens_BS, compute.dtype)
         y_BSD, inner, routing = run_blocks(
-            self.blocks, self.config, x_BSD, dropout, compute, keep_hidden_states, starts_BS
+            *(self.blocks, self.config, x_BSD, dropout, compute, keep_hidden_states, starts_BS),
+            values,
         )
         hidden_states = [x_BSD, *inner]
         hidden_states[-1] = apply_norm(self.final_norm, y_BSD)
@@ -149,8 +165,9 @@ class GPT(nnx.Module):
         """Return the cross-entropy summed over the targets that are not negative, in nats, and the
         routing of `forward`. The full logits are never materialized."""
         x_BSD = self._embed_sequences(tokens_BS, dropout, compute, starts_BS)
+        values = self.embed_values(tokens_BS, compute.dtype)
         x_BSD, _, routing = run_blocks(
-            self.blocks, self.config, x_BSD, dropout, compute, starts_BS=starts_BS
+            self.blocks, self.config, x_BSD, dropout, compute, starts_BS=starts_BS, values=values
         )
         head = functools.partial(head_logits, self.config, 1.0, dtype=compute.logits_dtype)
         operands = self._head_operands(x_BSD)
@@ -177,8 +194,9 @@ class GPT(nnx.Module):
             temperature: the logits are divided by this, above 0; it isn't traced.
         """
         x_BSD = self._embed_sequences(tokens_BS, dropout, compute, starts_BS)
+        values = self.embed_values(tokens_BS, compute.dtype)
         x_BSD, _, routing = run_blocks(
-            self.blocks, self.config, x_BSD, dropout, compute, starts_BS=starts_BS
+            self.blocks, self.config, x_BSD, dropout, compute, starts_BS=starts_BS, values=values
         )
         total, statistics = cross_entropy.weighted_loss(
             functools.partial(head_logits, self.config, temperature),
@@ -239,7 +257,7 @@ class GPT(nnx.Module):
 
     @jax.named_scope("embedding")
     def embed(self, tokens_BS: Array, positions_BS: Array) -> Array:
-        """Return token plus position embeddings: x_BSD, float32.
+        """Return token plus position embeddings, normalized with `embedding_norm`: x_BSD, float32.
 
         Args:
             tokens_BS: token ids.
@@ -248,10 +266,22 @@ class GPT(nnx.Module):
         x_BSD = self.token_embedding(tokens_BS)
         if self.config.embedding_scale == "sqrt_emb_dim":
             x_BSD = x_BSD * math.sqrt(self.config.emb_dim)
-        if self.position_embedding is None:
-            return x_BSD
-        x_BSD, vectors = collectives.to_common_varying(x_BSD, self.position_embedding(positions_BS))
-        return x_BSD + (vectors if vectors.ndim == x_BSD.ndim else over_batch(vectors, len(x_BSD)))
+        if self.position_embedding is not None:
+            vectors = self.position_embedding(positions_BS)
+            x_BSD, vectors = collectives.to_common_varying(x_BSD, vectors)
+            x_BSD += vectors if vectors.ndim == x_BSD.ndim else over_batch(vectors, len(x_BSD))
+        return apply_norm(self.embedding_norm, x_BSD)
+
+    def embed_values(self, tokens_BS: Array, dtype: jnp.dtype) -> ValueEmbedding | None:
+        """Return the value embeddings of all layers that have one, stacked, if there are any."""
+        if self.value_embedding is None or self.value_gates is None:
+            return None
+        gate_LGK = self.value_gates[...]
+        rows_BSC = self.value_embedding(tokens_BS).astype(dtype)
+        shape = len(gate_LGK), -1, self.config.head_width
+        return ValueEmbedding(
+            jnp.moveaxis(rows_BSC.reshape(*tokens_BS.shape, *shape), 2, 0), gate_LGK
+        )
 
     def unembed(self, x_BSD: Array) -> Array:
         """Return logits_BSV of the blocks' output, float32. If the vocabulary is split over
@@ -273,8 +303,9 @@ class GPT(nnx.Module):
     ) -> tuple[Array, Any]:
         """Return `_head_operands` after a forward pass without dropout."""
         x_BSD = self._embed_sequences(tokens_BS, NO_DROPOUT, compute, starts_BS)
+        values = self.embed_values(tokens_BS, compute.dtype)
         x_BSD, _, _ = run_blocks(
-            self.blocks, self.config, x_BSD, NO_DROPOUT, compute, starts_BS=starts_BS
+            self.blocks, self.config, x_BSD, NO_DROPOUT, compute, starts_BS=starts_BS, values=values
         )
         return self._head_operands(x_BSD)
 
@@ -287,6 +318,20 @@ class GPT(nnx.Module):
         else:
             matrix_DV = self.head.kernel.get_value()
         return x_BSD.reshape(-1, x_BSD.shape[-1]), matrix_DV
+
+
+def _make_value_embedding(
+    config: ModelConfig, key: Array
+) -> tuple[Embedding | None, nnx.Param | None]:
+    """Return the table of all value embeddings, side by side in one row for each token, and the
+    gates of their layers, which start at 1."""
+    if not (layers := len(config.value_layers)):
+        return None, None
+    rows, width = {"vocab": config.vocab_size}, {"value": config.value_width}
+    table = Embedding(rows, width, initializer(config), jax.random.fold_in(key, VALUE_KEY))
+    heads = config.n_kv_heads or config.n_heads or 1
+    channels = min(GATE_CHANNELS, config.emb_dim)
+    return table, make_vector({"layers": layers, "gate": channels, "kv_heads": heads}, 0.0)
 
 
 def check_tokens(config: ModelConfig, tokens_BS: Any) -> None:

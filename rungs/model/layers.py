@@ -185,28 +185,33 @@ class Embedding(nnx.Module):
 
 
 class LayerNorm(nnx.Module):
-    """Layer norm with a scale and a bias; see `kernels/norms.py`."""
+    """Layer norm with a scale and a bias, or without parameters; see `kernels/norms.py`."""
 
-    def __init__(self, width: Axes, epsilon: float) -> None:
-        self.scale = make_vector(width, 1.0)
-        self.bias = make_vector(width, 0.0)
+    def __init__(self, width: Axes, epsilon: float, parameters: bool = True) -> None:
+        self.scale = make_vector(width, 1.0) if parameters else None
+        self.bias = make_vector(width, 0.0) if parameters else None
         self.epsilon = epsilon
 
     def __call__(self, x_BSD: Array) -> Array:
-        return norms.layer_norm(x_BSD, self.scale[...], self.bias[...], self.epsilon)
+        vectors = [vector[...] for vector in (self.scale, self.bias) if vector is not None]
+        return norms.layer_norm(x_BSD, self.epsilon, *vectors)
 
 
 class RMSNorm(nnx.Module):
-    """RMS norm, with the scale offset + `scale`; see `kernels/norms.py`. Gemma's form has offset 1,
-    and a scale that starts at 0."""
+    """RMS norm, with the scale offset + `scale` or without parameters; see `kernels/norms.py`.
+    Gemma's form has offset 1, and a scale that starts at 0."""
 
-    def __init__(self, width: Axes, epsilon: float, offset: float = 0.0) -> None:
-        self.scale = make_vector(width, 1.0 - offset)
+    def __init__(
+        self, width: Axes, epsilon: float, offset: float = 0.0, parameters: bool = True
+    ) -> None:
+        self.scale = make_vector(width, 1.0 - offset) if parameters else None
         self.epsilon, self.offset = epsilon, offset
 
     def __call__(self, x_BSD: Array) -> Array:
+        if self.scale is None:
+            return norms.rms_norm(x_BSD, self.epsilon)
         scale = self.scale[...].astype(jnp.float32)
-        return norms.rms_norm(x_BSD, self.offset + scale if self.offset else scale, self.epsilon)
+        return norms.rms_norm(x_BSD, self.epsilon, self.offset + scale if self.offset else scale)
 
 
 Norm = LayerNorm | RMSNorm
@@ -217,8 +222,9 @@ def make_norm(config: ModelConfig, width: Axes) -> Norm | None:
     if config.norm == "none":
         return None
     if config.norm == "layer_norm":
-        return LayerNorm(width, config.norm_epsilon)
-    return RMSNorm(width, config.norm_epsilon, float(config.norm == "rms_norm_plus_one"))
+        return LayerNorm(width, config.norm_epsilon, config.norm_parameters)
+    offset = float(config.norm == "rms_norm_plus_one")
+    return RMSNorm(width, config.norm_epsilon, offset, config.norm_parameters)
 
 
 @jax.named_scope("norm")
@@ -289,11 +295,18 @@ def initializer(
         into_residual: the matrix writes into the residual stream. GPT-2 scales those down, so that
             the sum of 2·n_layers of them keeps its size (Radford et al. 2019, section 2.3).
     """
+    if into_residual and config.zero_init_residual:
+        return zeros
     if config.init == "truncated_normal":
         return glorot_truncated_normal
     scale = 0.02 / math.sqrt(2 * config.n_layers) if into_residual else 0.02
     scale /= config.width_multiplier**mup_power
     return functools.partial(scaled_normal, scale=scale)
+
+
+def zeros(_: Array, shape: tuple[int, ...], __: int) -> Array:
+    """Return zeros."""
+    return jnp.zeros(shape, jnp.float32)
 
 
 def scaled_normal(key: Array, shape: tuple[int, ...], inputs: int, *, scale: float) -> Array:

@@ -164,8 +164,8 @@ def _storing(store: Store, config: ModelConfig, dtype: jnp.dtype) -> Convert:
     """Return a function that stores matrices and casts the rest."""
 
     def convert(param: nnx.Param, array: Array) -> nnx.Variable:
-        first_axis = param.axes[0]
-        if config.tied_embeddings and first_axis == VOCABULARY:
+        first_axis = param.axes[0] if param.axes else None
+        if config.tied_embeddings and param.axes == (VOCABULARY, "emb"):
             return param.replace(_stored(array, store, None, dtype))
         is_looked_up = first_axis in (VOCABULARY, POSITION)
         is_of_experts = first_axis == "experts"

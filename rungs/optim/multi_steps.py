@@ -14,7 +14,7 @@ from rungs.config.optimization_config import OptimizationConfig
 from rungs.model.gpt import GPT
 from rungs.model.layers import LowRankParam
 from rungs.optim.delayed_scaling import DelayedScaling
-from rungs.optim.optimizers import update_rule
+from rungs.optim.optimizers import multiply_groups, update_rule
 from rungs.optim.precision import LossScale, dtype_of
 from rungs.optim.schedule import learning_rate_schedule
 
@@ -87,7 +87,8 @@ def _transformation(
     direction = optax.chain(
         _scale_gradient(),
         update_rule(train, trained, model.config),
-        optax.add_decayed_weights(train.weight_decay, _decay_mask(train, trained)),
+        _decay_weights(train, trained),
+        multiply_groups(train, trained),
     )
     return _apply_learning_rate(direction)
 
@@ -127,6 +128,21 @@ def _apply_learning_rate(
         return jax.tree.map(lambda d: jnp.where(applied, -learning_rate * d, 0), direction), state
 
     return optax.GradientTransformationExtraArgs(inner.init, update)
+
+
+def _decay_weights(train: OptimizationConfig, trained: nnx.State) -> optax.GradientTransformation:
+    """Return what adds weight decay to directions; cautious, only where the two have the same sign
+    (Chen et al. 2025, algorithm 1)."""
+    mask = _decay_mask(train, trained)
+    if not train.cautious_weight_decay:
+        return optax.add_decayed_weights(train.weight_decay, mask)
+
+    def decay(directions: optax.Updates, params: optax.Params | None) -> optax.Updates:
+        return jax.tree.map(
+            lambda d, w: d + jnp.where(d * w >= 0, train.weight_decay * w, 0), directions, params
+        )
+
+    return optax.masked(optax.stateless(decay), mask)
 
 
 def _decay_mask(train: OptimizationConfig, trained: nnx.State) -> Any:

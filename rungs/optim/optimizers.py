@@ -24,6 +24,20 @@ from rungs.parallel.sharding import padded_axis
 ADAM_RMS = 0.2
 """Typical root mean square of an AdamW update. Muon's updates are scaled to it, so that both use
 the same learning rate (Liu et al. 2025, section 2.2)."""
+NORMUON_EPSILON = 1e-8
+"""Added to the roots that NorMuon divides by."""
+POLAR_EXPRESS = (
+    (8.28721201814563, -23.595886519098837, 17.300387312530933),
+    (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
+    (3.9486908534822946, -2.908902115962949, 0.5518191394370137),
+    (3.3184196573706015, -2.488488024314874, 0.51004894012372),
+    (2.300652019954817, -1.6689039845747493, 0.4188073119525673),
+)
+"""Coefficients of x, x³ and x⁵ in each iteration, the best for singular values from 0.001 to 1
+(Amsel et al. 2025, algorithm 1)."""
+POLAR_EXPRESS_SAFETY = 1.01
+"""What each iteration, and the norm before the first, divides singular values by: rounding must not
+push one above 1 (Amsel et al. 2025, section 4.4)."""
 MATRIX, OTHER = "matrix", "other"
 Tree = TypeVar("Tree")
 
@@ -48,10 +62,30 @@ def update_rule(
         rule = keeping_state(make(train, params, model))
     if model.width_multiplier != 1:
         factor = functools.partial(_mup_factor, train.optimizer, model.width_multiplier)
-        factors = nnx.map_state(factor, params)
-        scale = optax.stateless(lambda tree, _: jax.tree.map(jnp.multiply, tree, factors))
-        rule = optax.chain(rule, scale)
+        rule = optax.chain(rule, _multiply(nnx.map_state(factor, params)))
     return optax.with_extra_args_support(rule)
+
+
+def multiply_groups(train: OptimizationConfig, params: nnx.State) -> optax.GradientTransformation:
+    """Return what multiplies updates by the `learning_rate_multipliers` of their parameters."""
+    if (multipliers := train.learning_rate_multipliers) is None:
+        return optax.identity()
+    return _multiply(nnx.map_state(lambda *param: getattr(multipliers, group_of(*param)), params))
+
+
+def group_of(path: tuple[object, ...], param: nnx.Variable) -> str:
+    """Return the key of `learning_rate_multipliers` that is for a parameter."""
+    if path[-1] in ("residual_scale", "embedding_skip"):
+        return str(path[-1])
+    if path[0] == mesh.HEAD:
+        return "head"
+    if path[-1] == "embedding":
+        return "embedding"
+    return "matrices" if param.inputs else "vectors"
+
+
+def _multiply(factors: Any) -> optax.GradientTransformation:
+    return optax.stateless(lambda tree, _: jax.tree.map(jnp.multiply, tree, factors))
 
 
 def _mup_factor(
@@ -178,8 +212,52 @@ def _orthogonal(train: OptimizationConfig, axes: Any) -> optax.GradientTransform
     def scale(directions: optax.Updates, _: optax.Params | None) -> optax.Updates:
         return jax.tree.map(_scale_to_adam, directions, axes)
 
-    rule = contrib.scale_by_muon(beta=train.momentum, weight_dimension_numbers=axes)
+    polynomials = (
+        {"ns_coeffs": _polar_express()} if train.orthogonalization == "polar_express" else {}
+    )
+    rule = contrib.scale_by_muon(beta=train.momentum, weight_dimension_numbers=axes, **polynomials)
+    if train.normuon_beta2 is not None:
+        return keeping_state(optax.chain(rule, _normalize_outputs(train.normuon_beta2, axes)))
     return keeping_state(optax.chain(rule, optax.stateless(scale)))
+
+
+def _polar_express() -> tuple[tuple[float, float, float], ...]:
+    """Return the coefficients with their margin; the first also has that of the norm before it."""
+    margins = POLAR_EXPRESS_SAFETY**2, *(POLAR_EXPRESS_SAFETY,) * (len(POLAR_EXPRESS) - 1)
+    return tuple(
+        (a / margin, b / margin**3, c / margin**5)
+        for (a, b, c), margin in zip(POLAR_EXPRESS, margins, strict=True)
+    )
+
+
+def _normalize_outputs(beta2: float, axes: Any) -> optax.GradientTransformation:
+    """NorMuon (Li et al. 2025, algorithm 1): each output of a matrix divided by the root of a
+    running mean of its squares, then the matrix scaled to AdamW's root mean square. A mean has the
+    axes of its matrix, with inputs of size 1."""
+
+    def squares(direction: Array, of: contrib.MuonDimensionNumbers) -> Array:
+        return jnp.square(direction).mean(of.reduction_axis, keepdims=True)
+
+    def normalize(direction: Array, square: Array, of: contrib.MuonDimensionNumbers) -> Array:
+        scaled = direction / (jnp.sqrt(square) + NORMUON_EPSILON)
+        matrix = *of.reduction_axis, *of.output_axis
+        size = jnp.sqrt(jnp.square(scaled).mean(matrix, keepdims=True))
+        return ADAM_RMS * scaled / (size + NORMUON_EPSILON)
+
+    def init(params: optax.Params) -> optax.OptState:
+        def zeros(param: Any, of: contrib.MuonDimensionNumbers) -> Any:
+            return jax.tree.map(lambda array: jnp.zeros_like(squares(array, of)), param)
+
+        return jax.tree.map(zeros, params, axes, is_leaf=lambda it: isinstance(it, nnx.Variable))
+
+    def update(
+        directions: optax.Updates, state: optax.OptState, _: optax.Params | None = None
+    ) -> tuple[optax.Updates, optax.OptState]:
+        own = jax.tree.map(squares, directions, axes)
+        means = jax.tree.map(lambda v, s: beta2 * v + (1 - beta2) * s, state, own)
+        return jax.tree.map(normalize, directions, means, axes), means
+
+    return optax.GradientTransformation(init, update)
 
 
 def _scale_to_adam(direction: Array, axes: contrib.MuonDimensionNumbers) -> Array:

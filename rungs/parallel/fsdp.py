@@ -1,7 +1,7 @@
 """FSDP: all-gather the weights of which each device along the data axis, and in mode `cp` along the
 context axis, keeps a shard, before a layer runs and again in its backward pass; add up gradients.
-The head stays gathered for the whole microbatch. The token embedding is not gathered: each device
-looks up its columns of all devices' tokens, and they exchange the results."""
+The head stays gathered for the whole microbatch. Token and value embeddings are not gathered: each
+device looks up its columns of all devices' tokens, and they exchange the results."""
 
 import functools
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ from flax import nnx
 from jax import Array
 
 from rungs.parallel import collectives
-from rungs.parallel.mesh import BLOCKS, HEAD, TOKEN_AXES, TOKEN_EMBEDDING
+from rungs.parallel.mesh import BLOCKS, HEAD, LOOKED_UP, TOKEN_AXES
 from rungs.parallel.sharding import Layout, ShardedAxis
 
 
@@ -46,10 +46,10 @@ class WeightGatherer:
         self.gather_layer = self._gather_layer if split_axes else no_gather
 
     def gather_outside_blocks(self, model: nnx.Module) -> None:
-        """Gather, in place, all weights that are neither in a block nor the token embedding."""
+        """Gather, in place, all weights that are neither in a block nor looked up by token."""
         state = nnx.state(model)
         for path, variable in nnx.to_flat_state(state):
-            if path[0] not in (BLOCKS, TOKEN_EMBEDDING) and path in self._split_axes:
+            if path[0] not in (BLOCKS, *LOOKED_UP) and path in self._split_axes:
                 dtype = self._narrower_dtype(variable) if path[0] == HEAD else None
                 variable.set_value(all_gather(variable.get_value(), self._split_axes[path], dtype))
         nnx.update(model, state)

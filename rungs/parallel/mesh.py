@@ -12,7 +12,10 @@ DATA, CONTEXT, TENSOR = "data", "context", "tensor"
 TOKEN_AXES = (DATA, CONTEXT)
 """The mesh axes along which devices have different tokens: sequences, or parts of sequences."""
 BLOCKS, HEAD, TOKEN_EMBEDDING = "blocks", "head", "token_embedding"
-"""First parts of paths of parameters: stacked layers, output head, token embedding."""
+VALUE_EMBEDDING = "value_embedding"
+"""First parts of paths of parameters: stacked layers, output head, token and value embedding."""
+LOOKED_UP = (TOKEN_EMBEDDING, VALUE_EMBEDDING)
+"""The tables that are looked up by token."""
 VOCABULARY = "vocab"
 """The array axis that is padded to fit the mesh."""
 POSITION = "position"

@@ -22,12 +22,12 @@ MeshAxes = str | tuple[str, ...]
 TILE = 128
 """Columns of a matmul that accelerators compute at once."""
 _SPLIT_MATMULS = dict.fromkeys(("heads", "kv_heads", "ffn", "vocab"), TENSOR)
-_SPLIT_STATE = ("emb", "ffn", "head_dim", "heads", "kv_heads")
+_SPLIT_STATE = ("emb", "value", "ffn", "head_dim", "heads", "kv_heads")
 MESH_AXES: dict[Mode, dict[str, MeshAxes]] = {
     "dp": {},
     "fsdp": dict.fromkeys(_SPLIT_STATE, DATA),
     "tp": {**_SPLIT_MATMULS},
-    "fsdp_tp": {**_SPLIT_MATMULS, "emb": DATA, "head_dim": DATA},
+    "fsdp_tp": {**_SPLIT_MATMULS, "emb": DATA, "value": DATA, "head_dim": DATA},
     "cp": dict.fromkeys(_SPLIT_STATE, TOKEN_AXES),
 }
 """Mesh axis, or mesh axes together, over which an array axis is split, by mode. A mesh axis

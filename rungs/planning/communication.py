@@ -19,6 +19,7 @@ from rungs.parallel.mesh import (
     BLOCKS,
     CONTEXT,
     DATA,
+    LOOKED_UP,
     TENSOR,
     TOKEN_AXES,
     TOKEN_EMBEDDING,
@@ -86,7 +87,7 @@ class ParameterLayout(NamedTuple):
     """Whether each device along data updates only a part of it."""
     is_split_over_tensor: bool
     is_looked_up_only: bool
-    """Whether it is the token embedding and not the head as well."""
+    """Whether it is a table by token, and not the head as well."""
 
     @property
     def purpose(self) -> Purpose:
@@ -164,7 +165,7 @@ def parameter_layouts(model: ModelConfig, layout: Layout) -> Iterator[ParameterL
             sharded_axis(spec) is not None,
             sharded_axis(layout.for_updates.spec(axes, shape)) is not None,
             TENSOR in spec,
-            path[0] == TOKEN_EMBEDDING and not model.tied_embeddings,
+            path[0] in LOOKED_UP and not (path[0] == TOKEN_EMBEDDING and model.tied_embeddings),
         )
 
 
@@ -284,6 +285,8 @@ class _Step(NamedTuple):
         all_reduces = [
             (FLOAT32_BYTES * tokens * model.emb_dim, 1 + model.n_layers * in_forward),
             (self.element_bytes * tokens * model.emb_dim, 1 + model.n_layers * sums),
+            (FLOAT32_BYTES * tokens * model.value_width, 1),
+            (self.element_bytes * tokens * model.value_width, 1),
             (FLOAT32_BYTES * tokens, 3),  # of the loss: largest logit, sum, the target's logit
             (FLOAT32_BYTES * routed, model.n_layers),  # weights of the chosen experts
         ]
@@ -305,15 +308,17 @@ class _Step(NamedTuple):
             yield self._planned("activations", "all-to-all", (CONTEXT,), array_bytes, runs)
 
     def for_lookups(self) -> Iterator[PlannedCollective]:
-        """Yield what devices that have some columns of the token embedding exchange: token ids,
-        then the rows that they looked up, and the gradients of those rows."""
-        width = self.run.model.emb_dim
+        """Yield what devices that have some columns of a table by token exchange: token ids, then
+        the rows that they looked up, and the gradients of those rows."""
         layout = self.layout.for_updates if self.microbatches == 1 else self.layout
-        if (split := sharded_axis(layout.spec((VOCABULARY, "emb"), (1, width)))) is None:
+        tables = {"emb": self.run.model.emb_dim, "value": self.run.model.value_width}
+        specs = {axis: layout.spec((VOCABULARY, axis), (1, tables[axis])) for axis in tables}
+        columns = sum(tables[axis] for axis in tables if sharded_axis(specs[axis]))
+        if not columns:
             return
-        axes, runs = split.mesh_axes, self.microbatches
+        axes, runs = self.token_axes, self.microbatches
         ids = INT32_BYTES * self.tokens * self._devices(*axes)
-        rows = FLOAT32_BYTES * self.tokens * width
+        rows = FLOAT32_BYTES * self.tokens * columns
         yield self._planned("activations", "all-gather", axes, ids, runs)
         yield self._planned("activations", "all-to-all", axes, rows, 2 * runs)
 

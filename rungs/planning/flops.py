@@ -90,7 +90,8 @@ def model_flops_per_token(shapes: Shapes, model: ModelConfig, length: int) -> fl
     attention over the full square S · S (Chowdhery et al. 2022, appendix B). `length` is S, the
     tokens in a sequence."""
     sizes = _active_sizes(shapes, model)
-    in_matmuls = sum(sizes.values()) - sizes.get("position_embedding.embedding", 0)
+    looked_up = "position_embedding.embedding", "value_embedding.embedding"
+    in_matmuls = sum(sizes.values()) - sum(sizes.get(name, 0) for name in looked_up)
     if not model.tied_embeddings:
         in_matmuls -= sizes["token_embedding.embedding"]
     return 6 * in_matmuls + 12 * model.n_layers * _heads_width(model) * length

@@ -22,7 +22,16 @@ from rungs.optim.multi_steps import MultiSteps
 from rungs.optim.precision import dtype_of
 from rungs.parallel import target_device
 from rungs.parallel.fsdp import WeightGatherer
-from rungs.parallel.mesh import BLOCKS, CONTEXT, DATA, HEAD, TENSOR, TOKEN_EMBEDDING, size_along
+from rungs.parallel.mesh import (
+    BLOCKS,
+    CONTEXT,
+    DATA,
+    HEAD,
+    LOOKED_UP,
+    TENSOR,
+    TOKEN_EMBEDDING,
+    size_along,
+)
 from rungs.parallel.sharding import Layout, sharded_axis
 from rungs.planning.communication import FLOAT32_BYTES, INT32_BYTES
 from rungs.planning.flops import attention_pairs
@@ -169,7 +178,7 @@ class StepSizes(NamedTuple):
         for name, array in self.weights.items():
             if name.startswith(narrow):
                 total += _gathered_elements(array) * self.itemsize
-            elif not name.startswith((BLOCKS, TOKEN_EMBEDDING)):
+            elif not name.startswith((BLOCKS, *LOOKED_UP)):
                 total += _gathered_elements(array) * FLOAT32_BYTES
         return total
 

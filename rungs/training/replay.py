@@ -23,7 +23,7 @@ from rungs.common.errors import UserError
 from rungs.common.text_table import counted
 from rungs.config.train_config import TrainConfig
 from rungs.model.attention import AttentionContext, sequence_contexts
-from rungs.model.blocks import Block
+from rungs.model.blocks import Block, layer_contexts
 from rungs.model.gpt import GPT
 from rungs.model.kernels.cross_entropy import target_losses
 from rungs.model.layers import Dropout
@@ -191,9 +191,11 @@ def _stages(one: _Microbatch, model: GPT) -> Iterator[Stage]:
         contexts = sequence_contexts(config, length, starts_BS)
         graph, stacked = nnx.split(blocks)
         layers = unstack_layers(stacked, config.n_layers, cast(jnp.dtype(jnp.float32)))
-        for layer, (kind, state) in enumerate(zip(config.layer_kinds(), layers, strict=True)):
+        values = outer.embed_values(inputs_BS, dtype_of(train))
+        of_layers = layer_contexts(config, contexts, embed(outer, None), values)
+        for layer, (context, state) in enumerate(zip(of_layers, layers, strict=True)):
             apply = functools.partial(
-                _apply_block, context=contexts[kind], dropout=dropout.fold(layer + 1)
+                _apply_block, context=context, dropout=dropout.fold(layer + 1)
             )
             yield Stage(f"blocks.{layer}", nnx.merge(graph, state), apply)
     yield Stage("head", outer, lambda outer, x_BSD: outer.unembed(x_BSD))

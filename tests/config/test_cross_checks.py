@@ -60,6 +60,16 @@ def test_valid_pairs_have_no_problems(model: dict[str, Any], train: dict[str, An
         (EXPERTS, lora("key", "down"), ["lora.targets: down: .* mixture of experts"]),
         ({"n_layers": 0}, lora("key"), ["lora.targets: key: the model has no layers"]),
         (
+            {"tied_embeddings": True},
+            {"learning_rate_multipliers": {"head": 2.0, "vectors": 2.0}},
+            ["learning_rate_multipliers.head: with tied_embeddings the head is the embedding"],
+        ),
+        (
+            {},
+            {"learning_rate_multipliers": {"residual_scale": 2.0}},
+            ["learning_rate_multipliers.residual_scale: model.json has no residual_scalars"],
+        ),
+        (
             MUP,
             {"sequence_length": 9, "optimizer": "sgd", **lora("gate")},
             ["sequence_length: 9", 'optimizer: "sgd"', "lora: not", "lora.targets: gate"],

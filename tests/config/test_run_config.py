@@ -166,6 +166,18 @@ LORA = {"rank": 8, "alpha": 16, "targets": ["query"]}
             {"qk_norm": True, "norm": "none"},
             'qk_norm: true, but norm is "none"; choose a norm or remove qk_norm',
         ),
+        (
+            {"embedding_norm": True, "norm": "none"},
+            'embedding_norm: true, but norm is "none"; choose a norm or remove embedding_norm',
+        ),
+        (
+            {"zero_init_residual": True, "residual": False},
+            "zero_init_residual: needs residual; without it every block would return zeros",
+        ),
+        (
+            {"norm_parameters": False, "norm": "rms_norm_plus_one"},
+            'norm_parameters: false, but norm "rms_norm_plus_one" has a scale; use "rms_norm"',
+        ),
         ({"n_experts": 4}, "n_experts and experts_per_token: give both or neither"),
         ({"experts_per_token": 2}, "n_experts and experts_per_token: give both or neither"),
         ({"n_experts": 4, "experts_per_token": 5}, "experts_per_token: 5 is above n_experts 4"),

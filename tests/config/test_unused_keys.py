@@ -34,6 +34,12 @@ def unused(folder: Path, model: dict[str, Any], train: dict[str, Any]) -> list[s
         ({"momentum": 0.95}, 'momentum: has no effect with optimizer "adamw"'),
         ({"beta1": 0.9, "optimizer": "sgd"}, 'beta1: has no effect with optimizer "sgd"'),
         ({"beta2": 0.9, "optimizer": "adafactor"}, 'beta2: has no effect with optimizer "adaf'),
+        ({"orthogonalization": "polar_express"}, "orthogonalization: has no effect with opti"),
+        ({"normuon_beta2": 0.9}, 'normuon_beta2: has no effect with optimizer "adamw"'),
+        (
+            {"cautious_weight_decay": True, "weight_decay": 0},
+            "cautious_weight_decay: has no effect with weight_decay 0",
+        ),
         ({"epsilon": 1e-8, "optimizer": "lion"}, 'epsilon: has no effect with optimizer "lion"'),
         ({"decay_period_percent": 10}, 'decay_period_percent: has no effect with schedule "cos'),
         (
@@ -92,6 +98,16 @@ def test_a_key_of_train_json_without_effect_is_named(
             "rope_theta: has no effect, as every layer has sliding_rope_theta",
         ),
         ({"init": "gpt2"}, {"start_from": "imported"}, "init: has no effect with start_from"),
+        (
+            {"zero_init_residual": True},
+            {"start_from": "imported"},
+            "zero_init_residual: has no effect with start_from",
+        ),
+        (
+            {"norm": "none", "norm_parameters": True},
+            {},
+            'norm_parameters: has no effect with norm "none"',
+        ),
     ],
 )
 def test_a_key_of_model_json_without_effect_is_named(

@@ -29,6 +29,7 @@ from rungs.training import next_token, replay, start
 from rungs.training.failed_step import MAX_FAILED_STEPS, open_failed_step
 from rungs.training.learner import Start
 from tests.faults.short_runs import train_here
+from tests.support.sharded_models import RECIPE
 from tests.support.tiny_run import MODEL, assert_same_outcome, final_arrays, make_dataset, make_run
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("no_charts")]
@@ -177,10 +178,16 @@ def test_too_many_nonfinite_steps_stop_the_run(
     assert len(list(run.failed_steps.glob("step-*"))) == MAX_FAILED_STEPS
 
 
+@pytest.mark.parametrize("model", [{}, RECIPE], ids=["gpt2", "recipe"])
 def test_the_replay_names_the_first_nonfinite_gradient_of_the_backward_pass(
-    make: Any, monkeypatch: pytest.MonkeyPatch, messages: Any, capsys: pytest.CaptureFixture[str]
+    model: dict[str, Any],
+    make: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    messages: Any,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     run, datasets = make([(7, 0)], drop_rate=0.2)
+    (run.path / "model.json").write_text(json.dumps(MODEL | model))
     # zero, of which the root has an infinite derivative
     change_losses(monkeypatch, lambda loss, rare: loss + jnp.sqrt(jnp.where(rare, 0 * loss, 1)) - 1)
     assert train_here(run, datasets) == 0
@@ -211,6 +218,7 @@ def test_nonfinite_weights_are_never_saved(
             if taken == 8:
                 with jax.transfer_guard("allow"):
                     scale = model.final_norm.scale  # type: ignore[union-attr]
+                    assert scale is not None
                     scale[...] = scale[...].at[3].set(jnp.nan)
             return result
 

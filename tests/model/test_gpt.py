@@ -55,6 +55,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "norm-after": {"norm_placement": "after"},
     "no-feed-forward": {"feed_forward": "none"},
     "exact-gelu": {"feed_forward": "gelu", "ffn_dim": 24},
+    "relu-squared": {"feed_forward": "relu_squared"},
+    "norms-without-parameters": {"norm_parameters": False, "qk_norm": True},
+    "rms-norms-without-parameters": LLAMA | {"norm_parameters": False, "norm_placement": "around"},
+    "embedding-norm": {"embedding_norm": True},
     "qkv-bias": {"qkv_bias": True},
     "no-biases": {"attention_output_bias": False, "ffn_bias": False},
     "windowed": {"sliding_window": 3, "n_layers": 1},
@@ -129,6 +133,15 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "sliding_rope_theta": 10.0,
     },
 }
+VARIANTS["recipe"] = LLAMA | {
+    **{"emb_dim": 20, "n_layers": 7, "n_heads": 6, "n_kv_heads": 3, "head_dim": 6},
+    **{"sliding_window": 3, "layer_pattern": ["sliding", "sliding", "global"]},
+    **{"feed_forward": "relu_squared", "norm_parameters": False, "embedding_norm": True},
+    **{"residual_scalars": True, "value_embedding_every": 2, "qk_norm": True},
+}
+VARIANTS["value-embeddings-of-all"] = {"value_embedding_every": 1, "emb_dim": 8, "n_heads": 2}
+VARIANTS["value-embedding-of-the-last"] = {"value_embedding_every": 10**6, "n_layers": 3}
+VARIANTS["residual-scalars"] = {"residual_scalars": True, "norm_placement": "after"}
 
 
 def forward(model: GPT, tokens_BS: np.ndarray, **options: Any) -> Forward:
@@ -140,7 +153,7 @@ def forward(model: GPT, tokens_BS: np.ndarray, **options: Any) -> Forward:
 LAYERED = [name for name in VARIANTS if VARIANTS[name].get("n_layers") != 0]
 QUICK = {
     *("gpt2", "a-to-a", "sinusoidal", "no-residual", "norm-after", "pattern-longer-than-the-model"),
-    *("experts-with-biases", "llama-3", "mistral", "mixtral", "gemma-3"),
+    *("experts-with-biases", "llama-3", "mistral", "mixtral", "gemma-3", "recipe"),
 }
 """Not long."""
 
@@ -214,12 +227,13 @@ def test_logits_depend_on_visible_tokens_only(variant: str) -> None:
     length = model.config.context_length
     x_SD = np.random.default_rng(2).normal(size=(2, length, model.config.emb_dim))
     embedded_SD, direction_SD = jnp.asarray(x_SD, jnp.float32)
+    tokens_BS = jnp.asarray(random_tokens(1, length))
 
     def slopes(model: GPT) -> jax.Array:
         """Return slope_SS: how a mixture of the logits at s changes with the embedding at t."""
 
         def decode(x_SD: jax.Array) -> jax.Array:
-            return model.forward_embedded(x_SD[None]).logits_BSV[0]
+            return model.forward_embedded(x_SD[None], tokens_BS=tokens_BS).logits_BSV[0]
 
         logits_SV, pull = jax.vjp(decode, embedded_SD)
         mixture_V = jax.random.normal(jax.random.key(3), logits_SV.shape[1:])
@@ -319,6 +333,21 @@ def test_gpt2_initialization(fresh: GPT) -> None:
     if architecture.n_experts:
         experts = weights["blocks.feed_forward.up.kernel"][0]
         assert not np.array_equal(experts[0], experts[1])
+
+
+@pytest.mark.parametrize("feed_forward", [{}, EXPERTS])
+def test_projections_into_the_residual_stream_may_start_at_zero(
+    feed_forward: dict[str, Any],
+) -> None:
+    plain, zeroed = (
+        named_arrays(fresh_model(model_config(**feed_forward, zero_init_residual=value)))
+        for value in (False, True)
+    )
+    for name, array in zeroed.items():
+        if name.endswith(("attention.output.kernel", "feed_forward.down.kernel")):
+            assert not array.any()
+        else:
+            np.testing.assert_array_equal(array, plain[name])
 
 
 def test_truncated_normal_initialization() -> None:

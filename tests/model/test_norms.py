@@ -1,6 +1,5 @@
 """Norms and their derivatives on each kind of device, against float64."""
 
-import functools
 from typing import Any
 
 import jax
@@ -37,22 +36,23 @@ def exact(
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("shape", [(1, 3), (7, 64), (2, 5, 3, 8)])
 @pytest.mark.parametrize("kind", ["layer norm", "RMS norm"])
+@pytest.mark.parametrize("has_parameters", [True, False], ids=["scaled", "plain"])
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])
 def test_a_norm_and_its_gradients_are_exact(
-    platform: str, kind: str, shape: tuple[int, ...], dtype: str
+    platform: str, has_parameters: bool, kind: str, shape: tuple[int, ...], dtype: str
 ) -> None:
     rng = np.random.default_rng(0)
     x, dy = (jnp.asarray(rng.normal(1, 2, shape), dtype) for _ in range(2))
     scale, bias = (jnp.asarray(rng.normal(size=shape[-1]), jnp.float32) for _ in range(2))
-    vectors = (scale, bias) if kind == "layer norm" else (scale,)
-
-    norm = functools.partial(
-        norms.layer_norm if kind == "layer norm" else norms.rms_norm, epsilon=EPSILON
-    )
+    if not has_parameters:
+        scale, bias = jnp.ones_like(scale), jnp.zeros_like(bias)
+    of_kind = (scale, bias) if kind == "layer norm" else (scale,)
+    vectors = of_kind if has_parameters else ()
+    norm = norms.layer_norm if kind == "layer norm" else norms.rms_norm
 
     @quick_jit
     def both(x: jax.Array, dy: jax.Array, *vectors: jax.Array) -> Any:
-        y, pull = jax.vjp(norm, x, *vectors)
+        y, pull = jax.vjp(lambda x, *vectors: norm(x, EPSILON, *vectors), x, *vectors)
         return y, *pull(dy)
 
     with trace_for(Target(platform)):
@@ -60,6 +60,6 @@ def test_a_norm_and_its_gradients_are_exact(
     x64, dy64, scale64, bias64 = (np.asarray(array, np.float64) for array in (x, dy, scale, bias))
     wanted = exact(x64, dy64, scale64, bias64 if kind == "layer norm" else None)
     assert [array.dtype for array in found] == [dtype, dtype, *["float32"] * len(vectors)]
-    for one, other in zip(found, wanted, strict=True):
+    for one, other in zip(found, wanted[: len(found)], strict=True):
         distance = np.abs(np.asarray(one, np.float64) - other).max()
         assert distance <= TOLERANCES[dtype] * max(np.abs(other).max(), 1)

@@ -21,6 +21,7 @@ from rungs.step.state import create_model_and_optimizer, named_arrays
 from rungs.step.train_step import make_train_step
 from tests.support.configs import mesh_of, model_config, train_config
 from tests.support.long import long_except
+from tests.support.sharded_models import RECIPE
 
 TOTAL_STEPS = 20
 
@@ -163,6 +164,73 @@ def test_decay_acts_on_matrices_not_on_stacked_biases(scope: str) -> None:
         matrix = name.endswith(("kernel", "embedding"))
         expected = 1 - 0.01 * 0.5 if matrix or scope == "all" else 1.0
         np.testing.assert_allclose(array, expected, rtol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_cautious_decay_acts_where_the_update_moves_a_weight_towards_zero(optimizer: str) -> None:
+    def moved(**keys: Any) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        _, model, multi_steps = fresh(optimizer=optimizer, warmup_period_percent=0, **keys)
+        before = arrays(model)
+        gradient = jax.tree.map(
+            lambda w: jnp.asarray(np.random.default_rng(w.size).normal(size=w.shape), w.dtype),
+            nnx.state(model),
+        )
+        multi_steps.update(model, gradient, jnp.asarray(1))
+        return before, {name: after - before[name] for name, after in arrays(model).items()}
+
+    before, plain = moved(weight_decay=0)
+    _, decayed = moved(weight_decay=50.0, cautious_weight_decay=True)
+    for name, weight in before.items():
+        is_matrix = name.endswith(("kernel", "embedding"))
+        expected = np.where(is_matrix & (plain[name] * weight < 0), -0.01 * 50.0 * weight, 0)
+        np.testing.assert_allclose(decayed[name] - plain[name], expected, atol=1e-6, err_msg=name)
+
+
+MULTIPLIERS = {
+    "embedding": 2.0,
+    "head": 3.0,
+    "matrices": 5.0,
+    "vectors": 7.0,
+    "residual_scale": 11.0,
+    "embedding_skip": 13.0,
+}
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_each_group_of_parameters_has_its_own_multiple_of_the_learning_rate(optimizer: str) -> None:
+    """Also with muP and weight decay, of which it is a multiple as well."""
+    model_keys = RECIPE | {"norm_parameters": True, "mup": {"base_emb_dim": 8}}
+
+    def moved(**keys: Any) -> dict[str, np.ndarray]:
+        train = train_config(optimizer=optimizer, weight_decay=3.0, clipping_max_norm=None, **keys)
+        run = RunConfig(model_config(**model_keys), train)
+        model, multi_steps = create_model_and_optimizer(run, TOTAL_STEPS, one_device())
+        before = arrays(model)
+        gradient = jax.tree.map(
+            lambda w: jnp.cos(jnp.arange(w.size) + 1.0).reshape(w.shape), nnx.state(model)
+        )
+        multi_steps.update(model, gradient, jnp.asarray(1))
+        return {name: after - before[name] for name, after in arrays(model).items()}
+
+    plain = moved(learning_rate=1e-3, warmup_period_percent=0)
+    found = moved(
+        learning_rate=1e-3, warmup_period_percent=0, learning_rate_multipliers=MULTIPLIERS
+    )
+    factors = {
+        "token_embedding.embedding": 2.0,
+        "value_embedding.embedding": 2.0,
+        "head.kernel": 3.0,
+        "value_gates": 7.0,
+        "final_norm.scale": 7.0,
+        "embedding_norm.scale": 7.0,
+        "blocks.residual_scale": 11.0,
+        "blocks.embedding_skip": 13.0,
+    }
+    for name, change in plain.items():
+        in_blocks = 5.0 if name.endswith("kernel") else 7.0
+        factor = factors.get(name, in_blocks)
+        np.testing.assert_allclose(found[name], factor * change, rtol=1e-3, atol=1e-6, err_msg=name)
+    assert factors.keys() <= plain.keys()
 
 
 @pytest.mark.long

@@ -15,7 +15,7 @@ from rungs.config.run_config import RunConfig
 from rungs.config.sharding_config import ShardingConfig
 from rungs.model.gpt import GPT
 from rungs.optim.multi_steps import MultiSteps
-from rungs.optim.optimizers import ADAM_RMS, is_hidden_matrix
+from rungs.optim.optimizers import ADAM_RMS, _polar_express, is_hidden_matrix
 from rungs.parallel.mesh import one_device
 from rungs.step.state import create_model_and_optimizer, named_arrays
 from tests.support.configs import mesh_of, model_config, train_config
@@ -110,19 +110,64 @@ def sgd(steps: list[np.ndarray]) -> np.ndarray:
     return total
 
 
-def muon(steps: list[np.ndarray]) -> np.ndarray:
-    """Of one matrix, (in, out), by the singular values: each goes through the quintic five times,
-    after division by the matrix's norm."""
+def best_quintic(low: float, high: float) -> tuple[float, float, float]:
+    """Coefficients of the odd polynomial of degree 5 that is nearest to 1 between two numbers, by
+    Remez exchange: its error has the same size and alternates in sign at four points."""
+    inner = [(3 * low + high) / 4, (low + 3 * high) / 4]
+    for _ in range(30):
+        points = np.array([low, *inner, high])
+        rows = np.stack([points, points**3, points**5, [1, -1, 1, -1]], axis=1)
+        a, b, c, _ = np.linalg.solve(rows, np.ones(4))
+        root = np.sqrt(9 * b**2 - 20 * a * c)
+        inner = [float(np.sqrt((-3 * b + sign * root) / (10 * c))) for sign in (-1, 1)]
+    return float(a), float(b), float(c)
+
+
+def polar_express(count: int) -> list[tuple[float, float, float]]:
+    """Amsel et al. 2025, algorithm 1 and section 4.4: each polynomial is the best for what those
+    before it make of the singular values, and divides by 1.01; so does the norm before the first.
+    Below a share of the largest value a polynomial isn't adapted."""
+    low, high, found = 1e-3, 1.0, []
+    for number in range(count):
+        a, b, c = best_quintic(max(low, 0.02407327424182761 * high), high)
+        ends = [a * x + b * x**3 + c * x**5 for x in (low, high)]
+        a, b, c = (2 / sum(ends) * one for one in (a, b, c))
+        low = a * low + b * low**3 + c * low**5
+        high = 2 - low
+        margin = 1.01 ** (2 if number == 0 else 1)
+        found.append((a / margin, b / margin**3, c / margin**5))
+    return found
+
+
+NEWTON_SCHULZ = [(3.4445, -4.775, 2.0315)] * 5
+POLYNOMIALS = {"newton_schulz": NEWTON_SCHULZ, "polar_express": polar_express(5)}
+
+
+def muon(
+    steps: list[np.ndarray],
+    orthogonalization: str = "newton_schulz",
+    normuon_beta2: float | None = None,
+) -> np.ndarray:
+    """Of one matrix, (in, out), by the singular values: each goes through five quintics, after
+    division by the matrix's norm. NorMuon: Li et al. 2025, algorithm 1."""
     mean, total = np.zeros_like(steps[0]), np.zeros_like(steps[0])
+    squares = np.zeros(steps[0].shape[1])
     for count, gradient in enumerate(steps, 1):
         mean = MOMENTUM * mean + (1 - MOMENTUM) * gradient
         ahead = MOMENTUM * mean / (1 - MOMENTUM ** (count + 1))
         ahead += (1 - MOMENTUM) * gradient / (1 - MOMENTUM**count)
         left, values, right = np.linalg.svd(ahead, full_matrices=False)
         values = values / np.linalg.norm(values)
-        for _ in range(5):
-            values = 3.4445 * values - 4.775 * values**3 + 2.0315 * values**5
-        total += ADAM_RMS * np.sqrt(max(gradient.shape)) * (left * values) @ right
+        for a, b, c in POLYNOMIALS[orthogonalization]:
+            values = a * values + b * values**3 + c * values**5
+        orthogonal = (left * values) @ right
+        if normuon_beta2 is None:
+            total += ADAM_RMS * np.sqrt(max(gradient.shape)) * orthogonal
+        else:
+            squares = normuon_beta2 * squares
+            squares += (1 - normuon_beta2) * (orthogonal**2).mean(axis=0)
+            scaled = orthogonal / np.sqrt(squares)
+            total += ADAM_RMS * np.sqrt(gradient.size) * scaled / np.linalg.norm(scaled)
     return total
 
 
@@ -165,15 +210,24 @@ def test_every_parameter_moves_by_the_formula(name: str, rule: Any) -> None:
 MIXTRAL = {"n_experts": 3, "experts_per_token": 2, "feed_forward": "swiglu", "ffn_bias": False}
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
-    "changes",
-    [pytest.param({}, id="gpt2"), pytest.param(MIXTRAL, id="experts", marks=pytest.mark.long)],
+    ("changes", "keys"),
+    [
+        pytest.param({}, {}, id="gpt2", marks=pytest.mark.long),
+        pytest.param(MIXTRAL, {}, id="experts", marks=pytest.mark.long),
+        pytest.param(
+            {}, {"orthogonalization": "polar_express"}, id="polar", marks=pytest.mark.long
+        ),
+        pytest.param({}, {"orthogonalization": "polar_express", "normuon_beta2": 0.6}, id="both"),
+        pytest.param(MIXTRAL, {"normuon_beta2": 0.6}, id="normuon", marks=pytest.mark.long),
+    ],
 )
-def test_muon_makes_each_layers_and_experts_kernel_orthogonal(changes: dict[str, Any]) -> None:
+def test_muon_makes_each_layers_and_experts_kernel_orthogonal(
+    changes: dict[str, Any], keys: dict[str, Any]
+) -> None:
     config = model_config(**changes)
     model, _ = fresh("muon", config)
-    before, after = trained("muon", model=config)
+    before, after = trained("muon", model=config, **keys)
     steps = [named(gradient) for gradient in gradients(model)]
     matrices = 0
     for name in before:
@@ -188,10 +242,27 @@ def test_muon_makes_each_layers_and_experts_kernel_orthogonal(changes: dict[str,
         flat = (-1, into, int(np.prod(shape[stack + inputs :])))
         moved = (after[name] - before[name]).reshape(flat)
         for layer, found in enumerate(moved):
-            total = muon([part.reshape(flat)[layer] for part in parts])
+            total = muon([part.reshape(flat)[layer] for part in parts], **keys)
             assert_moved(np.zeros_like(found), found, total, name)
             matrices += 1
     assert matrices == 2 * (4 + (9 if changes else 2))
+
+
+def test_polar_express_has_better_polynomials_for_each_iteration() -> None:
+    np.testing.assert_allclose(_polar_express(), polar_express(5), rtol=1e-9)
+
+
+def test_normuon_keeps_a_mean_for_each_output_and_survives_a_gradient_of_zeros() -> None:
+    """Where a projection into the residual stream is zero, what is before it has no gradient."""
+    model, optimizer = fresh("muon", normuon_beta2=0.9)
+    gradient = gradients(model)[0]
+    for each in (jax.tree.map(jnp.zeros_like, gradient), gradient):
+        update(model, optimizer, each)
+    assert all(np.isfinite(array).all() for array in arrays(model).values())
+    shapes = {name: array.shape for name, array in arrays(optimizer).items()}
+    weight = model.blocks.attention.query.kernel[...].shape  # type: ignore[union-attr]
+    kept = [s for name, s in shapes.items() if name.endswith("attention.query.kernel")]
+    assert sorted(kept) == sorted([weight, (weight[0], 1, *weight[2:])])
 
 
 @pytest.mark.long
@@ -210,11 +281,13 @@ def test_adafactor_keeps_rows_and_columns_of_matrices_of_a_hundred_and_more() ->
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", long_except({"muon"}, OPTIMIZERS))
+@pytest.mark.parametrize("name", long_except({"muon"}, [*OPTIMIZERS, "normuon"]))
 def test_sharded_as_on_one_device(name: str) -> None:
     outcomes = []
+    keys: dict[str, Any] = {"normuon_beta2": 0.9} if name == "normuon" else {}
+    name = name.removeprefix("nor")
     for devices in (1, 2):
-        changes: dict[str, Any] = {"sharding": ShardingConfig(mode="fsdp")} if devices > 1 else {}
+        changes = keys | ({"sharding": ShardingConfig(mode="fsdp")} if devices > 1 else {})
         outcomes.append(trained(name, mesh=mesh_of(devices), **changes)[1])
     one, two = outcomes
     for parameter, array in one.items():

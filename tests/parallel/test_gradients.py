@@ -61,6 +61,7 @@ TRAININGS: dict[str, dict[str, Any]] = {
     "even-llama-low-rank": {"drop_rate": 0.3, **EVERY_PROJECTION},
     "experts": {"drop_rate": 0.3, "load_balancing_weight": 1.0},
     "no-layers": {"drop_rate": 0.3},
+    "recipe": {"drop_rate": 0.3},
 }
 
 
@@ -185,6 +186,10 @@ CASES: list[tuple[str, str, int, int, int, tuple[Any, ...]]] = [
     ("no-layers", "dp", 8, 1, 2, ()),
     ("no-layers", "tp", 1, 8, 2, ()),
     ("no-layers", "fsdp_tp", 4, 2, 2, ()),
+    ("recipe", "fsdp", 8, 1, 1, (DOTS,)),
+    ("recipe", "tp", 1, 8, 2, (FULL,)),
+    ("recipe", "fsdp_tp", 4, 2, 2, (TWICE,)),
+    ("recipe", "cp", 2, 4, 1, (DOTS,)),
     ("gpt2", "cp", 1, 4, 2, (DOTS,)),
     ("gpt2", "cp", 2, 2, 1, (FULL,)),
     ("llama", "cp", 1, 8, 2, (DOTS,)),
@@ -195,7 +200,7 @@ CASES: list[tuple[str, str, int, int, int, tuple[Any, ...]]] = [
     ("no-layers", "cp", 1, 8, 2, ()),
 ]
 
-QUICK = {"llama-fsdp_tp-2x4", "no-layers-fsdp_tp-4x2", "llama-cp-2x4"}
+QUICK = {"llama-fsdp_tp-2x4", "no-layers-fsdp_tp-4x2", "llama-cp-2x4", "recipe-fsdp_tp-4x2"}
 """Not long."""
 
 
@@ -251,6 +256,7 @@ ACCELERATORS = [
     ("even-llama-low-rank", 1, (DOTS, TWICE)),
     ("experts", 1, (FULL,)),
     ("no-layers", 1, ()),
+    ("recipe", 1, (DOTS,)),
 ]
 
 

@@ -21,6 +21,7 @@ from rungs.planning.hardware import Links
 from rungs.step.state import AbstractState
 from rungs.step.train_step import make_train_step
 from tests.support.configs import mesh_of, model_config, train_config
+from tests.support.sharded_models import RECIPE
 
 LENGTH = 8
 SMALL: dict[str, Any] = {"vocab_size": 61, "context_length": LENGTH, "emb_dim": 16, "n_layers": 3}
@@ -45,6 +46,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "experts_per_token": 2,
     },
 }
+ARCHITECTURES["recipe"] = {**RECIPE, "n_layers": 4, "n_heads": 8, "n_kv_heads": 4, "ffn_dim": 32}
 ARCHITECTURES["gemma"] = {
     **ARCHITECTURES["llama"],
     "n_layers": 4,  # a layer after the last period would be gathered once, outside the loop
@@ -103,6 +105,9 @@ def bytes_in_program(run: RunConfig) -> dict[tuple[str, tuple[str, ...]], int]:
                 ("gpt2", "cp", (1, 8), {"remat": "none"}),
                 ("llama", "cp", (2, 4), {"gradient_accumulation_steps": 2}),
                 ("gemma", "cp", (1, 8), {"remat": "full"}),
+                ("recipe", "dp", (8, 1), {}),
+                ("recipe", "fsdp", (8, 1), {"gradient_accumulation_steps": 2}),
+                ("recipe", "fsdp_tp", (4, 2), {"remat": "full"}),
                 ("experts", "cp", (2, 2), {"gradient_accumulation_steps": 2}),
             )
         ),

@@ -24,7 +24,7 @@ from rungs.smoke_tests.model_check import checked_model
 from rungs.smoke_tests.model_check.checked_model import CheckedModel, CheckLimits
 from rungs.smoke_tests.model_check.checks import CheckResult, check_results
 from tests.support.configs import model_config, train_config
-from tests.support.sharded_models import quick_compilation
+from tests.support.sharded_models import RECIPE, quick_compilation
 from tests.support.tiny_run import make_dataset, make_run
 from tests.training.test_fine_tuning import LORA, imported_run
 from tests.training.test_start import files
@@ -98,6 +98,7 @@ SOUND: dict[str, dict[str, Any]] = {
     "positions": NO_LAYERS,
     "single-token windows": LLAMA | {"sliding_window": 1},
     "one-expert": LLAMA | {"n_experts": 1, "experts_per_token": 1},
+    "recipe": RECIPE | {"zero_init_residual": True, "n_layers": 4},
     "tied table": NO_LAYERS | {"tied_embeddings": True, "norm": "layer_norm"},
 }
 

@@ -12,6 +12,7 @@ from rungs.config.run_config import RunConfig
 from rungs.config.sharding_config import Mode
 from rungs.planning.compiled.step import lower_step, needed_bytes
 from tests.support.configs import mesh_of, model_config, train_config
+from tests.support.sharded_models import RECIPE
 
 SIZE = {"vocab_size": 8192, "context_length": 256, "emb_dim": 512, "n_layers": 4, "n_heads": 8}
 LLAMA = {
@@ -42,6 +43,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "tied_embeddings": True,
         "embedding_scale": "sqrt_emb_dim",
     },
+    "recipe": {**SIZE, **RECIPE, "n_kv_heads": 4},
     "a-to-a": {**SIZE, "n_layers": 0, "n_heads": None, "positions": "none", "norm": "none"},
 }
 UNOPTIMIZED: dict[str, str | bool] = {"xla_backend_optimization_level": "0"}

@@ -23,13 +23,35 @@ def forward(config: ModelConfig, weights: Weights, tokens: NDArray[np.int32]) ->
     embedding = weights["token_embedding.embedding"]
     scale = math.sqrt(config.emb_dim) if config.embedding_scale == "sqrt_emb_dim" else 1.0
     states = [embedding[tokens] * scale + positions(config, weights, len(tokens))]
+    if config.embedding_norm:
+        states[0] = norm(config, weights, "embedding_norm", states[0])
     for number in range(config.n_layers):
         layer = {name: w[number] for name, w in weights.items() if name.startswith("blocks.")}
-        states.append(block(config, layer, states[-1], is_sliding(config, number)))
+        extra = value_embedding(config, weights, tokens, number)
+        x = states[-1]
+        if config.residual_scalars:
+            scale, skip = layer["blocks.residual_scale"], layer["blocks.embedding_skip"]
+            x = scale * x + skip * states[0]
+        states.append(block(config, layer, x, is_sliding(config, number), extra))
     if config.norm_placement != "after":
         states[-1] = norm(config, weights, "final_norm", states[-1])
     head = embedding.T if config.tied_embeddings else weights["head.kernel"]
     return [*states, soft_cap(states[-1] @ head, config.final_soft_cap)]
+
+
+def value_embedding(
+    config: ModelConfig, weights: Weights, tokens: NDArray[np.int32], number: int
+) -> tuple[Floats, Floats] | None:
+    """Return the vectors (S, K, H) that layer `number` adds to its values, and their gate (G, K);
+    None if it adds none. Layers are counted back from the last."""
+    every = config.value_embedding_every
+    if every is None or (config.n_layers - 1 - number) % every:
+        return None
+    before = sum((config.n_layers - 1 - n) % every == 0 for n in range(number))
+    heads = config.n_kv_heads or config.n_heads or 1
+    width = heads * config.head_width
+    table = weights["value_embedding.embedding"][:, before * width : (before + 1) * width]
+    return table[tokens].reshape(len(tokens), heads, -1), weights["value_gates"][before]
 
 
 def positions(config: ModelConfig, weights: Weights, length: int) -> Floats:
@@ -52,15 +74,21 @@ def is_sliding(config: ModelConfig, number: int) -> bool:
     return config.layer_pattern[number % len(config.layer_pattern)] == "sliding"
 
 
-def block(config: ModelConfig, layer: Weights, x: Floats, sliding: bool) -> Floats:
-    """(S, D) to (S, D)."""
+def block(
+    config: ModelConfig,
+    layer: Weights,
+    x: Floats,
+    sliding: bool,
+    extra: tuple[Floats, Floats] | None = None,
+) -> Floats:
+    """(S, D) to (S, D); `extra` is from `value_embedding`."""
     feed_forward_part = feed_forward if config.n_experts is None else experts
     sublayers = ["attention"] if config.feed_forward == "none" else ["attention", "feed_forward"]
     for part in sublayers:
         name = f"blocks.{part}"
         y = x if config.norm_placement == "after" else norm(config, layer, f"{name}_norm", x)
         if part == "attention":
-            y = self_attention(config, layer, y, sliding)
+            y = self_attention(config, layer, y, sliding, extra)
         else:
             y = feed_forward_part(config, layer, y)
         if config.norm_placement == "around":
@@ -74,9 +102,11 @@ def block(config: ModelConfig, layer: Weights, x: Floats, sliding: bool) -> Floa
 def norm(config: ModelConfig, weights: Weights, name: str, x: Floats) -> Floats:
     if config.norm == "none":
         return x
-    scale = weights[f"{name}.scale"]
+    scale, bias = np.ones(x.shape[-1]), np.zeros(x.shape[-1])
+    if config.norm_parameters:
+        scale, bias = weights[f"{name}.scale"], weights.get(f"{name}.bias", bias)
     if config.norm == "layer_norm":
-        return layer_norm(x, scale, weights[f"{name}.bias"], config.norm_epsilon)
+        return layer_norm(x, scale, bias, config.norm_epsilon)
     return rms_norm(x, 1 + scale if "plus_one" in config.norm else scale, config.norm_epsilon)
 
 
@@ -91,7 +121,13 @@ def rms_norm(x: Floats, scale: Floats, epsilon: float) -> Floats:
     return x / np.sqrt((x**2).mean(-1, keepdims=True) + epsilon) * scale
 
 
-def self_attention(config: ModelConfig, layer: Weights, x: Floats, sliding: bool) -> Floats:
+def self_attention(
+    config: ModelConfig,
+    layer: Weights,
+    x: Floats,
+    sliding: bool,
+    extra: tuple[Floats, Floats] | None = None,
+) -> Floats:
     """(S, D) to (S, D)."""
 
     def project(name: str) -> Floats:
@@ -106,6 +142,9 @@ def self_attention(config: ModelConfig, layer: Weights, x: Floats, sliding: bool
         width = min(s + 1, config.sliding_window) if sliding and config.sliding_window else s + 1
         visible[s, s + 1 - width : s + 1] = True
     query, key, value = project("query"), project("key"), project("value")
+    if extra is not None:
+        rows, gate = extra
+        value += 2 / (1 + np.exp(-(x[:, : len(gate)] @ gate)))[..., None] * rows
     scale = 1 / math.sqrt(config.query_pre_attn_scalar or query.shape[2])
     y = attention(query, key, value, visible, scale, config.attention_soft_cap)
     y = np.einsum("snh,nhd->sd", y, layer["blocks.attention.output.kernel"])
@@ -192,6 +231,8 @@ def feed_forward(config: ModelConfig, layer: Weights, x: Floats) -> Floats:
         hidden = gate / (1 + np.exp(-gate)) * hidden
     elif config.feed_forward in ("geglu", "geglu_tanh"):
         hidden = gelu(linear("gate", x), config.feed_forward == "geglu_tanh") * hidden
+    elif config.feed_forward == "relu_squared":
+        hidden = np.maximum(hidden, 0) ** 2
     else:
         hidden = gelu(hidden, config.feed_forward == "gelu_tanh")
     return linear("down", hidden)

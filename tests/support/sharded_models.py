@@ -63,6 +63,28 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     },
 }
 
+RECIPE: dict[str, Any] = {
+    "positions": "rope",
+    "norm": "rms_norm",
+    "norm_parameters": False,
+    "embedding_norm": True,
+    "qk_norm": True,
+    "feed_forward": "relu_squared",
+    "attention_output_bias": False,
+    "ffn_bias": False,
+    "residual_scalars": True,
+    "value_embedding_every": 2,
+}
+"""What nanochat has in its models."""
+RECIPE_OF_MUON: dict[str, Any] = {
+    "optimizer": "muon",
+    "orthogonalization": "polar_express",
+    "normuon_beta2": 0.95,
+    "cautious_weight_decay": True,
+    "learning_rate_multipliers": {"embedding": 10.0, "head": 0.2, "embedding_skip": 25.0},
+}
+"""Every key of its optimizer; the multipliers are arbitrary."""
+ARCHITECTURES["recipe"] = {**RECIPE, "n_layers": 3, "n_heads": 8, "n_kv_heads": 4, "ffn_dim": 32}
 ARCHITECTURES["even-llama"] = {**ARCHITECTURES["llama"], "layer_pattern": None}
 ARCHITECTURES["odd-llama"] = {**ARCHITECTURES["even-llama"], "emb_dim": 18}
 """So wide that four devices cannot divide it."""

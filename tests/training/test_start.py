@@ -28,7 +28,7 @@ from rungs.training.next_token import next_token
 from rungs.training.resume import checkpoint_to_resume
 from rungs.training.start import launch
 from tests.support.long import long_except
-from tests.support.sharded_models import assert_close
+from tests.support.sharded_models import RECIPE, RECIPE_OF_MUON, assert_close
 from tests.support.tiny_run import (
     MODEL,
     assert_same_outcome,
@@ -213,6 +213,7 @@ def test_a_crash_loses_only_the_steps_after_the_last_checkpoint(
         ("lion", "warmup_stable_decay"),
         ("adafactor", "constant"),
         ("sgd", "cosine"),
+        ("recipe", "linear"),
     ],
 )
 def test_every_optimizer_resumes_bit_for_bit(
@@ -229,9 +230,12 @@ def test_every_optimizer_resumes_bit_for_bit(
         "min_train_tokens": 8 * 128,
         "checkpoint_interval": 3,
     }
+    model = MODEL | WIDE
+    if optimizer == "recipe":
+        keys, model = keys | RECIPE_OF_MUON, MODEL | RECIPE | {"zero_init_residual": True}
     straight, stopped = (make_run(tmp_path / name, **keys) for name in ("straight", "stopped"))
     for run in (straight, stopped):
-        (run.path / "model.json").write_text(json.dumps(MODEL | WIDE))
+        (run.path / "model.json").write_text(json.dumps(model))
     assert go(straight, datasets_dir) == 0
     with monkeypatch.context() as patch:
         crash_after(4, patch)

@@ -14,7 +14,7 @@ _ROTARY_BUFFERS = ((r"\.rotary_emb\.inv_freq", "rotary frequencies, which Rungs 
 _BLOCK_KEYS = (
     *("n_heads", "n_kv_heads", "head_dim", "qkv_bias", "attention_output_bias", "qk_norm"),
     *("query_pre_attn_scalar", "attention_soft_cap", "residual", "feed_forward", "ffn_dim"),
-    *("ffn_bias", "n_experts", "experts_per_token"),
+    *("ffn_bias", "n_experts", "experts_per_token", "residual_scalars", "value_embedding_every"),
 )
 
 
@@ -68,7 +68,7 @@ def normal_form(model: ModelConfig) -> ModelConfig:
     """Return a config with defaults filled in, and without keys that have no effect: configs of the
     same architecture are equal in this form."""
     keys = model.as_json()
-    del keys["init"]
+    del keys["init"], keys["zero_init_residual"]
     if model.n_layers == 0:
         keys = {key: value for key, value in keys.items() if key not in _BLOCK_KEYS}
         return ModelConfig.model_validate(keys | {"n_heads": 1})

@@ -7,7 +7,12 @@ from rungs.huggingface.config_keys.keys import Choice, Flag, Only, SameValue, Un
 from rungs.huggingface.families.family import Family
 from rungs.huggingface.tensors.rules import Rule, as_is, linear, norm
 
-ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
+ACTIVATIONS = {
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu": "gelu",
+    "relu2": "relu_squared",
+}
 GPT2_LAYER = "transformer.h.{layer}"
 
 

@@ -26,21 +26,23 @@ class Norm(NamedTuple):
     """Whether the mean is subtracted: layer norm, not RMS norm."""
 
 
-def layer_norm(x: Array, scale: Array, bias: Array, epsilon: float) -> Array:
-    """Return (x − mean) / √(variance + ε) · scale + bias (Ba et al. 2016), in the dtype of x."""
-    return _norm(Norm(epsilon, is_centered=True), x, scale, bias)
+def layer_norm(x: Array, epsilon: float, *scale_and_bias: Array) -> Array:
+    """Return (x − mean) / √(variance + ε) · scale + bias (Ba et al. 2016), in the dtype of x.
+    Without scale and bias, x is only normalized."""
+    return _norm(Norm(epsilon, is_centered=True), x, *scale_and_bias)
 
 
-def rms_norm(x: Array, scale: Array, epsilon: float) -> Array:
-    """Return x / √(mean of x² + ε) · scale (Zhang & Sennrich 2019), in the dtype of x."""
-    return _norm(Norm(epsilon, is_centered=False), x, scale)
+def rms_norm(x: Array, epsilon: float, *scale: Array) -> Array:
+    """Return x / √(mean of x² + ε) · scale (Zhang & Sennrich 2019), in the dtype of x. Without
+    scale, x is only normalized."""
+    return _norm(Norm(epsilon, is_centered=False), x, *scale)
 
 
 def _norm(norm: Norm, x: Array, *vectors: Array) -> Array:
     """Return the norm of x.
 
     Args:
-        vectors: the scale and, if there is one, the bias.
+        vectors: the scale and, if there is one, the bias; or nothing.
     """
     if target_device.platform() != "gpu":
         return plain_norm(norm, x, *vectors)
@@ -78,6 +80,8 @@ def _minus(x: Array, mean: Array | None) -> Array:
 
 
 def _scaled(x: Array, vectors: tuple[Array, ...]) -> Array:
+    if not vectors:
+        return x
     scale, *bias = vectors
     return sum(bias, x * scale.astype(jnp.float32))
 
@@ -96,7 +100,7 @@ def _forward(norm: Norm, x: Array, *vectors: Array) -> tuple[Array, Any]:
 def _backward(norm: Norm, residuals: Any, gradient: Array) -> tuple[Array, ...]:
     x, vectors, statistics = residuals
     normalized = statistics.normalize(x)
-    scaled = gradient.astype(jnp.float32) * vectors[0].astype(jnp.float32)
+    scaled = _scaled(gradient.astype(jnp.float32), vectors[:1])
     across = scaled.mean(axis=-1, keepdims=True) if norm.is_centered else 0.0
     along = (scaled * normalized).mean(axis=-1, keepdims=True)
     x_gradient = (statistics.factor * (scaled - across - normalized * along)).astype(x.dtype)

@@ -146,7 +146,11 @@ def _cross_entropy() -> KernelCase:
 
 def _norms(kernel: Function, is_centered: bool) -> tuple[Function, Function]:
     norm = Norm(1e-5, is_centered)
-    return functools.partial(kernel, epsilon=norm.epsilon), functools.partial(plain_norm, norm)
+
+    def of_model(x: Array, *vectors: Array) -> Array:
+        return kernel(x, norm.epsilon, *vectors)
+
+    return of_model, functools.partial(plain_norm, norm)
 
 
 def _grouped_matmul() -> KernelCase:
@@ -171,14 +175,14 @@ def _inputs(case: KernelCase, dtype: str) -> list[np.ndarray]:
     return [array.astype(jnp.dtype(dtype)) for array in draw[:count]] + draw[count:]
 
 
-def _with_gradients(function: Function) -> Callable[..., tuple[Array, ...]]:
+def _with_gradients(function: Function, dtype: jnp.dtype) -> Callable[..., tuple[Array, ...]]:
     """Return a function that gives the result and the gradient of each argument, for a cotangent
-    that differs from element to element."""
+    that differs from element to element and is rounded to a dtype."""
 
     def both(*arrays: Array) -> tuple[Array, ...]:
         y, pull = jax.vjp(function, *arrays)
         cotangent = jnp.cos(jnp.arange(y.size, dtype=jnp.float32)).reshape(y.shape)
-        return y, *pull(cotangent.astype(y.dtype))
+        return y, *pull(cotangent.astype(dtype).astype(y.dtype))
 
     return both
 
@@ -186,9 +190,9 @@ def _with_gradients(function: Function) -> Callable[..., tuple[Array, ...]]:
 def _reference(plain: Function, arrays: list[np.ndarray]) -> list[np.ndarray]:
     """Return result and gradients of the plain form in float32, computed by the CPU if JAX may use
     it."""
-    exact = [array.astype(np.float32) for array in arrays]
+    exact, dtype = [array.astype(np.float32) for array in arrays], arrays[0].dtype
     with _on_cpu(), jax.default_matmul_precision("highest"):
-        return [np.asarray(array) for array in jax.jit(_with_gradients(plain))(*exact)]
+        return [np.asarray(array) for array in jax.jit(_with_gradients(plain, dtype))(*exact)]
 
 
 @contextlib.contextmanager
@@ -207,7 +211,7 @@ def _on_device(
 ) -> tuple[list[np.ndarray], str]:
     """Return result and gradients, and what computed them."""
     placed = [jnp.asarray(array) for array in arrays]
-    compiled = jax.jit(_with_gradients(function)).lower(*placed).compile()
+    compiled = jax.jit(_with_gradients(function, placed[0].dtype)).lower(*placed).compile()
     makers = kernels_of(compiled.as_text() or "", []).calls.get(part, {XLA: 0})
     return [np.asarray(array) for array in compiled(*placed)], ", ".join(makers)
 

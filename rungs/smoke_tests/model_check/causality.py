@@ -129,7 +129,11 @@ def influence_on_logits(model: GPT, tokens_BS: Array, row_Q: Array, position_Q: 
     """Return influence_QBS: the sum over D of |∂(direction · logits of the query) / ∂x|, for every
     embedded token x. The direction is random, so that no two effects cancel."""
     return _influence(
-        lambda x: model.forward_embedded(x).logits_BSV, model, tokens_BS, row_Q, position_Q
+        lambda x: model.forward_embedded(x, tokens_BS=tokens_BS).logits_BSV,
+        model,
+        tokens_BS,
+        row_Q,
+        position_Q,
     )
 
 
@@ -137,7 +141,9 @@ def influence_on_layers(model: GPT, tokens_BS: Array, row_Q: Array, position_Q: 
     """Return influence_LQBS: the same for the hidden state after each layer."""
 
     def hidden(x_BSD: Array) -> Array:
-        states = model.forward_embedded(x_BSD, keep_hidden_states=True).hidden_states
+        states = model.forward_embedded(
+            x_BSD, keep_hidden_states=True, tokens_BS=tokens_BS
+        ).hidden_states
         assert states is not None
         return jnp.stack(states[1:])
 

@@ -41,6 +41,7 @@ _OVERFITTING_WIDTH_RATE = 1.0
 """Learning rate × emb_dim, for Adam on a single small batch. In the committed runs 0.5 took up to
 twice the steps, and with 2 the loss first rose above its initial value."""
 _OPTIMIZER_KEYS = (
+    "learning_rate_multipliers",
     "warmup_period_percent",
     "start_learning_rate_percent",
     "min_learning_rate_percent",
@@ -81,7 +82,7 @@ class CheckedModel(NamedTuple):
     """A model and one batch of its data."""
 
     config: RunConfig
-    """The run's, but on one device and without dropout."""
+    """The run's, but on one device, without dropout and without zero_init_residual."""
     start_weights: Weights | None
     """The weights that the run starts from; None: random ones."""
     inputs_BS: np.ndarray
@@ -126,7 +127,9 @@ class CheckedModel(NamedTuple):
             raise UserError(
                 f"no target among the first {tokens} tokens of a sequence; raise --tokens"
             )
-        config = RunConfig(config.model, _single_device(config.train, len(inputs_BS)))
+        # projections of zeros would hide what is before them from every check
+        model_config = config.model.model_copy(update={"zero_init_residual": False})
+        config = RunConfig(model_config, _single_device(config.train, len(inputs_BS)))
         overfitting = RunConfig(config.model, _overfitting_config(config))
         mesh = one_device()
         weights = load.place_starting_weights(start_weights, overfitting, limits.steps, mesh)

@@ -71,6 +71,8 @@ def _header(path: Path, config: RunConfig, checked: CheckedModel) -> Iterator[st
     sequences, tokens = checked.inputs_BS.shape
     weights = checked.start_weights
     origin = "fresh weights" if weights is None else f"the weights of {weights.path}"
+    if weights is None and config.model.zero_init_residual:
+        origin += " (none of them zero_init_residual)"
     length = config.sequence_length
     yield f"{path}: the first {sequences} sequences, {tokens:,} of their {length:,} tokens, with"
     yield f"{origin}, without dropout, on one CPU device."
