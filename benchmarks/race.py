@@ -31,6 +31,7 @@ from rungs.charts import drawing
 from rungs.common.text_table import align_columns
 from rungs.data.catalog import open_dataset
 from rungs.data.dataset import TRAIN, VALIDATION
+from rungs.optim.precision import fastest_dtype
 from rungs.run import metrics
 
 ROOT, NAME = Path(__file__).parents[1], "race"
@@ -153,6 +154,7 @@ def _train_torch(entry: Entry, size: Size, into: Path, python: Sequence[str]) ->
             "learning_rate": entry.rate,
             "threads": cores(),
             "attention": "fastest",
+            "dtype": fastest_dtype(),
         }
         printed = _run([*python, str(FOLDER / "torch_gpt2.py"), json.dumps(asked)])
         path.write_text(printed)

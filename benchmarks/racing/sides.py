@@ -71,7 +71,6 @@ def configs(entry: Entry, size: Size, validation_tokens: int) -> tuple[dict[str,
         "weight_decay": 0.1,
         "beta2": 0.95,
         "clipping_max_norm": 1.0,
-        "compute_dtype": "bfloat16",
     }
     if entry.side == RECIPE:
         model |= RECIPE_MODEL

@@ -66,7 +66,9 @@ class Race:
 
     def loss(self, sequences: Tensor) -> Tensor:
         sequences = sequences.to(self.device, non_blocking=True)
-        with attention_context(self.attention), torch.autocast(self.device, torch.bfloat16):
+        is_narrow = self.asked["dtype"] == "bfloat16"
+        autocast = torch.autocast(self.device, torch.bfloat16, enabled=is_narrow)
+        with attention_context(self.attention), autocast:
             loss: Tensor = self.run(sequences[:, :-1], sequences[:, 1:])
         return loss
 
