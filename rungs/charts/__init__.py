@@ -1,7 +1,7 @@
 """Charts as PNG files: of one run, of several runs compared, of power laws, of muP experiments.
 
-    run_charts         draws the charts of one run; the losses of training; reward, pass@k and the
-                       like of reinforcement learning
+    run_charts         draws the charts of one run; the losses of training
+    policy_charts      reward, pass@k and the like of reinforcement learning
     drawer             the program that redraws them while training continues
     step_charts        charts of every kind of run: learning rate, gradient norm, throughput
     comparison_charts  charts that compare several runs

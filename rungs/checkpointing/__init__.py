@@ -1,8 +1,8 @@
 """Saved state: checkpoints and weights files, written, verified, listed, restored.
 
     checkpoint_folder  the checkpoints of a run: list them, find the newest valid or the best one,
-                       the links `best` and `latest`; the weights file that a path stands for;
-                       which old ones are deleted (`keep_checkpoints`), cleanup after a crash
+                       the links `best` and `latest`; the weights file that a path stands for
+    retention          which old checkpoints are deleted (`keep_checkpoints`), cleanup after a crash
     saver              write checkpoints in the background while training continues
     manifest           meta.json of one checkpoint: what it records, checksums, damage; SHA256SUMS,
                        the checksums of an imported model

@@ -1,17 +1,11 @@
 """The checkpoints in a run's `checkpoints/`: what they are called, which are valid, which is best,
-the links `best` and `latest`, the list that `checkpointing.py` prints, which old ones are deleted.
+the links `best` and `latest`, and the list that `checkpointing.py` prints. A checkpoint is written
+under a name with a leading dot and renamed once it is complete."""
 
-A checkpoint is written under a name with a leading dot and renamed once it is complete. After each
-save the newest `keep_checkpoints` and the best one on each validation data stay. Some of these are
-deleted before the next one is written if that would not fit on the disk, or when the disk or a
-quota turns out to be full."""
-
-import contextlib
 import datetime
 import fnmatch
 import logging
 import os
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -306,91 +300,3 @@ def find_weights(path: Path | str) -> Path:
     raise UserError(
         f"{path}: no such run, checkpoint or model.safetensors; {known_runs(str(path))}"
     )
-
-
-def most_needed(keep: int) -> int | None:
-    """Return how many checkpoints must fit on the disk at the same time, None if all are kept: the
-    newest `keep` with the one being written, but at least one besides it, and the best."""
-    return None if keep == -1 else max(keep, 2) + 1
-
-
-def delete_old(folder: Path, keep: int) -> None:
-    """Delete all but the newest `keep` checkpoints and the best ones; none if `keep` is -1."""
-    _delete(superfluous(list_checkpoints(folder), keep))
-
-
-def superfluous(checkpoints: list[Checkpoint], keep: int) -> list[Checkpoint]:
-    """Return the checkpoints to delete if the newest `keep` and the best ones stay. `checkpoints`
-    must be ordered by step; a `keep` of -1 keeps all."""
-    best = best_by_validation_data(checkpoints).values()
-    return [old for old in _older(checkpoints, keep) if old not in best]
-
-
-def make_room(folder: Path, keep: int, needed_bytes: int) -> None:
-    """Delete old checkpoints if the next one would not fit on the disk. These are all but the
-    newest `keep` - 1 (at least one) and, if the next one fits then, as many of the others as it
-    takes, from the oldest. The best ones and the newest valid one stay."""
-    if keep == -1 or disk.has_space(folder, needed_bytes):
-        return
-    due, kept = _deletable(folder, keep)
-    _delete_for_room(folder, due)
-    while kept and not disk.has_space(folder, needed_bytes):
-        if not disk.has_space(folder, needed_bytes - sum(_bytes_freed_by(c) for c in kept)):
-            return
-        _delete_for_room(folder, [kept.pop(0)])
-
-
-def make_room_in_full_disk(folder: Path, keep: int) -> bool:
-    """Delete what `make_room` deletes first or, if that is nothing, the oldest of the others that
-    may go, which takes about as much space as the next checkpoint. Return whether there was one. No
-    system call tells how much a quota leaves, or what other programs are about to write."""
-    if keep == -1:
-        return False
-    due, kept = _deletable(folder, keep)
-    old = due or [checkpoint for checkpoint in kept if _bytes_freed_by(checkpoint)][:1]
-    _delete_for_room(folder, old)
-    return bool(old)
-
-
-def _deletable(folder: Path, keep: int) -> tuple[list[Checkpoint], list[Checkpoint]]:
-    """Return the checkpoints that may be deleted to make room, oldest first: those that are due
-    once the next one is there, and the others."""
-    checkpoints = list_checkpoints(folder)
-    needed = (
-        *best_by_validation_data(checkpoints).values(),
-        newest_valid(folder),
-    )
-    older = _older(checkpoints, max(keep - 1, 1))
-    free = [checkpoint for checkpoint in checkpoints if checkpoint not in needed]
-    return [c for c in free if c in older], [c for c in free if c not in older]
-
-
-def _delete_for_room(folder: Path, old: Sequence[Checkpoint]) -> None:
-    if old:
-        names = ", ".join(checkpoint.folder.name for checkpoint in old)
-        log.warning("%s: too little space for the next checkpoint; deleting %s", folder, names)
-    _delete(old)
-
-
-def _bytes_freed_by(checkpoint: Checkpoint) -> int:
-    return 0 if checkpoint.folder.is_symlink() else disk.folder_bytes(checkpoint.folder)
-
-
-def _older(checkpoints: list[Checkpoint], keep: int) -> list[Checkpoint]:
-    return checkpoints[:-keep] if keep > 0 else []
-
-
-def _delete(checkpoints: Iterable[Checkpoint]) -> None:
-    """Delete checkpoints. Of one that is a link, what it points to stays."""
-    for checkpoint in checkpoints:
-        renamed = checkpoint.folder.with_name(UNFINISHED + checkpoint.folder.name)
-        with contextlib.suppress(FileNotFoundError):  # deleted by the user already
-            checkpoint.folder.rename(renamed)
-            disk.remove(renamed)
-
-
-def clean_up(folder: Path) -> None:
-    """Delete what a crash left half-written or half-deleted, and update the links."""
-    for path in folder.glob(UNFINISHED + CHECKPOINT_GLOB):
-        disk.remove(path)
-    update_links(folder)

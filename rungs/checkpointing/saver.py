@@ -13,7 +13,13 @@ from typing import Any, NamedTuple, Self
 import jax
 import numpy as np
 
-from rungs.checkpointing import checkpoint_folder, manifest, optimizer_state, weights_file
+from rungs.checkpointing import (
+    checkpoint_folder,
+    manifest,
+    optimizer_state,
+    retention,
+    weights_file,
+)
 from rungs.checkpointing.checkpoint_folder import BEST, LATEST, UNFINISHED
 from rungs.checkpointing.manifest import PUBLISHED_FOLDER, CheckpointMeta
 from rungs.checkpointing.published import read_published
@@ -206,7 +212,7 @@ class Saver:
             return False
         self._check()
         keep = self._config.train.keep_checkpoints
-        if not checkpoint_folder.make_room_in_full_disk(self._folder, keep):
+        if not retention.make_room_in_full_disk(self._folder, keep):
             return False
         log.warning("%s: %s: %s; writing it again", self._folder, snapshot.description, reason)
         return True
@@ -232,7 +238,7 @@ class Saver:
         self._is_there = True
         disk.sync_to_disk(self._folder.parent)
         keep = self._config.train.keep_checkpoints
-        checkpoint_folder.make_room(self._folder, keep, snapshot.needed_bytes)
+        retention.make_room(self._folder, keep, snapshot.needed_bytes)
         disk.check_free_space(self._folder, snapshot.description, snapshot.needed_bytes)
         name = UNFINISHED + checkpoint_folder.checkpoint_name(self._folder, step)
         (self._folder / name).mkdir()
@@ -250,7 +256,7 @@ class Saver:
             self._check()
             checkpoint_folder.update_links(self._folder)
             self._check()
-            checkpoint_folder.delete_old(self._folder, self._config.train.keep_checkpoints)
+            retention.delete_old(self._folder, self._config.train.keep_checkpoints)
         for done in self._after:
             done()
 

@@ -5,8 +5,8 @@
     standard_streams  stdin, stdout and stderr, open in any case and safe for a terminal
     command       begins and runs a command: its imports, its errors, its exit code
     paths         checks on paths from users and files; where the checkout is
-    disk          writes that follow no link and survive a power cut; messages for a full disk;
-                  folders that appear complete or not at all; locks that end with their process
+    disk          writes that follow no link and survive a power cut; messages for a full disk
+    atomic_folder  folders that appear complete or not at all; locks that end with their process
     strict_json   JSON parsed strictly, all errors reported at once
     text_table    aligned columns and durations for terminal output
     hub           the Hugging Face hub

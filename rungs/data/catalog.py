@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rungs.common import disk, shown_text, strict_json
+from rungs.common import atomic_folder, shown_text, strict_json
 from rungs.common.errors import UserError, did_you_mean
 from rungs.common.paths import checkout, is_folder, is_plain_name, is_there
 from rungs.config.option_values import DATASETS_VARIABLE
@@ -56,7 +56,7 @@ def open_dataset(name: str, datasets_dir: Path, *, update: bool = True) -> Datas
     dataset that has not been downloaded yet, not for a newer version. Raises UserError if it does
     not exist or is damaged."""
     folder = dataset_folder(name, datasets_dir)
-    disk.recover_folder(folder)
+    atomic_folder.recover_folder(folder)
     if "/" in name:
         hub_dataset.download(name, folder, update=update)
     elif not is_there(folder):
@@ -89,7 +89,7 @@ def build_documents_dataset(name: str, request: "Request", datasets_dir: Path) -
     folder = dataset_folder(name, datasets_dir)
     if name in BUILT_IN:
         raise UserError(f"dataset {name!r}: this name is reserved; choose another one")
-    with disk.lock_folder(folder):
+    with atomic_folder.lock_folder(folder):
         if is_there(folder):
             known = dataset.read_description(folder)
             found = known.source.documents if known else None
@@ -99,7 +99,7 @@ def build_documents_dataset(name: str, request: "Request", datasets_dir: Path) -
                     " delete it first"
                 )
             return Dataset(name, folder)
-        with disk.replace_folder(folder, resume=True) as partial:
+        with atomic_folder.replace_folder(folder, resume=True) as partial:
             source = building.build(partial, request)
             dataset.write_description(partial, dataset.describe(partial, source))
             building.remove_leftovers(partial)
@@ -124,10 +124,10 @@ def _build_by_name(name: str, folder: Path) -> None:
 
 def _build_folder(folder: Path, build: Callable[[Path], Source]) -> bool:
     """Build a dataset's folder. Return False if it exists, perhaps built by another process."""
-    with disk.lock_folder(folder):
+    with atomic_folder.lock_folder(folder):
         if folder.exists():
             return False
-        with disk.replace_folder(folder) as partial:
+        with atomic_folder.replace_folder(folder) as partial:
             source = build(partial)
             dataset.write_description(partial, dataset.describe(partial, source))
     return True

@@ -14,7 +14,7 @@ import numpy as np
 from tqdm import tqdm
 
 from rungs.checkpointing import manifest, published, weights_file
-from rungs.common import disk, hub
+from rungs.common import atomic_folder, hub
 from rungs.common.errors import UserError
 from rungs.common.paths import checkout, is_file, is_folder, is_there
 from rungs.common.strict_json import format_name
@@ -291,7 +291,7 @@ def import_model(
     """Create a run folder from a Hugging Face model, and return notes on what is missing or was
     converted. `check` is called with the complete folder. If anything raises, leave nothing behind.
     Raises UserError if the folder cannot be written."""
-    with disk.create_folder(target) as folder:
+    with atomic_folder.create_folder(target) as folder:
         run = RunFolder(folder)
         notes = _fill(plan, run, target)
         check(run)

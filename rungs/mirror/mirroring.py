@@ -12,8 +12,9 @@ from typing import Self
 
 from pydantic import ValidationError
 
-from rungs.checkpointing.checkpoint_folder import list_checkpoints, superfluous
+from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.checkpointing.manifest import META_FILE, Checkpoint, CheckpointMeta
+from rungs.checkpointing.retention import superfluous
 from rungs.common import disk, paths
 from rungs.common.errors import RunFailure, UserError, reason
 from rungs.mirror import mirror_folder

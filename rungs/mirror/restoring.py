@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from rungs.checkpointing.checkpoint_folder import checkpoint_folders, order_by_name
 from rungs.checkpointing.manifest import META_FILE, CheckpointError, CheckpointMeta, read_checkpoint
-from rungs.common import disk, paths
+from rungs.common import atomic_folder, disk, paths
 from rungs.common.errors import RunFailure, UserError, reason
 from rungs.mirror import mirror_folder
 from rungs.mirror.mirror_folder import CHECKPOINTS, MirrorFolder, MirrorRecord, check_same_run
@@ -52,7 +52,7 @@ def restore_if_empty(run: RunFolder, url: str, check: Callable[[CheckpointMeta],
                 break
     run.path.mkdir(parents=True, exist_ok=True)
     run.refuse_links()
-    with disk.lock_folder(run.checkpoints), _failures(mirror):
+    with atomic_folder.lock_folder(run.checkpoints), _failures(mirror):
         if _is_empty(run):  # another process of the run may have been faster
             _Restoring(run, mirror).restore(names)
 

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from rungs.checkpointing.checkpoint_folder import CHECKPOINT_GLOB, most_needed
+from rungs.checkpointing.checkpoint_folder import CHECKPOINT_GLOB
 from rungs.checkpointing.load import starting_dtypes
+from rungs.checkpointing.retention import most_needed
 from rungs.common import disk, paths
 from rungs.common.errors import UserError
 from rungs.config.optimization_config import OptimizationConfig

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from rungs.common import disk, strict_json
+from rungs.common import atomic_folder, strict_json
 from rungs.common.errors import UserError
 from rungs.common.paths import is_file, is_inside, is_there
 from rungs.config import run_config
@@ -47,7 +47,7 @@ class NewRun:
         """Write the folder, completely or not at all. A folder that exists is left unchanged.
         Raises UserError if the folder cannot be written."""
         if not is_there(self.folder):
-            with disk.create_folder(self.folder) as new:
+            with atomic_folder.create_folder(self.folder) as new:
                 for name, text in self.texts.items():
                     (new / name).write_text(text, encoding="utf-8")
                 for name, content in self.task_files.items():

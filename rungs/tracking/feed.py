@@ -19,7 +19,7 @@ import pydantic_core
 from pydantic import Field
 
 from rungs.common import disk, errors, strict_json
-from rungs.common.disk import file_lock
+from rungs.common.atomic_folder import file_lock
 from rungs.common.growing_file import GrowingFile
 from rungs.common.helper_process import ENDED, KILLED, HelperProcess, receive
 from rungs.common.signals import StopSignal

@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.checkpointing.manifest import Checkpoint, read_checkpoint, run_config
 from rungs.checkpointing.saver import Saver
-from rungs.common import disk, shown_text
+from rungs.common import atomic_folder, disk, shown_text
 from rungs.common.errors import RunFailure, UserError
 from rungs.common.strict_json import StrictModel, read_text
 from rungs.config.run_config import AnyRunConfig
@@ -179,7 +179,7 @@ class FailedStepRecorder:
             train=self._config.train.as_json(),
             sharding=self._sharding,
         )
-        with disk.create_folder(folder) as unfinished:
+        with atomic_folder.create_folder(folder) as unfinished:
             save_file(dict(self._batch(step)), unfinished / BATCH_FILE)
             text = meta.model_dump_json(indent=2) + "\n"
             (unfinished / STEP_FILE).write_text(text, encoding="utf-8")

@@ -17,7 +17,7 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from rungs.checkpointing import checkpoint_folder, manifest
+from rungs.checkpointing import manifest, retention
 from rungs.checkpointing.load import find_starting_weights, place_starting_weights, restore
 from rungs.checkpointing.saver import Saver
 from rungs.common import disk, paths, run_log
@@ -116,7 +116,7 @@ def _finish(start: Start, inputs: Inputs[Any], background: Background) -> int:
     """Do what a kill just after the last checkpoint left undone; return the exit code."""
 
     def finish() -> None:
-        checkpoint_folder.clean_up(start.run.checkpoints)
+        retention.clean_up(start.run.checkpoints)
         run_report.log_finished(start, inputs.edit_to_extend())
 
     if start.options.dry_run:
@@ -317,8 +317,8 @@ def tidy(start: Start) -> None:
     if aside is not None and start.options.rewind_to:
         feed.forget(run)
     records.drop_samples_after(run, saved.step if saved else -1)
-    checkpoint_folder.clean_up(run.checkpoints)
-    checkpoint_folder.delete_old(run.checkpoints, start.config.train.keep_checkpoints)
+    retention.clean_up(run.checkpoints)
+    retention.delete_old(run.checkpoints, start.config.train.keep_checkpoints)
     for unfinished in run.unfinished_files:
         unfinished.unlink(missing_ok=True)
     run_log.log_to_file(run.log)

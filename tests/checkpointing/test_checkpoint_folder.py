@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from rungs.checkpointing import manifest
 from rungs.checkpointing.checkpoint_folder import (
     best_of,
-    clean_up,
     find_weights,
     list_checkpoints,
     newest_valid,
 )
 from rungs.checkpointing.load import load_model, restore
 from rungs.checkpointing.manifest import CheckpointMeta, read_checkpoint
+from rungs.checkpointing.retention import clean_up
 from rungs.checkpointing.saver import Saver
 from rungs.checkpointing.weights_file import Weights
 from rungs.common.errors import RunFailure, UserError

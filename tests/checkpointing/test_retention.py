@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from rungs.checkpointing.checkpoint_folder import (
+from rungs.checkpointing.checkpoint_folder import list_checkpoints
+from rungs.checkpointing.retention import (
     clean_up,
     delete_old,
-    list_checkpoints,
     make_room,
     make_room_in_full_disk,
     most_needed,

@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from rungs.checkpointing import checkpoint_folder, manifest, optimizer_state, saver, weights_file
+from rungs.checkpointing import (
+    checkpoint_folder,
+    manifest,
+    optimizer_state,
+    retention,
+    saver,
+    weights_file,
+)
 from rungs.checkpointing.checkpoint_folder import checkpoint_name, list_checkpoints
 from rungs.run.folder import RunFolder
 from rungs.step.nonfinite import Flags
@@ -191,7 +198,7 @@ def test_pruning_ignores_a_checkpoint_that_is_already_gone(
 
     assert train_here(run, datasets_dir) == 0
     monkeypatch.setattr(checkpoint_folder, "list_checkpoints", list_a_ghost)
-    checkpoint_folder.delete_old(run.checkpoints, keep=3)
+    retention.delete_old(run.checkpoints, keep=3)
     assert checkpoint_steps(run) == [3, 6, 7]
 
 
