@@ -31,6 +31,7 @@ from rungs.data.tokenizer_files import read_tokenizer_files
 from rungs.model.gpt import GPT
 from rungs.optim.multi_steps import MultiSteps
 from rungs.parallel import processes
+from rungs.parallel.devices import host_device
 from rungs.step.nonfinite import Flags, finite_flags, nonfinite_names
 from rungs.step.state import host_copies, named_arrays
 
@@ -298,8 +299,5 @@ def _removed_on_failure(unfinished: Path) -> Iterator[None]:
 def _as_jax_arrays(copies: dict[str, np.ndarray]) -> Mapping[str, jax.Array | np.ndarray]:
     """Return host arrays as JAX arrays if possible. When Orbax fails to write NumPy arrays, its
     threads print long tracebacks."""
-    try:
-        host = jax.local_devices(backend="cpu")[0]
-    except RuntimeError:  # JAX_PLATFORMS does not include cpu
-        return copies
-    return jax.device_put(copies, host)
+    host = host_device()
+    return copies if host is None else jax.device_put(copies, host)

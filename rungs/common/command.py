@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import click
 
 PROCESS_BEGAN = time.monotonic()
+"""When a command's process began, but for the start of Python."""
 _FEWEST_FILES, _ENOUGH_FILES = 64, 256
 """Open files that a command needs, and those it asks for where the limit is lower."""
 

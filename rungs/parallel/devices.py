@@ -30,6 +30,14 @@ _ALL = '"sharding": {"mode": "dp"}'
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
+def host_device() -> jax.Device | None:
+    """Return the CPU of this process, None if JAX_PLATFORMS leaves it out."""
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError:
+        return None
+
+
 def cpu_device_count(
     train: OptimizationConfig,
     copy_bytes: Callable[[], int],

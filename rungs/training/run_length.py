@@ -15,6 +15,7 @@ import numpy as np
 from rungs.common.text_table import counted
 from rungs.config.train_config import TrainConfig
 from rungs.optim.schedule import learning_rate_schedule
+from rungs.parallel.devices import host_device
 from rungs.parallel.processes import broadcast_from_first, is_first_process
 from rungs.run import records
 from rungs.run.records import Length
@@ -24,6 +25,8 @@ _DECIDED_AT = (0.02, 0.1, 0.25, 0.5, 0.75, 0.9, 0.96)
 """Parts of the time after which the number of steps is decided or corrected."""
 _WARM_UP_STEPS, _LEAST_STEPS = 2, 2
 """Steps before the clock is read, as the first one is compiled; least steps that tell a speed."""
+_RATES = 1024
+"""Steps whose learning rates are computed together."""
 _CORRECTED = 0.005
 """Smallest correction, in parts of the time."""
 
@@ -43,6 +46,10 @@ class RunLength:
         """Decide, before a step is taken, how many there are. `closing_seconds` is what the end of
         the run takes after its last step; `any_process` says whether a condition holds in any
         process, so that all agree on the time."""
+
+    def left(self, step: int, pace: float) -> int:  # noqa: ARG002
+        """Return how many steps are left from a step on, at so many seconds a step."""
+        return self.total_steps - step
 
     def learning_rate(self, step: int) -> np.float32 | None:  # noqa: ARG002
         """Return the learning rate of a step; None if the compiled step knows it. It doesn't if the
@@ -66,7 +73,7 @@ class TimedLength(RunLength):
         self._decisions = [part * self._seconds for part in _DECIDED_AT if is_open]
         self._first_mark = start.first_step + _WARM_UP_STEPS
         self._mark = 0, 0.0
-        self._rates: dict[int, np.ndarray] = {}
+        self._rates: dict[tuple[int, int], np.ndarray] = {}
         is_decided = self._lengths and not is_open
         super().__init__(self._lengths[-1].total_steps if is_decided else most_steps)
 
@@ -103,19 +110,25 @@ class TimedLength(RunLength):
         reason = "of the data" if total == self._most else "in max_minutes"
         log.info("step %s: %.3g s a step, %s %s", f"{step:,}", pace, counted(total, "step"), reason)
 
+    def left(self, step: int, pace: float) -> int:
+        return min(super().left(step, pace), int(self._seconds / pace))
+
     def learning_rate(self, step: int) -> np.float32:
         total = next((one.total_steps for one in self._lengths[::-1] if one.step <= step), None)
         total = total or self._most
-        if total not in self._rates:
-            self._rates = {total: _learning_rates(self._train, total)}
-        return np.float32(self._rates[total][min(step, total - 1)])
+        step = min(step, total - 1)
+        key = total, step // _RATES
+        if key not in self._rates:
+            self._rates = {key: _learning_rates(self._train, *key)}
+        return np.float32(self._rates[key][step % _RATES])
 
 
-def _learning_rates(train: TrainConfig, total_steps: int) -> np.ndarray:
-    """Return the learning rate of each step, computed on the host."""
+def _learning_rates(train: TrainConfig, total_steps: int, block: int) -> np.ndarray:
+    """Return the learning rates of a block of steps, computed on the host."""
     schedule = learning_rate_schedule(train, total_steps)
-    with jax.default_device(jax.local_devices(backend="cpu")[0]):
-        return np.asarray(jax.vmap(schedule)(np.arange(total_steps, dtype=np.uint32)))
+    with jax.default_device(host_device()):
+        steps = block * _RATES + np.arange(_RATES, dtype=np.uint32)
+        return np.asarray(jax.vmap(schedule)(steps))
 
 
 def run_length(start: Start, most_steps: int, began: float | None = None) -> RunLength:

@@ -37,18 +37,24 @@ _MUCH_PADDING = 0.5
 
 
 def log_start(start: Start, mesh: Mesh, steps: int, step_size: str, notes: str) -> None:
-    """Log where a run begins, how long it is and what it runs on. `step_size` is what a step takes,
-    in words; `notes` follow the dtype."""
+    """Log where a run begins, how long it is at most and what it runs on. `step_size` is what a
+    step takes, in words; `notes` follow the dtype."""
     if start.saved is not None:
         begins = f"resumes after step {start.saved.step:,}, {start.saved.folder.name}"
     else:
         begins = f"starts from {start.weights.path}" if start.weights else "starts"
     train = start.config.train
     log.info(
-        "%s %s: %s of %s on %s, in %s%s",
-        *(start.run.path, begins, text_table.counted(steps, "step"), step_size),
+        "%s %s: %s%s of %s on %s, in %s%s",
+        *(start.run.path, begins, _most(train), text_table.counted(steps, "step"), step_size),
         *(describe_devices(recorded_sharding(train, mesh)), train.compute_dtype, notes),
     )
+
+
+def _most(train: OptimizationConfig) -> str:
+    """Return what a number of steps or tokens begins with if the time of a run may allow fewer."""
+    is_timed = isinstance(train, TrainConfig) and train.max_minutes is not None
+    return "at most " if is_timed else ""
 
 
 def log_validation_change(before: str | None, now: str | None) -> None:
@@ -100,13 +106,12 @@ def log_size(
     flops = model_flops_per_token(shapes, config.model, config.sequence_length)
     tokens = data.total_steps * data.tokens_per_step
     log.info(
-        "%s parameters%s, %s MFLOPs per token; %s tokens, %.3g per parameter; weights, moments and"
-        " gradients take %s of %s on each device; for more: uv run plan.py %s",
+        "%s parameters%s, %s MFLOPs per token; %s%s tokens, %.3g per parameter; weights, moments"
+        " and gradients take %s of %s on each device; for more: uv run plan.py %s",
         f"{total:,}",
         f", {active:,} active per token" if active < total else "",
         f"{flops / 1e6:,.1f}",
-        f"{tokens:,}",
-        tokens / active,
+        *(_most(config.train), f"{tokens:,}", tokens / active),
         memory.format_bytes(memory.state_bytes(model, optimizer)),
         memory.format_bytes(oom_advice.device_bytes(mesh)),
         shown_text.quoted(run.path),

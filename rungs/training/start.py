@@ -177,15 +177,16 @@ def dry_run(start: Start, inputs: Inputs[Any], mesh: Mesh, length: RunLength) ->
         taken = learner.take(step, NEVER, length.learning_rate(step))
         losses.append(learner.read(step, taken)[1].loss)
         times.append(time.perf_counter())
-    left = length.total_steps - start.first_step
+    pace = times[-1] - times[-2]
+    left = length.left(start.first_step, pace)
     log.info(
         "dry run: the first step has loss %s (ln of vocab_size: %.4f); it took %s with compilation,"
         " another one %s; %s steps are left: about %s without validation; nothing was"
         " written into the run folder",
         "none" if losses[0] is None else f"{losses[0]:.4f}",
         math.log(start.config.model.vocab_size),
-        *(format_duration(times[1] - times[0]), format_duration(times[-1] - times[-2])),
-        *(f"{left:,}", format_duration(left * (times[-1] - times[-2]))),
+        *(format_duration(times[1] - times[0]), format_duration(pace)),
+        *(f"{left:,}", format_duration(left * pace)),
     )
 
 

@@ -10,13 +10,14 @@ import pytest
 
 from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig, load_run
+from rungs.optim.schedule import learning_rate_schedule
 from rungs.run import metrics, records
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.run.records import Length
 from rungs.training import run_length
 from rungs.training.learner import Start
 from rungs.training.next_token import next_token
-from rungs.training.run_length import TimedLength
+from rungs.training.run_length import RunLength, TimedLength
 from rungs.training.start import launch
 from tests.support.charts import draw_no_charts
 from tests.support.configs import model_config, train_config
@@ -83,6 +84,19 @@ def test_a_run_is_no_longer_than_its_data(tmp_path: Path, now: list[float]) -> N
     rates, took = simulate(length, now, PACES["steady"])
     assert len(rates) == length.total_steps == 40
     assert took < SECONDS / 2
+
+
+def test_the_steps_left_are_those_that_fit(tmp_path: Path, now: list[float]) -> None:
+    length = timed(tmp_path, now)
+    assert (length.left(0, pace=0.5), length.left(99_900, pace=0.5)) == (SECONDS * 2, 100)
+    assert RunLength(50).left(20, pace=0.5) == 30
+
+
+def test_learning_rates_are_those_of_the_schedule(tmp_path: Path, now: list[float]) -> None:
+    length = timed(tmp_path, now, most_steps=3000)
+    schedule = learning_rate_schedule(train_config(), 3000)
+    for step in (0, 1, 1023, 1024, 2999, 1500):
+        assert length.learning_rate(step) == pytest.approx(float(schedule(step)), rel=1e-6)
 
 
 def test_a_step_that_takes_longer_than_all_minutes_is_followed_by_few(

@@ -3,7 +3,6 @@ call what the model calls, which picks a kernel for the device and the shapes. T
 kernel, add a case for whose shapes it is picked. Axes as in `gpt.py`; M rows, E groups, I inputs, O
 outputs."""
 
-import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -21,6 +20,7 @@ from rungs.model.kernels.grouped_matmul import grouped_matmul, plain_grouped_mat
 from rungs.model.kernels.matmul import matmul, plain_matmul
 from rungs.model.kernels.norms import Norm, layer_norm, plain_norm, rms_norm
 from rungs.parallel import target_device
+from rungs.parallel.devices import host_device
 from rungs.planning.compiled.step import XLA, kernels_of
 from rungs.smoke_tests.device_check.report import Figure
 
@@ -191,19 +191,8 @@ def _reference(plain: Function, arrays: list[np.ndarray]) -> list[np.ndarray]:
     """Return result and gradients of the plain form in float32, computed by the CPU if JAX may use
     it."""
     exact, dtype = [array.astype(np.float32) for array in arrays], arrays[0].dtype
-    with _on_cpu(), jax.default_matmul_precision("highest"):
+    with jax.default_device(host_device()), jax.default_matmul_precision("highest"):
         return [np.asarray(array) for array in jax.jit(_with_gradients(plain, dtype))(*exact)]
-
-
-@contextlib.contextmanager
-def _on_cpu() -> Iterator[None]:
-    try:
-        cpu = jax.local_devices(backend="cpu")[0]
-    except RuntimeError:  # JAX_PLATFORMS does not include cpu
-        yield
-        return
-    with jax.default_device(cpu):
-        yield
 
 
 def _on_device(
