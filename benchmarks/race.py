@@ -1,9 +1,9 @@
 """The same text, device and minutes: how far do GPT-2 in PyTorch, in Rungs, and a recipe get?
 
 Each side trains with each seed on the tokens of the same dataset, one after another, and is
-validated on the same tokens. PyTorch's minutes are those of its steps; compilation, validations and
-checkpoints don't count. Rungs ends after the same minutes of everything. A side may have minutes of
-its own, as in `rungs-recipe:2`. Killed and run again, the command goes on with what is missing.
+validated on the same tokens. The minutes have validations in them; those of Rungs also compilation
+and checkpoints, those of PyTorch not. A side may have minutes of its own, as in `rungs-recipe:2`.
+Killed and run again, the command goes on with what is missing.
 """
 
 from rungs.common.command import run_command
@@ -24,7 +24,7 @@ import numpy as np
 from benchmarks.processor import cores, processor
 from benchmarks.racing.chart import race_chart
 from benchmarks.racing.results import Curve, Result
-from benchmarks.racing.sides import NAMES, PYTORCH, SIZES, Entry, Size, configs
+from benchmarks.racing.sides import NAMES, PYTORCH, SIZES, VALIDATIONS, Entry, Size, configs
 from benchmarks.side_process import failure
 from benchmarks.training_speed.train_speed import torch_command
 from rungs.charts import drawing
@@ -36,7 +36,6 @@ from rungs.run import metrics
 
 ROOT, NAME = Path(__file__).parents[1], "race"
 FOLDER = Path(__file__).parent / "racing"
-VALIDATION_SEQUENCES = 512
 SEED_OF_ORDER = 0
 
 
@@ -73,16 +72,20 @@ def main(
     racing = list(_entries(sides, minutes, seeds, chosen, given))
     into.mkdir(parents=True, exist_ok=True)
     _make_dataset(text, into, chosen.vocab, max_bytes)
-    tokens = _save_for_torch(into, chosen.length)
+    _save_for_torch(into, chosen)
     for group in racing:
         for entry in group:
             if entry.side == PYTORCH:
                 _train_torch(entry, chosen, into, torch_command(torch_python))
             else:
-                _train(entry, chosen, into, tokens)
-    results = [_result(group, into) for group in racing]
+                _train(entry, chosen, into)
+    bits_per_nat = _bits_per_nat(into, [entry for group in racing for entry in group])
+    results = [_result(group, into, bits_per_nat) for group in racing]
+    rivals = [
+        result for group, result in zip(racing, results, strict=True) if group[0].side == PYTORCH
+    ]
     name = processor() if device.platform == "cpu" else device.device_kind
-    _report(results, f"{minutes:g} minutes on {name}", into)
+    _report(results, rivals or results, f"{minutes:g} minutes on {name}", into)
 
 
 def _entries(
@@ -119,23 +122,21 @@ def _make_dataset(text: Path, into: Path, vocab: int, max_bytes: int) -> None:
     documents.unlink()
 
 
-def _save_for_torch(into: Path, length: int) -> int:
-    """Save the tokens as NumPy files; return the number of validation tokens."""
-    dataset = open_dataset(NAME, into / "datasets")
+def _save_for_torch(into: Path, size: Size) -> None:
+    """Save the tokens as NumPy files: a row for each sequence of a validation."""
+    dataset, length = open_dataset(NAME, into / "datasets"), size.length
     if not (into / "train.npy").exists():
         np.save(into / "train.npy", np.asarray(dataset.tokens(TRAIN)[:]))
-    tokens = np.asarray(dataset.tokens(VALIDATION)[: VALIDATION_SEQUENCES * length + 1])
-    count = (len(tokens) - 1) // length
-    rows = [tokens[at * length : (at + 1) * length + 1] for at in range(count)]
-    np.save(into / "validation.npy", np.stack(rows))
-    return count * length
+    tokens = np.asarray(dataset.tokens(VALIDATION)[: size.validation * length + 1])
+    starts = range(0, len(tokens) - length, length)
+    np.save(into / "validation.npy", np.stack([tokens[at : at + length + 1] for at in starts]))
 
 
-def _train(entry: Entry, size: Size, into: Path, validation_tokens: int) -> None:
+def _train(entry: Entry, size: Size, into: Path) -> None:
     run = into / entry.name
     run.mkdir(exist_ok=True)
     files = ("model.json", "train.json")
-    for file, config in zip(files, configs(entry, size, validation_tokens), strict=True):
+    for file, config in zip(files, configs(entry, size), strict=True):
         (run / file).write_text(json.dumps(config, indent=2) + "\n")
     datasets = ["--datasets-dir", str(into / "datasets")]
     _run([sys.executable, "train.py", str(run.resolve()), *datasets, "--quiet"])
@@ -153,6 +154,7 @@ def _train_torch(entry: Entry, size: Size, into: Path, python: Sequence[str]) ->
             "seed": entry.seed,
             "learning_rate": entry.rate,
             "threads": cores(),
+            "validations": VALIDATIONS,
             "attention": "fastest",
             "dtype": fastest_dtype(),
         }
@@ -170,34 +172,33 @@ def _run(command: Sequence[str]) -> str:
     return ended.stdout
 
 
-def _result(group: Sequence[Entry], into: Path) -> Result:
+def _result(group: Sequence[Entry], into: Path, bits_per_nat: float) -> Result:
     first = group[0]
     name = f"{first.side} at {first.rate:g}, {first.minutes:g} min"
     if first.side == PYTORCH:
         curves = [Curve.of_lines(into / f"{entry.name}.jsonl") for entry in group]
     else:
         curves = [Curve.of_run(into / entry.name / "metrics.jsonl") for entry in group]
-    return Result(name, curves, _bits_per_nat(into))
+    return Result(name, curves, bits_per_nat)
 
 
-def _bits_per_nat(into: Path) -> float:
+def _bits_per_nat(into: Path, entries: Sequence[Entry]) -> float:
     """Return the bits per byte at a loss of one nat per token, which runs of Rungs record."""
-    for path in into.glob("*/metrics.jsonl"):
-        for step in reversed(metrics.read(path)):
+    for entry in entries:
+        for step in reversed(metrics.read(into / entry.name / "metrics.jsonl")):
             if step.bits_per_byte and step.validation_loss:
                 return step.bits_per_byte / step.validation_loss
     raise click.UsageError("--sides: at least one of Rungs, which measures bits per byte")
 
 
-def _report(results: Sequence[Result], title: str, into: Path) -> None:
-    torch = [result for result in results if result.name.startswith(PYTORCH)]
-    goal = float(min(result.final.mean() for result in torch or results))
+def _report(results: Sequence[Result], rivals: Sequence[Result], title: str, into: Path) -> None:
+    """Print the table and draw the chart. The goal is the best of the rivals."""
+    goal = float(min(result.final.mean() for result in rivals))
     nats = goal / results[0].bits_per_nat
     header = ["side", "bits per byte at the end", f"minutes to {goal:.4f}, by seed", "steps"]
     click.echo(title)
     click.echo(align_columns([header, *(result.row(nats) for result in results)], left=1))
-
-    draw = functools.partial(race_chart, title, goal=goal if torch else None)
+    draw = functools.partial(race_chart, title, goal=goal)
     with drawing.use_style("plain"):
         drawing.write_all({"race.png": draw}, results, into)
 

@@ -9,7 +9,7 @@ from benchmarks.racing.results import Result
 from rungs.charts import drawing
 
 
-def race_chart(title: str, results: Sequence[Result], goal: float | None) -> Figure:
+def race_chart(title: str, results: Sequence[Result], goal: float) -> Figure:
     """Draw a thin line for each seed and a thick one for their mean, named at its end.
 
     Args:
@@ -17,7 +17,8 @@ def race_chart(title: str, results: Sequence[Result], goal: float | None) -> Fig
     """
     figure, [axes] = drawing.new_chart(title, "minutes of training", "bits per byte of validation")
     for result, colour in zip(results, drawing.COLOURS, strict=False):
-        minutes = np.linspace(0.05, 1, 100) * max(curve.minutes[-1] for curve in result.curves)
+        first = max(curve.minutes[0] for curve in result.curves)
+        minutes = np.linspace(first, max(curve.minutes[-1] for curve in result.curves), 100)
         lines = [
             np.interp(minutes, curve.minutes, curve.losses) * result.bits_per_nat
             for curve in result.curves
@@ -30,11 +31,10 @@ def race_chart(title: str, results: Sequence[Result], goal: float | None) -> Fig
             f"{result.name} {mean[-1]:.3f}", (minutes[-1], mean[-1]), (6, 0),
             textcoords="offset points", va="center", color=colour,
         )  # fmt: skip
-        if goal is not None and (mean <= goal).any():
+        if (mean <= goal).any():
             at = minutes[np.argmax(mean <= goal)]
             axes.plot([at], [goal], marker="o", color=colour)
-    if goal is not None:
-        axes.axhline(goal, color=drawing.PALE, linewidth=1, zorder=0)
+    axes.axhline(goal, color=drawing.PALE, linewidth=1, zorder=0)
     ends = [result.final.min() for result in results]
     axes.set_ylim(min(ends) * 0.97, min(ends) * 1.45)
     axes.margins(x=0.02)

@@ -4,6 +4,8 @@ from typing import Any, NamedTuple
 
 PYTORCH, GPT2, RECIPE = "pytorch", "rungs-gpt2", "rungs-recipe"
 NAMES = (GPT2, RECIPE, PYTORCH)
+VALIDATIONS = 10
+"""In a race."""
 
 
 class Size(NamedTuple):
@@ -16,6 +18,8 @@ class Size(NamedTuple):
     layers: int
     microbatch: int
     microbatches: int
+    validation: int
+    """Sequences of a validation."""
     rates: dict[str, float]
     """Learning rate of each side, the best of those tried; see `docs/results.md`."""
 
@@ -26,8 +30,10 @@ class Size(NamedTuple):
 
 
 SIZES = {
-    "cpu": Size(8192, 256, 256, 4, 4, 8, 1, {GPT2: 2e-3, RECIPE: 1e-2, PYTORCH: 2e-3}),
-    "gpu": Size(32768, 1024, 768, 12, 12, 48, 1, {GPT2: 1.2e-3, RECIPE: 1e-2, PYTORCH: 1.2e-3}),
+    "cpu": Size(8192, 256, 256, 4, 4, 8, 1, 128, {GPT2: 2e-3, RECIPE: 1e-2, PYTORCH: 2e-3}),
+    "gpu": Size(
+        32768, 1024, 768, 12, 12, 48, 1, 512, {GPT2: 1.2e-3, RECIPE: 1e-2, PYTORCH: 1.2e-3}
+    ),
 }
 
 
@@ -45,7 +51,7 @@ class Entry(NamedTuple):
         return f"{self.side}-{self.minutes:g}min-{self.rate:g}-seed{self.seed}"
 
 
-def configs(entry: Entry, size: Size, validation_tokens: int) -> tuple[dict[str, Any], ...]:
+def configs(entry: Entry, size: Size) -> tuple[dict[str, Any], ...]:
     """Return model.json and train.json of a side of Rungs."""
     model: dict[str, Any] = {
         "vocab_size": size.vocab,
@@ -62,8 +68,8 @@ def configs(entry: Entry, size: Size, validation_tokens: int) -> tuple[dict[str,
         "seed": entry.seed,
         "microbatch_size": size.microbatch,
         "gradient_accumulation_steps": size.microbatches,
-        "validation_tokens": validation_tokens,
-        "validation_minutes": entry.minutes / 20,
+        "validation_tokens": size.validation * size.length,
+        "validation_minutes": entry.minutes / VALIDATIONS,
         "checkpoint_interval": 1_000_000,
         "learning_rate": entry.rate,
         "warmup_period_percent": 5,

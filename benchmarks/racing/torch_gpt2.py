@@ -2,11 +2,11 @@
 # requires-python = ">=3.11"
 # dependencies = ["torch==2.13.0", "numpy>=2.2"]
 # ///
-"""The PyTorch side of `race.py`: GPT-2, compiled, with AdamW, for so many minutes of steps.
+"""The PyTorch side of `race.py`: GPT-2, compiled, with AdamW, for so many minutes.
 
-Takes a JSON object as argument and prints a line of JSON for each validation: the seconds of the
-steps so far, without compilation and validations; the number of steps; the loss. The learning rate
-follows the clock: it rises over the first part of the minutes, and falls to zero at their end.
+Takes a JSON object as argument and prints a line of JSON for each validation: the seconds since the
+first step was compiled, the number of steps, and the loss. The learning rate follows the clock: it
+rises over the first part of the minutes, and falls to zero at their end.
 """
 
 import json
@@ -24,7 +24,6 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from benchmarks.training_speed.torch_side import TorchGPT, attention_context, choose_attention
 
 WARM_UP, WEIGHT_DECAY, BETAS, CLIP = 0.05, 0.1, (0.9, 0.95), 1.0
-VALIDATIONS = 20
 
 
 def windows(asked: dict[str, Any]) -> Iterator[Tensor]:
@@ -107,16 +106,13 @@ def main() -> None:
     race.step(next(batches), 0.0)  # compiles; at a learning rate of 0
     race.validate()
     race.synchronize()
-    total, trained, steps = 60 * asked["minutes"], 0.0, 0
-    for number in range(1, VALIDATIONS + 1):
-        begin = time.perf_counter()
-        while trained + time.perf_counter() - begin < total * number / VALIDATIONS:
-            part = (trained + time.perf_counter() - begin) / total
-            race.step(next(batches), part)
+    total, steps, begin = 60 * asked["minutes"], 0, time.perf_counter()
+    for number in range(1, asked["validations"] + 1):
+        while (passed := time.perf_counter() - begin) < total * number / asked["validations"]:
+            race.step(next(batches), passed / total)
             race.synchronize()
             steps += 1
-        trained += time.perf_counter() - begin
-        result = {"seconds": trained, "step": steps, "loss": race.validate()}
+        result = {"seconds": passed, "step": steps, "loss": race.validate()}
         print(json.dumps(result), flush=True)
 
 

@@ -263,7 +263,7 @@ def _fail_to_replace(folder: Path) -> None:
 KILLED = """
 import os, sys
 from pathlib import Path
-from rungs.common import disk
+from rungs.common import atomic_folder
 folder = Path(sys.argv[1])
 replace = Path.replace
 def replace_or_die(path, target):
