@@ -43,6 +43,11 @@ RESULTS = ROOT / "benchmarks/gpu_results"
 @click.option("--only", multiple=True, type=click.Choice(list(PARTS)), help="May be repeated.")
 @click.option("--variant", "variants", multiple=True, metavar="VARIANT", help="May be repeated.")
 @click.option(
+    "--race",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Where `race.py --prepare --size gpu --into` made the dataset of the race.",
+)
+@click.option(
     "--into",
     type=click.Path(path_type=Path),
     help="The file to write or to continue; or a folder, for one named after device, versions and"
@@ -57,6 +62,7 @@ def main(
     rehearse: bool,
     only: tuple[str, ...],
     variants: tuple[str, ...],
+    race: Path | None,
     into: Path | None,
     fresh: bool,
     torch_python: str | None,
@@ -78,20 +84,30 @@ def main(
     from benchmarks.gpu_parts.setting import Setting, find_torch
     from benchmarks.gpu_parts.step_variants import check
 
-    parts = choose(only, variants)
+    parts = choose(only, variants, can_race=rehearse or race is not None)
     check(variants)
     torch = find_torch(torch_python, rehearse, without_torch)
     results = Results.open(into or RESULTS, rehearse, fresh, torch.versions)
-    setting = Setting(rehearse, torch.command, list(variants))
+    setting = Setting(
+        rehearse, torch.command, list(variants), str(race.resolve()) if race else None
+    )
     click.echo(f"{results.headline}\n{results.path}")
     measure(results, parts, setting, end)
     report(results.path, results.problems, results.missing(parts))
 
 
-def choose(only: tuple[str, ...], variants: tuple[str, ...]) -> dict[str, Part]:
+def choose(only: tuple[str, ...], variants: tuple[str, ...], can_race: bool) -> dict[str, Part]:
     """Return the parts to measure, by the name under which the results have them; variants alone
-    if only they are asked for."""
+    if only they are asked for.
+
+    Raises:
+        UsageError: a race is asked for by name, and there is no dataset for it.
+    """
     parts = {name: part for name, part in PARTS.items() if name in only or not (only or variants)}
+    if "race" in only and not can_race:
+        raise click.UsageError("--only race: name the folder of its dataset with --race")
+    if not can_race:
+        parts = {name: part for name, part in parts.items() if name != "race"}
     if variants:
         parts[f"variants: {'; '.join(variants)}"] = VARIANTS
     return parts

@@ -53,6 +53,7 @@ SEED_OF_ORDER = 0
 @click.option("--size", type=click.Choice(list(SIZES)), help="[default: by the device]")
 @click.option("--max-bytes", default=200_000_000, show_default=True, type=click.IntRange(10_000))
 @click.option("--into", required=True, type=click.Path(path_type=Path), help="For all files.")
+@click.option("--prepare", is_flag=True, help="Only build the dataset, to be taken elsewhere.")
 @click.option("--torch-python", help="A Python with torch and numpy, instead of uv's.")
 def main(
     text: Path,
@@ -63,15 +64,19 @@ def main(
     size: str | None,
     max_bytes: int,
     into: Path,
+    prepare: bool,
     torch_python: str | None,
 ) -> None:
-    """Print a table of bits per byte, and draw a chart."""
+    """Print a table of bits per byte, write it to race.json, and draw a chart."""
+    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # this process only asks for the device
     device = jax.devices()[0]
     chosen = SIZES[size or ("cpu" if device.platform == "cpu" else "gpu")]
     given = [float(rate) for rate in rates.split(",")] if rates else None
     racing = list(_entries(sides, minutes, seeds, chosen, given))
     into.mkdir(parents=True, exist_ok=True)
     _make_dataset(text, into, chosen.vocab, max_bytes)
+    if prepare:
+        return
     _save_for_torch(into, chosen)
     for group in racing:
         for entry in group:
@@ -165,7 +170,8 @@ def _train_torch(entry: Entry, size: Size, into: Path, python: Sequence[str]) ->
 
 def _run(command: Sequence[str]) -> str:
     """Run a command at the root; return what it printed."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:]])}
+    del environment["XLA_PYTHON_CLIENT_PREALLOCATE"]
     ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     if ended.returncode:
         raise click.ClickException(failure(" ".join(command[:3]), ended.stderr))
@@ -192,9 +198,11 @@ def _bits_per_nat(into: Path, entries: Sequence[Entry]) -> float:
 
 
 def _report(results: Sequence[Result], rivals: Sequence[Result], title: str, into: Path) -> None:
-    """Print the table and draw the chart. The goal is the best of the rivals."""
+    """Print the table, write it, and draw the chart. The goal is the best of the rivals."""
     goal = float(min(result.final.mean() for result in rivals))
     nats = goal / results[0].bits_per_nat
+    rows = [result.as_json(nats) for result in results]
+    (into / "race.json").write_text(json.dumps(rows, indent=2) + "\n")
     header = ["side", "bits per byte at the end", f"minutes to {goal:.4f}, by seed", "steps"]
     click.echo(title)
     click.echo(align_columns([header, *(result.row(nats) for result in results)], left=1))

@@ -3,19 +3,16 @@
 Trains `runs/parity-pretrain`, then takes steps of `runs/parity-rl` from its weights.
 """
 
-import json
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
+from benchmarks.gpu_parts import committed_run
 from benchmarks.gpu_parts.figure import Figure
-from benchmarks.gpu_parts.setting import ROOT, Setting
-from rungs.config.run_config import REINFORCE_FILE, TRAIN_FILE, load_reinforcement_run
+from benchmarks.gpu_parts.setting import Setting
+from rungs.config.run_config import load_reinforcement_run
 from rungs.reinforcement.learner import Sampled, reinforcement
 from rungs.reinforcement.replay import open_learner
 from rungs.run.folder import RunFolder
@@ -29,10 +26,12 @@ def figures(setting: Setting) -> Iterator[Figure]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         begin = time.perf_counter()
-        start = _pretrain(folder, SHORT_PRETRAINING if setting.rehearse else {})
+        shorter = SHORT_PRETRAINING if setting.rehearse else {}
+        start = committed_run.copy("parity-pretrain", folder, shorter)
+        committed_run.train(start)
         yield Figure("runs/parity-pretrain, all of it", [time.perf_counter() - begin], "s")
         changes = SHORT_REINFORCEMENT if setting.rehearse else {}
-        run = _copy("parity-rl", REINFORCE_FILE, folder, {"start_from": str(start)} | changes)
+        run = committed_run.copy("parity-rl", folder, {"start_from": str(start)} | changes)
         config = load_reinforcement_run(run)
         kind = reinforcement(trust_verifier=False)
         learner, _ = open_learner(stack, RunFolder(run), config, None, kind)
@@ -43,24 +42,6 @@ def figures(setting: Setting) -> Iterator[Figure]:
             taken.append(learner.retake(step))
             seconds.append(time.perf_counter() - begin)
     yield from _report(seconds[warm_up:], taken[warm_up:])
-
-
-def _pretrain(folder: Path, changes: dict[str, Any]) -> Path:
-    run = _copy("parity-pretrain", TRAIN_FILE, folder, changes)
-    command = [sys.executable, str(ROOT / "train.py"), str(run), "--quiet"]
-    subprocess.run([*command, "--datasets-dir", str(folder / "datasets")], check=True)
-    return run
-
-
-def _copy(name: str, train_file: str, folder: Path, changes: dict[str, Any]) -> Path:
-    """Copy a committed run with some keys changed; return its folder."""
-    run = folder / name
-    run.mkdir()
-    committed = ROOT / "runs" / name
-    (run / "model.json").write_text((committed / "model.json").read_text())
-    train = json.loads((committed / train_file).read_text()) | changes
-    (run / train_file).write_text(json.dumps(train))
-    return run
 
 
 def _report(seconds: list[float], taken: list[Sampled]) -> Iterator[Figure]:

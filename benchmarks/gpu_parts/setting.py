@@ -24,6 +24,8 @@ class Setting(NamedTuple):
     """The command that runs scripts that need PyTorch; None leaves PyTorch out."""
     variants: list[str]
     """Of the step, for the part that compares them."""
+    race: str | None = None
+    """The folder with the race's dataset."""
 
     @classmethod
     def from_json(cls, text: str) -> Self:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -66,12 +66,21 @@ class Result(NamedTuple):
         """Bits per byte at the end, by seed."""
         return np.asarray([curve.losses[-1] for curve in self.curves]) * self.bits_per_nat
 
-    def row(self, goal: float) -> list[str]:
-        """Return the side's row of the table.
+    def as_json(self, goal: float) -> dict[str, Any]:
+        """Return all figures, each by seed.
 
         Args:
             goal: loss in nats per token that it should reach.
         """
+        return {
+            "side": self.name,
+            "final": self.final.tolist(),
+            "minutes_to_goal": [curve.minutes_to(goal) for curve in self.curves],
+            "steps": [curve.steps for curve in self.curves],
+        }
+
+    def row(self, goal: float) -> list[str]:
+        """Return the side's row of the table; `goal` as above."""
         half = f" ± {interval(self.final):.4f}" if len(self.final) > 1 else ""
         times = [curve.minutes_to(goal) for curve in self.curves]
         reached = ", ".join("never" if time is None else f"{time:.2f}" for time in times)

@@ -34,6 +34,7 @@ SIZES = {
     "gpu": Size(
         32768, 1024, 768, 12, 12, 48, 1, 512, {GPT2: 1.2e-3, RECIPE: 1e-2, PYTORCH: 1.2e-3}
     ),
+    "rehearsal": Size(512, 64, 64, 4, 2, 4, 1, 16, {GPT2: 2e-3, RECIPE: 1e-2, PYTORCH: 2e-3}),
 }
 
 

@@ -8,6 +8,7 @@ Axes as in `decoding.py`, and K for the numbers that a row's random key is made 
 """
 
 import functools
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -132,12 +133,11 @@ class RolloutSampler:
         self._check(prompts, request)
         size = request.batch_size
         starts = range(0, len(prompts), size)
-        running = [
+        batches = (
             self._start(prompts[at : at + size], randomness[at : at + size], request)
             for at in starts
-        ]
-        rollouts = [one for sampled in running for one in _read(sampled)]
-        return rollouts[: len(prompts)]
+        )
+        return list(_read_in_turn(batches))[: len(prompts)]
 
     def _check(self, prompts: Sequence[Sequence[int]], request: RolloutRequest) -> None:
         self._decoder.check(prompts)
@@ -239,6 +239,17 @@ class RolloutSampler:
 def _random_key(numbers_K: Array) -> Array:
     """Return the random key that these numbers make."""
     return functools.reduce(jax.random.fold_in, numbers_K[1:], jax.random.key(numbers_K[0]))
+
+
+def _read_in_turn(batches: Iterator[SampledBatch]) -> Iterator[Rollout]:
+    """Yield the rollouts of all batches; each is read while the next one runs. If more ran at once,
+    virtual CPU devices could wait for each other forever: in a collective each holds a thread, and
+    XLA has one per core."""
+    running = None
+    for started in itertools.chain(batches, [None]):
+        if running is not None:
+            yield from _read(running)
+        running = started
 
 
 def _read(sampled: SampledBatch) -> Iterator[Rollout]:

@@ -28,6 +28,7 @@ from benchmarks.gpu_parts.step_variants import (
     config_of,
     parse_variant,
 )
+from benchmarks.on_a_gpu import choose
 from rungs.common.errors import UserError
 
 SETTING = Setting(rehearse=True, torch=None, variants=[])
@@ -327,3 +328,10 @@ def test_another_checkout_is_a_variant_in_the_same_process(tmp_path: Path) -> No
     found = {one["name"]: one["values"] for one in part["figures"]}
     assert found[f"{other}: memory, as compiled"] == [12.345]
     assert found[f"{COMMITTED}: memory, as compiled"] != [12.345]
+
+
+def test_the_race_needs_its_dataset() -> None:
+    assert "race" not in choose((), (), can_race=False)
+    assert list(choose(("race",), (), can_race=True)) == ["race"]
+    with pytest.raises(click.UsageError, match="name the folder of its dataset with --race"):
+        choose(("race",), (), can_race=False)

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from rungs.model import rollouts
 from rungs.model.generation import Generator, Request
 from rungs.model.gpt import GPT
-from rungs.model.rollouts import Batch, Rollout, RolloutRequest, RolloutSampler
+from rungs.model.rollouts import Batch, Rollout, RolloutRequest, RolloutSampler, SampledBatch
 from rungs.model.sampling import Sampling
 from rungs.parallel import sharding
 from rungs.planning.compiled.collectives import collectives
@@ -99,6 +100,28 @@ def test_a_text_is_that_of_generate_and_its_stop_token(model: GPT, sampler: Roll
         assert rollout.finished == bool(places)
         assert len(rollout.log_probs) == len(rollout.tokens)
     assert {rollout.finished for rollout in rollouts} == {False, True}
+
+
+def test_two_batches_at_most_run_at_once(
+    sampler: RolloutSampler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running: list[int] = []
+    start, read = sampler._start, rollouts._read
+
+    def count_start(*given: Any) -> SampledBatch:
+        running.append(running[-1] + 1 if running else 1)
+        return start(*given)
+
+    def count_read(batch: SampledBatch) -> Iterator[Rollout]:
+        running.append(running[-1] - 1)
+        return read(batch)
+
+    monkeypatch.setattr(sampler, "_start", count_start)
+    monkeypatch.setattr(rollouts, "_read", count_read)
+    sampled = sampler.sample(PROMPTS, RANDOMNESS, REQUEST._replace(batch_size=2))
+    assert running == [1, 2, 1, 2, 1, 0]
+    whole = sampler.sample(PROMPTS, RANDOMNESS, REQUEST)
+    assert [one.tokens for one in sampled] == [one.tokens for one in whole]
 
 
 def test_without_stop_tokens_no_text_finishes(sampler: RolloutSampler) -> None:
