@@ -26,6 +26,7 @@ from rungs.optim import precision
 from rungs.parallel import jax_setup
 from tests.support import triton_lowering
 from tests.support.charts import draw_no_charts
+from tests.support.shared_traces import share_traces
 
 QUICK_COMPILATION = (
     "--xla_backend_optimization_level=0",
@@ -154,6 +155,11 @@ def log_as_imported() -> Iterator[None]:
     yield
     run_log.log.handlers, run_log.log.propagate = [], True
     run_log.log.setLevel(logging.NOTSET)
+
+
+@pytest.fixture
+def shared_traces(monkeypatch: pytest.MonkeyPatch) -> None:
+    share_traces(monkeypatch)
 
 
 @pytest.fixture

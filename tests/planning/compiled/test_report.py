@@ -1,7 +1,6 @@
 """A plan that shows what a compiler says of the step."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +8,12 @@ import pytest
 from click.testing import CliRunner
 
 import plan
-from rungs.commands import plan as plan_command
 from rungs.planning.compiled import step as compiled_step
 from rungs.planning.compiled.collectives import Traffic
 from rungs.planning.compiled.step import Compiled, CompiledStep, Kernels
-from rungs.planning.forecast import Forecast
 from tests.support.committed_runs import ROOT
+
+pytestmark = pytest.mark.usefixtures("shared_traces")
 
 GB = 10**9
 SENT = Traffic("all-gather", ("data",), 18, 3 * GB, 2 * GB)
@@ -25,26 +24,6 @@ ENTRY %main {
 }
 """
 KERNELS = Kernels({"attention": {"cuDNN": 3}}, 2, ["fusion_3"])
-
-
-@pytest.fixture(scope="module")
-def forecast_once() -> Callable[..., Forecast]:
-    """Return a function that computes the forecast at its first call: all plans here have the same,
-    and it takes most of their time."""
-    forecasts: list[Forecast] = []
-    compute = plan_command._forecast
-
-    def forecast(*arguments: Any) -> Forecast:
-        if not forecasts:
-            forecasts.append(compute(*arguments))
-        return forecasts[0]
-
-    return forecast
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch, forecast_once: Callable[..., Forecast]) -> None:
-    monkeypatch.setattr(plan_command, "_forecast", forecast_once)
 
 
 def planned(monkeypatch: pytest.MonkeyPatch, result: Any, *options: str) -> tuple[int, str]:
