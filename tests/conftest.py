@@ -39,6 +39,7 @@ QUICK_COMPILATION = (
 LEFT_OUT = pytest.StashKey[int]()
 """How many long tests were not chosen."""
 
+gc.set_threshold(100_000, 20, 100)  # tracing makes many objects that live; a module's end collects
 jax.config.update("jax_num_cpu_devices", 8)
 jax_setup.enable_compilation_cache()
 triton_lowering.allow_on_cpus()
