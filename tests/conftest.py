@@ -26,6 +26,7 @@ from rungs.optim import precision
 from rungs.parallel import jax_setup
 from tests.support import triton_lowering
 from tests.support.charts import draw_no_charts
+from tests.support.shared_traces import share_traces
 
 QUICK_COMPILATION = (
     "--xla_backend_optimization_level=0",
@@ -38,6 +39,7 @@ QUICK_COMPILATION = (
 LEFT_OUT = pytest.StashKey[int]()
 """How many long tests were not chosen."""
 
+gc.set_threshold(100_000, 20, 100)  # tracing makes many objects that live; a module's end collects
 jax.config.update("jax_num_cpu_devices", 8)
 jax_setup.enable_compilation_cache()
 triton_lowering.allow_on_cpus()
@@ -154,6 +156,11 @@ def log_as_imported() -> Iterator[None]:
     yield
     run_log.log.handlers, run_log.log.propagate = [], True
     run_log.log.setLevel(logging.NOTSET)
+
+
+@pytest.fixture
+def shared_traces(monkeypatch: pytest.MonkeyPatch) -> None:
+    share_traces(monkeypatch)
 
 
 @pytest.fixture

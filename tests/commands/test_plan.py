@@ -32,6 +32,7 @@ from tests.support.tiny_run import change, make_dataset, make_run, train
 NOWHERE = Path("nowhere")
 TINY_TOKENS = 24 * 128
 LORA = {"rank": 2, "alpha": 2, "targets": ["query"]}
+pytestmark = pytest.mark.usefixtures("shared_traces")
 
 
 QUICK_RUNS = ("gemma", "mixtral")

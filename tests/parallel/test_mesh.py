@@ -188,8 +188,9 @@ def test_every_array_is_sharded_as_the_mode_says(architecture: str, mode: str) -
     weights = random_weights(run, mesh)
     for name, array in weights.items():
         assert_sharded_as_listed(name, array, place_of(architecture, mode, name), mesh)
+    state = AbstractState(run, 1, mesh)
     for name in weights:
-        for found in moments_of(name, AbstractState(run, 1, mesh)):
+        for found in moments_of(name, state):
             assert found.sharding == weights[name].sharding
 
 

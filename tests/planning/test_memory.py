@@ -106,8 +106,9 @@ def test_on_accelerators_each_device_of_dp_has_a_part_of_moments_and_of_one_grad
     several = run_of(mesh)
     single = run_of(mesh, microbatch_size=32, gradient_accumulation_steps=1)
     with trace_for(Target("gpu")):
-        whole, sharded = memory_of(several, mesh), memory_of(single, mesh)
-        assert MemoryEstimates(several, mesh, ["none"]).of(single) == sharded
+        estimates = MemoryEstimates(several, mesh, ["none"])
+        whole, sharded = estimates.of(several), memory_of(single, mesh)
+        assert estimates.of(single) == sharded
     weights = memory_of(several, mesh).weights
     assert whole.weights == sharded.weights == whole.accumulator == weights
     layers = sum(math.prod(shape) for name, shape in shapes_of(MODEL).items() if "blocks" in name)

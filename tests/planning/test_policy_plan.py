@@ -19,6 +19,8 @@ from rungs.run.folder import RunFolder
 from rungs.step.state import named_arrays
 from tests.support.tiny_reinforcement import make_reinforcement_run
 
+pytestmark = pytest.mark.usefixtures("shared_traces")
+
 
 def make_plan(folder: Path, device: str | None = None, **keys: object) -> PolicyPlan:
     run = make_reinforcement_run(folder, folder / "start", **keys)

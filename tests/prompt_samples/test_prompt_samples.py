@@ -17,7 +17,7 @@ from rungs.checkpointing.load import load_model, load_tokenizer
 from rungs.run import records
 from rungs.run.folder import RunFolder
 from tests.prompt_samples.conftest import PROMPTS, prompted_run
-from tests.support.tiny_run import assert_same_outcome, change, command, train
+from tests.support.tiny_run import MODEL, assert_same_outcome, change, command, train
 
 pytestmark = pytest.mark.usefixtures("no_charts")
 
@@ -52,8 +52,9 @@ def test_greedy_texts_are_the_most_likely_tokens(sampled: RunFolder) -> None:
         tokens = tokenizer.encode(PROMPTS[0])
         count = len(tokens)
         for _ in range(6):
-            logits = model(jnp.asarray([tokens]))
-            tokens.append(int(np.argmax(logits[0, -1])))
+            padded = tokens + [0] * (MODEL["context_length"] - len(tokens))  # one shape to compile
+            logits = model(jnp.asarray([padded]))
+            tokens.append(int(np.argmax(logits[0, len(tokens) - 1])))
         expected = tokenizer.decode(tokens).removeprefix(tokenizer.decode(tokens[:count]))
         assert texts(sampled)[checkpoint.step, PROMPTS[0], "greedy"] == expected
 

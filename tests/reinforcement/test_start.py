@@ -44,10 +44,41 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(start: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+def on_first() -> list[str]:
+    """What the uninterrupted run does in its first process only, in order, and which of two
+    functions it calls."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(
+    start: Path, on_first: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> RunFolder:
     run = make_reinforcement_run(tmp_path_factory.mktemp("whole") / "run", start)
-    assert reinforce(run) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        note_first_process(patch, on_first)
+        assert reinforce(run) == 0
     return run
+
+
+def note_first_process(patch: pytest.MonkeyPatch, on_first: list[str]) -> None:
+    def run_on_first(function: Callable[[], object]) -> None:
+        on_first.append("begins")
+        function()
+        on_first.append("ends")
+
+    def noted(name: str) -> Callable[..., Any]:
+        function = getattr(learning, name)
+
+        def noting(*args: Any) -> Any:
+            on_first.append(name)
+            return function(*args)
+
+        return noting
+
+    patch.setattr(learning, "run_on_first", run_on_first)
+    for name in ("check", "write_samples"):
+        patch.setattr(learning, name, noted(name))
 
 
 def assert_same_end(run: RunFolder, other: RunFolder) -> None:
@@ -109,30 +140,9 @@ def test_best_is_the_checkpoint_with_the_highest_pass_at_1(uninterrupted: RunFol
     assert best.name.endswith(f"step-{max(rates, key=lambda step: (rates[step], -step)):06d}")
 
 
-def test_only_the_first_process_checks_verifiers_and_writes_samples(
-    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("uninterrupted")
+def test_only_the_first_process_checks_verifiers_and_writes_samples(on_first: list[str]) -> None:
     """The others wait, and get its errors."""
-    on_first: list[str] = []
-
-    def run_on_first(function: Callable[[], object]) -> None:
-        on_first.append("begins")
-        function()
-        on_first.append("ends")
-
-    def noted(name: str) -> Callable[..., Any]:
-        function = getattr(learning, name)
-
-        def noting(*args: Any) -> Any:
-            on_first.append(name)
-            return function(*args)
-
-        return noting
-
-    monkeypatch.setattr(learning, "run_on_first", run_on_first)
-    for name in ("check", "write_samples"):
-        monkeypatch.setattr(learning, name, noted(name))
-    assert reinforce(make_reinforcement_run(tmp_path / "run", start, steps=1)) == 0
     for name in ("check", "write_samples"):
         at = on_first.index(name)
         assert on_first[at - 1 : at + 2] == ["begins", name, "ends"]

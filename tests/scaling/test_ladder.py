@@ -22,6 +22,8 @@ from tests.support.committed_runs import ROOT
 from tests.support.configs import model_config, train_config
 from tests.support.tiny_run import make_dataset, make_run
 
+pytestmark = pytest.mark.usefixtures("shared_traces")
+
 LLAMA: dict[str, Any] = {
     "vocab_size": 500,
     "context_length": 64,

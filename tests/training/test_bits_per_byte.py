@@ -31,10 +31,3 @@ def test_it_is_the_loss_over_the_bytes_of_the_targets(tmp_path: Path) -> None:
     assert step.validation_loss is not None
     expected = step.validation_loss * 256 / (math.log(2) * text_bytes)
     assert step.bits_per_byte == pytest.approx(expected, rel=1e-12)
-
-
-def test_a_dataset_without_a_tokenizer_has_none(tmp_path: Path) -> None:
-    make_dataset(tmp_path)
-    run = make_run(tmp_path / "run", min_train_tokens=128)
-    assert launch(run, run_config.load_run(run.path), StartOptions(), next_token(tmp_path)) == 0
-    assert "bits_per_byte" not in run.metrics.read_text()

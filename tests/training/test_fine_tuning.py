@@ -143,6 +143,7 @@ def test_a_run_can_start_from_another_run(limit: int, datasets_dir: Path, tmp_pa
     assert first_loss(second) == pytest.approx(loss_on_first_batch(best, datasets_dir), rel=1e-4)
 
 
+@pytest.mark.usefixtures("shared_traces")
 def test_a_plan_counts_frozen_weights_in_the_dtype_of_their_file(tmp_path: Path) -> None:
     run = imported_run(tmp_path / "run", lora=LORA)
     config = run_config.load_run(run.path)

@@ -142,6 +142,10 @@ def test_a_finished_run_has_checkpoints_metrics_and_charts(finished: RunFolder) 
     assert steps[-1].tokens_seen == 24 * 128
 
 
+def test_a_dataset_without_a_tokenizer_has_no_bits_per_byte(finished: RunFolder) -> None:
+    assert "bits_per_byte" not in finished.metrics.read_text()
+
+
 @pytest.mark.long
 def test_starting_a_finished_run_repairs_links_and_charts(
     copy: RunFolder,

@@ -13,6 +13,8 @@ from rungs.planning.compiled.collectives import Traffic
 from rungs.planning.compiled.step import Compiled, CompiledStep, Kernels
 from tests.support.committed_runs import ROOT
 
+pytestmark = pytest.mark.usefixtures("shared_traces")
+
 GB = 10**9
 SENT = Traffic("all-gather", ("data",), 18, 3 * GB, 2 * GB)
 PROGRAM = """
