@@ -170,8 +170,8 @@ def test_an_extension_that_is_stopped_before_it_is_decided_goes_on(
         assert train(run, datasets, extend=True) == 128 + signal.SIGTERM
     assert train(run, datasets, extend=True) == 0
     longer = records.read(run, Length)[-1]
-    assert longer.max_minutes == 0.5
     assert first + 5 < longer.total_steps == len(metrics.read(run.metrics))
+    assert longer.max_minutes == 0.5
 
     change(killed := RunFolder(before), max_minutes=0.5)
     shutil.copy2(run.length, killed.length)  # written before the kill
