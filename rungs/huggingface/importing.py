@@ -311,7 +311,11 @@ def _fill(plan: Import, run: RunFolder, target: Path) -> list[str]:
         shutil.copyfile(path, run.imported / name)
     if not is_file(run.imported / published.CONFIG_FILE):
         write_json(run.imported / published.CONFIG_FILE, plan.hf_config.values)
-    notes = convert_tokenizer(run.imported, plan.model.vocab_size)
+    try:
+        notes = convert_tokenizer(run.imported, plan.model.vocab_size)
+    except UserError as error:  # it names copies, which are about to be deleted
+        message = str(error).replace(str(run.imported), str(plan.source.folder))
+        raise UserError(message) from None
     plan.write_weights(run.imported / weights_file.WEIGHTS_FILE)
     manifest.write_checksums(run.imported)
     return notes

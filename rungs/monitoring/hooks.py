@@ -120,18 +120,29 @@ def _post(url: str, text: str) -> None:
     for delay in _DELAYS:
         time.sleep(delay)
         with contextlib.suppress(TimeoutError):
-            ended = _run([sys.executable, "-I", str(WEBHOOK)], f"{url}\n{text}", _SECONDS_PER_TRY)
+            command, body = [sys.executable, "-I", str(WEBHOOK)], f"{url}\n{text}"
+            ended = _run(command, body, _SECONDS_PER_TRY, subprocess.PIPE)
             if ended.returncode == 0:
                 return
             problem = ended.stderr
     raise OSError(problem or f"took longer than {_SECONDS_PER_TRY:g} s")
 
 
-def _run(command: Sequence[str], text: str, seconds: float) -> "subprocess.CompletedProcess[str]":
-    """Run a command with a text on stdin; raise TimeoutError if it takes longer."""
+def _run(
+    command: Sequence[str], text: str, seconds: float, stderr: int = subprocess.DEVNULL
+) -> "subprocess.CompletedProcess[str]":
+    """Run a command with a text on stdin; raise TimeoutError if it takes longer. What it writes,
+    which may have no end, is not kept."""
     try:
         return subprocess.run(
-            command, input=text + "\n", text=True, timeout=seconds, capture_output=True, check=False
+            command,
+            input=text + "\n",
+            encoding="utf-8",
+            errors="replace",
+            timeout=seconds,
+            stdout=subprocess.DEVNULL,
+            stderr=stderr,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         raise TimeoutError(f"took longer than {seconds:g} s") from None

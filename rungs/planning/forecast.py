@@ -214,7 +214,8 @@ def forecast(
     throughput = throughput or (speed and _throughput(untimed, speed))
     tokens = untimed.tokens
     if train.max_minutes is not None and throughput is not None:
-        tokens = tokens.within(60 * train.max_minutes, throughput, records.read(run, Length))
+        decided = records.read_lengths(run, train.max_minutes)
+        tokens = tokens.within(60 * train.max_minutes, throughput, decided)
     return untimed._replace(speed=speed, throughput=throughput, tokens=tokens)
 
 

@@ -14,7 +14,13 @@ from filelock import SoftFileLock, Timeout
 
 from rungs.common import atomic_folder, disk
 from rungs.common.errors import RunFailure, UserError, did_you_mean
-from rungs.common.paths import is_file, is_folder, refuse_control_characters, require_regular
+from rungs.common.paths import (
+    is_file,
+    is_folder,
+    is_there,
+    refuse_control_characters,
+    require_regular,
+)
 from rungs.config.run_config import MODEL_FILE, TRAIN_FILE
 
 RUNS = Path("runs")
@@ -167,19 +173,20 @@ class RunFolder:
 
     def refuse_links(self) -> None:
         """Raise UserError if something that training writes into is a link, so that it would write
-        elsewhere, or a folder in the place of a file."""
-        files = self.lock_file, self.holder, self.log, self.events, self.metrics, self.samples
+        elsewhere, or a folder or a pipe in the place of a file."""
+        files = [self.lock_file, self.holder, self.log, self.events, self.metrics, self.samples]
+        files += [self.evaluations, self.prompt_samples, self.length]
         folders = self.aside, self.failed_steps, self.rollouts
-        others = self.evaluations, self.prompt_samples, self.length, self.trackers
-        for path in (*files, *folders, *others, *self.trackers.glob("*")):
+        for path in (*files, *folders, self.trackers, *self.trackers.glob("*")):
             if path.is_symlink():
                 raise UserError(
                     f"{path}: is a link, and a run writes nothing outside its folder; remove it, or"
                     " put what it points to in its place"
                 )
         for path in files:
-            if is_folder(path):
-                raise UserError(f"{path}: is a folder, but must be a file; move it away")
+            if is_there(path) and not is_file(path):
+                kind = "a folder" if is_folder(path) else "a pipe or a device"
+                raise UserError(f"{path}: is {kind}, but must be a file; move it away")
         for path in folders:
             if path.exists() and not is_folder(path):
                 raise UserError(f"{path}: is a file, but must be a folder; move it away")

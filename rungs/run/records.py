@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from rungs.common import disk, paths, text_table
 from rungs.common.strict_json import StrictModel
+from rungs.config.base import Size
 from rungs.run.folder import RunFolder
 
 EventKind = Literal["start", "stop", "failure", "finish", "spike", "stall"]
@@ -108,7 +109,9 @@ class Length(Record):
 
     step: int
     """First step whose learning rate follows from the number."""
-    total_steps: int
+    total_steps: Size
+    max_minutes: float | None = None
+    """The minutes that it was decided for; None in older files."""
 
 
 R = TypeVar("R", bound=Record)
@@ -135,6 +138,12 @@ def read(run: RunFolder, kind: type[R]) -> list[R]:
         with contextlib.suppress(ValidationError):
             found.append(kind.model_validate_json(line))
     return found
+
+
+def read_lengths(run: RunFolder, max_minutes: float) -> list[Length]:
+    """Return the numbers of steps that were decided for so many minutes or, before --extend, for
+    fewer."""
+    return [one for one in read(run, Length) if (one.max_minutes or 0) <= max_minutes]
 
 
 def _as_text(records: Sequence[Record]) -> str:

@@ -64,10 +64,11 @@ class TimedLength(RunLength):
     def __init__(self, start: Start, most_steps: int, began: float | None) -> None:
         self._run, self._train, self._most = start.run, start.config.train, most_steps
         is_new = start.saved is None and began is not None
-        self._lengths = [] if is_new else records.read(start.run, Length)
         minutes = self._train.max_minutes
+        found = [] if is_new else records.read_lengths(start.run, minutes)
+        self._lengths = [one for one in found if one.total_steps <= most_steps]
         if start.saved and self._lengths:  # decided, unless --extend gives it more time
-            minutes -= start.saved.meta.train["max_minutes"]
+            minutes -= self._lengths[-1].max_minutes or start.saved.meta.train["max_minutes"]
         self._seconds, self._began = 60 * minutes, began or 0.0
         is_open = began is not None and minutes > 0
         self._decisions = [part * self._seconds for part in _DECIDED_AT if is_open]
@@ -104,9 +105,15 @@ class TimedLength(RunLength):
 
     def _set(self, step: int, total: int, pace: float) -> None:
         self.total_steps = total
-        self._lengths.append(Length(time=records.now(), step=step, total_steps=total))
+        decided = Length(
+            time=records.now(),
+            step=step,
+            total_steps=total,
+            max_minutes=self._train.max_minutes,
+        )
+        self._lengths.append(decided)
         if is_first_process():
-            records.append(self._run, self._lengths[-1:])
+            records.append(self._run, [decided])
         reason = "of the data" if total == self._most else "in max_minutes"
         log.info("step %s: %.3g s a step, %s %s", f"{step:,}", pace, counted(total, "step"), reason)
 

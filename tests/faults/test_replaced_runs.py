@@ -145,12 +145,15 @@ def test_a_file_in_the_place_of_a_folder_is_refused(name: str, run: RunFolder) -
         pass
 
 
-def test_a_folder_in_the_place_of_the_lock_is_refused(run: RunFolder) -> None:
-    run.lock_file.mkdir()
-    message = r"train\.lock: is a folder, but must be a file; move it"
-    with pytest.raises(UserError, match=message), run.lock():
-        pass
-    assert run.lock_file.is_dir()
+@pytest.mark.parametrize("name", ["train.lock", "length.jsonl", "samples.jsonl", "train.log"])
+def test_a_folder_or_a_pipe_in_the_place_of_a_file_is_refused(name: str, run: RunFolder) -> None:
+    path = run.path / name
+    for make, kind in ((path.mkdir, "a folder"), (lambda: os.mkfifo(path), "a pipe or a device")):
+        make()
+        message = rf"{name}: is {kind}, but must be a file; move it"
+        with pytest.raises(UserError, match=message), run.lock():
+            pass
+        disk.remove(path)
 
 
 # Links

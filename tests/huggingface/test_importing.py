@@ -367,6 +367,25 @@ def test_tokenizer_files_are_copied(tmp_path: Path) -> None:
     assert load_tokenizer(run.path).encode("to be") == load_tokenizer(run.path).encode("to be")
 
 
+@pytest.mark.parametrize("text", ["[]", '{"version": "1.0", "trunc', "\0"])
+def test_the_message_on_a_damaged_tokenizer_names_the_file_that_was_given(
+    text: str, tmp_path: Path
+) -> None:
+    source = copy("llama", tmp_path / "source")
+    (source / "tokenizer.json").write_text(text)
+    with pytest.raises(UserError) as raised:
+        imported(source, tmp_path / "run")
+    assert str(raised.value).startswith(f"{source / 'tokenizer.json'}: not a tokenizer file: ")
+    assert list(tmp_path.iterdir()) == [source]
+
+
+def test_a_text_config_where_none_belongs_is_named(tmp_path: Path) -> None:
+    source = copy("llama", tmp_path / "source")
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | {"text_config": config}))
+    assert "config.json: text_config: a llama has none; of models with" in message(source)
+
+
 def test_a_sentencepiece_model_is_converted_to_tokenizer_json(tmp_path: Path) -> None:
     """transformers must load it unchanged: its own class for OpenLLaMA gives other tokens."""
     source = copy("llama", tmp_path / "source")

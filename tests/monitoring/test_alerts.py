@@ -4,12 +4,14 @@ import base64
 import contextlib
 import itertools
 import json
+import shlex
 import socket
 import struct
 import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -106,6 +108,21 @@ def test_a_hook_that_fails_costs_a_warning(
     told.tell({"event": "finish"})
     told.finish()
     assert sorted(record.levelname for record in caplog.records) == ["WARNING", "WARNING"]
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_what_a_hook_writes_is_not_kept(stream: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever its bytes are, and however many."""
+    program = f"import sys; sys.{stream}.buffer.write(bytes([255]) * 100_000_000)"
+    tracemalloc.start()
+    try:
+        told = Hooks([shlex.join([sys.executable, "-c", program])])
+        told.tell({})
+        told.finish()
+        assert tracemalloc.get_traced_memory()[1] < 50_000_000
+    finally:
+        tracemalloc.stop()
+    assert not caplog.records
 
 
 def test_a_webhook_gets_json() -> None:

@@ -22,7 +22,12 @@ def family_of(hf_config: HFConfig) -> Family:
     name = hf_config.model_type
     if name in VISION_MODELS and not hf_config.has_vision:
         raise UserError(f"{hf_config.path}: text_config: missing; {name} needs it")
-    if name in VISION_MODELS or (name in FAMILIES and not hf_config.has_vision):
+    if name in FAMILIES and hf_config.has_vision:
+        raise UserError(
+            f"{hf_config.path}: text_config: a {name} has none; of models with one,"
+            f" {', '.join(VISION_MODELS)} is supported"
+        )
+    if name in VISION_MODELS or name in FAMILIES:
         return FAMILIES[VISION_MODELS.get(name, name)]
     known = ", ".join(sorted({*FAMILIES, *VISION_MODELS}))
     raise UserError(
