@@ -165,12 +165,14 @@ _WORDING = {
     "a valid": "of type",
     "greater than or equal to": "at least",
     "less than or equal to": "at most",
+    "of type dictionary": "an object {…}",
+    "String should match pattern": "must match",
 }
 
 
 def _error_lines(error: Any, file: str, models: Mapping[str, type[StrictModel]]) -> list[str]:
     """Return one of pydantic's errors as lines with key, value and what is allowed."""
-    parts = [str(part) for part in error["loc"] if not str(part).startswith("(")]
+    parts = [str(part) for part in error["loc"] if not str(part).startswith(("(", "[key"))]
     key = format_name(".".join(parts))
     if error["type"] == "value_error" and not parts:
         return str(error["ctx"]["error"]).splitlines()

@@ -1,6 +1,7 @@
 """Keys that `train.json` and `reinforce.json` share: optimizer, schedule, precision, devices,
 checkpoints."""
 
+import bisect
 import math
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -273,8 +274,17 @@ class OptimizationConfig(Config):
 
     @property
     def microbatches_per_step(self) -> int:
-        """Microbatches in one update."""
+        """Microbatches in one update, the largest if they grow."""
         return self.sequences_per_step // self.microbatch_size
+
+    def sequences_before(self, step: int) -> int:
+        """Return the number of sequences in all updates before one."""
+        return step * self.sequences_per_step
+
+    def steps_of(self, sequences: int) -> int:
+        """Return the number of updates that so many sequences are enough for."""
+        most = range(sequences // self.sequences_per_step + 1)
+        return bisect.bisect_right(most, sequences, key=self.sequences_before) - 1
 
 
 def indivisible_microbatch(optimization: OptimizationConfig, data: int) -> str | None:

@@ -41,8 +41,22 @@ class RunConfig(NamedTuple, Generic[T]):
 
     @property
     def tokens_per_step(self) -> int:
-        """Input tokens of one update, padding included."""
+        """Input tokens of one update, padding included, before batch_growth."""
         return self.train.sequences_per_step * self.sequence_length
+
+    @property
+    def most_tokens_per_step(self) -> int:
+        """Input tokens of the largest update."""
+        train = self.train
+        return train.microbatches_per_step * train.microbatch_size * self.sequence_length
+
+    def tokens_before(self, step: int) -> int:
+        """Return the number of input tokens in all steps before one."""
+        return self.train.sequences_before(step) * self.sequence_length
+
+    def least_steps(self, tokens: int) -> int:
+        """Return the fewest steps that have so many tokens, in one epoch."""
+        return self.train.steps_of(-(-tokens // self.sequence_length) - 1) + 1
 
     @property
     def train_file(self) -> str:

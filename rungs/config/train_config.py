@@ -9,6 +9,8 @@ from rungs.config.base import AUTO, CountOrAll, Positive, Size
 from rungs.config.optimization_config import BelowOne, OptimizationConfig
 
 TokenIndex = Annotated[int, Field(ge=0, le=2**62)]
+Step = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,8}$")]
+Factor = Annotated[int, Field(ge=2, le=2**16)]
 Mixture = Annotated[dict[str, Positive], Field(min_length=1)]
 NameOrMixture = Annotated[
     Annotated[str, Tag("(name)")] | Annotated[Mixture, Tag("(mixture)")],
@@ -42,6 +44,10 @@ class TrainConfig(OptimizationConfig):
     """Hugging Face id of the tokenizer for datasets that do not come with one."""
     gradient_accumulation_steps: Size = 1
     """Microbatches in a step: a step trains on this many × microbatch_size sequences."""
+    batch_growth: dict[Step, Factor] = Field(default={})
+    """Steps from which on the batch is larger, with the factor on gradient_accumulation_steps: with
+    `{"100": 2, "300": 4}` it is twice as large from step 100 on, and four times from step 300 on.
+    Steps count from 0; both must rise."""
     min_train_tokens: CountOrAll = -1
     """Tokens to train on in each epoch, rounded up to full steps. -1: as many full steps as the
     data has."""
@@ -145,10 +151,34 @@ class TrainConfig(OptimizationConfig):
             )
         return None
 
+    @check
+    def _batch_grows(self) -> str | None:
+        steps, factors = [*map(int, self.batch_growth)], [*self.batch_growth.values()]
+        if steps == sorted(set(steps)) and factors == sorted(set(factors)):
+            return None
+        found = ", ".join(f"{step}: {factor}" for step, factor in self.batch_growth.items())
+        return f"batch_growth: {found}: steps and factors must rise, as in 100: 2, 300: 4"
+
     @property
     def sequences_per_step(self) -> int:
-        """Sequences in one step."""
+        """Sequences in a step, before batch_growth."""
         return self.microbatch_size * self.gradient_accumulation_steps
+
+    @property
+    def microbatches_per_step(self) -> int:
+        """Microbatches in the largest step."""
+        return self.gradient_accumulation_steps * max(self.batch_growth.values(), default=1)
+
+    def sequences_before(self, step: int) -> int:
+        batches, factor = step, 1
+        for first, larger in self.batch_growth.items():
+            batches += (larger - factor) * max(step - int(first), 0)
+            factor = larger
+        return batches * self.sequences_per_step
+
+    def total_steps(self, steps_per_epoch: int) -> int:
+        """Return the steps of all epochs. One that grows need not end with an epoch."""
+        return self.steps_of(self.sequences_before(steps_per_epoch) * self.epochs)
 
     @property
     def uses_float8(self) -> bool:

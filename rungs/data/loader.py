@@ -56,38 +56,43 @@ class TrainingData:
     def __init__(self, config: RunConfig, datasets: dict[str, Dataset]) -> None:
         _raise_if_any(problems(config, datasets))
         train = config.train
-        self._shape = (train.gradient_accumulation_steps, train.microbatch_size)
+        self._train = train
         parts = sequences.sequences_by_dataset(config, datasets, TRAIN)
         self._sequences = sequences.mix(parts, train)
         self.datasets = datasets
         self.padding = {name: part.padding for name, part in parts.items()}
         """Share of padding in the sequences of each dataset."""
-        self.tokens_per_step = config.tokens_per_step
-        self.available_steps_per_epoch = len(self._sequences) // train.sequences_per_step
+        self.available_steps_per_epoch = train.steps_of(len(self._sequences))
         self.steps_per_epoch = (
             self.available_steps_per_epoch
             if train.min_train_tokens == -1
-            else -(-train.min_train_tokens // self.tokens_per_step)
+            else config.least_steps(train.min_train_tokens)
         )
-        self.total_steps = self.steps_per_epoch * train.epochs
-        order = _order(self.steps_per_epoch * train.sequences_per_step, train)
-        self._steps = order.batch(train.sequences_per_step, batch_fn=np.array)
+        """Steps of the first epoch."""
+        self.total_steps = train.total_steps(self.steps_per_epoch)
+        self.total_tokens = config.tokens_before(self.total_steps)
+        """Input tokens of all steps, padding included."""
+        self._order = _order(train.sequences_before(self.steps_per_epoch), train)
 
     def batch(self, step: int, rows: Rows = ALL_ROWS) -> Batch:
         """Return the batch of a step, counted from 0; raises IndexError after the last."""
         if not 0 <= step < self.total_steps:
             raise IndexError(f"step {step} of {self.total_steps}")
-        return self._read(self._steps[step], rows)
+        return self._read(step, rows)
 
     def batches(self, first_step: int = 0, rows: Rows = ALL_ROWS) -> Iterator[Batch]:
         """Yield the batches from a step to the last, prefetched by threads; of each microbatch only
         the sequences `rows`."""
+        import grain
+
         if first_step < self.total_steps:
             read = functools.partial(self._read, rows=rows)
-            yield from _prefetch(self._steps[first_step:].map(read))
+            yield from _prefetch(grain.MapDataset.range(first_step, self.total_steps).map(read))
 
-    def _read(self, indices: np.ndarray, rows: Rows) -> Batch:
-        indices_AB = indices.reshape(self._shape)[:, rows]
+    def _read(self, step: int, rows: Rows) -> Batch:
+        first, end = map(self._train.sequences_before, (step, step + 1))
+        indices = np.array([self._order[index] for index in range(first, end)])
+        indices_AB = indices.reshape(-1, self._train.microbatch_size)[:, rows]
         arrays = sequences.read(self._sequences, indices_AB.ravel().tolist())
         return Batch(*(array.reshape(*indices_AB.shape, -1) for array in arrays))
 
@@ -300,7 +305,7 @@ def _length_problems(config: RunConfig, datasets: dict[str, Dataset]) -> list[st
     if not all(map(len, parts.values())) or _weight_problems(train):
         return []
     count = len(sequences.mix(parts, train))
-    steps = count // train.sequences_per_step
+    steps = train.steps_of(count)
     available = f"there are {count} sequences of {length} tokens"
     if len(train.datasets) > 1:
         available += " until the first dataset of the mixture runs out"
@@ -312,11 +317,13 @@ def _length_problems(config: RunConfig, datasets: dict[str, Dataset]) -> list[st
             f" gradient_accumulation_steps {train.gradient_accumulation_steps} is more than one"
             f" epoch has: {available}; at most {count} per step"
         ]
-    if train.min_train_tokens > steps * step_tokens:
-        needed_steps = -(-train.min_train_tokens // step_tokens)
+    most = config.tokens_before(steps)
+    if train.min_train_tokens > most:
+        needed_steps = config.least_steps(train.min_train_tokens)
+        more = " and more" * bool(train.batch_growth)
         return [
             f"{TRAIN_FILE}: min_train_tokens: {train.min_train_tokens} needs {needed_steps} steps"
-            f" of {step_tokens} tokens, but one epoch has {steps}: {available}; at most"
-            f" {steps * step_tokens}, or -1 for all"
+            f" of {step_tokens} tokens{more}, but one epoch has {steps}: {available}; at most"
+            f" {most}, or -1 for all"
         ]
     return []

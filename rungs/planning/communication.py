@@ -203,7 +203,7 @@ class _Step(NamedTuple):
 
     @property
     def microbatches(self) -> int:
-        return self.run.train.gradient_accumulation_steps
+        return self.run.train.microbatches_per_step
 
     @property
     def recomputed(self) -> Recomputed:

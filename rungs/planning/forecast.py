@@ -49,23 +49,30 @@ class Tokens(NamedTuple):
     """Numbers of tokens that a run trains on."""
 
     per_step: int
+    """In the largest step."""
     steps: int | None
     """None if that depends on a dataset that is not here yet."""
+    planned: int | None
+    """In all steps."""
     done: int
     """Tokens in the run's metrics."""
     in_datasets: dict[str, int | None]
     """Training tokens of each dataset; None if it is not here yet."""
 
-    @property
-    def planned(self) -> int | None:
-        return None if self.steps is None else self.steps * self.per_step
-
-    def within(self, seconds: float, throughput: "Throughput", decided: Sequence[Length]) -> Self:
+    def within(
+        self,
+        config: RunConfig,
+        seconds: float,
+        throughput: "Throughput",
+        decided: Sequence[Length],
+    ) -> Self:
         """Return the numbers of a run that ends after so many seconds, as it decided or, before it
         has, as many as the throughput allows."""
-        fitting = max(int(seconds * throughput.tokens_per_second / self.per_step), 1)
+        tokens = int(seconds * throughput.tokens_per_second)
+        fitting = max(config.train.steps_of(tokens // config.sequence_length), 1)
         steps = decided[-1].total_steps if decided else fitting
-        return self._replace(steps=min(steps, self.steps or steps))
+        steps = min(steps, self.steps or steps)
+        return self._replace(steps=steps, planned=config.tokens_before(steps))
 
 
 class Throughput(NamedTuple):
@@ -141,6 +148,7 @@ class Forecast(NamedTuple):
 
     @property
     def step_flops(self) -> float:
+        """FLOPs of the largest step."""
         return self.model_flops_per_token * self.tokens.per_step
 
     @property
@@ -215,7 +223,7 @@ def forecast(
     tokens = untimed.tokens
     if train.max_minutes is not None and throughput is not None:
         decided = records.read_lengths(run, train.max_minutes)
-        tokens = tokens.within(60 * train.max_minutes, throughput, decided)
+        tokens = tokens.within(untimed.config, 60 * train.max_minutes, throughput, decided)
     return untimed._replace(speed=speed, throughput=throughput, tokens=tokens)
 
 
@@ -279,8 +287,7 @@ def _check_divisibility(run: RunFolder, config: RunConfig, layout: Layout) -> No
 
 
 def _tokens(run: RunFolder, config: RunConfig, datasets: dict[str, Dataset]) -> Tokens:
-    train, per_step = config.train, config.tokens_per_step
-    steps: int | None = None
+    train, steps = config.train, None
     if len(datasets) == len(train.datasets):
         try:
             steps = TrainingData(config, datasets).total_steps
@@ -288,13 +295,15 @@ def _tokens(run: RunFolder, config: RunConfig, datasets: dict[str, Dataset]) -> 
             lines = str(error).splitlines()
             raise UserError("\n".join(f"{run.path}/{line}" for line in lines)) from None
     elif train.min_train_tokens != -1:
-        steps = math.ceil(train.min_train_tokens / per_step) * train.epochs
+        steps = train.total_steps(config.least_steps(train.min_train_tokens))
     recorded = metrics.read(run.metrics)
     in_datasets = {
         name: datasets[name].description.splits[TRAIN].tokens if name in datasets else None
         for name in train.datasets
     }
-    return Tokens(per_step, steps, recorded[-1].tokens_seen if recorded else 0, in_datasets)
+    planned = None if steps is None else config.tokens_before(steps)
+    done = recorded[-1].tokens_seen if recorded else 0
+    return Tokens(config.most_tokens_per_step, steps, planned, done, in_datasets)
 
 
 def _communication(

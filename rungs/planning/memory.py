@@ -147,7 +147,7 @@ class MemoryEstimates:
         """Return a microbatch's gradients. Gradients of a single microbatch are added up as soon as
         they are computed, and then in the layout for updates."""
         layout = Layout.of(config.train.sharding, self._mesh)
-        is_single = config.train.gradient_accumulation_steps == 1
+        is_single = config.train.microbatches_per_step == 1
         weights = self._abstract.weights_in(layout.for_updates if is_single else layout)
         return {name: weights[name] for name in self._abstract.trained}
 

@@ -100,7 +100,7 @@ class StepSizes(NamedTuple):
 
     @property
     def accumulates(self) -> bool:
-        return self.config.train.gradient_accumulation_steps > 1
+        return self.config.train.microbatches_per_step > 1
 
     @property
     def itemsize(self) -> int:
@@ -116,7 +116,7 @@ class StepSizes(NamedTuple):
     @property
     def batch(self) -> int:
         """Inputs and targets of a step."""
-        return 2 * self.tokens * self.config.train.gradient_accumulation_steps * INT32_BYTES
+        return 2 * self.tokens * self.config.train.microbatches_per_step * INT32_BYTES
 
     @property
     def vocabulary(self) -> int:

@@ -162,11 +162,16 @@ def _tokens(forecast: Forecast) -> Iterator[Part]:
     length, per_parameter = forecast.config.sequence_length, forecast.tokens_per_parameter
     planned = {"planned": tokens.planned, "per_parameter": per_parameter}
     yield {"tokens": tokens._asdict() | planned}
+    grows = bool(train.batch_growth)
+    microbatches = f"{train.gradient_accumulation_steps:,} to " * grows
+    step_tokens = f"{forecast.config.tokens_per_step:,} to " * grows
     yield (
         f"step      {counted(train.microbatch_size, 'sequence')}"
-        f" × {counted(train.gradient_accumulation_steps, 'microbatch')}"
-        f" × {counted(length, 'token')} = {counted(tokens.per_step, 'token')}"
+        f" × {microbatches}{counted(train.microbatches_per_step, 'microbatch')}"
+        f" × {counted(length, 'token')} = {step_tokens}{counted(tokens.per_step, 'token')}"
     )
+    if grows:
+        yield "          memory and communication are those of the largest step"
     mesh = abstract_layout(forecast.sharding).mesh
     data, context = size_along(mesh, DATA), size_along(mesh, CONTEXT)
     if data * context > 1:
@@ -176,8 +181,8 @@ def _tokens(forecast: Forecast) -> Iterator[Part]:
     if tokens.planned is None or per_parameter is None:
         yield "run       all tokens of the dataset, whose number is not known yet"
     else:
-        steps = counted(tokens.steps or 0, "step")
-        yield f"run       {steps} × {tokens.per_step:,} = {counted(tokens.planned, 'token')}"
+        steps = counted(tokens.steps or 0, "step") + f" × {tokens.per_step:,}" * (not grows)
+        yield f"run       {steps} = {counted(tokens.planned, 'token')}"
         yield f"          {per_parameter:.2f} per parameter"
     if train.max_minutes is not None:
         yield f"          as fit into max_minutes, {train.max_minutes:g}; the first steps tell"

@@ -207,6 +207,8 @@ def _rung(
     microbatch_tokens = config.train.microbatch_size * config.sequence_length
     microbatches = max(1, round(batch_tokens(budget) / microbatch_tokens))
     changes: dict[str, Any] = {"gradient_accumulation_steps": microbatches}
+    if config.train.batch_growth:
+        changes["batch_growth"] = {}  # the law is for a batch that doesn't grow
     if config.model.mup is None:
         changes["learning_rate"] = float(f"{learning_rate(budget):.2g}")
     per_step = microbatches * microbatch_tokens
@@ -233,7 +235,7 @@ def _epochs(config: RunConfig, tokens: float, datasets: Mapping[str, Dataset]) -
             f"--ladder: a batch of {config.tokens_per_step:,} tokens, for {tokens:.2g} tokens in"
             " all, is more than the dataset has; give a smaller budget, or use a larger dataset"
         ) from None
-    return math.ceil(tokens / (data.total_steps * data.tokens_per_step))
+    return math.ceil(tokens / (data.total_tokens))
 
 
 def _table(rungs: list[Rung], forecast: Forecast) -> Iterator[Part]:

@@ -172,7 +172,7 @@ class NextTokenLearner:
     ) -> None:
         config: RunConfig = start.config
         self._inputs, self._train, self._mesh = inputs, config.train, mesh
-        self._start, self._tokens_per_step = start, inputs.data.tokens_per_step
+        self._start = start
         self.model, self.optimizer = model_and_optimizer(start, inputs.total_steps, mesh)
         file = inputs.tokenizer_file
         self._tokenizer: Tokenizer | None = tokenizer_files.load_tokenizer(file) if file else None
@@ -216,9 +216,9 @@ class NextTokenLearner:
         now = time.perf_counter()
         seconds, self._last_read = now - self._last_read, now
         routing = result.routing
-        tokens = self._tokens_per_step
+        before, seen = map(self._start.config.tokens_before, (step, step + 1))
         read = StepMetrics(
-            **record_fields(self._start, step, result, (step + 1) * tokens, tokens, seconds),
+            **record_fields(self._start, step, result, seen, seen - before, seconds),
             load_balancing_loss=float(routing.balance_loss) if routing else None,
             expert_tokens=routing.counts_E.tolist() if routing else None,
             spike=self._spike(step, result.trained_loss, bool(result.skipped)),
@@ -300,8 +300,10 @@ class NextTokenLearner:
 
     def log_start(self, start: Start, mesh: Mesh) -> None:
         inputs, config = self._inputs, start.config
-        size, loop = self._tokens_per_step, run_report.describe_loop(config.train, config.model)
-        run_report.log_start(start, mesh, inputs.total_steps, counted(size, "token"), loop)
+        first, most = config.tokens_per_step, config.most_tokens_per_step
+        size = f"{first:,} to " * (most > first) + counted(most, "token")
+        loop = run_report.describe_loop(config.train, config.model)
+        run_report.log_start(start, mesh, inputs.total_steps, size, loop)
         if start.saved is not None:
             before = start.saved.meta.validation_data
             run_report.log_validation_change(before, self._validation_data)

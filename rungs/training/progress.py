@@ -100,9 +100,9 @@ class Progress(Generic[R]):
     def _seconds_left(self) -> float:
         """Return the time left at the pace since the first step: steps, validations, checkpoints
         and all else."""
-        last = self._unshown[-1].global_step
-        pace = (self._clock() - self._first_shown) / (last - self._first_step)
-        return (self._length.total_steps - 1 - last) * pace
+        next_step, work = self._unshown[-1].global_step + 1, self._length.work
+        pace = (self._clock() - self._first_shown) / work(self._first_step + 1, next_step)
+        return work(next_step, self._length.total_steps) * pace
 
 
 def _seconds(steps: Sequence[StepRecord]) -> float:

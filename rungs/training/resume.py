@@ -88,7 +88,7 @@ def edit_to_extend(config: RunConfig, data: TrainingData) -> str:
     if config.train.max_minutes is not None:
         return f"set more max_minutes in {TRAIN_FILE}"
     steps = min(2 * data.steps_per_epoch, data.available_steps_per_epoch)
-    longer = config.train.model_copy(update={"min_train_tokens": steps * data.tokens_per_step})
+    longer = config.train.model_copy(update={"min_train_tokens": config.tokens_before(steps)})
     if steps > data.steps_per_epoch and _extendable_keys(config.train, longer):
         return f"set min_train_tokens to {longer.min_train_tokens} in {TRAIN_FILE}"
     return f"set epochs to {config.train.epochs + 1} in {TRAIN_FILE}"

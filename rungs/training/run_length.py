@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from rungs.common.text_table import counted
+from rungs.config.optimization_config import OptimizationConfig
 from rungs.config.train_config import TrainConfig
 from rungs.optim.schedule import learning_rate_schedule
 from rungs.parallel.devices import host_device
@@ -34,11 +35,25 @@ log = logging.getLogger("rungs")
 
 
 class RunLength:
-    """A number of steps that is known at the start."""
+    """A number of steps that is known at the start. `train` tells whether they grow."""
 
-    def __init__(self, total_steps: int) -> None:
+    def __init__(self, total_steps: int, train: OptimizationConfig | None = None) -> None:
         self.total_steps = total_steps
         """Steps of the run."""
+        self._batches = train if isinstance(train, TrainConfig) and train.batch_growth else None
+
+    def work(self, first: int, end: int) -> int:
+        """Return how much work the steps from one to before another are: their number, or that of
+        their sequences if steps grow."""
+        if self._batches is None:
+            return end - first
+        return self._batches.sequences_before(end) - self._batches.sequences_before(first)
+
+    def end(self, first: int, work: float) -> int:
+        """Return the step before which so much work, from a step on, ends."""
+        if self._batches is None:
+            return first + int(work)
+        return self._batches.steps_of(self._batches.sequences_before(first) + int(work))
 
     def decide(
         self, step: int, closing_seconds: float, any_process: Callable[[bool], bool]
@@ -48,7 +63,7 @@ class RunLength:
         process, so that all agree on the time."""
 
     def left(self, step: int, pace: float) -> int:  # noqa: ARG002
-        """Return how many steps are left from a step on, at so many seconds a step."""
+        """Return how many steps are left from a step on, which takes so many seconds."""
         return self.total_steps - step
 
     def learning_rate(self, step: int) -> np.float32 | None:  # noqa: ARG002
@@ -76,7 +91,7 @@ class TimedLength(RunLength):
         self._mark = 0, 0.0
         self._rates: dict[tuple[int, int], np.ndarray] = {}
         is_decided = self._lengths and not is_open
-        super().__init__(self._lengths[-1].total_steps if is_decided else most_steps)
+        super().__init__(self._lengths[-1].total_steps if is_decided else most_steps, self._train)
 
     def decide(
         self, step: int, closing_seconds: float, any_process: Callable[[bool], bool]
@@ -89,11 +104,12 @@ class TimedLength(RunLength):
         steps, elapsed = step - self._mark[0], now - self._began
         if not any_process(steps >= _LEAST_STEPS and elapsed >= self._decisions[0]):
             return
-        pace = (now - self._mark[1]) / steps
+        pace = (now - self._mark[1]) / self.work(self._mark[0], step)
         left = self._seconds - elapsed - closing_seconds
-        fitting = step - 1 + int(left / pace)  # the step before this one has only begun
+        fitting = self.end(step - 1, left / pace)  # the step before this one has only begun
         total = min(max(fitting, step + 1), self._most)
-        if self._lengths and abs(total - self.total_steps) * pace < _CORRECTED * self._seconds:
+        change = abs(self.work(self.total_steps, total)) * pace
+        if self._lengths and change < _CORRECTED * self._seconds:
             total = self.total_steps
         later = [due for due in self._decisions[1:] if due > elapsed]
         answer = broadcast_from_first(lambda: f"{total} {len(later)}")
@@ -101,7 +117,7 @@ class TimedLength(RunLength):
         self._decisions = self._decisions[len(self._decisions) - number :]
         self._mark = step, now
         if total != self.total_steps or not self._lengths:
-            self._set(step, total, pace)
+            self._set(step, total, pace * self.work(step - 1, step))
 
     def _set(self, step: int, total: int, pace: float) -> None:
         self.total_steps = total
@@ -118,7 +134,8 @@ class TimedLength(RunLength):
         log.info("step %s: %.3g s a step, %s %s", f"{step:,}", pace, counted(total, "step"), reason)
 
     def left(self, step: int, pace: float) -> int:
-        return min(super().left(step, pace), int(self._seconds / pace))
+        work = self._seconds / pace * self.work(step, step + 1)
+        return min(super().left(step, pace), self.end(step, work) - step)
 
     def learning_rate(self, step: int) -> np.float32:
         total = next((one.total_steps for one in self._lengths[::-1] if one.step <= step), None)
@@ -145,4 +162,4 @@ def run_length(start: Start, most_steps: int, began: float | None = None) -> Run
     train = start.config.train
     if isinstance(train, TrainConfig) and train.max_minutes is not None:
         return TimedLength(start, most_steps, began)
-    return RunLength(most_steps)
+    return RunLength(most_steps, train)

@@ -104,14 +104,13 @@ def log_size(
     total = count_parameters(shapes).total
     active = count_active_parameters(shapes, config.model).total
     flops = model_flops_per_token(shapes, config.model, config.sequence_length)
-    tokens = data.total_steps * data.tokens_per_step
     log.info(
         "%s parameters%s, %s MFLOPs per token; %s%s tokens, %.3g per parameter; weights, moments"
         " and gradients take %s of %s on each device; for more: uv run plan.py %s",
         f"{total:,}",
         f", {active:,} active per token" if active < total else "",
         f"{flops / 1e6:,.1f}",
-        *(_most(config.train), f"{tokens:,}", tokens / active),
+        *(_most(config.train), f"{data.total_tokens:,}", data.total_tokens / active),
         memory.format_bytes(memory.state_bytes(model, optimizer)),
         memory.format_bytes(oom_advice.device_bytes(mesh)),
         shown_text.quoted(run.path),

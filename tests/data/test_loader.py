@@ -149,7 +149,7 @@ def test_a_shuffled_order_looks_random(datasets: dict[str, Dataset]) -> None:
 def test_tokens_are_rounded_up_to_whole_steps(datasets: dict[str, Dataset]) -> None:
     for tokens, steps in ((1, 1), (STEP_TOKENS, 1), (STEP_TOKENS + 1, 2), (10 * STEP_TOKENS, 10)):
         data = training_data(datasets, min_train_tokens=tokens)
-        assert (data.steps_per_epoch, data.tokens_per_step) == (steps, STEP_TOKENS)
+        assert (data.steps_per_epoch, data.total_tokens) == (steps, steps * STEP_TOKENS)
 
 
 @pytest.mark.parametrize("dataset", ["x", {"x": 1, "y": 3}])

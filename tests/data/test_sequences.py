@@ -103,7 +103,8 @@ def test_sequence_length_overrides_context_length(datasets: dict[str, Dataset]) 
     short = {"sequence_length": S, "context_length": 64, "validation_tokens": 33}
     config = configs(**short)
     data, expected = training_data(datasets, **short), training_data(datasets)
-    assert (data.total_steps, data.tokens_per_step) == (expected.total_steps, STEP_TOKENS)
+    assert data.total_steps == expected.total_steps
+    assert data.total_tokens == data.total_steps * STEP_TOKENS
     for step in range(data.total_steps):
         np.testing.assert_array_equal(data.batch(step)[:2], expected.batch(step)[:2])
     validation = validation_rows(ValidationData.of(config, datasets))

@@ -92,6 +92,12 @@ def test_the_laws_match_published_models(flops: float, batch: int, rate: float) 
     assert batch_tokens(flops) == pytest.approx(batch, rel=0.05)
 
 
+def test_a_rung_has_the_batch_of_the_law_from_its_first_step_on() -> None:
+    (rung,) = propose(run_config(batch_growth={"5": 2}), 1e15, 1, {})
+    assert rung.changes["batch_growth"] == rung.config.train.batch_growth == {}
+    assert rung.config.tokens_before(rung.steps) == rung.tokens
+
+
 @pytest.mark.long
 def test_rungs_follow_the_laws() -> None:
     small, large = propose(run_config(microbatch_size=2), 1e16, 2, {})

@@ -37,8 +37,10 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return time
 
 
-def timed(folder: Path, now: list[float], most_steps: int = 100_000) -> TimedLength:
-    config = RunConfig(model_config(), train_config(max_minutes=MINUTES))
+def timed(
+    folder: Path, now: list[float], most_steps: int = 100_000, **train: object
+) -> TimedLength:
+    config = RunConfig(model_config(), train_config(max_minutes=MINUTES, **train))
     start = Start(RunFolder(folder), config, StartOptions(), None, None)
     return TimedLength(start, most_steps, now[0])
 
@@ -79,6 +81,21 @@ def test_a_run_takes_its_time_within_two_percent(
     assert lengths[-1].total_steps == length.total_steps == len(rates)
     if pace == "steady":
         assert len(lengths) == 1
+
+
+@pytest.mark.parametrize("first", [150, 500])
+def test_steps_that_grow_are_counted_in(first: int, tmp_path: Path, now: list[float]) -> None:
+    """They are so before the batch grows, and compiling the larger step is corrected for."""
+    length = timed(tmp_path, now, batch_growth={f"{first}": 3})
+    compiled = {0: 20.0, first: 10.0}
+    rates, took = simulate(
+        length, now, lambda step, _: compiled.get(step, 0.2 * (3 if step > first else 1))
+    )
+    assert took == pytest.approx(SECONDS, rel=0.02)
+    assert rates[-1] == pytest.approx(0.1 * max(rates), rel=0.02)
+    before_growth = records.read(RunFolder(tmp_path), Length)[0]
+    assert before_growth.step < first
+    assert before_growth.total_steps == pytest.approx(len(rates), rel=0.06)
 
 
 def test_a_run_is_no_longer_than_its_data(tmp_path: Path, now: list[float]) -> None:

@@ -106,7 +106,7 @@ def compile_step(config: RunConfig, hardware: Hardware) -> CompiledStep:
     with target_device.trace_for(hardware.target, is_compiled=True):
         lowered = lower_step(config, mesh)
     train = config.train
-    microbatches, float8 = train.gradient_accumulation_steps, train.uses_float8
+    microbatches, float8 = train.microbatches_per_step, train.uses_float8
     options = targets.options(hardware.platform, microbatches, float8)
     begin = time.perf_counter()
     result = _compile(lowered, mesh, hardware, options)
@@ -114,12 +114,12 @@ def compile_step(config: RunConfig, hardware: Hardware) -> CompiledStep:
 
 
 def lower_step(config: RunConfig, mesh: Mesh) -> Any:
-    """Return a run's step traced from shapes, without any arrays: a `jax.stages.Lowered`."""
+    """Return a run's largest step, traced from shapes without arrays: a `jax.stages.Lowered`."""
     train = config.train
     state = AbstractState(config, 1, mesh)
     model, optimizer = state.fill(state.weights, state.optimizer)  # type: ignore[arg-type]
     place = NamedSharding(mesh, Layout(mesh).batch_spec(3))
-    shape = train.gradient_accumulation_steps, train.microbatch_size, config.sequence_length
+    shape = train.microbatches_per_step, train.microbatch_size, config.sequence_length
     batch = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=place)
     step: Any = make_train_step(train, mesh)
     starts = batch if train.documents == "separate" else None

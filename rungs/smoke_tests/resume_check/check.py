@@ -32,6 +32,8 @@ from rungs.smoke_tests.resume_check.kill import (
 MAX_STEPS = 14
 """Steps of a short run: enough for a few checkpoints, and even, so that two epochs divide it."""
 _CHECKPOINTS = 4
+_GROWS_AT = "5"
+"""Step from which on a short run has a larger batch, if its run grows."""
 _VALIDATION_BATCHES = 4
 _REINFORCEMENT_STEPS, _PROMPTS, _VALIDATION_ITEMS = 8, 8, 16
 _KILL_ROW = "{:>4}  {:>8}  {}"
@@ -78,6 +80,7 @@ def shorten_training(
     changes: dict[str, Any] = {
         "sequence_length": length,
         "gradient_accumulation_steps": min(train.gradient_accumulation_steps, 2),
+        "batch_growth": {_GROWS_AT: 2} if train.batch_growth else {},
         "epochs": epochs,
         "min_train_tokens": -1,
         "keep_checkpoints": 2,
@@ -87,16 +90,15 @@ def shorten_training(
     if train.start_from == IMPORTED:
         changes["start_from"] = str(run.imported.resolve())
     TrainingData(config, datasets)  # raises what the user's own config would
-    train = train.model_copy(update=changes)
-    steps_per_epoch = TrainingData(run_config.RunConfig(model, train), datasets).steps_per_epoch
-    steps = min(MAX_STEPS // epochs, steps_per_epoch)
+    short = run_config.RunConfig(model, train.model_copy(update=changes))
+    in_epoch = min(MAX_STEPS // epochs, TrainingData(short, datasets).steps_per_epoch)
+    steps = short.train.total_steps(in_epoch)
     changes = {
-        "min_train_tokens": steps * train.sequences_per_step * length,
-        "checkpoint_interval": max(steps * epochs // _CHECKPOINTS, 1),
+        "min_train_tokens": short.tokens_before(in_epoch),
+        "checkpoint_interval": max(steps // _CHECKPOINTS, 1),
     }
-    return ShortRun(
-        run_config.RunConfig(model, train.model_copy(update=changes)), steps * epochs, [], []
-    )
+    train = short.train.model_copy(update=changes)
+    return ShortRun(run_config.RunConfig(model, train), steps, [], [])
 
 
 def shorten_reinforcement(run: RunFolder, config: run_config.ReinforceRunConfig) -> ShortRun:
