@@ -21,7 +21,7 @@ class Size(NamedTuple):
     validation: int
     """Sequences of a validation."""
     rates: dict[str, float]
-    """Learning rate of each side, the best of those tried; see `docs/results.md`."""
+    """Learning rate of each side; `--rates` tries others."""
 
     @property
     def sequences(self) -> int:
