@@ -170,7 +170,8 @@ def _train_torch(entry: Entry, size: Size, into: Path, python: Sequence[str]) ->
 
 def _run(command: Sequence[str]) -> str:
     """Run a command at the root; return what it printed."""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:]])}
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     del environment["XLA_PYTHON_CLIENT_PREALLOCATE"]
     ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     if ended.returncode:

@@ -1,15 +1,15 @@
 """A run that is killed and resumed beside one that is not, bit for bit."""
 
-import json
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.gpu_parts import random_dataset
+from benchmarks.gpu_parts import committed_run, random_dataset
 from benchmarks.gpu_parts.figure import Figure
 from benchmarks.gpu_parts.setting import ROOT, Setting
+from rungs.config.run_config import load_run
 
 KILLS = 2
 TOKENS = 400_000
@@ -18,18 +18,12 @@ TINY = {"emb_dim": 32, "n_layers": 2, "n_heads": 2}
 
 def figures(setting: Setting) -> Iterator[Figure]:
     with tempfile.TemporaryDirectory() as folder:
-        run = Path(folder) / "layers"
-        run.mkdir()
-        committed = ROOT / "runs/layers"
-        model = json.loads((committed / "model.json").read_text())
-        train = json.loads((committed / "train.json").read_text()) | {
-            "deterministic": True,
-            "dataset": random_dataset.NAME,
-        }
-        (run / "model.json").write_text(json.dumps(model | (TINY if setting.rehearse else {})))
-        (run / "train.json").write_text(json.dumps(train))
+        train = {"deterministic": True, "dataset": random_dataset.NAME}
+        model = TINY if setting.rehearse else {}
+        run = committed_run.copy("layers", Path(folder), train, model)
         datasets = Path(folder) / "datasets"
-        random_dataset.write(datasets, model["vocab_size"], TOKENS, TOKENS // 4)
+        vocab = load_run(run).model.vocab_size
+        random_dataset.write(datasets, vocab, TOKENS, TOKENS // 4)
         kills = 1 if setting.rehearse else KILLS
         check = ROOT / "smoke_tests/test_resume.py"
         done = subprocess.run(
