@@ -1,8 +1,10 @@
 """The same text, device and minutes: how far do GPT-2 in PyTorch, in Rungs, and a recipe get?
 
 Each side trains with each seed on the tokens of the same dataset, one after another, and is
-validated on the same tokens. The minutes have validations in them; those of Rungs also compilation
-and checkpoints, those of PyTorch not. A side may have minutes of its own, as in `rungs-recipe:2`.
+validated on the same tokens. The minutes have validations in them, but no compilation: PyTorch's
+begin after it, and a run of Rungs has compiled before, as its shorter copy; starting, reading what
+was compiled and checkpoints are part of its minutes. A side may have minutes of its own, as in
+`rungs-recipe:2`.
 Killed and run again, the command goes on with what is missing.
 """
 
@@ -14,6 +16,7 @@ import os
 import random
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -37,6 +40,8 @@ from rungs.run import metrics
 ROOT, NAME = Path(__file__).parents[1], "race"
 FOLDER = Path(__file__).parent / "racing"
 SEED_OF_ORDER = 0
+COMPILING_MINUTES = 0.01
+"""Of the copy of a run that compiles for it: over before its first steps are."""
 
 
 @click.command()
@@ -139,13 +144,21 @@ def _save_for_torch(into: Path, size: Size) -> None:
 
 def _train(entry: Entry, size: Size, into: Path) -> None:
     run = into / entry.name
+    if not run.exists():
+        with tempfile.TemporaryDirectory() as folder:
+            short = entry._replace(minutes=COMPILING_MINUTES)
+            _train_run(Path(folder) / "compiling", short, size, into)
+    _train_run(run, entry, size, into)
+    click.echo(f"{entry.name}: {Curve.of_run(run / 'metrics.jsonl').losses[-1]:.4f}", err=True)
+
+
+def _train_run(run: Path, entry: Entry, size: Size, into: Path) -> None:
     run.mkdir(exist_ok=True)
     files = ("model.json", "train.json")
     for file, config in zip(files, configs(entry, size), strict=True):
         (run / file).write_text(json.dumps(config, indent=2) + "\n")
     datasets = ["--datasets-dir", str(into / "datasets")]
     _run([sys.executable, "train.py", str(run.resolve()), *datasets, "--quiet"])
-    click.echo(f"{entry.name}: {Curve.of_run(run / 'metrics.jsonl').losses[-1]:.4f}", err=True)
 
 
 def _train_torch(entry: Entry, size: Size, into: Path, python: Sequence[str]) -> None:

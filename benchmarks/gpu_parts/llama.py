@@ -44,10 +44,15 @@ TURNS = 3
 
 
 def figures(setting: Setting) -> Iterator[Figure]:
+    return step_figures(setting, {})
+
+
+def step_figures(setting: Setting, changes: dict[str, Any]) -> Iterator[Figure]:
+    """Yield the figures of the step with some keys of `train.json` changed."""
     model = ModelConfig.model_validate(LLAMA | (TINY if setting.rehearse else {}))
     alone = ShardingConfig(mode="dp", data=1)
     train = train_config(1 if setting.rehearse else MICROBATCH, 1, alone)
-    run = RunConfig(model, train)
+    run = RunConfig(model, train.model_copy(update=changes))
     jax_setup.prepare(run.train, lambda: 0)
     mesh = one_device()
     run = on_mesh(run, mesh)

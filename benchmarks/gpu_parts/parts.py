@@ -23,7 +23,7 @@ class Part(NamedTuple):
     @property
     def has_steps(self) -> bool:
         """Whether what the autotuner chose for it is worth keeping."""
-        return self.name in ("step", "microbatches", "llama", "variants")
+        return self.name in ("step", "microbatches", "llama", "llama_float8", "variants")
 
     def seconds(self, setting: Setting) -> float:
         return self.rehearsal_seconds if setting.rehearse else self.gpu_seconds
@@ -36,10 +36,11 @@ def _part(name: str, *rest: Any) -> Part:
 _PARTS = [
     _part("kernels", "every kernel beside its plain form, and versions", 90, 15),
     _part("peaks", "the fastest matmuls, and memory bandwidth", 60, 15),
-    _part("step", "GPT-2's step, beside PyTorch with the largest microbatch that fits", 190, 40),
+    _part("step", "GPT-2's step, beside PyTorch with the largest microbatch that fits", 120, 40),
     _part("microbatches", "GPT-2's step, microbatches of 8, 32 and 96", 130, 20),
     _part("profile", "where the time of that step goes", 60, 10),
-    _part("llama", "the step of a Llama of 1.1B parameters", 110, 10),
+    _part("llama", "the step of a Llama of 1.1B parameters", 60, 10),
+    _part("llama_float8", "that step in FP8", 60, 20),
     _part("generation", "1, 8 and 64 texts, beside transformers", 120, 20),
     _part("reinforcement", "seconds per step, and the share of sampling", 90, 30),
     _part("resume", "killed and resumed, bit for bit", 110, 40),
@@ -47,7 +48,7 @@ _PARTS = [
     _part("start", "a cold and a warm start", 110, 20),
     _part("a_to_a", "A-to-A on 92.16 million tokens", 120, 15),
     _part("answers", "reinforcement learning on sort and countdown, by minute", 240, 40),
-    _part("race", "the recipe for two minutes, beside PyTorch's GPT-2 for five", 560, 90),
+    _part("race", "the recipe for two minutes, beside PyTorch's GPT-2 for five", 600, 90),
 ]
 PARTS = {part.name: part for part in _PARTS}
 """By name, the most valuable first."""

@@ -38,5 +38,7 @@ def figures(setting: Setting) -> Iterator[Figure]:
         steps = f"{result['steps'][0]:,} steps"
         yield Figure(f"{result['side']}: at the end", result["final"], "bits per byte", steps)
         times = [time for time in result["minutes_to_goal"] if time is not None]
-        note = f"goal: {GOAL_MINUTES:g}" if times else "never"
+        note = "" if times else "never"
+        if times and not result["side"].startswith(PYTORCH):
+            note = f"goal: {GOAL_MINUTES:g}"
         yield Figure(f"{result['side']}: minutes to PyTorch's loss", times, "min", note)
