@@ -173,7 +173,6 @@ def _train_torch(entry: Entry, size: Size, into: Path, python: Sequence[str]) ->
             "learning_rate": entry.rate,
             "threads": cores(),
             "validations": VALIDATIONS,
-            "attention": "fastest",
             "dtype": fastest_dtype(),
         }
         printed = _run([*python, str(FOLDER / "torch_gpt2.py"), json.dumps(asked)])

@@ -5,10 +5,10 @@
 """A side of `train_speed.py`: the same GPT in PyTorch, written to be fast.
 
 Scaled-dot-product attention, fused AdamW, autocast to bfloat16 if asked for; eager or under
-`torch.compile`. On a GPU attention is PyTorch's own choice ("default"), flash attention ("flash"),
-cuDNN's ("cudnn"), or whichever of these two is faster for this shape ("fastest"). Reads how many
-steps to take from each line of stdin and answers with the loss of the last one. From a line "about"
-it tells which attention it has, and which one PyTorch would choose.
+`torch.compile`. On a GPU attention is PyTorch's own choice ("default"), flash attention ("flash")
+or cuDNN's ("cudnn"). Reads how many steps to take from each line of stdin and answers with the loss
+of the last one. From a line "about" it tells which attention it has, and which one PyTorch would
+choose.
 """
 
 import contextlib
@@ -24,8 +24,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
-
-ATTENTION_TRIES = 20
 
 
 class TorchBlock(nn.Module):
@@ -78,15 +76,7 @@ KINDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTIO
 def choose_attention(asked: dict[str, Any], device: str) -> str:
     """Return the kind of attention, one of KINDS or "default"."""
     choice: str = asked.get("attention", "default")
-    if device == "cpu":
-        return "default"
-    if choice != "fastest":
-        return choice
-    seconds = {}
-    for kind in KINDS:
-        with contextlib.suppress(RuntimeError):  # not for this shape or GPU
-            seconds[kind] = attention_seconds(asked, kind)
-    return min(seconds, key=lambda kind: seconds[kind]) if seconds else "default"
+    return "default" if device == "cpu" else choice
 
 
 def attention_context(kind: str) -> Any:
@@ -101,21 +91,6 @@ def attention_inputs(asked: dict[str, Any]) -> list[Tensor]:
     projected = torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     parts = projected.split(width, dim=2)
     return [part.view(8, asked["length"], heads, -1).transpose(1, 2) for part in parts]
-
-
-def attention_seconds(asked: dict[str, Any], kind: str) -> float:
-    """Return how long attention takes, forward and backward."""
-    inputs = attention_inputs(asked)
-    gradient = torch.randn_like(inputs[0])
-    for number in range(2 * ATTENTION_TRIES):
-        if number == ATTENTION_TRIES:  # those before warm up
-            torch.cuda.synchronize()
-            begin = time.perf_counter()
-        with attention_context(kind):
-            y = functional.scaled_dot_product_attention(*inputs, is_causal=True)
-            torch.autograd.grad(y, inputs, gradient)
-    torch.cuda.synchronize()
-    return time.perf_counter() - begin
 
 
 def default_attention(asked: dict[str, Any], device: str) -> str:

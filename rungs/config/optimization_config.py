@@ -199,7 +199,7 @@ class OptimizationConfig(Config):
     compute_dtype: ComputeDtypeOrAuto = "auto"
     """Dtype of activations and matmuls. Weights, sums and the loss stay float32. float16 uses
     dynamic loss scaling. auto: the fastest safe dtype of the device on which the run starts:
-    bfloat16 if it has instructions for that, float16 on GPUs without bfloat16, otherwise
+    bfloat16 if it is faster there, float16 on GPUs without bfloat16, otherwise
     float32. Checkpoints record the choice, and resuming keeps it."""
     seed: Annotated[int, Field(ge=0, le=2**32 - 1)] = 0
     """Seed of the initial weights, dropout and shuffling."""

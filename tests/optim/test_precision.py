@@ -48,20 +48,22 @@ def chosen(monkeypatch: pytest.MonkeyPatch, **device: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("flags", "dtype"),
+    ("vendor", "flags", "dtype"),
     [
-        ("fpu avx512f avx512_bf16 sse", "bfloat16"),
-        ("fpu amx_bf16 amx_tile", "bfloat16"),
-        ("fpu avx512f avx2", "float32"),
-        (None, "float32"),
+        ("AuthenticAMD", "fpu avx512f avx512_bf16 sse", "bfloat16"),
+        ("GenuineIntel", "fpu avx512f avx512_bf16 amx_bf16 amx_tile", "bfloat16"),
+        ("GenuineIntel", "fpu avx512f avx512_bf16 sse", "float32"),
+        ("AuthenticAMD", "fpu avx512f avx2", "float32"),
+        ("", "", "float32"),
     ],
 )
-def test_a_cpu_computes_in_bfloat16_where_it_has_instructions_for_it(
-    flags: str | None, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_cpu_computes_in_bfloat16_where_that_is_faster(
+    vendor: str, flags: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     info = tmp_path / "cpuinfo"
-    if flags:
-        info.write_text(f"flags\t\t: {flags}\n")
+    if vendor:
+        core = f"vendor_id\t: {vendor}\nmodel\t\t: 1\nflags\t\t: {flags}\n"
+        info.write_text("\n".join([core, core]))
     assert chosen(monkeypatch, platform="cpu", cpu_info=info) == dtype
 
 
