@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from benchmarks.gpu_parts.figure import Figure
 from benchmarks.gpu_parts.setting import GPT2_SMALL, Setting
 from benchmarks.gpu_parts.step_variants import config_of
-from benchmarks.step_cost.profiled_step import Profile, measure
+from benchmarks.step_cost.profiled_step import Profile, longest, measure
 from rungs.run.folder import RunFolder
+
+KERNELS = 30
 
 
 def figures(setting: Setting) -> Iterator[Figure]:
@@ -21,6 +23,9 @@ def figures(setting: Setting) -> Iterator[Figure]:
         note += f"; {utilization:.1%} of the published peak"
     yield Figure("a step", [1e3 * seconds for seconds in found.seconds], "ms", note)
     yield from _parts(found)
+    for one in longest(found, KERNELS):
+        note = f"{one.part}; {one.count:,.0f} runs"
+        yield Figure(one.kernel[:60], [1e3 * one.seconds], "ms", note)
 
 
 def _parts(found: Profile) -> Iterator[Figure]:

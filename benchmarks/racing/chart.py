@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
-from benchmarks.racing.results import Result
+from benchmarks.racing.results import Curve, Result
 from rungs.charts import drawing
 
 
@@ -28,12 +28,16 @@ def race_chart(title: str, results: Sequence[Result], goal: float) -> Figure:
         mean = np.mean(lines, axis=0)
         axes.plot(minutes, mean, color=colour, linewidth=2.2)
         axes.annotate(
-            f"{result.name} {mean[-1]:.3f}", (minutes[-1], mean[-1]), (6, 0),
+            f"{result.name}: {mean[-1]:.3f}", (minutes[-1], mean[-1]), (6, 0),
             textcoords="offset points", va="center", color=colour,
         )  # fmt: skip
-        if (mean <= goal).any():
-            at = minutes[np.argmax(mean <= goal)]
+        at = Curve(minutes, mean, 0).minutes_to(goal)
+        if at is not None:
             axes.plot([at], [goal], marker="o", color=colour)
+            axes.annotate(
+                f"{at:.2f} min", (at, goal), (-6, -6),
+                textcoords="offset points", va="top", ha="right", color=colour,
+            )  # fmt: skip
     axes.axhline(goal, color=drawing.PALE, linewidth=1, zorder=0)
     ends = [result.final.min() for result in results]
     axes.set_ylim(min(ends) * 0.97, min(ends) * 1.45)

@@ -81,7 +81,7 @@ def main(run: Path, turns: int, steps: int, kernels: int) -> None:
         click.echo(f"model FLOPs utilization: {found.utilization:.1%}")
     click.echo(f"\n{table(found)}")
     if kernels:
-        click.echo(f"\n{longest(found.kernels, found.part_by_name, steps, kernels)}")
+        click.echo(f"\n{longest_table(found, kernels)}")
 
 
 class Profile(NamedTuple):
@@ -237,18 +237,32 @@ def row(name: str, seconds: float, total: float, works: Collection[Work]) -> tup
     return *measured, f"{1e3 * least:,.2f}", f"{1e3 * in_turn:,.2f}", f"{seconds / in_turn:.2f}"
 
 
-def longest(found: list[Kernel], parts: Mapping[str, str], steps: int, count: int) -> str:
-    """Return the kernels that take longest in a step, each with all of its runs."""
-    runs: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for kernel in found:
-        runs[kernel.instruction, kernel.name].append(kernel.seconds)
-    by_time = sorted(runs.items(), key=lambda one: -sum(one[1]))[:count]
-    rows = [("part", "instruction", "kernel", "runs", "ms")]
-    for (instruction, name), seconds in by_time:
-        part, times = parts.get(instruction, OTHER), len(seconds) / steps
-        milliseconds = f"{1e3 * sum(seconds) / steps:,.2f}"
-        rows.append((part, instruction, name[:60], f"{times:,.0f}", milliseconds))
-    return align_columns(rows, left=3)
+class Runs(NamedTuple):
+    """All runs of a kernel in a step."""
+
+    part: str
+    kernel: str
+    count: float
+    seconds: float
+    """Of all of them."""
+
+
+def longest(found: Profile, count: int) -> list[Runs]:
+    """Return the kernels that take longest in a step; unrolled layers share theirs."""
+    seconds: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for kernel in found.kernels:
+        part = found.part_by_name.get(kernel.instruction, OTHER)
+        seconds[part, kernel.name].append(kernel.seconds)
+    steps = found.steps
+    runs = [Runs(*key, len(each) / steps, sum(each) / steps) for key, each in seconds.items()]
+    return sorted(runs, key=lambda one: -one.seconds)[:count]
+
+
+def longest_table(found: Profile, count: int) -> str:
+    rows = [("part", "kernel", "runs", "ms")]
+    for one in longest(found, count):
+        rows.append((one.part, one.kernel[:60], f"{one.count:,.0f}", f"{1e3 * one.seconds:,.2f}"))
+    return align_columns(rows, left=2)
 
 
 if __name__ == "__main__":

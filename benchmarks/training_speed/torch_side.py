@@ -16,7 +16,6 @@ import json
 import math
 import os
 import sys
-import time
 from typing import Any
 
 import numpy as np

@@ -21,8 +21,9 @@ from rungs.run import recorded_run
 from rungs.run.metrics import StepMetrics
 from rungs.run.recorded_run import RecordedPolicyRun, RecordedRun
 
-MAX_INTERVALS = 500
-"""Intervals that the loss between checkpoints is drawn in; more would be too narrow to see."""
+FEWEST_INTERVALS, MOST_INTERVALS = 10, 500
+"""Of a run, in which its loss is drawn: those between checkpoints, unless they are fewer, or too
+narrow to see."""
 
 
 def draw_run(
@@ -77,9 +78,8 @@ def overlaps(runs: list[RecordedRun]) -> list[str]:
 
 def _training_loss(axes: Axes, run: RecordedRun) -> Lines:
     steps, loss = run.column("global_step"), run.column("train_loss")
-    # the interval of the checkpoints, or the multiple of it that is wide enough to see
-    interval = run.config.train.checkpoint_interval
-    interval *= -(-len(run) // (interval * MAX_INTERVALS))
+    interval = min(run.config.train.checkpoint_interval, -(-len(run) // FEWEST_INTERVALS))
+    interval *= -(-len(run) // (interval * MOST_INTERVALS))
     spans = recorded_run.by_interval(steps, loss, interval)
     return {
         "training, each step": drawing.faint_line(axes, steps, loss),

@@ -255,10 +255,10 @@ def test_intervals_end_with_their_checkpoint() -> None:
 
 
 def test_the_loss_chart_shows_band_and_mean(make_run: MakeRun) -> None:
-    run = RecordedRun.load(make_run("a", [step(n) for n in range(25)]))
+    run = RecordedRun.load(make_run("a", [step(n) for n in range(95)]))
     axes = loss_chart(run).axes[0]
-    losses = [3 + 1 / (n + 1) for n in range(25)]
-    parts = [losses[:1], losses[1:11], losses[11:21], losses[21:]]
+    losses = [3 + 1 / (n + 1) for n in range(95)]
+    parts = [losses[:1], *(losses[first : first + 10] for first in range(1, 95, 10))]
     (band,) = axes.patches
     values, _, baseline = band.get_data()  # type: ignore[attr-defined]
     assert values.tolist() == [max(part) for part in parts]
@@ -312,6 +312,10 @@ CURVES: dict[str, Callable[[RecordedRun], Figure]] = {
 }
 
 
+def legend_of(figure: Figure) -> list[str]:
+    return [text.get_text().strip() for text in figure.legends[0].get_texts()]
+
+
 @pytest.fixture
 def long_run(make_run: MakeRun) -> Path:
     """A run with every mark at every step."""
@@ -331,6 +335,17 @@ def test_charts_of_many_steps_draw_few_points_and_every_extreme(long_run: Path) 
         assert all(extreme in drawn[0] for extreme in extremes)
     compared = comparison_charts.learning_rates([run]).axes[0].get_lines()[0]
     assert len(np.asarray(compared.get_xdata())) <= 2 * PIXELS
+
+
+@pytest.mark.parametrize(
+    ("steps", "interval", "drawn"),
+    [(95, 10, 10), (95, 1_000_000, 10), (95, 50, 10), (4, 100, 1), (2000, 1, 4)],
+)
+def test_the_loss_is_drawn_in_intervals_that_can_be_seen(
+    steps: int, interval: int, drawn: int, make_run: MakeRun
+) -> None:
+    folder = make_run("a", [step(n) for n in range(steps)], checkpoint_interval=interval)
+    assert f"training, mean of {drawn:,} steps" in legend_of(loss_chart(RecordedRun.load(folder)))
 
 
 def test_a_run_of_many_steps_takes_little_memory(make_run: MakeRun) -> None:
@@ -368,7 +383,7 @@ def test_spikes_are_marked(make_run: MakeRun) -> None:
     ]
     figure = loss_chart(RecordedRun.load(make_run("a", steps)))
     assert marks(list(figure.axes[0].get_lines()), "x") == [(n, 300.0 + n) for n in spikes]
-    legend = [text.get_text().strip() for text in figure.legends[0].get_texts()]
+    legend = legend_of(figure)
     assert "loss spikes (3 steps, 2 skipped)" in legend
 
 
@@ -383,8 +398,8 @@ def test_clipped_and_dropped_steps_are_marked(make_run: MakeRun) -> None:
     assert marks(lines, "v") == [(4, 7.0)]
     assert [x for x, _ in marks(lines, "|")] == [9]
     assert any(set(np.asarray(line.get_ydata()).tolist()) == {1.0} for line in lines)
-    legend = {text.get_text().strip() for text in figure.legends[0].get_texts()}
-    assert {"clipping at 1", "clipped (1 of 30 steps)"} < legend
+    legend = legend_of(figure)
+    assert {"clipping at 1", "clipped (1 of 30 steps)"} < set(legend)
 
 
 def test_many_clipped_steps_are_drawn_as_their_share(make_run: MakeRun) -> None:
@@ -395,7 +410,7 @@ def test_many_clipped_steps_are_drawn_as_their_share(make_run: MakeRun) -> None:
     (line,) = shares.get_lines()
     x, y = np.asarray(line.get_xdata()), np.asarray(line.get_ydata())
     assert (y == (x > 299)).all()
-    legend = {text.get_text().strip() for text in figure.legends[0].get_texts()}
+    legend = legend_of(figure)
     assert "clipped (300 of 600 steps)" in legend
 
 
@@ -405,7 +420,7 @@ def test_resumes_are_marked_in_every_chart(make_run: MakeRun) -> None:
     for draw in (run_charts.TRAINING_CHARTS | step_charts.STEP_CHARTS).values():
         figure = draw(run)
         assert [x for x, _ in marks(list(figure.axes[0].get_lines()), "|")] == [7, 23]
-        legend = [text.get_text().strip() for text in figure.legends[0].get_texts()]
+        legend = legend_of(figure)
         assert "resumed (2 times)" in legend
 
 
@@ -450,9 +465,7 @@ def test_ten_runs_are_distinguishable_without_colour(make_run: MakeRun, tmp_path
     lines = figure.axes[0].get_lines()
     assert len({(line.get_linestyle(), line.get_marker()) for line in lines}) == 10
     assert len({(line.get_linestyle(), line.get_color()) for line in lines}) == 10
-    assert [text.get_text().strip() for text in figure.legends[0].get_texts()] == [
-        f"r{i}" for i in range(10)
-    ]
+    assert legend_of(figure) == [f"r{i}" for i in range(10)]
 
 
 @pytest.mark.filterwarnings("error")
