@@ -1,5 +1,5 @@
-"""The charts of one run. To add one, write a function and list it in `TRAINING_CHARTS` here, in
-`POLICY_CHARTS`, or for every kind of run in `STEP_CHARTS` of `step_charts.py`."""
+"""Charts of one run. To add one, write a function and list it in `TRAINING_CHARTS` here or in
+`POLICY_CHARTS`; for every kind of run, in `STEP_CHARTS` of `step_charts.py`."""
 
 import itertools
 from collections.abc import Callable

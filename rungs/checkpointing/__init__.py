@@ -12,5 +12,4 @@
     published          the files that a model was published with besides its weights
     weights_file       model.safetensors, in one file or in shards, written tensor by tensor
 
-Imports `common`, `config`, `data`, `run`, `parallel`, `model`, `optim` and `step`.
-"""
+Imports `common`, `config`, `data`, `run`, `parallel`, `model`, `optim` and `step`."""

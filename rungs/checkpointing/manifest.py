@@ -6,8 +6,7 @@ last: a folder without it is not a checkpoint.
   tokenizer.json      if the dataset has one
   published/          files that an imported model was published with besides its weights
   optimizer/          optimizer state, written by Orbax
-  meta.json           step, losses, configs, dataset checksums, versions, checksums of all files
-"""
+  meta.json           step, losses, configs, dataset checksums, versions, checksums of all files"""
 
 import dataclasses
 import functools

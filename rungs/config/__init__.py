@@ -12,5 +12,4 @@
     run_config    reads the two files of a run, checks them, also against each other, compares them
     reference     generates the JSON schemas and docs/configuration.md
 
-Defaults are defined here and nowhere else. Imports only `common`.
-"""
+Defaults are defined here and nowhere else. Imports only `common`."""

@@ -28,5 +28,4 @@ Make batches:
     sequences   text, pairs and chats as sequences; mixtures of datasets
     provenance  what a checkpoint records about its data
 
-Imports `common`, `config` and `tasks`.
-"""
+Imports `common`, `config` and `tasks`."""

@@ -4,8 +4,7 @@ datasets/python-stdlib/
   train.safetensors        tokens; see `token_file.py`
   validation.safetensors   the same; optional
   tokenizer.json           the tokenizer that made the tokens; optional
-  dataset.json             written by Rungs: source, counts, checksums
-"""
+  dataset.json             written by Rungs: source, counts, checksums"""
 
 import contextlib
 import hashlib

@@ -3,8 +3,7 @@
 The batch of step N depends only on the config and N. A step takes A·B sequences: in the order of
 the file or the mixture, or shuffled within each epoch.
 
-Axes: A microbatches of a step, B sequences of a microbatch, S tokens of a sequence.
-"""
+Axes: A microbatches of a step, B sequences of a microbatch, S tokens of a sequence."""
 
 import functools
 from collections.abc import Iterator

@@ -2,8 +2,7 @@
 
 Two texts overlap if they share 13 words in a row, in lower case and without punctuation (GPT-3,
 arXiv 2005.14165, appendix C). Words are compared by 64-bit hashes. Memory is bounded: of very many
-texts only the first are examined, and duplicates are counted in a sample chosen by a hash.
-"""
+texts only the first are examined, and duplicates are counted in a sample chosen by a hash."""
 
 import functools
 import hashlib

@@ -2,8 +2,7 @@
 
 A pair's tokens are those of its prompt (with the tokenizer's begin-of-text token, if any), those of
 its answer, and end of text. Both are tokenized separately and nothing is added between them, not
-even the space that SentencePiece adds before a text: a separator must be part of one of them.
-"""
+even the space that SentencePiece adds before a text: a separator must be part of one of them."""
 
 import itertools
 from collections.abc import Iterator

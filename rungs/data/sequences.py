@@ -1,8 +1,7 @@
 """Slice a dataset into sequences: text into windows of tokens, pairs and chats by document; and
 mix datasets by weight.
 
-Axes: B sequences, S tokens of a sequence, C documents.
-"""
+Axes: B sequences, S tokens of a sequence, C documents."""
 
 import functools
 from collections.abc import Sequence

@@ -6,8 +6,7 @@ of each answer. A file of chats has a row of it for each assistant turn, and a t
 `chat_ends` that counts the rows up to each chat's end. The metadata has `texts` if special tokens
 begin them.
 
-Axes: P answers, 2 for the answer's start and end, C documents: pairs or chats.
-"""
+Axes: P answers, 2 for the answer's start and end, C documents: pairs or chats."""
 
 import json
 import math

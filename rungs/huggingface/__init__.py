@@ -12,5 +12,4 @@
     transformers_forward  the program that computes hidden states with transformers
 
 Imports `common`, `config`, `data`, `run`, `model`, `parallel`, `step`, `checkpointing` and
-`linen`.
-"""
+`linen`."""

@@ -3,8 +3,7 @@
 
 An adapter adds scale · B·A to the weight of a module: A is (rank, inputs), B (outputs, rank), and
 the scale is alpha ÷ rank. If a module holds several of our projections side by side, as GPT-2's
-`c_attn` does, its A has the rows of all of them, and its B one block of each.
-"""
+`c_attn` does, its A has the rows of all of them, and its B one block of each."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -5,5 +5,4 @@
     bridge      `LinenGPT`, our `GPT` as a Linen module, and `GPTAroundLinen`, Linen blocks in ours
 
 To add a layout, add its function to `LAYOUTS` in `checkpoint.py` and its family to `LinenFamily`.
-Imports `common`, `config`, `parallel`, `model` and `checkpointing`.
-"""
+Imports `common`, `config`, `parallel`, `model` and `checkpointing`."""

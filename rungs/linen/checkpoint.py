@@ -2,8 +2,7 @@
 msgpack file is what `flax.serialization.to_bytes` writes; transformers calls it
 `flax_model.msgpack`, or splits it into shards with an index. An Orbax checkpoint is a folder.
 
-Axes: D width, N heads, H head size, F feed-forward width.
-"""
+Axes: D width, N heads, H head size, F feed-forward width."""
 
 import re
 from collections import defaultdict

@@ -7,5 +7,4 @@
 A mirror has the files of the run folder under the same names, without `aside/` and locks. The
 `meta.json` of a checkpoint is uploaded last. So, as on disk, a checkpoint that has one is complete.
 
-Imports `common`, `run` and `checkpointing`.
-"""
+Imports `common`, `run` and `checkpointing`."""

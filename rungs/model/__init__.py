@@ -19,5 +19,4 @@
 
 A new architecture option starts with a key in `config/model_config.py`.
 
-Imports `common`, `config` and `parallel`.
-"""
+Imports `common`, `config` and `parallel`."""

@@ -3,8 +3,7 @@
 Prompts of unequal length are padded on the left, so that the last tokens of all rows are in the
 same slot; a row's positions count from its first token.
 
-Axes as in `gpt.py`; S is the slots of the padded prompts, T all slots.
-"""
+Axes as in `gpt.py`; S is the slots of the padded prompts, T all slots."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple

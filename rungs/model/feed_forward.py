@@ -1,7 +1,6 @@
 """The feed-forward part of a block: one network for all tokens, or a mixture of experts.
 
-Axes as in `gpt.py`.
-"""
+Axes as in `gpt.py`."""
 
 import functools
 from collections.abc import Callable

@@ -3,8 +3,7 @@
 Prompts are padded to a bucket length, and the number of slots is rounded up. Each such shape
 compiles one prefill and one decoding loop, which runs any number of steps.
 
-Axes as in `gpt.py`; S is the slots of the padded prompts.
-"""
+Axes as in `gpt.py`; S is the slots of the padded prompts."""
 
 import dataclasses
 import functools

@@ -2,8 +2,7 @@
 
 Arrays are named with their axes:
     B batch, S sequence, T attended positions, D emb_dim, N query heads, K key/value heads,
-    H head_dim, F ffn_dim, E experts, V vocabulary, L layers, M tokens of all sequences (B · S).
-"""
+    H head_dim, F ffn_dim, E experts, V vocabulary, L layers, M tokens of all sequences (B · S)."""
 
 import functools
 import math

@@ -10,8 +10,7 @@ rematerialization. So there, if there is memory for that, unrolled layers recomp
 GPU unrolled layers with remat "full" would need more memory than a loop.
 
 Layers whose weights are gathered stay in a loop: without one, all layers' weights would be gathered
-at once. docs/performance.md says what all of this brings.
-"""
+at once. docs/performance.md says what all of this brings."""
 
 from typing import Any, NamedTuple
 

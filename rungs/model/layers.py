@@ -4,8 +4,7 @@ Each parameter is an `nnx.Param` with two pieces of metadata that the optimizer 
 `axes`, the names of its axes (without the leading axis of stacked layers), and `inputs`, the number
 of those axes that a matmul sums over (0 for biases and norms).
 
-Axes as in `gpt.py`.
-"""
+Axes as in `gpt.py`."""
 
 import functools
 import math

@@ -14,8 +14,7 @@ it is not x has that distribution. With the same keys the text even equals plain
 rounding, which depends on how many tokens a pass has.
 
 Axes as in `decoding.py`; here S is the tokens of a pass, a row's last one and its draft. P is the
-tokens of a draft, G of an n-gram.
-"""
+tokens of a draft, G of an n-gram."""
 
 import functools
 

@@ -10,8 +10,7 @@ queries and keys. A new kind is a name in `ModelConfig.positions` and a case in 
 model check (`smoke_tests/model_check/checks.py`) also asks for the kind, and a kind with
 parameters of its own is counted in `planning/flops.py`.
 
-Axes as in `gpt.py`, and R for the H ÷ 2 pairs of elements of a head.
-"""
+Axes as in `gpt.py`, and R for the H ÷ 2 pairs of elements of a head."""
 
 import functools
 import math

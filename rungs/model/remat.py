@@ -7,8 +7,7 @@
 
 This is the only place that interprets the setting. A layer marks what "dots" keeps with
 `save_for_backward`, and `checkpoint_layer` applies the setting to a layer. Forecasts of memory,
-FLOPs and traffic ask `RECOMPUTED`.
-"""
+FLOPs and traffic ask `RECOMPUTED`."""
 
 import functools
 from collections.abc import Callable

@@ -4,8 +4,7 @@ The caller fixes the shapes, so that no step compiles anything anew; each shape 
 program. The rows are split over the data axis of the mesh. Each device has all weights, and decodes
 its rows until all of them have stopped; the devices don't communicate before they are done.
 
-Axes as in `decoding.py`, and K for the numbers that a row's random key is made of.
-"""
+Axes as in `decoding.py`, and K for the numbers that a row's random key is made of."""
 
 import functools
 import itertools

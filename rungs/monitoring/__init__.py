@@ -5,5 +5,4 @@
     webhook     the program that sends an event to a webhook
     supervisor  `--supervise`: training in a process of its own, started again after a crash
 
-Imports `common` and `run`.
-"""
+Imports `common` and `run`."""

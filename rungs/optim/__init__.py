@@ -10,5 +10,4 @@ To add an optimizer, write its function in `optimizers.py` with `keeping_state`,
 `BUILT_IN` there and to `BUILT_IN_OPTIMIZERS` in `config/optimization_config.py`; or declare it in a
 package of your own as an entry point of the group `rungs.optimizers`. To add a schedule, add its
 name to `Schedule` in `config/optimization_config.py` and a case in `schedule.py`.
-Imports `common`, `config`, `parallel` and `model`.
-"""
+Imports `common`, `config`, `parallel` and `model`."""

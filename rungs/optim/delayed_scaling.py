@@ -1,7 +1,6 @@
 """The scales of matmuls in FP8, from one step to the next; see `model/kernels/float8.py`.
 
-Axes: P the linear layers of a block, L layers, R as there, T the last steps, the latest first.
-"""
+Axes: P the linear layers of a block, L layers, R as there, T the last steps, the latest first."""
 
 import jax.numpy as jnp
 from flax import nnx

@@ -26,5 +26,4 @@ In `assets/`, the scripts share one scope and run in the order of `document.SCRI
 The page loads nothing: its content security policy allows its own script and style, by hash, and
 with `--watch` requests to its server.
 
-Imports `common`, `config`, `planning` and `run`.
-"""
+Imports `common`, `config`, `planning` and `run`."""

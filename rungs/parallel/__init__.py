@@ -18,5 +18,4 @@ To add a sharding mode, add its name to `Mode` and the mesh it needs to `mesh_ax
 `MESH_AXES` in `sharding.py`; `planning/memory.py` and `planning/communication.py` plan with these.
 Pipeline parallelism, which isn't there, would start at `run_blocks` in `rungs/model/blocks.py`: it
 runs the layers, which are stacked along one axis of each weight, as a scan that stages would split.
-Imports `common` and `config`.
-"""
+Imports `common` and `config`."""

@@ -8,8 +8,7 @@ NCCL's buffers are outside of its share. NVIDIA recommends 0.8 or 0.9
 H100 and 2.5 GB of a card with 24 GiB.
 
 `XLA_FLAGS` in the environment overrides any flag. docs/performance.md says what they bring. Loads
-without JAX.
-"""
+without JAX."""
 
 import importlib.metadata
 import importlib.util

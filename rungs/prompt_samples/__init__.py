@@ -4,5 +4,4 @@
 
 The texts are in `samples.jsonl`; `rungs/run/records.py` describes and reads them.
 
-Imports `common`, `config`, `data`, `run`, `parallel`, `model` and `checkpointing`.
-"""
+Imports `common`, `config`, `data`, `run`, `parallel`, `model` and `checkpointing`."""

@@ -13,5 +13,4 @@
 Tasks and verifiers are in `rungs/tasks`, start and loop in `rungs/training`, the sampler in
 `rungs/model/rollouts.py`.
 
-Imports the packages listed before it in `rungs/__init__.py`, except `huggingface` and `scaling`.
-"""
+Imports the packages listed before it in `rungs/__init__.py`, except `huggingface` and `scaling`."""

@@ -1,7 +1,6 @@
 """Reinforcement learning as a kind of run: sample, verify, update, validate.
 
-`rungs/training/start.py` starts it and `rungs/training/trainer.py` is its loop.
-"""
+`rungs/training/start.py` starts it and `rungs/training/trainer.py` is its loop."""
 
 import dataclasses
 import functools

@@ -8,8 +8,7 @@ A is the completion's advantage; ρ = π ÷ π_old; c = min(π_old ÷ π_sampler
 max_sampler_ratio is set, else 1. As ∇(A · ρ) = A · ρ · ∇log π, this has the gradients of GRPO's
 clipped objective (Shao et al. 2024, arXiv 2402.03300, equation 3) and its kin.
 
-Axes: P prompts, G completions of each; N completions; B, S, V as in `rungs/model/gpt.py`.
-"""
+Axes: P prompts, G completions of each; N completions; B, S, V as in `rungs/model/gpt.py`."""
 
 import functools
 from collections.abc import Callable, Sequence

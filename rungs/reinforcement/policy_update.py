@@ -1,7 +1,6 @@
 """The updates of a step, from its completions.
 
-Axes: A microbatches, B sequences of one, S tokens; N for all completions of a step.
-"""
+Axes: A microbatches, B sequences of one, S tokens; N for all completions of a step."""
 
 import dataclasses
 import math

@@ -5,8 +5,7 @@ rollouts/
   validation-000123.jsonl   those of the validation after step 123
   validation-start.jsonl    those of the validation before step 0
 
-`samples.md` shows some of them: what a run says to a few held-out prompts, at each checkpoint.
-"""
+`samples.md` shows some of them: what a run says to a few held-out prompts, at each checkpoint."""
 
 import dataclasses
 import json

@@ -17,5 +17,4 @@ every kind of run, such as a norm per layer, is a field of `StepRecord`, which `
 
 To add an experiment tracker, see `rungs/tracking/__init__.py`.
 
-Imports `common` and `config`.
-"""
+Imports `common` and `config`."""

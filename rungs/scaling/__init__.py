@@ -6,5 +6,4 @@
     coordinate_check     do activations keep their size as width grows; `mup.py check`
     learning_rate_sweep  runs at several learning rates and the best one; `mup.py sweep`
 
-Imports the packages below `training`.
-"""
+Imports the packages below `training`."""

@@ -5,5 +5,4 @@
     parallel_check/   does every sharding mode train like one device
     resume_check/     does a run that is killed and resumed end like one that is not
 
-Imports the packages below `charts` and `page`.
-"""
+Imports the packages below `charts` and `page`."""

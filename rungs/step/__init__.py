@@ -11,5 +11,4 @@
     state       create model and optimizer on the mesh, or describe them without arrays
     nonfinite   find NaN and infinity, and name the array
 
-Imports `common`, `config`, `data`, `parallel`, `model` and `optim`.
-"""
+Imports `common`, `config`, `data`, `parallel`, `model` and `optim`."""

@@ -2,8 +2,7 @@
 
 Inside `jax.shard_map`, each device computes gradients of its part of the batch with its part of the
 weights; `parallel/collectives.py` has the communication between devices.
-Axes as in `model/gpt.py`, and A for the microbatches of one step.
-"""
+Axes as in `model/gpt.py`, and A for the microbatches of one step."""
 
 import functools
 from collections.abc import Callable

@@ -3,8 +3,7 @@
 An objective is a class with two methods, see `Objective`; `next_token.py` is the shortest. What it
 need not know is wrapped around it in `gradients.py`: microbatches, microbatches that are not
 finite, the loss scale, and the mesh.
-Axes as in `model/gpt.py`, and A for the microbatches of a step.
-"""
+Axes as in `model/gpt.py`, and A for the microbatches of a step."""
 
 from typing import Any, NamedTuple, Protocol
 

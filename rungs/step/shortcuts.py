@@ -1,8 +1,7 @@
 """Leave out what a microbatch doesn't need: padding, and gradients if no token has a weight.
 
 A program has fixed shapes, so it contains the computation for each of a few lengths, with and
-without gradients; which one runs depends on the texts.
-"""
+without gradients; which one runs depends on the texts."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar

@@ -1,8 +1,7 @@
 """The compiled global step: gradients of an objective, then one update.
 
 The optimizer updates global arrays, and the compiler partitions that.
-Axes as in `model/gpt.py`, and A for the microbatches of one global step.
-"""
+Axes as in `model/gpt.py`, and A for the microbatches of one global step."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple

@@ -2,5 +2,4 @@
 
     grid   a run for each combination of values or each learning rate, and their results
 
-Imports every other package.
-"""
+Imports every other package."""

@@ -12,5 +12,4 @@ verifiers that reward completions.
 To add a built-in task, write a file with `draw`, `worked`, `short` and `ALPHABET`, put it into
 `BUILT_IN` of `opening`, and its settings into `rungs/config/task_config.py`.
 
-Imports `common` and `config`. Nothing here imports JAX.
-"""
+Imports `common` and `config`. Nothing here imports JAX."""

@@ -3,8 +3,7 @@
 Both splits draw candidates: numbered items, a pure function of a number. They use different numbers
 and, as different numbers can give the same prompt, a rule that says which split a prompt may be in.
 For built-in tasks it is a hash of the prompt, whatever seed and settings: a prompt that is held out
-from one run is held out from all of them.
-"""
+from one run is held out from all of them."""
 
 import random
 from collections.abc import Callable, Sequence

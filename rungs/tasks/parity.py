@@ -1,8 +1,7 @@
 """The task `parity`: is the number of ones in the prompt odd?
 
 Learned from scratch in "How reinforcement learning after next-token prediction facilitates
-learning" (arXiv 2510.11495), where worked answers grow in share and length.
-"""
+learning" (arXiv 2510.11495), where worked answers grow in share and length."""
 
 import itertools
 from operator import xor

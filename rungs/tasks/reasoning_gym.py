@@ -2,8 +2,7 @@
 
 Its items are a pure function of a seed and an index, mostly of their sum, so training and
 validation use seeds far apart. As small tasks repeat their prompts, training also leaves out those
-of the held-out items. A hash would leave out nine of ten, and some tasks take long to make one.
-"""
+of the held-out items. A hash would leave out nine of ten, and some tasks take long to make one."""
 
 import dataclasses
 import functools

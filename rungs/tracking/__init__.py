@@ -14,5 +14,4 @@ To add a tracker, write a function that takes a `TrackedRun` and returns a `Trac
 `BUILT_IN` in `tracker`, or declare it in a package of your own as an entry point in the group
 `rungs.trackers`.
 
-Imports `common`, `config` and `run`.
-"""
+Imports `common`, `config` and `run`."""

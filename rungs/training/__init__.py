@@ -18,5 +18,4 @@
 What should follow each step or checkpoint without delaying it is called in `background`; what the
 loop waits for is a hook, `Trainer.add_hook`. Another kind of run is `rungs/reinforcement`.
 
-Imports the packages listed before it in `rungs/__init__.py`, except `huggingface` and `scaling`.
-"""
+Imports the packages listed before it in `rungs/__init__.py`, except `huggingface` and `scaling`."""

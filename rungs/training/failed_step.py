@@ -6,8 +6,7 @@ failed-steps/step-000123/
   checkpoint/         the newest checkpoint before the step, hard-linked to the files in
                       checkpoints/ if possible; missing if the step came before any checkpoint
 
-Earlier versions called the folder `capsules/` and the file `capsule.json`; both are still read.
-"""
+Earlier versions called the folder `capsules/` and the file `capsule.json`; both are still read."""
 
 import itertools
 import logging

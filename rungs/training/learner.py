@@ -2,8 +2,7 @@
 
 `start.launch` and `trainer.Trainer` are the same for all. A kind of run has two classes: `Inputs`,
 opened and checked before anything changes on disk, and the `Learner` that they make.
-Next-token training is `next_token.py`, reinforcement learning `rungs/reinforcement/learner.py`.
-"""
+Next-token training is `next_token.py`, reinforcement learning `rungs/reinforcement/learner.py`."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence

@@ -1,8 +1,7 @@
 """Next-token training: datasets, batches, validation loss, benchmarks, loss spikes.
 
 A new objective on the same data is a file with an `Objective`, see `rungs/step/objective.py`;
-`next_token` takes it.
-"""
+`next_token` takes it."""
 
 import dataclasses
 import functools

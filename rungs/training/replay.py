@@ -2,8 +2,7 @@
 
 Training repeats the steps from the checkpoint up to the failed one. Then each dropped microbatch
 goes through the model module by module, forward and backward, and each tensor is printed.
-Axes are named as in `rungs/model/gpt.py`; A counts microbatches.
-"""
+Axes are named as in `rungs/model/gpt.py`; A counts microbatches."""
 
 import functools
 from collections.abc import Callable, Iterator

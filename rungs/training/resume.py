@@ -1,8 +1,7 @@
 """Resuming: which checkpoint a start resumes from, which config changes are refused, and what
 `--fresh` and `--from` move to `aside/`.
 
-Only `move_aside` changes the disk. It moves and copies, but never deletes a checkpoint.
-"""
+Only `move_aside` changes the disk. It moves and copies, but never deletes a checkpoint."""
 
 import fnmatch
 import json

@@ -2,8 +2,7 @@
 
 The speed of the first steps tells how many fit. If it changes, the number is corrected, at most
 once after each of `_DECIDED_AT`. `length.jsonl` records each number, with the first step whose
-learning rate follows it, so that a resumed run takes the same steps; it corrects nothing.
-"""
+learning rate follows it, so that a resumed run takes the same steps; it corrects nothing."""
 
 import logging
 import time

@@ -1,7 +1,6 @@
 """The training loop of every run: steps, validation, metrics and checkpoints.
 
-What a step does is up to the `Learner`.
-"""
+What a step does is up to the `Learner`."""
 
 import dataclasses
 import itertools

@@ -1,8 +1,7 @@
 """A chat template: Jinja that renders messages as the text that a model was trained on.
 
 It runs in a process of its own, with the names and filters that transformers offers it:
-https://huggingface.co/docs/transformers/chat_templating_writing
-"""
+https://huggingface.co/docs/transformers/chat_templating_writing"""
 
 import atexit
 import functools

@@ -4,8 +4,7 @@
 {"conversations": [{"from": "human", "value": "…"}, {"from": "gpt", "value": "…"}]}
 
 Templates are given `tools`, `documents` and `chat_template_kwargs` of a line, and all keys of a
-message. Keys for kinds of training that aren't supported are refused, other keys are not used.
-"""
+message. Keys for kinds of training that aren't supported are refused, other keys are not used."""
 
 from typing import Any, NamedTuple
 

@@ -3,8 +3,7 @@ come with models from the hub, so they can't be trusted to end.
 
 Each line that it reads is a list of JSON: the template, the mark to put before and after the text
 of each {% generation %} … {% endgeneration %}, and the variables to render it with, null to only
-compile it. The answer is an object with a `text`, or with an `error` in one line.
-"""
+compile it. The answer is an object with a `text`, or with an `error` in one line."""
 
 import contextlib
 import datetime

@@ -1,7 +1,6 @@
 """Gemma 1, 2 and 3.
 
-Meanings and defaults are those of transformers 5.23, `models/<model_type>`.
-"""
+Meanings and defaults are those of transformers 5.23, `models/<model_type>`."""
 
 from rungs.huggingface.config_keys.attention_keys import LayerTypes, Rope, TwoRopes
 from rungs.huggingface.config_keys.keys import Choice, Key, Only, SameValue, Unused

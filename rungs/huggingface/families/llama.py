@@ -1,7 +1,6 @@
 """Llama, and the families built like it: Mistral, Mixtral, Qwen 2 and Qwen 3.
 
-Meanings and defaults are those of transformers 5.23, `models/<model_type>`.
-"""
+Meanings and defaults are those of transformers 5.23, `models/<model_type>`."""
 
 from rungs.huggingface.config_keys.attention_keys import Rope, UpperWindows
 from rungs.huggingface.config_keys.keys import Choice, Flag, Key, SameValue

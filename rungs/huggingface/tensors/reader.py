@@ -4,8 +4,7 @@ PyTorch's `.bin` files are read without PyTorch: a zip archive of `data.pkl`, wh
 tensors, and `data/<key>`, the content of each storage
 (https://docs.pytorch.org/docs/stable/notes/serialization.html, since 1.6). The pickle is not run:
 `pickletools.genops` splits it into opcodes, and those that PyTorch writes for named tensors are
-followed on a stack of plain values. Any other opcode is an error.
-"""
+followed on a stack of plain values. Any other opcode is an error."""
 
 import math
 import pickletools

@@ -1,8 +1,7 @@
 """Rules that say which tensor of a Hugging Face model holds which Rungs parameters.
 
 Rungs stacks parameters: a leading axis L for the layers, then E for the experts, if any. Hugging
-Face models have one tensor per layer and expert; `{layer}` and `{expert}` stand for the numbers.
-"""
+Face models have one tensor per layer and expert; `{layer}` and `{expert}` stand for the numbers."""
 
 import itertools
 import math

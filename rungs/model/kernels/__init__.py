@@ -9,5 +9,4 @@ matmul               matmul with weights, with gradients in the compute dtype
 norms                layer norm and RMS norm, with their own derivative on GPUs
 splash_attention     causal attention by JAX's Pallas kernels, on TPUs
 stored_matrix        matrices in the forms in which generation multiplies them: 16 bits, int8
-triton_attention     causal attention by our own Pallas kernels, on NVIDIA GPUs
-"""
+triton_attention     causal attention by our own Pallas kernels, on NVIDIA GPUs"""

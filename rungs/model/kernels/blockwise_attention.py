@@ -7,8 +7,7 @@ other devices always recompute them. The plain form is `attention.plain_attentio
 
 Axes as in `gpt.py`, and
     X key heads of all sequences (B · K), G query heads per key head,
-    Q queries of a block times the heads that share a key head (G · the block's length).
-"""
+    Q queries of a block times the heads that share a key head (G · the block's length)."""
 
 import dataclasses
 import functools

@@ -5,8 +5,7 @@ forward pass, while a chunk's logits exist: the loss is a sum, so the backward p
 by one factor (as in Hsu et al. 2024, "Liger Kernel", section 3.2). The plain form is
 `target_losses` of all logits.
 
-Axes as in `gpt.py`.
-"""
+Axes as in `gpt.py`."""
 
 import functools
 import math

@@ -8,8 +8,7 @@ an 8-bit number and its scale is exact in bfloat16: what is written here as a ma
 products is, on a CPU, an emulation with the same rounding; on a GPU XLA makes it a matmul of the
 8-bit numbers themselves, cuBLASLt's, to which it hands the scales.
 
-Axes: M rows, I inputs, O outputs; R the three tensors of a matmul, L layers.
-"""
+Axes: M rows, I inputs, O outputs; R the three tensors of a matmul, L layers."""
 
 import functools
 from typing import NamedTuple

@@ -5,8 +5,7 @@ the other groups' rows are zeroed: as much work and memory as if every row had e
 Pallas kernels here multiply each row with its own matrix only.
 
 Axes: M rows, E groups, I inputs, O outputs, T tiles of rows. A tile is the rows of one group that a
-program computes.
-"""
+program computes."""
 
 import functools
 from collections.abc import Callable

@@ -5,8 +5,7 @@ If the compute dtype is narrower than float32, the derivative receives a float32
 multiplies in float32. And XLA's CPU compiler calls its fast library only if the sum is over the
 last axis of the left operand, as it lies in memory. For the gradient of a weight it is not.
 
-Axes: M rows, I inputs, O outputs.
-"""
+Axes: M rows, I inputs, O outputs."""
 
 import functools
 

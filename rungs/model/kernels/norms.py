@@ -3,8 +3,7 @@ GPUs.
 
 From the derivative that JAX derives, XLA's GPU compiler writes a float32 array of the size of x
 that the gradients of x, scale and bias all read. Here each row's gradient takes one pass over x and
-y's gradient, and the sums over rows take another.
-"""
+y's gradient, and the sums over rows take another."""
 
 import functools
 from typing import Any, NamedTuple

@@ -1,8 +1,7 @@
 """Causal attention over full sequences by JAX's splash attention, on TPUs.
 
 Axes as in `gpt.py`. The kernels compute blocks of scores: those in which no query attends to a key
-are skipped, and key/value heads are read by all query heads that share them, never repeated.
-"""
+are skipped, and key/value heads are read by all query heads that share them, never repeated."""
 
 import functools
 import importlib.util

@@ -6,8 +6,7 @@ for every token. If that is only what a transposition says, its CPU compiler fir
 copy of the whole matrix, and also if there is a single row. It makes one of a whole table to look
 up 16-bit rows, so these are moved as integers.
 
-Axes as in `matmul.py`.
-"""
+Axes as in `matmul.py`."""
 
 import abc
 import dataclasses

@@ -14,8 +14,7 @@ documents, which `jax.nn.dot_product_attention` can't ask cuDNN for. JAX's own k
 
 Axes as in `gpt.py`, and
     Q queries of a tile, T keys of a tile, G query heads that share a key head.
-Scores are QT or, for the gradients of keys and values, TQ.
-"""
+Scores are QT or, for the gradients of keys and values, TQ."""
 
 import dataclasses
 import functools

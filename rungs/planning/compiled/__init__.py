@@ -6,5 +6,4 @@ collectives  bytes that devices send per step, and which of them while they comp
 roofline     the least time of a step, part by part; add a named scope here as well
 work         FLOPs of an instruction, and bytes that it moves
 report       a compiled step next to its estimate, and its roofline, as text and as JSON
-hlo          parser of the text of a compiled program; how often its loops run
-"""
+hlo          parser of the text of a compiled program; how often its loops run"""

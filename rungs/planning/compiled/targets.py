@@ -1,7 +1,6 @@
 """Devices that are not here, for the compilers of XLA that are: those of NVIDIA GPUs and of TPUs.
 
-To add a device, add it to `hardware.DEVICES` and here, to `_GPUS` or `_TPUS`.
-"""
+To add a device, add it to `hardware.DEVICES` and here, to `_GPUS` or `_TPUS`."""
 
 import contextlib
 import importlib.util

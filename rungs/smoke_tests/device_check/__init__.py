@@ -7,5 +7,4 @@ device; a CPU has no published figures to fall short of.
     step      the run's own step: time, memory, determinism, checkpoint
     peaks     speed of matmuls, memory and links
     kernels   each kernel next to its plain form
-    report    figures as a table and as JSON
-"""
+    report    figures as a table and as JSON"""

@@ -5,5 +5,4 @@ because sums are computed in another order.
 
     check          the cases that fit, and the training of one
     table          the table of all cases: how far each is from one device
-    policy_check   the first step of a run of reinforcement learning on several meshes
-"""
+    policy_check   the first step of a run of reinforcement learning on several meshes"""

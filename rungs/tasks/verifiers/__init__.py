@@ -9,5 +9,4 @@
     reasoning_gym_reward  the `reward` function of reasoning-gym's items
     checkup               check a verifier before training
 
-Imports `common`, `config` and the tasks. Nothing here imports JAX.
-"""
+Imports `common`, `config` and the tasks. Nothing here imports JAX."""

@@ -1,8 +1,7 @@
 """The built-in verifiers. Each is a function of an item and a completion, without state.
 
 In the built-in tasks a completion may show its work first: its answer is what follows its only `=`.
-Numbers are compared as text, so that no length of digits costs time.
-"""
+Numbers are compared as text, so that no length of digits costs time."""
 
 import re
 from collections import Counter

@@ -1,8 +1,7 @@
 """The `reward` function of reasoning-gym's items.
 
 Some of its scorers run `eval` on a completion, so it runs where a user's function would: its text
-is given to a `RewardProcess`.
-"""
+is given to a `RewardProcess`."""
 
 from typing import Any
 

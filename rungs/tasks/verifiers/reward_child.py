@@ -5,8 +5,7 @@ run. They are not a sandbox: code that means harm can get around them.
 Each line that it reads is one JSON value. The first has the code and the limits, and is answered
 with `{}`; each of the others is a call, answered with `{"value": …}`. Instead of these an answer
 can be `{"error": "one line"}` or `{"out_of_memory": true}`. The line of an answer begins with the
-`id` of its request; whatever else is written is no answer.
-"""
+`id` of its request; whatever else is written is no answer."""
 
 import contextlib
 import ctypes
