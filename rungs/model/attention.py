@@ -115,8 +115,7 @@ class Attention(nnx.Module):
         causal attention runs the fastest kernel for this device.
 
         Returns:
-            y_BSD, and the cache with the given tokens added.
-        """
+            y_BSD, and the cache with the given tokens added."""
         x_BSD = collectives.to_varying(x_BSD, TENSOR)
         query_BSNH = apply_norm(self.query_norm, self.query(x_BSD))
         key_BTKH = self._for_own_heads(apply_norm(self.key_norm, self.key(x_BSD)))
@@ -160,8 +159,7 @@ def from_tokens_to_heads(x_BSNH: Array) -> Array:
     section 3.1). With fewer key/value heads than devices along the context axis, several devices
     get the same head.
 
-    The devices along the context axis have different tokens everywhere but in attention.
-    """
+    The devices along the context axis have different tokens everywhere but in attention."""
     copies = max(collectives.axis_size(CONTEXT) // x_BSNH.shape[2], 1)
     repeated = x_BSNH if copies == 1 else jnp.repeat(x_BSNH, copies, axis=2)
     return collectives.all_to_all(repeated, CONTEXT, split=2, joined=1)
@@ -205,8 +203,7 @@ def plain_attention(
         dropout: applied to the attention weights, with a random key for each element of their
             leading axes.
         scale: None for 1 ÷ √H.
-        soft_cap: bound on the absolute value of scores; None for no bound.
-    """
+        soft_cap: bound on the absolute value of scores; None for no bound."""
     *_, heads, width = query.shape
     kv_heads = key.shape[-2]
     grouped = query.reshape(*query.shape[:-2], kv_heads, heads // kv_heads, width)
@@ -243,8 +240,7 @@ def sequence_contexts(
     `length` tokens.
 
     Args:
-        starts_BS: as for `GPT.forward`.
-    """
+        starts_BS: as for `GPT.forward`."""
     positions = own_positions(length, starts_BS)
     starts_BT = None if starts_BS is None else collectives.all_gather(starts_BS, CONTEXT, joined=1)
     return {
@@ -264,8 +260,7 @@ def cache_contexts(
         first_slot: the slot of the first token, for all rows or for each.
         slots: the size of the cache.
         padding_B: the number of padding slots at the start of each row; the token after them has
-            position 0.
-    """
+            position 0."""
     query_BS = jnp.atleast_1d(first_slot)[:, None] + jnp.arange(length)
     key_T = jnp.arange(slots)
     positions_BS = jnp.maximum(query_BS - padding_B[:, None], 0)

@@ -120,8 +120,7 @@ def run_blocks(
         values: those of all layers that have one, stacked.
 
     Returns:
-        x_BSD; each block's x_BSD if `keep_hidden_states`; the routing of all layers.
-    """
+        x_BSD; each block's x_BSD if `keep_hidden_states`; the routing of all layers."""
     if blocks is None:
         return x_BSD, [], None
     graph, stacked = nnx.split(blocks)

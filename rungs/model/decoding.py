@@ -79,8 +79,7 @@ class Decoder:
         weight_format: "int8" quantizes the matrices.
 
     Raises:
-        ValueError: the model can't be quantized.
-    """
+        ValueError: the model can't be quantized."""
 
     def __init__(
         self, model: GPT, compute_dtype: jnp.dtype, weight_format: WeightFormat = "dtype"
@@ -97,8 +96,7 @@ class Decoder:
         """Return a model's weights with unstacked layers, in the decoder's format.
 
         Args:
-            states: as from `states_of`.
-        """
+            states: as from `states_of`."""
         outer_state, stacked = states
         # first what is largest, while the rest takes no memory yet
         outer = convert_all(outer_state, self._convert)
@@ -207,8 +205,7 @@ class Decoder:
 
         Args:
             first_slot: of the tokens, for all rows; None if they are the prompts, padded, of which
-                the caches have nothing yet.
-        """
+                the caches have nothing yet."""
         outer, x_BSD, caches = self._run_blocks(weights, state, tokens_BS, first_slot)
         return outer.unembed(x_BSD[:, -1:])[:, 0], caches
 

@@ -77,8 +77,7 @@ class MixtureOfExperts(nnx.Module):
     Experts have no capacity limit, and no token is dropped. Where the target device has a grouped
     matmul, tokens are sorted by expert, and each group is multiplied by its expert's weights,
     whatever its size. Elsewhere each token goes through all experts, most with weight 0: a few
-    large matmuls cost less than what XLA makes of groups.
-    """
+    large matmuls cost less than what XLA makes of groups."""
 
     def __init__(self, config: ModelConfig, key: Array) -> None:
         router_key, up_key, down_key, gate_key = jax.random.split(key, 4)
@@ -152,8 +151,7 @@ class MixtureOfExperts(nnx.Module):
 class ExpertLinear(nnx.Module):
     """A `Linear` for each expert; the parameters have a leading axis E.
 
-    If its input axes are split over devices, each device returns its partial sum, in float32.
-    """
+    If its input axes are split over devices, each device returns its partial sum, in float32."""
 
     def __init__(
         self, experts: Axes, inputs: Axes, outputs: Axes, init: Initializer, key: Array, bias: bool
@@ -171,8 +169,7 @@ class ExpertLinear(nnx.Module):
 
         Args:
             expert: the expert of each row.
-            counts_E: the number of rows per expert.
-        """
+            counts_E: the number of rows per expert."""
         y = grouped_matmul(x, self.kernel[...], counts_E)
         if self.bias is not None:
             y = y + self._own_bias()[expert]

@@ -54,8 +54,7 @@ class Generator:
             results less accurate (docs/performance.md).
 
     Raises:
-        ValueError: the model can't be quantized.
-    """
+        ValueError: the model can't be quantized."""
 
     def __init__(
         self,
@@ -96,8 +95,7 @@ class Generator:
             ValueError: a prompt is empty, or has a token id that the model doesn't have; the
                 lookahead is out of range.
             UserError: a sampling setting is out of range.
-            RunFailure: the model's logits are NaN.
-        """
+            RunFailure: the model's logits are NaN."""
         result: Texts = [[] for _ in prompts]
         for chunk in self.stream(prompts, request, chunk_size=request.new_tokens):
             for row, new_tokens in zip(result, chunk, strict=True):
@@ -111,8 +109,7 @@ class Generator:
         `chunk_size` at a time, with lookahead at least so many; none for texts that have stopped.
 
         The model attends to at most `context_length` tokens. A text that outgrows them is prefilled
-        again with its last half context.
-        """
+        again with its last half context."""
         self._decoder.check(prompts)
         request.sampling.check()
         if not 0 <= request.lookahead < self.context_length:
@@ -154,8 +151,7 @@ class Generator:
 
         Raises:
             ValueError: a text is too short or too long, or has a token id that the model doesn't
-                have.
-        """
+                have."""
         self._decoder.check(texts)
         lengths = [len(text) for text in texts]
         if min(lengths) <= decoded or max(lengths) > self.context_length:
@@ -191,8 +187,7 @@ class Generator:
         """Generate `count` tokens for each text, or fewer if all stop, after one prefill.
 
         Yields:
-            The new tokens of each row, with its stop token; and which rows have stopped.
-        """
+            The new tokens of each row, with its stop token; and which rows have stopped."""
         rows = len(windows)
         length = bucket_length(windows)
         last = length - 1 + count
@@ -247,8 +242,7 @@ class Conversation:
 
     Attributes:
         request: the request for the first answer; later ones have the next seeds.
-        answer_tokens: number of tokens of the last answer so far.
-    """
+        answer_tokens: number of tokens of the last answer so far."""
 
     generator: Generator
     form: ChatFormat
@@ -261,8 +255,7 @@ class Conversation:
         the conversation; of an answer that is not read to its end, what was read.
 
         Raises:
-            UserError: the template or the tokenizer refuses the message.
-        """
+            UserError: the template or the tokenizer refuses the message."""
         asked = [*self.messages, Message("user", content)]
         text = self.form.template.render(asked, add_generation_prompt=True)
         prompt, number = self.form.tokenizer.encode(text), len(self.messages)

@@ -76,8 +76,7 @@ class GPT(nnx.Module):
 
     Args:
         config: the architecture.
-        key: a JAX random key; config and key alone determine the initial weights.
-    """
+        key: a JAX random key; config and key alone determine the initial weights."""
 
     def __init__(self, config: ModelConfig, key: Array) -> None:
         self.config = config
@@ -124,8 +123,7 @@ class GPT(nnx.Module):
             keep_hidden_states: whether to return them; they take memory.
             starts_BS: the position in the sequence of the first token of each token's document, if
                 documents are separate: a token attends to its own document only, and its position
-                is that in the document. None if each sequence is one document.
-        """
+                is that in the document. None if each sequence is one document."""
         x_BSD = self._embed_sequences(tokens_BS, dropout, compute, starts_BS)
         return self.forward_embedded(
             x_BSD, dropout, compute, keep_hidden_states, starts_BS, tokens_BS
@@ -190,8 +188,7 @@ class GPT(nnx.Module):
             weight_of: from the log-probabilities of some targets, and their part of each of
                 `extras`, to the weights of their losses, which have no gradient; a pure function.
             extras: arrays with leading axes B and S.
-            temperature: the logits are divided by this, above 0; it isn't traced.
-        """
+            temperature: the logits are divided by this, above 0; it isn't traced."""
         x_BSD = self._embed_sequences(tokens_BS, dropout, compute, starts_BS)
         values = self.embed_values(tokens_BS, compute.dtype)
         x_BSD, _, routing = run_blocks(
@@ -243,8 +240,7 @@ class GPT(nnx.Module):
         Where a target is negative they are 0 and True.
 
         Args:
-            places_BT: the slot of the last token before each target.
-        """
+            places_BT: the slot of the last token before each target."""
         x_MD, matrix = self._head_operands_of(tokens_BS, compute, None)
         x_BSD = x_MD.reshape(*tokens_BS.shape, -1)
         x_BTD = jnp.take_along_axis(x_BSD, places_BT[..., None], axis=1)
@@ -260,8 +256,7 @@ class GPT(nnx.Module):
 
         Args:
             tokens_BS: token ids.
-            positions_BS: the position of each token, with or without B.
-        """
+            positions_BS: the position of each token, with or without B."""
         x_BSD = self.token_embedding(tokens_BS)
         if self.config.embedding_scale == "sqrt_emb_dim":
             x_BSD = x_BSD * math.sqrt(self.config.emb_dim)
@@ -375,8 +370,7 @@ def head_logits(
     part.
 
     Args:
-        dtype: in which the matmul writes them.
-    """
+        dtype: in which the matmul writes them."""
     logits_MV = matmul(x_MD, matrix_DV, dtype).astype(jnp.float32)
     if config.mup:
         logits_MV = logits_MV / config.width_multiplier

@@ -46,8 +46,7 @@ def layer_loop(
 
     Args:
         recorded: of the run's last checkpoint. A CPU goes on with it if the settings allow: the
-            losses of another loop would differ by rounding.
-    """
+            losses of another loop would differ by rounding."""
     platform = target_device.platform()
     if platform == "cpu":
         return _on_cpu(train, model, recorded)

@@ -88,8 +88,7 @@ class Linear(nnx.Module):
 
     Attributes:
         low_rank: the LoRA adapter, if there is one; see `lora.py`.
-        float8: what multiplies in FP8; None to multiply in the dtype of x.
-    """
+        float8: what multiplies in FP8; None to multiply in the dtype of x."""
 
     def __init__(
         self, inputs: Axes, outputs: Axes, init: Initializer, key: Array, bias: bool = True
@@ -129,8 +128,7 @@ class LowRank(nnx.Module):
     Args:
         down: A, from the input axes to the rank.
         up: B, from the rank to the output axes.
-        scale: alpha ÷ rank.
-    """
+        scale: alpha ÷ rank."""
 
     def __init__(self, down: LowRankParam, up: LowRankParam, scale: float) -> None:
         self.down, self.up, self.scale = down, up, scale
@@ -146,8 +144,7 @@ class Embedding(nnx.Module):
 
     A vocabulary table may be split over devices and padded with rows at its end. Each device looks
     up the indices it has, and a psum adds the others. With FSDP it is also split by columns: each
-    device looks up its columns for all devices.
-    """
+    device looks up its columns for all devices."""
 
     def __init__(self, rows: Axes, width: Axes, init: Initializer, key: Array) -> None:
         self.embedding = make_matrix(rows, width, init, key)
@@ -292,8 +289,7 @@ def initializer(
         mup_power: muP divides σ by this power of the width: ½ if inputs and outputs grow with the
             width, 1 if only the inputs do (Yang et al. 2022, table 3).
         into_residual: the matrix writes into the residual stream. GPT-2 scales those down, so that
-            the sum of 2·n_layers of them keeps its size (Radford et al. 2019, section 2.3).
-    """
+            the sum of 2·n_layers of them keeps its size (Radford et al. 2019, section 2.3)."""
     if into_residual and config.zero_init_residual:
         return zeros
     if config.init == "truncated_normal":

@@ -47,8 +47,7 @@ def decode(
         state: with `draft_length` free slots after `last`.
         limit: rows that reach it before others go on.
         last: no row gets a token after this slot; at least `limit`.
-        draft_length: tokens of a draft, at least 1.
-    """
+        draft_length: tokens of a draft, at least 1."""
 
     def add_tokens(state: DecodingState) -> DecodingState:
         last_B1 = jnp.take_along_axis(state.tokens_BT, state.ends_B[:, None] - 1, axis=1)

@@ -60,8 +60,7 @@ def own_positions(length: int, starts_BS: Array | None = None) -> Array:
     the sequence, positions_S, or in its document, positions_BS.
 
     Args:
-        starts_BS: as for `GPT.forward`.
-    """
+        starts_BS: as for `GPT.forward`."""
     positions_S = collectives.axis_index(CONTEXT) * length + jnp.arange(length)
     return positions_S if starts_BS is None else positions_S - starts_BS
 
@@ -71,8 +70,7 @@ def over_batch(x: Array, count: int) -> Array:
     """Return x for each of `count` sequences, with a new first axis B.
 
     The derivative is a sum over the batch, which XLA's CPU compiler does slowly: 1.4 ms for 8 × 256
-    × 256 elements on two cores, next to 0.2 ms for a loop of additions.
-    """
+    × 256 elements on two cores, next to 0.2 ms for a loop of additions."""
     return jnp.broadcast_to(x, (count, *x.shape))
 
 
@@ -110,8 +108,7 @@ def rotary_for(config: ModelConfig, kind: LayerKind, positions_BS: Array) -> Rot
     """Return what rotates queries and keys in layers of this kind; None without rotary positions.
 
     Args:
-        positions_BS: the position of each token, with or without B.
-    """
+        positions_BS: the position of each token, with or without B."""
     if config.positions != "rope":
         return None
     angles_BSR = positions_BS[..., None] * jnp.asarray(

@@ -66,8 +66,7 @@ def checkpoint_layer(
     Args:
         gathers_weights: the layer, a function of (weights, input, context, dropout), starts with an
             all-gather of its weights. The backward pass gathers them again, with every setting:
-            kept, they would fill the memory that FSDP saves.
-    """
+            kept, they would fill the memory that FSDP saves."""
     recomputed = RECOMPUTED[remat]
     # The barrier against common subexpressions makes its arguments wait for the gradient from the
     # layer above. Weights that are gathered must not wait: they are gathered ahead.
@@ -95,6 +94,5 @@ def _save_all_but_weights(primitive: Any, *_: Any, **__: Any) -> bool:
     """Policy of `jax.checkpoint`: keep all but gathered weights.
 
     To a policy a function with its own derivative is one primitive: here `fsdp.gathered`. Weights
-    go through pvary and reshape next, which cost nothing to do again.
-    """
+    go through pvary and reshape next, which cost nothing to do again."""
     return primitive.name not in ("custom_vjp_call", "pvary", "reshape")

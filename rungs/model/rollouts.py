@@ -82,8 +82,7 @@ class RolloutSampler:
         compute_dtype: dtype of matrices, of activations and, except on a CPU, of the cache.
 
     Raises:
-        ValueError: the mesh has several devices along another axis than `data`.
-    """
+        ValueError: the mesh has several devices along another axis than `data`."""
 
     def __init__(
         self, model: GPT, mesh: Mesh | None = None, compute_dtype: jnp.dtype = jnp.float32
@@ -127,8 +126,7 @@ class RolloutSampler:
             ValueError: a prompt is empty, has a token id that the model doesn't have, is longer
                 than `prompt_tokens` or, with the new tokens, than the context; the temperature is
                 not above 0; the devices, each with whole groups of `rows_per_prompt`, don't divide
-                the batch size; prompts in such a group differ.
-        """
+                the batch size; prompts in such a group differ."""
         self._check(prompts, request)
         size = request.batch_size
         starts = range(0, len(prompts), size)

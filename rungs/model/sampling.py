@@ -63,8 +63,7 @@ def next_tokens(sampling: Sampling, logits_BV: Array, seen_BV: Array, keys_B: Ar
     Args:
         logits_BV: float32.
         seen_BV: true for tokens that are in the row's text; used by the repetition penalty only.
-        keys_B: a random key for each row; unused if greedy.
-    """
+        keys_B: a random key for each row; unused if greedy."""
     logits_BV = apply_repetition_penalty(logits_BV, seen_BV, sampling.repetition_penalty)
     if not sampling.temperature:
         return first_largest(logits_BV)
@@ -78,8 +77,7 @@ def first_largest(logits_BV: Array) -> Array:
     """Return the index of the largest logit of each row, int32; of equal ones the first.
 
     It is `argmax` in two reductions, each of which a CPU does for many elements at a time. With a
-    NaN it is `UNDEFINED`.
-    """
+    NaN it is `UNDEFINED`."""
     is_largest_BV = logits_BV == logits_BV.max(axis=-1, keepdims=True)
     index_V = jnp.arange(logits_BV.shape[-1], dtype=jnp.int32)
     return jnp.where(is_largest_BV, index_V, UNDEFINED).min(axis=-1)

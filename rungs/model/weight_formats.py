@@ -63,8 +63,7 @@ def converter(weights: WeightFormat, config: ModelConfig, dtype: jnp.dtype) -> C
     and GPUs, 16-bit matrices have a row for each output.
 
     Raises:
-        ValueError: the model is a mixture of experts, which can't be quantized.
-    """
+        ValueError: the model is a mixture of experts, which can't be quantized."""
     if not is_possible(weights, config):
         raise ValueError("int8 weights: not for a mixture of experts")
     store: Store | None = None
@@ -82,8 +81,7 @@ def unstack_layers(stacked: nnx.State, layers: int, convert: Convert) -> list[nn
         stacked: the state of `make_blocks`' module. Of an `UnreadTensor`, one layer at a time is
             read.
         convert: returns the parameter with a layer's array in place of its own, in the form in
-            which it is to be used.
-    """
+            which it is to be used."""
     params, tree = jax.tree.flatten(stacked, is_leaf=_is_param)
     columns = []
     for param in params:

@@ -55,8 +55,7 @@ def cpu_device_count(
         copy_bytes: returns the bytes of one copy of weights, moments and gradients, which only a
             run that samples needs.
         recorded: sharding that the run's last checkpoint recorded.
-        processes: number of processes that train the run together.
-    """
+        processes: number of processes that train the run together."""
     available = core_count() * processes
     if train.sharding is None:
         count = _recorded_data_size(train, available, recorded)

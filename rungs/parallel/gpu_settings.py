@@ -120,8 +120,7 @@ def set_gpu_flags(microbatches: int, float8: bool = False) -> None:
     """Add the flags to `XLA_FLAGS`, where there is a plugin for GPUs. Call it before JAX starts.
 
     XLA ends the process if it does not know a flag, so those that the installed version does not
-    have are left out.
-    """
+    have are left out."""
     if libraries := _libraries():
         flags = [
             f"--{name}={str(value).lower()}"

@@ -300,8 +300,7 @@ def best_step(steps: list[StepMetrics], checkpoint_interval: int) -> StepMetrics
     """Return the step of the best checkpoint: the one with the lowest validation loss, on the data
     that the latest one was measured on. Earlier versions didn't record the data: their losses are
     compared here, though not for the link `best`. Without validation, the lowest training loss
-    among the steps that have a checkpoint.
-    """
+    among the steps that have a checkpoint."""
     data = next((s.validation_data for s in reversed(steps) if s.validation_loss is not None), None)
     due = [step for step in steps if step.global_step % checkpoint_interval == 0] + steps[-1:]
     alike = [step for step in due if step.validation_data in (None, data)]

@@ -69,8 +69,7 @@ def weighted_loss(
             what it returns for targets that don't count is ignored.
         matrix: of any dtype; its gradient is accumulated in float32.
         targets_M: token ids, negative where a target does not count.
-        extras: arrays with leading axis M.
-    """
+        extras: arrays with leading axis M."""
     x_MD, matrix = collectives.to_common_varying(x_MD, matrix.astype(jnp.float32))
     return _weighted_loss(head, weight_of, x_MD, matrix, targets_M, extras)
 
@@ -122,8 +121,7 @@ def target_losses(logits: Array, targets: Array) -> Array:
     its part.
 
     Args:
-        logits: of the shape of `targets` with a last axis V added.
-    """
+        logits: of the shape of `targets` with a last axis V added."""
     return _softmax(logits, targets, _in_two_passes).losses
 
 
@@ -148,8 +146,7 @@ def _softmax(
 
     Args:
         reduce: returns the largest logit of each row and the sum of exp(logits − largest). None:
-            the fastest, which may have no derivative.
-    """
+            the fastest, which may have no derivative."""
     reduce = reduce or (_in_one_pass if target_device.platform() == "gpu" else _in_two_passes)
     rows = logits.shape[-1]
     own = jnp.maximum(targets, 0) - collectives.vocabulary_offset(rows)

@@ -31,8 +31,7 @@ def plain_grouped_matmul(x_MI: Array, kernel_EIO: Array, counts_E: Array) -> Arr
 
     Args:
         x_MI: rows sorted by group.
-        counts_E: number of rows in each group; their sum is M.
-    """
+        counts_E: number of rows in each group; their sum is M."""
     kernel_EIO = kernel_EIO.astype(x_MI.dtype)
     return jax.lax.ragged_dot(x_MI, kernel_EIO, counts_E, preferred_element_type=jnp.float32)
 
@@ -59,8 +58,7 @@ def pallas_grouped_matmul(
     """Return the same as `plain_grouped_matmul`.
 
     Args:
-        interpret: whether to run the kernels step by step, on any device.
-    """
+        interpret: whether to run the kernels step by step, on any device."""
     like_y = jax.eval_shape(plain_grouped_matmul, x_MI, kernel_EIO, counts_E)
     return _of_rows(x_MI, kernel_EIO.astype(x_MI.dtype), counts_E, like_y, interpret)
 
@@ -121,8 +119,7 @@ def _of_rows(
 
     Args:
         matrices: kernel_EIO or, if `transposed`, kernel_EOI, which is read in that order: XLA would
-            transpose the weights of all layers before it loops over them.
-    """
+            transpose the weights of all layers before it loops over them."""
     (rows, inputs), outputs = x_MI.shape, matrices.shape[1 if transposed else 2]
     tiles = _Tiles.of(counts_E, rows)
 

@@ -41,8 +41,7 @@ def _norm(norm: Norm, x: Array, *vectors: Array) -> Array:
     """Return the norm of x.
 
     Args:
-        vectors: the scale and, if there is one, the bias; or nothing.
-    """
+        vectors: the scale and, if there is one, the bias; or nothing."""
     if target_device.platform() != "gpu":
         return plain_norm(norm, x, *vectors)
     return _with_own_derivative(norm, *collectives.to_common_varying(x, *vectors))

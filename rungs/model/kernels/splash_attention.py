@@ -55,8 +55,7 @@ def pallas_attention(
     their dtype. Sequences are padded at the end, where no query attends to the padding.
 
     Args:
-        interpret: whether to run the kernels step by step, on any device.
-    """
+        interpret: whether to run the kernels step by step, on any device."""
     length, heads = query_BSNH.shape[1:3]
     block = block_size(length)
     query_BSNH = (query_BSNH.astype(jnp.float32) * scoring.scale).astype(query_BSNH.dtype)

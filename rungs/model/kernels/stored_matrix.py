@@ -69,8 +69,7 @@ class Int8Matrix(StoredMatrix):
     A CPU multiplies 8-bit integers several times as fast as floats, and reads fewer bytes. There,
     activations become 16-bit integers in two parts, which are two rows of one matmul: relative to a
     row's largest element, a rounding error of 2⁻¹⁶ at most, much less than the weights'.
-    Elsewhere the weights are converted to the dtype of the activations as they are read.
-    """
+    Elsewhere the weights are converted to the dtype of the activations as they are read."""
 
     integers_OI: Array
     """int8."""
@@ -94,8 +93,7 @@ def quantize(matrix_OI: Array, shape: tuple[int, ...]) -> Int8Matrix:
     """Round a matrix.
 
     Args:
-        shape: shape of its parameter.
-    """
+        shape: shape of its parameter."""
     integers_OI, scales_O1 = _as_integers(matrix_OI.astype(jnp.float32))
     return Int8Matrix(integers_OI.astype(jnp.int8), scales_O1[:, 0], shape)
 

@@ -119,8 +119,7 @@ def pallas_attention(
     Args:
         documents: None if each sequence is one.
         scoring: hashable, without `starts_BS`.
-        interpret: whether to run the kernels step by step, on any device.
-    """
+        interpret: whether to run the kernels step by step, on any device."""
     return _forward(query_BSNH, key_BSKH, value_BSKH, documents, scoring, interpret)[0]
 
 
@@ -323,8 +322,7 @@ def _scores(scoring: Scoring, products: Array, seen: Array) -> tuple[Array, Arra
     """Return scores, and their derivative with respect to the products query · key.
 
     Args:
-        seen: whether the query attends to the key.
-    """
+        seen: whether the query attends to the key."""
     scores, slope = products * scoring.scale, jnp.asarray(scoring.scale)
     if scoring.soft_cap is not None:
         share = jnp.tanh(products * (scoring.scale / scoring.soft_cap))

@@ -237,8 +237,7 @@ def _mesh_groups(axes: str, device_ids: str, grouped: str) -> Groups:
         axes: as in `'a'=2,'b'=4`.
         device_ids: of the mesh, as in `[4,2]T(1,0)` or `1,0,2,…`; in order if empty.
         grouped: as in `'a','b':(2)3`: all of axis a, and of axis b a factor of 3 that follows a
-            factor of 2.
-    """
+            factor of 2."""
     sizes = {name: int(size) for name, size in re.findall(r"([^',=]+)'?=(\d+)", axes)}
     places = dict(zip(sizes, np.indices(tuple(sizes.values())), strict=True))
     for name, before, part in re.findall(r"([^',:]+)'?(?::\((\d+)\)(\d+))?", grouped):
@@ -300,8 +299,7 @@ def overlaps(program: hlo.Program) -> list[Overlap]:
              on a GPU
 
     Raises ValueError as `collectives` does, or if the program has no schedule or the end of an
-    asynchronous collective is not found.
-    """
+    asynchronous collective is not found."""
     module = hlo.Module.parse(program)
     if not module.is_scheduled:
         raise ValueError("the program has no schedule, so it does not say what overlaps")
