@@ -1,4 +1,4 @@
-"""Texts that a model generates from the `sample_prompts` of its run, at each checkpoint.
+"""Completions of a run's `sample_prompts` by its model, at each checkpoint.
 
     sampler  the program that samples from each new checkpoint, on the CPU beside training
 
