@@ -57,7 +57,7 @@ class Work(NamedTuple):
     memory_seconds: float
     """Seconds for the bytes, at the memory's bandwidth."""
     kernel_seconds: float
-    """Sum over all kernels of the longer of the two, excluding transfers that run beside kernels."""
+    """Sum over kernels of the longer of the two, excluding transfers that run beside kernels."""
 
     @property
     def overlapped_seconds(self) -> float:
