@@ -1,5 +1,4 @@
-"""Charts of several runs in one picture. To add one, write a function and list it in
-`COMPARISON_CHARTS`."""
+"""Charts of several runs in one picture. To add one, list its function in `COMPARISON_CHARTS`."""
 
 import math
 from collections.abc import Callable, Sequence

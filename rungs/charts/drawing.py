@@ -69,7 +69,7 @@ HAND_DRAWN = {
 
 def use_style(chart_style: str) -> contextlib.AbstractContextManager[None]:
     """Return a context with Matplotlib settings that are the same on every machine. Create and
-    write charts inside it: some settings are read when a figure is made, others when it is
+    write charts inside it, as some settings are read when a figure is made, others when it is
     drawn."""
     if chart_style == "plain":
         return style.context(["default", PLAIN])

@@ -104,8 +104,8 @@ def entropy_chart(run: RecordedPolicyRun) -> Figure:
 
 
 def log_prob_chart(run: RecordedPolicyRun) -> Figure:
-    """Difference between the log-probabilities of sampling and training, and the KL divergence from
-    the reference."""
+    """Difference of log-probabilities between sampling and training; KL divergence to the
+    reference."""
     columns = {
         "largest |Δ log-probability|": (run.column("largest_log_prob_gap"), VERMILLION),
         "mean |Δ log-probability|": (run.column("log_prob_gap"), BLUE),

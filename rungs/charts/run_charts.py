@@ -22,8 +22,7 @@ from rungs.run.metrics import StepMetrics
 from rungs.run.recorded_run import RecordedPolicyRun, RecordedRun
 
 FEWEST_INTERVALS, MOST_INTERVALS = 10, 500
-"""Of a run, in which its loss is drawn: those between checkpoints, unless they are fewer, or too
-narrow to see."""
+"""Intervals of a run in which its loss is drawn: between checkpoints, but within these limits."""
 
 
 def draw_run(

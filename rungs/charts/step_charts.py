@@ -1,5 +1,5 @@
-"""Charts of every kind of run (learning rate, gradient norm, throughput), and helpers for charts
-over steps."""
+"""Charts of every kind of run (learning rate, gradient norm, throughput), and helpers for
+others."""
 
 from collections.abc import Callable
 from typing import Any

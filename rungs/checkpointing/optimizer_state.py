@@ -71,8 +71,7 @@ def load_to_host(checkpoint: Path) -> dict[str, np.ndarray]:
 
 
 def damage(checkpoint: Path) -> str | None:
-    """Return why an optimizer state cannot be opened; None if the metadata and chunks of all arrays
-    are there."""
+    """Return why an optimizer state can't be opened; None if all metadata and chunks are there."""
     try:
         missing = next(_missing_keys(_folder_of(checkpoint) / "state"), None)
     except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:

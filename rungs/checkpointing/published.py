@@ -72,9 +72,8 @@ def read_published(weights: Weights | None) -> dict[str, bytes]:
 
 
 def load_chat_template(weights: Path, file: Path | None = None) -> ChatTemplate:
-    """Return the chat template of a model: `file` if given, else the one beside its weights, which
-    it was trained on, else the published one. Raises UserError if there is none, or it is not
-    valid."""
+    """Return the chat template of a model: `file` if given, else the one beside its weights, with
+    which it was trained, else the published one. Raises UserError if there is no valid one."""
     for folder in (weights.parent, published_folder(Weights(weights))):
         if folder and (template := ChatTemplate.find(folder, file)):
             return template

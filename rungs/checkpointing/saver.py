@@ -112,8 +112,8 @@ class Saver:
     def save(self, model: GPT, optimizer: MultiSteps, meta: CheckpointMeta) -> Flags:
         """Start saving; return once the arrays may change, with flags, possibly still being
         computed, of which arrays are finite. If one is not, no checkpoint appears. Waits for the
-        pending save first. Raises RunFailure if this checkpoint cannot be written or the pending
-        one failed."""
+        pending save first. Raises RunFailure if this checkpoint or the pending one cannot be
+        written."""
         self.wait()
         begun = time.monotonic()
         flags = finite_flags(named_arrays(model) | named_arrays(optimizer))
@@ -162,8 +162,7 @@ class Saver:
         self, model: GPT, optimizer: MultiSteps, meta: CheckpointMeta, flags: Flags
     ) -> Callable[[], None]:
         """Create the checkpoint together with the other processes; return a function that finishes
-        it. Creation synchronizes the processes, so only the training loop may do it, as steps also
-        do."""
+        it. As this synchronizes the processes, only the training loop may do it."""
         vocab_size = self._config.model.vocab_size
         weights, moments = named_arrays(model, vocab_size), named_arrays(optimizer, vocab_size)
         gathered = {name: processes.gather_to_first(array) for name, array in weights.items()}

@@ -134,8 +134,8 @@ class Weights:
         return code
 
     def array(self, name: str, part: tuple[slice, ...] = ()) -> np.ndarray:
-        """Return a tensor in its stored dtype, or a slice of its first axes. Raises UserError if it
-        is not finite."""
+        """Return a tensor, or a slice of its first axes, in its dtype. Raises UserError unless
+        finite."""
         file = self._files[name]
         array: np.ndarray = file.get_slice(name)[part] if part else file.get_tensor(name)
         if array.dtype.name in SAFETENSORS_DTYPES and not all_finite(array, array.dtype.name):

@@ -116,8 +116,7 @@ def print_loss(checkpoint: str, dataset: str | None, folder: Path) -> None:
 
 
 def _train_config(weights: Weights, dataset: str | None) -> TrainConfig:
-    """Return the train.json that the model was trained with, for another dataset if one is
-    given."""
+    """Return the train.json that the model was trained with, if need be for another dataset."""
     model, train, tokenizer, _ = weights.header
     if isinstance(train, TrainConfig):
         return train.model_copy(

@@ -147,16 +147,14 @@ def _speed(tokens: int, seconds: float) -> str:
 
 
 def say_what_is_added(tokenizer: Tokenizer, ends: Sequence[int]) -> None:
-    """Print the tokens that begin and end texts, unless they are those of tokenizers trained
-    here."""
+    """Print the tokens that begin and end texts, unless they are those of our own tokenizers."""
     if tokenizer.begin or tokenizer.eos_token or len(ends) > 1:
         begin, end = tokenizer.names(tokenizer.begin), tokenizer.names(ends)
         click.echo(f"prompts begin with {begin}; texts end with {end}", err=True)
 
 
 def say_what_begins(form: "ChatFormat", messages: Sequence["Message"], ends: Sequence[int]) -> None:
-    """Print the special tokens that the template puts before a conversation, and those that end
-    answers."""
+    """Print the special tokens that begin a conversation by the template, and that end answers."""
     from rungs.data.chats.messages import Message
 
     text = form.template.render([*messages, Message("user", "Hi")], add_generation_prompt=True)
@@ -276,8 +274,7 @@ def warn_if_longer_than_context(context_length: int, prompt_tokens: int, new_tok
 
 
 def print_streamed(prompt: list[int], chunks: Iterator[list[int]], tokenizer: Tokenizer) -> int:
-    """Print a text while it is generated, whole characters only; return the number of new
-    tokens."""
+    """Print whole characters of a text while it is generated; return the number of new tokens."""
     from rungs.model.generation import decode_stream
 
     count = 0

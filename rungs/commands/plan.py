@@ -203,8 +203,8 @@ def _propose_ladder(
 
 
 def _configured_sharding(folder: RunFolder, config: AnyRunConfig, is_here: bool) -> ShardingConfig:
-    """Return the sharding in the run's config. `is_here`: on this machine's devices, which the plan
-    is for."""
+    """Return the sharding in the run's config. `is_here`: it is planned for this machine's
+    devices."""
     import jax
 
     from rungs.checkpointing.checkpoint_folder import list_checkpoints
@@ -228,8 +228,7 @@ def _configured_sharding(folder: RunFolder, config: AnyRunConfig, is_here: bool)
 
 
 def parse_sharding(text: str) -> ShardingConfig:
-    """Return the sharding of `--sharding`, with both sizes given. Raises UserError if the text is
-    not valid."""
+    """Return the sharding of `--sharding`, with both sizes given. Raises UserError if not valid."""
     match = _SHARDING.fullmatch(text)
     if match is None:
         raise UserError(f"--sharding {text}: give it as dp:8, fsdp:8, tp:8, fsdp_tp:4x2 or cp:8")

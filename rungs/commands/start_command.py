@@ -133,8 +133,7 @@ def hold_run(
     folder: RunFolder, config: AnyRunConfig, cluster: Cluster | None, dry: bool = False
 ) -> Iterator[RunFolder]:
     """Hold the run's lock and yield the run that this process trains. With several processes, the
-    first holds the lock, once all are connected. `dry` takes no lock, as nothing will be
-    written."""
+    first holds the lock, once all are connected. `dry` takes no lock, as it writes nothing."""
     if dry:
         yield folder
         return

@@ -142,8 +142,7 @@ def _end_with(error: errors.UserError | errors.RunFailure) -> NoReturn:
 
 
 class _Output:
-    """stdout. If writing fails, the command ends: silently if the reader is gone, else with a
-    one-line error."""
+    """stdout. If writing fails, the command ends, with an error line unless the reader is gone."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

@@ -62,8 +62,8 @@ def flush(file: IO[Any]) -> None:
 
 
 def open_to_append(path: Path, buffering: int = -1) -> BinaryIO:
-    """Open a file for reading and appending, creating it if missing. Raises OSError if it is a link
-    or not a regular file."""
+    """Open a file for reading and appending, creating it if missing. Raises OSError if not
+    regular."""
     file: BinaryIO = open(path, "a+b", buffering, opener=_open_regular)  # noqa: SIM115
     return file
 
@@ -77,8 +77,7 @@ def _open_regular(path: str, flags: int) -> int:
 
 
 def replace_file(path: Path, content: str | bytes) -> None:
-    """Replace a file's content atomically, also under a power cut. A link is replaced itself.
-    Raises OSError."""
+    """Replace a file's content, or a link, atomically, also under a power cut. Raises OSError."""
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
     try:
         with unfinished.open("xb") as file:

@@ -51,8 +51,7 @@ class RunFailure(RuntimeError):
 
 
 def check_characters(text: str, place: str) -> None:
-    """Raise UserError if UTF-8 cannot encode a text from a JSON file, whose escapes allow any code
-    point."""
+    """Raise UserError if UTF-8 cannot encode a text from a JSON file, which may escape anything."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -12,8 +12,7 @@ _LINES_AT_ONCE = 10_000
 
 class GrowingFile:
     """A file of lines that another process appends to; it may not exist yet. `is_replaced` tells
-    that it was replaced, truncated or removed since the last call, so earlier lines no longer
-    count."""
+    that it was replaced, truncated or removed since the last call, so earlier lines are void."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

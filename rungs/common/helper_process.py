@@ -1,5 +1,4 @@
-"""Child processes: modules of Rungs that run beside training with low priority, and Python files
-that answer requests."""
+"""Child processes: low-priority modules of Rungs beside training, and Python files that answer."""
 
 import contextlib
 import logging
@@ -22,8 +21,7 @@ LOWEST = 19
 """Niceness of the lowest priority."""
 _TRIES = 5
 _AUTOGROUP = "/proc/{}/autogroup"
-"""File with the name and niceness of a process's autogroup in Linux; empty for the machine's first
-session."""
+"""File with the name and niceness of a process's autogroup; empty for a machine's first session."""
 _SECONDS_UNTIL_MESSAGE = 2.0
 """A longer wait is explained to the user."""
 

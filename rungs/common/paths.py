@@ -14,8 +14,7 @@ NO_FILE = (
     *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR),
     *(errno.EINVAL, errno.ELOOP, errno.ENAMETOOLONG),
 )
-"""Error numbers of reading where there is no regular file. Others, such as EIO, may be
-transient."""
+"""Error numbers of reading where there is no regular file. Others, such as EIO, may pass."""
 _NAME_BYTES = 200
 """Longest name in bytes. File systems allow 255, but Rungs adds prefixes and suffixes."""
 

@@ -50,7 +50,7 @@ class Interrupted(Exception):
 class StopSignal:
     """Between `begin` and the end of the `with` block, the first signal only sets `number`; a
     second SIGINT, SIGTERM or SIGHUP ends the process. Within a second of the first it is ignored,
-    as a launcher such as `uv run` may forward a signal that its process group has already
+    as a launcher such as `uv run` may forward a signal that the process group has already
     received."""
 
     def __init__(self) -> None:

@@ -19,8 +19,8 @@ F = TypeVar("F", bound=Callable[[Any], str | None])
 
 
 def check(method: F) -> F:
-    """Register a method of a `StrictModel` as a check of several keys: it returns None or one line,
-    "key: what is wrong"."""
+    """Register a `StrictModel` method that checks several keys and returns "key: what is wrong" or
+    None."""
     _checks.add(method)
     return method
 
@@ -101,8 +101,7 @@ def parse(
 
 
 def value_problems(values: Any, model: type[StrictModel]) -> list[str]:
-    """Return one line "key: what is wrong" per error in a JSON value, without the name of its
-    file."""
+    """Return one line "key: what is wrong" per error in a JSON value, without its file's name."""
     try:
         model.model_validate(values)
     except ValidationError as error:
@@ -198,8 +197,8 @@ def _advice(key: str, file: str, models: Mapping[str, type[StrictModel]]) -> str
 
 
 def _nested_advice(parts: Sequence[str], model: type[StrictModel]) -> str:
-    """Return a suggestion for an unknown key of a nested object. `parts` are the keys and indices
-    that lead to it."""
+    """Suggest a key for an unknown one in a nested object. `parts` are the keys and indices to
+    it."""
     models = [model]
     for part in parts[:-1]:
         fields = [each.model_fields[part] for each in models if part in each.model_fields]

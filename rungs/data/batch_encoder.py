@@ -36,8 +36,7 @@ class BatchEncoder:
         self._pool = ThreadPoolExecutor(os.cpu_count())
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Return the token ids of each text, uint32. Raises UserError if the tokenizer has no
-        tokens for one."""
+        """Return the token ids of each text, uint32. Raises UserError if one has no tokens."""
         if self._fast is None:
             return [np.array(ids, np.uint32) for ids in self._tokenizer.encode_batch(texts)]
         return list(self._pool.map(self._fast_ids, texts))
@@ -66,8 +65,7 @@ def as_tiktoken(tokenizer: Tokenizer) -> tiktoken.Encoding | None:
 
 
 def _are_found_alike(added: list[dict[str, Any]]) -> bool:
-    """Whether both libraries find the same added tokens in a text: none has conditions, and none
-    begins with another."""
+    """Whether both libraries find the same added tokens: none has conditions or begins another."""
     is_plain = all(
         token["special"] and not token["single_word"] | token["lstrip"] | token["rstrip"]
         for token in added
@@ -138,8 +136,8 @@ def _ranks(model: dict[str, Any], special: dict[str, int]) -> dict[bytes, int] |
 
 
 def _byte_characters() -> Iterator[tuple[str, int]]:
-    """Yield the character for each byte in byte-level tokenizers: itself if printable, else one
-    from U+0100 on."""
+    """Yield the character for each byte in byte-level BPE: itself if printable, else from U+0100
+    on."""
     following = 0x100
     for byte in range(256):
         if 0x21 <= byte <= 0x7E or 0xA1 <= byte <= 0xAC or byte >= 0xAE:

@@ -149,8 +149,8 @@ class Dataset:
 
     If `dataset.json` is missing, older than a token file, or different from it (in size, header or
     a sample of its bytes), the token file is read once and `dataset.json` is rewritten, unless the
-    folder is read-only. Raises UserError if there is no training split, or a token file is not
-    valid."""
+    folder is read-only. Raises UserError if there is no training split, or a token file is
+    invalid."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self.name = name
@@ -203,8 +203,7 @@ class Dataset:
 
 
 def read_description(folder: Path) -> DatasetDescription | None:
-    """Read `dataset.json`, without splits if its checksum is wrong; None if missing or
-    unreadable."""
+    """Read `dataset.json`, without splits if its checksum is wrong; None if it can't be read."""
     path = folder / DESCRIPTION_FILE
     try:
         return strict_json.parse(strict_json.read_text(path), path, DatasetDescription).verified()

@@ -79,8 +79,7 @@ class TrainingData:
         return self._read(step, rows)
 
     def batches(self, first_step: int = 0, rows: Rows = ALL_ROWS) -> Iterator[Batch]:
-        """Yield the batches from a step to the last, prefetched by threads; of each microbatch only
-        the sequences `rows`."""
+        """Yield the batches from a step to the last, prefetched; of each microbatch only `rows`."""
         import grain
 
         if first_step < self.total_steps:

@@ -78,8 +78,7 @@ class Overlap(strict_json.StrictModel):
 
 
 def recorded(folder: Path) -> Overlap | None:
-    """Return the content of a folder's `overlap.json`; None if it is missing or of other token
-    files."""
+    """Return the content of a folder's `overlap.json`; None if missing or of other token files."""
     path, description = folder / Overlap.FILE, read_description(folder)
     if description is None:
         return None
@@ -119,8 +118,7 @@ def check(dataset: Dataset) -> Overlap:
 
 def check_items(dataset: Dataset, path: Path) -> Found:
     """Look for a benchmark's items, one per line of JSON, in a dataset's training split. Raises
-    UserError if the file cannot be read, or the dataset has no tokenizer with an end-of-text
-    token."""
+    UserError if the file cannot be read, or the dataset's tokenizer has no end-of-text token."""
     examined = Examined(_items(path))
     examined.compare(texts_of(dataset, TRAIN))
     return examined.found()
@@ -128,8 +126,7 @@ def check_items(dataset: Dataset, path: Path) -> Found:
 
 def texts_of(dataset: Dataset, split: Split) -> Iterator[str]:
     """Yield the text of each document of a split, or of each pair (prompt and answer), in order and
-    in bounded memory. Raises UserError if the dataset has no tokenizer with an end-of-text
-    token."""
+    in bounded memory. Raises UserError if the dataset's tokenizer has no end-of-text token."""
     tokenizer = load_tokenizer(dataset.folder) if dataset.tokenizer_file else None
     if tokenizer is None or tokenizer.end_of_text is None:
         raise UserError(

@@ -47,8 +47,7 @@ class Provenance:
         return describe_validation(self.datasets, train.validation_tokens, train.start_val_token)
 
     def check_same_tokens(self, before: dict[str, dict[str, str]]) -> None:
-        """Raise UserError if the training tokens differ from `before`, a checkpoint's
-        `datasets`."""
+        """Raise UserError if the training tokens differ from a checkpoint's `datasets`."""
         for name, checksums in self.datasets.items():
             if before[name]["train"] != checksums["train"]:
                 raise UserError(
@@ -79,8 +78,7 @@ def check_same_tokenizer(
 ) -> None:
     """Check that token ids mean the same in all datasets and, if given, to a model. `model` is its
     `tokenizer.json` or a tokenizer's name (a dataset or hub id); `hub_id` is the tokenizer of
-    datasets without one. Raises UserError, naming each dataset and tokenizer, if two tokenizers
-    differ."""
+    datasets without one. Raises UserError, with all datasets and tokenizers, if two differ."""
     places: dict[str, Path | str] = {
         name: dataset.tokenizer_file or hub_id for name, dataset in datasets.items()
     }

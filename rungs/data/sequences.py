@@ -38,10 +38,10 @@ class TextWindows:
     """Consecutive, non-overlapping windows of a text's tokens.
 
     Window i covers the tokens [start + i·S, start + (i + 1)·S + target_offset): its first S tokens
-    are the inputs, its last S the targets. If texts begin with special tokens, these replace the
-    first inputs, as the model expects them; targets stay the same. `separator` is the token that
-    begins each document but the first, if documents are separate; `texts` says how texts begin and
-    end, if known."""
+    are inputs, its last S targets. If texts begin with special tokens, these replace the first
+    inputs, as the model expects them; targets stay the same. `separator` is the token that begins
+    each document but the first, if documents are separate; `texts` has the tokens that begin and
+    end texts."""
 
     padding = 0.0
 
@@ -76,8 +76,8 @@ class TextWindows:
 def _with_begin(
     inputs_S: np.ndarray, targets_S: np.ndarray, texts: Texts
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return a sequence that begins with a text's begin tokens. The next text's begin token is not
-    a target."""
+    """Return a sequence after a text's begin tokens. The next text's begin token is not a
+    target."""
     inputs_S, targets_S = inputs_S.astype(np.int32), targets_S.astype(np.int32)
     is_begin_S = targets_S == texts.begin[0]
     targets_S[is_begin_S if texts.end is None else is_begin_S & (inputs_S == texts.end)] = IGNORED
@@ -106,8 +106,8 @@ class PaddedDocuments:
 
 
 class PackedDocuments(PaddedDocuments):
-    """Sequences of as many whole documents as fit, in file order; a document longer than a sequence
-    can't be read."""
+    """Sequences of as many whole documents as fit, in file order; longer documents can't be
+    read."""
 
     def __init__(self, documents: AnsweredDocuments, length: int) -> None:
         super().__init__(documents, length)
@@ -197,8 +197,8 @@ def start_key(split: Split) -> str:
 
 
 def mix(parts: dict[str, Sequences], config: TrainConfig) -> Sequences:
-    """Interleave datasets by weight, rounded by Grain to hundredths of the smallest, until the
-    first one runs out."""
+    """Interleave datasets by weight, which Grain rounds to 1% of the smallest, until one runs
+    out."""
     if len(parts) == 1:
         return next(iter(parts.values()))
     import grain
@@ -218,8 +218,7 @@ def dataset_numbers(parts: dict[str, Sequences], config: TrainConfig, count: int
 
 
 def read(sequences: Sequences, indices: Sequence[int]) -> tuple[np.ndarray, ...]:
-    """Return inputs_BS, targets_BS and, if documents are separate, starts_BS of these sequences,
-    int32."""
+    """Return int32 inputs_BS, targets_BS and, if documents are separate, starts_BS of sequences."""
     first = sequences[indices[0]]
     arrays = tuple(np.empty((len(indices), len(array)), np.int32) for array in first)
     for row, index in enumerate(indices):

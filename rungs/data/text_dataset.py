@@ -59,8 +59,7 @@ class TextSection(NamedTuple):
         return self.end - self.start
 
     def pieces(self, progress: Progress) -> Iterator[str]:
-        """Yield the text in pieces, with line ends as "\\n". Raises UserError if it is not
-        UTF-8."""
+        """Yield the text in pieces, with line ends as "\\n". Raises UserError unless UTF-8."""
         utf8 = codecs.getincrementaldecoder("utf-8")()
         decoder = io.IncrementalNewlineDecoder(utf8, translate=True)
         with self.path.open("rb") as file:
@@ -167,8 +166,7 @@ def train_tokenizer(sections: list[TextSection], vocab_size: int) -> Tokenizer:
 
 def write(folder: Path, sections: Sections, tokenizer: Tokenizer) -> None:
     """Write the token files and tokenizer of a dataset into its folder, each section between the
-    tokenizer's begin and end tokens. Raises UserError if the text is not UTF-8, or a split has
-    none."""
+    tokenizer's begin and end tokens. Raises UserError if a split has no text, or not UTF-8."""
     end = [] if tokenizer.end_of_text is None else [tokenizer.end_of_text]
 
     def write_section(writer: TokenWriter, section: TextSection, progress: Progress) -> None:
@@ -205,8 +203,8 @@ def write_splits(
 
 
 def log_texts(tokenizer: Tokenizer, end: int | None) -> Texts | None:
-    """Log the tokens that begin and end texts; return them for the token files, or None if nothing
-    begins texts."""
+    """Log the tokens that begin and end texts; return them for token files, None if none begin
+    them."""
     logger.info("%s", tokenizer.describe_texts(tokenizer.begin))
     return Texts(begin=tokenizer.begin, end=end) if tokenizer.begin else None
 

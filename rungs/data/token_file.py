@@ -167,8 +167,8 @@ class FileArray:
         return self.shape[0]
 
     def __getitem__(self, rows: slice) -> np.ndarray:
-        """Read a slice. Raises RunFailure if it cannot be read, or the file changed since it was
-        opened."""
+        """Read a slice. Raises RunFailure if it can't be read, or the file changed since
+        opening."""
         start, stop, _ = rows.indices(len(self))
         size = max(stop - start, 0) * self._row_bytes
         try:
@@ -208,8 +208,7 @@ def _read_at(descriptor: int, offset: int, size: int) -> bytes:
 
 
 def open_tokens(path: Path) -> FileArray:
-    """Open a file's tokens, of shape (tokens,). Raises UserError if the file is not valid; see
-    `read_layout`."""
+    """Open a file's tokens, (tokens,). Raises UserError if it is not valid; see `read_layout`."""
     return FileArray(path, read_layout(path).tokens)
 
 
@@ -267,8 +266,7 @@ class AnsweredDocuments:
         return tokens, np.cumsum(changes[:-1]) > 0, lengths_C
 
     def _answers(self, first: int, end: int) -> tuple[int, np.ndarray, np.ndarray]:
-        """Return where some documents start in `tokens`, bounds_P2 of their answers relative to
-        that, and lengths_C."""
+        """Return where documents start in `tokens`, their bounds_P2 from there, and lengths_C."""
         rows = self._rows(first, end)
         first_row, end_row = int(rows[0]), int(rows[-1])
         start = int(self._bounds_P2[first_row - 1 : first_row][0, 1]) if first_row else 0

@@ -94,7 +94,7 @@ class Tokenizer:
         return self.encode_batch([text])[0]
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Return the token ids of a prompt: `begin`, then those of `encode`, without the template's
+        """Return the ids of a prompt: `begin`, then those of `encode`, without the template's
         end."""
         return [*self.begin, *self.encode(text)]
 
@@ -151,8 +151,8 @@ class Tokenizer:
 
     @functools.cached_property
     def continuing(self) -> "Tokenizer":
-        """The tokenizer for texts that continue another text, such as answers: without the space
-        that SentencePiece and some others add before a text (the oldest also after each special
+        """The tokenizer for texts that continue another, such as answers: without the space that
+        SentencePiece and some others add before a text (the oldest also after each special
         token)."""
 
         def without_prefix(part: dict[str, Any]) -> dict[str, Any]:
@@ -178,8 +178,7 @@ class Tokenizer:
         return self._limited(call, sum(map(len, batch)), "the tokens have no text")
 
     def decode_settled(self, ids: Sequence[int]) -> str:
-        """Return the part of the decoded text, without special tokens, that further ids cannot
-        change."""
+        """Return the part of the text, without special tokens, that further ids cannot change."""
         if not self._only_adds:
             return ""
         text = self.decode(ids[: self._before_open_bytes(ids)], skip_special_tokens=True)
@@ -230,8 +229,7 @@ class Tokenizer:
         return counts
 
     def describe_texts(self, begin: Sequence[int]) -> str:
-        """Describe the tokens that begin (`begin`) and end texts, and where that is defined, for
-        people."""
+        """Describe to people the tokens that begin (`begin`) and end texts, and their source."""
         start = f"begin with {self.names(begin)} and " if begin else ""
         end = self.names([self.end_of_text])
         if self.end_of_answer != self.end_of_text:
@@ -253,15 +251,13 @@ class Tokenizer:
 
     @property
     def eos_token(self) -> str | None:
-        """Name of the token that ends an answer, if a file beside the vocabulary must say so, else
-        None."""
+        """Name of the token that ends an answer, if a file beside the vocabulary must give it."""
         if self.ends[:2] == self._usual_ends[:2] or self.end_of_answer is None:
             return None
         return self._tokenizer.id_to_token(self.end_of_answer)
 
     def save(self, path: Path) -> None:
-        """Write the tokenizer as a `tokenizer.json`; `save_tokenizer` adds the files beside it.
-        Raises OSError."""
+        """Write `tokenizer.json`; `save_tokenizer` adds the files beside it. Raises OSError."""
         path.write_text(self._tokenizer.to_str(pretty=True), encoding="utf-8", newline="")
 
     def encode_stream(
@@ -304,8 +300,8 @@ class Tokenizer:
 
 @contextlib.contextmanager
 def library_errors(problem: str) -> Iterator[None]:
-    """Raise UserError, with the problem and the reason, for errors of the tokenizers library within
-    this context."""
+    """Turn errors of the tokenizers library in this context into a UserError with problem and
+    reason."""
     try:
         yield
     except TypeError:

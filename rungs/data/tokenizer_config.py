@@ -43,8 +43,7 @@ class TokenizerConfig(NamedTuple):
 
     @classmethod
     def read(cls, find: FindFile) -> Self:
-        """Read the two files, which may not exist. Raises UserError if one is unreadable or
-        malformed."""
+        """Read the two files, if they exist. Raises UserError if one is unreadable or malformed."""
         config, added_tokens = find(CONFIG_FILE), find(ADDED_TOKENS_FILE)
         keys = json_object(config)
         try:
@@ -119,8 +118,8 @@ def special_tokens(find: FindFile) -> dict[str, str]:
 
 
 def json_object(path: Path | None) -> dict[str, Any]:
-    """Return the JSON object in a file, empty if there is no file. Raises UserError if it is
-    something else."""
+    """Return the JSON object in a file, empty without a file. Raises UserError for other
+    content."""
     if path is None:
         return {}
     text = read_text(path)

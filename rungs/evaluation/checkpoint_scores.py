@@ -61,8 +61,7 @@ class Measured(NamedTuple):
         return self._recorded(score._asdict() for score in scores)
 
     def _scorer(self) -> Scorer:
-        """Return a scorer on all devices of this host, with replicated or sharded weights as in the
-        run."""
+        """Return a scorer on all devices of this host, with weights sharded as in the run."""
         train = Weights(self.weights).header.train
         is_split = train is not None and train.sharding is not None and train.sharding.mode != "dp"
         devices = jax.local_devices()
@@ -72,8 +71,7 @@ class Measured(NamedTuple):
         return Scorer(model, layout, _DTYPE, self.batch_size, self.should_stop)
 
     def _recorded(self, scores: Iterable[dict[str, Any]]) -> list[Evaluation]:
-        """Return scores as evaluations, after recording them in the checkpoint's run, if it has
-        one."""
+        """Return scores as evaluations, recorded in the checkpoint's run, if it has one."""
         time, name = records.now(), self.weights.resolve().parent.name
         found = [Evaluation(time=time, checkpoint=name, **score) for score in scores]
         if run := records.run_of(self.weights):
@@ -82,8 +80,8 @@ class Measured(NamedTuple):
 
 
 def _answers_of(weights: Path) -> Path:
-    """Return the path of the harness's answers for this version of the weights, in the user's
-    cache."""
+    """Return the path, in the user's cache, of the harness's answers for this version of
+    weights."""
     path = weights.resolve()
     status = path.stat()
     version = f"{path} {status.st_size} {status.st_mtime_ns}"

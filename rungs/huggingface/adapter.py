@@ -101,8 +101,7 @@ class Adapter:
                 yield self._module(name.removesuffix(_WEIGHT), index, group, adapted)
 
     def _low_rank_arrays(self, kernel: str) -> tuple[np.ndarray, np.ndarray] | None:
-        """Return both matrices of a projection, with a leading axis of layers; None if it has no
-        adapter."""
+        """Return both matrices of a projection, (L, …), or None if it has no adapter."""
         names = _low_rank(kernel, DOWN), _low_rank(kernel, UP)
         if names[0] not in self._weights.names():
             return None

@@ -45,8 +45,7 @@ class FamilyChoice:
 
 def choose_family(model: ModelConfig, model_type: str | None = None) -> FamilyChoice:
     """Return the first family, `model_type` before the others, that can express a model, if need be
-    with biases of 0. Raises UserError, which says what the closest family lacks, if there is
-    none."""
+    with biases of 0. Raises UserError, with what the closest family lacks, if none can."""
     closest: tuple[dict[str, tuple[Any, Any]], str] | None = None
     for family, biases in _candidates(model, VISION_MODELS.get(model_type or "", model_type)):
         candidate = model.model_copy(update=dict.fromkeys(biases, True))

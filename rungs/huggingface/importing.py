@@ -1,5 +1,4 @@
-"""Make a run folder from a Hugging Face model: check its tensors against its family, then write
-them one by one."""
+"""Make a run folder from a Hugging Face model: check its tensors, then write them one by one."""
 
 import dataclasses
 import os
@@ -140,8 +139,8 @@ class Import:
         return f"{name}: {model_type}, {size / 1e9:.2f} GB, tensors: {dtypes}"
 
     def write_weights(self, path: Path) -> None:
-        """Write `model.safetensors` with one tensor in memory at a time. Raises UserError if values
-        are NaN or infinite."""
+        """Write `model.safetensors`, one tensor in memory at a time. Raises UserError unless
+        finite."""
         broken = []
         tokenizer = self.source.name if self.source.revision else ""
         header = weights_file.WeightsHeader(self.model, None, tokenizer, self.origin)
@@ -277,8 +276,8 @@ def _mixed_dtypes(
 
 
 def target_folder(name: str) -> Path:
-    """Return the run folder to create: a path, or a name under `runs/`. Raises UserError if it
-    exists."""
+    """Return the run folder to create: a path, or a name under `runs/`. Raises UserError if
+    taken."""
     target = new_run_path(name)
     if is_there(target):
         raise UserError(f"{target}: exists already; choose another name, or move it away")

@@ -83,8 +83,7 @@ def _from_gemma(arrays: Arrays) -> Arrays:
 
 
 def _gemma_config(arrays: Arrays) -> dict[str, Any] | None:
-    """Return the `config.json` of a Gemma 1; None for others, whose windows and query scale are not
-    in their arrays."""
+    """Return the `config.json` of a Gemma 1; None for others, as it is not all in their arrays."""
     arrays = _plain_paths(arrays)
     layers = _layers(arrays)
     if _EMBEDDING not in arrays or not layers or "post_ffw_norm/scale" in layers[0]:
@@ -182,8 +181,7 @@ LAYOUTS: dict[LinenFamily, Layout] = {
 
 class LinenTensors:
     """A Linen checkpoint (a msgpack file or a folder) of a family, wholly in memory, with the
-    interface of `TensorFolder`. Raises UserError if there is none, or it is damaged or
-    ambiguous."""
+    interface of `TensorFolder`. Raises UserError if it is missing, damaged or ambiguous."""
 
     def __init__(self, place: Path, family: LinenFamily) -> None:
         layout, arrays = LAYOUTS[family], read_arrays(place)

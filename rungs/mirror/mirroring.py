@@ -36,7 +36,7 @@ can't delete it, and copies of files that training writes to."""
 class Mirroring:
     """Copies a run to its mirror in the background during the `with` block. An unreachable mirror
     causes warnings but never delays a step. If copying takes longer than the checkpoint interval,
-    only the newest checkpoint is copied next. The run's lock must be held; `keep` is
+    only the newest checkpoint is copied next. Needs the run's lock; `keep` is
     `keep_checkpoints`."""
 
     def __init__(self, run: RunFolder, url: str, keep: int) -> None:
@@ -158,8 +158,8 @@ class Copier:
         return found
 
     def _copy(self, record: MirrorRecord, checkpoint: Checkpoint | None) -> bool:
-        """Upload a checkpoint, unless deleted meanwhile, and other changed files; return whether it
-        was uploaded."""
+        """Upload a checkpoint, unless deleted meanwhile, and changed files; return whether
+        uploaded."""
         with self._staging() as staged:
             if checkpoint is not None and not _stage(checkpoint, staged):
                 return False
@@ -190,8 +190,7 @@ class Copier:
         return found
 
     def _delete_old(self, there: set[str]) -> None:
-        """Delete checkpoints from the mirror by the rule for runs, but none that the run still
-        has."""
+        """Delete checkpoints from the mirror by the rule for runs, except those in the run."""
         for name in there - self._saved.keys():
             meta = self.mirror.read(f"{CHECKPOINTS}/{name}/{META_FILE}")
             with contextlib.suppress(ValidationError):

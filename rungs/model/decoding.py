@@ -47,8 +47,7 @@ class DecodingState(NamedTuple):
     tokens_BT: Array
     """The token in each slot, zero in free slots."""
     log_probs_BT: Array | None
-    """Log-probability with which each new token was sampled, float32, in nats; None unless
-    requested."""
+    """Log-probability of each new token when sampled, float32, in nats; None unless requested."""
     slot: Array
     """The last slot with a token in every unfinished row."""
     sampling_offset: Array
@@ -91,8 +90,7 @@ class Decoder:
         self._outer_graph, self._block_graph = nnx.graphdef(outer), nnx.graphdef(blocks)
 
     def weights(self, states: tuple[nnx.State, nnx.State]) -> Weights:
-        """Return a model's weights with unstacked layers, in the decoder's format; `states` is from
-        `states_of`."""
+        """Return unstacked weights in the decoder's format; `states` is from `states_of`."""
         outer_state, stacked = states
         # the largest first, before the rest takes memory
         outer = convert_all(outer_state, self._convert)
@@ -169,8 +167,8 @@ class Decoder:
         first_slot: Array | None,
         sampling: Sampling,
     ) -> DecodingState:
-        """Add the token after `tokens_BS`, the last ones of the state, which start at `first_slot`
-        or are whole prompts."""
+        """Add the token after `tokens_BS`, the state's last tokens from `first_slot` on, or
+        prompts."""
         logits_BV, caches = self.last_logits(weights, state, tokens_BS, first_slot)
         number = state.slot - state.sampling_offset
         keys_B = jax.vmap(jax.random.fold_in, (0, None))(state.keys_B, number)
@@ -198,8 +196,7 @@ class Decoder:
         self, weights: Weights, state: DecodingState, tokens_BS: Array, first_slot: Array | None
     ) -> tuple[Array, list[Cache]]:
         """Return logits_BV after the last of the tokens, and the caches with all of them added.
-        `first_slot` is the tokens' first slot in all rows; None for padded prompts into empty
-        caches."""
+        `first_slot` is the tokens' first slot in all rows; None for prompts into empty caches."""
         outer, x_BSD, caches = self._run_blocks(weights, state, tokens_BS, first_slot)
         return outer.unembed(x_BSD[:, -1:])[:, 0], caches
 
@@ -271,8 +268,8 @@ def _with_column(rows_BT: Array, column_B: Array, slot: Array) -> Array:
 
 
 def pad_left(texts: Sequence[Sequence[int]], length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return tokens_BS, int32, padded with zeros on the left to a length, and padding_B, the number
-    of zeros."""
+    """Return tokens_BS, int32, padded with zeros on the left to a length, and padding_B, their
+    number."""
     tokens_BS = np.zeros((len(texts), length), np.int32)
     for row, text in zip(tokens_BS, texts, strict=True):
         row[length - len(text) :] = text

@@ -194,8 +194,7 @@ class ExpertLinear(nnx.Module):
 
 
 def activate(activation: Activation, up: Array, gate: Array | None) -> Array:
-    """Return activation(up) or, if gated, activation(gate) ⊙ up, in the dtype of up, computed in
-    float32."""
+    """Return activation(up) or, if gated, activation(gate) ⊙ up, in up's dtype, through float32."""
     up_float32 = up.astype(jnp.float32)
     if gate is None:
         y = activation(up_float32)

@@ -140,14 +140,9 @@ class Generator:
 
     def logits_after(self, texts: Sequence[Sequence[int]], decoded: int) -> np.ndarray:
         """Return logits_BSV, float32, as in generation: after the prefill of each text without its
-        last `decoded` tokens, then after each of those, added one by one through the cache.
-
-        Args:
-            texts: token ids, each longer than `decoded` and no longer than the context.
-
-        Raises:
-            ValueError: a text is too short or too long, or has a token id that the model doesn't
-                have."""
+        last `decoded` tokens, then after each of those, added one by one through the cache. Each
+        text must be longer than `decoded` and fit the context. Raises ValueError if not, or for an
+        unknown token id."""
         self._decoder.check(texts)
         lengths = [len(text) for text in texts]
         if min(lengths) <= decoded or max(lengths) > self.context_length:
@@ -220,8 +215,7 @@ class Generator:
     def _decode(
         self, state: DecodingState, limit: int, last: int, request: Request
     ) -> DecodingState:
-        """Add tokens up to slot `limit`; with lookahead some rows may get more, up to slot
-        `last`."""
+        """Add tokens up to slot `limit`; with lookahead rows may get more, up to slot `last`."""
         arguments = {"state": state, "limit": limit, "sampling": request.sampling}
         if not request.lookahead:
             return self._jit_decode(self._weights, **arguments)

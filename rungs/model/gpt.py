@@ -52,8 +52,8 @@ class Forward(NamedTuple):
     routing: Routing | None
     """Routing of all layers, with a leading axis L; None without experts."""
     hidden_states: list[Array] | None
-    """x_BSD after the embedding and after each block, the last one after the final norm; None
-    unless requested."""
+    """x_BSD after the embedding and each block, the last after the final norm; None unless
+    requested."""
 
 
 class WeightedLoss(NamedTuple):
@@ -235,8 +235,7 @@ class GPT(nnx.Module):
         compute: Compute = Compute(),  # noqa: B008 — a tuple
     ) -> tuple[Array, Array]:
         """Return log_probs_BT of some targets, and is_largest_BT, whether no token is more likely;
-        0 and True where a target is negative. `places_BT` are the slots of the tokens before each
-        target."""
+        0 and True where a target is negative. `places_BT` are the slots before the targets."""
         x_MD, matrix = self._head_operands_of(tokens_BS, compute, None)
         x_BSD = x_MD.reshape(*tokens_BS.shape, -1)
         x_BTD = jnp.take_along_axis(x_BSD, places_BT[..., None], axis=1)
@@ -358,9 +357,8 @@ def head_logits(
     matrix_DV: Array | StoredMatrix,
     dtype: DTypeLike = jnp.float32,
 ) -> Array:
-    """Return logits_MV, float32, divided by the temperature, with −inf for padding rows of the
-    vocabulary; only this device's part of a split vocabulary. `dtype` is that of the matmul's
-    output."""
+    """Return logits_MV, float32, divided by the temperature, −inf for padding rows of the
+    vocabulary; only this device's part of a split vocabulary. The matmul's output has `dtype`."""
     logits_MV = matmul(x_MD, matrix_DV, dtype).astype(jnp.float32)
     if config.mup:
         logits_MV = logits_MV / config.width_multiplier

@@ -38,9 +38,8 @@ class LayerLoop(NamedTuple):
 def layer_loop(
     train: OptimizationConfig, model: ModelConfig, recorded: LayerLoop | None = None
 ) -> LayerLoop:
-    """Return the values that a run's settings mean on the target device. `recorded` is from the
-    run's last checkpoint; a CPU keeps it if the settings allow, as losses of another loop would
-    differ by rounding."""
+    """Return the values of a run's settings on the target device. `recorded` is from the run's last
+    checkpoint; a CPU keeps it if allowed, as losses of another loop would differ by rounding."""
     platform = target_device.platform()
     if platform == "cpu":
         return _on_cpu(train, model, recorded)
@@ -71,8 +70,7 @@ def periods(model: ModelConfig) -> int:
 
 
 def kept_scores(train: OptimizationConfig, model: ModelConfig) -> int:
-    """Return the attention scores kept per token and layer: one per key with dropout, otherwise
-    none."""
+    """Return the attention scores kept per token and layer: one per key with dropout, else none."""
     if not isinstance(train, TrainConfig) or not train.drop_rate:
         return 0
     return (model.n_heads or 0) * (train.sequence_length or model.context_length)

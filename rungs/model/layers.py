@@ -304,8 +304,7 @@ def scaled_normal(key: Array, shape: tuple[int, ...], inputs: int, *, scale: flo
 
 
 def glorot_truncated_normal(key: Array, shape: tuple[int, ...], inputs: int) -> Array:
-    """Return normal samples with σ² = 2/(in + out), truncated at ±3σ (after Glorot & Bengio
-    2010)."""
+    """Return normal samples with σ² = 2/(in + out), cut at ±3σ (after Glorot & Bengio 2010)."""
     fan_in, fan_out = math.prod(shape[:inputs]), math.prod(shape[inputs:])
     sigma = math.sqrt(2 / (fan_in + fan_out))
     return sigma * jax.random.truncated_normal(key, -3, 3, shape)

@@ -43,8 +43,7 @@ class Sinusoids(nnx.Module):
 
 
 def make_position_embedding(config: ModelConfig, key: Array) -> Embedding | Sinusoids | None:
-    """Return the module from positions_BS to vectors x_BSD to add to the token embedding; None if
-    nothing is added."""
+    """Return the module from positions_BS to x_BSD to add to the token embedding, or None."""
     if config.positions == "learned":
         rows, width = {POSITION: config.context_length}, {"emb": config.emb_dim}
         return Embedding(rows, width, initializer(config), key)

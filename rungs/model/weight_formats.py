@@ -174,8 +174,7 @@ def _storing(store: Store, config: ModelConfig, dtype: jnp.dtype) -> Convert:
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))
 def _stored(array: Array, store: Store, inputs: int | None, dtype: jnp.dtype) -> Any:
-    """Return a stored kernel, which sums over its first `inputs` axes, or table, over its last
-    axis."""
+    """Return a stored kernel, summed over its first `inputs` axes, or table, over its last axis."""
     matrix_OI = array if inputs is None else outputs_first(array, inputs)
     return store(matrix_OI, array.shape, dtype)
 

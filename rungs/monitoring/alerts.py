@@ -69,8 +69,8 @@ class Alerts:
 
 
 class Watchdog:
-    """Calls `stalled` once per stall, with the seconds since the last step; `seconds` is the
-    shortest stall."""
+    """Calls `stalled` once per stall of at least `seconds`, with the seconds since the last
+    step."""
 
     def __init__(self, stalled: Callable[[float], None], seconds: float = STALL_SECONDS) -> None:
         self._stalled, self._seconds = stalled, seconds

@@ -34,8 +34,7 @@ class DelayedScaling(nnx.Module):
         return jnp.stack([amax(kernel, tuple(range(1, kernel.ndim))) for kernel in kernels])
 
     def end(self, model: GPT, weights_PL: Array, observed_PL2: Array) -> None:
-        """Undo `start` and record a step's amaxes of weights, inputs and gradients. Non-finite ones
-        are ignored."""
+        """Undo `start` and record a step's finite amaxes of weights, inputs and gradients."""
         for linear in _linears(model):
             linear.float8 = None
         inputs_PL, gradients_PL = observed_PL2[..., 0], observed_PL2[..., 1]

@@ -27,8 +27,7 @@ class Update(NamedTuple):
     """Global norm of the mean gradient before clipping."""
     clipped: Array
     applied: Array
-    """False if no microbatch was finite or the step was skipped; then parameters and optimizer
-    state are unchanged."""
+    """False, with parameters and state unchanged, if no microbatch was finite or it was skipped."""
 
 
 class MultiSteps(nnx.Optimizer):
@@ -78,8 +77,8 @@ class MultiSteps(nnx.Optimizer):
 def _transformation(
     train: OptimizationConfig, model: GPT, wrt: type[nnx.Param]
 ) -> optax.GradientTransformationExtraArgs:
-    """Return the optimizer of `train.json` with gradient scaling, decoupled weight decay and
-    learning rate."""
+    """Return the optimizer of `train.json` with scaling, decoupled weight decay and learning
+    rate."""
     trained = nnx.state(model, wrt)
     direction = optax.chain(
         _scale_gradient(),
@@ -144,7 +143,7 @@ def _decay_weights(train: OptimizationConfig, trained: nnx.State) -> optax.Gradi
 
 def _decay_mask(train: OptimizationConfig, trained: nnx.State) -> Any:
     """Return a tree with True for each trained parameter that has weight decay. Matrices are
-    recognized by their declared inputs, not their number of dimensions: biases of stacked layers
-    have two as well."""
+    recognized by their declared inputs, not the number of axes, which biases of stacked layers
+    share."""
     everything = train.decayed_parameters == "all"
     return nnx.map_state(lambda _, param: everything or param.inputs > 0, trained)

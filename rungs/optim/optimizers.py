@@ -53,8 +53,7 @@ def update_rule(
 ) -> optax.GradientTransformationExtraArgs:
     """Return the optimizer that `train.json` names, built in or from another package, with muP's
     scaling. Its update takes `applied`, whether the directions will be used. `params` are the
-    trained parameters; `model` gives muP's width multiplier and the vocabulary size without
-    padding."""
+    trained parameters; `model` gives muP's width multiplier and the unpadded vocabulary size."""
     if make_built_in := BUILT_IN.get(train.optimizer):
         rule = make_built_in(train, params, model)
     else:

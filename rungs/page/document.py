@@ -77,8 +77,7 @@ def page_data(
     runs: Sequence[ShownRun], included: Sequence[ShownRun], version: int | None = None
 ) -> str:
     """Return the page's data on the `included` runs as JSON; all `runs` share the page's bytes.
-    `version` numbers the state of the runs, for requesting later steps; None if there won't be
-    any."""
+    `version` numbers the runs' state, for requesting later steps, or is None."""
     columns = sum(len(run.steps.columns) for run in runs)
     rows = min(_MOST_ROWS, int(_DATA_BYTES / _BYTES_OF_NUMBER / max(columns, 1)))
     return json.dumps(
@@ -102,8 +101,7 @@ def _caution(runs: Sequence[ShownRun]) -> str | None:
 
 
 def page(runs: Sequence[ShownRun], version: int | None = None) -> str:
-    """Return the page as HTML. With a `version`, as in `page_data`, it asks its server for later
-    steps."""
+    """Return the page as HTML. With a `version`, as in `page_data`, it asks for later steps."""
     script = "\n".join(_asset(f"{name}.js") for name in SCRIPTS)
     script = f'"use strict";\n(() => {{\n{script}\n}})();'
     library = f"/*\n{_asset('uPlot-LICENSE.txt')}*/\n{_asset('uPlot.iife.min.js')}"

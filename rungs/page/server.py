@@ -40,8 +40,7 @@ class PageServer(ThreadingHTTPServer):
 
     @property
     def hosts(self) -> set[str]:
-        """Accepted Host headers. Others are refused, as a site may point its own name at this
-        machine."""
+        """Accepted Host headers; other sites may point their own name at this machine."""
         return {f"{name}:{self.server_port}" for name in (HOST, "localhost")}
 
     def handle_error(self, *_: object) -> None:

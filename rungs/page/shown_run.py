@@ -46,8 +46,7 @@ class ShownRun:
         return self.steps.refresh() or has_new
 
     def as_json(self, rows: int) -> dict[str, Any]:
-        """Return the run for the page, with at most this many steps, or means and extremes of
-        stretches."""
+        """Return the run for the page, with at most this many steps, or means and extremes."""
         lineage = self.config.train.lineage
         scores = records.latest_scores(records.read(self.folder, Evaluation)).values()
         return {

@@ -19,8 +19,7 @@ Steps = list[dict[str, Any]]
 
 
 class StepTable:
-    """The steps recorded in a `metrics.jsonl`, which may not exist yet. Damaged lines are
-    skipped."""
+    """The steps in a `metrics.jsonl`, which may not exist yet, without damaged lines."""
 
     def __init__(self, path: Path) -> None:
         self._file = GrowingFile(path)

@@ -1,4 +1,4 @@
-"""Choose the devices of a run: those of `sharding` in `train.json`, else as many as divide its
+"""Choose a run's devices: those of `sharding` in its config, else as many as divide its
 microbatch."""
 
 import contextlib
@@ -92,8 +92,7 @@ def create_run_mesh(
 ) -> Mesh:
     """Return the mesh that a run trains on: all devices, or possibly fewer with a single process
     and no `sharding` in `train.json`. `recorded` is the sharding in the run's last checkpoint.
-    Raises ValueError with a line for each conflict between devices, mode, model dimensions and
-    batch."""
+    Raises ValueError with a line for each conflict between devices, mode, model and batch."""
     if train.sharding is None and jax.process_count() == 1:
         count = jax.device_count()
         data = _recorded_data_size(train, count, recorded) or _divisor(train, count)
@@ -148,15 +147,14 @@ def _recorded_data_size(
 
 
 def _divisor(train: OptimizationConfig, most: int, processes: int = 1) -> int:
-    """Return the largest number of devices that divides the microbatch, the same in each process;
-    one if there is none."""
+    """Return the largest number of devices, equal in each process, that divides the microbatch, or
+    1."""
     counts = range(processes, most + 1, processes)
     return max((count for count in counts if train.microbatch_size % count == 0), default=1)
 
 
 def idle_devices(train: OptimizationConfig, used: int, available: int) -> str | None:
-    """Return a line that says how many devices a run leaves idle unasked, and how to use them, or
-    None."""
+    """Return a line that says how many devices a run leaves idle and how to use them, or None."""
     if train.sharding is not None or used == available:
         return None
     size, in_step = train.microbatch_size, train.sequences_per_step

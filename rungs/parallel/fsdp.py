@@ -77,8 +77,7 @@ def of_all_devices(indices: Array) -> Array:
 
 
 def whole_rows(columns: Array) -> Array:
-    """Return the complete rows for this device's part of B from its columns of all devices' rows,
-    (B, …, columns)."""
+    """Return whole rows for this device's part of B from its columns of all devices' rows."""
     over, last = collectives.present_axes(TOKEN_AXES), columns.ndim - 1
     return jax.lax.all_to_all(columns, over, split_axis=0, concat_axis=last, tiled=True)
 

@@ -67,8 +67,8 @@ _PLUGINS = "jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12"
 
 
 def set_memory_share() -> None:
-    """Make JAX take `DEFAULT_SHARE` of each GPU, unless the user chose a share. No effect once JAX
-    has started."""
+    """Make JAX take `DEFAULT_SHARE` of each GPU, unless the user chose a share. Call before JAX
+    starts."""
     if _given_share() is None:
         os.environ[SHARE_VARIABLES[0]] = str(DEFAULT_SHARE)
 
@@ -93,8 +93,7 @@ def _given_share() -> str | None:
 
 
 def unknown_flags() -> list[str]:
-    """Return the flags in `XLA_FLAGS` that this XLA doesn't have and would therefore end the
-    process."""
+    """Return the flags in `XLA_FLAGS` that this XLA lacks, for which it would end the process."""
     libraries = _libraries() or _files_of("jaxlib", _LIBRARY)
     return [name for name in _user_flags() if not _has(libraries, name)]
 
@@ -132,8 +131,7 @@ def gpu_options(microbatches: int, float8: bool = False) -> dict[str, FlagValue]
 
 
 def gpu_flags(microbatches: int, float8: bool = False) -> dict[str, FlagValue]:
-    """Return the flags for a step of this many microbatches, in FP8 or not, without those that the
-    user has set."""
+    """Return the flags for a step of this many microbatches, without those set by the user."""
     flags = COMMON_FLAGS if microbatches > 1 else COMMON_FLAGS | PIPELINING_FLAGS
     flags = flags | FLOAT8_FLAGS if float8 else flags
     if _jaxlib_version() < (0, 11, 1):

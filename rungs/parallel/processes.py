@@ -43,8 +43,7 @@ _ENDING = threading.Lock()
 
 def join(cluster: Cluster) -> None:
     """Connect to the other processes, before any other use of JAX. If some do not arrive in time,
-    or die later, this one ends with a one-line message. Raises UserError if JAX cannot determine
-    them."""
+    or die later, this one ends with a one-line message. Raises UserError if they are unknown."""
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.config.update("jax_enable_preemption_service", False)  # would catch SIGTERM
     try:
@@ -64,8 +63,7 @@ def join(cluster: Cluster) -> None:
 
 
 def _end(cause: Exception | None = None) -> None:
-    """Print and log the message, then end this process at once: a normal exit of JAX would wait for
-    the others."""
+    """Print and log the message, then end this process at once, without waiting for the others."""
     message = LOST_PROCESS
     if cause is not None and str(cause) != "std::bad_cast":
         message += f" ({readable_line(reason(cause))})"
@@ -222,8 +220,8 @@ class AnyProcess:
         self._pending: jax.Array | None = None
 
     def __call__(self, flag: bool) -> bool:
-        """Return whether the flag was set anywhere: in the previous call with several processes, in
-        this call with one."""
+        """Return whether the flag was set anywhere: with several processes, in the previous
+        call."""
         if not is_multi_process():
             return flag
         pending, self._pending = self._pending, self._start(flag)

@@ -35,7 +35,7 @@ one axis of an array: the first listed here whose size it divides."""
 
 
 def get_sharding_config_for_mode(mode: str) -> dict[str, MeshAxes]:
-    """Return the table from array axis to mesh axis or axes. Raises ValueError if there is no such
+    """Return the table from array axis to mesh axis or axes. Raises ValueError for an unknown
     mode."""
     if mode not in MESH_AXES:
         raise ValueError(f"sharding.mode: {mode!r} must be one of {', '.join(MESH_AXES)}")
@@ -92,8 +92,7 @@ class Layout(NamedTuple):
         return _spec(names)
 
     def specs(self, state: nnx.State) -> Any:
-        """Return a tree like `state`, whose variables declare their axes, with a PartitionSpec per
-        variable."""
+        """Return a tree like `state`, whose variables declare axes, of PartitionSpecs."""
 
         def spec(variable: nnx.Variable) -> PartitionSpec:
             axes = variable.get_metadata().get("axes", ())
@@ -175,8 +174,7 @@ class ShardedAxis(NamedTuple):
 
 
 def sharded_axis(spec: PartitionSpec) -> ShardedAxis | None:
-    """Return the axis of an array that FSDP splits; None if the array is replicated or only split
-    along the tensor axis."""
+    """Return the axis of an array that FSDP splits; None if replicated or split by tensor only."""
     for index, over in enumerate(spec):
         if over is not None and set(TOKEN_AXES) & set(as_tuple(over)):
             return ShardedAxis(index, as_tuple(over))

@@ -67,8 +67,7 @@ Tree = TypeVar("Tree")
 
 
 def cpu_barrier(tree: Tree) -> Tree:
-    """Return arrays that a CPU computes once and stores, instead of fusing them with their
-    users."""
+    """Return arrays that a CPU computes once and stores, without fusing them into their users."""
     on_cpu = platform() == "cpu"
     barred: Tree = jax.lax.optimization_barrier(tree) if on_cpu else tree
     return barred

@@ -47,8 +47,8 @@ class PlannedCollective(NamedTuple):
     devices: int
     """Participating devices."""
     array_bytes: int
-    """Size of the complete array: the sum, the result of an all-gather, or the operand of a
-    reduce-scatter."""
+    """Size of the complete array: of a sum, an all-gather's result or a reduce-scatter's
+    operand."""
     runs_per_step: int
 
     @property
@@ -122,8 +122,7 @@ def abstract_layout(sharding: ShardingConfig) -> Layout:
 
 
 def communication_of(run: RunConfig, layout: Layout, links: Links) -> Communication:
-    """Return the least communication time of a step. Raises ValueError, which says why, if
-    unknown."""
+    """Return the least communication time of a step. Raises ValueError, with why, if unknown."""
     seconds = {True: 0.0, False: 0.0}
     for one in planned_collectives(run, layout):
         is_waited_for = one.axes == (TENSOR,) or one.kind == "all-to-all"
@@ -134,8 +133,7 @@ def communication_of(run: RunConfig, layout: Layout, links: Links) -> Communicat
 def link_bandwidth(axes: tuple[str, ...], layout: Layout, links: Links) -> float:
     """Return the bytes per second that a device sends in a collective along mesh axes. Islands of
     devices lie along the last axis of the mesh, then along `data`. A ring leaves each island once,
-    so it has the network of all devices in the island. Raises ValueError if it uses a network of
-    unknown speed."""
+    so it has the network of all its devices. Raises ValueError if that has an unknown speed."""
     mesh = layout.mesh
     is_last, last = axes == mesh.axis_names[-1:], mesh.axis_sizes[-1]
     if (last if is_last else mesh.size) <= links.island:
@@ -271,9 +269,8 @@ class _Step(NamedTuple):
             yield self._planned("gradients", "reduce-scatter", axes, array_bytes, 1)
 
     def for_activations(self) -> Iterator[PlannedCollective]:
-        """Yield the all-reduces along the tensor axis: of matmul results in the forward pass, in
-        float32, and of the gradients of matmul inputs in the backward pass, in the compute
-        dtype."""
+        """Yield the all-reduces along the tensor axis: forward of matmul results, in float32, and
+        backward of the gradients of matmul inputs, in the compute dtype."""
         model, tokens = self.run.model, self.tokens
         sums = 1 if model.feed_forward == "none" else 2
         # recomputing later parts of the layer needs the sums before them

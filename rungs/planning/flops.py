@@ -57,8 +57,7 @@ class Passes(NamedTuple):
 
 
 class Flops(NamedTuple):
-    """FLOPs per token that a training step computes, summed over devices. A multiply-add counts as
-    2."""
+    """FLOPs per token of a training step, summed over devices. A multiply-add counts as 2."""
 
     layers: Passes
     """Matmuls with the weights of the layers."""
@@ -78,8 +77,7 @@ def count_parameters(shapes: Shapes) -> ParameterCounts:
 
 
 def count_active_parameters(shapes: Shapes, model: ModelConfig) -> ParameterCounts:
-    """Return the number of parameters that a token uses: only the experts that it is routed to
-    count."""
+    """Return the number of parameters that a token uses, with only the experts it is routed to."""
     return _by_group(_active_sizes(shapes, model))
 
 
@@ -160,9 +158,9 @@ def _of_layers(config: RunConfig) -> Passes:
 
 
 def _not_recomputed(sizes: dict[str, int], model: ModelConfig) -> int:
-    """Return the size of a layer's last matmul. The backward pass does not need its result, which
-    is only added to the residual stream, unless a norm or, with a grouped matmul, the expert
-    weights follow."""
+    """Return the size of a layer's last matmul. The backward pass needs its result, which is only
+    added to the residual stream, only if a norm or, with a grouped matmul, expert weights
+    follow."""
     is_normed = model.norm != "none" and model.norm_placement != "before"
     is_weighted = model.n_experts and model.feed_forward != "none" and not grouped_matmul.is_dense()
     if is_normed or is_weighted:
@@ -198,8 +196,7 @@ def _again(config: RunConfig) -> int:
 
 
 def attention_pairs(config: RunConfig) -> int:
-    """Return the query-key pairs per sequence that blockwise attention multiplies, over all
-    layers."""
+    """Return the query-key pairs that blockwise attention multiplies per sequence, all layers."""
     windows = {"sliding": config.model.sliding_window}
     return sum(
         (block.end - block.first) * (block.end - block.first_key)

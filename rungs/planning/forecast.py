@@ -162,9 +162,8 @@ class Forecast(NamedTuple):
             return remedies(self.config, mesh, self.usable_bytes, self.stored)
 
     def larger_microbatch(self) -> Edit | None:
-        """Return the largest microbatch that a GPU has memory for, if larger than the run's: GPUs
-        are faster with fewer, larger ones. With experts none, as their load-balancing loss depends
-        on the microbatch."""
+        """Return the largest microbatch that a GPU has memory for, if larger than the run's, as it
+        is faster. None with experts, whose load-balancing loss depends on the microbatch."""
         if self.hardware.platform != "gpu" or self.config.model.n_experts:
             return None
         mesh = abstract_layout(self.sharding).mesh
@@ -211,7 +210,7 @@ def forecast(
 ) -> Forecast:
     """Return a run's forecast on devices that may be absent. `sharding` must have both sizes;
     `utilization` is the assumed share of peak, in `flops.model_flops_per_token`, if the throughput
-    is unknown. Raises UserError with a line for each conflict between model, training, devices and
+    is unknown. Raises UserError with a line for each conflict of model, training, devices and
     datasets."""
     with target_device.trace_for(hardware.target):
         train = resolve_compute_dtype(config.train).model_copy(update={"sharding": sharding})

@@ -39,8 +39,7 @@ class Hardware(NamedTuple):
     flops: float | None
     """Dense FLOP/s in bfloat16 and float16; None if unknown."""
     float32_flops: float | None
-    """FLOP/s in float32 at JAX's default matmul precision: TF32 on NVIDIA GPUs, bfloat16 on
-    TPUs."""
+    """FLOP/s of matmuls in float32 by default: in TF32 on NVIDIA GPUs, bfloat16 on TPUs."""
     memory_bytes: float
     """Memory that the device reports: more than its name says in decimal GB, less than in GiB."""
     bandwidth: float | None

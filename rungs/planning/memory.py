@@ -36,13 +36,11 @@ class Memory:
     accumulator: int
     """Sum of the gradients over microbatches, if there are several."""
     gathered: int
-    """Full copies of one layer's sharded weights; in FP8 also the kernels of all layers in 8
-    bits."""
+    """Full copies of one layer's sharded weights; in FP8 also all layers' kernels in 8 bits."""
     activations: int
     """Residuals of a microbatch: values kept from the forward for the backward pass."""
     logits: int
-    """A chunk of logits and what exists with it: the gathered output head, gradients of the
-    head."""
+    """A chunk of logits and what exists with it: gathered output head, gradients of the head."""
     layer: int
     """Arrays of one layer's backward pass, which don't coexist with the logits."""
     batch: int
@@ -96,7 +94,7 @@ class MemoryEstimates:
     ) -> None:
         """Trace the step. The mesh must be in the mode of `config.train.sharding`, and abstract for
         planned devices (`target_device.trace_for`). `settings` are the values of `remat` that `of`
-        may get. `stored` has the dtypes in the starting weights' file, which frozen weights keep
+        may get. `stored` has the starting weights' dtypes in their file, which frozen ones keep
         with LoRA."""
         self._mesh = mesh
         self._microbatch_size = config.train.microbatch_size
@@ -163,8 +161,7 @@ def as_stored(abstract: AbstractState, stored: Dtypes) -> AbstractArrays:
 
 
 def state_bytes(model: GPT, optimizer: MultiSteps) -> int:
-    """Return the bytes on each device of a model, its optimizer state, one gradient and the
-    gradient sum."""
+    """Return the bytes on each device of a model, its optimizer state, a gradient and their sum."""
     trainable = nnx.state(model, optimizer.wrt)
     states = nnx.state(model), nnx.state(optimizer), trainable, trainable
     return sum(

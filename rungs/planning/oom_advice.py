@@ -141,8 +141,8 @@ def _edits_of_sharding(
 def larger_microbatch(
     config: RunConfig, mesh: Mesh, limit: float, stored: Dtypes | None = None
 ) -> Edit | None:
-    """Return the largest microbatch that fits into `limit` bytes per device; None if the run's own
-    is as large."""
+    """Return the largest microbatch above the run's that fits into `limit` bytes per device, or
+    None."""
     model, train = config
     sizes = _microbatch_sizes(train, train.sequences_per_step, mesh)
     larger = [size for size in sizes if size > train.microbatch_size]
@@ -197,8 +197,7 @@ def _shardings(config: RunConfig, mesh: Mesh) -> Iterator[dict[str, Any]]:
 
 
 def _microbatch_sizes(train: TrainConfig, largest: int, mesh: Mesh) -> Iterator[int]:
-    """Yield sizes that divide the step's sequences and are divisible by the devices, largest
-    first."""
+    """Yield sizes that divide the step's sequences and fill the devices evenly, largest first."""
     for size in range(largest, 0, -1):
         if train.sequences_per_step % size == 0 and size % mesh.shape["data"] == 0:
             yield size

@@ -41,8 +41,7 @@ from rungs.step.objective import Microbatch
 from rungs.step.state import AbstractArrays
 
 _MAX_ELEMENTWISE = 2.2
-"""Elementwise results in memory at once on a CPU, as a multiple of a layer's matmul results in
-float32."""
+"""Elementwise results in memory at once on a CPU, relative to a layer's float32 matmul results."""
 _UNROLLED = 0.7
 """Share of unrolled layers' residuals, besides matmul results, that exists at a CPU's peak. The
 rest is fused, or not yet or no longer there."""
@@ -65,8 +64,7 @@ class Activations(NamedTuple):
 
 
 class StepSizes(NamedTuple):
-    """A run and sizes from its trace: bytes per device, except counts of tokens, rows or
-    elements."""
+    """A run and its traced sizes: bytes per device, unless of tokens, rows or elements."""
 
     config: RunConfig
     mesh: Mesh
@@ -211,9 +209,9 @@ class CpuPeak(StepSizes):
 
     @property
     def layer_bytes(self) -> int:
-        """Bytes of a layer's backward pass. The layer's activations are copied out of the stack of
-        all layers, and gradients take twice as much again; or recomputed values take their place,
-        if larger."""
+        """Bytes of a layer's backward pass. Its activations are copied out of the stack of all
+        layers, and gradients take twice as much again; or recomputed values replace them, if
+        larger."""
         if not self.layers or self.is_unrolled:
             return self._always
         period, again = self.period, RECOMPUTED[self.remat]
@@ -328,8 +326,8 @@ class AcceleratorPeak(StepSizes):
     @property
     def _prefetched(self) -> int:
         """Bytes of the last layer's activations, copied out of the stack of all layers before the
-        loss: if the loss loops over chunks or, with one microbatch, weights are gathered while
-        layers compute."""
+        loss, if that loops over chunks or, with one microbatch, weights are gathered while layers
+        compute."""
         is_ahead = self.gathered_layers and not self.accumulates
         if not self.layers or not (self.is_chunked or is_ahead):
             return 0
@@ -337,8 +335,8 @@ class AcceleratorPeak(StepSizes):
 
     @property
     def _head_gradient(self) -> int:
-        """Bytes of the operands of the head's gradient: its sum over chunks, or the gradients of
-        all logits."""
+        """Bytes of operands of the head's gradient: its sum over chunks, or all logits'
+        gradients."""
         if not self.is_head_trained:
             return 0
         return self.head * FLOAT32_BYTES if self.is_chunked else self.logits * self.itemsize
@@ -367,9 +365,8 @@ def _gathered_elements(array: jax.ShapeDtypeStruct) -> int:
 
 
 def activations_of(config: RunConfig, mesh: Mesh, model: GPT, optimizer: MultiSteps) -> Activations:
-    """Return a microbatch's activations under the run's `remat`: the growth of the residuals when
-    the number of sequences doubles, as the rest is weights. The arrays of model and optimizer may
-    be abstract."""
+    """Return a microbatch's activations under the run's `remat`: the growth of residuals when the
+    number of sequences doubles, as the rest is weights. Model and optimizer may be abstract."""
     rows = config.train.microbatch_size // mesh.shape[DATA]
     both = (_residuals(config, mesh, model, optimizer, count * rows) for count in (1, 2))
     in_layers = total = widened = 0

@@ -89,8 +89,8 @@ def _measure_one(config: RunConfig, data: TrainingData, steps: int) -> WidthMeas
 
 @nnx.jit
 def _activations(model: GPT, inputs_BS: Array) -> list[Array]:
-    """Return the outputs of the embedding and each block except the last, which a norm follows, and
-    the logits."""
+    """Return the logits, and outputs of the embedding and each block but the last, which has a
+    norm."""
     outputs = model.forward(inputs_BS, keep_hidden_states=True)
     assert outputs.hidden_states is not None
     inner = outputs.hidden_states[:-1] or outputs.hidden_states

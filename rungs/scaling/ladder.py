@@ -31,8 +31,7 @@ ASPECT_RATIOS = (96, 64, 48, 32)
 """emb_dim ÷ n_layers of candidates. Around these the loss hardly depends on the ratio (Kaplan et
 al. 2020, figure 5)."""
 MAX_EPOCHS = 4
-"""Up to this many epochs, repeated tokens are worth nearly as much as new ones (Muennighoff et al.
-2023)."""
+"""Up to this many epochs, repeated tokens are nearly worth new ones (Muennighoff et al. 2023)."""
 _WIDTH_STEPS = 16
 """Candidate widths differ by at least one part in this many."""
 _MIN_SHARE = 0.7

@@ -55,8 +55,7 @@ def points_by_series(points: Sequence[Point]) -> dict[str, list[Point]]:
 
 
 def is_best_at_end(points: Sequence[Point]) -> bool:
-    """Whether the best point of a series is the first or last, so that a better rate may lie
-    outside those tried."""
+    """Whether the best point of a series is at an end, so that a better rate may lie outside."""
     best = min(points, key=lambda point: point.loss)
     return best in (points[0], points[-1])
 

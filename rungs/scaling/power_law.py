@@ -209,8 +209,7 @@ class ScaledRuns:
 
     @classmethod
     def of(cls, runs: list[RecordedRun]) -> Self:
-        """Fit a power law through runs. Raises UserError with a line for each reason why none
-        fits."""
+        """Fit a power law through runs. Raises UserError with a line per reason why none fits."""
         if lines := _problems(runs):
             raise UserError("\n".join(f"--power-law: {line}" for line in lines))
         scaled = [ScaledRun.of(run) for run in runs]

@@ -17,8 +17,8 @@ def with_width(model: ModelConfig, emb_dim: int) -> ModelConfig:
 
 
 def with_keys(model: ModelConfig, keys: Mapping[str, Any]) -> ModelConfig:
-    """Return the model with some keys, including its width, changed. Raises UserError if keys
-    conflict."""
+    """Return the model with some keys, including its width, changed. Raises UserError on
+    conflicts."""
     try:
         return ModelConfig.model_validate({**model.as_json(), **keys})
     except ValidationError as error:
@@ -27,9 +27,9 @@ def with_keys(model: ModelConfig, keys: Mapping[str, Any]) -> ModelConfig:
 
 
 def keys_for_width(model: ModelConfig, emb_dim: int) -> dict[str, Any]:
-    """Return the keys of `model.json` for another width. The number of heads grows with it, or the
-    head size if muP has a base_head_dim, and so does ffn_dim. Raises UserError if the model cannot
-    have that width."""
+    """Return the keys of `model.json` for another width. With it grow the number of heads, or the
+    head size if muP has a base_head_dim, and ffn_dim. Raises UserError if the width is
+    impossible."""
     factor = Fraction(emb_dim, model.emb_dim)
     sizes = _sizes_that_grow(model)
     if uneven := [key for key, size in sizes.items() if (size * factor).denominator != 1]:

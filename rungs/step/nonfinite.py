@@ -21,8 +21,7 @@ Flags = dict[str, Array]
 
 
 def first_nonfinite(tree: Any) -> Array:
-    """Return the index, among the tree's leaves, of the first non-finite array; `ALL_FINITE` if
-    there is none."""
+    """Return the index of the tree's first non-finite leaf; `ALL_FINITE` if there is none."""
     finite = jnp.stack([_is_finite(leaf) for leaf in jax.tree.leaves(tree)])
     return jnp.where(finite.all(), ALL_FINITE, finite.argmin().astype(jnp.int32))
 

@@ -1,7 +1,6 @@
 """Objectives: what a step minimizes, as a function of a model and a microbatch. An objective is a
-class with the methods of `Objective`; `next_token.py` is the shortest. Microbatches, non-finite
-ones, the loss scale and the mesh are wrapped around it in `gradients.py`. Axes as in
-`model/gpt.py`."""
+class with the methods of `Objective`; `next_token.py` is the shortest. `gradients.py` adds
+microbatches, non-finite ones, the loss scale and the mesh. Axes as in `model/gpt.py`."""
 
 from typing import Any, NamedTuple, Protocol
 

@@ -25,8 +25,7 @@ AbstractArrays = dict[str, jax.ShapeDtypeStruct]
 Shapes = dict[str, tuple[int, ...]]
 
 LOW_RANK = 0x10A
-"""Folded into the seed, so that low-rank additions and other initial weights get different random
-numbers."""
+"""Folded into the seed, so that low-rank additions get other random numbers than weights."""
 
 
 def create_model_and_optimizer(
@@ -115,8 +114,8 @@ class AbstractModel:
         self.shapes = _shapes(self._model, config.vocab_size)
 
     def fill(self, weights: Mapping[str, Any]) -> GPT:
-        """Return the model with these parameters in their own dtypes: arrays or, for generation
-        only, `UnreadTensor`s."""
+        """Return the model with these parameters, arrays or, for generation only,
+        `UnreadTensor`s."""
         _fill(self._model, weights)
         return self._model
 
@@ -150,8 +149,7 @@ def build_model(config: ModelConfig, lora: LoraConfig | None, key: jax.Array) ->
 
 
 def named_arrays(module: nnx.Module | nnx.Optimizer, vocab_size: int | None = None) -> Arrays:
-    """Return every array of a model or optimizer by its dotted name; given `vocab_size`, without
-    vocabulary padding."""
+    """Return a module's arrays by dotted name, without vocabulary padding given `vocab_size`."""
     flat = nnx.to_flat_state(nnx.state(module))
     return {dotted(path): _without_padding(variable, vocab_size) for path, variable in flat}
 

@@ -29,11 +29,11 @@ class StepResult(NamedTuple):
     """The small arrays that a global step returns to the host."""
 
     losses_A: Array
-    """Loss of each microbatch; in next-token training, the mean cross-entropy in nats over counted
+    """Loss of each microbatch; in next-token training, mean cross-entropy in nats over counted
     targets."""
     weights_A: Array
-    """Weight of each microbatch in the step's loss; in next-token training, the fraction of its
-    targets that count."""
+    """Weight of each microbatch in the loss; in next-token training, the share of counted
+    targets."""
     first_nonfinite_A: Array
     """For each microbatch, the index in `nonfinite.checked_names` of the first non-finite array,
     because of which it is left out; `nonfinite.ALL_FINITE` if there is none."""
@@ -60,8 +60,8 @@ class StepResult(NamedTuple):
 
     @property
     def finite_A(self) -> np.ndarray:
-        """Whether each microbatch counted: its loss and gradient were finite, as was the norm of
-        the summed gradient."""
+        """Whether each microbatch's loss and gradient, and the summed gradient's norm, were
+        finite."""
         return (np.asarray(self.first_nonfinite_A) == ALL_FINITE) & np.isfinite(self.gradient_norm)
 
     @property

@@ -1,5 +1,4 @@
-"""Runs trained one after another: one per combination of values, or per learning rate of a
-sweep."""
+"""Runs trained one after another, one per combination of values or per learning rate of a sweep."""
 
 import itertools
 import json
@@ -54,8 +53,8 @@ class Cell(NamedTuple):
 def cells(like: str, grid: Sequence[str], settings: Sequence[str], into: Path) -> list[Cell]:
     """Return the runs of a grid in a folder, the last key varying fastest, without writing
     anything. `like` is the run to copy; `grid` has a `key=value,value,…` per axis, `settings` a
-    `key=value` for all runs. Raises UserError if a key or value is wrong, or an existing run has
-    other keys."""
+    `key=value` for all. Raises UserError if a key or value is wrong, or an existing run has other
+    keys."""
     refuse_control_characters(into.absolute())
     axes = dict(map(_axis, grid))
     if len(axes) < len(grid):
@@ -77,8 +76,8 @@ def cells(like: str, grid: Sequence[str], settings: Sequence[str], into: Path) -
 def run_grid(runs: Sequence[Cell], into: Path, train_command: Sequence[str]) -> int:
     """Create and train the runs one after another; then print and draw their results. The same
     command resumes a grid. A failed run doesn't stop the others. Return the exit code: 2 if a run
-    doesn't fit its data or devices, 128 + the number of a signal that stopped the grid, 1 if a run
-    failed, else 0."""
+    doesn't fit its data or devices, 128 + the number of a signal that stopped the grid, 1 for other
+    failures, else 0."""
     failed = []
     with StopSignal() as stop:
         stop.begin()

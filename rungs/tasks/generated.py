@@ -1,9 +1,8 @@
 """Generated items, split into training and validation; and the pseudorandom draws that make them.
 
 Both splits draw candidates, items that are a pure function of a number, from different numbers. As
-these can still give the same prompt, a rule decides which split a prompt may be in. For built-in
-tasks it is a hash of the prompt, independent of seed and settings: a prompt held out from one run
-is held out from all."""
+these can give the same prompt, a rule decides which split a prompt may be in. For built-in tasks it
+is a hash of the prompt alone: a prompt held out from one run is held out from all."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -51,8 +50,7 @@ class Draws:
         return "".join(self.one_of(characters) for _ in range(length))
 
     def number(self, least_digits: int, most_digits: int) -> int:
-        """Return an integer, with equal probability for each number of digits; no leading 0 unless
-        it is the only digit."""
+        """Return an integer, all numbers of digits being equally likely, without leading zeros."""
         digits = self.between(least_digits, most_digits)
         if digits == 1:
             return self.below(10)

@@ -92,8 +92,7 @@ class Sent(StrictModel):
 
 
 class Feed:
-    """Sends new data in a run folder to the tracker of this name, in which `open_tracker` opens the
-    run."""
+    """Sends new data in a run folder to a tracker, in which `open_tracker` opens the run."""
 
     def __init__(self, run: RunFolder, name: str, open_tracker: OpenTracker) -> None:
         self._run, self._open_tracker = run, open_tracker
@@ -107,8 +106,8 @@ class Feed:
             self._sent = Sent(id=uuid.uuid4().hex[:12])
 
     def send_new(self) -> None:
-        """Send the steps and samples that the tracker lacks. Raises RunFailure if another run has
-        replaced this one."""
+        """Send the steps and samples that the tracker lacks. Raises RunFailure if the run was
+        replaced."""
         self._run.check()
         if self._sent.is_finished and not self._has_more():
             return

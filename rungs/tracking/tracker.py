@@ -32,12 +32,10 @@ class Tracker(Protocol):
     """A run in a tracker. Methods may raise any exception; then the run is reopened later."""
 
     def last_step(self) -> int:
-        """Return the last step that the tracker has, −1 for none; `TrackedRun.last_step` if
-        unknown."""
+        """Return the tracker's last step, −1 for none; `TrackedRun.last_step` if unknown."""
 
     def log_step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Add a step's metrics. Steps come in order; the last one may be repeated with more
-        metrics."""
+        """Add a step's metrics, in order; the last step may be repeated with more metrics."""
 
     def log_samples(self, step: int, samples: Sequence[Sample]) -> None:
         """Add the texts that a checkpoint generated."""
@@ -56,8 +54,7 @@ OpenTracker = Callable[[TrackedRun], Tracker]
 
 BUILT_IN = {name: name for name in ("mlflow", "tensorboard", "trackio", "wandb")}
 BUILT_IN["tensorboard"] = "tensorboardX"
-"""Module installed by the extra of each tracker's name. Its class is `open_tracker` in
-`NAME_tracker.py`."""
+"""Module installed by each tracker's extra. Its class is `open_tracker` in `NAME_tracker.py`."""
 
 
 def check_trackers(names: Sequence[str], place: str) -> None:

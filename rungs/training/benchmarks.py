@@ -48,7 +48,7 @@ class Benchmarks:
 
     @classmethod
     def of(cls, run: RunFolder, train: TrainConfig, tokenizer: Path | str) -> "Benchmarks | None":
-        """Return the benchmarks of a run, or None; raises UserError. `tokenizer` is as for
+        """Return a run's benchmarks, or None; raises UserError. `tokenizer`: as for
         `load_tokenizer`."""
         if train.evaluate_every is None:
             return None

@@ -129,8 +129,8 @@ class FailedSteps:
 
 
 class FailedStepRecorder:
-    """Saves the failed steps of a run, in the first process only. `batch` returns a step's arrays
-    (A, B, S) by name."""
+    """Saves a run's failed steps, in the first process. `batch` returns a step's arrays (A, B,
+    S)."""
 
     def __init__(
         self,
@@ -145,9 +145,8 @@ class FailedStepRecorder:
 
     def record(self, step: int, bad: dict[int, str], skipped_steps: Collection[int]) -> str:
         """Save a failed step, unless it exists or there are enough. Return the end of a log
-        message: how to replay the step, or why it was not saved. `bad` has the first non-finite
-        tensor by the number of the dropped microbatch; `skipped_steps` were skipped because of a
-        loss spike."""
+        message: how to replay it, or why it was not saved. `bad` has the first non-finite tensor by
+        dropped microbatch; `skipped_steps` were skipped because of a loss spike."""
         folder = self._run.failed_steps / f"step-{step:06d}"
         if not processes.is_first_process():
             return "process 0 logs where the step is saved"

@@ -70,8 +70,8 @@ def record_fields(
     start: Start, step: int, result: StepResult, tokens_seen: int, tokens: int, seconds: float
 ) -> dict[str, Any]:
     """Return the fields of `StepRecord`, common to every kind of step. `result` is on the host;
-    `tokens_seen` counts all steps up to this one, `tokens` its own; `seconds` are since the end of
-    the previous step."""
+    `tokens_seen` counts all steps so far, `tokens` this one; `seconds` are since the previous
+    step's end."""
     return {
         "global_step": step,
         "tokens_seen": tokens_seen,
@@ -129,8 +129,7 @@ class Learner(Protocol[R]):
         ...
 
     def batch(self, step: int) -> Mapping[str, np.ndarray]:
-        """Return the arrays (A, B, S) of a step by name, to record a failed step; {} if no longer
-        known."""
+        """Return the arrays (A, B, S) of a failed step by name, {} if no longer known."""
         ...
 
     def headline(self, steps: Sequence[R]) -> dict[str, str]:
@@ -142,13 +141,12 @@ class Learner(Protocol[R]):
         ...
 
     def summary(self, run: RunFolder, last: R | None) -> str:
-        """Return the results of the run so far, in words. `last` is the last step of this start, or
-        None."""
+        """Return the results so far, in words. `last` is the last step of this start, or None."""
         ...
 
     def retake(self, step: int, learning_rate: np.float32 | None, *, skipped: bool) -> Any:
-        """Repeat a step without recording anything. `skipped`: its update was skipped because of a
-        loss spike."""
+        """Repeat a step without records. `skipped`: its update was skipped because of a loss
+        spike."""
         ...
 
 
@@ -195,7 +193,7 @@ class Inputs(Protocol[R]):
         ...
 
     def resources(self, start: Start, mesh: Mesh) -> AbstractContextManager[None]:
-        """Warn if memory or disk space is too small, and turn their errors into a `RunFailure` with
+        """Warn if memory or disk space is too small; turn their errors into a `RunFailure` with
         advice."""
         ...
 

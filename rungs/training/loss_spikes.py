@@ -41,9 +41,8 @@ class LossSpikeDetector:
             self._losses.append((metrics.global_step, metrics.train_loss))
 
     def loss_limit(self, step: int) -> float:
-        """Return the loss in nats above which this step is a spike; infinity early in a run. Never
-        depends on the unread previous step, so a resumed run has the same limits as an
-        uninterrupted one."""
+        """Return the loss in nats above which this step is a spike; infinity early in a run. It
+        ignores the unread previous step, so resumed and uninterrupted runs have the same limits."""
         last = step - 1 - _UNREAD_STEPS
         losses = [loss for at, loss in self._losses if last - WINDOW_STEPS < at <= last]
         if len(losses) < MIN_STEPS:

@@ -1,6 +1,5 @@
-"""Next-token training: datasets, batches, validation loss, benchmarks, loss spikes. A new objective
-on the same data is a file with an `Objective` (see `rungs/step/objective.py`), passed to
-`next_token`."""
+"""Next-token training: datasets, batches, validation loss, benchmarks, loss spikes. For a new
+objective on the same data, pass an `Objective` (see `rungs/step/objective.py`) to `next_token`."""
 
 import dataclasses
 import functools
@@ -225,8 +224,8 @@ class NextTokenLearner:
         return read, result
 
     def _spike(self, step: int, loss: float | None, is_skipped: bool) -> Spike | None:
-        """Return whether the step is a loss spike, with a warning if so. A step without finite
-        microbatches never is."""
+        """Return whether the step, if it has finite microbatches, is a loss spike, with a
+        warning."""
         if loss is None:
             return None
         limit = self._spikes.loss_limit(step)

@@ -98,8 +98,7 @@ class Progress(Generic[R]):
         return [f"{rate:,.0f} tokens/s", *mfu, f"{format_duration(self._seconds_left())} left"]
 
     def _seconds_left(self) -> float:
-        """Return the remaining time at the pace since the first step, including validations and
-        checkpoints."""
+        """Return the time left at the pace since the first step, validations and saves included."""
         next_step, work = self._unshown[-1].global_step + 1, self._length.work
         pace = (self._clock() - self._first_shown) / work(self._first_step + 1, next_step)
         return work(next_step, self._length.total_steps) * pace

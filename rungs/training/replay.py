@@ -1,7 +1,6 @@
 """Repeat a failed step and name its first non-finite tensor. Training repeats the steps from the
-checkpoint to the failed one. Then each dropped microbatch goes through the model module by module,
-forward and backward, and each tensor is printed. Axes as in `rungs/model/gpt.py`; A
-microbatches."""
+checkpoint on. Then each dropped microbatch goes through the model module by module, forward and
+backward, and each tensor is printed. Axes as in `rungs/model/gpt.py`; A microbatches."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -158,9 +157,9 @@ def _check_microbatch(one: _Microbatch, model: GPT, wrt: Any) -> None:
 def _check_compiled_step(
     replayed: Replayed, arrays: tuple[Any, ...], mesh: Mesh, model: GPT, optimizer: MultiSteps
 ) -> None:
-    """Run all microbatches as in training; raise NotFinite if anything is not finite. This covers
-    what no single module computes: the gradient norm, sums over modules or devices, errors of
-    compiled code."""
+    """Run all microbatches as in training; raise NotFinite if anything is not finite. Covers what
+    no single module computes: gradient norm, sums over modules or devices, errors of compiled
+    code."""
     names = checked_names(model, optimizer.wrt)
     result = replayed.step(model, optimizer, *sharding.place_batch(mesh, *arrays))
     if bad := StepResult(*jax.device_get(tuple(result))).nonfinite(names):

@@ -1,6 +1,5 @@
-"""Resuming: the checkpoint that a start resumes from, refused config changes, and what `--fresh`
-and `--from` move to `aside/`. Only `move_aside` changes the disk, and it never deletes a
-checkpoint."""
+"""Resuming: the checkpoint to resume from, refused config changes, and what `--fresh` and `--from`
+move to `aside/`. Only `move_aside` changes the disk, and it never deletes a checkpoint."""
 
 import fnmatch
 import json
@@ -48,9 +47,8 @@ def checkpoint_to_resume(run: RunFolder, start: StartOptions) -> Checkpoint | No
 
 
 def refuse_changes(saved: CheckpointMeta, now: AnyRunConfig, run: RunFolder, extend: bool) -> None:
-    """Refuse to resume with other mathematics or another order of the data: raise UserError with a
-    line for each key that must not change, and its old and new value. `extend` allows more tokens,
-    epochs or steps."""
+    """Raise UserError if resuming would change the mathematics or the order of data, with a line
+    for each such key, and its old and new value. `extend` allows more tokens, epochs or steps."""
     before = saved.run_config()
     if before.train_file != now.train_file:
         raise UserError(
@@ -207,9 +205,8 @@ def _find_by_name(run: RunFolder, name: str) -> Checkpoint:
 
 
 def _microbatch_keys(before: AnyRunConfig, now: AnyRunConfig) -> set[str]:
-    """Return the keys that split a step into microbatches, if changing them keeps its result: the
-    step has the same sequences, and no experts, whose load-balancing loss is computed per
-    microbatch."""
+    """Return the keys that split a step into microbatches, if changing them keeps its result: it
+    has the same sequences, and no experts, whose load-balancing loss is per microbatch."""
     is_same = before.train.sequences_per_step == now.train.sequences_per_step
     keys = {"microbatch_size", "gradient_accumulation_steps"}
     return keys if is_same and not now.model.n_experts else set()
@@ -217,8 +214,7 @@ def _microbatch_keys(before: AnyRunConfig, now: AnyRunConfig) -> set[str]:
 
 def _extendable_keys(before: OptimizationConfig, now: OptimizationConfig) -> set[str]:
     """Return the keys that `--extend` may change: those that only add steps at the end. More epochs
-    always do; more tokens only in a single epoch in file order, as otherwise they change the order
-    of earlier steps."""
+    always do; more tokens only in a single epoch in file order, else they reorder earlier steps."""
     if isinstance(before, ReinforceConfig) and isinstance(now, ReinforceConfig):
         return {"steps"} if now.steps > before.steps else set()
     assert isinstance(before, TrainConfig)

@@ -68,8 +68,8 @@ def launch(
     `max_minutes`, in `time.monotonic()`; None for now. Raises UserError if the run, its inputs and
     its checkpoints don't fit together, RunFailure if the run cannot continue for another reason.
 
-    Steps 1 to 6 check everything that the user may have got wrong. Nothing on disk changes before
-    step 7."""
+    Steps 1 to 6 check everything that users may get wrong. Nothing on disk changes before step
+    7."""
     # 1. The checkpoint to resume from: none with --fresh, the one named by --from, else the newest
     #    valid one.
     saved = find_checkpoint(run, options)
@@ -167,8 +167,7 @@ def make_trainer(
 
 
 def dry_run(start: Start, inputs: Inputs[Any], mesh: Mesh, length: RunLength) -> None:
-    """Create or restore model and optimizer, take a few steps and log the run's forecast. Nothing
-    on disk changes."""
+    """Create or restore model and optimizer, take a few steps and log a forecast; write nothing."""
     learner = inputs.learner(start, mesh, ())
     learner.log_start(start, mesh)
     losses, times = [], [time.perf_counter()]
@@ -204,9 +203,9 @@ def find_checkpoint(run: RunFolder, start: StartOptions) -> manifest.Checkpoint 
 def start_of(
     run: RunFolder, config: AnyRunConfig, options: StartOptions, saved: manifest.Checkpoint | None
 ) -> Start:
-    """Return a start that resumes from a checkpoint, or begins at step 0 with the weights of
-    `start_from` or random ones. Raises UserError if the config has forbidden changes, or there are
-    no such weights."""
+    """Return a start that resumes from a checkpoint, or begins with the weights of `start_from` or
+    random ones. Raises UserError if the config has forbidden changes, or there are no such
+    weights."""
     if saved is None:
         return Start(run, config, options, None, find_starting_weights(run, config))
     config = config._replace(train=with_recorded_dtype(config.train, saved.meta))

@@ -188,9 +188,9 @@ class Trainer(Generic[R]):
         due: Due,
         hooks: list[Hook],
     ) -> bool:
-        """Read a step; validate it if due, record it, then save it if due. Return whether a
-        validation or hook was interrupted, which the next start repeats; never in the last step, as
-        no start follows it."""
+        """Read a step; validate it if due, record it, save it if due. Return whether a validation
+        or hook was interrupted, which the next start repeats; never in the last step, as none
+        follows."""
         metrics = self._read(step, taken)
         is_last = step == self.total_steps - 1
         stops = NEVER if is_last else stops

@@ -1,6 +1,5 @@
-"""The dataset builder for chats, tokenized with a chat template. The loss counts the assistant's
-words: what the template marks, else the content of the assistant's messages and the special token
-that ends each turn."""
+"""The dataset builder for chats, tokenized with a chat template. The loss counts what the template
+marks, else the content of the assistant's messages and the special token after each turn."""
 
 import hashlib
 import logging
@@ -54,8 +53,8 @@ class ChatFormat(NamedTuple):
         return last if last in self.tokenizer.special_ids else None
 
     def _end_of_turn(self, ids: list[int], end: int) -> int:
-        """Return the index after the special token that follows `end`, ignoring spaces; `end` if
-        there is none."""
+        """Return the index after the special token that follows `end`, ignoring spaces, or
+        `end`."""
         place = end
         while place < len(ids) and not self.tokenizer.decode(ids[place : place + 1]).strip():
             place += 1

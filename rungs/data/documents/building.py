@@ -73,8 +73,7 @@ class Request(NamedTuple):
 
 
 class Progress(strict_json.StrictModel):
-    """The contents of `progress.json` in the folder of an unfinished dataset: how much of its token
-    files is valid."""
+    """The contents of `progress.json`: how much of an unfinished dataset's token files is valid."""
 
     FILE: ClassVar = "progress.json"
 
@@ -220,8 +219,7 @@ class _Builder:
         self._bar = stack.enter_context(run_log.byte_progress("tokenizing", total))
 
     def add_file(self, fetched: FetchedFile) -> bool:
-        """Append a file's documents that are not done yet; return whether `max_bytes` is
-        reached."""
+        """Append a file's remaining documents; return whether `max_bytes` is reached."""
         file, most = fetched.file, self._request.max_bytes
         rows = files.read(fetched.path, file.name, self._request.column, self._progress.rows)
         room = None if most is None else most - self._progress.text_bytes
@@ -315,8 +313,8 @@ def _batches(rows: Iterator[str | None], room: int | None) -> Iterator[_Batch]:
 
 
 def _valid(text: str) -> tuple[str, int]:
-    """Return a text with lone surrogates, which no tokenizer accepts, replaced by U+FFFD, and its
-    size in UTF-8."""
+    """Return a text with lone surrogates replaced by U+FFFD, for tokenizers, and its size in
+    UTF-8."""
     try:
         return text, len(text.encode())
     except UnicodeEncodeError:

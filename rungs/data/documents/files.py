@@ -108,8 +108,7 @@ def choose(
 ) -> list[DataFile]:
     """Return the chosen files of a repository, sorted by name, from their sizes and sha256s and the
     `configs` of its card. The default is the card's default configuration, or all files of
-    documents without one. Raises UserError if there are no such files, or no such configuration or
-    split."""
+    documents without one. Raises UserError if there are no such files, configuration or split."""
     names = sorted(name for name in files if format_of(name))
     if not names:
         raise UserError(f"no file of documents; these are known: {', '.join(FORMATS)}")
@@ -179,8 +178,8 @@ def _config(configs: Sequence[dict[str, Any]], name: str | None) -> dict[str, An
 
 
 def _patterns(config: dict[str, Any]) -> dict[str, list[str]]:
-    """Return the patterns of each split. `data_files` is a pattern, a list of them, or a list of
-    splits with patterns."""
+    """Return the patterns of each split: `data_files` is one, several, or a list of splits with
+    theirs."""
     data_files = config["data_files"]
     if isinstance(data_files, str):
         data_files = [data_files]
@@ -194,8 +193,7 @@ def _patterns(config: dict[str, Any]) -> dict[str, list[str]]:
 
 
 def split_of(name: str) -> str:
-    """Return the split named in a file's name or folders: "train", "validation" or "test"; "" if
-    none is."""
+    """Return the split in a file's name or folders: "train", "validation", "test", or ""."""
     words = re.split(r"[^a-z]+", name.lower())
     for split, spellings in _SPLIT_WORDS.items():
         if any(word in spellings for word in words):

@@ -50,9 +50,8 @@ _NO_EFFECT_KEYS = re.findall(
     """,
 )
 """Keys that do not affect the forward pass (`*` is a wildcard): names and implementations, token
-ids, generation, training. transformers 4 and 5 have most of them in every config
-(`PretrainedConfig`, `GenerationConfig`). `pretraining_tp` splits a matmul into parts and adds them
-up again."""
+ids, generation, training. transformers 4 and 5 have most in every config (`PretrainedConfig`,
+`GenerationConfig`). `pretraining_tp` splits a matmul into parts and adds them up again."""
 
 SUPPORTED_VALUES: dict[str, tuple[Any, ...]] = {
     "add_cross_attention": (False,),

@@ -35,7 +35,7 @@ class Family:
     prefix: str = "model."
     """Prefix of all tensor names except the head's."""
     buffers: tuple[tuple[str, str], ...] = _ROTARY_BUFFERS
-    """Tensors that are not parameters: a regular expression for the end of the name, and a
+    """Tensors that are not parameters: a regular expression for the name's end, and a
     description."""
 
     def to_model_config(self, hf_config: HFConfig) -> ModelConfig:

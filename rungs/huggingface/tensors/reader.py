@@ -65,8 +65,7 @@ def safetensors_specs(path: Path) -> Iterator[tuple[str, TensorSpec]]:
 
 
 def _safetensors_bits(path: Path, name: str) -> np.ndarray:
-    """Return the content of one tensor. Opens the file each time, so that it doesn't stay in
-    memory."""
+    """Return the content of a tensor. Opens the file each time, so that memory is freed."""
     with safe_open(path, framework="numpy") as file:
         return bits(file.get_tensor(name))
 
@@ -93,8 +92,7 @@ class _Global(str):
 
 
 def parse_tensors(pickled: bytes) -> dict[str, TorchTensor]:
-    """Return the tensors in a pickle, by name. Raises ValueError if it is damaged, or describes
-    anything else."""
+    """Return the tensors in a pickle, by name. Raises ValueError if it has anything else."""
     parser = _Parser()
     try:
         for opcode, argument, _ in pickletools.genops(pickled):
@@ -304,8 +302,8 @@ class TensorFolder:
     def __init__(self, folder: Path) -> None:
         self._format, first, self._files = _find(folder)
         self.specs: dict[str, TensorSpec] = {}
-        """dtype and shape of each tensor, by name. Buffers may have dtypes that parameters can't
-        have."""
+        """dtype and shape of each tensor, by name. Buffers may have other dtypes than
+        parameters."""
         for path in sorted({first, *self._files.values()}):
             refuse_link_out(path)
             for name, spec in self._format.specs(path):
@@ -323,8 +321,8 @@ class TensorFolder:
 
 
 def _find(folder: Path) -> tuple[_Format, Path, dict[str, Path]]:
-    """Return the format of a folder's weights, one of the files, and each tensor's file if there is
-    an index."""
+    """Return the format of a folder's weights, one of the files, and each tensor's file by the
+    index."""
     for weights_format in _FORMATS:
         if is_file(folder / weights_format.single):
             return weights_format, folder / weights_format.single, {}

@@ -26,10 +26,9 @@ MIN_CHUNK_TOKENS = 512
 
 T = TypeVar("T")
 Head = Callable[[Array, Array], Array]
-"""From x_MD and the head's matrix to logits_MV, float32; this device's part of a split
-vocabulary."""
+"""From x_MD and the head's matrix to logits_MV, float32; this device's part of a vocabulary."""
 WeightOf = Callable[..., Array]
-"""Pure function from log_probs_M of the targets, and further arrays of M, to the weights of their
+"""Pure function from the targets' log_probs_M, and more arrays of M, to the weights of their
 losses."""
 
 
@@ -42,7 +41,7 @@ class TargetStatistics(NamedTuple):
 
 
 def summed_loss(head: Head, x_MD: Array, matrix: Array, targets_M: Array) -> Array:
-    """Return the cross-entropy in nats summed over non-negative targets; arguments as for
+    """Return the cross-entropy in nats over non-negative targets; arguments as for
     `weighted_loss`."""
     return weighted_loss(head, jnp.ones_like, x_MD, matrix, targets_M)[0]
 
@@ -251,8 +250,7 @@ def _logits_gradient(softmax: Softmax, weights_M: Array) -> Array:
 
 
 def _chunks(matrix: Array, targets_M: Array, x_MD: Array, *extras: Array) -> tuple[Array, ...]:
-    """Return equal chunks, in order, of x_MD, targets and the others. The last is padded with
-    ignored targets."""
+    """Return equal chunks of x_MD, targets and the others, the last padded with ignored targets."""
     size = chunk_tokens(len(targets_M), matrix.size // x_MD.shape[1])
     count = math.ceil(len(targets_M) / size)
     padding = count * size - len(targets_M)

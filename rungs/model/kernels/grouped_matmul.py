@@ -21,8 +21,7 @@ from rungs.parallel import collectives, target_device
 TILE_M, TILE_I, TILE_O = 64, 64, 128
 """Sizes of a program's block: powers of 2, as Triton requires."""
 _STAGES = {2: 3, 4: 2}
-"""Tiles in flight by bytes per element, to fit the 99 KiB of shared memory of each GPU since
-Ampere."""
+"""Tiles in flight by bytes per element, for the 99 KiB of shared memory of GPUs since Ampere."""
 
 
 def plain_grouped_matmul(x_MI: Array, kernel_EIO: Array, counts_E: Array) -> Array:
@@ -41,9 +40,8 @@ def grouped_matmul(x_MI: Array, kernel_EIO: Array, counts_E: Array) -> Array:
 
 
 def is_dense() -> bool:
-    """Return whether the target device has no fast grouped matmul, so that multiplying every row
-    with all matrices is faster. TPUs have an instruction for groups, recent NVIDIA GPUs the kernels
-    here."""
+    """Return whether the target device has no fast grouped matmul, so that all rows times all
+    matrices is faster. TPUs have an instruction for groups, recent NVIDIA GPUs the kernels here."""
     return target_device.platform() != "tpu" and not target_device.is_ampere_or_later()
 
 
@@ -83,8 +81,7 @@ class _Tiles(NamedTuple):
 
     first_T: Array
     end_T: Array
-    """Index after the last row of the tile's group; the tile is empty if `first_T` is not below
-    it."""
+    """Index after the last row of the tile's group; the tile is empty unless above `first_T`."""
     group_T: Array
 
     @classmethod

@@ -50,9 +50,8 @@ def causal_attention(
 def pallas_attention(
     query_BSNH: Array, key_BSKH: Array, value_BSKH: Array, scoring: Scoring, interpret: bool
 ) -> Array:
-    """Return y_BSNH. The kernels have no scale, so queries are multiplied by it and rounded to
-    their dtype. Sequences are padded at the end. `interpret` runs the kernels step by step, on any
-    device."""
+    """Return y_BSNH. Queries are multiplied by the scale, which the kernels lack, and rounded to
+    their dtype. Sequences are padded at the end. `interpret` emulates the kernels on any device."""
     length, heads = query_BSNH.shape[1:3]
     block = block_size(length)
     query_BSNH = (query_BSNH.astype(jnp.float32) * scoring.scale).astype(query_BSNH.dtype)
@@ -137,8 +136,7 @@ def _splash_attention() -> ModuleType:
 
 
 def _varying_pallas_call(kernel: Any, out_shape: Any, **options: Any) -> Callable[..., Any]:
-    """Return `pl.pallas_call` with outputs that vary along each mesh axis that an input varies
-    along."""
+    """Return `pl.pallas_call` with outputs that vary along each mesh axis that an input does."""
 
     def run(*inputs: Any) -> Any:
         def outputs() -> Any:

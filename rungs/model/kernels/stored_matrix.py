@@ -35,8 +35,7 @@ class StoredMatrix(abc.ABC):
 
     @abc.abstractmethod
     def rows(self, indices: Array) -> Array:
-        """Return the vectors of some outputs, in float32: rows of an embedding table that is also
-        the output head."""
+        """Return some outputs' vectors, float32: rows of a table that is also the output head."""
 
 
 @jax.tree_util.register_dataclass

@@ -300,8 +300,8 @@ class _QueryTile(NamedTuple):
 def _query_tiles(
     scoring: Scoring, tiles: Tiles, length: int, _: Any = None, ends: Any = None
 ) -> tuple[Array, Array]:
-    """Return the indices of the first tile of queries that attend to the program's keys, and after
-    the last."""
+    """Return the range of query tiles that attend to the program's keys: first and after the
+    last."""
     first_key = pl.program_id(0) * tiles.keys
     window = length if scoring.window is None else scoring.window
     end = jnp.minimum(first_key + tiles.keys + window - 1, length)
@@ -385,8 +385,7 @@ def _store(ref: Any, at: Array, head: Any, x: Array) -> None:
 
 
 def _elements(ref: Any, at: Array, head: Any) -> tuple[Any, Array]:
-    """Return a head's elements at these positions, padded to a power of 2, and which of them
-    exist."""
+    """Return a head's elements at these positions, padded to a power of 2, and which exist."""
     length, _, *width = ref.shape
     if not width:
         return ref.at[at, head], at < length

@@ -261,8 +261,7 @@ def _as_groups(rows: Iterable[NDArray[np.int64]]) -> Groups:
 
 
 def parse_braces(text: str) -> Groups:
-    """Parse the groups at the start of a text such as `{{0,1},{2,3}}, …`. Raises ValueError for
-    another form."""
+    """Parse the groups at the start of a text such as `{{0,1},{2,3}}, …`. May raise ValueError."""
     outer = re.match(r"\{(?:\{[\d,]*\},?)*\}", text)
     if not outer:
         raise ValueError(f"{text[:80]}: unknown form of groups")
@@ -321,8 +320,8 @@ def _matmuls_during(site: Site) -> int:
 
 
 def _before_end(schedule: list[hlo.Instruction]) -> list[hlo.Instruction]:
-    """Return the instructions between a collective, the first in `schedule`, and its end; none if
-    it is synchronous."""
+    """Return what `schedule` has between its first, a collective, and its end; none if
+    synchronous."""
     first, names = schedule[0], {schedule[0].name}
     is_start = first.opcode.endswith("-start")
     chain = "" if is_start else _chain(first, "AsyncCollectiveStart")

@@ -174,8 +174,7 @@ def shapes_in(shape: str) -> list[str]:
 
 
 def bytes_of(shape: str) -> int:
-    """Return the bytes of a shape, summed over a tuple. Raises ValueError if a dtype has an unknown
-    width."""
+    """Return the bytes of a shape, summed over a tuple. Raises ValueError for an unknown dtype."""
     arrays = re.findall(r"(\w+)\[([^\]]*)\]", shape)
     sizes = ((dtype_bits(dtype), math.prod(numbers(inside))) for dtype, inside in arrays)
     return sum(-(-bits * size // 8) for bits, size in sizes)
@@ -309,8 +308,7 @@ def _value(one: Instruction, known: _Known) -> _Counter | None:
 
 
 def _element(one: Instruction, index: int, known: _Known) -> _Counter | None:
-    """Return an integer in a tuple. A loop's parameter, unlike a fusion's, is unknown and stands
-    for the carry."""
+    """Return an integer in a tuple. A loop's unknown parameter, unlike a fusion's, is the carry."""
     if one.opcode == "parameter" and not known:
         return _Counter(index, 0)
     return _value(one.inputs[index], known) if one.opcode == "tuple" else None

@@ -25,8 +25,7 @@ from rungs.smoke_tests.device_check.report import Figure
 
 PART = "kernels"
 PLAIN_ERRORS = 4
-"""Allowed ratio of a kernel's error to the plain form's on the same device, as they round at
-different places."""
+"""Allowed ratio of a kernel's error to its plain form's on the device, as rounding differs."""
 _FLOAT32_TOLERANCES = {"gpu": 2**-10, "tpu": 2**-7}
 """By platform: accelerators round float32 matmul operands to TF32 or bfloat16."""
 _EXACT_FLOAT32_TOLERANCE = 1e-5

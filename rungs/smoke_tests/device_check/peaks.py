@@ -1,5 +1,4 @@
-"""Speed of the devices, all at once: matmuls, memory, and links. Axes: D devices, N rows or
-columns."""
+"""Speed of the devices, all at once: matmuls, memory, links. Axes: D devices, N rows or columns."""
 
 import math
 import time
@@ -24,8 +23,7 @@ _SIZES = {"cpu": 1024}
 _OTHER_SIZE = 8192
 """N of the square matrices, by platform."""
 _CPU_BYTES, _BYTES = 2**28, 2**30
-"""Bytes of the array that is read and written, on a CPU by all devices together, else on each: far
-more than any cache."""
+"""Bytes read and written, on a CPU by all devices together, else by each: far more than caches."""
 _SHIFTED_SHARE = 1 / 4
 """Share of that array that is sent over links."""
 _LEAST_SECONDS = 0.2
@@ -82,8 +80,7 @@ def memory_bandwidth(mesh: Mesh) -> float:
 
 
 def link_bandwidth(mesh: Mesh) -> float:
-    """Return the bytes per second that one device sends to the next while receiving as much from
-    the previous."""
+    """Return the bytes per second that a device sends to the next while receiving as much."""
     count = int(_array_bytes(mesh) * _SHIFTED_SHARE) // 4
     ring = [(device, (device + 1) % mesh.size) for device in range(mesh.size)]
     shift = partial(jax.lax.ppermute, axis_name=_AXIS, perm=ring)

@@ -79,7 +79,7 @@ class RunningStep:
         return {name: np.asarray(array) for name, array in arrays.items()}
 
     def device_bytes(self) -> int | None:
-        """Return the peak memory of a device so far; None where JAX does not report it, as on a
+        """Return the peak memory of a device so far; None if JAX does not report it, as on a
         CPU."""
         stats = [device.memory_stats() or {} for device in self.mesh.local_devices]
         return max((each.get("peak_bytes_in_use") or 0 for each in stats), default=0) or None
@@ -122,8 +122,7 @@ class StepTime:
 
 
 def memory(step: RunningStep) -> Iterator[Figure]:
-    """Yield the memory of each device next to the plan. Run it first, as earlier programs count as
-    used."""
+    """Yield each device's memory next to the plan. Run it first, as earlier programs count."""
     planned, compiled, used = (
         memory_of(step.config, step.mesh).total,
         step.compiled_bytes(),

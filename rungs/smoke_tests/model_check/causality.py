@@ -38,8 +38,7 @@ class Queries(NamedTuple):
 def check_causality(
     checked: CheckedModel, logits_of: LogitsOf, queries: Queries, influence_QBS: np.ndarray
 ) -> CheckResult:
-    """Check that a position depends on itself, on all earlier ones within the attention window,
-    and on nothing else."""
+    """Check that a position depends exactly on itself and earlier ones within the window."""
     model = checked.config.model
     own_QS = influence_QBS[np.arange(len(queries.row_Q)), queries.row_Q]
     distance_QS = queries.position_Q[:, None] - np.arange(own_QS.shape[-1])

@@ -1,6 +1,5 @@
 """The eight checks of a model before training, and their table. Values that should be equal may
-differ by rounding; gradients that should not exist must be exactly zero. Axes as in
-`rungs/model/gpt.py`."""
+differ by rounding; gradients that should not exist must be exactly 0. Axes as in `model/gpt.py`."""
 
 import math
 import time
@@ -42,8 +41,8 @@ CACHE_ROUNDING = 1e-4
 """Like ROUNDING, for generation with a cache, whose matmuls have other shapes and orders of
 summation: at most 2e-6 in the committed runs, more in deeper models."""
 LOSS_MARGIN = 0.1
-"""Allowed nats above the lowest possible loss on one batch; at this loss tokens have a probability
-of 90%."""
+"""Allowed nats above the lowest possible loss on one batch: tokens then have a probability of
+90%."""
 MIN_PROGRESS = 0.1
 """Required share of the way to the lowest possible loss, if training cannot reach it."""
 MAX_CACHED_TOKENS = 8
@@ -53,8 +52,7 @@ _INDENT = " " * 23
 
 
 def run_checks(path: Path, config: RunConfig, checked: CheckedModel) -> list[str]:
-    """Run all checks and print a table, each row as soon as it is known. Return the names of failed
-    checks."""
+    """Run all checks and print a table, row by row. Return the names of failed checks."""
     print(*_header(path, config, checked), sep="\n", flush=True)
     start = time.perf_counter()
     results = []
@@ -200,8 +198,7 @@ def _norm(arrays: dict[str, np.ndarray]) -> float:
 
 
 def check_cache(checked: CheckedModel, logits_of: LogitsOf) -> CheckResult:
-    """Check that generation, left-padded and token by token, gives the same logits as one forward
-    pass."""
+    """Check that left-padded generation, token by token, gives one forward pass's logits."""
     inputs_BS = checked.inputs_BS
     rows, length = inputs_BS.shape
     lengths = [length - row * length // (2 * rows) for row in range(rows)]

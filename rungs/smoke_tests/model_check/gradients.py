@@ -1,6 +1,6 @@
 """The gradient of a batch, and trainable parameters that wrongly receive none: layers and experts
-of stacked parameters, and rows of embeddings, with a gradient of exactly zero. Axes as in
-`rungs/model/gpt.py`."""
+of stacked parameters, and rows of embeddings, with a gradient of exactly 0. Axes as in
+`model/gpt.py`."""
 
 from collections.abc import Callable, Iterator
 from typing import NamedTuple

@@ -72,7 +72,7 @@ def shorten_training(
 ) -> ShortRun:
     """Return a copy of a training run with about a dozen steps and the complete schedule in them.
     `tokens` is the maximum sequence length; pairs are never cut. Raises UserError if run and data
-    don't fit together."""
+    don't fit."""
     model, train = config
     has_pairs = any(datasets[name].description.splits[TRAIN].pairs for name in train.datasets)
     length = config.sequence_length if has_pairs else min(config.sequence_length, tokens)

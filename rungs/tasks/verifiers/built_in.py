@@ -34,8 +34,7 @@ class BuiltIn(NamedTuple):
 
 
 def final_answer(completion: str) -> str | None:
-    """Return the text after the only `=` of a completion, all of it without `=`, None with
-    several."""
+    """Return a completion's text after its only `=`, all of it without `=`, None with several."""
     parts = completion.split("=")
     return parts[-1].strip() if len(parts) <= 2 else None
 
@@ -46,8 +45,7 @@ def gsm8k_number(answer: str) -> str | None:
 
 
 def last_number(text: str) -> str | None:
-    """Return the last number of a text in normal form, or None. A sign counts unless it follows a
-    number, as in `7-3`."""
+    """Return a text's last number in normal form, or None. In `7-3` the `-` is not a sign."""
     found = _IN_TEXT.findall(text)
     return _normal(found[-1]) if found else None
 
@@ -102,8 +100,8 @@ def _brackets(item: Item, completion: str) -> bool:
 
 
 def open_brackets(text: str) -> str | None:
-    """Return the unclosed brackets at the end of a text, None if one is closed wrongly or there is
-    any other character."""
+    """Return a text's unclosed brackets, None if one is closed wrongly or there is anything
+    else."""
     stack: list[str] = []
     for character in text:
         if character in PAIRS:
