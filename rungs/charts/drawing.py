@@ -69,8 +69,7 @@ HAND_DRAWN = {
 
 def use_style(chart_style: str) -> contextlib.AbstractContextManager[None]:
     """Return a context with Matplotlib settings that are the same on every machine. Create and
-    write charts inside it, as some settings are read when a figure is made, others when it is
-    drawn."""
+    write charts inside it, as some settings are read by new figures, others when drawing."""
     if chart_style == "plain":
         return style.context(["default", PLAIN])
     installed = {font.name for font in font_manager.fontManager.ttflist}

@@ -1,5 +1,4 @@
-"""Charts of every kind of run (learning rate, gradient norm, throughput), and helpers for
-others."""
+"""Charts of every kind of run (learning rate, gradient norm, throughput); shared helpers."""
 
 from collections.abc import Callable
 from typing import Any

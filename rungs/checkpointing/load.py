@@ -38,8 +38,7 @@ def load_model(path: Path | str, layout: Layout | None = None) -> GPT:
     """Return a trained model, with LoRA merged: `model(tokens_BS)` gives float32 logits_BSV.
     Parameters keep their saved dtypes. `path` is as for `find_weights`: a run, a checkpoint or a
     weights file. Parameters go onto the devices of `layout`, which must not split the vocabulary,
-    or the first device. Raises UserError if there is nothing to load at `path`, or it is
-    damaged."""
+    or the first device. Raises UserError if there is nothing at `path`, or it is damaged."""
     weights = MergedWeights(find_valid_weights(path))
     abstract = AbstractModel(weights.header.model, layout)
     return abstract.fill(place_weights(weights, abstract))

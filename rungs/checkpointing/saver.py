@@ -112,8 +112,7 @@ class Saver:
     def save(self, model: GPT, optimizer: MultiSteps, meta: CheckpointMeta) -> Flags:
         """Start saving; return once the arrays may change, with flags, possibly still being
         computed, of which arrays are finite. If one is not, no checkpoint appears. Waits for the
-        pending save first. Raises RunFailure if this checkpoint or the pending one cannot be
-        written."""
+        pending save first. Raises RunFailure if this or the pending one cannot be written."""
         self.wait()
         begun = time.monotonic()
         flags = finite_flags(named_arrays(model) | named_arrays(optimizer))

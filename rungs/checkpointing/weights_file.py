@@ -92,8 +92,8 @@ def write_weights(
 
 class Weights:
     """The tensors of a `model.safetensors` or its shards, read one at a time. `path` is the file,
-    whether it exists or only its index does, or the index. Raises UserError if Rungs cannot read
-    the files."""
+    possibly existing as shards only, or the index. Raises UserError if Rungs cannot read the
+    files."""
 
     def __init__(self, path: Path) -> None:
         self.path = file_or_index(path)
@@ -134,8 +134,7 @@ class Weights:
         return code
 
     def array(self, name: str, part: tuple[slice, ...] = ()) -> np.ndarray:
-        """Return a tensor, or a slice of its first axes, in its dtype. Raises UserError unless
-        finite."""
+        """Return a tensor, or a slice of its first axes. Raises UserError unless finite."""
         file = self._files[name]
         array: np.ndarray = file.get_slice(name)[part] if part else file.get_tensor(name)
         if array.dtype.name in SAFETENSORS_DTYPES and not all_finite(array, array.dtype.name):

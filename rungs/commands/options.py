@@ -95,9 +95,9 @@ def start_options(
     extended: str, replayed: str, *, has_dry_run: bool = True
 ) -> Callable[[Callable[..., None]], Any]:
     """Return a decorator that adds the argument RUN and the options shared by `train.py` and
-    `reinforce.py`, for `StartCommand`. For the help, `extended` says what --extend adds and
-    `replayed` what --replay does. Without `has_dry_run` the help omits --dry-run; the command must
-    refuse it."""
+    `reinforce.py`, for `StartCommand`. In the help, `extended` says what --extend adds and
+    `replayed` what --replay does. Without `has_dry_run` the help omits --dry-run, and it must be
+    refused."""
     extend = _flag("--extend", help=f"Resume with more {extended} than before.")
     dry_run = _flag(
         "--dry-run",

@@ -203,8 +203,7 @@ def _propose_ladder(
 
 
 def _configured_sharding(folder: RunFolder, config: AnyRunConfig, is_here: bool) -> ShardingConfig:
-    """Return the sharding in the run's config. `is_here`: it is planned for this machine's
-    devices."""
+    """Return the sharding in the run's config, on this machine's devices if `is_here`."""
     import jax
 
     from rungs.checkpointing.checkpoint_folder import list_checkpoints

@@ -43,8 +43,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def replace_folder(folder: Path, *, resume: bool = False) -> Iterator[Path]:
     """Replace `folder` while `lock_folder` is held. Yields an empty folder beside it to fill, which
-    becomes `folder` when the block ends. `resume` yields the partly filled folder of a failed
-    attempt."""
+    becomes `folder` at the end. `resume` yields the partly filled folder of a failed attempt."""
     partial, old = _sibling(folder, "partial"), _sibling(folder, "old")
     if not resume:
         _remove(partial)

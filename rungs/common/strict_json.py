@@ -19,8 +19,7 @@ F = TypeVar("F", bound=Callable[[Any], str | None])
 
 
 def check(method: F) -> F:
-    """Register a `StrictModel` method that checks several keys and returns "key: what is wrong" or
-    None."""
+    """Register a `StrictModel` method that checks keys: it returns "key: what is wrong" or None."""
     _checks.add(method)
     return method
 
@@ -197,8 +196,7 @@ def _advice(key: str, file: str, models: Mapping[str, type[StrictModel]]) -> str
 
 
 def _nested_advice(parts: Sequence[str], model: type[StrictModel]) -> str:
-    """Suggest a key for an unknown one in a nested object. `parts` are the keys and indices to
-    it."""
+    """Suggest a key for an unknown one in a nested object. `parts` are keys and indices to it."""
     models = [model]
     for part in parts[:-1]:
         fields = [each.model_fields[part] for each in models if part in each.model_fields]

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 
 def align_columns(rows: Sequence[Sequence[str]], left: int = 1) -> str:
-    """Return rows as lines with aligned columns, the first `left` of them flush left, others
-    right."""
+    """Return rows as lines with aligned columns, the first `left` flush left, others right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     aligns = ["<" if column < left else ">" for column in range(len(widths))]
     form = "  ".join(f"{{:{align}{width}}}" for align, width in zip(aligns, widths, strict=True))

@@ -136,8 +136,7 @@ def _ranks(model: dict[str, Any], special: dict[str, int]) -> dict[bytes, int] |
 
 
 def _byte_characters() -> Iterator[tuple[str, int]]:
-    """Yield the character for each byte in byte-level BPE: itself if printable, else from U+0100
-    on."""
+    """Yield each byte's character in byte-level BPE: itself if printable, else from U+0100 on."""
     following = 0x100
     for byte in range(256):
         if 0x21 <= byte <= 0x7E or 0xA1 <= byte <= 0xAC or byte >= 0xAE:

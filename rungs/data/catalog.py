@@ -29,8 +29,7 @@ BUILT_IN: dict[str, Callable[[Path], Source]] = {
 
 def find_datasets_dir(option: Path | None = None) -> Path:
     """Return the folder that holds the datasets: the command-line option, else the environment
-    variable, else `datasets` in the checkout or, for an installed package, in the working
-    directory."""
+    variable, else `datasets` in the checkout or, without one, the working directory."""
     if given := option or os.environ.get(DATASETS_VARIABLE):
         return Path(given)
     return (checkout() or Path()) / "datasets"

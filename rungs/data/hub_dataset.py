@@ -16,9 +16,8 @@ FILES = [*map(dataset.split_file, dataset.SPLITS), tokenizer.TOKENIZER_FILE]
 
 def download(name: str, folder: Path, *, update: bool) -> None:
     """Download the dataset `owner/name` into `folder`, unless it exists and, with `update`, is up
-    to date. If the hub cannot be reached, an existing copy is used. A folder that is not from the
-    hub is the user's and not changed. Raises UserError if there is no copy and the download
-    fails."""
+    to date. If the hub cannot be reached, an existing copy is used. A folder not from the hub is
+    the user's and never changed. Raises UserError if there is no copy and the download fails."""
     known = dataset.read_description(folder)
     if paths.is_there(folder) and not (update and known and known.source.kind == "hub"):
         return

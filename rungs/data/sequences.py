@@ -39,9 +39,8 @@ class TextWindows:
 
     Window i covers the tokens [start + i·S, start + (i + 1)·S + target_offset): its first S tokens
     are inputs, its last S targets. If texts begin with special tokens, these replace the first
-    inputs, as the model expects them; targets stay the same. `separator` is the token that begins
-    each document but the first, if documents are separate; `texts` has the tokens that begin and
-    end texts."""
+    inputs, as the model expects them. `separator` is the token that begins each document but the
+    first, if documents are separate; `texts` has the tokens that begin and end texts."""
 
     padding = 0.0
 
@@ -76,8 +75,7 @@ class TextWindows:
 def _with_begin(
     inputs_S: np.ndarray, targets_S: np.ndarray, texts: Texts
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return a sequence after a text's begin tokens. The next text's begin token is not a
-    target."""
+    """Return a sequence after a text's begin tokens. The next text's are not targets."""
     inputs_S, targets_S = inputs_S.astype(np.int32), targets_S.astype(np.int32)
     is_begin_S = targets_S == texts.begin[0]
     targets_S[is_begin_S if texts.end is None else is_begin_S & (inputs_S == texts.end)] = IGNORED
@@ -106,8 +104,7 @@ class PaddedDocuments:
 
 
 class PackedDocuments(PaddedDocuments):
-    """Sequences of as many whole documents as fit, in file order; longer documents can't be
-    read."""
+    """Sequences of as many whole documents as fit, in file order, excluding longer documents."""
 
     def __init__(self, documents: AnsweredDocuments, length: int) -> None:
         super().__init__(documents, length)
@@ -197,8 +194,7 @@ def start_key(split: Split) -> str:
 
 
 def mix(parts: dict[str, Sequences], config: TrainConfig) -> Sequences:
-    """Interleave datasets by weight, which Grain rounds to 1% of the smallest, until one runs
-    out."""
+    """Interleave datasets by weight, rounded by Grain to 1% of the smallest, until one ends."""
     if len(parts) == 1:
         return next(iter(parts.values()))
     import grain

@@ -203,8 +203,7 @@ def write_splits(
 
 
 def log_texts(tokenizer: Tokenizer, end: int | None) -> Texts | None:
-    """Log the tokens that begin and end texts; return them for token files, None if none begin
-    them."""
+    """Log the tokens that begin and end texts; return them, or None if none begin texts."""
     logger.info("%s", tokenizer.describe_texts(tokenizer.begin))
     return Texts(begin=tokenizer.begin, end=end) if tokenizer.begin else None
 

@@ -167,8 +167,7 @@ class FileArray:
         return self.shape[0]
 
     def __getitem__(self, rows: slice) -> np.ndarray:
-        """Read a slice. Raises RunFailure if it can't be read, or the file changed since
-        opening."""
+        """Read a slice. Raises RunFailure if it can't be read or the file has changed."""
         start, stop, _ = rows.indices(len(self))
         size = max(stop - start, 0) * self._row_bytes
         try:

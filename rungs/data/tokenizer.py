@@ -94,8 +94,7 @@ class Tokenizer:
         return self.encode_batch([text])[0]
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Return the ids of a prompt: `begin`, then those of `encode`, without the template's
-        end."""
+        """Return a prompt's ids: `begin`, then those of `encode`, without the template's end."""
         return [*self.begin, *self.encode(text)]
 
     def encode_beginning(self, text: str) -> list[int]:
@@ -152,8 +151,7 @@ class Tokenizer:
     @functools.cached_property
     def continuing(self) -> "Tokenizer":
         """The tokenizer for texts that continue another, such as answers: without the space that
-        SentencePiece and some others add before a text (the oldest also after each special
-        token)."""
+        SentencePiece and others add before a text (the oldest also after special tokens)."""
 
         def without_prefix(part: dict[str, Any]) -> dict[str, Any]:
             return part | _NO_PREFIX.get(part.get("type", ""), {})
@@ -300,8 +298,7 @@ class Tokenizer:
 
 @contextlib.contextmanager
 def library_errors(problem: str) -> Iterator[None]:
-    """Turn errors of the tokenizers library in this context into a UserError with problem and
-    reason."""
+    """Turn the tokenizers library's errors in this context into a UserError with the reason."""
     try:
         yield
     except TypeError:

@@ -118,8 +118,7 @@ def special_tokens(find: FindFile) -> dict[str, str]:
 
 
 def json_object(path: Path | None) -> dict[str, Any]:
-    """Return the JSON object in a file, empty without a file. Raises UserError for other
-    content."""
+    """Return a file's JSON object, empty without a file. Raises UserError for other content."""
     if path is None:
         return {}
     text = read_text(path)

@@ -80,8 +80,7 @@ class Measured(NamedTuple):
 
 
 def _answers_of(weights: Path) -> Path:
-    """Return the path, in the user's cache, of the harness's answers for this version of
-    weights."""
+    """Return the path, in the user's cache, of the harness's answers for these weights."""
     path = weights.resolve()
     status = path.stat()
     version = f"{path} {status.st_size} {status.st_mtime_ns}"

@@ -42,8 +42,7 @@ class Score(NamedTuple):
 
 def split_tokens(context: str, continuation: str, tokenizer: Tokenizer) -> Continuation:
     """Return the tokens of a text and its continuation, tokenized together. Spaces at the text's
-    end belong to the continuation, as in the lm-evaluation-harness. An empty text becomes end of
-    text."""
+    end are part of the continuation, as in the lm-evaluation-harness. An empty text becomes end of text."""
     if not context:
         start = tokenizer.begin or [tokenizer.end_of_text or 0]
         return Continuation(start, tokenizer.encode(continuation))
@@ -139,8 +138,7 @@ class Accuracy(NamedTuple):
 
 
 def read_items(path: Path) -> list[Item]:
-    """Return the items of a JSON-lines file. Raises UserError if a line is not an item, or none
-    is."""
+    """Return the items of a JSON-lines file. Raises UserError if it has none, or other lines."""
     lines = enumerate(read_text(path).splitlines(), 1)
     items = [_parse(line, f"{path}: line {number}") for number, line in lines if line.strip()]
     if not items:
@@ -171,8 +169,7 @@ def _parse(line: str, place: str) -> Item:
 
 
 def measure_accuracy(items: Sequence[Item], scorer: Scorer, tokenizer: Tokenizer) -> Accuracy:
-    """Return a model's accuracy on items. Raises UserError if a choice adds no token to its
-    prompt."""
+    """Return a model's accuracy on items. Raises UserError if a choice adds no token."""
     continuations = list(_continuations(items, tokenizer))
     log_probs = [0.0] * len(continuations)
     for index, score in scorer.scores(continuations):

@@ -139,8 +139,7 @@ class Import:
         return f"{name}: {model_type}, {size / 1e9:.2f} GB, tensors: {dtypes}"
 
     def write_weights(self, path: Path) -> None:
-        """Write `model.safetensors`, one tensor in memory at a time. Raises UserError unless
-        finite."""
+        """Write `model.safetensors`, one tensor at a time. Raises UserError unless finite."""
         broken = []
         tokenizer = self.source.name if self.source.revision else ""
         header = weights_file.WeightsHeader(self.model, None, tokenizer, self.origin)
@@ -276,8 +275,7 @@ def _mixed_dtypes(
 
 
 def target_folder(name: str) -> Path:
-    """Return the run folder to create: a path, or a name under `runs/`. Raises UserError if
-    taken."""
+    """Return the new run folder: a path, or a name in `runs/`. Raises UserError if it exists."""
     target = new_run_path(name)
     if is_there(target):
         raise UserError(f"{target}: exists already; choose another name, or move it away")

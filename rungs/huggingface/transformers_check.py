@@ -72,8 +72,7 @@ def compare(source: Path, imported: Path, python: str, echo: Callable[[str], Non
 
 
 def relative_errors(found: Activations, expected: Activations) -> dict[str, float]:
-    """Return the largest error of a token's vector, relative to its norm, per hidden state and
-    logits."""
+    """Return the largest error of a vector, relative to its norm, per hidden state and logits."""
     pairs = list(zip(found.hidden_states, expected.hidden_states, strict=True))
     names = ["embedding", *(f"block {number}" for number in range(len(pairs) - 1))]
     errors = {name: _error(*pair) for name, pair in zip(names, pairs, strict=True)}

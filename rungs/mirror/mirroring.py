@@ -158,8 +158,7 @@ class Copier:
         return found
 
     def _copy(self, record: MirrorRecord, checkpoint: Checkpoint | None) -> bool:
-        """Upload a checkpoint, unless deleted meanwhile, and changed files; return whether
-        uploaded."""
+        """Upload changed files, and a checkpoint unless deleted; return whether it was there."""
         with self._staging() as staged:
             if checkpoint is not None and not _stage(checkpoint, staged):
                 return False

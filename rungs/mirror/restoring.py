@@ -26,8 +26,8 @@ def restore_if_empty(run: RunFolder, url: str, check: Callable[[CheckpointMeta],
     """Download a run from its mirror if its folder is missing or has no checkpoints; otherwise only
     check that the mirror is of this run. Before anything is written, `check` gets the mirror's
     newest checkpoint and raises UserError if the run folder doesn't fit it. Raises UserError if the
-    mirror is of another run or ahead of this folder, RunFailure if it is needed but cannot be
-    reached."""
+    mirror is of another run or ahead of this folder, RunFailure if it can't be reached but is
+    needed."""
     mirror = MirrorFolder(url)
     with _failures(mirror):
         _refuse_place(run, mirror)

@@ -167,8 +167,7 @@ class Decoder:
         first_slot: Array | None,
         sampling: Sampling,
     ) -> DecodingState:
-        """Add the token after `tokens_BS`, the state's last tokens from `first_slot` on, or
-        prompts."""
+        """Add the token after `tokens_BS`: prompts, or the state's tokens from `first_slot` on."""
         logits_BV, caches = self.last_logits(weights, state, tokens_BS, first_slot)
         number = state.slot - state.sampling_offset
         keys_B = jax.vmap(jax.random.fold_in, (0, None))(state.keys_B, number)
@@ -268,8 +267,7 @@ def _with_column(rows_BT: Array, column_B: Array, slot: Array) -> Array:
 
 
 def pad_left(texts: Sequence[Sequence[int]], length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return tokens_BS, int32, padded with zeros on the left to a length, and padding_B, their
-    number."""
+    """Return tokens_BS, int32, left-padded with zeros to a length, and padding_B, their number."""
     tokens_BS = np.zeros((len(texts), length), np.int32)
     for row, text in zip(tokens_BS, texts, strict=True):
         row[length - len(text) :] = text

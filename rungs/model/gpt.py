@@ -52,8 +52,7 @@ class Forward(NamedTuple):
     routing: Routing | None
     """Routing of all layers, with a leading axis L; None without experts."""
     hidden_states: list[Array] | None
-    """x_BSD after the embedding and each block, the last after the final norm; None unless
-    requested."""
+    """x_BSD after the embedding and each block, the last after the final norm, if requested."""
 
 
 class WeightedLoss(NamedTuple):

@@ -66,8 +66,7 @@ def decode(
 
 def find_drafts(state: DecodingState, length: int) -> tuple[Array, Array]:
     """Return draft_BP, the tokens after the latest of the longest matches of each row's last
-    n-gram, and is_found_B, whether there is a match; else drafts are arbitrary tokens of the
-    text."""
+    n-gram, and is_found_B, whether there is one; other drafts are arbitrary tokens."""
     find = functools.partial(_find_draft, length=length)
     draft_BP, is_found_B = jax.vmap(find)(state.tokens_BT, state.padding_B, state.ends_B)
     return draft_BP, is_found_B

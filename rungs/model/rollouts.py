@@ -236,8 +236,7 @@ def _random_key(numbers_K: Array) -> Array:
 
 def _read_in_turn(batches: Iterator[SampledBatch]) -> Iterator[Rollout]:
     """Yield the rollouts of all batches; each is read while the next one runs. With more in flight,
-    virtual CPU devices, which hold a thread each in a collective, could deadlock: XLA has one per
-    core."""
+    virtual CPU devices could deadlock, as collectives block a thread each, of one per core."""
     running = None
     for started in itertools.chain(batches, [None]):
         if running is not None:

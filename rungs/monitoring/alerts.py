@@ -69,8 +69,7 @@ class Alerts:
 
 
 class Watchdog:
-    """Calls `stalled` once per stall of at least `seconds`, with the seconds since the last
-    step."""
+    """Calls `stalled` once per stall of at least `seconds`, with the stall's seconds so far."""
 
     def __init__(self, stalled: Callable[[float], None], seconds: float = STALL_SECONDS) -> None:
         self._stalled, self._seconds = stalled, seconds

@@ -77,8 +77,7 @@ class MultiSteps(nnx.Optimizer):
 def _transformation(
     train: OptimizationConfig, model: GPT, wrt: type[nnx.Param]
 ) -> optax.GradientTransformationExtraArgs:
-    """Return the optimizer of `train.json` with scaling, decoupled weight decay and learning
-    rate."""
+    """Return the optimizer of `train.json` with scaling, weight decay and learning rate."""
     trained = nnx.state(model, wrt)
     direction = optax.chain(
         _scale_gradient(),

@@ -21,8 +21,7 @@ _SECONDS_OF_SILENCE = 60.0
 
 class PageServer(ThreadingHTTPServer):
     """Serves the page of some runs to this machine only, at a port, or a free one if that is 0. A
-    page that asks for changes gets the runs with new steps. Raises UserError if the port is
-    taken."""
+    page that asks for changes gets runs with new steps. Raises UserError if the port is taken."""
 
     def __init__(self, runs: Sequence[ShownRun], port: int = 0) -> None:
         self._runs, self._lock = runs, threading.Lock()

@@ -1,5 +1,4 @@
-"""Choose a run's devices: those of `sharding` in its config, else as many as divide its
-microbatch."""
+"""Choose a run's devices: those of its `sharding`, else as many as divide its microbatch."""
 
 import contextlib
 import math
@@ -147,8 +146,7 @@ def _recorded_data_size(
 
 
 def _divisor(train: OptimizationConfig, most: int, processes: int = 1) -> int:
-    """Return the largest number of devices, equal in each process, that divides the microbatch, or
-    1."""
+    """Return the most devices, equally many per process, that divide the microbatch, or 1."""
     counts = range(processes, most + 1, processes)
     return max((count for count in counts if train.microbatch_size % count == 0), default=1)
 

@@ -124,9 +124,8 @@ class GradientSum:
     """Sums a step's gradients over the devices with different tokens, also for replicated weights.
     Of those, each device gets the sum of the part that it updates: by a reduce-scatter after the
     last microbatch or, for a single microbatch, as soon as it is computed (`Kept`), while the layer
-    below is differentiated. Where no axis divides evenly, every device gets the whole sum after the
-    last microbatch. `gathered` has, by path, the axes of weights whose all-gather sums their
-    gradient."""
+    below is differentiated. Where no axis divides evenly, every device gets the whole sum at the
+    end. `gathered` has, by path, the axes of weights whose all-gather sums their gradient."""
 
     def __init__(self, layout: Layout, trained: nnx.State, microbatches: int) -> None:
         sharded = layout.sharded_axes(trained)

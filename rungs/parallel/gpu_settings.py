@@ -67,8 +67,7 @@ _PLUGINS = "jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12"
 
 
 def set_memory_share() -> None:
-    """Make JAX take `DEFAULT_SHARE` of each GPU, unless the user chose a share. Call before JAX
-    starts."""
+    """Make JAX take `DEFAULT_SHARE` of each GPU unless the user chose. Call before JAX starts."""
     if _given_share() is None:
         os.environ[SHARE_VARIABLES[0]] = str(DEFAULT_SHARE)
 

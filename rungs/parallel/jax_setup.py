@@ -55,9 +55,8 @@ def settle(platform: str) -> None:
 
 def keep_freed_memory() -> None:
     """Make glibc reuse freed memory between steps. Otherwise, on a CPU, each step maps and zeroes
-    its memory again, which took a fifth of the step. It must be set before JAX starts its threads,
-    but would keep the memory of every checkpoint's copy with an accelerator, so `settle` undoes it
-    there."""
+    its memory again, which took a fifth of the step. It must be set before JAX starts its threads;
+    for accelerators `settle` undoes it, as it would keep every checkpoint copy's memory."""
     _mallopt(arena_max=1, mmap_max=0, trim_threshold=-1)
 
 

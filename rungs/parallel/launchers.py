@@ -34,8 +34,8 @@ def find_cluster(
     environment: Mapping[str, str] = os.environ,
 ) -> Cluster | None:
     """Return the processes that this one trains with, from the three options or the variables of
-    Slurm, Open MPI, Kubernetes and TPUs; None for a single process. Raises UserError if options are
-    wrong."""
+    Slurm, Open MPI, Kubernetes and TPUs; None for one process. Raises UserError for wrong
+    options."""
     given = (coordinator, processes, process)
     if coordinator is None or processes is None or process is None:
         if any(value is not None for value in given):

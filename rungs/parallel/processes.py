@@ -220,8 +220,7 @@ class AnyProcess:
         self._pending: jax.Array | None = None
 
     def __call__(self, flag: bool) -> bool:
-        """Return whether the flag was set anywhere: with several processes, in the previous
-        call."""
+        """Return whether the flag was set anywhere; with several processes, one call ago."""
         if not is_multi_process():
             return flag
         pending, self._pending = self._pending, self._start(flag)

@@ -35,8 +35,7 @@ one axis of an array: the first listed here whose size it divides."""
 
 
 def get_sharding_config_for_mode(mode: str) -> dict[str, MeshAxes]:
-    """Return the table from array axis to mesh axis or axes. Raises ValueError for an unknown
-    mode."""
+    """Return the table from array axis to mesh axes. Raises ValueError for an unknown mode."""
     if mode not in MESH_AXES:
         raise ValueError(f"sharding.mode: {mode!r} must be one of {', '.join(MESH_AXES)}")
     return MESH_AXES[mode]

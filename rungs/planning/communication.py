@@ -47,8 +47,7 @@ class PlannedCollective(NamedTuple):
     devices: int
     """Participating devices."""
     array_bytes: int
-    """Size of the complete array: of a sum, an all-gather's result or a reduce-scatter's
-    operand."""
+    """Size of the complete array: a sum, an all-gather's result, a reduce-scatter's operand."""
     runs_per_step: int
 
     @property

@@ -158,9 +158,8 @@ def _of_layers(config: RunConfig) -> Passes:
 
 
 def _not_recomputed(sizes: dict[str, int], model: ModelConfig) -> int:
-    """Return the size of a layer's last matmul. The backward pass needs its result, which is only
-    added to the residual stream, only if a norm or, with a grouped matmul, expert weights
-    follow."""
+    """Return the size of a layer's last matmul. Its result is only added to the residual stream, so
+    the backward pass needs it only if a norm or, with a grouped matmul, expert weights follow."""
     is_normed = model.norm != "none" and model.norm_placement != "before"
     is_weighted = model.n_experts and model.feed_forward != "none" and not grouped_matmul.is_dense()
     if is_normed or is_weighted:

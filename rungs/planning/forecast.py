@@ -210,7 +210,7 @@ def forecast(
 ) -> Forecast:
     """Return a run's forecast on devices that may be absent. `sharding` must have both sizes;
     `utilization` is the assumed share of peak, in `flops.model_flops_per_token`, if the throughput
-    is unknown. Raises UserError with a line for each conflict of model, training, devices and
+    is unknown. Raises UserError with a line per conflict of model, training, devices and
     datasets."""
     with target_device.trace_for(hardware.target):
         train = resolve_compute_dtype(config.train).model_copy(update={"sharding": sharding})

@@ -210,8 +210,7 @@ class CpuPeak(StepSizes):
     @property
     def layer_bytes(self) -> int:
         """Bytes of a layer's backward pass. Its activations are copied out of the stack of all
-        layers, and gradients take twice as much again; or recomputed values replace them, if
-        larger."""
+        layers, and gradients take twice as much; or recomputed values replace them, if larger."""
         if not self.layers or self.is_unrolled:
             return self._always
         period, again = self.period, RECOMPUTED[self.remat]
@@ -335,8 +334,7 @@ class AcceleratorPeak(StepSizes):
 
     @property
     def _head_gradient(self) -> int:
-        """Bytes of operands of the head's gradient: its sum over chunks, or all logits'
-        gradients."""
+        """Bytes of operands of the head's gradient: its sum over chunks, or the logits'."""
         if not self.is_head_trained:
             return 0
         return self.head * FLOAT32_BYTES if self.is_chunked else self.logits * self.itemsize

@@ -71,8 +71,7 @@ class SampleProcess:
         self._sent: set[str] = set()
 
     def request(self) -> None:
-        """Queue the checkpoints without samples; return at once. A failure is logged as a
-        warning."""
+        """Queue the checkpoints without samples; return at once. Failures are warnings."""
         try:
             self._run.check()
             for checkpoint in self._unsampled():

@@ -65,8 +65,7 @@ class Change(NamedTuple):
 
 
 def audit(run: RunFolder) -> str:
-    """Return the findings on a run's kept texts. Raises UserError if there are none, or they are
-    damaged."""
+    """Return the findings on a run's kept texts. Raises UserError if none or damaged."""
     paths = _paths(run)
     if not paths:
         raise UserError(f"{run.rollouts}: no texts yet; take a few steps first")

@@ -65,8 +65,7 @@ def equal_groups(rewards_PG: np.ndarray, counts_PG: np.ndarray) -> np.ndarray:
 
 
 class PolicyTokens(NamedTuple):
-    """Inputs of the weights besides the log-probability: float32 arrays with the axes of the
-    targets."""
+    """Inputs of the weights besides log-probabilities: float32 arrays with the targets' axes."""
 
     shares: np.ndarray
     """Factor on the token's part of the objective; 0 if the token was not sampled."""

@@ -29,8 +29,7 @@ class Prompt(NamedTuple):
 
 
 class Prompts:
-    """Draws prompts of at most `longest` tokens; those of a step depend only on the config and the
-    step."""
+    """Draws prompts of at most `longest` tokens, which depend only on the config and the step."""
 
     def __init__(
         self, tasks: Sequence[Task], train: ReinforceConfig, tokenizer: Tokenizer, longest: int

@@ -105,8 +105,7 @@ class RolloutFiles:
         return self._folder / f"validation-{'start' if step is None else f'{step:06d}'}.jsonl"
 
     def validations(self, last: int) -> list[tuple[str, Path]]:
-        """Return the validations up to the one after step `last`, in order, with the names of their
-        steps."""
+        """Return the validations up to that after step `last`, with names of their steps."""
         numbered = sorted(self._folder.glob("validation-[0-9]*.jsonl"))
         paths = [self.validation(None), *(p for p in numbered if p <= self.validation(last))]
         return [(path.stem.removeprefix("validation-"), path) for path in paths if is_file(path)]
@@ -139,7 +138,7 @@ def read(path: Path) -> list[Completion]:
 
 def known_verdicts(path: Path, rollouts: Sequence[Rollout]) -> list[Verdict] | None:
     """Return the verdicts in a file if it has exactly these texts, else None. A step interrupted by
-    a kill samples the same texts again, but timeouts depend on the clock, so the first verdicts
+    a kill samples the same texts again; as timeouts depend on the clock, the first verdicts
     count."""
     if not is_file(path):
         return None

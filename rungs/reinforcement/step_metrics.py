@@ -1,5 +1,4 @@
-"""The metrics of a step, from its samples and updates, and those of a validation, such as
-pass@k."""
+"""The metrics of a step, from its samples and updates, and of a validation, such as pass@k."""
 
 import math
 from collections.abc import Sequence

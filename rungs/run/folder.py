@@ -164,8 +164,7 @@ class RunFolder:
             raise self.unwritable(error) from None
 
     def unwritable(self, error: OSError) -> UserError | RunFailure:
-        """Return the error for an unwritable folder: a UserError, or a RunFailure if the disk is
-        full."""
+        """Return the error for an unwritable folder: RunFailure for a full disk, else UserError."""
         if error.errno not in disk.FULL:
             return UserError(f"{self.path}: cannot be written to: {error.strerror}")
         return disk.write_failure(self.path, "the lock of the run", error)
@@ -306,8 +305,7 @@ def new_run_path(name: str) -> Path:
 
 
 def known_runs(name: str) -> str:
-    """Return the most similar run name, or all names, to end a message about a run that does not
-    exist."""
+    """Return the most similar run name, or all, to end a message about a missing run."""
     runs = sorted(path.parent.name for path in RUNS.glob(f"*/{TRAIN_FILE}"))
     is_run = "a run folder has a model.json and a train.json"
     otherwise = f"existing runs: {', '.join(runs)}" if runs else is_run

@@ -200,7 +200,7 @@ def stream(path: Path, kind: type[R]) -> Iterator[R]:
 
 class MetricsLog(Generic[R]):
     """The file, opened for appending, with steps after `last_step` removed. `on_step` is called
-    with each added step; `check` is called before each write, and raises RunFailure if the run is
+    with each added step; `check`, called before each write, raises RunFailure if the run is
     gone."""
 
     def __init__(

@@ -35,8 +35,7 @@ C = TypeVar("C", bound=OptimizationConfig, covariant=True)
 
 @dataclasses.dataclass(frozen=True)
 class RecordedSteps(Generic[C]):
-    """The configs of a run of any kind, and the metrics for charts; nothing else in its folder is
-    read."""
+    """The configs and charted metrics of a run; nothing else in its folder is read."""
 
     COLUMNS: ClassVar[tuple[str, ...]]
     """The metrics in `table`."""
@@ -234,8 +233,7 @@ def _loss(loss: float | None) -> str:
 
 
 def use_different_datasets(configs: Sequence[run_config.AnyRunConfig]) -> bool:
-    """Return whether the runs train on different data; a reinforcement learning run has no loss to
-    compare."""
+    """Return whether training runs use different datasets; reinforcement learning has none."""
     trains = [config.train for config in configs]
     return len({str(train.dataset) for train in trains if isinstance(train, TrainConfig)}) > 1
 

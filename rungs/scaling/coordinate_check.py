@@ -89,7 +89,7 @@ def _measure_one(config: RunConfig, data: TrainingData, steps: int) -> WidthMeas
 
 @nnx.jit
 def _activations(model: GPT, inputs_BS: Array) -> list[Array]:
-    """Return the logits, and outputs of the embedding and each block but the last, which has a
+    """Return the logits, and outputs of the embedding and all blocks but the last, before a
     norm."""
     outputs = model.forward(inputs_BS, keep_hidden_states=True)
     assert outputs.hidden_states is not None

@@ -17,8 +17,7 @@ def with_width(model: ModelConfig, emb_dim: int) -> ModelConfig:
 
 
 def with_keys(model: ModelConfig, keys: Mapping[str, Any]) -> ModelConfig:
-    """Return the model with some keys, including its width, changed. Raises UserError on
-    conflicts."""
+    """Return the model with keys, its width among them, changed. Raises UserError on conflicts."""
     try:
         return ModelConfig.model_validate({**model.as_json(), **keys})
     except ValidationError as error:
@@ -27,9 +26,8 @@ def with_keys(model: ModelConfig, keys: Mapping[str, Any]) -> ModelConfig:
 
 
 def keys_for_width(model: ModelConfig, emb_dim: int) -> dict[str, Any]:
-    """Return the keys of `model.json` for another width. With it grow the number of heads, or the
-    head size if muP has a base_head_dim, and ffn_dim. Raises UserError if the width is
-    impossible."""
+    """Return the keys of `model.json` for another width. The number of heads, or the head size if
+    muP has a base_head_dim, grows with it, and ffn_dim. Raises UserError if that is impossible."""
     factor = Fraction(emb_dim, model.emb_dim)
     sizes = _sizes_that_grow(model)
     if uneven := [key for key, size in sizes.items() if (size * factor).denominator != 1]:

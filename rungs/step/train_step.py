@@ -29,11 +29,9 @@ class StepResult(NamedTuple):
     """The small arrays that a global step returns to the host."""
 
     losses_A: Array
-    """Loss of each microbatch; in next-token training, mean cross-entropy in nats over counted
-    targets."""
+    """Loss of each microbatch; in next-token training, mean nats per counted target."""
     weights_A: Array
-    """Weight of each microbatch in the loss; in next-token training, the share of counted
-    targets."""
+    """Weight of each microbatch in the loss; in next-token training, share of counted targets."""
     first_nonfinite_A: Array
     """For each microbatch, the index in `nonfinite.checked_names` of the first non-finite array,
     because of which it is left out; `nonfinite.ALL_FINITE` if there is none."""
@@ -60,8 +58,7 @@ class StepResult(NamedTuple):
 
     @property
     def finite_A(self) -> np.ndarray:
-        """Whether each microbatch's loss and gradient, and the summed gradient's norm, were
-        finite."""
+        """Whether each microbatch's loss and gradient, and the sum's norm, were finite."""
         return (np.asarray(self.first_nonfinite_A) == ALL_FINITE) & np.isfinite(self.gradient_norm)
 
     @property

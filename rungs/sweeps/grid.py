@@ -53,8 +53,8 @@ class Cell(NamedTuple):
 def cells(like: str, grid: Sequence[str], settings: Sequence[str], into: Path) -> list[Cell]:
     """Return the runs of a grid in a folder, the last key varying fastest, without writing
     anything. `like` is the run to copy; `grid` has a `key=value,value,…` per axis, `settings` a
-    `key=value` for all. Raises UserError if a key or value is wrong, or an existing run has other
-    keys."""
+    `key=value` for all. Raises UserError if a key or value is wrong, or differs in an existing
+    run."""
     refuse_control_characters(into.absolute())
     axes = dict(map(_axis, grid))
     if len(axes) < len(grid):

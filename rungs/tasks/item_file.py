@@ -36,9 +36,8 @@ class ItemFile(NamedTuple):
 
 
 def open_task(config: TaskConfig, run_folder: Path) -> Task:
-    """Return the task of a file of items. Raises UserError if there are too few, with a line for
-    each line that is not an item, lacks what its verifier needs, or is both trained on and held
-    out."""
+    """Return the task of a file of items. Raises UserError if there are too few, or for each line
+    that is not an item, lacks what its verifier needs, or is both trained on and held out."""
     source = read(run_folder / config.source, config.verifier)
     if config.validation_source == config.source:
         raise UserError(

@@ -106,7 +106,7 @@ class Feed:
             self._sent = Sent(id=uuid.uuid4().hex[:12])
 
     def send_new(self) -> None:
-        """Send the steps and samples that the tracker lacks. Raises RunFailure if the run was
+        """Send steps and samples that the tracker lacks. Raises RunFailure if the run was
         replaced."""
         self._run.check()
         if self._sent.is_finished and not self._has_more():

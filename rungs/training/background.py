@@ -68,8 +68,7 @@ class ChartProcess:
 
 class Background:
     """Starts the work beside the steps of a start, whose run's lock must be held, and notifies it
-    of each checkpoint. The first of several processes does so; the others wait for it at the
-    end."""
+    of each checkpoint. With several processes, the first does so; others wait for it at the end."""
 
     def __init__(self, start: Start, datasets_dir: Path | None = None) -> None:
         run, train, is_first = start.run, start.config.train, is_first_process()
@@ -101,8 +100,7 @@ class Background:
 
     @contextlib.contextmanager
     def catching_up(self) -> Iterator[None]:
-        """For a finished run: update charts, samples, trackers and mirror after a kill, without
-        event."""
+        """For a finished run: after a kill, update charts, samples, trackers and mirror."""
         self._alerts, self.is_complete = None, True
         with self:
             if is_first_process():

@@ -129,8 +129,7 @@ class FailedSteps:
 
 
 class FailedStepRecorder:
-    """Saves a run's failed steps, in the first process. `batch` returns a step's arrays (A, B,
-    S)."""
+    """Saves a run's failed steps, in the first process. `batch` returns a step's arrays."""
 
     def __init__(
         self,

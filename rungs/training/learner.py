@@ -70,8 +70,7 @@ def record_fields(
     start: Start, step: int, result: StepResult, tokens_seen: int, tokens: int, seconds: float
 ) -> dict[str, Any]:
     """Return the fields of `StepRecord`, common to every kind of step. `result` is on the host;
-    `tokens_seen` counts all steps so far, `tokens` this one; `seconds` are since the previous
-    step's end."""
+    `tokens_seen` counts all steps so far, `tokens` this one; `seconds` is the step's duration."""
     return {
         "global_step": step,
         "tokens_seen": tokens_seen,
@@ -145,8 +144,7 @@ class Learner(Protocol[R]):
         ...
 
     def retake(self, step: int, learning_rate: np.float32 | None, *, skipped: bool) -> Any:
-        """Repeat a step without records. `skipped`: its update was skipped because of a loss
-        spike."""
+        """Repeat a step without records; `skipped` if its update was, because of a loss spike."""
         ...
 
 
@@ -193,7 +191,7 @@ class Inputs(Protocol[R]):
         ...
 
     def resources(self, start: Start, mesh: Mesh) -> AbstractContextManager[None]:
-        """Warn if memory or disk space is too small; turn their errors into a `RunFailure` with
+        """Warn of too little memory or disk space; turn its errors into a `RunFailure` with
         advice."""
         ...
 

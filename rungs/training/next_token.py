@@ -224,8 +224,7 @@ class NextTokenLearner:
         return read, result
 
     def _spike(self, step: int, loss: float | None, is_skipped: bool) -> Spike | None:
-        """Return whether the step, if it has finite microbatches, is a loss spike, with a
-        warning."""
+        """Return whether the step is a loss spike, with a warning; never without finite loss."""
         if loss is None:
             return None
         limit = self._spikes.loss_limit(step)

@@ -158,8 +158,7 @@ def _check_compiled_step(
     replayed: Replayed, arrays: tuple[Any, ...], mesh: Mesh, model: GPT, optimizer: MultiSteps
 ) -> None:
     """Run all microbatches as in training; raise NotFinite if anything is not finite. Covers what
-    no single module computes: gradient norm, sums over modules or devices, errors of compiled
-    code."""
+    no single module computes: gradient norm, sums over modules or devices, compiled code."""
     names = checked_names(model, optimizer.wrt)
     result = replayed.step(model, optimizer, *sharding.place_batch(mesh, *arrays))
     if bad := StepResult(*jax.device_get(tuple(result))).nonfinite(names):

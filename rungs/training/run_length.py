@@ -58,8 +58,7 @@ class RunLength:
         self, step: int, closing_seconds: float, any_process: Callable[[bool], bool]
     ) -> None:
         """Decide, before a step is taken, the number of steps. `closing_seconds` is the time of the
-        run's end after its last step; `any_process` tells if a condition holds in any process, so
-        all agree."""
+        run's end after its last step; `any_process` tells if a condition holds in any process."""
 
     def left(self, step: int, pace: float) -> int:  # noqa: ARG002
         """Return the number of steps left, of which the next takes `pace` seconds."""

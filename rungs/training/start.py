@@ -204,8 +204,7 @@ def start_of(
     run: RunFolder, config: AnyRunConfig, options: StartOptions, saved: manifest.Checkpoint | None
 ) -> Start:
     """Return a start that resumes from a checkpoint, or begins with the weights of `start_from` or
-    random ones. Raises UserError if the config has forbidden changes, or there are no such
-    weights."""
+    random ones. Raises UserError if these are missing, or the config has forbidden changes."""
     if saved is None:
         return Start(run, config, options, None, find_starting_weights(run, config))
     config = config._replace(train=with_recorded_dtype(config.train, saved.meta))

@@ -189,8 +189,7 @@ class Trainer(Generic[R]):
         hooks: list[Hook],
     ) -> bool:
         """Read a step; validate it if due, record it, save it if due. Return whether a validation
-        or hook was interrupted, which the next start repeats; never in the last step, as none
-        follows."""
+        or hook was interrupted, which the next start repeats; never in the last step."""
         metrics = self._read(step, taken)
         is_last = step == self.total_steps - 1
         stops = NEVER if is_last else stops

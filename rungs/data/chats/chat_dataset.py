@@ -53,8 +53,7 @@ class ChatFormat(NamedTuple):
         return last if last in self.tokenizer.special_ids else None
 
     def _end_of_turn(self, ids: list[int], end: int) -> int:
-        """Return the index after the special token that follows `end`, ignoring spaces, or
-        `end`."""
+        """Return the index after the special token that follows `end`, spaces aside, if any."""
         place = end
         while place < len(ids) and not self.tokenizer.decode(ids[place : place + 1]).strip():
             place += 1

@@ -26,8 +26,7 @@ _PROGRAM = Path(__file__).with_name("template_sandbox.py")
 _OLDER_TEMPLATE_FILE = "chat_template.json"
 _TEMPLATE_KEY, _DEFAULT, _FOR_TOOLS = "chat_template", "default", "tool_use"
 _PLACEHOLDER, _MARK = "\uf8ffcontent\uf8ff", "\uf8ffmark\uf8ff"
-"""Placeholders for a message's content, and around answers. Chats don't contain the private
-U+F8FF."""
+"""Placeholders for a message's content and around answers, of a character for private use."""
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 """Keys for a message's reasoning; templates get the first two, as in transformers."""
 _SAID: tuple[tuple[str, ...], ...] = ((TOOL_CALLS,), ("function_call",), _REASONING)

@@ -178,8 +178,7 @@ def _config(configs: Sequence[dict[str, Any]], name: str | None) -> dict[str, An
 
 
 def _patterns(config: dict[str, Any]) -> dict[str, list[str]]:
-    """Return the patterns of each split: `data_files` is one, several, or a list of splits with
-    theirs."""
+    """Return the patterns of each split: `data_files` is one, several, or splits with theirs."""
     data_files = config["data_files"]
     if isinstance(data_files, str):
         data_files = [data_files]

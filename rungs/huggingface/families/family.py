@@ -35,8 +35,7 @@ class Family:
     prefix: str = "model."
     """Prefix of all tensor names except the head's."""
     buffers: tuple[tuple[str, str], ...] = _ROTARY_BUFFERS
-    """Tensors that are not parameters: a regular expression for the name's end, and a
-    description."""
+    """Tensors that are not parameters: regular expressions for name endings, and descriptions."""
 
     def to_model_config(self, hf_config: HFConfig) -> ModelConfig:
         """Translate `config.json` to `model.json`. Raises UserError with a line for each key that

@@ -302,8 +302,7 @@ class TensorFolder:
     def __init__(self, folder: Path) -> None:
         self._format, first, self._files = _find(folder)
         self.specs: dict[str, TensorSpec] = {}
-        """dtype and shape of each tensor, by name. Buffers may have other dtypes than
-        parameters."""
+        """dtype and shape of each tensor, by name. Buffers may have any dtype."""
         for path in sorted({first, *self._files.values()}):
             refuse_link_out(path)
             for name, spec in self._format.specs(path):
@@ -321,8 +320,7 @@ class TensorFolder:
 
 
 def _find(folder: Path) -> tuple[_Format, Path, dict[str, Path]]:
-    """Return the format of a folder's weights, one of the files, and each tensor's file by the
-    index."""
+    """Return the format of a folder's weights, one of the files, and each tensor's file."""
     for weights_format in _FORMATS:
         if is_file(folder / weights_format.single):
             return weights_format, folder / weights_format.single, {}

@@ -64,8 +64,7 @@ class TensorGroup:
             else (math.prod(shape),)
             for shape, each in zip(self._item_shapes, self.parameters.values(), strict=True)
         ]
-        """Shape of each parameter's part of a tensor: (inputs, outputs), or (outputs,) for a
-        vector."""
+        """Shape of each parameter's part of a tensor: (inputs, outputs), or (outputs,)."""
         shape = (*self.matrices[0][:-1], sum(matrix[-1] for matrix in self.matrices))
         self.shape: tuple[int, ...] = shape[::-1] if rule.transposed else shape
         """Shape of each tensor."""

@@ -28,8 +28,7 @@ T = TypeVar("T")
 Head = Callable[[Array, Array], Array]
 """From x_MD and the head's matrix to logits_MV, float32; this device's part of a vocabulary."""
 WeightOf = Callable[..., Array]
-"""Pure function from the targets' log_probs_M, and more arrays of M, to the weights of their
-losses."""
+"""Pure function from the targets' log_probs_M and more arrays of M to their losses' weights."""
 
 
 class TargetStatistics(NamedTuple):

@@ -300,8 +300,7 @@ class _QueryTile(NamedTuple):
 def _query_tiles(
     scoring: Scoring, tiles: Tiles, length: int, _: Any = None, ends: Any = None
 ) -> tuple[Array, Array]:
-    """Return the range of query tiles that attend to the program's keys: first and after the
-    last."""
+    """Return the range, first and end, of query tiles that attend to the program's keys."""
     first_key = pl.program_id(0) * tiles.keys
     window = length if scoring.window is None else scoring.window
     end = jnp.minimum(first_key + tiles.keys + window - 1, length)

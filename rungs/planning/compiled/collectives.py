@@ -320,8 +320,7 @@ def _matmuls_during(site: Site) -> int:
 
 
 def _before_end(schedule: list[hlo.Instruction]) -> list[hlo.Instruction]:
-    """Return what `schedule` has between its first, a collective, and its end; none if
-    synchronous."""
+    """Return the instructions between a collective, `schedule`'s first, and its end, if any."""
     first, names = schedule[0], {schedule[0].name}
     is_start = first.opcode.endswith("-start")
     chain = "" if is_start else _chain(first, "AsyncCollectiveStart")

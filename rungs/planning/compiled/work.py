@@ -48,8 +48,7 @@ class Matmul(NamedTuple):
 def matmuls_of(instruction: Instruction) -> Iterator[Matmul]:
     """Yield the matmuls of an instruction and of the fusion that it calls. XLA writes some as
     convolutions (TPU) or calls of cuBLAS (GPU). Of our own kernels, which are custom calls, only
-    grouped matmuls show their work, by their operands. Raises ValueError for one that can't be
-    counted."""
+    grouped matmuls show their work, by their operands. Raises ValueError for others."""
     if instruction.is_fusion:
         for inner in instruction.inner:
             yield from matmuls_of(inner)

@@ -65,8 +65,7 @@ def _create_mesh(path: Path, config: RunConfig) -> Mesh:
 
 
 def _figures(config: RunConfig, mesh: Mesh, folder: Path) -> Iterator[Figure]:
-    """Yield the figures of all parts, the step first, as devices report their highest memory
-    use."""
+    """Yield the figures of all parts, the step first, as devices report their peak memory."""
     yield from _or_failure(MACHINE_PART, lambda: machine(mesh))
     timed: list[StepTime] = []
     yield from _or_failure(step.PART, lambda: _of_step(config, mesh, folder, timed))

@@ -79,8 +79,7 @@ class RunningStep:
         return {name: np.asarray(array) for name, array in arrays.items()}
 
     def device_bytes(self) -> int | None:
-        """Return the peak memory of a device so far; None if JAX does not report it, as on a
-        CPU."""
+        """Return a device's peak memory so far; None if JAX doesn't report it (CPU)."""
         stats = [device.memory_stats() or {} for device in self.mesh.local_devices]
         return max((each.get("peak_bytes_in_use") or 0 for each in stats), default=0) or None
 
@@ -143,8 +142,7 @@ def _compared(name: str, size: int, planned: int, source: Any) -> Figure:
 
 def checkpoint(step: RunningStep, folder: Path) -> Iterator[Figure]:
     """Yield, for the last of several checkpoints, how long it blocks training, how long it takes to
-    be complete, and its size. They are written into `folder`, on the disk to measure, and
-    deleted."""
+    be complete, and its size. They are temporarily in `folder`, on the disk to measure."""
     with tempfile.TemporaryDirectory(dir=folder, prefix=".device-check-") as checkpoints:
         with Saver(Path(checkpoints), step.config, None, lambda: None, ()) as saver:
             for number in range(_SAVES):

@@ -41,8 +41,7 @@ CACHE_ROUNDING = 1e-4
 """Like ROUNDING, for generation with a cache, whose matmuls have other shapes and orders of
 summation: at most 2e-6 in the committed runs, more in deeper models."""
 LOSS_MARGIN = 0.1
-"""Allowed nats above the lowest possible loss on one batch: tokens then have a probability of
-90%."""
+"""Allowed nats above the lowest possible loss on one batch: a probability of 90% per token."""
 MIN_PROGRESS = 0.1
 """Required share of the way to the lowest possible loss, if training cannot reach it."""
 MAX_CACHED_TOKENS = 8

@@ -28,7 +28,7 @@ class Outcome(NamedTuple):
 
 def run_policy_check(run: RunFolder, config: ReinforceRunConfig, devices: int) -> bool:
     """Take the first step of a run on meshes of at most `devices` virtual CPU devices, and print a
-    table. Return whether texts, log-probabilities and gradients equal one device's but for
+    table. Return whether texts, log-probabilities and gradients equal one device's, but for
     rounding."""
     print(
         f"{run.path}: the first step, in float32, on virtual CPU devices, compared with one device."

@@ -71,8 +71,8 @@ def shorten_training(
     run: RunFolder, config: run_config.RunConfig, datasets: dict[str, Dataset], tokens: int
 ) -> ShortRun:
     """Return a copy of a training run with about a dozen steps and the complete schedule in them.
-    `tokens` is the maximum sequence length; pairs are never cut. Raises UserError if run and data
-    don't fit."""
+    `tokens` is the maximum sequence length, except of pairs. Raises UserError if run and data don't
+    fit."""
     model, train = config
     has_pairs = any(datasets[name].description.splits[TRAIN].pairs for name in train.datasets)
     length = config.sequence_length if has_pairs else min(config.sequence_length, tokens)

@@ -178,8 +178,7 @@ class ProcessKiller:
         raise RunFailure(f"{_MAX_ATTEMPTS} processes ended before they could be killed")
 
     def _try_kill(self, wanted: tuple[Phase, ...], step: int) -> Kill | None:
-        """Kill a process in one of these phases, from the step on. Returns None if it ended
-        first."""
+        """Kill a process in one of these phases, from the step on; None if it ended first."""
         process = self.start()
         deadline, last, since = math.inf, Activity("start", 0), 0.0
         for activity, seconds in process.activities():

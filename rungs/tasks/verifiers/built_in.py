@@ -100,8 +100,8 @@ def _brackets(item: Item, completion: str) -> bool:
 
 
 def open_brackets(text: str) -> str | None:
-    """Return a text's unclosed brackets, None if one is closed wrongly or there is anything
-    else."""
+    """Return a text's unclosed brackets, None if one is closed wrongly or anything else is
+    there."""
     stack: list[str] = []
     for character in text:
         if character in PAIRS:
