@@ -41,8 +41,8 @@ class Score(NamedTuple):
 
 
 def split_tokens(context: str, continuation: str, tokenizer: Tokenizer) -> Continuation:
-    """Return the tokens of a text and its continuation, tokenized together. Spaces at the text's
-    end are part of the continuation, as in the lm-evaluation-harness. An empty text becomes end of text."""
+    """Tokenize a text and its continuation together. Spaces at the text's end are part of the
+    continuation, as in the lm-evaluation-harness. An empty text becomes end of text."""
     if not context:
         start = tokenizer.begin or [tokenizer.end_of_text or 0]
         return Continuation(start, tokenizer.encode(continuation))
