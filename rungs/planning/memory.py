@@ -161,7 +161,7 @@ def as_stored(abstract: AbstractState, stored: Dtypes) -> AbstractArrays:
 
 
 def state_bytes(model: GPT, optimizer: MultiSteps) -> int:
-    """Return the bytes on each device of a model, its optimizer state, a gradient and their sum."""
+    """Return the bytes per device of a model, its optimizer state, a gradient and its sum."""
     trainable = nnx.state(model, optimizer.wrt)
     states = nnx.state(model), nnx.state(optimizer), trainable, trainable
     return sum(

@@ -26,7 +26,7 @@ MIN_CHUNK_TOKENS = 512
 
 T = TypeVar("T")
 Head = Callable[[Array, Array], Array]
-"""From x_MD and the head's matrix to logits_MV, float32; this device's part of a vocabulary."""
+"""From x_MD and the head's matrix to float32 logits_MV; if split, this device's part of them."""
 WeightOf = Callable[..., Array]
 """Pure function from the targets' log_probs_M and more arrays of M to their losses' weights."""
 
