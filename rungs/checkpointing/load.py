@@ -111,7 +111,9 @@ class TextGenerator(NamedTuple):
     ) -> list[str]:
         """Return the continuation of each text, at most `new_tokens` tokens long. `stop_tokens` in
         `sampling` replace the model's. Raises UserError if a text is not valid Unicode, or is empty
-        and the model has no begin token."""
+        and there is no token to start with; TypeError for one text instead of several."""
+        if isinstance(texts, str):
+            raise TypeError("texts: one text; give a list, as [text]")
         prompts = [self.tokenizer.encode_beginning(text) for text in texts]
         stops = sampling.stop_tokens or self.stop_tokens
         request = Request(new_tokens, sampling._replace(stop_tokens=stops), seed)
