@@ -1,13 +1,14 @@
 """What each setting of `remat` keeps for the backward pass of a layer, and what it recomputes.
 
-    setting  keeps                                      recomputes
-    none     everything                                 nothing
-    dots     results of matmuls and of attention        norms, activations, rotations, sums
-    full     the layer's input                          the whole layer
+    setting      keeps                                      recomputes
+    none         everything                                 nothing
+    activations  as dots, and feed-forward activations      norms, rotations, sums
+    dots         results of matmuls and of attention        norms, activations, rotations, sums
+    full         the layer's input                          the whole layer
 
 This is the only place that interprets the setting. A layer marks what "dots" keeps with
-`save_for_backward`, and `checkpoint_layer` applies the setting to a layer. Forecasts of memory,
-FLOPs and traffic ask `RECOMPUTED`.
+`save_for_backward`, what only "activations" keeps with `save_activation`, and `checkpoint_layer`
+applies the setting to a layer. Forecasts of memory, FLOPs and traffic ask `RECOMPUTED`.
 """
 
 import functools
@@ -35,13 +36,14 @@ class Recomputed(NamedTuple):
 
 RECOMPUTED: dict[Remat, Recomputed] = {
     "none": Recomputed(elementwise=False, matmuls=False),
+    "activations": Recomputed(elementwise=True, matmuls=False),
     "dots": Recomputed(elementwise=True, matmuls=False),
     "full": Recomputed(elementwise=True, matmuls=True),
 }
 """Each setting takes more time and less memory than the one before."""
 
-SAVED = "saved"
-"""The name of what `save_for_backward` marks."""
+SAVED, ACTIVATION = "saved", "activation"
+"""The names of what `save_for_backward` and `save_activation` mark."""
 _is_marked = jax.checkpoint_policies.save_only_these_names(SAVED)
 _CUDNN_ATTENTION = "dot_product_attention_fwd_wrapper"
 """JAX's primitive. Its backward pass also needs a sum for each query, which cannot be marked."""
@@ -56,6 +58,12 @@ def settings_from(remat: Remat) -> list[Remat]:
 def save_for_backward(x: Array) -> Array:
     """Return x, marked as what "dots" keeps."""
     marked: Array = checkpoint_name(x, SAVED)
+    return marked
+
+
+def save_activation(x: Array) -> Array:
+    """Return x, marked as what "activations" keeps besides."""
+    marked: Array = checkpoint_name(x, ACTIVATION)
     return marked
 
 
@@ -77,7 +85,8 @@ def checkpoint_layer(
     if recomputed.matmuls:
         return checkpoint(layer)
     if recomputed.elementwise:
-        return checkpoint(layer, policy=save_marked)
+        keeps = _save_activations if remat == "activations" else save_marked
+        return checkpoint(layer, policy=keeps)
     return checkpoint(layer, policy=_save_all_but_weights) if gathers_weights else layer
 
 
@@ -90,6 +99,12 @@ def checkpoint_marked(function: Callable[P, T]) -> Callable[P, T]:
 def save_marked(primitive: Any, *inputs: Any, **parameters: Any) -> Any:
     """Policy of `jax.checkpoint`: keep what `save_for_backward` marks, and cuDNN's attention."""
     return primitive.name == _CUDNN_ATTENTION or _is_marked(primitive, *inputs, **parameters)
+
+
+_save_activations = jax.checkpoint_policies.save_from_both_policies(
+    save_marked, jax.checkpoint_policies.save_only_these_names(ACTIVATION)
+)
+"""Policy of `jax.checkpoint`: keep activations of feed-forward layers, too."""
 
 
 def _save_all_but_weights(primitive: Any, *_: Any, **__: Any) -> bool:
