@@ -20,7 +20,7 @@ from rungs.model.layers import (
     initializer,
     psum_if_split,
 )
-from rungs.model.remat import save_for_backward
+from rungs.model.remat import save_activation, save_for_backward
 from rungs.parallel import collectives
 from rungs.parallel.mesh import TENSOR, TOKEN_AXES
 
@@ -200,7 +200,7 @@ def activate(activation: Activation, up: Array, gate: Array | None) -> Array:
         y = activation(up_float32)
     else:
         y = activation(gate.astype(jnp.float32)) * up_float32
-    return y.astype(up.dtype)
+    return save_activation(y.astype(up.dtype))
 
 
 def make_feed_forward(config: ModelConfig, key: Array) -> FeedForward | MixtureOfExperts | None:

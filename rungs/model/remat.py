@@ -1,12 +1,14 @@
 """What each setting of `remat` keeps for the backward pass of a layer, and what it recomputes.
 
-    setting  keeps                                      recomputes
-    none     everything                                 nothing
-    dots     results of matmuls and of attention        norms, activations, rotations, sums
-    full     the layer's input                          the whole layer
+    setting      keeps                                      recomputes
+    none         everything                                 nothing
+    activations  as dots, and feed-forward activations      norms, rotations, sums
+    dots         results of matmuls and of attention        norms, activations, rotations, sums
+    full         the layer's input                          the whole layer
 
 Only this module interprets the setting: `save_for_backward` marks what "dots" keeps,
-`checkpoint_layer` applies it, and forecasts of memory, FLOPs and traffic read `RECOMPUTED`."""
+`save_activation` what only "activations" keeps, `checkpoint_layer` applies it, and forecasts of
+memory, FLOPs and traffic read `RECOMPUTED`."""
 
 import functools
 from collections.abc import Callable
@@ -33,13 +35,14 @@ class Recomputed(NamedTuple):
 
 RECOMPUTED: dict[Remat, Recomputed] = {
     "none": Recomputed(elementwise=False, matmuls=False),
+    "activations": Recomputed(elementwise=True, matmuls=False),
     "dots": Recomputed(elementwise=True, matmuls=False),
     "full": Recomputed(elementwise=True, matmuls=True),
 }
 """Each setting takes more time and less memory than the one before."""
 
-SAVED = "saved"
-"""Name that `save_for_backward` gives to arrays."""
+SAVED, ACTIVATION = "saved", "activation"
+"""Names that `save_for_backward` and `save_activation` give to arrays."""
 _is_marked = jax.checkpoint_policies.save_only_these_names(SAVED)
 _CUDNN_ATTENTION = "dot_product_attention_fwd_wrapper"
 """JAX's primitive. Its backward pass also needs a sum per query, which cannot be marked."""
@@ -54,6 +57,12 @@ def settings_from(remat: Remat) -> list[Remat]:
 def save_for_backward(x: Array) -> Array:
     """Return x, marked to be kept by "dots"."""
     marked: Array = checkpoint_name(x, SAVED)
+    return marked
+
+
+def save_activation(x: Array) -> Array:
+    """Return x, marked to be kept by "activations"."""
+    marked: Array = checkpoint_name(x, ACTIVATION)
     return marked
 
 
@@ -74,7 +83,8 @@ def checkpoint_layer(
     if recomputed.matmuls:
         return checkpoint(layer)
     if recomputed.elementwise:
-        return checkpoint(layer, policy=save_marked)
+        keeps = _save_activations if remat == "activations" else save_marked
+        return checkpoint(layer, policy=keeps)
     return checkpoint(layer, policy=_save_all_but_weights) if gathers_weights else layer
 
 
@@ -87,6 +97,12 @@ def checkpoint_marked(function: Callable[P, T]) -> Callable[P, T]:
 def save_marked(primitive: Any, *inputs: Any, **parameters: Any) -> Any:
     """Policy of `jax.checkpoint`: keep what `save_for_backward` marks, and cuDNN's attention."""
     return primitive.name == _CUDNN_ATTENTION or _is_marked(primitive, *inputs, **parameters)
+
+
+_save_activations = jax.checkpoint_policies.save_from_both_policies(
+    save_marked, jax.checkpoint_policies.save_only_these_names(ACTIVATION)
+)
+"""Policy of `jax.checkpoint`: also keep activations of feed-forward layers."""
 
 
 def _save_all_but_weights(primitive: Any, *_: Any, **__: Any) -> bool:
