@@ -104,7 +104,7 @@ def entropy_chart(run: RecordedPolicyRun) -> Figure:
 
 
 def log_prob_chart(run: RecordedPolicyRun) -> Figure:
-    """Log-probabilities' difference between sampling and training; KL from the reference."""
+    """Difference in log-probability of sampling and training, and KL from the reference."""
     columns = {
         "largest |Δ log-probability|": (run.column("largest_log_prob_gap"), VERMILLION),
         "mean |Δ log-probability|": (run.column("log_prob_gap"), BLUE),

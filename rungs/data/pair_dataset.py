@@ -83,8 +83,7 @@ def _split(section: TextSection, percent: float) -> tuple[TextSection, TextSecti
 
 
 def write_pairs(writer: PairWriter, pairs: Iterator[Pair], tokenizer: Tokenizer) -> None:
-    """Write pairs to a token file, each with an end of text. Raises UserError for an empty
-    answer."""
+    """Write pairs, each with an end of text, to a file. Raises UserError for an empty answer."""
     while batch := list(itertools.islice(pairs, _PAIRS_PER_BATCH)):
         prompts = tokenizer.encode_batch([pair.prompt for pair in batch])
         answers = tokenizer.continuing.encode_batch([pair.answer for pair in batch])

@@ -75,7 +75,7 @@ class TextWindows:
 def _with_begin(
     inputs_S: np.ndarray, targets_S: np.ndarray, texts: Texts
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return a sequence after a text's begin tokens. The next text's are not targets."""
+    """Return a sequence that starts with begin tokens. The next text's are not targets."""
     inputs_S, targets_S = inputs_S.astype(np.int32), targets_S.astype(np.int32)
     is_begin_S = targets_S == texts.begin[0]
     targets_S[is_begin_S if texts.end is None else is_begin_S & (inputs_S == texts.end)] = IGNORED

@@ -27,7 +27,7 @@ class Update(NamedTuple):
     """Global norm of the mean gradient before clipping."""
     clipped: Array
     applied: Array
-    """False, with parameters and state unchanged, if no microbatch was finite or it was skipped."""
+    """False if no microbatch was finite or the step was skipped; then nothing is updated."""
 
 
 class MultiSteps(nnx.Optimizer):

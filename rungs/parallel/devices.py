@@ -146,7 +146,7 @@ def _recorded_data_size(
 
 
 def _divisor(train: OptimizationConfig, most: int, processes: int = 1) -> int:
-    """Return the most devices, equally many per process, that divide the microbatch, or 1."""
+    """Return the largest device count, equal per process, that divides the microbatch, or 1."""
     counts = range(processes, most + 1, processes)
     return max((count for count in counts if train.microbatch_size % count == 0), default=1)
 

@@ -91,7 +91,7 @@ class Layout(NamedTuple):
         return _spec(names)
 
     def specs(self, state: nnx.State) -> Any:
-        """Return a tree like `state`, whose variables declare axes, of PartitionSpecs."""
+        """Return PartitionSpecs in a tree like `state`, whose variables declare their axes."""
 
         def spec(variable: nnx.Variable) -> PartitionSpec:
             axes = variable.get_metadata().get("axes", ())

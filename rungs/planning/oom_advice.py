@@ -141,7 +141,7 @@ def _edits_of_sharding(
 def larger_microbatch(
     config: RunConfig, mesh: Mesh, limit: float, stored: Dtypes | None = None
 ) -> Edit | None:
-    """Return the largest microbatch above the run's that fits into `limit` bytes per device."""
+    """Return the largest microbatch, above the run's, that fits `limit` bytes per device."""
     model, train = config
     sizes = _microbatch_sizes(train, train.sequences_per_step, mesh)
     larger = [size for size in sizes if size > train.microbatch_size]

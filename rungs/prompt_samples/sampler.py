@@ -71,7 +71,7 @@ class SampleProcess:
         self._sent: set[str] = set()
 
     def request(self) -> None:
-        """Queue the checkpoints without samples; return at once. Failures are warnings."""
+        """Queue the checkpoints without samples; return at once. Failures only cause warnings."""
         try:
             self._run.check()
             for checkpoint in self._unsampled():

@@ -17,7 +17,7 @@ def with_width(model: ModelConfig, emb_dim: int) -> ModelConfig:
 
 
 def with_keys(model: ModelConfig, keys: Mapping[str, Any]) -> ModelConfig:
-    """Return the model with keys, its width among them, changed. Raises UserError on conflicts."""
+    """Return the model with its width and other keys changed. Raises UserError on conflicts."""
     try:
         return ModelConfig.model_validate({**model.as_json(), **keys})
     except ValidationError as error:

@@ -149,7 +149,7 @@ def build_model(config: ModelConfig, lora: LoraConfig | None, key: jax.Array) ->
 
 
 def named_arrays(module: nnx.Module | nnx.Optimizer, vocab_size: int | None = None) -> Arrays:
-    """Return a module's arrays by dotted name, without vocabulary padding given `vocab_size`."""
+    """Return a module's arrays by dotted name; given `vocab_size`, without vocabulary padding."""
     flat = nnx.to_flat_state(nnx.state(module))
     return {dotted(path): _without_padding(variable, vocab_size) for path, variable in flat}
 

@@ -29,7 +29,7 @@ class StepResult(NamedTuple):
     """The small arrays that a global step returns to the host."""
 
     losses_A: Array
-    """Loss of each microbatch; in next-token training, mean nats per counted target."""
+    """Loss of each microbatch; in next-token training, nats of cross-entropy per counted target."""
     weights_A: Array
     """Weight of each microbatch in the loss; in next-token training, share of counted targets."""
     first_nonfinite_A: Array

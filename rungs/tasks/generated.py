@@ -50,7 +50,7 @@ class Draws:
         return "".join(self.one_of(characters) for _ in range(length))
 
     def number(self, least_digits: int, most_digits: int) -> int:
-        """Return an integer, all numbers of digits being equally likely, without leading zeros."""
+        """Return an integer whose number of digits is uniformly random, without leading zeros."""
         digits = self.between(least_digits, most_digits)
         if digits == 1:
             return self.below(10)

@@ -224,7 +224,7 @@ class NextTokenLearner:
         return read, result
 
     def _spike(self, step: int, loss: float | None, is_skipped: bool) -> Spike | None:
-        """Return whether the step is a loss spike, with a warning; never without finite loss."""
+        """Return whether the step is a loss spike, and warn if so. A non-finite loss is none."""
         if loss is None:
             return None
         limit = self._spikes.loss_limit(step)

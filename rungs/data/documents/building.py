@@ -313,7 +313,7 @@ def _batches(rows: Iterator[str | None], room: int | None) -> Iterator[_Batch]:
 
 
 def _valid(text: str) -> tuple[str, int]:
-    """Return a text with U+FFFD for lone surrogates, and its size in UTF-8."""
+    """Return a text with U+FFFD for lone surrogates, and its size in bytes of UTF-8."""
     try:
         return text, len(text.encode())
     except UnicodeEncodeError:

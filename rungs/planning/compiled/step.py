@@ -1,4 +1,4 @@
-"""A run's real step compiled for devices that may be absent: compiler's figures, and kernels."""
+"""A run's real step compiled for devices that may be absent: the compiler's figures, kernels."""
 
 import contextlib
 import importlib.metadata

@@ -11,7 +11,7 @@ from rungs.planning.memory import format_bytes
 FORMAT = 1
 """Version of the JSON format, increased with each incompatible change."""
 Source = Literal["read", "measured", "compiled", "computed"]
-"""Read from the system, measured, by the compiler, or from configs and published figures."""
+"""From the system, measured here, from the compiler, or from configs and published figures."""
 Unit = Literal["", "FLOP/s", "B/s", "B", "s", "share", "relative error"]
 _FORMATS: dict[Unit, Callable[[float], str]] = {
     "FLOP/s": lambda value: f"{value / 1e12:,.3g} TFLOP/s",
