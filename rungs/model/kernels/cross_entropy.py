@@ -23,6 +23,9 @@ from rungs.parallel.mesh import TENSOR
 LOGITS_BYTES = {"cpu": 8 << 20}
 """The size of a chunk's logits by platform; on a CPU they fit into its cache."""
 OTHER_LOGITS_BYTES = 1 << 30
+LONGEST_ROW = 8192
+"""Logits that are reduced at once in one pass. XLA splits longer rows itself, into rows of odd
+lengths, of which a GPU then reads one number at a time."""
 MIN_CHUNK_TOKENS = 512
 """With fewer tokens in a chunk, adding its gradient of the matrix to the sum of all chunks takes as
 long as its matmuls."""
@@ -173,18 +176,29 @@ def _in_two_passes(logits: Array) -> tuple[Array, Array]:
 def _in_one_pass(logits: Array) -> tuple[Array, Array]:
     """Reduce while the largest is not known yet (Milakov & Gimelshein 2018)."""
     lowest = jnp.finfo(jnp.float32).min  # −∞ − −∞ would be NaN
-
-    def combine(one: tuple[Array, Array], two: tuple[Array, Array]) -> tuple[Array, Array]:
-        above = one[0] - two[0]
-        factor = jnp.exp(-jnp.abs(above))  # of the sum with the smaller largest
-        totals = jnp.where(above > 0, one[1] + factor * two[1], factor * one[1] + two[1])
-        return jnp.maximum(one[0], two[0]), totals
-
-    operands = jnp.maximum(logits, lowest), jnp.ones_like(logits)
-    starts = jnp.float32(lowest), jnp.float32(0)
-    own_largest, own_totals = jax.lax.reduce(operands, starts, combine, (logits.ndim - 1,))
+    rows = logits.shape[-1]
+    parts = 1
+    while rows // parts > LONGEST_ROW and rows % (2 * parts) == 0:
+        parts *= 2
+    split = jnp.maximum(logits, lowest).reshape(*logits.shape[:-1], parts, rows // parts)
+    own_largest, own_totals = _joined_sums(*_joined_sums(split, jnp.ones_like(split)))
     largest = collectives.pmax(own_largest, TENSOR)
     return largest, collectives.psum(own_totals * jnp.exp(own_largest - largest), TENSOR)
+
+
+def _joined_sums(largest: Array, totals: Array) -> tuple[Array, Array]:
+    """Join sums of exp(logits − largest) along the last axis; return the largest of all, too."""
+
+    def join(one: tuple[Array, Array], two: tuple[Array, Array]) -> tuple[Array, Array]:
+        above = one[0] - two[0]
+        factor = jnp.exp(-jnp.abs(above))  # of the sum with the smaller largest
+        joined = jnp.where(above > 0, one[1] + factor * two[1], factor * one[1] + two[1])
+        return jnp.maximum(one[0], two[0]), joined
+
+    starts = jnp.finfo(jnp.float32).min, jnp.float32(0)
+    found: tuple[Array, Array]
+    found = jax.lax.reduce((largest, totals), starts, join, (largest.ndim - 1,))
+    return found
 
 
 def _statistics(softmax: Softmax, targets_M: Array) -> TargetStatistics:
