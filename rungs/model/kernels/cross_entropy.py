@@ -21,6 +21,9 @@ from rungs.parallel.mesh import TENSOR
 LOGITS_BYTES = {"cpu": 8 << 20}
 """Size of a chunk's logits by platform; on a CPU they fit into its cache."""
 OTHER_LOGITS_BYTES = 1 << 30
+LONGEST_ROW = 8192
+"""Most logits that are reduced at once. XLA splits longer rows itself, into odd lengths that a GPU
+reads one number at a time."""
 MIN_CHUNK_TOKENS = 512
 """With fewer tokens per chunk, accumulating the matrix's gradient takes as long as the matmuls."""
 
@@ -159,18 +162,29 @@ def _in_two_passes(logits: Array) -> tuple[Array, Array]:
 def _in_one_pass(logits: Array) -> tuple[Array, Array]:
     """Reduce before the largest is known (Milakov & Gimelshein 2018)."""
     lowest = jnp.finfo(jnp.float32).min  # −∞ − −∞ would be NaN
-
-    def combine(one: tuple[Array, Array], two: tuple[Array, Array]) -> tuple[Array, Array]:
-        above = one[0] - two[0]
-        factor = jnp.exp(-jnp.abs(above))  # for the sum with the smaller maximum
-        totals = jnp.where(above > 0, one[1] + factor * two[1], factor * one[1] + two[1])
-        return jnp.maximum(one[0], two[0]), totals
-
-    operands = jnp.maximum(logits, lowest), jnp.ones_like(logits)
-    starts = jnp.float32(lowest), jnp.float32(0)
-    own_largest, own_totals = jax.lax.reduce(operands, starts, combine, (logits.ndim - 1,))
+    rows = logits.shape[-1]
+    parts = 1
+    while rows // parts > LONGEST_ROW and rows % (2 * parts) == 0:
+        parts *= 2
+    split = jnp.maximum(logits, lowest).reshape(*logits.shape[:-1], parts, rows // parts)
+    own_largest, own_totals = _joined_sums(*_joined_sums(split, jnp.ones_like(split)))
     largest = collectives.pmax(own_largest, TENSOR)
     return largest, collectives.psum(own_totals * jnp.exp(own_largest - largest), TENSOR)
+
+
+def _joined_sums(largest: Array, totals: Array) -> tuple[Array, Array]:
+    """Return the largest logit and the sum of exp(logit − largest), joined along the last axis."""
+
+    def join(one: tuple[Array, Array], two: tuple[Array, Array]) -> tuple[Array, Array]:
+        above = one[0] - two[0]
+        factor = jnp.exp(-jnp.abs(above))  # for the sum with the smaller maximum
+        joined = jnp.where(above > 0, one[1] + factor * two[1], factor * one[1] + two[1])
+        return jnp.maximum(one[0], two[0]), joined
+
+    starts = jnp.finfo(jnp.float32).min, jnp.float32(0)
+    found: tuple[Array, Array]
+    found = jax.lax.reduce((largest, totals), starts, join, (largest.ndim - 1,))
+    return found
 
 
 def _statistics(softmax: Softmax, targets_M: Array) -> TargetStatistics:
