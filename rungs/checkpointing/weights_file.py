@@ -131,8 +131,7 @@ class Weights:
         return {name: dtypes[code] for name, code in codes.items() if code in dtypes}
 
     def _dtype(self, name: str) -> str:
-        code: str = self._files[name].get_slice(name).get_dtype()
-        return code
+        return self._files[name].get_slice(name).get_dtype()
 
     def array(self, name: str, part: tuple[slice, ...] = ()) -> np.ndarray:
         """Return one tensor in the dtype it is stored in, or only a part of its first axes; raise

@@ -64,8 +64,7 @@ def flush(file: IO[Any]) -> None:
 def open_to_append(path: Path, buffering: int = -1) -> BinaryIO:
     """Open a file for reading and appending; it is created if it is not there. Raises OSError if it
     is a link or no regular file."""
-    file: BinaryIO = open(path, "a+b", buffering, opener=_open_regular)  # noqa: SIM115
-    return file
+    return open(path, "a+b", buffering, opener=_open_regular)
 
 
 def _open_regular(path: str, flags: int) -> int:

@@ -209,8 +209,7 @@ def mix(parts: dict[str, Sequences], config: TrainConfig) -> Sequences:
     import grain
 
     sources = [grain.MapDataset.source(part) for part in parts.values()]
-    mixture: Sequences = grain.MapDataset.mix(sources, [config.datasets[name] for name in parts])
-    return mixture
+    return grain.MapDataset.mix(sources, [config.datasets[name] for name in parts])
 
 
 def dataset_numbers(parts: dict[str, Sequences], config: TrainConfig, count: int) -> np.ndarray:

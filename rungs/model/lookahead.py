@@ -98,8 +98,7 @@ def draw_tokens(sampling: Sampling, state: DecodingState, logits_BSV: Array) -> 
     numbers_BS = first_number_B[:, None] + jnp.arange(length)
     keys_BS = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))(state.keys_B, numbers_BS)
     draw = jax.vmap(functools.partial(next_tokens, sampling), in_axes=(1, None, 1), out_axes=1)
-    drawn_BS: Array = draw(logits_BSV, seen_tokens(state, vocab_size), keys_BS)
-    return drawn_BS
+    return draw(logits_BSV, seen_tokens(state, vocab_size), keys_BS)
 
 
 def keep_agreed(

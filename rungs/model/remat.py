@@ -55,8 +55,7 @@ def settings_from(remat: Remat) -> list[Remat]:
 
 def save_for_backward(x: Array) -> Array:
     """Return x, marked as what "dots" keeps."""
-    marked: Array = checkpoint_name(x, SAVED)
-    return marked
+    return checkpoint_name(x, SAVED)
 
 
 def checkpoint_layer(
@@ -83,8 +82,7 @@ def checkpoint_layer(
 
 def checkpoint_marked(function: Callable[P, T]) -> Callable[P, T]:
     """Return the function, of which the backward pass keeps only what `save_for_backward` marks."""
-    checkpointed: Callable[P, T] = jax.checkpoint(function, policy=_is_marked)
-    return checkpointed
+    return jax.checkpoint(function, policy=_is_marked)
 
 
 def save_marked(primitive: Any, *inputs: Any, **parameters: Any) -> Any:

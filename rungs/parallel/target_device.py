@@ -70,8 +70,7 @@ def cpu_barrier(tree: Tree) -> Tree:
     """Return arrays that, on a CPU, are computed once and lie in memory, not fused with what reads
     them."""
     on_cpu = platform() == "cpu"
-    barred: Tree = jax.lax.optimization_barrier(tree) if on_cpu else tree
-    return barred
+    return jax.lax.optimization_barrier(tree) if on_cpu else tree
 
 
 def gpu_gradient_barrier(x: Array) -> Array:

@@ -415,8 +415,7 @@ def _residuals(
 
     def traced(state: nnx.State, *tokens: Array) -> Array:
         parts = layout, nnx.merge(graph, state), dtype_of(train)
-        passed: Array = on_mesh(*parts, of_rows, (batch, batch), PartitionSpec())(*tokens)
-        return passed
+        return on_mesh(*parts, of_rows, (batch, batch), PartitionSpec())(*tokens)
 
     jax.eval_shape(traced, state, tokens, tokens)
     return found
