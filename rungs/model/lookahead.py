@@ -74,8 +74,7 @@ def find_drafts(state: DecodingState, length: int) -> tuple[Array, Array]:
     n-gram, and is_found_B, whether there is one; drafts of other rows are arbitrary tokens of their
     text."""
     find = functools.partial(_find_draft, length=length)
-    draft_BP, is_found_B = jax.vmap(find)(state.tokens_BT, state.padding_B, state.ends_B)
-    return draft_BP, is_found_B
+    return jax.vmap(find)(state.tokens_BT, state.padding_B, state.ends_B)
 
 
 def _find_draft(text_T: Array, start: Array, end: Array, length: int) -> tuple[Array, Array]:

@@ -55,12 +55,10 @@ class Objective(Protocol):
             model: with this device's part of the weights; those outside the blocks are gathered.
             compute: how to run the blocks.
         """
-        ...
 
     def starts(self, *arrays: Any) -> Array | None:
         """Return where the document of each token starts, as for `GPT.forward`, from the arrays of
         a microbatch; None if documents are joined."""
-        ...
 
     def of_logits(self, logits_BSV: Array, *arrays: Any) -> Array:
         """Return the objective, up to a factor, as a function of the logits of a microbatch on one
@@ -69,7 +67,6 @@ class Objective(Protocol):
         Args:
             arrays: as in `Microbatch`, without the inputs.
         """
-        ...
 
 
 def mean_over_targets(

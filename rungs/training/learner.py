@@ -101,57 +101,45 @@ class Learner(Protocol[R]):
     @property
     def peak_tokens_per_second(self) -> float | None:
         """Tokens per second at the peak FLOP/s of all devices, if that is known."""
-        ...
 
     @property
     def failure(self) -> Exception | None:
         """Why no step after the last one can be taken; None so far."""
-        ...
 
     def take(self, step: int, stops: Stops, learning_rate: np.float32 | None) -> Any:
         """Take a step; return what `read` waits for. `learning_rate` is that of `RunLength`. Raises
         Interrupted if the step was abandoned, with model and optimizer unchanged."""
-        ...
 
     def read(self, step: int, taken: Any) -> tuple[R, StepResult]:
         """Wait until a step is complete; return its metrics, and its result on the host."""
-        ...
 
     def validate(self, metrics: R, stops: Stops) -> R:
         """Return the metrics of the latest step with its validation; raises Interrupted."""
-        ...
 
     def lacks_validation(self, saved: Checkpoint, metrics: R) -> bool:
         """Return whether the validation of a checkpoint was due, but interrupted."""
-        ...
 
     def losses(self, metrics: R) -> tuple[float | None, float | None]:
         """Return the validation loss of a step, and the number by which the best checkpoint is
         chosen, the lower the better; None for what it lacks."""
-        ...
 
     def batch(self, step: int) -> Mapping[str, np.ndarray]:
         """Return the arrays (A, B, S) of a failed step by name, to record it; {} if they are no
         longer known."""
-        ...
 
     def headline(self, steps: Sequence[R]) -> dict[str, str]:
         """Return what the progress line says about some steps."""
-        ...
 
     def log_start(self, start: Start, mesh: Mesh) -> None:
         """Log what this start does."""
-        ...
 
     def summary(self, run: RunFolder, last: R | None) -> str:
         """Return the results of the run so far, in words. `last` is the last step of this start,
         None if it took none."""
-        ...
 
     def retake(self, step: int, learning_rate: np.float32 | None, *, skipped: bool) -> Any:
         """Take a step again and record nothing. `skipped` says whether its update was skipped
         because of a loss spike."""
-        ...
 
 
 class Replayed(NamedTuple):
@@ -175,35 +163,28 @@ class Inputs(Protocol[R]):
     @property
     def datasets_dir(self) -> Path | None:
         """Where datasets are; None for where they are by default."""
-        ...
 
     @property
     def tokenizer_file(self) -> Path | None:
         """Copied into checkpoints; None if it is only on the hub."""
-        ...
 
     @property
     def tokenizer_place(self) -> Path | str:
         """Where the tokenizer is; see `load_tokenizer`."""
-        ...
 
     def edit_to_extend(self) -> str:
         """Return the edit that makes the run longer, for a message."""
-        ...
 
     def learner(self, start: Start, mesh: Mesh, steps: Sequence[R]) -> Learner[R]:
         """Create or restore model and optimizer, and return what trains them. The config of `start`
         is what the devices chose; `steps` were recorded before it, in order."""
-        ...
 
     def resources(self, start: Start, mesh: Mesh) -> AbstractContextManager[None]:
         """Warn if memory or disk will not do, and turn errors about them into a `RunFailure` with
         advice."""
-        ...
 
     def add_hooks(self, start: Start, trainer: "Trainer[R]") -> None:
         """Add what this kind of run does after some steps."""
-        ...
 
 
 class Kind(NamedTuple):
