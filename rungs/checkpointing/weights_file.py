@@ -4,8 +4,8 @@ The header of each file holds the configs of the model, so it can be loaded with
 import json
 import math
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import ml_dtypes
@@ -288,7 +288,7 @@ class TensorSpec(NamedTuple):
         return _DTYPES[self.dtype].itemsize * math.prod(self.shape)
 
 
-class TensorWriter:
+class TensorWriter(AbstractContextManager["TensorWriter"]):
     """A safetensors file whose tensors are written in any order, whole or in parts. `specs` are all
     its tensors, each of which must be written; `metadata` is for its header."""
 
@@ -324,15 +324,10 @@ class TensorWriter:
         self._file.seek(self._data + self._begins[name] + int(number) * array.nbytes)
         self._file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
+    def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
         """Close the file. Without an error, flush it to disk first."""
         try:
-            if error is None:
+            if failure is None:
                 disk.flush(self._file)
         finally:
             self._file.close()
