@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_args
 
 import click
 
-from rungs.common.errors import UserError
+from rungs.common.errors import UserError, errors_at
 from rungs.common.paths import is_there
 from rungs.config.option_values import LADDER_RUNGS, UTILIZATION_PERCENT
 from rungs.config.reinforce_config import ReinforceConfig
@@ -219,10 +219,8 @@ def _configured_sharding(folder: RunFolder, config: AnyRunConfig, is_here: bool)
         recorded = saved[-1].meta.sharding if saved else None
         virtual = cpu_device_count(config.train, partial(copy_bytes, config), recorded)
         available = virtual if is_cpu else jax.device_count()
-    try:
+    with errors_at(f"{folder.path}/{config.train_file}: ", ValueError):
         sharding = resolve_sharding(config.train, available)
-    except ValueError as error:
-        raise UserError(f"{folder.path}/{config.train_file}: {error}") from None
     if available and (line := idle_devices(config.train, math.prod(sharding.sizes), available)):
         click.echo(f"warning: {line}", err=True)
     return sharding
