@@ -52,12 +52,14 @@ class RunFailure(RuntimeError):
 
 
 @contextlib.contextmanager
-def errors_at(place: str, kind: type[ValueError] = UserError) -> Iterator[None]:
-    """Raise errors of a kind as a UserError, each line of which begins with `place`."""
+def errors_at(place: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Raise errors of the given kinds, if none are given of UserError, as a UserError, each line of
+    which begins with `place`."""
+    caught = kinds or (UserError,)
     try:
         yield
-    except kind as error:
-        lines = str(error).splitlines()
+    except caught as error:
+        lines = str(error).splitlines() or [type(error).__name__]
         raise UserError("\n".join(f"{place}{line}" for line in lines)) from None
 
 

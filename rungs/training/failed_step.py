@@ -23,7 +23,7 @@ from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.checkpointing.manifest import Checkpoint, read_checkpoint, run_config
 from rungs.checkpointing.saver import Saver
 from rungs.common import atomic_folder, disk, shown_text
-from rungs.common.errors import RunFailure, UserError
+from rungs.common.errors import RunFailure, UserError, errors_at
 from rungs.common.strict_json import StrictModel, read_text
 from rungs.config.run_config import AnyRunConfig
 from rungs.config.sharding_config import ShardingConfig
@@ -232,7 +232,5 @@ def _read_batch(path: Path) -> dict[str, np.ndarray]:
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
-    try:
+    with errors_at(f"{path}: cannot be read as a batch: ", OSError, SafetensorError):
         return load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{path}: cannot be read as a batch: {error}") from None
