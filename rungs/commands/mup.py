@@ -14,7 +14,7 @@ from rungs.common import paths
 from rungs.common.errors import EXIT_FAILED, UserError
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig, load_run
-from rungs.data.catalog import find_datasets_dir, open_dataset
+from rungs.data.catalog import find_datasets_dir, open_datasets
 from rungs.data.loader import TrainingData
 from rungs.parallel import jax_setup
 from rungs.run.folder import find_run
@@ -48,7 +48,8 @@ def check(
     chart = chart or folder / "coordinate-check.png"
     paths.refuse_other_content(chart, b"\x89PNG", "a chart")
     jax_setup.enable_compilation_cache()
-    data = _training_data(config, datasets_dir)
+    datasets = open_datasets(config.train.datasets, find_datasets_dir(datasets_dir))
+    data = TrainingData(config, datasets)
     if data.total_steps <= steps:
         raise UserError(
             f"--steps {steps}: the run has {data.total_steps} steps, and the last one is kept for"
@@ -75,12 +76,6 @@ def _scalable_run(run: str) -> tuple[Path, RunConfig]:
     if config.train.start_from is not None:
         raise UserError(f"{folder}: start_from fixes the model's width; use a run without it")
     return folder, config
-
-
-def _training_data(config: RunConfig, datasets_dir: Path | None) -> TrainingData:
-    folder = find_datasets_dir(datasets_dir)
-    datasets = {name: open_dataset(name, folder) for name in config.train.datasets}
-    return TrainingData(config, datasets)
 
 
 def _print_growth(growth: Sequence[Growth], steps: int) -> None:

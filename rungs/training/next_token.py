@@ -151,10 +151,7 @@ def _open_datasets(
     """Open several groups of datasets; the first process builds those that are absent."""
 
     def open_all(update: bool) -> list[dict[str, Dataset]]:
-        return [
-            {name: catalog.open_dataset(name, datasets_dir, update=update) for name in group}
-            for group in names
-        ]
+        return [catalog.open_datasets(group, datasets_dir, update=update) for group in names]
 
     if not processes.is_multi_process():
         return open_all(update)
