@@ -109,17 +109,14 @@ def try_learning_rates(
         sweeps[name] = []
         for point in sweep(folder, into / name.lower(), runs, datasets, TRAIN_COMMAND):
             sweeps[name].append(point)
-            _print_point(name, point, f"{len(sweeps[name])} of {len(runs)}")
+            done = f"{len(sweeps[name])} of {len(runs)}: {name}, {point.series}"
+            rate = f"learning rate {point.learning_rate:g}"
+            click.echo(f"{done}, {rate}: loss {point.loss:.4f}", err=True)
         _print_series(name, sweeps[name])
     draw = functools.partial(sweep_chart, f"{folder.name}: final loss by learning rate and width")
     with drawing.use_style(config.train.chart_style):
         drawing.write_all({"learning-rates.png": draw}, sweeps, into)
     click.echo(f"{into / 'learning-rates.png'}")
-
-
-def _print_point(name: str, point: Point, number: str) -> None:
-    run = f"{name}, {point.series}, learning rate {point.learning_rate:g}"
-    click.echo(f"{number}: {run}: loss {point.loss:.4f}", err=True)
 
 
 def _print_series(name: str, points: Sequence[Point]) -> None:
