@@ -124,13 +124,9 @@ class StepTime:
 def memory(step: RunningStep) -> Iterator[Figure]:
     """Yield the memory of each device next to the plan. What other programs did on the devices
     before counts as used, so run it first."""
-    planned, compiled, used = (
-        memory_of(step.config, step.mesh).total,
-        step.compiled_bytes(),
-        step.device_bytes(),
-    )
+    planned, used = memory_of(step.config, step.mesh).total, step.device_bytes()
     yield Figure(PART, "memory, plan", planned, "B", "computed", "of each device")
-    yield _compared("memory, compiler", compiled, planned, "compiled")
+    yield _compared("memory, compiler", step.compiled_bytes(), planned, "compiled")
     if used is not None:
         yield _compared("memory, used", used, planned, "measured")
 
