@@ -4,12 +4,11 @@ Each rung is the committed run folder of that name. A run trains on one core, an
 as there are cores, which is faster than one after the other on all cores. The same command resumes
 where it was interrupted. After each rung the table in `runs/README.md` and two pictures in
 `docs/images/` are written anew, from the rungs that all seeds have finished; gains are paired by
-seed.
+seed. `--recipe` does the same for the changes of the recipe, each made to `qk-norm` alone.
 """
 
 from rungs.common.command import run_command
 
-import itertools
 import os
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import Queue
+from typing import NamedTuple
 
 import click
 
@@ -30,22 +30,64 @@ from rungs.run.folder import RunFolder
 
 ROOT = Path(__file__).parents[1]
 PAGE, PICTURES = ROOT / "runs" / "README.md", ROOT / "docs" / "images"
-BEGIN, END = "<!-- benchmarks/ladder.py writes this table -->\n", "<!-- end of the table -->\n"
-ADDS = {
-    "next-token": "the embedding of a token goes straight into the output head",
-    "attention": "a layer of single-head attention, added to the embedding; learned positions",
-    "norm": "LayerNorm before attention and before the head",
-    "multi-head": "four attention heads instead of one",
-    "muon": "Muon instead of AdamW for the kernels of the layer",
-    "rope": "rotary positions instead of a learned table",
-    "feed-forward": "a GELU feed-forward layer",
-    "layers": "four layers instead of one",
-    "swiglu": "Llama's layers: a gated feed-forward layer of the same size, RMSNorm, no biases",
-    "mup-rate": "muP, and a learning rate of 0.01 instead of 0.003",
-    "qk-norm": "RMSNorm of queries and keys",
-    "experts": "four experts of half the size, two per token",
-}
-"""What each rung adds to the one before, in order."""
+END = "<!-- end of the table -->\n"
+
+
+class Table(NamedTuple):
+    """A table of rungs in the page."""
+
+    command: str
+    """Writes it."""
+    adds: dict[str, str]
+    """What each rung adds, in order."""
+    base: str | None = None
+    """The rung that all others add it to; None: each to the one before."""
+
+    @property
+    def begin(self) -> str:
+        """The line before the table in the page."""
+        return f"<!-- {self.command} writes this table -->\n"
+
+    def below(self, name: str) -> str | None:
+        """Return the rung that another adds to; None for the first."""
+        names = [None, *self.adds]
+        return None if name == self.base else self.base or names[names.index(name) - 1]
+
+
+LADDER = Table(
+    "benchmarks/ladder.py",
+    {
+        "next-token": "the embedding of a token goes straight into the output head",
+        "attention": "a layer of single-head attention, added to the embedding; learned positions",
+        "norm": "LayerNorm before attention and before the head",
+        "multi-head": "four attention heads instead of one",
+        "muon": "Muon instead of AdamW for the kernels of the layer",
+        "rope": "rotary positions instead of a learned table",
+        "feed-forward": "a GELU feed-forward layer",
+        "layers": "four layers instead of one",
+        "swiglu": "Llama's layers: a gated feed-forward layer of the same size, RMSNorm, no biases",
+        "mup-rate": "muP, and a learning rate of 0.01 instead of 0.003",
+        "qk-norm": "RMSNorm of queries and keys",
+        "experts": "four experts of half the size, two per token",
+    },
+)
+RECIPE = Table(
+    "benchmarks/ladder.py --recipe",
+    {
+        "qk-norm": "the rung of the ladder that each of these changes",
+        "relu-squared": "ReLU² instead of a gated feed-forward layer, of the same size",
+        "zero-init": "projections into the residual stream start at 0",
+        "bare-norm": "norms without parameters",
+        "embedding-norm": "a norm after the embedding",
+        "value-embeddings": "a table of embeddings added to the values, in every other layer",
+        "residual-scalars": "learned scalars of the residual stream and a skip from the embedding",
+        "group-rates": "three times the learning rate for the embedding, 0.3 times for the head",
+        "normuon": "Muon with Polar Express, NorMuon and cautious weight decay",
+        "late-decay": "a constant learning rate that decays over the last 40%",
+        "recipe": "all of these",
+    },
+    base="qk-norm",
+)
 
 
 @click.command()
@@ -58,18 +100,27 @@ ADDS = {
 )
 @click.option("--seeds", default=3, show_default=True, type=click.IntRange(2))
 @click.option(
-    "--only", multiple=True, type=click.Choice(list(ADDS)), help="Train some rungs; write nothing."
+    "--only",
+    multiple=True,
+    type=click.Choice([*LADDER.adds, *RECIPE.adds]),
+    help="Train some rungs of the table; write nothing.",
 )
+@click.option("--recipe", is_flag=True, help="Train the changes of the recipe instead.")
 @click.option("--datasets-dir", type=click.Path(path_type=Path))
-def main(into: Path, seeds: int, only: tuple[str, ...], datasets_dir: Path | None) -> None:
+def main(
+    into: Path, seeds: int, only: tuple[str, ...], recipe: bool, datasets_dir: Path | None
+) -> None:
     """Train every rung of the ladder with several seeds."""
+    table = RECIPE if recipe else LADDER
+    if absent := set(only) - set(table.adds):
+        raise click.UsageError(f"--only {', '.join(sorted(absent))}: of the other table")
     rungs: list[Rung] = []
-    for rung in trained(only or tuple(ADDS), into, seeds, find_datasets_dir(datasets_dir)):
+    for rung in trained(only or tuple(table.adds), into, seeds, find_datasets_dir(datasets_dir)):
         rungs.append(rung)
-        click.echo(table_row(rungs))
+        click.echo(row(table, rung, rungs))
         if not only:
-            write_table(rungs)
-            if len(rungs) > 1:
+            write_table(table, rungs)
+            if len(rungs) > 1 and not recipe:
                 draw_ladder(rungs, PICTURES)
 
 
@@ -124,27 +175,28 @@ def train(run: RunFolder, datasets_dir: Path) -> list[metrics.StepMetrics]:
     return metrics.read(run.metrics)
 
 
-def table_row(rungs: Sequence[Rung]) -> str:
-    """Return the line of the last of some rungs in the table; with a gain if the one before it is
-    next to it on the ladder."""
-    rung, gain = rungs[-1], ""
-    if len(rungs) > 1 and (rungs[-2].name, rung.name) in itertools.pairwise(ADDS):
-        gains = rungs[-2].losses - rung.losses
-        gain = f"{gains.mean():.3f} ± {interval(gains):.3f}"
+def row(table: Table, rung: Rung, rungs: Sequence[Rung]) -> str:
+    """Return the line of a rung; with its gain, paired by seed, if the rung below is among some."""
+    gain = ""
+    for below in rungs:
+        if below.name == table.below(rung.name):
+            gains = below.losses - rung.losses
+            gain = f"{gains.mean():.3f} ± {interval(gains):.3f}"
     loss = f"{rung.losses.mean():.3f} ± {interval(rung.losses):.3f}"
-    minutes = f"{rung.seconds / 60:.1f}"
-    cells = (f"`{rung.name}`", ADDS[rung.name], loss, gain, f"{rung.bits_per_byte:.3f}", minutes)
+    minutes, what = f"{rung.seconds / 60:.1f}", table.adds[rung.name]
+    cells = (f"`{rung.name}`", what, loss, gain, f"{rung.bits_per_byte:.3f}", minutes)
     return f"| {' | '.join(cells)} |"
 
 
-def write_table(rungs: Sequence[Rung]) -> None:
+def write_table(table: Table, rungs: Sequence[Rung]) -> None:
     """Write the table of some rungs into the page, in place of the one that is there."""
     head = "| run | what it adds | validation loss | gain | bits per byte | minutes |"
-    rows = [table_row(rungs[: number + 1]) for number in range(len(rungs))]
-    table = "\n".join([head, "|---|---|---|---|---|---|", *rows, ""])
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    text = "\n".join(
+        [head, "|---|---|---|---|---|---|", *(row(table, rung, rungs) for rung in rungs), ""]
+    )
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(table.begin)
     after = rest.partition(END)[2]
-    PAGE.write_text(f"{before}{BEGIN}\n{table}\n{END}{after}", encoding="utf-8")
+    PAGE.write_text(f"{before}{table.begin}\n{text}\n{END}{after}", encoding="utf-8")
 
 
 if __name__ == "__main__":

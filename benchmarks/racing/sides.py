@@ -30,7 +30,7 @@ class Size(NamedTuple):
 
 
 SIZES = {
-    "cpu": Size(8192, 256, 256, 4, 4, 8, 1, 128, {GPT2: 2e-3, RECIPE: 1e-2, PYTORCH: 2e-3}),
+    "cpu": Size(8192, 256, 256, 4, 4, 8, 1, 128, {GPT2: 1e-3, RECIPE: 1e-2, PYTORCH: 1e-3}),
     "gpu": Size(
         32768, 1024, 768, 12, 12, 48, 1, 512, {GPT2: 1.2e-3, RECIPE: 1e-2, PYTORCH: 1.2e-3}
     ),

@@ -112,8 +112,11 @@ class TextGenerator(NamedTuple):
         self, texts: Sequence[str], new_tokens: int, sampling: Sampling = GREEDY, seed: int = 0
     ) -> list[str]:
         """Return the continuation of each text, of at most `new_tokens` tokens. Raises UserError if
-        a text is not valid Unicode, or empty although no token begins texts. `sampling` may have
-        `stop_tokens` of its own instead of the model's."""
+        a text is not valid Unicode, or empty although no token begins texts, and TypeError for one
+        text instead of several. `sampling` may have `stop_tokens` of its own instead of the
+        model's."""
+        if isinstance(texts, str):
+            raise TypeError("texts: one text; give a list, as [text]")
         prompts = [self.tokenizer.encode_beginning(text) for text in texts]
         stops = sampling.stop_tokens or self.stop_tokens
         request = Request(new_tokens, sampling._replace(stop_tokens=stops), seed)

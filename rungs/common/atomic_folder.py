@@ -23,11 +23,14 @@ log = logging.getLogger("rungs")
 
 @contextlib.contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Hold the lock to build or replace `folder`. Waits while another process holds it. Raises
-    UserError if the folder cannot be written; an OSError raised in the block counts as that."""
+    """Hold the lock to build or replace `folder`. Waits while another process holds it. A UserError
+    in the block leaves no new lock file behind. Raises UserError if the folder cannot be written;
+    an OSError raised in the block counts as that."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        lock = file_lock(_sibling(folder, "lock"))
+        path = _sibling(folder, "lock")
+        is_new = not path.exists()
+        lock = file_lock(path)
         try:
             held = lock.acquire(timeout=0)
         except Timeout:
@@ -35,7 +38,12 @@ def lock_folder(folder: Path) -> Iterator[None]:
             held = lock.acquire()
         with held:
             _restore(folder)
-            yield
+            try:
+                yield
+            except UserError:
+                if is_new and not is_there(_sibling(folder, "partial")):
+                    path.unlink(missing_ok=True)  # processes that wait for it notice that
+                raise
     except OSError as error:
         raise UserError(f"{folder}: cannot be built: {reason(error)}") from error
 

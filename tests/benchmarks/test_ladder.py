@@ -9,12 +9,13 @@ import scipy.stats
 from matplotlib.image import imread
 
 from benchmarks import ladder
+from benchmarks.ladder import LADDER, RECIPE, Table
 from benchmarks.losses.ladder_charts import draw_ladder
 from benchmarks.losses.rung import Rung, interval
 from rungs.run.metrics import StepMetrics
 from tests.support.committed_runs import ROOT
 
-NAMES = list(ladder.ADDS)
+NAMES = list(LADDER.adds)
 
 
 def steps(final: float) -> list[StepMetrics]:
@@ -59,15 +60,15 @@ def test_the_interval_is_students() -> None:
 def test_gains_are_paired_by_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seeds differ by much more than the gain does."""
     page = tmp_path / "README.md"
-    page.write_text(f"# The ladder\n\n{ladder.BEGIN}\nan old table\n{ladder.END}\nMore.\n")
+    page.write_text(f"# The ladder\n\n{LADDER.begin}\nan old table\n{ladder.END}\nMore.\n")
     monkeypatch.setattr(ladder, "PAGE", page)
-    ladder.write_table([rung(NAMES[0], 4.0, 5.0, 6.0), rung(NAMES[1], 3.9, 4.9, 5.9)])
+    ladder.write_table(LADDER, [rung(NAMES[0], 4.0, 5.0, 6.0), rung(NAMES[1], 3.9, 4.9, 5.9)])
     text = page.read_text()
     assert text.startswith("# The ladder\n")
     assert text.endswith("\nMore.\n")
     assert "old" not in text
     first, second = text.splitlines()[6:8]
-    assert f"| `{NAMES[0]}` | {ladder.ADDS[NAMES[0]]} | 5.000 ± 2.484 |  | 2.500 | 3.0 |" == first
+    assert f"| `{NAMES[0]}` | {LADDER.adds[NAMES[0]]} | 5.000 ± 2.484 |  | 2.500 | 3.0 |" == first
     assert "| 0.100 ± 0.000 |" in second
 
 
@@ -92,10 +93,31 @@ def test_rungs_differ_in_what_they_add_and_train_alike() -> None:
     assert len(set(configs)) == len(NAMES) - 1
 
 
-def test_the_page_has_the_table_of_the_committed_runs() -> None:
+@pytest.mark.parametrize("name", list(RECIPE.adds))
+def test_a_change_of_the_recipe_changes_only_the_keys_that_the_recipe_has(name: str) -> None:
+    def keys(run: str) -> set[tuple[str, str]]:
+        files = ("model.json", "train.json")
+        texts = ((ROOT / "runs" / run / file).read_text() for file in files)
+        return {(key, str(value)) for text in texts for key, value in json.loads(text).items()}
+
+    base, recipe = keys("qk-norm"), keys("recipe")
+    changed = {key for key, _ in keys(name) - base}
+    assert changed <= {key for key, _ in recipe - base}
+    assert bool(changed) == (name != RECIPE.base)
+
+
+@pytest.mark.parametrize("table", [LADDER, RECIPE])
+def test_the_page_has_the_table_of_the_committed_runs(table: Table) -> None:
     page = (ROOT / "runs" / "README.md").read_text(encoding="utf-8")
-    table = page.partition(ladder.BEGIN)[2].partition(ladder.END)[0]
-    rows = [line.split("|")[1:-1] for line in table.strip().splitlines()[2:]]
+    text = page.partition(table.begin)[2].partition(ladder.END)[0]
+    rows = [line.split("|")[1:-1] for line in text.strip().splitlines()[2:]]
     assert [(cells[0].strip(), cells[1].strip()) for cells in rows] == [
-        (f"`{name}`", adds) for name, adds in ladder.ADDS.items()
+        (f"`{name}`", adds) for name, adds in table.adds.items()
     ]
+
+
+def test_gains_are_over_the_rung_below_or_over_the_base() -> None:
+    assert LADDER.below("next-token") is None
+    assert LADDER.below("norm") == "attention"
+    assert RECIPE.below("qk-norm") is None
+    assert {RECIPE.below(name) for name in [*RECIPE.adds][1:]} == {"qk-norm"}

@@ -8,10 +8,19 @@ import pytest
 
 from benchmarks.racing.chart import race_chart
 from benchmarks.racing.results import Curve, Result
-from benchmarks.racing.sides import GPT2, RECIPE, SIZES, Entry, configs
+from benchmarks.racing.sides import (
+    GPT2,
+    RECIPE,
+    RECIPE_MODEL,
+    RECIPE_TRAIN,
+    SIZES,
+    Entry,
+    configs,
+)
 from rungs.config.run_config import load_run
 from rungs.planning.flops import count_parameters
 from rungs.step.state import shapes_of
+from tests.support.committed_runs import ROOT
 from tests.support.recorded_runs import record_run, step
 
 
@@ -30,6 +39,12 @@ def test_configs_are_valid_and_their_matmuls_of_one_size(size: str, tmp_path: Pa
         counts = count_parameters(shapes_of(config.model, None))
         matmuls.append((counts.attention, counts.feed_forward, counts.head))
     np.testing.assert_allclose(matmuls[1], matmuls[0], rtol=0.01)
+
+
+def test_the_recipe_is_that_of_the_committed_run() -> None:
+    for file, keys in (("model.json", RECIPE_MODEL), ("train.json", RECIPE_TRAIN)):
+        committed = json.loads((ROOT / "runs/recipe" / file).read_text())
+        assert {key: committed.get(key) for key in keys} == keys
 
 
 def test_when_a_loss_was_reached() -> None:

@@ -119,6 +119,8 @@ def test_texts_begin_and_end_as_those_of_the_model(counting_model: Path, tmp_pat
     assert generator.continue_texts(["", "b"], 12) == ["bc", "c"]
     past = rungs.Sampling(stop_tokens=tuple(load_tokenizer(folder).encode("c")))
     assert generator.continue_texts([""], 12, past) == ["b"]
+    with pytest.raises(TypeError, match="one text"):
+        generator.continue_texts("b", 12)
 
 
 def test_several_prompts_are_numbered(counting_model: Path, tmp_path: Path) -> None:

@@ -254,6 +254,21 @@ def test_a_failed_build_changes_nothing(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == [".old.lock", "old"]
 
 
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_refused_build_leaves_no_new_lock(is_there: bool, tmp_path: Path) -> None:
+    lock = tmp_path / ".new.lock"
+    if is_there:
+        lock.touch()
+    with pytest.raises(UserError, match="refused"):
+        _refuse(tmp_path / "new")
+    assert [*tmp_path.iterdir()] == [lock] * is_there
+
+
+def _refuse(folder: Path) -> None:
+    with atomic_folder.lock_folder(folder):
+        raise UserError("refused")
+
+
 def _fail_to_replace(folder: Path) -> None:
     with atomic_folder.lock_folder(folder), atomic_folder.replace_folder(folder) as partial:
         (partial / "file").write_text("new")

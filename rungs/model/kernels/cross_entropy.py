@@ -174,8 +174,10 @@ def _in_one_pass(logits: Array) -> tuple[Array, Array]:
     lowest = jnp.finfo(jnp.float32).min  # −∞ − −∞ would be NaN
 
     def combine(one: tuple[Array, Array], two: tuple[Array, Array]) -> tuple[Array, Array]:
-        largest = jnp.maximum(one[0], two[0])
-        return largest, one[1] * jnp.exp(one[0] - largest) + two[1] * jnp.exp(two[0] - largest)
+        above = one[0] - two[0]
+        factor = jnp.exp(-jnp.abs(above))  # of the sum with the smaller largest
+        totals = jnp.where(above > 0, one[1] + factor * two[1], factor * one[1] + two[1])
+        return jnp.maximum(one[0], two[0]), totals
 
     operands = jnp.maximum(logits, lowest), jnp.ones_like(logits)
     starts = jnp.float32(lowest), jnp.float32(0)
