@@ -75,6 +75,7 @@ RECIPE = Table(
     "benchmarks/ladder.py --recipe",
     {
         "qk-norm": "the rung of the ladder that each of these changes",
+        "recipe": "all of the changes below",
         "relu-squared": "ReLU² instead of a gated feed-forward layer, of the same size",
         "zero-init": "projections into the residual stream start at 0",
         "bare-norm": "norms without parameters",
@@ -84,7 +85,6 @@ RECIPE = Table(
         "group-rates": "three times the learning rate for the embedding, 0.3 times for the head",
         "normuon": "Muon with Polar Express, NorMuon and cautious weight decay",
         "late-decay": "a constant learning rate that decays over the last 40%",
-        "recipe": "all of these",
     },
     base="qk-norm",
 )

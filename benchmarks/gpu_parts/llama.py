@@ -52,7 +52,7 @@ def step_figures(setting: Setting, changes: dict[str, Any]) -> Iterator[Figure]:
     model = ModelConfig.model_validate(LLAMA | (TINY if setting.rehearse else {}))
     alone = ShardingConfig(mode="dp", data=1)
     train = train_config(1 if setting.rehearse else MICROBATCH, 1, alone)
-    run = RunConfig(model, train.model_copy(update=changes))
+    run = RunConfig(model, train.model_copy(update={"remat": "activations"} | changes))
     jax_setup.prepare(run.train, lambda: 0)
     mesh = one_device()
     run = on_mesh(run, mesh)

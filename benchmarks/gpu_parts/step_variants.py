@@ -24,6 +24,7 @@ VARIANTS: dict[str, Changes] = {
     "logits in float32": {"logits_dtype": "float32"},
     "layers in a loop": {"scan_unroll": 1},
     "remat none": {"remat": "none"},
+    "remat dots": {"remat": "dots"},
     "remat full": {"remat": "full"},
     "Q, K and V merged": {"xla_gpu_dot_merger_threshold_mb": 32},
     "no Triton matmuls": {"xla_gpu_enable_triton_gemm": False},

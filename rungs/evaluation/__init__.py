@@ -5,5 +5,4 @@
     harness_model      our models as the harness's `LM`
     checkpoint_scores  measure a checkpoint, and record its scores
 
-Imports `checkpointing` and the packages below it.
-"""
+Imports `checkpointing` and the packages below it."""

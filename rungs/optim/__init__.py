@@ -3,12 +3,11 @@
     optimizers   one function per optimizer: adamw, muon, lion, adafactor, sgd; muP's factors
     multi_steps  `MultiSteps` around them: gradient accumulation, clipping, weight decay
     schedule     the learning rate of each step: warm-up, then cosine, linear, constant or WSD
-    delayed_scaling  the scales of matmuls in FP8
-    precision    the dtype a run computes in; the loss scale of float16
+    delayed_scaling  the scales of FP8 matmuls
+    precision    the compute dtype of a run; the loss scale of float16
 
 To add an optimizer, write its function in `optimizers.py` with `keeping_state`, and add it to
 `BUILT_IN` there and to `BUILT_IN_OPTIMIZERS` in `config/optimization_config.py`; or declare it in a
 package of your own as an entry point of the group `rungs.optimizers`. To add a schedule, add its
 name to `Schedule` in `config/optimization_config.py` and a case in `schedule.py`.
-Imports `common`, `config`, `parallel` and `model`.
-"""
+Imports `common`, `config`, `parallel` and `model`."""

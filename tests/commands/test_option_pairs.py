@@ -46,7 +46,7 @@ TRAINING: dict[str, list[Any]] = {
     "sharding": list(SHARDINGS),
     "optimizer": list(BUILT_IN_OPTIMIZERS),
     "documents": ["joined text", "separate text", "joined pairs", "separate pairs"],
-    "remat": ["none", "dots", "full"],
+    "remat": ["none", "activations", "dots", "full"],
     "lora": [False, True],
 }
 

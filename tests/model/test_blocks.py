@@ -13,9 +13,11 @@ from jax.extend.core import jaxprs_in_params
 
 from rungs.config.optimization_config import Remat
 from rungs.model.blocks import Compute, make_blocks, run_blocks
+from rungs.model.feed_forward import FeedForward
 from rungs.model.gpt import GPT
 from rungs.model.kernels import blockwise_attention
 from rungs.model.layers import NO_DROPOUT
+from rungs.model.remat import checkpoint_layer
 from tests.support.committed_runs import ROOT
 from tests.support.configs import model_config
 
@@ -52,6 +54,16 @@ def test_the_forward_scan_keeps_no_copy_of_the_weights(
     gradients = Shapes(out.aval.size for out in backward.outvars)
     assert kernels <= gradients
     assert not kernels & kept
+
+
+@pytest.mark.parametrize(("remat", "hidden"), [("activations", 2), ("dots", 1), ("full", 0)])
+def test_what_a_feed_forward_layer_keeps(remat: Remat, hidden: int) -> None:
+    """Of the hidden width: what `up` returns, and the activation."""
+    layer = FeedForward(model_config(ffn_dim=13), jax.random.key(0))
+    x_BSD = jax.ShapeDtypeStruct((3, 7, layer.up.kernel.shape[0]), jnp.bfloat16)
+    run = checkpoint_layer(lambda x: layer(x)[0], remat)
+    kept = jax.tree.leaves(jax.eval_shape(lambda x: jax.vjp(run, x)[1], x_BSD))
+    assert sum(array.size == 3 * 7 * 13 for array in kept) == hidden
 
 
 def test_six_calls_lead_from_the_loss_to_the_attention_kernel(

@@ -219,3 +219,18 @@ def test_a_model_has_the_gradients_of_the_plain_form(
     log_probs = functools.partial(GPT.log_probs, temperature=TEMPERATURE, compute=compute)
     log_probs_BS = bind_and_jit(log_probs, model)(tokens_BS, targets_BS)
     assert_near([log_probs_BS], [found[1]], ROUNDING["float32"])
+
+
+@pytest.mark.parametrize(("vocabulary", "longest"), [(96, 16), (96, 1000), (50, 16), (33, 8)])
+def test_one_pass_over_the_logits_of_a_gpu(
+    vocabulary: int, longest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In parts of equal size, and where all but some of the logits are −∞."""
+    monkeypatch.setattr(cross_entropy, "LONGEST_ROW", longest)
+    logits_MV = 30 * np.random.default_rng(0).normal(size=(6, vocabulary)).astype(np.float32)
+    logits_MV[:, -7:] = -np.inf
+    logits_MV[0, :-9] = -np.inf
+    largest_M, totals_M = cross_entropy._in_one_pass(jnp.asarray(logits_MV))
+    np.testing.assert_array_equal(largest_M, logits_MV.max(axis=-1))
+    exact_MV = np.exp(logits_MV.astype(np.float64) - logits_MV.max(axis=-1, keepdims=True))
+    np.testing.assert_allclose(totals_M, exact_MV.sum(axis=-1), rtol=1e-6)

@@ -16,5 +16,4 @@ To add a family:
 3. Add a small random model of it to `VARIANTS` in `tests/fixtures/make_models.py`, and write its
    files with `uv run tests/fixtures/make_models.py NAME`. The tests then compare every hidden state
    with transformers, and check that export gives back the same tensors.
-4. Add a published config of it, and what it means, to `tests/support/published_configs.py`.
-"""
+4. Add a published config of it, and what it means, to `tests/support/published_configs.py`."""
