@@ -1,7 +1,7 @@
 """What the commands at the root do once their options are read, a module for each.
 
-    options            options that several commands have; loads Click only
-    start_command      the options that train.py and reinforce.py share, and the lock of a run
+    options            declares options that several commands have; loads Click only
+    start_command      checks those that train.py and reinforce.py share, and locks the run
     charts             redraw charts, compare runs, show the page of runs
     checkpointing      list and verify checkpoints
     download_dataset   build or download a dataset

@@ -1,4 +1,5 @@
-"""Continue prompts with a model, or have a conversation with it."""
+"""Continue prompts with a model, or have a conversation with it, on the terminal. A server would
+share `Model` and `start_conversation`; without chats `checkpointing/load.py` is enough."""
 
 from rungs.common.command import importing
 

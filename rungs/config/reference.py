@@ -20,7 +20,7 @@ def reference_page() -> str:
         "# Configuration",
         "",
         "Every key of a run's files: `model.json`, and `train.json` or, in reinforcement learning,",
-        "`reinforce.json`. `uv run config.py` generates this page.",
+        "`reinforce.json`. `uv run config.py` generates it from `rungs/config/`.",
     ]
     for name, file_type in FILE_TYPES.items():
         lines += ["", f"## `{name}`", "", *_key_table(file_type)]

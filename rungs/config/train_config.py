@@ -1,4 +1,5 @@
-"""`train.json`: how a model is trained."""
+"""`train.json`: training on a dataset. Its keys of optimizer, schedule, precision, devices and
+checkpoints are in `optimization_config.py`. A key's docstring is its description everywhere."""
 
 from typing import Annotated, ClassVar, Literal
 

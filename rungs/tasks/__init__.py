@@ -1,5 +1,5 @@
-"""Tasks: sources of prompts and answers, split into training and held-out items, and the verifiers
-that reward completions.
+"""Tasks of reinforcement learning: sources of prompts and answers, split into training and held-out
+items, and the verifiers that reward completions.
 
     opening        opens the task of a config
     task           interface of a source: items, each a prompt with its answer

@@ -2,7 +2,8 @@
 
     start          launch(): all checks and steps of a start, in order; `--dry-run`; devices, dtype,
                    cleanup of the run folder, model and optimizer
-    run_length     the number of steps of a run, also with max_minutes
+    run_length     the number of steps of a run, also with max_minutes; a rule that ends a run
+                   early goes here
     resume         which checkpoint a start resumes from; what it refuses, what it moves aside
     trainer        the training loop of every kind of run; when checkpoints and validations are due
     learner        protocols for what differs between kinds of runs

@@ -3,4 +3,4 @@
 messages          reads a file of chats: `messages` or ShareGPT's `conversations`
 chat_template     renders a chat as text, and finds the assistant's answers in it
 template_sandbox  the program that runs templates: Jinja with limits on time and memory
-chat_dataset      tokenizes chats and writes the dataset"""
+chat_dataset      tokenizes chats, marks the tokens that the loss counts, writes the dataset"""
