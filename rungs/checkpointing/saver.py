@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -64,7 +64,7 @@ class _Unfinished(NamedTuple):
     """Orbax's response; its `result()` waits until the optimizer state is saved."""
 
 
-class Saver:
+class Saver(contextlib.AbstractContextManager["Saver"]):
     """Writes checkpoints of a run in the background, one at a time. Each process writes its part of
     the optimizer state; the first also writes everything else and completes the checkpoint.
 
@@ -100,9 +100,6 @@ class Saver:
         self._pending: Future[None] | None = None
         self.seconds = 0.0
         """Duration of the last complete save; 0 before the first."""
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         """Wait for the pending save; raise its failure."""

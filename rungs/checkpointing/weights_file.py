@@ -4,8 +4,8 @@ Each file's header holds the configs, so a model can be loaded without its run f
 import json
 import math
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import ml_dtypes
@@ -130,8 +130,7 @@ class Weights:
         return {name: dtypes[code] for name, code in codes.items() if code in dtypes}
 
     def _dtype(self, name: str) -> str:
-        code: str = self._files[name].get_slice(name).get_dtype()
-        return code
+        return self._files[name].get_slice(name).get_dtype()
 
     def array(self, name: str, part: tuple[slice, ...] = ()) -> np.ndarray:
         """Return a tensor, or a slice of its first axes. Raises UserError unless finite."""
@@ -285,7 +284,7 @@ class TensorSpec(NamedTuple):
         return _DTYPES[self.dtype].itemsize * math.prod(self.shape)
 
 
-class TensorWriter:
+class TensorWriter(AbstractContextManager["TensorWriter"]):
     """A safetensors file whose tensors are written in any order, whole or in parts. `specs`
     describe all of them, and each must be written; `metadata` goes into the header."""
 
@@ -321,15 +320,10 @@ class TensorWriter:
         self._file.seek(self._data + self._begins[name] + int(number) * array.nbytes)
         self._file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
+    def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
         """Close the file. Without an error, flush it to disk first."""
         try:
-            if error is None:
+            if failure is None:
                 disk.flush(self._file)
         finally:
             self._file.close()

@@ -26,7 +26,8 @@ def charts(
 ) -> None:
     """Do what the options of `charts.py` ask for. Raises UserError if options don't go together, or
     a run has nothing to show."""
-    folders = list({path.resolve(): path for run in runs for path in _folders(run)}.values())
+    paths = [path for run in runs for path in runs_in(run) or [find_run(run)]]
+    folders = list({path.resolve(): path for path in paths}.values())
     if port is not None and not watch:
         raise UserError("--port: needs --watch")
     if shows_samples and (page or watch or power_law or output_dir or chart_style):
@@ -41,13 +42,6 @@ def charts(
         _compare(folders, output_dir, chart_style, power_law)
     else:
         _draw(folders[0], output_dir, chart_style)
-
-
-def _folders(run: str) -> list[Path]:
-    """Return the run folder of this name, or all in the folder of this name."""
-    if found := runs_in(run):
-        return found
-    return [find_run(run)]
 
 
 def _draw(folder: Path, output_dir: Path | None, chart_style: str | None) -> None:

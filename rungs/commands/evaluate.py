@@ -81,7 +81,7 @@ def print_loss(checkpoint: str, dataset: str | None, folder: Path) -> None:
     weights = Weights(checkpoint_folder.find_weights(checkpoint))
     train = _train_config(weights, dataset)
     datasets, others = (
-        {name: catalog.open_dataset(name, folder, update=False) for name in names}
+        catalog.open_datasets(names, folder, update=False)
         for names in (train.datasets, train.validation_datasets)
     )
     provenance.check_same_tokenizer(datasets | others, train.tokenizer, weights.tokenizer)

@@ -14,7 +14,7 @@ from rungs.common import paths
 from rungs.common.errors import EXIT_FAILED, UserError
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig, load_run
-from rungs.data.catalog import find_datasets_dir, open_dataset
+from rungs.data.catalog import find_datasets_dir, open_datasets
 from rungs.data.loader import TrainingData
 from rungs.parallel import jax_setup
 from rungs.run.folder import find_run
@@ -48,7 +48,8 @@ def check(
     chart = chart or folder / "coordinate-check.png"
     paths.refuse_other_content(chart, b"\x89PNG", "a chart")
     jax_setup.enable_compilation_cache()
-    data = _training_data(config, datasets_dir)
+    datasets = open_datasets(config.train.datasets, find_datasets_dir(datasets_dir))
+    data = TrainingData(config, datasets)
     if data.total_steps <= steps:
         raise UserError(
             f"--steps {steps}: the run has {data.total_steps} steps, and the last one is kept for"
@@ -75,12 +76,6 @@ def _scalable_run(run: str) -> tuple[Path, RunConfig]:
     if config.train.start_from is not None:
         raise UserError(f"{folder}: start_from fixes the model's width; use a run without it")
     return folder, config
-
-
-def _training_data(config: RunConfig, datasets_dir: Path | None) -> TrainingData:
-    folder = find_datasets_dir(datasets_dir)
-    datasets = {name: open_dataset(name, folder) for name in config.train.datasets}
-    return TrainingData(config, datasets)
 
 
 def _print_growth(growth: Sequence[Growth], steps: int) -> None:
@@ -114,17 +109,14 @@ def try_learning_rates(
         sweeps[name] = []
         for point in sweep(folder, into / name.lower(), runs, datasets, TRAIN_COMMAND):
             sweeps[name].append(point)
-            _print_point(name, point, f"{len(sweeps[name])} of {len(runs)}")
+            done = f"{len(sweeps[name])} of {len(runs)}: {name}, {point.series}"
+            rate = f"learning rate {point.learning_rate:g}"
+            click.echo(f"{done}, {rate}: loss {point.loss:.4f}", err=True)
         _print_series(name, sweeps[name])
     draw = functools.partial(sweep_chart, f"{folder.name}: final loss by learning rate and width")
     with drawing.use_style(config.train.chart_style):
         drawing.write_all({"learning-rates.png": draw}, sweeps, into)
     click.echo(f"{into / 'learning-rates.png'}")
-
-
-def _print_point(name: str, point: Point, number: str) -> None:
-    run = f"{name}, {point.series}, learning rate {point.learning_rate:g}"
-    click.echo(f"{number}: {run}: loss {point.loss:.4f}", err=True)
 
 
 def _print_series(name: str, points: Sequence[Point]) -> None:

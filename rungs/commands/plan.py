@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_args
 
 import click
 
-from rungs.common.errors import UserError
+from rungs.common.errors import UserError, errors_at
 from rungs.common.paths import is_there
 from rungs.config.option_values import LADDER_RUNGS, UTILIZATION_PERCENT
 from rungs.config.reinforce_config import ReinforceConfig
@@ -122,7 +122,7 @@ def _prepare_jax(options: PlanOptions) -> None:
 
 def _plan_training(folder: RunFolder, config: RunConfig, options: PlanOptions) -> bool:
     """Print the plan of a run, or a ladder; return whether it fits."""
-    from rungs.planning import report
+    from rungs.planning import report, rows
 
     forecast = _forecast(folder, config, options)
     if options.budget is not None:
@@ -133,8 +133,8 @@ def _plan_training(folder: RunFolder, config: RunConfig, options: PlanOptions) -
 
         compiled = step.compile_step(forecast.config, forecast.hardware)
         bound = roofline.step_roofline(forecast, compiled) if options.has_roofline else None
-    show = report.as_json if options.as_json else partial(report.as_text, folder)
-    click.echo(show(forecast, compiled, bound))
+    show = rows.as_json if options.as_json else rows.as_text
+    click.echo(show(report.sections(folder, forecast, compiled, bound)))
     return report.fits(forecast, compiled)
 
 
@@ -170,8 +170,8 @@ def _plan_policy(folder: RunFolder, config: ReinforceRunConfig, options: PlanOpt
         options.utilized_share,
         use_recorded=options.is_as_recorded,
     )
-    text = policy_plan.as_json(plan) if options.as_json else policy_plan.as_text(folder, plan)
-    click.echo(text)
+    show = policy_plan.as_json if options.as_json else policy_plan.as_text
+    click.echo(show(folder, plan))
     return plan.fits
 
 
@@ -187,6 +187,7 @@ def _propose_ladder(
     folder: RunFolder, forecast: "Forecast", budget: float, options: PlanOptions
 ) -> bool:
     """Print a ladder, and write it if it fits; return whether it fits."""
+    from rungs.planning import rows
     from rungs.planning.forecast import memory_on_same_devices
     from rungs.scaling import ladder
 
@@ -195,8 +196,8 @@ def _propose_ladder(
     largest = memory_on_same_devices(forecast, rungs[-1].config)
     fits = largest.total <= forecast.usable_bytes
     written = ladder.make(rungs, folder.path, options.into) if options.into and fits else []
-    show = ladder.as_json if options.as_json else ladder.as_text
-    click.echo(show(rungs, forecast, largest))
+    show = rows.as_json if options.as_json else rows.as_text
+    click.echo(show(ladder.sections(rungs, forecast, largest)))
     for path in written:
         click.echo(path, err=options.as_json)
     return fits
@@ -217,10 +218,8 @@ def _configured_sharding(folder: RunFolder, config: AnyRunConfig, is_here: bool)
         recorded = saved[-1].meta.sharding if saved else None
         virtual = cpu_device_count(config.train, partial(copy_bytes, config), recorded)
         available = virtual if is_cpu else jax.device_count()
-    try:
+    with errors_at(f"{folder.path}/{config.train_file}: ", ValueError):
         sharding = resolve_sharding(config.train, available)
-    except ValueError as error:
-        raise UserError(f"{folder.path}/{config.train_file}: {error}") from None
     if available and (line := idle_devices(config.train, math.prod(sharding.sizes), available)):
         click.echo(f"warning: {line}", err=True)
     return sharding

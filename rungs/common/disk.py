@@ -63,8 +63,7 @@ def flush(file: IO[Any]) -> None:
 
 def open_to_append(path: Path, buffering: int = -1) -> BinaryIO:
     """Open or create a regular file to read and append. Raises OSError for anything else."""
-    file: BinaryIO = open(path, "a+b", buffering, opener=_open_regular)  # noqa: SIM115
-    return file
+    return open(path, "a+b", buffering, opener=_open_regular)
 
 
 def _open_regular(path: str, flags: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations  # an older Python must reach the message of `command.py`
 
+import contextlib
 import difflib
 import os
 import re
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 from rungs.common.shown_text import without_secrets
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from types import TracebackType
 
 EXIT_BAD_INPUT = 2
@@ -48,6 +49,18 @@ class RunFailure(RuntimeError):
 
     def __init__(self, message: str) -> None:
         super().__init__(_readable(message))
+
+
+@contextlib.contextmanager
+def errors_at(place: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Raise errors of the given kinds, if none are given of UserError, as a UserError, each line of
+    which begins with `place`."""
+    caught = kinds or (UserError,)
+    try:
+        yield
+    except caught as error:
+        lines = str(error).splitlines() or [type(error).__name__]
+        raise UserError("\n".join(f"{place}{line}" for line in lines)) from None
 
 
 def check_characters(text: str, place: str) -> None:

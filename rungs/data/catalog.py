@@ -3,7 +3,7 @@
 import functools
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,6 +60,13 @@ def open_dataset(name: str, datasets_dir: Path, *, update: bool = True) -> Datas
     elif not is_there(folder):
         _build_by_name(name, folder)
     return Dataset(name, folder)
+
+
+def open_datasets(
+    names: Iterable[str], datasets_dir: Path, *, update: bool = True
+) -> dict[str, Dataset]:
+    """Open several datasets, as `open_dataset` does; return them by name."""
+    return {name: open_dataset(name, datasets_dir, update=update) for name in names}
 
 
 def build_dataset(

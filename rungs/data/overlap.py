@@ -17,7 +17,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from rungs.common import strict_json
-from rungs.common.errors import UserError, reason
+from rungs.common.errors import UserError, errors_at
 from rungs.data.dataset import TRAIN, VALIDATION, Dataset, Split, read_description
 from rungs.data.token_file import FileArray
 from rungs.data.tokenizer_files import load_tokenizer
@@ -166,10 +166,8 @@ def _pairs(tokens: FileArray, bounds: FileArray) -> Iterator[np.ndarray]:
 def _items(path: Path) -> Iterator[str]:
     """Yield each item's strings, joined."""
     for number, line in enumerate(strict_json.read_text(path).splitlines(), 1):
-        try:
+        with errors_at(f"{path}: line {number} is not JSON: ", ValueError):
             item = json.loads(line)
-        except ValueError as error:
-            raise UserError(f"{path}: line {number} is not JSON: {reason(error)}") from None
         yield " ".join(_strings(item))
 
 

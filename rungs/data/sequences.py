@@ -28,7 +28,6 @@ class Sequences(Protocol):
     @property
     def padding(self) -> float:
         """Share of tokens that are padding."""
-        ...
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int) -> tuple[np.ndarray, ...]: ...
@@ -200,8 +199,7 @@ def mix(parts: dict[str, Sequences], config: TrainConfig) -> Sequences:
     import grain
 
     sources = [grain.MapDataset.source(part) for part in parts.values()]
-    mixture: Sequences = grain.MapDataset.mix(sources, [config.datasets[name] for name in parts])
-    return mixture
+    return grain.MapDataset.mix(sources, [config.datasets[name] for name in parts])
 
 
 def dataset_numbers(parts: dict[str, Sequences], config: TrainConfig, count: int) -> np.ndarray:

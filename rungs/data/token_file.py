@@ -17,7 +17,6 @@ import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 import numpy as np
@@ -335,11 +334,9 @@ class TokenWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
+    def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
         with self._files:
-            if error is None:
+            if failure is None:
                 self._finish()
 
 

@@ -189,8 +189,7 @@ class Tokenizer:
     @functools.cached_property
     def _decoder(self) -> dict[str, Any] | None:
         """The decoder in the format of `tokenizer.json`."""
-        decoder: dict[str, Any] | None = json.loads(self._tokenizer.to_str()).get("decoder")
-        return decoder
+        return json.loads(self._tokenizer.to_str()).get("decoder")
 
     def _before_open_bytes(self, ids: Sequence[int]) -> int:
         """Return the number of ids before the byte tokens at the end: if such a run is not valid

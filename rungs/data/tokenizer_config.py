@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self
 import tokenizers
 from tokenizers import AddedToken, processors
 
-from rungs.common.errors import UserError, reason
+from rungs.common.errors import UserError, errors_at, reason
 from rungs.common.strict_json import read_text
 from rungs.data.tokenizer import LARGEST_VOCAB, TextEnds, name_in
 
@@ -122,10 +122,8 @@ def json_object(path: Path | None) -> dict[str, Any]:
     if path is None:
         return {}
     text = read_text(path)
-    try:
+    with errors_at(f"{path}: not readable as JSON: ", RecursionError, ValueError):
         keys = json.loads(text)
-    except (RecursionError, ValueError) as error:
-        raise UserError(f"{path}: not readable as JSON: {reason(error)}") from None
     if not isinstance(keys, dict):
         raise UserError(f"{path}: not a JSON object")
     return keys

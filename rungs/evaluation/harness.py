@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rungs.common.errors import UserError
+from rungs.common.errors import UserError, errors_at
 from rungs.data.tokenizer import Tokenizer
 from rungs.evaluation.scoring import Scorer
 from rungs.model.generation import Generator
@@ -77,7 +77,7 @@ def evaluate(
 
     manager = check_tasks(tasks)
     os.environ.setdefault("DISABLE_MULTIPROC", "1")  # its bootstrap would fork, unsafe with JAX
-    try:
+    with errors_at("--tasks: ", OSError, ConnectionError, ValueError):
         found = lm_eval.simple_evaluate(
             RungsLM(scorer, make_generator, tokenizer, stop_tokens),
             tasks=[*tasks.names],
@@ -87,8 +87,6 @@ def evaluate(
             use_cache=str(answers),
             log_samples=False,
         )
-    except (OSError, ConnectionError, ValueError) as error:
-        raise UserError(f"--tasks: {error}") from None
     results = found["results"].items()
     return [score for name, metrics in results for score in _scores(name, metrics, found)]
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rungs.common.errors import RunFailure, UserError
+from rungs.common.errors import RunFailure, UserError, errors_at
 from rungs.common.signals import Interrupted
 from rungs.common.strict_json import format_value, read_text
 from rungs.data.sequences import IGNORED
@@ -147,10 +147,8 @@ def read_items(path: Path) -> list[Item]:
 
 
 def _parse(line: str, place: str) -> Item:
-    try:
+    with errors_at(f"{place}: not JSON: ", ValueError, RecursionError):
         value = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{place}: not JSON: {error}") from None
     if not isinstance(value, dict) or value.keys() != {"prompt", "choices", "answer"}:
         shape = '{"prompt": "…", "choices": ["…", "…"], "answer": 0}'
         raise UserError(f"{place}: must be {shape}")

@@ -16,7 +16,7 @@ from rungs.checkpointing.checkpoint_folder import IMPORTED
 from rungs.checkpointing.load import MergedWeights
 from rungs.checkpointing.weights_file import TensorSpec, TensorWriter, bits, cast
 from rungs.common import strict_json
-from rungs.common.errors import UserError
+from rungs.common.errors import UserError, errors_at
 from rungs.config.model_config import ModelConfig
 from rungs.huggingface.config_keys.keys import HFConfig, has_no_effect, read_hf_config
 from rungs.huggingface.families.family import Family
@@ -91,10 +91,8 @@ class Export:
         header = self.weights.header
         self.origin = header.origin
         model_type = self.origin.model_type if self.origin else None
-        try:
+        with errors_at(f"{place}: "):
             self.choice = choose_family(header.model, model_type)
-        except UserError as error:
-            raise UserError(f"{place}: {error}") from None
         self.weights.check_tensors(shapes_of(header.model))
         self._groups = tensor_groups(self.choice.model, self.choice.family.tensors)
         self.published = published.published_folder(self.weights)

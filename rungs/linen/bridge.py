@@ -35,8 +35,7 @@ class LinenGPT(linen.Module):
             rows_B = jnp.arange(len(tokens_BS))
             dropout = Dropout.of(self.drop_rate, self.make_rng(DROPOUT), rows_B)
         model = bridge.ToLinen(_GPTFromRngs, args=(self.config,), metadata_fn=None, name="gpt")
-        logits_BSV: Array = model(tokens_BS, dropout)
-        return logits_BSV
+        return model(tokens_BS, dropout)
 
 
 class _GPTFromRngs(GPT):

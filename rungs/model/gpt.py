@@ -174,27 +174,21 @@ class GPT(nnx.Module):
         weight_of: WeightOf,
         extras: tuple[Array, ...] = (),
         temperature: float = 1.0,
-        dropout: Dropout = NO_DROPOUT,
         compute: Compute = Compute(),  # noqa: B008 — a tuple
-        starts_BS: Array | None = None,
     ) -> WeightedLoss:
-        """Return the weighted cross-entropy summed over non-negative targets. The full logits are
-        never materialized.
+        """Return the weighted cross-entropy summed over non-negative targets, without dropout. The
+        full logits are never materialized.
 
         Args:
             weight_of: pure function from the log-probabilities of some targets, and their part of
                 each of `extras`, to their weights, through which no gradient flows.
             extras: arrays with leading axes B and S.
             temperature: divisor of the logits, above 0; not traced."""
-        x_BSD = self._embed_sequences(tokens_BS, dropout, compute, starts_BS)
-        values = self.embed_values(tokens_BS, compute.dtype)
-        x_BSD, _, routing = run_blocks(
-            self.blocks, self.config, x_BSD, dropout, compute, starts_BS=starts_BS, values=values
-        )
+        operands, routing = self._head_operands_of(tokens_BS, compute, None)
         total, statistics = cross_entropy.weighted_loss(
             functools.partial(head_logits, self.config, temperature),
             weight_of,
-            *self._head_operands(x_BSD),
+            *operands,
             targets_BS.reshape(-1),
             tuple(extra.reshape(-1, *extra.shape[2:]) for extra in extras),
         )
@@ -221,7 +215,7 @@ class GPT(nnx.Module):
         starts_BS: Array | None = None,
     ) -> Array:
         """Return log_probs_BS of the targets as in `weighted_loss`, without a gradient."""
-        operands = self._head_operands_of(tokens_BS, compute, starts_BS)
+        operands, _ = self._head_operands_of(tokens_BS, compute, starts_BS)
         head = functools.partial(head_logits, self.config, temperature)
         statistics = cross_entropy.target_statistics(head, *operands, targets_BS.reshape(-1))
         return statistics.log_probs_M.reshape(targets_BS.shape)
@@ -235,7 +229,7 @@ class GPT(nnx.Module):
     ) -> tuple[Array, Array]:
         """Return log_probs_BT of some targets, and is_largest_BT, whether no token is more likely;
         0 and True where a target is negative. `places_BT` are the slots before the targets."""
-        x_MD, matrix = self._head_operands_of(tokens_BS, compute, None)
+        (x_MD, matrix), _ = self._head_operands_of(tokens_BS, compute, None)
         x_BSD = x_MD.reshape(*tokens_BS.shape, -1)
         x_BTD = jnp.take_along_axis(x_BSD, places_BT[..., None], axis=1)
         head = functools.partial(head_logits, self.config, 1.0)
@@ -285,14 +279,14 @@ class GPT(nnx.Module):
 
     def _head_operands_of(
         self, tokens_BS: Array, compute: Compute, starts_BS: Array | None
-    ) -> tuple[Array, Any]:
-        """Return `_head_operands` after a forward pass without dropout."""
+    ) -> tuple[tuple[Array, Any], Routing | None]:
+        """Return `_head_operands` after a forward pass without dropout, and the routing."""
         x_BSD = self._embed_sequences(tokens_BS, NO_DROPOUT, compute, starts_BS)
         values = self.embed_values(tokens_BS, compute.dtype)
-        x_BSD, _, _ = run_blocks(
+        x_BSD, _, routing = run_blocks(
             self.blocks, self.config, x_BSD, NO_DROPOUT, compute, starts_BS=starts_BS, values=values
         )
-        return self._head_operands(x_BSD)
+        return self._head_operands(x_BSD), routing
 
     def _head_operands(self, x_BSD: Array) -> tuple[Array, Any]:
         """Return the normalized output of the blocks, x_MD, and the head's matrix_DV: an array or,

@@ -68,8 +68,7 @@ def find_drafts(state: DecodingState, length: int) -> tuple[Array, Array]:
     """Return draft_BP, the tokens after the latest of the longest matches of each row's last
     n-gram, and is_found_B, whether there is one; other drafts are arbitrary tokens."""
     find = functools.partial(_find_draft, length=length)
-    draft_BP, is_found_B = jax.vmap(find)(state.tokens_BT, state.padding_B, state.ends_B)
-    return draft_BP, is_found_B
+    return jax.vmap(find)(state.tokens_BT, state.padding_B, state.ends_B)
 
 
 def _find_draft(text_T: Array, start: Array, end: Array, length: int) -> tuple[Array, Array]:
@@ -92,8 +91,7 @@ def draw_tokens(sampling: Sampling, state: DecodingState, logits_BSV: Array) -> 
     numbers_BS = first_number_B[:, None] + jnp.arange(length)
     keys_BS = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))(state.keys_B, numbers_BS)
     draw = jax.vmap(functools.partial(next_tokens, sampling), in_axes=(1, None, 1), out_axes=1)
-    drawn_BS: Array = draw(logits_BSV, seen_tokens(state, vocab_size), keys_BS)
-    return drawn_BS
+    return draw(logits_BSV, seen_tokens(state, vocab_size), keys_BS)
 
 
 def keep_agreed(

@@ -56,8 +56,7 @@ def settings_from(remat: Remat) -> list[Remat]:
 
 def save_for_backward(x: Array) -> Array:
     """Return x, marked to be kept by "dots"."""
-    marked: Array = checkpoint_name(x, SAVED)
-    return marked
+    return checkpoint_name(x, SAVED)
 
 
 def save_activation(x: Array) -> Array:
@@ -90,8 +89,7 @@ def checkpoint_layer(
 
 def checkpoint_marked(function: Callable[P, T]) -> Callable[P, T]:
     """Return the function with a backward pass that keeps only what `save_for_backward` marks."""
-    checkpointed: Callable[P, T] = jax.checkpoint(function, policy=_is_marked)
-    return checkpointed
+    return jax.checkpoint(function, policy=_is_marked)
 
 
 def save_marked(primitive: Any, *inputs: Any, **parameters: Any) -> Any:

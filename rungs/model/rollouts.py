@@ -168,8 +168,7 @@ class RolloutSampler:
         tokens_BS, padding_B = pad_left([prompts[row] for row in rows_B], request.prompt_tokens)
         numbers_BK = np.array([randomness[row] for row in rows_B], np.uint32)
         batch = Batch(*map(self._placed, (tokens_BS, padding_B, ~used_B, numbers_BK)))
-        sampled: SampledBatch = self._jit_sample(self._weights, batch, request=request)
-        return sampled
+        return self._jit_sample(self._weights, batch, request=request)
 
     def _placed(self, rows: np.ndarray) -> Array:
         """Return an array with its leading axis split over the devices."""
@@ -182,13 +181,12 @@ class RolloutSampler:
         self, weights: Weights, batch: Batch, *, request: RolloutRequest
     ) -> SampledBatch:
         rows = Layout(self._mesh).rows_spec()
-        sampled: SampledBatch = jax.shard_map(
+        return jax.shard_map(
             functools.partial(self._sample_rows, request),
             mesh=self._mesh,
             in_specs=(PartitionSpec(), rows),
             out_specs=rows,
         )(weights, batch)
-        return sampled
 
     def _sample_rows(self, request: RolloutRequest, weights: Weights, batch: Batch) -> SampledBatch:
         """Return the texts of this device's rows."""

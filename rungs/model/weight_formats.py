@@ -107,8 +107,7 @@ def convert_all(state: nnx.State, convert: Convert) -> nnx.State:
         array = param.get_value()
         if isinstance(array, UnreadTensor):
             return _convert_as_read(param, array, convert)
-        converted: nnx.Variable = jax.block_until_ready(convert(param, array))
-        return converted
+        return jax.block_until_ready(convert(param, array))
 
     return jax.tree.map(convert_one, state, is_leaf=_is_param)
 

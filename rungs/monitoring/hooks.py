@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rungs.common.errors import UserError, reason
+from rungs.common.errors import UserError, errors_at, reason
 from rungs.common.shown_text import hide
 
 WEBHOOK = Path(__file__).with_name("webhook.py")
@@ -36,10 +36,8 @@ def check_hooks(hooks: Sequence[str]) -> None:
             hide(hook.partition("://")[2].partition("/")[2])
             _check_url(hook)
             continue
-        try:
+        with errors_at(f"--on-event {_name(hook)}: ", ValueError):
             words = shlex.split(hook)
-        except ValueError as error:
-            raise UserError(f"--on-event {_name(hook)}: {error}") from None
         if not words or shutil.which(words[0]) is None:
             raise UserError(
                 f"--on-event {_name(hook)}: no such command; give a program with its arguments, or"

@@ -128,7 +128,9 @@ def _apply_learning_rate(
 def _decay_weights(train: OptimizationConfig, trained: nnx.State) -> optax.GradientTransformation:
     """Return a transformation that adds weight decay to directions; if cautious, only where both
     have the same sign (Chen et al. 2025, algorithm 1)."""
-    mask = _decay_mask(train, trained)
+    # By the declared inputs of a matrix: a bias of stacked layers has two dimensions as well.
+    everything = train.decayed_parameters == "all"
+    mask = nnx.map_state(lambda _, param: everything or param.inputs > 0, trained)
     if not train.cautious_weight_decay:
         return optax.add_decayed_weights(train.weight_decay, mask)
 
@@ -138,11 +140,3 @@ def _decay_weights(train: OptimizationConfig, trained: nnx.State) -> optax.Gradi
         )
 
     return optax.masked(optax.stateless(decay), mask)
-
-
-def _decay_mask(train: OptimizationConfig, trained: nnx.State) -> Any:
-    """Return a tree with True for each trained parameter that has weight decay. Matrices are
-    recognized by their declared inputs, not the number of axes, which biases of stacked layers
-    share."""
-    everything = train.decayed_parameters == "all"
-    return nnx.map_state(lambda _, param: everything or param.inputs > 0, trained)

@@ -101,8 +101,7 @@ def _mup_factor(
 
 def keep_unless(applied: Array, new: Tree, old: Tree) -> Tree:
     """Return the new state if the update is applied, else the old one."""
-    chosen: Tree = jax.tree.map(lambda n, o: jnp.where(applied, n, o), new, old)
-    return chosen
+    return jax.tree.map(lambda n, o: jnp.where(applied, n, o), new, old)
 
 
 def keeping_state(rule: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:

@@ -90,5 +90,4 @@ def present_axes(axes: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _varying_axes(array: Array) -> frozenset[str]:
-    axes: frozenset[str] = jax.typeof(array).manual_axis_type.varying
-    return axes
+    return jax.typeof(array).manual_axis_type.varying

@@ -202,8 +202,7 @@ def place_batch(mesh: Mesh, *arrays: np.ndarray | None, size: int | None = None)
         shape = (*array.shape[:-2], size or array.shape[-2], array.shape[-1])
         return jax.make_array_from_process_local_data(sharding, array, shape)
 
-    placed: tuple[Any, ...] = jax.tree.map(place, arrays)
-    return placed
+    return jax.tree.map(place, arrays)
 
 
 def _is_cpu(mesh: Mesh | AbstractMesh) -> bool:

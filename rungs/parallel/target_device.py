@@ -69,8 +69,7 @@ Tree = TypeVar("Tree")
 def cpu_barrier(tree: Tree) -> Tree:
     """Return arrays that a CPU computes once and stores, without fusing them into their users."""
     on_cpu = platform() == "cpu"
-    barred: Tree = jax.lax.optimization_barrier(tree) if on_cpu else tree
-    return barred
+    return jax.lax.optimization_barrier(tree) if on_cpu else tree
 
 
 def gpu_gradient_barrier(x: Array) -> Array:

@@ -12,7 +12,7 @@ from rungs.checkpointing.checkpoint_folder import CHECKPOINT_GLOB
 from rungs.checkpointing.load import starting_dtypes
 from rungs.checkpointing.retention import most_needed
 from rungs.common import disk, paths
-from rungs.common.errors import UserError
+from rungs.common.errors import UserError, errors_at
 from rungs.config.optimization_config import OptimizationConfig
 from rungs.config.run_config import MODEL_FILE, TRAIN_FILE, RunConfig
 from rungs.config.sharding_config import ShardingConfig
@@ -277,22 +277,17 @@ def recorded_throughput(run: RunFolder) -> Throughput | None:
 def _check_divisibility(run: RunFolder, config: RunConfig, layout: Layout) -> None:
     lines = [f"{MODEL_FILE}: {line}" for line in layout.problems(config.model)]
     lines += [f"{TRAIN_FILE}: {line}" for line in indivisible_batch(*config, layout.mesh)]
-    if lines:
-        raise UserError("\n".join(f"{run.path}/{line}" for line in lines))
-    try:
+    with errors_at(f"{run.path}/"):
+        if lines:
+            raise UserError("\n".join(lines))
         float8.check_device(config.train)
-    except UserError as error:
-        raise UserError(f"{run.path}/{error}") from None
 
 
 def _tokens(run: RunFolder, config: RunConfig, datasets: dict[str, Dataset]) -> Tokens:
     train, steps = config.train, None
     if len(datasets) == len(train.datasets):
-        try:
+        with errors_at(f"{run.path}/"):
             steps = TrainingData(config, datasets).total_steps
-        except UserError as error:
-            lines = str(error).splitlines()
-            raise UserError("\n".join(f"{run.path}/{line}" for line in lines)) from None
     elif train.min_train_tokens != -1:
         steps = train.total_steps(config.least_steps(train.min_train_tokens))
     recorded = metrics.read(run.metrics)

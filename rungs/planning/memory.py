@@ -1,7 +1,6 @@
 """Memory of a training step on each device, by component, computed without running it."""
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 
 import jax
@@ -123,8 +122,8 @@ class MemoryEstimates:
             config, self._mesh, self._weights, self._gradients_of(config), kept
         )
         return Memory(
-            weights=peaks.bytes_per_device(self._weights),
-            moments=peaks.bytes_per_device(self._abstract.optimizer),
+            weights=peaks.bytes_per_device(self._weights.values()),
+            moments=peaks.bytes_per_device(self._abstract.optimizer.values()),
             gradients=peak.layer_gradients,
             accumulator=peak.gradients if peak.accumulates else 0,
             gathered=peak.gathered_layers + self._float8_bytes(config),
@@ -138,7 +137,7 @@ class MemoryEstimates:
     def _float8_bytes(self, config: RunConfig) -> int:
         """Return the bytes of the blocks' kernels in 8 bits, if a run uses FP8."""
         in_blocks = (n for n in self._weights if n.startswith(BLOCKS) and n.endswith(".kernel"))
-        kernels = {name: self._weights[name] for name in in_blocks}
+        kernels = (self._weights[name] for name in in_blocks)
         return peaks.bytes_per_device(kernels) // 4 if config.train.uses_float8 else 0
 
     def _gradients_of(self, config: RunConfig) -> AbstractArrays:
@@ -164,10 +163,7 @@ def state_bytes(model: GPT, optimizer: MultiSteps) -> int:
     """Return the bytes per device of a model, its optimizer state, a gradient and its sum."""
     trainable = nnx.state(model, optimizer.wrt)
     states = nnx.state(model), nnx.state(optimizer), trainable, trainable
-    return sum(
-        math.prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize
-        for array in jax.tree.leaves(states)
-    )
+    return peaks.bytes_per_device(jax.tree.leaves(states))
 
 
 def format_bytes(size: float) -> str:

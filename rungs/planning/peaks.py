@@ -3,8 +3,8 @@ that agree with XLA's compilers (`tests/planning/test_memory.py`,
 `tests/planning/compiled/test_estimates.py`). Axis suffixes as in `rungs/model/gpt.py`."""
 
 import math
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -149,12 +149,12 @@ class StepSizes(NamedTuple):
     @property
     def gradients(self) -> int:
         """Gradients of a microbatch."""
-        return bytes_per_device(self.gradients_of_microbatch)
+        return bytes_per_device(self.gradients_of_microbatch.values())
 
     @property
     def layer_gradients(self) -> int:
         """Gradients of all layers."""
-        return bytes_per_device(_in_layers(self.gradients_of_microbatch))
+        return bytes_per_device(_in_layers(self.gradients_of_microbatch).values())
 
     @property
     def gathered_layers(self) -> int:
@@ -344,11 +344,11 @@ def _in_layers(arrays: AbstractArrays) -> AbstractArrays:
     return {name: array for name, array in arrays.items() if name.startswith(BLOCKS)}
 
 
-def bytes_per_device(arrays: AbstractArrays) -> int:
+def bytes_per_device(arrays: Iterable[Any]) -> int:
     """Return the bytes of each device's shards of arrays."""
     return sum(
         math.prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize
-        for array in arrays.values()
+        for array in arrays
         if array.sharding is not None
     )
 
@@ -406,8 +406,7 @@ def _residuals(
 
     def traced(state: nnx.State, *tokens: Array) -> Array:
         parts = layout, nnx.merge(graph, state), dtype_of(train)
-        passed: Array = on_mesh(*parts, of_rows, (batch, batch), PartitionSpec())(*tokens)
-        return passed
+        return on_mesh(*parts, of_rows, (batch, batch), PartitionSpec())(*tokens)
 
     jax.eval_shape(traced, state, tokens, tokens)
     return found

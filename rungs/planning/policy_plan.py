@@ -1,7 +1,7 @@
 """Forecast and report of a reinforcement learning run: memory of sampling and updates, time of each
 phase, and the share of prompts with mixed results."""
 
-import json
+import itertools
 import math
 import statistics
 from collections.abc import Iterable, Iterator
@@ -196,16 +196,16 @@ def _computed(config: ReinforceRunConfig, update: Forecast) -> Phases | None:
 
 def as_text(run: RunFolder, plan: PolicyPlan) -> str:
     """Return the plan as text."""
-    return rows.as_text(_sections(plan, str(run.path)))
+    return rows.as_text(_sections(run, plan))
 
 
-def as_json(plan: PolicyPlan) -> str:
+def as_json(run: RunFolder, plan: PolicyPlan) -> str:
     """Return the same figures as JSON: bytes, seconds and shares."""
-    update = {"update": json.loads(report.as_json(plan.update))}
-    return rows.as_json([[update], *_sections(plan)])
+    update = rows.content(itertools.chain.from_iterable(report.sections(run, plan.update)))
+    return rows.as_json([[{"update": update}], *_sections(run, plan)])
 
 
-def _sections(plan: PolicyPlan, run: str = "") -> Iterator[Iterable[Part]]:
+def _sections(run: RunFolder, plan: PolicyPlan) -> Iterator[Iterable[Part]]:
     update = plan.update
     yield rows.lines(report.title(update, run))
     yield rows.lines(report.parameters(update))

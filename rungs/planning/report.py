@@ -7,7 +7,6 @@ from rungs.common.shown_text import quoted
 from rungs.common.text_table import counted, format_duration
 from rungs.parallel.gpu_settings import share_advice
 from rungs.parallel.mesh import CONTEXT, DATA, size_along
-from rungs.planning import rows
 from rungs.planning.communication import abstract_layout
 from rungs.planning.compiled import report as compiled_report
 from rungs.planning.compiled.roofline import Roofline
@@ -34,26 +33,13 @@ _MEMORY_NOTES = {
 }
 
 
-def as_text(
+def sections(
     run: RunFolder,
     forecast: Forecast,
     compiled: CompiledStep | None = None,
     bound: Roofline | None = None,
-) -> str:
-    """Return the report as text."""
-    return rows.as_text(_sections(forecast, compiled, bound, str(run.path)))
-
-
-def as_json(
-    forecast: Forecast, compiled: CompiledStep | None = None, bound: Roofline | None = None
-) -> str:
-    """Return the same figures as JSON: bytes, FLOPs, tokens and seconds."""
-    return rows.as_json(_sections(forecast, compiled, bound))
-
-
-def _sections(
-    forecast: Forecast, compiled: CompiledStep | None, bound: Roofline | None, run: str = ""
 ) -> Iterator[Iterator[Part]]:
+    """Yield the report, for `rows.as_text` or `rows.as_json`: bytes, FLOPs, tokens and seconds."""
     yield title(forecast, run)
     for section in (parameters, _memory, _flops, _tokens, disk, _time):
         yield section(forecast)
@@ -73,8 +59,8 @@ def _fits_memory(forecast: Forecast, compiled: CompiledStep | None) -> bool:
     return forecast.fits_memory if compiled is None else compiled_report.fits(forecast, compiled)
 
 
-def title(forecast: Forecast, run: str) -> Iterator[Part]:
-    """Yield the subject of a report. `run` is the path of the run's folder."""
+def title(forecast: Forecast, run: RunFolder) -> Iterator[Part]:
+    """Yield the subject of a report."""
     sharding, train = forecast.sharding, forecast.config.train
     devices = f"{forecast.devices} × {forecast.hardware.name}"
     if forecast.devices > 1:
@@ -84,7 +70,7 @@ def title(forecast: Forecast, run: str) -> Iterator[Part]:
     choices = f"{train.compute_dtype}, optimizer {train.optimizer}, schedule {train.schedule}"
     if train.uses_float8:
         choices = choices.replace(",", ", matmuls of the blocks in FP8,", 1)
-    yield f"{run} on {devices}; {choices}"
+    yield f"{run.path} on {devices}; {choices}"
     if train.uses_float8 and forecast.active.total < _FLOAT8_PAYS:
         yield "FP8 doesn't pay below about 1,000,000,000 parameters: matmul_dtype makes it slower"
     yield {"device": forecast.hardware.name, "sharding": sharding.model_dump()}

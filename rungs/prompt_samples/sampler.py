@@ -14,7 +14,7 @@ from typing import TextIO
 from rungs.checkpointing import checkpoint_folder, load, optimizer_state, published
 from rungs.checkpointing.manifest import Checkpoint, read_checkpoint
 from rungs.common import disk, strict_json
-from rungs.common.errors import UserError
+from rungs.common.errors import UserError, errors_at
 from rungs.common.helper_process import ENDED, HelperProcess, receive
 from rungs.common.signals import StopSignal
 from rungs.config.optimization_config import OptimizationConfig
@@ -184,12 +184,10 @@ def check_sample_prompts(config: AnyRunConfig, tokenizer: Path | str) -> None:
     if not prompts:
         return
     place, lines = f"{config.train_file}: sample_prompts", []
-    try:
+    with errors_at(f"{place}: "):
         # a dataset of chats keeps the template beside the tokenizer
         template = ChatTemplate.find(tokenizer.parent) if isinstance(tokenizer, Path) else None
         rows = encode_prompts(prompts, load_tokenizer(tokenizer), template)
-    except UserError as error:
-        raise UserError(f"{place}: {error}") from None
     for prompt, tokens in zip(prompts, rows, strict=True):
         shown, longest, size = repr(prompt[:40]), model.context_length, model.vocab_size
         if (count := len(tokens)) > longest:

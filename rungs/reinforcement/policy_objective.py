@@ -208,8 +208,7 @@ def make_log_prob_step(
 
     def log_prob_step(model: GPT, inputs_ABS: Array, targets_ABS: Array) -> Array:
         log_probs = forward.on_mesh(layout, model, dtype, of_rows, (rows, rows), rows)
-        found: Array = forward.replicated(layout, log_probs(inputs_ABS, targets_ABS))
-        return found
+        return forward.replicated(layout, log_probs(inputs_ABS, targets_ABS))
 
     return nnx.jit(log_prob_step)
 

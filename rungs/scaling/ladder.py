@@ -12,7 +12,7 @@ from rungs.config.run_config import RunConfig
 from rungs.data.dataset import Dataset
 from rungs.data.loader import TrainingData
 from rungs.parallel.mesh import BLOCKS
-from rungs.planning import report, rows
+from rungs.planning import report
 from rungs.planning.flops import (
     TOKENS_PER_PARAMETER,
     count_active_parameters,
@@ -117,15 +117,11 @@ def batch_tokens(flops: float) -> float:
     return 0.292 * flops**0.3271
 
 
-def as_text(rungs: list[Rung], forecast: Forecast, largest: Memory) -> str:
-    """Return a table of the rungs, with their times if known. `forecast` is the origin run's, on
-    the devices for the rungs; `largest` is the memory of the last rung."""
-    return rows.as_text([_table(rungs, forecast), _notes(rungs, forecast, largest)])
-
-
-def as_json(rungs: list[Rung], forecast: Forecast, largest: Memory) -> str:
-    """Return the same figures as JSON, with the changed keys of each rung."""
-    return rows.as_json([_table(rungs, forecast), _notes(rungs, forecast, largest)])
+def sections(rungs: list[Rung], forecast: Forecast, largest: Memory) -> list[Iterator[Part]]:
+    """Return the report, for `rows.as_text` or `rows.as_json`: a table of the rungs, with their
+    times if known, and notes. `forecast` is the origin run's, on the devices for the rungs;
+    `largest` is the memory of the last rung."""
+    return [_table(rungs, forecast), _notes(rungs, forecast, largest)]
 
 
 def _check_scalable(config: RunConfig) -> None:

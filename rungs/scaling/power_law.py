@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import stats
 
-from rungs.common.errors import UserError
+from rungs.common.errors import UserError, errors_at
 from rungs.common.text_table import counted
 from rungs.optim.schedule import learning_rate_schedule
 from rungs.planning.flops import model_flops_per_token
@@ -214,10 +214,8 @@ class ScaledRuns:
             raise UserError("\n".join(f"--power-law: {line}" for line in lines))
         scaled = [ScaledRun.of(run) for run in runs]
         compute, loss = zip(*(run.end for run in scaled), strict=True)
-        try:
+        with errors_at("--power-law: ", ValueError):
             law = fit(compute, loss)
-        except ValueError as error:
-            raise UserError(f"--power-law: {error}") from None
         return cls(scaled, law, [*_unfinished(scaled), *_cautions(runs)])
 
     @property

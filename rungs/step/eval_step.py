@@ -40,15 +40,13 @@ def make_evaluation_step(train: TrainConfig, mesh: Mesh | None = None) -> Evalua
         compute = compute_of(train, model, gatherer)
         losses_BS = model.losses(inputs_BS, targets_BS, compute, starts_BS)
         sums = losses_BS.sum(axis=-1), (targets_BS >= 0).sum(axis=-1)
-        summed: tuple[Array, Array] = collectives.psum(sums, CONTEXT)
-        return summed
+        return collectives.psum(sums, CONTEXT)
 
     def evaluation_step(
         model: GPT, inputs_BS: Array, targets_BS: Array, starts_BS: Array | None = None
     ) -> tuple[Array, Array]:
         sums = on_mesh(layout, model, dtype, of_rows, (batch,) * 3, (rows, rows))
-        found: tuple[Array, Array] = replicated(layout, sums(inputs_BS, targets_BS, starts_BS))
-        return found
+        return replicated(layout, sums(inputs_BS, targets_BS, starts_BS))
 
     return nnx.jit(evaluation_step)
 

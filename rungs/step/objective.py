@@ -49,18 +49,15 @@ class Objective(Protocol):
 
         `model` has this device's shards of the weights, gathered outside the blocks; `compute` says
         how to run the blocks."""
-        ...
 
     def starts(self, *arrays: Any) -> Array | None:
         """Return the position where each token's document starts, as for `GPT.forward`, from a
         microbatch's arrays; None if documents are joined."""
-        ...
 
     def of_logits(self, logits_BSV: Array, *arrays: Any) -> Array:
         """Return the objective, up to a factor, as a function of a microbatch's logits on one
         device. `--replay` differentiates it to find the first non-finite gradient. `arrays` are
         those of `Microbatch` without the inputs."""
-        ...
 
 
 def mean_over_targets(

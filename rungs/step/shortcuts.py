@@ -46,10 +46,7 @@ class Shortcuts(NamedTuple):
                 return zeros, aux
 
             def either(*arrays: Array) -> tuple[Any, Aux]:
-                found: tuple[Any, Aux] = jax.lax.cond(
-                    is_needed, with_gradient, without_gradient, *arrays
-                )
-                return found
+                return jax.lax.cond(is_needed, with_gradient, without_gradient, *arrays)
 
             zeros = jax.tree.map(jnp.zeros_like, weights)
             has_gradient = self.has_gradient(*microbatch.arrays).astype(jnp.int32)
@@ -75,5 +72,4 @@ def at_shortest_length(compute: Callable[..., T], lengths: Sequence[int], *array
     def at(length: int) -> Callable[..., T]:
         return lambda *arrays: compute(*(array[:, :length] for array in arrays))
 
-    result: T = jax.lax.switch(choice, [at(length) for length in lengths], *arrays_BS)
-    return result
+    return jax.lax.switch(choice, [at(length) for length in lengths], *arrays_BS)

@@ -66,8 +66,7 @@ def create_model(config: AnyRunConfig, mesh: Mesh, weights: Arrays) -> GPT:
         constrain(layout, model)
         return model
 
-    model: GPT = nnx.jit(create, donate_argnums=0)(weights)
-    return model
+    return nnx.jit(create, donate_argnums=0)(weights)
 
 
 class AbstractState:
@@ -136,8 +135,7 @@ def copy_bytes(config: AnyRunConfig) -> int:
 
 def abstract_model(config: ModelConfig, lora: LoraConfig | None = None) -> GPT:
     """Return a model with shapes and dtypes but no arrays."""
-    model: GPT = nnx.eval_shape(lambda: build_model(config, lora, jax.random.key(0)))
-    return model
+    return nnx.eval_shape(lambda: build_model(config, lora, jax.random.key(0)))
 
 
 def build_model(config: ModelConfig, lora: LoraConfig | None, key: jax.Array) -> GPT:

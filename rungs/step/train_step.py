@@ -21,7 +21,7 @@ from rungs.step.forward import replicated
 from rungs.step.gradients import summed_gradients
 from rungs.step.next_token import NextToken
 from rungs.step.nonfinite import ALL_FINITE, GRADIENT_NORM
-from rungs.step.objective import Objective
+from rungs.step.objective import Aux, Objective
 from rungs.step.shortcuts import Shortcuts
 
 
@@ -143,12 +143,7 @@ def make_step(
         if float8:
             seen_APL2 = jnp.where(is_finite_A[:, None, None, None], aux.observed_PL2, 0)
             float8.end(model, weight_amaxes_PL, seen_APL2.max(axis=0))
-        if aux.weight is None:
-            losses_A, weights_A = aux.loss * count, jnp.full(count, 1 / count)
-            weight = is_finite_A.any().astype(jnp.float32)
-        else:
-            losses_A, weights_A = aux.loss / aux.weight, aux.weight
-            weight = jnp.where(is_finite_A, aux.weight, 0).sum()
+        losses_A, weights_A, weight = _weigh(aux, is_finite_A)
         skipped = jnp.where(is_finite_A, aux.loss, 0).sum() > loss_limit * weight
         if scaling is not None:
             scaling.adapt(is_overflow(first_nonfinite_A).any())
@@ -169,6 +164,15 @@ def make_step(
         )
 
     return nnx.jit(step, donate_argnums=(0, 1))
+
+
+def _weigh(aux: Aux, is_finite_A: Array) -> tuple[Array, Array, Array]:
+    """Return the mean loss and the weight of each microbatch, and what to divide the sum of the
+    finite ones' gradients by: 1 if the objective contains its divisor already."""
+    if aux.weight is not None:
+        return aux.loss / aux.weight, aux.weight, jnp.where(is_finite_A, aux.weight, 0).sum()
+    count, is_any_finite = len(is_finite_A), is_finite_A.any()
+    return aux.loss * count, jnp.full(count, 1 / count), is_any_finite.astype(jnp.float32)
 
 
 def update_parts(layout: Layout, model: GPT, optimizer: MultiSteps, *gradient: Any) -> Update:

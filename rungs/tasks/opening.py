@@ -36,8 +36,7 @@ def open_task(config: TaskConfig, run_folder: Path) -> Task:
     settings = SETTINGS[config.source](**config.settings)
 
     def draw(number: int) -> Item:
-        item: Item = module.draw(settings, Draws(config.seed, number))
-        return item
+        return module.draw(settings, Draws(config.seed, number))
 
     return Task(
         name=config.source,

@@ -76,6 +76,5 @@ def _problem(name: str) -> str | None:
 def find_tracker(name: str) -> OpenTracker:
     """Return the function that opens a run in a tracker, after `check_trackers`."""
     if name in BUILT_IN:
-        found: OpenTracker = importlib.import_module(f"rungs.tracking.{name}_tracker").open_tracker
-        return found
+        return importlib.import_module(f"rungs.tracking.{name}_tracker").open_tracker
     return load_plugin(TRACKERS, name)

@@ -5,7 +5,6 @@ import logging
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from rungs.common.helper_process import HelperProcess
@@ -117,12 +116,7 @@ class Background:
             self._samples.request()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if self._alerts is not None:
             self._note_end(self._alerts, error)
         self._charts.finish(self.stop)
@@ -131,10 +125,10 @@ class Background:
         self._trackers.finish(self.stop)
         if self._alerts is not None:
             self._alerts.finish()
-        self._mirror.__exit__(kind, error, trace)
+        self._mirror.__exit__(None, error, None)
         if error is None:
             wait_for_first()
-        self.stop.__exit__(kind, error, trace)
+        self.stop.__exit__()
 
     def _note_end(self, alerts: Alerts, error: BaseException | None) -> None:
         if error is not None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.checkpointing.manifest import Checkpoint
-from rungs.common.errors import UserError, reason
+from rungs.common.errors import UserError, errors_at, reason
 from rungs.common.shown_text import quoted
 from rungs.common.signals import Interrupted
 from rungs.config.run_config import TRAIN_FILE
@@ -40,11 +40,9 @@ class Benchmarks:
         folder = run.path / train.task_files if train.task_files else None
         self._tasks = Tasks(names, folder, few_shot=None, limit=train.benchmark_limit)
         if names:
-            try:
+            with errors_at(f"{run.path / TRAIN_FILE}: benchmarks: "):
                 harness.check_installed()
                 harness.check_tasks(self._tasks)
-            except UserError as error:
-                raise UserError(f"{run.path / TRAIN_FILE}: benchmarks: {error}") from None
 
     @classmethod
     def of(cls, run: RunFolder, train: TrainConfig, tokenizer: Path | str) -> "Benchmarks | None":

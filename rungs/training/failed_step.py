@@ -22,7 +22,7 @@ from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.checkpointing.manifest import Checkpoint, read_checkpoint, run_config
 from rungs.checkpointing.saver import Saver
 from rungs.common import atomic_folder, disk, shown_text
-from rungs.common.errors import RunFailure, UserError
+from rungs.common.errors import RunFailure, UserError, errors_at
 from rungs.common.strict_json import StrictModel, read_text
 from rungs.config.run_config import AnyRunConfig
 from rungs.config.sharding_config import ShardingConfig
@@ -128,35 +128,31 @@ class FailedSteps:
         return self._recorder.record(step, bad, self._skipped_steps)
 
 
-class FailedStepRecorder:
-    """Saves a run's failed steps, in the first process. `batch` returns a step's arrays."""
+class FailedStepRecorder(NamedTuple):
+    """Saves a run's failed steps, in the first process."""
 
-    def __init__(
-        self,
-        run: RunFolder,
-        config: AnyRunConfig,
-        length: RunLength,
-        batch: Callable[[int], Mapping[str, np.ndarray]],
-        sharding: ShardingConfig,
-    ) -> None:
-        self._run, self._config, self._sharding = run, config, sharding
-        self._length, self._batch = length, batch
+    run: RunFolder
+    config: AnyRunConfig
+    length: RunLength
+    batch: Callable[[int], Mapping[str, np.ndarray]]
+    """Returns the arrays (A, B, S) of a step, by name."""
+    sharding: ShardingConfig
 
     def record(self, step: int, bad: dict[int, str], skipped_steps: Collection[int]) -> str:
         """Save a failed step, unless it exists or there are enough. Return the end of a log
         message: how to replay it, or why it was not saved. `bad` has the first non-finite tensor by
         dropped microbatch; `skipped_steps` were skipped because of a loss spike."""
-        folder = self._run.failed_steps / f"step-{step:06d}"
+        folder = self.run.failed_steps / f"step-{step:06d}"
         if not processes.is_first_process():
             return "process 0 logs where the step is saved"
-        if len(_saved_in(self._run.failed_steps)) >= MAX_FAILED_STEPS and not folder.exists():
+        if len(_saved_in(self.run.failed_steps)) >= MAX_FAILED_STEPS and not folder.exists():
             return f"not saved for replay: there are {MAX_FAILED_STEPS} failed steps already"
         try:
             if not folder.exists():
                 self._write(folder, step, bad, skipped_steps)
         except (UserError, RunFailure) as error:  # training continues without it
             return f"not saved for replay: {error}"
-        command = f"uv run {self._config.command} {shown_text.quoted(self._run.path)}"
+        command = f"uv run {self.config.command} {shown_text.quoted(self.run.path)}"
         return f"to replay it: {command} --replay {folder.name}"
 
     def _write(
@@ -164,20 +160,20 @@ class FailedStepRecorder:
     ) -> None:
         from safetensors.numpy import save_file
 
-        self._run.check()
-        earlier = [c for c in list_checkpoints(self._run.checkpoints) if c.step < step]
+        self.run.check()
+        earlier = [c for c in list_checkpoints(self.run.checkpoints) if c.step < step]
         saved = earlier[-1] if earlier else None
         meta = FailedStepMeta(
             global_step=step,
-            total_steps=self._length.total_steps,
+            total_steps=self.length.total_steps,
             bad=bad,
             skipped_steps=[at for at in skipped_steps if saved is None or at > saved.step],
-            model=self._config.model.as_json(),
-            train=self._config.train.as_json(),
-            sharding=self._sharding,
+            model=self.config.model.as_json(),
+            train=self.config.train.as_json(),
+            sharding=self.sharding,
         )
         with atomic_folder.create_folder(folder) as unfinished:
-            save_file(dict(self._batch(step)), unfinished / BATCH_FILE)
+            save_file(dict(self.batch(step)), unfinished / BATCH_FILE)
             text = meta.model_dump_json(indent=2) + "\n"
             (unfinished / STEP_FILE).write_text(text, encoding="utf-8")
             if saved is not None:
@@ -229,7 +225,5 @@ def _read_batch(path: Path) -> dict[str, np.ndarray]:
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
-    try:
+    with errors_at(f"{path}: cannot be read as a batch: ", OSError, SafetensorError):
         return load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{path}: cannot be read as a batch: {error}") from None

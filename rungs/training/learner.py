@@ -98,54 +98,42 @@ class Learner(Protocol[R]):
     @property
     def peak_tokens_per_second(self) -> float | None:
         """Tokens per second at the peak FLOP/s of all devices, or None."""
-        ...
 
     @property
     def failure(self) -> Exception | None:
         """Why no further step can be taken, or None."""
-        ...
 
     def take(self, step: int, stops: Stops, learning_rate: np.float32 | None) -> Any:
         """Take a step; return the argument for `read`. `learning_rate` is that of `RunLength`.
         Raises Interrupted if the step was abandoned, with model and optimizer unchanged."""
-        ...
 
     def read(self, step: int, taken: Any) -> tuple[R, StepResult]:
         """Wait until a step is complete; return its metrics, and its result on the host."""
-        ...
 
     def validate(self, metrics: R, stops: Stops) -> R:
         """Return the latest step's metrics with its validation; raises Interrupted."""
-        ...
 
     def lacks_validation(self, saved: Checkpoint, metrics: R) -> bool:
         """Return whether a checkpoint's validation was due but interrupted."""
-        ...
 
     def losses(self, metrics: R) -> tuple[float | None, float | None]:
         """Return a step's validation loss, and its selection loss, by which the best checkpoint is
         chosen; None for what it lacks."""
-        ...
 
     def batch(self, step: int) -> Mapping[str, np.ndarray]:
         """Return the arrays (A, B, S) of a failed step by name, {} if no longer known."""
-        ...
 
     def headline(self, steps: Sequence[R]) -> dict[str, str]:
         """Return the values that the progress line shows for some steps."""
-        ...
 
     def log_start(self, start: Start, mesh: Mesh) -> None:
         """Log a description of this start."""
-        ...
 
     def summary(self, run: RunFolder, last: R | None) -> str:
         """Return the results so far, in words. `last` is the last step of this start, or None."""
-        ...
 
     def retake(self, step: int, learning_rate: np.float32 | None, *, skipped: bool) -> Any:
         """Repeat a step without records; `skipped` if its update was, because of a loss spike."""
-        ...
 
 
 class Replayed(NamedTuple):
@@ -169,35 +157,28 @@ class Inputs(Protocol[R]):
     @property
     def datasets_dir(self) -> Path | None:
         """Folder of the datasets; None for the default."""
-        ...
 
     @property
     def tokenizer_file(self) -> Path | None:
         """File to copy into checkpoints; None if it is only on the hub."""
-        ...
 
     @property
     def tokenizer_place(self) -> Path | str:
         """Argument of `load_tokenizer`."""
-        ...
 
     def edit_to_extend(self) -> str:
         """Return the edit that makes the run longer, for a message."""
-        ...
 
     def learner(self, start: Start, mesh: Mesh, steps: Sequence[R]) -> Learner[R]:
         """Create or restore model and optimizer, and return their learner. In `start`, devices have
         resolved the config; `steps` were recorded before it, in order."""
-        ...
 
     def resources(self, start: Start, mesh: Mesh) -> AbstractContextManager[None]:
         """Warn of too little memory or disk space; turn its errors into a `RunFailure` with
         advice."""
-        ...
 
     def add_hooks(self, start: Start, trainer: "Trainer[R]") -> None:
         """Add this kind of run's hooks after steps."""
-        ...
 
 
 class Kind(NamedTuple):

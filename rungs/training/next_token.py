@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rungs.checkpointing.manifest import Checkpoint
-from rungs.common.errors import RunFailure
+from rungs.common.errors import RunFailure, errors_at
 from rungs.common.text_table import counted
 from rungs.config.run_config import RunConfig
 from rungs.config.train_config import TrainConfig
@@ -42,7 +42,7 @@ from rungs.training import resume, run_report
 from rungs.training.benchmarks import Benchmarks
 from rungs.training.learner import Kind, Record, Replayed, Start, Stops, record_fields
 from rungs.training.loss_spikes import LossSpikeDetector
-from rungs.training.start import errors_in, model_and_optimizer
+from rungs.training.start import model_and_optimizer
 from rungs.training.trainer import Trainer, is_validation_step
 
 log = logging.getLogger("rungs")
@@ -128,7 +128,7 @@ def _open(start: Start, datasets_dir: Path, make_objective: MakeObjective) -> Ne
         provenance.check_same_tokens(saved.meta.datasets)
     model_tokenizer = start.weights.tokenizer if start.weights and not saved else None
     check_same_tokenizer(datasets | others, train.tokenizer, model_tokenizer)
-    with errors_in(start.run):
+    with errors_at(f"{start.run.path}/"):
         data = TrainingData(config, datasets)
         validation = ValidationSets.of(config, datasets, others)
     return NextTokenInputs(
@@ -148,10 +148,7 @@ def _open_datasets(
     """Open groups of datasets; the first process builds missing ones."""
 
     def open_all(update: bool) -> list[dict[str, Dataset]]:
-        return [
-            {name: catalog.open_dataset(name, datasets_dir, update=update) for name in group}
-            for group in names
-        ]
+        return [catalog.open_datasets(group, datasets_dir, update=update) for group in names]
 
     if not processes.is_multi_process():
         return open_all(update)

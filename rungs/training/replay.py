@@ -16,7 +16,7 @@ from jax import Array
 from jax.sharding import Mesh
 
 from rungs.checkpointing.load import find_starting_weights
-from rungs.common.errors import UserError
+from rungs.common.errors import errors_at
 from rungs.common.text_table import counted
 from rungs.config.train_config import TrainConfig
 from rungs.model.attention import AttentionContext, sequence_contexts
@@ -65,7 +65,9 @@ def replay(run: RunFolder, name: str, kind: Kind) -> int:
     failed = open_failed_step(run, name)
     copies = functools.partial(copy_bytes, failed.config)
     jax_setup.prepare(failed.config.train, copies, failed.meta.sharding)
-    mesh, saved = _recorded_mesh(failed), failed.checkpoint
+    with errors_at(f"{failed.folder}: ", ValueError):
+        mesh = create_run_mesh(failed.config.train, failed.config.model, failed.meta.sharding)
+    saved = failed.checkpoint
     weights = saved.weights if saved else find_starting_weights(run, failed.config)
     start = Start(run, failed.config, StartOptions(), saved, weights)
     try:
@@ -83,14 +85,6 @@ def replay(run: RunFolder, name: str, kind: Kind) -> int:
         return 1
     click.echo("all tensors are finite this time: suspect the hardware")
     return 0
-
-
-def _recorded_mesh(failed: FailedStep) -> Mesh:
-    try:
-        return create_run_mesh(failed.config.train, failed.config.model, failed.meta.sharding)
-    except ValueError as error:
-        lines = str(error).splitlines()
-        raise UserError("\n".join(f"{failed.folder}: {line}" for line in lines)) from None
 
 
 def _retrain(failed: FailedStep, start: Start, mesh: Mesh, kind: Kind) -> tuple[GPT, MultiSteps]:

@@ -2,7 +2,6 @@
 are the parts of every start: the checkpoint to resume from, devices, dtype, cleanup of the run
 folder, model and optimizer."""
 
-import contextlib
 import dataclasses
 import json
 import logging
@@ -10,7 +9,6 @@ import math
 import re
 import signal
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -21,7 +19,7 @@ from rungs.checkpointing import manifest, retention
 from rungs.checkpointing.load import find_starting_weights, place_starting_weights, restore
 from rungs.checkpointing.saver import Saver
 from rungs.common import disk, paths, run_log
-from rungs.common.errors import UserError
+from rungs.common.errors import UserError, errors_at
 from rungs.common.text_table import format_duration
 from rungs.config.base import AUTO
 from rungs.config.model_config import ModelConfig
@@ -81,7 +79,7 @@ def launch(
         # 3. Data, or tasks and verifiers, unchanged for a resumed run.
         inputs = kind.open_inputs(start, stack)
         check_trackers(config.train.trackers, f"{run.path / config.train_file}: trackers")
-        with errors_in(run):
+        with errors_at(f"{run.path}/"):
             check_sample_prompts(config, inputs.tokenizer_place)
         # 4. A finished run has nothing left to train.
         length = run_length(start, inputs.total_steps, time.monotonic() if began is None else began)
@@ -256,7 +254,7 @@ def create_mesh(start: Start) -> Mesh:
     recorded = saved.meta.sharding if saved else None
     if not processes.is_multi_process():
         jax_setup.prepare(config.train, partial(copy_bytes, config), recorded)
-    with errors_in(start.run):
+    with errors_at(f"{start.run.path}/"):
         mesh = _create_run_mesh(config, recorded)
         float8.check_device(config.train)
     jax_setup.settle(mesh.devices.flat[0].platform)
@@ -294,16 +292,6 @@ def _file_of(line: str, train_file: str) -> str:
     """Return the file of the key that a message begins with."""
     key = re.match(r"\w*", line)
     return MODEL_FILE if key and key[0] in ModelConfig.model_fields else train_file
-
-
-@contextlib.contextmanager
-def errors_in(run: RunFolder) -> Iterator[None]:
-    """Prefix each line of an error with the run folder."""
-    try:
-        yield
-    except UserError as error:
-        lines = str(error).splitlines()
-        raise UserError("\n".join(f"{run.path}/{line}" for line in lines)) from None
 
 
 def tidy(start: Start) -> None:

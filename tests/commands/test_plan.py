@@ -20,7 +20,7 @@ from rungs.config.sharding_config import Mode, ShardingConfig
 from rungs.parallel import target_device
 from rungs.parallel.gpu_settings import SHARE_VARIABLES
 from rungs.parallel.mesh import TENSOR
-from rungs.planning import forecast, hardware, report
+from rungs.planning import forecast, hardware, report, rows
 from rungs.planning.communication import abstract_layout, planned_collectives
 from rungs.run import metrics, records
 from rungs.run.folder import RunFolder
@@ -59,6 +59,14 @@ def planned(
     return forecast.forecast(run, run_config.load_run(run.path), *parts, **options)
 
 
+def as_text(run: RunFolder, found: forecast.Forecast) -> str:
+    return rows.as_text(report.sections(run, found))
+
+
+def as_json(found: forecast.Forecast) -> Any:
+    return json.loads(rows.as_json(report.sections(RunFolder(NOWHERE), found)))
+
+
 @pytest.mark.parametrize(
     "path",
     [
@@ -69,10 +77,10 @@ def planned(
 def test_every_committed_run_plans(path: Path) -> None:
     found = planned(RunFolder(path), datasets_dir=NOWHERE)
     assert report.fits(found)
-    text = report.as_text(RunFolder(path), found)
+    text = as_text(RunFolder(path), found)
     assert text.endswith("It fits.")
     assert "not here yet; uv run download_dataset.py" in text
-    assert json.loads(report.as_json(found))["fits"] is True
+    assert as_json(found)["fits"] is True
 
 
 def test_figures_of_gpt2_small() -> None:
@@ -106,10 +114,10 @@ def test_a_plan_in_fp8_counts_its_state_and_says_below_which_size_it_does_not_pa
     assert found.speed is not None
     assert plain.speed is not None
     assert 1 < found.speed.flops / plain.speed.flops < 2
-    text = report.as_text(run, found)
+    text = as_text(run, found)
     assert "FP8 doesn't pay below about 1,000,000,000 parameters" in text
     assert "matmuls of the blocks in FP8" in text
-    assert "FP8" not in report.as_text(run, plain)
+    assert "FP8" not in as_text(run, plain)
     for device, reason in (("a100", "this one has 8.0"), ("tpu-v5e", "only NVIDIA GPUs")):
         refused = command(run.path, "--device", device, "--datasets-dir", tmp_path / "datasets")
         assert refused.exit_code != 0
@@ -179,7 +187,7 @@ def test_too_little_disk_space_does_not_fit(
         found = planned(run, "cpu")
         assert found.fits_memory
         assert report.fits(found) == fits
-    text = report.as_text(run, found)
+    text = as_text(run, found)
     assert "It fits into memory.\nIts checkpoints do not fit on the disk" in text
 
 
@@ -189,7 +197,7 @@ def test_a_run_with_minutes_has_the_steps_that_fit_or_those_it_decided_on(tmp_pa
     throughput = forecast.Throughput(128 * 5, "given")
     found = planned(run, throughput=throughput)
     assert (found.tokens.steps, found.seconds_left) == (2 * 60 * 5, 120)
-    assert "as fit into max_minutes, 2; the first steps tell" in report.as_text(run, found)
+    assert "as fit into max_minutes, 2; the first steps tell" in as_text(run, found)
     records.append(run, [records.Length(time=records.now(), step=9, total_steps=580)])
     assert planned(run, throughput=throughput).tokens.steps == 580
     change(run, epochs=1)
@@ -200,8 +208,8 @@ def test_a_gpu_is_proposed_the_largest_microbatch_that_fits(tmp_path: Path) -> N
     keys = {"microbatch_size": 2, "gradient_accumulation_steps": 6, "sharding": None}
     run = make_run(tmp_path / "run", **keys)
     found = planned(run, "h100")
-    assert 'faster, with the same global batch: "microbatch_size": 12' in report.as_text(run, found)
-    larger = json.loads(report.as_json(found))["larger_microbatch"]
+    assert 'faster, with the same global batch: "microbatch_size": 12' in as_text(run, found)
+    larger = as_json(found)["larger_microbatch"]
     assert larger == {"microbatch_size": 12, "gradient_accumulation_steps": 1}
     assert found._replace(usable_bytes=found.memory.total).larger_microbatch() is None
     assert planned(run, "tpu-v5e").larger_microbatch() is None
@@ -220,8 +228,8 @@ def test_the_disk_of_this_machine_does_not_count_for_devices_elsewhere(
     run = make_run(tmp_path / "run")
     found = planned(run, "h100", "fsdp:2")
     assert report.fits(found)
-    assert "free space where it will run: not known" in report.as_text(run, found)
-    assert json.loads(report.as_json(found))["disk"]["free_bytes"] is None
+    assert "free space where it will run: not known" in as_text(run, found)
+    assert as_json(found)["disk"]["free_bytes"] is None
 
 
 @pytest.mark.parametrize("start_from", [None, "imported"])
@@ -230,7 +238,7 @@ def test_only_training_from_scratch_has_a_compute_optimal_length(
 ) -> None:
     keys: dict[str, Any] = {"microbatch_size": 1, "gradient_accumulation_steps": 1}
     run = make_run(tmp_path / "run", start_from=start_from, **keys)
-    text = report.as_text(run, planned(run))
+    text = as_text(run, planned(run))
     assert "step      1 sequence × 1 microbatch × 16 tokens = 16 tokens" in text
     assert ("compute-optimal" in text) == (start_from is None)
 
@@ -260,7 +268,7 @@ def test_steps_are_unknown_if_they_depend_on_a_missing_dataset(tmp_path: Path) -
     found = planned(run)
     assert (found.tokens.steps, found.tokens.planned, found.seconds_left) == (None, None, None)
     assert found.throughput is not None
-    assert "all tokens of the dataset, whose number is not known yet" in report.as_text(run, found)
+    assert "all tokens of the dataset, whose number is not known yet" in as_text(run, found)
     make_dataset(tmp_path / "datasets")
     assert planned(run).tokens.steps == (20_000 - 1) // 16 // 8
 
@@ -298,17 +306,17 @@ def test_communication_takes_time(mode: str, tmp_path: Path) -> None:
     assert both.speed.flops == pytest.approx(step_flops / seconds)
     assert both.speed.flops < 1.5 * alone.speed.flops
     assert "assuming 40% of 2 ×" in both.speed.reason
-    content = json.loads(report.as_json(both))["communication_seconds_per_step"]
+    content = as_json(both)["communication_seconds_per_step"]
     assert content == {"tensor": pytest.approx(waiting), "data": pytest.approx(overlapping)}
-    assert "s of weights and gradients" in report.as_text(run, both)
+    assert "s of weights and gradients" in as_text(run, both)
 
 
 def test_a_plan_says_which_part_of_the_sequences_a_device_has(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
-    shown = report.as_text(run, planned(run, sharding="cp:2x2"))
+    shown = as_text(run, planned(run, sharding="cp:2x2"))
     assert "4 × h100, cp: data 2 × context 2; " in shown
     assert "2 sequences of each microbatch per device, 8 tokens of each" in shown
-    assert "tokens of each" not in report.as_text(run, planned(run, sharding="fsdp:2"))
+    assert "tokens of each" not in as_text(run, planned(run, sharding="fsdp:2"))
 
 
 @pytest.mark.parametrize(
@@ -324,15 +332,15 @@ def test_communication_that_is_not_counted_is_named(
     run = make_run(tmp_path / "run", **keys)
     found = planned(run, device, "dp:2")
     assert found.communication is None
-    (line,) = [line for line in report.as_text(run, found).splitlines() if "not counted" in line]
+    (line,) = [line for line in as_text(run, found).splitlines() if "not counted" in line]
     assert reason in line
 
 
 def test_the_share_that_jax_takes_of_a_gpu_is_shown_with_what_changes_it(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
-    text = report.as_text(run, planned(run))
+    text = as_text(run, planned(run))
     assert "JAX takes 90% of 84.94 GB; XLA_CLIENT_MEM_FRACTION changes that" in text
-    assert "XLA_CLIENT" not in report.as_text(run, planned(run, "tpu-v5p"))
+    assert "XLA_CLIENT" not in as_text(run, planned(run, "tpu-v5p"))
 
 
 @pytest.mark.long

@@ -67,10 +67,11 @@ def test_times_are_computed_for_a_device_and_taken_from_metrics(tmp_path: Path) 
     assert found.phases is not None
     assert found.phases.verifying is None
     assert found.phases.sampling > 0
-    text = policy_plan.as_text(RunFolder(tmp_path / "run"), found)
+    run = RunFolder(tmp_path / "run")
+    text = policy_plan.as_text(run, found)
     assert "depends on the verifier" in text
     assert text.endswith("It fits.")
-    content = json.loads(policy_plan.as_json(found))
+    content = json.loads(policy_plan.as_json(run, found))
     assert content["seconds"]["updating"] == found.phases.updating
     assert content["fits"] is True
 

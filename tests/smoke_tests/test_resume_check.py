@@ -13,13 +13,13 @@ from flax import nnx
 
 from rungs.config import run_config
 from rungs.config.train_config import TrainConfig
+from rungs.data.catalog import open_datasets
 from rungs.run.folder import RunFolder
 from rungs.run.metrics import StepMetrics
 from rungs.smoke_tests.resume_check.check import (
     BatchLog,
     TrainedRun,
     compare,
-    open_datasets,
     shorten_training,
 )
 from rungs.smoke_tests.resume_check.kill import (
@@ -48,7 +48,8 @@ def datasets_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def short(datasets_dir: Path, folder: Path, tokens: int = 8, **train: Any) -> TrainConfig:
     run = make_run(folder / "run", **train)
     configs = run_config.load_run(run.path)
-    short = shorten_training(run, configs, open_datasets(configs, datasets_dir), tokens)
+    datasets = open_datasets(configs.train.datasets, datasets_dir)
+    short = shorten_training(run, configs, datasets, tokens)
     assert isinstance(short.config.train, TrainConfig)
     return short.config.train
 

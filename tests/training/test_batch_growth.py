@@ -15,7 +15,7 @@ from rungs.config.train_config import TrainConfig
 from rungs.data.catalog import open_dataset
 from rungs.data.loader import TrainingData
 from rungs.parallel.sharding import place_batch
-from rungs.planning import report
+from rungs.planning import report, rows
 from rungs.planning.compiled.step import lower_step
 from rungs.run import metrics
 from rungs.run.folder import RunFolder, StartOptions
@@ -246,7 +246,7 @@ def test_a_plan_counts_its_tokens_and_has_memory_for_the_largest_step(
     for tokens in (found.tokens, absent.tokens):
         assert (tokens.steps, tokens.planned) == (6, TOKENS)
     assert found.seconds_left == TOKENS / found.throughput.tokens_per_second  # type: ignore[union-attr]
-    text = report.as_text(run, found)
+    text = rows.as_text(report.sections(run, found))
     assert "× 1 to 3 microbatches × 16 tokens = 128 to 384 tokens\n" in text
     assert f"run       6 steps = {TOKENS:,} tokens\n" in text
     lowered = lower_step(load_run(run.path), mesh_of(1))

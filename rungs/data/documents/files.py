@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rungs.common import hub
-from rungs.common.errors import UserError, reason
+from rungs.common.errors import UserError, errors_at, reason
 from rungs.common.paths import require_regular
 from rungs.common.strict_json import format_name, format_value
 from rungs.data.dataset import TRAIN, VALIDATION, Split
@@ -97,10 +97,8 @@ def local_files(paths: Iterable[Path], kind: Format) -> list[DataFile]:
 def hub_files(name: str, repository: hub.HubRepository, choice: Choice) -> list[DataFile]:
     """Return the chosen files of a repository. Raises UserError if there are none."""
     files = {file: (found.bytes, found.sha256) for file, found in repository.files.items()}
-    try:
+    with errors_at(f"{name}: "):
         return choose(files, repository.configs, choice)
-    except UserError as error:
-        raise UserError(f"{name}: {error}") from None
 
 
 def choose(

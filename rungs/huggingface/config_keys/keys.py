@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from rungs.checkpointing.published import CONFIG_FILE
 from rungs.common import strict_json
-from rungs.common.errors import UserError
+from rungs.common.errors import UserError, errors_at
 from rungs.config.model_config import ModelConfig
 
 _NO_EFFECT_KEYS = re.findall(
@@ -143,10 +143,8 @@ def read_hf_config(folder: Path) -> HFConfig:
     """Read a folder's `config.json`. Raises UserError if it is missing or unreadable."""
     path = folder / CONFIG_FILE
     text = strict_json.read_text(path)
-    try:
+    with errors_at(f"{path}: unreadable JSON: ", ValueError, RecursionError):
         values = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: unreadable JSON: {error}") from None
     if not isinstance(values, dict):
         raise UserError(f"{path}: must hold a JSON object {{…}}")
     return HFConfig(path, values)

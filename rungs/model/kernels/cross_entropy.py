@@ -110,8 +110,7 @@ def _map_chunks(
         return function(_softmax(head(x_MD, matrix), targets_M), targets_M)
 
     by_chunk = jax.lax.map(of_chunk, _chunks(matrix, targets_M, x_MD))
-    joined: T = _joined(by_chunk, len(targets_M))
-    return joined
+    return _joined(by_chunk, len(targets_M))
 
 
 def target_losses(logits: Array, targets: Array) -> Array:

@@ -29,7 +29,7 @@ def causal_attention(
     assert scoring.starts_BS is None
     if not target_device.is_compiled():
         return blockwise_attention.causal_attention(query_BSNH, key_BSKH, value_BSKH, scoring)
-    y: Array = jax.nn.dot_product_attention(
+    return jax.nn.dot_product_attention(
         query_BSNH,
         key_BSKH,
         value_BSKH,
@@ -38,4 +38,3 @@ def causal_attention(
         local_window_size=None if scoring.window is None else (scoring.window - 1, 0),
         implementation="cudnn",
     )
-    return y

@@ -92,7 +92,7 @@ def _splash_kernel(
     splash = _splash_attention()
     mask = _CausalMask((length, length), (scoring.window and scoring.window - 1, 0), 0)
     blocks = ("block_q", "block_kv", "block_q_dkv", "block_kv_dkv", "block_q_dq", "block_kv_dq")
-    kernel: Callable[..., Array] = splash.make_splash_mha(
+    return splash.make_splash_mha(
         splash_attention_mask.MultiHeadMask([mask] * heads),
         block_sizes=splash.BlockSizes(**dict.fromkeys(blocks, block)),
         attn_logits_soft_cap=scoring.soft_cap,
@@ -101,7 +101,6 @@ def _splash_kernel(
         q_seq_shards=1,
         interpret=interpret,
     )
-    return kernel
 
 
 class _CausalMask(splash_attention_mask.LocalMask):
@@ -117,8 +116,7 @@ class _CausalMask(splash_attention_mask.LocalMask):
             return np.zeros(shape, bool)
         if nearest >= 0 and (window is None or farthest <= window):
             return np.ones(shape, bool)
-        elements: np.ndarray = super().__getitem__(block)
-        return elements
+        return super().__getitem__(block)
 
 
 @functools.cache

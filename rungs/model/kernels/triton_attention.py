@@ -374,8 +374,7 @@ def _load(ref: Any, at: Array, head: Any = 0) -> Array:
 
 def _load_one(ref: Any, at: Array) -> Array:
     """Return the first head's element at a position."""
-    one: Array = triton.load(ref.at[at, jnp.int32(0)])
-    return one
+    return triton.load(ref.at[at, jnp.int32(0)])
 
 
 def _store(ref: Any, at: Array, head: Any, x: Array) -> None:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rungs.common.errors import UserError
+from rungs.common.errors import errors_at
 from rungs.optim.precision import dtype_of
 from rungs.parallel import target_device
 from rungs.planning.communication import abstract_layout
@@ -181,10 +181,8 @@ def step_roofline(forecast: Forecast, step: CompiledStep) -> Roofline | None:
     its program cannot be counted."""
     if isinstance(step.result, str):
         return None
-    try:
+    with errors_at("--roofline: ", ValueError):
         return roofline(step.result.program, forecast.hardware, step_flops(forecast))
-    except ValueError as error:
-        raise UserError(f"--roofline: {error}") from None
 
 
 def step_flops(forecast: Forecast) -> StepFlops:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from jax.sharding import Mesh
 
-from rungs.common.errors import UserError, readable_line, reason
+from rungs.common.errors import errors_at, readable_line, reason
 from rungs.config.run_config import RunConfig
 from rungs.config.sharding_config import ShardingConfig
 from rungs.optim.precision import resolve_compute_dtype
@@ -40,7 +40,8 @@ def run_check(path: Path, config: RunConfig, folder: Path) -> Report:
     is written to the run folder `path`; checkpoints are temporarily in `folder`. Raises UserError
     if the run does not fit the devices."""
     jax_setup.prepare(config.train, partial(copy_bytes, config))
-    mesh = _create_mesh(path, config)
+    with errors_at(f"{path}: ", ValueError):
+        mesh = devices.create_run_mesh(config.train, config.model, None)
     jax_setup.settle(mesh.devices.flat[0].platform)
     begin, figures = time.perf_counter(), []
     for figure, row in as_rows(_figures(on_mesh(config, mesh), mesh, folder)):
@@ -55,13 +56,6 @@ def on_mesh(config: RunConfig, mesh: Mesh) -> RunConfig:
     train = resolve_compute_dtype(config.train)
     sharding: ShardingConfig = devices.recorded_sharding(train, mesh)
     return config._replace(train=train.model_copy(update={"sharding": sharding}))
-
-
-def _create_mesh(path: Path, config: RunConfig) -> Mesh:
-    try:
-        return devices.create_run_mesh(config.train, config.model, None)
-    except ValueError as error:
-        raise UserError.at(path, str(error)) from None
 
 
 def _figures(config: RunConfig, mesh: Mesh, folder: Path) -> Iterator[Figure]:

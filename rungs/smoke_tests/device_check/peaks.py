@@ -100,8 +100,7 @@ def _rounds(mesh: Mesh, change: Callable[..., Array]) -> Rounds:
     def program(count: Array, *arrays: Array) -> Array:
         specs = (PartitionSpec(), *[each] * len(arrays))
         run = jax.shard_map(on_each_device, mesh=ring, in_specs=specs, out_specs=each)
-        result: Array = run(count, *arrays)
-        return result
+        return run(count, *arrays)
 
     return jax.jit(program)
 
@@ -139,5 +138,4 @@ def _array_bytes(mesh: Mesh) -> int:
 
 
 def _platform(mesh: Mesh) -> str:
-    platform: str = mesh.devices.flat[0].platform
-    return platform
+    return mesh.devices.flat[0].platform

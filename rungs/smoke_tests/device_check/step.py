@@ -122,13 +122,9 @@ class StepTime:
 
 def memory(step: RunningStep) -> Iterator[Figure]:
     """Yield each device's memory next to the plan. Run it first, as earlier programs count."""
-    planned, compiled, used = (
-        memory_of(step.config, step.mesh).total,
-        step.compiled_bytes(),
-        step.device_bytes(),
-    )
+    planned, used = memory_of(step.config, step.mesh).total, step.device_bytes()
     yield Figure(PART, "memory, plan", planned, "B", "computed", "of each device")
-    yield _compared("memory, compiler", compiled, planned, "compiled")
+    yield _compared("memory, compiler", step.compiled_bytes(), planned, "compiled")
     if used is not None:
         yield _compared("memory, used", used, planned, "measured")
 

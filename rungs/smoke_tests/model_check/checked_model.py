@@ -23,8 +23,9 @@ from rungs.model.gpt import GPT
 from rungs.optim.multi_steps import MultiSteps
 from rungs.parallel.devices import memory_bytes
 from rungs.parallel.mesh import one_device
+from rungs.planning.forecast import checkpoint_bytes
 from rungs.run.folder import RunFolder
-from rungs.step.state import AbstractState, create_model_and_optimizer
+from rungs.step.state import create_model_and_optimizer
 
 T = TypeVar("T")
 LogitsOf = Callable[[np.ndarray], Array]
@@ -99,8 +100,8 @@ class CheckedModel(NamedTuple):
     ) -> Self:
         """Load a run at its start, even if it is trained already. Raises UserError if run and data
         don't fit together, memory is too small, or the batch has no targets."""
-        start_weights, names = load.find_starting_weights(run, config), config.train.datasets
-        datasets = {name: catalog.open_dataset(name, datasets_dir, update=False) for name in names}
+        start_weights = load.find_starting_weights(run, config)
+        datasets = catalog.open_datasets(config.train.datasets, datasets_dir, update=False)
         if start_weights is not None:
             provenance.check_same_tokenizer(
                 datasets, config.train.tokenizer, start_weights.tokenizer
@@ -119,7 +120,7 @@ class CheckedModel(NamedTuple):
     ) -> Self:
         """Create the model, with a batch of the run's first sequences within the limits. Raises
         UserError if a sequence has no targets."""
-        is_large = _state_bytes(config) > LARGE_BYTES
+        is_large = checkpoint_bytes(config, None) > LARGE_BYTES
         sequences = limits.sequences or (2 if is_large else 4)
         tokens = limits.tokens or (16 if is_large else 64)
         inputs_BS, targets_BS = _first_sequences(data, sequences, tokens)
@@ -154,7 +155,7 @@ class CheckedModel(NamedTuple):
     def compiled(self, function: Callable[..., T]) -> Callable[..., T]:
         """Compile a function of model and arrays; return it as a function of the arrays."""
         graph, state = nnx.split(self.model)
-        level = 2 if _state_bytes(self.config) > LARGE_BYTES else 0
+        level = 2 if checkpoint_bytes(self.config, None) > LARGE_BYTES else 0
         jitted = jax.jit(
             lambda state, *arrays: function(nnx.merge(graph, state), *arrays),
             compiler_options={"xla_backend_optimization_level": level},
@@ -211,16 +212,9 @@ def _first_sequences(
 
 
 def _check_memory(run: RunFolder, config: RunConfig) -> None:
-    needed, available = _MEMORY_FACTOR * _state_bytes(config), memory_bytes()
+    needed, available = _MEMORY_FACTOR * checkpoint_bytes(config, None), memory_bytes()
     if needed > available:
         raise UserError(
             f"{run.path}: the check needs about {needed / 1e9:,.1f} GB of memory, and there are"
             f" {available / 1e9:,.1f} GB; check a copy of the folder with fewer n_layers"
         )
-
-
-def _state_bytes(config: RunConfig) -> int:
-    """Return the bytes of parameters and optimizer state."""
-    state = AbstractState(config, 1, one_device())
-    arrays = *state.weights.values(), *state.optimizer.values()
-    return sum(array.size * array.dtype.itemsize for array in arrays)

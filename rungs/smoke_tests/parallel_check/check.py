@@ -28,6 +28,7 @@ from rungs.parallel.devices import memory_bytes
 from rungs.parallel.mesh import CONTEXT, create_mesh, dotted, size_along
 from rungs.parallel.sharding import Layout, place_batch
 from rungs.planning.compiled.collectives import Traffic, collectives, summary
+from rungs.planning.peaks import bytes_per_device
 from rungs.run.folder import RunFolder
 from rungs.step.next_token import NextToken
 from rungs.step.state import AbstractState, create_model_and_optimizer, named_arrays
@@ -107,8 +108,8 @@ class ParallelCheck(NamedTuple):
     ) -> Self:
         """Return the check of a run from its first step, even if it is trained already. Raises
         UserError if run and data don't fit together."""
-        start_weights, names = load.find_starting_weights(run, config), config.train.datasets
-        datasets = {name: catalog.open_dataset(name, datasets_dir, update=False) for name in names}
+        start_weights = load.find_starting_weights(run, config)
+        datasets = catalog.open_datasets(config.train.datasets, datasets_dir, update=False)
         data = TrainingData(config, datasets)
         return cls.from_data(config, data, start_weights, limits)
 
@@ -205,11 +206,7 @@ class ParallelCheck(NamedTuple):
         abstract = AbstractState(config, self.total_steps, mesh)
         gradient = (abstract.weights[name] for name in abstract.trained)
         arrays = *abstract.weights.values(), *gradient, *abstract.optimizer.values()
-        return mesh.size * sum(
-            math.prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize
-            for array in arrays
-            if array.sharding is not None
-        )
+        return mesh.size * bytes_per_device(arrays)
 
     def config_of(self, case: ParallelCase) -> RunConfig:
         """Return the run's config with the settings of a case."""
@@ -250,7 +247,7 @@ class ParallelCheck(NamedTuple):
             results.append(StepResult(*jax.device_get(tuple(compiled(model, recorder, *batch)))))
             gradient = gradient or recorder.arrays(config.model.vocab_size)
         return CaseResult(
-            np.array([_loss(result) for result in results]),
+            np.array([result.trained_loss for result in results], float),
             gradient,
             {},
             np.stack([result.routing.counts_E if result.routing else 0 for result in results]),
@@ -316,13 +313,6 @@ def _cut(batch: Batch, sequences: int, tokens: int) -> Batch:
         return array.reshape(1, -1, length)[:, :sequences, :tokens]
 
     return Batch(*jax.tree.map(cut, tuple(batch)))
-
-
-def _loss(result: StepResult) -> float:
-    """Return the mean loss over the counted targets."""
-    counts = result.finite_A & (result.weights_A > 0)
-    losses_A = result.losses_A[counts].astype(np.float64)
-    return float(np.average(losses_A, weights=result.weights_A[counts]))
 
 
 def _bytes_per_device(model: GPT, optimizer: MultiSteps) -> int:

@@ -14,7 +14,7 @@ from rungs.checkpointing import optimizer_state
 from rungs.checkpointing.checkpoint_folder import IMPORTED, find_weights, list_checkpoints
 from rungs.checkpointing.manifest import Checkpoint
 from rungs.config import reinforce_config, run_config, task_config, train_config
-from rungs.data.catalog import open_dataset
+from rungs.data.catalog import open_datasets
 from rungs.data.dataset import TRAIN, Dataset
 from rungs.data.loader import TrainingData
 from rungs.run import metrics as metrics_module
@@ -62,8 +62,8 @@ def shorten(
     if isinstance(train, reinforce_config.ReinforceConfig):
         return shorten_reinforcement(run, run_config.RunConfig(model, train))
     assert isinstance(train, train_config.TrainConfig)
-    training = run_config.RunConfig(model, train)
-    short = shorten_training(run, training, open_datasets(training, datasets_dir), tokens)
+    datasets = open_datasets(train.datasets, datasets_dir, update=False)
+    short = shorten_training(run, run_config.RunConfig(model, train), datasets, tokens)
     return short._replace(options=["--datasets-dir", str(datasets_dir)])
 
 
@@ -125,11 +125,6 @@ def shorten_reinforcement(run: RunFolder, config: run_config.ReinforceRunConfig)
 def _shorten_task(task: task_config.TaskConfig) -> task_config.TaskConfig:
     items = min(task.validation_items, _VALIDATION_ITEMS)
     return task.model_copy(update={"validation_items": items})
-
-
-def open_datasets(config: run_config.RunConfig, datasets_dir: Path) -> dict[str, Dataset]:
-    """Open each dataset of a run, building missing ones."""
-    return {name: open_dataset(name, datasets_dir, update=False) for name in config.train.datasets}
 
 
 class BatchLog:
