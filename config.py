@@ -1,4 +1,4 @@
-"""Generate the JSON schemas and the page of config keys: `uv run config.py`."""
+"""Generate the JSON schemas and the page of config keys from `rungs/config/`."""
 
 from rungs.common.command import begin_command, importing, run_command
 

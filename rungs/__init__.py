@@ -17,13 +17,13 @@ The docstring of each package lists its files and says what it may import. From 
     optim          optimizers, schedules, precision
     step           the compiled training and evaluation steps
     checkpointing  checkpoints and weight files
-    linen          checkpoints of Flax Linen, and modules of either kind inside the other
-    mirror         a copy of a run off its machine, and the way back
+    linen          checkpoints of Flax Linen, and Linen and NNX modules inside each other
+    mirror         a copy of a run on another machine, and restoring from it
     planning       forecasts of memory, FLOPs, communication and time
     huggingface    import and export of published models
     monitoring     events, hooks, restarts after a crash
     tracking       experiment trackers: wandb, tensorboard, trackio, mlflow
-    prompt_samples  what the model says to the prompts of its run
+    prompt_samples  completions of a run's sample prompts
     evaluation     scores on benchmarks
     scaling        ladders, power laws, muP
     training       starting, the training loop, resuming, failed steps
@@ -32,10 +32,9 @@ The docstring of each package lists its files and says what it may import. From 
     charts         drawings of all charts
     sweeps         grids of runs
     page           an HTML page to look at runs and compare them
-    commands       what the commands at the root do
+    commands       the implementation of the commands at the root
 
-The names below are imported when first used, so `import rungs` itself is fast.
-"""
+The names below are imported when first used, so `import rungs` itself is fast."""
 
 import importlib
 from typing import TYPE_CHECKING, Any

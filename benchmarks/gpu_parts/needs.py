@@ -28,9 +28,10 @@ def requirements() -> list[str]:
 
 
 def missing() -> list[str]:
-    """Return what is needed and not installed."""
-    needed = [name for name in GIVEN if name != "torch"]
-    return [name for name in (*needed, *NEEDS) if _version(name) is None]
+    """Return what is needed and not installed: by this project, or by what is installed."""
+    given = {*GIVEN} - {"torch"}
+    needed = given | ({*NEEDS} & ({*map(_name, _dependencies())} | _required((*GIVEN, *NEEDS))))
+    return [name for name in (*GIVEN, *NEEDS) if name in needed and _version(name) is None]
 
 
 def undeclared() -> list[str]:
@@ -43,14 +44,20 @@ def undeclared() -> list[str]:
 
 def _closure(names: Iterable[str]) -> set[str]:
     """Return distributions with all that they install, as far as they are here."""
+    return {name for name in {*names} | _required(names) if _version(name) is not None}
+
+
+def _required(names: Iterable[str]) -> set[str]:
+    """Return what distributions require, and what that requires, as far as they are here."""
     found: set[str] = set()
     left = list(names)
     while left:
         name = left.pop()
-        if name not in found and _version(name) is not None:
-            found.add(name)
+        if _version(name) is not None:
             lines = importlib.metadata.requires(name) or ()
-            left += [_name(line) for line in lines if "extra ==" not in line]
+            new = {_name(line) for line in lines if "extra ==" not in line} - found
+            found |= new
+            left += new
     return found
 
 

@@ -24,7 +24,7 @@ def figures(setting: Setting) -> Iterator[Figure]:
     yield Figure("a step", [1e3 * seconds for seconds in found.seconds], "ms", note)
     yield from _parts(found)
     for one in longest(found, KERNELS):
-        note = f"{one.part}; {one.count:,.0f} runs"
+        note = f"{one.part}; {one.times:,.0f} runs"
         yield Figure(one.kernel[:60], [1e3 * one.seconds], "ms", note)
 
 

@@ -242,7 +242,7 @@ class Runs(NamedTuple):
 
     part: str
     kernel: str
-    count: float
+    times: float
     seconds: float
     """Of all of them."""
 
@@ -261,7 +261,7 @@ def longest(found: Profile, count: int) -> list[Runs]:
 def longest_table(found: Profile, count: int) -> str:
     rows = [("part", "kernel", "runs", "ms")]
     for one in longest(found, count):
-        rows.append((one.part, one.kernel[:60], f"{one.count:,.0f}", f"{1e3 * one.seconds:,.2f}"))
+        rows.append((one.part, one.kernel[:60], f"{one.times:,.0f}", f"{1e3 * one.seconds:,.2f}"))
     return align_columns(rows, left=2)
 
 

@@ -8,5 +8,4 @@
     scaling_charts     the power law, the coordinate check of muP, the learning-rate sweep
     drawing            the shared look: styles, colours, axes, writing to disk
 
-Imports `common`, `config`, `data`, `run` and `scaling`.
-"""
+Imports `common`, `config`, `data`, `run` and `scaling`."""

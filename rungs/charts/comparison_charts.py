@@ -1,5 +1,4 @@
-"""Charts of several runs in one picture. To add one, write a function and list it in
-`COMPARISON_CHARTS`."""
+"""Charts of several runs in one picture. To add one, list its function in `COMPARISON_CHARTS`."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -14,8 +13,8 @@ from rungs.run import recorded_run
 from rungs.run.recorded_run import Curve, FloatArray, RecordedRun
 
 POINTS = 50
-"""Points of the longest run's line, each the mean or median of a stretch. The other runs have
-stretches of as many steps, so that equal runs have equal lines as far as both go."""
+"""Points on the longest run's curve, each the mean or median of one stretch of steps. All runs use
+stretches of that length, so equal runs draw equal curves."""
 
 
 def draw_comparison(
@@ -88,7 +87,7 @@ def throughputs(runs: list[RecordedRun]) -> Figure:
 
 
 def _medians(runs: list[RecordedRun], field: str) -> list[Curve]:
-    """Return the running median of a value of each step, reduced alike for all runs."""
+    """Return each run's running median of a column, all with the same window."""
     longest = max(map(len, runs))
     return [
         recorded_run.running_median(run.column("global_step"), run.column(field), longest, POINTS)
@@ -117,8 +116,8 @@ def _comparison(
 
 
 def _lines(axes: Axes, curves: list[Curve]) -> list[Line2D]:
-    """Draw lines that differ in colour, dashes and markers. Lower ones are wider, so that they show
-    where lines coincide."""
+    """Draw lines that differ in colour, dashes and markers. Earlier lines are wider, so lines that
+    coincide remain visible."""
     return [
         axes.plot(
             *drawing.thin_line(*curve),

@@ -1,6 +1,5 @@
-"""The program that redraws the charts of a run: `python -m rungs.charts.drawer RUN`. Each line that
-it reads asks for the charts; what is asked for while it draws is drawn once. An empty line says
-that the run has ended. Without it, training was killed, and nothing more is drawn."""
+"""The program that redraws a run's charts: `python -m rungs.charts.drawer RUN`. Each input line is
+a request; requests that arrive while it draws are merged. An empty line means the run has ended."""
 
 import logging
 import sys
@@ -14,7 +13,7 @@ from rungs.run.folder import RunFolder
 
 
 def main(run: RunFolder, lines: Iterable[str]) -> None:
-    """Draw the charts of a run whenever that is asked for."""
+    """Draw the charts of a run on each request."""
     for _ in _requests(lines):
         try:
             # here, because this import may fail or warn
@@ -28,7 +27,7 @@ def main(run: RunFolder, lines: Iterable[str]) -> None:
 
 
 def _requests(lines: Iterable[str]) -> Iterator[None]:
-    """Yield once for all requests that have come by then."""
+    """Yield once for all requests that have arrived so far."""
     received = receive(lines)
     while True:
         new = {received.get()}
@@ -43,7 +42,7 @@ def _requests(lines: Iterable[str]) -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    # What is printed goes to the run's log, where only failures belong.
+    # stderr goes to the run's log, which should hold only failures.
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
     main(RunFolder(Path(sys.argv[1]), sys.argv[2]), sys.stdin)

@@ -1,8 +1,6 @@
-"""What all charts share: one look for figures, axes, lines and legends, and writing PNG files.
-
-Colours are Okabe & Ito's (https://jfly.uni-koeln.de/color/), which colour-blind readers can
-distinguish. Line styles and markers differ as well, so charts also work without colour.
-"""
+"""The shared look of all charts, and writing them as PNG files. Colours are Okabe & Ito's
+(https://jfly.uni-koeln.de/color/), which colour-blind readers can distinguish; line styles and
+markers differ as well, so charts work without colour."""
 
 import contextlib
 import io
@@ -35,12 +33,12 @@ DASHES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 PALE = "0.75"
 STRETCHES = 1500
-"""Stretches that a line is thinned to; a chart is about as many pixels wide."""
+"""Stretches that a line is thinned to: about one per pixel of a chart's width."""
 GRID = (300, 150)
-"""Columns and rows that markers are thinned to: their cells are smaller than a marker."""
+"""Columns and rows of the grid that markers are thinned to; a cell is smaller than a marker."""
 FAST_COMPRESSION = {"compress_level": 3}
-"""For Pillow, as charts are redrawn while training runs: compressing at its own level takes 1.4
-times as long, for files of 0.8 to 0.9 times the size."""
+"""Options for Pillow. Its default compression takes 1.4 times as long, for files of 0.8 to 0.9
+times the size, and charts are redrawn while training runs."""
 TINY = float(np.finfo(np.float64).tiny)
 
 STYLES: tuple[str, ...] = get_args(ChartStyle)
@@ -71,8 +69,7 @@ HAND_DRAWN = {
 
 def use_style(chart_style: str) -> contextlib.AbstractContextManager[None]:
     """Return a context with Matplotlib settings that are the same on every machine. Create and
-    write charts inside it: some settings are read when a figure is made, others when it is
-    drawn."""
+    write charts inside it, as some settings are read by new figures, others when drawing."""
     if chart_style == "plain":
         return style.context(["default", PLAIN])
     installed = {font.name for font in font_manager.fontManager.ttflist}
@@ -83,14 +80,14 @@ def use_style(chart_style: str) -> contextlib.AbstractContextManager[None]:
 def write_all(
     charts: dict[str, Callable[[Any], Figure]], data: Any, folder: Path, *, creates: bool = True
 ) -> list[Path]:
-    """Draw charts into PNG files of a folder, which is made if `creates`, one figure at a time, and
-    return their paths. They are replaced atomically, as others may read or write them at the same
-    time. Raises UserError if a chart cannot be written."""
+    """Draw charts into PNG files of a folder, one figure at a time, and return their paths.
+    `creates` makes the folder if it is missing. Files are replaced atomically, as others may read
+    or write them meanwhile. Raises UserError if a chart cannot be written."""
     paths = []
     for name, draw in charts.items():
         path, picture = folder / name, io.BytesIO()
         with warnings.catch_warnings():
-            # The font may lack glyphs for the name of a run; Matplotlib draws boxes then.
+            # Matplotlib draws boxes if the font has no glyph for a character in a run's name.
             warnings.filterwarnings("ignore", "Glyph .* missing from font")
             FigureCanvasAgg(draw(data)).print_png(picture, pil_kwargs=FAST_COMPRESSION)
         try:
@@ -182,8 +179,8 @@ def zero_based_axis(axes: Axes) -> None:
 
 
 def throughput_axis(axes: Axes, medians: list[FloatArray]) -> None:
-    """Scale the y axis from 0 to above the running medians, so that a stall is visible and a step
-    that was timed too short does not squash the rest."""
+    """Scale the y axis from 0 to above the running medians, so that a stall is visible and one step
+    with an outlying time does not squash the rest."""
     highest = max(np.fmax.reduce(y, initial=0) for y in medians)
     axes.set_ylim(0, 1.2 * highest or 1)
     axes.yaxis.set_major_formatter(format_number)
@@ -220,8 +217,8 @@ def marks(axes: Axes, x: FloatArray, y: FloatArray, marker: str, **look: Any) ->
 
 
 def thin_line(x: FloatArray, y: FloatArray) -> Curve:
-    """Return points whose line looks as if all were drawn: the lowest and the highest of each of
-    `STRETCHES` stretches, each where it was. A stretch without a number is a gap."""
+    """Return few points whose line looks the same as with all: the lowest and highest point of each
+    of `STRETCHES` stretches. A stretch without a number is a gap."""
     length = -(-len(y) // STRETCHES)
     if length <= 2:
         return x, y
@@ -235,7 +232,7 @@ def thin_line(x: FloatArray, y: FloatArray) -> Curve:
 
 
 def thin_marks(x: FloatArray, y: FloatArray) -> Curve:
-    """Return points whose markers cover the same area as if all were drawn: the highest of each
+    """Return few points whose markers cover the same area as with all: the highest point in each
     cell of `GRID`, on a logarithmic axis."""
     x, y = finite_points(x, y)
     if len(y) <= STRETCHES:
@@ -248,5 +245,5 @@ def thin_marks(x: FloatArray, y: FloatArray) -> Curve:
 
 
 def _parts(values: FloatArray, count: int) -> NDArray[np.intp]:
-    """Return for each value in which of `count` equal parts of the values' range it is."""
+    """Return for each value the index of its part, of `count` equal parts of the values' range."""
     return np.searchsorted(np.linspace(values.min(), values.max(), count + 1)[1:-1], values)

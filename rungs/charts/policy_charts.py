@@ -1,5 +1,5 @@
-"""Charts of a run of reinforcement learning. The loss is not among them: on the step that sampled
-the texts its value says nothing."""
+"""Charts of a reinforcement learning run. There is none of the loss: on the step that sampled the
+texts its value means nothing."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +15,7 @@ from rungs.run import recorded_run
 from rungs.run.recorded_run import FloatArray, RecordedPolicyRun
 
 _BARS = 60
-"""Bars of the chart of groups; more would be too narrow to see."""
+"""Most bars in the chart of groups; with more they are too narrow to see."""
 
 
 def reward_chart(run: RecordedPolicyRun) -> Figure:
@@ -104,8 +104,7 @@ def entropy_chart(run: RecordedPolicyRun) -> Figure:
 
 
 def log_prob_chart(run: RecordedPolicyRun) -> Figure:
-    """How far apart the log-probabilities of sampling and training are, and the KL divergence from
-    the reference."""
+    """Difference in log-probability of sampling and training, and KL from the reference."""
     columns = {
         "largest |Δ log-probability|": (run.column("largest_log_prob_gap"), VERMILLION),
         "mean |Δ log-probability|": (run.column("log_prob_gap"), BLUE),
@@ -117,7 +116,7 @@ def log_prob_chart(run: RecordedPolicyRun) -> Figure:
 
 
 def ratios_chart(run: RecordedPolicyRun) -> Figure:
-    """Shares of tokens whose probability is exactly the same, and whose ratio is clipped."""
+    """Shares of tokens with exactly equal probabilities, and of tokens with a clipped ratio."""
     columns = {"equal to the last bit in both": (run.column("exact_ratios"), BLUE)}
     if np.isfinite(clipped := run.column("clipped_ratios")).any():
         columns["clipped in the last update"] = (clipped, VERMILLION)
@@ -145,8 +144,8 @@ def _median_chart(
     *,
     marks_resumes: bool = True,
 ) -> Figure:
-    """Return a chart of running medians. `columns` has a value for each step, and the colour of its
-    median, by name."""
+    """Return a chart of running medians. `columns` has, by name, a value for each step and the
+    colour of its median."""
 
     def draw(axes: Axes) -> Lines:
         lines: Lines = {

@@ -1,5 +1,5 @@
-"""The charts of one run. To add one, write a function and list it in `TRAINING_CHARTS` here, in
-`POLICY_CHARTS`, or for every kind of run in `STEP_CHARTS` of `step_charts.py`."""
+"""Charts of one run. To add one, write a function and list it in `TRAINING_CHARTS` here or in
+`POLICY_CHARTS`; for every kind of run, in `STEP_CHARTS` of `step_charts.py`."""
 
 import itertools
 from collections.abc import Callable
@@ -22,8 +22,7 @@ from rungs.run.metrics import StepMetrics
 from rungs.run.recorded_run import RecordedPolicyRun, RecordedRun
 
 FEWEST_INTERVALS, MOST_INTERVALS = 10, 500
-"""Of a run, in which its loss is drawn: those between checkpoints, unless they are fewer, or too
-narrow to see."""
+"""Intervals of a run in which its loss is drawn: between checkpoints, but within these limits."""
 
 
 def draw_run(

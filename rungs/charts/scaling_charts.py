@@ -19,8 +19,8 @@ from rungs.scaling.learning_rate_sweep import Point, best_rates, points_by_serie
 from rungs.scaling.power_law import EXTRAPOLATION, ScaledRuns
 
 _BEFORE, _AFTER = 5, 1.3
-"""The chart of a power law begins at the smallest run's compute divided by the first, so that early
-training is cut off, and ends at the predicted compute times the second."""
+"""The compute axis begins at the smallest run's compute divided by the first number, which cuts off
+early training, and ends at the predicted compute times the second."""
 _POINTS = 200
 _BEST: dict[str, Any] = {"linestyle": ":", "linewidth": 1.5}
 
@@ -51,7 +51,7 @@ def power_law_chart(scaled: ScaledRuns) -> Figure:
 
 
 def _runs(axes: Axes, scaled: ScaledRuns) -> dict[str, Artist]:
-    """Draw a faint line for each run, and a marker at its end, hollow if it is not finished."""
+    """Draw each run as a faint line with a marker at its end, hollow if the run is unfinished."""
     ends: dict[str, Artist] = {}
     for number, run in enumerate(scaled.runs):
         look = _look(number)
@@ -71,8 +71,8 @@ def _runs(axes: Axes, scaled: ScaledRuns) -> dict[str, Artist]:
 
 
 def _loss_limits(losses: FloatArray, band: FloatArray) -> tuple[float, float]:
-    """Return the limits of the loss axis: the losses, and as much of a wide band as leaves room to
-    distinguish the runs."""
+    """Return the limits of the loss axis: the losses, and as much of a wide band as still leaves
+    the runs distinguishable."""
     least, most = losses.min(), losses.max()
     room = max(most / least, 1.1)
     low, high = np.clip([band.min(), band.max()], least / room, most * room)

@@ -1,5 +1,4 @@
-"""Charts of every kind of run: learning rate, gradient norm, throughput; what charts over steps
-share."""
+"""Charts of every kind of run (learning rate, gradient norm, throughput); shared helpers."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,11 +19,11 @@ from rungs.run import recorded_run
 from rungs.run.recorded_run import FloatArray, RecordedPolicyRun, RecordedSteps
 
 _MANY = 0.1
-"""With a larger share of marked steps, markers would hide the line."""
+"""Largest share of marked steps for which markers are drawn; more would hide the line."""
 _STRETCHES = 60
 AnySteps = RecordedSteps[OptimizationConfig]
 Lines = dict[str, Artist]
-"""What a chart shows, by its name in the legend."""
+"""Artists of a chart by their name in the legend."""
 
 
 def steps_chart(
@@ -34,8 +33,8 @@ def steps_chart(
     draw: Callable[[Axes], Lines],
     scale: Callable[[Axes], object] | None = None,
 ) -> Figure:
-    """Return a chart over the steps of a run: `draw` draws and returns what belongs in the legend,
-    and `scale` sets the limits and ticks of the y axis."""
+    """Return a chart over the steps of a run. `draw` draws, and returns the entries of the legend;
+    `scale` sets the limits and ticks of the y axis."""
     figure, (axes,) = drawing.new_chart(f"{run.name}: {title}", "step", y_label)
     lines = draw(axes)
     if scale is not None:
@@ -75,8 +74,8 @@ def learning_rate_chart(run: AnySteps) -> Figure:
 
 
 def gradient_norm_chart(run: AnySteps) -> Figure:
-    """The gradient norm of each step before clipping, with steps marked that dropped microbatches
-    or were clipped; if many were clipped, their share instead."""
+    """The gradient norm of each step before clipping. Marks steps that dropped microbatches or were
+    clipped; if many were clipped, shows their share instead."""
 
     def draw(axes: Axes) -> Lines:
         lines = steps_and_median(axes, run, "gradient_norm")

@@ -1,6 +1,5 @@
-"""The checkpoints in a run's `checkpoints/`: what they are called, which are valid, which is best,
-the links `best` and `latest`, and the list that `checkpointing.py` prints. A checkpoint is written
-under a name with a leading dot and renamed once it is complete."""
+"""A run's `checkpoints/` folder: names, validity, the best one, the links `best` and `latest`, and
+the list that `checkpointing.py` prints. A checkpoint that is being written has a leading dot."""
 
 import datetime
 import fnmatch
@@ -38,7 +37,7 @@ CHECKPOINT_GLOB = "[0-9]*-step-*"
 IMPORTED = "imported"
 """Name of the folder that `pretrained.py import` fills."""
 UNFINISHED = "."
-"""Prefix of a checkpoint that is being written or deleted, and of a link that is being made."""
+"""Prefix of checkpoints that are being written or deleted, and of links that are being made."""
 BEST, LATEST = "best", "latest"
 
 _STAMP = "%Y%m%dZ%H%M%S"
@@ -46,8 +45,8 @@ log = logging.getLogger("rungs")
 
 
 def checkpoint_folders(folder: Path) -> list[Path]:
-    """Return what is named like a checkpoint, sorted. Unlike `Path.glob`, raises UserError if the
-    folder cannot be read: it would look empty, and the run like a new one."""
+    """Return the paths named like checkpoints, sorted. Raises UserError if the folder cannot be
+    read, where `Path.glob` would find nothing and the run would look new."""
     try:
         names = [path.name for path in folder.iterdir()]
     except OSError as error:
@@ -58,12 +57,12 @@ def checkpoint_folders(folder: Path) -> list[Path]:
 
 
 def list_checkpoints(folder: Path) -> list[Checkpoint]:
-    """Return the checkpoints whose `meta.json` can be used, ordered by step."""
+    """Return the checkpoints with a usable `meta.json`, ordered by step."""
     return _read_all(folder)[0]
 
 
 def unusable_checkpoints(folder: Path) -> dict[Path, CheckpointError]:
-    """Return the checkpoint folders whose `meta.json` cannot be used, and why."""
+    """Return the checkpoint folders without a usable `meta.json`, and why."""
     return _read_all(folder)[1]
 
 
@@ -78,15 +77,14 @@ def _read_all(folder: Path) -> tuple[list[Checkpoint], dict[Path, CheckpointErro
 
 
 def order_by_name(name: str) -> tuple[int, str]:
-    """Return what checkpoints are ordered by, `Checkpoint.order`, from the name of a folder."""
+    """Return the sort key of a checkpoint, `Checkpoint.order`, from its folder's name."""
     step = name.rpartition("-")[2]
     return int(step) if step.isdecimal() else -1, name
 
 
 def newest_valid(folder: Path) -> Checkpoint | None:
     """Return the checkpoint with the highest step whose files all match their checksums. Logs a
-    warning for each checkpoint that is skipped. Raises UserError if its files cannot be read just
-    now."""
+    warning for each one skipped. Raises UserError if files cannot be read right now."""
     for path, error in unusable_checkpoints(folder).items():
         is_damaged = error.state == "damaged"
         log.warning("%s; not used", f"{path}: damaged (meta.json)" if is_damaged else error)
@@ -100,15 +98,14 @@ def newest_valid(folder: Path) -> Checkpoint | None:
 
 
 def best_of(checkpoints: list[Checkpoint]) -> Checkpoint | None:
-    """Return the checkpoint with the lowest selection loss, the earliest of equals. Only losses on
-    the same validation data as the latest one are compared. `checkpoints` must be ordered by step.
-    """
+    """Return the checkpoint with the lowest selection loss, the earliest of equals, among those
+    with the validation data of the latest one. `checkpoints` must be ordered by step."""
     rated = [c for c in checkpoints if c.meta.selection_loss is not None]
     return best_by_validation_data(rated)[rated[-1].meta.validation_data] if rated else None
 
 
 def best_by_validation_data(checkpoints: list[Checkpoint]) -> dict[str | None, Checkpoint]:
-    """Return the best checkpoint for each validation data that losses were measured on."""
+    """Return the best checkpoint for each set of validation data that losses were measured on."""
     ranked = sorted(
         (loss, c.order, c) for c in checkpoints if (loss := c.meta.selection_loss) is not None
     )
@@ -116,8 +113,8 @@ def best_by_validation_data(checkpoints: list[Checkpoint]) -> dict[str | None, C
 
 
 def checkpoint_name(folder: Path, step: int) -> str:
-    """Return a folder name for a new checkpoint of this step. It sorts after all checkpoints of the
-    same step, even if the clock was set back or two are saved within a second."""
+    """Return a new checkpoint's folder name. It sorts after all checkpoints of the same step, even
+    if the clock was set back or two are saved within a second."""
     names = [path.name.removeprefix(UNFINISHED) for path in folder.glob(f"*-step-{step:06d}")]
     stamps = [time_stamp(), *(_stamp_after(name.partition("-")[0]) for name in names)]
     return f"{max(stamps)}-step-{step:06d}"
@@ -133,7 +130,7 @@ def _stamp_after(stamp: str) -> str:
 
 
 def time_stamp() -> str:
-    """Return the current UTC time as checkpoint names start with it."""
+    """Return the current UTC time in the format that begins checkpoint names."""
     return f"{utc_now():{_STAMP}}"
 
 
@@ -142,7 +139,7 @@ def utc_now() -> datetime.datetime:
 
 
 def update_links(folder: Path) -> None:
-    """Point `best` and `latest` at the checkpoints they stand for now."""
+    """Point `best` and `latest` at the current best and latest checkpoint."""
     checkpoints = list_checkpoints(folder)
     latest = checkpoints[-1] if checkpoints else None
     for name, target in ((BEST, best_of(checkpoints)), (LATEST, latest)):
@@ -172,7 +169,7 @@ def link_target(link: Path) -> str | None:
 
 
 def follow_link(path: Path) -> Path:
-    """Return `path` with `best` or `latest` in it resolved if that is a text file."""
+    """Return `path` with `best` or `latest` resolved, if that is a text file instead of a link."""
     for pointer in (path, *path.parents):
         if pointer.name in (BEST, LATEST) and is_file(pointer):
             name = pointer.read_bytes().decode(errors="replace").strip()
@@ -205,10 +202,10 @@ class ListedCheckpoint(NamedTuple):
     links: list[str]
     """Which of `best` and `latest` point here."""
     damage: list[str]
-    """Files that are missing or changed, or were added and would be read."""
+    """Names of files that are missing or changed, or were added and would be read."""
     has_checksums: bool
     problem: str = ""
-    """Why it cannot be used, though it is not damaged: "other version" or "unreadable"."""
+    """Why an undamaged checkpoint cannot be used: "other version" or "unreadable"."""
 
 
 def list_run(run: RunFolder, *, verify: bool) -> list[ListedCheckpoint]:
@@ -223,7 +220,7 @@ def list_run(run: RunFolder, *, verify: bool) -> list[ListedCheckpoint]:
     refuse_unsearchable(run.checkpoints)
     listed = [_imported(run.imported, verify)] if is_folder(run.imported) else []
     listed += [_listed(path, links(path), verify) for path in checkpoint_folders(folder)]
-    # a run that is training may have deleted some
+    # a running training may have deleted some
     return [checkpoint for checkpoint in listed if (folder / checkpoint.name).is_dir()]
 
 
@@ -264,16 +261,16 @@ def _without_manifest(folder: Path, links: list[str], damage: list[str]) -> List
 
 
 def find_valid_weights(path: Path | str) -> Path:
-    """Like `find_weights`, but raise UserError if the weights or their tokenizer are damaged."""
+    """Like `find_weights`, but raise UserError if the weights or tokenizer are damaged."""
     weights = find_weights(path)
     refuse_damaged(weights)
     return weights
 
 
 def find_weights(path: Path | str) -> Path:
-    """Return the `model.safetensors` that a path stands for, or the index if it is in shards: that
-    of a run folder (its best checkpoint, or imported weights if there is none), a checkpoint
-    folder, or the file itself. Raises UserError if there is none."""
+    """Return the path of the `model.safetensors`, or its shard index, that a path refers to: a run
+    folder (its best checkpoint, or imported weights if it has none), a checkpoint folder, or the
+    file itself. Raises UserError if there is none."""
     path = RUNS / path if is_folder(RUNS / path) and not is_there(path) else Path(path)
     link = path / "checkpoints" / BEST
     if path.name in (BEST, LATEST) or path.parent.name in (BEST, LATEST):

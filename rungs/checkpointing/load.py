@@ -1,5 +1,5 @@
-"""Saved weights as they are used: a model with LoRA merged, its tokenizer, a text generator; model
-and optimizer of a run that resumes or starts from saved weights."""
+"""Loading saved weights: a model with LoRA merged, its tokenizer, a text generator; the model and
+optimizer of a run that resumes or starts from saved weights."""
 
 import dataclasses
 import json
@@ -35,11 +35,10 @@ from rungs.step.state import AbstractModel, AbstractState, shapes_of
 
 
 def load_model(path: Path | str, layout: Layout | None = None) -> GPT:
-    """Return a trained model, with LoRA merged: `model(tokens_BS)` gives float32 logits_BSV, and
-    parameters keep the dtypes they were saved in. `path` is as for `find_weights`: a run, a
-    checkpoint or a weights file. `layout`, in a mode that doesn't split the vocabulary, is where
-    its parameters go instead of the first device. Raises UserError if there is nothing to load at
-    `path`, or it is damaged."""
+    """Return a trained model, with LoRA merged: `model(tokens_BS)` gives float32 logits_BSV.
+    Parameters keep their saved dtypes. `path` is as for `find_weights`: a run, a checkpoint or a
+    weights file. Parameters go onto the devices of `layout`, which must not split the vocabulary,
+    or the first device. Raises UserError if there is nothing at `path`, or it is damaged."""
     weights = MergedWeights(find_valid_weights(path))
     abstract = AbstractModel(weights.header.model, layout)
     return abstract.fill(place_weights(weights, abstract))
@@ -50,11 +49,10 @@ def load_token_generator(
     compute_dtype: DTypeLike = "float32",
     weight_format: WeightFormat = "dtype",
 ) -> Generator:
-    """Return a trained model that continues token ids. Its weights are converted as they are read,
-    a layer or a block of rows at a time, so that the model is in memory once, in the form in which
-    it is used. Raises UserError if there is nothing to load at `path`, or if it is damaged;
-    ValueError if the model can't be quantized. `path` is as for `load_model`, the others as for
-    `Generator`."""
+    """Return a trained model that continues token ids. Weights are converted while they are read, a
+    layer or block of rows at a time, so memory holds the model once, in its final form. Arguments
+    are those of `load_model` and `Generator`. Raises UserError if there is nothing to load at
+    `path`, or it is damaged; ValueError if the model can't be quantized."""
     weights = MergedWeights(find_valid_weights(path))
     abstract = AbstractModel(weights.header.model)
     weights.check_tensors(abstract.shapes)
@@ -77,15 +75,15 @@ class FileTensor(UnreadTensor):
     dtype: np.dtype
 
     def read(self, *part: slice) -> np.ndarray:
-        """Return it, or a part of its first axes; raise UserError if that is not finite."""
-        # opened anew: an open file would keep all that was read of it mapped
+        """Return the tensor, or a slice of its first axes. Raises UserError unless finite."""
+        # opened anew, as an open file would keep everything read from it mapped
         return MergedWeights(self.path).array(self.name, part)
 
 
 def load_tokenizer(path: Path | str, datasets_dir: Path | None = None) -> Tokenizer:
-    """Return the tokenizer of a model: the file next to the weights if there is one, else the
-    tokenizer of the model's dataset, else the one on the Hugging Face hub. `path` is as for
-    `load_model`. Raises UserError if it cannot be found, or is damaged."""
+    """Return the tokenizer of a model: the file next to the weights if there is one, else that of
+    the model's dataset, else the one on the Hugging Face hub. `path` is as for `load_model`. Raises
+    UserError if it cannot be found, or is damaged."""
     weights = find_weights(path)
     opened = Weights(weights)
     if file := opened.tokenizer_file:
@@ -101,20 +99,19 @@ def load_tokenizer(path: Path | str, datasets_dir: Path | None = None) -> Tokeni
 
 
 class TextGenerator(NamedTuple):
-    """A model that continues texts, which begin and end as those that it was trained on."""
+    """A model that continues texts, with the begin and stop tokens it was trained with."""
 
     generator: Generator
     tokenizer: Tokenizer
     stop_tokens: tuple[int, ...]
-    """Each of them ends a text."""
+    """Tokens that end a text."""
 
     def continue_texts(
         self, texts: Sequence[str], new_tokens: int, sampling: Sampling = GREEDY, seed: int = 0
     ) -> list[str]:
-        """Return the continuation of each text, of at most `new_tokens` tokens. Raises UserError if
-        a text is not valid Unicode, or empty although no token begins texts, and TypeError for one
-        text instead of several. `sampling` may have `stop_tokens` of its own instead of the
-        model's."""
+        """Return the continuation of each text, at most `new_tokens` tokens long. `stop_tokens` in
+        `sampling` replace the model's. Raises UserError if a text is not valid Unicode, or is empty
+        and there is no token to start with; TypeError for one text instead of several."""
         if isinstance(texts, str):
             raise TypeError("texts: one text; give a list, as [text]")
         prompts = [self.tokenizer.encode_beginning(text) for text in texts]
@@ -139,8 +136,8 @@ def load_generator(
 
 
 def continuation(tokenizer: Tokenizer, prompt: Sequence[int], new: Sequence[int]) -> str:
-    """Return the text of the new tokens: a tokenizer may drop a space at the start of a text, and
-    characters may be split between tokens."""
+    """Return the text of the new tokens. The prompt is needed because tokenizers may drop a space
+    at the start of a text, and split characters between tokens."""
     before = tokenizer.decode(prompt, skip_special_tokens=True)
     whole = tokenizer.decode([*prompt, *new], skip_special_tokens=True)
     if whole.startswith(before):
@@ -149,14 +146,14 @@ def continuation(tokenizer: Tokenizer, prompt: Sequence[int], new: Sequence[int]
 
 
 class MergedWeights(Weights):
-    """Weights without LoRA tensors: each low-rank matmul is added to its kernel."""
+    """Weights with LoRA merged: each low-rank product is added to its kernel."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self._lora = self.header.train.lora if self.header.train else None
 
     def names(self) -> set[str]:
-        """Return the names of all tensors but the low-rank ones."""
+        """Return the names of all tensors except the low-rank ones."""
         if self._lora is None:
             return super().names()
         return {name for name in super().names() if not name.endswith(LOW_RANK_NAMES)}
@@ -186,8 +183,8 @@ class MergedWeights(Weights):
         return is_of_rank and self.shape(kernel) == into[:-1] + out[2:]
 
     def array(self, name: str, part: tuple[slice, ...] = ()) -> np.ndarray:
-        """Return one tensor or a part of its first axes, merged in float32, in the dtype it is
-        stored in. A kernel with a low-rank addition has parts along its first axis only."""
+        """Return a tensor, or a slice of its first axes, merged in float32, in its stored dtype. A
+        kernel with LoRA can be sliced along its first axis only."""
         kernel = super().array(name, part)
         prefix = name.removesuffix("kernel")
         if self._lora is None or prefix + DOWN not in super().names():
@@ -202,9 +199,9 @@ class MergedWeights(Weights):
 
 
 def find_starting_weights(run: RunFolder, config: AnyRunConfig) -> Weights | None:
-    """Return the weights that a fresh start uses, None if they are random. Raises UserError if the
-    weights do not exist or have another architecture than `model.json`; or the run holds imported
-    weights that `start_from` does not ask for."""
+    """Return the weights that a new run starts from, None if they are random. Raises UserError if
+    they do not exist or do not fit `model.json`, or if the run holds imported weights that
+    `start_from` does not name."""
     path = _starting_file(run, config)
     if path is None:
         if run.imported.exists():
@@ -230,8 +227,8 @@ def find_starting_weights(run: RunFolder, config: AnyRunConfig) -> Weights | Non
 
 
 def starting_dtypes(run: RunFolder, config: AnyRunConfig) -> dict[str, str] | None:
-    """Return the dtypes of the parameters that a fresh start reads, by name. There are none if the
-    weights are random; None means that they are not here, or not readable."""
+    """Return the saved dtypes, by name, of the parameters that a new run starts from: empty if
+    weights are random, None if they are not here or unreadable."""
     try:
         path = _starting_file(run, config)
         return {} if path is None else MergedWeights(path).dtypes()
@@ -240,7 +237,7 @@ def starting_dtypes(run: RunFolder, config: AnyRunConfig) -> dict[str, str] | No
 
 
 def _starting_file(run: RunFolder, config: AnyRunConfig) -> Path | None:
-    """Return the file that `start_from` names, None if it names none; raises UserError."""
+    """Return the weights file that `start_from` names, or None. Raises UserError."""
     name = config.train.start_from
     if name is None:
         return None
@@ -258,8 +255,8 @@ def _starting_file(run: RunFolder, config: AnyRunConfig) -> Path | None:
 def restore(
     saved: Checkpoint, config: AnyRunConfig, total_steps: int, mesh: Mesh
 ) -> tuple[GPT, MultiSteps]:
-    """Return the model and optimizer of a checkpoint, each array read straight onto its devices.
-    Verify the checkpoint's files first: see `Checkpoint.damage`."""
+    """Return the model and optimizer of a checkpoint, each array read directly onto its devices.
+    Check its files first with `Checkpoint.damage`."""
     abstract = AbstractState(config, total_steps, mesh)
     weights = place_weights(saved.weights, abstract, cast=abstract.trained)
     # earlier versions saved Adafactor's state with vocabulary padding
@@ -271,9 +268,8 @@ def restore(
 def place_starting_weights(
     weights: Weights | None, config: AnyRunConfig, total_steps: int, mesh: Mesh
 ) -> dict[str, jax.Array]:
-    """Return saved parameters for a run to start from, on its devices; empty if there are none.
-    Parameters that the run trains are cast to float32. With LoRA the frozen ones keep the dtype
-    they were saved in."""
+    """Return the saved parameters that a run starts from, on its devices; empty if there are none.
+    Trained parameters are cast to float32; with LoRA the frozen ones keep their saved dtype."""
     if weights is None:
         return {}
     abstract = AbstractState(config, total_steps, mesh)
@@ -286,9 +282,9 @@ def place_weights(
     cast: Collection[str] = (),
     skip: tuple[str, ...] = (),
 ) -> dict[str, jax.Array]:
-    """Read parameters one at a time and put each onto its devices, with the shapes and shardings of
-    `abstract`. Those named in `cast` get their dtype there, others keep their own. `skip` are
-    endings of names to leave out."""
+    """Read parameters one at a time and place each onto its devices, with the shapes and shardings
+    of `abstract`. Those named in `cast` get the dtypes of `abstract`, others keep their own. Names
+    with an ending in `skip` are left out."""
     names = [name for name in abstract.weights if not name.endswith(skip)]
     weights.check_tensors({name: abstract.shapes[name] for name in names})
 
@@ -300,8 +296,8 @@ def place_weights(
 
 
 def place_padded(array: np.ndarray, like: jax.Array | jax.ShapeDtypeStruct) -> jax.Array:
-    """Put an array onto its devices, with zeros for the padding of the vocabulary. `like` has the
-    padded shape and the sharding."""
+    """Place an array onto its devices, with zeros as vocabulary padding. `like` has the padded
+    shape and the sharding."""
     padding = [(0, size - own) for size, own in zip(like.shape, array.shape, strict=True)]
     padded = np.pad(array, padding) if like.shape != array.shape else array
     return jax.make_array_from_callback(like.shape, like.sharding, lambda at: padded[at])

@@ -1,13 +1,12 @@
-"""The manifest of a checkpoint: `meta.json`, what it records, checksums, damage. It is written
-last: a folder without it is not a checkpoint.
+"""The manifest of a checkpoint: `meta.json` and its checksums. It is written last: a folder without
+it is not a checkpoint.
 
 20261121Z101500-step-000375/
   model.safetensors   weights by dotted name, maybe in shards; headers have configs, tokenizer id
   tokenizer.json      if the dataset has one
   published/          files that an imported model was published with besides its weights
   optimizer/          optimizer state, written by Orbax
-  meta.json           step, losses, configs, dataset checksums, versions, checksums of all files
-"""
+  meta.json           step, losses, configs, dataset checksums, versions, checksums of all files"""
 
 import dataclasses
 import functools
@@ -72,8 +71,8 @@ class CheckpointMeta(StrictModel):
     """UTC, ISO 8601."""
     versions: dict[str, str]
     environment: dict[str, str] | None = None
-    """Settings outside of the run's files that bear on its results; see `parallel.numerics`. None
-    in checkpoints of versions that did not record them."""
+    """Settings outside the run's files that affect its results; see `parallel.numerics`. None in
+    checkpoints of earlier versions."""
     checksums: Annotated[dict[str, str], AfterValidator(_inside)]
     """sha256 of each other file, by path relative to the checkpoint."""
     own_checksum: str = ""
@@ -81,7 +80,7 @@ class CheckpointMeta(StrictModel):
 
     @property
     def validation_data(self) -> str | None:
-        """What `validation_loss` was measured on, None if the run has no validation."""
+        """Identifier of the data behind `validation_loss`, None if the run has no validation."""
         train = {"validation_tokens": 0, "start_val_token": 0} | self.train
         return describe_validation(
             self.datasets, train["validation_tokens"], train["start_val_token"]
@@ -94,7 +93,7 @@ class CheckpointMeta(StrictModel):
         return 1 - self.selection_loss if is_policy and self.selection_loss is not None else None
 
     def run_config(self) -> AnyRunConfig:
-        """Return the configs of the run; raise UserError if this version cannot read them."""
+        """Return the run's configs. Raises UserError if this version cannot read them."""
         return run_config(self.model, self.train)
 
     def with_own_checksum(self) -> "CheckpointMeta":
@@ -113,7 +112,7 @@ class CheckpointMeta(StrictModel):
 
 
 def run_config(model: dict[str, Any], train: dict[str, Any]) -> AnyRunConfig:
-    """Return both configs from saved JSON; raise UserError if this version cannot read them."""
+    """Return both configs from saved JSON. Raises UserError if this version cannot read them."""
     try:
         return RunConfig(ModelConfig.model_validate(model), parse_train(train))
     except ValidationError as error:
@@ -123,7 +122,7 @@ def run_config(model: dict[str, Any], train: dict[str, Any]) -> AnyRunConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint folder whose `meta.json` was read."""
+    """A checkpoint folder and its parsed `meta.json`."""
 
     folder: Path
     meta: CheckpointMeta
@@ -139,13 +138,12 @@ class Checkpoint:
 
     @property
     def weights(self) -> Weights:
-        """The weights file, of which only the header has been read."""
+        """The weights file, with only its header read."""
         return Weights(self.folder / WEIGHTS_FILE)
 
     def damage(self, of: Callable[[str], bool] = lambda _: True) -> list[str]:
         """Return the names of files that are missing or changed, or were added and would be read,
-        and what keeps the optimizer state from being opened. `of` says by a file's name whether to
-        check it."""
+        and why the optimizer state cannot be opened. `of` selects files by name."""
         saved = self.meta.checksums
         wrong = [n for n in saved if of(n) and file_checksum(self.folder / n) != saved[n]]
         wrong += [name for name in self.extra_files() if of(name) and _would_be_read(name)]
@@ -158,7 +156,7 @@ class Checkpoint:
         return [name for name in self.meta.checksums if not paths.is_file(self.folder / name)]
 
     def extra_files(self) -> list[str]:
-        """Return the names of files that were not saved with the checkpoint."""
+        """Return the names of files that were added to the checkpoint later."""
         files = (path for path in self.folder.rglob("*") if path.is_file())
         names = {path.relative_to(self.folder).as_posix() for path in files}
         return sorted(names - {META_FILE} - self.meta.checksums.keys())
@@ -175,11 +173,7 @@ def _would_be_read(name: str) -> bool:
 
 
 class CheckpointError(UserError):
-    """A checkpoint cannot be used.
-
-    Attributes:
-        state: why, in a word.
-    """
+    """A checkpoint cannot be used; `state` says why in a word."""
 
     def __init__(self, message: str, state: Literal["damaged", "other version", "unreadable"]):
         super().__init__(message)
@@ -187,8 +181,8 @@ class CheckpointError(UserError):
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """Return the checkpoint in a folder. Raises CheckpointError if `meta.json` is missing or
-    damaged, of another version, or cannot be read."""
+    """Return the checkpoint in a folder. Raises CheckpointError if `meta.json` is missing, damaged,
+    of another version, or unreadable."""
     path = folder / META_FILE
     try:
         paths.require_regular(path)
@@ -212,8 +206,8 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 
 
 def _is_of_another_version(content: bytes, error: ValidationError) -> bool:
-    """Return whether another version wrote what this one cannot read: its own checksum is right, or
-    it only has more keys."""
+    """Return whether unreadable content was written by another version: its own checksum is right,
+    or it only has extra keys."""
     if all(one["type"] == "extra_forbidden" for one in error.errors(include_input=False)):
         return True
     try:
@@ -228,11 +222,10 @@ def _checksum(content: dict[str, Any]) -> str:
 
 
 def refuse_damaged(weights: Path, only: str | None = None) -> None:
-    """Check weights and their tokenizer against the checksums in the same folder. Weights without
-    `meta.json` or `SHA256SUMS`, such as those that an earlier version imported, cannot be checked.
-    Raises UserError, which names the files, if some are damaged. `weights` is a `model.safetensors`
-    or the index of its shards; `only` is the one file to check instead of all but the optimizer
-    state."""
+    """Raise UserError, which names the files, if weights or their tokenizer differ from the
+    checksums in their folder. Weights without `meta.json` or `SHA256SUMS`, such as those imported
+    by an earlier version, cannot be checked. `weights` is a `model.safetensors` or its shard index;
+    `only` is the one file to check, instead of all but the optimizer state."""
     folder = weights.parent
 
     def is_read(name: str) -> bool:
@@ -250,9 +243,8 @@ def refuse_damaged(weights: Path, only: str | None = None) -> None:
 
 
 def write_manifest(folder: Path, meta: CheckpointMeta, needed: Collection[str] = ()) -> None:
-    """Write `meta.json` with the checksums of all files, and sync everything to disk. Raises
-    FileNotFoundError if a needed file has been removed. `meta` needs no checksums; `needed` names
-    files that must still be there."""
+    """Write `meta.json` with the checksums of all files (those in `meta` are ignored), and sync
+    everything to disk. Raises FileNotFoundError if a file in `needed` has been removed."""
     for name in needed:
         (folder / name).stat()
     files = sorted(path for path in folder.rglob("*") if path.is_file())
@@ -266,7 +258,7 @@ def write_manifest(folder: Path, meta: CheckpointMeta, needed: Collection[str] =
 
 @functools.cache
 def installed_versions() -> dict[str, str]:
-    """Return the versions of the packages that numerics and file formats depend on."""
+    """Return the versions of the packages that affect numerics and file formats."""
     return {package: importlib.metadata.version(package) for package in PACKAGES}
 
 
@@ -274,7 +266,7 @@ CHECKSUMS_FILE = "SHA256SUMS"
 
 
 def file_checksum(path: Path) -> str | None:
-    """Return the sha256 of a file, None if there is none; raises UserError if it cannot be read."""
+    """Return the sha256 of a file, None if it is missing. Raises UserError if it cannot be read."""
     try:
         paths.require_regular(path)
         with path.open("rb") as file:
@@ -293,8 +285,8 @@ def write_checksums(folder: Path) -> None:
 
 
 def read_checksums(folder: Path) -> dict[str, str]:
-    """Return the checksums in a folder's `SHA256SUMS`, by file name. Raises UserError if it is
-    missing or cannot be read."""
+    """Return the checksums in a folder's `SHA256SUMS`, by file name. Raises UserError if that is
+    missing or unreadable."""
     lines = read_text(folder / CHECKSUMS_FILE).splitlines()
     pairs = (line.split("  ", 1)[::-1] for line in lines if "  " in line)
     return {name: checksum for name, checksum in pairs if paths.is_plain_name(name)}
@@ -302,6 +294,6 @@ def read_checksums(folder: Path) -> dict[str, str]:
 
 def changed_files(folder: Path, of: Callable[[str], bool] = lambda _: True) -> list[str]:
     """Return the names of files that are missing or differ from their checksum in `SHA256SUMS`.
-    `of` says by a file's name whether to check it."""
+    `of` selects files by name."""
     saved = read_checksums(folder)
     return [name for name in saved if of(name) and file_checksum(folder / name) != saved[name]]

@@ -1,5 +1,4 @@
-"""The optimizer state of a checkpoint, in its folder `optimizer/`: written, read and checked by
-Orbax with TensorStore, in its OCDBT format."""
+"""The optimizer state of a checkpoint, in `optimizer/`, as Orbax and TensorStore's OCDBT format."""
 
 import functools
 import hashlib
@@ -21,22 +20,22 @@ if TYPE_CHECKING:
 
 OPTIMIZER_FOLDER = "optimizer"
 _CHUNK_BYTES = 1 << 26
-"""Bytes that Orbax reads at once: small, so that a device reads little beyond its own shard."""
+"""Bytes that Orbax reads at once; small, so a device reads little beyond its own shard."""
 _MISREAD = re.compile(r"[*?\[\\\ud800-\udfff]|^/(gs|s3|az|hf)/")
 
 
 def save_async(checkpoint: Path, arrays: Mapping[str, "jax.Array | np.ndarray"]) -> Any:
-    """Start saving arrays; return Orbax's response once the arrays may change. Its `result()` waits
-    until they are saved."""
+    """Start saving arrays and return Orbax's response, once the arrays may change again. Its
+    `result()` waits until everything is saved."""
     from orbax.checkpoint import v1 as ocp
 
     context = ocp.Context()
     context.array.saving.enable_write_sharding_file = False
     context.array.saving.storage_options.chunk_byte_size = _CHUNK_BYTES
-    # Otherwise Orbax compiles a program per array to slice out each replica's part, while training
-    # waits.
+    # Otherwise Orbax blocks training to compile one program per array that slices out replica
+    # parts.
     context.array.saving.use_replica_parallel = False
-    # It takes as long as all else, and the moments of a trained model become only 8% smaller.
+    # It takes as long as the rest together, and makes trained moments only 8% smaller.
     context.array.saving.use_compression = False
     # Otherwise threads wait five minutes for a folder that cannot be created.
     context.asynchronous.create_directories_asynchronously = False
@@ -47,8 +46,8 @@ def save_async(checkpoint: Path, arrays: Mapping[str, "jax.Array | np.ndarray"])
 def load(
     checkpoint: Path, abstract: Mapping[str, "jax.ShapeDtypeStruct"], may_pad: bool = False
 ) -> "dict[str, jax.Array]":
-    """Return saved arrays, each read straight onto its devices. `abstract` has their shapes, dtypes
-    and shardings; with `may_pad` saved shapes may differ from these."""
+    """Return saved arrays, each read directly onto its devices. `abstract` has their shapes, dtypes
+    and shardings; with `may_pad` the saved shapes may differ."""
     from orbax.checkpoint import v1 as ocp
 
     context = ocp.Context()
@@ -72,8 +71,7 @@ def load_to_host(checkpoint: Path) -> dict[str, np.ndarray]:
 
 
 def damage(checkpoint: Path) -> str | None:
-    """Return what keeps an optimizer state from being opened, None if it has the descriptions of
-    all arrays and all their chunks."""
+    """Return why an optimizer state can't be opened; None if all metadata and chunks are there."""
     try:
         missing = next(_missing_keys(_folder_of(checkpoint) / "state"), None)
     except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
@@ -96,7 +94,7 @@ def _missing_keys(folder: Path) -> Iterator[str]:
 
 
 def _keys_of(array: str, store: Any) -> Iterator[str]:
-    """Yield the keys of an array in the Zarr 3 format:
+    """Yield the chunk keys of a Zarr 3 array:
     https://zarr-specs.readthedocs.io/en/latest/v3/chunk-key-encodings/default/index.html"""
     description = f"{array}/zarr.json"
     yield description
@@ -108,9 +106,9 @@ def _keys_of(array: str, store: Any) -> Iterator[str]:
 
 
 def literal_path(folder: Path) -> Path:
-    """Return an absolute path to a folder that Orbax and TensorStore take as it is. They read `[1]`
-    and other patterns, backslashes, and `/gs/` at the start as something else, and fail at names
-    that are not UTF-8. Such a folder is reached through a link in a temporary folder."""
+    """Return an absolute path that Orbax and TensorStore take literally. They interpret patterns
+    such as `[1]`, backslashes and a leading `/gs/`, and fail on names that are not UTF-8; such a
+    folder is reached through a link in a temporary folder."""
     path = folder.resolve()
     if is_literal(path):
         return path
@@ -121,13 +119,13 @@ def literal_path(folder: Path) -> Path:
 
 
 def is_literal(path: Path) -> bool:
-    """Whether Orbax and TensorStore take an absolute path as it is."""
+    """Whether Orbax and TensorStore take an absolute path literally."""
     return not _MISREAD.search(path.as_posix())
 
 
 @functools.cache
 def _links() -> "tempfile.TemporaryDirectory[str]":
-    """Return a folder that is removed when the process ends."""
+    """Return a temporary folder for links, removed at exit."""
     return tempfile.TemporaryDirectory(prefix="rungs-")
 
 

@@ -1,6 +1,6 @@
 """The files that a model was published with besides its weights: config, tokenizer, chat template.
-An import has them in `checkpoints/imported/`, and each checkpoint of a run that starts from those
-in `published/`, so that it can be exported on its own."""
+They are in `checkpoints/imported/` after an import, and copied to `published/` in each checkpoint
+of a run that starts from it, so that a checkpoint can be exported alone."""
 
 import contextlib
 from pathlib import Path
@@ -38,9 +38,9 @@ PUBLISHED_FILES = (CONFIG_FILE, GENERATION_FILE, *TOKENIZER_FILES)
 
 
 def published_folder(weights: Weights) -> Path | None:
-    """Return the folder with the files that a model was published with, None if there is none. It
-    is the folder of the weights, `published/` in it, `imported/` of their run, or that of the
-    weights they started from."""
+    """Return the folder with the files that a model was published with, None if there is none: the
+    weights' folder, its `published/`, the run's `imported/`, or the folder of the weights that the
+    run started from."""
     header, folder = weights.header, weights.path.parent
     if header.origin is None:
         return None
@@ -55,8 +55,8 @@ def published_folder(weights: Weights) -> Path | None:
 
 
 def published_files(folder: Path) -> dict[str, Path]:
-    """Return those of `PUBLISHED_FILES` that a folder has, by name; raise UserError if one of them
-    is a link out of the folder, because they are copied and given away."""
+    """Return which of `PUBLISHED_FILES` a folder has, by name. Raises UserError if one is a link
+    out of the folder, as they are copied and shared."""
     found = {name: folder / name for name in PUBLISHED_FILES if is_file(folder / name)}
     for path in found.values():
         refuse_link_out(path)
@@ -72,9 +72,8 @@ def read_published(weights: Weights | None) -> dict[str, bytes]:
 
 
 def load_chat_template(weights: Path, file: Path | None = None) -> ChatTemplate:
-    """Return the chat template of a model: that beside its weights, which it was trained on, else
-    the one it was published with. Raises UserError if there is none, or it is not valid. `file` is
-    a template to use instead."""
+    """Return the chat template of a model: `file` if given, else the one beside its weights, with
+    which it was trained, else the published one. Raises UserError if there is no valid one."""
     for folder in (weights.parent, published_folder(Weights(weights))):
         if folder and (template := ChatTemplate.find(folder, file)):
             return template
@@ -85,9 +84,8 @@ def load_chat_template(weights: Path, file: Path | None = None) -> ChatTemplate:
 
 
 def stop_tokens(folder: Path, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Return the tokens that end a text of a model as it was published: those in its
-    generation_config.json, else in its config.json, else what its tokenizer says. Raises UserError
-    if a config is damaged."""
+    """Return the tokens that end a text of a published model: those in its generation_config.json,
+    else in its config.json, else the tokenizer's. Raises UserError if a config is damaged."""
     for name in (GENERATION_FILE, CONFIG_FILE):
         if tokens := eos_token_ids(folder / name if is_file(folder / name) else None):
             return tokens
@@ -97,9 +95,8 @@ def stop_tokens(folder: Path, tokenizer: Tokenizer) -> tuple[int, ...]:
 def all_stop_tokens(
     weights: Weights, tokenizer: Tokenizer, template: ChatTemplate | None = None
 ) -> tuple[int, ...]:
-    """Return the tokens that end a text of a model: those of `stop_tokens`, and what it was trained
-    to end its texts with. Raises UserError if a config is damaged. If it answers in chats, their
-    `template` ends answers with its end of a turn."""
+    """Return the tokens that end a text of a model: those of `stop_tokens`, those it was trained
+    with, and in chats the end of a turn in `template`. Raises UserError if a config is damaged."""
     published = stop_tokens(published_folder(weights) or weights.path.parent, tokenizer)
     trained = (tokenizer.end_of_answer, tokenizer.end_of_text) if weights.header.train else ()
     turn = ChatFormat(template, tokenizer).end_of_turn if template else None
@@ -107,5 +104,5 @@ def all_stop_tokens(
 
 
 def _known(*tokens: int | None) -> tuple[int, ...]:
-    """Return each token once, without the absent ones."""
+    """Return the given tokens without duplicates and None."""
     return tuple(dict.fromkeys(token for token in tokens if token is not None))

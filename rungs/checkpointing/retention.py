@@ -1,6 +1,6 @@
 """Which checkpoints of a run are deleted, and when. After each save the newest `keep_checkpoints`
-and the best one on each validation data stay. Some of these are deleted, too, before the next one
-is written if that would not fit on the disk, or when the disk or a quota turns out to be full."""
+and the best one for each set of validation data remain. More are deleted if the next one would not
+fit on the disk, or the disk or a quota turns out to be full."""
 
 import contextlib
 import logging
@@ -15,8 +15,8 @@ log = logging.getLogger("rungs")
 
 
 def most_needed(keep: int) -> int | None:
-    """Return how many checkpoints must fit on the disk at the same time, None if all are kept: the
-    newest `keep` with the one being written, but at least one besides it, and the best."""
+    """Return how many checkpoints must fit on the disk at once, None if all are kept: the newest
+    `keep` including the one being written, but at least one besides it, and the best."""
     return None if keep == -1 else max(keep, 2) + 1
 
 
@@ -33,9 +33,9 @@ def superfluous(checkpoints: list[Checkpoint], keep: int) -> list[Checkpoint]:
 
 
 def make_room(folder: Path, keep: int, needed_bytes: int) -> None:
-    """Delete old checkpoints if the next one would not fit on the disk. These are all but the
-    newest `keep` - 1 (at least one) and, if the next one fits then, as many of the others as it
-    takes, from the oldest. The best ones and the newest valid one stay."""
+    """Delete old checkpoints if the next one would not fit on the disk: all but the newest `keep` -
+    1 (at least one), then as many more as needed, oldest first. The best ones and the newest valid
+    one are never deleted."""
     if keep == -1 or disk.has_space(folder, needed_bytes):
         return
     due, kept = _deletable(folder, keep)
@@ -47,9 +47,9 @@ def make_room(folder: Path, keep: int, needed_bytes: int) -> None:
 
 
 def make_room_in_full_disk(folder: Path, keep: int) -> bool:
-    """Delete what `make_room` deletes first or, if that is nothing, the oldest of the others that
-    may go, which takes about as much space as the next checkpoint. Return whether there was one. No
-    system call tells how much a quota leaves, or what other programs are about to write."""
+    """Delete what `make_room` deletes first or, if that is nothing, the oldest other checkpoint
+    that may go, which is about as large as the next one. Return whether anything was deleted. For
+    disks whose free space no system call tells, because of a quota or other programs."""
     if keep == -1:
         return False
     due, kept = _deletable(folder, keep)
@@ -59,8 +59,8 @@ def make_room_in_full_disk(folder: Path, keep: int) -> bool:
 
 
 def _deletable(folder: Path, keep: int) -> tuple[list[Checkpoint], list[Checkpoint]]:
-    """Return the checkpoints that may be deleted to make room, oldest first: those that are due
-    once the next one is there, and the others."""
+    """Return the checkpoints that may be deleted to make room, oldest first: those that the next
+    save would delete anyway, and the others."""
     checkpoints = checkpoint_folder.list_checkpoints(folder)
     needed = (
         *checkpoint_folder.best_by_validation_data(checkpoints).values(),
@@ -87,10 +87,10 @@ def _older(checkpoints: list[Checkpoint], keep: int) -> list[Checkpoint]:
 
 
 def _delete(checkpoints: Iterable[Checkpoint]) -> None:
-    """Delete checkpoints. Of one that is a link, what it points to stays."""
+    """Delete checkpoints. For a link, only the link is deleted."""
     for checkpoint in checkpoints:
         renamed = checkpoint.folder.with_name(checkpoint_folder.UNFINISHED + checkpoint.folder.name)
-        with contextlib.suppress(FileNotFoundError):  # deleted by the user already
+        with contextlib.suppress(FileNotFoundError):  # already deleted by the user
             checkpoint.folder.rename(renamed)
             disk.remove(renamed)
 

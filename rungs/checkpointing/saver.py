@@ -42,14 +42,14 @@ log = logging.getLogger("rungs")
 
 
 class _Snapshot(NamedTuple):
-    """What the training loop hands to the thread that writes a checkpoint."""
+    """Everything that the training loop hands to the thread that writes a checkpoint."""
 
     meta: CheckpointMeta
     flags: Flags
     weights: Mapping[str, np.ndarray | None]
     """None for arrays that another process writes."""
     needed_bytes: int
-    """Disk space it takes, with an estimate for metadata."""
+    """Disk space that it needs, with an estimate for metadata."""
 
     @property
     def description(self) -> str:
@@ -61,22 +61,20 @@ class _Unfinished(NamedTuple):
 
     folder: Path
     optimizer_save: Any
-    """Orbax's response; its `result()` waits for the optimizer state."""
+    """Orbax's response; its `result()` waits until the optimizer state is saved."""
 
 
 class Saver:
-    """Writes checkpoints of a run in the background, one at a time. With several processes each
-    writes its part of the optimizer state. The first also writes everything else and completes the
-    checkpoint.
+    """Writes checkpoints of a run in the background, one at a time. Each process writes its part of
+    the optimizer state; the first also writes everything else and completes the checkpoint.
 
-    Each checkpoint gets a copy of the tokenizer file, with the chat template beside it; they are
-    read now, as their dataset or checkpoint may be gone later. The origin and the published files
-    of the weights that a start continues from are passed on, and so is their tokenizer if the
-    dataset has none.
+    Each checkpoint includes the tokenizer file and chat template, which are read now because their
+    dataset or checkpoint may be gone later. The origin and published files of the starting weights
+    are copied too, and their tokenizer if the dataset has none.
 
     `before` is called in the background before each checkpoint is written, and each of `after` once
-    it is complete. `check` raises RunFailure if the run is no longer in its folder, in which
-    nothing is changed then."""
+    it is complete. `check` raises RunFailure if another run has replaced this one in its folder;
+    then nothing is changed there."""
 
     def __init__(
         self,
@@ -101,7 +99,7 @@ class Saver:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
         self.seconds = 0.0
-        """Time that the last complete save took; 0 before."""
+        """Duration of the last complete save; 0 before the first."""
 
     def __enter__(self) -> Self:
         return self
@@ -112,10 +110,9 @@ class Saver:
         self.wait()
 
     def save(self, model: GPT, optimizer: MultiSteps, meta: CheckpointMeta) -> Flags:
-        """Start saving; return once the arrays may change, with flags, still being computed, that
-        tell which arrays are finite. If one is not, the checkpoint will not appear. Waits for the
-        pending save first. Raises RunFailure if this checkpoint cannot be written, or the pending
-        one could not."""
+        """Start saving; return once the arrays may change, with flags, possibly still being
+        computed, of which arrays are finite. If one is not, no checkpoint appears. Waits for the
+        pending save first. Raises RunFailure if this or the pending one cannot be written."""
         self.wait()
         begun = time.monotonic()
         flags = finite_flags(named_arrays(model) | named_arrays(optimizer))
@@ -130,12 +127,12 @@ class Saver:
         return flags
 
     def raise_failure(self) -> None:
-        """Raise the failure of the pending save, if it has failed already."""
+        """Raise the error of the pending save if it has already failed."""
         if self._pending is not None and self._pending.done():
             self._pending.result()
 
     def wait(self) -> None:
-        """Wait for the pending save; raise its failure."""
+        """Wait for the pending save; raise its error."""
         if self._pending is not None:
             self._pending.result()
             self._pending = None
@@ -143,7 +140,7 @@ class Saver:
     def _begin_alone(
         self, model: GPT, optimizer: MultiSteps, meta: CheckpointMeta, flags: Flags
     ) -> Callable[[], None]:
-        """Copy the arrays to the host; return what writes all of the checkpoint."""
+        """Copy the arrays to the host; return a function that writes the whole checkpoint."""
         vocab_size = self._config.model.vocab_size
         weights, moments = host_copies(model, vocab_size), host_copies(optimizer, vocab_size)
         snapshot = _Snapshot(meta, flags, weights, self._needed_bytes(weights, moments))
@@ -163,9 +160,8 @@ class Saver:
     def _begin_shared(
         self, model: GPT, optimizer: MultiSteps, meta: CheckpointMeta, flags: Flags
     ) -> Callable[[], None]:
-        """Create the checkpoint together with the other processes; return what finishes it. The
-        processes synchronize while they create it. Only the training loop may do that, as the steps
-        synchronize too."""
+        """Create the checkpoint together with the other processes; return a function that finishes
+        it. As this synchronizes the processes, only the training loop may do it."""
         vocab_size = self._config.model.vocab_size
         weights, moments = named_arrays(model, vocab_size), named_arrays(optimizer, vocab_size)
         gathered = {name: processes.gather_to_first(array) for name, array in weights.items()}
@@ -200,14 +196,14 @@ class Saver:
                 raise
 
     def _write(self, snapshot: _Snapshot, moments: dict[str, np.ndarray]) -> _Unfinished:
-        """Write all of a checkpoint, in a folder that is not yet named as complete."""
+        """Write a whole checkpoint into an unfinished folder."""
         unfinished = self._create(snapshot, _as_jax_arrays(moments))
         self._write_rest(unfinished, snapshot)
         return unfinished
 
     def _makes_room_after(self, error: Exception, snapshot: _Snapshot) -> bool:
-        """Whether a save failed for lack of space, and old checkpoints were deleted to try again.
-        Several processes would have to agree on that, so they do not."""
+        """Whether a save failed for lack of space and old checkpoints were deleted, so it can be
+        retried. Never with several processes, which would have to agree."""
         reason = disk.reason_of_no_space(error)
         if reason is None:
             return False
@@ -246,7 +242,7 @@ class Saver:
         return name
 
     def _finish(self, snapshot: _Snapshot, unfinished: _Unfinished) -> None:
-        """Rename a checkpoint that is written, update the links, delete old checkpoints."""
+        """Rename a written checkpoint, update the links and delete old checkpoints."""
         with self._failures_of(snapshot):
             if nonfinite_names(snapshot.flags):  # the training loop reports it and stops
                 shutil.rmtree(unfinished.folder)
@@ -262,10 +258,10 @@ class Saver:
             done()
 
     def _write_rest(self, unfinished: _Unfinished, snapshot: _Snapshot) -> None:
-        """Write what is not the optimizer state, and wait for that."""
+        """Write everything except the optimizer state, then wait for that."""
         with _removed_on_failure(unfinished.folder):
             self._write_files(unfinished, snapshot)
-            self._check()  # the folder may be in a run that took the place of this one
+            self._check()  # the folder may be in a run that replaced this one
 
     def _write_files(self, unfinished: _Unfinished, snapshot: _Snapshot) -> None:
         header = WeightsHeader(*self._config, snapshot.meta.tokenizer, self._origin)
@@ -278,7 +274,7 @@ class Saver:
                 (unfinished.folder / name).parent.mkdir(exist_ok=True)
                 (unfinished.folder / name).write_bytes(content)
         finally:
-            # Orbax's threads would keep the process alive for a long time if nobody waited.
+            # Otherwise Orbax's threads would keep the process alive for a long time.
             unfinished.optimizer_save.result()
         if damage := optimizer_state.damage(unfinished.folder):
             raise RuntimeError(damage)

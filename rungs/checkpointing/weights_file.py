@@ -1,5 +1,5 @@
 """`model.safetensors`: a model's weights by dotted name, in one file or in shards with an index.
-The header of each file holds the configs of the model, so it can be loaded without a run folder."""
+Each file's header holds the configs, so a model can be loaded without its run folder."""
 
 import json
 import math
@@ -28,29 +28,29 @@ class Origin(StrictModel):
     """Where imported weights came from."""
 
     source: str
-    """Hub id, or the folder's name."""
+    """Hub id or folder name."""
     revision: str | None = None
     """Commit on the hub."""
     model_type: str
     """The family's name in `transformers`."""
     dtype: str
-    """NumPy's name of the dtype that most tensors were published in, such as bfloat16."""
+    """NumPy name of the dtype of most published tensors, such as bfloat16."""
     other_dtypes: dict[str, str] = Field(default_factory=dict)
-    """The dtypes of the other tensors, by Rungs' tensor names."""
+    """NumPy names of the dtypes of the other tensors, by Rungs' tensor names."""
 
 
 class WeightsHeader(NamedTuple):
-    """What the header of a weights file says about the weights."""
+    """The metadata in the header of a weights file."""
 
     model: ModelConfig
     train: OptimizationConfig | None
-    """None for imported weights that were not trained since."""
+    """None for imported weights that were never trained here."""
     tokenizer: str
     origin: Origin | None = None
-    """Set if the training started from imported weights."""
+    """Set if training started from imported weights."""
 
     def as_metadata(self) -> dict[str, str]:
-        """Return it as the metadata of a safetensors file."""
+        """Return the header as the metadata of a safetensors file."""
         texts = {
             "format": "rungs",
             "model": json.dumps(self.model.as_json()),
@@ -64,7 +64,7 @@ class WeightsHeader(NamedTuple):
 
     @classmethod
     def from_metadata(cls, texts: dict[str, str]) -> Self:
-        """Raises KeyError or pydantic's ValidationError if Rungs did not write this metadata."""
+        """Parse metadata. Raises KeyError or ValidationError if Rungs did not write it."""
         return cls(
             ModelConfig.model_validate_json(texts["model"]),
             parse_train(_OBJECT.validate_json(texts["train"])) if "train" in texts else None,
@@ -76,9 +76,8 @@ class WeightsHeader(NamedTuple):
 def write_weights(
     folder: Path, weights: Mapping[str, Any], header: WeightsHeader, max_file_bytes: int
 ) -> list[str]:
-    """Write NumPy arrays, by dotted name, as `model.safetensors`, or as shards of at most
-    `max_file_bytes` with an index; the header is in every file. Return the names of the files that
-    hold arrays."""
+    """Write NumPy arrays, by dotted name, as `model.safetensors`, or as an index and shards of at
+    most `max_file_bytes`, each with the header. Return the names of the files that hold arrays."""
     specs = {name: TensorSpec(weights[name].dtype.name, weights[name].shape) for name in weights}
     sizes = {name: specs[name].bytes for name in sorted(specs)}
     files = place_tensors(sizes, max_file_bytes)
@@ -92,9 +91,9 @@ def write_weights(
 
 
 class Weights:
-    """The tensors of a `model.safetensors` or its shards, read one at a time. `path` is of the file
-    or of the shards' index; the file's name also finds the index. Raises UserError, which says why,
-    if Rungs cannot read the files."""
+    """The tensors of a `model.safetensors` or its shards, read one at a time. `path` is the file,
+    possibly existing as shards only, or the index. Raises UserError if Rungs cannot read the
+    files."""
 
     def __init__(self, path: Path) -> None:
         self.path = file_or_index(path)
@@ -103,8 +102,8 @@ class Weights:
 
     @property
     def tokenizer_file(self) -> Path | None:
-        """The tokenizer file in the same folder, None if there is none; raises UserError if it is a
-        link out of the folder, because it is copied and given away."""
+        """The tokenizer file in the same folder, None if there is none. Raises UserError if it is a
+        link out of the folder, as it is copied and shared."""
         file = self.path.with_name(TOKENIZER_FILE)
         if not is_file(file):
             return None
@@ -125,7 +124,7 @@ class Weights:
         return tuple(self._files[name].get_slice(name).get_shape())
 
     def dtypes(self) -> dict[str, str]:
-        """Return NumPy's names of the tensors' dtypes without reading the tensors."""
+        """Return the NumPy names of the tensors' dtypes without reading the tensors."""
         dtypes = {code: dtype for dtype, code in SAFETENSORS_DTYPES.items()}
         codes = {name: self._dtype(name) for name in self.names()}
         return {name: dtypes[code] for name, code in codes.items() if code in dtypes}
@@ -135,8 +134,7 @@ class Weights:
         return code
 
     def array(self, name: str, part: tuple[slice, ...] = ()) -> np.ndarray:
-        """Return one tensor in the dtype it is stored in, or only a part of its first axes; raise
-        UserError if it is not finite."""
+        """Return a tensor, or a slice of its first axes. Raises UserError unless finite."""
         file = self._files[name]
         array: np.ndarray = file.get_slice(name)[part] if part else file.get_tensor(name)
         if array.dtype.name in SAFETENSORS_DTYPES and not all_finite(array, array.dtype.name):
@@ -147,9 +145,8 @@ class Weights:
         return array
 
     def check_tensors(self, shapes: dict[str, tuple[int, ...]]) -> None:
-        """Raise UserError unless the file holds exactly tensors of these shapes. The message has a
-        line for each tensor that is missing, unknown, of another shape or of a dtype that
-        parameters cannot have."""
+        """Raise UserError unless the file holds exactly these tensors, with a line for each that is
+        missing, unknown, of another shape or of a dtype that parameters cannot have."""
         codes = SAFETENSORS_DTYPES.values()
         lines = [f"tensor {name}: missing" for name in shapes.keys() - self.names()]
         lines += [f"tensor {format_name(name)}: unknown" for name in self.names() - shapes.keys()]
@@ -163,7 +160,7 @@ class Weights:
 
 
 _Opened = tuple[dict[str, Any], WeightsHeader]
-"""The open file of each tensor, and the header that all files share."""
+"""The open file of each tensor, and the header, which is the same in all files."""
 
 
 def _open(path: Path) -> _Opened:
@@ -204,10 +201,9 @@ WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 
 
 def place_tensors(sizes: Mapping[str, int], max_file_bytes: int) -> dict[str, list[str]]:
-    """Return the names of the tensors in each file, in order, by file name. All tensors go into one
-    file, or into shards of at most `max_file_bytes`; a larger tensor gets a shard of its own. Gives
-    the same shards as `huggingface_hub.split_state_dict_into_shards_factory`. `sizes` are the bytes
-    of each tensor, by name."""
+    """Return the tensor names of each file, in order, by file name: one file, or shards of at most
+    `max_file_bytes`, larger only for a single larger tensor. `sizes` has each tensor's bytes by
+    name. The shards are those of `huggingface_hub.split_state_dict_into_shards_factory`."""
     shards = _shards(sizes, max_file_bytes)
     if len(shards) < 2:
         return {WEIGHTS_FILE: list(sizes)}
@@ -218,7 +214,7 @@ def place_tensors(sizes: Mapping[str, int], max_file_bytes: int) -> dict[str, li
 
 
 def write_index(folder: Path, files: Mapping[str, list[str]], sizes: Mapping[str, int]) -> None:
-    """Write the index for the result of `place_tensors`; a single file needs none."""
+    """Write the index for the result of `place_tensors`; nothing for a single file."""
     if len(files) > 1:
         places = {name: file for file, names in files.items() for name in names}
         index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": places}
@@ -227,7 +223,7 @@ def write_index(folder: Path, files: Mapping[str, list[str]], sizes: Mapping[str
 
 
 def read_index(path: Path) -> dict[str, Path]:
-    """Return the file of each tensor; raise UserError if the index is missing or damaged."""
+    """Return the file of each tensor. Raises UserError if the index is missing or damaged."""
     text = strict_json.read_text(path)
     try:
         names = json.loads(text)["weight_map"]
@@ -266,9 +262,9 @@ def _shards(sizes: Mapping[str, int], max_file_bytes: int) -> list[list[str]]:
 
 
 SAFETENSORS_DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
-"""The dtypes that parameters may have: NumPy's name, and that of the safetensors format."""
+"""Dtypes that parameters may have: NumPy name → safetensors name."""
 _PART = 1 << 18
-"""Elements to check at a time: they fit a cache."""
+"""Elements checked at a time: small enough for a cache."""
 _DTYPES = {
     "float32": np.dtype(np.float32),
     "float16": np.dtype(np.float16),
@@ -280,7 +276,7 @@ class TensorSpec(NamedTuple):
     """Dtype and shape of a tensor."""
 
     dtype: str
-    """NumPy's name. To be written, the tensor needs one of `SAFETENSORS_DTYPES`."""
+    """NumPy name; only those in `SAFETENSORS_DTYPES` can be written."""
     shape: tuple[int, ...]
 
     @property
@@ -290,8 +286,8 @@ class TensorSpec(NamedTuple):
 
 
 class TensorWriter:
-    """A safetensors file whose tensors are written in any order, whole or in parts. `specs` are all
-    its tensors, each of which must be written; `metadata` is for its header."""
+    """A safetensors file whose tensors are written in any order, whole or in parts. `specs`
+    describe all of them, and each must be written; `metadata` goes into the header."""
 
     def __init__(
         self, path: Path, specs: Mapping[str, TensorSpec], metadata: Mapping[str, str]
@@ -315,7 +311,7 @@ class TensorWriter:
         self._file.truncate(self._data + end)
 
     def write(self, name: str, array: np.ndarray, index: tuple[int, ...] = ()) -> None:
-        """Write a tensor, or the part at `index` of its first axes. `array` is in the tensor's
+        """Write a tensor, or its slice at `index` of its first axes. `array` has the tensor's
         dtype, or its bits as unsigned integers."""
         spec = self._specs[name]
         part_shape = spec.shape[len(index) :]
@@ -340,14 +336,14 @@ class TensorWriter:
 
 
 def cast(array: np.ndarray, dtype: str) -> np.ndarray:
-    """Return an array in one of `SAFETENSORS_DTYPES`; the same array if it has that dtype."""
+    """Return an array in one of `SAFETENSORS_DTYPES`, without a copy if it has that dtype."""
     with np.errstate(over="ignore"):  # values that are too large become infinite
         return array.astype(_DTYPES[dtype], copy=False)
 
 
 def all_finite(array: np.ndarray, dtype: str) -> bool:
-    """Return whether no element is NaN or infinite, as its exponent says. `array` is in `dtype`,
-    one of `SAFETENSORS_DTYPES`, or its bits as unsigned integers."""
+    """Return whether no element is NaN or infinite, judging by exponents. `array` has `dtype`, one
+    of `SAFETENSORS_DTYPES`, or its bits as unsigned integers."""
     infinity = bits(np.asarray(np.inf, _DTYPES[dtype]))
     flat = bits(array).reshape(-1)
     parts = (flat[at : at + _PART] for at in range(0, flat.size, _PART))

@@ -1,23 +1,20 @@
 """What the commands at the root do once their options are read, a module for each.
 
-    options            options that several commands have; loads Click only
-    start_command      the options that train.py and reinforce.py share, and the lock of a run
+    options            declares options that several commands have; loads Click only
+    start_command      checks those that train.py and reinforce.py share, and locks the run
     charts             redraw charts, compare runs, show the page of runs
     checkpointing      list and verify checkpoints
     download_dataset   build or download a dataset
     evaluate           loss, perplexity and scores of a checkpoint
-    generate           continue prompts, or have a conversation: joins weights, tokenizer, stop
-                       tokens and chat template; another interface, a server say, starts here
+    generate           continue prompts or chat; another interface, such as a server, starts here
     model              show the model of a run as it is built
-    mup                the coordinate check of muP, and the sweep
+    mup                the coordinate check of muP, and the learning-rate sweep
     plan               estimate what a run needs, or propose a ladder of runs
     pretrained         import, export and upload Hugging Face models
     reinforce          train by reinforcement learning, replay a step, audit
     train              train or resume a run, replay a failed step, train a grid
 
-A command at the root declares its options and imports its module here when it is called, so that
-`--help` waits for no library but Click. Defaults and choices that a help shows are in
-`rungs/config/option_values.py`.
+A command at the root declares its options and imports its module here only when it is called, so
+`--help` loads only Click. Defaults and choices in the help are in `rungs/config/option_values.py`.
 
-Imports all packages.
-"""
+Imports all packages."""

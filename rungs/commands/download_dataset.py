@@ -44,7 +44,7 @@ def download_dataset(
 
 
 class Options(NamedTuple):
-    """The options of the command, but for --datasets-dir."""
+    """The options of the command, except --datasets-dir."""
 
     text: bool
     pairs: bool
@@ -66,11 +66,11 @@ class Options(NamedTuple):
 
     @property
     def own_files(self) -> list[str]:
-        """The options that say what the FILEs are."""
+        """The options that describe the FILE arguments."""
         return [f"--{kind}" for kind in _OWN_FILES if getattr(self, kind)]
 
     def load_tokenizer(self) -> Tokenizer | int:
-        """Return the tokenizer, or the vocabulary size of one to train."""
+        """Return the tokenizer, or the vocabulary size of a tokenizer to train."""
         if self.tokenizer:
             return tokenizer_files.load_tokenizer(self.tokenizer)
         size = self.vocab_size or option_values.VOCAB_SIZE
@@ -83,7 +83,7 @@ class Options(NamedTuple):
 
     @property
     def documents_percent(self) -> float:
-        """Share of documents to use for validation."""
+        """Percentage of documents to use for validation."""
         percent = self.validation_percent
         return option_values.DOCUMENTS_VALIDATION_PERCENT if percent is None else percent
 
@@ -146,7 +146,7 @@ def _request(files: list[DataFile], options: Options) -> Request:
 
 
 def _holds_documents(name: str, datasets_dir: Path) -> bool:
-    """Whether a repository that isn't there yet holds documents rather than tokens."""
+    """Whether a repository that is not downloaded yet holds documents rather than tokens."""
     if paths.is_there(catalog.dataset_folder(name, datasets_dir)):
         return False
     return hub_dataset.FILES[0] not in hub.dataset_repository(name).files

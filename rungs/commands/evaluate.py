@@ -20,7 +20,7 @@ from rungs.run.records import Evaluation
 from rungs.step.eval_step import make_evaluation_step, validation_losses
 
 _MAX_UNTRAINED_LENGTH = 1024
-"""The longest sequence for imported weights, which have no train.json to take it from."""
+"""Longest sequence in tokens for imported weights, which have no train.json to take it from."""
 
 
 def evaluate(
@@ -35,7 +35,7 @@ def evaluate(
     datasets_dir: Path | None,
 ) -> None:
     """Do what the options of `evaluate.py` ask for. Raises UserError if the checkpoint, a dataset
-    or a file is missing or not readable, RunFailure if what the model computes is not finite."""
+    or a file is missing or unreadable, RunFailure if the model's output is not finite."""
     jax_setup.enable_compilation_cache()
     if sum(map(bool, (dataset, choices, tasks))) > 1:
         raise click.UsageError("--dataset, --choices and --tasks do not go together; choose one")
@@ -53,7 +53,7 @@ def evaluate(
 
 
 def _find(checkpoint: str, batch_size: int, folder: Path) -> Measured:
-    """Return the checkpoint to score, and print what begins texts for it, if anything does."""
+    """Return the checkpoint to score, and print the tokens that it puts before each text."""
     measured = Measured.find(checkpoint, batch_size, folder)
     if begin := measured.tokenizer.begin:
         click.echo(f"texts begin with {measured.tokenizer.names(begin)}", err=True)
@@ -116,7 +116,7 @@ def print_loss(checkpoint: str, dataset: str | None, folder: Path) -> None:
 
 
 def _train_config(weights: Weights, dataset: str | None) -> TrainConfig:
-    """Return the train.json that the model was trained with, on another dataset if there is one."""
+    """Return the train.json that the model was trained with, if need be for another dataset."""
     model, train, tokenizer, _ = weights.header
     if isinstance(train, TrainConfig):
         return train.model_copy(
@@ -131,6 +131,6 @@ def _train_config(weights: Weights, dataset: str | None) -> TrainConfig:
         sequence_length=min(model.context_length, _MAX_UNTRAINED_LENGTH),
         tokenizer=tokenizer,
         microbatch_size=1,
-        learning_rate=1.0,  # required, not used
+        learning_rate=1.0,  # required but unused
         checkpoint_interval=1,
     )

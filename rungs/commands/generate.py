@@ -1,4 +1,5 @@
-"""Continue prompts with a model, or have a conversation with it."""
+"""Continue prompts with a model, or have a conversation with it, on the terminal. A server would
+share `Model` and `start_conversation`; without chats `checkpointing/load.py` is enough."""
 
 from rungs.common.command import importing
 
@@ -94,8 +95,8 @@ class Model(NamedTuple):
         return self.dtype if self.weight_format == "dtype" else f"{self.dtype} with int8 weights"
 
     def generator(self, request: "Request", rows: Sequence[list[int]] = ()) -> "Generator":
-        """Load the model; raise UserError if it doesn't have a token of these rows, or not the
-        context that the request needs."""
+        """Load the model. Raises UserError if a row has a token id outside its vocabulary, or its
+        context is shorter than the request needs."""
         from rungs.checkpointing.load import load_token_generator
         from rungs.checkpointing.weights_file import Weights
         from rungs.model.weight_formats import is_possible
@@ -147,15 +148,14 @@ def _speed(tokens: int, seconds: float) -> str:
 
 
 def say_what_is_added(tokenizer: Tokenizer, ends: Sequence[int]) -> None:
-    """Print what begins and ends texts, unless it's what tokenizers trained here have."""
+    """Print the tokens that begin and end texts, unless they are those of our own tokenizers."""
     if tokenizer.begin or tokenizer.eos_token or len(ends) > 1:
         begin, end = tokenizer.names(tokenizer.begin), tokenizer.names(ends)
         click.echo(f"prompts begin with {begin}; texts end with {end}", err=True)
 
 
 def say_what_begins(form: "ChatFormat", messages: Sequence["Message"], ends: Sequence[int]) -> None:
-    """Print the special tokens that the template begins a conversation with, and what ends
-    answers."""
+    """Print the special tokens that begin a conversation by the template, and that end answers."""
     from rungs.data.chats.messages import Message
 
     text = form.template.render([*messages, Message("user", "Hi")], add_generation_prompt=True)
@@ -187,7 +187,7 @@ def start_conversation(
 
 
 def converse(conversation: "Conversation", messages: Sequence[str]) -> None:
-    """Answer messages, then those that are typed, until the end of input."""
+    """Answer the given messages, then typed ones until the end of input."""
     first, is_terminal = [*conversation.messages], sys.stdin.isatty()
     for message in messages:
         click.echo(f"> {message}")
@@ -275,8 +275,7 @@ def warn_if_longer_than_context(context_length: int, prompt_tokens: int, new_tok
 
 
 def print_streamed(prompt: list[int], chunks: Iterator[list[int]], tokenizer: Tokenizer) -> int:
-    """Print a text while it is generated, complete characters only; return the number of new
-    tokens."""
+    """Print whole characters of a text while it is generated; return the number of new tokens."""
     from rungs.model.generation import decode_stream
 
     count = 0
@@ -309,6 +308,6 @@ def print_all(
 
 
 def _write(text: str) -> None:
-    """Print a text as it is: Click leaves escape sequences out where the output is no terminal."""
+    """Print a text unchanged: Click removes escape sequences where the output is not a terminal."""
     sys.stdout.write(text)
     sys.stdout.flush()

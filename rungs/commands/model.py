@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from rungs.planning.model_summary import ArraySummary, ModelSummary
 
 MAX_INITIALIZED_PARAMETERS = 500_000_000
-"""Larger models are not initialized, as they may not fit into this machine's memory."""
+"""Models with more parameters are not initialized, as they may not fit into memory."""
 
 
 def show_model(run: str, data: int, tensor: int, context: int, as_json: bool) -> None:
     """Do what the options of `model.py` ask for. Raises UserError if the run is not readable."""
     config = load_any_run(find_run(run))
-    # JAX takes seconds to import, and reads the variable then; config errors are reported before.
+    # Must be set before JAX is imported, which takes seconds; config errors are reported first.
     os.environ["JAX_PLATFORMS"] = "cpu"
     from rungs.parallel import jax_setup
     from rungs.planning.model_summary import summarize

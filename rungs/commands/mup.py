@@ -42,8 +42,8 @@ def check(
     chart: Path | None,
     datasets_dir: Path | None,
 ) -> None:
-    """Do what the options of `mup.py check` ask for. The exit code is 1 if activations do not keep
-    their size somewhere in the model."""
+    """Do what the options of `mup.py check` ask for. The exit code is 1 if the size of activations
+    changes with width anywhere in the model."""
     folder, config = _scalable_run(run)
     chart = chart or folder / "coordinate-check.png"
     paths.refuse_other_content(chart, b"\x89PNG", "a chart")
@@ -136,7 +136,7 @@ def _print_series(name: str, points: Sequence[Point]) -> None:
 
 
 def _parametrisations(model: ModelConfig, standard: bool) -> dict[str, dict[str, Any]]:
-    """Return the keys to change for each parametrisation, by its name."""
+    """Return the model keys to change for each parametrisation, by its name."""
     if model.mup is None:
         if standard:
             raise UserError("--standard: the run has no key mup; leave the option out")

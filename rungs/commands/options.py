@@ -1,4 +1,4 @@
-"""Options that several commands have. Loads Click and nothing else, as `--help` needs no more."""
+"""Options that several commands have. Imports only Click, so that `--help` is fast."""
 
 import functools
 import math
@@ -20,7 +20,7 @@ DATASETS_DIR_OPTION = click.option(
 
 
 class FiniteRange(click.FloatRange):
-    """A range without infinity and NaN. Click lets NaN through, which is not below any minimum."""
+    """A range without infinity and NaN. Click lets NaN through, as NaN is not below any minimum."""
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -94,10 +94,10 @@ _PROCESSES = (
 def start_options(
     extended: str, replayed: str, *, has_dry_run: bool = True
 ) -> Callable[[Callable[..., None]], Any]:
-    """Return a decorator that adds the argument RUN and the options that `train.py` and
-    `reinforce.py` share, for `StartCommand`. `extended` is what --extend adds and `replayed` what
-    --replay does, for the help. Without `has_dry_run` the help doesn't name --dry-run, which the
-    command then refuses."""
+    """Return a decorator that adds the argument RUN and the options shared by `train.py` and
+    `reinforce.py`, for `StartCommand`. In the help, `extended` says what --extend adds and
+    `replayed` what --replay does. Without `has_dry_run` the help omits --dry-run, and it must be
+    refused."""
     extend = _flag("--extend", help=f"Resume with more {extended} than before.")
     dry_run = _flag(
         "--dry-run",

@@ -32,7 +32,7 @@ _SHARDING = re.compile(rf"({'|'.join(get_args(Mode))}):([0-9]{{1,6}})(?:x([0-9]{
 
 
 class PlanOptions(NamedTuple):
-    """What the options of `plan.py` ask for."""
+    """The options of `plan.py`."""
 
     run: str
     device: str | None
@@ -54,12 +54,12 @@ class PlanOptions(NamedTuple):
 
     @property
     def is_as_recorded(self) -> bool:
-        """Whether the run's own measured speed holds for the plan."""
+        """Whether the plan is for the setup on which the run measured its own speed."""
         return self.device is None and self.sharding is None and self.utilization is None
 
     @property
     def utilized_share(self) -> float:
-        """The share of the peak FLOP/s that is given, or else assumed."""
+        """Share of the peak FLOP/s to plan with: the given one or a default."""
         return (self.utilization or UTILIZATION_PERCENT) / 100
 
     def check(self) -> None:
@@ -74,7 +74,7 @@ class PlanOptions(NamedTuple):
             raise UserError("--price-per-hour: gives the cost of one run; leave out --ladder")
 
     def check_for_policy(self) -> None:
-        """Raise UserError for options that a run of reinforcement learning doesn't have."""
+        """Raise UserError for options that don't apply to reinforcement learning."""
         if self.tokens_per_second or self.budget or self.is_compiled or self.price_per_hour:
             raise UserError(
                 "--tokens-per-second, --ladder, --compile and --price-per-hour: not for runs of"
@@ -103,8 +103,8 @@ def plan(sharding: str | None, **given: Any) -> None:
 
 
 def _prepare_jax(options: PlanOptions) -> None:
-    """Set what JAX reads when it is imported. It must not allocate a device's memory, but report
-    the share that training would have, and must not use a device if another is planned for."""
+    """Set the environment variables that JAX reads at import. Planning must not allocate a device's
+    memory (but report training's share of it), nor use a local device when planning for another."""
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     gpu_settings.set_memory_share()
     if options.device is not None:
@@ -117,8 +117,7 @@ def _prepare_jax(options: PlanOptions) -> None:
     jax_setup.refuse_unusable()
 
 
-# JAX takes seconds to import. So the functions below import what needs it; config errors are
-# reported before that.
+# The functions below import what needs JAX, which takes seconds, after config errors are reported.
 
 
 def _plan_training(folder: RunFolder, config: RunConfig, options: PlanOptions) -> bool:
@@ -204,8 +203,7 @@ def _propose_ladder(
 
 
 def _configured_sharding(folder: RunFolder, config: AnyRunConfig, is_here: bool) -> ShardingConfig:
-    """Return the sharding that the run's config asks for, on this machine's devices if the plan is
-    for them."""
+    """Return the sharding in the run's config, on this machine's devices if `is_here`."""
     import jax
 
     from rungs.checkpointing.checkpoint_folder import list_checkpoints
@@ -229,8 +227,7 @@ def _configured_sharding(folder: RunFolder, config: AnyRunConfig, is_here: bool)
 
 
 def parse_sharding(text: str) -> ShardingConfig:
-    """Return the sharding of `--sharding`, with both sizes given. Raises UserError if the text is
-    not a sharding."""
+    """Return the sharding of `--sharding`, with both sizes given. Raises UserError if not valid."""
     match = _SHARDING.fullmatch(text)
     if match is None:
         raise UserError(f"--sharding {text}: give it as dp:8, fsdp:8, tp:8, fsdp_tp:4x2 or cp:8")

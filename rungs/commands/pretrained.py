@@ -98,7 +98,7 @@ def upload(checkpoint: str, name: str, public: bool, datasets_dir: Path | None) 
 
 
 def export_adapter(checkpoint: str, folder: Path) -> None:
-    """Write the LoRA of a checkpoint for peft, and say how to load it."""
+    """Write the LoRA weights of a checkpoint for peft, and print how to load them."""
     plan = Adapter(checkpoint)
     with atomic_folder.create_folder(folder) as partial:
         plan.write(partial)

@@ -1,4 +1,4 @@
-"""Train a run by reinforcement learning or resume it, replay a step, or audit what was sampled."""
+"""Train a run by reinforcement learning or resume it, replay a step, or audit its completions."""
 
 from rungs.common.command import importing
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 def reinforce(trust_verifier: bool, is_audit: bool, **start: Any) -> None:
-    """Do what the options of `reinforce.py` ask for; `start` has the ones in `start_options`. The
-    process ends with the run's exit code."""
+    """Do what the options of `reinforce.py` ask for, and end the process with the run's exit code.
+    `start` holds the options of `start_options`."""
     command = StartCommand(**start)
     command.begin()
     run = command.given_run
@@ -42,7 +42,7 @@ def reinforce(trust_verifier: bool, is_audit: bool, **start: Any) -> None:
 def _reinforce(run: RunFolder, command: StartCommand, trust_verifier: bool) -> int:
     config = load_reinforcement_run(run.path)
     with hold_run(run, config, command.cluster) as own:
-        # JAX takes seconds to import; config errors are reported before that.
+        # JAX takes seconds to import; config errors are reported first.
         with importing():
             from rungs.reinforcement.learner import reinforcement
             from rungs.training.start import launch
@@ -53,8 +53,7 @@ def _reinforce(run: RunFolder, command: StartCommand, trust_verifier: bool) -> i
 
 
 def _replay(run: RunFolder, config: ReinforceRunConfig, name: str, kind: "Kind") -> int:
-    """Look for what is not finite in a failed step; compare any other step with what was
-    recorded."""
+    """Look for non-finite values in a failed step; compare any other step with its record."""
     from rungs.reinforcement.replay import replay
     from rungs.training.failed_step import is_failed_step
     from rungs.training.replay import replay as replay_failed

@@ -1,5 +1,4 @@
-"""The options that `train.py` and `reinforce.py` share, and the lock that both hold. JAX takes
-seconds to import; what the options get wrong is reported before that."""
+"""The options that `train.py` and `reinforce.py` share, and the lock that both hold."""
 
 import dataclasses
 import sys
@@ -62,13 +61,13 @@ class StartCommand:
 
     @property
     def starts_run(self) -> bool:
-        """Whether there is an option that only a start of a run has."""
+        """Whether an option is given that only applies to starting a run."""
         return self.start != StartOptions() or bool(self.like or self.cluster)
 
     def begin(self) -> None:
-        """From now on print messages as the options say. With --supervise, run this process's
-        command in another one, which is started again after a crash, and end with its exit code.
-        Raises UserError if options don't go together."""
+        """Print messages as the options say from now on. With --supervise, run this command in a
+        child process that is restarted after a crash, and end with its exit code. Raises UserError
+        if options don't go together."""
         run_log.log_to_terminal(quiet=self.quiet, as_json=self.json_log)
         self.check()
         if self.supervise and self.run:
@@ -133,9 +132,8 @@ class StartCommand:
 def hold_run(
     folder: RunFolder, config: AnyRunConfig, cluster: Cluster | None, dry: bool = False
 ) -> Iterator[RunFolder]:
-    """Hold the run's lock; of several processes, once they are connected, the first holds it.
-    Yields the run as the one that this process trains. `dry` holds no lock, as nothing will be
-    written."""
+    """Hold the run's lock and yield the run that this process trains. With several processes, the
+    first holds the lock, once all are connected. `dry` takes no lock, as it writes nothing."""
     if dry:
         yield folder
         return

@@ -16,8 +16,8 @@ from rungs.run.folder import RunFolder, StartOptions
 def train(
     datasets_dir: Path | None, grid: tuple[str, ...], into: Path | None, **start: Any
 ) -> None:
-    """Do what the options of `train.py` ask for; `start` has the ones in `start_options`. The
-    process ends with the run's exit code."""
+    """Do what the options of `train.py` ask for, and end the process with the run's exit code.
+    `start` holds the options of `start_options`."""
     command = StartCommand(**start)
     command.begin()
     datasets = find_datasets_dir(datasets_dir)
@@ -29,7 +29,7 @@ def train(
             sys.exit(_replay(run, command.replay, datasets))
         config = load_run(path)
         with hold_run(run, config, command.cluster, dry=command.start.dry_run) as own:
-            # JAX takes seconds to import; config errors are reported before that.
+            # JAX takes seconds to import; config errors are reported first.
             with importing():
                 from rungs.training.next_token import next_token
                 from rungs.training.start import launch

@@ -51,8 +51,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def replace_folder(folder: Path, *, resume: bool = False) -> Iterator[Path]:
     """Replace `folder` while `lock_folder` is held. Yields an empty folder beside it to fill, which
-    takes its name when the block ends. `resume` keeps the partly filled folder of a failed attempt
-    and yields it to the next one."""
+    becomes `folder` at the end. `resume` yields the partly filled folder of a failed attempt."""
     partial, old = _sibling(folder, "partial"), _sibling(folder, "old")
     if not resume:
         _remove(partial)
@@ -130,9 +129,9 @@ def temporary_folder(parent: Path) -> Iterator[Path]:
 
 
 def file_lock(path: Path) -> BaseFileLock:
-    """Return the lock of a file. Where the file system has no locks, as some of clusters don't, the
-    existence of another file is the lock. It outlives a process that was killed on another machine.
-    Raises OSError if the file cannot be created."""
+    """Return the lock of a file. On file systems without locks, as on some clusters, the existence
+    of another file is the lock; it outlives a process that was killed on another machine. Raises
+    OSError if the file cannot be created."""
     if not (problem := _problem(path)):
         return FileLock(path)
     lock = path.with_name(f"{path.stem}.soft.lock")
@@ -145,7 +144,7 @@ def file_lock(path: Path) -> BaseFileLock:
 
 
 def _problem(path: Path) -> str:
-    """Return why a file can't be locked, an empty text if it can or is."""
+    """Return why a file can't be locked, or an empty text if it can be or is locked."""
     if os.name != "posix":
         return ""
     import fcntl

@@ -1,6 +1,6 @@
-"""Begin and run a command of the root. Commands import this file, and begin, before all else."""
+"""Begin and run a root command. Commands import this module, and begin, before all else."""
 
-from __future__ import annotations  # so that an older Python gets to the error message
+from __future__ import annotations  # so that an older Python reaches the error message
 
 import contextlib
 import gc
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     import click
 
 PROCESS_BEGAN = time.monotonic()
-"""When a command's process began, but for the start of Python."""
+"""`time.monotonic` when the process began, just after Python started."""
 _FEWEST_FILES, _ENOUGH_FILES = 64, 256
-"""Open files that a command needs, and those it asks for where the limit is lower."""
+"""Open files that a command needs, and the number it requests if the limit is lower."""
 
 
 def begin_command() -> None:
-    """From now on report an exception that ends the process without control characters, and one of
-    a library that is not installed in one line; open the standard streams that were closed."""
+    """Set up the process: an uncaught exception is printed without control characters, a missing
+    library is reported in one line, and standard streams that were closed are opened."""
     sys.excepthook = _report
-    os.environ.pop("MPLBACKEND", None)  # charts need none, and one that Matplotlib lacks ends it
+    os.environ.pop("MPLBACKEND", None)  # not needed, and an unknown back end raises
     standard_streams.open_missing()
     few, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if few < _ENOUGH_FILES and few < most:
@@ -41,9 +41,8 @@ def begin_command() -> None:
 
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
-    """Import without garbage collection: what a module creates stays, and searching it for garbage,
-    over and over while more is created, takes a fifth of the time until a first step. Nor is it
-    searched later; see `gc.freeze`."""
+    """Import without garbage collection, which would take a fifth of the time until the first step.
+    Objects that modules create stay alive, so they are also exempt later; see `gc.freeze`."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -82,7 +81,7 @@ def _say(line: str) -> None:
 def run_command(command: click.Command, *, may_be_empty: bool = False) -> None:
     """Run a command. Errors go to stderr in one line each; the exit code is 2 for a `UserError`, 1
     for a `RunFailure` or a file that can't be used, 130 for Ctrl-C and 141 if nobody reads the
-    output any more. `may_be_empty` says that empty arguments mean something to the command."""
+    output any more. `may_be_empty` allows empty arguments."""
     import click
 
     begin_command()
@@ -124,8 +123,8 @@ def run_command(command: click.Command, *, may_be_empty: bool = False) -> None:
 
 
 def _first_empty(arguments: list[str]) -> str | None:
-    """Return the name of the first option, or the number of the first argument, whose value is an
-    empty text: it would count as not given, or as the current folder."""
+    """Return the name of the first option, or the number of the first argument, whose value is
+    empty. An empty value would count as not given, or as the current folder."""
     for number, argument in enumerate(arguments, start=1):
         name, separator, value = argument.partition("=")
         if name.startswith("--") and separator and not value:
@@ -143,8 +142,7 @@ def _end_with(error: errors.UserError | errors.RunFailure) -> NoReturn:
 
 
 class _Output:
-    """stdout, whose failure ends the command: silently if nobody reads it any more, else in one
-    line."""
+    """stdout. If writing fails, the command ends, with an error line unless the reader is gone."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -169,7 +167,7 @@ class _Output:
         try:
             yield
         except OSError as error:
-            # what is left to write, Python would try to write again at the end
+            # else Python would try to write the rest again at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
             if isinstance(error, BrokenPipeError):
                 sys.exit(errors.EXIT_NOT_READ)

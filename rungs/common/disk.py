@@ -1,5 +1,5 @@
-"""Writing files: never through a link, so that a folder from someone else can't lead a write
-elsewhere; surviving a power cut where the system can promise it; with clear messages on failure."""
+"""Writing files with clear messages on failure: never through a link, which could lead a write out
+of a folder from someone else; durable after a power cut where the system can promise it."""
 
 import contextlib
 import errno
@@ -27,15 +27,15 @@ _REMEDIES: dict[int | None, str] = {
 }
 _NO_SUCH_OPERATION = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 UNFINISHED_FILES = ".*.new"
-"""What `replace_file` leaves behind when the process is killed."""
+"""Pattern of files that `replace_file` leaves behind when the process is killed."""
 _NO_LINKS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 _NUMBER_IN_TEXT = re.compile(r"os[ _]error(?:_code)?\W+(\d+)", re.IGNORECASE)
-"""How libraries not written in Python give the system's error number: `(os error 28)` in
+"""The system's error number in messages of libraries not written in Python: `(os error 28)` in
 safetensors, `[os_error_code='28']` in TensorStore."""
 
 
 def sync_to_disk(path: Path) -> None:
-    """Wait until a file's content, or a folder's list of names, is on disk for good."""
+    """Wait until a file's content, or a folder's list of names, is durably on disk."""
     if path.is_dir() and os.name != "posix":
         return
     descriptor = os.open(path, os.O_RDONLY)
@@ -46,8 +46,8 @@ def sync_to_disk(path: Path) -> None:
 
 
 def _sync(descriptor: int) -> None:
-    """Sync a file or folder, unless its file system has no such operation, as some network file
-    systems have none for folders."""
+    """Sync a file or folder; do nothing on file systems without that operation, such as some
+    network file systems for folders."""
     try:
         os.fsync(descriptor)
     except OSError as error:
@@ -56,14 +56,13 @@ def _sync(descriptor: int) -> None:
 
 
 def flush(file: IO[Any]) -> None:
-    """Wait until what was written to an open file is on disk for good."""
+    """Wait until everything written to an open file is durably on disk."""
     file.flush()
     _sync(file.fileno())
 
 
 def open_to_append(path: Path, buffering: int = -1) -> BinaryIO:
-    """Open a file for reading and appending; it is created if it is not there. Raises OSError if it
-    is a link or no regular file."""
+    """Open or create a regular file to read and append. Raises OSError for anything else."""
     file: BinaryIO = open(path, "a+b", buffering, opener=_open_regular)  # noqa: SIM115
     return file
 
@@ -77,8 +76,7 @@ def _open_regular(path: str, flags: int) -> int:
 
 
 def replace_file(path: Path, content: str | bytes) -> None:
-    """Replace a file's content, completely or not at all, also after a power cut. A link is itself
-    replaced. Raises OSError."""
+    """Replace a file's content, or a link, atomically, also under a power cut. Raises OSError."""
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
     try:
         with unfinished.open("xb") as file:
@@ -91,9 +89,9 @@ def replace_file(path: Path, content: str | bytes) -> None:
 
 
 def put_in_place(unfinished: Path, path: Path) -> None:
-    """Give a file that is complete, or a folder whose files are on disk, its final name, on disk
-    for good. A file of that name is replaced. Raises OSError; so does a device or pipe there:
-    root could replace /dev/null for all."""
+    """Rename a complete file, or a folder whose files are synced, to its final name, durably.
+    Replaces an existing file. Raises OSError, also if the target is a device or pipe: root could
+    replace /dev/null for everyone."""
     if path.exists() and not (is_file(path) or is_folder(path)):
         raise OSError(errno.EINVAL, "not a regular file", str(path))
     sync_to_disk(unfinished)
@@ -102,8 +100,7 @@ def put_in_place(unfinished: Path, path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Delete a file, a folder with all that is in it, or a link but not what it points to. Nothing
-    need be there."""
+    """Delete a file, a folder with its contents, or a link but not its target, if there is one."""
     with contextlib.suppress(FileNotFoundError):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -112,7 +109,7 @@ def remove(path: Path) -> None:
 
 
 def move_folder(source: Path, target: Path) -> None:
-    """Move a folder, also to another disk; it appears there complete or not at all."""
+    """Move a folder, also to another disk, so that it appears there complete or not at all."""
     try:
         source.rename(target)
     except OSError as error:
@@ -171,8 +168,7 @@ def check_free_space(path: Path, what: str, needed_bytes: int) -> None:
 
 
 def reason_of_no_space(error: Exception) -> str | None:
-    """Return the system's words for an error of a full disk or an exhausted quota, None for
-    others."""
+    """Return the system's words for an error of a full disk or exhausted quota, None for others."""
     number = _number_of(error)
     return os.strerror(number) if number is not None and number in _NO_SPACE else None
 
@@ -203,7 +199,7 @@ def write_failure(path: Path, what: str, error: Exception, needed_bytes: int = 0
 
 
 def _number_of(error: Exception) -> int | None:
-    """Return the system's error number, also if a library gives it only in its message."""
+    """Return the system's error number, even if a library gives it only in its message."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno
     found = _NUMBER_IN_TEXT.search(str(error))
@@ -211,7 +207,7 @@ def _number_of(error: Exception) -> int | None:
 
 
 def folder_bytes(folder: Path) -> int:
-    """Return the size of all files in a folder, without those that are deleted meanwhile."""
+    """Return the total size in bytes of the files in a folder, ignoring files deleted meanwhile."""
     total = 0
     for path in folder.rglob("*"):
         with contextlib.suppress(FileNotFoundError):

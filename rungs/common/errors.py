@@ -1,6 +1,6 @@
 """Errors that commands report in one line instead of a traceback, and their exit codes."""
 
-from __future__ import annotations  # an older Python must get as far as `command.py`
+from __future__ import annotations  # an older Python must reach the message of `command.py`
 
 import difflib
 import os
@@ -20,7 +20,7 @@ EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
 """Exit code after Ctrl-C when there was nothing to save."""
 EXIT_NOT_READ = 141
-"""Exit code if nobody reads the output any more, as of a program that SIGPIPE ends."""
+"""Exit code if the reader of the output is gone, as for a program that SIGPIPE ends."""
 _MOST_LINES, _MOST_CHARACTERS = 100, 600
 _BACKENDS = "jax._src.xla_bridge"
 _JAX_MODULES = "jax._src.config", _BACKENDS
@@ -36,23 +36,22 @@ class UserError(ValueError):
 
     @classmethod
     def at(cls, place: object, problems: str | Iterable[str]) -> UserError:
-        """Return an error with a line for each problem, which begins with the file, key or folder
-        that it is in. `problems` are the lines of a text, or a sequence."""
+        """Return an error with one line per problem, each beginning with `place`: a file, key or
+        folder. `problems` is a sequence of lines, or a text."""
         lines = problems.splitlines() if isinstance(problems, str) else problems
         return cls("\n".join(f"{place}: {line}" for line in lines))
 
 
 class RunFailure(RuntimeError):
-    """A run cannot continue although its input is right: a full disk, weights that are not finite.
-    Each line of the message says what happened and what to do."""
+    """A run cannot continue although its input is right: a full disk, non-finite weights. Each line
+    of the message says what happened and what to do."""
 
     def __init__(self, message: str) -> None:
         super().__init__(_readable(message))
 
 
 def check_characters(text: str, place: str) -> None:
-    """Raise UserError if a text from a JSON file, whose escapes can say anything, is not one that
-    UTF-8 can hold."""
+    """Raise UserError if UTF-8 cannot encode a text from a JSON file, which may escape anything."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -60,8 +59,7 @@ def check_characters(text: str, place: str) -> None:
 
 
 def _readable(message: str) -> str:
-    """Return a message as printable lines of limited length, without secrets, whatever it quotes
-    from files."""
+    """Return a message as printable lines of limited length without secrets."""
     lines = without_secrets(message).split("\n")
     lines = [readable_line(line) for line in lines if line.strip()]
     if len(lines) > _MOST_LINES:
@@ -70,7 +68,7 @@ def _readable(message: str) -> str:
 
 
 def readable_line(line: str) -> str:
-    """Return a line without unprintable characters, shortened in the middle if it is long."""
+    """Return a line without unprintable characters, shortened in the middle if long."""
     if len(line) > _MOST_CHARACTERS:
         half = _MOST_CHARACTERS // 2
         line = f"{line[:half]} … {line[-half:]}"
@@ -84,17 +82,16 @@ def reason(error: BaseException) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str, prefix: str = "") -> str:
-    """Return "did you mean X?" for the known name that is most like a wrong one, with the prefix
-    that both have; `otherwise` if none is like it."""
+    """Return "did you mean X?" for the known name most similar to `name`, with `prefix` before
+    both; or `otherwise` if none is similar."""
     close = difflib.get_close_matches(name, list(known), n=1)
     return f"did you mean {prefix}{close[0]}?" if close else otherwise
 
 
 def environment_error(error: Exception) -> UserError | None:
-    """Return the error to report instead of an exception that JAX raised because its environment
-    variables ask for what isn't there, None if it has another cause. It names the variable at fault
-    if JAX does, else those that choose devices if one can't be had, else all.
-    """
+    """Return the error to report for an exception that JAX raised because of its environment
+    variables, None if it has another cause. It names the variable at fault if JAX does, else those
+    that choose devices if no device is available, else all."""
     given = [name for name in os.environ if name.startswith("JAX_")]
     origin = _raising_module(error.__traceback__)
     if not given or origin not in _JAX_MODULES:
@@ -109,8 +106,8 @@ def environment_error(error: Exception) -> UserError | None:
 
 
 def file_error(error: Exception) -> RunFailure | None:
-    """Return the error to report instead of an exception about a file that the system can't read or
-    write just now, None if it is about something else."""
+    """Return the error to report for an exception about a file that can't be read or written right
+    now, None if it is about something else."""
     if not isinstance(error, OSError) or error.filename is None or error.strerror is None:
         return None
     return RunFailure(

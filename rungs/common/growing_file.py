@@ -11,8 +11,8 @@ _LINES_AT_ONCE = 10_000
 
 
 class GrowingFile:
-    """A file of lines, which may not exist yet. It `is_replaced` if it was replaced, cut or removed
-    since the last call, so that what was read before counts no longer."""
+    """A file of lines that another process appends to; it may not exist yet. `is_replaced` tells
+    that it was replaced, truncated or removed since the last call, so earlier lines are void."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -20,8 +20,8 @@ class GrowingFile:
         self._inode, self._offset = 0, 0
 
     def new_lines(self) -> Iterator[list[bytes]]:
-        """Yield the complete lines that were added since the last call, some thousands at a time;
-        all lines if the file was replaced. Raises UserError if it is there and can't be read."""
+        """Yield the complete lines added since the last call, in lists of some thousands; all lines
+        if the file was replaced. Raises UserError if it exists and can't be read."""
         if not is_file(self.path):
             self.is_replaced = self._offset > 0
             self._inode, self._offset = 0, 0

@@ -1,5 +1,4 @@
-"""Programs in processes of their own: those of Rungs that run beside training with low priority,
-and Python files that answer what they are sent."""
+"""Child processes: low-priority modules of Rungs beside training, and Python files that answer."""
 
 import contextlib
 import logging
@@ -22,24 +21,21 @@ LOWEST = 19
 """Niceness of the lowest priority."""
 _TRIES = 5
 _AUTOGROUP = "/proc/{}/autogroup"
-"""File with the name and niceness of a process's session, in Linux. Empty for a machine's first
-session."""
+"""File with the name and niceness of a process's autogroup; empty for a machine's first session."""
 _SECONDS_UNTIL_MESSAGE = 2.0
-"""A longer wait is explained."""
+"""A longer wait is explained to the user."""
 
 ENDED, KILLED = "\n", ""
-"""The last line that `receive` gives."""
+"""Last item of the queue that `receive` returns."""
 
 log = logging.getLogger("rungs")
 
 
 class HelperProcess:
-    """A module, run as `python -m` does with its arguments, that reads lines from this process.
-    What it prints to stderr is logged as warnings, after `name`. `environment` is added to that of
-    this process.
+    """A module, run as by `python -m` with its arguments, that reads lines from this process. Its
+    stderr is logged as warnings that begin with `name`. `environment` adds to this process's.
 
-    The end of its input without an empty line before it tells the module that this process was
-    killed; see `receive`."""
+    If its input ends without an empty line, this process was killed; see `receive`."""
 
     def __init__(
         self, name: str, module: str, *arguments: str, environment: Mapping[str, str] | None = None
@@ -50,7 +46,7 @@ class HelperProcess:
 
     @property
     def is_started(self) -> bool:
-        """Whether it was started and not killed from here; it may have ended by itself."""
+        """Whether it was started and not killed from here; it may have exited by itself."""
         return self._process is not None
 
     def start(self) -> None:
@@ -60,8 +56,7 @@ class HelperProcess:
         self._listener.start()
 
     def send(self, line: str) -> None:
-        """Send a line, after starting the process if it is not started; raises OSError if it has
-        ended."""
+        """Send a line, starting the process first if needed. Raises OSError if it has exited."""
         if self._process is None:
             self.start()
         assert self._process is not None
@@ -70,9 +65,9 @@ class HelperProcess:
         self._process.stdin.flush()
 
     def finish(self, stop: StopSignal, what: str, patience: float = math.inf) -> bool:
-        """Let the process finish what it was sent, unless another signal arrives or `patience`, in
-        seconds, ends. It no longer has low priority: this process only waits for it. `what` it does
-        is for the message of a long wait. Return whether it has finished, or was never started."""
+        """Wait until the process has finished its work, another signal arrives, or `patience`
+        seconds pass. It gets normal priority, as this process only waits. `what` names the work in
+        the message about a long wait. Return whether it has finished or was never started."""
         if self._process is None:
             return True
         with contextlib.suppress(OSError):
@@ -92,13 +87,13 @@ class HelperProcess:
         return self._process.poll() is not None
 
     def kill(self) -> None:
-        """End the process at once, if it runs."""
+        """Kill the process if it runs."""
         if self._process is None:
             return
         self._process.kill()
         self._process.wait()
         assert self._process.stdin is not None
-        with contextlib.suppress(OSError):  # what was not sent is lost
+        with contextlib.suppress(OSError):  # unsent lines are lost
             self._process.stdin.close()
         self._listener.join()
         self._process = None
@@ -137,11 +132,11 @@ def start_python(
 
 
 def restore_priority(process: subprocess.Popen[str]) -> None:
-    """Give the session of a program that `start_python` started the priority of this one, where
-    sessions have one: a process's own niceness may not be lowered again."""
+    """Restore normal priority to a process that `start_python` started, via its autogroup if there
+    is one: a process may not lower its own niceness again."""
     with contextlib.suppress(OSError):
         words = Path(_AUTOGROUP.format("self")).read_text().split()
-        # a machine's first session has no autogroup, and counts as 0, the default of the others
+        # a machine's first session has no autogroup and counts as 0, the default
         niceness = int(words[-1]) if words else 0
         _set_group_priority(Path(_AUTOGROUP.format(process.pid)), niceness)
 
@@ -167,9 +162,9 @@ def kill_session(process: "subprocess.Popen[Any]") -> None:
 
 
 def receive(lines: Iterable[str], *, exit_if_killed: bool = False) -> SimpleQueue[str]:
-    """Return a queue of the lines that a helper process is sent, with line ends, as they arrive;
-    the last one is `ENDED`, or `KILLED` if the process that sends them was killed. `exit_if_killed`
-    ends this process at once instead of `KILLED`."""
+    """Return a queue of the lines that a helper process is sent, with line ends, as they arrive.
+    The last item is `ENDED`, or `KILLED` if the sender was killed; `exit_if_killed` ends this
+    process at once instead."""
     received: SimpleQueue[str] = SimpleQueue()
 
     def listen() -> None:
@@ -186,10 +181,9 @@ def receive(lines: Iterable[str], *, exit_if_killed: bool = False) -> SimpleQueu
 
 
 class AnsweringProcess:
-    """A process that runs a Python file, with pipes to its standard input and output, in which
-    neither the file's folder nor the working directory is searched for modules, and which Ctrl-C
-    doesn't reach. `environment` are all of its environment variables, `options` more of Python's
-    options."""
+    """A process that runs a Python file, with pipes to its stdin and stdout. Modules are searched
+    neither in the file's folder nor in the working directory, and Ctrl-C doesn't reach it.
+    `environment` replaces this process's; `options` are added to Python's."""
 
     def __init__(
         self,
@@ -203,7 +197,7 @@ class AnsweringProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """End the process if there is one, and start it; raises OSError."""
+        """Kill the process if there is one, then start it. Raises OSError."""
         self.end()
         self._process = subprocess.Popen(
             self._command,
@@ -212,12 +206,12 @@ class AnsweringProcess:
             stderr=subprocess.DEVNULL,
             cwd=self._folder,
             env=self._environment,
-            start_new_session=True,  # it gets no Ctrl-C; all of it can be killed at once
+            start_new_session=True,  # no Ctrl-C, and the whole group can be killed at once
         )
 
     @property
     def is_started(self) -> bool:
-        """Whether it was started and not ended from here; it may have ended by itself."""
+        """Whether it was started and not killed from here; it may have exited by itself."""
         return self._process is not None
 
     @property
@@ -229,19 +223,19 @@ class AnsweringProcess:
         return self._process.stdin, self._process.stdout  # type: ignore[return-value]
 
     def exit_code(self, seconds: float | None) -> int | None:
-        """Wait for its end, at most so many seconds if given. Return the exit code, or minus the
-        number of the signal that ended it; None if it still runs."""
+        """Wait for the process to exit, at most `seconds` if given. Return the exit code, or minus
+        the number of the signal that ended it; None if it still runs."""
         assert self._process
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self._process.wait(seconds)
         return None
 
     def end(self) -> None:
-        """Kill the process and all that it started, if it was started."""
+        """Kill the process and its children, if it was started."""
         if self._process is None:
             return
         kill_session(self._process)
         for pipe in self.pipes:
-            with contextlib.suppress(OSError):  # what was not sent is lost
+            with contextlib.suppress(OSError):  # unsent data is lost
                 pipe.close()
         self._process = None

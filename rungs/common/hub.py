@@ -1,5 +1,4 @@
-"""The Hugging Face hub. No other module uses its library; only this one and `mirror` use the
-network."""
+"""The Hugging Face hub: the only module that uses its library, and, with `mirror`, the network."""
 
 import contextlib
 import os
@@ -13,7 +12,7 @@ from rungs.common.strict_json import format_value
 
 _TIMEOUT_SECONDS = 10
 _OTHER_FORM = (AttributeError, LookupError, TypeError)
-"""What the hub's library, and reading what it returns, raise for an answer in another form."""
+"""Errors of the hub's library, or of reading its result, for a response of unexpected form."""
 _MODEL_COMPANIONS = [
     *("config.json", "generation_config.json", "tokenizer*", "special_tokens_map.json"),
     *("added_tokens.json", "chat_template.*", "vocab.json", "merges.txt"),
@@ -36,7 +35,7 @@ class HubFile(NamedTuple):
 
     bytes: int
     sha256: str | None
-    """None if the hub has none; it has one for every token file."""
+    """None if the hub has none. Every token file has one."""
 
 
 class HubRepository(NamedTuple):
@@ -47,12 +46,12 @@ class HubRepository(NamedTuple):
     files: dict[str, HubFile]
     license: str | None
     configs: list[dict[str, Any]]
-    """`configs` of its card: which files belong to which configuration and split."""
+    """`configs` of its dataset card: the files of each configuration and split."""
 
 
 def dataset_repository(name: str, revision: str | None = None) -> HubRepository:
-    """Ask the hub what is in a dataset repository. Raises UserError if the hub has no such dataset
-    or cannot be reached. `revision` is a branch, tag or commit; None for the main branch."""
+    """Return the contents of a dataset repository. `revision` is a branch, tag or commit; None for
+    the main branch. Raises UserError if there is no such dataset or the hub cannot be reached."""
     from huggingface_hub import HfApi
 
     with _hub_errors(f"dataset {name}"):
@@ -73,8 +72,8 @@ def dataset_repository(name: str, revision: str | None = None) -> HubRepository:
 
 
 def dataset_file(name: str, revision: str, file: str, folder: Path) -> Path:
-    """Download a file of a dataset into a folder and return its path. What was downloaded of it
-    before is kept. Raises UserError if the hub cannot be reached."""
+    """Download a file of a dataset into a folder and return its path. A partial download is
+    continued. Raises UserError if the hub cannot be reached."""
     from huggingface_hub import hf_hub_download
 
     with _hub_errors(f"{file} of dataset {name}"):
@@ -84,9 +83,8 @@ def dataset_file(name: str, revision: str, file: str, folder: Path) -> Path:
 
 
 def download_dataset(name: str, revision: str, files: list[str], folder: Path) -> None:
-    """Download some files of a dataset into a folder. Files already there and unchanged are kept.
-    Raises UserError if the hub cannot be reached; that may pass unnoticed if the folder holds older
-    versions of these files."""
+    """Download files of a dataset into a folder. Unchanged files are kept. Raises UserError if the
+    hub cannot be reached, but may not notice if the folder holds older versions of these files."""
     from huggingface_hub import snapshot_download
 
     with _hub_errors(f"dataset {name}"):
@@ -97,8 +95,8 @@ def download_dataset(name: str, revision: str, files: list[str], folder: Path) -
 
 def model_file(name: str, file: str) -> Path:
     """Return the path of a model repository's file, from the hub's local cache or downloaded.
-    Raises NotOnHub if the repository has no such file, UserError if there is no such repository, or
-    if the file is not cached and the hub cannot be reached."""
+    Raises NotOnHub if there is no such file, UserError if there is no such repository, or the file
+    is not cached and the hub cannot be reached."""
     from huggingface_hub import HfApi, hf_hub_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -111,11 +109,10 @@ def model_file(name: str, file: str) -> Path:
 
 
 def download_model(name: str, revision: str | None = None) -> tuple[Path, str]:
-    """Download the weights, configs and tokenizer of a published model into the hub's local cache,
-    unless they are up to date there; return the folder and the commit. Without a network, the cache
-    is used. Raises UserError if there is no such model, it is not cached and the hub cannot be
-    reached, or its weights are in no supported format. `revision` is a branch, tag or commit; None
-    for the main branch."""
+    """Download the weights, configs and tokenizer of a published model into the hub's local cache;
+    return the folder and the commit. Without a network, the cache is used. `revision` is a branch,
+    tag or commit; None for the main branch. Raises UserError if there is no such model, it is not
+    cached and the hub cannot be reached, or its weights have no supported format."""
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import HTTPError, RepositoryNotFoundError
 
@@ -137,8 +134,8 @@ def download_model(name: str, revision: str | None = None) -> tuple[Path, str]:
 
 
 def require_login(what: str) -> str:
-    """Return the name of the user who is logged in; raises UserError, which says what needs the
-    login, if nobody is."""
+    """Return the name of the logged-in user. Raises UserError, which says that `what` needs a
+    login, if nobody is logged in."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
 
@@ -190,8 +187,8 @@ def _upload_errors(name: str) -> Iterator[None]:
 
 
 def check_upload(name: str) -> None:
-    """Check what can be checked before a model is uploaded. Raises UserError if the name is not
-    `owner/name`, nobody is logged in, or the hub can't be reached."""
+    """Raise UserError if an upload cannot work: the name is not `owner/name`, nobody is logged in,
+    or the hub can't be reached."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
@@ -210,14 +207,14 @@ def check_upload(name: str) -> None:
 
 
 def is_repository(url: str) -> bool:
-    """Whether a URL is of a folder in a repository of the hub; in a bucket, it is not."""
+    """Whether a URL is a folder in a repository of the hub rather than in a bucket."""
     return url.startswith("hf://") and not url.startswith("hf://buckets/")
 
 
 def upload_to_repository(url: str, folder: Path, message: str) -> None:
-    """Upload a folder's files in one commit, into a private repository that is created if it isn't
-    there. Raises what the hub's library does. `url` is `hf://owner/name/folder` or
-    `hf://datasets/owner/name/folder`; `message` is the commit's."""
+    """Upload a folder's files in one commit with this message, creating a private repository if
+    needed. Raises the errors of the hub's library. `url` is `hf://owner/name/folder` or
+    `hf://datasets/owner/name/folder`."""
     from huggingface_hub import HfApi
     from huggingface_hub.utils import disable_progress_bars
 
@@ -262,7 +259,7 @@ def _cached_model(name: str, revision: str | None) -> Path | None:
 
 
 def _weights_patterns(name: str, files: list[str]) -> list[str]:
-    """Return the patterns of one complete set of a model's weights."""
+    """Return the file patterns of one complete set of a model's weights."""
     for known_by, patterns in _WEIGHTS_FORMATS:
         if known_by in files:
             return patterns

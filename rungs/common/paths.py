@@ -1,6 +1,5 @@
-"""Checks of paths that come from a user or from a file. `pathlib` raises on names that are too long
-or contain a NUL, and in folders without permission; opening a pipe or a device may block forever.
-"""
+"""Checks of paths that come from a user or a file. `pathlib` raises on names that are too long or
+contain a NUL, and in folders without permission; opening a pipe or device may block forever."""
 
 import errno
 import os
@@ -15,13 +14,13 @@ NO_FILE = (
     *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR),
     *(errno.EINVAL, errno.ELOOP, errno.ENAMETOOLONG),
 )
-"""Errors of reading where there is no regular file. Others, such as EIO and EACCES, may pass."""
+"""Error numbers of reading where there is no regular file. Others, such as EIO, may pass."""
 _NAME_BYTES = 200
-"""Less than the limit of 255 of file systems: Rungs adds prefixes and suffixes to names."""
+"""Longest name in bytes. File systems allow 255, but Rungs adds prefixes and suffixes."""
 
 
 def checkout() -> Path | None:
-    """Return the checkout of Rungs that this package runs from, None for an installed package."""
+    """Return the checkout of Rungs that this package runs from, or None if it is installed."""
     root = Path(__file__).parents[2]
     return root if (root / "train.py").is_file() else None
 
@@ -37,12 +36,12 @@ def is_folder(path: Path | str) -> bool:
 
 
 def is_there(path: Path | str) -> bool:
-    """Whether a path exists, be it a broken link."""
+    """Whether a path exists, possibly as a broken link."""
     return os.path.lexists(path)
 
 
 def require_regular(path: Path) -> None:
-    """Raise OSError unless a path is a regular file: not missing, a folder, a pipe or a device."""
+    """Raise OSError unless a path is a regular file (not missing, nor a folder, pipe or device)."""
     try:
         mode = path.stat().st_mode
     except ValueError:
@@ -52,7 +51,7 @@ def require_regular(path: Path) -> None:
 
 
 def open_to_read(path: Path) -> BinaryIO:
-    """Open a file that is there. Raises UserError if it can't be read."""
+    """Open an existing file. Raises UserError if it can't be read."""
     try:
         return path.open("rb")
     except OSError as error:
@@ -60,8 +59,8 @@ def open_to_read(path: Path) -> BinaryIO:
 
 
 def refuse_other_content(path: Path, begins: bytes, what: str) -> None:
-    """Raise UserError if a file is there that does not begin as `what` does, so that writing `what`
-    there would destroy something else."""
+    """Raise UserError if a file exists whose content does not begin with `begins`, as a `what`
+    does: writing a `what` there would destroy something else."""
     if is_file(path):
         with open_to_read(path) as file:
             if file.read(len(begins)) not in (begins, b""):
@@ -71,12 +70,12 @@ def refuse_other_content(path: Path, begins: bytes, what: str) -> None:
 
 
 def cannot_be_read(path: Path, error: OSError) -> UserError:
-    """Return the error for something that is there but cannot be read, maybe only for now."""
+    """Return the error for something that exists but cannot be read, maybe only for now."""
     return UserError(f"{path}: cannot be read just now: {error.strerror}; try again when it can be")
 
 
 def refuse_unsearchable(folder: Path) -> None:
-    """Raise UserError if what is in a folder can't be seen, so that nothing seems to be there."""
+    """Raise UserError if a folder may not be searched, as everything in it would seem missing."""
     if is_folder(folder) and not os.access(folder, os.X_OK):
         raise cannot_be_read(folder, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
 
@@ -92,9 +91,8 @@ def refuse_control_characters(path: Path | str) -> None:
 
 
 def refuse_link_out(path: Path, top: Path | None = None) -> None:
-    """Raise UserError if a path is a link that leads out of its folder, or out of `top`, a folder
-    around it. A snapshot in the cache of the Hugging Face hub has links into the `blobs` beside
-    `snapshots`."""
+    """Raise UserError if a path is a link that leads out of its folder, or out of `top`, an
+    enclosing folder. In the hub's cache, snapshots link to the `blobs` beside `snapshots`."""
     folder, target = (top or path.parent).resolve(), path.resolve()
     inside = (folder, *folder.parents)
     blobs = [place.parents[1] / "blobs" for place in inside if place.parent.name == "snapshots"]
@@ -111,7 +109,7 @@ def is_inside(path: str) -> bool:
 
 
 def is_plain_name(name: str) -> bool:
-    """Whether a name is a plain file name on every system, and leads into no other folder."""
+    """Whether a name is a plain file name on every system, without a folder."""
     return (
         name.isprintable()
         and not name.startswith("~")

@@ -19,9 +19,9 @@ from rungs.common import disk, shown_text
 from rungs.common.errors import RunFailure
 
 SECONDS_BETWEEN_LINES = 10.0
-"""Off a terminal, and in `train.log`, progress is a line every so many seconds."""
+"""Interval of progress lines in `train.log`, and on stderr if that is not a terminal."""
 SECONDS_UNTIL_PROGRESS = 1.0
-"""What takes less time shows no progress."""
+"""Shorter work shows no progress."""
 
 log = logging.getLogger("rungs")
 
@@ -49,7 +49,7 @@ class Terminal:
 
     @property
     def shows_bars(self) -> bool:
-        """Whether this is a terminal, with a width: a pseudo-terminal may have none."""
+        """Whether this is a terminal with a width; a pseudo-terminal may have none."""
         return self.wants_bars and self.isatty() and os.get_terminal_size(self.fileno()).columns > 0
 
 
@@ -57,7 +57,7 @@ TERMINAL = Terminal()
 
 
 class _PlainLines(Terminal):
-    """stderr for a progress bar that is to be a new line each time, without carriage returns."""
+    """stderr for a progress bar printed as new lines, without carriage returns."""
 
     def write(self, text: str) -> int:
         line = text.strip()
@@ -81,7 +81,7 @@ class _AboveTheBar(logging.Handler):
 
 
 def _make_safe(record: logging.LogRecord) -> bool:
-    """Keep secrets and control characters out of a message: a filter of handlers."""
+    """Remove secrets and control characters from a message. Used as a logging filter."""
     record.msg, record.args = shown_text.shown(record.getMessage()), ()
     return True
 
@@ -97,7 +97,7 @@ class _Json(logging.Formatter):
 
 class _File(logging.FileHandler):
     """Writes messages to a file. A failed write does not stop the run: the first failure is
-    reported on the terminal, and later messages are tried again."""
+    reported on the terminal, and later messages are still tried."""
 
     _has_failed = False
 
@@ -113,7 +113,7 @@ class _File(logging.FileHandler):
 
 
 class _Relay(logging.Handler):
-    """Passes the warnings of a library on, but no errors: it also raises those."""
+    """Passes on a library's warnings, but not its errors, which it also raises."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.levelno == logging.WARNING:
@@ -121,9 +121,9 @@ class _Relay(logging.Handler):
 
 
 def log_to_terminal(*, quiet: bool = False, as_json: bool = False) -> None:
-    """From now on write messages, and warnings of Orbax, to the terminal, and keep them in memory
-    for `log_to_file`. If `quiet`, only warnings go to the terminal; if `as_json`, each message is
-    an object with time, level and message. With either there is no progress bar."""
+    """Write messages, and warnings of Orbax, to the terminal from now on, and keep them in memory
+    for `log_to_file`. `quiet` shows only warnings; `as_json` writes each message as an object with
+    time, level and message. Either turns off progress bars."""
     orbax = logging.getLogger("absl")
     orbax.setLevel(logging.WARNING)
     orbax.handlers, orbax.propagate = [_Relay()], False
@@ -138,12 +138,12 @@ def log_to_terminal(*, quiet: bool = False, as_json: bool = False) -> None:
 
 
 def only_warnings() -> None:
-    """From now on log only warnings, because another process logs the rest."""
+    """Log only warnings from now on, because another process logs the rest."""
     log.setLevel(logging.WARNING)
 
 
 def log_to_file(path: Path) -> None:
-    """From now on also write messages to this file, each with its UTC time, after those since
+    """Also write messages to this file from now on, with UTC times, including those kept since
     `log_to_terminal`. If the file cannot be written, only the terminal gets them."""
     formatter = logging.Formatter("%(asctime)sZ %(levelname)s %(message)s")
     formatter.converter = time.gmtime
@@ -172,7 +172,7 @@ def log_failures() -> Iterator[None]:
 
 
 def log_to_file_only(level: int, text: str) -> None:
-    """Write lines to the file, if there is one, but not to the terminal."""
+    """Write lines to the log file, if there is one, but not to the terminal."""
     for line in text.splitlines():
         record = log.makeRecord(log.name, level, "", 0, line, (), None)
         for file in [handler for handler in log.handlers if isinstance(handler, _File)]:

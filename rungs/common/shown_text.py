@@ -1,6 +1,6 @@
-"""Text that is safe to show: without secrets, and without what a terminal would obey."""
+"""Text that is safe to show: without secrets and terminal control characters."""
 
-from __future__ import annotations  # an older Python must get as far as `command.py`
+from __future__ import annotations  # an older Python must reach the message of `command.py`
 
 import os
 import re
@@ -13,9 +13,9 @@ _SECRET_NAME = re.compile(
     r"|(TOKEN|KEY|PASS|PWD|CREDENTIAL|AUTH|COOKIE|DSN|WEBHOOK|WEBHOOK_URL|CONNECTION_STRING)S?$",
     re.IGNORECASE,
 )
-"""Names of environment variables with secrets, such as HF_TOKEN; not TOKENIZERS_PARALLELISM."""
+"""Names of environment variables that hold secrets: HF_TOKEN, but not TOKENIZERS_PARALLELISM."""
 _LEAST_CHARACTERS = 6
-"""Shorter values are words, such as "true", which messages need."""
+"""Shorter values are ordinary words, such as "true", that messages need."""
 _URL = re.compile(r"""([A-Za-z][\w+.-]{0,20}://)([^?#\s"'<>]*@)?([^?#\s"'<>]*)([?#][^\s"'<>]*)?""")
 _QUERY_VALUE = re.compile(r"=([^&;#]+)")
 _CREDENTIAL = re.compile(
@@ -25,41 +25,41 @@ _CREDENTIAL = re.compile(
 )
 """Headers and settings with a secret, and access tokens of the hub."""
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""What a terminal may obey, or reorders a line (bidirectional overrides); half characters, which
-can't be written."""
+"""Control characters of terminals, bidirectional overrides, which reorder a line, and lone
+surrogates, which can't be encoded."""
 
 _noted: set[str] = set()
 
 
 def hide(secret: str) -> None:
-    """Leave a text out of everything that is shown from now on."""
+    """Remove this text from everything shown from now on."""
     _noted.add(secret)
 
 
 def shown(text: str) -> str:
-    """Return a text without secrets, and with control characters other than line ends and tabs as
-    escapes such as `\\x1b`."""
+    """Return a text without secrets, and with control characters other than newlines and tabs
+    escaped, as in `\\x1b`."""
     return visible(without_secrets(text))
 
 
 def quoted(value: object) -> str:
-    """Return a path or a name as a word of a shell, for commands that messages suggest."""
+    """Return a path or name quoted for a shell, for commands that messages suggest."""
     return shlex.quote(str(value))
 
 
 def visible(text: str) -> str:
-    """Return a text with control characters other than line ends and tabs as escapes."""
+    """Return a text with control characters other than newlines and tabs escaped."""
     return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def is_secret_name(name: str) -> bool:
-    """Return whether what has this name is likely to be secret: HF_TOKEN, api_key."""
+    """Return whether a variable or key of this name probably holds a secret: HF_TOKEN, api_key."""
     return bool(_SECRET_NAME.search(name))
 
 
 def without_secrets(text: str) -> str:
-    """Return a text with `***` in place of secrets: user and query of URLs, headers, values of
-    environment variables that are named as secrets are, and what `hide` was given."""
+    """Return a text with `***` for secrets: user and query of URLs, header values, values of
+    environment variables with secret names, and texts passed to `hide`."""
     for secret in sorted(_known(), key=len, reverse=True):
         text = text.replace(secret, _HIDDEN)
     text = _URL.sub(_shown_url, text)
@@ -72,19 +72,19 @@ def _shown_url(url: re.Match[str]) -> str:
 
 
 def _known() -> set[str]:
-    """Return the secrets in the environment and the command line, as they are and decoded."""
+    """Return the secrets in the environment and the command line, as is and URL-decoded."""
     named = [value for name, value in os.environ.items() if is_secret_name(name)]
     found = {*_noted, *(value for value in named if not value.startswith("/"))}  # a file with it
     for text in (*os.environ.values(), *sys.argv):
         for _, user, _, query in _URL.findall(text):
             name, separator, password = user.rstrip("@").partition(":")
             found |= {password if separator else name, *_QUERY_VALUE.findall(query)}
-            # A slash in a password ends it for libraries, which take what is before for the port
+            # libraries end a password at a slash, and report the part before it as the port
             found.add(password.partition("/")[0])
     found |= {_decoded(secret) for secret in found}
     return {secret for secret in found if len(secret) >= _LEAST_CHARACTERS}
 
 
 def _decoded(secret: str) -> str:
-    """Return a part of a URL without its percent signs, as libraries quote it."""
+    """Return a part of a URL with its percent escapes decoded, as libraries quote it."""
     return re.sub(r"%([0-9A-Fa-f]{2})", lambda found: chr(int(found[1], 16)), secret)

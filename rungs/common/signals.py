@@ -1,8 +1,7 @@
-"""Signals that stop a run: they end a process that is starting, and ask a training one to stop
-after the current step. One that the process inherits as ignored, as under `nohup`, stays ignored.
-"""
+"""Signals that stop a run: they end a process that is starting, and ask a training process to stop
+after its step. A signal that is inherited as ignored, as under `nohup`, stays ignored."""
 
-from __future__ import annotations  # an older Python must get as far as `command.py`
+from __future__ import annotations  # an older Python must reach the message of `command.py`
 
 import contextlib
 import os
@@ -20,21 +19,21 @@ if TYPE_CHECKING:
     from typing import Self
 
 _REQUESTS = ("SIGINT", "SIGTERM", "SIGHUP")
-"""Ctrl-C, `kill`, and a terminal that was closed or an SSH connection that dropped."""
+"""Ctrl-C, `kill`, a closed terminal or a dropped SSH connection."""
 _WARNINGS = ("SIGUSR1", "SIGUSR2", "SIGXCPU")
-"""What Slurm, Grid Engine, LSF and limits on processor time send some time before they end a job.
-The kernel repeats SIGXCPU every second, so only a request counts as the second signal."""
+"""Signals that Slurm, Grid Engine, LSF and CPU-time limits send some time before they end a job.
+They never count as the second signal, as the kernel repeats SIGXCPU every second."""
 _SECONDS_OF_ONE_REQUEST = 1.0
 
 Action = Callable[[int], None]
-"""What a signal does, called with its number."""
+"""Handler of a signal, called with its number."""
 
 
 def exit_on_signal() -> None:
-    """From now on the signals that stop a run end this process at once, with exit code 128 + the
-    signal's number: before the first step there is nothing to save, and some code that imports or
-    compiles would swallow an exception."""
-    standard_streams.open_missing()  # before the listener's socket takes the number of one
+    """From now on, signals that stop a run end this process at once with exit code 128 + the
+    signal's number. Before the first step there is nothing to save, and code that imports or
+    compiles may swallow an exception."""
+    standard_streams.open_missing()  # else the listener's socket may take a stream's number
     _Listener(_end).begin()
 
 
@@ -45,14 +44,14 @@ def _end(number: int) -> None:
 
 
 class Interrupted(Exception):
-    """Raised when a signal arrives before a step, a validation or a scoring is done."""
+    """Raised when a signal arrives during a step, a validation or a scoring."""
 
 
 class StopSignal:
-    """After `begin`, and until the end of the `with` block, the first signal only sets `number`; a
-    second SIGINT, SIGTERM or SIGHUP ends the process. A second one within a second of the first is
-    ignored: a launcher such as `uv run` may forward a signal that the process has already received
-    with its process group."""
+    """Between `begin` and the end of the `with` block, the first signal only sets `number`; a
+    second SIGINT, SIGTERM or SIGHUP ends the process. Within a second of the first it is ignored,
+    as a launcher such as `uv run` may forward a signal that the process group has already
+    received."""
 
     def __init__(self) -> None:
         self.number: int | None = None
@@ -65,7 +64,7 @@ class StopSignal:
         return 128 + self.number if self.number else 0
 
     def begin(self) -> None:
-        """Note signals from now on: there is something to save."""
+        """Start recording signals, as there is something to save now."""
         if self._listener is None:
             self._listener = _Listener(self._note)
             self._listener.begin()
@@ -93,10 +92,10 @@ class StopSignal:
 
 
 class _Listener:
-    """Acts on each signal once and at once, from `begin` to `close`. Python calls a handler only in
-    the main thread and between two instructions, so not while XLA compiles or a step runs: a thread
-    of its own acts then. Both learn of a signal from the byte that the system writes to a socket,
-    see `signal.set_wakeup_fd`."""
+    """Acts on each signal exactly once and immediately, from `begin` to `close`. Python runs
+    handlers only in the main thread between two instructions, so not while XLA compiles or a step
+    runs: then a thread acts. Both read the byte that the system writes to a socket; see
+    `signal.set_wakeup_fd`."""
 
     def __init__(self, action: Action) -> None:
         self._action, self._numbers, self._acting = action, stopping_signals(), threading.RLock()
@@ -134,8 +133,7 @@ class _Listener:
 
 
 def stopping_signals() -> list[signal.Signals]:
-    """Return the signals that stop a run, without those that this process ignores and those that
-    its system doesn't have."""
+    """Return the signals that stop a run and that this system has, except ignored ones."""
     there = [number for number in signal.Signals if number.name in _REQUESTS + _WARNINGS]
     return [number for number in there if signal.getsignal(number) != signal.SIG_IGN]
 

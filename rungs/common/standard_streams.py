@@ -1,4 +1,4 @@
-"""stdin, stdout and stderr of a command: there in any case, and safe for a terminal."""
+"""stdin, stdout and stderr of a command: always open, and safe for a terminal."""
 
 import io
 import os
@@ -9,16 +9,16 @@ from pathlib import Path
 from rungs.common.shown_text import visible
 
 _OF_A_BAR = re.compile(r"(\r|\x1b\[A)")
-"""What tqdm moves the cursor with."""
+"""Control sequences with which tqdm moves the cursor."""
 
 
 class Closed(io.TextIOWrapper):
-    """The null device in place of a stdout that was closed when this process began."""
+    """The null device in place of a stdout that was closed at startup."""
 
 
 def open_missing() -> None:
-    """Open the null device for each stream that was closed when this process began. Otherwise the
-    next file to be opened would get its number, and with it what native code prints."""
+    """Open the null device for each stream that was closed at startup. Otherwise the next opened
+    file would get its number, and everything that native code prints."""
     for name, mode in (("stdin", "rb"), ("stdout", "wb"), ("stderr", "wb")):
         if getattr(sys, name) is None:
             null = Path(os.devnull).open(mode)  # noqa: SIM115
@@ -28,8 +28,8 @@ def open_missing() -> None:
 
 
 def protect_terminal() -> None:
-    """From now on show control characters as escapes where stdout and stderr are a terminal: what
-    models generate, and names in files from others, could otherwise control it."""
+    """Escape control characters from now on where stdout and stderr are a terminal. Generated text,
+    and names in other people's files, could otherwise control it."""
     for name, kind in (("stdout", _Visible), ("stderr", _VisibleWithBars)):
         stream = getattr(sys, name)
         if isinstance(stream, io.TextIOWrapper) and stream.isatty():

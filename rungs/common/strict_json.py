@@ -1,4 +1,4 @@
-"""Strict reading of JSON files: all errors at once, one line each, in terms of the file's keys."""
+"""Strict reading of JSON files: reports all errors at once, one line each, by key."""
 
 import functools
 import json
@@ -19,15 +19,14 @@ F = TypeVar("F", bound=Callable[[Any], str | None])
 
 
 def check(method: F) -> F:
-    """Register a method of a `StrictModel` that checks several keys together: it returns None or
-    one line, "key: what is wrong"."""
+    """Register a `StrictModel` method that checks keys: it returns "key: what is wrong" or None."""
     _checks.add(method)
     return method
 
 
 @functools.cache
 def _checks_of(model: type) -> list[FunctionType]:
-    """Return the checks of a class, those of its base classes first."""
+    """Return the checks of a class, base classes first."""
     members = [member for base in reversed(model.__mro__) for member in vars(base).values()]
     return [each for each in members if isinstance(each, FunctionType) and each in _checks]
 
@@ -50,7 +49,7 @@ class StrictModel(BaseModel):
         return self
 
     def problems(self) -> list[str]:
-        """Return the lines of the checks. A check whose keys are missing is skipped."""
+        """Return the lines of the failed checks. A check whose keys are missing is skipped."""
         lines = []
         for each in _checks_of(type(self)):
             try:
@@ -80,9 +79,9 @@ M = TypeVar("M", bound=StrictModel)
 def parse(
     text: str, path: Path, model: type[M], elsewhere: Mapping[str, type[StrictModel]] | None = None
 ) -> M:
-    """Return `text`, the contents of `path`, as a `model`. Raises UserError with a line for each
-    error: file, key, value and what is allowed. `elsewhere` has the other files of the folder by
-    name, as an unknown key may belong in one of them."""
+    """Parse `text`, the contents of `path`, as a `model`. Raises UserError with a line for each
+    error: file, key, value and what is allowed. `elsewhere` has the models of the folder's other
+    files by file name, as an unknown key may belong there."""
     values, lines = _parse_object(text, path)
     try:
         config = model.model_validate(values)
@@ -101,8 +100,7 @@ def parse(
 
 
 def value_problems(values: Any, model: type[StrictModel]) -> list[str]:
-    """Return a line "key: what is wrong" for each error in a JSON value, for messages that name its
-    place themselves."""
+    """Return one line "key: what is wrong" per error in a JSON value, without its file's name."""
     try:
         model.model_validate(values)
     except ValidationError as error:
@@ -127,7 +125,7 @@ def _parse_object(text: str, path: Path) -> tuple[dict[str, Any], list[str]]:
     try:
         value = json.loads(text, object_pairs_hook=note_duplicates)
         json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:  # it could not be written to any file
+    except UnicodeEncodeError:  # could not be written to a file
         raise UserError(f"{path}: holds an invalid character (a lone surrogate)") from None
     except json.JSONDecodeError as error:
         line = f"line {error.lineno}, " if "\n" in text else ""
@@ -141,7 +139,7 @@ def _parse_object(text: str, path: Path) -> tuple[dict[str, Any], list[str]]:
 
 
 def _partial(model: type[M], values: dict[str, Any], wrong: set[str]) -> M:
-    """Return the object without its wrong keys, for the checks that do not need them."""
+    """Return the object without its wrong keys, for checks that do not need them."""
     right = {key: _typed(model, key, values[key]) for key in values.keys() - wrong}
     partial = model.model_construct(**right)
     for key in wrong:
@@ -150,7 +148,7 @@ def _partial(model: type[M], values: dict[str, Any], wrong: set[str]) -> M:
 
 
 def _typed(model: type[M], key: str, value: Any) -> Any:
-    """Return a valid value of a key with nested objects parsed."""
+    """Return the valid value of a key, with nested objects parsed."""
     if (field := model.model_fields.get(key)) is None:
         return value
     kind: Any = field.annotation
@@ -198,8 +196,7 @@ def _advice(key: str, file: str, models: Mapping[str, type[StrictModel]]) -> str
 
 
 def _nested_advice(parts: Sequence[str], model: type[StrictModel]) -> str:
-    """Return which key an unknown key of a nested object may stand for. `parts` are the keys and
-    indices that lead to it."""
+    """Suggest a key for an unknown one in a nested object. `parts` are keys and indices to it."""
     models = [model]
     for part in parts[:-1]:
         fields = [each.model_fields[part] for each in models if part in each.model_fields]
@@ -211,7 +208,7 @@ def _nested_advice(parts: Sequence[str], model: type[StrictModel]) -> str:
 
 
 def _models_in(annotation: Any) -> list[type[StrictModel]]:
-    """Return the models that a type is, or is made of."""
+    """Return the models that a type is or contains."""
     if isinstance(annotation, type) and issubclass(annotation, StrictModel):
         return [annotation]
     return [model for part in get_args(annotation) for model in _models_in(part)]
@@ -229,5 +226,5 @@ def format_value(value: Any) -> str:
 
 
 def format_name(name: str) -> str:
-    """Return the name of a key or tensor, as JSON if it is long or has unprintable characters."""
+    """Return the name of a key or tensor, in JSON if it is long or has unprintable characters."""
     return name if name.isprintable() and len(name) <= _MOST_SHOWN else format_value(name)

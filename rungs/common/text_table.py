@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 
 def align_columns(rows: Sequence[Sequence[str]], left: int = 1) -> str:
-    """Return rows as lines with aligned columns: the first `left` ones flush left, the others flush
-    right."""
+    """Return rows as lines with aligned columns, the first `left` flush left, others right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     aligns = ["<" if column < left else ">" for column in range(len(widths))]
     form = "  ".join(f"{{:{align}{width}}}" for align, width in zip(aligns, widths, strict=True))
@@ -13,8 +12,8 @@ def align_columns(rows: Sequence[Sequence[str]], left: int = 1) -> str:
 
 
 def counted(count: int, thing: str) -> str:
-    """Return a count of things, such as `1 step` or `2,000 batches`. `thing` is the singular of a
-    noun that takes -s, or -es after -ch and -s."""
+    """Return a count of things, such as `1 step` or `2,000 batches`. `thing` is a singular noun
+    with a plural in -s, or -es after -ch and -s."""
     ending = "es" if thing.endswith(("ch", "s")) else "s"
     return f"{count:,} {thing}{ending * (count != 1)}"
 

@@ -8,7 +8,7 @@ from pydantic import ValidatorFunctionWrapHandler as Handler
 from rungs.common.strict_json import StrictModel
 
 _LEAST, _MOST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
-"""The smallest normal number of float32 above 0, and its largest number."""
+"""The smallest positive normal float32, and the largest float32."""
 
 
 def _not_zero(number: int) -> int:
@@ -18,14 +18,14 @@ def _not_zero(number: int) -> int:
 
 
 def _in_float32(number: float) -> float:
-    """Steps calculate in float32, where other numbers are infinite or 0."""
+    """Reject numbers that would be infinite or 0 in float32, the dtype of steps."""
     if number and not _LEAST <= number <= _MOST:
         raise ValueError(f"must be from {_LEAST:.3g} to {_MOST:.3g}, as float32 can hold it")
     return number
 
 
 def _size_or_auto(value: Any, handler: Handler) -> Any:
-    """Report one error instead of one for each type."""
+    """Report one error instead of one per type of the union."""
     try:
         return handler(value)
     except ValidationError:
@@ -50,12 +50,12 @@ class Config(StrictModel):
     """Path of the JSON schema of this file, for editors."""
 
     def with_choices(self, **values: Any) -> Self:
-        """Return a copy with values that were chosen for the user: none of these keys counts as set
-        by the file unless the file sets it."""
+        """Return a copy with values chosen for the user. Their keys don't count as set by the file,
+        unless they were set before."""
         chosen = self.model_copy(update=values)
         chosen.model_fields_set.intersection_update(self.model_fields_set)
         return chosen
 
     def as_json(self) -> dict[str, Any]:
-        """Return every key with its value, defaults included, ready for `json.dumps`."""
+        """Return all keys with their values, including defaults, as JSON-compatible types."""
         return self.model_dump(mode="json", exclude={"schema_address"})

@@ -299,18 +299,18 @@ class ModelConfig(Config):
 
     @property
     def head_width(self) -> int:
-        """Width of one attention head. The model must have layers."""
+        """Width of one attention head. Requires a model with layers."""
         assert self.n_heads is not None
         return self.head_dim or self.emb_dim // self.n_heads
 
     @property
     def width_multiplier(self) -> float:
-        """In muP, how many times wider the model is than its base model; otherwise 1."""
+        """In muP, the ratio of the model's width to its base model's; otherwise 1."""
         return self.emb_dim / self.mup.base_emb_dim if self.mup else 1.0
 
     @property
     def attention_scale(self) -> float:
-        """Factor on attention scores. The model must have layers."""
+        """Factor on attention scores. Requires a model with layers."""
         if self.mup and self.mup.base_head_dim:
             return math.sqrt(self.mup.base_head_dim) / self.head_width
         return 1 / math.sqrt(self.query_pre_attn_scalar or self.head_width)
@@ -327,8 +327,7 @@ class ModelConfig(Config):
 
     @property
     def repeated_kinds(self) -> tuple[LayerKind, ...]:
-        """The kinds of layers in one period, after which the pattern and the layers with a value
-        embedding repeat."""
+        """The layer kinds of one period: the pattern and the value embeddings repeat after it."""
         default: LayerKind = "sliding" if self.sliding_window else "global"
         kinds = self.layer_pattern or (default,)
         length = min(math.lcm(len(kinds), self.value_embedding_every or 1), max(self.n_layers, 1))
@@ -347,7 +346,7 @@ class ModelConfig(Config):
 
     @property
     def value_width(self) -> int:
-        """Elements of the value embeddings of a token, all layers together."""
+        """Total elements of a token's value embeddings over all layers."""
         heads = self.n_kv_heads or self.n_heads or 1
         return len(self.value_layers) * heads * self.head_width if self.value_layers else 0
 

@@ -34,7 +34,7 @@ Schedule = Literal["cosine", "linear", "constant", "warmup_stable_decay"]
 Orthogonalization = Literal["newton_schulz", "polar_express"]
 
 _MAX_NESTING = 20
-"""Levels of objects and lists in the values of `lineage`."""
+"""Largest depth of nested objects and lists in `lineage`."""
 
 LoraTarget = Literal["query", "key", "value", "output", "gate", "up", "down"]
 ATTENTION_TARGETS: tuple[LoraTarget, ...] = ("query", "key", "value", "output")
@@ -118,10 +118,10 @@ class OptimizationConfig(Config):
             "max_non_finite_steps",
         }
     )
-    """Keys that may change when a run is resumed. They change neither the mathematics nor the order
+    """Keys that may change when a run is resumed: they affect neither the mathematics nor the order
     of the data."""
     SAMPLES: ClassVar[bool] = False
-    """Whether a run trains on texts that it samples from its model."""
+    """Whether a run trains on texts that its model generates."""
 
     microbatch_size: Size
     """Sequences in one microbatch, counted over all devices."""
@@ -276,20 +276,19 @@ class OptimizationConfig(Config):
 
     @property
     def microbatches_per_step(self) -> int:
-        """Microbatches in one update, the largest if they grow."""
+        """Microbatches in one update; in the largest one if they grow."""
         return self.sequences_per_step // self.microbatch_size
 
     def sequences_before(self, step: int) -> int:
-        """Return the number of sequences in all updates before one."""
+        """Return the number of sequences in all updates before `step`."""
         return step * self.sequences_per_step
 
     def steps_of(self, sequences: int) -> int:
-        """Return the number of updates that so many sequences are enough for."""
+        """Return the number of updates needed for this many sequences."""
         most = range(sequences // self.sequences_per_step + 1)
         return bisect.bisect_right(most, sequences, key=self.sequences_before) - 1
 
 
 def indivisible_microbatch(optimization: OptimizationConfig, data: int) -> str | None:
-    """Return what is wrong with microbatch_size for a number of devices along the data axis, if
-    anything."""
+    """Return why microbatch_size does not fit this many devices along the data axis, or None."""
     return indivisible("microbatch_size", optimization.microbatch_size, data, "data")

@@ -1,5 +1,4 @@
-"""Defaults and choices of the commands' options, which their help shows. Without imports of
-libraries, because `--help` should not wait for them."""
+"""Defaults and choices of the commands' options. Imports no libraries, so that `--help` is fast."""
 
 from typing import Literal
 
@@ -11,36 +10,34 @@ LinenFamily = Literal["gemma", "gpt2", "llama"]
 """Families whose Flax Linen checkpoints can be imported."""
 
 MAX_RESTARTS = 10
-"""Crashes without a new checkpoint after which --supervise gives up."""
+"""Crashes without a new checkpoint in between after which --supervise gives up."""
 
 NEW_TOKENS, NEW_TOKENS_OF_A_CHAT = 64, 512
-"""The most that `generate.py` adds to a text, and to a conversation at a time."""
+"""Most new tokens that `generate.py` adds to a text, and to an answer in a chat."""
 
 LEAST_SCALE, MOST_SCALE = 1e-6, 1e6
-"""Range of temperature and repetition penalty. Logits that are divided by much less or more than
-these overflow or become equal in float32."""
+"""Range of temperature and repetition penalty. Beyond it, float32 logits divided by them overflow
+or become equal."""
 
 VOCAB_SIZE = 4096
 """Vocabulary size of a tokenizer trained on a dataset's text."""
 LARGEST_VOCAB = 2**24
-"""The library that trains it takes memory for all tokens at once."""
+"""Largest vocabulary to train; the library that trains it allocates all of it at once."""
 VALIDATION_PERCENT = 5
-"""Share of text for validation."""
+"""Percentage of text for validation."""
 DOCUMENTS_VALIDATION_PERCENT = 1.0
-"""The same for files of documents, which are larger."""
+"""Percentage of documents for validation; files of documents are larger."""
 
 LADDER_RUNGS = 5
 """Runs that `plan.py --ladder` proposes."""
 UTILIZATION_PERCENT = 40.0
-"""Share of the devices' peak FLOP/s assumed where nothing has been measured."""
+"""Assumed percentage of the devices' peak FLOP/s if nothing was measured."""
 
 MOST_DEVICES = 2**20
-"""Devices along an axis of the mesh that `model.py` shows."""
+"""Largest number of devices along a mesh axis that `model.py` shows."""
 
 COORDINATE_CHECK_STEPS = 5
 MIN_COORDINATE_CHECK_STEPS = 4
-"""muP's logits before training shrink with the square root of the width; it takes this many steps
-until that no longer shows."""
+"""In muP, initial logits shrink with the square root of the width; this many steps hide that."""
 COORDINATE_CHECK_LEARNING_RATE = 0.002
-"""Small enough that a few steps leave the activations stable; otherwise noise hides the
-exponents."""
+"""Small enough to keep activations stable over a few steps; otherwise noise hides the exponents."""

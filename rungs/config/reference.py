@@ -10,17 +10,17 @@ from rungs.config.run_config import FILE_TYPES, NESTED
 
 
 def json_schema(config_type: type[Config]) -> str:
-    """Return the JSON schema of a config file, the content of its file in `schemas/`."""
+    """Return the JSON schema of a config file, as in `schemas/`."""
     return json.dumps(config_type.model_json_schema(), indent=2, ensure_ascii=False) + "\n"
 
 
 def reference_page() -> str:
-    """Return a Markdown page of every key of each file with its type, default and meaning."""
+    """Return a Markdown page of each file's keys with type, default and meaning."""
     lines = [
         "# Configuration",
         "",
         "Every key of a run's files: `model.json`, and `train.json` or, in reinforcement learning,",
-        "`reinforce.json`. `uv run config.py` generates this page.",
+        "`reinforce.json`. `uv run config.py` generates it from `rungs/config/`.",
     ]
     for name, file_type in FILE_TYPES.items():
         lines += ["", f"## `{name}`", "", *_key_table(file_type)]
@@ -44,7 +44,7 @@ def _key_table(config_type: type[StrictModel]) -> list[str]:
 
 
 def _allowed(entry: dict[str, Any]) -> str:
-    """Return in words what an entry of a JSON schema allows."""
+    """Describe in words what an entry of a JSON schema allows."""
     if alternatives := entry.get("anyOf") or entry.get("oneOf"):
         return " or ".join(_allowed(alternative) for alternative in alternatives)
     if "enum" in entry:

@@ -55,17 +55,17 @@ class RunConfig(NamedTuple, Generic[T]):
         return self.train.sequences_before(step) * self.sequence_length
 
     def least_steps(self, tokens: int) -> int:
-        """Return the fewest steps that have so many tokens, in one epoch."""
+        """Return the fewest steps with this many tokens, within one epoch."""
         return self.train.steps_of(-(-tokens // self.sequence_length) - 1) + 1
 
     @property
     def train_file(self) -> str:
-        """Name of the file that `train` is from."""
+        """Name of the file that holds `train`."""
         return REINFORCE_FILE if isinstance(self.train, ReinforceConfig) else TRAIN_FILE
 
     @property
     def command(self) -> str:
-        """Name of the script that trains it."""
+        """Name of the script that trains the run."""
         return "reinforce.py" if isinstance(self.train, ReinforceConfig) else "train.py"
 
 
@@ -91,7 +91,7 @@ NESTED: dict[str, dict[str, type[StrictModel]]] = {
         **{f'tasks.settings of "{name}"': settings for name, settings in SETTINGS.items()},
     },
 }
-"""The keys of each file that hold an object. Those that the second files share are listed once."""
+"""Keys of each file that hold an object; those that both training files share are listed once."""
 
 MUP_OPTIMIZERS = ("adamw", "muon")
 """Optimizers whose learning rates `optimizers.py` scales with the width in muP."""
@@ -101,8 +101,7 @@ SAMPLING_MODES = ("dp", "fsdp")
 
 def load_run(run_folder: Path | str) -> RunConfig:
     """Read and check `model.json` and `train.json` of a run folder. Raises UserError with a line
-    for each error in either file or in the two together, or if the run is one of reinforcement
-    learning."""
+    per error in either file or their combination, or if it is a reinforcement learning run."""
     folder = Path(run_folder)
     if _train_file(folder) == REINFORCE_FILE:
         raise UserError(
@@ -130,7 +129,7 @@ def load_any_run(run_folder: Path | str) -> AnyRunConfig:
 
 
 def config_files(run_folder: Path) -> tuple[str, str]:
-    """Return the names of a run folder's two files; raises UserError if it has three."""
+    """Return the names of a run folder's two config files. Raises UserError if it has three."""
     return MODEL_FILE, _train_file(run_folder)
 
 
@@ -146,7 +145,7 @@ def _train_file(folder: Path) -> str:
 
 
 def check_texts(run_folder: Path | str, texts: dict[str, str]) -> AnyRunConfig:
-    """Check both files' texts, by name, before they are written to a folder; see `load_run`."""
+    """Check both files' texts, by name, before they are written; see `load_run`."""
     return _check(Path(run_folder), dict(texts))
 
 
@@ -177,7 +176,7 @@ def _check(folder: Path, texts: dict[str, str | None]) -> Any:
 
 
 def conflicts(model: ModelConfig, train: OptimizationConfig) -> Iterator[str]:
-    """Yield a line "key of the second file: what is wrong" for each problem of the two together."""
+    """Yield a line "key of the second file: what is wrong" for each conflict between the two."""
     known = {*BUILT_IN_OPTIMIZERS, *plugins.plugin_names(plugins.OPTIMIZERS)}
     if train.optimizer not in known:
         yield f"optimizer: {plugins.unknown_name('optimizer', train.optimizer, known)}"
@@ -206,8 +205,8 @@ def conflicts(model: ModelConfig, train: OptimizationConfig) -> Iterator[str]:
 
 
 def indivisible_sequence(model: ModelConfig, train: OptimizationConfig, context: int) -> str | None:
-    """Return what is wrong with the sequences' length for a number of devices along the context
-    axis (-1: unknown), if anything."""
+    """Return why the sequence length does not fit this many devices along the context axis (-1:
+    unknown), or None."""
     length = train.sequence_length or model.context_length
     return indivisible("sequence_length", length, abs(context), "context")
 
@@ -224,7 +223,7 @@ def _mup_conflicts(train: OptimizationConfig) -> Iterator[str]:
 
 
 def _missing_group(group: str, model: ModelConfig) -> str | None:
-    """Return why the architecture does not have a group of parameters, None if it does."""
+    """Return why the architecture lacks a parameter group, None if it has it."""
     if group == "head" and model.tied_embeddings:
         return "with tied_embeddings the head is the embedding"
     if group in ("residual_scale", "embedding_skip") and not model.residual_scalars:
@@ -240,7 +239,7 @@ def _matmul_conflicts(model: ModelConfig) -> Iterator[str]:
 
 
 def _missing_target(target: LoraTarget, model: ModelConfig) -> str | None:
-    """Return why the architecture does not have a target of LoRA, None if it does."""
+    """Return why the architecture lacks a LoRA target, None if it has it."""
     if not model.n_layers:
         return "the model has no layers"
     if target in ATTENTION_TARGETS:
@@ -271,6 +270,6 @@ C = TypeVar("C", bound=Config)
 
 
 def differences(old: C, new: C) -> dict[str, tuple[Any, Any]]:
-    """Return the keys in which two configs differ, each with its old and new value."""
+    """Return the keys in which two configs differ, with their old and new values."""
     before, after = old.as_json(), new.as_json()
     return {key: (before[key], after[key]) for key in before if before[key] != after[key]}

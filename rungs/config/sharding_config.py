@@ -70,13 +70,13 @@ class ShardingConfig(StrictModel):
 
 
 def mesh_axes(mode: str) -> tuple[str, str]:
-    """Return the names of a mode's mesh axes. Devices along the last one are closest together."""
+    """Return the names of a mode's mesh axes, the one with the fastest links last."""
     return "data", "context" if mode == "cp" else "tensor"
 
 
 def mode_problem(mode: str, data: int, last: int) -> str | None:
-    """Return what is wrong with a mode on a mesh of these sizes along `mesh_axes` (-1: unknown), if
-    anything."""
+    """Return why a mode does not fit a mesh of these sizes along `mesh_axes` (-1: unknown), or
+    None."""
     if mode == "cp":
         return None if last != 1 else "mode 'cp' needs context of at least 2; or use mode 'fsdp'"
     if mode in ("dp", "fsdp") and last != 1:
@@ -93,8 +93,7 @@ def mode_problem(mode: str, data: int, last: int) -> str | None:
 
 
 def indivisible(key: str, size: int, parts: int, *mesh_axes: str) -> str | None:
-    """Return what is wrong with a size that the devices along mesh axes must divide, if anything.
-    `parts` is the number of these devices."""
+    """Return why `parts` devices along mesh axes cannot divide a size evenly, or None."""
     if size % parts == 0:
         return None
     below = size // parts * parts

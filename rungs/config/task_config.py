@@ -1,5 +1,5 @@
-"""A task of reinforcement learning in a config: where its items come from and what checks answers.
-The built-in tasks assume one token per character; their settings are here as well."""
+"""A reinforcement learning task in a config: the source of its items, its verifier, and the
+settings of the built-in tasks, which assume one token per character."""
 
 from typing import Annotated, Any, Literal, get_args
 
@@ -18,7 +18,7 @@ BuiltInVerifier = Literal[
 ]
 VERIFIERS: tuple[str, ...] = get_args(BuiltInVerifier)
 REASONING_GYM = "reasoning-gym:"
-"""Prefix of sources from this library."""
+"""Prefix of sources from the library reasoning-gym."""
 ITEM_FILE_ENDING, VERIFIER_FILE_ENDING = ".jsonl", ".py"
 
 
@@ -176,7 +176,7 @@ class TaskConfig(StrictModel):
 
     @property
     def files(self) -> list[str]:
-        """The files that it names; relative paths start at the run folder."""
+        """The files that the task names; relative paths start at the run folder."""
         names = (self.source, self.validation_source, self.verifier)
         endings = (ITEM_FILE_ENDING, VERIFIER_FILE_ENDING)
         return [name for name in names if name and name.endswith(endings)]

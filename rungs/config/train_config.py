@@ -1,4 +1,5 @@
-"""`train.json`: how a model is trained."""
+"""`train.json`: training on a dataset. Its keys of optimizer, schedule, precision, devices and
+checkpoints are in `optimization_config.py`. A key's docstring is its description everywhere."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -129,7 +130,7 @@ class TrainConfig(OptimizationConfig):
 
     @check
     def _validated_once(self) -> str | None:
-        """Check that each validation loss is of another dataset."""
+        """Check that no dataset is validated on twice."""
         names = [*self.datasets, *self.validation_datasets]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is None:
@@ -139,7 +140,7 @@ class TrainConfig(OptimizationConfig):
 
     @check
     def _benchmarks_are_due(self) -> str | None:
-        """Check that checkpoints are measured on something, and at steps that are saved."""
+        """Check that benchmarks are given, and measured at steps with a checkpoint."""
         if self.evaluate_every is None:
             return "evaluate_every: needed by benchmarks" if self.benchmarks else None
         if not self.benchmarks:
@@ -177,7 +178,7 @@ class TrainConfig(OptimizationConfig):
         return batches * self.sequences_per_step
 
     def total_steps(self, steps_per_epoch: int) -> int:
-        """Return the steps of all epochs. One that grows need not end with an epoch."""
+        """Return the steps of all epochs. With batch_growth an epoch may end inside a step."""
         return self.steps_of(self.sequences_before(steps_per_epoch) * self.epochs)
 
     @property

@@ -28,16 +28,15 @@ _KEYS_OF_LAYERS = (
     *("ffn_dim", "ffn_bias", "n_experts", "experts_per_token", "zero_init_residual"),
     *("residual_scalars", "value_embedding_every"),
 )
-"""Keys of model.json that describe the blocks."""
+"""Keys of model.json that describe blocks."""
 
 Reason = tuple[str, str]
 """A key and when it has no effect."""
 
 
 def unused_keys(config: AnyRunConfig, has_validation: bool = True) -> list[str]:
-    """Return a line "file: key: …" for each key that a file sets, other than to null, although it
-    has no effect. `has_validation` says whether a dataset has a validation split, as far as that is
-    known."""
+    """Return a line "file: key: …" for each key that is set to a value other than null but has no
+    effect. `has_validation`: whether a dataset has a validation split, True if unknown."""
     model, train = config
     return [
         *_lines(MODEL_FILE, model, _in_model(model, train)),

@@ -1,6 +1,6 @@
-"""Encode many texts fast: byte-level BPE tokenizers through tiktoken, all others as they are.
-tiktoken merges by rank, so it can stand in for a tokenizer whose token ids are in the order of its
-merges, as GPT-2's and those trained here."""
+"""Encode many texts fast: byte-level BPE tokenizers through tiktoken, others through their own
+library. tiktoken merges by rank, so it fits tokenizers whose ids are in merge order, such as
+GPT-2's and those trained here."""
 
 import itertools
 import json
@@ -16,19 +16,19 @@ import tokenizers
 from rungs.data.tokenizer import Tokenizer
 
 _GPT2_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
-"""What ByteLevel splits at: https://github.com/openai/gpt-2/blob/master/src/encoder.py"""
+"""The pattern of ByteLevel: https://github.com/openai/gpt-2/blob/master/src/encoder.py"""
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
 _OTHERS = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 KNOWN_PATTERNS = {
     "GPT-4 and Llama 3": rf"{_CONTRACTIONS}|\p{{N}}{{1,3}}|{_OTHERS}",
     "Qwen 2": rf"{_CONTRACTIONS}|\p{{N}}|{_OTHERS}",
 }
-"""Split alike by both libraries. Others may not be: the libraries' regular expressions differ, and
-what a pattern doesn't match, tiktoken leaves out."""
+"""Patterns that both libraries split alike. Others may differ, as their regular expressions do, and
+tiktoken drops text that no pattern matches."""
 
 
 class BatchEncoder:
-    """Encodes batches of texts on all cores, with the ids of `Tokenizer.encode`."""
+    """Encodes batches of texts on all cores, with the same ids as `Tokenizer.encode`."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -36,8 +36,7 @@ class BatchEncoder:
         self._pool = ThreadPoolExecutor(os.cpu_count())
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Return the token ids of each text, uint32. Raises UserError if the tokenizer has no
-        tokens for a text."""
+        """Return the token ids of each text, uint32. Raises UserError if one has no tokens."""
         if self._fast is None:
             return [np.array(ids, np.uint32) for ids in self._tokenizer.encode_batch(texts)]
         return list(self._pool.map(self._fast_ids, texts))
@@ -46,12 +45,12 @@ class BatchEncoder:
         assert self._fast is not None
         try:
             return self._fast.encode_to_numpy(text, allowed_special="all")
-        except ValueError:  # its regular expressions give up on a million spaces
+        except ValueError:  # its regular expressions fail on a million spaces
             return np.array(self._tokenizer.encode(text), np.uint32)
 
 
 def as_tiktoken(tokenizer: Tokenizer) -> tiktoken.Encoding | None:
-    """Return the same tokenizer for tiktoken, or None unless it is certain to give the same ids."""
+    """Return an equivalent tiktoken encoding, or None unless it certainly gives the same ids."""
     parts = json.loads(tokenizer.definition)
     pattern, added = _pattern(parts["pre_tokenizer"]), parts["added_tokens"]
     if parts["normalizer"] or pattern is None or not _are_found_alike(added):
@@ -66,13 +65,12 @@ def as_tiktoken(tokenizer: Tokenizer) -> tiktoken.Encoding | None:
 
 
 def _are_found_alike(added: list[dict[str, Any]]) -> bool:
-    """Whether both libraries find the same added tokens in a text: without conditions, and without
-    a choice between a shorter and a longer one."""
+    """Whether both libraries find the same added tokens: none has conditions or begins another."""
     is_plain = all(
         token["special"] and not token["single_word"] | token["lstrip"] | token["rstrip"]
         for token in added
     )
-    # those that are normalized are looked for in what the others leave
+    # normalized ones are searched for in what the others leave
     is_one_search = len({token["normalized"] for token in added}) <= 1
     contents = sorted(token["content"] for token in added)
     is_prefix_free = all(contents) and not any(
@@ -82,7 +80,7 @@ def _are_found_alike(added: list[dict[str, Any]]) -> bool:
 
 
 def _pattern(pre_tokenizer: dict[str, Any] | None) -> str | None:
-    """Return the pattern of the pieces that merges stay within, None if there is no such one."""
+    """Return the pattern that splits text into pieces for merging, None if there is none."""
     match pre_tokenizer:
         case {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}:
             return _GPT2_PATTERN
@@ -103,12 +101,11 @@ def _pattern(pre_tokenizer: dict[str, Any] | None) -> str | None:
 
 
 def _ranks(model: dict[str, Any], special: dict[str, int]) -> dict[bytes, int] | None:
-    """Return the id of each token's bytes, None unless merging by rank gives what merges give.
+    """Return the id of each token's bytes, None unless merging by rank equals applying the merges.
 
-    It does if each token is a byte or made by one merge, of tokens before it; ids are in the order
-    of merges; and each token's own text becomes that token. For then, at the turn of a token's
-    rank, its text within a longer one has been merged as on its own, so that only its own merge can
-    make it."""
+    That holds if each token is a byte or one merge of earlier tokens, ids are in merge order, and
+    each token's own text encodes to that token. Then, when a token's rank comes up, its text inside
+    a longer one has been merged as it would be alone, so only its own merge can produce it."""
     options = ("dropout", "continuing_subword_prefix", "end_of_word_suffix")
     if model["type"] != "BPE" or any(model[option] for option in options):
         return None
@@ -125,7 +122,7 @@ def _ranks(model: dict[str, Any], special: dict[str, int]) -> dict[bytes, int] |
     in_order = all(rank < following for rank, following in itertools.pairwise(merged))
     is_complete = len(merged) + len(singles) == len(vocabulary) and singles.keys() == spelled.keys()
     are_different = len(set(vocabulary.values())) == len(vocabulary)
-    # with ignore_merges, a piece that spells a special token's name would become it
+    # with ignore_merges, a piece spelled like a special token would become that token
     no_piece_is_special = not any(
         set(name) <= spelled.keys() and not name.isascii() for name in special
     )
@@ -139,8 +136,7 @@ def _ranks(model: dict[str, Any], special: dict[str, int]) -> dict[bytes, int] |
 
 
 def _byte_characters() -> Iterator[tuple[str, int]]:
-    """Yield the character that byte-level tokenizers spell each byte with: itself if it can be
-    printed, else one from U+0100 on."""
+    """Yield each byte's character in byte-level BPE: itself if printable, else from U+0100 on."""
     following = 0x100
     for byte in range(256):
         if 0x21 <= byte <= 0x7E or 0xA1 <= byte <= 0xAC or byte >= 0xAE:

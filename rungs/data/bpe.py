@@ -10,13 +10,13 @@ from rungs.data.tokenizer import END_OF_TEXT, Tokenizer
 SMALLEST_VOCAB = 257
 """The 256 bytes and the end-of-text token."""
 _LONGEST_PIECE = 1024
-"""The time of a merge grows with the square of a piece's length: a million dashes took minutes."""
+"""Characters. A merge's time grows with the square of it: a million dashes took minutes."""
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     """Train a tokenizer with `vocab_size` tokens: the 256 bytes, end of text, and BPE merges; fewer
-    if the texts run out of pairs that occur twice. The end-of-text token's name inside a text
-    becomes that token when the text is encoded, so its letters are left out here."""
+    if no pair occurs twice any more. The end-of-text token's name is removed from the texts, as
+    encoding would turn it into that token."""
     tokenizer = byte_level_tokenizer(models.BPE())
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,

@@ -24,13 +24,12 @@ BUILT_IN: dict[str, Callable[[Path], Source]] = {
     python_stdlib.NAME: python_stdlib.build,
     **{name: functools.partial(task_dataset.build, name) for name in task_dataset.TASK_DATASETS},
 }
-"""The datasets that are built when they are first used."""
+"""Datasets that are built on first use."""
 
 
 def find_datasets_dir(option: Path | None = None) -> Path:
-    """Return the folder that holds the datasets: the command-line option if given, else the
-    environment variable, else `datasets` in the checkout, or in the working directory if Rungs was
-    installed without a checkout."""
+    """Return the folder that holds the datasets: the command-line option, else the environment
+    variable, else `datasets` in the checkout or, without one, the working directory."""
     if given := option or os.environ.get(DATASETS_VARIABLE):
         return Path(given)
     return (checkout() or Path()) / "datasets"
@@ -38,7 +37,7 @@ def find_datasets_dir(option: Path | None = None) -> Path:
 
 def dataset_folder(name: str, datasets_dir: Path) -> Path:
     """Return the folder of a dataset, which may not exist. Raises UserError if the name is not
-    valid, for example because it leads out of `datasets_dir`."""
+    valid, for example if it leads out of `datasets_dir`."""
     parts = name.split("/")
     is_dotted = any(part.startswith(".") or part.endswith(".") or ".." in part for part in parts)
     are_plain = all(is_plain_name(part) and part == part.strip() for part in parts)
@@ -52,9 +51,8 @@ def dataset_folder(name: str, datasets_dir: Path) -> Path:
 
 def open_dataset(name: str, datasets_dir: Path, *, update: bool = True) -> Dataset:
     """Open a dataset: one of `BUILT_IN`, a folder under `datasets_dir`, or a hub id `owner/name`.
-    If it is missing, build or download it first. Without `update`, the network is used only for a
-    dataset that has not been downloaded yet, not for a newer version. Raises UserError if it does
-    not exist or is damaged."""
+    Builds or downloads it first if it is missing. Without `update`, the hub is not asked for a
+    newer version. Raises UserError if it does not exist or is damaged."""
     folder = dataset_folder(name, datasets_dir)
     atomic_folder.recover_folder(folder)
     if "/" in name:
@@ -82,8 +80,8 @@ def build_dataset(
 
 
 def build_documents_dataset(name: str, request: "Request", datasets_dir: Path) -> Dataset:
-    """Build a dataset from files of documents, or go on with one that is unfinished. Raises
-    UserError if the name is taken by another dataset, or a file cannot be read or downloaded."""
+    """Build a dataset from files of documents, or continue an unfinished one. Raises UserError if
+    another dataset has the name, or a file cannot be read or downloaded."""
     from rungs.data.documents import building
 
     folder = dataset_folder(name, datasets_dir)
@@ -123,7 +121,7 @@ def _build_by_name(name: str, folder: Path) -> None:
 
 
 def _build_folder(folder: Path, build: Callable[[Path], Source]) -> bool:
-    """Build a dataset's folder. Return False if it exists, perhaps built by another process."""
+    """Build a dataset's folder. Return False if it exists, possibly built by another process."""
     with atomic_folder.lock_folder(folder):
         if folder.exists():
             return False

@@ -4,8 +4,7 @@ datasets/python-stdlib/
   train.safetensors        tokens; see `token_file.py`
   validation.safetensors   the same; optional
   tokenizer.json           the tokenizer that made the tokens; optional
-  dataset.json             written by Rungs: source, counts, checksums
-"""
+  dataset.json             written by Rungs: source, counts, checksums"""
 
 import contextlib
 import hashlib
@@ -37,18 +36,18 @@ class DocumentFile(strict_json.StrictModel):
     bytes: int
     sha256: str
     documents: int
-    """Number of its documents in the dataset."""
+    """Number of its documents that are in the dataset."""
 
 
 class Documents(strict_json.StrictModel):
-    """The files that the documents of a dataset are from."""
+    """Origin of a dataset built from files of documents."""
 
     request: str
-    """Checksum of the options that it was built with."""
+    """Checksum of the options that the dataset was built with."""
     repository: str | None = None
     """Name on the hub; None for the user's own files."""
     license: str | None = None
-    """License that the repository names."""
+    """License named by the repository."""
     column: str | None = None
     """Column with the text; None for the default."""
     files: list[DocumentFile]
@@ -58,24 +57,24 @@ class Documents(strict_json.StrictModel):
 
 
 class Chats(strict_json.StrictModel):
-    """How the chats of a dataset were chosen."""
+    """Selection of a dataset's chats."""
 
     template_sha256: str
     """Checksum of `chat_template.jinja`."""
     max_tokens: int | None = None
-    """Most tokens of a chat; None for no limit."""
+    """Maximum tokens of a chat; None for no limit."""
     left_out: int
-    """Number of chats that were longer."""
+    """Number of longer chats, which were left out."""
 
 
 class Source(strict_json.StrictModel):
     """Where a dataset came from."""
 
     kind: Literal["python-stdlib", "task", "text", "documents", "pairs", "chats", "hub", "folder"]
-    """Python's standard library, a built-in task, the user's text, files of documents, pairs,
-    chats, tokens from the hub, or a folder that the user put there."""
+    """Python's standard library, a built-in task, the user's text, files of documents, pairs or
+    chats, tokens from the hub, or a folder that the user made."""
     python_version: str | None = None
-    """Version of the Python with this standard library."""
+    """Version of Python that the standard library is from."""
     files: list[str] | None = None
     """Names of the user's files."""
     revision: str | None = None
@@ -85,12 +84,12 @@ class Source(strict_json.StrictModel):
 
 
 class PairsDescription(strict_json.StrictModel):
-    """The pairs of prompts and answers, or the chats, in one token file."""
+    """The pairs (prompt and answer) or chats in one token file."""
 
     pairs: int
     """Number of pairs or chats."""
     longest_tokens: int
-    """Tokens of the longest one, including its end of text."""
+    """Tokens of the longest pair or chat, including its end of text."""
     answer_tokens: int
     """Tokens in all answers, including the end of text after each."""
     is_chats: bool | None = None
@@ -107,7 +106,7 @@ class SplitDescription(strict_json.StrictModel):
     sha256: str
     """Checksum of the file, in hexadecimal."""
     sample_sha256: str | None = None
-    """Checksum of a sample of the file's bytes; absent if an earlier version wrote this."""
+    """Checksum of a sample of the file's bytes; absent in files of earlier versions."""
     pairs: PairsDescription | None = None
     """Absent if the file holds text."""
 
@@ -118,7 +117,7 @@ class DatasetDescription(strict_json.StrictModel):
     source: Source
     splits: dict[Split, SplitDescription]
     own_checksum: str | None = None
-    """sha256 of the other keys."""
+    """sha256 over the other keys."""
 
     @property
     def checksums(self) -> dict[str, str]:
@@ -130,7 +129,7 @@ class DatasetDescription(strict_json.StrictModel):
         return self.model_copy(update={"own_checksum": self._digest()})
 
     def verified(self) -> "DatasetDescription":
-        """Return the description without `own_checksum`, and without splits if that is wrong."""
+        """Return the description without `own_checksum`; if that is wrong, also without splits."""
         is_intact = self.own_checksum == self._digest()
         splits = self.splits if is_intact else {}
         return self.model_copy(update={"splits": splits, "own_checksum": None})
@@ -148,10 +147,10 @@ def split_file(split: Split) -> str:
 class Dataset:
     """A dataset's folder, open for reading.
 
-    If `dataset.json` is missing, or older than a token file or different from it (in size, header
-    or a sample of its bytes), the token file is read once and `dataset.json` is written again
-    (unless the folder is read-only). Raises UserError if there is no training split, or a token
-    file is not valid."""
+    If `dataset.json` is missing, older than a token file, or different from it (in size, header or
+    a sample of its bytes), the token file is read once and `dataset.json` is rewritten, unless the
+    folder is read-only. Raises UserError if there is no training split, or a token file is
+    invalid."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self.name = name
@@ -187,12 +186,12 @@ class Dataset:
         return any(split.pairs for split in self.description.splits.values())
 
     def texts(self, split: Split) -> Texts | None:
-        """Return what is at the start and the end of each text; None if nothing or unknown."""
+        """Return the tokens that begin and end each text; None if none begin it, or unknown."""
         return token_file.read_layout(self.token_path(split)).texts
 
     @property
     def begin(self) -> list[int]:
-        """Token ids that each text begins with; empty if unknown."""
+        """Token ids that begin each text; empty if unknown."""
         texts = self.texts(TRAIN)
         return texts.begin if texts else []
 
@@ -204,8 +203,7 @@ class Dataset:
 
 
 def read_description(folder: Path) -> DatasetDescription | None:
-    """Read `dataset.json`: without its splits if its checksum is wrong, or None if it is missing or
-    unreadable."""
+    """Read `dataset.json`, without splits if its checksum is wrong; None if it can't be read."""
     path = folder / DESCRIPTION_FILE
     try:
         return strict_json.parse(strict_json.read_text(path), path, DatasetDescription).verified()
@@ -233,7 +231,7 @@ def write_description(folder: Path, description: DatasetDescription) -> None:
 def describe(
     folder: Path, source: Source, known: DatasetDescription | None = None
 ) -> DatasetDescription:
-    """Describe the token files of a folder, reading only those that differ from `known`. Raises
+    """Describe a folder's token files, reading only those that differ from `known`. Raises
     UserError if there is no training split, or a token file is not valid."""
     paths.refuse_unsearchable(folder)
     if not paths.is_there(folder / split_file(TRAIN)):
@@ -272,7 +270,7 @@ def _bytes_of(path: Path) -> FileArray:
 
 
 def _sample_checksum(path: Path) -> str:
-    """Return the sha256 of blocks spread evenly over a file: of all of it if it is small."""
+    """Return the sha256 of blocks spread evenly over a file, or of all of a small file."""
     file, digest = _bytes_of(path), hashlib.sha256()
     for start in np.linspace(0, max(len(file) - _SAMPLE_BYTES, 0), _SAMPLES, dtype=int):
         digest.update(file[start : start + _SAMPLE_BYTES].data)
@@ -319,7 +317,7 @@ def _describe_pairs(path: Path, layout: TokenLayout) -> PairsDescription:
 
 
 def _check_chat_ends(path: Path, ends_C: FileArray, answers: int) -> None:
-    """Raise UserError if the chats do not divide the answers."""
+    """Raise UserError if the ends of chats are inconsistent with the answers."""
     end = 0
     for first in range(0, len(ends_C), _BLOCK_PAIRS):
         block_C = ends_C[first : first + _BLOCK_PAIRS]

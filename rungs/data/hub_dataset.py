@@ -11,14 +11,13 @@ from rungs.data.dataset import DatasetDescription, Source
 
 logger = logging.getLogger("rungs.hub_dataset")
 FILES = [*map(dataset.split_file, dataset.SPLITS), tokenizer.TOKENIZER_FILE]
-"""The only files taken from a repository. None of them can contain code."""
+"""The only files downloaded from a repository; none can contain code."""
 
 
 def download(name: str, folder: Path, *, update: bool) -> None:
-    """Download the dataset `owner/name` into `folder`, unless it is there and, if `update`, up to
-    date. If the hub cannot be reached, an existing copy is used. A folder that did not come from
-    the hub belongs to the user and is not changed. Raises UserError if there is no copy and the
-    download fails."""
+    """Download the dataset `owner/name` into `folder`, unless it exists and, with `update`, is up
+    to date. If the hub cannot be reached, an existing copy is used. A folder not from the hub is
+    the user's and never changed. Raises UserError if there is no copy and the download fails."""
     known = dataset.read_description(folder)
     if paths.is_there(folder) and not (update and known and known.source.kind == "hub"):
         return
@@ -64,8 +63,8 @@ def _copy_old_files(partial: Path, folder: Path) -> None:
     """Start from the existing copy, so that only changed files are downloaded."""
 
     def copy(source: str, target: str) -> None:
-        # Token files are replaced, never written to, so they can be linked. The hub's own
-        # bookkeeping files are written to: a link would change the old copy's.
+        # Token files are replaced, never modified, so they can be hard links. The hub's bookkeeping
+        # files are modified: a link would change the old copy's.
         (disk.link_or_copy if source.endswith(".safetensors") else shutil.copy2)(source, target)
 
     if folder.exists() and not any(partial.iterdir()):

@@ -1,10 +1,8 @@
-"""Load the batches of training and validation, and check that a run's config fits its datasets.
+"""Batches for training and validation, and checks that a run's config fits its datasets. The batch
+of step N depends only on the config and N. A step reads A·B sequences, in the order of the file or
+mixture, or shuffled within each epoch.
 
-The batch of step N depends only on the config and N. A step takes A·B sequences: in the order of
-the file or the mixture, or shuffled within each epoch.
-
-Axes: A microbatches of a step, B sequences of a microbatch, S tokens of a sequence.
-"""
+Axes: A microbatches of a step, B sequences of a microbatch, S tokens of a sequence."""
 
 import functools
 from collections.abc import Iterator
@@ -22,7 +20,7 @@ from rungs.data.token_file import AnsweredDocuments
 from rungs.data.tokenizer import Tokenizer
 
 Rows = slice | np.ndarray
-"""Indices of the sequences of a microbatch to read."""
+"""Indices of the sequences to read from a microbatch."""
 ALL_ROWS = slice(None)
 _PREFETCH_STEPS = 4
 _PREFETCH_THREADS = 2
@@ -34,9 +32,9 @@ class Batch(NamedTuple):
 
     inputs_ABS: np.ndarray
     targets_ABS: np.ndarray
-    """`sequences.IGNORED` for a target that does not count."""
+    """`sequences.IGNORED` for a target that does not count in the loss."""
     starts_ABS: np.ndarray | None = None
-    """Where each token's document starts, if documents are separate."""
+    """Position where each token's document starts, if documents are separate."""
 
 
 class ValidationBatch(NamedTuple):
@@ -46,12 +44,12 @@ class ValidationBatch(NamedTuple):
     targets_BS: np.ndarray
     starts_BS: np.ndarray | None
     real_rows: int
-    """Number of rows of the complete batch that count. The rows after them are padding."""
+    """Rows of the complete batch that count; those after them are padding."""
 
 
 class TrainingData:
-    """The training batches of a run. Raises UserError if the config and the datasets do not fit
-    together, in training or validation; with one line per reason."""
+    """The training batches of a run. Raises UserError, with one line per reason, if the config and
+    the datasets, for training or validation, do not fit together."""
 
     def __init__(self, config: RunConfig, datasets: dict[str, Dataset]) -> None:
         _raise_if_any(problems(config, datasets))
@@ -61,7 +59,7 @@ class TrainingData:
         self._sequences = sequences.mix(parts, train)
         self.datasets = datasets
         self.padding = {name: part.padding for name, part in parts.items()}
-        """Share of padding in the sequences of each dataset."""
+        """Share of padding tokens, by dataset."""
         self.available_steps_per_epoch = train.steps_of(len(self._sequences))
         self.steps_per_epoch = (
             self.available_steps_per_epoch
@@ -81,8 +79,7 @@ class TrainingData:
         return self._read(step, rows)
 
     def batches(self, first_step: int = 0, rows: Rows = ALL_ROWS) -> Iterator[Batch]:
-        """Yield the batches from a step to the last, prefetched by threads; of each microbatch only
-        the sequences `rows`."""
+        """Yield the batches from a step to the last, prefetched; of each microbatch only `rows`."""
         import grain
 
         if first_step < self.total_steps:
@@ -98,7 +95,7 @@ class TrainingData:
 
 
 class ValidationData:
-    """The validation batches of a run, the same ones each time. Create it with `of`."""
+    """The validation batches of a run, always the same ones. Create it with `of`."""
 
     def __init__(self, config: RunConfig, datasets: dict[str, Dataset]) -> None:
         length, train = config.sequence_length, config.train
@@ -109,11 +106,11 @@ class ValidationData:
         self.sequences = min(wanted, len(self._sequences))
         """Sequences in one validation."""
         self.tokens = self.sequences * length
-        """Input tokens of one validation, including the padding of pairs."""
+        """Input tokens of one validation, padding included."""
         self.datasets = list(parts)
         """Names of the datasets with a validation split."""
         self.dataset_numbers = sequences.dataset_numbers(parts, train, self.sequences)
-        """Index in `datasets` of the dataset of each sequence."""
+        """Index into `datasets` for each sequence."""
 
     @classmethod
     def of(cls, config: RunConfig, datasets: dict[str, Dataset]) -> Self | None:
@@ -137,7 +134,7 @@ class ValidationData:
         yield from _prefetch(grain.MapDataset.range(len(self)).map(read))
 
     def count_bytes(self, tokenizer: Tokenizer) -> tuple[int, int]:
-        """Return the number of targets that count, and of the bytes that they stand for."""
+        """Return the number of targets that count, and their size in bytes of text."""
         rows = [
             row[row != sequences.IGNORED]
             for batch in self.batches()
@@ -155,7 +152,7 @@ class ValidationData:
 
 
 class ValidationSets(NamedTuple):
-    """What a run measures its loss on."""
+    """The validation data of a run."""
 
     own: ValidationData | None
     """Validation splits of the datasets that it trains on; None if there are none."""
@@ -166,8 +163,8 @@ class ValidationSets(NamedTuple):
     def of(
         cls, config: RunConfig, datasets: dict[str, Dataset], others: dict[str, Dataset]
     ) -> Self:
-        """Return what to measure the loss on; errors as in `ValidationData.of`, and a UserError if
-        one of the others has no validation split."""
+        """Return the validation data. Errors as in `ValidationData.of`, and a UserError if one of
+        `others` has no validation split."""
         key = f"{TRAIN_FILE}: validation_datasets"
         lacking = [name for name in others if VALIDATION not in others[name].splits]
         _raise_if_any([f"{key}: {name} has no validation split; leave it out" for name in lacking])
@@ -189,8 +186,8 @@ def _raise_if_any(lines: list[str]) -> None:
 
 
 def _order(count: int, config: TrainConfig) -> Any:
-    """Return a `grain.MapDataset` of sequence indices in the order of training, for all epochs. It
-    shuffles indices: shuffling a mixture itself would make the second epoch continue with sequences
+    """Return a `grain.MapDataset` of sequence indices in training order, over all epochs. Indices
+    are shuffled rather than the mixture itself, whose second epoch would continue with sequences
     that the first did not have."""
     import grain
 

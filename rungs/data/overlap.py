@@ -1,9 +1,8 @@
 """How much of some texts, such as a validation split, is also in training; and duplicates.
 
-Two texts overlap if they share 13 words in a row, in lower case and without punctuation (GPT-3,
-arXiv 2005.14165, appendix C). Words are compared by 64-bit hashes. Memory is bounded: of very many
-texts only the first are examined, and duplicates are counted in a sample chosen by a hash.
-"""
+Two texts overlap if they share 13 consecutive words, in lower case without punctuation (GPT-3,
+arXiv 2005.14165, appendix C). Words are compared by 64-bit hashes. To bound memory, only the first
+of very many texts are examined, and duplicates are counted in a hash-based sample."""
 
 import functools
 import hashlib
@@ -24,12 +23,12 @@ from rungs.data.token_file import FileArray
 from rungs.data.tokenizer_files import load_tokenizer
 
 WORDS = 13
-"""Words in a row that two texts share if they overlap."""
+"""Consecutive words that two overlapping texts share."""
 SHOWN_SHARE = 0.01
-"""An overlap above this share is mentioned wherever the validation loss is."""
+"""A larger overlap is mentioned next to the validation loss."""
 _MOST_HASHES = 1 << 24
 _MOST_WORDS = 1 << 20
-"""Words whose hashes are remembered."""
+"""Most words whose hashes are kept."""
 _BATCH_HASHES = 1 << 20
 _BLOCK_TOKENS, _BLOCK_PAIRS, _BATCH_DOCUMENTS = 1 << 20, 1 << 12, 256
 _FACTORS_N = np.random.default_rng(13).integers(0, 1 << 63, WORDS, np.uint64) * np.uint64(2) + 1
@@ -41,11 +40,11 @@ class Found(strict_json.StrictModel):
 
     texts: int
     examined: int
-    """Number of texts that were examined: not all if there are very many."""
+    """Number of texts that were examined; fewer than all if there are very many."""
     copies: int
-    """Number of examined texts that training has word for word."""
+    """Number of examined texts that are in training verbatim."""
     overlapping: int
-    """Number of examined texts that share `WORDS` words in a row with training."""
+    """Number of examined texts that share `WORDS` consecutive words with training."""
     long_enough: int
     """Number of examined texts with at least `WORDS` words."""
     repeated: float
@@ -53,12 +52,12 @@ class Found(strict_json.StrictModel):
 
     @property
     def overlapping_share(self) -> float:
-        """Share of the texts with at least `WORDS` words that overlap with training."""
+        """Overlapping share of the texts with at least `WORDS` words."""
         return self.overlapping / max(self.long_enough, 1)
 
     @property
     def copied_share(self) -> float:
-        """Share of the examined texts that training has word for word."""
+        """Share of the examined texts that are in training verbatim."""
         return self.copies / max(self.examined, 1)
 
 
@@ -79,8 +78,7 @@ class Overlap(strict_json.StrictModel):
 
 
 def recorded(folder: Path) -> Overlap | None:
-    """Return what `overlap.json` in a dataset's folder says, None if it is missing or about other
-    token files."""
+    """Return the content of a folder's `overlap.json`; None if missing or of other token files."""
     path, description = folder / Overlap.FILE, read_description(folder)
     if description is None:
         return None
@@ -92,7 +90,7 @@ def recorded(folder: Path) -> Overlap | None:
 
 
 def notes(datasets: Mapping[str, Path]) -> list[str]:
-    """Return a line for each dataset (name and folder) that has more than `SHOWN_SHARE` of its
+    """Return a line for each dataset (name and folder) with more than `SHOWN_SHARE` of its
     validation split in training."""
     return [
         f"{share:.1%} of the validation documents of {name} share {WORDS} words in a row with"
@@ -119,18 +117,16 @@ def check(dataset: Dataset) -> Overlap:
 
 
 def check_items(dataset: Dataset, path: Path) -> Found:
-    """Look for the items of a benchmark, one in each line of JSON, in a dataset's training split.
-    Raises UserError if the file cannot be read, or the dataset has no tokenizer with an end-of-text
-    token."""
+    """Look for a benchmark's items, one per line of JSON, in a dataset's training split. Raises
+    UserError if the file cannot be read, or the dataset's tokenizer has no end-of-text token."""
     examined = Examined(_items(path))
     examined.compare(texts_of(dataset, TRAIN))
     return examined.found()
 
 
 def texts_of(dataset: Dataset, split: Split) -> Iterator[str]:
-    """Yield the text of each document of a split, or of each pair: the prompt and its answer; in
-    order and in bounded memory. Raises UserError if the dataset has no tokenizer with an
-    end-of-text token."""
+    """Yield the text of each document of a split, or of each pair (prompt and answer), in order and
+    in bounded memory. Raises UserError if the dataset's tokenizer has no end-of-text token."""
     tokenizer = load_tokenizer(dataset.folder) if dataset.tokenizer_file else None
     if tokenizer is None or tokenizer.end_of_text is None:
         raise UserError(
@@ -144,7 +140,7 @@ def texts_of(dataset: Dataset, split: Split) -> Iterator[str]:
 
 
 def _documents(tokens: FileArray, end_of_text: int) -> Iterator[np.ndarray]:
-    """Yield the token ids of each document that has any."""
+    """Yield the token ids of each non-empty document."""
     started = list[np.ndarray]()
     for start in range(0, len(tokens), _BLOCK_TOKENS):
         block = tokens[start : start + _BLOCK_TOKENS]
@@ -168,7 +164,7 @@ def _pairs(tokens: FileArray, bounds: FileArray) -> Iterator[np.ndarray]:
 
 
 def _items(path: Path) -> Iterator[str]:
-    """Yield all texts of each item, joined."""
+    """Yield each item's strings, joined."""
     for number, line in enumerate(strict_json.read_text(path).splitlines(), 1):
         try:
             item = json.loads(line)
@@ -193,7 +189,7 @@ class Repeats:
         self._size, self._every = 0, 1
 
     def counted(self, texts: Iterable[str]) -> Iterator[str]:
-        """Yield the texts again."""
+        """Yield the texts unchanged while counting them."""
         batch: list[int] = []
         for text in texts:
             yield text
@@ -216,13 +212,13 @@ class Repeats:
 
     @property
     def share(self) -> float:
-        """Share of the texts so far that are copies of an earlier one."""
+        """Share of the texts so far that repeat an earlier one."""
         hashes = _joined(self._kept)
         return 1 - len(np.unique(hashes)) / max(len(hashes), 1)
 
 
 class Examined:
-    """Texts to look for in training; they are read once."""
+    """Texts to look for in training; each is read once."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         self._word_hash = functools.lru_cache(_MOST_WORDS)(text_hash)
@@ -236,7 +232,7 @@ class Examined:
         self._is_shared = np.zeros(len(self._runs), bool)
 
     def _kept(self, texts: Iterable[str]) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield the hashes of each text and of its words in a row, until there are too many."""
+        """Yield the hashes of each text and of its runs of words, up to a limit."""
         size = 0
         for text in self._repeats.counted(texts):
             self._count += 1
@@ -246,7 +242,7 @@ class Examined:
                 yield text_hash(text), hashes
 
     def _runs_of(self, text: str) -> np.ndarray:
-        """Return the hashes of each `WORDS` words in a row, uint64."""
+        """Return the hashes of all `WORDS` consecutive words, uint64."""
         words = text.lower().translate(_WITHOUT_PUNCTUATION).split()
         if len(words) < WORDS:
             return np.empty(0, np.uint64)
@@ -254,7 +250,7 @@ class Examined:
         return (sliding_window_view(hashes, WORDS) * _FACTORS_N).sum(axis=1, dtype=np.uint64)
 
     def compare(self, training: Iterable[str]) -> None:
-        """Look for the texts in the training texts, which are read once."""
+        """Look for the texts in the training texts, reading those once."""
         texts: list[int] = []
         runs: list[np.ndarray] = []
         size = 0
@@ -286,7 +282,7 @@ class Examined:
 
 
 def text_hash(text: str) -> int:
-    """Return 64 bits that are the same on every machine."""
+    """Return a 64-bit hash that is the same on every machine."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())
 
 

@@ -1,9 +1,7 @@
-"""The dataset builder for pairs: JSON lines of prompts and answers.
-
-A pair's tokens are those of its prompt (with the tokenizer's begin-of-text token, if any), those of
-its answer, and end of text. Both are tokenized separately and nothing is added between them, not
-even the space that SentencePiece adds before a text: a separator must be part of one of them.
-"""
+"""The dataset builder for pairs: JSON lines of prompts and answers. A pair's tokens are its prompt
+(after the tokenizer's begin-of-text token, if any), its answer, and end of text. Prompt and answer
+are tokenized separately with nothing in between, not even the space that SentencePiece adds: a
+separator must be part of one of them."""
 
 import itertools
 from collections.abc import Iterator
@@ -24,11 +22,11 @@ _PAIRS_PER_BATCH = 512
 
 
 class Pair(NamedTuple):
-    """A prompt with its answer, and its position."""
+    """A prompt with its answer, and its place in the file."""
 
     path: Path
     offset: int
-    """Position of its line's first byte in the file."""
+    """Offset of its line's first byte in the file."""
     prompt: str
     answer: str
 
@@ -59,9 +57,8 @@ def build(
 
 
 def split_sections(sections: list[TextSection], percent: float) -> Sections:
-    """Split files of pairs as `text_dataset.split_sections` does. A single file is cut between two
-    pairs, with at least one pair on each side. Raises UserError if a file has no pairs, or a single
-    file has only one."""
+    """Split files of pairs as `text_dataset.split_sections` does, but cut a single file between two
+    pairs. Raises UserError if a file has no pairs, or a single file only one."""
     for section in sections:
         if next(json_lines(section), None) is None:
             raise UserError(f"{section.path}: has no lines; each line must be a pair or a chat")
@@ -69,7 +66,7 @@ def split_sections(sections: list[TextSection], percent: float) -> Sections:
 
 
 def _split(section: TextSection, percent: float) -> tuple[TextSection, TextSection]:
-    """Return the section without its last `percent`, and those, at least the last pair."""
+    """Return the section without its last `percent`, and that part; both have at least one pair."""
     target = section.end - round(section.size * percent / 100)
     offsets = (offset for offset, _ in json_lines(section))
     cut = first = next(offsets)
@@ -86,8 +83,7 @@ def _split(section: TextSection, percent: float) -> tuple[TextSection, TextSecti
 
 
 def write_pairs(writer: PairWriter, pairs: Iterator[Pair], tokenizer: Tokenizer) -> None:
-    """Write pairs to a token file, each with an end of text; raises UserError if an answer has no
-    tokens."""
+    """Write pairs, each with an end of text, to a file. Raises UserError for an empty answer."""
     while batch := list(itertools.islice(pairs, _PAIRS_PER_BATCH)):
         prompts = tokenizer.encode_batch([pair.prompt for pair in batch])
         answers = tokenizer.continuing.encode_batch([pair.answer for pair in batch])
@@ -114,7 +110,7 @@ def read_pairs(section: TextSection, progress: Progress = lambda _: None) -> Ite
 
 
 def _parse(line: bytes) -> tuple[str, str]:
-    """Return the prompt and the answer of a line; raises ValueError if it is not a pair."""
+    """Return the prompt and the answer of a line. Raises ValueError if it is not a pair."""
     value = text_dataset.parse_json(line, _object_with_unique_keys)
     if not isinstance(value, dict):
         raise ValueError(f'must be {{"prompt": …, "answer": …}}, not {format_value(value)}')

@@ -13,23 +13,23 @@ from rungs.data.tokenizer import Tokenizer
 from rungs.data.tokenizer_files import load_tokenizer
 
 _SHOWN_DIGITS = 16
-"""Digits of a sha256 that tell files apart."""
+"""Digits of a sha256 that are enough to distinguish files."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Provenance:
-    """The data of a run."""
+    """Checksums and tokenizer of a run's data."""
 
     datasets: dict[str, dict[str, str]]
     """sha256 of each split's file, by dataset."""
     tokenizer: str
-    """Name of the dataset that has the tokenizer, or the hub id in train.json. The first dataset
-    with a chat template is preferred, so that the model gets it."""
+    """Name of the dataset that has the tokenizer, or the hub id in train.json. A dataset with a
+    chat template is preferred, so that the model gets it."""
     tokenizer_file: Path | None
 
     @classmethod
     def of(cls, train: TrainConfig, datasets: dict[str, Dataset]) -> Self:
-        """Return the provenance of a run; raises UserError if the datasets' tokenizers differ."""
+        """Return the provenance of a run. Raises UserError if the datasets' tokenizers differ."""
         check_same_tokenizer(datasets, train.tokenizer)
         checksums = {name: dataset.description.checksums for name, dataset in datasets.items()}
         with_template = [name for name in datasets if datasets[name].description.source.chats]
@@ -39,16 +39,15 @@ class Provenance:
 
     @property
     def tokenizer_place(self) -> Path | str:
-        """The tokenizer's place, for `load_tokenizer`."""
+        """Argument of `load_tokenizer` for this tokenizer."""
         return self.tokenizer_file or self.tokenizer
 
     def validation_data(self, train: TrainConfig) -> str | None:
-        """Return what validation losses are measured on; see `describe_validation`."""
+        """Identify the run's validation data; see `describe_validation`."""
         return describe_validation(self.datasets, train.validation_tokens, train.start_val_token)
 
     def check_same_tokens(self, before: dict[str, dict[str, str]]) -> None:
-        """Raise UserError if the training tokens differ from the ones in `before`, a checkpoint's
-        `datasets`."""
+        """Raise UserError if the training tokens differ from a checkpoint's `datasets`."""
         for name, checksums in self.datasets.items():
             if before[name]["train"] != checksums["train"]:
                 raise UserError(
@@ -61,9 +60,9 @@ class Provenance:
 def describe_validation(
     datasets: dict[str, dict[str, str]], tokens: int, start_token: int
 ) -> str | None:
-    """Return what validation losses are measured on: the most tokens, from a token on, of these
-    datasets (the sha256 of each split's file); None if none has a validation split. Equal
-    descriptions mean comparable losses."""
+    """Return an identifier of validation data: at most `tokens` tokens from `start_token` on of
+    these datasets, given by the sha256 of each split; None if none has a validation split. Losses
+    are comparable if identifiers are equal."""
     files = [
         f"{name} (sha256 {checksums[VALIDATION][:_SHOWN_DIGITS]})"
         for name, checksums in datasets.items()
@@ -77,10 +76,9 @@ def describe_validation(
 def check_same_tokenizer(
     datasets: dict[str, Dataset], hub_id: str, model: Path | str | None = None
 ) -> None:
-    """Check that a token id means the same in all datasets, and to a model, whose `tokenizer.json`
-    or name of a tokenizer (a dataset or a hub id) is `model`. Datasets that have no tokenizer of
-    their own have `hub_id`. Raises UserError, which names each dataset with its tokenizer, if two
-    tokenizers differ."""
+    """Check that token ids mean the same in all datasets and, if given, to a model. `model` is its
+    `tokenizer.json` or a tokenizer's name (a dataset or hub id); `hub_id` is the tokenizer of
+    datasets without one. Raises UserError, with all datasets and tokenizers, if two differ."""
     places: dict[str, Path | str] = {
         name: dataset.tokenizer_file or hub_id for name, dataset in datasets.items()
     }
@@ -99,8 +97,8 @@ def check_same_tokenizer(
 
 
 def notes_on_beginnings(datasets: Mapping[str, Dataset], tokenizer: Tokenizer) -> list[str]:
-    """Return what the sequences of datasets of text begin with, and for each that lacks what the
-    tokenizer puts there, what to do. Pairs and chats always have it."""
+    """Return notes on the tokens that begin sequences of text datasets, with advice for those that
+    lack the tokenizer's begin tokens. Pairs and chats always have them."""
     begin = tokenizer.names(tokenizer.begin)
     return [
         f"{name}: each sequence begins with {tokenizer.names(dataset.begin)}, as its texts do"
@@ -118,7 +116,7 @@ def _how_to_build(has_pairs: bool, tokenizer: Path | str) -> str:
 
 
 def _definition(place: Path | str) -> str:
-    """Return the definition of a tokenizer. One that cannot be loaded equals no other."""
+    """Return the definition of a tokenizer; one that can't be loaded equals no other."""
     try:
         return load_tokenizer(place).definition
     except UserError:

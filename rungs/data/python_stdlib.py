@@ -1,5 +1,5 @@
-"""Build the dataset `python-stdlib` from the source code of Python's standard library, which every
-Python has, and anyone may use (license: PSF). A version of Python always gives the same bytes."""
+"""Build the dataset `python-stdlib` from the source of Python's standard library (PSF license),
+which every Python has. The same Python version always gives the same bytes."""
 
 import os
 import platform
@@ -45,8 +45,8 @@ def _split_library(library: Path) -> Sections:
 
 
 def _source_files(library: Path) -> list[Path]:
-    """Return the library's source files in order, without tests, third-party packages and files
-    that differ between machines."""
+    """Return the library's source files in order, except tests, third-party packages and files that
+    differ between machines."""
     found = []
     for folder, subfolders, files in os.walk(library):
         subfolders[:] = [

@@ -21,7 +21,7 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 _UNIGRAM, _BPE = 1, 2
 
 _LONGEST_PIECE = 1000
-"""In characters. The number of merges grows with it; SentencePiece trains pieces of up to 16."""
+"""Characters of a piece, which limit its number of merges; SentencePiece trains at most 16."""
 _SPACE = "▁"  # U+2581 LOWER ONE EIGHTH BLOCK stands for a space inside pieces
 
 _Fields = dict[int, int | bytes]
@@ -36,18 +36,18 @@ class Piece(NamedTuple):
 
 
 class SentencePieceModel(NamedTuple):
-    """A BPE vocabulary of SentencePiece and its normalization of spaces (Kudo & Richardson 2018,
+    """A BPE vocabulary of SentencePiece with its handling of spaces (Kudo & Richardson 2018,
     https://aclanthology.org/D18-2012)."""
 
     pieces: list[Piece]
     byte_fallback: bool
-    """Characters without a piece become their bytes, not the unknown piece."""
+    """Whether characters without a piece become bytes instead of the unknown piece."""
     bos: str | None
     eos: str | None
     adds_dummy_prefix: bool
-    """Adds a space before every text."""
+    """Whether a space is added before every text."""
     removes_extra_spaces: bool
-    """Removes spaces at both ends, and all but one of several in a row."""
+    """Whether spaces at both ends are removed, and runs of them reduced to one."""
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
@@ -76,15 +76,12 @@ class SentencePieceModel(NamedTuple):
     def to_tokenizer(self, *, prefix_after_special_tokens: bool = False) -> tokenizers.Tokenizer:
         """Return a tokenizer that gives the same ids as SentencePiece, with three differences:
 
-        - The name of a control or unknown piece inside a text becomes that piece. SentencePiece
-          treats it as text.
-        - A dummy prefix is not added before a user-defined piece, and never becomes part of one.
-        - Pieces of equal score, which trained models do not have, are merged in another order.
+        - The name of a control or unknown piece inside a text becomes that piece, not text. - A
+        dummy prefix is not added before a user-defined piece, and never becomes part of one. -
+        Pieces of equal score, which trained models do not have, are merged in another order.
 
-        Args:
-            prefix_after_special_tokens: add the dummy prefix also after each special token inside
-                a text, not only at its start: `"legacy": true` in `tokenizer_config.json`.
-        """
+        `prefix_after_special_tokens` adds the dummy prefix also after each special token inside a
+        text, as `"legacy": true` in `tokenizer_config.json` does."""
         model = models.BPE(
             {piece.text: number for number, piece in enumerate(self.pieces)},
             self._merges(),
@@ -103,7 +100,7 @@ class SentencePieceModel(NamedTuple):
         for kind in (CONTROL, UNKNOWN):
             special = [AddedToken(text, normalized=False) for text in self._texts_of(kind)]
             tokenizer.add_special_tokens(special)
-        # They match after spaces became ▁: some pieces, as in Gemma, are several spaces.
+        # Matched after spaces became ▁, as some pieces, such as Gemma's, are several spaces.
         user_defined = self._texts_of(USER_DEFINED)
         tokenizer.add_tokens([AddedToken(text, normalized=True) for text in user_defined])
         return tokenizer
@@ -112,7 +109,7 @@ class SentencePieceModel(NamedTuple):
         return [piece.text for piece in self.pieces if piece.kind == kind]
 
     def _merges(self) -> list[tuple[str, str]]:
-        """Return every way to merge two pieces into a third, the best third piece first."""
+        """Return all pairs of pieces that merge into a third, those with the best result first."""
         scores = {piece.text: piece.score for piece in self.pieces if piece.kind == NORMAL}
         merges = [
             (-score, -cut, (text[:cut], text[cut:]))
@@ -124,8 +121,8 @@ class SentencePieceModel(NamedTuple):
         return [pair for _, _, pair in merges]
 
     def _normalizer(self) -> normalizers.Normalizer:
-        """Return the normalization of spaces. If extra spaces are removed and there is a dummy
-        prefix, a space at the start of a text stays a space, so that `_dummy_prefix` can see it."""
+        """Return the normalization of spaces. If it removes extra spaces and there is a dummy
+        prefix, a space at the start of a text stays a space, for `_dummy_prefix` to see."""
         if not self.removes_extra_spaces:
             return normalizers.Replace(" ", _SPACE)
         start = [] if self.adds_dummy_prefix else [_replace(r"\A +", "")]
@@ -134,8 +131,8 @@ class SentencePieceModel(NamedTuple):
 
 
 def _dummy_prefix(scheme: str) -> pre_tokenizers.PreTokenizer:
-    """Add ▁ before a text, or replace the space it starts with. A single Metaspace of ▁ would add
-    none before a text whose own first space is already ▁."""
+    """Add ▁ before a text, or replace its leading space. Metaspace with ▁ alone would add none
+    before a text that begins with ▁."""
     added = pre_tokenizers.Metaspace(" ", prepend_scheme=scheme, split=False)
     marked = pre_tokenizers.Metaspace(_SPACE, prepend_scheme="never", split=False)
     return pre_tokenizers.Sequence([added, marked])
@@ -153,7 +150,7 @@ def _check_supported(pieces: list[Piece], trainer: _Fields, normalizer: _Fields)
         kind = "a unigram model" if found == _UNIGRAM else f"of model type {found!r}"
         raise ValueError(f"it is {kind}; only BPE can be converted")
     if normalizer.get(_CHARACTER_MAP):
-        # tokenizers has Precompiled for it, which loses accents of decomposed characters:
+        # Precompiled of tokenizers does it, but loses accents of decomposed characters:
         # https://github.com/huggingface/tokenizers/issues/2334
         raise ValueError("it replaces characters before it splits (NFKC or the like)")
     if trainer.get(_SPACE_AS_SUFFIX) or not normalizer.get(_MARKED_SPACES, 1):

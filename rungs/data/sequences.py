@@ -1,8 +1,7 @@
-"""Slice a dataset into sequences: text into windows of tokens, pairs and chats by document; and
-mix datasets by weight.
+"""Slice datasets into sequences (text into windows of tokens, pairs and chats by document), and mix
+datasets by weight.
 
-Axes: B sequences, S tokens of a sequence, C documents.
-"""
+Axes: B sequences, S tokens of a sequence, C documents."""
 
 import functools
 from collections.abc import Sequence
@@ -23,8 +22,8 @@ IGNORED = -1
 
 
 class Sequences(Protocol):
-    """Sequences by index, each a tuple of the token ids inputs_S and targets_S and, if documents
-    are separate, starts_S: where each token's document starts."""
+    """Sequences by index, each a tuple of token ids inputs_S, targets_S and, if documents are
+    separate, starts_S, the position where each token's document starts."""
 
     @property
     def padding(self) -> float:
@@ -36,17 +35,12 @@ class Sequences(Protocol):
 
 
 class TextWindows:
-    """Consecutive windows of a text's tokens, which do not overlap.
+    """Consecutive, non-overlapping windows of a text's tokens.
 
     Window i covers the tokens [start + i·S, start + (i + 1)·S + target_offset): its first S tokens
-    are the inputs, its last S the targets. If the dataset's texts begin with special tokens, so do
-    the inputs, in place of what is there: the model expects them, and the targets stay the same.
-
-    Args:
-        separator: the token that each document but the first starts with, if documents are
-            separate.
-        texts: what is at the start and the end of each text, if known.
-    """
+    are inputs, its last S targets. If texts begin with special tokens, these replace the first
+    inputs, as the model expects them. `separator` is the token that begins each document but the
+    first, if documents are separate; `texts` has the tokens that begin and end texts."""
 
     padding = 0.0
 
@@ -81,8 +75,7 @@ class TextWindows:
 def _with_begin(
     inputs_S: np.ndarray, targets_S: np.ndarray, texts: Texts
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return a sequence that begins as a text does. The token that begins the next text is no
-    target."""
+    """Return a sequence that starts with begin tokens. The next text's are not targets."""
     inputs_S, targets_S = inputs_S.astype(np.int32), targets_S.astype(np.int32)
     is_begin_S = targets_S == texts.begin[0]
     targets_S[is_begin_S if texts.end is None else is_begin_S & (inputs_S == texts.end)] = IGNORED
@@ -111,8 +104,7 @@ class PaddedDocuments:
 
 
 class PackedDocuments(PaddedDocuments):
-    """Sequences of as many documents as fit, in the order of the file. Those that don't fit into a
-    sequence cannot be read."""
+    """Sequences of as many whole documents as fit, in file order, excluding longer documents."""
 
     def __init__(self, documents: AnsweredDocuments, length: int) -> None:
         super().__init__(documents, length)
@@ -127,7 +119,7 @@ class PackedDocuments(PaddedDocuments):
 
 
 def _pack(sizes_C: np.ndarray, length: int) -> np.ndarray:
-    """Return the index of the first document of each sequence, and the number of documents."""
+    """Return the index of each sequence's first document, then the number of documents."""
     totals_C, firsts = np.cumsum(sizes_C), [0]
     while (first := firsts[-1]) < len(sizes_C):
         before = totals_C[first - 1] if first else 0
@@ -139,7 +131,7 @@ def _pack(sizes_C: np.ndarray, length: int) -> np.ndarray:
 def _sequence(
     documents: AnsweredDocuments, first: int, end: int, length: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return inputs_S, targets_S and starts_S of documents; padding is a document of its own."""
+    """Return inputs_S, targets_S and starts_S of some documents; padding is a document too."""
     tokens, is_answer, lengths_C = documents.read(first, end)
     ends_C = np.cumsum(lengths_C)
     is_input, is_target = np.ones((2, len(tokens)), bool)
@@ -158,8 +150,8 @@ def _sequence(
 def sequences_by_dataset(
     config: RunConfig, datasets: dict[str, Dataset], split: Split
 ) -> dict[str, Sequences]:
-    """Return the sequences of each dataset that has the split. Raises UserError if documents are to
-    be separate, but nothing separates those of a text."""
+    """Return the sequences of each dataset that has the split. Raises UserError if documents should
+    be separate but a text has no separator."""
     return {
         name: _of_split(config, datasets[name], split)
         for name in config.train.datasets
@@ -197,13 +189,12 @@ def _end_of_text(tokenizer: Path | str) -> int | None:
 
 
 def start_key(split: Split) -> str:
-    """Return the key of `train.json` that says at which token of a split to start."""
+    """Return the key of `train.json` for the first token of a split."""
     return "start_train_token" if split == TRAIN else "start_val_token"
 
 
 def mix(parts: dict[str, Sequences], config: TrainConfig) -> Sequences:
-    """Interleave datasets by their weights, which Grain rounds to hundredths of the smallest, up to
-    where the first of them runs out."""
+    """Interleave datasets by weight, rounded by Grain to 1% of the smallest, until one ends."""
     if len(parts) == 1:
         return next(iter(parts.values()))
     import grain
@@ -214,8 +205,7 @@ def mix(parts: dict[str, Sequences], config: TrainConfig) -> Sequences:
 
 
 def dataset_numbers(parts: dict[str, Sequences], config: TrainConfig, count: int) -> np.ndarray:
-    """Return the number of the dataset, in the order of `parts`, of each of the first `count`
-    sequences of `mix`."""
+    """Return the dataset's index in `parts` for each of the first `count` sequences of `mix`."""
     numbers: dict[str, Any] = {
         name: np.full(len(part), number) for number, (name, part) in enumerate(parts.items())
     }
@@ -224,8 +214,7 @@ def dataset_numbers(parts: dict[str, Sequences], config: TrainConfig, count: int
 
 
 def read(sequences: Sequences, indices: Sequence[int]) -> tuple[np.ndarray, ...]:
-    """Return inputs_BS, targets_BS and, if documents are separate, starts_BS of the sequences with
-    these indices; int32."""
+    """Return int32 inputs_BS, targets_BS and, if documents are separate, starts_BS of sequences."""
     first = sequences[indices[0]]
     arrays = tuple(np.empty((len(indices), len(array)), np.int32) for array in first)
     for row, index in enumerate(indices):

@@ -1,6 +1,6 @@
-"""Build datasets of pairs from the built-in tasks: the warm-up before reinforcement learning. An
-answer is either short or worked: a model that has seen both has something to choose from, and
-reinforcement learning can find out which pays. The same bytes on every machine."""
+"""Datasets of pairs from the built-in tasks, for the warm-up before reinforcement learning. Answers
+are either short or worked, so the model learns both and reinforcement learning can find out which
+pays. The bytes are the same on every machine."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -25,14 +25,14 @@ _SEED = 2
 
 
 class TaskPairs(NamedTuple):
-    """What a dataset is made of."""
+    """Recipe of a dataset."""
 
     source: str
     """A built-in task."""
     worked_percent: int
-    """Share of the answers that show their work."""
+    """Percentage of the answers that show their work."""
     settings: Mapping[str, Any] = {}
-    """Settings of the task; those that are missing have its defaults."""
+    """Settings of the task, on top of its defaults."""
 
 
 TASK_DATASETS = {
@@ -46,8 +46,8 @@ TASK_DATASETS = {
 
 
 def build(name: str, folder: Path) -> Source:
-    """Write the token files and the tokenizer of one of `TASK_DATASETS` into its folder. Validation
-    prompts are the held-out ones, which reinforcement learning also validates on."""
+    """Write the token files and tokenizer of one of `TASK_DATASETS` into its folder. Validation
+    uses the held-out prompts on which reinforcement learning also validates."""
     pairs = TASK_DATASETS[name]
     config = TaskConfig(
         source=pairs.source, settings=dict(pairs.settings), validation_items=VALIDATION_PAIRS
@@ -73,8 +73,8 @@ def _pairs(path: Path, task: Task, items: Items, count: int, worked_percent: int
 
 
 def character_tokenizer(alphabet: str) -> Tokenizer:
-    """Return a tokenizer with a token for the end of text, 0, and one for each character. It has no
-    token for unknown characters, so that encoding them is an error."""
+    """Return a tokenizer with id 0 for end of text, and one token per character. Encoding an
+    unknown character is an error."""
     vocabulary = {token: index for index, token in enumerate([END_OF_TEXT, *alphabet])}
     tokenizer = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=""))
     tokenizer.add_special_tokens([END_OF_TEXT])

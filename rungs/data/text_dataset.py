@@ -1,5 +1,5 @@
-"""The dataset builder for UTF-8 text, streamed in bounded memory; and what the builders for pairs
-and chats share: sections of text files, their lines of JSON, and writing the splits."""
+"""The dataset builder for UTF-8 text, streamed in bounded memory; sections of text files, JSON
+lines and writing of splits, which pairs and chats share."""
 
 import codecs
 import hashlib
@@ -24,14 +24,14 @@ logger = logging.getLogger("rungs.text_dataset")
 
 _PIECE_BYTES = 1 << 20
 _TRAINING_BYTES = 32 << 20
-"""Most text to train a tokenizer on, in pieces spread evenly over all of it."""
+"""Bytes of text, in pieces spread evenly over all of it, to train a tokenizer on."""
 _LARGEST_UINT16_VOCAB = 1 << 16
 _BOM = codecs.BOM_UTF8
 NO_TEXT = "there is no text for the {} split; give more text or change --validation-percent"
 _JSON_SUFFIXES = (".json", ".jsonl", ".ndjson")
 
 Progress = Callable[[int], object]
-"""Called with the number of bytes that were read."""
+"""Called with the number of bytes read."""
 W = TypeVar("W", bound=TokenWriter)
 
 
@@ -44,7 +44,7 @@ class TextSection(NamedTuple):
 
     @classmethod
     def of_file(cls, path: Path) -> "TextSection":
-        """Return all of a file except a byte order mark; raises UserError if it is unreadable."""
+        """Return a whole file except a byte order mark. Raises UserError if it is unreadable."""
         try:
             paths.require_regular(path)
             with path.open("rb") as file:
@@ -59,8 +59,7 @@ class TextSection(NamedTuple):
         return self.end - self.start
 
     def pieces(self, progress: Progress) -> Iterator[str]:
-        """Yield the text in pieces, with every line end as "\\n"; raises UserError if it is not
-        UTF-8."""
+        """Yield the text in pieces, with line ends as "\\n". Raises UserError unless UTF-8."""
         utf8 = codecs.getincrementaldecoder("utf-8")()
         decoder = io.IncrementalNewlineDecoder(utf8, translate=True)
         with self.path.open("rb") as file:
@@ -77,7 +76,7 @@ class TextSection(NamedTuple):
                 progress(end - offset)
 
     def split(self, percent: float) -> tuple["TextSection", "TextSection"]:
-        """Return the section without its last `percent`, and those. Cut at a line end if near."""
+        """Return the section without its last `percent`, and those, cut at a near line end."""
         target = self.end - round(self.size * percent / 100)
         with self.path.open("rb") as file:
             file.seek(target)
@@ -95,9 +94,9 @@ Sections = dict[Split, list[TextSection]]
 def build(
     folder: Path, texts: list[TextSection], tokenizer: Tokenizer | int, validation_percent: float
 ) -> Source:
-    """Write the token files and tokenizer of a dataset, of a section per file, into its folder.
-    `tokenizer` can be the vocabulary size of one to train on the training text. Raises UserError if
-    the text is not UTF-8, a split has no text, or the vocabulary is too small."""
+    """Write the token files and tokenizer of a dataset into its folder. `texts` has a section per
+    file; `tokenizer` can be the vocabulary size of one to train on the training text. Raises
+    UserError if the text is not UTF-8, a split has no text, or the vocabulary is too small."""
     if isinstance(tokenizer, int) and tokenizer < SMALLEST_VOCAB:
         raise UserError(f"a vocabulary of {tokenizer} is too small; use at least {SMALLEST_VOCAB}")
     if as_json := [section.path for section in texts if _is_json(section)]:
@@ -115,7 +114,7 @@ def build(
 
 
 def _is_json(section: TextSection) -> bool:
-    """Whether a file's name or its first line says that it is JSON."""
+    """Whether a file's name or first line suggests JSON."""
     with section.path.open("rb") as file:
         first_line, *_ = file.read(_PIECE_BYTES).strip().splitlines() or [b""]
     try:
@@ -129,9 +128,9 @@ def split_sections(
     percent: float,
     split: Callable[[TextSection, float], tuple[TextSection, TextSection]] = TextSection.split,
 ) -> Sections:
-    """Split text into training and validation. `split` cuts a single file near its end. Of several
-    files, some are for validation: those that fit into `percent` of the bytes, tried in the order
-    of a hash of their names, or the smallest file if none fits."""
+    """Split text into training and validation. A single file is cut near its end by `split`. Of
+    several files, those that fit into `percent` of the bytes are for validation, tried in the order
+    of a hash of their names, or the smallest if none fits."""
     sections = [section for section in sections if section.size]
     if percent == 0:
         return {"train": sections}
@@ -152,12 +151,12 @@ def split_sections(
 
 
 def stable_hash(name: str) -> int:
-    """Return a pseudorandom number that depends only on the name."""
+    """Return a hash of the name that is the same on every machine."""
     return int.from_bytes(hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()[:8])
 
 
 def train_tokenizer(sections: list[TextSection], vocab_size: int) -> Tokenizer:
-    """Train a BPE tokenizer on text, or on an evenly spread sample of it if there is much."""
+    """Train a BPE tokenizer on text, or on an evenly spread sample of a long one."""
     size = sum(section.size for section in sections)
     every = -(-size // _TRAINING_BYTES)
     with run_log.byte_progress("training the tokenizer", size) as bar:
@@ -166,9 +165,8 @@ def train_tokenizer(sections: list[TextSection], vocab_size: int) -> Tokenizer:
 
 
 def write(folder: Path, sections: Sections, tokenizer: Tokenizer) -> None:
-    """Write the token files and the tokenizer of a dataset into its folder. Each section begins and
-    ends as the tokenizer says. Raises UserError if the text is not UTF-8, or a split has no
-    text."""
+    """Write the token files and tokenizer of a dataset into its folder, each section between the
+    tokenizer's begin and end tokens. Raises UserError if a split has no text, or not UTF-8."""
     end = [] if tokenizer.end_of_text is None else [tokenizer.end_of_text]
 
     def write_section(writer: TokenWriter, section: TextSection, progress: Progress) -> None:
@@ -190,9 +188,8 @@ def write_splits(
     write_section: Callable[[W, TextSection, Progress], None],
     lacking: str = NO_TEXT,
 ) -> None:
-    """Write the token file of each split, section by section, and the tokenizer. `open_writer` is
-    called with a path and a dtype. Raises UserError with the message `lacking` if a split gets no
-    tokens."""
+    """Write each split's token file, section by section, and the tokenizer. `open_writer` gets a
+    path and a dtype. Raises UserError with the message `lacking` if a split gets no tokens."""
     size = sum(section.size for split in sections.values() for section in split)
     with run_log.byte_progress("tokenizing", size) as bar:
         for split, parts in sections.items():
@@ -206,19 +203,18 @@ def write_splits(
 
 
 def log_texts(tokenizer: Tokenizer, end: int | None) -> Texts | None:
-    """Log what begins and ends the texts to tokenize; return it for their files, None if nothing
-    begins them."""
+    """Log the tokens that begin and end texts; return them, or None if none begin texts."""
     logger.info("%s", tokenizer.describe_texts(tokenizer.begin))
     return Texts(begin=tokenizer.begin, end=end) if tokenizer.begin else None
 
 
 def token_dtype(tokenizer: Tokenizer) -> str:
-    """Return the safetensors name of the dtype, 2 or 4 bytes, that holds every token id."""
+    """Return the safetensors name of the 2- or 4-byte dtype that holds every token id."""
     return "U16" if tokenizer.vocab_size <= _LARGEST_UINT16_VOCAB else "U32"
 
 
 def json_lines(section: TextSection) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines of a section that are not blank, each with the offset of its first byte."""
+    """Yield the non-blank lines of a section, each with the offset of its first byte."""
     offset = section.start
     with section.path.open("rb") as file:
         file.seek(offset)
@@ -229,8 +225,8 @@ def json_lines(section: TextSection) -> Iterator[tuple[int, bytes]]:
 
 
 def parse_json(line: bytes, make_object: Callable[[list[tuple[str, Any]]], Any] = dict) -> Any:
-    """Return the value of a line, with each object made of its keys and values by `make_object`.
-    Raises ValueError with the reason if it is not JSON."""
+    """Return the value of a line, building objects from their items with `make_object`. Raises
+    ValueError with the reason if it is not JSON."""
     try:
         return json.loads(line.rstrip().decode(), object_pairs_hook=make_object)
     except UnicodeDecodeError as error:
@@ -242,7 +238,7 @@ def parse_json(line: bytes, make_object: Callable[[list[tuple[str, Any]]], Any] 
 
 
 def line_error(path: Path, offset: int, problem: str) -> UserError:
-    """Return the error of a line, which starts at an offset in a file."""
+    """Return the error for the line that starts at an offset of a file."""
     number = 1
     with path.open("rb") as file:
         while offset and (block := file.read(min(offset, _PIECE_BYTES))):

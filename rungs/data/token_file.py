@@ -1,13 +1,11 @@
 """Token files: safetensors (https://github.com/huggingface/safetensors#format) with a 1-D tensor
 `tokens`, read in slices and written as a stream, in bounded memory.
 
-A file of pairs (prompts and answers) has a second tensor `pair_bounds` with the start and the end
-of each answer. A file of chats has a row of it for each assistant turn, and a third tensor
-`chat_ends` that counts the rows up to each chat's end. The metadata has `texts` if special tokens
-begin them.
+A file of pairs (prompts and answers) has a second tensor `pair_bounds`, the start and end of each
+answer. A file of chats has one row per assistant turn, and a third tensor `chat_ends`, the rows up
+to each chat's end. The metadata has `texts` if special tokens begin texts.
 
-Axes: P answers, 2 for the answer's start and end, C documents: pairs or chats.
-"""
+Axes: P answers, 2 for the answer's start and end, C documents: pairs or chats."""
 
 import json
 import math
@@ -38,25 +36,25 @@ DTYPES = {
     for kind in "UI"
     for size in (1, 2, 4, 8)
 }
-"""The integer dtypes of safetensors, which is little-endian."""
+"""The little-endian integer dtypes of safetensors."""
 _HEADER_BYTES = 128
-"""Space reserved for the header's length and one tensor; the header is written last."""
+"""Bytes reserved for the header's length and one tensor; the header is written last."""
 _BOUNDS_CODE = "I64"
 _BLOCK_DOCUMENTS = 1 << 14
 _TEXTS = "texts"
 
 
 class Texts(strict_json.StrictModel):
-    """What is at the start and the end of each text, pairs included."""
+    """The tokens that begin and end each text, pairs included."""
 
     begin: list[Annotated[int, Field(ge=0, lt=LARGEST_VOCAB)]] = Field(min_length=1)
     """Token ids."""
     end: int | None = None
-    """Token id of the end of a text, or of an answer."""
+    """Id of the token that ends a text or an answer."""
 
 
 class Tensor(NamedTuple):
-    """The place of a tensor in a file."""
+    """Location of a tensor in a file."""
 
     dtype: np.dtype[np.integer]
     shape: tuple[int, ...]
@@ -65,7 +63,7 @@ class Tensor(NamedTuple):
 
 
 class TokenLayout(NamedTuple):
-    """The places of a token file's tensors."""
+    """Locations of a token file's tensors."""
 
     tokens: Tensor
     bounds: Tensor | None
@@ -73,7 +71,7 @@ class TokenLayout(NamedTuple):
     chat_ends: Tensor | None
     """None in a file of text or pairs."""
     texts: Texts | None
-    """None if nothing begins them, or if an earlier version wrote the file."""
+    """None if nothing begins texts, or in files of earlier versions."""
 
     @property
     def documents(self) -> int:
@@ -84,8 +82,8 @@ class TokenLayout(NamedTuple):
 
 def read_layout(path: Path) -> TokenLayout:
     """Read and check a token file's header, without reading the tokens. Raises UserError if the
-    file is missing or incomplete, `tokens` is not a 1-D integer tensor, `pair_bounds` is not int64
-    of shape (P, 2), `chat_ends` not int64 of shape (C,), or `texts` not valid."""
+    file is missing or incomplete, `tokens` is not a 1-D integer tensor, `pair_bounds` not int64 (P,
+    2), `chat_ends` not int64 (C,), or `texts` not valid."""
     try:
         paths.require_regular(path)
         with safe_open(path, framework="np"), path.open("rb") as file:  # safe_open checks it
@@ -117,7 +115,7 @@ def read_layout(path: Path) -> TokenLayout:
 
 
 def _problem(header: dict[str, Any]) -> str | None:
-    """Return what is wrong with the tensors of a file, None if nothing is."""
+    """Return what is wrong with a file's tensors, or None."""
     shape, code = header[TENSOR]["shape"], header[TENSOR]["dtype"]
     if len(shape) != 1:
         return f"{TENSOR!r} has shape {shape}; it must have one dimension"
@@ -154,11 +152,8 @@ def _texts(path: Path, content: str) -> Texts:
 
 class FileArray:
     """An array in a file, with the `shape` and `dtype` of NumPy. Slices along the first axis are
-    read as read-only NumPy arrays, also after the file was deleted.
-
-    This is not a memory map: if a page of a memory map cannot be read, because the file was
-    truncated or the disk fails, the process dies without a message.
-    """
+    read as read-only NumPy arrays, also after the file was deleted. Not a memory map, because that
+    kills the process without a message if the file was truncated or the disk fails."""
 
     def __init__(self, path: Path, tensor: Tensor) -> None:
         self._path = path
@@ -172,8 +167,7 @@ class FileArray:
         return self.shape[0]
 
     def __getitem__(self, rows: slice) -> np.ndarray:
-        """Read a slice. Raises RunFailure if it cannot be read, or the file was changed after it
-        was opened."""
+        """Read a slice. Raises RunFailure if it can't be read or the file has changed."""
         start, stop, _ = rows.indices(len(self))
         size = max(stop - start, 0) * self._row_bytes
         try:
@@ -213,22 +207,21 @@ def _read_at(descriptor: int, offset: int, size: int) -> bytes:
 
 
 def open_tokens(path: Path) -> FileArray:
-    """Open the tokens of a file, of shape (tokens,). Raises UserError if the file is not a valid
-    token file; see `read_layout`."""
+    """Open a file's tokens, (tokens,). Raises UserError if it is not valid; see `read_layout`."""
     return FileArray(path, read_layout(path).tokens)
 
 
 def open_pair_bounds(path: Path) -> FileArray | None:
-    """Open the bounds of the answers, int64 of shape (P, 2), or return None for a file of text. A
-    row has the index in `tokens` of the answer's first token and the index after its last token,
-    where the next pair, or turn of the chat, starts. Errors are those of `open_tokens`."""
+    """Open the bounds of the answers, int64 (P, 2), or return None for a file of text. A row has
+    the indices into `tokens` of an answer's first token and after its last, where the next pair or
+    turn starts. Errors as in `open_tokens`."""
     bounds = read_layout(path).bounds
     return FileArray(path, bounds) if bounds else None
 
 
 def open_chat_ends(path: Path) -> FileArray | None:
-    """Open the number of answers up to the end of each chat, int64 of shape (C,), or return None
-    for a file of text or pairs. Errors are those of `open_tokens`."""
+    """Open the number of answers up to each chat's end, int64 (C,), or return None for a file of
+    text or pairs. Errors as in `open_tokens`."""
     ends = read_layout(path).chat_ends
     return FileArray(path, ends) if ends else None
 
@@ -248,11 +241,11 @@ class AnsweredDocuments:
 
     @property
     def input_tokens(self) -> int:
-        """Number of input tokens of all documents."""
+        """Total number of input tokens."""
         return len(self._tokens) - len(self)
 
     def lengths(self) -> Iterator[np.ndarray]:
-        """Yield lengths_C: the number of tokens of each document, int64, in blocks."""
+        """Yield lengths_C, the tokens of each document, int64, in blocks."""
         for first in range(0, len(self), _BLOCK_DOCUMENTS):
             _, _, lengths_C = self._answers(first, min(first + _BLOCK_DOCUMENTS, len(self)))
             yield lengths_C
@@ -262,8 +255,8 @@ class AnsweredDocuments:
         return sum(int((lengths_C > length + 1).sum()) for lengths_C in self.lengths())
 
     def read(self, first: int, end: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the documents from `first` to before `end`: their tokens, int32, whether each
-        token is part of an answer, and lengths_C."""
+        """Return documents `first` to before `end`: their tokens, int32, whether each token belongs
+        to an answer, and lengths_C."""
         start, bounds_P2, lengths_C = self._answers(first, end)
         tokens = self._tokens[start : start + int(lengths_C.sum())].astype(np.int32)
         changes = np.zeros(len(tokens) + 1, np.int8)
@@ -272,8 +265,7 @@ class AnsweredDocuments:
         return tokens, np.cumsum(changes[:-1]) > 0, lengths_C
 
     def _answers(self, first: int, end: int) -> tuple[int, np.ndarray, np.ndarray]:
-        """Return where some documents start in `tokens`, bounds_P2 of their answers, counted from
-        there, and lengths_C."""
+        """Return where documents start in `tokens`, their bounds_P2 from there, and lengths_C."""
         rows = self._rows(first, end)
         first_row, end_row = int(rows[0]), int(rows[-1])
         start = int(self._bounds_P2[first_row - 1 : first_row][0, 1]) if first_row else 0
@@ -281,7 +273,7 @@ class AnsweredDocuments:
         return start, bounds_P2, np.diff(bounds_P2[rows[1:] - first_row - 1, 1], prepend=0)
 
     def _rows(self, first: int, end: int) -> np.ndarray:
-        """Return the index of each document's first row of bounds, and the one after the last."""
+        """Return the index of each document's first row of bounds, then that after the last."""
         if self._chat_ends_C is None:
             return np.arange(first, end + 1)
         ends_C = self._chat_ends_C[max(first - 1, 0) : end]
@@ -289,14 +281,13 @@ class AnsweredDocuments:
 
 
 class TokenWriter:
-    """Writes a token file, in a `with` block. The header is written at its end: if the block
-    raises, the file is not a valid token file. Until then, tensors besides the tokens are in
-    temporary files, so memory does not grow with them. `texts` says what is at the start and the
-    end of each text, None if nothing begins them. A file that already has `tokens` keeps them; what
-    follows is cut off."""
+    """Writes a token file, in a `with` block. The header is written at its end, so the file is not
+    valid if the block raises. Until then, other tensors than the tokens are in temporary files, to
+    bound memory. `texts` has the tokens that begin and end each text, None if nothing begins them.
+    A file that already has `tokens` tokens keeps those; the rest is cut off."""
 
     more_tensors: ClassVar[dict[str, tuple[int, ...]]] = {}
-    """The shape of a row of each tensor that follows the tokens."""
+    """Shape of a row of each further tensor."""
 
     def __init__(self, path: Path, dtype: str, texts: Texts | None = None, tokens: int = 0) -> None:
         self._code, self.tokens = dtype, tokens
@@ -315,7 +306,7 @@ class TokenWriter:
             self._files = stack.pop_all()
 
     def flush(self) -> None:
-        """Wait until the tokens are on disk for good."""
+        """Wait until the tokens are durably on disk."""
         disk.flush(self._file)
 
     def append(self, ids: Sequence[int] | np.ndarray) -> None:
@@ -361,7 +352,7 @@ class PairWriter(TokenWriter):
 
     more_tensors: ClassVar = {BOUNDS: (2,)}
     pairs = 0
-    """Number of pairs, or of answers of chats, that are written."""
+    """Number of pairs, or of answers in chats, written so far."""
 
     def append_pair(self, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> None:
         """Write a pair; raises OverflowError if an id does not fit the dtype."""
@@ -378,8 +369,8 @@ class ChatWriter(PairWriter):
     more_tensors: ClassVar = {BOUNDS: (2,), CHAT_ENDS: ()}
 
     def append_chat(self, turns: Iterable[tuple[Sequence[int], Sequence[int]]]) -> None:
-        """Write a chat of at least one turn: ids before an answer, and ids of the answer.
-        Raises OverflowError if an id does not fit the dtype."""
+        """Write a chat of at least one turn (ids before an answer, ids of the answer). Raises
+        OverflowError if an id does not fit the dtype."""
         for prompt_ids, answer_ids in turns:
             self.append_pair(prompt_ids, answer_ids)
         self._append_row(CHAT_ENDS, [self.pairs])

@@ -1,4 +1,4 @@
-"""Encode text to token ids and decode ids to text, with one small interface for all tokenizers."""
+"""Encode text to token ids and decode ids to text, with one interface for all tokenizers."""
 
 import bisect
 import contextlib
@@ -20,47 +20,47 @@ from rungs.common.errors import UserError, reason
 TOKENIZER_FILE = "tokenizer.json"
 END_OF_TEXT = "<|endoftext|>"
 _END_OF_TEXT_NAMES = (END_OF_TEXT, "<|end_of_text|>", "<eos>", "</s>")
-"""What published tokenizers call it: GPT-2 and Qwen, Llama 3, Gemma (where </s> is an HTML tag),
-Llama and Mistral."""
+"""Names of the end-of-text token in published tokenizers: GPT-2 and Qwen, Llama 3, Gemma (where
+</s> is an HTML tag), Llama and Mistral."""
 LARGEST_VOCAB = 1 << 24
 """Many times the vocabulary of any published model."""
 REPLACEMENT_CHARACTER = "\ufffd"
-"""Incomplete UTF-8 is decoded to this."""
+"""The decoding of incomplete UTF-8."""
 _BYTE_TOKEN = "<0x"
 _CHUNK_CHARACTERS = 1 << 18
 _CHUNKS_PER_BATCH = 8
 _CONTEXT_CHARACTERS = 200
 _MOST_SECONDS, _FEWEST_PER_SECOND = 20, 20_000
-"""A slow machine encodes half a million characters a second, so it has time to be busy."""
+"""Time limit: slow machines encode half a million characters a second when idle."""
 _MAX_CUTS_TRIED = 100
 _BY_TOKEN = ("Metaspace", "WordPiece", "ByteFallback")
-"""Each token's text depends on whether it is the first, and bytes on their run."""
+"""Decoders in which a token's text depends on being the first, or bytes on their neighbours."""
 _WHOLE = ("Fuse", "ByteLevel")
-"""What they return is one text, in which other decoders would see what they have seen before."""
+"""Decoders that return a single text, in which later decoders would see all earlier tokens."""
 _NO_PREFIX: dict[str, dict[str, object]] = {
     "ByteLevel": {"add_prefix_space": False},
     "Metaspace": {"prepend_scheme": "never"},
     "Prepend": {"prepend": ""},
 }
-"""What makes each part of a tokenizer that adds a space before texts leave it out."""
+"""Settings with which each part of a tokenizer adds no space before texts."""
 
 T = TypeVar("T")
 
 
 class TextEnds(NamedTuple):
-    """The tokens that end texts, None if there are none."""
+    """The tokens that end texts, each None if there is none."""
 
     text: int | None
     """Id of the token that separates documents."""
     answer: int | None
-    """Id of the token that ends an answer: the same, but for models that were trained to chat."""
+    """Id of the token that ends an answer; differs from `text` in models trained to chat."""
     source: str
-    """What names them, for messages."""
+    """File or vocabulary that names them, for messages."""
 
 
 class Tokenizer:
-    """Encodes text to token ids and decodes ids to text. Without `ends`, the first known name in
-    its vocabulary ends texts, else what its template puts after a text."""
+    """Encodes text to token ids and decodes ids to text. Without `ends`, texts end with the first
+    known name in the vocabulary, else with what the tokenizer's template puts after a text."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, ends: TextEnds | None = None) -> None:
         self._tokenizer = tokenizer
@@ -70,8 +70,8 @@ class Tokenizer:
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
         """Largest token id plus one: the smallest `vocab_size` a model can have."""
         self.begin, self.template_end = _template(tokenizer)
-        """Ids that the tokenizer's template puts before and after a text: with Llama, Gemma and
-        Mistral a begin-of-text token before it, with GPT-2 and those trained here none."""
+        """Ids that the template puts before and after a text: a begin-of-text token before it with
+        Llama, Gemma and Mistral; none with GPT-2 and tokenizers trained here."""
         name = name_in(vocabulary)
         end = vocabulary[name] if name else next(reversed(self.template_end), None)
         self._usual_ends = TextEnds(end, end, "its name" if name else "the tokenizer's template")
@@ -79,29 +79,27 @@ class Tokenizer:
 
     @property
     def end_of_text(self) -> int | None:
-        """Id of the token that separates documents, or None if the tokenizer has no such token."""
+        """Id of the token that separates documents, or None if there is none."""
         return self.ends.text
 
     @property
     def end_of_answer(self) -> int | None:
-        """Id of the token that ends an answer, or None if the tokenizer has no such token."""
+        """Id of the token that ends an answer, or None if there is none."""
         return self.ends.answer
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of a part of a text, without adding special tokens; the name of one
-        inside the text becomes that token. For a text to continue with a model, use
-        `encode_prompt`. Raises UserError if the text is not valid Unicode, or the tokenizer has no
-        tokens for it."""
+        """Return the token ids of a piece of text, without adding special tokens, though a special
+        token's name in the text becomes that token. For prompts use `encode_prompt`. Raises
+        UserError if the text is not valid Unicode, or the tokenizer has no tokens for it."""
         return self.encode_batch([text])[0]
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Return the token ids of a text that a model is to continue: `begin`, then those of
-        `encode`. What the tokenizer's template puts after a text is left out."""
+        """Return a prompt's ids: `begin`, then those of `encode`, without the template's end."""
         return [*self.begin, *self.encode(text)]
 
     def encode_beginning(self, text: str) -> list[int]:
-        """Return what `encode_prompt` returns; for a text without tokens, the end-of-text token,
-        after which texts begin. Raises UserError if there is no token to start with."""
+        """Like `encode_prompt`, but return the end-of-text token, after which texts begin, for an
+        empty prompt. Raises UserError if there is no token to start with."""
         if tokens := self.encode_prompt(text):
             return tokens
         if self.end_of_text is None:
@@ -113,8 +111,8 @@ class Tokenizer:
     def encode_spans(
         self, text: str, spans: Sequence[tuple[int, int]]
     ) -> tuple[list[int], list[tuple[int, int]]]:
-        """Return what `encode` does, and for each span of characters its span of tokens: those
-        from the one with its first character to the one with its last."""
+        """Return the result of `encode`, and for each span of characters its span of tokens, from
+        the token with its first character to that with its last."""
         [encoding] = self._encodings(self._tokenizer.encode_batch, [text])
         starts = [start for start, _ in encoding.offsets]
 
@@ -127,22 +125,22 @@ class Tokenizer:
 
     @functools.cached_property
     def special_ids(self) -> frozenset[int]:
-        """Ids of the tokens that are not text, such as the end of a turn of a chat."""
+        """Ids of tokens that are not text, such as the end of a turn."""
         added = self._tokenizer.get_added_tokens_decoder()
         return frozenset(number for number, token in added.items() if token.special)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Do `encode` for several texts in parallel, on all cores."""
+        """Like `encode` for several texts in parallel, on all cores."""
         return [each.ids for each in self._encodings(self._tokenizer.encode_batch_fast, texts)]
 
     def _encodings(self, encode: Callable[..., list[Any]], texts: Sequence[str]) -> list[Any]:
-        """Return the encodings of texts by one of the library's functions."""
+        """Return the library's encodings of texts from one of its functions."""
         call = functools.partial(encode, list(texts), add_special_tokens=False)
         return self._limited(call, sum(map(len, texts)), "the text cannot be tokenized")
 
     def _limited(self, call: Callable[[], T], size: int, problem: str) -> T:
-        """Return what a function of the library returns for `size` characters or tokens. It must be
-        one for batches: the others hold Python's lock."""
+        """Return the library's result for `size` characters or tokens, within a time limit. `call`
+        must be a batch function, as the others hold the GIL."""
         with library_errors(problem):
             return _in_time(call, size) if self._has_patterns else call()
 
@@ -152,9 +150,8 @@ class Tokenizer:
 
     @functools.cached_property
     def continuing(self) -> "Tokenizer":
-        """The tokenizer for texts that continue another text, such as answers: without the space
-        that SentencePiece tokenizers and some others add before a text (in the oldest ones also
-        after each special token)."""
+        """The tokenizer for texts that continue another, such as answers: without the space that
+        SentencePiece and others add before a text (the oldest also after special tokens)."""
 
         def without_prefix(part: dict[str, Any]) -> dict[str, Any]:
             return part | _NO_PREFIX.get(part.get("type", ""), {})
@@ -164,23 +161,22 @@ class Tokenizer:
             return Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(definition)), self.ends)
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = False) -> str:
-        """Return the text of token ids. Ids beyond the vocabulary are ignored; bytes that do not
-        form a character become U+FFFD."""
+        """Return the text of token ids. Ids beyond the vocabulary are ignored; bytes that form no
+        character become U+FFFD."""
         numbers = [int(number) for number in ids]
         return self.decode_batch([numbers], skip_special_tokens=skip_special_tokens)[0]
 
     def decode_batch(
         self, batch: Sequence[Sequence[int]], *, skip_special_tokens: bool = False
     ) -> list[str]:
-        """Do `decode` for the ids of several texts in parallel, on all cores."""
+        """Like `decode` for several texts in parallel, on all cores."""
         call: Callable[[], list[str]] = functools.partial(
             self._tokenizer.decode_batch, batch, skip_special_tokens=skip_special_tokens
         )
         return self._limited(call, sum(map(len, batch)), "the tokens have no text")
 
     def decode_settled(self, ids: Sequence[int]) -> str:
-        """Return the start of the text of token ids, without special tokens, that no further ids
-        can change."""
+        """Return the part of the text, without special tokens, that further ids cannot change."""
         if not self._only_adds:
             return ""
         text = self.decode(ids[: self._before_open_bytes(ids)], skip_special_tokens=True)
@@ -192,13 +188,13 @@ class Tokenizer:
 
     @functools.cached_property
     def _decoder(self) -> dict[str, Any] | None:
-        """The decoder, as in `tokenizer.json`."""
+        """The decoder in the format of `tokenizer.json`."""
         decoder: dict[str, Any] | None = json.loads(self._tokenizer.to_str()).get("decoder")
         return decoder
 
     def _before_open_bytes(self, ids: Sequence[int]) -> int:
-        """Return the number of ids before the byte tokens at the end: if a run of them is not valid
-        UTF-8, each of its bytes becomes U+FFFD. Special tokens don't end a run."""
+        """Return the number of ids before the byte tokens at the end: if such a run is not valid
+        UTF-8, each byte becomes U+FFFD. Special tokens don't end a run."""
         end = len(ids)
         for place in range(len(ids) - 1, -1, -1):
             name = self._tokenizer.id_to_token(int(ids[place]))
@@ -209,9 +205,9 @@ class Tokenizer:
         return end
 
     def byte_count(self, ids: Sequence[int] | np.ndarray) -> int:
-        """Return the number of UTF-8 bytes that the ids stand for; special tokens count as 0.
-        Byte-level tokenizers give the exact number even if the ids start or end inside a character,
-        others that of the decoded text."""
+        """Return the number of UTF-8 bytes that the ids represent, with 0 for special tokens. It is
+        exact for byte-level tokenizers even if ids start or end inside a character; for others it
+        is the length of the decoded text."""
         if self._bytes_of is None:
             return len(self.decode(ids, skip_special_tokens=True).encode())
         numbers, counts = np.unique(np.asarray(ids, np.int64), return_counts=True)
@@ -220,19 +216,18 @@ class Tokenizer:
 
     @functools.cached_property
     def _bytes_of(self) -> dict[int, int] | None:
-        """Number of bytes of each id, or None if the tokenizer is not byte-level."""
+        """Number of bytes per id, or None if the tokenizer is not byte-level."""
         if (self._decoder or {}).get("type") != "ByteLevel":
             return None
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
-        # byte-level tokens spell each byte as one character
+        # byte-level tokens have one character per byte
         counts = {number: len(token) for token, number in vocabulary.items()}
         for number, added in self._tokenizer.get_added_tokens_decoder().items():
             counts[number] = 0 if added.special else len(added.content.encode())
         return counts
 
     def describe_texts(self, begin: Sequence[int]) -> str:
-        """Return what is at the start (`begin`) and the end of texts, and what says so, for people
-        to read."""
+        """Describe to people the tokens that begin (`begin`) and end texts, and their source."""
         start = f"begin with {self.names(begin)} and " if begin else ""
         end = self.names([self.end_of_text])
         if self.end_of_answer != self.end_of_text:
@@ -240,40 +235,38 @@ class Tokenizer:
         return f"texts {start}end with {end}, by {self.ends.source}"
 
     def names(self, ids: Sequence[int | None]) -> str:
-        """Return the names of special tokens with their ids, for people to read."""
+        """Return the names and ids of special tokens, for people to read."""
         found = [f"{self._tokenizer.id_to_token(i)} ({i})" for i in ids if i is not None]
         return " ".join(found) or "no special token"
 
     @functools.cached_property
     def definition(self) -> str:
-        """Definition of the tokenizer without its template: if two are equal, so are the ids that
-        `encode` returns."""
+        """Definition of the tokenizer without its template. Tokenizers with equal definitions
+        return equal ids from `encode`."""
         definition = json.loads(self._tokenizer.to_str())
         del definition["post_processor"]
         return json.dumps(definition)
 
     @property
     def eos_token(self) -> str | None:
-        """Name of the token that ends an answer if a file beside the vocabulary must say so, else
-        None."""
+        """Name of the token that ends an answer, if a file beside the vocabulary must give it."""
         if self.ends[:2] == self._usual_ends[:2] or self.end_of_answer is None:
             return None
         return self._tokenizer.id_to_token(self.end_of_answer)
 
     def save(self, path: Path) -> None:
-        """Write the tokenizer as a `tokenizer.json`; see `save_tokenizer` for what goes beside it.
-        Raises OSError."""
+        """Write `tokenizer.json`; `save_tokenizer` adds the files beside it. Raises OSError."""
         path.write_text(self._tokenizer.to_str(pretty=True), encoding="utf-8", newline="")
 
     def encode_stream(
         self, pieces: Iterable[str], chunk_characters: int = _CHUNK_CHARACTERS
     ) -> Iterator[list[int]]:
-        """Yield the token ids of a text that comes in pieces, in bounded memory.
+        """Yield the token ids of a text given in pieces, in bounded memory.
 
-        The pieces are joined and cut into chunks again: at a line end, or else at a space, where
-        encoding the 200 characters on each side separately gives the same ids as encoding them
-        together. If there is none (tokenizers that mark the start of every text), the cut is at a
-        line end anyway, and the ids around it may differ from those of the full text."""
+        The pieces are joined and cut into chunks at a line end, or else a space, where encoding the
+        200 characters on each side separately and together gives the same ids. If there is no such
+        place (for tokenizers that mark the start of every text), the cut is at a line end anyway,
+        and ids around it may differ from those of the full text."""
         chunks = self._chunks(pieces, chunk_characters)
         while batch := list(itertools.islice(chunks, _CHUNKS_PER_BATCH)):
             yield from self.encode_batch(batch)
@@ -289,7 +282,7 @@ class Tokenizer:
         yield buffer
 
     def _cut(self, text: str, size: int) -> int:
-        """Return where to cut a text, at most `size` characters from its start."""
+        """Return where to cut a text, at most `size` characters in."""
 
         def keeps_ids(cut: int) -> bool:
             left = text[max(cut - _CONTEXT_CHARACTERS, 0) : cut]
@@ -305,22 +298,21 @@ class Tokenizer:
 
 @contextlib.contextmanager
 def library_errors(problem: str) -> Iterator[None]:
-    """Raise UserError, with the problem and the reason, for what the tokenizers library raises
-    within this context."""
+    """Turn the tokenizers library's errors in this context into a UserError with the reason."""
     try:
         yield
     except TypeError:
         raise UserError("the text has an invalid character (a lone surrogate)") from None
-    except BaseException as error:  # the library raises no narrower type, and Rust's panics
+    except BaseException as error:  # the library has no narrower type, and Rust may panic
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise UserError(f"{problem}: {reason(error)}") from None
 
 
 def _in_time(call: Callable[[], T], size: int) -> T:
-    """Return what a function returns. A pattern may backtrack for years, and can't be interrupted,
-    so it runs in a thread that is left behind then. Raises TimeoutError if it takes much longer
-    than any tokenizer needs for `size` characters or tokens."""
+    """Return a function's result. Runs it in a thread, which is abandoned after the time limit,
+    because a pattern may backtrack for years and can't be interrupted. Raises TimeoutError if it
+    takes much longer than any tokenizer needs for `size` characters or tokens."""
     result: Future[T] = Future()
 
     def work() -> None:
@@ -329,7 +321,7 @@ def _in_time(call: Callable[[], T], size: int) -> T:
         except BaseException as error:
             result.set_exception(error)
 
-    threading.Thread(target=work, daemon=True).start()  # unlike an executor's, it ends with us
+    threading.Thread(target=work, daemon=True).start()  # unlike an executor's, ends at exit
     seconds = _MOST_SECONDS + size / _FEWEST_PER_SECOND
     wait([result], seconds)
     if not result.done():
@@ -340,7 +332,7 @@ def _in_time(call: Callable[[], T], size: int) -> T:
 
 
 def name_in(vocabulary: Mapping[str, int]) -> str | None:
-    """Return the first known name of end of text that a vocabulary has."""
+    """Return the first known end-of-text name in a vocabulary."""
     return next((name for name in _END_OF_TEXT_NAMES if name in vocabulary), None)
 
 
@@ -354,7 +346,7 @@ def _template(tokenizer: tokenizers.Tokenizer) -> tuple[list[int], list[int]]:
 
 
 def _rfind_all(text: str, separator: str, end: int) -> Iterator[int]:
-    """Yield up to 100 positions of a separator before `end`, the last one first."""
+    """Yield up to 100 positions of a separator before `end`, last first."""
     for _ in range(_MAX_CUTS_TRIED):
         end = text.rfind(separator, 0, end)
         if end < 0:
@@ -363,10 +355,10 @@ def _rfind_all(text: str, separator: str, end: int) -> Iterator[int]:
 
 
 def only_adds(decoder: dict[str, Any] | None) -> bool:
-    """Return whether a decoder (https://docs.rs/tokenizers/latest/tokenizers/decoders/), as in
-    `tokenizer.json`, only adds to a text as tokens arrive, so that it can be shown before its end;
-    False if the decoder is unknown. What bytes at the end stand for may change all the same: U+FFFD
-    at the end of a text, and the text of a run of byte tokens."""
+    """Return whether a decoder from `tokenizer.json`
+    (https://docs.rs/tokenizers/latest/tokenizers/decoders/) only appends text as tokens arrive, so
+    that it can be streamed; False if unknown. Bytes at the end may still change: a final U+FFFD, or
+    the text of a run of byte tokens."""
     if decoder is None:  # tokens are joined with spaces
         return True
     parts = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
@@ -380,7 +372,7 @@ def only_adds(decoder: dict[str, Any] | None) -> bool:
 
 
 def _keeps_place(part: dict[str, Any]) -> bool:
-    """Whether a decoder changes a text one character at a time, or only at its start."""
+    """Whether a decoder changes text character by character, or only at its start."""
     if part["type"] != "Replace":
         return bool(part["type"] == "Strip" and part["stop"] == 0)
     single = len(part["pattern"].get("String", "")) == 1

@@ -1,6 +1,6 @@
-"""Read the files beside a tokenizer's vocabulary, `tokenizer_config.json` above all: which tokens
-end a text, and what older vocabulary files lack (a `tokenizer.json` contains the rest itself).
-Keys: https://huggingface.co/docs/transformers/main_classes/tokenizer"""
+"""Read the files beside a tokenizer's vocabulary, above all `tokenizer_config.json`: which tokens
+end texts, and what older vocabulary files lack (`tokenizer.json` is complete). Keys:
+https://huggingface.co/docs/transformers/main_classes/tokenizer"""
 
 import json
 from collections.abc import Callable, Mapping
@@ -18,11 +18,11 @@ CONFIG_FILE, ADDED_TOKENS_FILE = "tokenizer_config.json", "added_tokens.json"
 SPECIAL_TOKENS_FILE = "special_tokens_map.json"
 MODEL_CONFIG_FILE, GENERATION_FILE = "config.json", "generation_config.json"
 END_FILES = (CONFIG_FILE, SPECIAL_TOKENS_FILE, MODEL_CONFIG_FILE, GENERATION_FILE)
-"""The files that say what ends a text."""
+"""Files that may name the tokens that end texts."""
 _END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eot|>", "<end_of_turn>", "<turn|>", "<|end|>")
-"""What ends an answer of a model that was trained to chat, but does not separate documents."""
+"""Tokens that end an answer of a chat model but do not separate documents."""
 FindFile = Callable[[str], Path | None]
-"""Returns the path of a tokenizer's file by its name, or None if it has no such file."""
+"""Function from a file name to its path; None if the tokenizer has no such file."""
 _KEYS = {
     "tokenizer_class": str,
     **dict.fromkeys(("add_bos_token", "add_eos_token", "add_prefix_space", "legacy"), bool),
@@ -31,7 +31,7 @@ _TOKEN_KEYS = ("lstrip", "rstrip", "single_word", "normalized", "special")
 
 
 class TokenizerConfig(NamedTuple):
-    """The keys that matter. A missing key is None: its default depends on the tokenizer."""
+    """The keys that matter. A missing key is None, as its default depends on the tokenizer."""
 
     tokenizer_class: str | None
     add_bos_token: bool | None
@@ -39,12 +39,11 @@ class TokenizerConfig(NamedTuple):
     add_prefix_space: bool | None
     legacy: bool | None
     added_tokens: dict[int, AddedToken]
-    """Tokens by id. The vocabulary may already have some of them."""
+    """Tokens by id, some of which may be in the vocabulary already."""
 
     @classmethod
     def read(cls, find: FindFile) -> Self:
-        """Read the two files, which may not exist. Raises UserError if a file is unreadable or has
-        other contents."""
+        """Read the two files, if they exist. Raises UserError if one is unreadable or malformed."""
         config, added_tokens = find(CONFIG_FILE), find(ADDED_TOKENS_FILE)
         keys = json_object(config)
         try:
@@ -67,7 +66,7 @@ class TokenizerConfig(NamedTuple):
 
     def add_tokens(self, tokenizer: tokenizers.Tokenizer) -> None:
         """Add the tokens that the vocabulary lacks, and make texts match all of them. Raises
-        ValueError if a token cannot get its id: another token has it, or a smaller id is unused."""
+        ValueError if another token has a token's id, or a smaller id is unused."""
         for number, token in sorted(self.added_tokens.items(), key=lambda item: item[0]):
             tokenizer.add_tokens([token])
             if (found := tokenizer.token_to_id(token.content)) != number:
@@ -85,7 +84,7 @@ class TokenizerConfig(NamedTuple):
         eos: str | None,
         adds_bos: bool,
     ) -> None:
-        """Make the tokenizer add begin and end of text, if the keys say so; `bos`, `eos` and
+        """Make the tokenizer add begin and end of text if the keys say so. `bos`, `eos` and
         `adds_bos` are the defaults of `bos_token`, `eos_token` and `add_bos_token`."""
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
         named = {k: name for k, name in special_tokens(find).items() if name in vocabulary}
@@ -104,9 +103,9 @@ def _token(keys: Any) -> AddedToken:
 
 
 def special_tokens(find: FindFile) -> dict[str, str]:
-    """Return the special tokens by their names in transformers, such as `eos_token`. As there, what
-    `special_tokens_map.json` says counts only if `tokenizer_config.json` has no added tokens.
-    Raises UserError if a file is damaged."""
+    """Return the special tokens by their names in transformers, such as `eos_token`. As there,
+    `special_tokens_map.json` only counts if `tokenizer_config.json` has no added tokens. Raises
+    UserError if a file is damaged."""
     keys = json_object(find(CONFIG_FILE))
     if "added_tokens_decoder" not in keys:
         keys |= json_object(find(SPECIAL_TOKENS_FILE))
@@ -119,8 +118,7 @@ def special_tokens(find: FindFile) -> dict[str, str]:
 
 
 def json_object(path: Path | None) -> dict[str, Any]:
-    """Return the JSON object in a file, empty if there is no file; raises UserError if it holds
-    something else."""
+    """Return a file's JSON object, empty without a file. Raises UserError for other content."""
     if path is None:
         return {}
     text = read_text(path)
@@ -134,8 +132,8 @@ def json_object(path: Path | None) -> dict[str, Any]:
 
 
 def published_ends(vocabulary: Mapping[str, int], find: FindFile) -> TextEnds | None:
-    """Return what ends texts: the `eos_token` of the tokenizer, else the `eos_token_id` of the
-    model; None if no file names either. Raises UserError if a file is damaged."""
+    """Return the tokens that end texts: the tokenizer's `eos_token`, else the model's
+    `eos_token_id`; None if no file names either. Raises UserError if a file is damaged."""
     name = special_tokens(find).get("eos_token")
     if name is not None and name in vocabulary:
         return _ends(name, vocabulary, f"the eos_token of {CONFIG_FILE}")
@@ -152,8 +150,8 @@ def _ends(name: str, vocabulary: Mapping[str, int], source: str) -> TextEnds:
 
 
 def eos_token_ids(path: Path | None) -> tuple[int, ...]:
-    """Return the ids that end a text by a `config.json` or `generation_config.json`; none if there
-    is no file. Raises UserError if it is damaged."""
+    """Return the end-of-text ids in a `config.json` or `generation_config.json`, empty without a
+    file. Raises UserError if it is damaged."""
     keys = json_object(path)
     inner = keys.get("text_config")
     eos = keys.get("eos_token_id", inner.get("eos_token_id") if isinstance(inner, dict) else None)

@@ -27,15 +27,14 @@ SENTENCEPIECE_FILE, VOCABULARY_FILE, MERGES_FILE = "tokenizer.model", "vocab.jso
 
 
 def load_tokenizer(place: Path | str) -> Tokenizer:
-    """Load a tokenizer from a folder, a file, or the hub: a string that is neither a folder nor a
-    file is the id of a model there. The first of these that a folder or model has is used:
+    """Load a tokenizer from a folder, a file, or the hub: a string that is neither is a model id
+    there. The first of these that exists is used:
 
-    1. `tokenizer.json`
-    2. `tokenizer.model` (SentencePiece, as in OpenLLaMA)
-    3. `vocab.json` with `merges.txt` (GPT-2's original files)
+    1. `tokenizer.json` 2. `tokenizer.model` (SentencePiece, as in OpenLLaMA) 3. `vocab.json` with
+    `merges.txt` (GPT-2's original files)
 
-    With 2 and 3, `tokenizer_config.json` and `added_tokens.json` are read as well. What ends a text
-    is decided as `published_ends` says. Raises UserError if there is no tokenizer, it is damaged or
+    With 2 and 3, `tokenizer_config.json` and `added_tokens.json` are read as well. `published_ends`
+    decides which tokens end texts. Raises UserError if there is no tokenizer, it is damaged or
     unsupported, or the hub cannot be reached."""
     path = Path(place)
     if paths.is_folder(path):
@@ -57,8 +56,8 @@ def load_tokenizer(place: Path | str) -> Tokenizer:
 
 
 def finder(place: Path | str) -> FindFile:
-    """Return a function that finds the files beside a tokenizer, or those of a model on the hub;
-    `place` is as for `load_tokenizer`."""
+    """Return a function that finds the files beside a tokenizer, or a model's on the hub; `place`
+    is as for `load_tokenizer`."""
     path = Path(place)
     folder = path if paths.is_folder(path) else path.parent
 
@@ -94,9 +93,8 @@ def _from_tokenizer_json(path: Path, find: FindFile) -> Tokenizer:
 
 
 def _checked(raw: tokenizers.Tokenizer, path: Path, find: FindFile) -> Tokenizer:
-    """Return a tokenizer that was read from a file, with what ends its texts. Raises UserError if
-    an id is too large (the library's time grows with it), or the template uses one without a
-    token."""
+    """Return a tokenizer from a file, with the tokens that end texts. Raises UserError if an id is
+    too large (the library's time grows with it), or the template uses an id without a token."""
     try:
         tokenizer = Tokenizer(raw)
     except UserError as error:
@@ -129,14 +127,14 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def read_tokenizer_files(path: Path) -> dict[str, bytes]:
-    """Return a `tokenizer.json`, and what must be beside a copy of it to mean the same, by name."""
+    """Return a `tokenizer.json` and the files that a copy needs beside it, by name."""
     is_alone = not any(map(finder(path), tokenizer_config.END_FILES))
     beside = {} if is_alone else _files_beside(load_tokenizer(path))
     return {TOKENIZER_FILE: path.read_bytes()} | beside
 
 
 def _files_beside(tokenizer: Tokenizer) -> dict[str, bytes]:
-    """Return the file that names what ends an answer, if that needs to be named."""
+    """Return the file that names the token that ends an answer, if one is needed."""
     if tokenizer.eos_token is None:
         return {}
     text = json.dumps({"eos_token": tokenizer.eos_token}, indent=2) + "\n"

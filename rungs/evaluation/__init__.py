@@ -5,5 +5,8 @@
     harness_model      our models as the harness's `LM`
     checkpoint_scores  measure a checkpoint, and record its scores
 
-Imports `checkpointing` and the packages below it.
-"""
+To add a benchmark, add a method to `Measured` in `checkpoint_scores` and call it in
+`rungs/commands/evaluate.py` and `rungs/training/benchmarks.py`. A task of the harness in YAML needs
+no code (`--task-files`).
+
+Imports `checkpointing` and the packages below it."""

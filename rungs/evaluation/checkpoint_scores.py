@@ -29,11 +29,11 @@ class Measured(NamedTuple):
     tokenizer: Tokenizer
     batch_size: int
     should_stop: Callable[[], bool] = lambda: False
-    """Called before each batch of texts."""
+    """Called before each batch of texts; True stops the evaluation."""
 
     @classmethod
     def find(cls, checkpoint: str, batch_size: int, datasets_dir: Path) -> "Measured":
-        """Return a checkpoint; arguments as for `load_tokenizer`."""
+        """Return the checkpoint to measure; arguments as for `load_tokenizer`."""
         tokenizer = load.load_tokenizer(checkpoint, datasets_dir)
         return cls(checkpoint_folder.find_weights(checkpoint), tokenizer, batch_size)
 
@@ -61,8 +61,7 @@ class Measured(NamedTuple):
         return self._recorded(score._asdict() for score in scores)
 
     def _scorer(self) -> Scorer:
-        """Return a scorer on all devices of this host: each has all weights, or its part if the run
-        splits them."""
+        """Return a scorer on all devices of this host, with weights sharded as in the run."""
         train = Weights(self.weights).header.train
         is_split = train is not None and train.sharding is not None and train.sharding.mode != "dp"
         devices = jax.local_devices()
@@ -72,8 +71,7 @@ class Measured(NamedTuple):
         return Scorer(model, layout, _DTYPE, self.batch_size, self.should_stop)
 
     def _recorded(self, scores: Iterable[dict[str, Any]]) -> list[Evaluation]:
-        """Return scores as evaluations, after adding them to the run of the checkpoint, if it has
-        one."""
+        """Return scores as evaluations, recorded in the checkpoint's run, if it has one."""
         time, name = records.now(), self.weights.resolve().parent.name
         found = [Evaluation(time=time, checkpoint=name, **score) for score in scores]
         if run := records.run_of(self.weights):
@@ -82,8 +80,7 @@ class Measured(NamedTuple):
 
 
 def _answers_of(weights: Path) -> Path:
-    """Return where the harness keeps the answers of these weights: in the user's cache, for this
-    version of the file."""
+    """Return the path, in the user's cache, of the harness's answers for these weights."""
     path = weights.resolve()
     status = path.stat()
     version = f"{path} {status.st_size} {status.st_mtime_ns}"

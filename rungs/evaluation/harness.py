@@ -1,6 +1,6 @@
-"""Tasks of https://github.com/EleutherAI/lm-evaluation-harness. Scores are those of the harness's
-own Hugging Face backend for the exported model. Answers are kept in a database as they arrive, so
-an evaluation that was stopped goes on where it was."""
+"""Tasks of https://github.com/EleutherAI/lm-evaluation-harness. Scores equal those of its Hugging
+Face backend for the exported model. Answers are stored as they arrive, so an interrupted evaluation
+continues where it was."""
 
 import importlib.util
 import os
@@ -19,7 +19,7 @@ class TaskScore(NamedTuple):
 
     task: str
     metric: str
-    """Name of the metric, with the filter of the answers, as in `exact_match,strict-match`."""
+    """Metric and answer filter, as in `exact_match,strict-match`."""
     value: float
     standard_error: float | None
     items: int
@@ -33,9 +33,9 @@ class Tasks(NamedTuple):
     folder: Path | None
     """Folder with tasks of the user's own, in YAML."""
     few_shot: int | None
-    """Examples before each question; None for the task's own number."""
+    """Examples before each question; None for the task's default."""
     limit: int | None
-    """Most items of each task."""
+    """Maximum items per task."""
 
 
 def check_installed() -> None:
@@ -48,7 +48,7 @@ def check_installed() -> None:
 
 
 def check_tasks(tasks: Tasks) -> Any:
-    """Return the harness's `TaskManager` for tasks; raise UserError if there is no such task."""
+    """Return the harness's `TaskManager`. Raises UserError if a task does not exist."""
     from lm_eval.tasks import TaskManager
 
     manager = TaskManager(include_path=str(tasks.folder) if tasks.folder else None)
@@ -68,20 +68,15 @@ def evaluate(
     stop_tokens: tuple[int, ...],
     answers: Path,
 ) -> list[TaskScore]:
-    """Return the scores of a model. Raises UserError if there is no such task, or its data cannot
-    be loaded.
-
-    Args:
-        make_generator: called if a task asks for answers in words.
-        stop_tokens: each of them ends such an answer.
-        answers: the database of the answers of this model.
-    """
+    """Return the scores of a model. `make_generator` is called if a task asks for generated
+    answers, which `stop_tokens` end; `answers` is the database of this model's answers. Raises
+    UserError if a task does not exist or its data cannot be loaded."""
     import lm_eval
 
     from rungs.evaluation.harness_model import RungsLM
 
     manager = check_tasks(tasks)
-    os.environ.setdefault("DISABLE_MULTIPROC", "1")  # its bootstrap would fork, which JAX can't
+    os.environ.setdefault("DISABLE_MULTIPROC", "1")  # its bootstrap would fork, unsafe with JAX
     try:
         found = lm_eval.simple_evaluate(
             RungsLM(scorer, make_generator, tokenizer, stop_tokens),
@@ -99,7 +94,7 @@ def evaluate(
 
 
 def _scores(name: str, metrics: dict[str, Any], found: Any) -> list[TaskScore]:
-    """Return the metrics of a task, or of a group of tasks."""
+    """Return the metrics of a task or a group of tasks."""
     items = found["n-samples"].get(name, {}).get("effective", 0)
     few_shot = found["n-shot"].get(name, 0)
     values = {key: value for key, value in metrics.items() if isinstance(value, int | float)}

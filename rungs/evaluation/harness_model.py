@@ -1,4 +1,4 @@
-"""Our models as the `LM` of the lm-evaluation-harness, without which this cannot be imported."""
+"""Our models as the `LM` of the lm-evaluation-harness, which must be installed to import this."""
 
 import functools
 from collections import Counter
@@ -14,11 +14,11 @@ from rungs.model.generation import Generator, Request
 from rungs.model.sampling import Sampling
 
 _NEW_TOKENS = 256
-"""Most tokens of an answer, if a task doesn't say; as in the harness."""
+"""Maximum tokens of an answer if a task doesn't say, as in the harness."""
 
 
 class RungsLM(TemplateLM):
-    """Answers the harness's requests; each of the stop tokens ends an answer."""
+    """Answers the harness's requests. Stop tokens end an answer."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class RungsLM(TemplateLM):
         return totals
 
     def _windows(self, text: str) -> list[Continuation]:
-        """Return the parts of a text, each with as much before it as the context has room for."""
+        """Return the parts of a text, each with as much preceding context as fits."""
         windows = utils.get_rolling_token_windows(
             token_list=self.tok_encode(text),
             prefix_token=self.prefix_token_id,
@@ -97,7 +97,7 @@ class RungsLM(TemplateLM):
         return texts
 
     def _generate(self, contexts: list[str], options: dict[str, Any]) -> list[str]:
-        """Return the answers, each up to the first of the texts that end it."""
+        """Return the answers, each cut at the first stop string."""
         until = options.get("until") or []
         ends = [until] if isinstance(until, str) else [*until]
         count = options.get("max_gen_toks", _NEW_TOKENS)

@@ -1,4 +1,4 @@
-"""How likely a model finds continuations of texts, and its accuracy on multiple-choice items."""
+"""Log-probabilities of continuations, and accuracy on multiple-choice items."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -20,11 +20,11 @@ from rungs.run.records import wilson_interval
 from rungs.step.forward import make_score_step
 
 _LENGTH_MULTIPLE = 32
-"""Lengths are padded to a multiple of this, so that few are compiled."""
+"""Lengths are padded to a multiple of this, so that few shapes are compiled."""
 
 
 class Continuation(NamedTuple):
-    """Tokens, and those that continue them."""
+    """Context tokens, and the tokens that continue them."""
 
     context: list[int]
     """At least one token."""
@@ -32,7 +32,7 @@ class Continuation(NamedTuple):
 
 
 class Score(NamedTuple):
-    """How likely a continuation is."""
+    """Likelihood of a continuation."""
 
     log_prob: float
     """Sum over its tokens, in nats."""
@@ -41,9 +41,8 @@ class Score(NamedTuple):
 
 
 def split_tokens(context: str, continuation: str, tokenizer: Tokenizer) -> Continuation:
-    """Return the tokens of a text and of its continuation. They are tokenized together, and the
-    spaces at the end of the text belong to the continuation, as in the lm-evaluation-harness. An
-    empty text becomes end of text."""
+    """Tokenize a text and its continuation together. Spaces at the text's end are part of the
+    continuation, as in the lm-evaluation-harness. An empty text becomes end of text."""
     if not context:
         start = tokenizer.begin or [tokenizer.end_of_text or 0]
         return Continuation(start, tokenizer.encode(continuation))
@@ -53,9 +52,9 @@ def split_tokens(context: str, continuation: str, tokenizer: Tokenizer) -> Conti
 
 
 class Scorer:
-    """Scores continuations with a model, on all devices of its layout, in mode `dp` or `fsdp`.
-    `batch_size` is texts at once, rounded up to a multiple of the devices; `should_stop` is called
-    before each batch."""
+    """Scores continuations with a model on all devices of its layout, in mode `dp` or `fsdp`.
+    `batch_size` counts texts and is rounded up to a multiple of the devices. `should_stop` is
+    called before each batch."""
 
     def __init__(
         self,
@@ -71,9 +70,9 @@ class Scorer:
         self.context_length = model.config.context_length
 
     def scores(self, continuations: Sequence[Continuation]) -> Iterator[tuple[int, Score]]:
-        """Yield the index and the score of each continuation, the longest texts first. Only the
-        last tokens of a text longer than the context are read. Raises Interrupted if `should_stop`
-        says so, and RunFailure if log-probabilities are NaN."""
+        """Yield the index and score of each continuation, the longest texts first. Texts longer
+        than the context are cut at the start. Raises Interrupted if `should_stop` returns True,
+        RunFailure if log-probabilities are NaN."""
         sizes = [len(one.context) + len(one.tokens) for one in continuations]
         order = sorted(range(len(sizes)), key=lambda index: -sizes[index])
         for first in range(0, len(order), self.batch_size):
@@ -84,11 +83,11 @@ class Scorer:
             yield from zip(indices, found, strict=False)
 
     def _score(self, continuations: Sequence[Continuation]) -> list[Score]:
-        """Return the scores of a batch, the longest text of which comes first."""
+        """Return the scores of a batch, whose longest text must come first."""
         rows = []
         for one in continuations:
             tokens = (one.context + one.tokens)[-self.context_length - 1 :]
-            rows.append((tokens[:-1], tokens[1:][-len(one.tokens) :]))  # the targets that count
+            rows.append((tokens[:-1], tokens[1:][-len(one.tokens) :]))  # only these targets count
         length = min(_round_up(len(rows[0][0]), _LENGTH_MULTIPLE), self.context_length)
         inputs_BS = np.zeros((self.batch_size, length), np.int32)
         count = min(1 << (max(len(targets) for _, targets in rows) - 1).bit_length(), length)
@@ -115,13 +114,13 @@ class Item(NamedTuple):
 
     prompt: str
     choices: list[str]
-    """They follow the prompt as they are, so they start with a space if there must be one."""
+    """Texts that follow the prompt unchanged, so with a leading space where one is needed."""
     answer: int
     """Index of the correct choice."""
 
 
 class Share(NamedTuple):
-    """Share of the items that are answered correctly, with a 95 % interval."""
+    """Share of correctly answered items, with a 95% confidence interval."""
 
     value: float
     low: float
@@ -129,18 +128,17 @@ class Share(NamedTuple):
 
 
 class Accuracy(NamedTuple):
-    """Accuracy if the choice with the highest log-probability is the answer."""
+    """Accuracy of choosing the answer with the highest log-probability."""
 
     items: int
     accuracy: Share
     normalized: Share
-    """Accuracy with log-probabilities divided by the number of the choice's characters, as
-    `acc_norm` in the lm-evaluation-harness."""
+    """Accuracy with log-probabilities divided by the choice's number of characters, as `acc_norm`
+    in the lm-evaluation-harness."""
 
 
 def read_items(path: Path) -> list[Item]:
-    """Return the items of a file, one a line. Raises UserError if it has none, or a line is not
-    one; it names the line."""
+    """Return the items of a JSON-lines file. Raises UserError if it has none, or other lines."""
     lines = enumerate(read_text(path).splitlines(), 1)
     items = [_parse(line, f"{path}: line {number}") for number, line in lines if line.strip()]
     if not items:
@@ -171,8 +169,7 @@ def _parse(line: str, place: str) -> Item:
 
 
 def measure_accuracy(items: Sequence[Item], scorer: Scorer, tokenizer: Tokenizer) -> Accuracy:
-    """Return the accuracy of a model on items. Raises UserError if a choice adds no token to its
-    prompt."""
+    """Return a model's accuracy on items. Raises UserError if a choice adds no token."""
     continuations = list(_continuations(items, tokenizer))
     log_probs = [0.0] * len(continuations)
     for index, score in scorer.scores(continuations):

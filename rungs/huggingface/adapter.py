@@ -1,10 +1,9 @@
-"""Export the LoRA of a run as an adapter for Hugging Face's `peft`
+"""Export a run's LoRA as an adapter for Hugging Face's `peft`
 (https://huggingface.co/docs/peft/developer_guides/checkpoint).
 
-An adapter adds scale · B·A to the weight of a module: A is (rank, inputs), B (outputs, rank), and
-the scale is alpha ÷ rank. If a module holds several of our projections side by side, as GPT-2's
-`c_attn` does, its A has the rows of all of them, and its B one block of each.
-"""
+An adapter adds alpha ÷ rank · B·A to a module's weight: A is (rank, inputs), B (outputs, rank). If
+a module holds several of our projections side by side, as GPT-2's `c_attn` does, its A has the rows
+of all of them, and its B one block of each."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +22,7 @@ from rungs.model.lora import DOWN, UP
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 _WRAPPER = "base_model.model."
-"""What peft puts before the names of a model's modules."""
+"""Prefix of module names in peft."""
 _KERNEL, _WEIGHT = "kernel", ".weight"
 
 
@@ -40,14 +39,14 @@ class AdaptedModule(NamedTuple):
 
     @property
     def target(self) -> str:
-        """The end of the name, the same in all layers."""
+        """Suffix of the name, the same in all layers."""
         return ".".join(self.name.split(".")[-2:])
 
 
 class Adapter:
-    """The adapter of the checkpoint at a place: a run folder, a checkpoint or a
-    `model.safetensors`. Weights are read when it is written. Raises UserError if there is no
-    checkpoint, it is damaged or has no LoRA, or no family can express the model."""
+    """The adapter of a run folder, a checkpoint or a `model.safetensors`. Weights are read when it
+    is written. Raises UserError if there is no checkpoint, it is damaged or has no LoRA, or no
+    family can express the model."""
 
     def __init__(self, place: str) -> None:
         self._weights = Weights(checkpoint_folder.find_valid_weights(place))
@@ -64,7 +63,7 @@ class Adapter:
             if any(_low_rank(name, DOWN) in names for name in group.parameters)
         ]
         self.base, self.base_is_known = str(header.train.start_from), False
-        """The model that it is for: a hub id, else what the run started from."""
+        """The base model: a hub id, else what the run started from."""
         if self.base == checkpoint_folder.IMPORTED and origin is not None:
             self.base, self.base_is_known = origin.source, origin.revision is not None
 
@@ -102,8 +101,7 @@ class Adapter:
                 yield self._module(name.removesuffix(_WEIGHT), index, group, adapted)
 
     def _low_rank_arrays(self, kernel: str) -> tuple[np.ndarray, np.ndarray] | None:
-        """Return both matrices of a projection, with their leading axis of layers; None if it is
-        not adapted."""
+        """Return both matrices of a projection, (L, …), or None if it has no adapter."""
         names = _low_rank(kernel, DOWN), _low_rank(kernel, UP)
         if names[0] not in self._weights.names():
             return None
@@ -117,7 +115,7 @@ class Adapter:
         group: TensorGroup,
         adapted: list[tuple[np.ndarray, np.ndarray] | None],
     ) -> AdaptedModule:
-        """Return the adapter of a module that holds the projections of a group side by side."""
+        """Return the adapter of a module that holds a group's projections side by side."""
         rank, outputs = self._lora.rank, [matrix[-1] for matrix in group.matrices]
         count = sum(pair is not None for pair in adapted)
         b_OR = np.zeros((sum(outputs), count * rank), np.float32)

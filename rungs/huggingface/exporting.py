@@ -28,25 +28,24 @@ from rungs.step.state import shapes_of
 
 MAX_SHARD_BYTES = 5_000_000_000
 BIASES = ("qkv_bias", "attention_output_bias", "ffn_bias")
-"""Keys that can be turned on without changing what a model computes, if the biases are 0."""
+"""Bias keys that can be turned on, with biases of 0, without changing the model's output."""
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 @dataclasses.dataclass(frozen=True)
 class FamilyChoice:
-    """The family that a model is written as."""
+    """The family in which a model is exported."""
 
     family: Family
     model: ModelConfig
-    """The model, with the biases that the family has and it lacks."""
+    """The model, plus the biases that the family requires."""
     added_biases: tuple[str, ...]
-    """The keys of those biases."""
+    """Keys of the added biases."""
 
 
 def choose_family(model: ModelConfig, model_type: str | None = None) -> FamilyChoice:
-    """Return the first family that can express a model, as it is or with biases of 0; the family of
-    `model_type` is tried first. Raises UserError, which says what the closest family lacks, if none
-    can."""
+    """Return the first family, `model_type` before the others, that can express a model, if need be
+    with biases of 0. Raises UserError, with what the closest family lacks, if none can."""
     closest: tuple[dict[str, tuple[Any, Any]], str] | None = None
     for family, biases in _candidates(model, VISION_MODELS.get(model_type or "", model_type)):
         candidate = model.model_copy(update=dict.fromkeys(biases, True))
@@ -65,8 +64,8 @@ def choose_family(model: ModelConfig, model_type: str | None = None) -> FamilyCh
 
 
 def _candidates(model: ModelConfig, first: str | None) -> list[tuple[Family, tuple[str, ...]]]:
-    """Return the families to try in order, each with biases to add. Qwen 2 comes last unless it is
-    `first`, because transformers splits texts its way, whatever `tokenizer.json` says."""
+    """Return the families to try, in order, each with biases to add. Qwen 2 comes last unless it is
+    `first`, as transformers splits its texts in its own way regardless of `tokenizer.json`."""
     absent = [key for key in BIASES if not getattr(model, key)]
     subsets = [keys for n in range(len(absent) + 1) for keys in itertools.combinations(absent, n)]
     pairs = [(family, keys) for keys in subsets for family in FAMILIES.values()]
@@ -74,18 +73,18 @@ def _candidates(model: ModelConfig, first: str | None) -> list[tuple[Family, tup
 
 
 def _differences(family: Family, model: ModelConfig) -> dict[str, tuple[Any, Any]]:
-    """Return the keys of a model that a family cannot express."""
+    """Return the model's keys that a family cannot express."""
     try:
         written = HFConfig(Path(family.model_type), family.to_hf_config(model))
         return family.differences(model, written)
-    except UserError:  # the config that it would need is invalid for the family
+    except UserError:  # the resulting config would be invalid for the family
         return {key: (None, value) for key, value in model.as_json().items()}
 
 
 class Export:
-    """The model of a run folder, a checkpoint or a `model.safetensors`, which was checked and can
-    be written: that fails only if the disk does, or if a value overflows the dtype to write. Raises
-    UserError if it does not exist, is damaged, or no family can express it."""
+    """A checked model (run folder, checkpoint or `model.safetensors`) to export. Writing only fails
+    if the disk does, or a value overflows the target dtype. Raises UserError if it does not exist,
+    is damaged, or no family can express it."""
 
     def __init__(self, place: str) -> None:
         self.weights = MergedWeights(checkpoint_folder.find_valid_weights(place))
@@ -106,7 +105,7 @@ class Export:
             for group in self._groups
             for name in group.names
         }
-        """dtype and shape of each tensor, by its name in Hugging Face's files."""
+        """dtype and shape of each tensor, by Hugging Face name."""
 
     def summary(self) -> str:
         """Describe the export in one line."""
@@ -118,7 +117,7 @@ class Export:
         return f"{self.weights.path}: {model_type}, {size / 1e9:.2f} GB as {dtypes}{added}"
 
     def write(self, folder: Path) -> list[str]:
-        """Fill an empty folder. Returns notes on what is missing."""
+        """Fill an empty folder. Return notes on missing parts."""
         self._write_weights(folder)
         notes, token_ids = write_tokenizer(folder, self.weights, self.published)
         if self.choice.family is QWEN2 and self.published is None and not notes:
@@ -145,7 +144,7 @@ class Export:
         return notes
 
     def _dtype(self, group: TensorGroup) -> str:
-        """Return the dtype to write some tensors in."""
+        """Return the dtype in which some tensors are written."""
         if self.origin is None:
             return "float32"
         return self.origin.other_dtypes.get(next(iter(group.parameters)), self.origin.dtype)
@@ -168,8 +167,8 @@ class Export:
         weights_file.write_index(folder, files, sizes)
 
     def _tensors(self, group: TensorGroup) -> Iterator[tuple[str, np.ndarray]]:
-        """Yield name and bits of every tensor of a group."""
-        weights = MergedWeights(self.weights.path)  # a new one, so that memory is freed after it
+        """Yield the name and bits of every tensor of a group."""
+        weights = MergedWeights(self.weights.path)  # a new one, to free its memory afterwards
         arrays = {
             # a bias that is missing was added
             name: weights.array(name) if name in weights.names() else np.zeros(each.shape, "f4")

@@ -28,8 +28,8 @@ TokenIds = dict[str, int | None]
 
 
 def convert_tokenizer(folder: Path, vocab_size: int) -> list[str]:
-    """Write `tokenizer.json` into a folder that has tokenizer files of another kind. Returns notes
-    on what was done, and a warning if the tokenizer has more tokens than the model's `vocab_size`.
+    """Write `tokenizer.json` into a folder with tokenizer files of another kind. Returns notes on
+    the conversion, with a warning if the tokenizer has more tokens than the model's `vocab_size`.
     Raises UserError if the files are damaged, or of a kind that cannot be converted."""
     if not any((folder / name).is_file() for name in _VOCABULARIES):
         return ["the model comes without a tokenizer; prompts and exports will be without one too"]
@@ -52,8 +52,8 @@ def convert_tokenizer(folder: Path, vocab_size: int) -> list[str]:
 
 
 def _use_tokenizer_json(folder: Path) -> None:
-    """Make transformers load `tokenizer.json` unchanged. Its classes for SentencePiece would build
-    their own pipeline, which for OpenLLaMA gives other tokens."""
+    """Make transformers load `tokenizer.json` unchanged. Its SentencePiece classes build their own
+    pipeline, which for OpenLLaMA gives other tokens."""
     path = folder / tokenizer_config.CONFIG_FILE
     keys = json.loads(strict_json.read_text(path)) if path.is_file() else {}
     content = json.loads(strict_json.read_text(folder / TOKENIZER_FILE))
@@ -79,8 +79,8 @@ def _use_tokenizer_json(folder: Path) -> None:
 def write_tokenizer(
     folder: Path, weights: Weights, imported: Path | None
 ) -> tuple[list[str], TokenIds]:
-    """Write a model's tokenizer into a folder: that in the folder `imported`, if it is the same.
-    Returns notes on what is missing, and the ids of special tokens for `config.json`."""
+    """Write a model's tokenizer into a folder, copying the one in `imported` if it is the same.
+    Returns notes on missing parts, and the ids of special tokens for `config.json`."""
     header = weights.header
     original = imported / TOKENIZER_FILE if imported else None
     if original is not None and not original.is_file():
@@ -106,8 +106,8 @@ def write_tokenizer(
 
 
 def write_ends(folder: Path, weights: Weights) -> None:
-    """Write the template of the chats that a model was trained on, if it was, and make what ended
-    its texts in training end those that it generates."""
+    """Write the model's chat template, if it was trained on chats, and make the tokens that ended
+    texts in training end generated ones."""
     is_chat = paths.is_file(weights.path.with_name(TEMPLATE_FILE))
     template = ChatTemplate.find(weights.path.parent) if is_chat else None
     if template:
@@ -123,7 +123,7 @@ def write_ends(folder: Path, weights: Weights) -> None:
 
 
 def describe_ends(folder: Path) -> str:
-    """Return the tokens at which an exported model stops, for people to read."""
+    """Describe the tokens at which an exported model stops, for people to read."""
     if not paths.is_file(folder / TOKENIZER_FILE):
         return "no known token"
     tokenizer = load_tokenizer(folder)
@@ -137,7 +137,7 @@ def _token_ids(tokenizer: Tokenizer | None) -> TokenIds:
 
 
 def _write_tokenizer_config(folder: Path, tokenizer: Tokenizer, length: int) -> None:
-    """Write what `AutoTokenizer` needs beside `tokenizer.json`."""
+    """Write the files that `AutoTokenizer` needs beside `tokenizer.json`."""
     keys = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": length,
@@ -151,13 +151,13 @@ def _write_tokenizer_config(folder: Path, tokenizer: Tokenizer, length: int) -> 
 
 
 def write_json(path: Path, values: dict[str, Any], *, sort_keys: bool = False) -> None:
-    """Write a JSON file as transformers does, with an indent of 2."""
+    """Write a JSON file as transformers does, indented by 2."""
     text = json.dumps(values, indent=2, sort_keys=sort_keys) + "\n"
     path.write_text(text, encoding="utf-8")
 
 
 def _is_same(path: Path, tokenizer: Tokenizer) -> bool:
-    """Whether a file holds this tokenizer, however it is formatted."""
+    """Whether a file holds this tokenizer, in any formatting."""
     with tempfile.TemporaryDirectory() as folder:
         one, other = Path(folder) / "one.json", Path(folder) / "other.json"
         load_tokenizer(path).save(one)

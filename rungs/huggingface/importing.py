@@ -1,5 +1,4 @@
-"""Make a run folder from a Hugging Face model: compare its tensors with what its family expects,
-then write them one by one."""
+"""Make a run folder from a Hugging Face model: check its tensors, then write them one by one."""
 
 import dataclasses
 import os
@@ -43,19 +42,19 @@ class LinenCheckpoint(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class HFSource:
-    """The folder of a Hugging Face model."""
+    """A Hugging Face model to import."""
 
     name: str
-    """Hub id, or the folder's name."""
+    """Hub id or folder name."""
     folder: Path
     revision: str | None = None
     """The commit on the hub."""
     linen: LinenCheckpoint | None = None
-    """The weights, if they are not in Hugging Face's format."""
+    """The weights, if they are from Flax Linen."""
 
 
 def find_source(place: str, revision: str | None = None) -> HFSource:
-    """Return the model in a folder or, if there is no such folder, with that id on the hub; raises
+    """Return the model in a folder or, if there is none, the one with that id on the hub. Raises
     UserError if there is neither."""
     folder = Path(place)
     if is_folder(folder):
@@ -69,8 +68,8 @@ def find_source(place: str, revision: str | None = None) -> HFSource:
 
 
 def find_linen_source(place: str, family: option_values.LinenFamily) -> HFSource:
-    """Return the Linen checkpoint in a folder, or in a msgpack file, in the layout of a family;
-    raises UserError if it does not exist."""
+    """Return the Linen checkpoint in a folder or msgpack file, in a family's layout. Raises
+    UserError if it does not exist."""
     path = Path(place)
     if not is_there(path):
         raise UserError(
@@ -82,19 +81,19 @@ def find_linen_source(place: str, family: option_values.LinenFamily) -> HFSource
 
 
 class Match(NamedTuple):
-    """Which tensors become parameters."""
+    """Mapping from tensors to parameters."""
 
     names: dict[str, str]
-    """For each name that the family uses, the name in the files."""
+    """Name in the files by the family's name."""
     specs: dict[str, weights_file.TensorSpec]
-    """For each Rungs parameter, its shape and the dtype it has in the files."""
+    """Shape of each Rungs parameter, and its dtype in the files."""
     notes: list[str]
-    """What was left out or renamed."""
+    """Notes on tensors that were left out or renamed."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Import:
-    """A Hugging Face model that was checked and can be written as a run folder."""
+    """A checked Hugging Face model that can be written as a run folder."""
 
     source: HFSource
     hf_config: HFConfig
@@ -105,8 +104,8 @@ class Import:
 
     @classmethod
     def from_source(cls, source: HFSource, ignored_keys: tuple[str, ...] = ()) -> "Import":
-        """Check everything but the values of the tensors; `ignored_keys` of `config.json` have no
-        effect. Raises UserError with a line for each mistake found."""
+        """Check everything except the values of tensors. `ignored_keys` of `config.json` count as
+        having no effect. Raises UserError with a line for each mistake."""
         hf_config, tensors = _open(source)
         hf_config.ignore(ignored_keys)
         family = family_of(hf_config)
@@ -120,7 +119,7 @@ class Import:
 
     @property
     def origin(self) -> weights_file.Origin:
-        """Where the weights come from, for the header of the weights file."""
+        """Origin of the weights, for the header of the weights file."""
         specs = self.match.specs
         [(most_common, _)] = Counter(self._dtypes()).most_common(1)
         others = {name: spec.dtype for name, spec in specs.items() if spec.dtype != most_common}
@@ -140,8 +139,7 @@ class Import:
         return f"{name}: {model_type}, {size / 1e9:.2f} GB, tensors: {dtypes}"
 
     def write_weights(self, path: Path) -> None:
-        """Write `model.safetensors`, with one tensor in memory at a time; raises UserError if
-        tensors have NaN or infinite values."""
+        """Write `model.safetensors`, one tensor at a time. Raises UserError unless finite."""
         broken = []
         tokenizer = self.source.name if self.source.revision else ""
         header = weights_file.WeightsHeader(self.model, None, tokenizer, self.origin)
@@ -170,8 +168,8 @@ class Import:
 
 
 def _open(source: HFSource) -> tuple[HFConfig, Tensors]:
-    """Return the config and the weights; without a `config.json`, what the shapes of a Linen model
-    say."""
+    """Return the config and the weights. Without a `config.json`, the config is inferred from the
+    shapes of a Linen model."""
     path = source.folder / published.CONFIG_FILE
     if source.linen is None:
         return read_hf_config(source.folder), TensorFolder(source.folder)
@@ -210,7 +208,7 @@ def _match(folder: Path, tensors: Tensors, family: Family, groups: list[TensorGr
 
 
 def _names_of_family(tensors: Tensors, family: Family) -> tuple[dict[str, str], list[str]]:
-    """Return the tensors that may be parameters by the family's names, and notes on the rest."""
+    """Return the candidate tensors by the family's names, and notes on the rest."""
     names: dict[str, str] = {}
     left_out: Counter[str] = Counter()
     has_vision = any(_VISION.match(name) for name in tensors.specs)
@@ -277,8 +275,7 @@ def _mixed_dtypes(
 
 
 def target_folder(name: str) -> Path:
-    """Return the run folder to create: a path, or a name under `runs/`; raises UserError if it
-    exists already."""
+    """Return the new run folder: a path, or a name in `runs/`. Raises UserError if it exists."""
     target = new_run_path(name)
     if is_there(target):
         raise UserError(f"{target}: exists already; choose another name, or move it away")
@@ -288,9 +285,9 @@ def target_folder(name: str) -> Path:
 def import_model(
     plan: Import, target: Path, check: Callable[[RunFolder], None] = lambda _: None
 ) -> list[str]:
-    """Create a run folder from a Hugging Face model, and return notes on what is missing or was
-    converted. `check` is called with the complete folder. If anything raises, leave nothing behind.
-    Raises UserError if the folder cannot be written."""
+    """Create a run folder from a Hugging Face model, and return notes on missing or converted
+    parts. `check` gets the complete folder. If anything raises, nothing is left behind. Raises
+    UserError if the folder cannot be written."""
     with atomic_folder.create_folder(target) as folder:
         run = RunFolder(folder)
         notes = _fill(plan, run, target)
@@ -299,7 +296,7 @@ def import_model(
 
 
 def _fill(plan: Import, run: RunFolder, target: Path) -> list[str]:
-    """Write `model.json` and `checkpoints/imported/` into an empty folder that becomes `target`."""
+    """Write `model.json` and `checkpoints/imported/` into an empty folder, later `target`."""
     run.imported.mkdir(parents=True)
     keys = plan.model.model_dump(mode="json", exclude_defaults=True)
     root = checkout()
@@ -313,7 +310,7 @@ def _fill(plan: Import, run: RunFolder, target: Path) -> list[str]:
         write_json(run.imported / published.CONFIG_FILE, plan.hf_config.values)
     try:
         notes = convert_tokenizer(run.imported, plan.model.vocab_size)
-    except UserError as error:  # it names copies, which are about to be deleted
+    except UserError as error:  # it names copies that are about to be deleted
         message = str(error).replace(str(run.imported), str(plan.source.folder))
         raise UserError(message) from None
     plan.write_weights(run.imported / weights_file.WEIGHTS_FILE)

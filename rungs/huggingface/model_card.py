@@ -1,5 +1,5 @@
-"""The model card of a model on the hub: `README.md` with what was trained on what, to which losses.
-Its metadata: https://huggingface.co/docs/hub/model-cards"""
+"""The model card (`README.md`) of a model on the hub: training data, losses, scores. Metadata:
+https://huggingface.co/docs/hub/model-cards"""
 
 import json
 import math
@@ -25,8 +25,8 @@ Rows = list[tuple[str, str]]
 
 
 class ModelCard:
-    """What is known about a checkpoint that is uploaded as `owner/name`. `datasets_dir` has the
-    datasets that it was trained on, if they are still there."""
+    """The card of a checkpoint that is uploaded as `owner/name`. `datasets_dir` may still have the
+    datasets that it was trained on."""
 
     def __init__(self, name: str, export: Export, datasets_dir: Path) -> None:
         self._name, self._export = name, export
@@ -133,7 +133,7 @@ class ModelCard:
         return read_description(dataset_folder(dataset, self._datasets_dir))
 
     def _data_source(self, dataset: str) -> str:
-        """Return where a dataset is from, as far as is known."""
+        """Return the origin of a dataset, as far as known."""
         parts = []
         if description := self._description(dataset):
             source, documents = description.source, description.source.documents
@@ -176,7 +176,7 @@ uv run pretrained.py import {self._name} runs/{self._name.partition("/")[2]}
 
 
 def _result(one: Evaluation) -> dict[str, Any]:
-    """Return a score as the hub reads it."""
+    """Return a score in the hub's format."""
     return {
         "task": {"type": _TASK},
         "dataset": {"name": one.task, "type": one.task},

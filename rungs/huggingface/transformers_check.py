@@ -19,19 +19,18 @@ from rungs.model.gpt import GPT
 
 TOLERANCE = 1e-4
 """Largest difference of a token's vector, relative to its norm. Rounding gave 4e-6 in a Llama of
-1.1B parameters. The tanh form of GELU instead of the exact one gives 2e-4, other mistakes far
-more."""
+1.1B parameters; tanh GELU instead of exact GELU gives 2e-4, other mistakes far more."""
 _FORWARD = Path(__file__).with_name("transformers_forward.py")
 MIN_TOKENS, MAX_TOKENS = 64, 1040
-"""Tokens to compare: more than the sliding window has, if that is at most `MAX_TOKENS`."""
+"""Tokens to compare: more than the sliding window, if `MAX_TOKENS` allows."""
 
 
 class DivergenceError(Exception):
-    """The import computes something else than transformers. Says from where on."""
+    """The import computes something else than transformers. The message says from where on."""
 
 
 class Activations(NamedTuple):
-    """What a model computes for one sequence, in float32."""
+    """A model's hidden states and logits for one sequence, in float32."""
 
     hidden_states: list[np.ndarray]
     """x_SD of the embedding, then of each block; the last one after the final norm."""
@@ -39,7 +38,7 @@ class Activations(NamedTuple):
 
 
 def require_transformers(python: str) -> None:
-    """Raise UserError if a Python has no transformers or PyTorch."""
+    """Raise UserError if a Python lacks transformers or PyTorch."""
     probe = [python, "-c", "import torch, transformers"]
     try:
         done = subprocess.run(probe, capture_output=True, text=True, check=False)
@@ -56,9 +55,9 @@ def require_transformers(python: str) -> None:
 
 
 def compare(source: Path, imported: Path, python: str, echo: Callable[[str], None]) -> None:
-    """Compare a Hugging Face model with its import, both in float32, one at a time in memory.
-    `python` has PyTorch and transformers. Raises RunFailure if transformers can't compute it, and
-    DivergenceError, which names the first hidden state that differs."""
+    """Compare a Hugging Face model with its import, in float32, with one at a time in memory.
+    `python` has PyTorch and transformers. Raises RunFailure if transformers can't run it,
+    DivergenceError, which names the first differing hidden state, if the results differ."""
     tokens_S = sample_tokens(Weights(imported / WEIGHTS_FILE).header.model)
     expected = _transformers_activations(source, tokens_S, python)
     found = _rungs_activations(imported, tokens_S)
@@ -73,8 +72,7 @@ def compare(source: Path, imported: Path, python: str, echo: Callable[[str], Non
 
 
 def relative_errors(found: Activations, expected: Activations) -> dict[str, float]:
-    """Return, for each hidden state and the logits, the largest difference of a token's vector
-    relative to its norm."""
+    """Return the largest error of a vector, relative to its norm, per hidden state and logits."""
     pairs = list(zip(found.hidden_states, expected.hidden_states, strict=True))
     names = ["embedding", *(f"block {number}" for number in range(len(pairs) - 1))]
     errors = {name: _error(*pair) for name, pair in zip(names, pairs, strict=True)}
@@ -82,7 +80,7 @@ def relative_errors(found: Activations, expected: Activations) -> dict[str, floa
 
 
 def sample_tokens(model: ModelConfig) -> np.ndarray:
-    """Return random token ids to compare: tokens_S."""
+    """Return random token ids for the comparison, tokens_S."""
     window = model.sliding_window or 0
     wanted = window + 16 if window + 16 <= MAX_TOKENS else MIN_TOKENS
     length = min(max(wanted, MIN_TOKENS), model.context_length)
@@ -95,7 +93,7 @@ def _error(found: np.ndarray, expected: np.ndarray) -> float:
 
 
 def _rungs_activations(folder: Path, tokens_S: np.ndarray) -> Activations:
-    with jax.default_matmul_precision("highest"):  # accelerators round float32 otherwise
+    with jax.default_matmul_precision("highest"):  # accelerators may round float32 inputs
         result = forward(load.load_model(folder), jnp.asarray(tokens_S)[None])
     assert result.hidden_states is not None
     states = [np.asarray(x_BSD[0], np.float32) for x_BSD in result.hidden_states]
@@ -108,7 +106,7 @@ def forward(model: GPT, tokens_BS: Any) -> Any:
 
 
 def _transformers_activations(source: Path, tokens_S: np.ndarray, python: str) -> Activations:
-    """Return what transformers computes for these tokens."""
+    """Return the activations that transformers computes for these tokens."""
     with tempfile.TemporaryDirectory() as folder:
         tokens, result = Path(folder, "tokens.npy"), Path(folder, "result.npz")
         np.save(tokens, tokens_S)

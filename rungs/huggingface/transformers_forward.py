@@ -1,5 +1,5 @@
-"""What transformers computes: `python transformers_forward.py FOLDER IN.npy OUT.npz`, run by a
-Python that has PyTorch and may lack Rungs. IN has token ids (S), OUT logits (S, V) and
+"""Computes hidden states with transformers: `python transformers_forward.py FOLDER IN.npy OUT.npz`.
+Its Python has PyTorch and may lack Rungs. IN has token ids (S); OUT has logits (S, V) and
 hidden_states (L + 1, S, D), float32: the embedding, then each block, the last one normalized."""
 
 import sys
@@ -15,12 +15,12 @@ def load_options(version: str) -> dict[str, Any]:
     options = {"attn_implementation": "eager"}
     if int(version.split(".")[0]) < 5:
         return options | {"torch_dtype": torch.float32}
-    # grouped experts fail if the bytes of a row are not a multiple of 16
+    # grouped experts fail if a row's size is not a multiple of 16 bytes
     return options | {"dtype": torch.float32, "experts_implementation": "eager"}
 
 
 def main(folder: str, tokens_file: str, target: str) -> None:
-    """Write what a model computes."""
+    """Write a model's hidden states and logits."""
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(
         folder, local_files_only=True, **load_options(transformers.__version__)
     )

@@ -13,17 +13,15 @@ from rungs.model.gpt import GPT
 from rungs.model.layers import NO_DROPOUT, Dropout
 
 DROPOUT = "dropout"
-"""The stream of random keys for dropout, as Linen's own `Dropout` calls it."""
+"""The random stream for dropout, named as in Linen's `Dropout`."""
 
 
 class LinenGPT(linen.Module):
     """A `GPT` as a Linen module, alone or inside another.
 
-    `init` and `apply` are Linen's. The collection `params` is a plain tree of arrays, with the
-    names and shapes of our parameters; given the same key, its initial values are not those of
-    `GPT`, because Linen derives its own keys. `apply` with a `drop_rate` above 0 needs
-    `rngs={"dropout": key}`.
-    """
+    `init` and `apply` are Linen's. The collection `params` is a plain tree of arrays with the names
+    and shapes of our parameters. The same key gives other initial values than `GPT`, as Linen
+    derives its own keys. `apply` with a `drop_rate` above 0 needs `rngs={"dropout": key}`."""
 
     config: ModelConfig
     drop_rate: float = 0.0
@@ -42,7 +40,7 @@ class LinenGPT(linen.Module):
 
 
 class _GPTFromRngs(GPT):
-    """A `GPT` whose key is the `params` stream of `Rngs`, as the bridge makes modules."""
+    """A `GPT` that takes its key from the `params` stream of `Rngs`, as the bridge requires."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
         super().__init__(config, rngs.params())
@@ -51,16 +49,15 @@ class _GPTFromRngs(GPT):
 class GPTAroundLinen(nnx.Module):
     """Embedding, final norm and head of a `GPT` around Linen blocks, each from x_BSD to x_BSD.
 
-    The blocks' `params` are `nnx.Param`s, and each of their other collections becomes the type of
-    variable that the bridge gives it: `batch_stats` becomes `nnx.BatchStat`. Train it with
-    `nnx.Optimizer`: `train.py` trains models of `model.json` only.
+    The blocks' `params` become `nnx.Param`s, and their other collections the variable types that
+    the bridge chooses: `batch_stats` becomes `nnx.BatchStat`. Train it with `nnx.Optimizer`:
+    `train.py` only trains models of `model.json`.
 
     Args:
-        config: embedding, norm and head; `n_layers` copies of the block follow each other.
+        config: of embedding, norm and head; `n_layers` is the number of blocks.
         block: a Linen module.
-        rngs: with streams `params` and those that the block asks for, such as `dropout`.
-        mutable: the collections that a call updates, such as `batch_stats`.
-    """
+        rngs: with the streams `params` and those of the block, such as `dropout`.
+        mutable: the collections that a call updates, such as `batch_stats`."""
 
     def __init__(
         self,
@@ -77,7 +74,7 @@ class GPTAroundLinen(nnx.Module):
         )
 
     def __call__(self, tokens_BS: Array, **arguments: Any) -> Array:
-        """Return logits_BSV, float32; blocks get the arguments."""
+        """Return logits_BSV, float32. The arguments are passed to the blocks."""
         x_BSD = self.gpt.embed(tokens_BS, jnp.arange(tokens_BS.shape[-1]))
         for block in self.blocks:
             x_BSD = block(x_BSD, mutable=list(self.mutable) or False, **arguments)

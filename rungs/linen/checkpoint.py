@@ -1,9 +1,8 @@
-"""A Flax Linen checkpoint, read as if it were a Hugging Face model, without running code of it. A
-msgpack file is what `flax.serialization.to_bytes` writes; transformers calls it
-`flax_model.msgpack`, or splits it into shards with an index. An Orbax checkpoint is a folder.
+"""A Flax Linen checkpoint, read like a Hugging Face model without running its code: a msgpack file,
+as from `flax.serialization.to_bytes` or transformers (`flax_model.msgpack`, possibly in shards with
+an index), or an Orbax folder.
 
-Axes: D width, N heads, H head size, F feed-forward width.
-"""
+Axes: D width, N heads, H head size, F feed-forward width."""
 
 import re
 from collections import defaultdict
@@ -39,23 +38,23 @@ _NORMS = {
     "attn/_key_norm/scale": "self_attn.k_norm",
 }
 _CONTEXT_LENGTH = 8192
-"""Context length of Gemma 1 in tokens (Gemma Team 2024, table 1); no array has it."""
+"""Context length of Gemma 1 in tokens (Gemma Team 2024, table 1), which no array contains."""
 
 
 class Layout(NamedTuple):
-    """What translates the layouts of a family."""
+    """Translation of a family's layouts to Hugging Face's."""
 
     rename: Callable[[Arrays], Arrays]
-    """Return the arrays by Hugging Face name, in Hugging Face's shapes. A path that the layout
-    doesn't have stays as it is. Raises UserError if the layout of a shape is ambiguous."""
+    """Return the arrays with Hugging Face's names and shapes. Unknown paths are kept. Raises
+    UserError if the layout of a shape is ambiguous."""
     config: Callable[[Arrays], dict[str, Any] | None] = lambda _: None
-    """Return the `config.json` that arrays imply; None if they don't say enough."""
+    """Return the `config.json` that the arrays imply; None if they don't determine it."""
 
 
 def _from_transformers(arrays: Arrays) -> Arrays:
-    """Translate the layout of `models/*/modeling_flax_*.py` in transformers 4.57: paths are those
-    of PyTorch, and kernels are transposed. A Dense is (inputs, outputs) and GPT-2's Conv1D
-    (outputs, inputs), each the opposite of its PyTorch twin."""
+    """Translate the layout of `models/*/modeling_flax_*.py` in transformers 4.57: PyTorch's paths,
+    with transposed kernels. A Dense is (inputs, outputs) and GPT-2's Conv1D (outputs, inputs), each
+    the opposite of PyTorch."""
     renamed: Arrays = {}
     for path, array in arrays.items():
         *module, leaf = path.split("/")
@@ -84,8 +83,7 @@ def _from_gemma(arrays: Arrays) -> Arrays:
 
 
 def _gemma_config(arrays: Arrays) -> dict[str, Any] | None:
-    """Return the `config.json` of a Gemma 1, None for others: their windows and the scale of their
-    queries are not in their arrays."""
+    """Return the `config.json` of a Gemma 1; None for others, as it is not all in their arrays."""
     arrays = _plain_paths(arrays)
     layers = _layers(arrays)
     if _EMBEDDING not in arrays or not layers or "post_ffw_norm/scale" in layers[0]:
@@ -112,8 +110,8 @@ def _gemma_config(arrays: Arrays) -> dict[str, Any] | None:
 
 
 def _plain_paths(arrays: Arrays) -> Arrays:
-    """Return the arrays with the paths of separate layers, and the feed-forward's matrices without
-    the last part that some versions add."""
+    """Return the arrays with separate paths per layer, and the feed-forward matrices without the
+    suffix that some versions add."""
     plain: Arrays = {}
     for path, array in arrays.items():
         path = path.removeprefix("transformer/")
@@ -135,7 +133,7 @@ def _layers(arrays: Arrays) -> dict[int, Arrays]:
 
 
 def _layer_tensors(path: str, array: np.ndarray, layer: Arrays) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the tensors that an array of a layer holds."""
+    """Yield the tensors of one array of a layer."""
     if path == "pre_ffw_norm/scale" and "post_ffw_norm/scale" not in layer:
         yield "post_attention_layernorm.weight", array  # Gemma 1 has two norms in a layer
     elif path in _NORMS:
@@ -163,7 +161,7 @@ def _projection(w_NDH: np.ndarray) -> np.ndarray:
 
 
 def _outputs_first(matrix: np.ndarray, down_FD: np.ndarray) -> np.ndarray:
-    """Return half of gating_einsum as (F, D). Gemma 1 and the 2B of Gemma 2 have it as (D, F), the
+    """Return half of gating_einsum as (F, D). Gemma 1 and the 2B of Gemma 2 store it as (D, F), the
     others as (F, D)."""
     if down_FD.shape[0] == down_FD.shape[1]:
         raise UserError(
@@ -182,16 +180,15 @@ LAYOUTS: dict[LinenFamily, Layout] = {
 
 
 class LinenTensors:
-    """A Linen checkpoint (a msgpack file or a folder) in the layout of a family, with the interface
-    of `TensorFolder`. It is in memory as a whole. Raises UserError if there is none, or it is
-    damaged or ambiguous."""
+    """A Linen checkpoint (a msgpack file or a folder) of a family, wholly in memory, with the
+    interface of `TensorFolder`. Raises UserError if it is missing, damaged or ambiguous."""
 
     def __init__(self, place: Path, family: LinenFamily) -> None:
         layout, arrays = LAYOUTS[family], read_arrays(place)
         try:
             self._tensors = layout.rename(arrays)
             self.config: dict[str, Any] | None = layout.config(arrays)
-            """The `config.json` that the shapes imply; None if they imply none."""
+            """The `config.json` that the shapes imply, or None."""
         except UserError as error:
             raise UserError(f"{place}: {error}") from None
         except (KeyError, ValueError, IndexError):
@@ -202,8 +199,8 @@ class LinenTensors:
         """dtype and shape of each tensor, by name."""
 
     def leave_out_padding(self, vocab_size: int) -> list[str]:
-        """Drop the embedding's rows after the vocabulary, which Gemma 1 was published with. Return
-        notes on what was left out."""
+        """Drop the embedding's rows beyond the vocabulary, which Gemma 1 was published with. Return
+        notes on what was dropped."""
         padded = self._tensors.get(_TOKEN_EMBEDDING)
         if padded is None or len(padded) <= vocab_size:
             return []
@@ -212,13 +209,13 @@ class LinenTensors:
         return [f"left out: {len(padded) - vocab_size} rows of the embedding after the vocabulary"]
 
     def bits(self, name: str) -> np.ndarray:
-        """Return the content of a tensor, as unsigned integers."""
+        """Return a tensor's content as unsigned integers."""
         return bits(self._tensors[name])
 
 
 def read_arrays(place: Path) -> Arrays:
-    """Return all arrays of a checkpoint (a msgpack file, a folder with one, or an Orbax folder), in
-    memory; if it has `params`, those alone. Raises UserError if there is none, or it is damaged."""
+    """Return all arrays of a checkpoint (a msgpack file, a folder with one, or an Orbax folder), or
+    only `params` if it has that. Raises UserError if there is none, or it is damaged."""
     arrays = dict(_flatten(_read(place)))
     names = [name for name in arrays if name.startswith(_COLLECTION)]
     return {name.removeprefix(_COLLECTION): arrays[name] for name in names} or arrays
@@ -244,7 +241,7 @@ def _read(place: Path) -> Mapping[str, Any]:
 
 
 def _read_msgpack(path: Path, folder: Path | None = None) -> Mapping[str, Any]:
-    """Read a file, which may not be a link out of the folder that it is read for."""
+    """Read a file, which must not be a link out of `folder`."""
     from flax import serialization
 
     if folder is not None:
@@ -262,7 +259,7 @@ def _read_msgpack(path: Path, folder: Path | None = None) -> Mapping[str, Any]:
 
 
 def _read_orbax(folder: Path) -> Mapping[str, Any]:
-    """Read onto the host, whatever devices the checkpoint was saved from."""
+    """Read onto the host, regardless of the devices that saved it."""
     import jax
     import orbax.checkpoint as ocp
 

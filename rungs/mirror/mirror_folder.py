@@ -1,5 +1,5 @@
 """The folder of a mirror: a path, `s3://`, `gs://`, `hf://` or any other URL that fsspec knows; and
-its `mirror.json`, which says which run it is of."""
+its `mirror.json`, which identifies the run."""
 
 import contextlib
 import functools
@@ -26,9 +26,9 @@ _PARTIAL = ".partial"
 
 
 class MirrorFolder:
-    """A folder at a URL, which need not exist; raises UserError if the URL is of no file system
-    that is known and installed. Paths in it are relative and have slashes. Any method raises what
-    the file system raises if it cannot be reached."""
+    """A folder at a URL, which may not exist yet. Raises UserError if its file system is unknown or
+    not installed. Paths in it are relative with slashes. Methods raise the file system's own errors
+    if it cannot be reached."""
 
     def __init__(self, url: str) -> None:
         # fsspec takes a moment to import, and most runs have no mirror
@@ -59,7 +59,7 @@ class MirrorFolder:
 
     @functools.cached_property
     def _opened(self) -> tuple[Any, str]:
-        """The file system and the path in it. Some, such as FTP, connect when they are created."""
+        """The file system and the path in it. Some, such as FTP, connect on creation."""
         import fsspec
 
         options = {"auto_mkdir": True} if self._is_local else {}
@@ -73,16 +73,16 @@ class MirrorFolder:
 
     @property
     def local_path(self) -> Path | None:
-        """Where it is, if it is a path."""
+        """The local path, None for a remote URL."""
         return Path(self._opened[1]) if self._is_local else None
 
     def require_login(self) -> None:
-        """Raise UserError on the hub without a login: a private repository would look absent."""
+        """Raise UserError on the hub without a login, as private repositories would look absent."""
         if self.url.startswith("hf://"):
             hub.require_login(f"--mirror {self.url}")
 
     def names(self) -> list[str]:
-        """Return the names of the files and folders directly in it, without hidden ones."""
+        """Return the names of the files and folders directly in it, except hidden ones."""
         self._files.invalidate_cache()
         try:
             found = self._files.ls(self._at(""), detail=False)
@@ -92,7 +92,7 @@ class MirrorFolder:
         return sorted(name for name in names if not name.startswith("."))
 
     def files(self, folder: str = "") -> dict[str, int]:
-        """Return the size in bytes of every file in a folder of it and below, by path in it."""
+        """Return the size in bytes of every file below a folder, by path in the mirror."""
         self._files.invalidate_cache()
         try:
             found = self._files.find(self._at(folder), detail=True)
@@ -102,12 +102,12 @@ class MirrorFolder:
         return {path[len(self._at("")) + 1 :]: size for path, size in sizes.items()}
 
     def checkpoints(self) -> list[str]:
-        """Return the names of the checkpoints that are complete, in the order of their names."""
+        """Return the names of the complete checkpoints, sorted."""
         paths = map(PurePosixPath, self.files(CHECKPOINTS))
         return sorted(path.parts[1] for path in paths if path.match(f"{_CHECKPOINT}/{META_FILE}"))
 
     def unfinished(self) -> set[str]:
-        """Return the names of the checkpoints whose upload or deletion was interrupted."""
+        """Return the names of checkpoints with an interrupted upload or deletion."""
         folders = {PurePosixPath(path).parts[:2] for path in self.files(CHECKPOINTS)}
         names = {parts[1] for parts in folders if PurePosixPath(*parts).match(_CHECKPOINT)}
         return names - set(self.checkpoints())
@@ -120,8 +120,8 @@ class MirrorFolder:
             return None
 
     def upload(self, folder: Path, what: str) -> None:
-        """Upload a local folder's files under their relative paths, `meta.json` of a checkpoint
-        last, each completely or not at all. Existing files are replaced. `what` describes it."""
+        """Upload a local folder's files under their relative paths, atomically each, a checkpoint's
+        `meta.json` last. Existing files are replaced. `what` names the folder in messages."""
         paths = [path for path in folder.rglob("*") if path.is_file()]
         if paths and hub.is_repository(self.url):
             hub.upload_to_repository(self.url, folder, what)
@@ -134,7 +134,7 @@ class MirrorFolder:
                 disk.put_in_place(Path(partial), Path(target))
 
     def download(self, path: str, target: Path) -> None:
-        """Download a file; folders that it needs are made."""
+        """Download a file, creating its folder if needed."""
         target.parent.mkdir(parents=True, exist_ok=True)
         self._files.get_file(self._at(path), str(target))
 
@@ -158,7 +158,7 @@ class MirrorFolder:
             shutil.rmtree(self.local_path / folder, ignore_errors=True)
 
     def delete_file(self, path: str) -> None:
-        """Delete a file that may be gone already."""
+        """Delete a file if it exists."""
         with contextlib.suppress(FileNotFoundError):
             self._files.rm_file(self._at(path))
 
@@ -168,8 +168,7 @@ class MirrorFolder:
 
 
 def is_mirrored(name: str) -> bool:
-    """Whether a file of a run folder, by its relative path, is mirrored outside the run's
-    checkpoints."""
+    """Whether a run folder's file, given by relative path, is mirrored; not for checkpoints."""
     first, *rest = parts = name.split("/")
     if first in _NOT_MIRRORED or any(part.startswith(".") for part in parts):
         return False
@@ -177,14 +176,14 @@ def is_mirrored(name: str) -> bool:
 
 
 FileVersion = tuple[int, int]
-"""Size in bytes and time of change in nanoseconds."""
+"""Size in bytes and modification time in nanoseconds."""
 
 
 class MirrorRecord(strict_json.StrictModel):
-    """The content of `mirror.json`; in the run folder, it says what was copied already."""
+    """The content of `mirror.json`; the run folder's also lists the files copied so far."""
 
     run: str
-    """A random name that the run and its mirror share."""
+    """A random id that the run and its mirror share."""
     copied: dict[str, FileVersion] = Field(default_factory=dict)
     """Files of the run folder that the mirror has, by relative path; empty in the mirror."""
 
@@ -213,19 +212,19 @@ class MirrorRecord(strict_json.StrictModel):
             ) from None
 
     def write(self, folder: Path) -> None:
-        """Write it into a folder, completely or not at all."""
+        """Write the record into a folder, atomically."""
         disk.replace_file(folder / RECORD_FILE, self.model_dump_json() + "\n")
 
     @staticmethod
     def version(path: Path) -> FileVersion:
-        """Return what changes whenever a file does."""
+        """Return a version of a file that changes whenever the file does."""
         status = path.stat()
         return status.st_size, status.st_mtime_ns
 
 
 def check_same_run(run: RunFolder, mirror: MirrorFolder) -> MirrorRecord | None:
-    """Check that a mirror is of this run, and not ahead of it, or empty. Returns its record. Raises
-    UserError if it is of another run, has newer checkpoints, or is not a mirror."""
+    """Return a mirror's record after checking that the mirror is empty, or is of this run and not
+    ahead of it. Raises UserError if not, or if it is no mirror."""
     theirs, ours = MirrorRecord.of_mirror(mirror), MirrorRecord.of_run(run)
     if theirs is None:
         if other := mirror.names():
@@ -250,7 +249,7 @@ def check_same_run(run: RunFolder, mirror: MirrorFolder) -> MirrorRecord | None:
 
 
 def _newer(run: RunFolder, mirror: MirrorFolder) -> str | None:
-    """Return the newest checkpoint of a mirror if the run is not that far and never was."""
+    """Return the newest checkpoint of a mirror if the run never got that far, else None."""
     here = [path.name for path in checkpoint_folder.checkpoint_folders(run.checkpoints)]
     there = set(mirror.checkpoints()) - names_aside(run)
     newest = max([*here, *there], key=checkpoint_folder.order_by_name, default=None)

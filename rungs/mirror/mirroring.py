@@ -24,19 +24,19 @@ from rungs.run.folder import RunFolder
 log = logging.getLogger("rungs")
 
 _FIRST_DELAY, _LONGEST_DELAY = 10.0, 600.0
-"""Seconds until a copy that failed is tried again; twice as long each time."""
+"""Seconds before a failed copy is retried; doubled each time up to the second."""
 _TRIES_AT_END = 3
 _SECONDS_AT_END = 1800.0
-"""How long the end of a run waits for an upload that makes no progress."""
+"""How long the end of a run waits for a stalled upload."""
 STAGED = ".mirror"
-"""Folder in the run folder with what is being uploaded: links to the files of a checkpoint, so that
-retention doesn't delete them, and copies of files that training writes to."""
+"""Folder in the run folder for files being uploaded: hard links to a checkpoint, so that retention
+can't delete it, and copies of files that training writes to."""
 
 
 class Mirroring:
-    """Copies a run to its mirror in the background while the `with` block runs. An unreachable
-    mirror costs warnings, never a step. If copies take longer than the steps between checkpoints,
-    the newest checkpoint is copied next. The lock of the run is held; `keep` is its key
+    """Copies a run to its mirror in the background during the `with` block. An unreachable mirror
+    causes warnings but never delays a step. If copying takes longer than the checkpoint interval,
+    only the newest checkpoint is copied next. Needs the run's lock; `keep` is
     `keep_checkpoints`."""
 
     def __init__(self, run: RunFolder, url: str, keep: int) -> None:
@@ -45,16 +45,16 @@ class Mirroring:
         self._thread = threading.Thread(target=self._work, name="mirror", daemon=True)
 
     def request(self) -> None:
-        """Have what is new copied soon; return at once."""
+        """Have new files copied soon; return at once."""
         self._is_due.set()
 
     def __enter__(self) -> Self:
-        self._is_due.set()  # so that a mirror that can't be written to is warned of at once
+        self._is_due.set()  # so that an unwritable mirror is reported at once
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Wait until everything is copied, unless it can't be."""
+        """Wait until everything is copied, or cannot be."""
         self._is_ending.set()
         self._is_due.set()
         self._thread.join(1.0)
@@ -99,7 +99,7 @@ class Mirroring:
 
 
 class NoMirroring(contextlib.nullcontext[None]):
-    """For a run without a mirror, and for all processes but the first, which copies for all."""
+    """Stand-in for a run without a mirror, and for all processes except the first."""
 
     def request(self) -> None:
         """Do nothing."""
@@ -111,8 +111,8 @@ def has_mirror(run: RunFolder) -> bool:
 
 
 class Copier:
-    """Copies a run to its mirror. `copy` raises what the file system of the mirror raises if it
-    cannot be reached, and may then be called again. Arguments are those of `Mirroring`."""
+    """Copies a run to its mirror, with the arguments of `Mirroring`. `copy` raises the file
+    system's own errors if the mirror cannot be reached, and may then be called again."""
 
     def __init__(self, run: RunFolder, mirror: MirrorFolder, keep: int) -> None:
         self._run, self.mirror, self._keep = run, mirror, keep
@@ -120,10 +120,10 @@ class Copier:
         self._saved: dict[str, Checkpoint] = {}
 
     def copy(self, *, everything: bool) -> None:
-        """Copy the checkpoints that the mirror lacks, the newest first, each with all other files
-        that changed; then delete those that the run has deleted, and unfinished uploads. With
-        `everything`, copy changed files even without a new checkpoint. Raises UserError if the
-        mirror is of another run, and RunFailure if the run is no longer in its folder."""
+        """Copy the checkpoints that the mirror lacks, newest first, each with the other changed
+        files; then delete unfinished uploads and checkpoints that the run has deleted. `everything`
+        copies changed files even without a new checkpoint. Raises UserError if the mirror is of
+        another run, RunFailure if the run is no longer in its folder."""
         self._run.check()
         if self._record is None:
             self._record = self._begin()
@@ -141,7 +141,7 @@ class Copier:
             self.mirror.delete(name)
 
     def _begin(self) -> MirrorRecord:
-        """Make sure that the mirror is of this run, and says so."""
+        """Check that the mirror is of this run, and mark a new one as such."""
         theirs = mirror_folder.check_same_run(self._run, self.mirror)
         ours = MirrorRecord.of_run(self._run) or MirrorRecord(run=secrets.token_hex(16))
         if theirs is None or theirs.run != ours.run:
@@ -158,8 +158,7 @@ class Copier:
         return found
 
     def _copy(self, record: MirrorRecord, checkpoint: Checkpoint | None) -> bool:
-        """Upload a checkpoint, unless it was deleted meanwhile, and the other files that changed;
-        return whether it was uploaded."""
+        """Upload changed files, and a checkpoint unless deleted; return whether it was there."""
         with self._staging() as staged:
             if checkpoint is not None and not _stage(checkpoint, staged):
                 return False
@@ -180,8 +179,7 @@ class Copier:
         return True
 
     def _other_files(self) -> dict[str, mirror_folder.FileVersion]:
-        """Return the versions of the files to mirror outside the run's checkpoints, by relative
-        path."""
+        """Return the versions of the run's other files to mirror, by relative path."""
         found = {}
         for path in self._run.path.rglob("*"):
             name = path.relative_to(self._run.path).as_posix()
@@ -191,8 +189,7 @@ class Copier:
         return found
 
     def _delete_old(self, there: set[str]) -> None:
-        """Delete the checkpoints from the mirror that retention deletes from a run, but none that
-        the run still has."""
+        """Delete checkpoints from the mirror by the rule for runs, except those in the run."""
         for name in there - self._saved.keys():
             meta = self.mirror.read(f"{CHECKPOINTS}/{name}/{META_FILE}")
             with contextlib.suppress(ValidationError):
@@ -219,7 +216,7 @@ class Copier:
 
 
 def _stage(checkpoint: Checkpoint, staged: Path) -> bool:
-    """Link a checkpoint's files into the folder to upload; return whether it is still there."""
+    """Link a checkpoint's files into the folder to upload; return whether it still exists."""
     target = staged / CHECKPOINTS / checkpoint.folder.name
     try:
         shutil.copytree(checkpoint.folder, target, copy_function=disk.link_or_copy)

@@ -1,4 +1,4 @@
-"""A run folder from its mirror, on a machine that has none."""
+"""Restores a run folder from its mirror on another machine."""
 
 import contextlib
 import logging
@@ -17,17 +17,17 @@ from rungs.mirror.mirror_folder import CHECKPOINTS, MirrorFolder, MirrorRecord, 
 from rungs.run.folder import RunFolder
 
 RESTORING = ".restoring"
-"""Folder in the run folder with what is being downloaded."""
+"""Folder in the run folder for downloads in progress."""
 
 log = logging.getLogger("rungs")
 
 
 def restore_if_empty(run: RunFolder, url: str, check: Callable[[CheckpointMeta], None]) -> None:
-    """Download a run from its mirror if its folder has no checkpoints, or is not there. Otherwise
-    only check that the mirror is of this run. `check` is called with the newest checkpoint of the
-    mirror before anything is written; it raises UserError if the run folder doesn't fit it. Raises
-    UserError if the mirror is of another run, or ahead of this folder, and RunFailure if the mirror
-    cannot be reached, and may have checkpoints that are not here."""
+    """Download a run from its mirror if its folder is missing or has no checkpoints; otherwise only
+    check that the mirror is of this run. Before anything is written, `check` gets the mirror's
+    newest checkpoint and raises UserError if the run folder doesn't fit it. Raises UserError if the
+    mirror is of another run or ahead of this folder, RunFailure if it can't be reached but is
+    needed."""
     mirror = MirrorFolder(url)
     with _failures(mirror):
         _refuse_place(run, mirror)
@@ -62,7 +62,7 @@ def _is_empty(run: RunFolder) -> bool:
 
 
 def _refuse_place(run: RunFolder, mirror: MirrorFolder) -> None:
-    """Raise UserError if the mirror is a file, or a folder inside the run folder or around it."""
+    """Raise UserError if the mirror is a file, or contains the run folder or is inside it."""
     if mirror.local_path is None:
         return
     if paths.is_there(mirror.local_path) and not paths.is_folder(mirror.local_path):
@@ -77,7 +77,7 @@ def _refuse_place(run: RunFolder, mirror: MirrorFolder) -> None:
 
 @contextlib.contextmanager
 def _failures(mirror: MirrorFolder) -> Iterator[None]:
-    """Turn a failure to read the mirror into a RunFailure, or a UserError if it is a path."""
+    """Turn a failure to read the mirror into a RunFailure, or a UserError for a local path."""
     try:
         yield
     except (UserError, RunFailure):
@@ -93,8 +93,8 @@ def _failures(mirror: MirrorFolder) -> Iterator[None]:
 
 
 class _Restoring:
-    """Downloads a run. All of it is downloaded before the first file takes its place. Checkpoints
-    that a kill left behind complete are not downloaded again."""
+    """Downloads a run completely before moving files to their place. Complete checkpoints from a
+    killed download are not downloaded again."""
 
     def __init__(self, run: RunFolder, mirror: MirrorFolder) -> None:
         self._run, self._mirror = run, mirror
@@ -157,8 +157,8 @@ class _Restoring:
         record.write(self._run.path)
 
     def _is_restored(self, name: str) -> bool:
-        """Whether a file is restored: configs and other files of the user that are in the run
-        folder stay as they are, and nothing is written through links."""
+        """Whether to restore a file: the user's configs and other files in the run folder are kept,
+        and nothing is written through links."""
         target = self._run.path / name
         if not target.parent.resolve().is_relative_to(self._run.path.resolve()):
             return False

@@ -8,16 +8,15 @@
     layers         Linear, Embedding, norms, dropout, initializers
     lora           LoRA adapters
     remat          what the backward pass keeps and what it recomputes
-    layer_loop     whether layers run in a loop, where "auto" leaves it to the device
-    decoding       add tokens to texts, one at a time, with a key/value cache
-    lookahead      add several tokens at a time: drafts from the text, verified in one pass
-    generation     generate text, batched and streamed; conversations in a chat template
-    rollouts       sample texts with their log-probabilities, for reinforcement learning
-    weight_formats  weights as generation uses them: in a dtype, or quantized to 8 bits
+    layer_loop     resolves "auto" for remat and for unrolling the loop over layers
+    decoding       generates tokens one at a time with a key/value cache
+    lookahead      speculative decoding with drafts from the text (prompt lookup)
+    generation     generates text, batched and streamed; conversations in a chat template
+    rollouts       samples texts with log-probabilities, for reinforcement learning
+    weight_formats  weights for generation: in a dtype, or quantized to 8 bits
     sampling       greedy, temperature, top-k, top-p, min-p, repetition penalty
     kernels/       faster forms of attention, cross-entropy and matmul
 
 A new architecture option starts with a key in `config/model_config.py`.
 
-Imports `common`, `config` and `parallel`.
-"""
+Imports `common`, `config` and `parallel`."""

@@ -25,15 +25,14 @@ from rungs.parallel.mesh import CONTEXT, TENSOR
 
 
 class Cache(NamedTuple):
-    """Keys and values of one layer, a slot for each token; heads before slots, the order in which
-    attention reads them."""
+    """Keys and values of one layer, one slot per token, in the axis order that attention reads."""
 
     key_BKTH: Array
     value_BKTH: Array
 
     def update(self, key_BSKH: Array, value_BSKH: Array, first_slot: Array) -> "Cache":
-        """Return the cache with the keys and values of S tokens written from `first_slot` on: the
-        same slot for all rows, or one for each."""
+        """Return the cache with the keys and values of S tokens written from `first_slot` on, which
+        is one slot for all rows or one per row."""
 
         def write(old_BKTH: Array, new_BSKH: Array) -> Array:
             new_BKSH = new_BSKH.swapaxes(1, 2).astype(old_BKTH.dtype)
@@ -50,15 +49,15 @@ class Cache(NamedTuple):
 
 
 class ValueEmbedding(NamedTuple):
-    """What a layer adds to attention's values: a vector for each token and head, times a gate."""
+    """Addition to attention's values in a layer: a vector per token and head, times a gate."""
 
     rows_BSKH: Array
-    """Of all heads."""
+    """For all heads."""
     gate_GK: Array
-    """A linear function of the first G channels of attention's input, for this device's heads."""
+    """Gate weights from the input's first G channels to this device's heads."""
 
     def added_to(self, value_BSKH: Array, x_BSD: Array) -> Array:
-        """Return the values of this device's heads with their vectors added."""
+        """Return the values of this device's heads plus their embeddings."""
         own, rows_BSKH = value_BSKH.shape[2], collectives.to_varying(self.rows_BSKH, TENSOR)
         if own < rows_BSKH.shape[2]:
             first = collectives.axis_index(TENSOR) * own
@@ -69,19 +68,19 @@ class ValueEmbedding(NamedTuple):
 
 
 class AttentionContext(NamedTuple):
-    """What a layer needs besides the tokens' vectors."""
+    """Inputs of a layer besides the hidden states."""
 
     scoring: Scoring
     rotary: Rotary | None
     mask: Array | None = None
-    """True where a query may attend to a key of the cache, broadcasts to BNST; None: full sequences
+    """True where a query may attend to a key in the cache, broadcast to BNST. None: full sequences
     with the causal mask of `scoring`."""
     first_slot: Array | int = 0
-    """The cache slot of the first token, for all rows or for each."""
+    """Cache slot of the first token, for all rows or per row."""
     embedding_BSD: Array | None = None
-    """The input of the first block, if the model has residual scalars."""
+    """Input of the first block, if the model has residual scalars."""
     value_embedding: ValueEmbedding | None = None
-    """The layer's, if it has one."""
+    """This layer's, if it has one."""
 
 
 class Attention(nnx.Module):
@@ -112,11 +111,8 @@ class Attention(nnx.Module):
         cache: Cache | None = None,
     ) -> tuple[Array, Cache | None]:
         """Attend to the given tokens or, with a mask, to all tokens in the cache. Without dropout,
-        causal attention runs the fastest kernel for this device.
-
-        Returns:
-            y_BSD, and the cache with the given tokens added.
-        """
+        causal attention uses the fastest kernel for this device. Return y_BSD, and the cache with
+        the given tokens added."""
         x_BSD = collectives.to_varying(x_BSD, TENSOR)
         query_BSNH = apply_norm(self.query_norm, self.query(x_BSD))
         key_BTKH = self._for_own_heads(apply_norm(self.key_norm, self.key(x_BSD)))
@@ -146,8 +142,8 @@ class Attention(nnx.Module):
         return self.output(from_heads_to_tokens(y_BSNH)), cache
 
     def _for_own_heads(self, key_BTKH: Array) -> Array:
-        """Return the keys, or values, of this device's query heads. With fewer key/value heads than
-        devices along the tensor axis, every device computes all of them and picks one."""
+        """Return the keys or values for this device's query heads. With fewer key/value heads than
+        devices along the tensor axis, each device computes all and selects one."""
         parts = collectives.axis_size(TENSOR)
         if self.n_kv_heads % parts == 0:
             return key_BTKH
@@ -156,28 +152,24 @@ class Attention(nnx.Module):
 
 
 def from_tokens_to_heads(x_BSNH: Array) -> Array:
-    """Return this device's heads of all tokens, from all heads of its tokens (Jacobs et al. 2023,
-    section 3.1). With fewer key/value heads than devices along the context axis, several devices
-    get the same head.
-
-    The devices along the context axis have different tokens everywhere but in attention.
-    """
+    """Return this device's heads of all tokens from all heads of its tokens: an all-to-all over the
+    context axis (Jacobs et al. 2023, section 3.1). With fewer key/value heads than devices, several
+    devices get the same head. Outside attention, devices along that axis have different tokens."""
     copies = max(collectives.axis_size(CONTEXT) // x_BSNH.shape[2], 1)
     repeated = x_BSNH if copies == 1 else jnp.repeat(x_BSNH, copies, axis=2)
     return collectives.all_to_all(repeated, CONTEXT, split=2, joined=1)
 
 
 def from_heads_to_tokens(y_BSNH: Array) -> Array:
-    """Return all heads of this device's tokens, from its heads of all tokens."""
+    """Return all heads of this device's tokens from its heads of all tokens."""
     return collectives.all_to_all(y_BSNH, CONTEXT, split=1, joined=2)
 
 
 def causal_kernel(
     query_BSNH: Array | jax.ShapeDtypeStruct, soft_cap: float | None, separate_documents: bool
 ) -> ModuleType:
-    """Return the module with the fastest `causal_attention` of these queries on the target device;
-    `blockwise_attention` runs everywhere. JAX's interface to cuDNN has neither soft caps nor
-    documents."""
+    """Return the module with the fastest `causal_attention` for these queries on the target device;
+    `blockwise_attention` runs everywhere. JAX's cuDNN interface has no soft caps or documents."""
     is_plain = soft_cap is None and not separate_documents
     if is_plain and cudnn_attention.supports(query_BSNH):
         return cudnn_attention
@@ -201,12 +193,11 @@ def plain_attention(
         query: query_BSNH, or query_SNH without a batch.
         key: key_BTKH, or without B; each key head serves N ÷ K consecutive query heads.
         value: value_BTKH, or without B.
-        mask: true where a query may attend to a key; any shape that broadcasts to BNST.
-        dropout: applied to the attention weights, with a random key for each element of their
-            leading axes.
+    mask: true where a query may attend to a key, broadcast to BNST.
+    dropout: applied to the attention weights, with one random key per element of their leading
+        axes.
         scale: None for 1 ÷ √H.
-        soft_cap: bound on the absolute value of scores; None for no bound.
-    """
+        soft_cap: bound on the absolute value of scores; None for no bound."""
     *_, heads, width = query.shape
     kv_heads = key.shape[-2]
     grouped = query.reshape(*query.shape[:-2], kv_heads, heads // kv_heads, width)
@@ -239,12 +230,8 @@ def _scoring(config: ModelConfig, kind: LayerKind, starts_BS: Array | None = Non
 def sequence_contexts(
     config: ModelConfig, length: int, starts_BS: Array | None = None
 ) -> dict[LayerKind, AttentionContext]:
-    """Return the context of each kind of layer for full sequences, of which this device has
-    `length` tokens.
-
-    Args:
-        starts_BS: as for `GPT.forward`.
-    """
+    """Return the context of each layer kind for full sequences, of which this device has `length`
+    tokens; `starts_BS` is as for `GPT.forward`."""
     positions = own_positions(length, starts_BS)
     starts_BT = None if starts_BS is None else collectives.all_gather(starts_BS, CONTEXT, joined=1)
     return {
@@ -258,14 +245,12 @@ def sequence_contexts(
 def cache_contexts(
     config: ModelConfig, first_slot: Array, length: int, slots: int, padding_B: Array
 ) -> dict[LayerKind, AttentionContext]:
-    """Return the context of each kind of layer for `length` tokens that go into a cache.
+    """Return the context of each layer kind for `length` tokens that are added to a cache.
 
     Args:
-        first_slot: the slot of the first token, for all rows or for each.
-        slots: the size of the cache.
-        padding_B: the number of padding slots at the start of each row; the token after them has
-            position 0.
-    """
+        first_slot: slot of the first token, for all rows or per row.
+        slots: size of the cache.
+        padding_B: padding slots at the start of each row; the next token has position 0."""
     query_BS = jnp.atleast_1d(first_slot)[:, None] + jnp.arange(length)
     key_T = jnp.arange(slots)
     positions_BS = jnp.maximum(query_BS - padding_B[:, None], 0)

@@ -27,7 +27,7 @@ from rungs.parallel.fsdp import no_gather
 
 
 class Compute(NamedTuple):
-    """How a model is run. Results differ by rounding only."""
+    """How a model is run. Results differ only by rounding."""
 
     dtype: jnp.dtype = jnp.dtype(jnp.float32)
     """Dtype of activations and matmuls."""
@@ -38,7 +38,7 @@ class Compute(NamedTuple):
     gather: Callable[[nnx.State], nnx.State] = no_gather
     """All-gathers the weights of one layer; the backward pass gathers them again."""
     logits_dtype: DTypeLike = jnp.float32
-    """Dtype in which the head writes the logits of `GPT.summed_loss`."""
+    """Dtype of the head's logits in `GPT.summed_loss`."""
 
 
 class Block(nnx.Module):
@@ -81,7 +81,7 @@ class Block(nnx.Module):
         return self._add_sublayer(x_BSD, y_BSD, self.feed_forward_norm), cache, routing
 
     def _with_skip(self, x_BSD: Array, embedding_BSD: Array | None) -> Array:
-        """Return λ_r · x + λ_0 · x_0, if the block has these scalars."""
+        """Return λ_r · x + λ_0 · x_0 if the block has these scalars, else x."""
         if self.residual_scale is None or self.embedding_skip is None or embedding_BSD is None:
             return x_BSD
         scaled = self.residual_scale[...] * x_BSD.astype(jnp.float32)
@@ -91,7 +91,7 @@ class Block(nnx.Module):
         return x_BSD if self.norm_placement == "after" else apply_norm(norm, x_BSD)
 
     def _add_sublayer(self, x_BSD: Array, y_BSD: Array, norm: Norm | None) -> Array:
-        """Return the residual stream after a sublayer that returned y."""
+        """Return the residual stream after a sublayer with output y."""
         y_BSD = x_BSD + y_BSD if self.residual else y_BSD
         return apply_norm(norm, y_BSD) if self.norm_placement == "after" else y_BSD
 
@@ -112,16 +112,15 @@ def run_blocks(
     starts_BS: Array | None = None,
     values: ValueEmbedding | None = None,
 ) -> tuple[Array, list[Array], Routing | None]:
-    """Apply the blocks in order, by a scan over the periods of the layer pattern. Each layer of a
-    period is compiled once; layers left over after the last full period follow the scan.
+    """Apply the blocks in order, scanning over periods of the layer pattern. Each layer of a period
+    is compiled once; layers after the last full period follow the scan.
 
     Args:
         starts_BS: as for `GPT.forward`.
-        values: those of all layers that have one, stacked.
+        values: stacked value embeddings of all layers that have one.
 
     Returns:
-        x_BSD; each block's x_BSD if `keep_hidden_states`; the routing of all layers.
-    """
+        x_BSD; each block's x_BSD if `keep_hidden_states`; the routing of all layers."""
     if blocks is None:
         return x_BSD, [], None
     graph, stacked = nnx.split(blocks)
@@ -173,7 +172,7 @@ def run_blocks(
 def with_embedding(
     config: ModelConfig, contexts: dict[LayerKind, AttentionContext], x_BSD: Array
 ) -> dict[LayerKind, AttentionContext]:
-    """Return the contexts with the input of the first block, if the model has residual scalars."""
+    """Return the contexts with the first block's input, if the model has residual scalars."""
     if not config.residual_scalars:
         return contexts
     return {kind: context._replace(embedding_BSD=x_BSD) for kind, context in contexts.items()}
@@ -192,8 +191,7 @@ def layer_contexts(
     x_BSD: Array,
     values: ValueEmbedding | None,
 ) -> Iterator[AttentionContext]:
-    """Yield the context of each layer, for layers that run one by one; arguments as for
-    `run_blocks`."""
+    """Yield each layer's context, for layers that run one by one; arguments as for `run_blocks`."""
     contexts = with_embedding(config, contexts, x_BSD)
     for layer, kind in enumerate(config.layer_kinds()):
         has_values, context = layer in config.value_layers, contexts[kind]
@@ -205,8 +203,8 @@ def layer_contexts(
 
 
 def _by_period(periods: int, length: int, stacked: Any) -> Any:
-    """Return what is stacked over layers with an axis for periods before that for the `length`
-    layers of one, without what is left over."""
+    """Return arrays stacked over layers, reshaped to a leading axis of periods and one of their
+    `length` layers, without the remainder."""
     return jax.tree.map(
         lambda a: a[: periods * length].reshape(periods, length, *a.shape[1:]), stacked
     )

@@ -1,10 +1,8 @@
-"""Add tokens to texts, one at a time, with a key/value cache.
+"""Generates tokens one at a time with a key/value cache. Prompts of unequal length are padded on
+the left, so that the last tokens of all rows share a slot; positions count from a row's first
+token.
 
-Prompts of unequal length are padded on the left, so that the last tokens of all rows are in the
-same slot; a row's positions count from its first token.
-
-Axes as in `gpt.py`; S is the slots of the padded prompts, T all slots.
-"""
+Axes as in `gpt.py`; S slots of the padded prompts, T all slots."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -26,62 +24,59 @@ from rungs.parallel import collectives, target_device
 from rungs.parallel.mesh import DATA
 
 Weights = tuple[nnx.State, list[nnx.State]]
-"""Parameters outside the blocks, and of each block."""
+"""Parameters outside the blocks, and those of each block."""
 
 
 class Prompts(NamedTuple):
-    """A batch of padded prompts, each with what its new tokens depend on."""
+    """A batch of padded prompts and their sampling state."""
 
     tokens_BS: Array
     padding_B: Array
-    """The number of padding slots at the start of each row."""
+    """Padding slots at the start of each row."""
     stopped_B: Array
-    """Whether the row gets no more tokens."""
+    """Whether a row gets no more tokens."""
     keys_B: Array
-    """A random key for each row."""
+    """One random key per row."""
     generated: Array | int
-    """The number of tokens at the end of each row that were generated before."""
+    """Tokens at the end of each row that were generated, not prompted."""
 
 
 class DecodingState(NamedTuple):
-    """A batch of texts while tokens are added."""
+    """A batch of texts during decoding."""
 
     tokens_BT: Array
     """The token in each slot, zero in free slots."""
     log_probs_BT: Array | None
-    """The log-probability with which each new token was sampled, float32, in nats; None unless
-    requested."""
+    """Log-probability of each new token when sampled, float32, in nats; None unless requested."""
     slot: Array
-    """The last slot that has a token in every row that has not stopped."""
+    """The last slot with a token in every unfinished row."""
     sampling_offset: Array
-    """A row's last slot with a token minus the number of tokens generated for it so far."""
+    """A row's last slot with a token minus the number of its generated tokens."""
     padding_B: Array
-    """The number of padding slots at the start of each row."""
+    """Padding slots at the start of each row."""
     ends_B: Array
-    """The slot after the last token of each row, which is its stop token if it has stopped."""
+    """Slot after each row's last token, which is its stop token if it has stopped."""
     stopped_B: Array
-    """Whether the row has a stop token."""
+    """Whether a row has a stop token."""
     keys_B: Array
-    """A random key for each row."""
+    """One random key per row."""
     caches: list[Cache]
-    """Keys and values of each layer, up to the slot before each row's last token; what is in later
-    slots is overwritten before a token attends to it."""
+    """Keys and values of each layer, up to the slot before each row's last token; later slots are
+    overwritten before they are read."""
 
 
 class Decoder:
-    """A model's structure, prepared for decoding; its weights are an argument of each method.
-
-    XLA's CPU compiler would keep float32 copies of a bfloat16 cache, so on a CPU the cache is
-    float32.
+    """A model's structure, prepared for decoding; its weights are an argument of each method. On a
+    CPU the cache is float32, as XLA's CPU compiler would keep float32 copies of a bfloat16 cache
+    anyway.
 
     Args:
-        model: any model with the structure of those to come.
-        compute_dtype: dtype of matrices, of activations and, except on a CPU, of the cache.
+        model: any model of the structure to decode.
+        compute_dtype: dtype of matrices, activations and, except on a CPU, the cache.
         weight_format: "int8" quantizes the matrices.
 
     Raises:
-        ValueError: the model can't be quantized.
-    """
+        ValueError: the model can't be quantized."""
 
     def __init__(
         self, model: GPT, compute_dtype: jnp.dtype, weight_format: WeightFormat = "dtype"
@@ -95,18 +90,14 @@ class Decoder:
         self._outer_graph, self._block_graph = nnx.graphdef(outer), nnx.graphdef(blocks)
 
     def weights(self, states: tuple[nnx.State, nnx.State]) -> Weights:
-        """Return a model's weights with unstacked layers, in the decoder's format.
-
-        Args:
-            states: as from `states_of`.
-        """
+        """Return unstacked weights in the decoder's format; `states` is from `states_of`."""
         outer_state, stacked = states
-        # first what is largest, while the rest takes no memory yet
+        # the largest first, before the rest takes memory
         outer = convert_all(outer_state, self._convert)
         return outer, unstack_layers(stacked, self.config.n_layers, self._convert)
 
     def check(self, prompts: Sequence[Sequence[int]]) -> None:
-        """Raise ValueError unless each prompt has tokens, all of them ids of the model."""
+        """Raise ValueError unless each prompt has tokens, all with ids of the model."""
         for text in prompts:
             if isinstance(text, str) or not isinstance(text, Sequence | np.ndarray | Array):
                 raise ValueError(
@@ -126,14 +117,14 @@ class Decoder:
     def prefill(
         self, weights: Weights, prompts: Prompts, *, slots: int, sampling: Sampling
     ) -> DecodingState:
-        """Read the padded prompts, and add one token."""
+        """Process the padded prompts and add one token."""
         state = self.initial_state(prompts, slots)
         return self._add_token(weights, state, prompts.tokens_BS, None, sampling)
 
     def initial_state(
         self, prompts: Prompts, slots: int, keep_log_probs: bool = False
     ) -> DecodingState:
-        """Return the padded prompts with empty caches."""
+        """Return the state of padded prompts with empty caches."""
         rows, length = prompts.tokens_BS.shape
         slot, log_probs_BT, caches = collectives.to_varying(
             (
@@ -176,8 +167,7 @@ class Decoder:
         first_slot: Array | None,
         sampling: Sampling,
     ) -> DecodingState:
-        """Add the token after `tokens_BS`, the last ones of the state, which start at `first_slot`
-        or are whole prompts."""
+        """Add the token after `tokens_BS`: prompts, or the state's tokens from `first_slot` on."""
         logits_BV, caches = self.last_logits(weights, state, tokens_BS, first_slot)
         number = state.slot - state.sampling_offset
         keys_B = jax.vmap(jax.random.fold_in, (0, None))(state.keys_B, number)
@@ -205,28 +195,23 @@ class Decoder:
         self, weights: Weights, state: DecodingState, tokens_BS: Array, first_slot: Array | None
     ) -> tuple[Array, list[Cache]]:
         """Return logits_BV after the last of the tokens, and the caches with all of them added.
-
-        Args:
-            first_slot: of the tokens, for all rows; None if they are the prompts, padded, of which
-                the caches have nothing yet.
-        """
+        `first_slot` is the tokens' first slot in all rows; None for prompts into empty caches."""
         outer, x_BSD, caches = self._run_blocks(weights, state, tokens_BS, first_slot)
         return outer.unembed(x_BSD[:, -1:])[:, 0], caches
 
     def all_logits(
         self, weights: Weights, state: DecodingState, tokens_BS: Array, first_slot_B: Array | None
     ) -> tuple[Array, list[Cache]]:
-        """Return logits_BSV after each of the tokens, and the caches with all of them added, in the
-        slots from `first_slot_B` on, which may differ by row; None: from slot 0 on, into empty
-        caches."""
+        """Return logits_BSV after each token, and the caches with all of them added from slot
+        `first_slot_B` on, which may differ by row; None for slot 0 of empty caches."""
         outer, x_BSD, caches = self._run_blocks(weights, state, tokens_BS, first_slot_B)
         return outer.unembed(x_BSD), caches
 
     def _run_blocks(
         self, weights: Weights, state: DecodingState, tokens_BS: Array, first_slot: Array | None
     ) -> tuple[GPT, Array, list[Cache]]:
-        """Return what is outside the blocks, the last block's output x_BSD, and the caches with all
-        tokens added. Tokens beyond the context, which only a draft has, get its last position."""
+        """Return the parts outside the blocks, the last block's output x_BSD, and the caches with
+        all tokens added. Tokens beyond the context (only in drafts) get its last position."""
         outer_state, layers = weights
         outer: GPT = nnx.merge(self._outer_graph, outer_state)
         length = tokens_BS.shape[1]
@@ -249,8 +234,8 @@ class Decoder:
     def _contexts(
         self, state: DecodingState, length: int, first_slot: Array | None
     ) -> dict[LayerKind, AttentionContext]:
-        """Return the context of each kind of layer. Prompts attend to themselves, as the sequences
-        of training do; padding, which nothing attends to, each to itself."""
+        """Return the context of each layer kind. Prompts attend to themselves, as sequences do in
+        training; padding, which nothing attends to, attends to itself."""
         if first_slot is None:
             starts_BS = jnp.minimum(state.padding_B[:, None], jnp.arange(length))
             return sequence_contexts(self.config, length, starts_BS)
@@ -277,13 +262,12 @@ def _without_blocks(model: GPT) -> tuple[GPT, Any]:
 
 
 def _with_column(rows_BT: Array, column_B: Array, slot: Array) -> Array:
-    """Return the rows with a column in place of the one in a slot."""
+    """Return the rows with the column at a slot replaced."""
     return jax.lax.dynamic_update_slice_in_dim(rows_BT, column_B[:, None], slot, axis=1)
 
 
 def pad_left(texts: Sequence[Sequence[int]], length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return tokens_BS, int32, padded with zeros on the left to a length, and padding_B, the amount
-    of padding."""
+    """Return tokens_BS, int32, left-padded with zeros to a length, and padding_B, their number."""
     tokens_BS = np.zeros((len(texts), length), np.int32)
     for row, text in zip(tokens_BS, texts, strict=True):
         row[length - len(text) :] = text
@@ -291,7 +275,7 @@ def pad_left(texts: Sequence[Sequence[int]], length: int) -> tuple[np.ndarray, n
 
 
 def seen_tokens(state: DecodingState, vocab_size: int) -> Array:
-    """Return seen_BV, true for tokens that are in the row's text."""
+    """Return seen_BV, true for tokens that occur in the row's text."""
     rows, slots = state.tokens_BT.shape
     slot_T = jnp.arange(slots)
     is_token_BT = (slot_T >= state.padding_B[:, None]) & (slot_T < state.ends_B[:, None])

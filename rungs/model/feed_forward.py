@@ -1,7 +1,4 @@
-"""The feed-forward part of a block: one network for all tokens, or a mixture of experts.
-
-Axes as in `gpt.py`.
-"""
+"""The feed-forward layer of a block, dense or a mixture of experts. Axes as in `gpt.py`."""
 
 import functools
 from collections.abc import Callable
@@ -39,7 +36,7 @@ ACTIVATIONS: dict[FeedForwardKind, Activation] = {
 
 
 class Routing(NamedTuple):
-    """Which experts the tokens of a batch were routed to."""
+    """Assignment of a batch's tokens to experts."""
 
     counts_E: Array
     """Tokens per expert, int32; their sum is experts_per_token · B · S."""
@@ -72,14 +69,12 @@ class FeedForward(nnx.Module):
 
 
 class MixtureOfExperts(nnx.Module):
-    """Each token goes through the few experts to which a router gives the highest probability.
-    Their outputs are weighted by it (Shazeer et al. 2017; Jiang et al. 2024, section 2.1).
+    """Each token passes through the few experts with the highest router probability, and their
+    outputs are weighted by it (Shazeer et al. 2017; Jiang et al. 2024, section 2.1).
 
     Experts have no capacity limit, and no token is dropped. Where the target device has a grouped
-    matmul, tokens are sorted by expert, and each group is multiplied by its expert's weights,
-    whatever its size. Elsewhere each token goes through all experts, most with weight 0: a few
-    large matmuls cost less than what XLA makes of groups.
-    """
+    matmul, tokens are sorted by expert. Elsewhere each token passes through all experts, most with
+    weight 0: a few large matmuls cost less than XLA's grouped ones."""
 
     def __init__(self, config: ModelConfig, key: Array) -> None:
         router_key, up_key, down_key, gate_key = jax.random.split(key, 4)
@@ -114,7 +109,7 @@ class MixtureOfExperts(nnx.Module):
         return save_for_backward(y_MD).reshape(x_BSD.shape), routing
 
     def _routing(self, counts_E: Array, probabilities_ME: Array) -> Routing:
-        """Return the routing, with counts summed over all tokens of the microbatch."""
+        """Return the routing, with counts summed over the microbatch's tokens on all devices."""
         counts_E = save_for_backward(collectives.psum(counts_E, *TOKEN_AXES))
         mean_E = probabilities_ME.mean(axis=0) / collectives.axis_size(*TOKEN_AXES)
         shares_E = counts_E / counts_E.sum()
@@ -135,8 +130,8 @@ class MixtureOfExperts(nnx.Module):
         return jnp.zeros_like(x_MD, jnp.float32).at[tokens].add(y)
 
     def _through_all(self, x_MD: Array, weights_MK: Array, chosen_MK: Array) -> Array:
-        """Return y_MD in float32, from every token through every expert. Experts that were not
-        chosen have 0 in place of their values, which may be infinite in 16 bits."""
+        """Return y_MD in float32, with every token through every expert. Outputs of unchosen
+        experts, which may be infinite in 16 bits, are replaced by 0."""
         is_chosen_MKE = jax.nn.one_hot(chosen_MK, self.n_experts)
         own_MK = collectives.to_varying(weights_MK, TENSOR)
         weights_ME = jnp.einsum("mk,mke->me", own_MK, is_chosen_MKE)
@@ -151,10 +146,8 @@ class MixtureOfExperts(nnx.Module):
 
 
 class ExpertLinear(nnx.Module):
-    """A `Linear` for each expert; the parameters have a leading axis E.
-
-    If its input axes are split over devices, each device returns its partial sum, in float32.
-    """
+    """One `Linear` per expert; parameters have a leading axis E. If its input axes are split over
+    devices, each device returns its partial sum, in float32."""
 
     def __init__(
         self, experts: Axes, inputs: Axes, outputs: Axes, init: Initializer, key: Array, bias: bool
@@ -168,19 +161,15 @@ class ExpertLinear(nnx.Module):
         self.bias = nnx.Param(zeros, axes=(*experts, *outputs), inputs=0) if bias else None
 
     def __call__(self, x: Array, expert: Array, counts_E: Array) -> Array:
-        """Return y for rows of x that are sorted by expert.
-
-        Args:
-            expert: the expert of each row.
-            counts_E: the number of rows per expert.
-        """
+        """Return y for rows of x sorted by expert; `expert` is each row's, and `counts_E` the
+        number of rows per expert."""
         y = grouped_matmul(x, self.kernel[...], counts_E)
         if self.bias is not None:
             y = y + self._own_bias()[expert]
         return save_for_backward(y if has_split_inputs(self.kernel) else y.astype(x.dtype))
 
     def of_all(self, x_MI: Array) -> Array:
-        """Return y_MEO, of every row from every expert."""
+        """Return y_MEO: every row through every expert."""
         experts, inputs, outputs = self.kernel.shape
         kernel = self.kernel[...].swapaxes(0, 1).reshape(inputs, experts * outputs)
         y_MEO = matmul(x_MI, kernel).reshape(-1, experts, outputs)
@@ -188,7 +177,7 @@ class ExpertLinear(nnx.Module):
         return save_for_backward(y_MEO.astype(x_MI.dtype))
 
     def sum_of_all(self, x_MEI: Array, weights_ME: Array) -> Array:
-        """Return y_MO in float32, the weighted sum over the experts."""
+        """Return y_MO in float32, the weighted sum over experts."""
         weighted_MEI = (x_MEI * weights_ME[..., None]).astype(x_MEI.dtype)
         rows, experts, inputs = x_MEI.shape
         kernel = self.kernel[...].reshape(experts * inputs, -1)
@@ -196,7 +185,7 @@ class ExpertLinear(nnx.Module):
         return y_MO if self.bias is None else y_MO + weights_ME @ self._own_bias()
 
     def _own_bias(self) -> Array:
-        """Return the bias; if each device has a partial sum, this device's part of it."""
+        """Return the bias or, if y is a partial sum, this device's share of it."""
         assert self.bias is not None
         bias = self.bias[...]
         if not has_split_inputs(self.kernel):
@@ -205,8 +194,7 @@ class ExpertLinear(nnx.Module):
 
 
 def activate(activation: Activation, up: Array, gate: Array | None) -> Array:
-    """Return activation(up) or, if gated, activation(gate) ⊙ up, in the dtype of up, computed in
-    float32."""
+    """Return activation(up) or, if gated, activation(gate) ⊙ up, in up's dtype, through float32."""
     up_float32 = up.astype(jnp.float32)
     if gate is None:
         y = activation(up_float32)
@@ -216,7 +204,7 @@ def activate(activation: Activation, up: Array, gate: Array | None) -> Array:
 
 
 def make_feed_forward(config: ModelConfig, key: Array) -> FeedForward | MixtureOfExperts | None:
-    """Return the feed-forward part that the config names; None for "none"."""
+    """Return the feed-forward layer that the config names; None for "none"."""
     if config.feed_forward == "none":
         return None
     return (MixtureOfExperts if config.n_experts else FeedForward)(config, key)

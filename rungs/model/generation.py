@@ -1,10 +1,8 @@
-"""Generate text from a model, batched, with a key/value cache.
+"""Generate text from a model, batched, with a key/value cache. Prompts are padded to a bucket
+length, and the number of slots is rounded up; each such shape compiles one prefill and one decoding
+loop with any number of steps.
 
-Prompts are padded to a bucket length, and the number of slots is rounded up. Each such shape
-compiles one prefill and one decoding loop, which runs any number of steps.
-
-Axes as in `gpt.py`; S is the slots of the padded prompts.
-"""
+Axes as in `gpt.py`; S slots of the padded prompts."""
 
 import dataclasses
 import functools
@@ -33,30 +31,29 @@ Texts = list[list[int]]
 
 
 class Request(NamedTuple):
-    """Settings of the generation for a batch of prompts."""
+    """Generation settings for a batch of prompts."""
 
     new_tokens: int
     """Maximum number of tokens to add to each text."""
     sampling: Sampling = GREEDY
     seed: int = 0
-    """Samples depend on this, the row and the token's number, not on other rows."""
+    """Samples depend on this, the row and the token's index, not on other rows."""
     lookahead: int = 0
-    """Tokens to draft from the text so far and to verify in one pass (`lookahead.py`); 0 for one
-    token at a time. Below the model's `context_length`."""
+    """Tokens to draft from the text so far and verify in one pass (`lookahead.py`); 0 for one token
+    at a time. Below the model's `context_length`."""
 
 
 class Generator:
-    """A model prepared for generation: its layers are unstacked, its matrices have one format.
+    """A model prepared for generation: layers unstacked, matrices in one format.
 
     Args:
         model: its parameters are copied.
-        compute_dtype: dtype of matrices, of activations and, except on a CPU, of the cache.
-        weight_format: "int8" quantizes the matrices, which makes small batches faster and the
-            results less accurate (docs/performance.md).
+        compute_dtype: dtype of matrices, activations and, except on a CPU, the cache.
+        weight_format: "int8" quantizes the matrices, which makes small batches faster and results
+            less accurate (docs/performance.md).
 
     Raises:
-        ValueError: the model can't be quantized.
-    """
+        ValueError: the model can't be quantized."""
 
     def __init__(
         self,
@@ -77,28 +74,26 @@ class Generator:
         )
 
     def refresh(self, model: GPT) -> None:
-        """Copy the weights of the same model after an update, in place of the old ones."""
+        """Replace the weights by those of the same model after an update."""
         del self._weights  # before the new ones need memory
         self._weights = self._decoder.weights(states_of(model))
 
     @property
     def context_length(self) -> int:
-        """The number of tokens that the model can attend to at most."""
+        """Maximum number of tokens that the model can attend to."""
         return self._decoder.config.context_length
 
     def generate(self, prompts: Sequence[Sequence[int]], request: Request) -> Texts:
-        """Return the new tokens of each prompt, without the prompt and without the stop token.
+        """Return the new tokens of each prompt, without the stop token.
 
         Args:
-            prompts: token ids, at least one in each.
-            request: how many tokens, and how they are chosen.
+            prompts: token ids, at least one each.
 
         Raises:
             ValueError: a prompt is empty, or has a token id that the model doesn't have; the
                 lookahead is out of range.
             UserError: a sampling setting is out of range.
-            RunFailure: the model's logits are NaN.
-        """
+            RunFailure: the model's logits are NaN."""
         result: Texts = [[] for _ in prompts]
         for chunk in self.stream(prompts, request, chunk_size=request.new_tokens):
             for row, new_tokens in zip(result, chunk, strict=True):
@@ -108,12 +103,11 @@ class Generator:
     def stream(
         self, prompts: Sequence[Sequence[int]], request: Request, chunk_size: int = 8
     ) -> Iterator[Texts]:
-        """Yield the tokens of `generate` as they are made: first one token for each prompt, then
-        `chunk_size` at a time, with lookahead at least so many; none for texts that have stopped.
+        """Yield the tokens of `generate` as they are made: first one per prompt, then `chunk_size`
+        at a time, with lookahead at least as many; none for texts that have stopped.
 
-        The model attends to at most `context_length` tokens. A text that outgrows them is prefilled
-        again with its last half context.
-        """
+        The model attends to at most `context_length` tokens. A text that outgrows this is prefilled
+        again with its last half context."""
         self._decoder.check(prompts)
         request.sampling.check()
         if not 0 <= request.lookahead < self.context_length:
@@ -145,18 +139,10 @@ class Generator:
             generated += count
 
     def logits_after(self, texts: Sequence[Sequence[int]], decoded: int) -> np.ndarray:
-        """Return logits_BSV, float32, as generation sees them: after the prefill of each text
-        without its last `decoded` tokens, then after each of those, added through the cache.
-
-        Args:
-            texts: of equal or unequal length, each longer than `decoded` and no longer than the
-                context.
-            decoded: how many tokens of each text are added one by one.
-
-        Raises:
-            ValueError: a text is too short or too long, or has a token id that the model doesn't
-                have.
-        """
+        """Return logits_BSV, float32, as in generation: after the prefill of each text without its
+        last `decoded` tokens, then after each of those, added one by one through the cache. Each
+        text must be longer than `decoded` and fit the context. Raises ValueError if not, or for an
+        unknown token id."""
         self._decoder.check(texts)
         lengths = [len(text) for text in texts]
         if min(lengths) <= decoded or max(lengths) > self.context_length:
@@ -189,11 +175,8 @@ class Generator:
         count: int,
         chunk_size: int,
     ) -> Iterator[tuple[Texts, np.ndarray]]:
-        """Generate `count` tokens for each text, or fewer if all stop, after one prefill.
-
-        Yields:
-            The new tokens of each row, with its stop token; and which rows have stopped.
-        """
+        """Generate `count` tokens per text, or fewer if all stop, after one prefill. Yields each
+        row's new tokens, stop token included, and which rows have stopped."""
         rows = len(windows)
         length = bucket_length(windows)
         last = length - 1 + count
@@ -221,7 +204,7 @@ class Generator:
             state = self._decode(state, min(slot + chunk_size, last), last, request)
 
     def _check_defined(self, added: Texts) -> None:
-        """Raise RunFailure if there was no token to choose."""
+        """Raise RunFailure if logits were NaN."""
         for row, tokens in enumerate(added):
             if UNDEFINED in tokens:
                 hint = "" if self._decoder.dtype == jnp.float32 else ", or generate in float32"
@@ -232,8 +215,7 @@ class Generator:
     def _decode(
         self, state: DecodingState, limit: int, last: int, request: Request
     ) -> DecodingState:
-        """Add tokens up to slot `limit` and, with lookahead, in some rows beyond it, at most up to
-        slot `last`."""
+        """Add tokens up to slot `limit`; with lookahead rows may get more, up to slot `last`."""
         arguments = {"state": state, "limit": limit, "sampling": request.sampling}
         if not request.lookahead:
             return self._jit_decode(self._weights, **arguments)
@@ -247,9 +229,8 @@ class Conversation:
     """Messages so far, and the model that answers.
 
     Attributes:
-        request: the request for the first answer; later ones have the next seeds.
-        answer_tokens: number of tokens of the last answer so far.
-    """
+        request: for the first answer; later ones use the next seeds.
+        answer_tokens: number of tokens of the last answer so far."""
 
     generator: Generator
     form: ChatFormat
@@ -258,12 +239,9 @@ class Conversation:
     answer_tokens: int = 0
 
     def answer(self, content: str) -> Iterator[str]:
-        """Yield the pieces of the answer to a user's message as they are made. Both become part of
-        the conversation; of an answer that is not read to its end, what was read.
-
-        Raises:
-            UserError: the template or the tokenizer refuses the message.
-        """
+        """Yield the answer to a user's message piece by piece. Both become part of the
+        conversation; of an unfinished answer, the part that was read. Raises UserError if the
+        template or the tokenizer refuses the message."""
         asked = [*self.messages, Message("user", content)]
         text = self.form.template.render(asked, add_generation_prompt=True)
         prompt, number = self.form.tokenizer.encode(text), len(self.messages)
@@ -283,7 +261,7 @@ class Conversation:
 
 def decode_stream(chunks: Iterable[Sequence[int]], tokenizer: Tokenizer) -> Iterator[str]:
     """Yield the text of tokens as they arrive, without special tokens. Text that later tokens may
-    still change, such as an incomplete character, is held back until they arrive."""
+    change, such as an incomplete character, is held back."""
     tokens, given = list[int](), 0
     for chunk in chunks:
         tokens += chunk
@@ -302,7 +280,7 @@ def bucket_length(texts: Texts) -> int:
 
 
 def row_keys(seed: int, rows: int) -> Array:
-    """Return a random key for each row, which doesn't depend on the number of rows."""
+    """Return one random key per row, independent of the number of rows."""
     return jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), jnp.arange(rows))
 
 

@@ -2,8 +2,7 @@
 
 Arrays are named with their axes:
     B batch, S sequence, T attended positions, D emb_dim, N query heads, K key/value heads,
-    H head_dim, F ffn_dim, E experts, V vocabulary, L layers, M tokens of all sequences (B · S).
-"""
+    H head_dim, F ffn_dim, E experts, V vocabulary, L layers, M tokens of all sequences (B · S)."""
 
 import functools
 import math
@@ -40,9 +39,9 @@ from rungs.parallel import collectives
 from rungs.parallel.mesh import TENSOR
 
 GATE_CHANNELS = 12
-"""Channels of attention's input that the gate of a value embedding reads, as in nanochat."""
+"""Channels of attention's input for the gate of a value embedding, as in nanochat."""
 VALUE_KEY = 0x7A
-"""Folded into the key of a model for its value embeddings."""
+"""Folded into a model's key for its value embeddings."""
 
 
 class Forward(NamedTuple):
@@ -51,34 +50,30 @@ class Forward(NamedTuple):
     logits_BSV: Array
     """float32"""
     routing: Routing | None
-    """Routing of every layer, with a leading axis L; None without experts."""
+    """Routing of all layers, with a leading axis L; None without experts."""
     hidden_states: list[Array] | None
-    """x_BSD after the embedding and after each block, the last one after the final norm; None
-    unless requested."""
+    """x_BSD after the embedding and each block, the last after the final norm, if requested."""
 
 
 class WeightedLoss(NamedTuple):
-    """Result of `GPT.weighted_loss`, in float32 and nats."""
+    """Results of `GPT.weighted_loss`, float32, in nats."""
 
     total: Array
     log_probs_BS: Array
-    """Log-probability of each target, without a gradient; 0 where a target does not count."""
+    """Log-probability of each target, without a gradient; 0 where it is ignored."""
     entropies_BS: Array
-    """Entropy of the distribution at each target, without a gradient; 0 where it does not count."""
+    """Entropy of the distribution at each target, without a gradient; 0 where it is ignored."""
     routing: Routing | None
     """As in `Forward`."""
 
 
 class GPT(nnx.Module):
-    """A decoder-only transformer.
-
-    With `n_layers` 0 the embedding goes straight into the head. The blocks are one module whose
-    parameters are stacked along a leading axis L.
+    """A decoder-only transformer. With `n_layers` 0 the embedding goes straight into the head. The
+    blocks are one module whose parameters are stacked along a leading axis L.
 
     Args:
         config: the architecture.
-        key: a JAX random key; config and key alone determine the initial weights.
-    """
+        key: a JAX random key; config and key alone determine the initial weights."""
 
     def __init__(self, config: ModelConfig, key: Array) -> None:
         self.config = config
@@ -117,16 +112,15 @@ class GPT(nnx.Module):
     ) -> Forward:
         """Return logits, routing and, on request, hidden states.
 
-        Args:
-            tokens_BS: token ids, integers below `vocab_size`; S at most `context_length`.
-                ValueError is raised for others; within jit, ids are not checked.
-            dropout: applied after the embedding and inside the blocks.
-            compute: dtype, rematerialization and the like.
-            keep_hidden_states: whether to return them; they take memory.
-            starts_BS: the position in the sequence of the first token of each token's document, if
-                documents are separate: a token attends to its own document only, and its position
-                is that in the document. None if each sequence is one document.
-        """
+            Args:
+        tokens_BS: token ids below `vocab_size`; S at most `context_length`. Others raise
+        ValueError;
+            within jit, ids are not checked.
+        dropout: applied after the embedding and inside the blocks. compute: dtype,
+        rematerialization etc. keep_hidden_states: whether to return them, which takes memory.
+        starts_BS: for separate documents, the position in the sequence where each token's document
+            starts: tokens attend to their own document only, and positions count from its start.
+            None if each sequence is one document."""
         x_BSD = self._embed_sequences(tokens_BS, dropout, compute, starts_BS)
         return self.forward_embedded(
             x_BSD, dropout, compute, keep_hidden_states, starts_BS, tokens_BS
@@ -141,8 +135,8 @@ class GPT(nnx.Module):
         starts_BS: Array | None = None,
         tokens_BS: Array | None = None,
     ) -> Forward:
-        """Return the same as `forward`, from embedded tokens. `tokens_BS` is for value embeddings;
-        raises ValueError if the model has some and it is missing."""
+        """Like `forward`, but from embedded tokens. `tokens_BS` is for value embeddings; raises
+        ValueError if the model has some and it is missing."""
         if self.value_embedding is not None and tokens_BS is None:
             raise ValueError("the model has value embeddings; give tokens_BS")
         values = None if tokens_BS is None else self.embed_values(tokens_BS, compute.dtype)
@@ -162,8 +156,8 @@ class GPT(nnx.Module):
         compute: Compute = Compute(),  # noqa: B008 — a tuple
         starts_BS: Array | None = None,
     ) -> tuple[Array, Routing | None]:
-        """Return the cross-entropy summed over the targets that are not negative, in nats, and the
-        routing of `forward`. The full logits are never materialized."""
+        """Return the cross-entropy in nats summed over non-negative targets, and the routing of
+        `forward`. The full logits are never materialized."""
         x_BSD = self._embed_sequences(tokens_BS, dropout, compute, starts_BS)
         values = self.embed_values(tokens_BS, compute.dtype)
         x_BSD, _, routing = run_blocks(
@@ -184,15 +178,14 @@ class GPT(nnx.Module):
         compute: Compute = Compute(),  # noqa: B008 — a tuple
         starts_BS: Array | None = None,
     ) -> WeightedLoss:
-        """Return the cross-entropy, times its weight, summed over the targets that are not
-        negative. The full logits are never materialized.
+        """Return the weighted cross-entropy summed over non-negative targets. The full logits are
+        never materialized.
 
         Args:
-            weight_of: from the log-probabilities of some targets, and their part of each of
-                `extras`, to the weights of their losses, which have no gradient; a pure function.
+            weight_of: pure function from the log-probabilities of some targets, and their part of
+                each of `extras`, to their weights, through which no gradient flows.
             extras: arrays with leading axes B and S.
-            temperature: the logits are divided by this, above 0; it isn't traced.
-        """
+            temperature: divisor of the logits, above 0; not traced."""
         x_BSD = self._embed_sequences(tokens_BS, dropout, compute, starts_BS)
         values = self.embed_values(tokens_BS, compute.dtype)
         x_BSD, _, routing = run_blocks(
@@ -215,8 +208,8 @@ class GPT(nnx.Module):
         compute: Compute = Compute(),  # noqa: B008 — a tuple
         starts_BS: Array | None = None,
     ) -> Array:
-        """Return losses_BS, the cross-entropy at each target in nats, 0 where the target is
-        negative. For inspection: there is no gradient."""
+        """Return losses_BS, the cross-entropy at each target in nats, 0 where it is negative. For
+        inspection: there is no gradient."""
         return -self.log_probs(tokens_BS, targets_BS, compute=compute, starts_BS=starts_BS)
 
     def log_probs(
@@ -227,7 +220,7 @@ class GPT(nnx.Module):
         compute: Compute = Compute(),  # noqa: B008 — a tuple
         starts_BS: Array | None = None,
     ) -> Array:
-        """Return log_probs_BS of the targets as in `weighted_loss`, without computing gradients."""
+        """Return log_probs_BS of the targets as in `weighted_loss`, without a gradient."""
         operands = self._head_operands_of(tokens_BS, compute, starts_BS)
         head = functools.partial(head_logits, self.config, temperature)
         statistics = cross_entropy.target_statistics(head, *operands, targets_BS.reshape(-1))
@@ -240,12 +233,8 @@ class GPT(nnx.Module):
         targets_BT: Array,
         compute: Compute = Compute(),  # noqa: B008 — a tuple
     ) -> tuple[Array, Array]:
-        """Return log_probs_BT of some targets, and is_largest_BT: whether no token is more likely.
-        Where a target is negative they are 0 and True.
-
-        Args:
-            places_BT: the slot of the last token before each target.
-        """
+        """Return log_probs_BT of some targets, and is_largest_BT, whether no token is more likely;
+        0 and True where a target is negative. `places_BT` are the slots before the targets."""
         x_MD, matrix = self._head_operands_of(tokens_BS, compute, None)
         x_BSD = x_MD.reshape(*tokens_BS.shape, -1)
         x_BTD = jnp.take_along_axis(x_BSD, places_BT[..., None], axis=1)
@@ -257,12 +246,8 @@ class GPT(nnx.Module):
 
     @jax.named_scope("embedding")
     def embed(self, tokens_BS: Array, positions_BS: Array) -> Array:
-        """Return token plus position embeddings, normalized with `embedding_norm`: x_BSD, float32.
-
-        Args:
-            tokens_BS: token ids.
-            positions_BS: the position of each token, with or without B.
-        """
+        """Return token plus position embeddings, normalized if `embedding_norm`: x_BSD, float32.
+        `positions_BS` has each token's position, with or without B."""
         x_BSD = self.token_embedding(tokens_BS)
         if self.config.embedding_scale == "sqrt_emb_dim":
             x_BSD = x_BSD * math.sqrt(self.config.emb_dim)
@@ -273,7 +258,7 @@ class GPT(nnx.Module):
         return apply_norm(self.embedding_norm, x_BSD)
 
     def embed_values(self, tokens_BS: Array, dtype: jnp.dtype) -> ValueEmbedding | None:
-        """Return the value embeddings of all layers that have one, stacked, if there are any."""
+        """Return the stacked value embeddings of all layers that have one, None without any."""
         if self.value_embedding is None or self.value_gates is None:
             return None
         gate_LGK = self.value_gates[...]
@@ -284,8 +269,8 @@ class GPT(nnx.Module):
         )
 
     def unembed(self, x_BSD: Array) -> Array:
-        """Return logits_BSV of the blocks' output, float32. If the vocabulary is split over
-        devices, these are the logits of this device's part, −inf for padding rows."""
+        """Return logits_BSV of the blocks' output, float32. With a vocabulary split over devices,
+        these are this device's part, with −inf for padding rows."""
         logits_MV = head_logits(self.config, 1.0, *self._head_operands(x_BSD))
         logits_BSV = logits_MV.reshape(*x_BSD.shape[:-1], -1)
         return logits_BSV if is_split("vocab") else logits_BSV[..., : self.config.vocab_size]
@@ -293,7 +278,7 @@ class GPT(nnx.Module):
     def _embed_sequences(
         self, tokens_BS: Array, dropout: Dropout, compute: Compute, starts_BS: Array | None
     ) -> Array:
-        """Return the input x_BSD of the first block."""
+        """Return the first block's input x_BSD."""
         check_tokens(self.config, tokens_BS)
         positions = own_positions(tokens_BS.shape[-1], starts_BS)
         return dropout.fold(0).of_tokens(self.embed(tokens_BS, positions).astype(compute.dtype))
@@ -310,8 +295,8 @@ class GPT(nnx.Module):
         return self._head_operands(x_BSD)
 
     def _head_operands(self, x_BSD: Array) -> tuple[Array, Any]:
-        """Return the blocks' output after the final norm, x_MD, and the head's matrix_DV: an array
-        or, for generation, a `StoredMatrix`."""
+        """Return the normalized output of the blocks, x_MD, and the head's matrix_DV: an array or,
+        for generation, a `StoredMatrix`."""
         x_BSD = collectives.to_varying(apply_norm(self.final_norm, x_BSD), TENSOR)
         if self.head is None:
             matrix_DV = self.token_embedding.transposed(x_BSD.dtype)
@@ -323,8 +308,8 @@ class GPT(nnx.Module):
 def _make_value_embedding(
     config: ModelConfig, key: Array
 ) -> tuple[Embedding | None, nnx.Param | None]:
-    """Return the table of all value embeddings, side by side in one row for each token, and the
-    gates of their layers, which start at 1."""
+    """Return the table of all value embeddings, concatenated in one row per token, and the gates of
+    their layers, which start at 1."""
     if not (layers := len(config.value_layers)):
         return None, None
     rows, width = {"vocab": config.vocab_size}, {"value": config.value_width}
@@ -335,8 +320,8 @@ def _make_value_embedding(
 
 
 def check_tokens(config: ModelConfig, tokens_BS: Any) -> None:
-    """Raise ValueError unless these are sequences of the model's tokens, no longer than its
-    context. Ids are checked outside of jit only."""
+    """Raise ValueError unless these are sequences of the model's token ids, no longer than its
+    context. Ids are only checked outside of jit."""
     if not isinstance(tokens_BS, Array | np.ndarray):
         raise ValueError(
             f"tokens are a {type(tokens_BS).__name__}; give an array: jnp.asarray([[1, 2, 3]])"
@@ -355,7 +340,7 @@ def check_tokens(config: ModelConfig, tokens_BS: Any) -> None:
         not isinstance(tokens_BS, jax.core.Tracer) and tokens_BS.is_fully_addressable
     )
     if is_here and tokens_BS.size:
-        ids = np.asarray(tokens_BS)  # jnp would compute it as part of what is being traced
+        ids = np.asarray(tokens_BS)  # jnp would make it part of the trace
         smallest, largest = ids.min(), ids.max()
         if smallest < 0 or largest >= config.vocab_size:
             raise ValueError(
@@ -372,12 +357,7 @@ def head_logits(
     dtype: DTypeLike = jnp.float32,
 ) -> Array:
     """Return logits_MV, float32, divided by the temperature, −inf for padding rows of the
-    vocabulary. If the vocabulary is split over devices, these are the logits of this device's
-    part.
-
-    Args:
-        dtype: in which the matmul writes them.
-    """
+    vocabulary; only this device's part of a split vocabulary. The matmul's output has `dtype`."""
     logits_MV = matmul(x_MD, matrix_DV, dtype).astype(jnp.float32)
     if config.mup:
         logits_MV = logits_MV / config.width_multiplier

@@ -1,17 +1,12 @@
-"""How the layers run: what the backward pass recomputes, and how many layers an iteration of the
-loop over them has. Where `train.json` says "auto", the device decides.
+"""Resolves `remat` and `scan_unroll` in `train.json` if they are "auto": what the backward pass
+recomputes, and how many layers each iteration of the loop over them has.
 
-A loop copies what it keeps for the backward pass into arrays of all layers and out again. Without a
-loop, no such copies are made, but compiling takes longer. So on CPUs and GPUs a few layers are
-unrolled.
-
-XLA's CPU compiler also widens to float32 what a loop keeps, and without a loop it undoes
-rematerialization. So there, if there is memory for that, unrolled layers recompute nothing. On a
-GPU unrolled layers with remat "full" would need more memory than a loop.
-
-Layers whose weights are gathered stay in a loop: without one, all layers' weights would be gathered
-at once. docs/performance.md says what all of this brings.
-"""
+A loop copies its residuals into arrays of all layers and out again; unrolled layers don't, but take
+longer to compile. So on CPUs and GPUs a few layers are unrolled. XLA's CPU compiler also widens a
+loop's residuals to float32, and undoes rematerialization of unrolled layers; so there, given enough
+memory, unrolled layers recompute nothing. On a GPU, unrolled layers with remat "full" would need
+more memory than a loop. Layers with gathered weights stay in a loop, because otherwise all layers
+would be gathered at once. docs/performance.md has the measurements."""
 
 from typing import Any, NamedTuple
 
@@ -23,9 +18,9 @@ from rungs.parallel import target_device
 from rungs.parallel.devices import memory_bytes
 
 MAX_UNROLLED = {"cpu": 12, "gpu": 24}
-"""Layers by platform. Compiling takes longer with each."""
+"""Most layers to unroll, by platform; each adds compile time."""
 MEMORY_SHARE = 0.5
-"""Share of the machine's memory that what is kept for the backward pass may take."""
+"""Share of the machine's memory that residuals of the backward pass may take."""
 
 
 class LayerLoop(NamedTuple):
@@ -33,7 +28,7 @@ class LayerLoop(NamedTuple):
 
     remat: Remat
     unroll: int
-    """Periods of the layer pattern in each iteration."""
+    """Periods of the layer pattern per iteration."""
 
     def as_keys(self) -> dict[str, Any]:
         """Return the keys of `train.json`."""
@@ -43,12 +38,8 @@ class LayerLoop(NamedTuple):
 def layer_loop(
     train: OptimizationConfig, model: ModelConfig, recorded: LayerLoop | None = None
 ) -> LayerLoop:
-    """Return what a run's settings mean on the target device.
-
-    Args:
-        recorded: of the run's last checkpoint. A CPU goes on with it if the settings allow: the
-            losses of another loop would differ by rounding.
-    """
+    """Return the values of a run's settings on the target device. `recorded` is from the run's last
+    checkpoint; a CPU keeps it if allowed, as losses of another loop would differ by rounding."""
     platform = target_device.platform()
     if platform == "cpu":
         return _on_cpu(train, model, recorded)
@@ -66,7 +57,7 @@ def _on_cpu(train: OptimizationConfig, model: ModelConfig, recorded: LayerLoop |
 
 
 def _with_defaults(train: OptimizationConfig, defaults: LayerLoop) -> LayerLoop:
-    """Return what `train.json` says, and the defaults where it leaves that to the device."""
+    """Return the settings of `train.json`, with the defaults for "auto"."""
     return LayerLoop(
         defaults.remat if train.remat == AUTO else train.remat,
         defaults.unroll if train.scan_unroll == AUTO else train.scan_unroll,
@@ -74,20 +65,19 @@ def _with_defaults(train: OptimizationConfig, defaults: LayerLoop) -> LayerLoop:
 
 
 def periods(model: ModelConfig) -> int:
-    """Return the periods of the layer pattern, at least 1."""
+    """Return the number of periods of the layer pattern, at least 1."""
     return max(model.n_layers // len(model.repeated_kinds), 1)
 
 
 def kept_scores(train: OptimizationConfig, model: ModelConfig) -> int:
-    """Return how many attention scores are kept for each token and layer: one for each key
-    with dropout, otherwise none."""
+    """Return the attention scores kept per token and layer: one per key with dropout, else none."""
     if not isinstance(train, TrainConfig) or not train.drop_rate:
         return 0
     return (model.n_heads or 0) * (train.sequence_length or model.context_length)
 
 
 def _may_keep_all(train: OptimizationConfig, model: ModelConfig) -> bool:
-    """Return whether the settings allow to unroll all layers and to keep everything."""
+    """Return whether the settings allow unrolling all layers and keeping everything."""
     if train.remat not in (AUTO, "none"):
         return False
     if train.scan_unroll != AUTO:
@@ -101,9 +91,9 @@ def _may_unroll(train: OptimizationConfig, model: ModelConfig) -> bool:
 
 
 def _kept_bytes(train: OptimizationConfig, model: ModelConfig) -> int:
-    """Return at least what all devices keep of a microbatch, if nothing is recomputed: per token
-    and layer 32 vectors of the model's width, eight of the feed-forward layer's for each expert,
-    and of each attention score one value, with dropout four, in float32."""
+    """Return a lower bound of a microbatch's residuals on all devices without recomputation:
+    float32, per token and layer, 32 vectors of the model's width, eight of the feed-forward width
+    per expert, and one value per attention score, four with dropout."""
     length = train.sequence_length or model.context_length
     tokens = train.microbatch_size * length
     hidden = model.hidden_dim * (model.n_experts or 1) if model.feed_forward != "none" else 0

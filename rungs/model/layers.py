@@ -1,11 +1,8 @@
 """The parts of a decoder: projections, embeddings, norms, dropout, initializers.
 
-Each parameter is an `nnx.Param` with two pieces of metadata that the optimizer and the mesh read:
-`axes`, the names of its axes (without the leading axis of stacked layers), and `inputs`, the number
-of those axes that a matmul sums over (0 for biases and norms).
-
-Axes as in `gpt.py`.
-"""
+Each parameter is an `nnx.Param` with two pieces of metadata for the optimizer and the mesh: `axes`,
+the names of its axes without that of stacked layers, and `inputs`, the number of axes that a matmul
+sums over (0 for biases and norms). Axes as in `gpt.py`."""
 
 import functools
 import math
@@ -29,7 +26,7 @@ from rungs.parallel.mesh import CONTEXT, TENSOR
 from rungs.parallel.target_device import gpu_gradient_barrier
 
 SPLIT_AXES = ("heads", "ffn", "vocab")
-"""Array axes that are split over the tensor axis of the mesh, if it has several devices."""
+"""Array axes that are split over the tensor axis of the mesh, if that has several devices."""
 
 Axes = dict[str, int]
 Initializer = Callable[[Array, tuple[int, ...], int], Array]
@@ -37,24 +34,24 @@ Initializer = Callable[[Array, tuple[int, ...], int], Array]
 
 
 class Dropout(NamedTuple):
-    """Dropout with a random key for each sequence. A mask depends only on the sequence's number
-    within the step, the layer and the place in the layer, never on how a batch is split."""
+    """Dropout with one random key per sequence. A mask depends only on the sequence's index within
+    the step, the layer and the place in the layer, never on how a batch is split."""
 
     rate: float
     keys: Array | None = None
-    """One for each element of the input's leading axes; None for no dropout."""
+    """One per element of the input's leading axes; None for no dropout."""
 
     @classmethod
     def of(cls, rate: float, key: Array, rows_B: Array) -> "Dropout":
-        """Return dropout for a batch of sequences with these numbers."""
+        """Return the dropout for sequences with these indices."""
         return cls(rate, _fold_in(key, rows_B) if rate else None)
 
     def fold(self, number: int | Array) -> "Dropout":
-        """Return another dropout, with different masks for each `number`."""
+        """Return a dropout with different masks for each `number`."""
         return self if self.keys is None else Dropout(self.rate, _fold_in(self.keys, number))
 
     def per_head(self, heads_N: Array) -> "Dropout":
-        """Return dropout for inputs whose second axis is heads with these numbers."""
+        """Return a dropout for inputs whose second axis is heads with these indices."""
         if self.keys is None:
             return self
         return Dropout(self.rate, jax.vmap(lambda key: _fold_in(key, heads_N))(self.keys))
@@ -66,7 +63,7 @@ class Dropout(NamedTuple):
         return self._drop(x, _bernoulli(self.keys, 1 - self.rate, x.shape[self.keys.ndim :]))
 
     def of_tokens(self, x_BSD: Array) -> Array:
-        """Drop elements of this device's tokens: of its part of the mask of whole sequences."""
+        """Apply dropout to this device's tokens, with its part of the mask of whole sequences."""
         parts = collectives.axis_size(CONTEXT)
         if self.keys is None or parts == 1:
             return self(x_BSD)
@@ -84,13 +81,11 @@ NO_DROPOUT = Dropout(0.0)
 
 class Linear(nnx.Module):
     """y = x · kernel + bias over named axes: `inputs` are the last axes of x, `outputs` those of y.
-
     Matmuls accumulate in float32, also over devices; y has the dtype of x.
 
     Attributes:
-        low_rank: the LoRA adapter, if there is one; see `lora.py`.
-        float8: what multiplies in FP8; None to multiply in the dtype of x.
-    """
+        low_rank: the LoRA adapter, if any; see `lora.py`.
+        float8: the FP8 matmul; None to multiply in the dtype of x."""
 
     def __init__(
         self, inputs: Axes, outputs: Axes, init: Initializer, key: Array, bias: bool = True
@@ -109,29 +104,24 @@ class Linear(nnx.Module):
         leading = x.ndim - self.kernel.inputs
         if self.bias is None:
             return _save_rows(leading, y.astype(x.dtype))
-        if y.dtype == x.dtype:  # so it is what the matmul wrote, and a bias is cheap to add again
+        if y.dtype == x.dtype:  # the matmul wrote this dtype, and a bias is cheap to recompute
             return _add_bias(_save_rows(leading, y), self.bias[...], x.dtype)
         return _save_rows(leading, _add_bias(y, self.bias[...], x.dtype))
 
 
 def _save_rows(leading: int, y: Array) -> Array:
-    """Mark y for the backward pass, with all but so many leading axes as one: heads side by side,
-    because TPUs pad the last axis of what they store to 128 elements."""
+    """Mark y for the backward pass, with all but the `leading` axes merged, heads side by side, as
+    TPUs pad the last axis in memory to 128 elements."""
     return save_for_backward(y.reshape(*y.shape[:leading], -1)).reshape(y.shape)
 
 
 class LowRankParam(nnx.Param):
-    """A parameter of a LoRA adapter; a type of its own lets the optimizer train these alone."""
+    """A parameter of a LoRA adapter; its own type, so that the optimizer can train only these."""
 
 
 class LowRank(nnx.Module):
-    """A LoRA adapter: x · A · B · scale (Hu et al. 2021, section 4.1).
-
-    Args:
-        down: A, from the input axes to the rank.
-        up: B, from the rank to the output axes.
-        scale: alpha ÷ rank.
-    """
+    """A LoRA adapter, x · A · B · scale (Hu et al. 2021, section 4.1): `down` is A, from input axes
+    to the rank, `up` is B, from the rank to output axes, and `scale` is alpha ÷ rank."""
 
     def __init__(self, down: LowRankParam, up: LowRankParam, scale: float) -> None:
         self.down, self.up, self.scale = down, up, scale
@@ -143,12 +133,11 @@ class LowRank(nnx.Module):
 
 
 class Embedding(nnx.Module):
-    """A table with one row of `width` for each index.
+    """A table with one row of `width` per index.
 
-    A vocabulary table may be split over devices and padded with rows at its end. Each device looks
-    up the indices it has, and a psum adds the others. With FSDP it is also split by columns: each
-    device looks up its columns for all devices.
-    """
+    A vocabulary table may be split over devices and padded with rows at its end; each device looks
+    up its indices, and a psum combines them. With FSDP it is also split by columns, and each device
+    looks up its columns for all devices."""
 
     def __init__(self, rows: Axes, width: Axes, init: Initializer, key: Array) -> None:
         self.embedding = make_matrix(rows, width, init, key)
@@ -163,8 +152,8 @@ class Embedding(nnx.Module):
         return fsdp.whole_rows(self._rows(fsdp.of_all_devices(indices)))
 
     def transposed(self, dtype: jnp.dtype) -> Array | StoredMatrix:
-        """Return the table as a matrix from width to rows; if it is split by columns, gathered in
-        this dtype if it is narrower than the table's own."""
+        """Return the table as a matrix from width to rows; columns that are split are gathered, in
+        `dtype` if that is narrower than the table's."""
         table = self.embedding.get_value()
         if isinstance(table, StoredMatrix):
             return table
@@ -185,7 +174,7 @@ class Embedding(nnx.Module):
 
 
 class LayerNorm(nnx.Module):
-    """Layer norm with a scale and a bias, or without parameters; see `kernels/norms.py`."""
+    """Layer norm with scale and bias, or without parameters; see `kernels/norms.py`."""
 
     def __init__(self, width: Axes, epsilon: float, parameters: bool = True) -> None:
         self.scale = make_vector(width, 1.0) if parameters else None
@@ -198,8 +187,8 @@ class LayerNorm(nnx.Module):
 
 
 class RMSNorm(nnx.Module):
-    """RMS norm, with the scale offset + `scale` or without parameters; see `kernels/norms.py`.
-    Gemma's form has offset 1, and a scale that starts at 0."""
+    """RMS norm with factor `offset + scale`, or without parameters; see `kernels/norms.py`. Gemma's
+    has offset 1, and a scale that starts at 0."""
 
     def __init__(
         self, width: Axes, epsilon: float, offset: float = 0.0, parameters: bool = True
@@ -239,8 +228,8 @@ def contract(
     dtype: DTypeLike = jnp.float32,
     float8: Float8Matmul | None = None,
 ) -> Array:
-    """Return x · matrix summed over all input axes of the matrix, in `dtype`; a stored matrix
-    multiplies in float32. `float8` multiplies in FP8."""
+    """Return x · matrix, summed over all input axes of the matrix, in `dtype`; in FP8 with
+    `float8`. A stored matrix multiplies in float32."""
     kernel = matrix.get_value()
     inputs, outputs = kernel.shape[: matrix.inputs], kernel.shape[matrix.inputs :]
     rows = x.shape[: x.ndim - matrix.inputs]
@@ -251,13 +240,13 @@ def contract(
 
 
 def _add_bias(y: Array, bias: Array, dtype: DTypeLike) -> Array:
-    """Return y + bias in `dtype`. Without the barrier XLA would sum up the bias's gradient in the
-    kernel that computes that of y, and write what both need in float32."""
+    """Return y + bias in `dtype`. Without the barrier XLA would sum the bias's gradient in the
+    kernel that computes y's, and write both in float32."""
     return gpu_gradient_barrier((y + bias).astype(dtype))
 
 
 def psum_if_split(y: Array, matrix: nnx.Param) -> Array:
-    """Return the sum of all devices' y, if y is a partial sum over split input axes of a matrix."""
+    """Return the sum of y over devices, if y is a partial sum over split input axes of a matrix."""
     return collectives.psum(y, TENSOR) if has_split_inputs(matrix) else y
 
 
@@ -279,7 +268,7 @@ def make_matrix(inputs: Axes, outputs: Axes, init: Initializer, key: Array) -> n
 
 
 def make_vector(axes: Axes, value: float) -> nnx.Param:
-    """Return a float32 parameter for elementwise use, with every element `value` at first."""
+    """Return a float32 parameter for elementwise use, filled with `value`."""
     values = jnp.full(tuple(axes.values()), value, jnp.float32)
     return nnx.Param(values, axes=tuple(axes), inputs=0)
 
@@ -290,11 +279,10 @@ def initializer(
     """Return the config's initializer of a weight matrix.
 
     Args:
-        mup_power: muP divides σ by this power of the width: ½ if inputs and outputs grow with the
+        mup_power: muP divides σ by the width to this power: ½ if inputs and outputs grow with the
             width, 1 if only the inputs do (Yang et al. 2022, table 3).
-        into_residual: the matrix writes into the residual stream. GPT-2 scales those down, so that
-            the sum of 2·n_layers of them keeps its size (Radford et al. 2019, section 2.3).
-    """
+        into_residual: the matrix writes into the residual stream. GPT-2 scales these down, so that
+            the sum of 2·n_layers of them keeps its size (Radford et al. 2019, section 2.3)."""
     if into_residual and config.zero_init_residual:
         return zeros
     if config.init == "truncated_normal":
@@ -310,31 +298,30 @@ def zeros(_: Array, shape: tuple[int, ...], __: int) -> Array:
 
 
 def scaled_normal(key: Array, shape: tuple[int, ...], inputs: int, *, scale: float) -> Array:
-    """Return normal samples with σ = `scale`, whatever the shape."""
+    """Return normal samples with σ = `scale`, regardless of the shape."""
     del inputs
     return scale * jax.random.normal(key, shape)
 
 
 def glorot_truncated_normal(key: Array, shape: tuple[int, ...], inputs: int) -> Array:
-    """Return normal samples with σ² = 2/(in + out), truncated at ±3σ (after Glorot & Bengio
-    2010)."""
+    """Return normal samples with σ² = 2/(in + out), cut at ±3σ (after Glorot & Bengio 2010)."""
     fan_in, fan_out = math.prod(shape[:inputs]), math.prod(shape[inputs:])
     sigma = math.sqrt(2 / (fan_in + fan_out))
     return sigma * jax.random.truncated_normal(key, -3, 3, shape)
 
 
 def _fold_in(keys: Array, numbers: int | Array) -> Array:
-    """Return random keys with numbers folded in elementwise; the two broadcast."""
+    """Return random keys with numbers folded in elementwise, with broadcasting."""
     keys, numbers = jnp.broadcast_arrays(keys, jnp.asarray(numbers))
     return _vmapped(jax.random.fold_in, keys.ndim)(keys, numbers)
 
 
 def _bernoulli(keys: Array, probability: float, shape: tuple[int, ...]) -> Array:
-    """Return, for each key, an array of this shape whose elements are true with a probability."""
+    """Return, for each key, an array of this shape of Bernoulli samples."""
     draw = functools.partial(jax.random.bernoulli, p=probability, shape=shape)
     return _vmapped(draw, keys.ndim)(keys)
 
 
 def _vmapped(function: Callable[..., Array], axes: int) -> Callable[..., Array]:
-    """Return the function, mapped over this many leading axes."""
+    """Return the function mapped over this many leading axes."""
     return functools.reduce(lambda mapped, _: jax.vmap(mapped), range(axes), function)

@@ -1,21 +1,18 @@
-"""Add several tokens to texts in one forward pass: speculative decoding with drafts from the text
-itself, also called prompt lookup (Saxena 2023, github.com/apoorvumang/prompt-lookup-decoding).
+"""Speculative decoding with drafts from the text itself, also called prompt lookup (Saxena 2023,
+github.com/apoorvumang/prompt-lookup-decoding).
 
-The last n-gram of a row is looked up in its text so far, prompt included; the tokens that followed
-it are the draft. One pass computes the logits after the last token and after each drafted one. From
-each a token is drawn, with the random key that plain decoding has for it, and the drawn tokens are
-kept up to the first one that is not the drafted one. The next pass writes over the cache's slots
-after that.
+A row's last n-gram is looked up in its text so far, prompt included; the tokens that followed it
+are the draft. One pass computes the logits after the last token and after each drafted one. From
+each a token is drawn, with the random key that plain decoding has for it, and drawn tokens are kept
+up to the first that differs from the draft. The next pass overwrites the cache's slots after that.
 
-A draft x of this kind is a point distribution. Speculative sampling (Leviathan et al. 2023, section
-2.3; Chen et al. 2023, algorithm 2) accepts it with probability p(x), else it samples from p without
-x, renormalized. A token drawn from p does both: it is x with probability p(x), and what is drawn if
-it is not x has that distribution. With the same keys the text even equals plain decoding's, but for
-rounding, which depends on how many tokens a pass has.
+Such a draft x is a point distribution. Speculative sampling (Leviathan et al. 2023, section 2.3;
+Chen et al. 2023, algorithm 2) accepts it with probability p(x), else samples from p without x,
+renormalized. Drawing from p does both. With the same keys the text even equals plain decoding's, up
+to rounding, which depends on the number of tokens in a pass.
 
-Axes as in `decoding.py`; here S is the tokens of a pass, a row's last one and its draft. P is the
-tokens of a draft, G of an n-gram.
-"""
+Axes as in `decoding.py`, but S tokens of a pass (a row's last one and its draft), P tokens of a
+draft, G tokens of an n-gram."""
 
 import functools
 
@@ -27,7 +24,7 @@ from rungs.model.decoding import Decoder, DecodingState, Weights, seen_tokens
 from rungs.model.sampling import Sampling, next_tokens
 
 SHORTEST, LONGEST = 2, 3
-"""Tokens of the n-grams that are looked up."""
+"""Lengths of the n-grams that are looked up."""
 
 
 def decode(
@@ -40,16 +37,14 @@ def decode(
     sampling: Sampling,
     draft_length: int,
 ) -> DecodingState:
-    """Add tokens until every row has one in slot `limit` or has stopped.
-
-    A pass has `draft_length` + 1 tokens per row, or 1 if no row has a draft.
+    """Add tokens until every row has one in slot `limit` or has stopped. A pass has `draft_length`
+    + 1 tokens per row, or 1 if no row has a draft.
 
     Args:
         state: with `draft_length` free slots after `last`.
-        limit: rows that reach it before others go on.
+        limit: rows that reach it before others continue.
         last: no row gets a token after this slot; at least `limit`.
-        draft_length: tokens of a draft, at least 1.
-    """
+        draft_length: tokens of a draft, at least 1."""
 
     def add_tokens(state: DecodingState) -> DecodingState:
         last_B1 = jnp.take_along_axis(state.tokens_BT, state.ends_B[:, None] - 1, axis=1)
@@ -71,16 +66,15 @@ def decode(
 
 def find_drafts(state: DecodingState, length: int) -> tuple[Array, Array]:
     """Return draft_BP, the tokens after the latest of the longest matches of each row's last
-    n-gram, and is_found_B, whether there is one; drafts of other rows are arbitrary tokens of their
-    text."""
+    n-gram, and is_found_B, whether there is one; other drafts are arbitrary tokens."""
     find = functools.partial(_find_draft, length=length)
     draft_BP, is_found_B = jax.vmap(find)(state.tokens_BT, state.padding_B, state.ends_B)
     return draft_BP, is_found_B
 
 
 def _find_draft(text_T: Array, start: Array, end: Array, length: int) -> tuple[Array, Array]:
-    """Return draft_P and whether it is one, for the text between two slots. If the text ends before
-    the draft does, the draft goes on as if the text repeated what is between match and end."""
+    """Return draft_P and whether it was found, for the text between two slots. A draft that reaches
+    the text's end continues periodically with the tokens between match and end."""
     slot_T, back_G = jnp.arange(len(text_T)), 1 + jnp.arange(LONGEST)
     before_TG = slot_T[:, None] - back_G
     is_equal_TG = (text_T[before_TG] == text_T[end - back_G]) & (before_TG >= start)
@@ -91,8 +85,8 @@ def _find_draft(text_T: Array, start: Array, end: Array, length: int) -> tuple[A
 
 
 def draw_tokens(sampling: Sampling, state: DecodingState, logits_BSV: Array) -> Array:
-    """Return drawn_BS: after each of the tokens, what plain decoding would add to a text that ends
-    there. Drafted tokens are from the row's text, so a draft adds none to those that were seen."""
+    """Return drawn_BS: after each token, the one that plain decoding would add. Drafted tokens are
+    from the row's text, so they don't change the set of seen tokens."""
     _, length, vocab_size = logits_BSV.shape
     first_number_B = state.ends_B - 1 - state.sampling_offset
     numbers_BS = first_number_B[:, None] + jnp.arange(length)
@@ -105,8 +99,8 @@ def draw_tokens(sampling: Sampling, state: DecodingState, logits_BSV: Array) -> 
 def keep_agreed(
     sampling: Sampling, state: DecodingState, tokens_BS: Array, drawn_BS: Array, last: Array
 ) -> DecodingState:
-    """Return the state with the drawn tokens added up to the first one that is not the drafted one,
-    stops the text, or is in slot `last`; none in rows that have stopped."""
+    """Return the state with drawn tokens added up to the first that differs from the draft, stops
+    the text, or is in slot `last`; none in stopped rows."""
     slots_BS = state.ends_B[:, None] + jnp.arange(tokens_BS.shape[1])
     is_stop_BS = jnp.isin(drawn_BS, jnp.asarray(sampling.stop_tokens, jnp.int32))
     goes_on_BS = (drawn_BS == jnp.roll(tokens_BS, -1, axis=1)) & ~is_stop_BS

@@ -1,17 +1,14 @@
-"""How the model knows where a token stands: each kind of `positions` in model.json.
-
-    none        it doesn't
-    learned     a trained vector for each position, added to the token embedding
+"""Position encodings, by `positions` in model.json:
+    none        no positions
+    learned     a trained vector per position, added to the token embedding
     sinusoidal  fixed sines and cosines, added to the token embedding
     rope        queries and keys rotated in every attention layer
 
-`make_position_embedding` returns what is added to the token embedding, `rotary_for` what rotates
-queries and keys. A new kind is a name in `ModelConfig.positions` and a case in one of the two; the
-model check (`smoke_tests/model_check/checks.py`) also asks for the kind, and a kind with
-parameters of its own is counted in `planning/flops.py`.
+`make_position_embedding` makes those that are added, `rotary_for` the rotation. A new kind is a
+name in `ModelConfig.positions` and a case in one of the two; also add it to the model check
+(`smoke_tests/model_check/checks.py`) and, if it has parameters, to `planning/flops.py`.
 
-Axes as in `gpt.py`, and R for the H ÷ 2 pairs of elements of a head.
-"""
+Axes as in `gpt.py`, and R for the H ÷ 2 pairs of elements of a head."""
 
 import functools
 import math
@@ -46,8 +43,7 @@ class Sinusoids(nnx.Module):
 
 
 def make_position_embedding(config: ModelConfig, key: Array) -> Embedding | Sinusoids | None:
-    """Return what maps positions_BS to the vectors x_BSD that are added to the token embedding;
-    None if nothing is."""
+    """Return the module from positions_BS to x_BSD to add to the token embedding, or None."""
     if config.positions == "learned":
         rows, width = {POSITION: config.context_length}, {"emb": config.emb_dim}
         return Embedding(rows, width, initializer(config), key)
@@ -57,23 +53,17 @@ def make_position_embedding(config: ModelConfig, key: Array) -> Embedding | Sinu
 
 
 def own_positions(length: int, starts_BS: Array | None = None) -> Array:
-    """Return the position of each of the `length` tokens of each sequence that this device has: in
-    the sequence, positions_S, or in its document, positions_BS.
-
-    Args:
-        starts_BS: as for `GPT.forward`.
-    """
+    """Return the positions of this device's `length` tokens of each sequence: in the sequence,
+    positions_S, or, given `starts_BS` as for `GPT.forward`, in their documents, positions_BS."""
     positions_S = collectives.axis_index(CONTEXT) * length + jnp.arange(length)
     return positions_S if starts_BS is None else positions_S - starts_BS
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def over_batch(x: Array, count: int) -> Array:
-    """Return x for each of `count` sequences, with a new first axis B.
-
-    The derivative is a sum over the batch, which XLA's CPU compiler does slowly: 1.4 ms for 8 × 256
-    × 256 elements on two cores, next to 0.2 ms for a loop of additions.
-    """
+    """Return x for each of `count` sequences, with a new first axis B. The derivative is a loop of
+    additions, because XLA's CPU compiler sums over the batch slowly: 1.4 instead of 0.2 ms for 8 ×
+    256 × 256 elements on two cores."""
     return jnp.broadcast_to(x, (count, *x.shape))
 
 
@@ -92,15 +82,14 @@ over_batch.defvjp(_over_batch_forward, _over_batch_backward)
 
 
 class Rotary(NamedTuple):
-    """A rotation for each position (Su et al. 2021): pairs of a head's elements turn by an angle
-    that grows with the position. A pair is an element of the first half of the head and the
-    corresponding one of the second half."""
+    """A rotation per position (Su et al. 2021): pairs of a head's elements, one in its first half
+    and the corresponding one in the second, turn by an angle that grows with the position."""
 
     cos_BSR: Array
     sin_BSR: Array
 
     def __call__(self, x_BSNH: Array) -> Array:
-        """Return the heads rotated, in the dtype of x, computed in float32."""
+        """Return the rotated heads in the dtype of x, computed in float32."""
         cos, sin = self.cos_BSR[..., None, :], self.sin_BSR[..., None, :]
         first, second = jnp.split(x_BSNH.astype(jnp.float32), 2, axis=-1)
         rotated = (first * cos - second * sin, second * cos + first * sin)
@@ -108,11 +97,8 @@ class Rotary(NamedTuple):
 
 
 def rotary_for(config: ModelConfig, kind: LayerKind, positions_BS: Array) -> Rotary | None:
-    """Return what rotates queries and keys in layers of this kind; None without rotary positions.
-
-    Args:
-        positions_BS: the position of each token, with or without B.
-    """
+    """Return the rotation of queries and keys in layers of this kind, None without rotary
+    positions; positions_BS with or without B."""
     if config.positions != "rope":
         return None
     angles_BSR = positions_BS[..., None] * jnp.asarray(

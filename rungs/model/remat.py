@@ -6,10 +6,9 @@
     dots         results of matmuls and of attention        norms, activations, rotations, sums
     full         the layer's input                          the whole layer
 
-This is the only place that interprets the setting. A layer marks what "dots" keeps with
-`save_for_backward`, what only "activations" keeps with `save_activation`, and `checkpoint_layer`
-applies the setting to a layer. Forecasts of memory, FLOPs and traffic ask `RECOMPUTED`.
-"""
+Only this module interprets the setting: `save_for_backward` marks what "dots" keeps,
+`save_activation` what only "activations" keeps, `checkpoint_layer` applies it, and forecasts of
+memory, FLOPs and traffic read `RECOMPUTED`."""
 
 import functools
 from collections.abc import Callable
@@ -26,12 +25,12 @@ T = TypeVar("T")
 
 
 class Recomputed(NamedTuple):
-    """What the backward pass computes a second time."""
+    """Operations that the backward pass repeats."""
 
     elementwise: bool
-    """What is cheap: norms, activations, rotations, sums."""
+    """Cheap operations: norms, activations, rotations, sums."""
     matmuls: bool
-    """What `save_for_backward` marks: matmuls and attention."""
+    """Operations marked by `save_for_backward`: matmuls and attention."""
 
 
 RECOMPUTED: dict[Remat, Recomputed] = {
@@ -43,26 +42,26 @@ RECOMPUTED: dict[Remat, Recomputed] = {
 """Each setting takes more time and less memory than the one before."""
 
 SAVED, ACTIVATION = "saved", "activation"
-"""The names of what `save_for_backward` and `save_activation` mark."""
+"""Names that `save_for_backward` and `save_activation` give to arrays."""
 _is_marked = jax.checkpoint_policies.save_only_these_names(SAVED)
 _CUDNN_ATTENTION = "dot_product_attention_fwd_wrapper"
-"""JAX's primitive. Its backward pass also needs a sum for each query, which cannot be marked."""
+"""JAX's primitive. Its backward pass also needs a sum per query, which cannot be marked."""
 
 
 def settings_from(remat: Remat) -> list[Remat]:
-    """Return this setting and those that take less memory, the fastest first."""
+    """Return this setting and those that take less memory, fastest first."""
     settings = list(RECOMPUTED)
     return settings[settings.index(remat) :]
 
 
 def save_for_backward(x: Array) -> Array:
-    """Return x, marked as what "dots" keeps."""
+    """Return x, marked to be kept by "dots"."""
     marked: Array = checkpoint_name(x, SAVED)
     return marked
 
 
 def save_activation(x: Array) -> Array:
-    """Return x, marked as what "activations" keeps besides."""
+    """Return x, marked to be kept by "activations"."""
     marked: Array = checkpoint_name(x, ACTIVATION)
     return marked
 
@@ -70,16 +69,15 @@ def save_activation(x: Array) -> Array:
 def checkpoint_layer(
     layer: Callable[P, T], remat: Remat, gathers_weights: bool = False
 ) -> Callable[P, T]:
-    """Return the function of a layer, with a backward pass that recomputes what `remat` says.
+    """Return a layer's function with a backward pass that recomputes as `remat` says.
 
     Args:
-        gathers_weights: the layer, a function of (weights, input, context, dropout), starts with an
-            all-gather of its weights. The backward pass gathers them again, with every setting:
-            kept, they would fill the memory that FSDP saves.
-    """
+        gathers_weights: the layer, a function of (weights, input, context, dropout), begins with an
+            all-gather of its weights. The backward pass always gathers them again, as keeping them
+            would undo the memory savings of FSDP."""
     recomputed = RECOMPUTED[remat]
-    # The barrier against common subexpressions makes its arguments wait for the gradient from the
-    # layer above. Weights that are gathered must not wait: they are gathered ahead.
+    # The barrier against common subexpressions makes its arguments wait for the gradient of the
+    # layer above. Gathered weights must not wait, as they are gathered ahead.
     waiting = (False, True, True, True) if gathers_weights else True
     checkpoint = functools.partial(jax.checkpoint, prevent_cse=waiting)
     if recomputed.matmuls:
@@ -91,7 +89,7 @@ def checkpoint_layer(
 
 
 def checkpoint_marked(function: Callable[P, T]) -> Callable[P, T]:
-    """Return the function, of which the backward pass keeps only what `save_for_backward` marks."""
+    """Return the function with a backward pass that keeps only what `save_for_backward` marks."""
     checkpointed: Callable[P, T] = jax.checkpoint(function, policy=_is_marked)
     return checkpointed
 
@@ -104,13 +102,11 @@ def save_marked(primitive: Any, *inputs: Any, **parameters: Any) -> Any:
 _save_activations = jax.checkpoint_policies.save_from_both_policies(
     save_marked, jax.checkpoint_policies.save_only_these_names(ACTIVATION)
 )
-"""Policy of `jax.checkpoint`: keep activations of feed-forward layers, too."""
+"""Policy of `jax.checkpoint`: also keep activations of feed-forward layers."""
 
 
 def _save_all_but_weights(primitive: Any, *_: Any, **__: Any) -> bool:
-    """Policy of `jax.checkpoint`: keep all but gathered weights.
-
-    To a policy a function with its own derivative is one primitive: here `fsdp.gathered`. Weights
-    go through pvary and reshape next, which cost nothing to do again.
-    """
+    """Policy of `jax.checkpoint`: keep everything except gathered weights. Policies see a function
+    with its own derivative, here `fsdp.gathered`, as one primitive; the pvary and reshape that
+    follow it are free to repeat."""
     return primitive.name not in ("custom_vjp_call", "pvary", "reshape")

@@ -1,11 +1,8 @@
-"""Sample texts with their log-probabilities, for reinforcement learning.
+"""Sample texts with their log-probabilities, for reinforcement learning. The caller fixes the
+shapes, so that steps don't recompile. Rows are split over the data axis of the mesh; each device
+has all weights and decodes its rows until they have stopped, without communication before that.
 
-The caller fixes the shapes, so that no step compiles anything anew; each shape compiles one
-program. The rows are split over the data axis of the mesh. Each device has all weights, and decodes
-its rows until all of them have stopped; the devices don't communicate before they are done.
-
-Axes as in `decoding.py`, and K for the numbers that a row's random key is made of.
-"""
+Axes as in `decoding.py`, and K for the numbers that seed a row's random key."""
 
 import functools
 import itertools
@@ -26,29 +23,28 @@ from rungs.parallel.sharding import Layout, process_local_rows
 
 
 class RolloutRequest(NamedTuple):
-    """Settings of a batch of samples. There is no top-k and the like: tokens would no longer be
-    from the distribution that their log-probabilities describe."""
+    """Settings of a batch of samples. There is no top-k or the like, as tokens must come from the
+    distribution that their log-probabilities describe."""
 
     batch_size: int
-    """Rows to sample at once, on all devices."""
+    """Rows sampled at once, on all devices."""
     prompt_tokens: int
     """The length to which prompts are padded."""
     new_tokens: int
     """Maximum number of tokens to add to each prompt."""
     temperature: float
-    """Logits are divided by this, above 0."""
+    """Divisor of the logits, above 0."""
     stop_tokens: tuple[int, ...]
-    """Each of these ends the text."""
+    """Tokens that end the text."""
     rows_per_prompt: int = 1
-    """Number of consecutive rows with the same prompt, which is read once. Divides the rows of a
-    device."""
+    """Consecutive rows with the same prompt, which is read once. Divides a device's rows."""
 
 
 class Rollout(NamedTuple):
     """A completion of a prompt."""
 
     tokens: list[int]
-    """With the stop token, if there is one."""
+    """Token ids, including a stop token, if any."""
     log_probs: np.ndarray
     """Log-probability of each token, after the temperature: float32, in nats."""
     finished: bool
@@ -56,17 +52,17 @@ class Rollout(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """The rows of one program, on their devices."""
+    """Rows of one program call, on their devices."""
 
     tokens_BS: Array
     padding_B: Array
     unused_B: Array
-    """True for rows that only fill up the batch."""
+    """True for rows that only pad the batch."""
     numbers_BK: Array
 
 
 class SampledBatch(NamedTuple):
-    """Results of a program; T is the new tokens' slots."""
+    """Results of a program call; T slots of new tokens."""
 
     tokens_BT: Array
     log_probs_BT: Array
@@ -79,12 +75,11 @@ class RolloutSampler:
 
     Args:
         model: on `mesh`; its parameters are copied.
-        mesh: one device if absent. Other axes than `data` have one device.
-        compute_dtype: dtype of matrices, of activations and, except on a CPU, of the cache.
+        mesh: default: one device. Axes other than `data` must have one device.
+        compute_dtype: dtype of matrices, activations and, except on a CPU, the cache.
 
     Raises:
-        ValueError: the mesh has several devices along another axis than `data`.
-    """
+        ValueError: the mesh has several devices along another axis than `data`."""
 
     def __init__(
         self, model: GPT, mesh: Mesh | None = None, compute_dtype: jnp.dtype = jnp.float32
@@ -102,11 +97,11 @@ class RolloutSampler:
 
     @property
     def devices(self) -> int:
-        """How many devices sample; they must divide the batch size."""
+        """Number of sampling devices, which must divide the batch size."""
         return self._mesh.size
 
     def refresh(self, model: GPT) -> None:
-        """Copy the weights of the same model after an update, in place of the old ones."""
+        """Replace the weights by those of the same model after an update."""
         del self._weights  # before the new ones need memory
         self._weights = self._jit_weights(states_of(model))
 
@@ -116,20 +111,19 @@ class RolloutSampler:
         randomness: Sequence[Sequence[int]],
         request: RolloutRequest,
     ) -> list[Rollout]:
-        """Return a text for each prompt. With several processes, all call this with the same
+        """Return a text for each prompt. With several processes, all must call this with the same
         arguments.
 
         Args:
-            prompts: token ids, at least one in each.
-            randomness: for each prompt the numbers that its text depends on besides prompt and
-                weights, such as seed, step, prompt and sample; as many for each, below 2³².
+            prompts: token ids, at least one each.
+            randomness: for each prompt, the numbers that seed its text, such as seed, step, prompt
+                and sample; equally many, below 2³².
 
         Raises:
-            ValueError: a prompt is empty, has a token id that the model doesn't have, is longer
+            ValueError: a prompt is empty, has a token id that the model doesn't have, or is longer
                 than `prompt_tokens` or, with the new tokens, than the context; the temperature is
-                not above 0; the devices, each with whole groups of `rows_per_prompt`, don't divide
-                the batch size; prompts in such a group differ.
-        """
+                not above 0; the devices, with whole groups of `rows_per_prompt` each, don't divide
+                the batch size; or prompts in such a group differ."""
         self._check(prompts, request)
         size = request.batch_size
         starts = range(0, len(prompts), size)
@@ -178,10 +172,10 @@ class RolloutSampler:
         return sampled
 
     def _placed(self, rows: np.ndarray) -> Array:
-        """Return an array whose leading axis is split over the devices."""
+        """Return an array with its leading axis split over the devices."""
         sharding = NamedSharding(self._mesh, Layout(self._mesh).rows_spec())
         own = rows[process_local_rows(self._mesh, len(rows))]
-        with jax.transfer_guard("allow"):  # JAX calls it implicit if there are several processes
+        with jax.transfer_guard("allow"):  # JAX calls it implicit with several processes
             return jax.make_array_from_process_local_data(sharding, own, rows.shape)
 
     def _sample_batch(
@@ -208,7 +202,7 @@ class RolloutSampler:
             state = self._read_prompts(weights, state, first - 1, request.rows_per_prompt)
         state = self._decoder.decode(weights, state, jnp.asarray(slots - 1), sampling=sampling)
         assert state.log_probs_BT is not None
-        last = self._decoder.config.vocab_size - 1  # instead of UNDEFINED: the loss will be NaN
+        last = self._decoder.config.vocab_size - 1  # replaces UNDEFINED; the loss will be NaN
         return SampledBatch(
             jnp.minimum(state.tokens_BT[:, first:], last),
             state.log_probs_BT[:, first:],
@@ -219,8 +213,7 @@ class RolloutSampler:
     def _read_prompts(
         self, weights: Weights, state: DecodingState, length: int, rows_per_prompt: int
     ) -> DecodingState:
-        """Return a state whose caches have keys and values of the first `length` slots,
-        computed once for each prompt."""
+        """Return a state whose caches hold the first `length` slots, computed once per prompt."""
 
         def one_of_each(array: Array) -> Array:
             return array[::rows_per_prompt]
@@ -237,14 +230,13 @@ class RolloutSampler:
 
 
 def _random_key(numbers_K: Array) -> Array:
-    """Return the random key that these numbers make."""
+    """Return the random key seeded by these numbers."""
     return functools.reduce(jax.random.fold_in, numbers_K[1:], jax.random.key(numbers_K[0]))
 
 
 def _read_in_turn(batches: Iterator[SampledBatch]) -> Iterator[Rollout]:
-    """Yield the rollouts of all batches; each is read while the next one runs. If more ran at once,
-    virtual CPU devices could wait for each other forever: in a collective each holds a thread, and
-    XLA has one per core."""
+    """Yield the rollouts of all batches; each is read while the next one runs. With more in flight,
+    virtual CPU devices could deadlock, as collectives block a thread each, of one per core."""
     running = None
     for started in itertools.chain(batches, [None]):
         if running is not None:

@@ -14,22 +14,22 @@ _SCALES = f"from {LEAST_SCALE:g} to {MOST_SCALE:g}"
 
 
 class Sampling(NamedTuple):
-    """How the next token is chosen. The settings apply in the order in which they are listed."""
+    """How the next token is chosen. The settings apply in this order."""
 
     repetition_penalty: float = 1.0
-    """Logits of tokens that are already in the text are divided by this if positive, multiplied
-    if negative (Keskar et al. 2019, section 4.1)."""
+    """Divisor of positive logits, and factor on negative ones, of tokens that occur in the text
+    (Keskar et al. 2019, section 4.1)."""
     temperature: float = 0.0
-    """Logits are divided by this. 0 is greedy: always the most likely token."""
+    """Divisor of the logits. 0 is greedy: always the most likely token."""
     top_k: int | None = None
-    """Only the k most likely tokens (Fan et al. 2018), and those as likely as the k-th."""
+    """Keep the k most likely tokens (Fan et al. 2018), and those tied with the k-th."""
     top_p: float | None = None
-    """Only the nucleus: the smallest set of most likely tokens whose probabilities add up to this
-    (Holtzman et al. 2020), and those as likely as the least likely of them."""
+    """Keep the nucleus: the smallest set of most likely tokens with at least this total probability
+    (Holtzman et al. 2020), and those tied with its least likely."""
     min_p: float | None = None
-    """Only tokens whose probability is at least this times the highest (Nguyen et al. 2024)."""
+    """Keep tokens with at least this times the highest probability (Nguyen et al. 2024)."""
     stop_tokens: tuple[int, ...] = ()
-    """Each of these ends the text."""
+    """Tokens that end the text."""
 
     def check(self) -> None:
         """Raise UserError with a line for each setting that is out of range."""
@@ -54,7 +54,7 @@ def _is_scale(value: float) -> bool:
 
 GREEDY = Sampling()
 UNDEFINED = np.iinfo(np.int32).max
-"""The choice from logits with a NaN: no token."""
+"""Result for logits with a NaN; not a token id."""
 
 
 def next_tokens(sampling: Sampling, logits_BV: Array, seen_BV: Array, keys_B: Array) -> Array:
@@ -62,24 +62,20 @@ def next_tokens(sampling: Sampling, logits_BV: Array, seen_BV: Array, keys_B: Ar
 
     Args:
         logits_BV: float32.
-        seen_BV: true for tokens that are in the row's text; used by the repetition penalty only.
-        keys_B: a random key for each row; unused if greedy.
-    """
+        seen_BV: true for tokens that occur in the row's text; for the repetition penalty only.
+        keys_B: one random key per row; unused if greedy."""
     logits_BV = apply_repetition_penalty(logits_BV, seen_BV, sampling.repetition_penalty)
     if not sampling.temperature:
         return first_largest(logits_BV)
     logits_BV = mask_unlikely(logits_BV / sampling.temperature, sampling)
     tokens_B = jax.vmap(jax.random.categorical)(keys_B, logits_BV).astype(jnp.int32)
-    chosen_B = jnp.take_along_axis(logits_BV, tokens_B[:, None], axis=-1)[:, 0]  # a NaN if any
+    chosen_B = jnp.take_along_axis(logits_BV, tokens_B[:, None], axis=-1)[:, 0]  # NaN if any is
     return jnp.where(jnp.isnan(chosen_B), UNDEFINED, tokens_B)
 
 
 def first_largest(logits_BV: Array) -> Array:
-    """Return the index of the largest logit of each row, int32; of equal ones the first.
-
-    It is `argmax` in two reductions, each of which a CPU does for many elements at a time. With a
-    NaN it is `UNDEFINED`.
-    """
+    """Return the index of the largest logit of each row, int32, the first of equal ones;
+    `UNDEFINED` with a NaN. It is `argmax` as two reductions that a CPU vectorizes."""
     is_largest_BV = logits_BV == logits_BV.max(axis=-1, keepdims=True)
     index_V = jnp.arange(logits_BV.shape[-1], dtype=jnp.int32)
     return jnp.where(is_largest_BV, index_V, UNDEFINED).min(axis=-1)
@@ -94,7 +90,7 @@ def apply_repetition_penalty(logits_BV: Array, seen_BV: Array, penalty: float) -
 
 
 def mask_unlikely(logits_BV: Array, sampling: Sampling) -> Array:
-    """Return logits with −∞ for the tokens that top-k, top-p and min-p exclude, in that order."""
+    """Return logits with −∞ for tokens excluded by top-k, top-p and min-p, in that order."""
     if sampling.top_k is not None and sampling.top_k < logits_BV.shape[-1]:
         least = jax.lax.top_k(logits_BV, sampling.top_k)[0][:, -1:]
         logits_BV = jnp.where(logits_BV < least, -jnp.inf, logits_BV)

@@ -1,5 +1,5 @@
-"""The forms in which weights are used for generation: matrices in the compute dtype, or quantized
-to 8 bits. Norms and biases stay as they are."""
+"""Weights in the forms for generation: matrices in the compute dtype, or quantized to 8 bits. Norms
+and biases stay as they are."""
 
 import abc
 import functools
@@ -26,45 +26,42 @@ from rungs.parallel.mesh import POSITION, VOCABULARY
 
 WeightFormat = Literal["dtype", "int8"]
 Convert = Callable[[nnx.Param, Array], nnx.Variable]
-"""From a parameter and its array, or a layer's, to the parameter in another form."""
+"""From a parameter and its array, or one layer's, to the parameter in another form."""
 Store = Callable[[Array, tuple[int, ...], jnp.dtype], StoredMatrix]
-"""From matrix_OI, its parameter's shape and the compute dtype."""
+"""From matrix_OI, its parameter's shape and the compute dtype to a stored matrix."""
 _PART_BYTES = 1 << 22
-"""Maximum size of the part of a table that is read at a time."""
+"""Maximum size of a part of a table that is read at once."""
 
 
 class UnreadTensor(abc.ABC):
-    """A parameter's value that is read from a file, part by part, while it is converted for
-    generation, so that it is never in memory as a whole in the form in which it is stored."""
+    """A parameter's value in a file, read part by part while it is converted for generation, so
+    that it is never wholly in memory in its stored form."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
 
     @abc.abstractmethod
     def read(self, *part: slice) -> np.ndarray:
-        """Return it, or a part of its first axes."""
+        """Return it, or a slice of its first axes."""
 
 
 def is_possible(weights: WeightFormat, config: ModelConfig) -> bool:
-    """Return whether a model's weights have this form: a mixture of experts can't be quantized."""
+    """Return whether a model supports this form: a mixture of experts can't be quantized."""
     return weights == "dtype" or not config.n_experts
 
 
 def cast(dtype: jnp.dtype) -> Convert:
-    """Return a function that casts operands of matmuls, and embedding tables."""
+    """Return a function that casts matmul operands and embedding tables."""
     return lambda param, array: param.replace(array.astype(dtype) if param.inputs else array)
 
 
 def converter(weights: WeightFormat, config: ModelConfig, dtype: jnp.dtype) -> Convert:
-    """Return a function that brings parameters into a form.
-
-    With "int8", all matrices that a token is multiplied with are quantized, including an embedding
-    table that is the output head. Other embedding tables and low-rank additions are cast. On CPUs
-    and GPUs, 16-bit matrices have a row for each output.
+    """Return a function that converts parameters to a form. "int8" quantizes all matrices that
+    tokens are multiplied with, including an embedding table used as output head; other tables and
+    low-rank additions are cast. On CPUs and GPUs, 16-bit matrices have one row per output.
 
     Raises:
-        ValueError: the model is a mixture of experts, which can't be quantized.
-    """
+        ValueError: the model is a mixture of experts, which can't be quantized."""
     if not is_possible(weights, config):
         raise ValueError("int8 weights: not for a mixture of experts")
     store: Store | None = None
@@ -76,19 +73,17 @@ def converter(weights: WeightFormat, config: ModelConfig, dtype: jnp.dtype) -> C
 
 
 def unstack_layers(stacked: nnx.State, layers: int, convert: Convert) -> list[nnx.State]:
-    """Return a copy of each layer's parameters.
+    """Return a converted copy of each layer's parameters.
 
     Args:
-        stacked: the state of `make_blocks`' module. Of an `UnreadTensor`, one layer at a time is
-            read.
-        convert: returns the parameter with a layer's array in place of its own, in the form in
-            which it is to be used.
-    """
+        stacked: the state of `make_blocks`' module. An `UnreadTensor` is read one layer at a time.
+        convert: from the parameter and a layer's array to that layer's parameter, in its final
+            form."""
     params, tree = jax.tree.flatten(stacked, is_leaf=_is_param)
     columns = []
     for param in params:
         column = [convert(param, array) for array in _layers(param.get_value(), layers)]
-        columns.append(jax.block_until_ready(column))  # then what was read can be freed
+        columns.append(jax.block_until_ready(column))  # so that what was read can be freed
     return [jax.tree.unflatten(tree, parts) for parts in zip(*columns, strict=True)]
 
 
@@ -106,7 +101,7 @@ def _is_param(node: Any) -> bool:
 
 
 def convert_all(state: nnx.State, convert: Convert) -> nnx.State:
-    """Return parameters that are not stacked, each converted."""
+    """Return unstacked parameters, each converted."""
 
     def convert_one(param: nnx.Param) -> nnx.Variable:
         array = param.get_value()
@@ -119,8 +114,8 @@ def convert_all(state: nnx.State, convert: Convert) -> nnx.State:
 
 
 def _convert_as_read(param: nnx.Param, tensor: UnreadTensor, convert: Convert) -> nnx.Variable:
-    """Convert a parameter; of a large vocabulary, one part at a time is read. Outputs don't depend
-    on each other in any form."""
+    """Convert a parameter; a large vocabulary is read one part at a time, as outputs are
+    independent in any form."""
     axis = param.axes.index(VOCABULARY) if VOCABULARY in param.axes else 0
     tokens = tensor.shape[axis]
     parts = math.ceil(math.prod(tensor.shape) * tensor.dtype.itemsize / _PART_BYTES)
@@ -149,14 +144,14 @@ def _with_part(whole: list[Array], part: list[Array], start: int, axis: int) -> 
 
 
 def _joining_dtype(dtype: jnp.dtype) -> jnp.dtype:
-    """Return the dtype in which parts are joined. To replace a part of an array of 16-bit floats,
-    XLA's CPU compiler rewrites all of it, so these are joined as integers."""
+    """Return the dtype in which parts are joined: integers for 16-bit floats, as XLA's CPU compiler
+    rewrites a whole array of those to replace a part."""
     is_rewritten = dtype.itemsize == 2 and target_device.platform() == "cpu"
     return jnp.dtype(jnp.uint16) if is_rewritten else dtype
 
 
 def _as_dtype(array: Array, dtype: jnp.dtype) -> Array:
-    """Return an array's bits as elements of a dtype, without a copy on a CPU."""
+    """Return an array's bits as another dtype, without a copy on a CPU."""
     return array if array.dtype == dtype else jax.device_put(np.asarray(array).view(dtype))
 
 
@@ -179,8 +174,7 @@ def _storing(store: Store, config: ModelConfig, dtype: jnp.dtype) -> Convert:
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))
 def _stored(array: Array, store: Store, inputs: int | None, dtype: jnp.dtype) -> Any:
-    """Return a kernel that sums over its first `inputs` axes, or a table that sums over its last
-    axis, stored."""
+    """Return a stored kernel, summed over its first `inputs` axes, or table, over its last axis."""
     matrix_OI = array if inputs is None else outputs_first(array, inputs)
     return store(matrix_OI, array.shape, dtype)
 

@@ -1,9 +1,8 @@
-"""Events and alerts of a run, and starting it again after a crash.
+"""Events and alerts of a run, and restarts after a crash.
 
-    alerts      the events of a run, stalls included: written to `events.jsonl`, told to the hooks
+    alerts      the events of a run, stalls included: written to `events.jsonl`, sent to the hooks
     hooks       commands and webhooks of `--on-event`
     webhook     the program that sends an event to a webhook
-    supervisor  `--supervise`: training in a process of its own, started again after a crash
+    supervisor  `--supervise`: training in a child process, restarted after a crash
 
-Imports `common` and `run`.
-"""
+Imports `common` and `run`."""

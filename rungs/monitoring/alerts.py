@@ -1,4 +1,4 @@
-"""The events of a run: written to `events.jsonl`, and told to the hooks of the command line."""
+"""The events of a run: written to `events.jsonl` and sent to the hooks."""
 
 import contextlib
 import logging
@@ -18,13 +18,13 @@ from rungs.run.records import Event, EventKind
 log = logging.getLogger("rungs")
 
 STALL_SECONDS, STALL_FACTOR = 600.0, 10.0
-"""A run has stalled after this time and this multiple of its longest step without a step."""
+"""A run has stalled after this time, and this multiple of its longest step, without a step."""
 _SECONDS_BETWEEN = 5.0
 
 
 class Alerts:
-    """Notes what happens to a run, and tells the hooks. Nothing of it can stop a step. `last_step`
-    is the one before this start, -1 for none."""
+    """Records events of a run and sends them to the hooks. It never blocks a step. `last_step` is
+    the last one before this start, or -1."""
 
     def __init__(self, run: RunFolder, hooks: Sequence[str], last_step: int) -> None:
         self._run, self._hooks = run, Hooks(hooks)
@@ -33,22 +33,22 @@ class Alerts:
         self._watchdog = Watchdog(self._stalled)
 
     def start(self) -> None:
-        """Note that training starts or resumes."""
+        """Record that training starts or resumes."""
         is_first = self._step < 0
         self.note("start", "started" if is_first else f"resumed after step {self._step:,}")
         self._watchdog.start()
 
     def step_taken(self, metrics: StepRecord) -> None:
-        """Note a step, and if it is a loss spike."""
+        """Record a step, with an event if it is a loss spike."""
         self._watchdog.step_taken()
         self._step, self._metrics = metrics.global_step, metrics
         if spike := getattr(metrics, "spike", None):
             self.note("spike", "loss spike" + ", step skipped" * (spike == "skipped"))
 
     def note(self, kind: EventKind, text: str) -> None:
-        """Write an event down and tell the hooks."""
+        """Record an event and send it to the hooks."""
         event = Event(time=records.now(), event=kind, step=self._step, text=shown_text.shown(text))
-        with contextlib.suppress(RunFailure):  # a full disk ends the run where it matters
+        with contextlib.suppress(RunFailure):  # a full disk ends the run elsewhere
             records.append(self._run, [event])
         figures = {
             key: value
@@ -58,7 +58,7 @@ class Alerts:
         self._hooks.tell(records.event_message(self._run, event, figures))
 
     def finish(self) -> None:
-        """Wait until the hooks have been told."""
+        """Wait until the hooks have received everything."""
         self._watchdog.finish()
         self._hooks.finish()
 
@@ -69,8 +69,7 @@ class Alerts:
 
 
 class Watchdog:
-    """Calls `stalled` once for each stall, with the seconds since the last step. The shortest stall
-    has `seconds`."""
+    """Calls `stalled` once per stall of at least `seconds`, with the stall's seconds so far."""
 
     def __init__(self, stalled: Callable[[float], None], seconds: float = STALL_SECONDS) -> None:
         self._stalled, self._seconds = stalled, seconds

@@ -1,5 +1,5 @@
-"""Commands and webhooks that are told of events: `train.py RUN --on-event COMMAND_OR_URL`. They
-come from the command line only: a run folder that you were given starts nothing."""
+"""Commands and webhooks that receive a run's events: `train.py RUN --on-event COMMAND_OR_URL`. For
+safety they come from the command line only, never from a run folder."""
 
 import contextlib
 import json
@@ -23,7 +23,7 @@ from rungs.common.shown_text import hide
 WEBHOOK = Path(__file__).with_name("webhook.py")
 _SECONDS_PER_COMMAND, _SECONDS_PER_TRY = 30.0, 10.0
 _DELAYS = (0.0, 2.0, 10.0)
-"""Seconds before each try to reach a webhook, which may take `_SECONDS_PER_TRY` in all."""
+"""Seconds before each attempt to reach a webhook; each may take `_SECONDS_PER_TRY`."""
 _SECONDS_AT_END = 60.0
 """How long the end of a run waits for its hooks."""
 
@@ -31,7 +31,7 @@ log = logging.getLogger("rungs")
 
 
 def check_hooks(hooks: Sequence[str]) -> None:
-    """Raise UserError if a hook is no URL and no command that exists."""
+    """Raise UserError if a hook is neither a URL nor an existing command."""
     for hook in hooks:
         if is_url(hook):
             hide(hook.partition("://")[2].partition("/")[2])
@@ -52,7 +52,7 @@ def _check_url(hook: str) -> None:
     try:
         parts = urllib.parse.urlsplit(hook)
         is_complete = bool(parts.hostname) and parts.port != 0
-    except ValueError:  # its message may have a part of a password
+    except ValueError:  # its message may contain part of a password
         is_complete = False
     if not is_complete:
         raise UserError(
@@ -67,8 +67,8 @@ def is_url(hook: str) -> bool:
 
 
 def _name(hook: str) -> str:
-    """Return what messages call a hook: its program, or its scheme and host. Arguments and paths
-    may be secret, as those of Slack's webhooks are."""
+    """Return a hook's name for messages: its program, or its scheme and host. Arguments and paths
+    may be secret, as in Slack's webhooks."""
     scheme, separator, rest = hook.partition("://")
     if separator:
         return f"{scheme}://{rest.split('/')[0].rpartition('@')[2]}"
@@ -76,12 +76,12 @@ def _name(hook: str) -> str:
 
 
 class Hooks:
-    """Tells each hook of events, in order and in the background. Commands get the event as JSON on
-    stdin, URLs as the body of a POST request. One that fails costs a warning."""
+    """Sends events to each hook, in order and in the background: as JSON on a command's stdin, or
+    as the body of a POST request. A failure causes only a warning."""
 
     def __init__(self, hooks: Sequence[str]) -> None:
         self._events = {hook: queue.SimpleQueue[str | None]() for hook in hooks}
-        # Daemons: one that hangs must not keep a process that has finished
+        # Daemon threads, so that a hanging hook can't keep a finished process alive
         self._workers = [
             threading.Thread(target=_work, args=hook, name="hook", daemon=True)
             for hook in self._events.items()
@@ -90,12 +90,12 @@ class Hooks:
             worker.start()
 
     def tell(self, message: Mapping[str, Any]) -> None:
-        """Tell all hooks of an event; return at once."""
+        """Queue an event for all hooks; return at once."""
         for untold in self._events.values():
             untold.put(json.dumps(message))
 
     def finish(self) -> None:
-        """Wait for the hooks, but not for ever."""
+        """Wait for the hooks, up to a limit."""
         deadline = time.monotonic() + _SECONDS_AT_END
         for untold in self._events.values():
             untold.put(None)
@@ -132,10 +132,9 @@ def _post(url: str, text: str) -> None:
 def _run(
     command: Sequence[str], text: str, seconds: float, stderr: int = subprocess.DEVNULL
 ) -> "subprocess.CompletedProcess[str]":
-    """Run a command with a text on stdin; kill it and all that it started, and raise TimeoutError,
-    if it takes longer. What it writes, which may have no end, is not kept. It gets a session of its
-    own, so that `kill 0` in it, with which scripts end what they started, doesn't end training, and
-    Ctrl-C stops training alone."""
+    """Run a command with a text on stdin; if it takes longer, kill it and all that it started, and
+    raise TimeoutError. stdout, which may be endless, is discarded. The command gets its own
+    session: `kill 0`, with which scripts end what they started, and Ctrl-C stay apart."""
     process = subprocess.Popen(
         command,
         stdin=subprocess.PIPE,

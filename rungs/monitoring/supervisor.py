@@ -1,4 +1,4 @@
-"""`--supervise`: training in a process of its own, started again after a crash."""
+"""`--supervise`: training in a child process that is restarted after a crash."""
 
 import contextlib
 import logging
@@ -16,12 +16,11 @@ from rungs.run.folder import RunFolder
 from rungs.run.records import Event
 
 FIRST_DELAY, LONGEST_DELAY = 10.0, 600.0
-"""Seconds until a crashed run is started again; twice as long each time."""
+"""Seconds before a crashed run is restarted; doubled each time up to the second."""
 _FINAL = frozenset({0, EXIT_BAD_INPUT, *(128 + number for number in stopping_signals())})
-"""Exit codes after which a run is not started again: it finished, its input is wrong, or it was
-stopped by a signal."""
+"""Exit codes that end supervision: the run finished, its input is wrong, or a signal stopped it."""
 _ONLY_FIRST = {"--fresh": 0, "--from": 1}
-"""Options that only the first start has, with the number of their values."""
+"""Options that only the first start gets, with their number of values."""
 _OWN = {"--supervise": 0, "--max-restarts": 1}
 
 log = logging.getLogger("rungs")
@@ -30,10 +29,10 @@ log = logging.getLogger("rungs")
 def supervise(
     arguments: Sequence[str], run: RunFolder, hooks: Sequence[str], max_restarts: int
 ) -> int:
-    """Run the command of this process, `arguments`, in another one until it ends by itself, and
-    return its exit code. A crash is an exit code of 1, or a signal such as SIGKILL or SIGSEGV;
-    `max_restarts` without a new checkpoint between them are forgiven. The hooks are told of a
-    process that was killed, as it can't do so itself. The run folder may not be there yet."""
+    """Run this process's command, `arguments`, in a child process until it ends other than by a
+    crash, and return its exit code. A crash is exit code 1 or death by a signal such as SIGKILL or
+    SIGSEGV; up to `max_restarts` are tolerated without a new checkpoint in between. The hooks are
+    told of a killed child, which can't do so itself. The run folder may not exist yet."""
     command = [sys.executable, *_without(arguments, _OWN)]
     restarts, saved = 0, _checkpoints(run)
     with StopSignal() as stop:
@@ -61,7 +60,7 @@ def supervise(
 
 
 def run_child(command: Sequence[str], stop: StopSignal) -> int:
-    """Run the command to its end and return its exit code. Signals are handed on."""
+    """Run the command to its end, forwarding signals, and return its exit code."""
     process = subprocess.Popen(command)
     told = None
     while True:
@@ -90,7 +89,7 @@ def _checkpoints(run: RunFolder) -> set[str]:
 
 
 def _without(arguments: Sequence[str], options: dict[str, int]) -> list[str]:
-    """Return arguments without some options, given as `--name value` or `--name=value`."""
+    """Return the arguments without some options, given as `--name value` or `--name=value`."""
     kept, skipped = [], 0
     for argument in arguments:
         name, has_value, _ = argument.partition("=")

@@ -1,6 +1,6 @@
-"""The program that tells a webhook of an event, in a process that is killed if the server takes too
-long: a timeout of a socket begins again with each byte. It reads the URL and, on the next line, the
-JSON to send: a command line would show a secret in the URL to all users of the machine."""
+"""The program that sends an event to a webhook. It is a process because that can be killed if the
+server is slow: a socket's timeout restarts with each byte. It reads the URL and the JSON, a line
+each, from stdin: on a command line, all users would see a secret in the URL."""
 
 import base64
 import contextlib
@@ -10,11 +10,11 @@ import urllib.parse
 import urllib.request
 
 _LONGEST_SECONDS = 60
-"""After which the process ends itself, in case nobody is left to kill it."""
+"""The process ends itself after this time, in case its parent is gone."""
 
 
 def main() -> None:
-    """Send a POST request; end with an exit code of 1 and a line if that fails."""
+    """Send a POST request; on failure print a line and exit with code 1."""
     with contextlib.suppress(AttributeError):  # Windows has none
         signal.alarm(_LONGEST_SECONDS)
     url, text = sys.stdin.read().split("\n", 1)
@@ -26,7 +26,7 @@ def main() -> None:
 
 
 def _request(url: str, text: str) -> urllib.request.Request:
-    """Return the request; a user and a password in the URL become a header."""
+    """Return the request, with a user and password in the URL moved to a header."""
     headers = {"Content-Type": "application/json"}
     parts = urllib.parse.urlsplit(url)
     user, _, host = parts.netloc.rpartition("@")

@@ -1,14 +1,15 @@
 """From gradients to an update: optimizers, learning-rate schedules, compute dtype.
 
     optimizers   one function per optimizer: adamw, muon, lion, adafactor, sgd; muP's factors
-    multi_steps  `MultiSteps` around them: gradient accumulation, clipping, weight decay
+    multi_steps  `MultiSteps` around them: gradient accumulation, clipping, weight decay; state
+                 beside the weights, such as an average of them, goes here and is saved with it
     schedule     the learning rate of each step: warm-up, then cosine, linear, constant or WSD
-    delayed_scaling  the scales of matmuls in FP8
-    precision    the dtype a run computes in; the loss scale of float16
+    delayed_scaling  the scales of FP8 matmuls
+    precision    the compute dtype of a run; the loss scale of float16
 
 To add an optimizer, write its function in `optimizers.py` with `keeping_state`, and add it to
 `BUILT_IN` there and to `BUILT_IN_OPTIMIZERS` in `config/optimization_config.py`; or declare it in a
 package of your own as an entry point of the group `rungs.optimizers`. To add a schedule, add its
-name to `Schedule` in `config/optimization_config.py` and a case in `schedule.py`.
-Imports `common`, `config`, `parallel` and `model`.
-"""
+name to `Schedule` in `config/optimization_config.py` and a case in `schedule.py`; keys that it uses
+or ignores are in `_KEYS_OF_SCHEDULES` in `config/unused_keys.py`.
+Imports `common`, `config`, `parallel` and `model`."""

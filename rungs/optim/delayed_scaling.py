@@ -1,7 +1,6 @@
-"""The scales of matmuls in FP8, from one step to the next; see `model/kernels/float8.py`.
+"""The scales of FP8 matmuls from one step to the next; see `model/kernels/float8.py`.
 
-Axes: P the linear layers of a block, L layers, R as there, T the last steps, the latest first.
-"""
+Axes: P linear layers of a block, L layers, R as there, T the last steps, latest first."""
 
 import jax.numpy as jnp
 from flax import nnx
@@ -12,20 +11,20 @@ from rungs.model.kernels.float8 import Float8Matmul, amax, scales_of
 from rungs.model.layers import Linear
 
 STEPS = 16
-"""Steps whose amaxes count. Jumps of a gradient are rarely further apart, and one is forgotten
-before it costs much precision."""
+"""Steps of amax history. Jumps of a gradient are rarely further apart, and one is forgotten before
+it costs much precision."""
 
 
 class DelayedScaling(nnx.Module):
-    """The amaxes of the last steps, of each tensor of each matmul of the blocks: state of a run,
-    saved in its checkpoints. The scales are for the largest of them."""
+    """The amax history of each tensor in each matmul of the blocks, part of a run's checkpointed
+    state. Scales follow from its largest value."""
 
     def __init__(self, model: GPT) -> None:
         shape = len(_linears(model)), model.config.n_layers, 3, STEPS
         self.amaxes = nnx.Variable(jnp.zeros(shape))
 
     def start(self, model: GPT) -> Array:
-        """Make a model's blocks multiply in FP8, in place, with weights that are rounded now.
+        """Make a model's blocks multiply in FP8, in place, with their current weights rounded.
         Return the amaxes of the weights, amaxes_PL."""
         scales_PLR = scales_of(self.amaxes[...].max(axis=-1))
         linears = _linears(model)
@@ -35,8 +34,7 @@ class DelayedScaling(nnx.Module):
         return jnp.stack([amax(kernel, tuple(range(1, kernel.ndim))) for kernel in kernels])
 
     def end(self, model: GPT, weights_PL: Array, observed_PL2: Array) -> None:
-        """Undo `start`, and add the amaxes of a step: of the weights, and of inputs and gradients.
-        What is not finite counts as not seen."""
+        """Undo `start` and record a step's finite amaxes of weights, inputs and gradients."""
         for linear in _linears(model):
             linear.float8 = None
         inputs_PL, gradients_PL = observed_PL2[..., 0], observed_PL2[..., 1]

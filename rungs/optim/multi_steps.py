@@ -1,6 +1,6 @@
 """The `MultiSteps` optimizer: one update per global step on the mean gradient of its microbatches,
-with clipping, weight decay and the learning rate. Unlike in `optax.MultiSteps`, the inner optimizer
-runs once per global step, and a microbatch with a non-finite gradient is left out."""
+with clipping, weight decay and learning rate. Unlike in `optax.MultiSteps`, the inner optimizer
+runs once per global step, and microbatches with non-finite gradients are left out."""
 
 from typing import Any, NamedTuple
 
@@ -20,22 +20,20 @@ from rungs.optim.schedule import learning_rate_schedule
 
 
 class Update(NamedTuple):
-    """Result of one update, in scalars."""
+    """Results of one update, all scalars."""
 
     learning_rate: Array
     gradient_norm: Array
     """Global norm of the mean gradient before clipping."""
     clipped: Array
     applied: Array
-    """False if no microbatch was finite or the step was skipped: parameters and optimizer state are
-    unchanged."""
+    """False if no microbatch was finite or the step was skipped; then nothing is updated."""
 
 
 class MultiSteps(nnx.Optimizer):
-    """An optimizer that updates once per global step of several microbatches. It trains a model's
-    `nnx.Param`s or, with LoRA, only its low-rank additions. The learning rate follows the count of
-    all global steps, applied or not; the moments and their bias correction follow that of applied
-    updates."""
+    """An optimizer with one update per global step of several microbatches. It trains a model's
+    `nnx.Param`s or, with LoRA, only its low-rank additions. The learning rate counts all global
+    steps; the moments and their bias correction count applied updates only."""
 
     def __init__(self, model: GPT, train: OptimizationConfig, total_steps: int) -> None:
         self.schedule = learning_rate_schedule(train, total_steps)
@@ -56,15 +54,13 @@ class MultiSteps(nnx.Optimizer):
     ) -> Update:
         """Update the model in place with the gradient `gradient_sum / weight`.
 
-        Args:
-            model: the model given at construction.
-            gradient_sum: sum of the finite microbatches' gradients, a tree like the trained
-                parameters; undefined if no microbatch is finite.
-            weight: total weight of the finite microbatches, a scalar; their number if every target
-                counts.
-            skipped: whether to leave model and moments unchanged.
-            learning_rate: instead of the schedule's.
-        """
+            Args:
+                model: the model given at construction.
+        gradient_sum: sum of the finite microbatches' gradients, like the trained parameters;
+            undefined if no microbatch is finite.
+        weight: total weight of the finite microbatches; their number if all targets count.
+                skipped: whether to leave model and moments unchanged.
+                learning_rate: replaces the schedule's."""
         weight_or_1 = jnp.where(weight > 0, weight, 1)
         norm = jnp.where(weight > 0, optax.tree_utils.tree_norm(gradient_sum), 0) / weight_or_1
         limit = jnp.inf if self.clipping_max_norm is None else self.clipping_max_norm
@@ -81,8 +77,7 @@ class MultiSteps(nnx.Optimizer):
 def _transformation(
     train: OptimizationConfig, model: GPT, wrt: type[nnx.Param]
 ) -> optax.GradientTransformationExtraArgs:
-    """Return the optimizer of `train.json` with scaling, decoupled weight decay and learning
-    rate."""
+    """Return the optimizer of `train.json` with scaling, weight decay and learning rate."""
     trained = nnx.state(model, wrt)
     direction = optax.chain(
         _scale_gradient(),
@@ -94,7 +89,7 @@ def _transformation(
 
 
 def _scale_gradient() -> optax.GradientTransformationExtraArgs:
-    """Return what multiplies the gradient by the argument `scale`."""
+    """Return a transformation that multiplies the gradient by the argument `scale`."""
 
     def update(
         gradient: optax.Updates,
@@ -112,8 +107,8 @@ def _scale_gradient() -> optax.GradientTransformationExtraArgs:
 def _apply_learning_rate(
     inner: optax.GradientTransformationExtraArgs,
 ) -> optax.GradientTransformationExtraArgs:
-    """Return what multiplies the direction of `inner` by −learning_rate, or by zero if the update
-    is not `applied`."""
+    """Return a transformation that multiplies the direction of `inner` by −learning_rate, or by
+    zero if the update is not `applied`."""
 
     def update(
         gradient: optax.Updates,
@@ -131,8 +126,8 @@ def _apply_learning_rate(
 
 
 def _decay_weights(train: OptimizationConfig, trained: nnx.State) -> optax.GradientTransformation:
-    """Return what adds weight decay to directions; cautious, only where the two have the same sign
-    (Chen et al. 2025, algorithm 1)."""
+    """Return a transformation that adds weight decay to directions; if cautious, only where both
+    have the same sign (Chen et al. 2025, algorithm 1)."""
     mask = _decay_mask(train, trained)
     if not train.cautious_weight_decay:
         return optax.add_decayed_weights(train.weight_decay, mask)
@@ -146,8 +141,8 @@ def _decay_weights(train: OptimizationConfig, trained: nnx.State) -> optax.Gradi
 
 
 def _decay_mask(train: OptimizationConfig, trained: nnx.State) -> Any:
-    """Return a tree with True for each trained parameter that has weight decay. A matrix is
-    recognized by its declared inputs, not by its number of dimensions: a bias of stacked layers has
-    two dimensions as well."""
+    """Return a tree with True for each trained parameter that has weight decay. Matrices are
+    recognized by their declared inputs, not the number of axes, which biases of stacked layers
+    share."""
     everything = train.decayed_parameters == "all"
     return nnx.map_state(lambda _, param: everything or param.inputs > 0, trained)

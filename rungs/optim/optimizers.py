@@ -1,6 +1,6 @@
-"""The optimizers: how each turns a gradient into a direction. The kind of a parameter (matrix,
-router, low-rank addition) is read from the axes it declares, and never from its number of
-dimensions, because stacking layers adds one to all of them."""
+"""The optimizers: how each turns a gradient into a direction. A parameter's kind (matrix, router,
+low-rank addition) follows from its declared axes, never its number of dimensions, as stacking
+layers adds one to all."""
 
 import functools
 import math
@@ -22,8 +22,8 @@ from rungs.parallel import mesh, target_device
 from rungs.parallel.sharding import padded_axis
 
 ADAM_RMS = 0.2
-"""Typical root mean square of an AdamW update. Muon's updates are scaled to it, so that both use
-the same learning rate (Liu et al. 2025, section 2.2)."""
+"""Typical root mean square of an AdamW update. Muon's updates are scaled to it, so that both can
+use the same learning rate (Liu et al. 2025, section 2.2)."""
 NORMUON_EPSILON = 1e-8
 """Added to the roots that NorMuon divides by."""
 POLAR_EXPRESS = (
@@ -33,28 +33,27 @@ POLAR_EXPRESS = (
     (3.3184196573706015, -2.488488024314874, 0.51004894012372),
     (2.300652019954817, -1.6689039845747493, 0.4188073119525673),
 )
-"""Coefficients of x, x³ and x⁵ in each iteration, the best for singular values from 0.001 to 1
+"""Coefficients of x, x³ and x⁵ in each iteration, optimal for singular values from 0.001 to 1
 (Amsel et al. 2025, algorithm 1)."""
 POLAR_EXPRESS_SAFETY = 1.01
-"""What each iteration, and the norm before the first, divides singular values by: rounding must not
-push one above 1 (Amsel et al. 2025, section 4.4)."""
+"""Divisor of singular values in each iteration, and in the norm before the first, so that rounding
+can't push one above 1 (Amsel et al. 2025, section 4.4)."""
 MATRIX, OTHER = "matrix", "other"
 Tree = TypeVar("Tree")
 
 MakeOptimizer = Callable[[OptimizationConfig, nnx.State, ModelConfig], optax.GradientTransformation]
-"""Function from `train.json`, the trained parameters and `model.json` to what turns gradients into
-directions. `MultiSteps` clips the gradients first, and subtracts learning rate × (direction +
-weight decay × weight). Those in `BUILT_IN` keep their state if an update is not applied
-(`keeping_state`); `update_rule` does that for the others."""
+"""Function from `train.json`, the trained parameters and `model.json` to a transformation of
+gradients into directions. `MultiSteps` clips the gradients first, and subtracts learning rate ×
+(direction + weight decay × weight). Those in `BUILT_IN` keep their state if an update is not
+applied (`keeping_state`); `update_rule` adds that to others."""
 
 
 def update_rule(
     train: OptimizationConfig, params: nnx.State, model: ModelConfig
 ) -> optax.GradientTransformationExtraArgs:
-    """Return the optimizer that `train.json` names, built in or of another package; with muP, its
-    directions are scaled. Its update takes `applied`, whether the directions will be used. `params`
-    are the trained parameters; `model` has muP's width multiplier, and the size of the vocabulary
-    without padding."""
+    """Return the optimizer that `train.json` names, built in or from another package, with muP's
+    scaling. Its update takes `applied`, whether the directions will be used. `params` are the
+    trained parameters; `model` gives muP's width multiplier and the unpadded vocabulary size."""
     if make_built_in := BUILT_IN.get(train.optimizer):
         rule = make_built_in(train, params, model)
     else:
@@ -67,14 +66,14 @@ def update_rule(
 
 
 def multiply_groups(train: OptimizationConfig, params: nnx.State) -> optax.GradientTransformation:
-    """Return what multiplies updates by the `learning_rate_multipliers` of their parameters."""
+    """Return a transformation that applies `learning_rate_multipliers` to updates."""
     if (multipliers := train.learning_rate_multipliers) is None:
         return optax.identity()
     return _multiply(nnx.map_state(lambda *param: getattr(multipliers, group_of(*param)), params))
 
 
 def group_of(path: tuple[object, ...], param: nnx.Variable) -> str:
-    """Return the key of `learning_rate_multipliers` that is for a parameter."""
+    """Return the key of `learning_rate_multipliers` that applies to a parameter."""
     if path[-1] in ("residual_scale", "embedding_skip"):
         return str(path[-1])
     if path[0] == mesh.HEAD:
@@ -91,10 +90,9 @@ def _multiply(factors: Any) -> optax.GradientTransformation:
 def _mup_factor(
     optimizer: str, width_multiplier: float, path: tuple[object, ...], param: nnx.Variable
 ) -> float:
-    """Return the factor by which muP multiplies a parameter's learning rate (Yang et al. 2022,
-    table 8). AdamW moves every weight of a kernel equally far at any width, so outputs move in
-    proportion to the number of inputs. Muon, scaled to AdamW, moves them in proportion to its
-    square root."""
+    """Return muP's factor on a parameter's learning rate (Yang et al. 2022, table 8). AdamW moves
+    every weight of a kernel equally far at any width, so outputs move in proportion to the number
+    of inputs; with Muon, scaled to AdamW, in proportion to its square root."""
     if path[0] != mesh.BLOCKS or not param.inputs:
         return 1.0
     is_orthogonal = optimizer == "muon" and is_hidden_matrix(path, param)
@@ -108,7 +106,7 @@ def keep_unless(applied: Array, new: Tree, old: Tree) -> Tree:
 
 
 def keeping_state(rule: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """Return a rule that keeps its state if its update is not applied."""
+    """Return a rule that keeps its state if an update is not applied."""
     rule = optax.with_extra_args_support(rule)
 
     def update(
@@ -155,9 +153,9 @@ def lion(
 def adafactor(
     train: OptimizationConfig, params: nnx.State, model: ModelConfig
 ) -> optax.GradientTransformation:
-    """Adafactor (Shazeer & Stern 2018) without momentum and with an external learning rate. It
-    keeps only the row and column means of a matrix's squared gradients, over its two largest axes.
-    Unlike in the paper, all layers of a kernel are clipped together."""
+    """Adafactor (Shazeer & Stern 2018) without momentum, with an external learning rate. It keeps
+    only the row and column means of a matrix's squared gradients, over its two largest axes. Unlike
+    in the paper, all layers of a kernel are clipped together."""
     del train
     rule = optax.chain(optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0))
     return keeping_state(_on_matrices(rule, params, model.vocab_size))
@@ -181,10 +179,10 @@ BUILT_IN: dict[str, MakeOptimizer] = {
 
 
 def _adam(train: OptimizationConfig) -> optax.GradientTransformation:
-    """Return Adam (algorithm 1), like `optax.scale_by_adam`, with a barrier between its moments and
-    the directions. Without it XLA's CPU compiler computes the new moments twice, for themselves and
-    for the weights, and copies the old ones at the start of a step, because the first of these
-    overwrites what the other reads: 15 passes over arrays of the parameters' size instead of 10."""
+    """Return Adam (algorithm 1), like `optax.scale_by_adam`, with a barrier between moments and
+    directions. Without it XLA's CPU compiler computes the new moments twice, for themselves and for
+    the weights, and copies the old ones, which it would otherwise overwrite too early: 15 passes
+    over arrays of the parameters' size instead of 10."""
     adam = optax.scale_by_adam(train.beta1, train.beta2, train.epsilon)
 
     def update(
@@ -206,8 +204,8 @@ def _adam(train: OptimizationConfig) -> optax.GradientTransformation:
 
 
 def _orthogonal(train: OptimizationConfig, axes: Any) -> optax.GradientTransformation:
-    """Muon's direction: the momentum with all singular values near 1, orthogonalized separately for
-    each layer and expert. `axes` are those of each matrix; MaskedNode for other parameters."""
+    """Muon's direction: the momentum with all singular values near 1, orthogonalized per layer and
+    expert. `axes` are those of each matrix; MaskedNode for other parameters."""
 
     def scale(directions: optax.Updates, _: optax.Params | None) -> optax.Updates:
         return jax.tree.map(_scale_to_adam, directions, axes)
@@ -222,7 +220,7 @@ def _orthogonal(train: OptimizationConfig, axes: Any) -> optax.GradientTransform
 
 
 def _polar_express() -> tuple[tuple[float, float, float], ...]:
-    """Return the coefficients with their margin; the first also has that of the norm before it."""
+    """Return the coefficients with their safety margin; the first includes the initial norm's."""
     margins = POLAR_EXPRESS_SAFETY**2, *(POLAR_EXPRESS_SAFETY,) * (len(POLAR_EXPRESS) - 1)
     return tuple(
         (a / margin, b / margin**3, c / margin**5)
@@ -231,9 +229,9 @@ def _polar_express() -> tuple[tuple[float, float, float], ...]:
 
 
 def _normalize_outputs(beta2: float, axes: Any) -> optax.GradientTransformation:
-    """NorMuon (Li et al. 2025, algorithm 1): each output of a matrix divided by the root of a
-    running mean of its squares, then the matrix scaled to AdamW's root mean square. A mean has the
-    axes of its matrix, with inputs of size 1."""
+    """NorMuon (Li et al. 2025, algorithm 1): divides each output of a matrix by the root of a
+    running mean of its squares, then scales the matrix to AdamW's root mean square. A mean has its
+    matrix's axes, with inputs of size 1."""
 
     def squares(direction: Array, of: contrib.MuonDimensionNumbers) -> Array:
         return jnp.square(direction).mean(of.reduction_axis, keepdims=True)
@@ -261,15 +259,14 @@ def _normalize_outputs(beta2: float, axes: Any) -> optax.GradientTransformation:
 
 
 def _scale_to_adam(direction: Array, axes: contrib.MuonDimensionNumbers) -> Array:
-    """Return an orthogonal matrix, whose root mean square is 1 ÷ √(larger side), scaled to
-    AdamW's."""
+    """Return an orthogonal matrix, with root mean square 1 ÷ √(larger side), scaled to AdamW's."""
     sides = (math.prod(direction.shape[axis] for axis in part) for part in axes)
     return direction * ADAM_RMS * math.sqrt(max(sides))
 
 
 def is_hidden_matrix(path: tuple[object, ...], param: nnx.Variable) -> bool:
-    """Return whether a parameter is a kernel in a block that maps one width to another. Routers,
-    which map to experts, and low-rank additions are not."""
+    """Return whether a parameter is a block's kernel from one width to another; routers, which map
+    to experts, and low-rank additions are not."""
     is_full_rank = path[0] == mesh.BLOCKS and not isinstance(param, LowRankParam)
     return is_full_rank and param.inputs > 0 and param.axes[-1] != "experts"
 
@@ -277,8 +274,7 @@ def is_hidden_matrix(path: tuple[object, ...], param: nnx.Variable) -> bool:
 def _matrix_axes(
     path: tuple[object, ...], param: nnx.Variable
 ) -> contrib.MuonDimensionNumbers | optax.MaskedNode:
-    """Return which axes are inputs and which are outputs; leading layer and expert axes are
-    neither."""
+    """Return which axes are inputs and which outputs; leading layer and expert axes are neither."""
     if not is_hidden_matrix(path, param):
         return optax.MaskedNode()
     rank, first = param.get_value().ndim, _first_input(param)
@@ -293,7 +289,7 @@ def _first_input(param: nnx.Variable) -> int:
 
 
 class _Matrix(NamedTuple):
-    """A parameter as the stack of matrices that a factored rule works on."""
+    """A parameter viewed as a stack of matrices, for a factored rule."""
 
     param: nnx.Variable
     vocab_size: int
@@ -308,7 +304,7 @@ class _Matrix(NamedTuple):
 
     @property
     def _stacked_shape(self) -> tuple[int, ...]:
-        """(layers and experts…, all inputs, all outputs); of other parameters, their own shape."""
+        """(layers and experts…, all inputs, all outputs); for vectors, their own shape."""
         shape = self._own_shape
         if not self.param.inputs:
             return shape
@@ -317,12 +313,12 @@ class _Matrix(NamedTuple):
         return (*shape[:first], math.prod(shape[first:middle]), math.prod(shape[middle:]))
 
     def of(self, array: Array) -> Array:
-        """Return an array that has the parameter's shape as a stack of matrices."""
+        """Return an array of the parameter's shape as a stack of matrices."""
         own = jax.lax.slice(array, (0,) * array.ndim, self._own_shape)
         return own.reshape(self._stacked_shape)
 
     def back(self, matrices: Array) -> Array:
-        """Return a stack of matrices in the parameter's shape, zero in the padding."""
+        """Return a stack of matrices in the parameter's shape, with zeros as padding."""
         sizes = zip(self.param.get_value().shape, self._own_shape, strict=True)
         own = matrices.reshape(self._own_shape)
         return jnp.pad(own, [(0, size - without) for size, without in sizes])
@@ -331,10 +327,9 @@ class _Matrix(NamedTuple):
 def _on_matrices(
     rule: optax.GradientTransformation, params: nnx.State, vocab_size: int
 ) -> optax.GradientTransformation:
-    """Apply a rule that works on rows and columns to kernels with several input or output axes. The
-    rule sees each kernel as a stack of matrices without vocabulary padding, which would count in
-    its means. Its state therefore has other shapes than the parameters, the same on every mesh, and
-    declares no axes."""
+    """Apply a row-and-column rule to kernels with several input or output axes. The rule sees each
+    kernel as a stack of matrices without vocabulary padding, which would distort its means. So its
+    state has other shapes than the parameters, the same on every mesh, and declares no axes."""
     flat = nnx.to_flat_state(params)
     views = {mesh.dotted(path): _Matrix(param, vocab_size) for path, param in flat}
 

@@ -1,5 +1,4 @@
-"""The dtype a run computes in, and the loss scale that keeps small float16 gradients from
-underflowing."""
+"""The compute dtype of a run, and the loss scale against underflow of float16 gradients."""
 
 import re
 from pathlib import Path
@@ -16,17 +15,17 @@ from rungs.parallel.target_device import target
 FIRST_SCALE = 2.0**16
 LARGEST_SCALE = 2.0**24
 STEPS_UNTIL_LARGER = 2000
-"""Steps without an overflow after which the loss scale doubles, as in PyTorch's GradScaler."""
+"""Steps without overflow before the loss scale doubles, as in PyTorch's GradScaler."""
 T = TypeVar("T", bound=OptimizationConfig)
 _CPU_INFO = Path("/proc/cpuinfo")
 _FAST_BFLOAT16 = r"\bamx_bf16\b|\bAuthenticAMD\b.*?\bavx512_bf16\b"
-"""In `/proc/cpuinfo`, where bfloat16 is faster than float32: AMX, or AVX512-BF16 of AMD. Intel's
-without AMX takes 1.2 to 1.5 times as long as float32, in XLA and in PyTorch."""
+"""Pattern in `/proc/cpuinfo` of CPUs with fast bfloat16: AMX, or AMD's AVX512-BF16. On Intel
+without AMX, bfloat16 takes 1.2 to 1.5 times as long as float32, in XLA and in PyTorch."""
 
 
 def resolve_compute_dtype(train: T, recorded: ComputeDtypeOrAuto = AUTO) -> T:
-    """Replace compute_dtype "auto" by a dtype. `recorded` is the dtype that the run's last
-    checkpoint recorded; "auto" if there is none, for the fastest dtype of the device."""
+    """Replace compute_dtype "auto" by a dtype: `recorded`, from the run's last checkpoint, or the
+    device's fastest if that is "auto" too."""
     if train.compute_dtype != AUTO:
         return train
     dtype = fastest_dtype() if recorded == AUTO else recorded
@@ -39,8 +38,8 @@ def dtype_of(train: OptimizationConfig) -> jnp.dtype:
 
 
 def fastest_dtype() -> ComputeDtype:
-    """Return the fastest safe matmul dtype of the device: bfloat16 if it is faster than float32,
-    float16 on GPUs that only have that, else float32."""
+    """Return the fastest safe matmul dtype of the device: bfloat16 if faster than float32, float16
+    on GPUs with only that, else float32."""
     platform, compute_capability = target()
     if platform == "tpu":
         return "bfloat16"
@@ -53,9 +52,9 @@ def fastest_dtype() -> ComputeDtype:
 
 
 class LossScale(nnx.Module):
-    """Dynamic loss scale for float16 (Micikevicius et al. 2018, section 3.2). The loss is
-    multiplied by it and the gradients are divided by it, so that intermediate gradients do not
-    underflow. An overflow halves it; many steps without an overflow double it."""
+    """Dynamic loss scale for float16 (Micikevicius et al. 2018, section 3.2): a factor on the loss,
+    and a divisor of gradients, against underflow of intermediate gradients. An overflow halves it;
+    many steps without one double it."""
 
     def __init__(self) -> None:
         self.scale = nnx.Variable(jnp.float32(FIRST_SCALE))
@@ -63,7 +62,7 @@ class LossScale(nnx.Module):
         """Steps since the scale last changed."""
 
     def adapt(self, overflowed: Array) -> None:
-        """Update the scale after a step, given whether its gradients overflowed."""
+        """Update the scale after a step whose gradients overflowed or not."""
         steps = self.steps[...] + 1
         is_time_to_grow = steps >= STEPS_UNTIL_LARGER
         larger = jnp.minimum(self.scale[...] * 2, LARGEST_SCALE)

@@ -1,5 +1,4 @@
-"""The learning rate of each step: linear warm-up, then cosine, linear, constant or WSD
-(warmup-stable-decay)."""
+"""The learning rate of each step: warm-up, then cosine, linear, constant or WSD."""
 
 import optax
 
@@ -7,10 +6,9 @@ from rungs.config.optimization_config import OptimizationConfig
 
 
 def learning_rate_schedule(train: OptimizationConfig, total_steps: int) -> optax.Schedule:
-    """Return a linear warm-up to the peak, followed by the schedule that `train.json` names: cosine
-    or linear decay, a constant, or WSD ("warmup_stable_decay"; Hu et al. 2024). Every schedule
-    except "constant" reaches its final learning rate at step `total_steps`, one step after the
-    last."""
+    """Return a linear warm-up to the peak, then the schedule that `train.json` names: cosine or
+    linear decay, a constant, or WSD ("warmup_stable_decay"; Hu et al. 2024). All but "constant"
+    reach their final learning rate at step `total_steps`, one after the last."""
     peak, end = train.learning_rate, train.learning_rate * train.min_learning_rate_percent / 100
     warmup_steps = min(round(total_steps * train.warmup_period_percent / 100), total_steps - 1)
     start = peak * train.start_learning_rate_percent / 100
@@ -31,8 +29,7 @@ def _after_warmup(
             return optax.constant_schedule(peak)
         case "warmup_stable_decay":
             decay_steps = min(max(round(total_steps * train.decay_period_percent / 100), 1), steps)
-            # Not linear_schedule's transition_begin: subtracting it from nnx's unsigned step count
-            # wraps around.
+            # Not linear_schedule's transition_begin, which wraps around with nnx's unsigned count.
             decay = optax.linear_schedule(peak, end, decay_steps)
             return optax.join_schedules(
                 [optax.constant_schedule(peak), decay], [steps - decay_steps]

@@ -23,18 +23,18 @@ SCRIPTS = (
     *("theme", "tables", "curves", "chart", "charts", "readout", "run_list", "results"),
     *("lineage", "events", "samples", "watch", "main"),
 )
-"""Scripts in the order in which they run, after uPlot."""
+"""Scripts in order of execution, after uPlot."""
 _DATA_BYTES = 2_400_000
-"""Base64 of the steps of all runs, at most: it keeps the page below 3 MB."""
+"""Most base64 for the steps of all runs, which keeps the page below 3 MB."""
 _BYTES_OF_NUMBER = 16 / 3
 """Size of a float32 in base64."""
 _MOST_ROWS = 20_000
-"""Steps of a run, at most."""
+"""Most steps of a run."""
 _ESCAPED = {ord(character): f"\\u{ord(character):04x}" for character in "<>&"}
 
 
 def open_runs(folders: Sequence[Path]) -> list[ShownRun]:
-    """Read the runs in these folders. Folders with the same name are called by their paths. Raises
+    """Read the runs in these folders. Folders with the same name are shown by path. Raises
     UserError with a line for each error in their configs."""
     configs = [run_config.load_any_run(folder) for folder in folders]
     names = [folder.resolve().name for folder in folders]
@@ -47,7 +47,7 @@ def open_runs(folders: Sequence[Path]) -> list[ShownRun]:
         )
         for folder, name, config in zip(folders, names, configs, strict=True)
     ]
-    # JAX, which counts parameters, takes seconds to import; meanwhile this process reads metrics.
+    # Importing JAX to count parameters takes seconds; this process reads metrics meanwhile.
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as counter:
         counted = counter.submit(_flops_per_token, configs)
         for run in runs:
@@ -63,7 +63,7 @@ def _flops_per_token(configs: Sequence[AnyRunConfig]) -> list[float]:
     from rungs.planning.flops import model_flops_per_token
     from rungs.step.state import shapes_of
 
-    known: dict[str, float] = {}  # runs that are compared are mostly alike
+    known: dict[str, float] = {}  # compared runs are mostly alike
     found = []
     for config in configs:
         model, lora, length = config.model, config.train.lora, config.sequence_length
@@ -76,9 +76,8 @@ def _flops_per_token(configs: Sequence[AnyRunConfig]) -> list[float]:
 def page_data(
     runs: Sequence[ShownRun], included: Sequence[ShownRun], version: int | None = None
 ) -> str:
-    """Return what the page shows of the `included` runs as JSON; all `runs` share the page's bytes.
-    `version` is the number of the runs' state, to ask for later steps; None if there will be none.
-    """
+    """Return the page's data on the `included` runs as JSON; all `runs` share the page's bytes.
+    `version` numbers the runs' state, for requesting later steps, or is None."""
     columns = sum(len(run.steps.columns) for run in runs)
     rows = min(_MOST_ROWS, int(_DATA_BYTES / _BYTES_OF_NUMBER / max(columns, 1)))
     return json.dumps(
@@ -94,7 +93,7 @@ def page_data(
 
 
 def _caution(runs: Sequence[ShownRun]) -> str | None:
-    """Return what to know before comparing the runs."""
+    """Return a caution about comparing the runs, or None."""
     if not recorded_run.use_different_datasets([run.config for run in runs]):
         return None
     is_measured = any("bits_per_byte" in run.steps.columns for run in runs)
@@ -102,8 +101,7 @@ def _caution(runs: Sequence[ShownRun]) -> str | None:
 
 
 def page(runs: Sequence[ShownRun], version: int | None = None) -> str:
-    """Return the page as HTML. With a `version`, as for `page_data`, it asks its server for later
-    steps."""
+    """Return the page as HTML. With a `version`, as in `page_data`, it asks for later steps."""
     script = "\n".join(_asset(f"{name}.js") for name in SCRIPTS)
     script = f'"use strict";\n(() => {{\n{script}\n}})();'
     library = f"/*\n{_asset('uPlot-LICENSE.txt')}*/\n{_asset('uPlot.iife.min.js')}"
@@ -121,14 +119,14 @@ def page(runs: Sequence[ShownRun], version: int | None = None) -> str:
         "STYLE": style,
         "LIBRARY": library,
         "SCRIPT": script,
-        # without the characters that could end its script element
+        # without characters that could end its script element
         "DATA": page_data(runs, runs, version).translate(_ESCAPED),
     }
     return re.sub(r"\{\{(\w+)\}\}", lambda name: parts[name[1]], _asset("page.html"))
 
 
 def write_page(path: Path, runs: Sequence[ShownRun]) -> None:
-    """Write the page, completely or not at all; raises RunFailure."""
+    """Write the page atomically; raises RunFailure."""
     content = page(runs).encode()
     with disk.writing(path, "the page", len(content)):
         path.parent.mkdir(parents=True, exist_ok=True)

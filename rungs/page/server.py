@@ -16,13 +16,12 @@ from rungs.page.shown_run import ShownRun
 HOST = "127.0.0.1"
 _SINCE = re.compile(r"since=([0-9]{1,15})")
 _SECONDS_OF_SILENCE = 60.0
-"""After which a connection is closed."""
+"""Idle time after which a connection is closed."""
 
 
 class PageServer(ThreadingHTTPServer):
-    """Serves the page of some runs to this machine only, at a port, or any that is free if that is
-    0. A page that asks for changes gets the runs with new steps. Raises UserError if the port is
-    taken."""
+    """Serves the page of some runs to this machine only, at a port, or a free one if that is 0. A
+    page that asks for changes gets runs with new steps. Raises UserError if the port is taken."""
 
     def __init__(self, runs: Sequence[ShownRun], port: int = 0) -> None:
         self._runs, self._lock = runs, threading.Lock()
@@ -35,17 +34,16 @@ class PageServer(ThreadingHTTPServer):
 
     @property
     def address(self) -> str:
-        """What to open in a browser."""
+        """URL to open in a browser."""
         return f"http://{HOST}:{self.server_port}/"
 
     @property
     def hosts(self) -> set[str]:
-        """The names by which a browser may ask: pages of other sites that point their own name to
-        this machine are refused."""
+        """Accepted Host headers; other sites may point their own name at this machine."""
         return {f"{name}:{self.server_port}" for name in (HOST, "localhost")}
 
     def handle_error(self, *_: object) -> None:
-        """Print one line, and none for a browser that has gone away."""
+        """Print one line, or nothing if the browser has disconnected."""
         error = sys.exc_info()[1]
         if isinstance(error, Exception) and not isinstance(error, ConnectionError | TimeoutError):
             click.echo(f"the page was not sent: {reason(error)}", err=True)
@@ -87,7 +85,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_error(HTTPStatus.NOT_FOUND)
 
     def _answer(self, text: str, kind: str) -> None:
-        content = text.encode(errors="replace")  # half characters in file names
+        content = text.encode(errors="replace")  # lone surrogates in file names
         self.send_response(HTTPStatus.OK)
         self.send_header("Content-Type", f"{kind}; charset=utf-8")
         self.send_header("Content-Length", str(len(content)))

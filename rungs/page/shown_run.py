@@ -1,4 +1,4 @@
-"""All that the page shows of a run, ready for JSON."""
+"""A run's data for the page, as JSON."""
 
 import base64
 import dataclasses
@@ -21,7 +21,7 @@ NOT_DRAWN = frozenset({STEP, "tokens_seen", "step_seconds", "resumed", "seconds"
 """Columns that are not drawn as metrics."""
 _FEWEST_STRETCHES = 50
 _SAMPLE_CHARACTERS = 60_000
-"""Characters of all samples of a run. If there are more, some checkpoints are left out."""
+"""Most characters of a run's samples; beyond that, some checkpoints are left out."""
 _MOST_EVENTS = 300
 
 
@@ -30,24 +30,23 @@ class ShownRun:
     """A run on the page."""
 
     name: str
-    """Different from the other runs'."""
+    """Unique among the runs."""
     folder: RunFolder
     config: AnyRunConfig
     steps: StepTable
     flops_per_token: float | None = None
-    """FLOPs of training, by the usual formula; None if not known."""
+    """FLOPs of training per token, by the usual formula; None if unknown."""
     _stamps: tuple[float, ...] = ()
 
     def refresh(self) -> bool:
-        """Read what is new in the run folder; return whether there was anything."""
+        """Read new data from the run folder; return whether there was any."""
         files = self.folder.evaluations, self.folder.prompt_samples, self.folder.events
         stamps = tuple(path.stat().st_mtime if path.exists() else 0.0 for path in files)
         has_new, self._stamps = stamps != self._stamps, stamps
         return self.steps.refresh() or has_new
 
     def as_json(self, rows: int) -> dict[str, Any]:
-        """Return the run for the page, with at most this many steps; if there are more, means and
-        extremes of stretches."""
+        """Return the run for the page, with at most this many steps, or means and extremes."""
         lineage = self.config.train.lineage
         scores = records.latest_scores(records.read(self.folder, Evaluation)).values()
         return {
@@ -75,7 +74,7 @@ class ShownRun:
         }
 
     def _tables(self, rows: int) -> dict[str, Any]:
-        """Return the steps to show, and the means of stretches if those are not all steps."""
+        """Return the steps to show and, if those are not all, the means of stretches."""
         columns = self.steps.columns | {"seconds": self._seconds()}
         drawn = {name: column for name, column in columns.items() if name not in NOT_DRAWN}
         if len(self.steps) <= rows:
@@ -89,7 +88,7 @@ class ShownRun:
         return {"table": _encoded(columns, shown), "means": _encoded(means, slice(None))}
 
     def _seconds(self) -> FloatArray:
-        """Return the training time at the end of each step, without pauses between starts."""
+        """Return the training time up to the end of each step, without pauses between starts."""
         return np.cumsum(np.nan_to_num(self._column("step_seconds")))
 
     def _column(self, name: str) -> FloatArray:
@@ -111,11 +110,11 @@ class ShownRun:
 
     @property
     def _selected(self) -> str:
-        """The loss that decides which checkpoint is the best."""
+        """Name of the loss that selects the best checkpoint."""
         return "validation_loss" if "validation_loss" in self.steps.columns else "train_loss"
 
     def _best(self) -> int | None:
-        """Return the row of the best checkpoint, as `metrics.best_step` does."""
+        """Return the row of the best checkpoint, like `metrics.best_step`."""
         numbers, losses = self._column(STEP), self._column(self._selected).copy()
         is_saved = numbers % self.config.train.checkpoint_interval == 0
         losses[:-1][~is_saved[:-1]] = np.nan
@@ -127,8 +126,7 @@ class ShownRun:
         return None if np.isnan(losses).all() else int(np.nanargmin(losses))
 
     def _events(self) -> list[dict[str, Any]]:
-        """Return what happened to the run: from its metrics, and from `events.jsonl`, which has
-        times."""
+        """Return the run's events, from its metrics and from `events.jsonl`, which has times."""
         found = _with_kills(records.read(self.folder, Event))
         starts = [one["step"] + 1 for one in found if one["event"] == "start"]
         numbers = self._column(STEP)
@@ -148,8 +146,8 @@ class ShownRun:
 
 
 def _with_kills(recorded: list[Event]) -> list[dict[str, Any]]:
-    """Return events without spikes, which the metrics have. A start says whether the process before
-    it was killed, so that nothing was written about its end."""
+    """Return events without spikes, which the metrics have. A start without an end before it says
+    that the previous process was killed."""
     found: list[dict[str, Any]] = []
     is_running = False
     for one in recorded:
@@ -170,7 +168,7 @@ def _last(column: FloatArray) -> float | None:
 
 
 def _some_samples(found: list[Sample]) -> list[dict[str, Any]]:
-    """Return samples for the page, of evenly spaced checkpoints if there are many."""
+    """Return samples for the page, of evenly spaced checkpoints if there are too many."""
     steps = sorted({one.step for one in found})
     total = sum(len(one.text) for one in found)
     count = min(len(steps), max(2, len(steps) * _SAMPLE_CHARACTERS // max(total, 1)))
@@ -182,8 +180,8 @@ def _some_samples(found: list[Sample]) -> list[dict[str, Any]]:
 
 
 def extreme_rows(columns: Iterable[FloatArray], steps: int, width: int) -> NDArray[np.intp]:
-    """Return the rows that have the lowest or highest value of a column in their stretch of `width`
-    rows, the first row of each stretch, and the last of all, in order."""
+    """Return, in order, the rows with the lowest or highest value of a column in each stretch of
+    `width` rows, the first row of each stretch, and the last row of all."""
     starts = np.arange(0, steps, width)
     found = [starts, np.array([steps - 1])]
     for column in columns:
@@ -209,7 +207,7 @@ def _stretches(column: FloatArray, width: int, missing: float) -> FloatArray:
 
 
 def _encoded(columns: Mapping[str, FloatArray], rows: Any) -> dict[str, Any]:
-    """Return columns as base64 of little-endian numbers, or as one number if they are constant."""
+    """Return columns as base64 of little-endian numbers, constant ones as a single number."""
 
     def encode(name: str, column: FloatArray) -> dict[str, Any]:
         if len(column) and np.all(column == column[0]):
@@ -222,7 +220,7 @@ def _encoded(columns: Mapping[str, FloatArray], rows: Any) -> dict[str, Any]:
 
 
 def differing_keys(runs: Iterable[ShownRun]) -> dict[str, dict[str, Any]]:
-    """Return the config keys in which runs differ, defaults included: their values by run."""
+    """Return the config keys in which runs differ, defaults included, with their values by run."""
     keys = {run.name: run.keys for run in runs}
     names = dict.fromkeys(name for values in keys.values() for name in values)
     return {

@@ -1,4 +1,4 @@
-"""The numbers in `metrics.jsonl`, whatever they are called, as columns."""
+"""All numbers in `metrics.jsonl`, as columns."""
 
 import contextlib
 from collections.abc import Sequence
@@ -19,23 +19,22 @@ Steps = list[dict[str, Any]]
 
 
 class StepTable:
-    """The steps recorded in a `metrics.jsonl`, which may not exist yet. Lines that are torn or
-    damaged are left out."""
+    """The steps in a `metrics.jsonl`, which may not exist yet, without damaged lines."""
 
     def __init__(self, path: Path) -> None:
         self._file = GrowingFile(path)
         self.columns: Columns = _NOTHING
-        """By metric, a number for each step, NaN where it has none. Metrics with parts, such as
-        `validation_losses`, are columns `validation_losses.NAME`."""
+        """By metric, a number per step, or NaN. Metrics with parts, such as `validation_losses`,
+        are columns `validation_losses.NAME`."""
         self.texts: dict[str, dict[int, str]] = {}
-        """By metric, the steps that have a text instead, such as `spike`."""
+        """By metric, texts by step, for metrics such as `spike`."""
 
     def __len__(self) -> int:
         return len(self.columns[STEP])
 
     def refresh(self) -> bool:
-        """Read what was added to the file since the last call, or all of it if it was replaced;
-        return whether anything has changed."""
+        """Read what was added to the file since the last call, or all of a replaced file; return
+        whether anything changed."""
         parts: list[Columns] = []
         for lines in self._file.new_lines():
             steps = _steps_in(lines)
@@ -59,7 +58,7 @@ class StepTable:
         return columns
 
     def _column(self, name: str, values: list[Any], steps: list[int]) -> Columns:
-        """Return a metric's column, or the columns of its parts; keep its texts."""
+        """Return a metric's column, or the columns of its parts; store its texts."""
         with contextlib.suppress(TypeError, ValueError, OverflowError):  # texts, parts or lists
             numbers = np.array(values, np.float64)
             if numbers.ndim == 1:
@@ -93,7 +92,7 @@ def _number(value: Any) -> float:
 
 
 def _joined(parts: Sequence[Columns]) -> Columns:
-    """Return columns one after another, without those that have no number."""
+    """Return concatenated columns, without those that have no numbers."""
     names = dict.fromkeys(name for part in parts for name in part)
     joined = {
         name: np.concatenate([part.get(name, np.full(len(part[STEP]), np.nan)) for part in parts])
@@ -105,7 +104,7 @@ def _joined(parts: Sequence[Columns]) -> Columns:
 
 
 def _in_order(columns: Columns) -> Columns:
-    """Return columns with each step once and in order. Of two lines of a step the later counts."""
+    """Return columns with each step once and in order; a later line of the same step wins."""
     steps = columns[STEP]
     if np.all(np.diff(steps) > 0):
         return columns

@@ -1,6 +1,6 @@
-"""`psum`, `pmax` and others over a mesh axis, inside `jax.shard_map`. Along an axis that is absent
-(outside of `shard_map`) or has one device, they return their argument, so the model's code is the
-same for one device and for many."""
+"""`psum`, `pmax` and others over mesh axes, inside `jax.shard_map`. Along an axis that is absent
+(outside `shard_map`) or has one device, they return their argument, so the model's code is the same
+for one device and many."""
 
 import math
 from typing import Any
@@ -52,23 +52,23 @@ def pmin(x: Array) -> Array:
 
 
 def all_to_all(x: Array, axis: str, *, split: int, joined: int) -> Array:
-    """Return x after an exchange along a mesh axis: each device gives every other one a part of
-    array axis `split`, and joins the parts it gets along array axis `joined`."""
+    """Return x after an exchange along a mesh axis: each device sends every other one its part of
+    array axis `split`, and concatenates the parts it receives along array axis `joined`."""
     if axis_size(axis) == 1:
         return x
     return jax.lax.all_to_all(x, axis, split_axis=split, concat_axis=joined, tiled=True)
 
 
 def all_gather(x: Array, axis: str, *, joined: int) -> Array:
-    """Return the parts of all devices along a mesh axis, joined along array axis `joined`."""
+    """Return the parts of all devices along a mesh axis, concatenated along array axis `joined`."""
     if axis_size(axis) == 1:
         return x
     return jax.lax.all_gather(x, axis, axis=joined, tiled=True)
 
 
 def to_varying(x: Any, *axes: str) -> Any:
-    """Return x, replicated along mesh axes, as varying along them. Each device then computes its
-    own gradient of the result; the gradient of x is their sum."""
+    """Return x, replicated along mesh axes, as varying along them. Each device then has its own
+    gradient of the result, and the gradient of x is their sum."""
     present = present_axes(axes)
     return jax.lax.pcast(x, present, to="varying") if present else x
 
@@ -85,7 +85,7 @@ def to_common_varying(*arrays: Array) -> tuple[Array, ...]:
 
 
 def present_axes(axes: tuple[str, ...]) -> tuple[str, ...]:
-    """Return those mesh axes that have several devices."""
+    """Return the mesh axes with several devices."""
     return tuple(axis for axis in axes if axis_size(axis) > 1)
 
 

@@ -1,5 +1,4 @@
-"""Choose the devices of a run: what `sharding` in `train.json` asks for, else as many as divide its
-microbatch."""
+"""Choose a run's devices: those of its `sharding`, else as many as divide its microbatch."""
 
 import contextlib
 import math
@@ -18,20 +17,19 @@ from rungs.parallel.mesh import CONTEXT, DATA, create_mesh, size_along
 from rungs.parallel.sharding import Layout
 
 MAX_CPU_DEVICES = 8
-"""Most CPU devices that a run that samples has by default. Each has a copy of the weights, and all
-copies are summed in every step; cores beyond these work within operations."""
+"""Most CPU devices of a reinforcement learning run by default. Each has a copy of the weights, all
+of which are summed in every step; further cores work within operations."""
 _FEW = 2
-"""Devices that it may have at least, however large its copies."""
+"""Least number of them, however large the copies."""
 _COPIES_SHARE = 0.5
-"""Share of the memory that the copies of weights, moments and gradients may take; the rest is for
-activations."""
+"""Share of memory for the copies of weights, moments and gradients; the rest is for activations."""
 _ALL = '"sharding": {"mode": "dp"}'
-"""The key for all devices, whatever number the last checkpoint recorded."""
+"""The key that uses all devices, regardless of the last checkpoint."""
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 def host_device() -> jax.Device | None:
-    """Return the CPU of this process, None if JAX_PLATFORMS leaves it out."""
+    """Return the CPU of this process, None if JAX_PLATFORMS excludes it."""
     try:
         return jax.local_devices(backend="cpu")[0]
     except RuntimeError:
@@ -46,17 +44,16 @@ def cpu_device_count(
 ) -> int:
     """Return how many virtual CPU devices each process uses.
 
-    With `sharding` it is what its sizes ask for; a size of -1 takes all cores. Without, it is one,
-    whose operations use all cores, unless the last checkpoint recorded more: each of several would
-    compute the whole update. A run that samples texts, which uses cores well only with one device
-    per core, has that: at most `MAX_CPU_DEVICES`, and fewer if the copies would fill the memory.
+    With `sharding`, its sizes decide; −1 takes all cores. Without, it is one, whose operations use
+    all cores, unless the last checkpoint recorded more: each of several would compute the whole
+    update. Sampling uses cores well only with one device each, so a run that samples has up to
+    `MAX_CPU_DEVICES`, fewer if their copies would fill the memory.
 
     Args:
-        copy_bytes: returns the bytes of one copy of weights, moments and gradients, which only a
-            run that samples needs.
-        recorded: sharding that the run's last checkpoint recorded.
-        processes: number of processes that train the run together.
-    """
+        copy_bytes: returns the bytes of one copy of weights, moments and gradients; only called for
+            a run that samples.
+        recorded: sharding in the run's last checkpoint.
+        processes: number of processes that train the run together."""
     available = core_count() * processes
     if train.sharding is None:
         count = _recorded_data_size(train, available, recorded)
@@ -73,14 +70,14 @@ def cpu_device_count(
 
 
 def core_count() -> int:
-    """Return how many cores this process may use."""
+    """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def memory_bytes() -> float:
-    """Return the memory of this machine or container; infinity if the system does not tell."""
+    """Return the memory of this machine or container in bytes; infinity if unknown."""
     if not hasattr(os, "sysconf"):
         return math.inf
     limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -92,10 +89,9 @@ def memory_bytes() -> float:
 def create_run_mesh(
     train: OptimizationConfig, model: ModelConfig, recorded: ShardingConfig | None
 ) -> Mesh:
-    """Return the mesh that a run trains on: all devices, or possibly fewer if there is one process
-    and `train.json` has no `sharding`. Raises ValueError with a line for each way in which the
-    devices, the mode, the model's dimensions and the batch do not fit together. `recorded` is the
-    sharding that the run's last checkpoint recorded."""
+    """Return the mesh that a run trains on: all devices, or possibly fewer with a single process
+    and no `sharding` in `train.json`. `recorded` is the sharding in the run's last checkpoint.
+    Raises ValueError with a line for each conflict between devices, mode, model and batch."""
     if train.sharding is None and jax.process_count() == 1:
         count = jax.device_count()
         data = _recorded_data_size(train, count, recorded) or _divisor(train, count)
@@ -120,9 +116,9 @@ def indivisible_batch(
 
 
 def resolve_sharding(train: OptimizationConfig, available: int | None) -> ShardingConfig:
-    """Return the sharding that a run has on `available` devices, with both sizes filled in. None
-    means that their number is unknown; without `sharding` in `train.json` it is one. Raises
-    ValueError if `train.json` asks for all devices, but `available` is None."""
+    """Return a run's sharding on `available` devices, with both sizes filled in. None means an
+    unknown number, and one device without `sharding` in `train.json`. Raises ValueError if
+    `train.json` asks for all devices and `available` is None."""
     if train.sharding is None:
         return ShardingConfig(mode="dp", data=_divisor(train, available or 1), tensor=1)
     sizes = dict(zip(train.sharding.axes, train.sharding.sizes, strict=True))
@@ -135,7 +131,7 @@ def resolve_sharding(train: OptimizationConfig, available: int | None) -> Shardi
 
 
 def recorded_sharding(train: OptimizationConfig, mesh: Mesh) -> ShardingConfig:
-    """Return what a checkpoint records about the mesh."""
+    """Return the sharding that a checkpoint records for the mesh."""
     first, last = mesh.shape.values()
     return ShardingConfig.of(train.sharding.mode if train.sharding else "dp", (first, last))
 
@@ -143,22 +139,20 @@ def recorded_sharding(train: OptimizationConfig, mesh: Mesh) -> ShardingConfig:
 def _recorded_data_size(
     train: OptimizationConfig, available: int, recorded: ShardingConfig | None
 ) -> int | None:
-    """Return the devices along `data` that a checkpoint recorded, None if they are not there."""
+    """Return the recorded number of devices along `data`, None if fewer are available."""
     before = (recorded.data or 0) if recorded and recorded.mode == "dp" else 0
     is_usable = 0 < before <= available and train.microbatch_size % before == 0
     return before if is_usable else None
 
 
 def _divisor(train: OptimizationConfig, most: int, processes: int = 1) -> int:
-    """Return the largest number of devices that divides the microbatch and is the same in each
-    process; one if there is none."""
+    """Return the largest device count, equal per process, that divides the microbatch, or 1."""
     counts = range(processes, most + 1, processes)
     return max((count for count in counts if train.microbatch_size % count == 0), default=1)
 
 
 def idle_devices(train: OptimizationConfig, used: int, available: int) -> str | None:
-    """Return a line that says how many devices a run leaves idle, if it wasn't told to, and what
-    would use them."""
+    """Return a line that says how many devices a run leaves idle and how to use them, or None."""
     if train.sharding is not None or used == available:
         return None
     size, in_step = train.microbatch_size, train.sequences_per_step

@@ -1,7 +1,7 @@
-"""FSDP: all-gather the weights of which each device along the data axis, and in mode `cp` along the
-context axis, keeps a shard, before a layer runs and again in its backward pass; add up gradients.
-The head stays gathered for the whole microbatch. Token and value embeddings are not gathered: each
-device looks up its columns of all devices' tokens, and they exchange the results."""
+"""FSDP: all-gather weights that are sharded along the data axis, and in mode `cp` the context axis,
+before a layer's forward and again its backward pass; sum gradients. The head stays gathered for the
+whole microbatch. Token and value embeddings are never gathered: each device looks up its columns
+for all devices' tokens, and they exchange the results."""
 
 import functools
 from typing import Any, NamedTuple
@@ -17,13 +17,12 @@ from rungs.parallel.sharding import Layout, ShardedAxis
 
 
 def no_gather(weights: nnx.State) -> nnx.State:
-    """Return a layer's weights, of which every device has all."""
+    """Return a layer's weights, which are replicated."""
     return weights
 
 
 class Kept(NamedTuple):
-    """A weight of which this device keeps what an all-gather would return. The gradient is computed
-    for `shard`."""
+    """A weight whose gathered value this device already has. Gradients are computed for `shard`."""
 
     shard: Array
     whole: Array
@@ -34,9 +33,9 @@ class Kept(NamedTuple):
 
 
 class WeightGatherer:
-    """All-gathers a model's weights, layer by layer: `gather_layer` maps the state of a block with
-    one layer's shards to the full one. `split_axes` are those of `Layout.sharded_axes`; kernels of
-    layers and the head are gathered in `compute_dtype` if it is narrower than their own."""
+    """All-gathers a model's weights, layer by layer: `gather_layer` maps one layer's sharded block
+    state to the full one. `split_axes` is `Layout.sharded_axes`; layers' kernels and the head are
+    gathered in `compute_dtype` if it is narrower."""
 
     def __init__(
         self, split_axes: dict[tuple[Any, ...], ShardedAxis], compute_dtype: jnp.dtype
@@ -73,24 +72,23 @@ class WeightGatherer:
 
 
 def of_all_devices(indices: Array) -> Array:
-    """Return the indices (B, …) of all devices that have different tokens, concatenated."""
+    """Return the concatenated indices (B, …) of all devices with different tokens."""
     return jax.lax.all_gather(indices, collectives.present_axes(TOKEN_AXES), axis=0, tiled=True)
 
 
 def whole_rows(columns: Array) -> Array:
-    """Return the complete rows of this device's part of B from its columns of the rows of all
-    devices, (B, …, columns)."""
+    """Return whole rows for this device's part of B from its columns of all devices' rows."""
     over, last = collectives.present_axes(TOKEN_AXES), columns.ndim - 1
     return jax.lax.all_to_all(columns, over, split_axis=0, concat_axis=last, tiled=True)
 
 
 def own_columns(table: Array | Kept) -> Array:
-    """Return those columns of a table that this device looks up."""
+    """Return the columns of a table that this device looks up."""
     return table.shard if isinstance(table, Kept) else table
 
 
 def whole_table(columns: Array | Kept, dtype: jnp.dtype) -> Array:
-    """Return a table of which this device has some columns, in this dtype if it is narrower."""
+    """Return the full table from its columns, in `dtype` if that is narrower than its own."""
     is_narrower = dtype.itemsize < columns.dtype.itemsize
     axis = ShardedAxis(1, collectives.present_axes(TOKEN_AXES))
     return all_gather(columns, axis, dtype if is_narrower else None)
@@ -98,8 +96,8 @@ def whole_table(columns: Array | Kept, dtype: jnp.dtype) -> Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def all_gather(shard: Array | Kept, axis: ShardedAxis, dtype: jnp.dtype | None) -> Array:
-    """Return the full array of which this device has a shard. Its gradient is reduce-scattered in
-    float32. `dtype` is that of the transfer and the result; None for the array's own."""
+    """Return the full array from a shard, with transfer and result in `dtype`; None for its own.
+    Its gradient is reduce-scattered in float32."""
     if isinstance(shard, Kept):
         return collectives.to_varying(shard.whole, *axis.mesh_axes).astype(dtype or shard.dtype)
     shard = shard.astype(dtype or shard.dtype)
@@ -123,12 +121,11 @@ all_gather.defvjp(lambda shard, *args: (all_gather(shard, *args), type(shard) is
 
 
 class GradientSum:
-    """How a step's gradients are added up over the devices that have different tokens, also those
-    of weights that every device has whole. Of these, each device gets the sum of the part that it
-    updates: by a reduce-scatter after the last microbatch or, of a single microbatch, as soon as it
-    is computed (`Kept`), while the layer below computes its gradients. Of what no axis divides,
-    every device gets the whole sum, after the last microbatch. `gathered` has the axes, by path, of
-    the weights whose all-gather adds up their gradient."""
+    """Sums a step's gradients over the devices with different tokens, also for replicated weights.
+    Of those, each device gets the sum of the part that it updates: by a reduce-scatter after the
+    last microbatch or, for a single microbatch, as soon as it is computed (`Kept`), while the layer
+    below is differentiated. Where no axis divides evenly, every device gets the whole sum at the
+    end. `gathered` has, by path, the axes of weights whose all-gather sums their gradient."""
 
     def __init__(self, layout: Layout, trained: nnx.State, microbatches: int) -> None:
         sharded = layout.sharded_axes(trained)
@@ -137,7 +134,7 @@ class GradientSum:
         self._kept = {path: axis for path, axis in self.gathered.items() if path not in sharded}
 
     def sources(self, trained: nnx.State) -> nnx.State:
-        """Return what to compute the gradient of, inside `jax.shard_map`."""
+        """Return the variables to differentiate, inside `jax.shard_map`."""
 
         def source(path: tuple[Any, ...], weight: nnx.Variable) -> nnx.Variable:
             if path in self._kept:
@@ -160,7 +157,7 @@ class GradientSum:
         return nnx.map_state(weight, sources)
 
     def of(self, gradient: nnx.State) -> nnx.State:
-        """Return the sum, over devices, of gradients of `sources`, in the layout for updates."""
+        """Return the sum over devices of gradients of `sources`, in the layout for updates."""
 
         def total(path: tuple[Any, ...], own: nnx.Variable) -> nnx.Variable:
             if path in self.gathered:
@@ -173,7 +170,7 @@ class GradientSum:
 
 
 def _own_part(whole: Array, axis: ShardedAxis) -> Array:
-    """Return this device's part of an array that every device has whole."""
+    """Return this device's part of a replicated array."""
     size = whole.shape[axis.array_axis] // collectives.axis_size(*axis.mesh_axes)
     start = collectives.axis_index(*axis.mesh_axes) * size
     return jax.lax.dynamic_slice_in_dim(whole, start, size, axis.array_axis)

@@ -1,15 +1,12 @@
-"""What to set for GPUs before JAX starts: the share of their memory that JAX takes, and flags of
-XLA's compiler that let devices compute while they send each other weights.
+"""GPU settings before JAX starts: its share of GPU memory, and flags of XLA's compiler that overlap
+computation with transfers of weights. Imports no JAX; `XLA_FLAGS` in the environment overrides any
+flag, and docs/performance.md has their effects.
 
 By default JAX takes 75% (https://docs.jax.dev/en/latest/gpu_memory_allocation.html), which leaves
-21 GB of an H100 unused. It can't have all: CUDA's context, the workspaces of cuBLAS and cuDNN, and
-NCCL's buffers are outside of its share. NVIDIA recommends 0.8 or 0.9
+21 GB of an H100 unused. CUDA's context, the workspaces of cuBLAS and cuDNN, and NCCL's buffers need
+the rest. NVIDIA recommends 0.8 or 0.9
 (https://docs.nvidia.com/jax-toolbox/performance-profiling/gpu-performance); 0.9 leaves 8.5 GB of an
-H100 and 2.5 GB of a card with 24 GiB.
-
-`XLA_FLAGS` in the environment overrides any flag. docs/performance.md says what they bring. Loads
-without JAX.
-"""
+H100 and 2.5 GB of a card with 24 GiB."""
 
 import importlib.metadata
 import importlib.util
@@ -23,20 +20,20 @@ from pathlib import Path
 DEFAULT_SHARE = 0.9
 """Share of each GPU's memory that JAX takes unless one of `SHARE_VARIABLES` is set."""
 SHARE_VARIABLES = "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"
-"""JAX's names for the share, the old one last. JAX refuses to start if both are set."""
+"""JAX's names for the share, the old one last. JAX refuses to start with both."""
 FlagValue = bool | int | str
 COMMON_FLAGS: dict[str, FlagValue] = {
-    # This pass (https://github.com/openxla/xla/pull/44359, since jaxlib 0.11) lets copies of slices
-    # run beside other kernels. Collectives then run beside these copies, and end before the matmuls
-    # that should hide them. Earlier versions ignore the name.
+    # This pass (https://github.com/openxla/xla/pull/44359, since jaxlib 0.11) lets slice copies run
+    # beside other kernels. Collectives then overlap these copies, and end before the matmuls that
+    # should hide them. Earlier versions ignore the name.
     "xla_disable_hlo_passes": "dynamic-slice-copy-fusion-async-wrapper",
-    # Q, K and V as one matmul would be copied apart for the attention kernel.
+    # Otherwise Q, K and V, as one matmul, would be copied apart for the attention kernel.
     "xla_gpu_dot_merger_threshold_mb": 0,
 }
 """Flags for every step."""
 PIPELINING_FLAGS: dict[str, FlagValue] = {
-    # The loop over layers gathers the weights of the next layer while it computes one, and adds up
-    # the gradients of the layer before.
+    # The loop over layers gathers the next layer's weights while it computes one, and reduces the
+    # previous layer's gradients.
     "xla_gpu_pipeline_all_gather": "on",
     "xla_gpu_pipeline_all_reduce": "on",
     "xla_gpu_pipeline_reduce_scatter": "on",
@@ -46,38 +43,37 @@ PIPELINING_FLAGS: dict[str, FlagValue] = {
     "xla_gpu_all_gather_combine_threshold_bytes": 128 << 20,
 }
 """More flags for steps of one microbatch. With several, the compiler would also pipeline the loop
-over microbatches, and have the activations of two of them in memory."""
+over microbatches, and hold the activations of two in memory."""
 FLOAT8_FLAGS: dict[str, FlagValue] = {
-    # Triton's matmuls hide those in FP8 from cuBLASLt.
+    # Triton's matmuls would be chosen before cuBLASLt's FP8.
     "xla_gpu_enable_triton_gemm": False,
 }
-"""More flags for steps with matmuls in FP8."""
+"""More flags for steps with FP8 matmuls."""
 FORMER_NAMES = {
     "xla_gpu_pipeline_all_gather": "xla_gpu_enable_pipelined_all_gather",
     "xla_gpu_pipeline_all_reduce": "xla_gpu_enable_pipelined_all_reduce",
     "xla_gpu_pipeline_reduce_scatter": "xla_gpu_enable_pipelined_reduce_scatter",
 }
-"""Names before jaxlib 0.11.1, with the value true. Later versions accept and ignore them."""
+"""Names before jaxlib 0.11.1, with the value true; later versions accept and ignore them."""
 _AS_OPTION: dict[FlagValue, FlagValue] = {"on": "COLLECTIVE_PIPELINING_MODE_ON"}
-"""Values that options of `jax.stages.Lowered.compile` write in another way."""
+"""Values that are written differently as options of `jax.stages.Lowered.compile`."""
 _LIBRARY = "libjax_common.so"
 _TRIAL = "from jaxlib import _jax; _jax.CompileOptions()"
-"""Reads the flags as XLA does when it starts, and nothing more."""
+"""Program that parses the flags as XLA does at startup, and nothing more."""
 _TRIAL_SECONDS = 20
 _COMPLAINT = re.compile(r"^[EF]\d{4} .*?] (.*)", re.MULTILINE)
-"""What XLA logs before it ends the process; the first line says why."""
+"""XLA's log before it ends the process; the first line says why."""
 _PLUGINS = "jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12"
 
 
 def set_memory_share() -> None:
-    """Make JAX take `DEFAULT_SHARE` of each GPU, unless the user chose another share. It has no
-    effect once JAX has started."""
+    """Make JAX take `DEFAULT_SHARE` of each GPU unless the user chose. Call before JAX starts."""
     if _given_share() is None:
         os.environ[SHARE_VARIABLES[0]] = str(DEFAULT_SHARE)
 
 
 def memory_share() -> float:
-    """Return the share that training takes of a GPU's memory."""
+    """Return the share of a GPU's memory that training takes."""
     try:
         given = float(_given_share() or DEFAULT_SHARE)
     except ValueError:
@@ -86,29 +82,27 @@ def memory_share() -> float:
 
 
 def share_advice(memory: str) -> str:
-    """Say how much of a GPU's memory JAX takes, and what changes that."""
+    """Say how much of a GPU's memory JAX takes, and how to change that."""
     return f"JAX takes {memory_share():.0%} of {memory}; {SHARE_VARIABLES[0]} changes that"
 
 
 def _given_share() -> str | None:
-    """Return the user's own share. An empty variable counts as none, as in JAX."""
+    """Return the user's own share; as in JAX, an empty variable counts as none."""
     return next((os.environ[name] for name in SHARE_VARIABLES if os.environ.get(name)), None)
 
 
 def unknown_flags() -> list[str]:
-    """Return the flags that `XLA_FLAGS` sets and this version of XLA doesn't have: it would end the
-    process."""
+    """Return the flags in `XLA_FLAGS` that this XLA lacks, for which it would end the process."""
     libraries = _libraries() or _files_of("jaxlib", _LIBRARY)
     return [name for name in _user_flags() if not _has(libraries, name)]
 
 
 def problem_with_flags() -> str | None:
-    """Return why XLA would end the process because of `XLA_FLAGS`, None if it would not. A process
-    of its own tries: beside flags it doesn't have, XLA ends at values that don't fit and at a file
-    of flags that isn't there."""
+    """Return why `XLA_FLAGS` would make XLA end the process, or None. Tried in a child process:
+    besides unknown flags, XLA ends at invalid values and at a missing file of flags."""
     if not os.environ.get("XLA_FLAGS"):
         return None
-    command = [sys.executable, "-P", "-c", _TRIAL]  # -P: nothing from this folder
+    command = [sys.executable, "-P", "-c", _TRIAL]  # -P: no imports from this folder
     try:
         tried = subprocess.run(command, capture_output=True, timeout=_TRIAL_SECONDS, check=False)
     except subprocess.TimeoutExpired:
@@ -118,11 +112,8 @@ def problem_with_flags() -> str | None:
 
 
 def set_gpu_flags(microbatches: int, float8: bool = False) -> None:
-    """Add the flags to `XLA_FLAGS`, where there is a plugin for GPUs. Call it before JAX starts.
-
-    XLA ends the process if it does not know a flag, so those that the installed version does not
-    have are left out.
-    """
+    """Add the flags to `XLA_FLAGS`, if there is a GPU plugin. Call it before JAX starts. Flags that
+    the installed XLA lacks are left out, as it would end the process."""
     if libraries := _libraries():
         flags = [
             f"--{name}={str(value).lower()}"
@@ -139,8 +130,7 @@ def gpu_options(microbatches: int, float8: bool = False) -> dict[str, FlagValue]
 
 
 def gpu_flags(microbatches: int, float8: bool = False) -> dict[str, FlagValue]:
-    """Return the flags for a step of so many microbatches, in FP8 or not, without those that the
-    user has set."""
+    """Return the flags for a step of this many microbatches, without those set by the user."""
     flags = COMMON_FLAGS if microbatches > 1 else COMMON_FLAGS | PIPELINING_FLAGS
     flags = flags | FLOAT8_FLAGS if float8 else flags
     if _jaxlib_version() < (0, 11, 1):
@@ -158,7 +148,7 @@ def _jaxlib_version() -> tuple[int, ...]:
 
 
 def _libraries() -> list[Path]:
-    """Return the libraries that read the flags; none without a plugin for GPUs."""
+    """Return the libraries that read the flags; none without a GPU plugin."""
     plugins = [path for name in _PLUGINS for path in _files_of(name, "xla_cuda_plugin.so")]
     return plugins and [*plugins, *_files_of("jaxlib", _LIBRARY)]
 
@@ -166,7 +156,7 @@ def _libraries() -> list[Path]:
 def _files_of(package: str, name: str) -> list[Path]:
     try:
         spec = importlib.util.find_spec(package)
-    except ModuleNotFoundError:  # there is no parent package
+    except ModuleNotFoundError:  # the parent package is missing
         return []
     folders = spec.submodule_search_locations if spec else None
     return [path for folder in folders or () if (path := Path(folder) / name).exists()]

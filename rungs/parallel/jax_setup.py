@@ -1,6 +1,5 @@
 """Set up JAX before it starts: compilation cache, memory, compiler flags, virtual CPU devices,
-determinism. Once a backend runs, these settings have no effect, so import nothing that starts one.
-"""
+determinism. Imports nothing that starts a backend, after which these settings have no effect."""
 
 import contextlib
 import ctypes
@@ -49,21 +48,20 @@ def prepare(
 
 
 def settle(platform: str) -> None:
-    """Undo what only helps on a CPU, once JAX has chosen a platform: cpu, gpu or tpu."""
+    """Undo settings that only help on a CPU, once JAX has chosen a platform: cpu, gpu or tpu."""
     if platform != "cpu":
         _mallopt(arena_max=0, mmap_max=65_536, trim_threshold=128 * 1024)
 
 
 def keep_freed_memory() -> None:
-    """Make glibc reuse freed memory between steps instead of returning it to the system. Otherwise,
-    on a CPU, the memory of each step is mapped and zeroed again, which took a fifth of the step. It
-    must be set before JAX starts its threads, even if there turns out to be an accelerator: there
-    it would keep the memory of every checkpoint's copy, so `settle` undoes it."""
+    """Make glibc reuse freed memory between steps. Otherwise, on a CPU, each step maps and zeroes
+    its memory again, which took a fifth of the step. It must be set before JAX starts its threads;
+    for accelerators `settle` undoes it, as it would keep every checkpoint copy's memory."""
     _mallopt(arena_max=1, mmap_max=0, trim_threshold=-1)
 
 
 def _mallopt(arena_max: int, mmap_max: int, trim_threshold: int) -> None:
-    """Set parameters of glibc's malloc; see mallopt(3), which has their defaults."""
+    """Set parameters of glibc's malloc; mallopt(3) has their defaults."""
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
         libc.mallopt(_ARENA_MAX, arena_max)
         libc.mallopt(_MMAP_MAX, mmap_max)
@@ -71,9 +69,8 @@ def _mallopt(arena_max: int, mmap_max: int, trim_threshold: int) -> None:
 
 
 def enable_compilation_cache() -> None:
-    """Keep compiled code between starts, in the folder that JAX's environment variable names, else
-    in the user's cache folder. Raises UserError if an environment variable asks for what Rungs
-    can't do."""
+    """Keep compiled code between starts, in the folder of JAX's environment variable or the user's
+    cache folder. Raises UserError if an environment variable asks for something unsupported."""
     refuse_unusable()
     default = Path(platformdirs.user_cache_dir("rungs")) / "compiled"
     folder = Path(os.environ.get(CACHE_VARIABLE) or default)
@@ -84,9 +81,9 @@ def enable_compilation_cache() -> None:
 
 
 def _handle_cache_failures(folder: Path) -> None:
-    """Intercept JAX's warnings about the compilation cache; JAX then compiles without it. Truncated
-    entries, left by a kill, are deleted: JAX never overwrites an entry, so it would warn at every
-    start. A failed write is logged once."""
+    """Intercept JAX's warnings about the compilation cache; JAX then compiles without it. Entries
+    truncated by a kill are deleted, as JAX never overwrites an entry and would warn at every start.
+    A failed write is logged once."""
     show = warnings.showwarning
     has_warned = False
 
@@ -114,12 +111,12 @@ SETTINGS = (
     *("jax_exec_time_optimization_effort", "jax_memory_fitting_effort", "jax_use_direct_linearize"),
     *("jax_compiler_enable_remat_pass", "jax_ragged_dot_use_ragged_dot_instruction"),
 )
-"""Names in `jax.config`; the environment variables have the same names in capitals."""
+"""Names in `jax.config`; in capitals they are environment variables."""
 _FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 _OTHER_VARIABLES = ("NVIDIA_TF32_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG")
 _HARMLESS_FLAGS = ("--xla_dump", "--xla_force_host_platform_device_count")
 _GIVEN = {name: os.environ.get(name, "") for name in (*_FLAGS, *_OTHER_VARIABLES)}
-"""Values that the user has set, before `jax_setup` adds its own flags."""
+"""The user's values, before `jax_setup` adds its own flags."""
 _NEEDED = {
     "jax_enable_x64": False,
     "jax_disable_jit": False,
@@ -128,11 +125,11 @@ _NEEDED = {
     "jax_numpy_dtype_promotion": "standard",
     "jax_numpy_rank_promotion": "allow",
 }
-"""Settings that Rungs needs: its dtypes have at most 32 bits, and are mixed."""
+"""Required settings: Rungs mixes dtypes of at most 32 bits."""
 
 
 def refuse_unusable() -> None:
-    """Raise UserError with a line for each variable with which Rungs doesn't work."""
+    """Raise UserError with a line for each variable that Rungs doesn't work with."""
     lines = [
         f"{name.upper()}: Rungs works only with the default, {needed}; unset it"
         for name, needed in _NEEDED.items()
@@ -160,7 +157,7 @@ def recorded() -> dict[str, str]:
 
 
 def changes(before: dict[str, str], now: dict[str, str]) -> list[str]:
-    """Return what differs between two records, of what both have."""
+    """Return the differences between two records, for settings in both."""
     return [
         f"{name} was {before[name] or 'not set'}, is now {now[name] or 'not set'}"
         for name in now

@@ -10,15 +10,15 @@ from typing import NamedTuple
 from rungs.common.errors import UserError
 
 _TASK_COUNTS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
-"""Variables with the number of processes, set by Slurm's srun and Open MPI's mpirun."""
+"""Variables of Slurm's srun and Open MPI's mpirun with the number of processes."""
 _MULTI_PROCESS = ("JOBSET_NAME", "MEGASCALE_COORDINATOR_ADDRESS")
-"""Set in the pods of a Kubernetes JobSet as in docs/clusters.md, and with several TPU slices."""
+"""Set in pods of a Kubernetes JobSet as in docs/clusters.md, and with several TPU slices."""
 _TPU_HOSTS = "TPU_WORKER_HOSTNAMES"
 _TPU_CHIPS = ("/dev/accel0", "/dev/vfio/0")
 
 
 class Cluster(NamedTuple):
-    """The processes of a run, one or more per host. JAX finds out what is None."""
+    """The processes of a run, one or more per host. JAX detects values that are None."""
 
     coordinator: str | None = None
     """host:port of process 0."""
@@ -33,9 +33,9 @@ def find_cluster(
     process: int | None,
     environment: Mapping[str, str] = os.environ,
 ) -> Cluster | None:
-    """Return the processes that this one trains with, from the three options or from the variables
-    by which Slurm, Open MPI, Kubernetes and TPUs are detected; None if it is alone. Raises
-    UserError if an option is missing or invalid."""
+    """Return the processes that this one trains with, from the three options or the variables of
+    Slurm, Open MPI, Kubernetes and TPUs; None for one process. Raises UserError for wrong
+    options."""
     given = (coordinator, processes, process)
     if coordinator is None or processes is None or process is None:
         if any(value is not None for value in given):

@@ -8,14 +8,14 @@ import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
 DATA, CONTEXT, TENSOR = "data", "context", "tensor"
-"""The mesh axes. A mesh has `DATA`, and one of the other two."""
+"""The mesh axes. A mesh has `DATA` and one of the other two."""
 TOKEN_AXES = (DATA, CONTEXT)
-"""The mesh axes along which devices have different tokens: sequences, or parts of sequences."""
+"""Mesh axes along which devices have different tokens: sequences or parts of them."""
 BLOCKS, HEAD, TOKEN_EMBEDDING = "blocks", "head", "token_embedding"
 VALUE_EMBEDDING = "value_embedding"
-"""First parts of paths of parameters: stacked layers, output head, token and value embedding."""
+"""First parts of parameter paths: stacked layers, output head, token and value embedding."""
 LOOKED_UP = (TOKEN_EMBEDDING, VALUE_EMBEDDING)
-"""The tables that are looked up by token."""
+"""Tables that are looked up by token."""
 VOCABULARY = "vocab"
 """The array axis that is padded to fit the mesh."""
 POSITION = "position"
@@ -30,10 +30,9 @@ def create_mesh(
     mesh_axis_names: Sequence[str] = MESH_AXIS_NAMES,
     devices: Sequence[jax.Device] | None = None,
 ) -> Mesh:
-    """Return a mesh of devices. Devices that are closest to each other share the last axis. Raises
-    ValueError if the sizes do not multiply to the number of devices. `mesh_shape` has the number of
-    devices along each axis; −1, at most once, stands for all that remain. `devices` are by default
-    all devices of all hosts."""
+    """Return a mesh of devices, the closest ones along the last axis. `mesh_shape` has the number
+    of devices along each axis; −1, at most once, stands for all remaining. `devices` defaults to
+    all devices of all hosts. Raises ValueError if the sizes do not multiply to their number."""
     devices, names = jax.devices() if devices is None else devices, tuple(mesh_axis_names)
     shape = _resolve_shape(tuple(mesh_shape), names, len(devices))
     return jax.make_mesh(shape, names, axis_types=(_AXIS_TYPE,) * len(names), devices=devices)
@@ -51,7 +50,7 @@ def one_device() -> Mesh:
 
 
 def size_along(mesh: Mesh | AbstractMesh, *axes: str) -> int:
-    """Return the number of devices along mesh axes; 1 along an axis that the mesh doesn't have."""
+    """Return the number of devices along mesh axes; 1 along an axis that the mesh lacks."""
     return math.prod(mesh.shape.get(axis, 1) for axis in axes)
 
 
@@ -78,7 +77,7 @@ def _as_text(shape: tuple[int, ...], names: tuple[str, ...]) -> str:
 
 
 def _nearest_shape(shape: tuple[int, ...], available: int) -> tuple[int, ...]:
-    """Return the shape that uses all devices and has the last sizes nearest to those asked for."""
+    """Return the shape that uses all devices with last sizes nearest to the requested ones."""
     last_sizes: list[int] = []
     for size in reversed(shape[1:]):
         divisors = (n for n in range(1, available + 1) if available % n == 0)
@@ -89,5 +88,5 @@ def _nearest_shape(shape: tuple[int, ...], available: int) -> tuple[int, ...]:
 
 
 def dotted(path: tuple[Any, ...]) -> str:
-    """Return the name that checkpoints use for a path of `nnx.to_flat_state`."""
+    """Return the dotted name in checkpoints for a path of `nnx.to_flat_state`."""
     return ".".join(str(part) for part in path)

@@ -1,5 +1,5 @@
-"""Join the processes of a run, and broadcast and agree between them; with one process, without
-communication. If another process is missing at the start or dies, this one ends with one line."""
+"""Connect a run's processes, and broadcast and agree between them; no-ops for a single process. If
+another process is missing at the start or dies, this one ends with a one-line message."""
 
 import contextlib
 import ctypes
@@ -25,7 +25,7 @@ from rungs.parallel.mesh import size_along
 START_TIMEOUT_SECONDS = 300
 """How long processes wait for each other at the start."""
 HEARTBEAT_TIMEOUT_SECONDS = 30
-"""A process without a heartbeat for so long counts as dead, and the others end."""
+"""A process without a heartbeat for this long counts as dead, and the others end."""
 _LEAST_BUFFER_BYTES = 4096
 _NO_ERROR = 0
 _ERRORS_RAISED_BY_ALL: dict[int, type[Exception]] = {1: UserError, 2: RunFailure}
@@ -43,10 +43,9 @@ _ENDING = threading.Lock()
 
 def join(cluster: Cluster) -> None:
     """Connect to the other processes, before any other use of JAX. If some do not arrive in time,
-    or die later, this one ends with one line. Raises UserError if JAX cannot find out who the other
-    processes are."""
+    or die later, this one ends with a one-line message. Raises UserError if they are unknown."""
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.config.update("jax_enable_preemption_service", False)  # it would catch SIGTERM
+    jax.config.update("jax_enable_preemption_service", False)  # would catch SIGTERM
     try:
         with _end_instead_of_abort():
             jax.distributed.initialize(
@@ -56,7 +55,7 @@ def join(cluster: Cluster) -> None:
                 shutdown_timeout_seconds=HEARTBEAT_TIMEOUT_SECONDS,
             )
     except (ValueError, RuntimeError) as error:
-        if is_multi_process():  # it knows the others, but they did not arrive
+        if is_multi_process():  # the others are known, but did not arrive
             _end(error)
         advice = "" if cluster.coordinator else "; give --coordinator, --processes and --process"
         message = f"the processes of this run cannot connect: {error}{advice}"
@@ -64,8 +63,7 @@ def join(cluster: Cluster) -> None:
 
 
 def _end(cause: Exception | None = None) -> None:
-    """Print and log the message, then end this process at once: JAX's own end would wait for the
-    others."""
+    """Print and log the message, then end this process at once, without waiting for the others."""
     message = LOST_PROCESS
     if cause is not None and str(cause) != "std::bad_cast":
         message += f" ({readable_line(reason(cause))})"
@@ -89,11 +87,11 @@ def end_if_lost() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _end_instead_of_abort() -> Iterator[None]:
-    """Call `_end` where JAX's health check of a client created in this block would abort, with a
-    stack trace (exit code 134). The health check has a callback, but jaxlib 0.10 throws
-    `std::bad_cast` instead of calling it, as it cannot convert the argument. `connect` turns that
-    into a RuntimeError; in the thread of the health check it ends in C++'s terminate handler, so
-    that is set too. JAX's own log lines before it say which process died."""
+    """Call `_end` where JAX's health check of a client created in this block would abort with a
+    stack trace (exit code 134). jaxlib 0.10 throws `std::bad_cast` instead of calling the check's
+    callback, as it cannot convert the argument. `connect` turns that into a RuntimeError; in the
+    check's thread it ends in C++'s terminate handler, so that is set too. JAX's log lines before it
+    name the dead process."""
     create = _jax.get_distributed_runtime_client
     with_callback = functools.partial(create, missed_heartbeat_callback=lambda *_: _end())
     _set_terminate_handler()
@@ -109,7 +107,7 @@ _END_IN_C = ctypes.CFUNCTYPE(None)(_end)
 
 
 def _set_terminate_handler() -> None:
-    """Call std::set_terminate, where the C++ library is GNU's."""
+    """Call std::set_terminate, if the C++ library is GNU's."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL("libstdc++.so.6")._ZSt13set_terminatePFvvE(_END_IN_C)
 
@@ -120,13 +118,13 @@ def is_multi_process() -> bool:
 
 
 def is_first_process() -> bool:
-    """Return whether this is process 0, which writes what only one process may write."""
+    """Return whether this is process 0, which writes everything that is written once."""
     return not is_multi_process() or jax.process_index() == 0
 
 
 def broadcast_from_first(compute: Callable[[], str]) -> str:
-    """Return, in every process, the string that the first process computes. If the first one raises
-    a UserError or RunFailure, all raise it; if something else, the others raise RuntimeError."""
+    """Return, in every process, the string that the first process computes. A UserError or
+    RunFailure there is raised in all; for other errors the others raise RuntimeError."""
     if not is_multi_process():
         return compute()
     code, text, failure = _NO_ERROR, "", None
@@ -149,7 +147,7 @@ def broadcast_from_first(compute: Callable[[], str]) -> str:
 def _broadcast(code: int, text: str) -> tuple[int, str]:
     content = bytes([code]) + text.encode()
     length = int(multihost_utils.broadcast_one_to_all(np.int32(len(content))))
-    # few different sizes, because each one is compiled
+    # few different sizes, as each is compiled
     buffer = np.zeros(max(1 << (length - 1).bit_length(), _LEAST_BUFFER_BYTES), np.uint8)
     if is_first_process():
         buffer[:length] = np.frombuffer(content, np.uint8)
@@ -168,14 +166,13 @@ def run_on_first(function: Callable[[], object]) -> None:
 
 
 def wait_for_first() -> None:
-    """Wait until the first process also calls this. If the others ended before, JAX would give up
-    after `HEARTBEAT_TIMEOUT_SECONDS`, and end the first one."""
+    """Wait until the first process also calls this. If others ended earlier, JAX would give up
+    after `HEARTBEAT_TIMEOUT_SECONDS` and end the first one."""
     run_on_first(lambda: None)
 
 
 def check_all_agree(what: str, content: str) -> None:
-    """Check that all processes have the same content. Raises UserError in every process if one has
-    another content than the first."""
+    """Raise UserError in every process if one has another content than the first."""
     if not is_multi_process():
         return
     digest = np.frombuffer(hashlib.sha256(content.encode()).digest(), np.uint8)
@@ -189,8 +186,8 @@ def check_all_agree(what: str, content: str) -> None:
 
 
 def connect(mesh: Mesh) -> None:
-    """Open the connections between the devices of a mesh while all processes are in step. On CPUs,
-    a process that is half a minute late for its first collective would fail."""
+    """Open the connections between a mesh's devices while all processes are in step. On CPUs, a
+    process half a minute late for its first collective would fail."""
     if not is_multi_process():
         return
     for axes in [*((axis,) for axis in mesh.axis_names), mesh.axis_names]:
@@ -200,8 +197,8 @@ def connect(mesh: Mesh) -> None:
 
 
 def gather_to_first(array: jax.Array) -> np.ndarray | None:
-    """Return a host copy of the global array in the first process, None in the others. All call
-    this together; each device needs memory for a piece of the array only."""
+    """Return a host copy of the global array in the first process, None in the others. All must
+    call this together; each device needs memory for one piece of the array only."""
     if array.is_fully_addressable or array.is_fully_replicated:
         return np.array(array) if is_first_process() else None
     result = np.empty(array.shape, array.dtype) if is_first_process() else None
@@ -214,8 +211,8 @@ def gather_to_first(array: jax.Array) -> np.ndarray | None:
 
 
 class AnyProcess:
-    """Whether a flag is set in any process. With several processes the answer comes one call late,
-    so that no step waits for it."""
+    """Whether a flag is set in any process. With several processes the answer is one call late, so
+    that no step waits for it."""
 
     def __init__(self, mesh: Mesh) -> None:
         self._sharded = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
@@ -223,8 +220,7 @@ class AnyProcess:
         self._pending: jax.Array | None = None
 
     def __call__(self, flag: bool) -> bool:
-        """Return whether the flag was set anywhere: with several processes, in the previous call;
-        with one process, in this call."""
+        """Return whether the flag was set anywhere; with several processes, one call ago."""
         if not is_multi_process():
             return flag
         pending, self._pending = self._pending, self._start(flag)

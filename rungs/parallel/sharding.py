@@ -30,21 +30,19 @@ MESH_AXES: dict[Mode, dict[str, MeshAxes]] = {
     "fsdp_tp": {**_SPLIT_MATMULS, "emb": DATA, "value": DATA, "head_dim": DATA},
     "cp": dict.fromkeys(_SPLIT_STATE, TOKEN_AXES),
 }
-"""Mesh axis, or mesh axes together, over which an array axis is split, by mode. A mesh axis
-splits only one axis of an array: the first one listed here whose size it divides."""
+"""Mesh axis, or axes together, over which an array axis is split, by mode. A mesh axis splits only
+one axis of an array: the first listed here whose size it divides."""
 
 
 def get_sharding_config_for_mode(mode: str) -> dict[str, MeshAxes]:
-    """Return the table from array axis to mesh axis or axes. Raises ValueError if there is no such
-    mode."""
+    """Return the table from array axis to mesh axes. Raises ValueError for an unknown mode."""
     if mode not in MESH_AXES:
         raise ValueError(f"sharding.mode: {mode!r} must be one of {', '.join(MESH_AXES)}")
     return MESH_AXES[mode]
 
 
 def validate_mesh_for_mode(mesh: Mesh, mode: str) -> None:
-    """Check that a mode can run on a mesh. Raises ValueError if there is no such mode, or the
-    mesh's axes or their sizes do not fit it."""
+    """Raise ValueError if there is no such mode, or the mesh's axes or sizes do not fit it."""
     get_sharding_config_for_mode(mode)
     if mesh.axis_names != mesh_axes(mode):
         raise ValueError(
@@ -62,8 +60,8 @@ class Layout(NamedTuple):
 
     @classmethod
     def of(cls, sharding: ShardingConfig | None, mesh: Mesh | None = None) -> "Layout":
-        """Return the layout for `sharding` in `train.json`; of one device if there is no mesh.
-        Raises ValueError if the mesh does not fit the mode."""
+        """Return the layout for `sharding` in `train.json`, on one device without a mesh. Raises
+        ValueError if the mesh does not fit the mode."""
         if mesh is None:
             return cls(one_device())
         layout = cls(mesh, sharding.mode if sharding else "dp")
@@ -72,16 +70,16 @@ class Layout(NamedTuple):
 
     @property
     def for_updates(self) -> "Layout":
-        """The layout of summed gradients and of the optimizer's state. In `dp`, where weights are
-        whole, it is the layout of `fsdp`: each device updates its part of them (ZeRO-1; Rajbhandari
-        et al. 2019, section 5.1). On a CPU, whose devices share one memory, collectives take longer
-        than the update; docs/performance.md has the figures."""
+        """The layout of summed gradients and optimizer state. In `dp`, where weights are
+        replicated, it is that of `fsdp`: each device updates its part (ZeRO-1; Rajbhandari et al.
+        2019, section 5.1). Not on CPUs, where devices share memory and collectives take longer than
+        the update; see docs/performance.md."""
         is_split = self.mode == "dp" and target_device.platform() != "cpu"
         return self._replace(mode="fsdp") if is_split else self
 
     def spec(self, axes: Sequence[str], shape: Sequence[int]) -> PartitionSpec:
-        """Return the mesh axis, or axes, over which each axis of an array is split. `axes` are the
-        names of the array's last axes, as axes before those are not split; `shape` is global."""
+        """Return the mesh axis or axes over which each axis of an array is split. `axes` names its
+        last axes; earlier ones are not split. `shape` is global."""
         names: list[MeshAxes | None] = [None] * len(shape)
         first = len(shape) - len(axes)
         for axis, over in MESH_AXES[self.mode].items():
@@ -93,8 +91,7 @@ class Layout(NamedTuple):
         return _spec(names)
 
     def specs(self, state: nnx.State) -> Any:
-        """Return a tree like `state`, whose variables declare their axes, with a PartitionSpec in
-        place of each variable."""
+        """Return PartitionSpecs in a tree like `state`, whose variables declare their axes."""
 
         def spec(variable: nnx.Variable) -> PartitionSpec:
             axes = variable.get_metadata().get("axes", ())
@@ -103,7 +100,7 @@ class Layout(NamedTuple):
         return jax.tree.map(spec, state, is_leaf=lambda node: isinstance(node, nnx.Variable))
 
     def shardings(self, state: nnx.State) -> Any:
-        """Return a tree like `state` with a NamedSharding in place of each variable."""
+        """Return a tree like `state` with a NamedSharding per variable."""
         specs = self.specs(state)
         return jax.tree.map(
             lambda spec: NamedSharding(self.mesh, spec),
@@ -112,27 +109,26 @@ class Layout(NamedTuple):
         )
 
     def sharded_axes(self, state: nnx.State) -> dict[tuple[Any, ...], "ShardedAxis"]:
-        """Return, by path, the axis that FSDP splits of each variable, where it splits one."""
+        """Return, by path, the axis that FSDP splits of each variable that it splits."""
         specs = nnx.to_flat_state(self.specs(state))
         return {path: axis for path, spec in specs if (axis := sharded_axis(spec))}
 
     def batch_spec(self, rank: int) -> PartitionSpec:
-        """Return the spec of a batch (…, B, S): B is split over the data axis, and S over the
-        context axis."""
+        """Return the spec of a batch (…, B, S): B over the data axis, S over the context axis."""
         return _spec([None] * (rank - 2) + [self._present(axis) for axis in TOKEN_AXES])
 
     def rows_spec(self) -> PartitionSpec:
-        """Return the spec of an array that has a number for each sequence of a batch: (B,)."""
+        """Return the spec of an array with one number per sequence, (B,)."""
         return _spec([self._present(DATA)])
 
     def _present(self, over: MeshAxes) -> MeshAxes | None:
-        """Return those mesh axes that have several devices, in the form of a PartitionSpec."""
+        """Return the mesh axes with several devices, in the form of a PartitionSpec."""
         present = tuple(axis for axis in as_tuple(over) if size_along(self.mesh, axis) > 1)
         return present if len(present) > 1 else next(iter(present), None)
 
     def padded_vocab_size(self, vocab_size: int) -> int:
         """Return the rows of the vocabulary in memory: a multiple of the tensor axis and, except on
-        a CPU, of whole matmul tiles."""
+        a CPU, of a matmul tile."""
         parts = size_along(self.mesh, TENSOR)
         multiple = parts if _is_cpu(self.mesh) else parts * TILE
         return math.ceil(vocab_size / multiple) * multiple
@@ -141,7 +137,7 @@ class Layout(NamedTuple):
         """Return a line for each model dimension that the mode must divide but cannot."""
         last = self.mesh.axis_names[-1]
         over_data = MESH_AXES[self.mode].get("emb", ())
-        # other dimensions that a mode splits are small, and are replicated if they don't divide
+        # other dimensions that a mode splits are small, and replicated if not divisible
         dimensions: list[tuple[str, MeshAxes, int]] = [("emb_dim", over_data, model.emb_dim)]
         if model.n_layers and model.n_heads:
             dimensions.append(("n_heads", last, model.n_heads))
@@ -159,13 +155,13 @@ class Layout(NamedTuple):
 
 
 def padded_axis(variable: nnx.Variable) -> int | None:
-    """Return which axis of a parameter or moment is the vocabulary, the one that is padded."""
+    """Return the index of a parameter's or moment's vocabulary axis, which is padded, or None."""
     axes = variable.get_metadata().get("axes", ())
     return axes.index(VOCABULARY) if VOCABULARY in axes else None
 
 
 def as_tuple(over: MeshAxes) -> tuple[str, ...]:
-    """Return the mesh axes of one entry of a table or a PartitionSpec."""
+    """Return the mesh axes of one entry of a table or a PartitionSpec as a tuple."""
     return (over,) if isinstance(over, str) else over
 
 
@@ -177,8 +173,7 @@ class ShardedAxis(NamedTuple):
 
 
 def sharded_axis(spec: PartitionSpec) -> ShardedAxis | None:
-    """Return the axis of an array that FSDP splits; None if each device has all of it, or its part
-    along the tensor axis."""
+    """Return the axis of an array that FSDP splits; None if replicated or split by tensor only."""
     for index, over in enumerate(spec):
         if over is not None and set(TOKEN_AXES) & set(as_tuple(over)):
             return ShardedAxis(index, as_tuple(over))
@@ -186,13 +181,13 @@ def sharded_axis(spec: PartitionSpec) -> ShardedAxis | None:
 
 
 def constrain(layout: Layout, module: nnx.Module | nnx.Optimizer, only: Any = ...) -> None:
-    """Constrain the arrays of a module, or only variables of a kind, to lie in a layout."""
+    """Constrain the arrays of a module, or only variables of a kind, to a layout."""
     state = nnx.state(module, only)
     nnx.update(module, jax.lax.with_sharding_constraint(state, layout.shardings(state)))
 
 
 def process_local_rows(mesh: Mesh, size: int) -> np.ndarray:
-    """Return the indices of the rows that this process's devices need of a batch of `size` rows."""
+    """Return the indices of a batch's `size` rows that this process's devices need."""
     sharding = NamedSharding(mesh, Layout(mesh).rows_spec())
     indices = sharding.addressable_devices_indices_map((size,)).values()
     return np.unique([np.arange(size)[index[0]] for index in indices if index])
@@ -212,15 +207,15 @@ def place_batch(mesh: Mesh, *arrays: np.ndarray | None, size: int | None = None)
 
 
 def _is_cpu(mesh: Mesh | AbstractMesh) -> bool:
-    """Return whether the devices are CPUs. An abstract mesh has the target device's."""
+    """Return whether the devices are CPUs; for an abstract mesh, whether the target device is."""
     if isinstance(mesh, AbstractMesh):
         return target_device.platform() == "cpu"
     return bool(mesh.devices.flat[0].platform == "cpu")
 
 
 def _spec(names: list[MeshAxes | None]) -> PartitionSpec:
-    """Return the spec without trailing None: P(None) and P() place an array alike, but are
-    different keys of the compilation cache."""
+    """Return the spec without trailing None: P(None) and P() mean the same, but are different keys
+    of the compilation cache."""
     while names and names[-1] is None:
         names = names[:-1]
     return PartitionSpec(*names)

@@ -1,5 +1,5 @@
-"""The kind of device that programs are traced for, the local one or, in a plan, another one;
-barriers that keep XLA from fusing where that costs time or memory, each on one platform."""
+"""The kind of device that programs are traced for: the local one or, in a plan, another one.
+Barriers that keep XLA from fusing where that costs time or memory, each on one platform."""
 
 import contextlib
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ class Target(NamedTuple):
 
 
 _planned: ContextVar[tuple[Target, bool] | None] = ContextVar("target", default=None)
-"""Another kind of device than the local one, and whether programs are compiled for it."""
+"""The planned kind of device, and whether programs are compiled for it; None for the local one."""
 
 
 def target() -> Target:
@@ -35,8 +35,8 @@ def platform() -> str:
 
 
 def is_compiled() -> bool:
-    """Return whether programs are compiled for the target, so that they may have kernels that only
-    its own compiler knows. In an estimate they are only traced."""
+    """Return whether programs are compiled for the target, and so may use kernels that only its
+    compiler knows. In an estimate they are only traced."""
     planned = _planned.get()
     return planned is None or planned[1] or planned[0] == _local_device()
 
@@ -49,8 +49,8 @@ def is_ampere_or_later() -> bool:
 
 @contextlib.contextmanager
 def trace_for(target: Target | None, is_compiled: bool = False) -> Iterator[None]:
-    """Trace programs for another kind of device. None means the local one. `is_compiled` says
-    whether its compiler is here and compiles them."""
+    """Trace programs for another kind of device, or the local one if None. `is_compiled`: its
+    compiler is installed and compiles them."""
     token = _planned.set(target and (target, is_compiled))
     try:
         yield
@@ -67,15 +67,14 @@ Tree = TypeVar("Tree")
 
 
 def cpu_barrier(tree: Tree) -> Tree:
-    """Return arrays that, on a CPU, are computed once and lie in memory, not fused with what reads
-    them."""
+    """Return arrays that a CPU computes once and stores, without fusing them into their users."""
     on_cpu = platform() == "cpu"
     barred: Tree = jax.lax.optimization_barrier(tree) if on_cpu else tree
     return barred
 
 
 def gpu_gradient_barrier(x: Array) -> Array:
-    """Return x, whose gradient, on a GPU, is computed once and lies in memory in the dtype of x."""
+    """Return x, whose gradient a GPU computes once and stores in the dtype of x."""
     return _with_barred_gradient(x) if platform() == "gpu" else x
 
 

@@ -2,16 +2,15 @@
 
     hardware       known devices: FLOP/s, memory, bandwidth; add a device here
     flops          parameters and FLOPs per token
-    memory         bytes per device, by component, from these:
-    peaks          sizes of a step, activations that it keeps for the backward pass, and what it
-                   needs by XLA's compilers for CPUs, GPUs and TPUs
+    memory         bytes per device, by component
+    peaks          sizes of a step, its activations, and rules for peak memory under XLA's compilers
     communication  bytes sent per step, computed from the config
-    compiled       what a device's compiler says of the step
+    compiled       the step as compiled for a device
     forecast       all of these for one run, with time and the disk space of its checkpoints
     rows           sections and tables of a report, from which text and JSON are made
     report         a forecast as a table and as JSON; `plan.py` prints it
-    policy_plan    what a run of reinforcement learning takes, and its report
-    oom_advice     which keys to change when memory does not suffice
+    policy_plan    forecast and report of a reinforcement learning run
+    oom_advice     which keys to change if memory does not suffice
     model_summary  modules and arrays of a model; `model.py` prints it
 
 Imports `common`, `config`, `data`, `run`, `parallel`, `model`, `optim`, `step` and `checkpointing`.

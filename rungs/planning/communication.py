@@ -1,6 +1,6 @@
-"""What the devices of a mesh send each other in a training step, computed from the configs: nothing
-is compiled. `compiled/collectives.py` counts the same in a compiled program, which differs where
-the compiler moves or drops collectives. Axis suffixes as in `rungs/model/gpt.py`."""
+"""The collectives of a training step on a mesh, computed from the configs without compiling.
+`compiled/collectives.py` counts those of a compiled program, which differs where the compiler moves
+or drops some. Axis suffixes as in `rungs/model/gpt.py`."""
 
 import math
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ Purpose = Literal["layer weights", "other weights", "gradients", "activations", 
 
 
 class PlannedCollective(NamedTuple):
-    """A collective that a step runs, as each device sees it."""
+    """A collective of a step, as each device sees it."""
 
     purpose: Purpose
     kind: str
@@ -45,10 +45,9 @@ class PlannedCollective(NamedTuple):
     axes: tuple[str, ...]
     """Mesh axes along which it runs."""
     devices: int
-    """Devices that take part."""
+    """Participating devices."""
     array_bytes: int
-    """Size of the complete array: the one summed, the result of an all-gather, or the operand of a
-    reduce-scatter."""
+    """Size of the complete array: a sum, an all-gather's result, a reduce-scatter's operand."""
     runs_per_step: int
 
     @property
@@ -58,20 +57,20 @@ class PlannedCollective(NamedTuple):
 
 
 class Communication(NamedTuple):
-    """Seconds that the communication of a step takes if all links reach their peak."""
+    """Seconds for the communication of a step if all links reach their peak."""
 
     tensor: float
-    """Seconds of activations, along the tensor axis and in all-to-alls; computing waits for it."""
+    """For activations, along the tensor axis and in all-to-alls; computation waits for it."""
     data: float
-    """Seconds of weights and gradients, sent while something else is computed."""
+    """For weights and gradients, overlapped with computation."""
 
     def step_seconds(self, computing: float) -> float:
-        """Return the seconds of a step that computes for that long."""
+        """Return the seconds of a step with this much computation."""
         return max(computing + self.tensor, self.data)
 
 
 class ParameterLayout(NamedTuple):
-    """A parameter as a layout splits it."""
+    """A parameter as split by a layout."""
 
     axes: tuple[str, ...]
     size: int
@@ -82,12 +81,12 @@ class ParameterLayout(NamedTuple):
     is_matrix: bool
     is_of_norm: bool
     is_split_over_data: bool
-    """Whether it is split over the data axis; in cp, over data and context together."""
+    """Whether it is split over the data axis, or in cp over data and context together."""
     is_updated_in_shards: bool
     """Whether each device along data updates only a part of it."""
     is_split_over_tensor: bool
     is_looked_up_only: bool
-    """Whether it is a table by token, and not the head as well."""
+    """Whether it is a table that is looked up by token and not also the head."""
 
     @property
     def purpose(self) -> Purpose:
@@ -97,34 +96,32 @@ class ParameterLayout(NamedTuple):
     @property
     def has_partial_gradient(self) -> bool:
         """Whether it is replicated along the tensor axis but used on each device's own heads or
-        hidden units, so that its gradient is an all-reduce along that axis."""
+        hidden units, so that its gradient needs an all-reduce along that axis."""
         of_partial_sums = "experts" in self.axes and not self.is_matrix
         return not self.is_split_over_tensor and ("head_dim" in self.axes or of_partial_sums)
 
     @property
     def is_weighted_bias(self) -> bool:
-        """Whether it is the bias of all experts' outputs, where every token goes through every
-        expert: the gradient of an expert's weight is a product with it."""
+        """Whether it is the output bias of experts that all tokens pass through: the gradient of an
+        expert's weight is a product with it."""
         is_output_bias = self.axes == ("experts", "emb") and not self.is_matrix
         return is_output_bias and grouped_matmul.is_dense()
 
     @property
     def is_cast(self) -> bool:
-        """Whether it is cast to the compute dtype before the all-gather: the matrices of the layers
-        and the head, which may be the token embedding."""
+        """Whether it is cast to the compute dtype before the all-gather: the layers' matrices and
+        the head, which may be the token embedding."""
         return self.is_matrix and (self.in_blocks or VOCABULARY in self.axes)
 
 
 def abstract_layout(sharding: ShardingConfig) -> Layout:
-    """Return a layout that needs no devices, for a mesh of any size. `sharding` must have both
-    sizes."""
+    """Return a layout without devices, for a mesh of any size. `sharding` must have both sizes."""
     mesh = abstract_mesh(sharding.sizes, sharding.axes)
     return Layout(mesh, sharding.mode)  # type: ignore[arg-type]
 
 
 def communication_of(run: RunConfig, layout: Layout, links: Links) -> Communication:
-    """Return the least time that the communication of a step takes. Raises ValueError, which says
-    why, if it is not known."""
+    """Return the least communication time of a step. Raises ValueError, with why, if unknown."""
     seconds = {True: 0.0, False: 0.0}
     for one in planned_collectives(run, layout):
         is_waited_for = one.axes == (TENSOR,) or one.kind == "all-to-all"
@@ -133,10 +130,9 @@ def communication_of(run: RunConfig, layout: Layout, links: Links) -> Communicat
 
 
 def link_bandwidth(axes: tuple[str, ...], layout: Layout, links: Links) -> float:
-    """Return the bytes per second that a device sends in a collective along mesh axes. The devices
-    of an island stand together along the last axis of the mesh and then along `data`. A ring leaves
-    each island once, so it has the network of as many devices as it has in an island. Raises
-    ValueError if it uses a network of unknown speed."""
+    """Return the bytes per second that a device sends in a collective along mesh axes. Islands of
+    devices lie along the last axis of the mesh, then along `data`. A ring leaves each island once,
+    so it has the network of all its devices. Raises ValueError if that has an unknown speed."""
     mesh = layout.mesh
     is_last, last = axes == mesh.axis_names[-1:], mesh.axis_sizes[-1]
     if (last if is_last else mesh.size) <= links.island:
@@ -148,7 +144,7 @@ def link_bandwidth(axes: tuple[str, ...], layout: Layout, links: Links) -> float
 
 
 def parameter_layouts(model: ModelConfig, layout: Layout) -> Iterator[ParameterLayout]:
-    """Yield every parameter of a model."""
+    """Yield the layout of every parameter of a model."""
     for path, variable in nnx.to_flat_state(nnx.state(abstract_model(model))):
         metadata, in_blocks = variable.get_metadata(), path[0] == BLOCKS
         axes, shape = metadata["axes"], padded_shape(variable, layout)
@@ -170,7 +166,7 @@ def parameter_layouts(model: ModelConfig, layout: Layout) -> Iterator[ParameterL
 
 
 def padded_shape(variable: nnx.Variable, layout: Layout) -> list[int]:
-    """Return the shape that a parameter has on a layout's devices, vocabulary padding included."""
+    """Return a parameter's shape on a layout's devices, vocabulary padding included."""
     shape = list(variable.get_value().shape)
     if (axis := padded_axis(variable)) is not None:
         shape[axis] = layout.padded_vocab_size(shape[axis])
@@ -180,8 +176,7 @@ def padded_shape(variable: nnx.Variable, layout: Layout) -> list[int]:
 def planned_collectives(run: RunConfig, layout: Layout) -> list[PlannedCollective]:
     """Return the collectives of one global step, by parameter and activation. If `remat` recomputes
     matmuls, every bias counts as gathered twice, although the backward pass does not need all of
-    them again. Raises ValueError if the run trains LoRA adapters, whose communication is not
-    counted."""
+    them. Raises ValueError for LoRA adapters, whose communication is not counted."""
     if run.train.lora:
         raise ValueError("lora: the communication of adapters is not known")
     step, parameters = _Step(run, layout), list(parameter_layouts(run.model, layout))
@@ -196,7 +191,7 @@ def planned_collectives(run: RunConfig, layout: Layout) -> list[PlannedCollectiv
 
 
 class _Step(NamedTuple):
-    """A step of a run on the devices of a layout."""
+    """A run's step on the devices of a layout."""
 
     run: RunConfig
     layout: Layout
@@ -211,7 +206,7 @@ class _Step(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """Tokens of a microbatch on each device."""
+        """Tokens of a microbatch per device."""
         rows = self.run.train.microbatch_size // self.layout.mesh.shape[DATA]
         return rows * self.run.sequence_length // self._devices(CONTEXT)
 
@@ -254,16 +249,16 @@ class _Step(NamedTuple):
             yield self._planned("gradients", "reduce-scatter", axes, in_float32, runs)
 
     def _is_gathered_twice(self, parameter: ParameterLayout) -> bool:
-        """Return whether the backward pass needs a weight as well, or recomputes what uses it."""
+        """Return whether the backward pass needs a weight again, or recomputes its uses."""
         is_recomputed = self.recomputed.elementwise and parameter.is_of_norm
         is_used_again = parameter.is_matrix or parameter.is_weighted_bias
         is_needed = is_used_again or self.recomputed.matmuls or is_recomputed
         return parameter.in_blocks and is_needed
 
     def _for_whole_parameter(self, parameter: ParameterLayout) -> Iterator[PlannedCollective]:
-        """Yield the sum of the gradients of what every device has whole and, if each updates only a
-        part of it, the all-gather of the updated weights. A single microbatch's gradients of
-        embedded tokens are exchanged instead of the table's."""
+        """Yield the gradient sums of replicated parameters and, if each device updates only a part,
+        the all-gather of the updated weights. With a single microbatch, gradients of embedded
+        tokens are exchanged instead of the table's."""
         axes, array_bytes = self.token_axes, parameter.layers * FLOAT32_BYTES * parameter.size
         if not parameter.is_updated_in_shards:
             yield self._planned("gradients", "all-reduce", axes, array_bytes, 1)
@@ -273,12 +268,11 @@ class _Step(NamedTuple):
             yield self._planned("gradients", "reduce-scatter", axes, array_bytes, 1)
 
     def for_activations(self) -> Iterator[PlannedCollective]:
-        """Yield the all-reduces along the tensor axis: of matmul results in the forward pass, in
-        float32, and of the gradients of matmul inputs in the backward pass, in the compute
-        dtype."""
+        """Yield the all-reduces along the tensor axis: forward of matmul results, in float32, and
+        backward of the gradients of matmul inputs, in the compute dtype."""
         model, tokens = self.run.model, self.tokens
         sums = 1 if model.feed_forward == "none" else 2
-        # recomputing something later in the layer needs the sums before it
+        # recomputing later parts of the layer needs the sums before them
         again = sums - 1 if model.norm_placement == "before" else sums
         in_forward = sums + (again if self.recomputed.matmuls else 0)
         routed = tokens * (model.experts_per_token or 0)
@@ -295,8 +289,8 @@ class _Step(NamedTuple):
             yield self._planned("activations", "all-reduce", (TENSOR,), array_bytes, count)
 
     def for_attention(self) -> Iterator[PlannedCollective]:
-        """Yield the all-to-alls along the context axis: before attention of queries, keys and
-        values, after it of its result; in the backward pass of their gradients."""
+        """Yield the all-to-alls along the context axis: of queries, keys and values before
+        attention, of its result afterwards, and of their gradients in the backward pass."""
         devices, model = self._devices(CONTEXT), self.run.model
         if devices == 1 or not model.n_heads:
             return
@@ -308,8 +302,8 @@ class _Step(NamedTuple):
             yield self._planned("activations", "all-to-all", (CONTEXT,), array_bytes, runs)
 
     def for_lookups(self) -> Iterator[PlannedCollective]:
-        """Yield what devices that have some columns of a table by token exchange: token ids, then
-        the rows that they looked up, and the gradients of those rows."""
+        """Yield the exchanges between devices that have columns of a looked-up table: token ids,
+        then the rows that they looked up, and the gradients of those rows."""
         layout = self.layout.for_updates if self.microbatches == 1 else self.layout
         tables = {"emb": self.run.model.emb_dim, "value": self.run.model.value_width}
         specs = {axis: layout.spec((VOCABULARY, axis), (1, tables[axis])) for axis in tables}

@@ -1,5 +1,4 @@
-"""Parameters and FLOPs per token of a run, computed from its configs. Axes as in
-`rungs/model/gpt.py`."""
+"""Parameters and FLOPs per token of a run, from its configs. Axes as in `rungs/model/gpt.py`."""
 
 import math
 from typing import NamedTuple
@@ -25,10 +24,10 @@ TOKENS_PER_PARAMETER = 20
 
 
 class ParameterCounts(NamedTuple):
-    """Numbers of a model's parameters, by what they are for."""
+    """Number of a model's parameters, by purpose."""
 
     embedding: int
-    """Token embedding and learned positions. A tied head counts here."""
+    """Token embedding and learned positions, including a tied head."""
     attention: int
     feed_forward: int
     """Includes the router of a mixture of experts."""
@@ -37,7 +36,7 @@ class ParameterCounts(NamedTuple):
     low_rank: int
     """LoRA adapters."""
     other: int
-    """Parameters that belong to none of these modules."""
+    """Parameters of other modules."""
 
     @property
     def total(self) -> int:
@@ -58,8 +57,7 @@ class Passes(NamedTuple):
 
 
 class Flops(NamedTuple):
-    """FLOPs per token of training, as a step computes them, all devices together. A multiplication
-    and an addition count as 2."""
+    """FLOPs per token of a training step, summed over devices. A multiply-add counts as 2."""
 
     layers: Passes
     """Matmuls with the weights of the layers."""
@@ -74,21 +72,19 @@ class Flops(NamedTuple):
 
 
 def count_parameters(shapes: Shapes) -> ParameterCounts:
-    """Return the number of all parameters of a model. `shapes` are those of `state.shapes_of`."""
+    """Return the number of a model's parameters. `shapes` is from `state.shapes_of`."""
     return _by_group({name: math.prod(shape) for name, shape in shapes.items()})
 
 
 def count_active_parameters(shapes: Shapes, model: ModelConfig) -> ParameterCounts:
-    """Return the number of parameters that a token uses: of the experts in each layer, only those
-    that it is routed to."""
+    """Return the number of parameters that a token uses, with only the experts it is routed to."""
     return _by_group(_active_sizes(shapes, model))
 
 
 def model_flops_per_token(shapes: Shapes, model: ModelConfig, length: int) -> float:
-    """Return the FLOPs per token of training that utilization (MFU) is measured by: 6 for each
-    active weight in a matmul (Kaplan et al. 2020, section 2.1), and 12 · L · N · H · S for
-    attention over the full square S · S (Chowdhery et al. 2022, appendix B). `length` is S, the
-    tokens in a sequence."""
+    """Return the model FLOPs per token of training, the basis of utilization (MFU): 6 per active
+    weight in a matmul (Kaplan et al. 2020, section 2.1), and 12 · L · N · H · S for attention over
+    the full square S · S (Chowdhery et al. 2022, appendix B), with `length` S."""
     sizes = _active_sizes(shapes, model)
     looked_up = "position_embedding.embedding", "value_embedding.embedding"
     in_matmuls = sum(sizes.values()) - sum(sizes.get(name, 0) for name in looked_up)
@@ -99,8 +95,7 @@ def model_flops_per_token(shapes: Shapes, model: ModelConfig, length: int) -> fl
 
 def hardware_flops_per_token(config: RunConfig, vocabulary: int | None = None) -> Flops:
     """Return the FLOPs per token that a step computes, recomputation included. Only matmuls count;
-    everything else is small beside them. `vocabulary` is the number of rows in memory, if that is
-    more than `vocab_size`."""
+    the rest is small. `vocabulary` is the number of rows in memory, if more than `vocab_size`."""
     model = config.model
     once = 2 * model.emb_dim * (vocabulary or model.vocab_size)
     head = Passes(once, 0, once if config.train.lora else 2 * once)
@@ -117,7 +112,7 @@ def _by_group(sizes: dict[str, int]) -> ParameterCounts:
 
 
 def _group(name: str) -> str:
-    """Return the field of `ParameterCounts` that a parameter counts in."""
+    """Return the field of `ParameterCounts` that a parameter belongs to."""
     if name.endswith(lora.LOW_RANK_NAMES):
         return "low_rank"
     if "norm" in name:
@@ -136,7 +131,7 @@ def _active_sizes(shapes: Shapes, model: ModelConfig) -> dict[str, int]:
 
 
 def _is_of_experts(name: str) -> bool:
-    """Return whether each expert of a mixture has its own copy of this parameter."""
+    """Return whether each expert has its own copy of this parameter."""
     return name.startswith("blocks.feed_forward.") and ".router." not in name
 
 
@@ -146,7 +141,7 @@ def _of_layers(config: RunConfig) -> Passes:
     low_rank = {name: math.prod(s) for name, s in shapes if name.endswith(lora.LOW_RANK_NAMES)}
     kernels = ((name, s) for name, s in shapes if name.endswith(".kernel"))
     sizes = {name: math.prod(s) for name, s in kernels if name.startswith("blocks.")}
-    if model.n_experts and not grouped_matmul.is_dense():  # else a token goes through all experts
+    if model.n_experts and not grouped_matmul.is_dense():  # else tokens pass through all experts
         share = (model.experts_per_token or 0) / model.n_experts
         for name in filter(_is_of_experts, sizes):
             sizes[name] = round(sizes[name] * share)
@@ -163,9 +158,8 @@ def _of_layers(config: RunConfig) -> Passes:
 
 
 def _not_recomputed(sizes: dict[str, int], model: ModelConfig) -> int:
-    """Return the weights of a layer's last matmul. Its result is only added to the residual stream,
-    so the backward pass does not need it, unless a norm or, with a grouped matmul, the expert
-    weights follow."""
+    """Return the size of a layer's last matmul. Its result is only added to the residual stream, so
+    the backward pass needs it only if a norm or, with a grouped matmul, expert weights follow."""
     is_normed = model.norm != "none" and model.norm_placement != "before"
     is_weighted = model.n_experts and model.feed_forward != "none" and not grouped_matmul.is_dense()
     if is_normed or is_weighted:
@@ -183,13 +177,13 @@ def _of_attention(config: RunConfig) -> Passes:
     recomputed = remat.RECOMPUTED[layer_loop(train, model).remat]
     if is_blockwise:
         return Passes(2 * once, (_again(config) + 2 * recomputed.matmuls) * once, 4 * once)
-    # to recompute the softmax between the two matmuls takes the scores
+    # recomputing the softmax between the two matmuls takes the scores
     return Passes(2 * once, (recomputed.elementwise + recomputed.matmuls) * once, 4 * once)
 
 
 def _again(config: RunConfig) -> int:
     """Return the matmuls that the backward pass of blockwise attention repeats: the scores, unless
-    weights are kept; with two kernels in both, and the gradient of the weights in the second."""
+    weights are kept; with two kernels, scores in both and the weights' gradient in the second."""
     model, train = config
     shape = 1, config.sequence_length, 1, model.head_width
     query = jax.ShapeDtypeStruct(shape, dtype_of(train))
@@ -201,8 +195,7 @@ def _again(config: RunConfig) -> int:
 
 
 def attention_pairs(config: RunConfig) -> int:
-    """Return the number of query-key pairs of a sequence that blockwise attention multiplies, all
-    layers together."""
+    """Return the query-key pairs that blockwise attention multiplies per sequence, all layers."""
     windows = {"sliding": config.model.sliding_window}
     return sum(
         (block.end - block.first) * (block.end - block.first_key)
@@ -212,5 +205,5 @@ def attention_pairs(config: RunConfig) -> int:
 
 
 def _heads_width(model: ModelConfig) -> int:
-    """Return the elements of a query, all heads together."""
+    """Return the elements of a query over all heads."""
     return (model.n_heads or 0) * model.head_width if model.n_layers else 0

@@ -1,5 +1,5 @@
-"""What a run needs on devices that may not be here: memory, FLOPs, tokens, disk and time, computed
-from the run's two config files; nothing is trained."""
+"""Forecast of a run on devices that may be absent: memory, FLOPs, tokens, disk and time, computed
+from its two config files."""
 
 import logging
 import math
@@ -42,7 +42,7 @@ from rungs.run.records import Length
 from rungs.step.state import AbstractState, shapes_of
 
 _RECENT_STEPS = 100
-"""Recorded steps that the throughput is taken from."""
+"""Recorded steps from which the throughput is taken."""
 
 
 class Tokens(NamedTuple):
@@ -51,13 +51,13 @@ class Tokens(NamedTuple):
     per_step: int
     """In the largest step."""
     steps: int | None
-    """None if that depends on a dataset that is not here yet."""
+    """None if it depends on a dataset that is not available yet."""
     planned: int | None
-    """In all steps."""
+    """Tokens of all steps."""
     done: int
     """Tokens in the run's metrics."""
     in_datasets: dict[str, int | None]
-    """Training tokens of each dataset; None if it is not here yet."""
+    """Training tokens of each dataset; None if it is not available yet."""
 
     def within(
         self,
@@ -66,8 +66,8 @@ class Tokens(NamedTuple):
         throughput: "Throughput",
         decided: Sequence[Length],
     ) -> Self:
-        """Return the numbers of a run that ends after so many seconds, as it decided or, before it
-        has, as many as the throughput allows."""
+        """Return the numbers for a run that ends after this many seconds: its own decision or,
+        before that, as many as the throughput allows."""
         tokens = int(seconds * throughput.tokens_per_second)
         fitting = max(config.train.steps_of(tokens // config.sequence_length), 1)
         steps = decided[-1].total_steps if decided else fitting
@@ -76,20 +76,20 @@ class Tokens(NamedTuple):
 
 
 class Throughput(NamedTuple):
-    """Tokens per second, all devices together."""
+    """Tokens per second over all devices."""
 
     tokens_per_second: float
     reason: str
-    """Where the figure comes from."""
+    """Source of the figure."""
 
 
 class Speed(NamedTuple):
-    """FLOP/s, all devices together."""
+    """FLOP/s over all devices."""
 
     flops: float
     """As `flops.model_flops_per_token` counts them."""
     reason: str
-    """Where the figure comes from."""
+    """Source of the figure."""
 
 
 class DiskSpace(NamedTuple):
@@ -97,10 +97,10 @@ class DiskSpace(NamedTuple):
 
     checkpoint_bytes: int
     checkpoints: int | None
-    """Number that must fit at the same time: those that are kept, the best one, and one being
-    written. None if all are kept and their number is not known."""
+    """Number that must fit at once: those kept, the best, and one being written. None if all are
+    kept and their number is unknown."""
     free_bytes: float
-    """Free space and the space of the run's own checkpoints; infinity if it is not known."""
+    """Free space plus that of the run's own checkpoints; infinity if unknown."""
 
     @property
     def needed_bytes(self) -> int:
@@ -115,14 +115,14 @@ class Forecast(NamedTuple):
     """Memory, FLOPs, tokens, disk space and time of a run."""
 
     config: RunConfig
-    """The run's config with the compute dtype filled in."""
+    """The run's config with the compute dtype resolved."""
     hardware: Hardware
     sharding: ShardingConfig
     parameters: ParameterCounts
     active: ParameterCounts
     memory: Memory
     stored: Dtypes | None
-    """Dtypes of the weights that the run starts from; None if they are not here."""
+    """Dtypes of the weights that the run starts from; None if they are not available."""
     usable_bytes: float
     """Memory of each device that JAX may use."""
     flops: Flops
@@ -130,15 +130,15 @@ class Forecast(NamedTuple):
     tokens: Tokens
     disk: DiskSpace
     datasets: dict[str, Dataset]
-    """The run's datasets that are here."""
+    """The run's datasets that are available."""
     communication: Communication | None
-    """Communication of a step; None on one device, if it is not known, or if the throughput is."""
+    """Communication of a step; None on one device, if unknown, or if the throughput is known."""
     uncounted: str
-    """Why the communication of several devices is not known."""
+    """Why the communication between devices is unknown."""
     speed: Speed | None = None
-    """None if the device's FLOP/s are not known."""
+    """None if the device's FLOP/s are unknown."""
     throughput: Throughput | None = None
-    """None if the device's FLOP/s are not known."""
+    """None if the device's FLOP/s are unknown."""
     price_per_device_hour: float | None = None
     """Price in any currency."""
 
@@ -156,15 +156,14 @@ class Forecast(NamedTuple):
         return [name for name in self.config.train.datasets if name not in self.datasets]
 
     def remedies(self) -> list[str]:
-        """Return lines that say what would fit into memory."""
+        """Return lines with edits that would fit into memory."""
         mesh = abstract_layout(self.sharding).mesh
         with target_device.trace_for(self.hardware.target):
             return remedies(self.config, mesh, self.usable_bytes, self.stored)
 
     def larger_microbatch(self) -> Edit | None:
-        """Return the largest microbatch that a GPU has memory for, if the run's is smaller: a GPU
-        is faster with fewer, larger ones. Experts' load-balancing loss is of a microbatch, so
-        another size would change the result."""
+        """Return the largest microbatch that a GPU has memory for, if larger than the run's, as it
+        is faster. None with experts, whose load-balancing loss depends on the microbatch."""
         if self.hardware.platform != "gpu" or self.config.model.n_experts:
             return None
         mesh = abstract_layout(self.sharding).mesh
@@ -189,7 +188,7 @@ class Forecast(NamedTuple):
 
     @property
     def price_per_hour(self) -> float | None:
-        """Price of all devices. The virtual devices of a CPU are one machine."""
+        """Price of all devices; a CPU's virtual devices are one machine."""
         price, is_cpu = self.price_per_device_hour, self.hardware.platform == "cpu"
         return None if price is None else price * (1 if is_cpu else self.devices)
 
@@ -209,10 +208,10 @@ def forecast(
     utilization: float,
     throughput: Throughput | None = None,
 ) -> Forecast:
-    """Return what a run needs on devices that may not be here. Raises UserError with a line for
-    each reason why model, training, devices and datasets do not go together. `sharding` must have
-    both sizes; `utilization` is the assumed share of the devices' peak, by
-    `flops.model_flops_per_token`, if the throughput is not known."""
+    """Return a run's forecast on devices that may be absent. `sharding` must have both sizes;
+    `utilization` is the assumed share of peak, in `flops.model_flops_per_token`, if the throughput
+    is unknown. Raises UserError with a line per conflict of model, training, devices and
+    datasets."""
     with target_device.trace_for(hardware.target):
         train = resolve_compute_dtype(config.train).model_copy(update={"sharding": sharding})
         untimed = _without_time(run, RunConfig(config.model, train), hardware, datasets_dir)
@@ -242,7 +241,7 @@ def _without_time(
     stored = starting_dtypes(run, config)
     communication, uncounted = _communication(config, layout, hardware)
     space = disk_space(run, config, tokens.steps, stored)
-    sharing = layout.mesh.size if hardware.platform == "cpu" else 1  # the machine's memory
+    sharing = layout.mesh.size if hardware.platform == "cpu" else 1  # of the machine's memory
     return Forecast(
         config=config,
         hardware=hardware,
@@ -263,7 +262,7 @@ def _without_time(
 
 
 def memory_on_same_devices(planned: Forecast, config: RunConfig) -> Memory:
-    """Return the memory of another run with the devices, mode and dtype of a forecast."""
+    """Return the memory of another run on the devices, mode and dtype of a forecast."""
     with target_device.trace_for(planned.hardware.target):
         return memory_of(config, abstract_layout(planned.sharding).mesh)
 
@@ -309,7 +308,7 @@ def _tokens(run: RunFolder, config: RunConfig, datasets: dict[str, Dataset]) -> 
 def _communication(
     config: RunConfig, layout: Layout, hardware: Hardware
 ) -> tuple[Communication | None, str]:
-    """Return a step's communication, or None and why it is not known."""
+    """Return a step's communication, or None and why it is unknown."""
     if layout.mesh.size == 1:
         return None, ""
     if hardware.links is None:
@@ -335,7 +334,7 @@ def _speed(untimed: Forecast, utilization: float, throughput: Throughput | None)
 
 
 def _peak(untimed: Forecast) -> float | None:
-    """Return the FLOP/s of a device at its peak, in FP8 where the run multiplies in that."""
+    """Return a device's peak FLOP/s, in FP8 if the run uses that."""
     train, hardware, flops = untimed.config.train, untimed.hardware, untimed.flops
     peak, float8_peak = hardware.peak(dtype_of(train)), hardware.peak_of_bits(8)
     if peak is None or not train.uses_float8 or float8_peak is None:
@@ -353,7 +352,7 @@ def _throughput(untimed: Forecast, speed: Speed) -> Throughput:
 
 def _least_update_seconds(untimed: Forecast) -> float:
     """Return the time in which the optimizer reads and writes all weights and moments once, and
-    reads their gradients. Those of LoRA's few weights are left out."""
+    reads their gradients, except LoRA's few."""
     memory, bandwidth = untimed.memory, untimed.hardware.bandwidth
     gradients = 0 if untimed.config.train.lora else memory.weights
     moved = 2 * (memory.weights + memory.moments) + gradients
@@ -366,8 +365,8 @@ log = logging.getLogger("rungs")
 def disk_space(
     run: RunFolder, config: RunConfig, steps: int | None, stored: Dtypes | None
 ) -> DiskSpace:
-    """Return what the checkpoints of a run need and have. `steps` is the number of steps of the
-    complete run, None if not known; `stored` is as for `memory_of`."""
+    """Return the disk space that a run's checkpoints need and have. `steps` is the run's total,
+    None if unknown; `stored` is as for `memory_of`."""
     train = config.train
     saved = None if steps is None else math.ceil((steps - 1) / train.checkpoint_interval) + 1
     counts = [count for count in (most_needed(train.keep_checkpoints), saved) if count is not None]
@@ -377,7 +376,7 @@ def disk_space(
 
 
 def warn_if_short(run: RunFolder, config: RunConfig, steps: int, stored: Dtypes | None) -> None:
-    """Log a warning if the checkpoints of a run will not fit on its disk."""
+    """Log a warning if a run's checkpoints will not fit on its disk."""
     space = disk_space(run, config, steps, stored)
     if not space.fits:
         needed, each = format_bytes(space.needed_bytes), format_bytes(space.checkpoint_bytes)
@@ -389,7 +388,7 @@ def warn_if_short(run: RunFolder, config: RunConfig, steps: int, stored: Dtypes 
 
 
 def remedy(train: OptimizationConfig) -> str:
-    """Return what to do if the checkpoints of a run do not fit on its disk."""
+    """Return what to do if a run's checkpoints do not fit on its disk."""
     if train.keep_checkpoints == -1:
         return "free some space, or keep fewer: keep_checkpoints is -1, all"
     is_least = most_needed(train.keep_checkpoints) == most_needed(1)
@@ -397,7 +396,7 @@ def remedy(train: OptimizationConfig) -> str:
 
 
 def checkpoint_bytes(config: RunConfig, stored: Dtypes | None) -> int:
-    """Return the bytes of a checkpoint's arrays, weights and optimizer state. The rest is small."""
+    """Return the bytes of a checkpoint's weights and optimizer state; the rest is small."""
     train = config.train.model_copy(update={"sharding": None})
     with target_device.trace_for(target_device.Target("cpu")):  # without vocabulary padding
         mesh = abstract_layout(ShardingConfig(data=1)).mesh

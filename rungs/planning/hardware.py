@@ -1,5 +1,5 @@
-"""Known devices: FLOP/s, memory and bandwidth as their makers publish them. To add a device, add an
-entry to `DEVICES`. The table loads without JAX and NumPy, as the help of `plan.py` shows it."""
+"""Known devices: published FLOP/s, memory and bandwidth. To add a device, add an entry to
+`DEVICES`. Imports neither JAX nor NumPy, as the help of `plan.py` shows the table."""
 
 import math
 import re
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rungs.common.errors import UserError
 from rungs.parallel import gpu_settings
 
-if TYPE_CHECKING:  # the help of `plan.py` shows the table
+if TYPE_CHECKING:  # keeps the help of `plan.py` fast
     import numpy as np
 
     from rungs.parallel.target_device import Target
@@ -20,14 +20,14 @@ _AMPERE, _GEFORCE_AMPERE, _ADA, _HOPPER, _BLACKWELL = "8.0", "8.6", "8.9", "9.0"
 
 
 class Links(NamedTuple):
-    """How devices of a kind are connected: bytes per second of one device in one direction."""
+    """Connections between devices of a kind: bytes per second of one device in one direction."""
 
     island: int
     """Devices joined by the inner links."""
     inner: float
-    """All inner links of a device together."""
+    """Sum over a device's inner links."""
     outer: float | None = None
-    """A device's share of the network between islands; None if there is no usual one."""
+    """A device's share of the network between islands; None if there is no usual value."""
 
 
 class Hardware(NamedTuple):
@@ -39,22 +39,21 @@ class Hardware(NamedTuple):
     flops: float | None
     """Dense FLOP/s in bfloat16 and float16; None if unknown."""
     float32_flops: float | None
-    """FLOP/s in float32 with JAX's default matmul precision: TF32 on NVIDIA GPUs, bfloat16 on
-    TPUs."""
+    """FLOP/s of matmuls in float32 by default: in TF32 on NVIDIA GPUs, bfloat16 on TPUs."""
     memory_bytes: float
-    """Memory as the device reports it: more than its name says in decimal GB, less than in GiB."""
+    """Memory that the device reports: more than its name says in decimal GB, less than in GiB."""
     bandwidth: float | None
     """Memory bandwidth in bytes per second."""
     links: Links | None = None
-    """None if they are not known."""
+    """None if unknown."""
     compute_capability: str = ""
-    """Compute capability of an NVIDIA GPU; empty for other devices."""
+    """Compute capability of an NVIDIA GPU, else empty."""
     jax_kinds: tuple[str, ...] = ()
-    """Patterns that match `jax.Device.device_kind`."""
+    """Patterns for `jax.Device.device_kind`."""
     is_preallocated: bool = False
-    """Whether JAX preallocates a share of the memory and leaves the rest alone."""
+    """Whether JAX preallocates a share of the memory and uses no more."""
     is_here: bool = False
-    """Whether it is this machine's."""
+    """Whether it is this machine's device."""
 
     @property
     def target(self) -> "Target":
@@ -64,18 +63,18 @@ class Hardware(NamedTuple):
         return Target(self.platform, self.compute_capability)
 
     def peak(self, dtype: "np.dtype") -> float | None:
-        """Return the FLOP/s of matmuls in a dtype."""
+        """Return the FLOP/s of matmuls in a dtype, or None."""
         return self.peak_of_bits(8 * dtype.itemsize)
 
     def peak_of_bits(self, bits: int) -> float | None:
-        """Return the FLOP/s of matmuls of numbers with so many bits; None if unknown."""
+        """Return the FLOP/s of matmuls with this many bits per element, None if unknown."""
         if bits > 16:
             return self.float32_flops
         return self.flops if bits > 8 else FLOAT8_FLOPS.get(self.name)
 
     @property
     def usable_bytes(self) -> float:
-        """The part of the memory that JAX takes."""
+        """Bytes of memory that JAX takes."""
         return self.memory_bytes * (gpu_settings.memory_share() if self.is_preallocated else 1)
 
 
@@ -139,8 +138,7 @@ NAMES = (*(device.name for device in DEVICES), "cpu")
 
 
 def device_by_name(text: str) -> Hardware:
-    """Return the hardware that `--device` names or describes. Raises UserError if there is no such
-    device."""
+    """Return the hardware that `--device` names or describes. Raises UserError if there is none."""
     if text == "cpu":
         return cpu()
     if named := [device for device in DEVICES if device.name == text]:
@@ -183,14 +181,14 @@ def this_device() -> Hardware:
 
 
 def cpu() -> Hardware:
-    """Return this machine's CPU as one device. Nobody publishes FLOP/s for CPUs."""
+    """Return this machine's CPU as one device, without FLOP/s, which nobody publishes for CPUs."""
     from rungs.parallel.devices import memory_bytes
 
     return Hardware("cpu", "cpu", None, None, memory_bytes(), None, is_here=True)
 
 
 def _described(text: str) -> Hardware:
-    """Return the hardware that a user describes, treated as an Ampere GPU."""
+    """Return hardware described by the user, treated as an Ampere GPU."""
     name, *figures = text.split(":")
     try:
         flops, size, bandwidth = map(float, figures)

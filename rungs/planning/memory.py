@@ -1,4 +1,4 @@
-"""Memory of a training step on each device, by component, computed without running anything."""
+"""Memory of a training step on each device, by component, computed without running it."""
 
 import dataclasses
 import math
@@ -21,34 +21,32 @@ from rungs.planning import peaks
 from rungs.step.state import AbstractArrays, AbstractState
 
 Dtypes = Mapping[str, str]
-"""Names of dtypes, as in NumPy, by parameter name."""
+"""NumPy names of dtypes, by parameter name."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """Bytes on each device while a step runs."""
+    """Bytes on each device during a step."""
 
     weights: int
     moments: int
     """Optimizer state."""
     gradients: int
-    """Gradients of the layers, for one microbatch."""
+    """Gradients of the layers for one microbatch."""
     accumulator: int
-    """Sum of the gradients of all microbatches, if there are several."""
+    """Sum of the gradients over microbatches, if there are several."""
     gathered: int
-    """Full copies of one layer's weights of which each device has a shard. In FP8 also the kernels
-    of all layers in 8 bits."""
+    """Full copies of one layer's sharded weights; in FP8 also all layers' kernels in 8 bits."""
     activations: int
-    """Values that the forward pass of a microbatch keeps for the backward pass."""
+    """Residuals of a microbatch: values kept from the forward for the backward pass."""
     logits: int
-    """A chunk of logits and what exists at the same time: the gathered output head, gradients of
-    the head."""
+    """A chunk of logits and what exists with it: gathered output head, gradients of the head."""
     layer: int
-    """Arrays of one layer's backward pass. They don't exist at the same time as the logits."""
+    """Arrays of one layer's backward pass, which don't coexist with the logits."""
     batch: int
     """Token ids of a step."""
     error: float
-    """Share of the total by which it may differ from the compiled step."""
+    """Relative error of the total against the compiled step."""
 
     @property
     def parts(self) -> dict[str, int]:
@@ -64,15 +62,15 @@ class Memory:
 
 
 _FLOAT8_ERROR = 0.25
-"""Share by which estimates in FP8 may be wrong: activations are counted as in compute_dtype, and a
-compiled step of 1.1B parameters needs a fifth less."""
+"""Relative error in FP8: activations are counted as in compute_dtype, but a compiled step of 1.1B
+parameters needs a fifth less."""
 MEMORY_LABELS = {
     "accumulator": "gradient sum",
     "gathered": "all-gathered",
     "layer": "backward",
     "batch": "token ids",
 }
-"""Labels of the fields of `Memory` in tables, where they differ from the names."""
+"""Labels in tables for fields of `Memory`, where different."""
 
 
 def memory_of(config: RunConfig, mesh: Mesh, stored: Dtypes | None = None) -> Memory:
@@ -82,10 +80,10 @@ def memory_of(config: RunConfig, mesh: Mesh, stored: Dtypes | None = None) -> Me
 
 
 class MemoryEstimates:
-    """The memory of a run's step with several settings of `remat` and `microbatch_size`, which
-    share their traces: these take most of the time. Weights, moments and gradients are exact;
-    activations are what the derivative of the loss keeps; `logits` and `layer`, the temporary
-    arrays, are rules that agree with the compiler's own analysis."""
+    """The memory of a run's step for several values of `remat` and `microbatch_size`, sharing
+    traces, which take most of the time. Weights, moments and gradients are exact; activations are
+    the residuals of the loss; `logits` and `layer`, the temporary arrays, are rules that agree with
+    the compiler's own analysis."""
 
     def __init__(
         self,
@@ -94,10 +92,10 @@ class MemoryEstimates:
         settings: Sequence[Remat],
         stored: Dtypes | None = None,
     ) -> None:
-        """Trace the step. The mesh must be in the mode of `config.train.sharding`; it is abstract
-        if the devices are only planned (`target_device.trace_for`). `settings` are the values of
-        `remat` that `of` may be asked for. `stored` has the dtypes of the file that the weights
-        come from, which frozen weights keep with LoRA."""
+        """Trace the step. The mesh must be in the mode of `config.train.sharding`, and abstract for
+        planned devices (`target_device.trace_for`). `settings` are the values of `remat` that `of`
+        may get. `stored` has the starting weights' dtypes in their file, which frozen ones keep
+        with LoRA."""
         self._mesh = mesh
         self._microbatch_size = config.train.microbatch_size
         self._abstract = AbstractState(config, 1, mesh)
@@ -138,14 +136,14 @@ class MemoryEstimates:
         )
 
     def _float8_bytes(self, config: RunConfig) -> int:
-        """Return the bytes of the blocks' kernels in 8 bits, if a run multiplies in FP8."""
+        """Return the bytes of the blocks' kernels in 8 bits, if a run uses FP8."""
         in_blocks = (n for n in self._weights if n.startswith(BLOCKS) and n.endswith(".kernel"))
         kernels = {name: self._weights[name] for name in in_blocks}
         return peaks.bytes_per_device(kernels) // 4 if config.train.uses_float8 else 0
 
     def _gradients_of(self, config: RunConfig) -> AbstractArrays:
-        """Return a microbatch's gradients. Gradients of a single microbatch are added up as soon as
-        they are computed, and then in the layout for updates."""
+        """Return a microbatch's gradients. Those of a single microbatch are reduced as soon as they
+        are computed, and then in the layout for updates."""
         layout = Layout.of(config.train.sharding, self._mesh)
         is_single = config.train.microbatches_per_step == 1
         weights = self._abstract.weights_in(layout.for_updates if is_single else layout)
@@ -153,7 +151,7 @@ class MemoryEstimates:
 
 
 def as_stored(abstract: AbstractState, stored: Dtypes) -> AbstractArrays:
-    """Return the weights of a state, frozen ones in the dtypes that they are stored in."""
+    """Return the weights of a state, with frozen ones in their stored dtypes."""
     return {
         name: array
         if name in abstract.trained or name not in stored
@@ -163,8 +161,7 @@ def as_stored(abstract: AbstractState, stored: Dtypes) -> AbstractArrays:
 
 
 def state_bytes(model: GPT, optimizer: MultiSteps) -> int:
-    """Return the bytes on each device of a model, its optimizer state, one gradient and the sum of
-    gradients."""
+    """Return the bytes per device of a model, its optimizer state, a gradient and its sum."""
     trainable = nnx.state(model, optimizer.wrt)
     states = nnx.state(model), nnx.state(optimizer), trainable, trainable
     return sum(

@@ -1,4 +1,4 @@
-"""A model as it is built: its modules, its arrays, and how each sharding mode splits them."""
+"""Modules and arrays of a model, and how each sharding mode splits them."""
 
 import itertools
 from typing import NamedTuple
@@ -16,14 +16,14 @@ from rungs.planning.communication import abstract_layout, padded_shape
 from rungs.step.state import abstract_model, build_model
 
 LAYERS = "layers"
-"""The leading axis along which the blocks are stacked."""
+"""Name of the leading axis along which the blocks are stacked."""
 
 
 class ModuleSummary(NamedTuple):
     """One module of the tree."""
 
     path: str
-    """Dotted; empty for the model itself."""
+    """Dotted path; empty for the model itself."""
     type: str
     parameters: int
 
@@ -36,11 +36,11 @@ class ArraySummary(NamedTuple):
     shape: list[int]
     dtype: str
     initial_std: float | None
-    """Standard deviation of the initial values; None if they were not computed."""
+    """Standard deviation of the initial values; None if not computed."""
     share: float
     """Share of all parameters, between 0 and 1."""
     splits: dict[str, dict[str, str]]
-    """Mesh axes that split array axes, by sharding mode and array axis."""
+    """Mesh axis that splits an array axis, by sharding mode and array axis."""
 
 
 class ModelSummary(NamedTuple):
@@ -57,10 +57,9 @@ def summarize(
     seed: int,
     max_initialized: int,
 ) -> ModelSummary:
-    """Describe the model that a run builds, with its adapters if `lora` is given. `mesh_shape` has
-    the devices along each mesh axis, at least 2, for the modes that use it; `seed` is for the
-    initial values, whose standard deviations are left out if there are more parameters than
-    `max_initialized`."""
+    """Describe the model that a run builds, with adapters if `lora` is given. `mesh_shape` has the
+    devices along each mesh axis, at least 2, for modes that use it. `seed` is for the initial
+    values, whose standard deviations are omitted above `max_initialized` parameters."""
     model = abstract_model(config, lora)
     flat = nnx.to_flat_state(nnx.state(model))
     total = sum(variable.get_value().size for _, variable in flat)
@@ -98,8 +97,8 @@ def _splits(mode: Mode, mesh_shape: dict[str, int], variable: nnx.Variable) -> d
 
 
 def _modules_of(config: ModelConfig, lora: LoraConfig | None) -> list[ModuleSummary]:
-    """Return the modules of a model, listed while it is built: the outermost are in the order of
-    definition then, which `abstract_model` loses."""
+    """Return a model's modules, listed while it is built, because `abstract_model` loses the order
+    of definition of the outermost."""
     found: list[ModuleSummary] = []
     jax.eval_shape(lambda: found.extend(_modules(build_model(config, lora, jax.random.key(0)))))
     return found

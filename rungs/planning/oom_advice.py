@@ -1,5 +1,5 @@
-"""What to tell the user when a run needs too much memory: where the memory goes, and which edits of
-`train.json` keep the global batch and need less."""
+"""Advice when a run needs too much memory: where memory goes, and which edits of `train.json` keep
+the global batch and need less."""
 
 import contextlib
 import itertools
@@ -34,7 +34,7 @@ from rungs.planning.memory import (
 from rungs.step.state import shapes_of
 
 OUT_OF_MEMORY_SIGNS = ("RESOURCE_EXHAUSTED", "Out of memory")
-"""Parts of XLA's messages, on accelerators and on CPUs."""
+"""Substrings of XLA's messages, on accelerators and CPUs."""
 USABLE_SHARE = 0.9
 """Share of a device's memory that an edit may use; the rest is for what is not counted."""
 MAX_EDITS = 3
@@ -43,7 +43,7 @@ log = logging.getLogger("rungs")
 
 
 class Edit(NamedTuple):
-    """Keys of `train.json` to change, and the memory that the run then needs."""
+    """Keys of `train.json` to change, and the memory of the changed run."""
 
     keys: dict[str, Any]
     memory: Memory
@@ -56,8 +56,8 @@ class Edit(NamedTuple):
 def report_out_of_memory(
     config: RunConfig, mesh: Mesh, stored: Dtypes | None = None
 ) -> Iterator[None]:
-    """Turn JAX's out-of-memory error or a MemoryError into a RunFailure with advice. `stored` is as
-    for `memory_of`, here and below."""
+    """Turn JAX's out-of-memory error or a MemoryError into a RunFailure with advice. In this
+    module, `stored` is as for `memory_of`."""
     try:
         yield
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
@@ -68,8 +68,8 @@ def report_out_of_memory(
 
 
 def warn_if_too_large(config: RunConfig, mesh: Mesh, stored: Dtypes | None = None) -> None:
-    """Log advice on a CPU if the run needs too much memory: the system kills a process that runs
-    out of memory without any message."""
+    """Log advice if a run needs too much memory on a CPU, where the system kills a process that
+    runs out of memory without any message."""
     limit, is_cpu = device_bytes(mesh), mesh.devices.flat[0].platform == "cpu"
     may_not_fit = is_cpu and _rough_bytes(config) >= mesh.size * limit / 4
     if may_not_fit and memory_of(config, mesh, stored).total > limit:
@@ -78,7 +78,7 @@ def warn_if_too_large(config: RunConfig, mesh: Mesh, stored: Dtypes | None = Non
 
 
 def advice(config: RunConfig, mesh: Mesh, stored: Dtypes | None = None) -> list[str]:
-    """Return lines that say where the memory of a step goes and which edits would fit."""
+    """Return lines that say where a step's memory goes and which edits would fit."""
     memory, limit = memory_of(config, mesh, stored), device_bytes(mesh)
     parts = memory.parts
     parts["layer"] = max(memory.layer - memory.logits, 0)  # the two do not overlap
@@ -89,14 +89,14 @@ def advice(config: RunConfig, mesh: Mesh, stored: Dtypes | None = None) -> list[
         lines.append(f"  {MEMORY_LABELS.get(name, name):12} {format_bytes(size):>10}")
     if mesh.devices.flat[0].platform == "gpu":
         lines.append(share_advice("a GPU's memory"))
-    # the run is out of memory, so it needs more than this estimate
+    # the run ran out of memory, so it needs more than this estimate
     return lines + remedies(config, mesh, min(limit, memory.total), stored)
 
 
 def remedies(
     config: RunConfig, mesh: Mesh, limit: float, stored: Dtypes | None = None
 ) -> list[str]:
-    """Return lines with the edits that would fit into `limit` bytes of each device."""
+    """Return lines with the edits that would fit into `limit` bytes per device."""
     if fitting := list(edits(config, mesh, USABLE_SHARE * limit, stored)):
         return [
             "these edits of train.json would fit, with the same global batch:",
@@ -112,8 +112,8 @@ def remedies(
 def edits(
     config: RunConfig, mesh: Mesh, limit: float, stored: Dtypes | None = None
 ) -> Iterator[Edit]:
-    """Yield the largest microbatch that fits for each remat policy and sharding mode, the fastest
-    first, at most `MAX_EDITS` of them. `limit` is the bytes of each device."""
+    """Yield the largest microbatch that fits into `limit` bytes per device for each remat setting
+    and sharding mode, fastest first, at most `MAX_EDITS`."""
     shardings = _shardings(config, mesh)
     found = (_edits_of_sharding(config, mesh, limit, keys, stored) for keys in shardings)
     yield from itertools.islice(itertools.chain.from_iterable(found), MAX_EDITS)
@@ -141,8 +141,7 @@ def _edits_of_sharding(
 def larger_microbatch(
     config: RunConfig, mesh: Mesh, limit: float, stored: Dtypes | None = None
 ) -> Edit | None:
-    """Return the largest microbatch that fits in place of the run's own; None if none is larger.
-    `limit` is the bytes of each device."""
+    """Return the largest microbatch, above the run's, that fits `limit` bytes per device."""
     model, train = config
     sizes = _microbatch_sizes(train, train.sequences_per_step, mesh)
     larger = [size for size in sizes if size > train.microbatch_size]
@@ -157,7 +156,7 @@ def larger_microbatch(
 
 
 def _split(train: TrainConfig, size: int) -> dict[str, Any]:
-    """Return the keys for microbatches of a size, with the same sequences in a step."""
+    """Return the keys for microbatches of this size with the same sequences per step."""
     steps = train.sequences_per_step // size
     return {"microbatch_size": size, "gradient_accumulation_steps": steps}
 
@@ -165,8 +164,8 @@ def _split(train: TrainConfig, size: int) -> dict[str, Any]:
 def _loop_keys(
     loop: LayerLoop, own: TrainConfig, edited: TrainConfig, model: ModelConfig
 ) -> dict[str, Any]:
-    """Return the keys that an edit needs to get a loop. `own` also has values that `train.json`
-    leaves to the device, which may choose others for the edited run."""
+    """Return the keys that an edit needs to get a loop. `own` has values for "auto", which the
+    device may choose differently for the edited run."""
     chosen = layer_loop(own, model)
     if _loop_of({}, own, model) != chosen:
         return dict(loop.as_keys().items() - chosen.as_keys().items())
@@ -175,12 +174,12 @@ def _loop_keys(
 
 
 def _loop_of(keys: dict[str, Any], train: TrainConfig, model: ModelConfig) -> LayerLoop:
-    """Return the loop of a run whose `train.json` has no other keys for it."""
+    """Return the loop of a run with these as its only keys for it."""
     return layer_loop(train.model_copy(update={"remat": AUTO, "scan_unroll": AUTO} | keys), model)
 
 
 def device_bytes(mesh: Mesh) -> float:
-    """Return the memory of each device. Virtual CPU devices share the machine's."""
+    """Return the memory of each device; virtual CPU devices share the machine's."""
     device = mesh.local_devices[0]
     stats = device.memory_stats() or {}
     if "bytes_limit" in stats:
@@ -189,7 +188,7 @@ def device_bytes(mesh: Mesh) -> float:
 
 
 def _shardings(config: RunConfig, mesh: Mesh) -> Iterator[dict[str, Any]]:
-    """Yield keys that change where a step is computed, not what it computes."""
+    """Yield keys that change where a step is computed, not its result."""
     yield {}
     is_dp = mesh.size > 1 and (config.train.sharding or ShardingConfig()).mode == "dp"
     if is_dp and not Layout(mesh, "fsdp").problems(config.model):
@@ -197,16 +196,15 @@ def _shardings(config: RunConfig, mesh: Mesh) -> Iterator[dict[str, Any]]:
 
 
 def _microbatch_sizes(train: TrainConfig, largest: int, mesh: Mesh) -> Iterator[int]:
-    """Yield sizes that divide the step's sequences and are divisible by the devices, from the
-    largest down."""
+    """Yield sizes that divide the step's sequences and fill the devices evenly, largest first."""
     for size in range(largest, 0, -1):
         if train.sequences_per_step % size == 0 and size % mesh.shape["data"] == 0:
             yield size
 
 
 def _rough_bytes(config: RunConfig) -> int:
-    """Return an instant estimate of the bytes on all devices: weights, moments, gradients, and per
-    token and layer ten vectors and, with dropout, the attention scores."""
+    """Return an instant estimate of the bytes over all devices: weights, moments, gradients, and
+    per token and layer ten vectors and, with dropout, the attention scores."""
     model, train = config
     numbers = sum(map(math.prod, shapes_of(model).values()))
     tokens = train.microbatch_size * config.sequence_length

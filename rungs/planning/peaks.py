@@ -1,5 +1,5 @@
-"""Sizes of a step on each device, and what it needs at its peak beside weights and optimizer state:
-rules that agree with XLA's compilers (`tests/planning/test_memory.py`,
+"""Sizes of a step on each device, and its peak memory besides weights and optimizer state: rules
+that agree with XLA's compilers (`tests/planning/test_memory.py`,
 `tests/planning/compiled/test_estimates.py`). Axis suffixes as in `rungs/model/gpt.py`."""
 
 import math
@@ -41,18 +41,16 @@ from rungs.step.objective import Microbatch
 from rungs.step.state import AbstractArrays
 
 _MAX_ELEMENTWISE = 2.2
-"""Elementwise results that are in memory at the same time on a CPU, as a multiple of a layer's
-matmul results in float32."""
+"""Elementwise results in memory at once on a CPU, relative to a layer's float32 matmul results."""
 _UNROLLED = 0.7
-"""Share of what the derivative of unrolled layers keeps that exists beside the results of matmuls
-when a CPU's memory is fullest. The rest is fused, or not yet or no longer there."""
+"""Share of unrolled layers' residuals, besides matmul results, that exists at a CPU's peak. The
+rest is fused, or not yet or no longer there."""
 _FUSED_SOFTMAX = 16_384
-"""The longest row for which XLA makes one GPU kernel of a softmax. Such a kernel does not write
-over its input."""
+"""Longest row for which XLA makes a softmax one GPU kernel, which does not overwrite its input."""
 _LAYER_MAY_DECIDE = 0.8
 """Share of the bytes of the logits."""
 _SMALL = 50_000_000
-"""Bytes besides state and activations below which a step is small on an accelerator."""
+"""Bytes besides state and activations below which a step counts as small on an accelerator."""
 
 
 class Activations(NamedTuple):
@@ -62,19 +60,18 @@ class Activations(NamedTuple):
     """Bytes in the loop over layers."""
     total: int
     widened: int
-    """Total with 16-bit activations in float32."""
+    """Total if 16-bit activations were float32."""
 
 
 class StepSizes(NamedTuple):
-    """A run and what was traced of it. All sizes are in bytes on a device, except where they count
-    tokens, rows or elements."""
+    """A run and its traced sizes: bytes per device, unless of tokens, rows or elements."""
 
     config: RunConfig
     mesh: Mesh
     weights: AbstractArrays
     gradients_of_microbatch: AbstractArrays
     kept: Mapping[Remat, Activations]
-    """Activations of a microbatch, by setting of `remat`."""
+    """Activations of a microbatch, by value of `remat`."""
 
     @property
     def loop(self) -> LayerLoop:
@@ -161,18 +158,17 @@ class StepSizes(NamedTuple):
 
     @property
     def gathered_layers(self) -> int:
-        """One period's layers whose weights are gathered from shards."""
+        """Gathered weights of one period's sharded layers."""
         return self._gathered_in_period(self.weights) * self.itemsize
 
     @property
     def scattered_gradients(self) -> int:
-        """One period's gradients that are computed whole and reduce-scattered to shards."""
+        """One period's gradients that are computed in full before a reduce-scatter."""
         return self._gathered_in_period(self.gradients_of_microbatch) * FLOAT32_BYTES
 
     @property
     def gathered_outside(self) -> int:
-        """Weights outside the layers that are gathered from shards. Token embeddings are looked up
-        in shards."""
+        """Gathered sharded weights outside the layers. Token embeddings are looked up in shards."""
         narrow = (HEAD, TOKEN_EMBEDDING) if self.config.model.tied_embeddings else (HEAD,)
         total = 0
         for name, array in self.weights.items():
@@ -183,23 +179,22 @@ class StepSizes(NamedTuple):
         return total
 
     def in_layer(self, remat: Remat) -> int:
-        """Return what one layer keeps for the backward pass."""
+        """Return the residuals of one layer."""
         return self.kept[remat].in_layers // max(self.layers, 1)
 
     def _gathered_in_period(self, arrays: AbstractArrays) -> int:
-        """Return the elements, gathered, of one period's layers of which a device has a shard."""
+        """Return the gathered elements of one period's sharded arrays."""
         elements = sum(map(_gathered_elements, _in_layers(arrays).values()))
         return elements * self.period // max(self.layers, 1)
 
 
 class CpuPeak(StepSizes):
-    """A step on a CPU; the rules are within 10% if layers run in a loop."""
+    """A step on a CPU; the rules are within 10% for a loop over layers."""
 
     @property
     def activation_bytes(self) -> int:
-        """Bytes of activations: before the backward pass begins, the compiler widens all 16-bit
-        activations of a loop over layers to float32. In unrolled layers it undoes
-        rematerialization."""
+        """Bytes of activations. Before the backward pass the compiler widens all 16-bit activations
+        of a loop over layers to float32. In unrolled layers it undoes rematerialization."""
         if self.is_unrolled:
             return int(_UNROLLED * self.kept["none"].in_layers) + self.kept["dots"].in_layers
         kept = self.kept[self.remat]
@@ -207,23 +202,22 @@ class CpuPeak(StepSizes):
 
     @property
     def logits_bytes(self) -> int:
-        """Bytes needed while a chunk of logits exists: the logits, replaced in place by their
-        exponentials, with their gradient and the gradients of the head and of its input."""
+        """Bytes at the time of a chunk's logits: the logits, replaced in place by their
+        exponentials, their gradient, and the gradients of the head and its input."""
         chunk = self.logits * (FLOAT32_BYTES + self.itemsize)
         return chunk + (self.head + self.hidden) * FLOAT32_BYTES + self._always
 
     @property
     def layer_bytes(self) -> int:
-        """Bytes of a layer's backward pass. The layer's activations are copied out of the stack of
-        all layers. Gradients take as much twice again; or, if that is more, the recomputed values
-        take their place."""
+        """Bytes of a layer's backward pass. Its activations are copied out of the stack of all
+        layers, and gradients take twice as much; or recomputed values replace them, if larger."""
         if not self.layers or self.is_unrolled:
             return self._always
         period, again = self.period, RECOMPUTED[self.remat]
         everything = self.in_layer("none") - self._attention_weights
         matmuls = self.in_layer("dots")
         in_float32 = matmuls * FLOAT32_BYTES // self.itemsize
-        # most elementwise operations are fused, so their results are never complete in memory
+        # most elementwise operations are fused, so their results never exist in full
         elementwise = min(everything - matmuls, int(_MAX_ELEMENTWISE * in_float32))
         missing = max(matmuls - self.in_layer(self.remat), 0)
         recomputed = elementwise * again.elementwise + missing * again.matmuls
@@ -239,8 +233,8 @@ class CpuPeak(StepSizes):
 
     @property
     def _attention_weights(self) -> int:
-        """Bytes of a layer's attention weights. The feed-forward layer's backward pass comes first,
-        when the weights are not there yet."""
+        """Bytes of a layer's attention weights. They don't exist yet during the feed-forward
+        layer's backward pass, which comes first."""
         model, train = self.config
         if kept_scores(train, model):
             return 0
@@ -250,13 +244,13 @@ class CpuPeak(StepSizes):
 
     @property
     def _always(self) -> int:
-        """Bytes of weights gathered outside the layers and of the gradients of these."""
+        """Bytes of weights gathered outside the layers, and of their gradients."""
         return self.gathered_outside + self.gradients - self.layer_gradients
 
     @property
     def _gradient_copies(self) -> int:
         """Bytes of transposed copies of the gradients of embedding and head, which the loop over
-        layers separates. With FSDP there are none: each device has a part of the gradients."""
+        layers separates. None with FSDP, as each device has a part of the gradients."""
         sharding = self.config.train.sharding
         is_split = sharding and sharding.mode in ("fsdp", "fsdp_tp", "cp")
         return 0 if is_split else 2 * self.head * FLOAT32_BYTES
@@ -267,17 +261,16 @@ class AcceleratorPeak(StepSizes):
 
     @property
     def activation_bytes(self) -> int:
-        """Bytes of activations. Those outside the layers are gone before memory is full."""
+        """Bytes of activations. Those outside the layers are freed before the peak."""
         return self.kept[self.remat].in_layers
 
     @property
     def logits_bytes(self) -> int:
-        """Bytes needed while a chunk of logits exists: the logits and their gradient, the head in
-        the compute dtype, hidden states, and the sum of the head's gradients if there are several
-        chunks."""
+        """Bytes at the time of a chunk's logits: logits and their gradient, the head in the compute
+        dtype, hidden states, and the sum of the head's gradients over several chunks."""
         is_fused = self.vocabulary <= _FUSED_SOFTMAX and size_along(self.mesh, TENSOR) == 1
         is_copied = self.accumulates if self._is_tpu else is_fused
-        # a logit and, at the same time, its gradient or its exponential
+        # a logit together with its gradient or its exponential
         itemsize = jnp.dtype(self.config.train.logits_dtype).itemsize
         chunk = self.logits * (itemsize + (FLOAT32_BYTES if is_copied else self.itemsize))
         is_head_copied = self.itemsize < FLOAT32_BYTES or self.gathered_outside
@@ -287,8 +280,8 @@ class AcceleratorPeak(StepSizes):
 
     @property
     def layer_bytes(self) -> int:
-        """Bytes of a layer's backward pass: values and their gradients in the layer, and what the
-        head's gradient is made of, as that is computed last."""
+        """Bytes of a layer's backward pass: values and gradients in the layer, and the operands of
+        the head's gradient, which is computed last."""
         if not self.layers:
             return 0
         values = (self.period + 1) * self.in_layer("dots") + 3 * self._hidden_bytes
@@ -297,11 +290,11 @@ class AcceleratorPeak(StepSizes):
 
     @property
     def error(self) -> float:
-        """Share by which the total may differ from the compiled step. It is least on a GPU where
-        the logits decide, and larger where a layer does. The compiler chooses the order of what is
-        in a layer, or in several that it compiles together, and may copy whole gradients that it
-        adds up. On several TPUs with whole weights a step needs up to a quarter more than these
-        rules count, and in a small step many small arrays matter."""
+        """Relative error of the total against the compiled step. It is smallest on a GPU where the
+        logits decide and larger where a layer does: the compiler orders the operations in a layer,
+        or in several that it compiles together, and may copy whole gradients that it sums. On
+        several TPUs with replicated weights a step needs up to a quarter more, and in a small step
+        many small arrays matter."""
         logits, layer = self.logits_bytes, self.layer_bytes
         is_whole = not (self.gathered_layers or self.gathered_outside)
         if max(logits, layer) < _SMALL:
@@ -323,17 +316,17 @@ class AcceleratorPeak(StepSizes):
 
     @property
     def _overlapping(self) -> int:
-        """Bytes of weights and gradients that a GPU sends while a layer computes: whole gradients
-        of the layer before, transposed shards and, with one microbatch, gathered weights of the
-        next layer. A TPU reduce-scatters while nothing else runs."""
+        """Bytes of weights and gradients that a GPU sends while a layer computes: full gradients of
+        the layer before, transposed shards and, with one microbatch, gathered weights of the next
+        layer. A TPU reduce-scatters while nothing else runs."""
         next_layer = 0 if self.accumulates else self.gathered_layers
         return self.scattered_gradients + self.layer_gradients // 2 + next_layer
 
     @property
     def _prefetched(self) -> int:
-        """Bytes of the last layer's activations, which are copied out of the stack of all layers
-        before the loss: where that loops over chunks or, with one microbatch, weights are gathered
-        while layers compute."""
+        """Bytes of the last layer's activations, copied out of the stack of all layers before the
+        loss, if that loops over chunks or, with one microbatch, weights are gathered while layers
+        compute."""
         is_ahead = self.gathered_layers and not self.accumulates
         if not self.layers or not (self.is_chunked or is_ahead):
             return 0
@@ -341,8 +334,7 @@ class AcceleratorPeak(StepSizes):
 
     @property
     def _head_gradient(self) -> int:
-        """Bytes of what the head's gradient is made of: its sum over the chunks, or the gradients
-        of all logits."""
+        """Bytes of operands of the head's gradient: its sum over chunks, or the logits'."""
         if not self.is_head_trained:
             return 0
         return self.head * FLOAT32_BYTES if self.is_chunked else self.logits * self.itemsize
@@ -353,7 +345,7 @@ def _in_layers(arrays: AbstractArrays) -> AbstractArrays:
 
 
 def bytes_per_device(arrays: AbstractArrays) -> int:
-    """Return the bytes of each device's parts of arrays."""
+    """Return the bytes of each device's shards of arrays."""
     return sum(
         math.prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize
         for array in arrays.values()
@@ -362,7 +354,7 @@ def bytes_per_device(arrays: AbstractArrays) -> int:
 
 
 def _gathered_elements(array: jax.ShapeDtypeStruct) -> int:
-    """Return the elements of a parameter gathered along the axis that FSDP shards; 0 if none."""
+    """Return the elements of a parameter gathered along the axis that FSDP shards; 0 if none is."""
     assert isinstance(array.sharding, NamedSharding)
     if (axis := sharded_axis(array.sharding.spec)) is None:
         return 0
@@ -371,15 +363,14 @@ def _gathered_elements(array: jax.ShapeDtypeStruct) -> int:
 
 
 def activations_of(config: RunConfig, mesh: Mesh, model: GPT, optimizer: MultiSteps) -> Activations:
-    """Return a microbatch's activations under the run's setting of `remat`. Compares one microbatch
-    with one of twice as many sequences: what grows is activations, the rest is weights. The arrays
-    of model and optimizer may be abstract."""
+    """Return a microbatch's activations under the run's `remat`: the growth of residuals when the
+    number of sequences doubles, as the rest is weights. Model and optimizer may be abstract."""
     rows = config.train.microbatch_size // mesh.shape[DATA]
     both = (_residuals(config, mesh, model, optimizer, count * rows) for count in (1, 2))
     in_layers = total = widened = 0
     for one, two in zip(*both, strict=True):
         growth = _bytes(two) - _bytes(one)
-        in_layers += growth if one.shape[:1] == two.shape[:1] else 0  # the first axis is the layers
+        in_layers += growth if one.shape[:1] == two.shape[:1] else 0  # the first axis is layers
         total += growth
         widened += growth * (2 if one.dtype.itemsize == 2 else 1)
     return Activations(in_layers, total, widened)
@@ -388,7 +379,7 @@ def activations_of(config: RunConfig, mesh: Mesh, model: GPT, optimizer: MultiSt
 def _residuals(
     config: RunConfig, mesh: Mesh, model: GPT, optimizer: MultiSteps, rows: int
 ) -> list[jax.ShapeDtypeStruct]:
-    """Return what a device keeps for the backward pass of this many sequences."""
+    """Return the residuals on a device of this many sequences."""
     train, layout = config.train, Layout.of(config.train.sharding, mesh)
     objective = NextToken(train)
     found: list[jax.ShapeDtypeStruct] = []

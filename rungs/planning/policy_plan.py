@@ -1,5 +1,5 @@
-"""What a run of reinforcement learning takes, and its report: memory of sampling and updating, time
-of each phase, and the share of prompts that tell right from wrong."""
+"""Forecast and report of a reinforcement learning run: memory of sampling and updates, time of each
+phase, and the share of prompts with mixed results."""
 
 import json
 import math
@@ -26,10 +26,10 @@ from rungs.run.metrics import PolicyMetrics
 from rungs.step.state import shapes_of
 
 _TEXT_BYTES, _NEW_TOKEN_BYTES, _PROMPT_TOKEN_BYTES = 260, 36, 4
-"""Bytes of a text in `rollouts/`: names and rewards, and each token with its log-probability;
+"""Bytes of a text in `rollouts/`: names and rewards, and per token with its log-probability;
 prompts are text only."""
 _RECENT_STEPS = 50
-"""Recorded steps that times and shares are taken from."""
+"""Recorded steps from which times and shares are taken."""
 _PASS_RATES = (0.05, 0.2, 0.5)
 
 
@@ -38,10 +38,10 @@ class Phases(NamedTuple):
 
     sampling: float
     verifying: float | None
-    """None if it is not known: it depends on the verifier."""
+    """None if unknown, as it depends on the verifier."""
     updating: float
     reason: str
-    """Where the figures come from."""
+    """Source of the figures."""
 
     @property
     def total(self) -> float:
@@ -49,20 +49,20 @@ class Phases(NamedTuple):
 
 
 class PolicyPlan(NamedTuple):
-    """Memory and time of a run of reinforcement learning; bytes are per device."""
+    """Memory and time of a reinforcement learning run; bytes are per device."""
 
     config: ReinforceRunConfig
     update: Forecast
     """Forecast of a training run with the same updates."""
     sampler_bytes: int
-    """Bytes of the copy of the weights that samples; each device has all of it."""
+    """Bytes of the sampler's copy of the weights, which every device has in full."""
     cache_bytes: int
     reference_bytes: int
     phases: Phases | None
-    """None if the device's FLOP/s are not known."""
+    """None if the device's FLOP/s are unknown."""
     steps_done: int
     mixed_share: float | None
-    """Share of the latest prompts with right and wrong completions; None before the first step."""
+    """Share of recent prompts with both right and wrong completions; None before the first step."""
 
     @property
     def state_bytes(self) -> int:
@@ -88,7 +88,7 @@ class PolicyPlan(NamedTuple):
 
     @property
     def rollout_bytes(self) -> int:
-        """Bytes of the run's rollouts on disk, if every text is as long as it may be."""
+        """Bytes of the run's rollouts on disk if every text has maximum length."""
         train = self.config.train
         held_out = sum(task.validation_items for task in train.tasks)
         validated = self.validations * held_out * train.validation_samples
@@ -98,13 +98,13 @@ class PolicyPlan(NamedTuple):
 
     @property
     def fits(self) -> bool:
-        """Whether memory and disk are enough."""
+        """Whether memory and disk suffice."""
         peak = max(self.sampling_bytes, self.updating_bytes)
         return peak <= self.update.usable_bytes and self.update.disk.fits
 
 
 def training_equivalent(config: ReinforceRunConfig) -> RunConfig:
-    """Return a training run with the same updates: its step has the same arrays."""
+    """Return a training run whose step has the same arrays as an update."""
     model, train = config
     shared = TrainConfig.model_fields.keys() - {"lineage"}
     keys: dict[str, Any] = {key: value for key, value in dict(train).items() if key in shared}
@@ -123,8 +123,8 @@ def plan(
     utilization: float,
     use_recorded: bool,
 ) -> PolicyPlan:
-    """Return what a run takes; arguments as for `forecast`, and `use_recorded`: whether times are
-    those of the run's latest steps, if there are any."""
+    """Return the plan of a run; arguments as for `forecast`. `use_recorded` takes times from the
+    run's latest steps, if there are any."""
     training = training_equivalent(config)
     update = forecast(run, training, hardware, sharding, datasets_dir, utilization)
     steps = list(metrics.stream(run.metrics, PolicyMetrics))
@@ -144,12 +144,12 @@ def plan(
 
 def expected_mixed(pass_rate: float, samples: int) -> float:
     """Return the probability that independent completions, each right with probability `pass_rate`,
-    are not all right or all wrong."""
+    are neither all right nor all wrong."""
     return 1 - pass_rate**samples - (1 - pass_rate) ** samples
 
 
 def _sampler_bytes(update: Forecast) -> int:
-    """Matrices in the compute dtype; the few other weights are counted alike."""
+    """Return the bytes of matrices in the compute dtype, counting the few other weights alike."""
     size = dtype_of(update.config.train).itemsize
     return size * sum(math.prod(shape) for shape in shapes_of(update.config.model).values())
 
@@ -181,9 +181,9 @@ def _recorded(steps: list[PolicyMetrics]) -> Phases:
 
 
 def _computed(config: ReinforceRunConfig, update: Forecast) -> Phases | None:
-    """Return the times at the forecast's FLOP/s, if every text is as long as it may be and all
-    prompts have right and wrong completions. A forward pass is a third of a training step, and each
-    new token at least reads all weights once."""
+    """Return the times at the forecast's FLOP/s if every text has maximum length and all prompts
+    have mixed results. A forward pass is a third of a training step, and each new token at least
+    reads all weights once."""
     if update.speed is None:
         return None
     train, per_token = config.train, update.model_flops_per_token

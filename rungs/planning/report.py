@@ -1,4 +1,4 @@
-"""The report of a forecast, as a table for people and as JSON for programs."""
+"""The report of a forecast, as a table and as JSON."""
 
 import math
 from collections.abc import Iterator
@@ -21,10 +21,10 @@ from rungs.run.folder import RunFolder
 UNKNOWN_SPEED = "train some steps first, or give --tokens-per-second or another --device"
 COUNTED_AS_FLOAT32 = "in float32, because the weights of start_from are not here yet"
 _FLOAT8_PAYS = 1e9
-"""Parameters from which matmuls in FP8 save more time than rounding to 8 bits takes."""
+"""Parameters above which FP8 matmuls save more time than rounding to 8 bits takes."""
 _GROUP_LABELS = {"low_rank": "LoRA", "feed_forward": "feed-forward"}
 _OPTIONAL_GROUPS = ("low_rank", "other")
-"""Parameter groups that are left out if they are empty."""
+"""Parameter groups that are omitted if empty."""
 _MEMORY_NOTES = {
     "moments": "optimizer state",
     "gradients": "of the layers",
@@ -65,7 +65,7 @@ def _sections(
 
 
 def fits(forecast: Forecast, compiled: CompiledStep | None = None) -> bool:
-    """Return whether the run fits; its compiler knows better than the estimate."""
+    """Return whether the run fits, preferring the compiled step to the estimate."""
     return forecast.disk.fits and _fits_memory(forecast, compiled)
 
 
@@ -74,7 +74,7 @@ def _fits_memory(forecast: Forecast, compiled: CompiledStep | None) -> bool:
 
 
 def title(forecast: Forecast, run: str) -> Iterator[Part]:
-    """Yield what a report is about. `run` is the path of the run's folder."""
+    """Yield the subject of a report. `run` is the path of the run's folder."""
     sharding, train = forecast.sharding, forecast.config.train
     devices = f"{forecast.devices} × {forecast.hardware.name}"
     if forecast.devices > 1:
@@ -93,7 +93,7 @@ def title(forecast: Forecast, run: str) -> Iterator[Part]:
 
 
 def parameters(forecast: Forecast) -> Iterator[Part]:
-    """Yield the numbers of parameters, by what they are for."""
+    """Yield the numbers of parameters by purpose."""
     width = 18 * (forecast.config.model.n_experts is not None)
     all_column = Column("all", 18, "{:,}".format, "parameters")
     active_column = Column("active per token", width, "{:,}".format, "active_parameters")

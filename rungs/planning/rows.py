@@ -1,6 +1,5 @@
-"""The description of a report, from which its text and its JSON are made: a series of sections,
-each a series of lines of text and dictionaries of the same figures. Both parts of a table come from
-its rows."""
+"""The structure of a report, from which its text and JSON are made: sections of text lines and
+dictionaries of the same figures. Both forms of a table come from its rows."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,24 +9,24 @@ Part = str | dict[str, Any]
 
 
 class Column(NamedTuple):
-    """A column of figures in a table."""
+    """A column of a table."""
 
     heading: str
     width: int
-    """Characters; 0 if the column is only in the JSON."""
+    """Characters; 0 for a column that is only in the JSON."""
     unit: Callable[[Any], str]
     """Function from a figure to its text."""
     key: str = ""
-    """JSON key; empty if the column is only in the text."""
+    """JSON key; empty for a column that is only in the text."""
 
 
 class Row(NamedTuple):
-    """A row of a table, with a figure for each column; None leaves the cell empty."""
+    """A row of a table, with a figure per column; None leaves the cell empty."""
 
     label: str
-    """Empty if the row is only in the JSON."""
+    """Empty for a row that is only in the JSON."""
     key: str
-    """JSON key; empty if the row is only in the text."""
+    """JSON key; empty for a row that is only in the text."""
     figures: Sequence[Any]
     note: str = ""
 
@@ -37,12 +36,12 @@ class Table(NamedTuple):
 
     title: str
     label_width: int
-    """Characters before the first column, of which rows are indented by two."""
+    """Characters before the first column; rows are indented by two of them."""
     columns: Sequence[Column]
     rows: Sequence[Row]
 
     def lines(self) -> Iterator[str]:
-        """Yield the text."""
+        """Yield the lines of text."""
         headings = "".join(f"{one.heading:>{one.width}}" for one in self.columns if one.width)
         width = max(self.label_width + len(headings) - len(self.title), 0)
         yield f"{self.title}{headings.lstrip():>{width}}".rstrip()
@@ -55,13 +54,13 @@ class Table(NamedTuple):
             yield f"  {label:{self.label_width - 2}}{cells}  {note}".rstrip()
 
     def by_column(self) -> dict[str, dict[str, Any]]:
-        """Return the figures by the keys of columns, then of rows."""
+        """Return the figures by column key, then row key."""
         rows = self.by_row()
         keys = [column.key for column in self.columns if column.key]
         return {key: {row: figures[key] for row, figures in rows.items()} for key in keys}
 
     def by_row(self) -> dict[str, dict[str, Any]]:
-        """Return the figures by the keys of rows, then of columns."""
+        """Return the figures by row key, then column key."""
         keys = [column.key for column in self.columns]
         return {
             row.key: {key: figure for key, figure in zip(keys, row.figures, strict=True) if key}

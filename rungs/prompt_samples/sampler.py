@@ -1,7 +1,7 @@
-"""Sampling beside training, in a process of low priority on the CPU: `python -m
-rungs.prompt_samples.sampler FOLDER`. Its input is a line of JSON, a `SamplingRequest`, then the
-name of each checkpoint in FOLDER, and at last an empty line. It appends to `samples.jsonl` and
-removes each checkpoint that it is done with."""
+"""The program that samples beside training, at low priority on the CPU: `python -m
+rungs.prompt_samples.sampler FOLDER`. It reads a `SamplingRequest` as a line of JSON, then names of
+checkpoints in FOLDER, and finally an empty line. It appends to `samples.jsonl`, and removes each
+checkpoint when done."""
 
 import contextlib
 import logging
@@ -32,15 +32,15 @@ from rungs.run.folder import RunFolder
 from rungs.run.records import Sample
 
 STAGED = ".sampling"
-"""Folder in the run folder with links to the weights to sample from, which retention may delete."""
+"""Folder in the run folder with links to the weights, which retention may delete meanwhile."""
 TEMPERATURE = 1.0
-"""Temperature of the text that is not greedy: the distribution that the model was trained for."""
+"""Temperature of the non-greedy text: the distribution that the model was trained for."""
 
 log = logging.getLogger("rungs")
 
 
 class SamplingRequest(strict_json.StrictModel):
-    """What to sample from each checkpoint."""
+    """Sampling settings for each checkpoint."""
 
     run: str
     """Path of the run folder."""
@@ -49,13 +49,13 @@ class SamplingRequest(strict_json.StrictModel):
     prompts: list[str]
     new_tokens: int
     temperature: float
-    """Temperature of the text that is not greedy."""
+    """Temperature of the non-greedy text."""
     seed: int
 
 
 class SampleProcess:
-    """Samples from each checkpoint that has no samples yet of a run whose lock is held. `train` has
-    the prompts; `datasets_dir` is where its datasets are, None for where they are by default."""
+    """Samples from each checkpoint of a run that has no samples yet; the run's lock must be held.
+    `train` has the prompts; `datasets_dir` is None for the default."""
 
     def __init__(
         self, run: RunFolder, train: OptimizationConfig, datasets_dir: Path | None = None
@@ -71,8 +71,7 @@ class SampleProcess:
         self._sent: set[str] = set()
 
     def request(self) -> None:
-        """Have the checkpoints that have no samples yet sampled from; return at once. A failure is
-        logged as a warning."""
+        """Queue the checkpoints without samples; return at once. Failures only cause warnings."""
         try:
             self._run.check()
             for checkpoint in self._unsampled():
@@ -86,7 +85,7 @@ class SampleProcess:
 
     def finish(self, *, wait: bool, stop: StopSignal) -> None:
         """End the process: at once, or with `wait` when it has sampled from all checkpoints or a
-        signal arrives. What is missing then is sampled by the next start."""
+        signal arrives. The next start samples from the rest."""
         if not self._process.is_started:
             return
         if wait and stop.number is None:
@@ -127,14 +126,14 @@ class SampleProcess:
 
 
 class CheckpointSampler:
-    """Samples from checkpoints of one model, which compiles once."""
+    """Samples from checkpoints of one model, compiling once."""
 
     def __init__(self, request: SamplingRequest) -> None:
         self._request = request
         self._generator: Generator | None = None
 
     def sample(self, folder: Path) -> list[Sample]:
-        """Return how a checkpoint continues the prompts: greedily, and as sampled with the seed."""
+        """Return a checkpoint's completions of the prompts: one greedy, one sampled by the seed."""
         checkpoint = read_checkpoint(folder)
         tokenizer, model = load.load_tokenizer(folder), load.load_model(folder)
         if self._generator is None:
@@ -168,9 +167,8 @@ class CheckpointSampler:
 def encode_prompts(
     prompts: Sequence[str], tokenizer: Tokenizer, template: ChatTemplate | None
 ) -> list[list[int]]:
-    """Return the token ids of each prompt: a text, or a user's message if the model is trained on
-    chats and so has a template. Raises UserError if a prompt is not valid, or empty although no
-    token begins a text."""
+    """Return the token ids of each prompt: a text or, given a template, a user's message. Raises
+    UserError if a prompt is not valid, or empty while no token begins texts."""
     if template is None:
         return [tokenizer.encode_beginning(prompt) for prompt in prompts]
     return [
@@ -180,14 +178,14 @@ def encode_prompts(
 
 
 def check_sample_prompts(config: AnyRunConfig, tokenizer: Path | str) -> None:
-    """Check that the model can continue the prompts of its run, with the tokenizer at a place; see
-    `load_tokenizer`. Raises UserError with a line for each prompt that is wrong."""
+    """Check that the model can continue its run's prompts, with a tokenizer as for
+    `load_tokenizer`. Raises UserError with a line for each wrong prompt."""
     prompts, model = config.train.sample_prompts, config.model
     if not prompts:
         return
     place, lines = f"{config.train_file}: sample_prompts", []
     try:
-        # a dataset of chats has the template beside the tokenizer
+        # a dataset of chats keeps the template beside the tokenizer
         template = ChatTemplate.find(tokenizer.parent) if isinstance(tokenizer, Path) else None
         rows = encode_prompts(prompts, load_tokenizer(tokenizer), template)
     except UserError as error:

@@ -1,5 +1,5 @@
-"""What a run is paid for: texts of its first and latest steps, by length, by how often they occur,
-and where the reward and being correct disagree."""
+"""Which texts a run rewards, to detect reward hacking: texts of its first and latest steps, by
+length and frequency, and where reward and correctness disagree."""
 
 import math
 import statistics
@@ -17,15 +17,15 @@ from rungs.run.folder import RunFolder
 from rungs.run.metrics import PolicyMetrics
 
 _STEPS = 20
-"""Of the beginning and of the end; fewer if there are fewer."""
+"""Steps at the beginning and at the end; fewer if there are fewer."""
 _Z = 1.96
-"""The standard normal distribution is within ± this with probability 95%."""
+"""A standard normal variable is within ± this with probability 95%."""
 _BINS = 4
 _EXAMPLES = 5
 _RISE = 0.1
-"""A reward that rises by this much more than the share of correct texts is reported."""
+"""Reported if the reward rises by this much more than the share of correct texts."""
 _REPEATED = 0.5
-"""A text that is this share of all texts is reported."""
+"""Reported if one text is this share of all texts."""
 
 
 class Part(NamedTuple):
@@ -35,23 +35,23 @@ class Part(NamedTuple):
     completions: list[Completion]
 
     def mean(self, value: Callable[[Completion], float]) -> float:
-        """Return the mean of a number of each completion."""
+        """Return the mean of a value over completions."""
         return statistics.fmean(map(value, self.completions))
 
     def variance(self, value: Callable[[Completion], float]) -> float:
-        """Return the variance of that mean; infinity if one prompt has all completions. Those of a
-        prompt are alike, so prompts are what is independent."""
+        """Return the variance of that mean; infinity for a single prompt. Prompts are the
+        independent units, as completions of one prompt are alike."""
         groups = by_prompt(self.completions).values()
         means = [statistics.fmean(map(value, group)) for group in groups]
         return statistics.variance(means) / len(means) if len(means) > 1 else math.inf
 
 
 class Change(NamedTuple):
-    """How much a mean has changed."""
+    """Change of a mean."""
 
     size: float
     margin: float
-    """Half of the 95% interval; infinity if it isn't known."""
+    """Half of the 95% confidence interval; infinity if unknown."""
 
     @classmethod
     def of(cls, first: Part, last: Part, value: Callable[[Completion], float]) -> Self:
@@ -65,8 +65,7 @@ class Change(NamedTuple):
 
 
 def audit(run: RunFolder) -> str:
-    """Return what the kept texts of a run show. Raises UserError if there are none, or they are
-    damaged."""
+    """Return the findings on a run's kept texts. Raises UserError if none or damaged."""
     paths = _paths(run)
     if not paths:
         raise UserError(f"{run.rollouts}: no texts yet; take a few steps first")
@@ -84,7 +83,7 @@ def audit(run: RunFolder) -> str:
 
 
 def _paths(run: RunFolder) -> list[Path]:
-    """Return the files of the steps taken. After `--from`, there can be later ones of before."""
+    """Return the files of steps taken; after `--from` there may be later ones from before."""
     steps = [step.global_step for step in metrics.stream(run.metrics, PolicyMetrics)]
     last = RolloutFiles(run.rollouts).step(steps[-1]) if steps else None
     paths = sorted(run.rollouts.glob("step-*.jsonl"))
@@ -121,7 +120,7 @@ def _ends_with_answer(completion: Completion) -> bool:
 
 
 def _distinct(part: Part) -> float:
-    """Return the share of different texts among those of each prompt."""
+    """Return the share of distinct texts among those of each prompt."""
     groups = by_prompt(part.completions).values()
     return statistics.fmean(len({c.text for c in group}) / len(group) for group in groups)
 
@@ -195,7 +194,7 @@ def _paid_though_wrong(part: Part) -> list[str]:
 
 
 def _findings(first: Part, last: Part) -> Iterator[str]:
-    """Yield a line for each sign that the verifier pays for something else than right answers."""
+    """Yield a line for each sign that the verifier rewards something other than right answers."""
     measures = {"are correct": _is_correct, "end with the answer": _ends_with_answer}
     for what, measure in measures.items():
         gap = Change.of(first, last, _reward_beyond(measure))

@@ -1,7 +1,5 @@
 """Reinforcement learning as a kind of run: sample, verify, update, validate.
-
-`rungs/training/start.py` starts it and `rungs/training/trainer.py` is its loop.
-"""
+`rungs/training/start.py` starts it and `rungs/training/trainer.py` has the loop."""
 
 import dataclasses
 import functools
@@ -66,9 +64,9 @@ class PolicyInputs:
     verifiers: list[Verifier]
     checkups: list[Checkup]
     reference: weights_file.Weights | None
-    """The weights that the KL divergence is from."""
+    """Weights of the reference for the KL divergence."""
     longest_prompt: int
-    """Tokens of the longest prompt of the tasks, as far as it was looked at."""
+    """Tokens of the longest prompt seen in the tasks."""
     record: Record
 
     metrics: ClassVar = PolicyMetrics
@@ -95,8 +93,8 @@ class PolicyInputs:
 
 
 def reinforcement(trust_verifier: bool) -> Kind:
-    """Return reinforcement learning as a kind of run. `trust_verifier` says whether a Python file
-    that a task names may run."""
+    """Return reinforcement learning as a kind of run. `trust_verifier` allows running a Python file
+    that a task names."""
     return Kind(functools.partial(_open, trust_verifier=trust_verifier), _replayed)
 
 
@@ -108,7 +106,7 @@ def _replayed(start: Start, mesh: Mesh) -> Replayed:
 
 def _open(start: Start, stack: ExitStack, trust_verifier: bool) -> PolicyInputs:
     """Open and check everything that completions depend on. Raises UserError if something is
-    missing or has changed, or a verifier fails or can be tricked."""
+    missing or changed, or a verifier fails or can be tricked."""
     run, config, weights = start.run, start.config, start.weights
     assert weights is not None  # start_from is required
     file = weights.tokenizer_file
@@ -147,7 +145,7 @@ def _open(start: Start, stack: ExitStack, trust_verifier: bool) -> PolicyInputs:
 def _open_verifiers(
     stack: ExitStack, start: Start, tasks: Sequence[Task], trust_verifier: bool
 ) -> tuple[list[Verifier], list[Checkup]]:
-    """Open and check the verifier of each task; the first process checks."""
+    """Open each task's verifier and, in the first process, check it."""
     verifiers: list[Verifier] = []
     checkups: list[Checkup] = []
     for task_config, task in zip(start.config.train.tasks, tasks, strict=True):
@@ -158,7 +156,7 @@ def _open_verifiers(
 
 
 def _reference(start: Start) -> weights_file.Weights | None:
-    """Return the weights that the KL divergence is from, None without one."""
+    """Return the weights of the reference for the KL divergence, None without one."""
     train = start.config.train
     if not train.kl_coefficient:
         return None
@@ -168,7 +166,7 @@ def _reference(start: Start) -> weights_file.Weights | None:
 
 
 class Sampled(NamedTuple):
-    """A step that was taken."""
+    """Results of a step."""
 
     updated: Updated
     seconds: Seconds
@@ -184,7 +182,7 @@ class Sampled(NamedTuple):
 
 
 class PolicyLearner:
-    """Takes the steps of a run on what its model samples. See `learner.Learner`."""
+    """Takes the steps of a run on completions of its own model. See `learner.Learner`."""
 
     reads_late = False
     failure = None
@@ -209,7 +207,7 @@ class PolicyLearner:
         self._last_end = time.perf_counter()
 
     def take(self, step: int, stops: Stops, _: np.float32 | None) -> Sampled:
-        """A signal during sampling or verifying abandons the step, which the next start repeats."""
+        """Take a step. A signal before the update abandons it; the next start repeats it."""
         validation = self._validate(None, stops) if step == 0 else None
         file, prompts = self._files.step(step), self.prompts.of_step(step)
         completions, seconds = self._complete(step, prompts, file, stops)
@@ -274,7 +272,7 @@ class PolicyLearner:
         return metrics
 
     def _validate(self, step: int | None, stops: Stops) -> Validation:
-        """Validate the weights after a step; None: before the first. Raises Interrupted."""
+        """Validate after a step; None: before the first. Raises Interrupted."""
         samples, file = self._train.validation_samples, self._files.validation(step)
         prompts = self.prompts.of_validation()
         completions, _ = self._source.complete(None, prompts, samples, file, stops.here)
@@ -343,7 +341,7 @@ def _reference_model(
 
 
 def _checkup_lines(inputs: PolicyInputs) -> Iterator[str]:
-    """Yield what the checkups of the verifiers found."""
+    """Yield the findings of the verifiers' checkups."""
     for task, verifier, one in zip(inputs.tasks, inputs.verifiers, inputs.checkups, strict=True):
         paid = [f"{kind} for {count}" for kind, count in one.paid.items() if count]
         yield (
@@ -354,7 +352,7 @@ def _checkup_lines(inputs: PolicyInputs) -> Iterator[str]:
 
 
 def _report_failures(step: int, completions: list[Completion]) -> None:
-    """Log that the verifier failed; raise RunFailure if it always did."""
+    """Log failures of the verifier; raise RunFailure if it always failed."""
     failed = [completion for completion in completions if completion.status != "ok"]
     if not failed:
         return
@@ -375,7 +373,7 @@ def _pass_at_1(validation: Validation | None) -> str:
 
 
 Checksums = dict[str, dict[str, str]]
-"""The sha256 of each part of a task, by the task's number and name."""
+"""sha256 of each part of a task, by the task's index and name."""
 
 
 def record_of(
@@ -384,8 +382,8 @@ def record_of(
     verifiers: Sequence[Verifier],
     reference: weights_file.Weights | None,
 ) -> Checksums:
-    """Return the checksums of files, held-out items and verifiers of tasks, and those of the
-    reference of the KL divergence."""
+    """Return the checksums of the tasks' files, held-out items and verifiers, and of the reference
+    of the KL divergence."""
     record: Checksums = {}
     for number, (config, task, verifier) in enumerate(zip(configs, tasks, verifiers, strict=True)):
         parts = {dataset.VALIDATION: _items_checksum(task), **task.sha256}
@@ -398,7 +396,7 @@ def record_of(
 
 
 def check_same_tasks(before: Checksums, now: Checksums) -> None:
-    """Raise UserError if something that a run was started with has changed."""
+    """Raise UserError if anything that the run was started with has changed."""
     for name, parts in now.items():
         for part, checksum in parts.items():
             was = before.get(name, {}).get(part)

@@ -8,8 +8,7 @@ A is the completion's advantage; ρ = π ÷ π_old; c = min(π_old ÷ π_sampler
 max_sampler_ratio is set, else 1. As ∇(A · ρ) = A · ρ · ∇log π, this has the gradients of GRPO's
 clipped objective (Shao et al. 2024, arXiv 2402.03300, equation 3) and its kin.
 
-Axes: P prompts, G completions of each; N completions; B, S, V as in `rungs/model/gpt.py`.
-"""
+Axes: P prompts, G completions of each; N completions; B, S, V as in `rungs/model/gpt.py`."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -38,8 +37,8 @@ _EPSILON = 1e-4
 
 
 def advantages(rewards_PG: np.ndarray, counts_PG: np.ndarray, kind: Advantage) -> np.ndarray:
-    """Return the advantage of each completion: float64, 0 in groups of equal rewards. One that does
-    not count has advantage 0, and no influence on the others; its reward can be anything. `kind` is
+    """Return the advantage of each completion: float64, 0 in groups of equal rewards. Ignored
+    completions have advantage 0 and don't influence others; their reward is arbitrary. `kind` is
     `advantage` in `reinforce.json`.
 
     `leave_one_out` times the completion's log-probability gradient is an unbiased estimate of the
@@ -58,41 +57,40 @@ def advantages(rewards_PG: np.ndarray, counts_PG: np.ndarray, kind: Advantage) -
 
 
 def equal_groups(rewards_PG: np.ndarray, counts_PG: np.ndarray) -> np.ndarray:
-    """Return for each group whether its completions that count have the same reward. A standard
-    deviation would not do: that of equal numbers can be above 0 by rounding."""
+    """Return for each group whether its counted completions have equal rewards. Not by standard
+    deviation, which rounding can make positive for equal numbers."""
     highest_P = np.where(counts_PG, rewards_PG, -np.inf).max(axis=1)
     lowest_P = np.where(counts_PG, rewards_PG, np.inf).min(axis=1)
     return highest_P <= lowest_P
 
 
 class PolicyTokens(NamedTuple):
-    """What the weights depend on besides the log-probability: arrays with the axes of the targets,
-    float32."""
+    """Inputs of the weights besides log-probabilities: float32 arrays with the targets' axes."""
 
     shares: np.ndarray
-    """What the token's part of the objective is multiplied by; 0 if it was not sampled."""
+    """Factor on the token's part of the objective; 0 if the token was not sampled."""
     advantages: np.ndarray
     old_log_probs: np.ndarray
-    """Before the step's first update; read only in later ones."""
+    """Before the step's first update; only used in later ones."""
     sampler_log_probs: np.ndarray
     reference_log_probs: np.ndarray
-    """Read only with a kl_coefficient."""
+    """Only used with a kl_coefficient."""
 
 
 class PolicyObjective(NamedTuple):
     """The weighted cross-entropy of sampled tokens. Arrays: inputs_BS, targets_BS, and those of
-    `PolicyTokens`. Outputs: of the targets before the update, after the temperature, the
-    log-probabilities and the entropies of their distributions, in nats; 0 where none counts."""
+    `PolicyTokens`. Outputs: log-probabilities and entropies at the targets before the update, after
+    the temperature, in nats; 0 where a target is ignored."""
 
     train: ReinforceConfig
     weight_of: WeightOf
     length: int
-    """S of the outputs; a microbatch may be cut to fewer tokens."""
+    """S of the outputs; microbatches may be cut to fewer tokens."""
 
     @classmethod
     def of(cls, train: ReinforceConfig, is_first_update: bool, length: int) -> "PolicyObjective":
-        """Return the objective of an update. In the first update of a step, ρ is exactly 1, and
-        nothing is clipped. `length` is S of the outputs."""
+        """Return the objective of an update with outputs of `length` S. In the first update of a
+        step ρ is exactly 1, and nothing is clipped."""
         return cls(train, weight_of(train, is_first_update), length)
 
     def __call__(self, model: GPT, compute: Compute, microbatch: Microbatch) -> tuple[Array, Aux]:
@@ -125,13 +123,13 @@ class PolicyObjective(NamedTuple):
 
 
 def weight_of(train: ReinforceConfig, is_first_update: bool) -> WeightOf:
-    """Return the function for `GPT.weighted_loss` whose extras are `PolicyTokens`; see
+    """Return the function for `GPT.weighted_loss`, with `PolicyTokens` as extras; see
     `PolicyObjective.of`."""
     return functools.partial(_weight, train, is_first_update)
 
 
 def has_weight(config: ReinforceRunConfig, tokens: PolicyTokens) -> Array:
-    """Return whether a token has a weight, or balancing a mixture of experts has: groups of equal
+    """Return whether any token has a weight, or load balancing of experts does. Groups of equal
     rewards have no advantages."""
     if config.train.kl_coefficient or config.model.n_experts:
         return jnp.asarray(True)
@@ -160,7 +158,7 @@ def _weight(
 
 
 def _ratio_weight(train: ReinforceConfig, ratio: Array, advantages: Array) -> Array:
-    """Return ρ, limited or 0 where the loss clips it."""
+    """Return ρ, limited or set to 0 where the loss clips it."""
     if train.loss == "cispo":
         return jnp.minimum(ratio, train.highest_ratio)
     too_high = (advantages > 0) & (ratio > train.highest_ratio)
@@ -171,9 +169,9 @@ def _ratio_weight(train: ReinforceConfig, ratio: Array, advantages: Array) -> Ar
 def shares(
     aggregation: Aggregation, lengths_N: np.ndarray, counts_N: np.ndarray, max_new_tokens: int
 ) -> np.ndarray:
-    """Return what each completion's tokens are multiplied by: float64, 0 for completions that don't
-    count, which are in no denominator but that of `constant`: it depends on nothing that was
-    sampled. `aggregation` is as in `reinforce.json`; lengths_N are in tokens, at least 1."""
+    """Return the factor on each completion's tokens: float64, 0 for ignored completions, which are
+    in no denominator except that of `constant`, which is independent of the samples. `aggregation`
+    is as in `reinforce.json`; lengths_N are in tokens, at least 1."""
     counted = max(int(counts_N.sum()), 1)
     if aggregation == "constant":
         share_N = np.full(len(lengths_N), 1 / (len(lengths_N) * max_new_tokens))
@@ -190,9 +188,9 @@ LogProbStep = Callable[[GPT, Array, Array], Array]
 def make_log_prob_step(
     train: ReinforceConfig, lengths: Sequence[int], mesh: Mesh | None = None
 ) -> LogProbStep:
-    """Return a compiled function of (model, inputs_ABS, targets_ABS) that returns the
-    log-probabilities of the targets, as `PolicyObjective` does, without computing gradients.
-    `lengths` are those of `Shortcuts`; the mesh is the model's, one device if absent."""
+    """Return a compiled function of (model, inputs_ABS, targets_ABS) to the targets'
+    log-probabilities, as in `PolicyObjective` but without gradients. `lengths` is as in
+    `Shortcuts`; `mesh` is the model's, default: one device."""
     layout, dtype = sharding.Layout.of(train.sharding, mesh), dtype_of(train)
     rows = layout.batch_spec(3)
 

@@ -1,7 +1,5 @@
-"""The updates of a step, from its completions.
-
-Axes: A microbatches, B sequences of one, S tokens; N for all completions of a step.
-"""
+"""The updates of a step from its completions. Axes: A microbatches, B sequences of one, S tokens; N
+for all completions of a step."""
 
 import dataclasses
 import math
@@ -30,7 +28,7 @@ from rungs.step.shortcuts import Shortcuts
 from rungs.step.train_step import Step, StepResult, make_step
 
 ARRAY_NAMES = "inputs_ABS", "targets_ABS", *(f"{name}_ABS" for name in PolicyTokens._fields)
-"""Names of the arrays of an update, in the order that the step takes them."""
+"""Names of the arrays of an update, in the step's order."""
 
 
 IGNORED = -1
@@ -38,15 +36,15 @@ IGNORED = -1
 
 
 class PolicyBatch(NamedTuple):
-    """Arrays of all completions, padded at the end; each row is a prompt and its completion."""
+    """Arrays of all completions, padded at the end; a row is a prompt and its completion."""
 
     inputs_NS: np.ndarray
     targets_NS: np.ndarray
-    """The sampled tokens; elsewhere IGNORED."""
+    """The sampled tokens; IGNORED elsewhere."""
     sampler_log_probs_NS: np.ndarray
-    """float32; 0 where no target counts."""
+    """float32; 0 at ignored targets."""
     order_N: np.ndarray
-    """In which microbatches take the completions: those without weights first, then by length."""
+    """Order of the completions in microbatches: those without weights first, then by length."""
 
     @classmethod
     def of(
@@ -57,8 +55,7 @@ class PolicyBatch(NamedTuple):
         has_weight_N: np.ndarray,
     ) -> "PolicyBatch":
         """Return the arrays of completions, of `length` S. `prompts` are the token ids of each
-        completion's prompt; has_weight_N says whether the weight of its tokens can be other than
-        0."""
+        completion's prompt; has_weight_N tells whether its tokens' weight may be other than 0."""
         shape = len(completions), length
         inputs_NS = np.zeros(shape, np.int32)
         targets_NS = np.full(shape, IGNORED, np.int32)
@@ -79,30 +76,29 @@ class PolicyBatch(NamedTuple):
         return self.targets_NS != IGNORED
 
     def per_token(self, numbers_N: np.ndarray) -> np.ndarray:
-        """Return a number of each completion at its sampled tokens, 0 elsewhere: float32."""
+        """Return a number per completion at its sampled tokens, 0 elsewhere: float32."""
         return np.where(self.is_sampled_NS, numbers_N[:, None], 0).astype(np.float32)
 
     def in_microbatches(self, array_NS: np.ndarray, size: int) -> np.ndarray:
-        """Return an array with the axes A, B, S, for microbatches of texts of similar length."""
+        """Return an array (A, B, S) of microbatches with texts of similar length."""
         return array_NS[self.order_N].reshape(-1, size, array_NS.shape[-1])
 
     def by_completion(self, array_ABS: np.ndarray) -> np.ndarray:
-        """Return the array of the completions that became these microbatches."""
+        """Return an array of microbatches in the order of the completions."""
         array_NS = np.empty((len(self.order_N), array_ABS.shape[-1]), array_ABS.dtype)
         array_NS[self.order_N] = array_ABS.reshape(array_NS.shape)
         return array_NS
 
 
 def padded_lengths(config: ReinforceRunConfig, longest_prompt: int) -> list[int]:
-    """Return the lengths that texts are padded to, ascending: sequence_length, and those of the
-    longest prompt with all, half and an eighth of the new tokens, each if it is shorter by a tenth.
-    Every one takes time to compile. They are multiples of what attention kernels compute at
-    once."""
+    """Return the lengths that texts are padded to, ascending, multiples of the blocks of attention
+    kernels: sequence_length, and the longest prompt plus all, half and an eighth of the new tokens,
+    where shorter by a tenth. Each takes time to compile."""
     whole, new = config.sequence_length, config.train.max_new_tokens
     multiple = 128 if whole % 128 == 0 else 4
     lengths = [whole]
     for part in (1, 2, 8):
-        tokens = longest_prompt + math.ceil(new / part) - 1  # the last one is no input
+        tokens = longest_prompt + math.ceil(new / part) - 1  # the last one is not an input
         length = math.ceil(tokens / multiple) * multiple
         if length <= 0.9 * lengths[0]:
             lengths.insert(0, length)
@@ -110,36 +106,35 @@ def padded_lengths(config: ReinforceRunConfig, longest_prompt: int) -> list[int]
 
 
 class Updated(NamedTuple):
-    """What the updates of a step did. N completions of S tokens at most."""
+    """Results of a step's updates, for N completions of at most S tokens."""
 
     completions: list[Completion]
-    """With their advantages."""
+    """Completions with their advantages."""
     counts_N: np.ndarray
-    """Whether each completion was learned from."""
+    """Whether each completion was trained on."""
     batch: PolicyBatch
     first: "Update"
     last: "Update"
-    """The same if there is only one."""
+    """The same as `first` if there is only one."""
     reference_log_probs_NS: np.ndarray | None
     seconds: float
 
 
 class Update(NamedTuple):
-    """What one update returned, on the host."""
+    """Results of one update, on the host."""
 
     step: StepResult
     log_probs_NS: np.ndarray
-    """Before the update; see `PolicyObjective`."""
+    """Log-probabilities before the update; see `PolicyObjective`."""
     entropies_NS: np.ndarray
 
 
 class PolicyUpdater:
-    """Updates a model from completions, on its mesh. `reference` is the model that the KL
-    divergence is from, on the same mesh; a prompt longer than `longest_prompt` tokens only takes
-    more time.
+    """Updates a model from completions, on its mesh. `reference` is the model for the KL
+    divergence, on the same mesh; prompts longer than `longest_prompt` tokens only take more time.
 
-    Microbatches have completions of similar length, which need little padding; those whose group
-    has equal rewards come first, as they need no gradient."""
+    Microbatches have completions of similar length, to reduce padding; those of groups with equal
+    rewards come first, as they need no gradient."""
 
     def __init__(
         self, config: ReinforceRunConfig, mesh: Mesh, reference: GPT | None, longest_prompt: int
@@ -170,8 +165,8 @@ class PolicyUpdater:
         prompts: Sequence[Sequence[int]],
         completions: Sequence[Completion],
     ) -> Updated:
-        """Update the model in place with `updates_per_rollout` updates, from the completions of a
-        step, the groups one after another, and the token ids of each completion's prompt."""
+        """Update the model in place `updates_per_rollout` times, from the completions of a step,
+        group by group, and the token ids of each one's prompt."""
         start = time.perf_counter()
         train, length = self._config.train, self._config.sequence_length
         counts_N = np.array(
@@ -227,15 +222,15 @@ class PolicyUpdater:
         return Update(result, *(batch.by_completion(array) for array in result.outputs_ABS))
 
     def _reference_log_probs(self, batch: PolicyBatch) -> np.ndarray:
-        """Return the reference's log-probabilities; the sampler's if there is no reference, whose
-        weight then is 0."""
+        """Return the reference's log-probabilities, or the sampler's without a reference, whose
+        weight is then 0."""
         if self._reference is None:
             return batch.sampler_log_probs_NS
         placed = self._placed(batch, batch.inputs_NS, batch.targets_NS)
         return batch.by_completion(np.asarray(self._log_prob_step(self._reference, *placed)))
 
     def _placed(self, batch: PolicyBatch, *arrays_NS: np.ndarray) -> tuple[jax.Array, ...]:
-        """Return arrays on their devices, with the axes A, B, S."""
+        """Return arrays on their devices, with axes A, B, S."""
         size = self._config.train.microbatch_size
         rows = process_local_rows(self._mesh, size)
         own = [batch.in_microbatches(array, size)[:, rows] for array in arrays_NS]

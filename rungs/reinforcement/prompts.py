@@ -14,9 +14,9 @@ from rungs.data.tokenizer import Tokenizer
 from rungs.tasks.task import Item, Items, Task
 
 _LARGEST_SHUFFLED = 1 << 20
-"""Tasks with more items draw them at random instead of once per pass."""
+"""Larger tasks draw items at random instead of once per pass."""
 _CHECKED_ITEMS = 1000
-"""Of each task that generates its items: so many prompts are tokenized before the run starts."""
+"""Prompts of each generated task that are tokenized before the run starts."""
 
 
 class Prompt(NamedTuple):
@@ -29,8 +29,7 @@ class Prompt(NamedTuple):
 
 
 class Prompts:
-    """Draws prompts of at most `longest` tokens: which ones a step has depends on nothing but the
-    config and the step."""
+    """Draws prompts of at most `longest` tokens, which depend only on the config and the step."""
 
     def __init__(
         self, tasks: Sequence[Task], train: ReinforceConfig, tokenizer: Tokenizer, longest: int
@@ -39,12 +38,12 @@ class Prompts:
         self._tokenizer, self._longest = tokenizer, longest
 
     def of_step(self, step: int) -> list[Prompt]:
-        """Return the prompts of a step; raises UserError if one is too long."""
+        """Return the prompts of a step. Raises UserError if one is too long."""
         count = self._train.prompts_per_step
         return [self._drawn(number) for number in range(step * count, (step + 1) * count)]
 
     def of_validation(self) -> list[Prompt]:
-        """Return the prompts of all held-out items; raises UserError if one is too long."""
+        """Return the prompts of all held-out items. Raises UserError if one is too long."""
         return [
             self._prompt(number, item)
             for number, task in enumerate(self._tasks)
@@ -52,8 +51,8 @@ class Prompts:
         ]
 
     def longest(self) -> int:
-        """Return the tokens of the longest prompt among those held out and those to train on, of
-        generated ones the first; raises UserError if one is too long."""
+        """Return the tokens of the longest prompt among held-out and training items, the first ones
+        if they are generated. Raises UserError if one is too long."""
         first = (
             self._prompt(number, item)
             for number, task in enumerate(self._tasks)
@@ -62,7 +61,7 @@ class Prompts:
         return max(len(prompt.tokens) for prompt in (*self.of_validation(), *first))
 
     def _drawn(self, number: int) -> Prompt:
-        """Return a prompt by its number in the run; the tasks take turns."""
+        """Return a prompt by its index in the run; tasks take turns."""
         place, task = divmod(number, len(self._tasks))
         items = self._tasks[task].train
         if len(items) > _LARGEST_SHUFFLED:

@@ -1,4 +1,4 @@
-"""Run a recorded step again, and compare its texts, rewards and gradient with those recorded."""
+"""Rerun a recorded step, and compare its texts, rewards and gradient with the record."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -21,13 +21,13 @@ from rungs.training.learner import Kind
 from rungs.training.start import create_mesh, start_of, with_device_choices
 
 _COMPARED = ("tokens", "log_probs", "finished", "rewards", "status", "advantage")
-"""What must be equal, in this order."""
+"""Fields that must be equal, in this order."""
 
 
 def replay(run: RunFolder, config: ReinforceRunConfig, name: str, kind: Kind) -> int:
-    """Run a step again, such as `step-000123`, from the newest checkpoint before it, and print the
-    first difference. Return the exit code: 1 if something differs, otherwise 0. Raises UserError if
-    nothing is recorded of the step, or the run's tasks have changed."""
+    """Rerun a step, such as `step-000123`, from the newest earlier checkpoint, and print the first
+    difference. Return the exit code: 1 if something differs, otherwise 0. Raises UserError if the
+    step has no record, or the run's tasks have changed."""
     step = _number(name)
     recorded = read(RolloutFiles(run.rollouts).step(step))
     before = _metrics_of(run, step)
@@ -64,8 +64,8 @@ def open_learner(
     mesh: Mesh | None = None,
 ) -> tuple[PolicyLearner, int]:
     """Return a learner that continues from a checkpoint, or from the start, and its first step.
-    Without a mesh it is the run's. Raises UserError if the run, its tasks and its checkpoints don't
-    fit together."""
+    `mesh` defaults to the run's. Raises UserError if run, tasks and checkpoints don't fit
+    together."""
     start = start_of(run, config, StartOptions(extend=True), saved)
     inputs = kind.open_inputs(start, stack)
     mesh = mesh or create_mesh(start)
@@ -90,7 +90,7 @@ def _metrics_of(run: RunFolder, step: int) -> PolicyMetrics:
 
 
 def _checkpoint_before(run: RunFolder, step: int) -> Checkpoint | None:
-    """Return the newest valid checkpoint of an earlier step, None if there is none."""
+    """Return the newest valid checkpoint of an earlier step, or None."""
     earlier = [saved for saved in list_checkpoints(run.checkpoints) if saved.step < step]
     return next((saved for saved in reversed(earlier) if not saved.damage()), None)
 
@@ -104,7 +104,7 @@ def _differences(
     for field in _COMPARED:
         for old, new in zip(recorded, completions, strict=False):
             was, now = getattr(old, field), getattr(new, field)
-            if repr(was) != repr(now):  # unlike its number, the text of NaN equals itself
+            if repr(was) != repr(now):  # unlike NaN, its text equals itself
                 yield (
                     f"{field} of prompt {old.place}, sample {old.sample}: was {was!r},"
                     f" is now {now!r}"

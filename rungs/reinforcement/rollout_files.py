@@ -1,12 +1,10 @@
-"""`rollouts/`: every text that a run has sampled, with its rewards, a file of JSON lines per step.
+"""`rollouts/`: every text that a run has sampled, with its rewards, in a file of JSON lines per
+step. `samples.md` shows some: completions of a few held-out prompts at each checkpoint.
 
 rollouts/
-  step-000123.jsonl         the completions that step 123 learned from
+  step-000123.jsonl         the completions that step 123 trained on
   validation-000123.jsonl   those of the validation after step 123
-  validation-start.jsonl    those of the validation before step 0
-
-`samples.md` shows some of them: what a run says to a few held-out prompts, at each checkpoint.
-"""
+  validation-start.jsonl    those of the validation before step 0"""
 
 import dataclasses
 import json
@@ -28,7 +26,7 @@ from rungs.tasks.verifiers.verdict import Status, Verdict
 
 @dataclasses.dataclass(frozen=True)
 class Completion:
-    """A sampled text and what the verifier says about it."""
+    """A sampled text and its verdict."""
 
     task: int
     """Index in the config's `tasks`."""
@@ -36,12 +34,12 @@ class Completion:
     place: int
     """Index of the prompt within the step or the validation."""
     sample: int
-    """Number of the completion among those of the prompt."""
+    """Index among the completions of the prompt."""
     text: str
     tokens: list[int]
-    """With the stop token, if there is one."""
+    """Token ids, including a stop token, if any."""
     log_probs: list[float]
-    """Log-probability of each token when it was sampled, after the temperature, in nats."""
+    """Log-probability with which each token was sampled, after the temperature, in nats."""
     finished: bool
     """Whether the last token is a stop token; otherwise the text reached max_new_tokens."""
     answer: str
@@ -49,7 +47,7 @@ class Completion:
     """By name; empty if the verifier failed."""
     correct: bool
     status: Status
-    """How the verifier ended."""
+    """Outcome of the verifier."""
     message: str
     advantage: float | None = None
     """None in a validation."""
@@ -77,12 +75,12 @@ class Completion:
 
     @property
     def verdict(self) -> Verdict:
-        """What the verifier said."""
+        """The verifier's verdict."""
         return Verdict(self.rewards, self.status, self.message)
 
     @property
     def reward(self) -> float:
-        """The sum of the rewards; NaN if the verifier failed."""
+        """Sum of the rewards; NaN if the verifier failed."""
         return self.verdict.total if self.status == "ok" else float("nan")
 
 
@@ -90,9 +88,8 @@ _COMPLETION = TypeAdapter(Completion)
 
 
 class RolloutFiles:
-    """The files of a run in `rollouts/`, which is created when something is written. Of several
-    processes, the first one `writes`. `check` is called before each write; it raises RunFailure if
-    the run is no longer there."""
+    """The files of a run in `rollouts/`, created on the first write. Only the first process
+    `writes`. `check` is called before each write and raises RunFailure if the run is gone."""
 
     def __init__(
         self, folder: Path, writes: bool = True, check: Callable[[], None] = lambda: None
@@ -104,18 +101,17 @@ class RolloutFiles:
         return self._folder / f"step-{step:06d}.jsonl"
 
     def validation(self, step: int | None) -> Path:
-        """The file of the validation after a step; None for the one before step 0."""
+        """The file of the validation after a step; None: before step 0."""
         return self._folder / f"validation-{'start' if step is None else f'{step:06d}'}.jsonl"
 
     def validations(self, last: int) -> list[tuple[str, Path]]:
-        """Return the validations up to that after step `last`, in order, with the names of their
-        steps."""
+        """Return the validations up to that after step `last`, with names of their steps."""
         numbered = sorted(self._folder.glob("validation-[0-9]*.jsonl"))
         paths = [self.validation(None), *(p for p in numbered if p <= self.validation(last))]
         return [(path.stem.removeprefix("validation-"), path) for path in paths if is_file(path)]
 
     def write(self, path: Path, completions: Sequence[Completion]) -> None:
-        """Write a file, completely or not at all; raises RunFailure."""
+        """Write a file atomically; raises RunFailure."""
         if not self._writes:
             return
         lines = (
@@ -130,7 +126,7 @@ class RolloutFiles:
 
 
 def read(path: Path) -> list[Completion]:
-    """Return the completions in a file; raises UserError if it is missing or damaged."""
+    """Return the completions in a file. Raises UserError if it is missing or damaged."""
     try:
         lines = path.read_bytes().splitlines()
         return [_COMPLETION.validate_json(line) for line in lines]
@@ -141,9 +137,9 @@ def read(path: Path) -> list[Completion]:
 
 
 def known_verdicts(path: Path, rollouts: Sequence[Rollout]) -> list[Verdict] | None:
-    """Return the verdicts in a file if it is about exactly these texts, otherwise None. A step that
-    a kill interrupted samples the same texts again. Timeouts depend on the clock, so the verdicts
-    count that were written first."""
+    """Return the verdicts in a file if it has exactly these texts, else None. A step interrupted by
+    a kill samples the same texts again; as timeouts depend on the clock, the first verdicts
+    count."""
     if not is_file(path):
         return None
     try:
@@ -156,7 +152,7 @@ def known_verdicts(path: Path, rollouts: Sequence[Rollout]) -> list[Verdict] | N
 
 
 def array_of(completions: Sequence[Completion], field: str) -> np.ndarray:
-    """Return a number of each completion as an array."""
+    """Return a number per completion as an array."""
     return np.array([getattr(completion, field) for completion in completions])
 
 
@@ -165,7 +161,7 @@ _MOST_CHARACTERS = 400
 
 
 def write_samples(run: RunFolder, files: RolloutFiles, last: int) -> None:
-    """Write the page anew from the validations up to that after step `last`; raises RunFailure."""
+    """Rewrite the page with the validations up to the one after step `last`; raises RunFailure."""
     validations = [(name, by_prompt(read(path))) for name, path in files.validations(last)]
     if not validations:
         return
@@ -184,7 +180,7 @@ def write_samples(run: RunFolder, files: RolloutFiles, last: int) -> None:
 
 
 def by_prompt(completions: Sequence[Completion]) -> dict[tuple[int, str], list[Completion]]:
-    """Return the completions of each prompt, by its place and its text."""
+    """Return the completions of each prompt, by its index and text."""
     groups: dict[tuple[int, str], list[Completion]] = {}
     for completion in completions:
         groups.setdefault((completion.place, completion.prompt), []).append(completion)
@@ -211,7 +207,7 @@ def _section(
 
 
 def _code(text: str) -> str:
-    """Return a text in a form that fits one cell of a Markdown table."""
+    """Return a text formatted for one cell of a Markdown table."""
     shown = text if len(text) <= _MOST_CHARACTERS else text[:_MOST_CHARACTERS] + "…"
     escaped = shown.replace("\n", "⏎").replace("|", "\\|").replace("`", "ˋ")
     return f"`{escaped}`" if escaped.strip() else "(empty)"

@@ -1,4 +1,4 @@
-"""Completions of a step's prompts, sampled and verified; the first process verifies for all."""
+"""Sampled and verified completions of a step's prompts; the first process verifies for all."""
 
 import json
 import math
@@ -18,19 +18,19 @@ from rungs.tasks.verifiers.opening import Verifier
 from rungs.tasks.verifiers.verdict import Verdict
 
 TRAINING, VALIDATION = 0, 1
-"""Part of the random numbers, so that steps and validations use different ones."""
+"""Part of the seed, so that steps and validations use different random numbers."""
 
 
 class Seconds(NamedTuple):
-    """Where the time went."""
+    """Seconds per phase."""
 
     sampling: float
     verifying: float
 
 
 class CompletionSource:
-    """Samples completions and has them verified by the verifier of their task; each stop token ends
-    a text. The config fixes the shapes."""
+    """Samples completions and has them verified by their task's verifier. Stop tokens end texts.
+    The config fixes the shapes."""
 
     def __init__(
         self,
@@ -60,10 +60,10 @@ class CompletionSource:
         file: Path,
         should_stop: Callable[[], bool],
     ) -> tuple[list[Completion], Seconds]:
-        """Return `samples` completions of each prompt, in order, for a step to learn from, or for a
-        validation (None). Every validation uses the same random numbers, so that their difference
-        tells more about the weights. `file` may have verdicts on the same texts already. Raises
-        Interrupted if `should_stop`, which is called before each verdict, returned True."""
+        """Return `samples` completions of each prompt, in order, for a step to train on, or for a
+        validation (None). All validations use the same random numbers, so that differences reflect
+        the weights. `file` may hold verdicts on the same texts. Raises Interrupted if
+        `should_stop`, called before each verdict, returned True."""
         rows = [
             (place, prompt, sample)
             for place, prompt in enumerate(prompts)
@@ -96,7 +96,7 @@ class CompletionSource:
 
 
 def longest_prompt(config: ReinforceRunConfig) -> int:
-    """Return the tokens that a prompt may have."""
+    """Return the maximum tokens of a prompt."""
     return config.sequence_length - config.train.max_new_tokens
 
 
@@ -106,9 +106,8 @@ def verify(
     texts: Sequence[str],
     should_stop: Callable[[], bool] = lambda: False,
 ) -> list[Verdict]:
-    """Return the verdict on each text to a prompt, by the verifier of its task. Of several
-    processes, the first one asks the verifiers. Raises Interrupted if `should_stop`, which is
-    called before each text, returned True."""
+    """Return the verdict on each text by its task's verifier, which only the first process asks.
+    Raises Interrupted if `should_stop`, called before each text, returned True."""
 
     def ask() -> str:
         verdicts = []

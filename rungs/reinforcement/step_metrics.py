@@ -1,5 +1,4 @@
-"""The metrics of a step, from what was sampled and how the updates went, and those of a validation:
-pass@k and the like."""
+"""The metrics of a step, from its samples and updates, and of a validation, such as pass@k."""
 
 import math
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ from rungs.run.records import wilson_interval
 
 
 def policy_fields(updated: Updated, train: ReinforceConfig) -> dict[str, Any]:
-    """Return the fields of `PolicyMetrics` about the completions of a step and its updates."""
+    """Return the fields of `PolicyMetrics` about a step's completions and updates."""
     completions = updated.completions
     groups = (train.prompts_per_step, train.samples_per_prompt)
     correct_N, rewards_N = array_of(completions, "correct"), array_of(completions, "reward")
@@ -53,7 +52,7 @@ def group_counts(correct_PG: np.ndarray) -> dict[str, int]:
 
 
 def _token_fields(updated: Updated, train: ReinforceConfig) -> dict[str, float | None]:
-    """Return what the probabilities of the sampled tokens say."""
+    """Return metrics from the probabilities of the sampled tokens."""
     batch, reference_NS = updated.batch, updated.reference_log_probs_NS
     is_sampled_NS = batch.is_sampled_NS
     trainer, last = (one.log_probs_NS[is_sampled_NS] for one in (updated.first, updated.last))
@@ -72,8 +71,8 @@ def _token_fields(updated: Updated, train: ReinforceConfig) -> dict[str, float |
 
 
 def log_prob_gaps(sampler: np.ndarray, trainer: np.ndarray) -> dict[str, float]:
-    """Return how far apart sampling and training are, from the float32 log-probabilities, in nats,
-    that both give the same tokens, at least one."""
+    """Return the differences between sampling and training, from their float32 log-probabilities of
+    the same tokens, at least one, in nats."""
     apart = np.abs(trainer.astype(np.float64) - sampler)
     return {
         "log_prob_gap": float(apart.mean()),
@@ -84,10 +83,9 @@ def log_prob_gaps(sampler: np.ndarray, trainer: np.ndarray) -> dict[str, float]:
 
 
 def kl_divergence(sampled: np.ndarray, other: np.ndarray) -> float:
-    """Return an estimate of the KL divergence, per token in nats, of another distribution from the
-    one that the tokens were sampled from, by the log-probabilities under both: the mean of exp(d) −
-    1 − d, which is never negative and unbiased (Schulman 2020, "Approximating KL divergence",
-    k3)."""
+    """Return an estimate in nats per token of the KL divergence of another distribution from the
+    one that the tokens were sampled from, given log-probabilities under both: the mean of exp(d) −
+    1 − d, unbiased and never negative (Schulman 2020, "Approximating KL divergence", k3)."""
     difference = other.astype(np.float64) - sampled
     return float(np.mean(np.expm1(difference) - difference))
 
@@ -95,7 +93,7 @@ def kl_divergence(sampled: np.ndarray, other: np.ndarray) -> float:
 def clipped_share(
     train: ReinforceConfig, old: np.ndarray, new: np.ndarray, advantages: np.ndarray
 ) -> float:
-    """Return the share of tokens whose ratio new ÷ old the loss clips."""
+    """Return the share of tokens whose ratio new ÷ old is clipped by the loss."""
     ratio = np.exp(new.astype(np.float64) - old)
     too_high = ratio > train.highest_ratio
     if train.loss == "cispo":
@@ -107,8 +105,7 @@ def clipped_share(
 def mean_pass_at_k(correct_PG: np.ndarray, k: int) -> float:
     """Return the mean over prompts of an unbiased estimate of pass@k: 1 − C(n − c, k) ÷ C(n, k) for
     c correct ones of n completions (Chen et al. 2021, arXiv 2107.03374, equation 1). `correct_PG`
-    says whether each of G completions of P prompts is correct. Raises ValueError if k is above G.
-    """
+    tells which of G completions of P prompts are correct. Raises ValueError if k is above G."""
     samples = correct_PG.shape[1]
     if k > samples:
         raise ValueError(f"pass@{k} needs at least {k} completions of each prompt, not {samples}")
@@ -118,8 +115,8 @@ def mean_pass_at_k(correct_PG: np.ndarray, k: int) -> float:
 
 
 def summarize(completions: Sequence[Completion], samples: int) -> Validation:
-    """Return the metrics of a validation, from `samples` completions of each held-out item in a
-    row. A completion on which the verifier failed counts as wrong, and its reward as 0."""
+    """Return the metrics of a validation, from `samples` consecutive completions per held-out item.
+    If the verifier failed, a completion counts as wrong with reward 0."""
     correct_PG = np.array([c.correct for c in completions]).reshape(-1, samples)
     powers = (2**power for power in range(samples.bit_length()))  # up to `samples`
     pass_at = {k: mean_pass_at_k(correct_PG, k) for k in powers}

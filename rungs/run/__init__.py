@@ -1,21 +1,22 @@
 """A run on disk: its folder, its metrics, and new runs made from it.
 
-    folder        a run folder: found by name, its paths, the lock that one training process holds
+    folder        a run folder: finding it, its paths, the lock that one training process holds
     derive        makes a run folder from another with some keys changed
     metrics       metrics.jsonl: the fields of a step, in training and in reinforcement learning;
                   reading, appending, repair after a crash
-    records       files with a record in each line: evaluations.jsonl (scores on benchmarks),
-                  samples.jsonl (continuations of the sample_prompts), events.jsonl (starts, stops)
+    records       files with a record per line: evaluations.jsonl (benchmark scores), samples.jsonl
+                  (completions of sample_prompts), events.jsonl (starts, stops)
     recorded_run  configs and metrics of a run, as arrays and tables for charts and comparison
 
 To add a metric: compute it as a field of `StepResult` in `rungs/step/train_step.py`, add it to
 `StepMetrics` in `metrics`, fill it in `NextTokenLearner.read` in `rungs/training/next_token.py`,
 and draw it in `TRAINING_CHARTS` in `rungs/charts/run_charts.py`. In reinforcement learning these
 are `PolicyMetrics`, `step_metrics.py` in `rungs/reinforcement`, and `POLICY_CHARTS`. A metric of
-every kind of run, such as a norm per layer, is a field of `StepRecord`, which `record_fields` in
-`rungs/training/learner.py` fills, and a chart in `STEP_CHARTS` in `rungs/charts/step_charts.py`.
+every kind of run is a field of `StepRecord`, which `record_fields` in `rungs/training/learner.py`
+fills, and a chart in `STEP_CHARTS` in `rungs/charts/step_charts.py`. Norms of gradients are
+computed in `MultiSteps.update` in `rungs/optim/multi_steps.py`. A metric with parts, such as a norm
+per layer, is an object, `{"0": 1.5}`: page and trackers show its numbers, but not those of a list.
 
 To add an experiment tracker, see `rungs/tracking/__init__.py`.
 
-Imports `common` and `config`.
-"""
+Imports `common` and `config`."""

@@ -1,4 +1,4 @@
-"""New run folders, made from another with some keys changed."""
+"""New run folders made from another with some keys changed."""
 
 import contextlib
 import dataclasses
@@ -19,19 +19,19 @@ from rungs.run.folder import find_run, new_run_path
 
 @dataclasses.dataclass(frozen=True)
 class NewRun:
-    """A new run folder that is not written yet."""
+    """A run folder that is not written yet."""
 
     folder: Path
     texts: dict[str, str]
-    """Contents of its two files, by name."""
+    """Contents of its two config files, by name."""
     task_files: dict[str, bytes]
-    """Contents of the files in the run folder that tasks name: items and verifiers."""
+    """Contents of the files that tasks name in the run folder: items and verifiers."""
 
     @classmethod
     def of(cls, folder: Path, origin: Path, changes: Mapping[str, Any]) -> Self:
-        """Prepare the new run without writing anything. Raises UserError if a change is wrong, or
-        `folder` already exists with other contents. `origin` is the run folder to copy; `changes`
-        are keys of either file with their new values."""
+        """Prepare a copy of the run folder `origin` with `changes`, new values for keys of either
+        file, without writing anything. Raises UserError if a change is wrong, or `folder` already
+        exists with other contents."""
         texts = _changed_files(origin, folder, changes)
         run_config.check_texts(folder, texts)
         if is_there(folder) and any(
@@ -44,8 +44,8 @@ class NewRun:
         return cls(folder, texts, _task_files(origin))
 
     def make(self) -> Path:
-        """Write the folder, completely or not at all. A folder that exists is left unchanged.
-        Raises UserError if the folder cannot be written."""
+        """Write the folder atomically. An existing folder is left unchanged. Raises UserError if it
+        cannot be written."""
         if not is_there(self.folder):
             with atomic_folder.create_folder(self.folder) as new:
                 for name, text in self.texts.items():
@@ -56,7 +56,7 @@ class NewRun:
         return self.folder
 
     def remove(self) -> None:
-        """Remove the folder again, unless it has more than what `make` wrote by now."""
+        """Remove the folder again, unless more than `make` wrote is in it by now."""
         if not is_there(self.folder):
             return
         files = {path for path in self.folder.rglob("*") if path.is_file()}
@@ -66,12 +66,11 @@ class NewRun:
 
 @contextlib.contextmanager
 def create_like(name: str, like: str, settings: Sequence[str], keep: bool = True) -> Iterator[Path]:
-    """Create the run folder `name` from the run `like`, with the keys in `settings` (`key=value`)
-    changed. If the same call created it before, it is left unchanged, so the same command resumes.
-    If the block raises an exception, such as UserError because the run does not fit its data or
-    devices, a folder that this call created is removed, unless more was written to it. Raises
-    UserError if a setting is wrong, or the folder cannot be created. Nothing is written. Without
-    `keep` it is removed in any case."""
+    """Create the run folder `name` from the run `like` with `settings` (`key=value`) changed, and
+    yield it. If the same call created it before, it is unchanged, so the same command resumes. If
+    the block raises, for example UserError because the run does not fit its data or devices, or
+    without `keep`, a folder created by this call is removed, unless more was written to it. Raises
+    UserError, before writing anything, if a setting is wrong or the folder cannot be created."""
     target = new_run_path(name)
     new = NewRun.of(target, find_run(like), parse_settings(settings))
     is_new = not is_there(target)
@@ -86,7 +85,7 @@ def create_like(name: str, like: str, settings: Sequence[str], keep: bool = True
 
 
 def parse_settings(settings: Sequence[str]) -> dict[str, Any]:
-    """Return keys with their new values from `key=value`; a value that is not JSON is a string.
+    """Return keys with their new values from `key=value`; values that are not JSON are strings.
     Raises UserError."""
     changes: dict[str, Any] = {}
     for setting in settings:
@@ -101,7 +100,7 @@ def parse_settings(settings: Sequence[str]) -> dict[str, Any]:
 
 
 def _task_files(origin: Path) -> dict[str, bytes]:
-    """Return the contents of the files in a run folder that its tasks name, by relative path."""
+    """Return the contents of the files that tasks name in a run folder, by relative path."""
     train = run_config.load_any_run(origin).train
     tasks = train.tasks if isinstance(train, ReinforceConfig) else ()
     names = {name for task in tasks for name in task.files if is_inside(name)}

@@ -1,6 +1,6 @@
-"""A run's folder: found by name, its paths, and the lock that one training process holds. That
-process and its helpers write only after `check`: while they were suspended, the folder may have
-been moved and another run put in its place."""
+"""A run's folder: finding it, its paths, and the lock that one training process holds. That process
+and its helpers write only after `check`: while they were suspended, another run may have been put
+in the folder's place."""
 
 import contextlib
 import dataclasses
@@ -27,7 +27,7 @@ RUNS = Path("runs")
 
 
 class _PathInside:
-    """A path in a run folder, relative to it, as an attribute of the folder."""
+    """Descriptor of a path relative to the run folder."""
 
     def __init__(self, place: str) -> None:
         self._place = place
@@ -42,13 +42,13 @@ class RunFolder:
 
     path: Path
     identity: str = dataclasses.field(default="", compare=False)
-    """Device and inode of the folder and its lock, if this process trains the run or helps it."""
+    """Device and inode of the folder and its lock, if this process trains the run or helps."""
     descriptor: int = dataclasses.field(default=-1, compare=False)
     """Descriptor of the open folder, in the process that holds the lock."""
 
     lock_file = _PathInside("train.lock")
     holder = _PathInside("holder.lock")
-    """File that says which process holds the lock."""
+    """File that identifies the process with the lock."""
     checkpoints = _PathInside("checkpoints")
     imported = _PathInside("checkpoints/imported")
     """Weights that `pretrained.py import` wrote."""
@@ -57,23 +57,23 @@ class RunFolder:
     aside = _PathInside("aside")
     """Checkpoints and metrics that `--fresh` and `--from` set aside."""
     failed_steps = _PathInside("failed-steps")
-    """Failed steps, each with what it takes to replay it."""
+    """Failed steps, each with everything needed to replay it."""
     old_failed_steps = _PathInside("capsules")
     """Failed steps that earlier versions of Rungs saved; still read."""
     rollouts = _PathInside("rollouts")
     """Texts sampled by reinforcement learning."""
     samples = _PathInside("samples.md")
-    """What reinforcement learning made of a few prompts."""
+    """Completions of a few prompts in reinforcement learning."""
     evaluations = _PathInside("evaluations.jsonl")
     """Scores of checkpoints on benchmarks."""
     prompt_samples = _PathInside("samples.jsonl")
-    """How each checkpoint continues the `sample_prompts`."""
+    """Completions of `sample_prompts` by each checkpoint."""
     events = _PathInside("events.jsonl")
-    """Starts, stops, failures and the like, with times."""
+    """Starts, stops, failures etc., with times."""
     length = _PathInside("length.jsonl")
-    """How many steps a run with `max_minutes` takes."""
+    """Number of steps of a run with `max_minutes`."""
     trackers = _PathInside("trackers")
-    """What experiment trackers have of the run, and what they store in it."""
+    """State of experiment trackers, and files that they store in the run."""
 
     @property
     def charts(self) -> list[Path]:
@@ -81,23 +81,23 @@ class RunFolder:
 
     @property
     def records(self) -> list[Path]:
-        """What a run writes besides its checkpoints and failed steps, as far as it is there."""
+        """The existing files that a run writes, besides checkpoints and failed steps."""
         files = [self.metrics, self.log, *self.charts, self.samples, self.rollouts]
         files += [self.evaluations, self.prompt_samples, self.events, self.length, self.trackers]
         return [path for path in files if path.exists()]
 
     @property
     def unfinished_files(self) -> list[Path]:
-        """Partly written files that killed processes left behind."""
+        """Partly written files left behind by killed processes."""
         folders = self.path, self.rollouts, *self.trackers.glob("*")
         return [path for folder in folders for path in folder.glob(disk.UNFINISHED_FILES)]
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[Self]:
-        """Hold the lock, which also ends with the process; yields the folder as the one that this
+        """Hold the lock, which also ends with the process; yield the folder as the one that this
         process trains. A UserError in the block leaves no lock file behind. Raises UserError if
-        another process holds the lock, the folder cannot be written to, or training would write
-        through links in it."""
+        another process holds the lock, the folder is not writable, or training would write through
+        links in it."""
         self.refuse_links()
         is_new = not self.lock_file.exists()
         try:
@@ -136,8 +136,7 @@ class RunFolder:
         return bool(found) and self.identity in ("", found)
 
     def check(self) -> None:
-        """Raise RunFailure unless the folder and its lock are those that this process trains. Call
-        it before each write that matters."""
+        """Raise RunFailure unless `is_own`. Call it before each write that matters."""
         if self.is_own():
             return
         if _identity(self.path).partition(" ")[0] == self.identity.partition(" ")[0] != "":
@@ -158,22 +157,21 @@ class RunFolder:
         )
 
     def write_note(self, note: Path, text: str) -> None:
-        """Write a short file; raises what `unwritable` returns."""
+        """Write a short file; raises the error that `unwritable` returns."""
         try:
             disk.replace_file(note, text + "\n")
         except OSError as error:
             raise self.unwritable(error) from None
 
     def unwritable(self, error: OSError) -> UserError | RunFailure:
-        """Return the error for a folder that cannot be written to: a UserError, but a RunFailure if
-        the disk is full."""
+        """Return the error for an unwritable folder: RunFailure for a full disk, else UserError."""
         if error.errno not in disk.FULL:
             return UserError(f"{self.path}: cannot be written to: {error.strerror}")
         return disk.write_failure(self.path, "the lock of the run", error)
 
     def refuse_links(self) -> None:
-        """Raise UserError if something that training writes into is a link, so that it would write
-        elsewhere, or a folder or a pipe in the place of a file."""
+        """Raise UserError if a path that training writes to is a link, which would lead elsewhere,
+        or is a folder or pipe instead of a file."""
         files = [self.lock_file, self.holder, self.log, self.events, self.metrics, self.samples]
         files += [self.evaluations, self.prompt_samples, self.length]
         folders = self.aside, self.failed_steps, self.rollouts
@@ -192,9 +190,8 @@ class RunFolder:
                 raise UserError(f"{path}: is a file, but must be a folder; move it away")
 
     def _claim_checkpoints(self) -> None:
-        """Note in the folder that `checkpoints` is a link to, such as one on a larger disk, that it
-        is this run's. Raises UserError if it is another run's, whose checkpoints would be deleted.
-        """
+        """If `checkpoints` links to a folder, such as one on a larger disk, mark that as this
+        run's. Raises UserError if it is another run's, whose checkpoints would be deleted."""
         if not self.checkpoints.is_symlink():
             return
         target = self.checkpoints.resolve()
@@ -217,7 +214,7 @@ class RunFolder:
 
 @contextlib.contextmanager
 def _opened(folder: Path) -> Iterator[int]:
-    """Yield a descriptor of a folder, -1 where the system gives none."""
+    """Yield a descriptor of a folder, −1 if the system has none."""
     try:
         descriptor = os.open(folder, os.O_RDONLY)
     except OSError:
@@ -230,7 +227,7 @@ def _opened(folder: Path) -> Iterator[int]:
 
 
 def _identity(folder: Path) -> str:
-    """Return what tells a run folder and its lock from others; empty if the folder is not there."""
+    """Return an identifier of a run folder and its lock; empty if there is no folder."""
     found = []
     for path in (folder, RunFolder(folder).lock_file):
         with contextlib.suppress(OSError):
@@ -240,7 +237,7 @@ def _identity(folder: Path) -> str:
 
 
 def _place_of(descriptor: int) -> Path | None:
-    """Return where an open folder is by now, None if it was removed or the system can't tell."""
+    """Return the current path of an open folder, None if removed or unknown."""
     with contextlib.suppress(OSError):
         place = Path(f"/proc/self/fd/{descriptor}").readlink()
         return place if place.is_dir() else None
@@ -248,7 +245,7 @@ def _place_of(descriptor: int) -> Path | None:
 
 
 def read_note(note: Path) -> str:
-    """Return the text of a short file, an empty string if it cannot be read."""
+    """Return the text of a short file, or an empty string if it cannot be read."""
     try:
         require_regular(note)
         return note.read_text(encoding="utf-8").strip()
@@ -258,31 +255,31 @@ def read_note(note: Path) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class StartOptions:
-    """The options of `train.py` that decide how a run starts."""
+    """The options of `train.py` on how a run starts."""
 
     fresh: bool = False
     rewind_to: str | None = None
     """`best`, `latest` or the name of a checkpoint."""
     extend: bool = False
     mirror: str | None = None
-    """URL of the folder that the run is copied to, and restored from."""
+    """URL of the folder for copying and restoring the run."""
     on_event: tuple[str, ...] = ()
-    """Commands and URLs that are told of events."""
+    """Commands and URLs that receive events."""
     dry_run: bool = False
-    """Whether to take a few steps of which nothing is kept, instead of training."""
+    """Whether to take a few steps without keeping anything, instead of training."""
 
 
 def find_run(name: str) -> Path:
-    """Return the run folder with a name: a path, or a folder in `runs/`. Raises UserError if there
-    is no such folder."""
+    """Return the run folder with this name: a path, or a folder in `runs/`. Raises UserError if
+    there is none."""
     if found := existing_run_path(name):
         return found
     raise UserError(f"{name}: no such run folder, here or in {RUNS}/; {known_runs(name)}")
 
 
 def runs_in(name: str) -> list[Path]:
-    """Return the runs in a folder that have taken a step, by name; none if it is itself a run, or
-    no folder. Raises UserError if it has runs, but none has taken a step."""
+    """Return the runs with steps in a folder, by name; none if it is itself a run, or not a folder.
+    Raises UserError if it has runs, but none with a step."""
     folder = Path(name)
     if not is_folder(folder) or is_file(folder / MODEL_FILE):
         return []
@@ -294,22 +291,21 @@ def runs_in(name: str) -> list[Path]:
 
 
 def existing_run_path(name: str) -> Path | None:
-    """Return the folder with a name, here or in `runs/`, None if there is none. Raises UserError if
-    no run can be at that path."""
+    """Return the folder with this name, here or in `runs/`, or None. Raises UserError if no run can
+    be at that path."""
     refuse_control_characters(Path(name).absolute())
     return next((path for path in (Path(name), RUNS / name) if is_folder(path)), None)
 
 
 def new_run_path(name: str) -> Path:
-    """Return where a run folder of this name would be created: a path, or a name in `runs/`. Raises
+    """Return the path of a new run folder with this name: a path, or a name in `runs/`. Raises
     UserError if no run can be there."""
     refuse_control_characters(Path(name).absolute())
     return Path(name) if len(Path(name).parts) > 1 else RUNS / name
 
 
 def known_runs(name: str) -> str:
-    """Return the run that was probably meant, or the names of all, as the end of a message about a
-    run that does not exist."""
+    """Return the most similar run name, or all, to end a message about a missing run."""
     runs = sorted(path.parent.name for path in RUNS.glob(f"*/{TRAIN_FILE}"))
     is_run = "a run folder has a model.json and a train.json"
     otherwise = f"existing runs: {', '.join(runs)}" if runs else is_run

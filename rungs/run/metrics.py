@@ -1,5 +1,5 @@
-"""`metrics.jsonl`: one line per global step, each step exactly once, also after a crash. Training
-writes `StepMetrics`, reinforcement learning `PolicyMetrics`."""
+"""`metrics.jsonl`: one line per global step, exactly once, also after a crash: `StepMetrics` in
+training, `PolicyMetrics` in reinforcement learning."""
 
 import contextlib
 import dataclasses
@@ -34,42 +34,40 @@ Figure = Annotated[
 
 @dataclasses.dataclass(frozen=True)
 class StepRecord:
-    """What the metrics of every global step have. Numbers that are not finite are written as
-    null."""
+    """The metrics that every global step has. Non-finite numbers are written as null."""
 
     VARYING: ClassVar[frozenset[str]] = frozenset({"step_seconds", "tokens_per_second", "resumed"})
-    """The fields that differ from start to start of the same run."""
+    """Fields that differ between starts of the same run."""
 
     global_step: Count
     """Counted from 0."""
     tokens_seen: Count
     """Training tokens up to and including this step."""
     train_loss: float | None
-    """What the step minimized, over its finite microbatches. In training the mean cross-entropy, in
+    """The minimized loss over the step's finite microbatches; in training the mean cross-entropy in
     nats per counted target."""
     learning_rate: float | None
     gradient_norm: float | None
     """Global norm of the accumulated gradient, before clipping."""
     clipped: bool
     dropped_microbatches: Count
-    """Microbatches that were left out because their loss or gradient was not finite."""
+    """Microbatches left out because their loss or gradient was not finite."""
     step_seconds: Figure
-    """Time from the end of the previous step to the end of this one, stalls included."""
+    """Time between the ends of the previous step and this one, stalls included."""
     tokens_per_second: Figure
     loss_scale: Figure | None = None
     """float16: the factor on the loss. A microbatch whose gradients overflow with it is left out
-    and not counted as dropped; the next step uses half of it."""
+    but not counted as dropped; the next step uses half of it."""
     resumed: bool | None = None
     """Whether training was resumed at this step."""
 
     @property
     def reproducible(self) -> dict[str, Any]:
-        """The fields that are bit-equal whether or not the run is stopped and resumed."""
+        """Fields that are bit-equal whether or not the run is stopped and resumed."""
         return {key: value for key, value in vars(self).items() if key not in self.VARYING}
 
     def as_line(self) -> str:
-        """Return the step's line in the file. Optional fields that it does not have are left
-        out."""
+        """Return the step's line in the file, without absent optional fields."""
         values = {key: _finite(value) for key, value in dataclasses.asdict(self).items()}
         for field in dataclasses.fields(self):
             if field.default is None and values[field.name] is None:
@@ -87,47 +85,47 @@ class StepMetrics(StepRecord):
     """Validation loss in bits per byte of text, comparable between tokenizers; None if the dataset
     has no tokenizer."""
     validation_losses: dict[str, float] | None = None
-    """Validation loss on each dataset of a mixture that has a validation split, and on each of the
+    """Validation loss on each dataset of a mixture with a validation split, and on each of
     `validation_datasets`."""
     load_balancing_loss: float | None = None
     """Mixture of experts: mean over layers. 1 if all experts get the same number of tokens."""
     expert_tokens: list[list[Count]] | None = None
     """Mixture of experts: tokens that were routed to each expert of each layer."""
     spike: Spike | None = None
-    """A loss far above the recent ones (`loss_spikes.py`): whether the update was left out."""
+    """A loss far above the recent ones (`loss_spikes.py`): whether the update was skipped."""
     validation_data: str | None = None
-    """What `validation_loss` was measured on: number of tokens, the first one, sha256 of files."""
+    """Data behind `validation_loss`: number of tokens, first token, sha256 of files."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Validation:
-    """How well a model does on the held-out items, sampling at the temperature of training."""
+    """Performance on the held-out items, sampling at the temperature of training."""
 
     items: Count
     samples: Count
-    """Completions of each item."""
+    """Completions per item."""
     pass_at: dict[int, float]
     """For each k, the probability that at least one of k completions is correct: mean over items of
     an unbiased estimate (Chen et al. 2021)."""
     pass_at_1_interval: tuple[float, float]
-    """95 % interval of pass@1."""
+    """95% confidence interval of pass@1."""
     reward: float
     mean_tokens: float
-    """Tokens of a completion."""
+    """Mean tokens of a completion."""
     truncated: float
     """Share of completions that reached max_new_tokens."""
 
     @property
     def pass_at_1(self) -> float:
-        """The share of completions that are correct."""
+        """Share of correct completions."""
         return self.pass_at[1]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PolicyMetrics(StepRecord):
-    """The metrics of one global step of reinforcement learning. `tokens_seen` counts sampled
-    tokens, `tokens_per_second` those of the step; gradient norm and learning rate are those of its
-    last update."""
+    """The metrics of one global step of reinforcement learning. `tokens_seen` and
+    `tokens_per_second` count sampled tokens; gradient norm and learning rate are those of the
+    step's last update."""
 
     VARYING: ClassVar[frozenset[str]] = StepRecord.VARYING | frozenset(
         f"{part}_seconds" for part in ("sampling", "verifying", "updating")
@@ -146,48 +144,48 @@ class PolicyMetrics(StepRecord):
     truncated: Figure
     """Share of completions that reached max_new_tokens."""
     groups_wrong: Count
-    """Prompts of which every completion is wrong."""
+    """Prompts with only wrong completions."""
     groups_mixed: Count
     """Prompts with right and wrong completions."""
     groups_right: Count
-    """Prompts of which every completion is right."""
+    """Prompts with only right completions."""
     equal_groups: Count
-    """Prompts of which every completion has the same reward, and which so have no advantages."""
+    """Prompts whose completions all have the same reward, and so no advantages."""
     entropy: Figure
-    """Mean entropy of the distributions that the tokens are from, in nats."""
+    """Mean entropy of the sampling distributions, in nats."""
     log_prob_gap: Figure
-    """Mean |Δ log-probability| of the tokens between sampling and training, in nats."""
+    """Mean absolute difference of log-probabilities between sampling and training, in nats."""
     largest_log_prob_gap: Figure
     exact_ratios: Figure
-    """Share of tokens with the same log-probability, to the last bit, in sampling and training."""
+    """Share of tokens with bit-equal log-probabilities in sampling and training."""
     sampler_kl: Figure
-    """KL divergence of the trained from the sampling distribution, per token, in nats: the
+    """KL divergence of the trained from the sampling distribution, in nats per token, by the
     estimator k3 (Schulman 2020)."""
     kl: Figure | None = None
-    """KL divergence from the reference, likewise, if there is a kl_coefficient."""
+    """Likewise from the reference, with a kl_coefficient."""
     clipped_ratios: Figure | None = None
-    """With several updates per rollout: share of tokens that were clipped in the last one."""
+    """With several updates per rollout: share of tokens clipped in the last one."""
     sampling_seconds: Figure
     verifying_seconds: Figure
     updating_seconds: Figure
     validation: Validation | None = None
-    """Validation after the step, if it has a checkpoint."""
+    """Validation after the step, if due."""
     start_validation: Validation | None = None
-    """Validation of the weights that the run starts from, in the record of step 0."""
+    """In step 0: validation of the weights that the run starts from."""
 
 
 R = TypeVar("R", bound=StepRecord, default=StepMetrics)
 
 
 def read(path: Path) -> list[StepMetrics]:
-    """Return the steps of training recorded in the file; see `stream`."""
+    """Return the training steps recorded in the file; see `stream`."""
     return list(stream(path, StepMetrics))
 
 
 def stream(path: Path, kind: type[R]) -> Iterator[R]:
-    """Yield the steps recorded in the file, in order: a million of them take a gigabyte. Damaged
-    lines, and fields that only another version of Rungs knows, are left out. Raises UserError if
-    the file is there and can't be read."""
+    """Yield the steps recorded in the file, in order, as a list of a million would take a gigabyte.
+    Damaged lines, and unknown fields of other versions, are skipped. Raises UserError if the file
+    exists and can't be read."""
     if not paths.is_file(path):
         return
     validator = TypeAdapter(kind).validator
@@ -201,9 +199,9 @@ def stream(path: Path, kind: type[R]) -> Iterator[R]:
 
 
 class MetricsLog(Generic[R]):
-    """The file, opened for appending. Steps after `last_step` are removed first. `on_step` is
-    called with each step that is added. `check` is called before each write, and raises RunFailure
-    if the run is no longer there."""
+    """The file, opened for appending, with steps after `last_step` removed. `on_step` is called
+    with each added step; `check`, called before each write, raises RunFailure if the run is
+    gone."""
 
     def __init__(
         self,
@@ -221,8 +219,8 @@ class MetricsLog(Generic[R]):
         self._begin(kept)
 
     def append(self, step: R) -> None:
-        """Add a step. When this returns, the line survives the end of the process. Raises
-        RunFailure if the disk is full, or the file has been removed or changed."""
+        """Add a step. The line then survives the end of the process. Raises RunFailure if the disk
+        is full, or the file has been removed or changed."""
         line = step.as_line().encode()
         with disk.writing(self._path, f"the metrics of step {step.global_step}", len(line)):
             self._check_file()
@@ -235,13 +233,12 @@ class MetricsLog(Generic[R]):
         self._begin([*list(stream(self._path, self._kind))[:-1], step])
 
     def sync(self) -> None:
-        """Wait until all lines added so far are on disk for good; raises RunFailure."""
+        """Wait until all lines so far are durably on disk; raises RunFailure."""
         with disk.writing(self._path, "the metrics so far", self._bytes):
             disk.flush(self._file)
 
     def _begin(self, steps: list[R]) -> None:
-        """Write exactly these steps to the file, or leave it unchanged; then open it for
-        appending."""
+        """Rewrite the file atomically with exactly these steps, then open it for appending."""
         self._check()
         content = "".join(step.as_line() for step in steps).encode()
         with disk.writing(self._path, "the metrics so far", len(content)):
@@ -250,7 +247,7 @@ class MetricsLog(Generic[R]):
         self._bytes = len(content)
 
     def _add(self, line: bytes) -> None:
-        """Write a line completely or not at all."""
+        """Append a line completely or not at all."""
         rest = memoryview(line)
         try:
             while rest:
@@ -262,8 +259,8 @@ class MetricsLog(Generic[R]):
         self._bytes += len(line)
 
     def _check_file(self) -> None:
-        """Raise RunFailure if the file was removed, replaced or cut: this process could still write
-        to the one that it has open, but the lines would be lost."""
+        """Raise RunFailure if the file was removed, replaced or truncated: lines written to the
+        open file would be lost."""
         self._check()
         with contextlib.suppress(FileNotFoundError):
             found = self._path.stat()
@@ -283,7 +280,7 @@ class MetricsLog(Generic[R]):
 
 
 class NullMetricsLog(MetricsLog[R]):
-    """Writes nothing: the first process of a run writes the metrics for all."""
+    """Writes nothing, as the first process writes the metrics for all."""
 
     def __init__(self) -> None: ...
 
@@ -297,11 +294,10 @@ class NullMetricsLog(MetricsLog[R]):
 
 
 def best_step(steps: list[StepMetrics], checkpoint_interval: int) -> StepMetrics | None:
-    """Return the step of the best checkpoint: the one with the lowest validation loss, on the data
-    that the latest one was measured on. Earlier versions didn't record the data: their losses are
-    compared here, though not for the link `best`. Without validation, the lowest training loss
-    among the steps that have a checkpoint.
-    """
+    """Return the step of the best checkpoint: the lowest validation loss on the same data as the
+    latest one. Losses of earlier versions, which didn't record the data, are compared here too,
+    though not for the link `best`. Without validation, the lowest training loss among steps with a
+    checkpoint."""
     data = next((s.validation_data for s in reversed(steps) if s.validation_loss is not None), None)
     due = [step for step in steps if step.global_step % checkpoint_interval == 0] + steps[-1:]
     alike = [step for step in due if step.validation_data in (None, data)]

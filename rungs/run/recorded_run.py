@@ -1,4 +1,4 @@
-"""The configs and metrics of a run: as arrays, smoothed for charts, and as tables."""
+"""The configs and metrics of a run, as arrays, smoothed for charts, and as tables."""
 
 import dataclasses
 import json
@@ -23,7 +23,7 @@ DIFFERENT_DATASETS = (
 )
 FloatArray = NDArray[np.float64]
 Curve = tuple[FloatArray, FloatArray]
-"""x and y of the points of a line."""
+"""x and y of a line's points."""
 
 
 _SHARED_COLUMNS = (
@@ -35,8 +35,7 @@ C = TypeVar("C", bound=OptimizationConfig, covariant=True)
 
 @dataclasses.dataclass(frozen=True)
 class RecordedSteps(Generic[C]):
-    """The configs of a run of any kind, and the metrics that charts show. Nothing else in its
-    folder is read."""
+    """The configs and charted metrics of a run; nothing else in its folder is read."""
 
     COLUMNS: ClassVar[tuple[str, ...]]
     """The metrics in `table`."""
@@ -44,20 +43,19 @@ class RecordedSteps(Generic[C]):
     name: str
     config: run_config.RunConfig[C]
     table: FloatArray
-    """A row for each step and a column for each of `COLUMNS`: a tenth of the steps' memory. NaN
-    where a value was not recorded or not finite."""
+    """One row per step and one column for each of `COLUMNS`, in a tenth of the memory of the steps.
+    NaN where a value was not recorded or not finite."""
 
     def __len__(self) -> int:
         return len(self.table)
 
     def column(self, field: str) -> FloatArray:
-        """Return one of `COLUMNS` of all steps."""
+        """Return one of `COLUMNS` for all steps."""
         return self.table[:, self.COLUMNS.index(field)]
 
     @property
     def seconds(self) -> FloatArray:
-        """Training time from the beginning to the end of each step, without pauses between
-        starts."""
+        """Training time up to the end of each step, without pauses between starts."""
         return np.cumsum(np.nan_to_num(self.column("step_seconds")))
 
     @classmethod
@@ -71,7 +69,7 @@ class RecordedSteps(Generic[C]):
 
 @dataclasses.dataclass(frozen=True)
 class RecordedRun(RecordedSteps[TrainConfig]):
-    """A run of training."""
+    """A training run."""
 
     COLUMNS = (*_SHARED_COLUMNS, "train_loss", "validation_loss")
 
@@ -80,8 +78,8 @@ class RecordedRun(RecordedSteps[TrainConfig]):
 
     @classmethod
     def load(cls, run_folder: Path, name: str | None = None) -> Self:
-        """Read the run in a folder. Without a name, it is called like the folder. Raises UserError
-        with a line for each error in its configs."""
+        """Read the run in a folder; its default name is the folder's. Raises UserError with a line
+        for each error in its configs."""
         config = run_config.load_run(run_folder)
         notable: list[metrics.StepMetrics] = []
         steps = metrics.stream(run_folder / metrics.METRICS_FILE, metrics.StepMetrics)
@@ -111,7 +109,7 @@ def _pick_notable(
 
 @dataclasses.dataclass(frozen=True)
 class RecordedPolicyRun(RecordedSteps[ReinforceConfig]):
-    """A run of reinforcement learning."""
+    """A reinforcement learning run."""
 
     COLUMNS = (
         *_SHARED_COLUMNS,
@@ -122,13 +120,13 @@ class RecordedPolicyRun(RecordedSteps[ReinforceConfig]):
     )
 
     rewards: dict[str, FloatArray]
-    """Each part of the reward, by name, at each step; NaN where a step does not have it."""
+    """Each part of the reward, by name, at each step; NaN where absent."""
     validations: list[tuple[int, Validation]]
-    """Number of steps taken before each validation, and its result."""
+    """Number of steps before each validation, and its result."""
 
     @classmethod
     def load(cls, run_folder: Path, name: str | None = None) -> Self:
-        """Read the run in a folder, as `RecordedRun.load` does."""
+        """Read the run in a folder, like `RecordedRun.load`."""
         config = run_config.load_reinforcement_run(run_folder)
         steps = list(metrics.stream(run_folder / metrics.METRICS_FILE, PolicyMetrics))
         validations = [(0, step.start_validation) for step in steps if step.start_validation] + [
@@ -143,7 +141,7 @@ class RecordedPolicyRun(RecordedSteps[ReinforceConfig]):
 
 
 def load_runs(run_folders: list[Path]) -> list[RecordedRun]:
-    """Return the runs in these folders. Folders with the same name are called by their paths."""
+    """Return the runs in these folders. Folders with the same name are shown by path."""
     names = [folder.resolve().name for folder in run_folders]
     return [
         RecordedRun.load(folder, str(folder) if names.count(name) > 1 else name)
@@ -157,7 +155,7 @@ class Intervals:
     checkpoint, so the first interval is step 0 alone."""
 
     edges: FloatArray
-    """Where intervals begin and end, halfway between steps; one more than there are intervals."""
+    """Boundaries of intervals, halfway between steps; one more than intervals."""
     low: FloatArray
     mean: FloatArray
     high: FloatArray
@@ -168,8 +166,8 @@ class Intervals:
 
 
 def by_interval(steps: FloatArray, values: FloatArray, interval: int) -> Intervals:
-    """Reduce values to intervals that end at multiples of `interval`. NaN values are ignored; an
-    interval with nothing else is NaN."""
+    """Reduce values to intervals that end at multiples of `interval`. NaN is ignored unless an
+    interval has nothing else."""
     number = np.ceil(steps / interval)
     starts = np.flatnonzero(np.diff(number, prepend=number[0] - 1))
     counts = np.add.reduceat(np.isfinite(values).astype(int), starts)
@@ -183,9 +181,9 @@ def by_interval(steps: FloatArray, values: FloatArray, interval: int) -> Interva
 
 
 def running_median(x: FloatArray, y: FloatArray, steps: int, points: int = 400) -> Curve:
-    """Return the median of y over a twentieth of a run, without NaN, at up to `points` x and at the
-    last one. `steps` is the length of the run; x and y may be its beginning, and are reduced like
-    all of it."""
+    """Return medians of y over windows of a twentieth of a run, ignoring NaN, at up to `points` x
+    and the last one. `steps` is the run's length; x and y may be just its beginning, and get the
+    same windows."""
     places = np.linspace(0, steps - 1, min(steps, points)).astype(int)
     places = np.unique([*places[places < len(y)], len(y) - 1])
     reach = max(2, steps // 40)
@@ -195,7 +193,7 @@ def running_median(x: FloatArray, y: FloatArray, steps: int, points: int = 400) 
 
 
 def binned_means(x: FloatArray, y: FloatArray, length: int) -> Curve:
-    """Return the means of x and y, without NaN, in bins of `length` values."""
+    """Return the means of x and y, ignoring NaN, in bins of `length` values."""
     order = np.arange(1, len(y) + 1, dtype=float)
     return by_interval(order, x, length).mean, by_interval(order, y, length).mean
 
@@ -206,7 +204,7 @@ def finite_points(x: FloatArray, y: FloatArray) -> Curve:
 
 
 def results_table(runs: list[RecordedRun]) -> str:
-    """Return a table with a row for each run: steps, losses and speed."""
+    """Return a table of steps, losses and speed with one row per run."""
     heading = ["run", "steps", "tokens seen", "train loss", "validation loss"]
     heading += ["best validation loss", "tokens/s", "wall time"]
     return align_columns([heading, *(_figures(run) for run in runs)])
@@ -235,14 +233,13 @@ def _loss(loss: float | None) -> str:
 
 
 def use_different_datasets(configs: Sequence[run_config.AnyRunConfig]) -> bool:
-    """Return whether some of these runs train on other data than others; one of reinforcement
-    learning has no loss to compare."""
+    """Return whether training runs use different datasets; reinforcement learning has none."""
     trains = [config.train for config in configs]
     return len({str(train.dataset) for train in trains if isinstance(train, TrainConfig)}) > 1
 
 
 def differences_table(runs: list[RecordedRun]) -> str:
-    """Return a table with a row for each config key in which the runs differ, defaults included."""
+    """Return a table of the config keys in which the runs differ, defaults included."""
     keys = [(file, key) for file, values in _configs(runs[0]).items() for key in values]
     rows = [["file", "key", *(run.name for run in runs)]]
     for file, key in keys:

@@ -1,5 +1,5 @@
-"""Files in a run folder with a record in each line: scores on benchmarks (`evaluations.jsonl`),
-continuations of the sample_prompts (`samples.jsonl`), starts, stops and failures (`events.jsonl`),
+"""Files in a run folder with one record per line: benchmark scores (`evaluations.jsonl`),
+completions of sample_prompts (`samples.jsonl`), starts, stops and failures (`events.jsonl`),
 numbers of steps (`length.jsonl`)."""
 
 import contextlib
@@ -21,7 +21,7 @@ from rungs.run.folder import RunFolder
 EventKind = Literal["start", "stop", "failure", "finish", "spike", "stall"]
 SAMPLE_KINDS = ("greedy", "sampled")
 _Z = 1.959964
-"""A standard normal variable is within ± this with probability 95 %."""
+"""A standard normal variable is within ± this with probability 95%."""
 
 
 class Record(StrictModel):
@@ -30,7 +30,7 @@ class Record(StrictModel):
     FILE: ClassVar[str]
 
     time: str
-    """When it was measured, sampled or happened, in UTC."""
+    """Time of the measurement, sample or event, in UTC."""
 
 
 class Evaluation(Record):
@@ -39,12 +39,12 @@ class Evaluation(Record):
     FILE = "evaluations.jsonl"
 
     checkpoint: str
-    """Name of its folder."""
+    """Name of the checkpoint's folder."""
     task: str
     metric: str
     value: float
     low: float | None = None
-    """Lower end of a 95 % interval."""
+    """Lower end of a 95% confidence interval."""
     high: float | None = None
     """Upper end of it."""
     standard_error: float | None = None
@@ -53,7 +53,7 @@ class Evaluation(Record):
 
     @property
     def with_error(self) -> str:
-        """The value with its interval or its standard error, as far as they are known."""
+        """The value with its interval or standard error, if known."""
         if self.low is not None and self.high is not None:
             return f"{self.value:.4f} ({self.low:.4f} to {self.high:.4f})"
         error = f" ± {self.standard_error:.4f}" if self.standard_error is not None else ""
@@ -67,21 +67,21 @@ class Evaluation(Record):
 
 
 class Sample(Record):
-    """How a checkpoint continues a prompt."""
+    """A checkpoint's completion of a prompt."""
 
     FILE = "samples.jsonl"
 
     step: int
     checkpoint: str
-    """Name of its folder."""
+    """Name of the checkpoint's folder."""
     prompt: str
     temperature: float
-    """0: greedy."""
+    """0 is greedy."""
     seed: int
     text: str
-    """The continuation, without the prompt."""
+    """The completion, without the prompt."""
     tokens: int
-    """Number of tokens of the continuation."""
+    """Number of tokens of the completion."""
     ended: bool
     """Whether the model ended the text itself."""
 
@@ -103,35 +103,35 @@ class Event(Record):
 
 
 class Length(Record):
-    """How many steps a run with `max_minutes` takes, as its speed told."""
+    """Number of steps of a run with `max_minutes`, decided from its speed."""
 
     FILE = "length.jsonl"
 
     step: int
-    """First step whose learning rate follows from the number."""
+    """First step whose learning rate follows this number."""
     total_steps: Size
     max_minutes: float | None = None
-    """The minutes that it was decided for; None in older files."""
+    """Minutes for which it was decided; None in older files."""
 
 
 R = TypeVar("R", bound=Record)
 
 
 def append(run: RunFolder, records: Sequence[Record]) -> None:
-    """Add records of one kind to their file, on disk for good; raises RunFailure."""
+    """Append records of one kind to their file, durably; raises RunFailure."""
     run.check()
     for path in {run.path / record.FILE for record in records}:
         with disk.writing(path, path.stem), disk.open_to_append(path) as file:
             is_torn = False
             if file.tell():
                 file.seek(-1, os.SEEK_END)
-                is_torn = file.read() != b"\n"  # a kill tore the last line
+                is_torn = file.read() != b"\n"  # a kill truncated the last line
             file.write(b"\n" * is_torn + _as_text(records).encode())
             disk.flush(file)
 
 
 def read(run: RunFolder, kind: type[R]) -> list[R]:
-    """Return a run's records of a kind, in order. Damaged lines are left out."""
+    """Return a run's records of a kind, in order. Damaged lines are skipped."""
     path = run.path / kind.FILE
     found = []
     for line in path.read_bytes().splitlines() if paths.is_file(path) else ():
@@ -141,8 +141,7 @@ def read(run: RunFolder, kind: type[R]) -> list[R]:
 
 
 def read_lengths(run: RunFolder, max_minutes: float) -> list[Length]:
-    """Return the numbers of steps that were decided for so many minutes or, before --extend, for
-    fewer."""
+    """Return the numbers of steps decided for this many minutes or, before --extend, for fewer."""
     return [one for one in read(run, Length) if (one.max_minutes or 0) <= max_minutes]
 
 
@@ -156,19 +155,18 @@ def now() -> str:
 
 
 def event_message(run: RunFolder, event: Event, figures: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a hook gets of an event. `figures` are the metrics of the last step."""
+    """Return the message about an event for hooks. `figures` are the metrics of the last step."""
     return {"run": str(run.path.resolve()), **event.model_dump(), "figures": dict(figures)}
 
 
 def read_samples(run: RunFolder) -> list[Sample]:
-    """Return the samples of a run, by step. Of two of the same prompt and kind after a step the
-    later one counts."""
+    """Return the samples of a run, by step; a later one of the same prompt, kind and step wins."""
     distinct = {(one.step, one.prompt, one.kind): one for one in read(run, Sample)}
     return sorted(distinct.values(), key=lambda one: one.step)
 
 
 def drop_samples_after(run: RunFolder, step: int) -> None:
-    """Remove the samples of later steps, which a start goes back behind; raises RunFailure."""
+    """Remove the samples of steps after the one that a start goes back to; raises RunFailure."""
     found, path = read_samples(run), run.path / Sample.FILE
     kept = [one for one in found if one.step <= step]
     if len(kept) < len(found):
@@ -177,7 +175,7 @@ def drop_samples_after(run: RunFolder, step: int) -> None:
 
 
 def samples_as_text(samples: list[Sample]) -> str:
-    """Return samples for a terminal: for each prompt and kind, what each checkpoint said."""
+    """Format samples for a terminal: by prompt and kind, each checkpoint's completion."""
     by_prompt = sorted(samples, key=lambda one: (one.prompt, one.kind))
     lines: list[str] = []
     for (prompt, kind), group in itertools.groupby(by_prompt, lambda one: (one.prompt, one.kind)):
@@ -187,22 +185,21 @@ def samples_as_text(samples: list[Sample]) -> str:
 
 
 def run_of(weights: Path) -> RunFolder | None:
-    """Return the run that a checkpoint's weights belong to, None if they are somewhere else."""
+    """Return the run that a checkpoint's weights belong to, None if they belong to none."""
     folder = weights.resolve().parent
     run = RunFolder(folder.parent.parent)
     return run if folder.parent == run.checkpoints.resolve() else None
 
 
 def latest_scores(found: list[Evaluation]) -> dict[tuple[str, str], Evaluation]:
-    """Return for each task and metric what was measured on the last checkpoint."""
+    """Return the score of the last measured checkpoint for each task and metric."""
     ordered = sorted(found, key=lambda one: one.step)
     return {(one.task, one.metric): one for one in ordered}
 
 
 def scores_table(runs: Mapping[str, RunFolder]) -> str | None:
-    """Return a table of the scores of runs, None if they have none: a row for each metric, a column
-    for each run, with the step of the checkpoint, which is the last one that was measured. `runs`
-    are by the name to show."""
+    """Return a table of the scores of runs, given by name: a row per metric, a column per run, with
+    the step of the last measured checkpoint. None if there are no scores."""
     columns = [latest_scores(read(run, Evaluation)) for run in runs.values()]
     metrics = dict.fromkeys(key for column in columns for key in column)
     if not metrics:
@@ -216,10 +213,9 @@ def _cell(one: Evaluation | None) -> str:
 
 
 def wilson_interval(mean: float, items: int) -> tuple[float, float]:
-    """Return a 95 % interval of the mean of numbers between 0 and 1: Wilson's score interval for as
-    many yes-or-no outcomes (Wilson 1927). Their variance is the largest that such numbers can have,
-    so the interval is also wide enough for estimates from several completions. `mean` is over at
-    least one of `items`."""
+    """Return a 95% confidence interval for the mean of numbers between 0 and 1, `mean` over at
+    least one of `items`: Wilson's score interval for yes-or-no outcomes (Wilson 1927). Those have
+    the largest possible variance, so it is also wide enough for averages of several completions."""
     weight = _Z**2 / items
     middle = (mean + weight / 2) / (1 + weight)
     reach = _Z * math.sqrt(mean * (1 - mean) / items + weight / (4 * items)) / (1 + weight)

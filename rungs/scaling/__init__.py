@@ -3,8 +3,7 @@
     ladder               model sizes for growing compute budgets; `plan.py --ladder`
     power_law            loss against compute, fitted to recorded runs; `charts.py --power-law`
     widths               the same model at other widths
-    coordinate_check     do activations keep their size as width grows; `mup.py check`
+    coordinate_check     muP's check that activations keep their size with width; `mup.py check`
     learning_rate_sweep  runs at several learning rates and the best one; `mup.py sweep`
 
-Imports the packages below `training`.
-"""
+Imports the packages below `training`."""

@@ -1,5 +1,5 @@
-"""The coordinate check of muP: do activations, and their change in a few steps of training, keep
-their size as the model gets wider (Yang et al. 2022, "Tensor Programs V", appendix D.1)? In the
+"""The coordinate check of muP: activations, and their change in a few steps of training, must keep
+their size as the model gets wider (Yang et al. 2022, "Tensor Programs V", appendix D.1). In the
 standard parametrisation they grow with the width, faster in deeper layers."""
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ and reach 0.6 and more in the standard parametrisation."""
 
 
 class WidthMeasurement(NamedTuple):
-    """Root mean squares of a batch's activations in a model of one width, by place."""
+    """Root mean squares of a batch's activations in a model of one width, by place in the model."""
 
     width: int
     sizes: dict[str, float]
@@ -36,7 +36,7 @@ class WidthMeasurement(NamedTuple):
 
 
 class Growth(NamedTuple):
-    """How activations grow with the width: exponents of a power law."""
+    """Growth of activations with the width, as exponents of a power law."""
 
     place: str
     of_size: float
@@ -89,8 +89,8 @@ def _measure_one(config: RunConfig, data: TrainingData, steps: int) -> WidthMeas
 
 @nnx.jit
 def _activations(model: GPT, inputs_BS: Array) -> list[Array]:
-    """Return the outputs of the embedding and of each block, and the logits. The last block is left
-    out, because a norm follows it."""
+    """Return the logits, and outputs of the embedding and all blocks but the last, before a
+    norm."""
     outputs = model.forward(inputs_BS, keep_hidden_states=True)
     assert outputs.hidden_states is not None
     inner = outputs.hidden_states[:-1] or outputs.hidden_states

@@ -1,5 +1,5 @@
-"""A ladder of runs: the best model size and training for a compute budget, and for smaller budgets
-on the way to it, with the architecture, dataset and sequence length of one origin run."""
+"""A ladder of runs: the best model size and training for a compute budget and smaller ones before
+it, with the architecture, dataset and sequence length of one origin run."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -26,32 +26,31 @@ from rungs.scaling import widths
 from rungs.step.state import Shapes, shapes_of
 
 SPACING = math.sqrt(10)
-"""Factor between one budget and the next."""
+"""Factor between consecutive budgets."""
 ASPECT_RATIOS = (96, 64, 48, 32)
-"""emb_dim ÷ n_layers of the candidates. Around these the loss hardly depends on the ratio
-(Kaplan et al. 2020, figure 5)."""
+"""emb_dim ÷ n_layers of candidates. Around these the loss hardly depends on the ratio (Kaplan et
+al. 2020, figure 5)."""
 MAX_EPOCHS = 4
-"""Up to this many epochs, repeated tokens are worth nearly as much as new ones (Muennighoff et al.
-2023)."""
+"""Up to this many epochs, repeated tokens are nearly worth new ones (Muennighoff et al. 2023)."""
 _WIDTH_STEPS = 16
-"""Candidate widths differ by at least this fraction: one sixteenth."""
+"""Candidate widths differ by at least one part in this many."""
 _MIN_SHARE = 0.7
-"""Share of `TOKENS_PER_PARAMETER` that the first rung must reach."""
+"""Least share of `TOKENS_PER_PARAMETER` for the first rung."""
 _TUNED_OPTIMIZERS = ("adamw", "muon")
-"""Optimizers whose updates have the size that the learning-rate law was found with."""
+"""Optimizers with the update size for which the learning-rate law was found."""
 
 
 class ModelSize(NamedTuple):
-    """The size of a model."""
+    """A candidate size of a model."""
 
     changes: dict[str, Any]
-    """The keys of `model.json` that give it."""
+    """Keys of `model.json` for this size."""
     parameters: int
-    """Active ones: those that a token uses."""
+    """Active parameters: those that a token uses."""
     flops_per_token: float
 
     def tokens(self, budget: float) -> float:
-        """Return the training tokens that a budget in FLOPs pays for."""
+        """Return the training tokens for a budget in FLOPs."""
         return budget / self.flops_per_token
 
     def tokens_per_parameter(self, budget: float) -> float:
@@ -67,7 +66,7 @@ class Rung(NamedTuple):
     changes: dict[str, Any]
     """All keys that differ from the origin run."""
     config: RunConfig
-    """With these changes."""
+    """The origin's config with these changes."""
     steps: int
     tokens_per_step: int
 
@@ -77,19 +76,18 @@ class Rung(NamedTuple):
 
     @property
     def flops(self) -> float:
-        """FLOPs of all steps; near the budget, as steps are whole."""
+        """FLOPs of all steps, near the budget as steps are whole."""
         return self.tokens * self.size.flops_per_token
 
 
 def propose(
     config: RunConfig, budget: float, count: int, datasets: Mapping[str, Dataset]
 ) -> list[Rung]:
-    """Return the rungs up to a budget, the largest last. Of the model sizes with a usual ratio of
-    width to depth, each rung takes the one nearest to `flops.TOKENS_PER_PARAMETER` tokens per
-    parameter. Raises UserError if the run cannot be scaled, or a budget is too small for it or too
-    large for the datasets. `config` is the origin run's, and `budget` the FLOPs of the last rung.
-    If all datasets of the run are in `datasets`, they are repeated for as many epochs as the tokens
-    need."""
+    """Return the rungs up to a budget in FLOPs, largest last. Each rung takes the model size
+    nearest to `flops.TOKENS_PER_PARAMETER` tokens per parameter, among those with a usual ratio of
+    width to depth. `config` is the origin run's. If `datasets` has all of its datasets, they are
+    repeated for as many epochs as needed. Raises UserError if the run cannot be scaled, or a budget
+    is too small for it or too large for the datasets."""
     _check_scalable(config)
     budgets = [budget / SPACING**rest for rest in reversed(range(count))]
     sizes = list(_sizes(config, budget))
@@ -98,9 +96,8 @@ def propose(
 
 
 def make(rungs: list[Rung], origin: Path, folder: Path) -> list[Path]:
-    """Write the run folders, or none if something else is in the place of one. Raises UserError if
-    something else is there. `origin` is the run folder that they are derived from, `folder` the
-    parent of the new ones."""
+    """Write the run folders into `folder`, derived from the run folder `origin`. Raises UserError,
+    without writing any, if something else is in the place of one."""
     runs = [
         NewRun.of(folder / f"rung-{number}", origin, rung.changes)
         for number, rung in enumerate(rungs, start=1)
@@ -109,21 +106,20 @@ def make(rungs: list[Rung], origin: Path, folder: Path) -> list[Path]:
 
 
 def learning_rate(flops: float) -> float:
-    """Return the best peak learning rate for AdamW, 0.3118 · C^−0.125 (Bi et al. 2024, "DeepSeek
-    LLM", section 3.1). The law was found from 1e17 FLOPs on and is not far off at 3e11
-    (docs/log.md). `flops` is C, the FLOPs of training."""
+    """Return the best peak learning rate for AdamW, 0.3118 · C^−0.125 for C `flops` of training (Bi
+    et al. 2024, "DeepSeek LLM", section 3.1). The law was found from 1e17 FLOPs on and is not far
+    off at 3e11 (docs/log.md)."""
     return 0.3118 * flops**-0.125
 
 
 def batch_tokens(flops: float) -> float:
-    """Return the best batch in tokens, 0.292 · C^0.3271 (source as for `learning_rate`)."""
+    """Return the best batch size in tokens, 0.292 · C^0.3271 (source as for `learning_rate`)."""
     return 0.292 * flops**0.3271
 
 
 def as_text(rungs: list[Rung], forecast: Forecast, largest: Memory) -> str:
-    """Return a table of the rungs, with the time that each takes if that is known. `forecast` is
-    the origin run's, on the devices that the rungs are for; `largest` is the memory of the last
-    rung."""
+    """Return a table of the rungs, with their times if known. `forecast` is the origin run's, on
+    the devices for the rungs; `largest` is the memory of the last rung."""
     return rows.as_text([_table(rungs, forecast), _notes(rungs, forecast, largest)])
 
 
@@ -174,8 +170,8 @@ def _sizes(config: RunConfig, budget: float) -> Iterator[ModelSize]:
 
 
 def _sizes_of_width(config: RunConfig, width: int) -> list[ModelSize]:
-    """Return the candidates of one width, the shallowest first. The model is traced once: other
-    depths differ only in the length of the axis along which the blocks are stacked."""
+    """Return the candidates of one width, shallowest first. The model is traced once, as other
+    depths differ only in the length of the layer axis."""
     depths = sorted({max(1, round(width / ratio)) for ratio in ASPECT_RATIOS})
     sizes: list[ModelSize] = []
     traced: Shapes = {}
@@ -208,7 +204,7 @@ def _rung(
     microbatches = max(1, round(batch_tokens(budget) / microbatch_tokens))
     changes: dict[str, Any] = {"gradient_accumulation_steps": microbatches}
     if config.train.batch_growth:
-        changes["batch_growth"] = {}  # the law is for a batch that doesn't grow
+        changes["batch_growth"] = {}  # the law is for a constant batch size
     if config.model.mup is None:
         changes["learning_rate"] = float(f"{learning_rate(budget):.2g}")
     per_step = microbatches * microbatch_tokens
@@ -224,7 +220,7 @@ def _rung(
 
 
 def _epochs(config: RunConfig, tokens: float, datasets: Mapping[str, Dataset]) -> int:
-    """Return the epochs that this many tokens need; 1 if a dataset is not here."""
+    """Return the epochs for this many tokens; 1 if a dataset is not available."""
     if len(datasets) < len(config.train.datasets):
         return 1
     one_epoch = config.train.model_copy(update={"min_train_tokens": -1, "epochs": 1})

@@ -1,5 +1,5 @@
-"""The runs and results of a learning-rate sweep: one run at several learning rates, in several
-variants. `rungs/sweeps/grid.py` trains them."""
+"""Runs and results of a learning-rate sweep: several variants of a run at several learning rates.
+`rungs/sweeps/grid.py` trains them."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,17 +10,17 @@ import numpy as np
 from rungs.run.metrics import StepMetrics
 
 LAST_STEPS = 20
-"""Without validation, the final loss is the mean training loss of this many steps."""
+"""Steps whose mean training loss is the final loss if there is no validation."""
 
 
 class SweepRun(NamedTuple):
     """A run to train."""
 
     series: str
-    """What it shares with runs at other learning rates: `emb_dim 64`, `muon`."""
+    """Name of the variant, shared by its learning rates: `emb_dim 64`, `muon`."""
     learning_rate: float
     changes: Mapping[str, Any]
-    """The other keys that differ from the origin run."""
+    """Other keys that differ from the origin run."""
 
     @property
     def folder_name(self) -> str:
@@ -41,9 +41,9 @@ class Point(NamedTuple):
 
 
 def best_rates(points: Sequence[Point]) -> dict[str, float]:
-    """Return the learning rate with the lowest loss, by series. It is interpolated: the minimum of
-    the parabola through the best point and its neighbours, over the logarithm of the rate. The best
-    point itself if it is the first or last; NaN if no loss is finite."""
+    """Return the learning rate with the lowest loss, by series: the minimum of the parabola through
+    the best point and its neighbours over the log of the rate; the best point itself if it is the
+    first or last; NaN if no loss is finite."""
     return {name: _best_rate(series) for name, series in points_by_series(points).items()}
 
 
@@ -55,8 +55,7 @@ def points_by_series(points: Sequence[Point]) -> dict[str, list[Point]]:
 
 
 def is_best_at_end(points: Sequence[Point]) -> bool:
-    """Whether the best point of a series is the first or last, so that a better learning rate may
-    lie outside the ones tried."""
+    """Whether the best point of a series is at an end, so that a better rate may lie outside."""
     best = min(points, key=lambda point: point.loss)
     return best in (points[0], points[-1])
 
@@ -74,8 +73,8 @@ def _best_rate(points: Sequence[Point]) -> float:
 
 
 def final_loss(steps: Sequence[StepMetrics]) -> float:
-    """Return the validation loss at the end or, without validation, the mean of the last training
-    losses; infinity if they are not finite."""
+    """Return the last validation loss or, without validation, the mean of the last training losses;
+    infinity if not finite."""
     if steps[-1].validation_loss is not None:
         return steps[-1].validation_loss
     losses = [step.train_loss for step in steps[-LAST_STEPS:]]

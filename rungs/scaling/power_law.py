@@ -1,8 +1,8 @@
-"""A power law of loss against compute, fitted to the final losses of several runs: L(C) = a · C^-b
-(Kaplan et al. 2020, equation 1.3), by least squares of y = log L on x = log C. The intervals
-(Draper & Smith 1998, chapters 1 and 3) assume that runs scatter around the line independently and
-by the same percentage. If the loss has a floor (Hoffmann et al. 2022, section 3.3), the points bend
-away from every straight line, which the coefficient of x² shows."""
+"""A power law of loss against compute, fitted to final losses: L(C) = a · C^-b (Kaplan et al. 2020,
+equation 1.3), by least squares of y = log L on x = log C. The intervals (Draper & Smith 1998,
+chapters 1 and 3) assume independent scatter around the line, by the same percentage everywhere. If
+the loss has a floor (Hoffmann et al. 2022, section 3.3), the points bend away from any straight
+line, as the coefficient of x² shows."""
 
 import dataclasses
 import json
@@ -21,20 +21,20 @@ from rungs.step.state import shapes_of
 
 CONFIDENCE = 0.95
 MIN_RUNS = 3
-"""Runs of different compute that a fit needs: any line fits two points."""
+"""Least runs of different compute for a fit, as any line fits two points."""
 MIN_SPAN = 2
-"""Ratio of the largest to the smallest compute."""
+"""Least ratio of the largest to the smallest compute."""
 MIN_RUNS_FOR_CURVATURE = 5
 EXTRAPOLATION = 10
-"""The law predicts the loss at this multiple of the largest compute."""
+"""Multiple of the largest compute at which the law predicts the loss."""
 _SCHEDULE_TOLERANCE = 1e-4
-"""How far the learning rate may be from its schedule's end, as a share of its peak."""
+"""Largest distance of the learning rate from its schedule's end, as a share of its peak."""
 _MAX_STEPS = 2**31 - 1
-"""Largest number of steps that a schedule can count."""
+"""Most steps that a schedule can count."""
 
 
 class Estimate(NamedTuple):
-    """A number with its 95% interval."""
+    """A number with its 95% confidence interval."""
 
     value: float
     low: float
@@ -42,8 +42,8 @@ class Estimate(NamedTuple):
 
     @classmethod
     def around(cls, value: float, standard_error: float, freedom: int) -> "Estimate":
-        """Return a value with its interval by Student's t: with one degree of freedom 12.7 standard
-        errors, with many 1.96."""
+        """Return a value with its interval by Student's t: 12.7 standard errors with one degree of
+        freedom, 1.96 with many."""
         half = float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom)) * standard_error
         return cls(value, value - half, value + half)
 
@@ -53,7 +53,7 @@ class Estimate(NamedTuple):
         return self.low <= 0 <= self.high
 
     def __str__(self) -> str:
-        """Return the value ± half the interval, to two significant digits of that."""
+        """Return the value ± half the interval, to two significant digits of the latter."""
         half = self.high - self.value
         digits = next((n for n in range(2, 7) if half >= 10 ** (1 - n)), 7)
         return f"{self.value:.{digits}f} ± {half:.{digits}f}"
@@ -78,7 +78,7 @@ class PowerLaw:
 
     @property
     def coefficient(self) -> float:
-        """a, the loss at one FLOP: far outside the measurements, but it completes the formula."""
+        """a, the loss at one FLOP, far outside the measurements."""
         return _exp(self.centre[1] + self.exponent.value * self.centre[0])
 
     @property
@@ -88,13 +88,13 @@ class PowerLaw:
 
     @property
     def bends(self) -> bool:
-        """Whether the coefficient of x² is significant, so that a straight line is not the law. One
+        """Whether the coefficient of x² is significant, so that a straight line does not fit. One
         in twenty sets of straight points seems to bend."""
         return self.curvature is not None and not self.curvature.may_be_zero
 
     @property
     def bend_warning(self) -> str:
-        """What a bend means for the prediction; empty if the points do not bend."""
+        """Consequence of a bend for the prediction; empty if the points do not bend."""
         if self.curvature is None or not self.bends:
             return ""
         upward = self.curvature.value > 0
@@ -102,8 +102,8 @@ class PowerLaw:
         return f"the points bend {way}, so the line's predictions beyond them are too {error}"
 
     def predict(self, compute: float) -> Estimate:
-        """Return the loss of a new run of this many FLOPs, if the law holds there. The interval is
-        for one more run: t · s · √(1 + 1 ÷ n + (x − x̄)² ÷ Σ(x − x̄)²), in logarithms."""
+        """Return the loss of a new run of this many FLOPs, if the law holds there, with the
+        interval for one more run: t · s · √(1 + 1 ÷ n + (x − x̄)² ÷ Σ(x − x̄)²), in logarithms."""
         from_centre = np.log(compute) - self.centre[0]
         log_loss = self.centre[1] - self.exponent.value * from_centre
         error = self.deviation * np.sqrt(1 + 1 / self.runs + from_centre**2 / self.spread)
@@ -112,7 +112,7 @@ class PowerLaw:
 
 def fit(compute: ArrayLike, loss: ArrayLike) -> PowerLaw:
     """Fit a power law to the FLOPs and final losses of runs, all above 0. Raises ValueError if the
-    runs are too few, or too close together."""
+    runs are too few or too close together."""
     x, y = np.log(compute), np.log(loss)
     if (different := len(set(x.tolist()))) < MIN_RUNS:
         raise ValueError(
@@ -140,8 +140,8 @@ def fit(compute: ArrayLike, loss: ArrayLike) -> PowerLaw:
 
 
 def _curvature(from_centre: FloatArray, residuals: FloatArray) -> Estimate:
-    """Return the coefficient of x² in a parabola: the slope of the line's residuals on the part of
-    x² that the line does not explain (Frisch & Waugh 1933)."""
+    """Return the coefficient of x² in a parabola: the slope of the residuals on the part of x² that
+    the line does not explain (Frisch & Waugh 1933)."""
     bow = from_centre**2
     bow = bow - bow.mean() - from_centre * (from_centre @ bow) / (from_centre @ from_centre)
     value = float(bow @ residuals / (bow @ bow))
@@ -150,7 +150,7 @@ def _curvature(from_centre: FloatArray, residuals: FloatArray) -> Estimate:
 
 
 def _exp(logarithm: float) -> float:
-    """Return e to this power, infinite if it is too large: an interval of few runs may be."""
+    """Return e to this power, infinity on overflow, as intervals of few runs may be that wide."""
     with np.errstate(over="ignore"):
         return float(np.exp(logarithm))
 
@@ -165,9 +165,9 @@ class ScaledRun:
     loss: FloatArray
     """Validation loss, in nats per token."""
     is_finished: bool
-    """Whether the learning rate is at the end of its schedule at the last validation. Before that,
-    the loss is higher than that of a run planned for this number of tokens (Hoffmann et al. 2022,
-    section 2), so it bends the law."""
+    """Whether the learning rate has reached the end of its schedule at the last validation. Before
+    that, the loss is higher than in a run planned for as many tokens (Hoffmann et al. 2022, section
+    2), which bends the law."""
 
     @classmethod
     def of(cls, run: RecordedRun) -> Self:
@@ -181,13 +181,13 @@ class ScaledRun:
 
     @property
     def end(self) -> tuple[float, float]:
-        """Compute and loss of the last validation, not the best one: the lowest of many noisy
+        """Compute and loss of the last validation. Not of the best one, as the lowest of many noisy
         losses is too low, and its compute is not the run's."""
         return float(self.compute[-1]), float(self.loss[-1])
 
 
 def _is_finished(run: RecordedRun) -> bool:
-    """Judge by the learning rate alone, because the dataset's tokens are not known here."""
+    """Judge by the learning rate alone, as the dataset's tokens are not known here."""
     train = run.config.train
     at = np.flatnonzero(np.isfinite(run.column("validation_loss")))[-1]
     step = min(int(run.column("global_step")[at]), _MAX_STEPS - 1)
@@ -209,8 +209,7 @@ class ScaledRuns:
 
     @classmethod
     def of(cls, runs: list[RecordedRun]) -> Self:
-        """Fit a power law through runs. Raises UserError with a line for each reason why no law
-        fits through them."""
+        """Fit a power law through runs. Raises UserError with a line per reason why none fits."""
         if lines := _problems(runs):
             raise UserError("\n".join(f"--power-law: {line}" for line in lines))
         scaled = [ScaledRun.of(run) for run in runs]
@@ -261,7 +260,7 @@ def _judgement(law: PowerLaw) -> list[str]:
 
 
 def _problems(runs: list[RecordedRun]) -> list[str]:
-    """Return the reasons why no law fits through these runs."""
+    """Return the reasons why no law fits these runs."""
     if len(runs) < MIN_RUNS:
         return [f"needs {MIN_RUNS} runs or more; {len(runs)} given"]
     lines = [
@@ -282,7 +281,7 @@ def _problems(runs: list[RecordedRun]) -> list[str]:
 
 
 def _distinct(values: list[Any]) -> list[str]:
-    """Return each value once, as JSON."""
+    """Return the distinct values, as JSON."""
     return list(dict.fromkeys(json.dumps(v, sort_keys=True, ensure_ascii=False) for v in values))
 
 

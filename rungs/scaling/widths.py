@@ -12,13 +12,12 @@ from rungs.config.model_config import ModelConfig
 
 
 def with_width(model: ModelConfig, emb_dim: int) -> ModelConfig:
-    """Return the model with another width. Raises UserError if the model cannot have this width."""
+    """Return the model at another width. Raises UserError if it cannot have that width."""
     return with_keys(model, keys_for_width(model, emb_dim))
 
 
 def with_keys(model: ModelConfig, keys: Mapping[str, Any]) -> ModelConfig:
-    """Return the model with keys changed, its width among them. Raises UserError if the keys do not
-    go together."""
+    """Return the model with its width and other keys changed. Raises UserError on conflicts."""
     try:
         return ModelConfig.model_validate({**model.as_json(), **keys})
     except ValidationError as error:
@@ -27,9 +26,8 @@ def with_keys(model: ModelConfig, keys: Mapping[str, Any]) -> ModelConfig:
 
 
 def keys_for_width(model: ModelConfig, emb_dim: int) -> dict[str, Any]:
-    """Return the keys of `model.json` that give a model another width. The number of heads grows
-    with the width, or the heads do if muP has a base_head_dim; ffn_dim grows too. Raises UserError
-    if the model cannot have this width."""
+    """Return the keys of `model.json` for another width. The number of heads, or the head size if
+    muP has a base_head_dim, grows with it, and ffn_dim. Raises UserError if that is impossible."""
     factor = Fraction(emb_dim, model.emb_dim)
     sizes = _sizes_that_grow(model)
     if uneven := [key for key, size in sizes.items() if (size * factor).denominator != 1]:

@@ -24,14 +24,9 @@ EvaluationStep = Callable[..., tuple[Array, Array]]
 
 
 def make_evaluation_step(train: TrainConfig, mesh: Mesh | None = None) -> EvaluationStep:
-    """Return a compiled function of (model, inputs_BS, targets_BS), without dropout. Optional last
-    argument: starts_BS, as for `GPT.forward`.
-
-    It returns each sequence's summed loss, and how many of its targets count.
-
-    Args:
-        mesh: the mesh the model was created on; one device if absent.
-    """
+    """Return a compiled function of (model, inputs_BS, targets_BS), without dropout, and optionally
+    starts_BS, as for `GPT.forward`. It returns each sequence's summed loss, and how many of its
+    targets count. `mesh` is the one the model was created on; default: one device."""
     layout, dtype = Layout.of(train.sharding, mesh), dtype_of(train)
     batch, rows = layout.batch_spec(2), layout.rows_spec()
 
@@ -63,16 +58,16 @@ class ValidationLoss(NamedTuple):
 
     mean: float
     by_dataset: dict[str, float]
-    """Of each dataset with a validation split."""
+    """For each dataset with a validation split."""
 
 
 class ValidationLosses(NamedTuple):
-    """The losses of a run on all that it is validated on, in nats."""
+    """The losses of a run on all its validation data, in nats."""
 
     mean: float | None
-    """On the datasets that it trains on; None if they have no validation split."""
+    """On the training datasets; None if they have no validation split."""
     by_dataset: dict[str, float]
-    """On each of these if there are several, and on each of the other datasets."""
+    """On each training dataset if there are several, and on each of `validation_datasets`."""
 
 
 def validation_losses(
@@ -100,14 +95,8 @@ def validation_loss(
     mesh: Mesh,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> ValidationLoss:
-    """Return the loss on validation data.
-
-    Args:
-        should_stop: called before each batch, while the previous one runs.
-
-    Raises:
-        Interrupted: `should_stop` returned True.
-    """
+    """Return the loss on validation data. `should_stop` is called before each batch, while the
+    previous one runs. Raises Interrupted if it returns True."""
     size = validation.batch_size
     results: list[tuple[np.ndarray, np.ndarray]] = []
     unread: list[tuple[tuple[Array, Array], int]] = []

@@ -1,5 +1,4 @@
-"""Forward passes on a mesh: each device runs the model on its rows, with its part of the
-weights."""
+"""Forward passes on a mesh: each device runs the model on its rows, with its shards of weights."""
 
 import functools
 from collections.abc import Callable
@@ -21,15 +20,12 @@ from rungs.parallel.fsdp import WeightGatherer
 from rungs.parallel.sharding import Layout
 
 OnRows = Callable[..., Any]
-"""A function of a model, the gatherer of its layers, and this device's rows of some arrays."""
+"""A function of a model, the gatherer of its layers, and this device's rows of arrays."""
 
 
 def compute_of(train: OptimizationConfig, model: GPT, gatherer: WeightGatherer) -> Compute:
-    """Return how to run a run's model: what `train.json` says, with "auto" replaced.
-
-    Args:
-        gatherer: of the model's sharded weights.
-    """
+    """Return how to run a model by its `train.json`, with "auto" resolved. `gatherer` is of the
+    model's sharded weights."""
     remat, unroll = layer_loop(train, model.config)
     logits_dtype = train.logits_dtype if isinstance(train, TrainConfig) else "float32"
     return Compute(dtype_of(train), remat, unroll, gatherer.gather_layer, logits_dtype)
@@ -46,11 +42,10 @@ def on_mesh(
     """Return a function of arrays that runs `function` with a model on each device.
 
     Args:
-        dtype: to compute in.
+        dtype: compute dtype.
         function: gets a model whose weights outside the blocks are gathered.
-        in_specs: how the arrays are split.
-        out_specs: how the results are.
-    """
+        in_specs: sharding of the arrays.
+        out_specs: sharding of the results."""
     graph, state = nnx.split(model)
     gatherer = WeightGatherer(layout.sharded_axes(state), dtype)
 
@@ -65,7 +60,7 @@ def on_mesh(
 
 
 def replicated(layout: Layout, arrays: Any) -> Any:
-    """Return arrays of which every device has all, inside a compiled function."""
+    """Return arrays replicated on every device, inside a compiled function."""
     return jax.lax.with_sharding_constraint(arrays, NamedSharding(layout.mesh, PartitionSpec()))
 
 
@@ -75,13 +70,9 @@ ScoreStep = Callable[[GPT, Array, Array, Array], tuple[Array, Array]]
 def make_score_step(dtype: jnp.dtype, layout: Layout) -> ScoreStep:
     """Return a compiled function of (model, inputs_BS, places_BT, targets_BT).
 
-    It returns, for each row, the sum of the log-probabilities of the targets that are not negative,
-    and whether each of them is the most likely token; arguments as for `GPT.scores`.
-
-    Args:
-        dtype: to compute in.
-        layout: of the model, in mode `dp` or `fsdp`.
-    """
+    It returns, for each row, the sum of the log-probabilities of its non-negative targets, and
+    whether each of those is the most likely token; arguments as for `GPT.scores`. `dtype` is the
+    compute dtype; `layout` is the model's, in mode `dp` or `fsdp`."""
     batch, rows = layout.batch_spec(2), layout.rows_spec()
 
     def of_rows(

@@ -1,9 +1,6 @@
-"""Gradients of an objective, summed over the microbatches of a step.
-
-Inside `jax.shard_map`, each device computes gradients of its part of the batch with its part of the
-weights; `parallel/collectives.py` has the communication between devices.
-Axes as in `model/gpt.py`, and A for the microbatches of one step.
-"""
+"""Gradients of an objective, summed over the microbatches of a step. Inside `jax.shard_map`, each
+device computes gradients of its part of the batch with its shards of the weights;
+`parallel/collectives.py` has the communication. Axes as in `model/gpt.py`, A microbatches."""
 
 import functools
 from collections.abc import Callable
@@ -32,11 +29,11 @@ REPLICATED = PartitionSpec()
 
 Summed = tuple[nnx.State, Aux, Array]
 """The sum of the finite microbatches' gradients (undefined if none is finite) in the layout for
-updates; the aux of each microbatch, with the axis A; and for each the index, among
-`nonfinite.checked_names`, of the first array that was not finite."""
+updates; each microbatch's aux, with the axis A; and each one's first non-finite array, as an index
+into `nonfinite.checked_names`."""
 
 Sources = tuple[nnx.State, nnx.State]
-"""What to differentiate with respect to: `GradientSum.sources`, and `float8.Observed`."""
+"""Variables to differentiate: `GradientSum.sources`, and `float8.Observed`."""
 
 
 def summed_gradients(
@@ -48,21 +45,17 @@ def summed_gradients(
     microbatches: int,
     shortcuts: Shortcuts | None = None,
 ) -> Callable[[tuple[Any, ...], Array, Array | None], Summed]:
-    """Return a function of a step's batch, its random key and its loss scale.
-
-    The batch is a tuple of arrays (A, B, S), of which some may be None. The gradients are divided
-    by the loss scale again.
+    """Return a function of a step's batch, its random key and its loss scale, by which the
+    gradients are divided again. The batch is a tuple of arrays (A, B, S), some possibly None.
 
     Each device accumulates gradients of its own part of the batch; at the end those of all devices
-    are added up (`GradientSum`). Gradients of sharded parameters are reduce-scattered in each
-    microbatch instead, because accumulating whole gradients would take the memory that sharding
-    saves.
+    are summed (`GradientSum`). Gradients of sharded parameters are instead reduce-scattered in each
+    microbatch, as accumulating whole gradients would undo the memory savings of sharding.
 
     Args:
         wrt: the kind of variables to differentiate.
         microbatches: A.
-        shortcuts: for padded texts, of which some may have no weight.
-    """
+        shortcuts: for padded texts, some possibly without weight."""
     graph, *states = nnx.split(model, wrt, Observed, ...)
     gradient_sum = GradientSum(layout, states[0], microbatches)
     split_axes = layout.sharded_axes(states[2]) | gradient_sum.gathered
@@ -78,7 +71,7 @@ def summed_gradients(
     ) -> Summed:
         def loss(sources: Sources, microbatch: Microbatch) -> tuple[Array, Aux]:
             weights = gradient_sum.weights(sources[0], trained)
-            # Copy: frozen parameters belong to the outer trace and cannot be changed here.
+            # Copy, as frozen parameters belong to the outer trace and cannot be changed here.
             model = nnx.merge(graph, weights, sources[1], frozen, copy=True)
             gatherer.gather_outside_blocks(model)
             loss, aux = objective(model, compute_of(train, model, gatherer), microbatch)
@@ -90,7 +83,7 @@ def summed_gradients(
         varying = collectives.to_varying(observed, DATA, CONTEXT, TENSOR)
         sources = gradient_sum.sources(trained), varying
         add = functools.partial(_add_if_finite, differentiate, sources, key)
-        if microbatches == 1:  # needs no memory for a sum
+        if microbatches == 1:  # without memory for a sum
             only = jax.tree.map(lambda array: array[0], batch)
             total, results = add(None, (only, 0))
             results = jax.tree.map(lambda array: array[None], results)
@@ -120,17 +113,12 @@ def _add_if_finite(
     total: nnx.State | None,
     part: tuple[tuple[Any, ...], Array | int],
 ) -> tuple[nnx.State, tuple[Aux, Array]]:
-    """Add this device's gradient of a microbatch, unless its loss or a gradient is not finite on
-    any device.
+    """Add this device's gradient of a microbatch to `total`, unless its loss or a gradient is not
+    finite on any device. Return the new total, and the microbatch's aux and first non-finite array.
 
     Args:
-        total: of the microbatches before; None if this is the only one, whose gradient is returned
-            as it is.
-        part: the arrays of the microbatch, and its number.
-
-    Returns:
-        The new total; the microbatch's aux and first array that is not finite.
-    """
+        total: of the previous microbatches; None for a single one, whose gradient is the total.
+        part: the arrays of the microbatch, and its number."""
     arrays, number = part
     rows = len(arrays[0])
     first_row = collectives.axis_index(DATA) * rows

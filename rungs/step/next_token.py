@@ -13,8 +13,8 @@ from rungs.step.objective import Aux, Microbatch, mean_over_targets
 
 
 class NextToken(NamedTuple):
-    """The mean, over the targets that count, of their loss and the load-balancing loss. Arrays:
-    inputs_BS, targets_BS, and optionally starts_BS as for `GPT.forward`."""
+    """The mean over counted targets of cross-entropy and load-balancing loss. Arrays: inputs_BS,
+    targets_BS, and optionally starts_BS as for `GPT.forward`."""
 
     train: TrainConfig
 

@@ -1,10 +1,6 @@
-"""Objectives: what a step minimizes, as a function of a model and a microbatch.
-
-An objective is a class with two methods, see `Objective`; `next_token.py` is the shortest. What it
-need not know is wrapped around it in `gradients.py`: microbatches, microbatches that are not
-finite, the loss scale, and the mesh.
-Axes as in `model/gpt.py`, and A for the microbatches of a step.
-"""
+"""Objectives: what a step minimizes, as a function of a model and a microbatch. An objective is a
+class with the methods of `Objective`; `next_token.py` is the shortest. `gradients.py` adds
+microbatches, non-finite ones, the loss scale and the mesh. Axes as in `model/gpt.py`."""
 
 from typing import Any, NamedTuple, Protocol
 
@@ -18,31 +14,31 @@ from rungs.parallel.mesh import TOKEN_AXES
 
 
 class Microbatch(NamedTuple):
-    """One microbatch; on each device, its rows of it."""
+    """One microbatch; on each device, its own rows."""
 
     arrays: tuple[Any, ...]
-    """Inputs (B, S), targets (B, S), negative where one does not count, and what else the
-    objective reads, each (B, S) or None."""
+    """Inputs (B, S), targets (B, S), negative where a target doesn't count, and what else the
+    objective needs, each (B, S) or None."""
     sequences_B: Array
-    """Index of each sequence within the step; with `key` it determines its dropout."""
+    """Index of each sequence within the step, which with `key` determines its dropout."""
     key: Array
     """Random key of the step."""
 
 
 class Aux(NamedTuple):
-    """What an objective returns besides the number to differentiate, for one microbatch."""
+    """Results of an objective for one microbatch, besides the number to differentiate."""
 
     loss: Array
     """The microbatch's share of the step's loss, summed over devices."""
     weight: Array | None
-    """What the sum of the finite microbatches' losses and gradients is divided by, also a sum over
-    them. None if the objective contains its divisor already."""
+    """Divisor, summed over the finite microbatches, of their summed losses and gradients. None if
+    the objective includes its divisor already."""
     routing: Routing | None = None
-    """Of a mixture of experts."""
+    """Only for a mixture of experts."""
     outputs: Any = ()
-    """Arrays (B, S) that the host reads; each device has its rows."""
+    """Arrays (B, S) for the host, with this device's rows."""
     observed_PL2: Any = ()
-    """In FP8, what the matmuls saw, see `kernels/float8.py`; objectives leave it out."""
+    """Amaxes of FP8 matmuls, see `kernels/float8.py`; not set by objectives."""
 
 
 class Objective(Protocol):
@@ -51,39 +47,33 @@ class Objective(Protocol):
     def __call__(self, model: GPT, compute: Compute, microbatch: Microbatch) -> tuple[Array, Aux]:
         """Return this device's share of the objective on a microbatch, and the aux of all devices.
 
-        Args:
-            model: with this device's part of the weights; those outside the blocks are gathered.
-            compute: how to run the blocks.
-        """
+        `model` has this device's shards of the weights, gathered outside the blocks; `compute` says
+        how to run the blocks."""
         ...
 
     def starts(self, *arrays: Any) -> Array | None:
-        """Return where the document of each token starts, as for `GPT.forward`, from the arrays of
-        a microbatch; None if documents are joined."""
+        """Return the position where each token's document starts, as for `GPT.forward`, from a
+        microbatch's arrays; None if documents are joined."""
         ...
 
     def of_logits(self, logits_BSV: Array, *arrays: Any) -> Array:
-        """Return the objective, up to a factor, as a function of the logits of a microbatch on one
-        device. `--replay` differentiates it to find the first gradient that is not finite.
-
-        Args:
-            arrays: as in `Microbatch`, without the inputs.
-        """
+        """Return the objective, up to a factor, as a function of a microbatch's logits on one
+        device. `--replay` differentiates it to find the first non-finite gradient. `arrays` are
+        those of `Microbatch` without the inputs."""
         ...
 
 
 def mean_over_targets(
     total: Array, targets_BS: Array, routing: Routing | None, load_balancing_weight: float
 ) -> tuple[Array, Aux]:
-    """Return what an objective does that is a mean over targets: this device's share, and the aux.
+    """Return an objective's result for a mean over targets: this device's share, and the aux.
 
-    The share is the sum, over the targets that count, of their loss and the load-balancing loss,
-    divided by the number of all targets on all devices.
+    The share is the sum of the loss and the load-balancing loss over counted targets, divided by
+    the number of all targets on all devices.
 
     Args:
-        total: losses of this device's targets that count, summed.
-        routing: as returned by `GPT.forward`.
-    """
+        total: sum of losses over this device's counted targets.
+        routing: as returned by `GPT.forward`."""
     devices = collectives.axis_size(*TOKEN_AXES)
     loss = total / (targets_BS.size * devices)
     summed_loss = collectives.psum(loss, *TOKEN_AXES)

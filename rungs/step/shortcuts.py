@@ -1,8 +1,6 @@
-"""Leave out what a microbatch doesn't need: padding, and gradients if no token has a weight.
-
-A program has fixed shapes, so it contains the computation for each of a few lengths, with and
-without gradients; which one runs depends on the texts.
-"""
+"""Skip the padding of a microbatch, and its backward pass if no token has a weight. A program has
+fixed shapes, so it contains the computation for a few lengths, with and without gradients, and
+chooses one at run time."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -19,12 +17,12 @@ T = TypeVar("T")
 
 
 class Shortcuts(NamedTuple):
-    """What the microbatches of a step may be computed without."""
+    """Which parts of a microbatch's computation may be skipped."""
 
     lengths: Sequence[int]
-    """See `at_shortest_length`."""
+    """Lengths to cut to; see `at_shortest_length`."""
     has_gradient: Callable[..., Array]
-    """From this device's rows of a microbatch to whether its gradient can be other than 0."""
+    """From this device's rows of a microbatch to whether its gradient may be other than 0."""
 
     def around(
         self,
@@ -32,13 +30,11 @@ class Shortcuts(NamedTuple):
         evaluate: Callable[..., tuple[Array, Aux]],
     ) -> Callable[[Any, Microbatch], tuple[tuple[Array, Aux], Any]]:
         """Return `differentiate` with shortcuts: microbatches without a gradient are only
-        evaluated, and all are cut as `at_shortest_length` does.
+        evaluated, and all are cut by `at_shortest_length`.
 
         Args:
             differentiate: `jax.value_and_grad` of `evaluate`.
-            evaluate: from weights and a microbatch to a loss and an aux whose outputs have a fixed
-                shape.
-        """
+            evaluate: from weights and a microbatch to a loss and an aux of fixed shapes."""
 
         def shortened(weights: Any, microbatch: Microbatch) -> tuple[tuple[Array, Aux], Any]:
             def with_gradient(*arrays: Array) -> tuple[Any, Aux]:
@@ -65,14 +61,13 @@ class Shortcuts(NamedTuple):
 
 
 def at_shortest_length(compute: Callable[..., T], lengths: Sequence[int], *arrays_BS: Array) -> T:
-    """Return compute(*arrays_BS), with S cut to the shortest length that has all targets that
-    count; all devices choose the same.
+    """Return compute(*arrays_BS), with S cut to the shortest length, the same on all devices, that
+    includes all counted targets.
 
     Args:
         compute: returns arrays whose shapes don't depend on S.
         lengths: ascending; the last is S.
-        arrays_BS: inputs, targets, negative where one does not count, and others.
-    """
+        arrays_BS: inputs, targets, negative where a target doesn't count, and others."""
     places_S = jnp.arange(1, lengths[-1] + 1)
     used = jnp.where(arrays_BS[1] >= 0, places_S, 0).max()
     choice = jnp.searchsorted(jnp.array(lengths), collectives.pmax(used, DATA))

@@ -1,4 +1,4 @@
-"""Model and optimizer: created on the mesh, or described by shapes to be restored into."""
+"""Model and optimizer: created on the mesh, or described without arrays for restoring."""
 
 import functools
 import math
@@ -25,8 +25,7 @@ AbstractArrays = dict[str, jax.ShapeDtypeStruct]
 Shapes = dict[str, tuple[int, ...]]
 
 LOW_RANK = 0x10A
-"""Folded into the seed, so that low-rank additions and initial weights use different random
-numbers."""
+"""Folded into the seed, so that low-rank additions get other random numbers than weights."""
 
 
 def create_model_and_optimizer(
@@ -35,14 +34,12 @@ def create_model_and_optimizer(
     """Return a model and a new optimizer, with each array created on its devices.
 
     Args:
-        mesh: the devices, used in the mode of `config.train.sharding`; only the first device if
-            absent.
-        weights: parameters to start from, by dotted name; their memory is reused. Parameters that
-            are not in it are initialized.
+        mesh: used in the mode of `config.train.sharding`; default: the first device.
+        weights: parameters to start from, by dotted name, whose memory is reused. Others are
+            initialized.
 
     Raises:
-        ValueError: the mesh does not fit the mode, or does not divide the model's dimensions.
-    """
+        ValueError: the mesh does not fit the mode, or does not divide the model's dimensions."""
     layout = Layout.of(config.train.sharding, mesh)
     if lines := layout.problems(config.model):
         raise ValueError("\n".join(lines))
@@ -58,11 +55,8 @@ def create_model_and_optimizer(
 
 
 def create_model(config: AnyRunConfig, mesh: Mesh, weights: Arrays) -> GPT:
-    """Return a model without an optimizer, with each array on its devices.
-
-    Args:
-        weights: all parameters, by dotted name; their memory is reused.
-    """
+    """Return a model without an optimizer, with each array on its devices. `weights` are all
+    parameters, by dotted name, and their memory is reused."""
     layout = Layout.of(config.train.sharding, mesh)
 
     def create(weights: Arrays) -> GPT:
@@ -87,8 +81,7 @@ class AbstractState:
         is_padded: whether some parameters have vocabulary padding in memory.
 
     Raises:
-        ValueError: the mesh does not fit the mode.
-    """
+        ValueError: the mesh does not fit the mode."""
 
     def __init__(self, config: AnyRunConfig, total_steps: int, mesh: Mesh | None = None) -> None:
         layout = Layout.of(config.train.sharding, mesh)
@@ -101,7 +94,7 @@ class AbstractState:
         self.is_padded = any(leaf.shape != self.shapes[n] for n, leaf in self.weights.items())
 
     def weights_in(self, layout: Layout) -> AbstractArrays:
-        """Return the model's parameters as they would lie in another layout."""
+        """Return the model's parameters in another layout."""
         return _abstract_arrays(nnx.state(self._model), layout)
 
     def fill(self, weights: Arrays, optimizer: Arrays) -> tuple[GPT, MultiSteps]:
@@ -112,12 +105,8 @@ class AbstractState:
 
 
 class AbstractModel:
-    """The shapes, dtypes and shardings of a model's parameters, by dotted name.
-
-    Args:
-        layout: of the parameters, in a mode that doesn't split the vocabulary; one device if
-            absent.
-    """
+    """The shapes, dtypes and shardings of a model's parameters, by dotted name. `layout` must not
+    split the vocabulary; default: one device."""
 
     def __init__(self, config: ModelConfig, layout: Layout | None = None) -> None:
         self._model = abstract_model(config)
@@ -125,8 +114,8 @@ class AbstractModel:
         self.shapes = _shapes(self._model, config.vocab_size)
 
     def fill(self, weights: Mapping[str, Any]) -> GPT:
-        """Return the model with these parameters, in the dtypes they have: arrays or, for
-        generation only, `UnreadTensor`s."""
+        """Return the model with these parameters, arrays or, for generation only,
+        `UnreadTensor`s."""
         _fill(self._model, weights)
         return self._model
 
@@ -137,8 +126,8 @@ def shapes_of(config: ModelConfig, lora: LoraConfig | None = None) -> Shapes:
 
 
 def copy_bytes(config: AnyRunConfig) -> int:
-    """Return the bytes in float32 of a run's weights and, of those that it trains, two moments and
-    gradients. Starts no backend of JAX."""
+    """Return the bytes, in float32, of a run's weights, and of two moments and the gradient of
+    those that it trains. Starts no JAX backend."""
     lora = config.train.lora
     sizes = {name: math.prod(shape) for name, shape in shapes_of(config.model, lora).items()}
     trained = {n: s for n, s in sizes.items() if not lora or n.endswith(LOW_RANK_NAMES)}
@@ -146,13 +135,13 @@ def copy_bytes(config: AnyRunConfig) -> int:
 
 
 def abstract_model(config: ModelConfig, lora: LoraConfig | None = None) -> GPT:
-    """Return a model that has shapes and dtypes but no arrays."""
+    """Return a model with shapes and dtypes but no arrays."""
     model: GPT = nnx.eval_shape(lambda: build_model(config, lora, jax.random.key(0)))
     return model
 
 
 def build_model(config: ModelConfig, lora: LoraConfig | None, key: jax.Array) -> GPT:
-    """Return the model that a run with this random key starts from, its vocabulary not padded."""
+    """Return a run's initial model for a random key, without vocabulary padding."""
     model = GPT(config, key)
     if lora is not None:
         add_lora(model, lora, jax.random.fold_in(key, LOW_RANK))
@@ -160,20 +149,14 @@ def build_model(config: ModelConfig, lora: LoraConfig | None, key: jax.Array) ->
 
 
 def named_arrays(module: nnx.Module | nnx.Optimizer, vocab_size: int | None = None) -> Arrays:
-    """Return every array of a model or optimizer by its dotted name.
-
-    Args:
-        vocab_size: the model's vocabulary, to remove vocabulary padding.
-    """
+    """Return a module's arrays by dotted name; given `vocab_size`, without vocabulary padding."""
     flat = nnx.to_flat_state(nnx.state(module))
     return {dotted(path): _without_padding(variable, vocab_size) for path, variable in flat}
 
 
 def host_copies(module: nnx.Module | nnx.Optimizer, vocab_size: int) -> dict[str, np.ndarray]:
-    """Return host copies of every array by its dotted name, transferred concurrently.
-
-    Vocabulary padding is removed on the host, so that no device needs memory for it.
-    """
+    """Return host copies of every array by its dotted name, transferred concurrently. Vocabulary
+    padding is removed on the host, so that devices need no memory for it."""
     flat = nnx.to_flat_state(nnx.state(module))
     for _, variable in flat:
         variable.get_value().copy_to_host_async()
@@ -182,7 +165,7 @@ def host_copies(module: nnx.Module | nnx.Optimizer, vocab_size: int) -> dict[str
 
 def _host_copy(variable: nnx.Variable, vocab_size: int) -> np.ndarray:
     array, axis = variable.get_value(), padded_axis(variable)
-    # On a CPU, np.asarray shares JAX's memory, which the next step reuses.
+    # On a CPU, np.asarray shares memory with JAX, which the next step reuses.
     is_shared = next(iter(array.devices())).platform == "cpu"
     copy = np.array(array) if is_shared else np.asarray(array)
     if axis is None or copy.shape[axis] == vocab_size:
@@ -197,7 +180,7 @@ def _build(config: AnyRunConfig, total_steps: int, layout: Layout) -> tuple[GPT,
 
 
 def _pad_vocabulary(model: GPT, rows: int) -> None:
-    """Add vocabulary padding: rows of zeros, which training never changes."""
+    """Add rows of zeros as vocabulary padding, which training never changes."""
     state = nnx.state(model)
     for _, variable in nnx.to_flat_state(state):
         axis, array = padded_axis(variable), variable.get_value()
@@ -247,7 +230,7 @@ def _abstract_arrays(state: nnx.State, layout: Layout) -> AbstractArrays:
 
 
 def _fill(module: nnx.Module | nnx.Optimizer, arrays: Mapping[str, Any]) -> None:
-    """Set the variables that `arrays` names."""
+    """Set the variables named in `arrays`."""
     state = nnx.state(module)
     for path, variable in nnx.to_flat_state(state):
         if (name := dotted(path)) in arrays:

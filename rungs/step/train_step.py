@@ -1,8 +1,5 @@
-"""The compiled global step: gradients of an objective, then one update.
-
-The optimizer updates global arrays, and the compiler partitions that.
-Axes as in `model/gpt.py`, and A for the microbatches of one global step.
-"""
+"""The compiled global step: gradients of an objective, then one update of global arrays, which the
+compiler partitions. Axes as in `model/gpt.py`, A microbatches."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -32,55 +29,51 @@ class StepResult(NamedTuple):
     """The small arrays that a global step returns to the host."""
 
     losses_A: Array
-    """Loss of each microbatch; in next-token training, the cross-entropy in nats per target that
-    counts."""
+    """Loss of each microbatch; in next-token training, nats of cross-entropy per counted target."""
     weights_A: Array
-    """Weight of each microbatch in the step's loss; in next-token training, the fraction of its
-    targets that count."""
+    """Weight of each microbatch in the loss; in next-token training, share of counted targets."""
     first_nonfinite_A: Array
-    """For each microbatch, the index in `nonfinite.checked_names` of the first array that was not
-    finite; the microbatch is then left out. `nonfinite.ALL_FINITE` if all were finite."""
+    """For each microbatch, the index in `nonfinite.checked_names` of the first non-finite array,
+    because of which it is left out; `nonfinite.ALL_FINITE` if there is none."""
     skipped: Array
-    """Whether the update was skipped because the step's loss was above the limit."""
+    """Whether the update was skipped because the loss was above the limit."""
     learning_rate: Array
     gradient_norm: Array
     clipped: Array
     routing: Routing | None
-    """Mixture of experts: tokens per layer and expert (counts_LE), and the mean load-balancing loss
-    of all microbatches."""
+    """Mixture of experts: tokens per layer and expert (counts_LE), and the load-balancing loss
+    averaged over microbatches."""
     loss_scale: Array | None
-    """In float16, the factor by which the loss was multiplied."""
+    """In float16, the factor on the loss."""
     outputs_ABS: Any = ()
     """See `Aux.outputs`."""
 
     @property
     def overflowed_A(self) -> np.ndarray:
-        """Whether each microbatch was left out because gradients of the scaled loss overflowed; a
-        smaller loss scale fixes that."""
+        """Whether each microbatch was left out because gradients of the scaled loss overflowed,
+        which a smaller loss scale fixes."""
         first_nonfinite_A = np.asarray(self.first_nonfinite_A)
         is_scaled = self.loss_scale is not None and self.loss_scale > 1
         return is_scaled & is_overflow(first_nonfinite_A)
 
     @property
     def finite_A(self) -> np.ndarray:
-        """Whether each microbatch counted: its loss and gradient were finite, and so was the norm
-        of the sum of all gradients."""
+        """Whether each microbatch's loss and gradient, and the sum's norm, were finite."""
         return (np.asarray(self.first_nonfinite_A) == ALL_FINITE) & np.isfinite(self.gradient_norm)
 
     @property
     def dropped(self) -> int:
-        """Number of microbatches that were left out, except for overflows of the scaled loss."""
+        """Number of microbatches left out for other reasons than an overflow of the scaled loss."""
         return int((~(self.finite_A | self.overflowed_A)).sum())
 
     @property
     def loss(self) -> float | None:
-        """Mean loss per target of the microbatches that counted or overflowed; None if there are
-        none."""
+        """Mean loss per target of the microbatches that counted or overflowed; None without any."""
         return self._mean_loss(self.finite_A | self.overflowed_A)
 
     @property
     def trained_loss(self) -> float | None:
-        """Mean loss per target of the microbatches that counted; None if there are none."""
+        """Mean loss per target of the microbatches that counted; None without any."""
         return self._mean_loss(self.finite_A)
 
     def _mean_loss(self, of_A: np.ndarray) -> float | None:
@@ -90,12 +83,9 @@ class StepResult(NamedTuple):
         return float(np.average(losses, weights=weights_A[of_A])) if len(losses) else None
 
     def nonfinite(self, checked_names: Sequence[str]) -> dict[int, str]:
-        """Return the name of the first non-finite array for each microbatch that was left out,
-        except for overflows of the scaled loss.
-
-        Args:
-            checked_names: `nonfinite.checked_names` of the model.
-        """
+        """Return, for each microbatch that was left out other than for an overflow of the scaled
+        loss, the name of its first non-finite array. `checked_names` is `nonfinite.checked_names`
+        of the model."""
         is_expected_A = self.finite_A | self.overflowed_A
         return {
             number: GRADIENT_NORM if first == ALL_FINITE else checked_names[first]
@@ -105,7 +95,7 @@ class StepResult(NamedTuple):
 
 
 DROPOUT = 0xD0
-"""Folded into the seed, so that dropout and initial weights use different random numbers."""
+"""Folded into the seed, so that dropout and initial weights get different random numbers."""
 
 Step = Callable[..., StepResult]
 
@@ -122,17 +112,15 @@ def make_step(
     mesh: Mesh | None = None,
     shortcuts: Shortcuts | None = None,
 ) -> Step:
-    """Return a compiled function of (model, optimizer, *batch_ABS) that takes one global step.
-
-    It updates model and optimizer in place and reuses their memory. Optional arguments:
-        loss_limit: if the step's loss is above it, model and optimizer stay unchanged.
-        learning_rate: instead of the schedule's.
+    """Return a compiled function of (model, optimizer, *batch_ABS) that takes one global step,
+    updating model and optimizer in place. Its optional arguments:
+        loss_limit: if the loss is above it, model and optimizer stay unchanged.
+        learning_rate: replaces the schedule's.
 
     Args:
-        objective: what is minimized; its microbatches are parts of the batch.
-        mesh: the mesh that model and optimizer were created on; one device if absent.
-        shortcuts: for padded texts, of which some may have no weight.
-    """
+        objective: what to minimize on each microbatch.
+        mesh: the one that model and optimizer were created on; default: one device.
+        shortcuts: for padded texts, some possibly without weight."""
     layout = Layout.of(train.sharding, mesh)
 
     def step(
@@ -184,10 +172,8 @@ def make_step(
 
 
 def update_parts(layout: Layout, model: GPT, optimizer: MultiSteps, *gradient: Any) -> Update:
-    """Do `MultiSteps.update`, each device of its part of weights and moments.
-
-    Afterwards model and optimizer lie again where they were created.
-    """
+    """Call `MultiSteps.update`, partitioned so that each device updates its shards of weights and
+    moments. Afterwards model and optimizer have their original layout."""
     constrain(layout.for_updates, model, optimizer.wrt)
     update = optimizer.update(model, *gradient)
     constrain(layout, model)

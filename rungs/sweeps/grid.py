@@ -1,5 +1,4 @@
-"""Several runs trained one after another: a run for each combination of values, or for each
-learning rate of a sweep."""
+"""Runs trained one after another, one per combination of values or per learning rate of a sweep."""
 
 import itertools
 import json
@@ -30,7 +29,7 @@ log = logging.getLogger("rungs")
 
 
 class Cell(NamedTuple):
-    """A run to make and train."""
+    """A run to create and train."""
 
     origin: str
     """The run to copy."""
@@ -43,9 +42,8 @@ class Cell(NamedTuple):
         NewRun.of(self.folder, find_run(self.origin), self.changes)
 
     def train(self, train_command: Sequence[str], stop: StopSignal) -> int:
-        """Make and train the run, and return the exit code. A run that has finished is left as it
-        is, and one that was interrupted goes on. `train_command` is the path of `train.py`, and
-        options."""
+        """Create and train the run, and return the exit code. A finished run is left as it is, an
+        interrupted one continues. `train_command` is the path of `train.py`, and options."""
         changes = [f"--set={key}={json.dumps(value)}" for key, value in self.changes.items()]
         script, *options = train_command
         run = [script, str(self.folder), "--like", self.origin, *changes, *options]
@@ -53,10 +51,10 @@ class Cell(NamedTuple):
 
 
 def cells(like: str, grid: Sequence[str], settings: Sequence[str], into: Path) -> list[Cell]:
-    """Return the runs of a grid in a folder, the last key varying fastest. Nothing is written.
-    `like` is the run to copy; `grid` has a `key=value,value,…` for each axis, `settings` a
-    `key=value` for all runs. Raises UserError if a key or value is wrong, or a run that is there
-    has other keys."""
+    """Return the runs of a grid in a folder, the last key varying fastest, without writing
+    anything. `like` is the run to copy; `grid` has a `key=value,value,…` per axis, `settings` a
+    `key=value` for all. Raises UserError if a key or value is wrong, or differs in an existing
+    run."""
     refuse_control_characters(into.absolute())
     axes = dict(map(_axis, grid))
     if len(axes) < len(grid):
@@ -76,10 +74,10 @@ def cells(like: str, grid: Sequence[str], settings: Sequence[str], into: Path) -
 
 
 def run_grid(runs: Sequence[Cell], into: Path, train_command: Sequence[str]) -> int:
-    """Make and train the runs, one after another; then print and draw their results. The same
-    command resumes a grid. A run that fails doesn't stop the others. Return the exit code: 2 if a
-    run doesn't fit its data or devices, 128 + the number of a signal that stopped the grid, 1 if a
-    run failed, else 0."""
+    """Create and train the runs one after another; then print and draw their results. The same
+    command resumes a grid. A failed run doesn't stop the others. Return the exit code: 2 if a run
+    doesn't fit its data or devices, 128 + the number of a signal that stopped the grid, 1 for other
+    failures, else 0."""
     failed = []
     with StopSignal() as stop:
         stop.begin()
@@ -100,9 +98,9 @@ def sweep(
     origin: Path, folder: Path, runs: Sequence[SweepRun], datasets_dir: Path, train_command: Path
 ) -> Iterator[Point]:
     """Train each run, derived from the run folder `origin`, in a folder to its end, one after
-    another, and yield its result. The same call resumes it. Raises UserError, and makes no folder,
-    if a change does not fit the run or something else is in the way; RunFailure if a run failed,
-    and not because of its learning rate; SystemExit, with 128 + its number, at a signal."""
+    another, and yield its result. The same call resumes it. Raises UserError, without making a
+    folder, if a change does not fit or something else is in the way; RunFailure if a run failed for
+    another reason than its learning rate; SystemExit, with 128 + its number, at a signal."""
     found = [Cell(str(origin), folder / run.folder_name, run.all_changes) for run in runs]
     for cell in found:
         cell.check()
@@ -119,7 +117,7 @@ def sweep(
 
 
 def report(runs: Sequence[Cell], into: Path) -> None:
-    """Print a table of the runs that have taken a step; draw comparison charts and a page."""
+    """Print a table of the runs with at least one step; draw comparison charts and a page."""
     folders = [cell.folder for cell in runs]
     loaded = recorded_run.load_runs(folders)
     taken = [(folder, run) for folder, run in zip(folders, loaded, strict=True) if len(run)]

@@ -1,16 +1,15 @@
-"""Tasks: where prompts and answers come from, split into training and held-out items, and the
-verifiers that reward completions.
+"""Tasks of reinforcement learning: sources of prompts and answers, split into training and held-out
+items, and the verifiers that reward completions.
 
-    opening        open the task of a config
-    task           what a source provides: items, each a prompt with its answer
+    opening        opens the task of a config
+    task           interface of a source: items, each a prompt with its answer
     item_file      items from files of JSON lines
     reasoning_gym  items of the library reasoning-gym
     generated      pseudorandom draws of items; their split into training and validation
     parity, countdown, sorting, brackets, addition   the built-in tasks
-    verifiers      what rewards completions
+    verifiers      functions that reward completions
 
 To add a built-in task, write a file with `draw`, `worked`, `short` and `ALPHABET`, put it into
 `BUILT_IN` of `opening`, and its settings into `rungs/config/task_config.py`.
 
-Imports `common` and `config`. Nothing here imports JAX.
-"""
+Imports `common` and `config`. Nothing here imports JAX."""

@@ -14,8 +14,8 @@ def draw(settings: AddSettings, draws: Draws) -> Item:
 
 
 def worked(item: Item) -> str:
-    """Return the sums of the columns from the right, `7+8+0>15,5+6+1>12`, then the answer. Each sum
-    has both digits and the carry."""
+    """Return the sums of the columns from the right, `7+8+0>15,5+6+1>12`, each with both digits and
+    the carry, then the answer."""
     left, right = item.info["terms"]
     carry, columns = 0, []
     for place in range(max(len(str(left)), len(str(right)))):

@@ -18,7 +18,7 @@ def draw(settings: BracketsSettings, draws: Draws) -> Item:
 
 
 def _brackets(settings: BracketsSettings, draws: Draws) -> str:
-    """Return brackets of which none is closed wrongly; about a third close the last open one."""
+    """Return brackets, none closed wrongly; about a third close the last open one."""
     text, still_open = "", ""
     for _ in range(draws.between(settings.min_length, settings.max_length)):
         if still_open and draws.below(3) == 0:

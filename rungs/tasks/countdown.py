@@ -11,7 +11,7 @@ _SUM, _PRODUCT, _NUMBER = range(3)
 
 
 class _Term(NamedTuple):
-    """An expression and how tightly its operator binds."""
+    """An expression and the precedence of its operator."""
 
     text: str
     value: int
@@ -31,7 +31,7 @@ def draw(settings: CountdownSettings, draws: Draws) -> Item:
 
 
 def _expression(numbers: list[int], draws: Draws) -> _Term:
-    """Return a random expression of all numbers: two at a time are replaced with a result."""
+    """Return a random expression of all numbers, combining two at a time."""
     terms = [_Term(str(number), number) for number in numbers]
     while len(terms) > 1:
         left, right = (terms.pop(draws.below(len(terms))) for _ in range(2))
@@ -53,12 +53,12 @@ def _combine(left: _Term, right: _Term, sign: str) -> _Term:
 
 
 def _bound(term: _Term, at_least: int) -> str:
-    """Return a term's text, in brackets if it binds less tightly than needed."""
+    """Return a term's text, in brackets if its precedence is too low."""
     return term.text if term.binds >= at_least else f"({term.text})"
 
 
 def worked(item: Item) -> str:
-    """Return the expression, which is work and answer in one."""
+    """Return the expression, which is both work and answer."""
     return item.answer
 
 

@@ -1,10 +1,8 @@
 """Generated items, split into training and validation; and the pseudorandom draws that make them.
 
-Both splits draw candidates: numbered items, a pure function of a number. They use different numbers
-and, as different numbers can give the same prompt, a rule that says which split a prompt may be in.
-For built-in tasks it is a hash of the prompt, whatever seed and settings: a prompt that is held out
-from one run is held out from all of them.
-"""
+Both splits draw candidates, items that are a pure function of a number, from different numbers. As
+these can give the same prompt, a rule decides which split a prompt may be in. For built-in tasks it
+is a hash of the prompt alone: a prompt held out from one run is held out from all."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -14,7 +12,7 @@ from rungs.common.errors import UserError
 from rungs.tasks.task import Item
 
 ITEMS = 1 << 30
-"""How many items there are to train on. Validation uses the numbers that follow."""
+"""Number of training candidates. Validation uses the following numbers."""
 HELD_OUT_PART = 10
 """One in this many prompts is held out."""
 _STRIDE = 748_561_459  # a prime
@@ -23,20 +21,20 @@ _ADVICE = "change its settings so that there are more prompts"
 
 T = TypeVar("T")
 Draw = Callable[[int], Item]
-"""Returns the candidate of a number below 2 × ITEMS."""
+"""From a number below 2 × ITEMS to its candidate."""
 Rule = Callable[[Item], bool]
-"""Returns whether an item is for validation."""
+"""Whether an item is for validation."""
 
 
 class Draws:
-    """Pseudorandom choices that depend only on a seed and a number, on every machine and in every
-    version of Python: only `random.random()` is used, whose sequence Python guarantees."""
+    """Pseudorandom choices that depend only on a seed and a number, on every machine and Python
+    version: only `random.random()` is used, whose sequence Python guarantees."""
 
     def __init__(self, seed: int, number: int) -> None:
         self._random = random.Random(f"{seed}/{number}")
 
     def below(self, limit: int) -> int:
-        """Return an integer of at least 0 and less than `limit`."""
+        """Return an integer from 0 to `limit` − 1."""
         return int(self._random.random() * limit)
 
     def between(self, least: int, most: int) -> int:
@@ -52,8 +50,7 @@ class Draws:
         return "".join(self.one_of(characters) for _ in range(length))
 
     def number(self, least_digits: int, most_digits: int) -> int:
-        """Return an integer of which each number of digits is as likely; the first one is not 0
-        unless it is alone."""
+        """Return an integer whose number of digits is uniformly random, without leading zeros."""
         digits = self.between(least_digits, most_digits)
         if digits == 1:
             return self.below(10)
@@ -61,7 +58,7 @@ class Draws:
 
 
 class TrainingItems:
-    """The items to train on, without end for any practical purpose."""
+    """The training items, practically without end."""
 
     def __init__(self, name: str, draw: Draw, held_out: Rule, count: int | None) -> None:
         self._name, self._draw, self._is_held_out = name, draw, held_out
@@ -81,8 +78,7 @@ class TrainingItems:
 
 
 def held_out_items(name: str, draw: Draw, rule: Rule, count: int) -> list[Item]:
-    """Return items for validation, all with different prompts. Raises UserError if there are too
-    few prompts."""
+    """Return items for validation with distinct prompts. Raises UserError if there are too few."""
     different: dict[str, Item] = {}
     for item in filter(rule, map(draw, range(ITEMS, ITEMS + count * _TRIES))):
         if len(different) == count:
@@ -97,10 +93,10 @@ def held_out_items(name: str, draw: Draw, rule: Rule, count: int) -> list[Item]:
 
 
 def by_hash(item: Item) -> bool:
-    """Whether the hash of an item's prompt makes it one for validation."""
+    """Whether an item's prompt hash assigns it to validation."""
     return item.prompt_hash % HELD_OUT_PART == 0
 
 
 def short(item: Item) -> str:
-    """Return the completion of a built-in task without work: the answer alone."""
+    """Return a built-in task's completion without work: the answer alone."""
     return f"={item.answer}"

@@ -1,5 +1,4 @@
-"""Items from files of JSON lines: `{"prompt": …, "answer": …}`, optionally with `info` and
-`verifier`."""
+"""Items from JSON lines: `{"prompt": …, "answer": …}`, optionally with `info` and `verifier`."""
 
 import hashlib
 from pathlib import Path
@@ -32,14 +31,13 @@ class ItemFile(NamedTuple):
     path: Path
     items: list[Item]
     lines: dict[str, int]
-    """The line on which each prompt first is, from 1."""
+    """First line of each prompt, from 1."""
     sha256: str
 
 
 def open_task(config: TaskConfig, run_folder: Path) -> Task:
-    """Return the task of a file of items. Raises UserError with a line for each line of a file that
-    is not an item, lacks what its verifier needs or is both trained on and held out; or if there
-    are too few."""
+    """Return the task of a file of items. Raises UserError if there are too few, or for each line
+    that is not an item, lacks what its verifier needs, or is both trained on and held out."""
     source = read(run_folder / config.source, config.verifier)
     if config.validation_source == config.source:
         raise UserError(
@@ -72,9 +70,8 @@ def gold_text(item: Item) -> str:
 
 
 def read(path: Path, verifier: str | None) -> ItemFile:
-    """Return the items of a file; blank lines are skipped. A `verifier` is that of all items,
-    whatever they say themselves. Raises UserError with a line for each line that is not an item,
-    which names the file and the line."""
+    """Return the items of a file, skipping blank lines. A given `verifier` overrides the items'
+    own. Raises UserError with a line, naming file and line, for each line that is not an item."""
     text = strict_json.read_text(path)
     items: list[Item] = []
     lines: dict[str, int] = {}
@@ -107,7 +104,7 @@ def read(path: Path, verifier: str | None) -> ItemFile:
 
 
 def _item(line: str, place: Path, verifier: str | None) -> Item | None:
-    """Return the item of a line, None if nothing says how to verify it."""
+    """Return the item of a line, or None if nothing names its verifier."""
     found = strict_json.parse(line, place, ItemLine)
     name = verifier or found.verifier
     if name is None:
@@ -119,7 +116,7 @@ def _item(line: str, place: Path, verifier: str | None) -> Item | None:
 
 
 def _split(source: ItemFile, count: int) -> tuple[list[Item], list[Item]]:
-    """Return the items of all prompts but `count`, and the first item of each of these, which have
+    """Return the items of all but `count` prompts, and the first item of each of those, chosen by
     the smallest hashes."""
     first = {item.prompt: item for item in reversed(source.items)}
     held_out = dict(sorted(first.items(), key=lambda pair: pair[1].prompt_hash)[:count])

@@ -11,7 +11,7 @@ from rungs.tasks.task import Item, Task
 
 class _BuiltIn(NamedTuple):
     module: Any
-    """Has `draw`, `worked`, `short` and `ALPHABET`."""
+    """Module with `draw`, `worked`, `short` and `ALPHABET`."""
     verifier: str
 
 
@@ -26,9 +26,8 @@ BUILT_IN = {
 
 
 def open_task(config: TaskConfig, run_folder: Path) -> Task:
-    """Return the task of a config. The items depend on nothing but the config, and on the files or
-    library that it names. Raises UserError if a file or the library has problems; a line for
-    each."""
+    """Return the task of a config. Items depend only on the config and the files or library that it
+    names. Raises UserError with a line for each problem of a file or the library."""
     if config.is_file:
         return item_file.open_task(config, run_folder)
     if config.reasoning_gym_name:

@@ -1,9 +1,7 @@
-"""Tasks of the library reasoning-gym (arXiv 2505.24760), the extra `reasoning`.
-
-Its items are a pure function of a seed and an index, mostly of their sum, so training and
-validation use seeds far apart. As small tasks repeat their prompts, training also leaves out those
-of the held-out items. A hash would leave out nine of ten, and some tasks take long to make one.
-"""
+"""Tasks of the library reasoning-gym (arXiv 2505.24760), the extra `reasoning`. Its items are a
+pure function of a seed and an index, mostly of their sum, so training and validation use distant
+seeds. As small tasks repeat prompts, training also excludes held-out prompts. A hash rule would
+waste nine of ten items, which some tasks make slowly."""
 
 import dataclasses
 import functools
@@ -22,7 +20,7 @@ VERIFIER = "reasoning-gym"
 _OURS = ("seed", "size")
 _SEED_STRIDE = 1_000_003
 _SIZE = 256
-"""Items of one of the library's datasets; some make tables of this size."""
+"""Items of one of the library's datasets; some build tables of this size."""
 _DATASETS_KEPT = 8
 
 
@@ -68,21 +66,21 @@ def _library() -> Any:
 
 
 def _datasets(name: str, config: TaskConfig) -> Callable[[int], Any]:
-    """Return a function that returns the dataset of the items from a number on."""
+    """Return a function from a number to the dataset of items from it on."""
     known = _library().DATASETS
     if name not in known:
         advice = did_you_mean(name, known, f"it has {len(known)}", prefix=REASONING_GYM)
         raise UserError(f'source: reasoning-gym has no task "{name}"; {advice}')
     dataset_type, settings_type = known[name]
     _require_known(config, [field.name for field in dataclasses.fields(settings_type)])
-    # below 2**32, the largest seed of NumPy, with any of our numbers added
+    # below 2**32, NumPy's limit for seeds, after any of our numbers is added
     seed = config.seed * _SEED_STRIDE % (2 * ITEMS)
 
     @functools.lru_cache(maxsize=_DATASETS_KEPT)
     def dataset(first: int) -> Any:
         try:
             return dataset_type(settings_type(**config.settings, seed=seed + first, size=_SIZE))
-        except Exception as error:  # its checks are assertions, and wrong types raise anything
+        except Exception as error:  # it checks by assertions, and wrong types raise anything
             raise UserError(f"settings of {config.source}: {reason(error)}") from None
 
     return dataset

@@ -1,5 +1,4 @@
-"""A task: items to train on, held-out items, and how their answers are written. An item is a prompt
-and its answer."""
+"""A task: training and held-out items (prompts with answers), and how answers are written."""
 
 import hashlib
 from collections.abc import Callable, Iterator
@@ -9,7 +8,7 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True)
 class Item:
-    """A prompt, its answer, and what else its verifier needs. All of it can be written as JSON."""
+    """A prompt, its answer, and other inputs of its verifier, all representable in JSON."""
 
     prompt: str
     answer: str
@@ -20,13 +19,13 @@ class Item:
 
     @property
     def prompt_hash(self) -> int:
-        """A 64-bit number that depends only on the prompt."""
+        """A 64-bit hash of the prompt alone."""
         digest = hashlib.sha256(self.prompt.encode("utf-8", "surrogatepass")).digest()
         return int.from_bytes(digest[:8])
 
 
 class Items(Protocol):
-    """Items by their index. The same index gives the same item on every machine."""
+    """Items by index, the same on every machine."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int, /) -> Item: ...
@@ -39,20 +38,19 @@ def all_of(items: Items) -> Iterator[Item]:
 
 @dataclass(frozen=True)
 class Task:
-    """What a task's source provides."""
+    """A task, as provided by its source."""
 
     name: str
     train: Items
     validation: Items
-    """Held-out items. None of their prompts is in `train`."""
+    """Held-out items, whose prompts are not in `train`."""
     verifier: str
     """Name of the source's own verifier, for items that don't name one."""
     worked: Callable[[Item], str]
-    """Returns the text of a right completion, with its work where the source has one."""
+    """Returns a right completion, with its work where the source has one."""
     short: Callable[[Item], str]
-    """Returns the text of a right completion without work."""
+    """Returns a right completion without work."""
     alphabet: str | None = None
-    """Characters of prompts and answers, for a tokenizer of one token per character; None if
-    unknown."""
+    """Characters of prompts and answers, for a character tokenizer; None if unknown."""
     sha256: dict[str, str] = field(default_factory=dict)
-    """Checksum of each file that items were read from."""
+    """Checksums of the files that items were read from."""

@@ -1,7 +1,6 @@
-"""Sending a run to its trackers beside training, in a process for each: `python -m
-rungs.tracking.feed RUN TRACKER IDENTITY`. Each line that it reads means that there is something
-new, and an empty one that the run has ended. If training was killed, it sends what is there and
-leaves the run open."""
+"""The process that sends a run to a tracker beside training: `python -m rungs.tracking.feed RUN
+TRACKER IDENTITY`. Each input line announces new data, and an empty one the end of the run. If
+training was killed, it sends what is there and leaves the run open."""
 
 import contextlib
 import logging
@@ -31,9 +30,9 @@ from rungs.run.records import Evaluation
 from rungs.tracking.tracker import OpenTracker, TrackedRun, Tracker, find_tracker
 
 _SECONDS_BETWEEN = 2.0
-"""Polling interval, in seconds, for new steps."""
+"""Polling interval for new steps."""
 _FIRST_DELAY, _LONGEST_DELAY = 10.0, 600.0
-"""Seconds until a tracker that failed is tried again; twice as long each time."""
+"""Seconds before a failed tracker is retried; doubled each time up to the second."""
 _SECONDS_AT_END = 60.0
 """How long the end of a run waits for a tracker."""
 _SECONDS_AFTER_SIGNAL = 10.0
@@ -43,8 +42,8 @@ log = logging.getLogger("rungs")
 
 
 class TrackingProcesses:
-    """Sends a run, whose lock is held, to the trackers of these names. One that is down costs
-    warnings, never a step; what it lacks is sent by the next start."""
+    """Sends a run, whose lock must be held, to the trackers with these names. A tracker that is
+    down causes warnings but delays no step; the next start sends what it lacks."""
 
     def __init__(self, run: RunFolder, names: Sequence[str]) -> None:
         place = str(run.path.resolve())
@@ -59,13 +58,13 @@ class TrackingProcesses:
             process.start()
 
     def request(self) -> None:
-        """Have what is new sent soon; return at once."""
+        """Have new data sent soon; return at once."""
         for process in self._processes.values():
-            with contextlib.suppress(OSError):  # it has ended, with a warning
+            with contextlib.suppress(OSError):  # it has exited, with a warning
                 process.send("new")
 
     def finish(self, stop: StopSignal) -> None:
-        """Wait until everything is sent, for a limited time."""
+        """Wait until everything is sent, up to a limit."""
         patience = _SECONDS_AT_END if stop.number is None else _SECONDS_AFTER_SIGNAL
         for name, process in self._processes.items():
             if not process.finish(stop, f"sending the rest to {name}", patience):
@@ -74,27 +73,26 @@ class TrackingProcesses:
 
 
 def forget(run: RunFolder) -> None:
-    """Make the next start a new run in each tracker: this one goes back behind what was sent."""
+    """Make the next start a new run in each tracker, as it goes back to before what was sent."""
     for sent in run.trackers.glob("*/sent.json"):
         sent.unlink()
         shutil.rmtree(sent.parent, ignore_errors=True)
 
 
 class Sent(StrictModel):
-    """What a tracker has received of a run, as recorded in the folder of the tracker."""
+    """What a tracker has received of a run, recorded in the tracker's folder."""
 
     id: str
     last_step: int = -1
     last_metrics: tuple[str, ...] = Field(default=(), strict=False)
-    """Names of the last step's metrics. If a signal interrupted its validation, more follow."""
+    """Names of the last step's metrics; more follow if a signal interrupted its validation."""
     last_sample_step: int = -1
     is_finished: bool = False
-    """Whether the tracker was told that the run has ended, after all of these."""
+    """Whether the tracker was told the end of the run, after all of these."""
 
 
 class Feed:
-    """Sends what is new in a run folder to the tracker of this name; `open_tracker` opens the run
-    there."""
+    """Sends new data in a run folder to a tracker, in which `open_tracker` opens the run."""
 
     def __init__(self, run: RunFolder, name: str, open_tracker: OpenTracker) -> None:
         self._run, self._open_tracker = run, open_tracker
@@ -108,8 +106,8 @@ class Feed:
             self._sent = Sent(id=uuid.uuid4().hex[:12])
 
     def send_new(self) -> None:
-        """Send the steps and samples that the tracker doesn't have yet. Raises RunFailure if
-        another run has taken the place of this one."""
+        """Send steps and samples that the tracker lacks. Raises RunFailure if the run was
+        replaced."""
         self._run.check()
         if self._sent.is_finished and not self._has_more():
             return
@@ -122,7 +120,7 @@ class Feed:
             self._note(last_sample_step=step, is_finished=False)
 
     def finish(self) -> None:
-        """Send what is left, charts and final figures, and close the run."""
+        """Send the rest, charts and final figures, and close the run."""
         self.send_new()
         if self._sent.is_finished:
             return
@@ -134,7 +132,7 @@ class Feed:
         self._note(is_finished=True)
 
     def reopen(self) -> None:
-        """Open the tracker anew for the next steps, after it has failed."""
+        """Open the tracker anew for the next steps after a failure."""
         self._tracker = None
         self._metrics = GrowingFile(self._run.metrics)
 
@@ -171,12 +169,12 @@ class Feed:
             self._note(last_step=last, last_metrics=names, is_finished=False)
 
     def _steps(self) -> Iterator[tuple[int, dict[str, float]]]:
-        """Yield the number and the metrics of each step so far."""
+        """Yield each step's number and metrics so far."""
         for lines in GrowingFile(self._run.metrics).new_lines():
             yield from _steps_in(lines)
 
     def _has_more(self) -> bool:
-        """Whether the run folder has steps or samples that the tracker doesn't have."""
+        """Whether the run folder has steps or samples that the tracker lacks."""
         last = max((one.step for one in records.read_samples(self._run)), default=-1)
         last_step = max((step for step, _ in self._steps()), default=-1)
         return last > self._sent.last_sample_step or last_step > self._sent.last_step
@@ -193,7 +191,7 @@ class Feed:
 
 
 def _steps_in(lines: Sequence[bytes]) -> Iterator[tuple[int, dict[str, float]]]:
-    """Yield the number and the metrics of each step."""
+    """Yield each step's number and metrics."""
     for line in lines:
         try:
             values = pydantic_core.from_json(line)
@@ -218,14 +216,14 @@ def _flat_config(folder: Path) -> dict[str, Any]:
 
 
 def main(run: RunFolder, name: str, lines: TextIO) -> None:
-    """Send what is new whenever a line arrives, and every few seconds."""
+    """Send new data whenever a line arrives, and every few seconds."""
     received, feed = receive(lines), Feed(run, name, find_tracker(name))
     failures, last_line = 0, None
     while True:
         try:
             feed.finish() if last_line == ENDED else feed.send_new()
             failures = 0
-        except Exception as error:  # of any tracker's library
+        except Exception as error:  # of a tracker's library
             failures += 1
             print(errors.reason(error), file=sys.stderr, flush=True)
             feed.reopen()
@@ -236,7 +234,7 @@ def main(run: RunFolder, name: str, lines: TextIO) -> None:
 
 
 def _last_line(received: SimpleQueue[str], seconds: float) -> str | None:
-    """Wait for a line; return the last one that has come by then, None if there is none."""
+    """Wait for a line; return the last one that has arrived by then, or None."""
     line = None
     with contextlib.suppress(queue.Empty):
         line = received.get(timeout=seconds)
@@ -247,11 +245,11 @@ def _last_line(received: SimpleQueue[str], seconds: float) -> str | None:
 
 if __name__ == "__main__":
     commands = os.fdopen(os.dup(0))
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # a library that asks for a login finds nobody
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # so that no library waits for a login
     tracked, tracker = RunFolder(Path(sys.argv[1]), sys.argv[3]), sys.argv[2]
     try:
         (tracked.trackers / tracker).mkdir(parents=True, exist_ok=True)
-        with file_lock(tracked.trackers / tracker / "feed.lock"):  # a killed start's may still send
+        with file_lock(tracked.trackers / tracker / "feed.lock"):  # a killed start's may still run
             main(tracked, tracker, commands)
     except OSError as error:
         sys.exit(f"{error.filename}: {error.strerror}")

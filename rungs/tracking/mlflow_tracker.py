@@ -1,4 +1,4 @@
-"""MLflow: where MLFLOW_TRACKING_URI says, else its own default."""
+"""MLflow, at MLFLOW_TRACKING_URI or its own default."""
 
 import json
 import logging
@@ -13,13 +13,13 @@ from rungs.run.records import Sample
 from rungs.tracking.tracker import PROJECT, TrackedRun
 
 _ID = "rungs.id"
-"""Tag by which a resumed run is found."""
+"""Tag that identifies a resumed run."""
 _METRICS_AT_ONCE = 1000
-"""Most metrics that MLflow takes in a batch."""
+"""MLflow's maximum number of metrics per batch."""
 
 
 class MlflowTracker:
-    """The run, found again by its id in a tag."""
+    """A run that is found again by its id in a tag."""
 
     def __init__(self, run: TrackedRun) -> None:
         from mlflow.tracking import MlflowClient

@@ -10,7 +10,7 @@ from rungs.tracking.tracker import TrackedRun
 
 
 class TensorBoardTracker:
-    """The run in event files; a start after a resume appends another one."""
+    """The run in event files; each resume adds another file."""
 
     def __init__(self, run: TrackedRun) -> None:
         from tensorboardX import SummaryWriter
@@ -20,9 +20,9 @@ class TensorBoardTracker:
         self._writer: Any = SummaryWriter(
             logdir=str(run.folder),
             flush_secs=3600,
-            # Readers drop what an earlier start wrote of the steps that this one writes again.
+            # Readers drop an earlier start's events for the steps that this one repeats.
             purge_step=max(self._last + 1, 0),
-            # Two starts within a second would write to the same file; readers sort by name.
+            # Two starts within a second would share a file; readers sort by name.
             filename_suffix=f".{number:06d}",
         )
         if self._last < 0:

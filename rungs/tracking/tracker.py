@@ -1,4 +1,4 @@
-"""What a tracker does, and the trackers there are."""
+"""The interface of trackers, and the list of them."""
 
 import importlib
 import importlib.util
@@ -11,33 +11,31 @@ from rungs.common.plugins import TRACKERS, load_plugin, plugin_names, unknown_na
 from rungs.run.records import Sample
 
 PROJECT = "rungs"
-"""Where runs go in a tracker, unless its own environment variables say otherwise."""
+"""Default project of runs in a tracker, unless its environment variables name another."""
 
 
 class TrackedRun(NamedTuple):
-    """What a tracker is told about a run."""
+    """A run as described to a tracker."""
 
     id: str
     """Unchanged by resuming; new after `--fresh` and `--from`."""
     name: str
     folder: Path
-    """A folder of this tracker alone, in the run folder, for what it stores on this disk."""
+    """A folder in the run folder for this tracker's local files."""
     config: Mapping[str, Any]
     """The keys of both configs, with lineage, such as `train.learning_rate`."""
     last_step: int
-    """The last step known to be sent before; -1 for none."""
+    """The last step known to be sent, or −1."""
 
 
 class Tracker(Protocol):
-    """A run in a tracker. Any method may raise any exception; then the run is opened anew later."""
+    """A run in a tracker. Methods may raise any exception; then the run is reopened later."""
 
     def last_step(self) -> int:
-        """Return the last step that the tracker has, -1 for none; `TrackedRun.last_step` if it
-        can't tell."""
+        """Return the tracker's last step, −1 for none; `TrackedRun.last_step` if unknown."""
 
     def log_step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Add the metrics of a step. Steps come in order; the last one may come again, with metrics
-        that were not known before."""
+        """Add a step's metrics, in order; the last step may be repeated with more metrics."""
 
     def log_samples(self, step: int, samples: Sequence[Sample]) -> None:
         """Add the texts that a checkpoint generated."""
@@ -46,7 +44,7 @@ class Tracker(Protocol):
         """Add a chart, a PNG file, as of the last step."""
 
     def flush(self) -> None:
-        """Return once the steps so far are stored, as far as the library says so."""
+        """Return once the steps so far are stored, as far as the library can tell."""
 
     def finish(self, summary: Mapping[str, float]) -> None:
         """Add the final figures and scores, and close the run."""
@@ -56,13 +54,12 @@ OpenTracker = Callable[[TrackedRun], Tracker]
 
 BUILT_IN = {name: name for name in ("mlflow", "tensorboard", "trackio", "wandb")}
 BUILT_IN["tensorboard"] = "tensorboardX"
-"""The module that the extra of each tracker's name installs. Its class is `open_tracker` in
-`NAME_tracker.py`."""
+"""Module installed by each tracker's extra. Its class is `open_tracker` in `NAME_tracker.py`."""
 
 
 def check_trackers(names: Sequence[str], place: str) -> None:
-    """Check that trackers exist and are installed. Raises UserError with a line for each that does
-    not; `place` is what names them."""
+    """Check that trackers exist and are installed. Raises UserError with a line, beginning with
+    `place`, for each that does not or is not."""
     if lines := [line for name in names if (line := _problem(name))]:
         raise UserError.at(place, lines)
 
@@ -77,7 +74,7 @@ def _problem(name: str) -> str | None:
 
 
 def find_tracker(name: str) -> OpenTracker:
-    """Return the function that opens a run in a tracker that `check_trackers` has checked."""
+    """Return the function that opens a run in a tracker, after `check_trackers`."""
     if name in BUILT_IN:
         found: OpenTracker = importlib.import_module(f"rungs.tracking.{name}_tracker").open_tracker
         return found

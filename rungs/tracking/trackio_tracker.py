@@ -10,7 +10,7 @@ from rungs.tracking.tracker import PROJECT, TrackedRun
 
 
 class TrackioTracker:
-    """The run, called by its name and id."""
+    """The run, named by its name and id."""
 
     def __init__(self, run: TrackedRun) -> None:
         import trackio
@@ -48,7 +48,7 @@ class TrackioTracker:
         self._run.log({path.stem: self._trackio.Image(str(path))}, step=max(self._last, 0))
 
     def flush(self) -> None:
-        """Nothing to do: its own thread writes what it is sent."""
+        """Do nothing, as Trackio's own thread writes."""
 
     def finish(self, summary: Mapping[str, float]) -> None:
         figures = {f"final {name}": value for name, value in summary.items()}

@@ -1,4 +1,4 @@
-"""Weights & Biases. Its own variables, such as WANDB_PROJECT and WANDB_MODE, count."""
+"""Weights & Biases. Its own variables, such as WANDB_PROJECT and WANDB_MODE, apply."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -10,8 +10,8 @@ from rungs.tracking.tracker import PROJECT, TrackedRun
 
 
 class WandbTracker:
-    """The run with the same id after each resume; without a network, a folder of files for each
-    start, which `wandb sync` uploads as one run."""
+    """The run with the same id after each resume; offline, a folder of files per start, which
+    `wandb sync` uploads as one run."""
 
     def __init__(self, run: TrackedRun) -> None:
         import wandb
@@ -46,7 +46,7 @@ class WandbTracker:
         self._run.log({f"charts/{path.stem}": image}, step=max(self._last, 0))
 
     def flush(self) -> None:
-        """Nothing to do: its own process writes what it is sent."""
+        """Do nothing, as wandb's own process writes."""
 
     def finish(self, summary: Mapping[str, float]) -> None:
         self._run.summary.update(dict(summary))

@@ -1,22 +1,22 @@
 """A run's life: start or resume, train, watch the losses, save failed steps, redraw charts.
 
-    start          launch(): every check and step of a start, in order; `--dry-run`; devices, dtype,
-                   a tidy run folder, model and optimizer
-    run_length     how many steps a run takes, also with max_minutes
+    start          launch(): all checks and steps of a start, in order; `--dry-run`; devices, dtype,
+                   cleanup of the run folder, model and optimizer
+    run_length     the number of steps of a run, also with max_minutes; a rule that ends a run
+                   early goes here
     resume         which checkpoint a start resumes from; what it refuses, what it moves aside
     trainer        the training loop of every kind of run; when checkpoints and validations are due
-    learner        what differs between kinds of runs; the protocols that one implements
+    learner        protocols for what differs between kinds of runs
     next_token     next-token training: data, steps, validation
-    run_report     what a start and an end log
+    run_report     log messages at a start and an end
     progress       a progress bar on a terminal, plain lines elsewhere and in `train.log`
-    loss_spikes    detect loss spikes
-    failed_step    what is not finite: save what replays it, end a run that cannot continue
-    replay         run a failed step again and name its first tensor that is not finite
-    benchmarks     measure checkpoints on benchmarks while the run trains
-    background     what runs beside the steps: charts, samples, trackers, alerts, the mirror
+    loss_spikes    detects loss spikes
+    failed_step    non-finite steps: save them for replay, end a run that cannot continue
+    replay         repeats a failed step and names its first non-finite tensor
+    benchmarks     measures checkpoints on benchmarks during training
+    background     work beside the steps: charts, samples, trackers, alerts, the mirror
 
-What should follow each step or checkpoint without delaying it is called in `background`; what the
+Work after each step or checkpoint that should not delay it is called in `background`; work that the
 loop waits for is a hook, `Trainer.add_hook`. Another kind of run is `rungs/reinforcement`.
 
-Imports the packages listed before it in `rungs/__init__.py`, except `huggingface` and `scaling`.
-"""
+Imports the packages listed before it in `rungs/__init__.py`, except `huggingface` and `scaling`."""

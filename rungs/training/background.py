@@ -1,4 +1,4 @@
-"""What runs beside the steps of a run: charts, samples, trackers, alerts, its mirror."""
+"""Work beside the steps of a run: charts, samples, trackers, alerts, its mirror."""
 
 import contextlib
 import logging
@@ -22,14 +22,14 @@ from rungs.training.learner import Start
 
 CHARTS_MODULE = "rungs.charts.drawer"
 MIN_SECONDS_BETWEEN_CHARTS = 30
-"""From one drawing to the next; each takes about half a second of a core."""
+"""Minimum time between drawings, each of which takes about half a second of a core."""
 
 log = logging.getLogger("rungs")
 
 
 class ChartProcess:
-    """Redraws a run's charts on request, in one process. A request that comes too soon after the
-    last one waits for the next request or `finish`."""
+    """Redraws a run's charts on request, in one process. A request too soon after the last drawing
+    waits for the next request or `finish`."""
 
     def __init__(self, run: RunFolder, datasets_dir: Path | None = None) -> None:
         environment = {DATASETS_VARIABLE: str(datasets_dir)} if datasets_dir else {}
@@ -58,7 +58,7 @@ class ChartProcess:
         try:
             try:
                 self._process.send("draw")
-            except OSError:  # it has ended
+            except OSError:  # it has exited
                 self._process.kill()
                 self._process.send("draw")
         except OSError as error:
@@ -67,14 +67,13 @@ class ChartProcess:
 
 
 class Background:
-    """Starts what runs beside the steps of a start, whose run's lock is held, and tells it of each
-    checkpoint. Of several processes, the first does so for all, and the others wait for it at the
-    end."""
+    """Starts the work beside the steps of a start, whose run's lock must be held, and notifies it
+    of each checkpoint. With several processes, the first does so; others wait for it at the end."""
 
     def __init__(self, start: Start, datasets_dir: Path | None = None) -> None:
         run, train, is_first = start.run, start.config.train, is_first_process()
         self.stop = StopSignal()
-        """Knows of signals, which also end the wait for samples and trackers."""
+        """Records signals, which also end the wait for samples and trackers."""
         self._mirror = _mirror_of(start)
         self._charts = ChartProcess(run, datasets_dir)
         has_samples = train.sample_prompts and is_first
@@ -83,16 +82,16 @@ class Background:
         hooks, last_step = start.options.on_event, start.first_step - 1
         self._alerts = Alerts(run, hooks, last_step) if is_first else None
         self.is_complete = False
-        """Set it once the run has taken its last step; then the end waits for the samples of all
-        checkpoints. Those that are missing are made by the next start."""
+        """To be set once the run has taken its last step: the end then waits for the samples of all
+        checkpoints. Otherwise the next start makes the missing ones."""
 
     def step_taken(self, metrics: StepRecord) -> None:
-        """Note a step that was taken."""
+        """Record that a step was taken."""
         if self._alerts is not None:
             self._alerts.step_taken(metrics)
 
     def checkpoint_saved(self) -> None:
-        """Begin what follows a checkpoint; return at once."""
+        """Start the work after a checkpoint; return at once."""
         self._charts.request()
         if self._samples is not None:
             self._samples.request()
@@ -101,8 +100,7 @@ class Background:
 
     @contextlib.contextmanager
     def catching_up(self) -> Iterator[None]:
-        """For a finished run: bring charts, samples, trackers and mirror up to date, which a kill
-        may have left undone, without an event."""
+        """For a finished run: after a kill, update charts, samples, trackers and mirror."""
         self._alerts, self.is_complete = None, True
         with self:
             if is_first_process():
@@ -149,7 +147,7 @@ class Background:
 
 
 def _mirror_of(start: Start) -> Mirroring | NoMirroring:
-    """Return what copies the run to its mirror; the first process does so for all."""
+    """Return the copier to the run's mirror; the first process copies for all."""
     run, url = start.run, start.options.mirror
     if url is not None and is_first_process():
         return Mirroring(run, url, start.config.train.keep_checkpoints)

@@ -1,4 +1,4 @@
-"""The scores of a run's checkpoints on benchmarks, measured while it trains (`evaluate_every`)."""
+"""Benchmark scores of a run's checkpoints, measured while it trains (`evaluate_every`)."""
 
 import logging
 from pathlib import Path
@@ -22,7 +22,7 @@ from rungs.run.records import Evaluation
 from rungs.training.trainer import AfterStep
 
 _BATCH_SIZE = 16
-"""Texts at once; the default of evaluate.py."""
+"""Texts per batch, as the default of evaluate.py."""
 
 log = logging.getLogger("rungs")
 
@@ -48,8 +48,8 @@ class Benchmarks:
 
     @classmethod
     def of(cls, run: RunFolder, train: TrainConfig, tokenizer: Path | str) -> "Benchmarks | None":
-        """Return the benchmarks of a run, None if it has none; raises UserError. `tokenizer` is as
-        for `load_tokenizer`."""
+        """Return a run's benchmarks, or None; raises UserError. `tokenizer`: as for
+        `load_tokenizer`."""
         if train.evaluate_every is None:
             return None
         if is_multi_process():
@@ -61,7 +61,7 @@ class Benchmarks:
 
     @property
     def interval(self) -> int:
-        """Steps from one measurement to the next; the first step is not measured, the last is."""
+        """Steps between measurements; the first step is not measured, the last is."""
         assert self._train.evaluate_every is not None
         return self._train.evaluate_every
 
@@ -75,7 +75,7 @@ class Benchmarks:
 
     def measure(self, after: AfterStep) -> None:
         """Measure the checkpoint of a step and record the scores, unless it is the first of several
-        steps. What goes wrong is logged as a warning; raises Interrupted."""
+        steps. Errors are logged as warnings; raises Interrupted."""
         step = after.step
         if step == 0 and not after.is_last:
             return

@@ -1,13 +1,12 @@
-"""Failed steps: a step with a NaN or infinity is saved with all that it takes to replay it.
+"""Failed steps: steps with a NaN or infinity, saved with everything needed to replay them.
 
 failed-steps/step-000123/
-  step.json           which step, what was not finite, both configs
+  step.json           step number, what was not finite, both configs
   batch.safetensors   inputs and targets
-  checkpoint/         the newest checkpoint before the step, hard-linked to the files in
-                      checkpoints/ if possible; missing if the step came before any checkpoint
+  checkpoint/         the newest earlier checkpoint, hard-linked to checkpoints/ if possible;
+                      missing if there was none
 
-Earlier versions called the folder `capsules/` and the file `capsule.json`; both are still read.
-"""
+Earlier versions called the folder `capsules/` and the file `capsule.json`; both are still read."""
 
 import itertools
 import logging
@@ -39,7 +38,7 @@ from rungs.training.run_length import RunLength
 log = logging.getLogger("rungs")
 
 MAX_FAILED_STEPS = 10
-"""So many are saved per run. The first ones tell most."""
+"""Most that are saved per run; the first ones tell most."""
 STEP_FILE, OLD_STEP_FILE = "step.json", "capsule.json"
 BATCH_FILE, CHECKPOINT_FOLDER = "batch.safetensors", "checkpoint"
 
@@ -50,7 +49,7 @@ class FailedStepMeta(StrictModel):
     global_step: int
     total_steps: int
     bad: dict[int, str]
-    """The first tensor that was not finite, by the number of the dropped microbatch."""
+    """The first non-finite tensor, by the number of the dropped microbatch."""
     skipped_steps: list[int]
     """Steps since the checkpoint that were skipped because of a loss spike."""
     model: dict[str, Any]
@@ -71,9 +70,9 @@ class FailedStep(NamedTuple):
 
 
 class FailedSteps:
-    """Notes what is not finite in the steps of a run: saves failed steps with `recorder`, and ends
-    a run that cannot continue, after `max_in_a_row` failed steps. `before` are the steps taken
-    before this start, in order; a failed step waits for a pending save of `saver`."""
+    """Tracks non-finite values in the steps of a run: saves failed steps with `recorder`, and ends
+    a run that cannot continue, after `max_in_a_row` failed steps. `before` are the steps before
+    this start, in order; saving a failed step waits for a pending save of `saver`."""
 
     def __init__(
         self,
@@ -90,7 +89,7 @@ class FailedSteps:
         self._skipped_steps: list[int] = []
 
     def note(self, step: int, result: StepResult) -> None:
-        """Note the result of a step; warn of dropped microbatches."""
+        """Process the result of a step; warn of dropped microbatches."""
         self._in_a_row = 0 if result.loss is not None else self._in_a_row + 1
         if result.skipped and result.trained_loss is not None:
             self._skipped_steps.append(step)
@@ -102,8 +101,8 @@ class FailedSteps:
             )
 
     def check_step(self, step: int) -> None:
-        """Raise RunFailure if the run cannot continue after a step without a finite microbatch: if
-        a parameter is not finite, or if too many steps in a row failed."""
+        """Raise RunFailure if the run cannot continue after a step without a finite microbatch: a
+        parameter is not finite, or too many steps in a row failed."""
         self.check_state(step, finite_flags(named_arrays(self._learner.model)))
         if self._in_a_row >= self._most:
             raise RunFailure(
@@ -114,7 +113,7 @@ class FailedSteps:
             )
 
     def check_state(self, step: int, flags: Flags) -> None:
-        """Raise RunFailure if a parameter or an optimizer moment is not finite."""
+        """Raise RunFailure if a parameter or optimizer moment is not finite."""
         if names := nonfinite_names(flags):
             replay = self._record(step, {})
             others = f" and {len(names) - 1} more" * (len(names) > 1)
@@ -124,14 +123,13 @@ class FailedSteps:
             )
 
     def _record(self, step: int, bad: dict[int, str]) -> str:
-        """Save a failed step; return the end of a log message that says how to replay it."""
+        """Save a failed step; return the end of a log message on how to replay it."""
         self._saver.wait()  # it may be saving the newest checkpoint or deleting an old one
         return self._recorder.record(step, bad, self._skipped_steps)
 
 
 class FailedStepRecorder:
-    """Saves the failed steps of a run; with several processes only the first one does. `batch`
-    returns the arrays (A, B, S) of a step, by name."""
+    """Saves a run's failed steps, in the first process. `batch` returns a step's arrays."""
 
     def __init__(
         self,
@@ -145,10 +143,9 @@ class FailedStepRecorder:
         self._length, self._batch = length, batch
 
     def record(self, step: int, bad: dict[int, str], skipped_steps: Collection[int]) -> str:
-        """Save a failed step, unless it exists already or there are enough. Return the end of a log
-        message: how to replay the step, or why it was not saved. `bad` has the first tensor that
-        was not finite, by the number of the dropped microbatch; `skipped_steps` were skipped
-        because of a loss spike."""
+        """Save a failed step, unless it exists or there are enough. Return the end of a log
+        message: how to replay it, or why it was not saved. `bad` has the first non-finite tensor by
+        dropped microbatch; `skipped_steps` were skipped because of a loss spike."""
         folder = self._run.failed_steps / f"step-{step:06d}"
         if not processes.is_first_process():
             return "process 0 logs where the step is saved"
@@ -189,7 +186,7 @@ class FailedStepRecorder:
 
 
 def is_failed_step(run: RunFolder, name: str) -> bool:
-    """Whether a failed step of a run was saved; arguments as for `open_failed_step`."""
+    """Whether a failed step was saved; arguments as for `open_failed_step`."""
     return _find(run, name) is not None
 
 
@@ -200,7 +197,7 @@ def _find(run: RunFolder, name: str) -> Path | None:
 
 def open_failed_step(run: RunFolder, name: str) -> FailedStep:
     """Read a failed step of a run by its folder name, such as `step-000123`, or a path. Raises
-    UserError if there is no such failed step, or it is damaged."""
+    UserError if it does not exist or is damaged."""
     folder = _find(run, name)
     if folder is None:
         parents = run.failed_steps, run.old_failed_steps

@@ -1,9 +1,7 @@
-"""What differs between kinds of runs: what is opened at a start, and how a step is taken.
-
-`start.launch` and `trainer.Trainer` are the same for all. A kind of run has two classes: `Inputs`,
-opened and checked before anything changes on disk, and the `Learner` that they make.
-Next-token training is `next_token.py`, reinforcement learning `rungs/reinforcement/learner.py`.
-"""
+"""Protocols for what differs between kinds of runs: opening inputs and taking steps. A kind has two
+classes: `Inputs`, opened and checked before anything changes on disk, and the `Learner` that they
+make; `start.launch` and `trainer.Trainer` are common. Next-token training is `next_token.py`,
+reinforcement learning `rungs/reinforcement/learner.py`."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -28,12 +26,12 @@ if TYPE_CHECKING:
 
 
 class Stops(NamedTuple):
-    """Whether to stop."""
+    """Functions that tell whether to stop."""
 
     here: Callable[[], bool]
-    """What this process knows."""
+    """According to this process."""
     anywhere: Callable[[], bool]
-    """What all processes agree on; all must call it together."""
+    """According to any process; all must call it together."""
 
 
 def never() -> bool:
@@ -49,7 +47,7 @@ class Start:
     """A start of a run."""
 
     run: RunFolder
-    config: Any  # AnyRunConfig; a kind of run knows which
+    config: Any  # AnyRunConfig, of the kind of run
     options: StartOptions
     saved: Checkpoint | None
     """The checkpoint to resume from."""
@@ -62,7 +60,7 @@ class Start:
 
 
 class Record(NamedTuple):
-    """What checkpoints record about data and tokenizer."""
+    """Data and tokenizer, as recorded in checkpoints."""
 
     datasets: dict[str, dict[str, str]]
     tokenizer: str
@@ -71,9 +69,8 @@ class Record(NamedTuple):
 def record_fields(
     start: Start, step: int, result: StepResult, tokens_seen: int, tokens: int, seconds: float
 ) -> dict[str, Any]:
-    """Return the fields of `StepRecord`, which the metrics of every kind of step have. `result` is
-    on the host; `tokens_seen` are those of all steps up to this one, `tokens` its own; `seconds`
-    are since the end of the step before."""
+    """Return the fields of `StepRecord`, common to every kind of step. `result` is on the host;
+    `tokens_seen` counts all steps so far, `tokens` this one; `seconds` is the step's duration."""
     return {
         "global_step": step,
         "tokens_seen": tokens_seen,
@@ -100,17 +97,17 @@ class Learner(Protocol[R]):
 
     @property
     def peak_tokens_per_second(self) -> float | None:
-        """Tokens per second at the peak FLOP/s of all devices, if that is known."""
+        """Tokens per second at the peak FLOP/s of all devices, or None."""
         ...
 
     @property
     def failure(self) -> Exception | None:
-        """Why no step after the last one can be taken; None so far."""
+        """Why no further step can be taken, or None."""
         ...
 
     def take(self, step: int, stops: Stops, learning_rate: np.float32 | None) -> Any:
-        """Take a step; return what `read` waits for. `learning_rate` is that of `RunLength`. Raises
-        Interrupted if the step was abandoned, with model and optimizer unchanged."""
+        """Take a step; return the argument for `read`. `learning_rate` is that of `RunLength`.
+        Raises Interrupted if the step was abandoned, with model and optimizer unchanged."""
         ...
 
     def read(self, step: int, taken: Any) -> tuple[R, StepResult]:
@@ -118,53 +115,50 @@ class Learner(Protocol[R]):
         ...
 
     def validate(self, metrics: R, stops: Stops) -> R:
-        """Return the metrics of the latest step with its validation; raises Interrupted."""
+        """Return the latest step's metrics with its validation; raises Interrupted."""
         ...
 
     def lacks_validation(self, saved: Checkpoint, metrics: R) -> bool:
-        """Return whether the validation of a checkpoint was due, but interrupted."""
+        """Return whether a checkpoint's validation was due but interrupted."""
         ...
 
     def losses(self, metrics: R) -> tuple[float | None, float | None]:
-        """Return the validation loss of a step, and the number by which the best checkpoint is
-        chosen, the lower the better; None for what it lacks."""
+        """Return a step's validation loss, and its selection loss, by which the best checkpoint is
+        chosen; None for what it lacks."""
         ...
 
     def batch(self, step: int) -> Mapping[str, np.ndarray]:
-        """Return the arrays (A, B, S) of a failed step by name, to record it; {} if they are no
-        longer known."""
+        """Return the arrays (A, B, S) of a failed step by name, {} if no longer known."""
         ...
 
     def headline(self, steps: Sequence[R]) -> dict[str, str]:
-        """Return what the progress line says about some steps."""
+        """Return the values that the progress line shows for some steps."""
         ...
 
     def log_start(self, start: Start, mesh: Mesh) -> None:
-        """Log what this start does."""
+        """Log a description of this start."""
         ...
 
     def summary(self, run: RunFolder, last: R | None) -> str:
-        """Return the results of the run so far, in words. `last` is the last step of this start,
-        None if it took none."""
+        """Return the results so far, in words. `last` is the last step of this start, or None."""
         ...
 
     def retake(self, step: int, learning_rate: np.float32 | None, *, skipped: bool) -> Any:
-        """Take a step again and record nothing. `skipped` says whether its update was skipped
-        because of a loss spike."""
+        """Repeat a step without records; `skipped` if its update was, because of a loss spike."""
         ...
 
 
 class Replayed(NamedTuple):
-    """What `--replay` needs to know of a kind of run."""
+    """Inputs of `--replay` for a kind of run."""
 
     objective: Objective
     step: Step
     array_names: tuple[str, ...]
-    """Names of the arrays of a batch, in the order that the step takes them."""
+    """Names of a batch's arrays, in the step's order."""
 
 
 class Inputs(Protocol[R]):
-    """What a start has opened and checked before it changes anything."""
+    """Everything that a start has opened and checked before it changes anything."""
 
     metrics: ClassVar[type[Any]]
     """The metrics of a step."""
@@ -174,17 +168,17 @@ class Inputs(Protocol[R]):
 
     @property
     def datasets_dir(self) -> Path | None:
-        """Where datasets are; None for where they are by default."""
+        """Folder of the datasets; None for the default."""
         ...
 
     @property
     def tokenizer_file(self) -> Path | None:
-        """Copied into checkpoints; None if it is only on the hub."""
+        """File to copy into checkpoints; None if it is only on the hub."""
         ...
 
     @property
     def tokenizer_place(self) -> Path | str:
-        """Where the tokenizer is; see `load_tokenizer`."""
+        """Argument of `load_tokenizer`."""
         ...
 
     def edit_to_extend(self) -> str:
@@ -192,17 +186,17 @@ class Inputs(Protocol[R]):
         ...
 
     def learner(self, start: Start, mesh: Mesh, steps: Sequence[R]) -> Learner[R]:
-        """Create or restore model and optimizer, and return what trains them. The config of `start`
-        is what the devices chose; `steps` were recorded before it, in order."""
+        """Create or restore model and optimizer, and return their learner. In `start`, devices have
+        resolved the config; `steps` were recorded before it, in order."""
         ...
 
     def resources(self, start: Start, mesh: Mesh) -> AbstractContextManager[None]:
-        """Warn if memory or disk will not do, and turn errors about them into a `RunFailure` with
+        """Warn of too little memory or disk space; turn its errors into a `RunFailure` with
         advice."""
         ...
 
     def add_hooks(self, start: Start, trainer: "Trainer[R]") -> None:
-        """Add what this kind of run does after some steps."""
+        """Add this kind of run's hooks after steps."""
         ...
 
 
@@ -212,4 +206,4 @@ class Kind(NamedTuple):
     open_inputs: Callable[[Start, ExitStack], Inputs[Any]]
     """Opens and checks the inputs of a start; the stack closes them. Raises UserError."""
     replayed: Callable[[Start, Mesh], Replayed]
-    """Returns what it takes to run a failed step again."""
+    """Returns the inputs of `--replay`."""

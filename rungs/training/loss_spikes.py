@@ -1,4 +1,4 @@
-"""Loss spikes: the limit above which the next step's loss is one, computed from earlier losses."""
+"""Detection of loss spikes: the loss limit of the next step, computed from earlier losses."""
 
 import collections
 import math
@@ -9,26 +9,24 @@ import numpy as np
 from rungs.run.metrics import StepMetrics
 
 WINDOW_STEPS = 128
-"""Steps that a loss is compared with, as in OLMo-core's `SkipStepOptimizer`."""
+"""Steps whose losses are compared, as in OLMo-core's `SkipStepOptimizer`."""
 MIN_STEPS = 32
-"""With fewer losses in the window no loss counts as a spike."""
+"""Losses in the window without which none counts as a spike."""
 DEVIATIONS = 6.0
-"""A spike is at least so many standard deviations above the median. OLMo-core takes six above the
-mean, but spikes raise the mean, and the root mean square deviation too."""
+"""Minimum standard deviations of a spike above the median. OLMo-core uses six above the mean, but
+spikes raise the mean and the standard deviation too."""
 MIN_FACTOR = 1.5
-"""A spike is at least so many times the median: if losses hardly differ, noise is many
-deviations."""
+"""Minimum ratio of a spike to the median: if losses hardly differ, noise is many deviations."""
 MIN_RISE = 0.1
-"""A spike is at least so many nats above the median: near zero, batches differ by large factors."""
+"""Minimum nats of a spike above the median: near zero, batches differ by large factors."""
 DEVIATIONS_PER_MAD = 1.4826
 """Standard deviation of a normal distribution over its median absolute deviation."""
 _UNREAD_STEPS = 1
-"""When a step is dispatched, the results of so many steps before it have not been read yet."""
+"""Previous steps whose results are unread when a step is dispatched."""
 
 
 class LossSpikeDetector:
-    """Keeps the losses of a run's latest steps, beginning with those before this start, in
-    order."""
+    """Tracks the losses of a run's latest steps, including those before this start, in order."""
 
     def __init__(self, before: Iterable[StepMetrics] = ()) -> None:
         self._losses: collections.deque[tuple[int, float]] = collections.deque(
@@ -43,9 +41,8 @@ class LossSpikeDetector:
             self._losses.append((metrics.global_step, metrics.train_loss))
 
     def loss_limit(self, step: int) -> float:
-        """Return the loss, in nats, above which this step is a spike; infinite early in a run. It
-        does not depend on whether the step before has been read, so a resumed run has the same
-        limits as one that was never interrupted."""
+        """Return the loss in nats above which this step is a spike; infinity early in a run. It
+        ignores the unread previous step, so resumed and uninterrupted runs have the same limits."""
         last = step - 1 - _UNREAD_STEPS
         losses = [loss for at, loss in self._losses if last - WINDOW_STEPS < at <= last]
         if len(losses) < MIN_STEPS:

@@ -1,8 +1,5 @@
-"""Next-token training: datasets, batches, validation loss, benchmarks, loss spikes.
-
-A new objective on the same data is a file with an `Objective`, see `rungs/step/objective.py`;
-`next_token` takes it.
-"""
+"""Next-token training: datasets, batches, validation loss, benchmarks, loss spikes. For a new
+objective on the same data, pass an `Objective` (see `rungs/step/objective.py`) to `next_token`."""
 
 import dataclasses
 import functools
@@ -56,7 +53,7 @@ PlacedBatch = tuple[jax.Array | None, ...]
 
 @dataclasses.dataclass(frozen=True)
 class NextTokenInputs:
-    """The data of a run, opened and checked. See `learner.Inputs`."""
+    """The opened and checked data of a run. See `learner.Inputs`."""
 
     config: RunConfig
     data: TrainingData
@@ -104,8 +101,8 @@ class NextTokenInputs:
 
 
 def next_token(datasets_dir: Path, make_objective: MakeObjective = NextToken) -> Kind:
-    """Return next-token training on datasets in a folder as a kind of run. `make_objective` returns
-    what is minimized for a config."""
+    """Return next-token training, on datasets in a folder, as a kind of run. `make_objective` makes
+    the objective for a config."""
 
     def opened(start: Start, _: ExitStack) -> NextTokenInputs:
         return _open(start, datasets_dir, make_objective)
@@ -119,8 +116,8 @@ def next_token(datasets_dir: Path, make_objective: MakeObjective = NextToken) ->
 
 
 def _open(start: Start, datasets_dir: Path, make_objective: MakeObjective) -> NextTokenInputs:
-    """Open all data of a run, and check that they are those it was started with. Raises UserError
-    if run and data don't fit together, or data have changed."""
+    """Open all data of a run, and check that a resumed run's are unchanged. Raises UserError if
+    they changed, or don't fit the run."""
     config, saved = start.config, start.saved
     train = config.train
     names = train.datasets, train.validation_datasets
@@ -148,7 +145,7 @@ def _open(start: Start, datasets_dir: Path, make_objective: MakeObjective) -> Ne
 def _open_datasets(
     names: Iterable[Iterable[str]], datasets_dir: Path, update: bool
 ) -> list[dict[str, Dataset]]:
-    """Open several groups of datasets; the first process builds those that are absent."""
+    """Open groups of datasets; the first process builds missing ones."""
 
     def open_all(update: bool) -> list[dict[str, Dataset]]:
         return [
@@ -227,8 +224,7 @@ class NextTokenLearner:
         return read, result
 
     def _spike(self, step: int, loss: float | None, is_skipped: bool) -> Spike | None:
-        """Return whether the step is a loss spike, with a warning if it is. A step without a finite
-        microbatch never counts as one."""
+        """Return whether the step is a loss spike, and warn if so. A non-finite loss is none."""
         if loss is None:
             return None
         limit = self._spikes.loss_limit(step)
@@ -260,7 +256,7 @@ class NextTokenLearner:
 
     @functools.cached_property
     def _bits_per_nat(self) -> float | None:
-        """Bits per byte of validation text at a loss of one nat per token, None if not known."""
+        """Bits per byte of validation text at a loss of one nat per token, or None."""
         own = self._inputs.validation.own
         if self._tokenizer is None or own is None or not processes.is_first_process():
             return None
@@ -268,7 +264,7 @@ class NextTokenLearner:
         return tokens / text_bytes / math.log(2) if text_bytes else None
 
     def lacks_validation(self, saved: Checkpoint, metrics: StepMetrics) -> bool:
-        """A signal interrupted the validation; or the loss was not finite, and will be so again."""
+        """Whether a signal interrupted it, or the loss was not finite, as it will be again."""
         is_missing = metrics.validation_loss is None and saved.meta.selection_loss is None
         has_own = self._inputs.validation.own is not None
         return has_own and is_missing and is_validation_step(self._train, saved.step)
@@ -307,7 +303,7 @@ class NextTokenLearner:
         if start.saved is not None:
             before = start.saved.meta.validation_data
             run_report.log_validation_change(before, self._validation_data)
-        elif processes.is_first_process():  # a resumed run must keep its keys
+        elif processes.is_first_process():  # not for a resumed run, which must keep its keys
             run_report.warn_of_unused_keys(start.run, config, bool(inputs.validation))
         run_report.log_size(start.run, config, inputs.data, self.model, self.optimizer, mesh)
         run_report.log_padding(inputs.data)
@@ -331,7 +327,7 @@ class NextTokenLearner:
 
 
 def _finite(step: int, losses: ValidationLosses) -> ValidationLosses:
-    """Return the validation losses that are finite, with a warning about the others."""
+    """Return the finite validation losses, with a warning about the others."""
     finite = {name: loss for name, loss in losses.by_dataset.items() if math.isfinite(loss)}
     for name in losses.by_dataset.keys() - finite:
         log.warning("step %d: the validation loss on %s is not finite", step, name)
@@ -343,15 +339,15 @@ def _finite(step: int, losses: ValidationLosses) -> ValidationLosses:
 
 
 class PrefetchedBatches:
-    """Batches on the devices of a mesh, from arrays on the host; the next one is transferred while
-    one is used. `size` is the sequences of a microbatch, over all devices."""
+    """Batches of host arrays on the devices of a mesh; the next one is transferred while one is
+    used. `size` is the sequences of a microbatch over all devices."""
 
     def __init__(
         self, mesh: Mesh, batches: Iterable[tuple[np.ndarray | None, ...]], size: int
     ) -> None:
         self._mesh, self._batches, self._size = mesh, batches, size
         self.failure: RunFailure | None = None
-        """Why no batch after the last one could be read; None so far."""
+        """Why no further batch could be read, or None."""
 
     def __iter__(self) -> Iterator[PlacedBatch]:
         following: PlacedBatch | None = None

@@ -1,5 +1,5 @@
-"""How far a run is: a progress bar on a terminal; elsewhere, and in `train.log`, plain lines at a
-steady interval. The time left on the bar is tqdm's; on the lines it is `_seconds_left`."""
+"""The progress of a run: a bar on a terminal; elsewhere, and in `train.log`, lines at regular
+intervals. The bar's remaining time is tqdm's, that of lines `_seconds_left`."""
 
 import logging
 import time
@@ -19,9 +19,9 @@ log = logging.getLogger("rungs")
 
 
 class Progress(Generic[R]):
-    """Shows the steps of a start, out of the length of the run, with `headline`: what matters most
-    about one or several steps, by name. `peak_tokens_per_second` is what the devices could do at
-    their peak FLOP/s, if that is known; `clock` returns the time in seconds."""
+    """Shows the steps of a start out of the run's length. `headline` returns the main values of one
+    or more steps, by name; `peak_tokens_per_second` is for the devices' peak FLOP/s, if known;
+    `clock` returns seconds."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Progress(Generic[R]):
             initial=first_step,
             unit="step",
             dynamic_ncols=True,
-            smoothing=0,  # a mean over all steps, which a validation doesn't make jump
+            smoothing=0,  # a mean over all steps, so that a validation causes no jump
             disable=not (is_first_process() and self._has_bar),
         )
 
@@ -62,7 +62,7 @@ class Progress(Generic[R]):
         if is_first:
             self._first_shown = self._clock()
         if is_first or _seconds(self._unshown) >= SECONDS_BETWEEN_LINES:
-            self._log(self._line(has_speed=not is_first))  # the first step was compiled
+            self._log(self._line(has_speed=not is_first))  # the first step includes compilation
             self._unshown.clear()
 
     def _log(self, line: str) -> None:
@@ -79,8 +79,8 @@ class Progress(Generic[R]):
         return postfix
 
     def _line(self, has_speed: bool) -> str:
-        """Return the steps since the previous line as one: what matters most about them, the last
-        one's number, learning rate and gradient norm, and the mean speed."""
+        """Return one line on the steps since the previous line: main values, the last one's number,
+        learning rate and gradient norm, and the mean speed."""
         last = self._unshown[-1]
         return f"step {last.global_step:,} of {self._length.total_steps:,}: " + ", ".join(
             [
@@ -98,8 +98,7 @@ class Progress(Generic[R]):
         return [f"{rate:,.0f} tokens/s", *mfu, f"{format_duration(self._seconds_left())} left"]
 
     def _seconds_left(self) -> float:
-        """Return the time left at the pace since the first step: steps, validations, checkpoints
-        and all else."""
+        """Return the time left at the pace since the first step, validations and saves included."""
         next_step, work = self._unshown[-1].global_step + 1, self._length.work
         pace = (self._clock() - self._first_shown) / work(self._first_step + 1, next_step)
         return work(next_step, self._length.total_steps) * pace

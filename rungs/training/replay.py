@@ -1,9 +1,6 @@
-"""Run a failed step again and name its first tensor that is not finite.
-
-Training repeats the steps from the checkpoint up to the failed one. Then each dropped microbatch
-goes through the model module by module, forward and backward, and each tensor is printed.
-Axes are named as in `rungs/model/gpt.py`; A counts microbatches.
-"""
+"""Repeat a failed step and name its first non-finite tensor. Training repeats the steps from the
+checkpoint on. Then each dropped microbatch goes through the model module by module, forward and
+backward, and each tensor is printed. Axes as in `rungs/model/gpt.py`; A microbatches."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -49,7 +46,7 @@ OnOutput = Callable[[str, Array], None]
 
 
 class NotFinite(Exception):
-    """Raised at the first tensor that is not finite."""
+    """Raised at the first non-finite tensor."""
 
 
 class Stage(NamedTuple):
@@ -58,13 +55,13 @@ class Stage(NamedTuple):
     name: str
     module: Any
     apply: Callable[[Any, Any], Array]
-    """Maps the module and its input to its output."""
+    """From the module and its input to its output."""
 
 
 def replay(run: RunFolder, name: str, kind: Kind) -> int:
-    """Run a failed step again, such as `step-000123`, and print each tensor until one is not
-    finite. Return the exit code: 1 if a tensor is not finite, 0 if all are finite. Raises UserError
-    if the failed step, its checkpoint, the data or the devices are missing or have changed."""
+    """Repeat a failed step, such as `step-000123`, and print each tensor until one is not finite.
+    Return the exit code: 1 if a tensor is not finite, else 0. Raises UserError if the failed step,
+    its checkpoint, the data or the devices are missing or have changed."""
     failed = open_failed_step(run, name)
     copies = functools.partial(copy_bytes, failed.config)
     jax_setup.prepare(failed.config.train, copies, failed.meta.sharding)
@@ -97,13 +94,13 @@ def _recorded_mesh(failed: FailedStep) -> Mesh:
 
 
 def _retrain(failed: FailedStep, start: Start, mesh: Mesh, kind: Kind) -> tuple[GPT, MultiSteps]:
-    """Return model and optimizer as they were before the failed step. If no microbatch was dropped,
-    weights or moments were not finite after the step: train it too."""
+    """Return model and optimizer before the failed step or, if no microbatch was dropped and so
+    weights or moments became non-finite, after it."""
     meta, saved, first = failed.meta, start.saved, start.first_step
     last = meta.global_step if meta.bad else meta.global_step + 1
     origin = saved.folder if saved else "the start"
     click.echo(f"step {meta.global_step}, from {origin}: {counted(last - first, 'step')} retrained")
-    if first == last:  # needs no data
+    if first == last:  # without need of data
         return model_and_optimizer(start, meta.total_steps, mesh)
     with ExitStack() as stack:
         inputs = kind.open_inputs(start, stack)
@@ -130,12 +127,12 @@ class _Microbatch(NamedTuple):
     failed: FailedStep
     objective: Objective
     arrays: tuple[Any, ...]
-    """(B, S) each, inputs first; some may be None."""
+    """(B, S) each, inputs first; possibly None."""
     number: int
 
 
 def _check_microbatch(one: _Microbatch, model: GPT, wrt: Any) -> None:
-    """Go forward, then backward; raise NotFinite at the first tensor that is not finite."""
+    """Go forward, then backward; raise NotFinite at the first non-finite tensor."""
     reason = one.failed.meta.bad[one.number]
     click.echo(f"microbatch {one.number}, which was dropped because of {reason}")
     calls: list[str] = []
@@ -160,9 +157,8 @@ def _check_microbatch(one: _Microbatch, model: GPT, wrt: Any) -> None:
 def _check_compiled_step(
     replayed: Replayed, arrays: tuple[Any, ...], mesh: Mesh, model: GPT, optimizer: MultiSteps
 ) -> None:
-    """Run all microbatches as in training; raise NotFinite if something is not finite. This finds
-    what no single module computes: the gradient norm, sums over modules or devices, errors of the
-    compiled code."""
+    """Run all microbatches as in training; raise NotFinite if anything is not finite. Covers what
+    no single module computes: gradient norm, sums over modules or devices, compiled code."""
     names = checked_names(model, optimizer.wrt)
     result = replayed.step(model, optimizer, *sharding.place_batch(mesh, *arrays))
     if bad := StepResult(*jax.device_get(tuple(result))).nonfinite(names):
@@ -221,7 +217,7 @@ class _Observed:
 
 
 def _observed(stage: Stage, on_output: OnOutput) -> Any:
-    """Return a copy of a stage's module that reports its outputs and those of all modules in it."""
+    """Return a copy of a stage's module that reports the outputs of all modules in it."""
     prefix = [stage.name] if stage.name.startswith("blocks") else []
     whole = nnx.merge(*nnx.split(stage.module))
     for path, module in list(nnx.iter_modules(whole)):
@@ -233,8 +229,7 @@ def _observed(stage: Stage, on_output: OnOutput) -> Any:
 
 
 def _backward(stage: Stage, wrt: Any, x: Any, cotangent: Array, calls: list[str]) -> Any:
-    """Print the gradients of a stage's parameters, the last used first; return the gradient of its
-    input."""
+    """Print the gradients of a stage's parameters, last used first; return its input's gradient."""
     graph, *states = nnx.split(stage.module, wrt, ...)
     trained, rest = states
 

@@ -1,8 +1,5 @@
-"""Resuming: which checkpoint a start resumes from, which config changes are refused, and what
-`--fresh` and `--from` move to `aside/`.
-
-Only `move_aside` changes the disk. It moves and copies, but never deletes a checkpoint.
-"""
+"""Resuming: the checkpoint to resume from, refused config changes, and what `--fresh` and `--from`
+move to `aside/`. Only `move_aside` changes the disk, and it never deletes a checkpoint."""
 
 import fnmatch
 import json
@@ -35,8 +32,8 @@ from rungs.run.folder import RunFolder, StartOptions
 
 
 def checkpoint_to_resume(run: RunFolder, start: StartOptions) -> Checkpoint | None:
-    """Return the checkpoint that this start resumes from, None to start at step 0. Raises UserError
-    if the named checkpoint is missing or damaged, or there are checkpoints but none is valid."""
+    """Return the checkpoint that this start resumes from, None for step 0. Raises UserError if the
+    named checkpoint is missing or damaged, or there are checkpoints but none is valid."""
     if run.checkpoints.exists() and not run.checkpoints.is_dir():
         raise UserError(f"{run.checkpoints}: is not a folder; move or rename it")
     if start.fresh:
@@ -50,9 +47,8 @@ def checkpoint_to_resume(run: RunFolder, start: StartOptions) -> Checkpoint | No
 
 
 def refuse_changes(saved: CheckpointMeta, now: AnyRunConfig, run: RunFolder, extend: bool) -> None:
-    """Refuse to resume a run with other mathematics or another order of the data: raise UserError
-    with a line for each key that must not change, its old and its new value. With `extend`, more
-    tokens, epochs or steps are allowed."""
+    """Raise UserError if resuming would change the mathematics or the order of data, with a line
+    for each such key, and its old and new value. `extend` allows more tokens, epochs or steps."""
     before = saved.run_config()
     if before.train_file != now.train_file:
         raise UserError(
@@ -83,8 +79,8 @@ def refuse_changes(saved: CheckpointMeta, now: AnyRunConfig, run: RunFolder, ext
 
 
 def edit_to_extend(config: RunConfig, data: TrainingData) -> str:
-    """Return the edit of `train.json` that makes a run longer, for a message: twice as many tokens
-    if they can be added and the data has them, at most all; otherwise another epoch."""
+    """Return the edit of `train.json` that makes a run longer, for a message: twice as many tokens,
+    at most all, if that is allowed; otherwise another epoch."""
     if config.train.max_minutes is not None:
         return f"set more max_minutes in {TRAIN_FILE}"
     steps = min(2 * data.steps_per_epoch, data.available_steps_per_epoch)
@@ -95,13 +91,13 @@ def edit_to_extend(config: RunConfig, data: TrainingData) -> str:
 
 
 def move_aside(run: RunFolder, saved: Checkpoint | None) -> Path | None:
-    """Move checkpoints that this start leaves behind into a new folder under `aside/`: those after
-    `saved` (all if it is None) and damaged ones. Return the new folder, None if there was nothing
-    to move. Metrics, log, charts and sampled texts are copied along. A fresh start also moves
-    failed steps, and removes metrics, log, charts and sampled texts from the run.
+    """Move the checkpoints that this start discards into a new folder under `aside/`: damaged ones
+    and those after `saved` (all if None). Return the folder, or None if there was nothing to move.
+    Metrics, log, charts and sampled texts are copied along. A fresh start also moves failed steps,
+    and removes metrics, log, charts and sampled texts from the run.
 
-    After a crash half-way, the run resumes from the newest checkpoint that is still in place. If
-    there is none, the metrics still tell the next start that there is more to move."""
+    After a crash halfway, the run resumes from the newest checkpoint still in place, or without
+    one, the metrics tell the next start that there is more to move."""
     later = [
         c.folder
         for c in list_checkpoints(run.checkpoints)
@@ -130,7 +126,7 @@ def move_aside(run: RunFolder, saved: Checkpoint | None) -> Path | None:
 
 
 def _move(path: Path, target: Path) -> None:
-    if path.is_symlink() and path.name not in (BEST, LATEST):  # a relative one would end elsewhere
+    if path.is_symlink() and path.name not in (BEST, LATEST):  # a relative link would break
         target.symlink_to(path.resolve(), target_is_directory=True)
         path.unlink()
     else:
@@ -138,13 +134,13 @@ def _move(path: Path, target: Path) -> None:
 
 
 def _is_saved_by_runs(path: Path) -> bool:
-    """Whether training saved this in `checkpoints`, which may be a link to a folder with more."""
+    """Whether training saved this in `checkpoints`, which may link to a folder with other files."""
     is_checkpoint = fnmatch.fnmatch(path.name.removeprefix(UNFINISHED), CHECKPOINT_GLOB)
     return is_checkpoint or path.name in (BEST, LATEST)
 
 
 def _create_aside(run: RunFolder, records: list[Path]) -> Path:
-    """Create a folder under `aside/` with copies of these files, complete from the start."""
+    """Create a folder under `aside/` with copies of these files, atomically."""
     for unfinished in run.aside.glob(UNFINISHED + "*"):
         disk.remove(unfinished)
     aside = run.aside / f"{utc_now():%Y%m%dZ%H%M%S%f}"
@@ -163,8 +159,8 @@ def _create_aside(run: RunFolder, records: list[Path]) -> Path:
 
 
 def _create_aside_for_checkpoints(run: RunFolder, aside: Path, name: str) -> None:
-    """Create the folder that checkpoints move to. If they are on another disk, it is there, and
-    `aside` is a link to it: they can't move between disks, and may not fit on this one."""
+    """Create the folder for moved checkpoints. If they are on another disk, it is there and `aside`
+    links to it, as they can't be renamed across disks and may not fit on this one."""
     folder = run.checkpoints.resolve()
     if not folder.is_dir() or folder.stat().st_dev == run.path.stat().st_dev:
         aside.mkdir()
@@ -178,7 +174,7 @@ def _newest(run: RunFolder) -> Checkpoint | None:
     newest = newest_valid(run.checkpoints)
     for path, error in unusable_checkpoints(run.checkpoints).items():
         is_later = newest is None or order_by_name(path.name) > newest.order
-        if is_later and error.state != "damaged":  # what it has would be lost
+        if is_later and error.state != "damaged":  # its content would be lost
             raise UserError(f"{error}; or choose an earlier checkpoint with --from")
     if newest is None and checkpoint_folders(run.checkpoints):
         raise UserError(
@@ -209,18 +205,16 @@ def _find_by_name(run: RunFolder, name: str) -> Checkpoint:
 
 
 def _microbatch_keys(before: AnyRunConfig, now: AnyRunConfig) -> set[str]:
-    """Return the keys that split a step into microbatches, if changing them keeps its result: the
-    step must have the same sequences, and no experts, whose load-balancing loss is computed per
-    microbatch."""
+    """Return the keys that split a step into microbatches, if changing them keeps its result: it
+    has the same sequences, and no experts, whose load-balancing loss is per microbatch."""
     is_same = before.train.sequences_per_step == now.train.sequences_per_step
     keys = {"microbatch_size", "gradient_accumulation_steps"}
     return keys if is_same and not now.model.n_experts else set()
 
 
 def _extendable_keys(before: OptimizationConfig, now: OptimizationConfig) -> set[str]:
-    """Return the keys that `--extend` may change: those that only add steps after the old ones.
-    More epochs always do. More tokens do so only in a single epoch in file order; otherwise they
-    change the order of steps that were already taken."""
+    """Return the keys that `--extend` may change: those that only add steps at the end. More epochs
+    always do; more tokens only in a single epoch in file order, else they reorder earlier steps."""
     if isinstance(before, ReinforceConfig) and isinstance(now, ReinforceConfig):
         return {"steps"} if now.steps > before.steps else set()
     assert isinstance(before, TrainConfig)
@@ -236,7 +230,7 @@ def _extendable_keys(before: OptimizationConfig, now: OptimizationConfig) -> set
 def _hint(
     key: str, extendable: set[str], before: OptimizationConfig, now: OptimizationConfig
 ) -> str:
-    """Return what to do about a key that was changed."""
+    """Return what to do about a changed key."""
     if key in extendable:
         return "add --extend to train longer, or change it back"
     if isinstance(before, ReinforceConfig) and key == "steps":

@@ -1,9 +1,8 @@
-"""How many steps a run takes: those of its data or, with `max_minutes`, as many as fit.
+"""The number of steps of a run: those of its data or, with `max_minutes`, as many as fit.
 
-The speed of the first steps tells how many fit. If it changes, the number is corrected, at most
-once after each of `_DECIDED_AT`. `length.jsonl` records each number, with the first step whose
-learning rate follows it, so that a resumed run takes the same steps; it corrects nothing.
-"""
+The speed of the first steps tells how many fit; the number is corrected at most once after each of
+`_DECIDED_AT`. `length.jsonl` records each number, with the first step whose learning rate follows
+it; a resumed run takes these and corrects nothing."""
 
 import logging
 import time
@@ -23,19 +22,19 @@ from rungs.run.records import Length
 from rungs.training.learner import Start
 
 _DECIDED_AT = (0.02, 0.1, 0.25, 0.5, 0.75, 0.9, 0.96)
-"""Parts of the time after which the number of steps is decided or corrected."""
+"""Shares of the time after which the number of steps is decided or corrected."""
 _WARM_UP_STEPS, _LEAST_STEPS = 2, 2
-"""Steps before the clock is read, as the first one is compiled; least steps that tell a speed."""
+"""Steps before the clock is read, as the first is compiled; least steps to measure a speed."""
 _RATES = 1024
 """Steps whose learning rates are computed together."""
 _CORRECTED = 0.005
-"""Smallest correction, in parts of the time."""
+"""Smallest correction, as a share of the time."""
 
 log = logging.getLogger("rungs")
 
 
 class RunLength:
-    """A number of steps that is known at the start. `train` tells whether they grow."""
+    """A number of steps known at the start. `train` tells whether steps grow."""
 
     def __init__(self, total_steps: int, train: OptimizationConfig | None = None) -> None:
         self.total_steps = total_steps
@@ -43,14 +42,14 @@ class RunLength:
         self._batches = train if isinstance(train, TrainConfig) and train.batch_growth else None
 
     def work(self, first: int, end: int) -> int:
-        """Return how much work the steps from one to before another are: their number, or that of
-        their sequences if steps grow."""
+        """Return the work of steps `first` to before `end`: their number, or that of their
+        sequences if steps grow."""
         if self._batches is None:
             return end - first
         return self._batches.sequences_before(end) - self._batches.sequences_before(first)
 
     def end(self, first: int, work: float) -> int:
-        """Return the step before which so much work, from a step on, ends."""
+        """Return the step before which this much work, counted from `first` on, is done."""
         if self._batches is None:
             return first + int(work)
         return self._batches.steps_of(self._batches.sequences_before(first) + int(work))
@@ -58,23 +57,22 @@ class RunLength:
     def decide(
         self, step: int, closing_seconds: float, any_process: Callable[[bool], bool]
     ) -> None:
-        """Decide, before a step is taken, how many there are. `closing_seconds` is what the end of
-        the run takes after its last step; `any_process` says whether a condition holds in any
-        process, so that all agree on the time."""
+        """Decide, before a step is taken, the number of steps. `closing_seconds` is the time of the
+        run's end after its last step; `any_process` tells if a condition holds in any process."""
 
     def left(self, step: int, pace: float) -> int:  # noqa: ARG002
-        """Return how many steps are left from a step on, which takes so many seconds."""
+        """Return the number of steps left, of which the next takes `pace` seconds."""
         return self.total_steps - step
 
     def learning_rate(self, step: int) -> np.float32 | None:  # noqa: ARG002
-        """Return the learning rate of a step; None if the compiled step knows it. It doesn't if the
-        number of steps is decided after that was compiled."""
+        """Return the learning rate of a step; None if the compiled step knows it, as it does unless
+        the number of steps is decided later."""
         return None
 
 
 class TimedLength(RunLength):
-    """As many steps as fit into `max_minutes`, at most `most_steps`, those of the data. `began` is
-    when the time began, in `time.monotonic()`; None to decide nothing."""
+    """As many steps as fit into `max_minutes`, at most the data's `most_steps`. `began` is the
+    start of that time in `time.monotonic()`; None to decide nothing."""
 
     def __init__(self, start: Start, most_steps: int, began: float | None) -> None:
         self._run, self._train, self._most = start.run, start.config.train, most_steps
@@ -82,7 +80,7 @@ class TimedLength(RunLength):
         minutes = self._train.max_minutes
         found = [] if is_new else records.read_lengths(start.run, minutes)
         self._lengths = [one for one in found if one.total_steps <= most_steps]
-        if start.saved and self._lengths:  # decided, unless --extend gives it more time
+        if start.saved and self._lengths:  # decided, unless --extend adds time
             minutes -= self._lengths[-1].max_minutes or start.saved.meta.train["max_minutes"]
         self._seconds, self._began = 60 * minutes, began or 0.0
         is_open = began is not None and minutes > 0
@@ -106,7 +104,7 @@ class TimedLength(RunLength):
             return
         pace = (now - self._mark[1]) / self.work(self._mark[0], step)
         left = self._seconds - elapsed - closing_seconds
-        fitting = self.end(step - 1, left / pace)  # the step before this one has only begun
+        fitting = self.end(step - 1, left / pace)  # the previous step has only begun
         total = min(max(fitting, step + 1), self._most)
         change = abs(self.work(self.total_steps, total)) * pace
         if self._lengths and change < _CORRECTED * self._seconds:
@@ -156,9 +154,8 @@ def _learning_rates(train: TrainConfig, total_steps: int, block: int) -> np.ndar
 
 
 def run_length(start: Start, most_steps: int, began: float | None = None) -> RunLength:
-    """Return how many steps a run takes, at most `most_steps`, those of the data or of the config.
-    `began` is when the time of `max_minutes` began, in `time.monotonic()`; None if steps are only
-    taken again."""
+    """Return the length of a run, at most `most_steps`, those of the data or the config. `began` is
+    the start of `max_minutes` in `time.monotonic()`; None for repeating steps."""
     train = start.config.train
     if isinstance(train, TrainConfig) and train.max_minutes is not None:
         return TimedLength(start, most_steps, began)

@@ -1,4 +1,4 @@
-"""What `train.log` and the terminal say of a run as it starts and as it ends."""
+"""Log messages about a run as it starts and ends."""
 
 import logging
 import math
@@ -33,12 +33,12 @@ from rungs.training.trainer import Trainer
 log = logging.getLogger("rungs")
 
 _MUCH_PADDING = 0.5
-"""Share of padding from which packing is suggested."""
+"""Share of padding above which packing is suggested."""
 
 
 def log_start(start: Start, mesh: Mesh, steps: int, step_size: str, notes: str) -> None:
-    """Log where a run begins, how long it is at most and what it runs on. `step_size` is what a
-    step takes, in words; `notes` follow the dtype."""
+    """Log where a run begins, its maximum length and its devices. `step_size` describes a step;
+    `notes` follow the dtype."""
     if start.saved is not None:
         begins = f"resumes after step {start.saved.step:,}, {start.saved.folder.name}"
     else:
@@ -52,13 +52,13 @@ def log_start(start: Start, mesh: Mesh, steps: int, step_size: str, notes: str) 
 
 
 def _most(train: OptimizationConfig) -> str:
-    """Return what a number of steps or tokens begins with if the time of a run may allow fewer."""
+    """Return the prefix of a number of steps or tokens if the run's time may allow fewer."""
     is_timed = isinstance(train, TrainConfig) and train.max_minutes is not None
     return "at most " if is_timed else ""
 
 
 def log_validation_change(before: str | None, now: str | None) -> None:
-    """Log if validation losses are no longer comparable with those before this start."""
+    """Log if validation losses are not comparable with those before this start."""
     if now != before:
         log.info(
             "validation data: was %s, is now %s; best compares only losses on the same data, so it"
@@ -80,13 +80,13 @@ def log_padding(data: TrainingData) -> None:
 
 
 def log_beginnings(data: TrainingData, tokenizer: Tokenizer | None) -> None:
-    """Log what special tokens the sequences begin with, or lack."""
+    """Log the special tokens that the sequences begin with or lack."""
     for note in notes_on_beginnings(data.datasets, tokenizer) if tokenizer else []:
         log.info("dataset %s", note)
 
 
 def warn_of_unused_keys(run: RunFolder, config: AnyRunConfig, has_validation: bool = True) -> None:
-    """Log a warning for each key that a file sets although it has no effect."""
+    """Log a warning for each key that is set but has no effect."""
     for line in unused_keys(config, has_validation):
         log.warning("%s/%s", run.path, line)
 
@@ -99,7 +99,7 @@ def log_size(
     optimizer: MultiSteps,
     mesh: Mesh,
 ) -> None:
-    """Log the part of the plan that takes no tracing: parameters, FLOPs, tokens, memory."""
+    """Log the part of the plan that needs no tracing: parameters, FLOPs, tokens, memory."""
     shapes = shapes_of(config.model, config.train.lora)
     total = count_parameters(shapes).total
     active = count_active_parameters(shapes, config.model).total
@@ -128,8 +128,7 @@ def log_trainable(model: GPT, optimizer: MultiSteps) -> None:
 
 
 def log_end(start: Start, trainer: Trainer[R], last: R | None) -> None:
-    """Log the results of a run as this start ends; `last` is its last step, None if it took
-    none."""
+    """Log the results of a run as this start ends; `last` is its last step, or None."""
     step = last.global_step if last else start.first_step - 1
     is_stopped = step + 1 < trainer.total_steps
     log.info(
@@ -143,7 +142,7 @@ def log_end(start: Start, trainer: Trainer[R], last: R | None) -> None:
 
 
 def log_finished(start: Start, edit: str) -> None:
-    """Log that there is nothing left to train, and which edit makes the run longer."""
+    """Log that nothing is left to train, and the edit that makes the run longer."""
     log.info(
         "%s is finished: %s steps; to train longer, %s and add --extend",
         *(start.run.path, f"{start.first_step:,}", edit),
@@ -151,7 +150,7 @@ def log_finished(start: Start, edit: str) -> None:
 
 
 def peak_tokens_per_second(config: RunConfig, mesh: Mesh) -> float | None:
-    """Return the tokens per second at the devices' peak FLOP/s, None if that is not known."""
+    """Return the tokens per second at the devices' peak FLOP/s, or None."""
     model, train = config
     kind = hardware.device_of_kind(mesh.devices.flat[0].device_kind)
     peak = kind and kind.peak(dtype_of(train))
@@ -162,7 +161,7 @@ def peak_tokens_per_second(config: RunConfig, mesh: Mesh) -> float | None:
 
 
 def warn_of_idle_devices(train: TrainConfig, mesh: Mesh) -> None:
-    """Warn if some accelerators have nothing to do. Virtual CPU devices share all cores."""
+    """Warn of idle accelerators. Virtual CPU devices share all cores."""
     is_cpu = mesh.devices.flat[0].platform == "cpu"
     line = None if is_cpu else idle_devices(train, mesh.size, jax.device_count())
     if line:
@@ -170,7 +169,7 @@ def warn_of_idle_devices(train: TrainConfig, mesh: Mesh) -> None:
 
 
 def warn_of_emulation(train: OptimizationConfig, mesh: Mesh) -> None:
-    """Warn if a CPU is to multiply in FP8."""
+    """Warn if a CPU would emulate FP8."""
     if train.uses_float8 and mesh.devices.flat[0].platform == "cpu":
         log.warning(
             "matmul_dtype: a CPU emulates FP8: numbers are rounded to 8 bits and multiplied in %s,"
@@ -180,7 +179,7 @@ def warn_of_emulation(train: OptimizationConfig, mesh: Mesh) -> None:
 
 
 def describe_loop(train: OptimizationConfig, model: ModelConfig) -> str:
-    """Return how the layers run, for the log; nothing if there are none."""
+    """Return how the layers run, for the log; an empty text without layers."""
     if not model.n_layers:
         return ""
     remat, unroll = layer_loop(train, model)
@@ -188,7 +187,7 @@ def describe_loop(train: OptimizationConfig, model: ModelConfig) -> str:
 
 
 def describe_devices(sharding: ShardingConfig) -> str:
-    """Return a mesh in words, for the log."""
+    """Describe a mesh for the log."""
     count = math.prod(sharding.sizes)
     devices = text_table.counted(count, f"{jax.devices()[0].device_kind} device")
     if count > 1:

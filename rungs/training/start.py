@@ -1,6 +1,6 @@
 """Start a run: `launch` shows every step in order, from the checks to the last saved step. Below it
-is what every start needs, whatever it trains on: the checkpoint to resume from, the devices, the
-dtype, a tidy run folder, model and optimizer."""
+are the parts of every start: the checkpoint to resume from, devices, dtype, cleanup of the run
+folder, model and optimizer."""
 
 import contextlib
 import dataclasses
@@ -51,7 +51,7 @@ from rungs.training.trainer import Trainer
 EXIT_STOPPED_ELSEWHERE = 128 + signal.SIGTERM
 """Exit code if another process of the run received the signal to stop."""
 _DRY_STEPS = 3
-"""The first one is compiled, and the last one is measured."""
+"""Steps of a dry run; the first one is compiled, and the last one is measured."""
 
 log = logging.getLogger("rungs")
 
@@ -64,22 +64,21 @@ def launch(
     began: float | None = None,
 ) -> int:
     """Train a run of a kind to its end, or until a signal. Return the exit code: 0 at the end; 128
-    + the number of a signal that stopped the run, after a save. `began` is when the time of
-    `max_minutes` began, in `time.monotonic()`; None for now. Raises UserError if the run, its
-    inputs and its checkpoints don't fit together, RunFailure if the run cannot continue, through no
-    mistake of the user.
+    + the number of a signal that stopped the run, after a save. `began` is the start of
+    `max_minutes`, in `time.monotonic()`; None for now. Raises UserError if the run, its inputs and
+    its checkpoints don't fit together, RunFailure if the run cannot continue for another reason.
 
-    Steps 1 to 6 check everything that the user could have got wrong. Nothing on disk changes before
-    step 7."""
-    # 1. The checkpoint to resume from: none with --fresh, the one that --from names, otherwise the
-    #    newest valid one.
+    Steps 1 to 6 check everything that users may get wrong. Nothing on disk changes before step
+    7."""
+    # 1. The checkpoint to resume from: none with --fresh, the one named by --from, else the newest
+    #    valid one.
     saved = find_checkpoint(run, options)
-    # 2. The weights to start from: the checkpoint's, those that start_from names, or random ones.
-    #    Only some keys of the config may differ from those the checkpoint was saved with.
+    # 2. The starting weights: the checkpoint's, those of start_from, or random ones. Only some keys
+    #    may differ from the checkpoint's config.
     start = start_of(run, config, options, saved)
     config = start.config
     with ExitStack() as stack:
-        # 3. Data, or tasks and verifiers. A resumed run must have those it was started with.
+        # 3. Data, or tasks and verifiers, unchanged for a resumed run.
         inputs = kind.open_inputs(start, stack)
         check_trackers(config.train.trackers, f"{run.path / config.train_file}: trackers")
         with errors_in(run):
@@ -89,15 +88,15 @@ def launch(
         beside = Background(start, inputs.datasets_dir)
         if start.first_step >= length.total_steps:
             return _finish(start, inputs, beside)
-        # 5. The devices: as the config says, else as the checkpoint recorded, else all there are.
+        # 5. The devices: as in the config, else as the checkpoint recorded, else all.
         mesh = create_mesh(start)
-        # 6. What "auto" leaves to the devices: the dtype to compute in, the loop over layers.
+        # 6. Values of "auto": the compute dtype, the loop over layers.
         start = with_device_choices(start)
         if options.dry_run:
             with inputs.resources(start, mesh):
                 dry_run(start, inputs, mesh, length)
             return 0
-        # 7. What this start leaves behind moves aside; what a crash left unfinished is removed.
+        # 7. Discarded checkpoints move aside; what a crash left unfinished is removed.
         with disk.writing(run.path, "what this start changes"):
             processes.run_on_first(lambda: tidy(start))
         # 8. Model and optimizer are created or restored, then the steps are taken.
@@ -113,7 +112,7 @@ def launch(
 
 
 def _finish(start: Start, inputs: Inputs[Any], background: Background) -> int:
-    """Do what a kill just after the last checkpoint left undone; return the exit code."""
+    """Finish what a kill just after the last checkpoint left undone; return the exit code."""
 
     def finish() -> None:
         retention.clean_up(start.run.checkpoints)
@@ -130,7 +129,7 @@ def _finish(start: Start, inputs: Inputs[Any], background: Background) -> int:
 def make_trainer(
     start: Start, inputs: Inputs[Any], mesh: Mesh, length: RunLength, background: Background
 ) -> Trainer[Any]:
-    """Return what takes the steps of a start. The first process writes the metrics for all."""
+    """Return the trainer of a start. The first process writes the metrics for all."""
     run, config, last_step = start.run, start.config, start.first_step - 1
     recorded = metrics.stream(run.metrics, inputs.metrics)
     steps = [step for step in recorded if step.global_step <= last_step]
@@ -168,8 +167,7 @@ def make_trainer(
 
 
 def dry_run(start: Start, inputs: Inputs[Any], mesh: Mesh, length: RunLength) -> None:
-    """Create or restore model and optimizer, take a few steps and log what the run will take.
-    Nothing on disk changes."""
+    """Create or restore model and optimizer, take a few steps and log a forecast; write nothing."""
     learner = inputs.learner(start, mesh, ())
     learner.log_start(start, mesh)
     losses, times = [], [time.perf_counter()]
@@ -205,9 +203,8 @@ def find_checkpoint(run: RunFolder, start: StartOptions) -> manifest.Checkpoint 
 def start_of(
     run: RunFolder, config: AnyRunConfig, options: StartOptions, saved: manifest.Checkpoint | None
 ) -> Start:
-    """Return a start that resumes from a checkpoint, or begins with step 0 from the weights that
-    `start_from` names, or random ones. Raises UserError if the config has changed more than it may,
-    or there are no such weights."""
+    """Return a start that resumes from a checkpoint, or begins with the weights of `start_from` or
+    random ones. Raises UserError if these are missing, or the config has forbidden changes."""
     if saved is None:
         return Start(run, config, options, None, find_starting_weights(run, config))
     config = config._replace(train=with_recorded_dtype(config.train, saved.meta))
@@ -216,8 +213,8 @@ def start_of(
 
 
 def refuse_to_restore(saved: manifest.CheckpointMeta, run: RunFolder, start: StartOptions) -> None:
-    """Refuse a checkpoint of a mirror if the run folder, which may not be there, has configs that
-    can't resume from it; see `refuse_changes`."""
+    """Refuse a mirror's checkpoint if the configs in the run folder, which may not exist, can't
+    resume from it; see `refuse_changes`."""
     if start.fresh or not paths.is_file(run.path / MODEL_FILE):
         return
     now = load_any_run(run.path)
@@ -231,9 +228,8 @@ def with_recorded_dtype(train: T, saved: manifest.CheckpointMeta) -> T:
 
 
 def with_device_choices(start: Start) -> Start:
-    """Set what a config leaves to the device: the dtype to compute in, what is recomputed, how
-    layers are unrolled. The first process chooses for all; the checkpoint to resume from recorded
-    what was chosen."""
+    """Resolve "auto" in a config: compute dtype, recomputation, unrolling of layers. The first
+    process chooses for all; a resumed run takes what its checkpoint recorded."""
     config = start.config
 
     def chosen() -> str:
@@ -249,14 +245,13 @@ def with_device_choices(start: Start) -> Start:
 
 def _recorded_loop(saved: manifest.CheckpointMeta) -> LayerLoop | None:
     train = saved.run_config().train
-    if train.remat == AUTO or train.scan_unroll == AUTO:  # before these were recorded
+    if train.remat == AUTO or train.scan_unroll == AUTO:  # saved before these were recorded
         return None
     return LayerLoop(train.remat, train.scan_unroll)
 
 
 def create_mesh(start: Start) -> Mesh:
-    """Return the devices of a run: as its config says, else as the checkpoint recorded, else all
-    there are."""
+    """Return the devices of a run: as in its config, else as the checkpoint recorded, else all."""
     config, saved = start.config, start.saved
     recorded = saved.meta.sharding if saved else None
     if not processes.is_multi_process():
@@ -272,7 +267,7 @@ def create_mesh(start: Start) -> Mesh:
 
 
 def _warn_of_changes(saved: manifest.CheckpointMeta) -> None:
-    """Log what bears on results and differs from when a checkpoint was saved."""
+    """Log differences that may affect results since a checkpoint was saved."""
     before, now = saved.versions, manifest.installed_versions()
     if saved.environment is not None:
         before, now = before | saved.environment, now | jax_setup.recorded()
@@ -296,7 +291,7 @@ def _create_run_mesh(config: AnyRunConfig, recorded: ShardingConfig | None) -> M
 
 
 def _file_of(line: str, train_file: str) -> str:
-    """Return the file whose key a message begins with."""
+    """Return the file of the key that a message begins with."""
     key = re.match(r"\w*", line)
     return MODEL_FILE if key and key[0] in ModelConfig.model_fields else train_file
 
@@ -312,8 +307,8 @@ def errors_in(run: RunFolder) -> Iterator[None]:
 
 
 def tidy(start: Start) -> None:
-    """Move aside what a start leaves behind; remove what a crash left unfinished, and old
-    checkpoints if keep_checkpoints was lowered."""
+    """Move discarded checkpoints aside; remove what a crash left unfinished, and old checkpoints if
+    keep_checkpoints was lowered."""
     run, saved = start.run, start.saved
     aside = move_aside(run, saved)
     if aside is not None and start.options.rewind_to:
@@ -329,7 +324,7 @@ def tidy(start: Start) -> None:
 
 
 def model_and_optimizer(start: Start, total_steps: int, mesh: Mesh) -> tuple[GPT, MultiSteps]:
-    """Return the model and optimizer of the checkpoint, or fresh ones if there is none."""
+    """Return the model and optimizer of the checkpoint, or new ones without a checkpoint."""
     if start.saved is not None:
         return restore(start.saved, start.config, total_steps, mesh)
     arrays = place_starting_weights(start.weights, start.config, total_steps, mesh)

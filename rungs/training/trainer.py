@@ -1,7 +1,4 @@
-"""The training loop of every run: steps, validation, metrics and checkpoints.
-
-What a step does is up to the `Learner`.
-"""
+"""The training loop of every run: steps of its `Learner`, validation, metrics and checkpoints."""
 
 import dataclasses
 import itertools
@@ -28,13 +25,13 @@ from rungs.training.run_length import RunLength
 
 
 class Due(NamedTuple):
-    """What follows a step."""
+    """What is due after a step."""
 
     checkpoint: bool
     validation: bool
     competes: bool
-    """Whether the checkpoint may become the best: one at an interval of steps may. Those that the
-    clock or a signal asks for differ from start to start."""
+    """Whether the checkpoint may become the best: only at an interval of steps, as others, due by
+    time or a signal, differ between starts."""
 
     @property
     def anything(self) -> bool:
@@ -42,7 +39,7 @@ class Due(NamedTuple):
 
 
 class Intervals:
-    """Counts steps from 0 and minutes from the start of this process. `any_process` says whether a
+    """Counts steps from 0 and minutes from the start of this process. `any_process` tells whether a
     condition holds in any process, so that all agree on the time."""
 
     def __init__(self, train: OptimizationConfig, any_process: Callable[[bool], bool]) -> None:
@@ -50,7 +47,7 @@ class Intervals:
         self._saved_at = self._validated_at = time.monotonic()
 
     def after(self, step: int, is_last: bool) -> Due:
-        """Return what is due after a step; after a run's last one, both are."""
+        """Return what is due after a step; after a run's last one, everything is."""
         train, now = self._train, time.monotonic()
         competes = is_last or step % train.checkpoint_interval == 0
         due = Due(competes, is_last or is_validation_step(train, step), competes)
@@ -77,18 +74,18 @@ def is_validation_step(train: OptimizationConfig, step: int) -> bool:
 
 
 class AfterStep(NamedTuple):
-    """A step that was recorded and, if that was due, validated and handed to the saver."""
+    """A step that was recorded and, if due, validated and handed to the saver."""
 
     step: int
     is_last: bool
     should_stop: Callable[[], bool]
-    """Whether to raise Interrupted. Never in the last step, as no start follows it."""
+    """Whether to raise Interrupted; never in the last step, as no start follows it."""
     wait: Callable[[], None]
     """Waits until the pending checkpoint is complete."""
 
 
 Hook = Callable[[AfterStep], None]
-"""May raise Interrupted; then the run stops."""
+"""Function called after a step. It may raise Interrupted; then the run stops."""
 
 
 @dataclasses.dataclass
@@ -105,7 +102,7 @@ class Trainer(Generic[R]):
     unvalidated: R | None = None
     """The step before this start, if a signal interrupted its validation."""
     unfinished_hook: Hook | None = None
-    """The hook that a kill or a signal interrupted in that step."""
+    """The hook of that step that a kill or a signal interrupted."""
 
     def __post_init__(self) -> None:
         self._hooks: list[tuple[Hook, int]] = []
@@ -119,14 +116,14 @@ class Trainer(Generic[R]):
         return self.length.total_steps
 
     def add_hook(self, hook: Hook, every: int) -> None:
-        """Call a function after each `every`-th step, counted from 0, and after the last one.
-        A step it is called after is read at once, so that the devices wait for the host."""
+        """Call a function after each `every`-th step, counted from 0, and after the last one. These
+        steps are read at once, so the devices wait for the host."""
         self._hooks.append((hook, every))
 
     def train(self, stop: StopSignal) -> R | None:
-        """Take the remaining steps, or those until `stop` knows of a signal; the last one is saved.
-        Return the metrics of the last step taken, None if there is none. Until the first one is
-        compiled there is nothing to save, and a signal ends the process.
+        """Take the remaining steps, or stop at a signal; the last one taken is saved. Return its
+        metrics, None if there is none. Until the first step is compiled there is nothing to save,
+        and a signal ends the process.
 
         The host reads a step's results while the next step runs on the devices."""
         learner, any_process = self.learner, AnyProcess(self.mesh)
@@ -175,7 +172,7 @@ class Trainer(Generic[R]):
 
     @property
     def _closing_seconds(self) -> float:
-        """What follows the last step takes, as far as it is known: a validation and a save."""
+        """Estimated time after the last step: a validation and a save, as far as known."""
         return self._validation_seconds + self.saver.seconds
 
     def _due_hooks(self, step: int) -> list[Hook]:
@@ -191,9 +188,8 @@ class Trainer(Generic[R]):
         due: Due,
         hooks: list[Hook],
     ) -> bool:
-        """Read a step; validate it if that is due, record it, then save it if that is due. Return
-        whether a validation or a hook was interrupted. The next start then repeats it; as no start
-        follows the last step, it is never interrupted there."""
+        """Read a step; validate it if due, record it, save it if due. Return whether a validation
+        or hook was interrupted, which the next start repeats; never in the last step."""
         metrics = self._read(step, taken)
         is_last = step == self.total_steps - 1
         stops = NEVER if is_last else stops
@@ -216,7 +212,7 @@ class Trainer(Generic[R]):
         return is_interrupted
 
     def _read(self, step: int, taken: Any) -> R:
-        """Wait until a step is complete, and note what was not finite."""
+        """Wait until a step is complete, and record non-finite values."""
         metrics, result = self.learner.read(step, taken)
         self.failed_steps.note(step, result)
         return metrics
@@ -238,7 +234,7 @@ class Trainer(Generic[R]):
         self._last_saved = metrics.global_step
 
     def _save_latest(self) -> None:
-        """Save the last step of this start, unless that was done already."""
+        """Save the last step of this start, unless already saved."""
         if self._latest is not None and self._last_saved != self._latest.global_step:
             self._save(self._latest, competes=False)
 
@@ -249,7 +245,7 @@ class Trainer(Generic[R]):
             self._saved = None
 
     def _validate_late(self, metrics: R) -> None:
-        """Validate a step that was saved without its validation, and save it again with it."""
+        """Validate a step that was saved without its validation, and save it again."""
         metrics = self.learner.validate(metrics, NEVER)
         if self.learner.losses(metrics)[1] is not None:
             self.metrics.replace_last(metrics)

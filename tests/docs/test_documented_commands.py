@@ -241,7 +241,9 @@ def test_commands_take_their_arguments(page: str) -> None:
         _, _, line = re.sub(r"--(with-editable|group) \S+ ", "", plain(command)).partition(
             "uv run "
         )
-        for part in line.replace("FILE …", "README.md").split(" & uv run "):
+        for part in (
+            line.replace("FILE …", "README.md").replace("FOLDER", "docs").split(" & uv run ")
+        ):
             script, *words = shlex.split(part)
             if script.endswith(".py") and words != ["…"] and has_options(script):
                 check_arguments(script, words)

@@ -9,6 +9,8 @@ NAMES = (
     *("layers", "llama", "mistral", "mixtral", "multi-head", "muon", "mup", "mup-rate"),
     *("next-token", "norm", "parity-pretrain", "qk-norm", "rope", "swiglu"),
     *("countdown-pretrain", "sort-pretrain"),
+    *("bare-norm", "embedding-norm", "group-rates", "late-decay", "normuon", "recipe"),
+    *("relu-squared", "residual-scalars", "value-embeddings", "zero-init"),
 )
 COMMITTED_RUNS = [ROOT / "runs" / name for name in NAMES]
 """Those of training."""

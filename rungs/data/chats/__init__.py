@@ -1,7 +1,6 @@
 """Datasets of chats, in the format of the model's own chat template.
 
-messages          the chats of a file: `messages` or ShareGPT's `conversations`
-chat_template     render a chat as a text, and find what the assistant says in it
-template_sandbox  the program that runs templates: Jinja within limits of time and memory
-chat_dataset      tokenize chats and write the dataset
-"""
+messages          reads a file of chats: `messages` or ShareGPT's `conversations`
+chat_template     renders a chat as text, and finds the assistant's answers in it
+template_sandbox  the program that runs templates: Jinja with limits on time and memory
+chat_dataset      tokenizes chats, marks the tokens that the loss counts, writes the dataset"""

@@ -1,6 +1,5 @@
-"""The dataset builder for chats: tokenize them in the format of a chat template. The loss counts
-what the assistant says: what the template marks, else the content of the assistant's messages and
-the special token that ends each turn."""
+"""The dataset builder for chats, tokenized with a chat template. The loss counts what the template
+marks, else the content of the assistant's messages and the special token after each turn."""
 
 import hashlib
 import logging
@@ -20,7 +19,7 @@ from rungs.data.tokenizer import Tokenizer
 logger = logging.getLogger("rungs.dataset")
 
 Turn = tuple[list[int], list[int]]
-"""Ids before an answer, and ids of the answer."""
+"""Token ids before an answer, and token ids of the answer."""
 
 
 class ChatFormat(NamedTuple):
@@ -32,9 +31,9 @@ class ChatFormat(NamedTuple):
     """Longer chats are left out; None for no limit."""
 
     def encode(self, messages: list[Message], variables: Mapping[str, Any] = {}) -> list[Turn]:
-        """Return the turns of a chat that end with an answer, without what follows the last one.
-        `variables` are the template's, such as `tools`. Raises UserError if the template refuses
-        the chat, or the tokenizer has no tokens for it."""
+        """Return the turns of a chat, each ending with an answer; text after the last answer is
+        dropped. `variables` are the template's, such as `tools`. Raises UserError if the template
+        refuses the chat, or the tokenizer has no tokens for it."""
         rendered = self.template.render_answers(messages, variables)
         ids, spans = self.tokenizer.encode_spans(rendered.text, rendered.answers)
         turns, last = list[Turn](), 0
@@ -54,8 +53,7 @@ class ChatFormat(NamedTuple):
         return last if last in self.tokenizer.special_ids else None
 
     def _end_of_turn(self, ids: list[int], end: int) -> int:
-        """Return the place after the special token that follows `end`, spaces aside; `end` if there
-        is none."""
+        """Return the index after the special token that follows `end`, spaces aside, if any."""
         place = end
         while place < len(ids) and not self.tokenizer.decode(ids[place : place + 1]).strip():
             place += 1
@@ -66,7 +64,7 @@ class ChatFormat(NamedTuple):
 def build(
     folder: Path, texts: list[TextSection], form: ChatFormat, validation_percent: float
 ) -> Source:
-    """Write the token files, tokenizer and chat template of a dataset of chats into its folder;
+    """Write the token files, tokenizer and chat template of a dataset of chats into its folder.
     `texts` has a section per file. Raises UserError if a file has no chats, or a line isn't one."""
     left_out, unused = 0, set[str]()
 

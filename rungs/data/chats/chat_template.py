@@ -1,8 +1,6 @@
-"""A chat template: Jinja that renders messages as the text that a model was trained on.
-
-It runs in a process of its own, with the names and filters that transformers offers it:
-https://huggingface.co/docs/transformers/chat_templating_writing
-"""
+"""A chat template: Jinja that renders messages as the text that a model was trained on. It runs in
+a process of its own, with the names and filters that transformers provides:
+https://huggingface.co/docs/transformers/chat_templating_writing"""
 
 import atexit
 import functools
@@ -28,35 +26,34 @@ _PROGRAM = Path(__file__).with_name("template_sandbox.py")
 _OLDER_TEMPLATE_FILE = "chat_template.json"
 _TEMPLATE_KEY, _DEFAULT, _FOR_TOOLS = "chat_template", "default", "tool_use"
 _PLACEHOLDER, _MARK = "\uf8ffcontent\uf8ff", "\uf8ffmark\uf8ff"
-"""What stands for a message's content, and around answers; chats don't have U+F8FF, which is for
-private use."""
+"""Placeholders for a message's content and around answers, of a character for private use."""
 _REASONING = ("reasoning_content", "thinking", "reasoning")
-"""Names of a message's reasoning; templates get it by the first two, as in transformers."""
+"""Keys for a message's reasoning; templates get the first two, as in transformers."""
 _SAID: tuple[tuple[str, ...], ...] = ((TOOL_CALLS,), ("function_call",), _REASONING)
-"""Keys of what the assistant says besides the content; several names of one thing together."""
+"""Keys of the assistant's output other than the content, synonyms together."""
 _NO_VARIABLES: Mapping[str, Any] = {}
 
 Span = tuple[int, int]
-"""Positions of the first character and of the one after the last."""
+"""Indices of the first character and after the last."""
 
 
 class Rendered(NamedTuple):
-    """A chat as a text."""
+    """A chat rendered as text."""
 
     text: str
     answers: list[Span]
-    """What the assistant says, in order."""
+    """Places of the assistant's answers, in order."""
     are_marked: bool
-    """Whether the template marks the answers. If not, the end of a turn may follow them."""
+    """Whether the template marks the answers; if not, an end-of-turn token may follow them."""
 
 
 class ChatTemplate:
-    """A chat template, from its Jinja `source`, and that for chats with `tools` if it is another
-    one; raises UserError if it is not valid. `special_tokens` are the texts of tokens by their
+    """A chat template with Jinja `source`, and `tool_source` for chats with `tools` if that is
+    separate. Raises UserError if it is not valid. `special_tokens` has the texts of tokens by their
     names in transformers, such as `bos_token`.
 
-    A template may mark what the assistant says with {% generation %} … {% endgeneration %}. Without
-    marks, the answers are found by rendering the chat with another content in the place of each."""
+    A template may mark answers with {% generation %} … {% endgeneration %}. Without marks, answers
+    are found by rendering the chat again with placeholders as content."""
 
     def __init__(
         self, source: str, special_tokens: dict[str, str], tool_source: str | None = None
@@ -68,8 +65,8 @@ class ChatTemplate:
 
     @classmethod
     def load(cls, place: Path | str, file: Path | None = None) -> Self:
-        """Load the template of the tokenizer at a place, as for `load_tokenizer`, or in a `file` to
-        use instead; raises UserError if there is none, or it is not valid."""
+        """Load a tokenizer's template; `place` is as for `load_tokenizer`, and `file` replaces the
+        template. Raises UserError if there is none, or it is not valid."""
         template = cls.find(place, file)
         if template is None:
             raise UserError(
@@ -80,7 +77,7 @@ class ChatTemplate:
 
     @classmethod
     def find(cls, place: Path | str, file: Path | None = None) -> Self | None:
-        """Return the same as `load`, but None if there is no template."""
+        """Like `load`, but return None if there is no template."""
         find = finder(place)
         config = json_object(find(CONFIG_FILE))
         named = {_DEFAULT: read_text(file)} if file else _find_sources(find, config)
@@ -102,16 +99,16 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = False,
     ) -> str:
-        """Return the text of a chat with `variables` such as `tools`, and with the start of an
-        answer if `add_generation_prompt`; raises UserError if the template refuses it."""
+        """Return the text of a chat, with `variables` such as `tools`; `add_generation_prompt` adds
+        the start of an answer. Raises UserError if the template refuses the chat."""
         turns = [_with_reasoning(message.variables) for message in messages]
         return _without_marks(self._render(turns, variables, add_generation_prompt))[0]
 
     def render_answers(
         self, messages: Sequence[Message], variables: Mapping[str, Any] = _NO_VARIABLES
     ) -> Rendered:
-        """Return the text of a chat, and the place of each answer to learn. Raises UserError if the
-        template refuses the chat, leaves out a part of it, or changes what the assistant says."""
+        """Return the text of a chat with the places of answers to train on. Raises UserError if the
+        template refuses the chat, omits part of it, or alters an answer."""
         turns = [_with_reasoning(message.variables) for message in messages]
         text, marked = _without_marks(self._render(turns, variables))
         self._check_all_is_used(text, turns, variables)
@@ -139,7 +136,7 @@ class ChatTemplate:
     def _check_all_is_used(
         self, text: str, turns: Sequence[dict[str, Any]], variables: Mapping[str, Any]
     ) -> None:
-        """Raise UserError if a chat has something that the template has no place for."""
+        """Raise UserError if the template ignores part of a chat."""
 
         def check(name: str, others: Sequence[dict[str, Any]], left: Mapping[str, Any]) -> None:
             if _without_marks(self._render(others, left))[0] == text:
@@ -160,7 +157,7 @@ class ChatTemplate:
     def _find_answer(
         self, text: str, turns: Sequence[dict[str, Any]], variables: Mapping[str, Any], number: int
     ) -> Span:
-        """Return the place of what a message says in the text of the chat."""
+        """Return the place of a message's answer in the text of the chat."""
         replaced = [*turns]
         said = [name for names in _SAID for name in names]
         replaced[number] = _without(turns[number], said) | {"content": _PLACEHOLDER}
@@ -180,7 +177,7 @@ class ChatTemplate:
 
 
 def _with_reasoning(turn: dict[str, Any]) -> dict[str, Any]:
-    """Return a message whose reasoning has the names that templates know, as in transformers."""
+    """Return a message with its reasoning under the keys that transformers gives templates."""
     found = next((turn[name] for name in _REASONING if turn.get(name) is not None), None)
     if found is None:
         return turn
@@ -192,7 +189,7 @@ def _without(turn: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
 
 
 def _learned(messages: Sequence[Message], marked: list[Span]) -> list[Span]:
-    """Return the marked parts to learn."""
+    """Return the marked spans to train on."""
     learned = [message.is_learned for message in messages if message.role == ASSISTANT]
     if all(learned):
         return marked
@@ -205,7 +202,7 @@ def _learned(messages: Sequence[Message], marked: list[Span]) -> list[Span]:
 
 
 def _without_marks(marked: str) -> tuple[str, list[Span]]:
-    """Return a text without its marks, and the places of what was between two of them."""
+    """Return a text without its marks, and the spans between each two of them."""
     parts, spans, length = marked.split(_MARK), list[Span](), 0
     for number, part in enumerate(parts):
         if number % 2:
@@ -235,7 +232,7 @@ def _find_sources(find: Callable[[str], Path | None], config: dict[str, Any]) ->
 
 
 class _TemplateProcess:
-    """Renders templates in another process, which starts again after one that ended it."""
+    """Renders templates in another process, which is restarted if a template kills it."""
 
     def __init__(self) -> None:
         kept = {name: os.environ[name] for name in ("TZ", "SYSTEMROOT") if name in os.environ}
@@ -245,9 +242,9 @@ class _TemplateProcess:
         atexit.register(self._process.end)
 
     def render(self, source: str, variables: dict[str, Any] | None) -> str:
-        """Return the text of a template with `_MARK` around each {% generation %}; of one without
-        variables nothing: it is only compiled. Raises UserError if it is not valid, refuses these
-        variables, or needs too much time or memory."""
+        """Return a rendered template with `_MARK` around each {% generation %}; if `variables` is
+        None, only compile it. Raises UserError if it is not valid, refuses these variables, or
+        needs too much time or memory."""
         try:
             line = json.dumps([source, _MARK, variables]).encode()
         except RecursionError:
@@ -259,7 +256,7 @@ class _TemplateProcess:
         return str(answer["text"])
 
     def _exchange(self, line: bytes) -> bytes:
-        """Send a line to the process and return the line that it answers."""
+        """Send a line to the process and return the line it answers."""
         if not self._process.is_started or self._process.exit_code(0) is not None:
             try:
                 self._process.start()
@@ -273,7 +270,7 @@ class _TemplateProcess:
             answer = answers.readline()
         except BrokenPipeError:
             answer = b""
-        except BaseException:  # Ctrl-C: its answer must not be taken for the next one
+        except BaseException:  # Ctrl-C: a late answer must not be taken for the next one
             self._process.end()
             raise
         if not answer.endswith(b"\n"):

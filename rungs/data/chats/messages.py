@@ -3,9 +3,8 @@
 {"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]}
 {"conversations": [{"from": "human", "value": "…"}, {"from": "gpt", "value": "…"}]}
 
-Templates are given `tools`, `documents` and `chat_template_kwargs` of a line, and all keys of a
-message. Keys for kinds of training that aren't supported are refused, other keys are not used.
-"""
+Templates get `tools`, `documents` and `chat_template_kwargs` of a line, and all keys of a message.
+Keys for unsupported kinds of training are refused; other keys are ignored."""
 
 from typing import Any, NamedTuple
 
@@ -23,7 +22,7 @@ _SHAREGPT_ROLES = {
 TOOL_CALLS = "tool_calls"
 _LISTS, _KWARGS, _SYSTEM = ("tools", "documents"), "chat_template_kwargs", "system"
 _LEARNED_KEYS = ("weight", "train", "training", "loss")
-"""Keys, 0 or 1, for whether a message is learned: of OpenAI and Mistral, Axolotl (2), ms-swift."""
+"""Keys for whether to train on a message, 0 or 1: OpenAI and Mistral, Axolotl (2), ms-swift."""
 _REFUSED = {
     "line": {
         *("functions", "function_call", "images", "videos", "audios", "weight", "loss_weight"),
@@ -31,20 +30,20 @@ _REFUSED = {
     },
     "message": {"train_detail", "training_detail", "loss_scale", "loss_weight", "images"},
 }
-"""Keys about training that aren't supported."""
+"""Keys of unsupported kinds of training."""
 _NOTHING: tuple[Any, ...] = (None, "", [], {})
 
 
 class Message(NamedTuple):
-    """A turn of a chat."""
+    """One message of a chat."""
 
     role: str
     content: str | None
-    """None if the message has none, only calls of tools."""
+    """None for a message with only tool calls."""
     keys: dict[str, Any] = {}  # noqa: RUF012 — never changed
-    """All keys as the file has them, for the template."""
+    """All keys in the file, for the template."""
     is_learned: bool = True
-    """Whether the loss counts it, if it is from the assistant."""
+    """For a message of the assistant: whether it counts in the loss."""
 
     @property
     def variables(self) -> dict[str, Any]:
@@ -54,7 +53,7 @@ class Message(NamedTuple):
 
 
 class Chat(NamedTuple):
-    """A line of a file."""
+    """One chat, a line of a file."""
 
     messages: list[Message]
     variables: dict[str, Any]
@@ -64,7 +63,7 @@ class Chat(NamedTuple):
 
 
 class _Format(NamedTuple):
-    """The keys of a kind of file."""
+    """Keys of one file format."""
 
     chat: str
     role: str
@@ -79,7 +78,7 @@ _FORMATS = (
 
 
 def parse_chat(line: bytes) -> Chat:
-    """Return the chat of a line; raises ValueError if it is not one with an answer to learn."""
+    """Parse a line as a chat. Raises ValueError if it is none, or has no answer to train on."""
     value = parse_json(line)
     if not isinstance(value, dict):
         raise ValueError(f'must be {{"messages": […]}}, not {format_value(value)}')
@@ -101,7 +100,7 @@ def parse_chat(line: bytes) -> Chat:
 
 
 def says_something(message: Message) -> bool:
-    """Whether a message is an answer to learn."""
+    """Whether a message is an answer to train on."""
     has_text = bool(message.content or message.keys.get(TOOL_CALLS))
     return message.role == ASSISTANT and message.is_learned and has_text
 
@@ -115,7 +114,7 @@ def _refuse_keys(what: str, values: dict[str, Any], place: str = "") -> None:
 
 
 def _variables(line: dict[str, Any]) -> dict[str, Any]:
-    """Return the variables that a line has for the template."""
+    """Return a line's variables for the template."""
     kwargs = line.get(_KWARGS) or {}
     if not isinstance(kwargs, dict):
         raise ValueError(f"{_KWARGS}: {format_value(kwargs)} is not an object")
@@ -127,7 +126,7 @@ def _variables(line: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_system(messages: list[Message], system: Any) -> list[Message]:
-    """Return messages that begin with the one that a line has beside them."""
+    """Return the messages, with the line's separate system message first."""
     if not system:
         return messages
     first = Message("system", _text(system, _SYSTEM))
@@ -158,7 +157,7 @@ def _message(kind: _Format, turn: Any, place: str) -> Message:
 
 
 def _is_learned(role: str, turn: dict[str, Any], place: str) -> bool:
-    """Return what a message's `weight` or the like says, True if there is none."""
+    """Return the value of a message's `weight` or a synonym, True if there is none."""
     is_learned = True
     for key in _LEARNED_KEYS:
         value = turn.get(key)
@@ -174,7 +173,7 @@ def _is_learned(role: str, turn: dict[str, Any], place: str) -> bool:
 
 
 def _text(content: Any, place: str) -> str:
-    """Return a content, or the joined texts of its parts, as in {"type": "text", "text": "…"}."""
+    """Return the content, or its joined text parts, as in {"type": "text", "text": "…"}."""
     if isinstance(content, list):
         parts = [part.get("text") if isinstance(part, dict) else None for part in content]
         if not all(isinstance(part, str) for part in parts):

@@ -1,10 +1,9 @@
-"""The program that renders chat templates in a sandbox, with limits of time and memory: templates
-come with models from the hub, so they can't be trusted to end.
+"""The program that renders chat templates in a sandbox with limits on time and memory, as templates
+from the hub can't be trusted to end.
 
-Each line that it reads is a list of JSON: the template, the mark to put before and after the text
-of each {% generation %} … {% endgeneration %}, and the variables to render it with, null to only
-compile it. The answer is an object with a `text`, or with an `error` in one line.
-"""
+Each input line is a JSON list: the template, the mark to put before and after the text of each
+{% generation %} … {% endgeneration %}, and the variables, null to only compile the template. Each
+answer is an object with a `text`, or with an `error` of one line."""
 
 import contextlib
 import datetime
@@ -21,13 +20,13 @@ import jinja2.nodes
 import jinja2.sandbox
 
 MOST_SECONDS = 3
-"""Most processor time for one chat. Templates take milliseconds."""
+"""Processor time for one chat; templates take milliseconds."""
 MOST_BYTES = 1 << 30
-"""Most address space, on systems that can limit it."""
+"""Address space, on systems that can limit it."""
 
 
 def main() -> None:
-    """Answer requests until their end."""
+    """Answer requests until the input ends."""
     with contextlib.suppress(ImportError, OSError, ValueError):  # not on every system
         import resource
 
@@ -42,7 +41,7 @@ def main() -> None:
 
 
 def _limit_seconds(seconds: float) -> None:
-    """End the process after this much more processor time; 0 for no limit."""
+    """Kill the process after this much more processor time; 0 for no limit."""
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_PROF, seconds)
 
@@ -96,7 +95,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Return JSON without HTML's escapes, which Jinja's own filter makes."""
+    """Return JSON without the HTML escapes of Jinja's own filter."""
     options: dict[str, Any] = {"indent": indent, "separators": separators, "sort_keys": sort_keys}
     return json.dumps(value, ensure_ascii=ensure_ascii, **options)
 

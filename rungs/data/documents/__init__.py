@@ -1,5 +1,4 @@
 """Datasets from files of documents: Parquet, JSON lines or plain text, from the hub or local.
 
-files     the user's own files or a repository's, their splits and rows; fetch them ahead
-building  tokenize the files as a stream; killed and started again, it goes on
-"""
+files     the user's files or a repository's: their splits and rows; fetches them ahead
+building  tokenizes the files as a stream that can be killed and resumed"""

@@ -1,6 +1,6 @@
-"""Build a dataset from files of documents, as a stream that can be killed and continued. Progress
-is saved now and then, after what it counts is on disk. The next start cuts the token files there
-and goes on with the row after, so that the same bytes result however often it was killed."""
+"""Build a dataset from files of documents as a stream that can be killed and resumed. Progress is
+saved now and then, after the data it counts is on disk. The next start truncates the token files to
+it and continues with the next row, so the bytes are the same however often it was killed."""
 
 import hashlib
 import itertools
@@ -30,32 +30,32 @@ from rungs.data.tokenizer_files import load_tokenizer, save_tokenizer
 logger = logging.getLogger("rungs.dataset")
 
 DOWNLOADS = ".downloads"
-"""Folder of the files that are waiting to be read."""
+"""Folder of downloaded files that are not read yet."""
 _BATCH_BYTES, _BATCH_ROWS = 8 << 20, 1 << 14
 _SAVED_BATCHES = 8
-"""Number of batches between two saves of progress."""
+"""Batches between two saves of progress."""
 _TEXT_PER_BYTE = {"parquet": 2.5, "json lines": 1.0, "plain text": 1.0}
 _COMPRESSION = 3.5
-"""Bytes of text in a byte of a file, and in one of a compressed one; as FineWeb has them."""
+"""Bytes of text per byte of a file by format, and of a compressed file, as in FineWeb."""
 _BYTES_PER_TOKEN = 4
 _TRAINING_CHARACTERS = 32 << 20
-"""Text that a tokenizer is trained on, from the start of the first file."""
+"""Characters, from the start of the first file, that a tokenizer is trained on."""
 
 T = TypeVar("T")
 
 
 class Request(NamedTuple):
-    """What to build."""
+    """The dataset to build."""
 
     files: Sequence[DataFile]
     tokenizer: Tokenizer | int
-    """The tokenizer, or the vocabulary size of one to train."""
+    """The tokenizer, or the vocabulary size of a tokenizer to train."""
     column: str | None
     """Column with the text; None for the default."""
     validation_percent: float
-    """Share of the documents in files without a split; of equal documents all or none."""
+    """Percentage of the documents in files without a split; equal documents get the same split."""
     max_bytes: int | None
-    """Most text, in UTF-8; the document that reaches it is the last."""
+    """Maximum text in UTF-8; the document that reaches it is the last."""
     repository: str | None = None
     """Name on the hub."""
     revision: str | None = None
@@ -63,7 +63,7 @@ class Request(NamedTuple):
 
     @property
     def checksum(self) -> str:
-        """Checksum that is the same for requests that give the same token files."""
+        """Checksum that is equal for requests that give the same token files."""
         tokenizer, content = self.tokenizer, self._asdict()
         if not isinstance(tokenizer, int):
             content["tokenizer"] = tokenizer.definition
@@ -73,21 +73,20 @@ class Request(NamedTuple):
 
 
 class Progress(strict_json.StrictModel):
-    """The contents of `progress.json` in the folder of an unfinished dataset: how much of its token
-    files is right."""
+    """The contents of `progress.json`: how much of an unfinished dataset's token files is valid."""
 
     FILE: ClassVar = "progress.json"
 
     request: str
     """Checksum of the request."""
     finished: list[DocumentFile] = Field(default_factory=list)
-    """The files that are done."""
+    """Files that are done."""
     rows: int = 0
-    """Rows of the next file that are done, with or without text."""
+    """Finished rows of the next file, with or without text."""
     documents: int = 0
-    """Documents of the next file that are done."""
+    """Finished documents of the next file."""
     empty: int = 0
-    """Rows of all files without text."""
+    """Rows without text, in all files."""
     text_bytes: int = 0
     """Bytes of all documents in UTF-8."""
     tokens: dict[Split, int] = Field(default_factory=dict)
@@ -95,7 +94,7 @@ class Progress(strict_json.StrictModel):
 
     @classmethod
     def of(cls, folder: Path, request: str) -> "Progress":
-        """Return the progress of a request; it starts again if the folder has another's."""
+        """Return the folder's progress with a request; none if it belongs to another request."""
         path = folder / cls.FILE
         try:
             found = strict_json.parse(strict_json.read_text(path), path, cls)
@@ -104,13 +103,13 @@ class Progress(strict_json.StrictModel):
         return found if found.request == request else cls(request=request)
 
     def save(self, folder: Path) -> None:
-        """Write the file, completely or not at all; raises OSError."""
+        """Write the file atomically; raises OSError."""
         disk.replace_file(folder / self.FILE, self.model_dump_json())
 
 
 def build(folder: Path, request: Request) -> Source:
-    """Write the token files and the tokenizer into a folder, which may have a part of them. The
-    files of a repository are downloaded, a few ahead, and each is deleted after it was read. Raises
+    """Write the token files and the tokenizer into a folder, which may hold part of them. A
+    repository's files are downloaded a few ahead, and each is deleted after it was read. Raises
     UserError if a file cannot be read or downloaded, or a split has no text."""
     is_local = request.repository is None
     if not is_local:
@@ -138,7 +137,7 @@ def build(folder: Path, request: Request) -> Source:
 
 
 def _check_space(folder: Path, request: Request) -> None:
-    """Raise UserError if the token files and the downloads ahead will hardly fit on the disk."""
+    """Raise UserError if the token files and downloads will probably not fit on the disk."""
     texts = sum(map(_text_bytes, request.files))
     if request.max_bytes is not None:
         texts = min(texts, request.max_bytes)
@@ -153,7 +152,7 @@ def _check_space(folder: Path, request: Request) -> None:
 
 
 def _text_bytes(file: DataFile) -> float:
-    """Return about how much text a file has."""
+    """Return the estimated bytes of text in a file."""
     kind = files.format_of(file.name)
     assert kind is not None
     is_compressed = kind != "parquet" and file.name.endswith((".gz", ".zst"))
@@ -183,13 +182,13 @@ def _first_texts(rows: Iterator[str | None]) -> Iterator[str]:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove from a finished dataset's folder what only an unfinished one needs."""
+    """Remove from a finished dataset's folder the files of an unfinished one."""
     (folder / Progress.FILE).unlink(missing_ok=True)
     shutil.rmtree(folder / DOWNLOADS, ignore_errors=True)
 
 
 class _Batch(NamedTuple):
-    """Rows that are tokenized together."""
+    """Rows to tokenize together."""
 
     rows: int
     texts: list[str]
@@ -220,8 +219,7 @@ class _Builder:
         self._bar = stack.enter_context(run_log.byte_progress("tokenizing", total))
 
     def add_file(self, fetched: FetchedFile) -> bool:
-        """Append the documents of a file that are not done yet; return whether `max_bytes` is
-        reached."""
+        """Append a file's remaining documents; return whether `max_bytes` is reached."""
         file, most = fetched.file, self._request.max_bytes
         rows = files.read(fetched.path, file.name, self._request.column, self._progress.rows)
         room = None if most is None else most - self._progress.text_bytes
@@ -257,7 +255,7 @@ class _Builder:
         self._bar.update(batch.bytes)
 
     def _split_of(self, text: str) -> Split:
-        """Return the split of a document: it depends on its text only."""
+        """Return the split of a document, which depends only on its text."""
         percent = self._request.validation_percent
         return "validation" if stable_hash(text) < percent / 100 * 2**64 else "train"
 
@@ -271,7 +269,7 @@ class _Builder:
         self._progress.save(self._folder)
 
     def finish(self) -> Source:
-        """Return where the dataset is from; the token files are complete."""
+        """Complete the token files and return the dataset's source."""
         expected = {file.split for file in self._request.files}
         wants_validation = self._request.validation_percent > 0 and None in expected
         for split, writer in self._writers.items():
@@ -294,7 +292,7 @@ class _Builder:
 
 
 def _batches(rows: Iterator[str | None], room: int | None) -> Iterator[_Batch]:
-    """Yield rows in batches, until their texts have `room` bytes."""
+    """Yield rows in batches until their texts reach `room` bytes."""
     texts: list[str] = []
     count = size = 0
     for row in rows:
@@ -315,8 +313,7 @@ def _batches(rows: Iterator[str | None], room: int | None) -> Iterator[_Batch]:
 
 
 def _valid(text: str) -> tuple[str, int]:
-    """Return a text with U+FFFD in place of lone surrogates, which no tokenizer takes, and its size
-    in UTF-8."""
+    """Return a text with U+FFFD for lone surrogates, and its size in bytes of UTF-8."""
     try:
         return text, len(text.encode())
     except UnicodeEncodeError:
@@ -325,7 +322,7 @@ def _valid(text: str) -> tuple[str, int]:
 
 
 def _ahead(reader: ThreadPoolExecutor, items: Iterator[T]) -> Iterator[T]:
-    """Yield items, while the next one is being made."""
+    """Yield items, computing the next one meanwhile."""
     coming = reader.submit(next, items, None)
     while (item := coming.result()) is not None:
         coming = reader.submit(next, items, None)

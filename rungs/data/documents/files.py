@@ -1,6 +1,5 @@
-"""The files that a dataset is made of: the user's own or a repository's, which of them are for
-validation, how they get to this machine, a few ahead of the one that is being read, and the
-documents in a file of Parquet, JSON lines or plain text, read as a stream."""
+"""Files of documents, the user's own or a repository's: which splits they belong to, fetching them
+a few ahead, and reading the documents from Parquet, JSON lines or plain text as a stream."""
 
 import fnmatch
 import hashlib
@@ -33,33 +32,33 @@ FORMATS: dict[str, Format] = {
     ".txt": "plain text",
     ".text": "plain text",
 }
-"""Format by the suffix of a file's name, without the suffix of its compression."""
+"""Format by file name suffix, without that of a compression."""
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 DEFAULT_COLUMN = "text"
 _BATCH_ROWS = 1024
 _TEXT_BYTES = 1 << 20
-"""A plain text without ends of text is cut into documents of so many bytes, at line ends."""
+"""Plain text without end-of-text marks is cut at line ends into documents of about this size."""
 _SPLIT_WORDS: dict[str, tuple[str, ...]] = {
     "train": ("train", "training"),
     "validation": ("validation", "valid", "val", "dev"),
     "test": ("test", "testing", "eval", "evaluation"),
 }
-"""What the hub's own viewer reads split names from:
+"""Words in file names that mean a split, as in the hub's viewer:
 https://huggingface.co/docs/hub/datasets-file-names-and-splits"""
 FILES_AHEAD = 3
-"""Files on the way or waiting, besides the one that is being read."""
+"""Files being downloaded or waiting, besides the one being read."""
 
 
 class DataFile(NamedTuple):
     """A file of documents."""
 
     name: str
-    """Its path, in the repository or on this machine."""
+    """Path in the repository or on this machine."""
     bytes: int
     sha256: str | None
-    """As the hub says; None if it does not."""
+    """As given by the hub, else None."""
     split: Split | None
-    """None if its documents are divided between the splits."""
+    """None to divide its documents between the splits."""
 
 
 class FetchedFile(NamedTuple):
@@ -71,18 +70,18 @@ class FetchedFile(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """What the user asked for."""
+    """The user's selection of files."""
 
     config: str | None = None
     """Name of one of the repository's configurations."""
     split: str | None = None
-    """Train on this one only."""
+    """The only split to train on."""
     patterns: tuple[str, ...] = ()
     """Patterns of file names."""
 
 
 def local_files(paths: Iterable[Path], kind: Format) -> list[DataFile]:
-    """Return the user's files; raises UserError if one is missing or of another format."""
+    """Return the user's files. Raises UserError if one is missing or of another format."""
     found = []
     for path in dict.fromkeys(paths):
         try:
@@ -96,7 +95,7 @@ def local_files(paths: Iterable[Path], kind: Format) -> list[DataFile]:
 
 
 def hub_files(name: str, repository: hub.HubRepository, choice: Choice) -> list[DataFile]:
-    """Return the chosen files of a repository; raises UserError if it has none."""
+    """Return the chosen files of a repository. Raises UserError if there are none."""
     files = {file: (found.bytes, found.sha256) for file, found in repository.files.items()}
     try:
         return choose(files, repository.configs, choice)
@@ -107,10 +106,9 @@ def hub_files(name: str, repository: hub.HubRepository, choice: Choice) -> list[
 def choose(
     files: dict[str, tuple[int, str | None]], configs: Sequence[dict[str, Any]], choice: Choice
 ) -> list[DataFile]:
-    """Return the chosen files of a repository, in the order of their names, from size and sha256 of
-    each and the `configs` of its card. Without a choice, these are the files of the default
-    configuration if the card has any, or else all files of documents. Raises UserError if there are
-    no such files, or no such configuration or split."""
+    """Return the chosen files of a repository, sorted by name, from their sizes and sha256s and the
+    `configs` of its card. The default is the card's default configuration, or all files of
+    documents without one. Raises UserError if there are no such files, configuration or split."""
     names = sorted(name for name in files if format_of(name))
     if not names:
         raise UserError(f"no file of documents; these are known: {', '.join(FORMATS)}")
@@ -122,7 +120,7 @@ def choose(
             raise UserError(f"no split {format_value(choice.split)}; there are {', '.join(known)}")
         return [DataFile(name, *files[name], None) for name in splits]
     held_out = next((split for split in ("validation", "test") if split in known), None)
-    if "train" not in known:  # nothing says which files are for what
+    if "train" not in known:  # no name tells the splits apart
         return [DataFile(name, *files[name], None) for name in splits]
     uses: dict[str, Split | None] = {"train": TRAIN if held_out else None}
     if held_out:
@@ -163,7 +161,7 @@ def _matches(name: str, patterns: Iterable[str]) -> bool:
 
 
 def _config(configs: Sequence[dict[str, Any]], name: str | None) -> dict[str, Any] | None:
-    """Return the configuration of a name; without one the default, None if the card has none."""
+    """Return the configuration of this name; for None the default, or None without `configs`."""
     with_files = [config for config in configs if config.get("data_files")]
     by_name = {str(config.get("config_name")): config for config in with_files}
     if name is not None:
@@ -180,8 +178,7 @@ def _config(configs: Sequence[dict[str, Any]], name: str | None) -> dict[str, An
 
 
 def _patterns(config: dict[str, Any]) -> dict[str, list[str]]:
-    """Return the patterns of each split: `data_files` is a pattern, several, or a list of splits
-    with theirs."""
+    """Return the patterns of each split: `data_files` is one, several, or splits with theirs."""
     data_files = config["data_files"]
     if isinstance(data_files, str):
         data_files = [data_files]
@@ -195,8 +192,7 @@ def _patterns(config: dict[str, Any]) -> dict[str, list[str]]:
 
 
 def split_of(name: str) -> str:
-    """Return the split that a file's name or one of its folders says it belongs to: "train",
-    "validation" or "test", or "" if it says nothing."""
+    """Return the split in a file's name or folders: "train", "validation", "test", or ""."""
     words = re.split(r"[^a-z]+", name.lower())
     for split, spellings in _SPLIT_WORDS.items():
         if any(word in spellings for word in words):
@@ -207,10 +203,9 @@ def split_of(name: str) -> str:
 def fetch_ahead(
     files: Sequence[DataFile], fetch: Callable[[DataFile], Path], keep: bool = True
 ) -> Generator[FetchedFile, None, None]:
-    """Yield files in order, while the next ones are being fetched: `fetch` returns the path of a
-    file on this machine, after a download if it isn't there. Without `keep` each file is deleted
-    after it was read. Raises UserError if a file cannot be fetched, or has another checksum than on
-    the hub."""
+    """Yield files in order while fetching the next ones. `fetch` returns a file's path on this
+    machine, downloading it if needed. Without `keep` each file is deleted after it was read. Raises
+    UserError if a file cannot be fetched, or its checksum differs from the hub's."""
     with ThreadPoolExecutor(FILES_AHEAD) as pool:
         fetched = (pool.submit(_fetch, file, fetch) for file in files)
         coming = deque(itertools.islice(fetched, FILES_AHEAD))
@@ -241,7 +236,7 @@ def _fetch(file: DataFile, fetch: Callable[[DataFile], Path]) -> FetchedFile:
 
 
 def format_of(name: str) -> Format | None:
-    """Return the format that a file's name says it has, None if it is none of ours."""
+    """Return the format that a file's name indicates, None if it is not supported."""
     suffixes = Path(name).suffixes
     if suffixes and suffixes[-1] in _COMPRESSIONS:
         suffixes.pop()
@@ -249,10 +244,10 @@ def format_of(name: str) -> Format | None:
 
 
 def read(path: Path, name: str, column: str | None, first: int = 0) -> Iterator[str | None]:
-    """Yield the text of each row of a file from row `first` on, in order and in bounded memory;
-    None if it has none. `name` is the file as the user knows it, whose suffix says the format; the
-    text is in `column`, or without one in `text`, or the only column of texts. Raises UserError if
-    the file cannot be read, is damaged or not UTF-8, or has no such column of texts."""
+    """Yield the text of each row of a file from row `first` on, None for rows without text, in
+    bounded memory. `name` is the user's name for the file, whose suffix gives the format. The text
+    is in `column`, or by default in `text` or the only column of strings. Raises UserError if the
+    file cannot be read, is damaged or not UTF-8, or has no such column."""
     readers: dict[Format | None, Callable[..., Iterator[str | None]]] = {
         "parquet": _parquet,
         "json lines": _json_lines,
@@ -290,8 +285,8 @@ def _holds_text(column: pa.DataType) -> bool:
 
 
 def _text_column(name: str, column: str | None, names: list[str], texts: list[str]) -> str:
-    """Return the column with the texts, out of all `names` and those of `texts`; raises UserError
-    if it isn't there or has none."""
+    """Return the name of the text column; `texts` are the `names` of columns of strings. Raises
+    UserError if it doesn't exist or holds no strings."""
     if column is None:
         only = texts[0] if len(texts) == 1 else None
         column = DEFAULT_COLUMN if DEFAULT_COLUMN in names else only
@@ -358,7 +353,7 @@ def _plain_text(path: Path, name: str, _column: str | None, first: int) -> Itera
 
 
 def _texts(lines: IO[str]) -> Iterator[str]:
-    """Yield the texts between ends of text."""
+    """Yield the texts between end-of-text marks."""
     text = ""
     while piece := "".join(lines.readlines(_TEXT_BYTES)):
         *whole, text = (text + piece).split(END_OF_TEXT)
@@ -370,7 +365,7 @@ def _texts(lines: IO[str]) -> Iterator[str]:
 
 
 def _opened(path: Path, name: str) -> Any:
-    """Open a file for reading bytes, without its compression."""
+    """Open a file for reading bytes, decompressed."""
     compression = _COMPRESSIONS.get(Path(name).suffix)
     if compression is None:
         return path.open("rb")

@@ -1,5 +1,4 @@
-"""Map keys of a Hugging Face `config.json` to keys of `model.json` and back.
+"""Mapping between keys of a Hugging Face `config.json` and keys of `model.json`.
 
 keys            one key with the same value, a flag, a choice, a fixed value
-attention_keys  the keys of rotary positions and sliding-window attention
-"""
+attention_keys  rotary positions and sliding-window attention"""

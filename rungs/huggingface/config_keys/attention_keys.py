@@ -1,4 +1,4 @@
-"""The `config.json` keys of rotary positions and of sliding-window attention, read and written."""
+"""The `config.json` keys of rotary positions and sliding-window attention, read and written."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +27,7 @@ _ROPES = ("full_attention", "sliding_attention")
 
 @dataclass(frozen=True)
 class TwoRopes:
-    """Like `Rope`, with another base for sliding-window layers (Gemma 3)."""
+    """Like `Rope`, with a separate base for sliding-window layers (Gemma 3)."""
 
     default_theta: float
     default_sliding_theta: float
@@ -60,7 +60,7 @@ _LLAMA3_KEYS = {
     "high_freq_factor": "high_frequency_factor",
     "original_max_position_embeddings": "original_context_length",
 }
-"""Keys of a scaled Llama 3, with their names in `model.json`."""
+"""Keys of Llama 3's RoPE scaling, with their names in `model.json`."""
 _ROPE_KEYS = {*_LLAMA3_KEYS, "type", "rope_type", "rope_theta", "partial_rotary_factor"}
 
 
@@ -71,13 +71,9 @@ def _read_rope(
     theta_key: str = "rope_theta",
     layer_type: str | None = None,
 ) -> Values:
-    """Return the `model.json` keys of one set of rotary positions.
-
-    Args:
-        rope: the object at `rope_scaling` or `rope_parameters`.
-        theta_key: the key of the base outside that object.
-        layer_type: the key of the object within `rope_parameters`, for error messages.
-    """
+    """Return the `model.json` keys of one set of rotary positions. `rope` is the value of
+    `rope_scaling` or `rope_parameters`, `theta_key` the key of the base outside it, and
+    `layer_type` the key within `rope_parameters`, for error messages."""
     theta = hf_config.take(theta_key, default_theta)
     name = "rope_parameters" if hf_config.values.get("rope_parameters") else "rope_scaling"
     if not isinstance(rope, dict):
@@ -121,13 +117,13 @@ _LAYER_TYPES = {kind: layer_type for layer_type, kind in _KINDS.items()}
 
 @dataclass(frozen=True)
 class LayerTypes:
-    """A window in some of the layers, which `layer_types` lists one by one."""
+    """A sliding window in some layers, which `layer_types` lists one by one."""
 
     default_window: int = 4096
     period: int = 2
     """Without `layer_types`, the last layer of each `period` has no window (Gemma 2 and 3)."""
     period_key: str | None = None
-    """The key that overrides the period."""
+    """Key that overrides the period."""
 
     def read(self, hf_config: HFConfig) -> Values:
         window = hf_config.take("sliding_window", self.default_window)
@@ -159,7 +155,7 @@ def _periodic(period: int, n_layers: int) -> list[str]:
 
 @dataclass(frozen=True)
 class UpperWindows:
-    """With `use_sliding_window`, a window in the layers from `max_window_layers` on (Qwen)."""
+    """A sliding window from layer `max_window_layers` on, if `use_sliding_window` (Qwen)."""
 
     default_window: int = 4096
     default_first: int = 28
@@ -189,13 +185,13 @@ class UpperWindows:
 
 
 def _layer_count(hf_config: HFConfig) -> int:
-    """Return the number of layers, or 0 if the config has no valid one."""
+    """Return the number of layers, or 0 if the config has no valid number."""
     count = hf_config.taken["num_hidden_layers"]
     return count if isinstance(count, int) and count <= MOST_LAYERS else 0
 
 
 def _read_layer_types(hf_config: HFConfig, layer_types: Any, window: Any) -> Values:
-    """Return the `model.json` keys of a window in these layers."""
+    """Return the `model.json` keys for a sliding window in these layers."""
     n_layers = hf_config.taken["num_hidden_layers"]
     is_list = isinstance(layer_types, list)
     if not is_list or not all(isinstance(kind, str) and kind in _KINDS for kind in layer_types):
@@ -214,7 +210,7 @@ def _read_layer_types(hf_config: HFConfig, layer_types: Any, window: Any) -> Val
 
 
 def shortest_period(kinds: list[str]) -> list[str]:
-    """Return the shortest list of layer kinds that gives all of them when repeated."""
+    """Return the shortest list of layer kinds that yields all of them when repeated."""
     lengths = range(1, len(kinds))
     matches = (n for n in lengths if all(k == kinds[i % n] for i, k in enumerate(kinds)))
     return kinds[: next(matches, len(kinds))]

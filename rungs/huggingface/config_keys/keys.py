@@ -1,7 +1,7 @@
-"""A Hugging Face `config.json`, read key by key so that no key goes unnoticed, and the common kinds
-of its keys. A key that is null counts as absent. Each kind maps to `model.json` keys and back:
-`read` takes keys from an `HFConfig`, `write` returns them for a `ModelConfig` in normal form, as
-transformers 4 names them, which transformers 5 reads as well."""
+"""A Hugging Face `config.json`, with a check that every key is read, and the common kinds of keys.
+A null key counts as absent. Each kind maps to `model.json` keys and back: `read` takes keys from an
+`HFConfig`; `write` returns them for a `ModelConfig` in normal form, under the names of transformers
+4, which transformers 5 reads as well."""
 
 import json
 import re
@@ -49,10 +49,9 @@ _NO_EFFECT_KEYS = re.findall(
     tf_legacy_loss torch_dtype
     """,
 )
-"""Keys that do not change what a forward pass computes; `*` stands for any characters. They are
-names and implementations, token ids, generation, and training. transformers 4 and 5 have most of
-them in every config (`PretrainedConfig`, `GenerationConfig`). `pretraining_tp` splits a matmul into
-parts and adds them up again."""
+"""Keys that do not affect the forward pass (`*` is a wildcard): names and implementations, token
+ids, generation, training. transformers 4 and 5 have most in every config (`PretrainedConfig`,
+`GenerationConfig`). `pretraining_tp` splits a matmul into parts and adds them up again."""
 
 SUPPORTED_VALUES: dict[str, tuple[Any, ...]] = {
     "add_cross_attention": (False,),
@@ -74,18 +73,18 @@ SUPPORTED_VALUES: dict[str, tuple[Any, ...]] = {
     "use_mrope": (False,),
     "use_sliding_window": (None, False),
 }
-"""Keys of features that Rungs does not support, with the values that turn the feature off. A family
-that does support one of these keys takes it before this table is consulted."""
+"""Keys of features that Rungs does not support, with the values that turn them off. A family that
+supports such a key reads it before this table is consulted."""
 
 TEXT_KEYS_OUTSIDE = {
     *("bos_token_id", "eos_token_id", "pad_token_id", "dtype", "torch_dtype"),
     *("quantization_config", "tie_word_embeddings"),
 }
-"""Keys beside `text_config` that apply to the language model as well."""
+"""Keys beside `text_config` that also apply to the language model."""
 
 
 def has_no_effect(key: str) -> bool:
-    """Whether a key of any family does not change what a forward pass computes."""
+    """Whether a key, in any family, does not affect the forward pass."""
     return any(fnmatchcase(key, pattern) for pattern in _NO_EFFECT_KEYS)
 
 
@@ -101,9 +100,9 @@ class HFConfig:
             tied = {key: outer[key] for key in ("tie_word_embeddings",) if key in outer}
             values = outer | inner | tied
         self.values = values
-        """The keys of the language model; in a vision model, the keys of `text_config`."""
+        """The language model's keys; in a vision model, those of `text_config`."""
         self.taken: dict[str, Any] = {}
-        """What was read, with the defaults of absent keys."""
+        """Keys read so far with their values, defaults included."""
         self.errors: list[str] = []
         given = (key for key, value in values.items() if value is not None)
         self._unread = {key for key in given if not has_no_effect(key)}
@@ -115,16 +114,16 @@ class HFConfig:
         return self.taken[key]
 
     def reject(self, key: str, allowed: str) -> None:
-        """Add an error: the value of this key is not supported."""
+        """Add the error that this key's value is not supported."""
         value = strict_json.format_value(self.values.get(key))
         self.errors.append(f"{self.path}: {key}: {value} is not supported; {allowed}")
 
     def ignore(self, keys: tuple[str, ...]) -> None:
-        """Treat these keys as having no effect."""
+        """Mark these keys as having no effect."""
         self._unread -= set(keys)
 
     def raise_errors(self) -> None:
-        """Raise UserError with a line for each error and for each key that nothing has read."""
+        """Raise UserError with a line for each error and for each unread key."""
         for key in sorted(self._unread):
             if key not in SUPPORTED_VALUES:
                 value = strict_json.format_value(self.values[key])
@@ -141,7 +140,7 @@ class HFConfig:
 
 
 def read_hf_config(folder: Path) -> HFConfig:
-    """Read the `config.json` of a folder; raises UserError if it is missing or unreadable."""
+    """Read a folder's `config.json`. Raises UserError if it is missing or unreadable."""
     path = folder / CONFIG_FILE
     text = strict_json.read_text(path)
     try:
@@ -160,7 +159,7 @@ class Key(Protocol):
     """One or several `config.json` keys that belong together."""
 
     def read(self, hf_config: HFConfig) -> Values:
-        """Return the `model.json` keys that they stand for."""
+        """Return the corresponding `model.json` keys."""
 
     def write(self, model: ModelConfig, /) -> Values:
         """Return the `config.json` keys for a model."""
@@ -168,14 +167,14 @@ class Key(Protocol):
 
 @dataclass(frozen=True)
 class SameValue:
-    """One key under two names, with the same value."""
+    """One key with the same value under two names."""
 
     hf_key: str
     key: str
     default: Any = None
-    """What transformers assumes if the key is absent."""
+    """Default in transformers."""
     is_integer: bool = False
-    """Whether `config.json` has an integer where `model.json` has a float."""
+    """Whether `config.json` has an integer and `model.json` a float."""
 
     def read(self, hf_config: HFConfig) -> Values:
         return {self.key: hf_config.take(self.hf_key, self.default)}
@@ -187,7 +186,7 @@ class SameValue:
 
 @dataclass(frozen=True)
 class Flag:
-    """One boolean of `config.json` for one or several of `model.json`."""
+    """One boolean of `config.json` for one or more keys of `model.json`."""
 
     hf_key: str
     keys: tuple[str, ...]
@@ -203,12 +202,12 @@ class Flag:
 
 @dataclass(frozen=True)
 class Choice:
-    """A string out of a few, which `model.json` names differently."""
+    """A string from a fixed set, with other names in `model.json`."""
 
     hf_key: str
     key: str
     names: Mapping[str, str]
-    """From `config.json` to `model.json`. If several mean the same, the first is written."""
+    """From `config.json` to `model.json`. Of several names for one value, the first is written."""
     default: str
 
     def read(self, hf_config: HFConfig) -> Values:
@@ -226,11 +225,11 @@ class Choice:
 
 @dataclass(frozen=True)
 class Only:
-    """A key of which only one meaning is supported."""
+    """A key of which only one value, or equivalent values, are supported."""
 
     hf_key: str
     allowed: tuple[Any, ...]
-    """The values with that meaning. The first is assumed if the key is absent."""
+    """Supported values. The first is the default."""
 
     def read(self, hf_config: HFConfig) -> Values:
         if hf_config.take(self.hf_key, self.allowed[0]) not in self.allowed:
@@ -243,7 +242,7 @@ class Only:
 
 @dataclass(frozen=True)
 class Unused:
-    """Keys that this family's configs have and that do not change what is computed."""
+    """Keys in this family's configs that do not affect the forward pass."""
 
     hf_keys: tuple[str, ...]
 

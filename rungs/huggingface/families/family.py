@@ -20,23 +20,22 @@ _BLOCK_KEYS = (
 
 @dataclass(frozen=True)
 class Family:
-    """One kind of Hugging Face model. Import and export use the same description."""
+    """One kind of Hugging Face model; import and export share this description."""
 
     model_type: str
-    """Its name in transformers."""
+    """Name in transformers."""
     architecture: str
-    """Its class in transformers."""
+    """Class in transformers."""
     keys: tuple[Key, ...]
     """Its `config.json` keys."""
     constants: dict[str, Any]
-    """The `model.json` keys that are the same for the whole family."""
+    """The `model.json` keys that are constant in the family."""
     tensors: tuple[Rule, ...]
     """Rules for every parameter that a model of the family may have."""
     prefix: str = "model."
-    """What all tensor names but the head's start with."""
+    """Prefix of all tensor names except the head's."""
     buffers: tuple[tuple[str, str], ...] = _ROTARY_BUFFERS
-    """Tensors that are no parameters: a regular expression for the end of the name, and a
-    description."""
+    """Tensors that are not parameters: regular expressions for name endings, and descriptions."""
 
     def to_model_config(self, hf_config: HFConfig) -> ModelConfig:
         """Translate `config.json` to `model.json`. Raises UserError with a line for each key that
@@ -50,23 +49,23 @@ class Family:
         return strict_json.parse(json.dumps(values), hf_config.path, ModelConfig)
 
     def to_hf_config(self, model: ModelConfig) -> dict[str, Any]:
-        """Translate `model.json` to `config.json`. Call `differences` on the result: the family
-        may be unable to express the model."""
+        """Translate `model.json` to `config.json`. Check the result with `differences`, as the
+        family may be unable to express the model."""
         keys: dict[str, Any] = {"architectures": [self.architecture], "model_type": self.model_type}
         for key in self.keys:
             keys |= key.write(normal_form(model))
         return keys
 
     def differences(self, model: ModelConfig, hf_config: HFConfig) -> dict[str, tuple[Any, Any]]:
-        """Return the `model.json` keys in which a config does not describe the model, each with
-        the config's value and the model's."""
+        """Return the `model.json` keys in which a Hugging Face config differs from the model, with
+        both values, the config's first."""
         described = self.to_model_config(hf_config)
         return run_config.differences(normal_form(described), normal_form(model))
 
 
 def normal_form(model: ModelConfig) -> ModelConfig:
-    """Return a config with defaults filled in, and without keys that have no effect: configs of the
-    same architecture are equal in this form."""
+    """Return a config with defaults filled in and ineffective keys removed: equal architectures
+    have equal normal forms."""
     keys = model.as_json()
     del keys["init"], keys["zero_init_residual"]
     if model.n_layers == 0:
@@ -89,7 +88,7 @@ def normal_form(model: ModelConfig) -> ModelConfig:
 
 
 def _sliding_base(model: ModelConfig) -> float | None:
-    """Return the RoPE base of sliding layers, or None if they share the scaled one of the rest."""
+    """Return the RoPE base of sliding-window layers, or None if they share the scaled one."""
     if model.positions != "rope":
         return None
     return model.sliding_rope_theta or (None if model.rope_scaling else model.rope_theta)

@@ -1,7 +1,4 @@
-"""Gemma 1, 2 and 3.
-
-Meanings and defaults are those of transformers 5.23, `models/<model_type>`.
-"""
+"""Gemma 1, 2 and 3, with the defaults of `models/<model_type>` in transformers 5.23."""
 
 from rungs.huggingface.config_keys.attention_keys import LayerTypes, Rope, TwoRopes
 from rungs.huggingface.config_keys.keys import Choice, Key, Only, SameValue, Unused
@@ -24,7 +21,7 @@ GEMMA2_TENSORS = (*llama.ATTENTION, *SANDWICH_NORMS, *llama.FEED_FORWARD)
 
 
 def score_keys(attention_cap: float | None, final_cap: float | None) -> tuple[Key, ...]:
-    """Return the keys for attention scores and logits, with these soft caps as defaults."""
+    """Return the keys of attention scores and logits, with these soft caps as defaults."""
     return (
         SameValue("query_pre_attn_scalar", "query_pre_attn_scalar", 256, is_integer=True),
         SameValue("attn_logit_softcapping", "attention_soft_cap", attention_cap),
@@ -60,7 +57,7 @@ GEMMA2 = Family(
         llama.ATTENTION_BIAS,
         *score_keys(50.0, 30.0),
         LayerTypes(),
-        Unused(("sliding_window_size",)),  # the 9B and 27B have sliding_window twice
+        Unused(("sliding_window_size",)),  # a duplicate of sliding_window in the 9B and 27B
         Rope(),
     ),
     GEMMA_CONSTANTS | {"norm_placement": "around"},

@@ -1,7 +1,4 @@
-"""GPT-2, from 124M to 1.5B parameters.
-
-Meanings and defaults are those of transformers 5.23, `models/gpt2`.
-"""
+"""GPT-2, from 124M to 1.5B parameters, with the defaults of `models/gpt2` in transformers 5.23."""
 
 from rungs.huggingface.config_keys.keys import Choice, Flag, Only, SameValue, Unused
 from rungs.huggingface.families.family import Family

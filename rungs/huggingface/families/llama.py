@@ -1,7 +1,5 @@
-"""Llama, and the families built like it: Mistral, Mixtral, Qwen 2 and Qwen 3.
-
-Meanings and defaults are those of transformers 5.23, `models/<model_type>`.
-"""
+"""Llama and families with the same design: Mistral, Mixtral, Qwen 2 and Qwen 3. Defaults are those
+of `models/<model_type>` in transformers 5.23."""
 
 from rungs.huggingface.config_keys.attention_keys import Rope, UpperWindows
 from rungs.huggingface.config_keys.keys import Choice, Flag, Key, SameValue
@@ -37,7 +35,7 @@ def sizes(
     tied: bool = False,
     head_dim: int | None = None,
 ) -> tuple[Key, ...]:
-    """Return the keys that all families but GPT-2 share, with the given defaults."""
+    """Return the keys shared by all families except GPT-2, with the given defaults."""
     return (
         SameValue("vocab_size", "vocab_size", vocab_size),
         SameValue("hidden_size", "emb_dim", hidden_size),

@@ -1,4 +1,4 @@
-"""All families of models that Rungs imports and exports."""
+"""Table of all families of models that Rungs imports and exports."""
 
 from rungs.common import strict_json
 from rungs.common.errors import UserError
@@ -12,13 +12,13 @@ FAMILIES = {
     family.model_type: family
     for family in (LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, MIXTRAL, GPT2)
 }
-"""By model type. Export takes the first one that can express a model, so the order matters."""
+"""Families by model type. Export uses the first that can express a model, so order matters."""
 VISION_MODELS = {"gemma3": "gemma3_text"}
-"""Model types of vision models, each with the family of its language model."""
+"""Model types of vision models, with the family of their language model."""
 
 
 def family_of(hf_config: HFConfig) -> Family:
-    """Return the family of a model; raises UserError if it is not supported."""
+    """Return the family of a model. Raises UserError if it is not supported."""
     name = hf_config.model_type
     if name in VISION_MODELS and not hf_config.has_vision:
         raise UserError(f"{hf_config.path}: text_config: missing; {name} needs it")

@@ -1,5 +1,4 @@
-"""Tensors of Hugging Face models: names, shapes, and the files they are in.
+"""Tensors of Hugging Face models: names, shapes, files.
 
-rules   which tensor holds which parameter, for import and for export
-reader  read tensors from safetensors or PyTorch files, one at a time
-"""
+rules   mapping between tensors and parameters, for import and export
+reader  read tensors from safetensors or PyTorch files, one at a time"""

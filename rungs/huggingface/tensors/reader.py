@@ -2,10 +2,9 @@
 
 PyTorch's `.bin` files are read without PyTorch: a zip archive of `data.pkl`, which describes the
 tensors, and `data/<key>`, the content of each storage
-(https://docs.pytorch.org/docs/stable/notes/serialization.html, since 1.6). The pickle is not run:
-`pickletools.genops` splits it into opcodes, and those that PyTorch writes for named tensors are
-followed on a stack of plain values. Any other opcode is an error.
-"""
+(https://docs.pytorch.org/docs/stable/notes/serialization.html, since 1.6). The pickle is never
+executed: `pickletools.genops` splits it into opcodes, and those that describe tensors are applied
+to a stack of plain values. Any other opcode is an error."""
 
 import math
 import pickletools
@@ -34,7 +33,7 @@ from rungs.common.strict_json import format_name
 _DTYPES = {code: dtype for dtype, code in SAFETENSORS_DTYPES.items()}
 _DESCRIPTION = "/data.pkl"
 _ZIP_ERRORS = (OSError, ValueError, KeyError, EOFError, RuntimeError, OverflowError, struct.error)
-"""What `zipfile` raises for damaged archives, besides `BadZipFile`."""
+"""Errors of `zipfile` for damaged archives, besides `BadZipFile`."""
 _STORAGES = {
     "torch FloatStorage": np.dtype(np.float32),
     "torch HalfStorage": np.dtype(np.float16),
@@ -51,7 +50,7 @@ _MAX_INTEGER = 2**62
 
 
 def safetensors_specs(path: Path) -> Iterator[tuple[str, TensorSpec]]:
-    """Yield name and spec of every tensor in a file; raises UserError if it is unreadable."""
+    """Yield the name and spec of every tensor in a file. Raises UserError if it is unreadable."""
     try:
         require_regular(path)
         with safe_open(path, framework="numpy") as file:
@@ -66,14 +65,13 @@ def safetensors_specs(path: Path) -> Iterator[tuple[str, TensorSpec]]:
 
 
 def _safetensors_bits(path: Path, name: str) -> np.ndarray:
-    """Return the content of one tensor. Opens the file each time, so that none of it stays in
-    memory."""
+    """Return the content of a tensor. Opens the file each time, so that memory is freed."""
     with safe_open(path, framework="numpy") as file:
         return bits(file.get_tensor(name))
 
 
 class Storage(NamedTuple):
-    """The numbers that one or several tensors view."""
+    """The data that one or more tensors view."""
 
     dtype: np.dtype
     key: str
@@ -90,12 +88,11 @@ class TorchTensor(NamedTuple):
 
 
 class _Global(str):
-    """Module and name of a Python object. It is never looked up."""
+    """Module and name of a Python object, which is never looked up."""
 
 
 def parse_tensors(pickled: bytes) -> dict[str, TorchTensor]:
-    """Return the tensors that a pickle describes, by name; raises ValueError if it is damaged, or
-    describes anything else."""
+    """Return the tensors in a pickle, by name. Raises ValueError if it has anything else."""
     parser = _Parser()
     try:
         for opcode, argument, _ in pickletools.genops(pickled):
@@ -112,7 +109,7 @@ def parse_tensors(pickled: bytes) -> dict[str, TorchTensor]:
 
 
 class _Parser:
-    """Stack, marks and memo of a pickle machine that never calls anything."""
+    """Stack, marks and memo of a pickle interpreter that never calls anything."""
 
     def __init__(self) -> None:
         self.stack: list[Any] = []
@@ -120,7 +117,7 @@ class _Parser:
         self._memo: dict[int, Any] = {}
 
     def follow(self, opcode: str, argument: Any) -> None:
-        """Apply an opcode; raises ValueError for one that tensors do not need."""
+        """Apply an opcode. Raises ValueError for one that tensors do not need."""
         match opcode:
             case "PROTO" | "STOP":
                 pass
@@ -138,7 +135,7 @@ class _Parser:
                 self.stack.append(self._value(opcode, argument))
 
     def _value(self, opcode: str, argument: Any) -> Any:
-        """Return what an opcode pushes onto the stack."""
+        """Return the value that an opcode pushes onto the stack."""
         if opcode in _LITERALS:
             return argument
         if opcode in _CONSTANTS:
@@ -188,7 +185,7 @@ def _storage(reference: Any) -> Storage:
 
 
 def _call(name: Any, arguments: Any) -> Any:
-    """Return what calling a global would return, for the few that tensors need."""
+    """Return the result of calling a global, for the few that tensors need."""
     if isinstance(name, _Global) and isinstance(arguments, tuple):
         match name:
             case "collections OrderedDict" if arguments == ():
@@ -211,14 +208,14 @@ def _tensor(storage: Any, offset: Any, shape: Any, strides: Any) -> TorchTensor:
 
 
 def torch_specs(path: Path) -> Iterator[tuple[str, TensorSpec]]:
-    """Yield name and spec of every tensor in a file; raises UserError if it is unreadable."""
+    """Yield the name and spec of every tensor in a file. Raises UserError if it is unreadable."""
     _, tensors = _describe_torch(path)
     for name, tensor in tensors.items():
         yield name, TensorSpec(tensor.storage.dtype.name, tensor.shape)
 
 
 def torch_bits(path: Path, name: str) -> np.ndarray:
-    """Return one tensor as unsigned integers; raises UserError if it is damaged."""
+    """Return one tensor as unsigned integers. Raises UserError if it is damaged."""
     root, tensors = _describe_torch(path)
     tensor = tensors[name]
     try:
@@ -230,7 +227,7 @@ def torch_bits(path: Path, name: str) -> np.ndarray:
 
 
 def _torch_array(tensor: TorchTensor, storage: np.ndarray) -> np.ndarray:
-    """Return a tensor from the content of its storage; raises ValueError if it does not fit."""
+    """Return a tensor from its storage's content. Raises ValueError if it does not fit."""
     _, offset, shape, strides = tensor
     size = math.prod(shape)
     if not size:
@@ -267,7 +264,7 @@ def _describe_torch(path: Path) -> tuple[str, dict[str, TorchTensor]]:
 
 
 def _read_entry(archive: zipfile.ZipFile, name: str, path: Path) -> bytes:
-    """Return an entry. PyTorch does not compress, so an entry cannot be larger than the file."""
+    """Return an entry. PyTorch does not compress, so it cannot be larger than the file."""
     entry = archive.getinfo(name)
     if entry.compress_type != zipfile.ZIP_STORED or entry.file_size > path.stat().st_size:
         raise zipfile.BadZipFile(f"{name} is not stored the way PyTorch does")
@@ -276,9 +273,9 @@ def _read_entry(archive: zipfile.ZipFile, name: str, path: Path) -> bytes:
 
 class _Format(NamedTuple):
     single: str
-    """Name of the file, if there is only one."""
+    """Name of a file without shards."""
     index_file: str
-    """Name of the file that says which shard holds each tensor."""
+    """Name of the index that maps tensors to shards."""
     specs: Callable[[Path], Iterator[tuple[str, TensorSpec]]]
     bits: Callable[[Path, str], np.ndarray]
 
@@ -295,18 +292,17 @@ class Tensors(Protocol):
     specs: dict[str, TensorSpec]
 
     def bits(self, name: str) -> np.ndarray:
-        """Return the content of a tensor, as unsigned integers."""
+        """Return a tensor's content as unsigned integers."""
 
 
 class TensorFolder:
-    """The tensors of a folder, read one at a time from its safetensors files, or else from its
-    PyTorch files. Raises UserError if it has no weights, or a shard is missing or damaged."""
+    """A folder's tensors, read one at a time from safetensors files, or else from PyTorch files.
+    Raises UserError if it has no weights, or a shard is missing or damaged."""
 
     def __init__(self, folder: Path) -> None:
         self._format, first, self._files = _find(folder)
         self.specs: dict[str, TensorSpec] = {}
-        """dtype and shape of each tensor, by name. Buffers may have dtypes that are not supported
-        for parameters."""
+        """dtype and shape of each tensor, by name. Buffers may have any dtype."""
         for path in sorted({first, *self._files.values()}):
             refuse_link_out(path)
             for name, spec in self._format.specs(path):
@@ -319,13 +315,12 @@ class TensorFolder:
                 )
 
     def bits(self, name: str) -> np.ndarray:
-        """Return the content of a tensor, as unsigned integers."""
+        """Return a tensor's content as unsigned integers."""
         return self._format.bits(self._files[name], name)
 
 
 def _find(folder: Path) -> tuple[_Format, Path, dict[str, Path]]:
-    """Return the format of a folder's weights, one of the files, and the file of each tensor if
-    an index says so."""
+    """Return the format of a folder's weights, one of the files, and each tensor's file."""
     for weights_format in _FORMATS:
         if is_file(folder / weights_format.single):
             return weights_format, folder / weights_format.single, {}

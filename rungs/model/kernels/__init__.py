@@ -4,10 +4,9 @@ blockwise_attention  causal attention, one block of queries at a time
 cudnn_attention      causal attention by cuDNN, on NVIDIA GPUs
 cross_entropy        output head and weighted loss, one chunk of tokens at a time
 float8               matmul of activations with weights in FP8
-grouped_matmul       matmul of each row with the matrix of its group, on NVIDIA GPUs
-matmul               matmul with weights, with gradients in the compute dtype
+grouped_matmul       matmul of each row with its group's matrix, on NVIDIA GPUs
+matmul               matmul with weights whose backward pass stays in the compute dtype
 norms                layer norm and RMS norm, with their own derivative on GPUs
 splash_attention     causal attention by JAX's Pallas kernels, on TPUs
-stored_matrix        matrices in the forms in which generation multiplies them: 16 bits, int8
-triton_attention     causal attention by our own Pallas kernels, on NVIDIA GPUs
-"""
+stored_matrix        matrices in the forms used by generation: 16 bits, int8
+triton_attention     causal attention by our own Pallas kernels, on NVIDIA GPUs"""

@@ -1,14 +1,13 @@
 """Causal attention over full sequences, one block of queries at a time.
 
-A block computes scores only for keys that one of its queries attends to, which is half of the
-square; the full matrix of scores is never materialized. For the backward pass (Dao et al. 2022,
-"FlashAttention", section B.2) a CPU keeps the attention weights, unless `remat` recomputes them;
-other devices always recompute them. The plain form is `attention.plain_attention`.
+A block computes scores only for keys that one of its queries attends to, half of the square; the
+full score matrix is never materialized. For the backward pass (Dao et al. 2022, "FlashAttention",
+section B.2) a CPU keeps the attention weights unless `remat` recomputes them; other devices always
+recompute them. The plain form is `attention.plain_attention`.
 
 Axes as in `gpt.py`, and
     X key heads of all sequences (B · K), G query heads per key head,
-    Q queries of a block times the heads that share a key head (G · the block's length).
-"""
+    Q queries of a block times the query heads per key head (G · the block's length)."""
 
 import dataclasses
 import functools
@@ -29,7 +28,7 @@ MIN_QUERIES, MAX_QUERIES = 64, 256
 PREFERRED_BLOCKS = 8
 """Blocks in a sequence, if that gives an allowed number of queries."""
 MASKED_SCORE = -1e30
-"""Finite, because its difference from itself must be 0."""
+"""Finite, so that its difference from itself is 0."""
 
 
 @functools.partial(
@@ -65,20 +64,19 @@ class Scoring:
 
 
 class QueryBlock(NamedTuple):
-    """The queries from `first` to before `end`, which attend to keys from `first_key` to before
-    `end`."""
+    """Queries `first` to before `end`, which attend to keys `first_key` to before `end`."""
 
     first: int
     end: int
     first_key: int
 
     def queries(self, x_XGSH: Array) -> Array:
-        """Return the part of x for the block's queries: x_XQH."""
+        """Return x_XQH, the block's queries of x."""
         part = x_XGSH[:, :, self.first : self.end]
         return part.reshape(part.shape[0], -1, part.shape[3])
 
     def keys(self, x_XTH: Array) -> Array:
-        """Return the part of x for the keys that the block attends to."""
+        """Return the keys of x that the block attends to."""
         return x_XTH[:, self.first_key : self.end]
 
 
@@ -104,16 +102,16 @@ def causal_attention(
 
 
 class Weights(NamedTuple):
-    """Attention weights of a block, as the backward pass needs them."""
+    """Attention weights of a block, in the form for the backward pass."""
 
     exponentials_XQT: Array
-    """Exponentials of the scores minus the query's largest score, in the dtype of the values."""
+    """exp(score − the query's largest score), in the dtype of the values."""
     slope_XQT: Array | None
-    """Derivative of the capped scores; None without a soft cap, where it is 1."""
+    """Derivative of the capped scores; None without a soft cap, as it is 1."""
 
 
 class Residuals(NamedTuple):
-    """What the backward pass needs; query, key, value and y as in `causal_attention`."""
+    """Residuals for the backward pass; query, key, value and y as in `causal_attention`."""
 
     query: Array
     key: Array
@@ -156,7 +154,7 @@ def _backward(
     scoring, (query, key, value, y, weights, totals_XGS1) = saved
     query_XGSH, key_XTH, value_XTH = _queries(query, key), _keys(key), _keys(value)
     y_XGSH, dy_XGSH = (_queries(a, key).astype(jnp.float32) for a in (y, gradient))
-    # divided by the totals here, because there are fewer elements than weights
+    # divided by the totals here, where there are fewer elements than weights
     dy_XGSH = (dy_XGSH / totals_XGS1).astype(query.dtype)
     query_parts, key_parts, value_parts = [], [], []
     blocks = query_blocks(query.shape[1], scoring.window)
@@ -203,7 +201,7 @@ def _scores(
 
 
 def _sum_over_queries(x_XQH: Array, weights_XQT: Array) -> Array:
-    """Return the products of a block, summed over its queries: x_XHT."""
+    """Return a block's products summed over its queries: x_XHT."""
     return cpu_barrier(_dot(transpose_in_memory(x_XQH), weights_XQT, 2, 1))
 
 
@@ -229,7 +227,7 @@ def _keys(x_BSKH: Array) -> Array:
 
 
 def _as_keys(key_BSKH: Array, scale: float, parts: list[tuple[QueryBlock, Array]]) -> Array:
-    """Return the scaled sum of the blocks' gradients x_XHT, in the layout and dtype of the keys."""
+    """Return the scaled sum of the blocks' gradients x_XHT in the layout and dtype of the keys."""
     batch, length, heads, width = key_BSKH.shape
     padding = [((0, 0), (0, 0), (block.first_key, length - block.end)) for block, _ in parts]
     padded = [jnp.pad(x_XHT, by) for (_, x_XHT), by in zip(parts, padding, strict=True)]

@@ -1,12 +1,10 @@
-"""Cross-entropy of an output head, without the logits of all tokens in memory at once.
+"""Cross-entropy of an output head without the logits of all tokens in memory.
 
-One chunk of tokens at a time goes through the head and the loss. The gradient is computed in the
-forward pass, while a chunk's logits exist: the loss is a sum, so the backward pass only multiplies
-by one factor (as in Hsu et al. 2024, "Liger Kernel", section 3.2). The plain form is
-`target_losses` of all logits.
+One chunk of tokens at a time goes through head and loss. The gradient is computed in the forward
+pass, while a chunk's logits exist; the loss is a sum, so the backward pass only multiplies it by
+one factor (as in Hsu et al. 2024, "Liger Kernel", section 3.2). The plain form is `target_losses`.
 
-Axes as in `gpt.py`.
-"""
+Axes as in `gpt.py`."""
 
 import functools
 import math
@@ -21,35 +19,32 @@ from rungs.parallel import collectives, target_device
 from rungs.parallel.mesh import TENSOR
 
 LOGITS_BYTES = {"cpu": 8 << 20}
-"""The size of a chunk's logits by platform; on a CPU they fit into its cache."""
+"""Size of a chunk's logits by platform; on a CPU they fit into its cache."""
 OTHER_LOGITS_BYTES = 1 << 30
 LONGEST_ROW = 8192
-"""Logits that are reduced at once in one pass. XLA splits longer rows itself, into rows of odd
-lengths, of which a GPU then reads one number at a time."""
+"""Most logits that are reduced at once. XLA splits longer rows itself, into odd lengths that a GPU
+reads one number at a time."""
 MIN_CHUNK_TOKENS = 512
-"""With fewer tokens in a chunk, adding its gradient of the matrix to the sum of all chunks takes as
-long as its matmuls."""
+"""With fewer tokens per chunk, accumulating the matrix's gradient takes as long as the matmuls."""
 
 T = TypeVar("T")
 Head = Callable[[Array, Array], Array]
-"""From x_MD and the head's matrix to logits_MV, float32. If the vocabulary is split over devices,
-these are the logits of this device's part."""
+"""From x_MD and the head's matrix to float32 logits_MV; if split, this device's part of them."""
 WeightOf = Callable[..., Array]
-"""From log_probs_M of the targets, and further arrays of M, to the weight of each target's loss; a
-pure function."""
+"""Pure function from the targets' log_probs_M and more arrays of M to their losses' weights."""
 
 
 class TargetStatistics(NamedTuple):
-    """Log-probability of each target, and entropy of the distribution at its position: float32, in
-    nats, without a gradient; 0 where a target does not count."""
+    """Log-probability of each target, and entropy of the distribution there: float32, in nats,
+    without gradients; 0 where a target is ignored."""
 
     log_probs_M: Array
     entropies_M: Array
 
 
 def summed_loss(head: Head, x_MD: Array, matrix: Array, targets_M: Array) -> Array:
-    """Return the cross-entropy summed over the targets that are not negative, in nats; arguments as
-    for `weighted_loss`."""
+    """Return the cross-entropy in nats over non-negative targets; arguments as for
+    `weighted_loss`."""
     return weighted_loss(head, jnp.ones_like, x_MD, matrix, targets_M)[0]
 
 
@@ -62,29 +57,28 @@ def weighted_loss(
     targets_M: Array,
     extras: tuple[Array, ...] = (),
 ) -> tuple[Array, TargetStatistics]:
-    """Return the cross-entropy, times its weight, summed over the targets that are not negative.
+    """Return the weighted cross-entropy summed over non-negative targets.
 
-    The weights have no gradient. As ∇(w · p ÷ q) = (w · p ÷ q) · ∇ log p, the gradient of a policy
-    with importance ratios p ÷ q is the gradient of a cross-entropy with these weights.
+    No gradient flows through the weights. As ∇(w · p ÷ q) = (w · p ÷ q) · ∇ log p, the gradient of
+    a policy with importance ratios p ÷ q is that of a cross-entropy with these weights.
 
     Args:
         head: a pure function of its arguments.
         weight_of: called with the log-probabilities of a chunk's targets and its part of `extras`;
-            what it returns for targets that don't count is ignored.
+            its results for ignored targets are not used.
         matrix: of any dtype; its gradient is accumulated in float32.
-        targets_M: token ids, negative where a target does not count.
-        extras: arrays with leading axis M.
-    """
+        targets_M: token ids, negative where a target is ignored.
+        extras: arrays with leading axis M."""
     x_MD, matrix = collectives.to_common_varying(x_MD, matrix.astype(jnp.float32))
     return _weighted_loss(head, weight_of, x_MD, matrix, targets_M, extras)
 
 
 class TargetScores(NamedTuple):
-    """As `TargetStatistics`, with greedy matches in place of entropies."""
+    """Like `TargetStatistics`, with greedy matches instead of entropies."""
 
     log_probs_M: Array
     is_largest_M: Array
-    """Whether no token has a larger logit; True where a target does not count."""
+    """Whether no token has a larger logit; True where a target is ignored."""
 
 
 def target_scores(head: Head, x_MD: Array, matrix: Array, targets_M: Array) -> TargetScores:
@@ -98,7 +92,7 @@ def target_scores(head: Head, x_MD: Array, matrix: Array, targets_M: Array) -> T
 
 
 def target_statistics(head: Head, x_MD: Array, matrix: Array, targets_M: Array) -> TargetStatistics:
-    """Return the statistics alone; arguments as for `weighted_loss`."""
+    """Return only the statistics; arguments as for `weighted_loss`."""
     return _map_chunks(_statistics, head, x_MD, matrix, targets_M)
 
 
@@ -109,7 +103,7 @@ def _map_chunks(
     matrix: Array,
     targets_M: Array,
 ) -> T:
-    """Return what the function makes of each chunk's softmax and targets, for all tokens."""
+    """Apply a function to each chunk's softmax and targets; return its results for all tokens."""
 
     def of_chunk(chunk: tuple[Array, Array]) -> T:
         x_MD, targets_M = chunk
@@ -122,12 +116,8 @@ def _map_chunks(
 
 def target_losses(logits: Array, targets: Array) -> Array:
     """Return the cross-entropy at each target in nats: log Σ exp(logits) − the target's logit; 0
-    where the target is negative. If the vocabulary is split over devices, each has the logits of
-    its part.
-
-    Args:
-        logits: of the shape of `targets` with a last axis V added.
-    """
+    where the target is negative. `logits` has the shape of `targets` plus a last axis V, this
+    device's part if the vocabulary is split."""
     return _softmax(logits, targets, _in_two_passes).losses
 
 
@@ -148,18 +138,14 @@ def _softmax(
     targets: Array,
     reduce: Callable[[Array], tuple[Array, Array]] | None = None,
 ) -> Softmax:
-    """Return what losses and gradients of all kinds need.
-
-    Args:
-        reduce: returns the largest logit of each row and the sum of exp(logits − largest). None:
-            the fastest, which may have no derivative.
-    """
+    """Return the common parts of losses and gradients. `reduce` returns each row's largest logit
+    and sum of exp(logits − largest); None for the fastest, which may have no derivative."""
     reduce = reduce or (_in_one_pass if target_device.platform() == "gpu" else _in_two_passes)
     rows = logits.shape[-1]
     own = jnp.maximum(targets, 0) - collectives.vocabulary_offset(rows)
     is_here = (own >= 0) & (own < rows)
     largest, totals = reduce(logits)
-    # From the logits: if this read `shifted`, XLA would write `shifted` besides the exponentials.
+    # From the logits, as XLA would write `shifted` besides the exponentials if this read it.
     target = jnp.take_along_axis(logits, jnp.where(is_here, own, 0)[..., None], -1)[..., 0]
     target = collectives.psum(jnp.where(is_here, target - largest, 0), TENSOR)
     shifted = logits - largest[..., None]
@@ -174,7 +160,7 @@ def _in_two_passes(logits: Array) -> tuple[Array, Array]:
 
 
 def _in_one_pass(logits: Array) -> tuple[Array, Array]:
-    """Reduce while the largest is not known yet (Milakov & Gimelshein 2018)."""
+    """Reduce before the largest is known (Milakov & Gimelshein 2018)."""
     lowest = jnp.finfo(jnp.float32).min  # −∞ − −∞ would be NaN
     rows = logits.shape[-1]
     parts = 1
@@ -187,11 +173,11 @@ def _in_one_pass(logits: Array) -> tuple[Array, Array]:
 
 
 def _joined_sums(largest: Array, totals: Array) -> tuple[Array, Array]:
-    """Join sums of exp(logits − largest) along the last axis; return the largest of all, too."""
+    """Return the largest logit and the sum of exp(logit − largest), joined along the last axis."""
 
     def join(one: tuple[Array, Array], two: tuple[Array, Array]) -> tuple[Array, Array]:
         above = one[0] - two[0]
-        factor = jnp.exp(-jnp.abs(above))  # of the sum with the smaller largest
+        factor = jnp.exp(-jnp.abs(above))  # for the sum with the smaller maximum
         joined = jnp.where(above > 0, one[1] + factor * two[1], factor * one[1] + two[1])
         return jnp.maximum(one[0], two[0]), joined
 
@@ -202,7 +188,7 @@ def _joined_sums(largest: Array, totals: Array) -> tuple[Array, Array]:
 
 
 def _statistics(softmax: Softmax, targets_M: Array) -> TargetStatistics:
-    # 0 · −∞, of the vocabulary's padding, would be NaN
+    # 0 · −∞ in the vocabulary's padding would be NaN
     shifted_MV = jnp.where(softmax.exponentials > 0, softmax.shifted, 0)
     products_M = collectives.psum((softmax.exponentials * shifted_MV).sum(axis=-1), TENSOR)
     entropies_M = jnp.log(softmax.totals) - products_M / softmax.totals
@@ -237,7 +223,7 @@ def _forward(
     targets_M: Array,
     extras: tuple[Array, ...],
 ) -> tuple[tuple[Array, TargetStatistics], tuple[Array, Array]]:
-    # The loop keeps the matrix as its matmuls read it, so in half the memory.
+    # The loop keeps the matrix in the dtype of its matmuls, in half the memory.
     operand = matrix.astype(x_MD.dtype)
 
     def add_chunk(total: Array, chunk: tuple[Array, ...]) -> tuple[Array, Any]:
@@ -272,16 +258,14 @@ _weighted_loss.defvjp(_forward, _backward)
 
 
 def _logits_gradient(softmax: Softmax, weights_M: Array) -> Array:
-    """Return the gradient of the weighted loss: the probabilities, minus 1 at the target, times the
-    weight."""
+    """Return the gradient of the weighted loss: (probabilities − 1 at the target) · weight."""
     share_M1 = weights_M[:, None] / softmax.totals[:, None]
     is_target_MV = jnp.arange(softmax.exponentials.shape[1]) == softmax.own[:, None]
     return softmax.exponentials * share_M1 - jnp.where(is_target_MV, weights_M[:, None], 0)
 
 
 def _chunks(matrix: Array, targets_M: Array, x_MD: Array, *extras: Array) -> tuple[Array, ...]:
-    """Return chunks of equal size, in order: of x_MD, the targets and the others. The last is
-    padded with targets that don't count."""
+    """Return equal chunks of x_MD, targets and the others, the last padded with ignored targets."""
     size = chunk_tokens(len(targets_M), matrix.size // x_MD.shape[1])
     count = math.ceil(len(targets_M) / size)
     padding = count * size - len(targets_M)
@@ -295,12 +279,12 @@ def _chunks(matrix: Array, targets_M: Array, x_MD: Array, *extras: Array) -> tup
 
 
 def _joined(by_chunk: Any, tokens: int) -> Any:
-    """Return the chunks' arrays joined along axis M."""
+    """Return the chunks' arrays concatenated along axis M."""
     return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:])[:tokens], by_chunk)
 
 
 def chunk_tokens(tokens: int, vocabulary: int) -> int:
-    """Return the number of tokens in a chunk, of this many in total."""
+    """Return the number of tokens per chunk for this many in total."""
     max_bytes = LOGITS_BYTES.get(target_device.platform(), OTHER_LOGITS_BYTES)
     chunks = math.ceil(tokens * vocabulary * jnp.float32.dtype.itemsize / max_bytes)
     return math.ceil(tokens / max(min(chunks, tokens // MIN_CHUNK_TOKENS), 1))

@@ -9,12 +9,12 @@ from rungs.model.kernels.blockwise_attention import Scoring
 from rungs.parallel import target_device
 
 MAX_HEAD_SIZE = 128
-"""The largest head size of cuDNN's fused attention on every GPU since Ampere."""
+"""Largest head size of cuDNN's fused attention on every GPU since Ampere."""
 
 
 def supports(query_BSNH: Array | jax.ShapeDtypeStruct) -> bool:
-    """Return whether cuDNN can compute attention of these queries: in 16 bits, with heads of a
-    multiple of 8 elements, on an NVIDIA GPU since Ampere."""
+    """Return whether cuDNN supports these queries: 16 bits, a head size that is a multiple of 8, on
+    an NVIDIA GPU since Ampere."""
     width = query_BSNH.shape[-1]
     is_supported = query_BSNH.dtype in (jnp.bfloat16, jnp.float16) and not width % 8
     return is_supported and width <= MAX_HEAD_SIZE and target_device.is_ampere_or_later()
@@ -23,8 +23,8 @@ def supports(query_BSNH: Array | jax.ShapeDtypeStruct) -> bool:
 def causal_attention(
     query_BSNH: Array, key_BSKH: Array, value_BSKH: Array, scoring: Scoring
 ) -> Array:
-    """Return the same as `blockwise_attention.causal_attention`, without a soft cap or documents.
-    In a plan for another device that function stands in: it keeps as much for the backward pass."""
+    """Like `blockwise_attention.causal_attention`, without soft cap or documents. Plans for another
+    device use that function, which keeps as much for the backward pass."""
     assert scoring.soft_cap is None
     assert scoring.starts_BS is None
     if not target_device.is_compiled():

@@ -1,15 +1,13 @@
 """Matmul of activations with a weight matrix in FP8 (Micikevicius et al. 2022,
-https://arxiv.org/abs/2209.05433): activations and weights in E4M3, gradients in E5M2, each with one
-scale per matrix, by which numbers are divided before they are rounded to 8 bits.
+https://arxiv.org/abs/2209.05433): activations and weights in E4M3, gradients in E5M2, each divided
+by a per-tensor scale before it is rounded to 8 bits.
 
-Scales are delayed (section 3): they come from the largest absolute values ("amaxes") of the steps
-before, so a tensor is rounded before its own is known. They are powers of two, so that a product of
-an 8-bit number and its scale is exact in bfloat16: what is written here as a matmul of such
-products is, on a CPU, an emulation with the same rounding; on a GPU XLA makes it a matmul of the
-8-bit numbers themselves, cuBLASLt's, to which it hands the scales.
+Scaling is delayed (section 3): scales come from the largest absolute values ("amaxes") of earlier
+steps. They are powers of two, so an 8-bit number times its scale is exact in bfloat16: a CPU
+emulates FP8 by a matmul of such products with the same rounding; on GPUs XLA turns it into
+cuBLASLt's FP8 matmul with these scales.
 
-Axes: M rows, I inputs, O outputs; R the three tensors of a matmul, L layers.
-"""
+Axes: M rows, I inputs, O outputs; R the three tensors of a matmul, L layers."""
 
 import functools
 from typing import NamedTuple
@@ -31,22 +29,22 @@ INPUT, WEIGHT, GRADIENT = range(3)
 DTYPES_R = jnp.float8_e4m3fn, jnp.float8_e4m3fn, jnp.float8_e5m2
 LARGEST_R = tuple(float(jnp.finfo(dtype).max) for dtype in DTYPES_R)
 FIRST_AMAX_R = 448.0, 1.0, 2.0**-4
-"""What is assumed before anything was seen. Gradients of a mean over many tokens are tiny; from
-here down, E5M2 has 30 binary orders of magnitude."""
+"""Initial amaxes, before any step. Gradients of a mean over many tokens are tiny; from here down,
+E5M2 has 30 binary orders of magnitude."""
 LEAST_CAPABILITY = 8, 9
-"""The first compute capability of NVIDIA GPUs that multiply in FP8: Ada; Hopper is 9.0."""
+"""First NVIDIA compute capability with FP8 matmuls (Ada; Hopper is 9.0)."""
 
 _PRECISE = jax.lax.Precision.HIGHEST
-"""Makes cuBLASLt sum gradients in full precision; with the default it sums in fewer bits."""
+"""Makes cuBLASLt accumulate gradients in full precision; by default it uses fewer bits."""
 
 
 class Observed(nnx.Variable):
-    """Zeros whose gradient is what a matmul saw: the amaxes of x and of the gradient of y."""
+    """Zeros whose gradient carries a matmul's amaxes, of x and of the gradient of y."""
 
 
 class Float8Matmul(nnx.Module):
-    """A linear layer's matmul in FP8, for one step. In the blocks, each variable has a leading axis
-    L, and so have the arguments: the layers' kernels and scales_LR."""
+    """A linear layer's matmul in FP8, for one step. In the blocks, variables and arguments (the
+    layers' kernels and scales_LR) have a leading axis L."""
 
     def __init__(self, kernel: nnx.Param, scales_LR: Array) -> None:
         kernels = kernel.get_value()
@@ -57,8 +55,8 @@ class Float8Matmul(nnx.Module):
         self.observed = Observed(jnp.zeros((len(scales_LR), 2)))
 
     def __call__(self, x_MI: Array, kernel_IO: Array, dtype: DTypeLike) -> Array:
-        """Return x · matrix: y_MO, in `dtype`. `kernel_IO`, which the matrix is made of, is not
-        read; its gradient is computed as if it were the matrix."""
+        """Return x · matrix: y_MO, in `dtype`. `kernel_IO`, from which the matrix was quantized, is
+        not read but gets the matrix's gradient."""
         matrix_IO = self.matrix.get_value().reshape(kernel_IO.shape)
         operands = x_MI, kernel_IO, matrix_IO, self.scales[...], self.observed[...]
         dtypes = Dtypes(dtype, x_MI.dtype, kernel_IO.dtype)
@@ -66,16 +64,16 @@ class Float8Matmul(nnx.Module):
 
 
 def scales_of(amaxes_R: Array) -> Array:
-    """Return the scales for tensors with these amaxes, 0 where nothing was seen: the least powers
-    of two that are larger than amax ÷ the largest number of the dtype. R is the last axis."""
+    """Return the scales for tensors with these amaxes, along the last axis R: the least power of
+    two above amax ÷ the dtype's largest number; 0 if the amax is 0."""
     seen_R = jnp.where(amaxes_R > 0, amaxes_R, jnp.array(FIRST_AMAX_R))
     _, exponents_R = jnp.frexp(seen_R / jnp.array(LARGEST_R))
     return jnp.ldexp(jnp.float32(1), exponents_R)
 
 
 def quantize(x: Array, scale: Array, tensor: int) -> Array:
-    """Return x ÷ scale in the 8-bit dtype of a tensor of the matmul, one of R. What is too large
-    becomes the largest number; infinity becomes NaN, which a step notices."""
+    """Return x ÷ scale in the 8-bit dtype of `tensor`, an index in R. Overflow saturates; infinity
+    becomes NaN, which the step detects."""
     scaled, largest = x.astype(jnp.float32) / scale, LARGEST_R[tensor]
     clipped = jnp.where(jnp.isfinite(scaled), jnp.clip(scaled, -largest, largest), jnp.nan)
     return clipped.astype(DTYPES_R[tensor])
@@ -87,7 +85,7 @@ def amax(x: Array, axis: tuple[int, ...] | None = None) -> Array:
 
 
 def check_device(train: OptimizationConfig) -> None:
-    """Raise UserError if a run multiplies in FP8 and the target device can't."""
+    """Raise UserError if a run uses FP8 and the target device can't."""
     if train.uses_float8 and (reason := _reason_against(target_device.target())):
         raise UserError(f'train.json: matmul_dtype: "float8": {reason}; remove it')
 
@@ -106,7 +104,7 @@ def _reason_against(target: Target) -> str | None:
 
 
 class Dtypes(NamedTuple):
-    """Of what a matmul returns, and its backward pass."""
+    """Dtypes of a matmul's result and of its two gradients."""
 
     y: DTypeLike
     x: DTypeLike
@@ -114,7 +112,7 @@ class Dtypes(NamedTuple):
 
 
 class Residuals(NamedTuple):
-    """What the backward pass reads."""
+    """Residuals for the backward pass."""
 
     quantized_MI: Array
     matrix_IO: Array
@@ -165,6 +163,6 @@ _matmul.defvjp(_forward, _backward)
 
 
 def _scaled(quantized: Array, scale: Array, dtype: DTypeLike) -> Array:
-    """Return the numbers that an 8-bit tensor stands for. Without the barrier XLA, which may keep
-    more digits than it is asked for, would leave out the rounding to 8 bits."""
+    """Return the values of an 8-bit tensor. Without the barrier XLA, which may keep excess
+    precision, would skip the rounding to 8 bits."""
     return jax.lax.optimization_barrier(quantized).astype(dtype) * scale.astype(dtype)

@@ -1,12 +1,10 @@
-"""Matmul of rows that are sorted by group, each with the matrix of its group.
+"""Matmul of rows sorted by group, each with the matrix of its group.
 
-For NVIDIA GPUs XLA turns `jax.lax.ragged_dot` into one matmul of all rows with all matrices, where
-the other groups' rows are zeroed: as much work and memory as if every row had every group. The
-Pallas kernels here multiply each row with its own matrix only.
+On NVIDIA GPUs XLA turns `jax.lax.ragged_dot` into one matmul of all rows with all matrices, with
+the other groups' rows zeroed: the work and memory of every row in every group. These Pallas kernels
+multiply each row with its own matrix only.
 
-Axes: M rows, E groups, I inputs, O outputs, T tiles of rows. A tile is the rows of one group that a
-program computes.
-"""
+Axes: M rows, E groups, I inputs, O outputs, T tiles: rows of one group that a program computes."""
 
 import functools
 from collections.abc import Callable
@@ -21,35 +19,29 @@ from jax.experimental.pallas import triton
 from rungs.parallel import collectives, target_device
 
 TILE_M, TILE_I, TILE_O = 64, 64, 128
-"""Sizes that a program computes at once: powers of 2, as Triton requires."""
+"""Sizes of a program's block: powers of 2, as Triton requires."""
 _STAGES = {2: 3, 4: 2}
-"""Tiles in flight by bytes per element, so that they fit into the 99 KiB of shared memory that each
-GPU since Ampere has."""
+"""Tiles in flight by bytes per element, for the 99 KiB of shared memory of GPUs since Ampere."""
 
 
 def plain_grouped_matmul(x_MI: Array, kernel_EIO: Array, counts_E: Array) -> Array:
-    """Return y_MO in float32, with operands in the dtype of x.
-
-    Args:
-        x_MI: rows sorted by group.
-        counts_E: number of rows in each group; their sum is M.
-    """
+    """Return y_MO in float32, with operands in the dtype of x. Rows of x_MI are sorted by group;
+    counts_E has each group's rows, M in total."""
     kernel_EIO = kernel_EIO.astype(x_MI.dtype)
     return jax.lax.ragged_dot(x_MI, kernel_EIO, counts_E, preferred_element_type=jnp.float32)
 
 
 def grouped_matmul(x_MI: Array, kernel_EIO: Array, counts_E: Array) -> Array:
-    """Return the same as `plain_grouped_matmul`. In a plan for another device that function stands
-    in: it keeps as much for the backward pass."""
+    """Like `plain_grouped_matmul`. Plans for another device use that function, which keeps as much
+    for the backward pass."""
     if not target_device.is_ampere_or_later() or not target_device.is_compiled():
         return plain_grouped_matmul(x_MI, kernel_EIO, counts_E)
     return pallas_grouped_matmul(*collectives.to_common_varying(x_MI, kernel_EIO, counts_E), False)
 
 
 def is_dense() -> bool:
-    """Return whether the target device has no grouped matmul, so that it takes least time to
-    multiply every row with the matrices of all groups. TPUs have an instruction for groups, recent
-    NVIDIA GPUs the kernels here."""
+    """Return whether the target device has no fast grouped matmul, so that all rows times all
+    matrices is faster. TPUs have an instruction for groups, recent NVIDIA GPUs the kernels here."""
     return target_device.platform() != "tpu" and not target_device.is_ampere_or_later()
 
 
@@ -57,11 +49,7 @@ def is_dense() -> bool:
 def pallas_grouped_matmul(
     x_MI: Array, kernel_EIO: Array, counts_E: Array, interpret: bool
 ) -> Array:
-    """Return the same as `plain_grouped_matmul`.
-
-    Args:
-        interpret: whether to run the kernels step by step, on any device.
-    """
+    """Like `plain_grouped_matmul`; `interpret` runs the kernels step by step, on any device."""
     like_y = jax.eval_shape(plain_grouped_matmul, x_MI, kernel_EIO, counts_E)
     return _of_rows(x_MI, kernel_EIO.astype(x_MI.dtype), counts_E, like_y, interpret)
 
@@ -89,17 +77,16 @@ pallas_grouped_matmul.defvjp(_forward, _backward)
 
 
 class _Tiles(NamedTuple):
-    """Which rows each program computes."""
+    """The rows that each program computes."""
 
     first_T: Array
     end_T: Array
-    """One more than the last row of the tile's group; no row of the tile is below it if there are
-    more tiles than needed."""
+    """Index after the last row of the tile's group; the tile is empty unless above `first_T`."""
     group_T: Array
 
     @classmethod
     def of(cls, counts_E: Array, rows: int) -> Self:
-        """Return enough tiles for any counts: each group can leave one tile incomplete."""
+        """Return enough tiles for any counts: each group may have one incomplete tile."""
         tiles_E = pl.cdiv(counts_E, TILE_M)
         tile_T = jnp.arange(pl.cdiv(rows, TILE_M) + len(counts_E))
         group_T = jnp.searchsorted(jnp.cumsum(tiles_E), tile_T, side="right")
@@ -118,12 +105,9 @@ def _of_rows(
     interpret: bool,
     transposed: bool = False,
 ) -> Array:
-    """Return x · the matrix of each row's group, in the dtype of `like_MO`.
-
-    Args:
-        matrices: kernel_EIO or, if `transposed`, kernel_EOI, which is read in that order: XLA would
-            transpose the weights of all layers before it loops over them.
-    """
+    """Return x · the matrix of each row's group, in the dtype of `like_MO`. `matrices` is
+    kernel_EIO or, if `transposed`, kernel_EOI, read in that order because XLA would transpose the
+    weights of all layers before its loop over them."""
     (rows, inputs), outputs = x_MI.shape, matrices.shape[1 if transposed else 2]
     tiles = _Tiles.of(counts_E, rows)
 

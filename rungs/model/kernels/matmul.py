@@ -1,12 +1,9 @@
-"""Matmul of activations with a weight matrix, with its own derivative.
+"""Matmul of activations with a weight matrix, with its own derivative. The one that JAX derives for
+`plain_matmul` gives the same result, but slowly: with a compute dtype narrower than float32 it
+multiplies a float32 gradient in float32; and XLA's CPU compiler calls its fast library only for
+sums over the last axis in memory of the left operand, which a weight's gradient is not.
 
-`plain_matmul` and the derivative that JAX derives give the same result, but are slow in two ways.
-If the compute dtype is narrower than float32, the derivative receives a float32 gradient and
-multiplies in float32. And XLA's CPU compiler calls its fast library only if the sum is over the
-last axis of the left operand, as it lies in memory. For the gradient of a weight it is not.
-
-Axes: M rows, I inputs, O outputs.
-"""
+Axes: M rows, I inputs, O outputs."""
 
 import functools
 
@@ -22,22 +19,22 @@ from rungs.parallel.target_device import cpu_barrier
 
 
 def plain_matmul(x_MI: Array, kernel_IO: Array, dtype: DTypeLike = jnp.float32) -> Array:
-    """Return x · kernel: y_MO, in `dtype`, with operands in the dtype of x; sums are in float32."""
+    """Return x · kernel: y_MO, in `dtype`, from operands in the dtype of x; sums are float32."""
     return dot(x_MI, kernel_IO.astype(x_MI.dtype), 1, 0, dtype)
 
 
 def matmul(x_MI: Array, kernel_IO: Array | StoredMatrix, dtype: DTypeLike = jnp.float32) -> Array:
-    """Return the same as `plain_matmul`. The backward pass also multiplies in the dtype of x. A
-    stored matrix multiplies in its own way, in float32, and has no derivative."""
+    """Like `plain_matmul`, with the backward pass also in the dtype of x. A stored matrix
+    multiplies in its own way, in float32, and has no derivative."""
     if isinstance(kernel_IO, StoredMatrix):
         return kernel_IO.multiply(x_MI)
     return _matmul(dtype, *collectives.to_common_varying(x_MI, kernel_IO))
 
 
 def rounded_dtype(dtype: DTypeLike) -> DTypeLike:
-    """Return the dtype in which a matmul is to write what will then be rounded to `dtype`, possibly
-    after a bias is added, which is one rounding more. On a GPU the next kernel would read twice as
-    much from memory; elsewhere writing 16 bits gains little or is slower."""
+    """Return the output dtype of a matmul whose result will be rounded to `dtype`, possibly after
+    adding a bias, which is one rounding more. On a GPU the next kernel would read twice as much
+    from memory; elsewhere 16-bit output gains little or is slower."""
     return dtype if target_device.platform() == "gpu" else jnp.float32
 
 
@@ -71,8 +68,8 @@ def sum_over_rows(
     precision: jax.lax.Precision | None = None,
 ) -> Array:
     """Return leftᵀ · right, in `dtype`. On a CPU the narrower operand is transposed in memory.
-    Without the barriers XLA would fold transposes of operands and results into another form of
-    matmul, which fails for some forms in bfloat16."""
+    Without the barriers XLA would fold the transposes into another form of matmul, which fails for
+    some forms in bfloat16."""
     if left_MI.shape[1] <= right_MO.shape[1]:
         left_IM = transpose_in_memory(left_MI)
         return cpu_barrier(dot(left_IM, right_MO, 1, 0, dtype, precision))
@@ -89,8 +86,8 @@ def transpose_in_memory(x: Array) -> Array:
 
 
 def sum_over_last_axis(x: Array) -> Array:
-    """Return the sum in float32, with the last axis kept. On a CPU the sum reads x as it lies in
-    memory; without the barrier, XLA would write a float32 copy of a 16-bit x that others read."""
+    """Return the sum over the last axis, kept, in float32. Without the barrier, XLA's CPU compiler
+    would write a float32 copy of a 16-bit x that others also read."""
     return cpu_barrier(x).astype(jnp.float32).sum(axis=-1, keepdims=True)
 
 

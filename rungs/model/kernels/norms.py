@@ -1,10 +1,7 @@
 """Layer norm and RMS norm over the last axis, computed in float32, with their own derivative on
-GPUs.
-
-From the derivative that JAX derives, XLA's GPU compiler writes a float32 array of the size of x
-that the gradients of x, scale and bias all read. Here each row's gradient takes one pass over x and
-y's gradient, and the sums over rows take another.
-"""
+GPUs. For the one that JAX derives, XLA's GPU compiler writes a float32 array of the size of x that
+the gradients of x, scale and bias all read. Here each row's gradient takes one pass over x and y's
+gradient, and the sums over rows another."""
 
 import functools
 from typing import Any, NamedTuple
@@ -18,12 +15,12 @@ from rungs.parallel import collectives, target_device
 
 
 class Norm(NamedTuple):
-    """What a norm subtracts and divides by."""
+    """Kind of norm."""
 
     epsilon: float
     """Added to the variance."""
     is_centered: bool
-    """Whether the mean is subtracted: layer norm, not RMS norm."""
+    """Whether the mean is subtracted: layer norm rather than RMS norm."""
 
 
 def layer_norm(x: Array, epsilon: float, *scale_and_bias: Array) -> Array:
@@ -39,18 +36,14 @@ def rms_norm(x: Array, epsilon: float, *scale: Array) -> Array:
 
 
 def _norm(norm: Norm, x: Array, *vectors: Array) -> Array:
-    """Return the norm of x.
-
-    Args:
-        vectors: the scale and, if there is one, the bias; or nothing.
-    """
+    """Return the norm of x; `vectors` are the scale and the bias, the scale, or nothing."""
     if target_device.platform() != "gpu":
         return plain_norm(norm, x, *vectors)
     return _with_own_derivative(norm, *collectives.to_common_varying(x, *vectors))
 
 
 def plain_norm(norm: Norm, x: Array, *vectors: Array) -> Array:
-    """Return the norm of x, with the derivative that JAX derives."""
+    """Return the norm of x, with JAX's derivative."""
     return _scaled(_normalize(norm, x)[0], vectors).astype(x.dtype)
 
 
@@ -105,7 +98,7 @@ def _backward(norm: Norm, residuals: Any, gradient: Array) -> tuple[Array, ...]:
     along = (scaled * normalized).mean(axis=-1, keepdims=True)
     x_gradient = (statistics.factor * (scaled - across - normalized * along)).astype(x.dtype)
 
-    # Without the barrier XLA would compute these sums in the kernel above, from an array it writes.
+    # Without the barrier XLA would compute these sums in the kernel above, which writes its input.
     x, gradient, statistics = jax.lax.optimization_barrier((x, gradient, statistics))
     gradient = gradient.astype(jnp.float32)
     summands = gradient * statistics.normalize(x), gradient

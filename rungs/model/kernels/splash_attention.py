@@ -1,8 +1,6 @@
-"""Causal attention over full sequences by JAX's splash attention, on TPUs.
-
-Axes as in `gpt.py`. The kernels compute blocks of scores: those in which no query attends to a key
-are skipped, and key/value heads are read by all query heads that share them, never repeated.
-"""
+"""Causal attention over full sequences by JAX's splash attention, on TPUs. Axes as in `gpt.py`. Its
+kernels skip blocks of scores that no query attends to, and share key/value heads among query heads
+without repeating them."""
 
 import functools
 import importlib.util
@@ -28,13 +26,13 @@ from rungs.parallel import collectives, target_device
 LANES = 128
 """Elements in a row of a TPU's registers. Blocks of queries and keys are multiples of it."""
 MAX_BLOCK = 512
-"""Queries, or keys, that a kernel computes at once at most. Blocks of 1,024 don't fit into the fast
-memory of a TPU v5e with heads of 256 elements, blocks of 2,048 with any."""
+"""Most queries, or keys, in a block. Blocks of 1,024 don't fit into the fast memory of a TPU v5e
+with heads of 256 elements, blocks of 2,048 never."""
 
 
 def supports(query_BSNH: Array | jax.ShapeDtypeStruct) -> bool:
-    """Return whether the kernels compute attention of these queries: on a TPU, in bfloat16 or
-    float32, in sequences of at least `LANES` tokens. A shorter one would be mostly padding."""
+    """Return whether the kernels support these queries: on a TPU, in bfloat16 or float32, with
+    sequences of at least `LANES` tokens, as shorter ones would be mostly padding."""
     is_supported = query_BSNH.dtype in (jnp.bfloat16, jnp.float32)
     return is_supported and query_BSNH.shape[1] >= LANES and target_device.platform() == "tpu"
 
@@ -42,8 +40,8 @@ def supports(query_BSNH: Array | jax.ShapeDtypeStruct) -> bool:
 def causal_attention(
     query_BSNH: Array, key_BSKH: Array, value_BSKH: Array, scoring: Scoring
 ) -> Array:
-    """Return the same as `blockwise_attention.causal_attention`. In a plan for another device that
-    function stands in: it keeps as much for the backward pass."""
+    """Like `blockwise_attention.causal_attention`. Plans for another device use that function,
+    which keeps as much for the backward pass."""
     if not target_device.is_compiled():
         return blockwise_attention.causal_attention(query_BSNH, key_BSKH, value_BSKH, scoring)
     return pallas_attention(query_BSNH, key_BSKH, value_BSKH, scoring, interpret=False)
@@ -52,12 +50,8 @@ def causal_attention(
 def pallas_attention(
     query_BSNH: Array, key_BSKH: Array, value_BSKH: Array, scoring: Scoring, interpret: bool
 ) -> Array:
-    """Return y_BSNH. The kernels have no scale, so the queries are multiplied by it, and rounded to
-    their dtype. Sequences are padded at the end, where no query attends to the padding.
-
-    Args:
-        interpret: whether to run the kernels step by step, on any device.
-    """
+    """Return y_BSNH. Queries are multiplied by the scale, which the kernels lack, and rounded to
+    their dtype. Sequences are padded at the end. `interpret` emulates the kernels on any device."""
     length, heads = query_BSNH.shape[1:3]
     block = block_size(length)
     query_BSNH = (query_BSNH.astype(jnp.float32) * scoring.scale).astype(query_BSNH.dtype)
@@ -69,7 +63,7 @@ def pallas_attention(
 
 
 def block_size(length: int) -> int:
-    """Return the queries, and keys, in a block: as few equal blocks as `MAX_BLOCK` allows."""
+    """Return the block's queries, and keys, for as few equal blocks as `MAX_BLOCK` allows."""
     return _round_up(-(-length // -(-length // MAX_BLOCK)), LANES)
 
 
@@ -84,7 +78,7 @@ def _by_head(x_BSNH: Array, block: int) -> Array:
 
 
 def _segments(starts_BS: Array, block: int) -> splash_attention_kernel.SegmentIds:
-    """Return the document of each query and key, numbered by its start; of padding, -1."""
+    """Return the document of each query and key as the position of its start; −1 for padding."""
     padding = -starts_BS.shape[1] % block
     ids_BS = jnp.pad(starts_BS, ((0, 0), (0, padding)), constant_values=-1)
     return _splash_attention().SegmentIds(ids_BS, ids_BS)
@@ -93,9 +87,8 @@ def _segments(starts_BS: Array, block: int) -> splash_attention_kernel.SegmentId
 def _splash_kernel(
     heads: int, length: int, block: int, scoring: Scoring, interpret: bool
 ) -> Callable[..., Array]:
-    """Return the function of query_NSH, key_KSH, value_KSH and segments or None. What it keeps for
-    the backward pass besides them, y and the log-sum-exp, is marked as in
-    `remat.save_for_backward`."""
+    """Return the function of query_NSH, key_KSH, value_KSH and segments or None. Its other
+    residuals, y and the log-sum-exp, are marked as in `remat.save_for_backward`."""
     splash = _splash_attention()
     mask = _CausalMask((length, length), (scoring.window and scoring.window - 1, 0), 0)
     blocks = ("block_q", "block_kv", "block_q_dkv", "block_kv_dkv", "block_q_dq", "block_kv_dq")
@@ -112,8 +105,8 @@ def _splash_kernel(
 
 
 class _CausalMask(splash_attention_mask.LocalMask):
-    """JAX's mask, but it computes the elements of a block only where some are masked and some are
-    not: for 32,768 tokens the blocks take 0.6 s instead of 14."""
+    """JAX's mask, computing elements only in blocks that are partly masked: for 32,768 tokens the
+    blocks take 0.6 s instead of 14."""
 
     def __getitem__(self, block: tuple[slice, slice]) -> np.ndarray:
         queries, keys = block
@@ -130,9 +123,9 @@ class _CausalMask(splash_attention_mask.LocalMask):
 
 @functools.cache
 def _splash_attention() -> ModuleType:
-    """Return a second copy of JAX's module, whose kernels declare the mesh axes along which their
-    outputs vary. `jax.shard_map` with `check_vma` refuses JAX's, which don't. A copy, because a
-    change to JAX's own would reach everyone who uses it in this process."""
+    """Return a copy of JAX's module whose kernels declare the mesh axes along which outputs vary,
+    as `jax.shard_map` with `check_vma` requires. A copy, because changing JAX's module would affect
+    everyone in this process."""
     spec = importlib.util.find_spec(splash_attention_kernel.__name__)
     assert spec is not None
     assert spec.loader is not None
@@ -143,8 +136,7 @@ def _splash_attention() -> ModuleType:
 
 
 def _varying_pallas_call(kernel: Any, out_shape: Any, **options: Any) -> Callable[..., Any]:
-    """Return `pl.pallas_call` with outputs that vary along each mesh axis that an input varies
-    along."""
+    """Return `pl.pallas_call` with outputs that vary along each mesh axis that an input does."""
 
     def run(*inputs: Any) -> Any:
         def outputs() -> Any:

@@ -1,13 +1,11 @@
 """Matrices in the forms in which generation multiplies them; there is no derivative.
 
-XLA multiplies a few rows with a 16-bit matrix fastest if the sum is over the matrix's last axis, as
-it lies in memory: for a single row its GPU compiler would write a transposed copy of each matrix
-for every token. If that is only what a transposition says, its CPU compiler first makes a float32
-copy of the whole matrix, and also if there is a single row. It makes one of a whole table to look
-up 16-bit rows, so these are moved as integers.
+XLA multiplies a few rows with a 16-bit matrix fastest if the sum is over the matrix's last axis in
+memory. Otherwise its GPU compiler writes a transposed copy of each matrix for every single-row
+token, and its CPU compiler a float32 copy of the whole matrix; the latter also for a single row,
+and of a whole table to look up 16-bit rows, so these are moved as integers.
 
-Axes as in `matmul.py`.
-"""
+Axes as in `matmul.py`."""
 
 import abc
 import dataclasses
@@ -20,16 +18,16 @@ from jax import Array
 from rungs.parallel import target_device
 
 LARGEST = 127
-"""The largest integer; −128 is not used, so that the range is symmetric."""
+"""The largest integer; −128 is not used, to keep the range symmetric."""
 _PARTS = 2 * LARGEST
-"""Steps of an activation's second part, the finer one, in one step of its first."""
+"""Steps of an activation's second, finer part in one step of its first."""
 
 
 class StoredMatrix(abc.ABC):
-    """A matrix that is not one array of its parameter's shape."""
+    """A matrix that is not stored as one array of its parameter's shape."""
 
     shape: tuple[int, ...]
-    """Shape of the parameter."""
+    """The parameter's shape."""
 
     @abc.abstractmethod
     def multiply(self, x_MI: Array) -> Array:
@@ -37,14 +35,13 @@ class StoredMatrix(abc.ABC):
 
     @abc.abstractmethod
     def rows(self, indices: Array) -> Array:
-        """Return the vectors of some outputs, in float32: rows of an embedding table that is also
-        the output head."""
+        """Return some outputs' vectors, float32: rows of a table that is also the output head."""
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class OutputMajorMatrix(StoredMatrix):
-    """A matrix of 16-bit floats with a row for each output."""
+    """A matrix of 16-bit floats with one row per output."""
 
     values_OI: Array
     shape: tuple[int, ...] = dataclasses.field(metadata={"static": True})
@@ -68,10 +65,9 @@ class Int8Matrix(StoredMatrix):
     quantization; Dettmers et al. 2022, "LLM.int8()", section 2).
 
     A CPU multiplies 8-bit integers several times as fast as floats, and reads fewer bytes. There,
-    activations become 16-bit integers in two parts, which are two rows of one matmul: relative to a
-    row's largest element, a rounding error of 2⁻¹⁶ at most, much less than the weights'.
-    Elsewhere the weights are converted to the dtype of the activations as they are read.
-    """
+    activations become 16-bit integers split into two rows of one matmul, with a rounding error of
+    at most 2⁻¹⁶ of a row's largest element, much less than the weights'. Elsewhere the weights are
+    converted to the activations' dtype as they are read."""
 
     integers_OI: Array
     """int8."""
@@ -92,17 +88,13 @@ class Int8Matrix(StoredMatrix):
 
 
 def quantize(matrix_OI: Array, shape: tuple[int, ...]) -> Int8Matrix:
-    """Round a matrix.
-
-    Args:
-        shape: shape of its parameter.
-    """
+    """Round a matrix to 8 bits; `shape` is that of its parameter."""
     integers_OI, scales_O1 = _as_integers(matrix_OI.astype(jnp.float32))
     return Int8Matrix(integers_OI.astype(jnp.int8), scales_O1[:, 0], shape)
 
 
 def _as_integers(x_MI: Array) -> tuple[Array, Array]:
-    """Return integers, as floats, and their scale, one for each row. A row of zeros has scale 1."""
+    """Return integers, as floats, and their scale per row, 1 for a row of zeros."""
     largest_M1 = jnp.abs(x_MI).max(axis=1, keepdims=True)
     scales_M1 = jnp.where(largest_M1 == 0, 1.0, largest_M1 / LARGEST)
     return jnp.round(x_MI / scales_M1), scales_M1
@@ -117,19 +109,19 @@ def _multiply_integers(x_MI: Array, integers_OI: Array) -> Array:
 
 
 def outputs_first(kernel: Array, inputs: int) -> Array:
-    """Return matrix_OI of a parameter for matmuls that sum over its first `inputs` axes."""
+    """Return a parameter as matrix_OI, for matmuls that sum over its first `inputs` axes."""
     return kernel.reshape(math.prod(kernel.shape[:inputs]), -1).T
 
 
 def dot(left_MI: Array, right_OI: Array, dtype: jnp.dtype) -> Array:
-    """Return left · rightᵀ, with the sum in `dtype`."""
+    """Return left · rightᵀ, accumulated in `dtype`."""
     return jax.lax.dot_general(
         left_MI, right_OI, (((1,), (1,)), ((), ())), preferred_element_type=dtype
     )
 
 
 def take_rows(table: Array, indices: Array) -> Array:
-    """Return rows of a table; bfloat16 rows are moved as integers."""
+    """Return rows of a table, moving bfloat16 rows as integers."""
     if table.dtype != jnp.bfloat16:
         return table[indices]
     bits = jax.lax.bitcast_convert_type(table, jnp.uint16)[indices]

@@ -1,21 +1,19 @@
 """Causal attention over full sequences by Pallas kernels, on NVIDIA GPUs.
 
-One kernel runs forward: a program has a tile of queries, goes over tiles of keys, and keeps the
+One kernel runs forward: a program has a tile of queries, loops over tiles of keys, and keeps the
 running maximum and sum of the softmax. Two kernels run backward and recompute the attention weights
 from the log-sum-exp: one for the gradient of queries, one for keys and values (Dao et al. 2022,
-"FlashAttention"; Dao 2023, "FlashAttention-2", section 3.1). Tiles outside of the causal mask, the
-window or the document are skipped.
+"FlashAttention"; Dao 2023, "FlashAttention-2", section 3.1). Tiles outside the causal mask, window
+or document are skipped.
 
-They compute what cuDNN doesn't: soft caps, heads of more than 128 elements, float32, and separate
-documents, which `jax.nn.dot_product_attention` can't ask cuDNN for. JAX's own kernel
-(`jax.experimental.pallas.ops.gpu.attention`) has neither soft caps nor windows, and tokamax's
-(0.1) has no gradient of a soft cap. Neither declares along which mesh axes its results vary, as
-`jax.shard_map` requires.
+They cover what cuDNN, or JAX's interface to it, lacks: soft caps, heads of more than 128 elements,
+float32, and separate documents. `jax.experimental.pallas.ops.gpu.attention` has neither soft caps
+nor windows, and tokamax (0.1) no gradient of a soft cap. Neither declares along which mesh axes its
+results vary, as `jax.shard_map` requires.
 
 Axes as in `gpt.py`, and
     Q queries of a tile, T keys of a tile, G query heads that share a key head.
-Scores are QT or, for the gradients of keys and values, TQ.
-"""
+Scores are QT or, for the gradients of keys and values, TQ."""
 
 import dataclasses
 import functools
@@ -36,7 +34,7 @@ MAX_HEAD_SIZE = 256
 
 
 class Tiles(NamedTuple):
-    """How many queries and keys a program has at once: powers of 2 from 16, as Triton requires."""
+    """Queries and keys that a program has at once: powers of 2 from 16, as Triton requires."""
 
     queries: int
     keys: int
@@ -57,22 +55,22 @@ _TILINGS = {
     (4, 128): Tiling(Tiles(64, 32), Tiles(64, 16), Tiles(32, 32)),
     (4, 256): Tiling(Tiles(32, 16), Tiles(32, 16), Tiles(16, 16)),
 }
-"""By bytes per element and head size; smaller heads have the first of their dtype. So large that
-the compilers for Ampere, Hopper and Blackwell just spill no registers and fit the tiles into shared
-memory, of which some have 99 KiB."""
+"""By bytes per element and head size; smaller heads use their dtype's first. Tiles are as large as
+compilers for Ampere, Hopper and Blackwell allow without spilling registers or exceeding shared
+memory, 99 KiB on some."""
 _WARPS, _STAGES = 8, 2
 
 
 class Documents(NamedTuple):
-    """Where the document of each token starts, and where the next one does; for each key head,
-    because all that the kernels read has heads."""
+    """Where each token's document and the next one start, repeated per key head because all inputs
+    of the kernels have heads."""
 
     starts_BSK: Array
     ends_BSK: Array
 
     @classmethod
     def of(cls, starts_BS: Array, kv_heads: int) -> Self:
-        """Return the documents that start there; they follow each other."""
+        """Return consecutive documents with these starts."""
         length = starts_BS.shape[1]
         following_BS = jnp.pad(starts_BS[:, 1:], ((0, 0), (0, 1)), constant_values=length)
         is_last_BS = following_BS != starts_BS
@@ -90,8 +88,8 @@ def supports(query_BSNH: Array | jax.ShapeDtypeStruct) -> bool:
 def causal_attention(
     query_BSNH: Array, key_BSKH: Array, value_BSKH: Array, scoring: Scoring
 ) -> Array:
-    """Return the same as `blockwise_attention.causal_attention`. In a plan for another device that
-    function stands in: it keeps as much for the backward pass."""
+    """Like `blockwise_attention.causal_attention`. Plans for another device use that function,
+    which keeps as much for the backward pass."""
     arrays = query_BSNH, key_BSKH, value_BSKH
     if not target_device.is_compiled():
         return blockwise_attention.causal_attention(*arrays, scoring)
@@ -118,10 +116,9 @@ def pallas_attention(
     """Return y_BSNH in the dtype of query.
 
     Args:
-        documents: None if each sequence is one.
+        documents: None if each sequence is one document.
         scoring: hashable, without `starts_BS`.
-        interpret: whether to run the kernels step by step, on any device.
-    """
+        interpret: whether to run the kernels step by step, on any device."""
     return _forward(query_BSNH, key_BSKH, value_BSKH, documents, scoring, interpret)[0]
 
 
@@ -164,11 +161,11 @@ pallas_attention.defvjp(_forward, _backward)
 
 
 class _RunningSoftmax(NamedTuple):
-    """Softmax over the keys so far, times their values."""
+    """Softmax-weighted sum of values over the keys so far."""
 
     largest_Q: Array
     total_Q: Array
-    """Sum of exponentials of the differences from the largest score."""
+    """Sum of exp(score − largest score)."""
     y_QH: Array
     """Not yet divided by `total_Q`."""
 
@@ -262,20 +259,20 @@ class _QueryTile(NamedTuple):
     """The queries of a program."""
 
     head: Array
-    """Among those that share a key head."""
+    """Index among the query heads that share a key head."""
     first: Array
     end: Array
     """Position after the last query."""
     at_Q: Array
     first_key_Q: Array | None
-    """Where the document of each query starts, if documents are separate."""
+    """Start of each query's document, if documents are separate."""
     first_key: Array | int
-    """The smallest of them."""
+    """Minimum of `first_key_Q`."""
 
     @classmethod
     def of_program(cls, tiles: Tiles, query: Any, starts: Any = None, _: Any = None) -> Self:
-        """Return a tile of the refs that `_run` gives. Those with the most keys start first, so
-        that no program is left to run alone at the end."""
+        """Return the tile for the refs that `_run` passes. Tiles with the most keys start first, so
+        that no program runs alone at the end."""
         length, group, _ = query.shape
         tile, head = _tile_and_head(pl.num_programs(0) - 1 - pl.program_id(0), group)
         first = tile * tiles.queries
@@ -286,14 +283,14 @@ class _QueryTile(NamedTuple):
         return cls(head, first, end, at_Q, _load(starts, at_Q), _load_one(starts, first))
 
     def seen(self, scoring: Scoring, at_T: Array) -> Array:
-        """Return seen_QT: which queries attend to which keys."""
+        """Return seen_QT, true where a query attends to a key."""
         seen_QT = scoring.is_seen(self.at_Q[:, None] - at_T[None, :])
         if self.first_key_Q is None:
             return seen_QT
         return seen_QT & (at_T[None, :] >= self.first_key_Q[:, None])
 
     def over_keys(self, scoring: Scoring, tiles: Tiles, add: Any, init: Any) -> Any:
-        """Return `init` after `add` for the number of each tile of keys that a query attends to."""
+        """Fold `add`, from `init`, over the indices of key tiles that a query attends to."""
         window = self.end if scoring.window is None else scoring.window
         first_key = jnp.maximum(self.first - window + 1, self.first_key)
         numbers = first_key // tiles.keys, pl.cdiv(self.end, tiles.keys)
@@ -303,8 +300,7 @@ class _QueryTile(NamedTuple):
 def _query_tiles(
     scoring: Scoring, tiles: Tiles, length: int, _: Any = None, ends: Any = None
 ) -> tuple[Array, Array]:
-    """Return the first tile of queries that attend to the program's keys, and the one after the
-    last."""
+    """Return the range, first and end, of query tiles that attend to the program's keys."""
     first_key = pl.program_id(0) * tiles.keys
     window = length if scoring.window is None else scoring.window
     end = jnp.minimum(first_key + tiles.keys + window - 1, length)
@@ -315,17 +311,14 @@ def _query_tiles(
 
 
 def _tile_and_head(number: Array, group: int) -> tuple[Array, Array]:
-    """Return the number of a tile and of a head, among those that share a key head."""
+    """Return the indices of a tile and of a head among those that share a key head."""
     tile = number // group
     return tile, number - tile * group
 
 
 def _scores(scoring: Scoring, products: Array, seen: Array) -> tuple[Array, Array]:
-    """Return scores, and their derivative with respect to the products query · key.
-
-    Args:
-        seen: whether the query attends to the key.
-    """
+    """Return scores, and their derivative with respect to the products query · key; `seen` is
+    whether the query attends to the key."""
     scores, slope = products * scoring.scale, jnp.asarray(scoring.scale)
     if scoring.soft_cap is not None:
         share = jnp.tanh(products * (scoring.scale / scoring.soft_cap))
@@ -344,14 +337,14 @@ def _tiling(query_BSNH: Array) -> Tiling:
 
 
 def _query_programs(tiles: Tiles, query_BSNH: Array, key_BSKH: Array) -> int:
-    """Return the number of programs with queries for each key head."""
+    """Return the number of query programs per key head."""
     group = query_BSNH.shape[2] // key_BSKH.shape[2]
     return group * pl.cdiv(query_BSNH.shape[1], tiles.queries)
 
 
 def _run(kernel: Any, programs: int, like: Any, arrays: tuple[Array, ...], interpret: bool) -> Any:
-    """Return what a kernel writes. Its refs have one sequence and the heads that share a key head:
-    SGH, or SG for sums over heads. G is 1 for keys and values."""
+    """Return the outputs of a kernel. Its refs are of one sequence and the heads that share a key
+    head: SGH, or SG for sums over heads. G is 1 for keys and values."""
     batch, length, kv_heads, _ = arrays[1].shape
 
     def block(x: Any) -> pl.BlockSpec:
@@ -367,7 +360,7 @@ def _run(kernel: Any, programs: int, like: Any, arrays: tuple[Array, ...], inter
         interpret=interpret,
         compiler_params=triton.CompilerParams(num_warps=_WARPS, num_stages=_STAGES),
     )
-    return jax.jit(call)(*arrays)  # else JAX keeps calls whose results "dots" has saved
+    return jax.jit(call)(*arrays)  # else JAX recomputes calls whose results "dots" has saved
 
 
 def _range(tile: Any, size: int) -> Array:
@@ -380,7 +373,7 @@ def _load(ref: Any, at: Array, head: Any = 0) -> Array:
 
 
 def _load_one(ref: Any, at: Array) -> Array:
-    """Return the element at a position, of the first head."""
+    """Return the first head's element at a position."""
     one: Array = triton.load(ref.at[at, jnp.int32(0)])
     return one
 
@@ -391,8 +384,7 @@ def _store(ref: Any, at: Array, head: Any, x: Array) -> None:
 
 
 def _elements(ref: Any, at: Array, head: Any) -> tuple[Any, Array]:
-    """Return the elements of a head at these positions, padded to a power of 2, and which of them
-    exist."""
+    """Return a head's elements at these positions, padded to a power of 2, and which exist."""
     length, _, *width = ref.shape
     if not width:
         return ref.at[at, head], at < length

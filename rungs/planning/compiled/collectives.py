@@ -1,7 +1,7 @@
-"""What the devices of a compiled program send each other, read from its HLO text: every collective
-with its bytes (`collectives`), which of them run while the device computes (`overlaps`), and sums
-by mesh axes. A device's number is its position in `mesh.devices.flat`: XLA's partition id, which is
-the global device id in a program of one replica, and `jax.jit` compiles no other."""
+"""The collectives of a compiled program, read from its HLO text: their bytes (`collectives`), which
+of them run while the device computes (`overlaps`), and sums by mesh axes. A device's number is its
+position in `mesh.devices.flat`, XLA's partition id: the global device id in a program of one
+replica, as `jax.jit` always compiles."""
 
 import math
 import re
@@ -23,7 +23,7 @@ Groups = tuple[tuple[int, ...], ...]
 _DIMENSIONS = r"\[([\d,]+)\](?:T\(([\d,]+)\))?"
 _IOTA = re.compile(r"\[([\d,]+)\]<=" + _DIMENSIONS)
 _MATMUL_TARGETS = ("__cublas", "__cudnn", "__gpu$xla.gpu.triton", "tpu_custom_call")
-"""Prefixes of custom calls that are matmuls, attention or hand-written kernels."""
+"""Prefixes of custom calls that are matmuls, attention or handwritten kernels."""
 _MESH = re.compile(r"mesh\[([^\]]*)\](?:, device_ids=\(([^{]*)\))? \{([^}]*)\}")
 
 
@@ -31,15 +31,15 @@ class Collective(NamedTuple):
     """A collective operation, as each device runs it."""
 
     kind: str
-    """One of KINDS, also for an asynchronous form."""
+    """One of KINDS, also for the asynchronous form."""
     groups: Groups
     """Groups of devices; for a collective-permute, pairs (source, target) of different devices."""
     result_bytes: int
     """Bytes of all results on one device."""
     trips: int
-    """How many times it runs in one run of the program."""
+    """Number of executions per run of the program."""
     op_name: str
-    """Where in the traced program it comes from; empty if XLA does not say."""
+    """Its origin in the traced program; empty if XLA does not say."""
 
     @property
     def group_size(self) -> int:
@@ -57,23 +57,23 @@ class Collective(NamedTuple):
 
     @property
     def moved_bytes(self) -> int:
-        """Bytes that one device sends each time it runs."""
+        """Bytes that one device sends per execution."""
         array_bytes = max(self.operand_bytes, self.result_bytes)
         return moved_bytes(self.kind, array_bytes, self.group_size)
 
     @property
     def total_moved_bytes(self) -> int:
-        """Bytes that one device sends in one run of the program."""
+        """Bytes that one device sends per run of the program."""
         return self.trips * self.moved_bytes
 
 
 def moved_bytes(kind: str, array_bytes: int, devices: int) -> int:
-    """Return the bytes that one device sends in a collective, rounded up. It assumes the algorithms
-    that send least: a ring for all-reduce, which is a reduce-scatter and then an all-gather
-    (Patarasuk and Yuan 2009, https://doi.org/10.1016/j.jpdc.2008.09.002), and for those two by
-    themselves (Chan et al. 2007, https://doi.org/10.1002/cpe.1206). In an all-to-all each device
-    sends the others their shares directly. `array_bytes` is the size of the complete array, of
-    which each of the group's `devices` has a shard before or after."""
+    """Return the bytes that one device sends in a collective, rounded up, with the algorithms that
+    send least: a ring for all-reduce (a reduce-scatter, then an all-gather; Patarasuk and Yuan
+    2009, https://doi.org/10.1016/j.jpdc.2008.09.002) and for those two (Chan et al. 2007,
+    https://doi.org/10.1002/cpe.1206); in an all-to-all each device sends shares directly.
+    `array_bytes` is the size of the complete array, of which each of the group's `devices` has a
+    shard before or after."""
     if kind == "collective-permute":
         return array_bytes
     passes = 2 if kind == "all-reduce" else 1
@@ -81,7 +81,7 @@ def moved_bytes(kind: str, array_bytes: int, devices: int) -> int:
 
 
 class Traffic(NamedTuple):
-    """All collectives of one kind along the same mesh axes, in one run of the program."""
+    """All collectives of one kind along the same mesh axes, per run of the program."""
 
     kind: str
     axes: tuple[str, ...]
@@ -89,24 +89,23 @@ class Traffic(NamedTuple):
     moved_bytes: int
     """Bytes that one device sends."""
     hidden_bytes: int = 0
-    """Bytes of them sent while the device computes, by `overlap_summary`."""
+    """Bytes sent while the device computes, from `overlap_summary`."""
 
     @property
     def exposed_bytes(self) -> int:
-        """Bytes for which the device waits."""
+        """Bytes that the device waits for."""
         return self.moved_bytes - self.hidden_bytes
 
 
 def collectives(program: hlo.Program) -> list[Collective]:
-    """Return the collectives of a compiled program, one entry for each call site. Each branch of a
-    conditional counts as if it always ran. Collectives within a single device send nothing and are
-    left out. Raises ValueError if a loop contains a collective and XLA does not know its trip
-    count, or if the text has a collective or a syntax that this module cannot count."""
+    """Return the collectives of a compiled program, one entry per call site. All branches of a
+    conditional count. Collectives within a single device are left out. Raises ValueError if a loop
+    with a collective has no known trip count, or this module can't count a collective or syntax."""
     return [site.collective for site in sites(hlo.Module.parse(program))]
 
 
 def summary(found: Iterable[Collective], mesh: Mesh | AbstractMesh) -> list[Traffic]:
-    """Return runs and bytes by kind and mesh axes, sorted by these."""
+    """Return executions and bytes by kind and mesh axes, sorted by these."""
     grouped: dict[tuple[str, tuple[str, ...]], list[Collective]] = defaultdict(list)
     for collective in found:
         grouped[collective.kind, axes_of(collective.groups, mesh)].append(collective)
@@ -117,7 +116,7 @@ def summary(found: Iterable[Collective], mesh: Mesh | AbstractMesh) -> list[Traf
 
 
 def axes_of(groups: Groups, mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
-    """Return the mesh axes along which the devices of a group differ, in the mesh's order. Raises
+    """Return the mesh axes along which a group's devices differ, in the mesh's order. Raises
     ValueError if a device number is outside the mesh."""
     shape = tuple(mesh.shape.values())
     places = [np.unravel_index(group, shape) for group in groups]
@@ -129,16 +128,16 @@ def axes_of(groups: Groups, mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
 
 
 class Site(NamedTuple):
-    """Where a collective is called."""
+    """A call of a collective."""
 
     collective: Collective
     instruction: hlo.Instruction
-    """The call, in a schedule and never in a fusion; the start of an asynchronous collective."""
+    """The call, in a schedule and never in a fusion; for an asynchronous collective its start."""
 
 
 def sites(module: hlo.Module, computation: str = "") -> Iterator[Site]:
-    """Yield the call sites of collectives in a computation, by default the entry, and in everything
-    that it calls; errors as for `collectives`."""
+    """Yield the call sites of collectives in a computation, by default the entry, and in all that
+    it calls; errors as in `collectives`."""
     instructions = module.computations[computation or module.entry]
     continues_another = _continues_another(instructions)
     for instruction in instructions:
@@ -159,8 +158,8 @@ def sites(module: hlo.Module, computation: str = "") -> Iterator[Site]:
 
 
 def _as_scattered(site: Site, caller: hlo.Instruction) -> Site:
-    """Return the all-reduce of a TPU's all-reduce-scatter fusion, which keeps one part of the sum
-    on each device, as the reduce-scatter that it is; other sites unchanged."""
+    """Return the all-reduce of a TPU's all-reduce-scatter fusion as the reduce-scatter that it is,
+    as each device keeps only one part of the sum; other sites unchanged."""
     if site.collective.kind != "all-reduce" or "AllReduceScatterFusion" not in caller.rest:
         return site
     kept = hlo.bytes_of(caller.shape)
@@ -169,13 +168,12 @@ def _as_scattered(site: Site, caller: hlo.Instruction) -> Site:
 
 
 CONTROL_FLOW = ("while", "conditional", "call")
-"""Opcodes of instructions that run other computations by their own schedules."""
+"""Opcodes that run other computations by their own schedules."""
 
 
 def _calls(instruction: hlo.Instruction) -> Iterator[tuple[str, int | None]]:
-    """Yield the computations that an instruction calls, and how many times (None if unknown). The
-    start and the end of an asynchronous operation may both name its computation. Only the start
-    counts."""
+    """Yield the computations that an instruction calls, and how many times (None if unknown). If
+    start and end of an asynchronous operation both name its computation, only the start counts."""
     if not instruction.opcode.endswith(("-update", "-done")):
         trips = hlo.trip_count(instruction)
         for role, name in instruction.called():
@@ -183,9 +181,9 @@ def _calls(instruction: hlo.Instruction) -> Iterator[tuple[str, int | None]]:
 
 
 def _continues_another(computation: list[hlo.Instruction]) -> bool:
-    """Return whether the collective in a computation was started in another one. XLA's TPU compiler
-    starts a collective in one fusion, continues it in the fusions of the matmuls that run
-    meanwhile, and ends it in another. Each of these contains it, with the same `chain_id`."""
+    """Return whether a computation's collective was started in another one. XLA's TPU compiler
+    starts it in one fusion, continues it in the fusions of overlapping matmuls, and ends it in
+    another; all contain it with the same `chain_id`."""
     has_chain = any(map(_chain_id, computation))
     return has_chain and all(one.target != "AsyncCollectiveStart" for one in computation)
 
@@ -197,7 +195,7 @@ def _chain_id(instruction: hlo.Instruction) -> str:
 
 
 def _collective(instruction: hlo.Instruction) -> Collective | None:
-    """Return the instruction as a collective, if it is one that involves several devices."""
+    """Return the instruction as a collective, if it is one with several devices."""
     kind = instruction.opcode.removesuffix("-start")
     if kind in UNCOUNTED_KINDS and "is_host_transfer=true" not in instruction.attributes:
         raise ValueError(f"{instruction}: the bytes of a {kind} cannot be counted")
@@ -215,9 +213,9 @@ def _collective(instruction: hlo.Instruction) -> Collective | None:
 
 
 def parse_groups(text: str, devices: int) -> Groups:
-    """Parse the groups after `replica_groups=`, in any of the three forms that XLA writes.
-    `{{0,1},{2,3}}`, where `{}` means all devices; `[2,2]<=[4]`; and `mesh['a'=2,'b'=2] {'b'}`:
-    https://github.com/openxla/xla/blob/main/xla/hlo/ir/replica_group.h. Raises ValueError for
+    """Parse the groups after `replica_groups=`, in one of XLA's three forms: `{{0,1},{2,3}}`, where
+    `{}` means all devices; `[2,2]<=[4]`; or `mesh['a'=2,'b'=2] {'b'}`
+    (https://github.com/openxla/xla/blob/main/xla/hlo/ir/replica_group.h). Raises ValueError for
     another form."""
     if text.startswith("{}"):
         return (tuple(range(devices)),)
@@ -231,14 +229,12 @@ def parse_groups(text: str, devices: int) -> Groups:
 
 
 def _mesh_groups(axes: str, device_ids: str, grouped: str) -> Groups:
-    """Return groups of the devices that differ only in the grouped mesh axes, in mesh order.
+    """Return groups of devices that differ only in the grouped mesh axes, in mesh order.
 
     Args:
         axes: as in `'a'=2,'b'=4`.
         device_ids: of the mesh, as in `[4,2]T(1,0)` or `1,0,2,…`; in order if empty.
-        grouped: as in `'a','b':(2)3`: all of axis a, and of axis b a factor of 3 that follows a
-            factor of 2.
-    """
+        grouped: as in `'a','b':(2)3`: all of axis a, and of axis b a factor 3 after a factor 2."""
     sizes = {name: int(size) for name, size in re.findall(r"([^',=]+)'?=(\d+)", axes)}
     places = dict(zip(sizes, np.indices(tuple(sizes.values())), strict=True))
     for name, before, part in re.findall(r"([^',:]+)'?(?::\((\d+)\)(\d+))?", grouped):
@@ -254,7 +250,7 @@ def _mesh_groups(axes: str, device_ids: str, grouped: str) -> Groups:
 
 
 def _iota(dimensions: str, order: str | None) -> NDArray[np.int64]:
-    """Return 0, 1, 2, … as an array of these dimensions, transposed and then flattened."""
+    """Return 0, 1, 2, … as an array of these dimensions, transposed and flattened."""
     shape = hlo.numbers(dimensions)
     array = np.arange(math.prod(shape)).reshape(shape)
     return array.transpose(hlo.numbers(order) if order else None).ravel()
@@ -265,8 +261,7 @@ def _as_groups(rows: Iterable[NDArray[np.int64]]) -> Groups:
 
 
 def parse_braces(text: str) -> Groups:
-    """Parse the groups at the start of a text such as `{{0,1},{2,3}}, …`; ValueError if it has
-    another form."""
+    """Parse the groups at the start of a text such as `{{0,1},{2,3}}, …`. May raise ValueError."""
     outer = re.match(r"\{(?:\{[\d,]*\},?)*\}", text)
     if not outer:
         raise ValueError(f"{text[:80]}: unknown form of groups")
@@ -274,34 +269,32 @@ def parse_braces(text: str) -> Groups:
 
 
 class Overlap(NamedTuple):
-    """A collective, and what the device computes while it runs."""
+    """A collective, and the computation that it overlaps."""
 
     collective: Collective
     matmuls: int
-    """Matmuls between its start and its end, each time it runs; 0 if it is synchronous. Kernels of
-    attention and other custom kernels count as one matmul."""
+    """Matmuls between its start and its end per execution; 0 if it is synchronous. Attention and
+    other custom kernels count as matmuls."""
 
     @property
     def hidden_bytes(self) -> int:
-        """Bytes that one device sends while it computes, in one run of the program."""
+        """Bytes that one device sends while it computes, per run of the program."""
         return self.collective.total_moved_bytes if self.matmuls else 0
 
 
 def overlaps(program: hlo.Program) -> list[Overlap]:
-    """Return the collectives of a compiled program as `collectives` does, with what they overlap.
+    """Return the collectives of a compiled program, as `collectives` does, with what they overlap.
 
-    A compiled program is scheduled: its text has the instructions in the order in which they run.
-    An asynchronous collective starts in one place and ends in a later one, and is hidden if there
-    are matmuls in between. The device waits for all others, which are exposed. Start and end look
+    A compiled program's text is in execution order. An asynchronous collective is hidden if there
+    are matmuls between its start and its end; the device waits for all others. Start and end look
     different in each compiler:
 
         GPU  all-gather-start … all-gather-done, or async-start … async-done of a computation
         TPU  a fusion with a custom call AsyncCollectiveStart … one with AsyncCollectiveDone; or as
              on a GPU
 
-    Raises ValueError as `collectives` does, or if the program has no schedule or the end of an
-    asynchronous collective is not found.
-    """
+    Raises ValueError as `collectives` does, or if the program has no schedule, or an asynchronous
+    collective no end."""
     module = hlo.Module.parse(program)
     if not module.is_scheduled:
         raise ValueError("the program has no schedule, so it does not say what overlaps")
@@ -327,8 +320,7 @@ def _matmuls_during(site: Site) -> int:
 
 
 def _before_end(schedule: list[hlo.Instruction]) -> list[hlo.Instruction]:
-    """Return the instructions between a collective, the first of these, and its end; none if it is
-    synchronous."""
+    """Return the instructions between a collective, `schedule`'s first, and its end, if any."""
     first, names = schedule[0], {schedule[0].name}
     is_start = first.opcode.endswith("-start")
     chain = "" if is_start else _chain(first, "AsyncCollectiveStart")
@@ -340,19 +332,19 @@ def _before_end(schedule: list[hlo.Instruction]) -> list[hlo.Instruction]:
         if is_start and names.intersection(instruction.operands):
             if instruction.opcode.endswith("-done"):
                 return schedule[1:position]
-            names.add(instruction.name)  # an async-update
+            names.add(instruction.name)  # async-update
     raise ValueError(f"{first}: the end of this collective is not in its computation")
 
 
 def _chain(instruction: hlo.Instruction, target: str) -> str:
-    """Return the chain of the collective in a fusion with a custom call of this target."""
+    """Return the chain id of the collective in a fusion with a custom call of this target."""
     inner = instruction.inner if instruction.opcode == "fusion" else []
     has_target = any(one.target == target for one in inner)
     return max(map(_chain_id, inner)) if has_target else ""
 
 
 def _matmuls_in(instruction: hlo.Instruction) -> int:
-    """Return the matmuls that an instruction runs. A loop of unknown length counts once."""
+    """Return how many matmuls an instruction runs. A loop of unknown length counts once."""
     is_kernel = instruction.target.startswith(_MATMUL_TARGETS)
     if is_kernel or instruction.opcode in ("dot", "convolution"):
         return 1

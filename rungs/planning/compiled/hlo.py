@@ -1,5 +1,5 @@
-"""A compiled program, parsed from its HLO text; how often its loops run. The instructions of a
-computation stand in the order in which they run, except inside a fusion, which runs as one."""
+"""Parser of a compiled program's HLO text, and trip counts of its loops. Instructions of a
+computation are in execution order, except inside a fusion, which runs as one."""
 
 import dataclasses
 import math
@@ -23,7 +23,7 @@ class Instruction:
 
     name: str
     shape: str
-    """As HLO writes it: `(f32[4,8]{1,0}, u32[])`."""
+    """In HLO syntax: `(f32[4,8]{1,0}, u32[])`."""
     opcode: str
     rest: str
     """Operands, attributes, metadata and the backend's configuration."""
@@ -32,7 +32,7 @@ class Instruction:
 
     @property
     def attributes(self) -> str:
-        """`rest` without the metadata, which may contain any text."""
+        """`rest` without the metadata, which may contain arbitrary text."""
         return self.rest.partition(", metadata={")[0]
 
     @property
@@ -47,42 +47,42 @@ class Instruction:
 
     @property
     def is_fusion(self) -> bool:
-        """Whether it runs the operations of another computation as one kernel; on a GPU a copy may
-        start so, and run beside other kernels."""
+        """Whether it runs another computation as one kernel. On a GPU a copy may be started this
+        way, and run beside other kernels."""
         return self.opcode in ("fusion", "fusion-start")
 
     @property
     def op_name(self) -> str:
-        """Where in the traced program it comes from; empty if XLA does not say."""
+        """Its origin in the traced program; empty if XLA does not say."""
         found = re.search(r'op_name="((?:[^"\\]|\\.)*)"', self.rest)
         return found[1] if found else ""
 
     @property
     def target(self) -> str:
-        """Name of what a custom call calls; empty for other instructions."""
+        """Target of a custom call; empty for other instructions."""
         found = re.search(r'custom_call_target="([^"]*)"', self.attributes)
         return found[1] if found else ""
 
     def attribute(self, name: str) -> str:
-        """Return the text after `name=`, or `{}` if it has no such attribute."""
+        """Return the text after `name=`, or `{}` without that attribute."""
         return self.attributes.partition(f"{name}=")[2] or "{}"
 
     @property
     def element(self) -> int:
-        """Which element of a tuple a get-tuple-element takes."""
+        """Tuple index of a get-tuple-element."""
         return numbers(self.attribute("index"))[0]
 
     @property
     def number(self) -> int:
-        """Which argument of its computation a parameter is."""
+        """Argument index of a parameter."""
         return int(self.rest.partition(")")[0])
 
     @property
     def result(self) -> str:
-        """Shape of what it returns; of an asynchronous start, of what the end will return. A start
-        returns (operands, results, …): https://openxla.org/xla/async_ops. A copy's returns (result,
-        operand, …), and an all-reduce's only its results in the text of older compilers: for GPUs,
-        of jaxlib before 0.11."""
+        """Shape of its result; for an asynchronous start, of the end's result. A start returns
+        (operands, results, …): https://openxla.org/xla/async_ops. A copy's returns (result,
+        operand, …), and in older compilers (for GPUs, jaxlib before 0.11) an all-reduce's only its
+        results."""
         has_only_results = self.opcode == "all-reduce-start" and not self.shape.startswith("((")
         if not self.opcode.endswith("-start") or has_only_results:
             return self.shape
@@ -90,19 +90,19 @@ class Instruction:
         return elements[0 if self.opcode == "copy-start" else min(1, len(elements) - 1)]
 
     def called(self) -> Iterator[tuple[str, str]]:
-        """Yield the role and the name of each computation that it calls."""
+        """Yield the role and name of each computation that it calls."""
         for role, names in _CALLED.findall(self.attributes):
             for name in re.findall(r"[\w.-]+", names):
                 yield role, name
 
     @property
     def inner(self) -> "list[Instruction]":
-        """The instructions of the computations that it calls."""
+        """Instructions of the computations that it calls."""
         return [one for _, name in self.called() for one in self.module.computations[name]]
 
     @property
     def inner_root(self) -> "Instruction":
-        """The instruction whose result a fusion or a call returns."""
+        """Instruction whose result a fusion or call returns."""
         return next(one for one in self.inner if one.is_root)
 
     def __str__(self) -> str:
@@ -129,13 +129,13 @@ class Module:
 
     @classmethod
     def parse(cls, program: Program) -> Self:
-        """Return the program; raises ValueError if the text has no ENTRY computation."""
+        """Parse a program. Raises ValueError if the text has no ENTRY computation."""
         text = program if isinstance(program, str) else program.as_text() or ""
         header = text.lstrip().partition("\n")[0]
         counts = re.findall(r"(?:replica_count|num_partitions)=(\d+)", header)
         module = cls({}, "", math.prod(map(int, counts)), "is_scheduled=true" in header)
         current = ""
-        # attributes of a kernel may have several lines, in quotes and braces at the start of a line
+        # a kernel's attributes may span lines, in quotes and in braces at the start of a line
         joined = re.sub(r"\n(?=\s*(?:\"|\}[^\n]))", " ", text)
         for line in map(str.strip, joined.splitlines()):
             if instruction := _INSTRUCTION.match(line):
@@ -155,7 +155,7 @@ class Module:
         return next(one for one in self.computations[computation] if one.name == name)
 
     def root(self, computation: str) -> Instruction:
-        """Return the instruction whose result the computation returns."""
+        """Return the instruction whose result a computation returns."""
         return next(one for one in self.computations[computation] if one.is_root)
 
 
@@ -174,16 +174,15 @@ def shapes_in(shape: str) -> list[str]:
 
 
 def bytes_of(shape: str) -> int:
-    """Return the bytes of a shape, all arrays of a tuple together. Raises ValueError if a dtype has
-    an unknown width."""
+    """Return the bytes of a shape, summed over a tuple. Raises ValueError for an unknown dtype."""
     arrays = re.findall(r"(\w+)\[([^\]]*)\]", shape)
     sizes = ((dtype_bits(dtype), math.prod(numbers(inside))) for dtype, inside in arrays)
     return sum(-(-bits * size // 8) for bits, size in sizes)
 
 
 def tiled_bytes_of(shape: str) -> int:
-    """Return the bytes of a shape in memory, with the padding of a TPU's tiles: in
-    `f32[8,64]{1,0:T(8,128)}` rows of 64 elements take as much as 128."""
+    """Return the bytes of a shape in memory, with the padding of a TPU's tiles: rows of 64 elements
+    in `f32[8,64]{1,0:T(8,128)}` take as much as 128."""
     return sum(
         -(-dtype_bits(dtype) * math.prod(_padded(numbers(dimensions), order, tile)) // 8)
         for dtype, dimensions, order, tile in _TILED.findall(shape)
@@ -191,8 +190,8 @@ def tiled_bytes_of(shape: str) -> int:
 
 
 def _padded(dimensions: list[int], order: str, tile: str) -> list[int]:
-    """Return the dimensions, each rounded up to whole tiles. `order` is that of the axes in memory,
-    the last first; `tile` has its sides along the last axes."""
+    """Return the dimensions rounded up to whole tiles. `order` is that of the axes in memory, minor
+    first; `tile` has its sides along the last axes."""
     sides = [int(side) for side in reversed(tile.split(",")) if side]
     for axis, side in zip(map(int, filter(None, order.split(","))), sides, strict=False):
         dimensions[axis] = -(-dimensions[axis] // side) * side
@@ -200,25 +199,24 @@ def _padded(dimensions: list[int], order: str, tile: str) -> list[int]:
 
 
 def device_bytes_of(shape: str) -> int:
-    """Return the bytes, with padding, of those arrays of a shape that lie in the device's memory,
-    not in the fast memory of its cores (VMEM, SMEM) or in the host's: these have a memory space, as
-    in `f32[8]{0:S(1)}`."""
+    """Return the bytes, with padding, of the arrays of a shape in the device's main memory: others,
+    in fast memory (VMEM, SMEM) or on the host, have a memory space, as in `f32[8]{0:S(1)}`."""
     return tiled_bytes_of(re.sub(r"\w+\[[^\]]*\]\{[^}]*S\([1-9]\d*\)[^}]*\}", "", shape))
 
 
 def dimensions_of(array: str) -> list[int]:
-    """Return the dimensions of an array's shape; of a dynamic one, `<=8`, its maximum."""
+    """Return the dimensions of an array's shape; for a dynamic one, such as `<=8`, the maximum."""
     return numbers(array.partition("[")[2].partition("]")[0])
 
 
 def numbers(text: str) -> list[int]:
-    """Return the whole numbers in a text."""
+    """Return the integers in a text."""
     return [int(number) for number in re.findall(r"\d+", text)]
 
 
 def dtype_bits(array: str) -> int:
-    """Return the bits of an element of an array's shape: the first number in dtypes such as
-    `f8e4m3fn`. Raises ValueError if its dtype has an unknown width."""
+    """Return the bits per element of an array's shape: the first number in dtypes such as
+    `f8e4m3fn`. Raises ValueError if the width is unknown."""
     dtype = array.partition("[")[0].rpartition("/")[2]
     if dtype in ("pred", "token"):
         return {"pred": 8, "token": 0}[dtype]
@@ -232,23 +230,22 @@ _COPIES = ("copy", "copy-start", "copy-done", "bitcast", "convert", "reshape")
 
 
 class _Counter(NamedTuple):
-    """A number that a loop computes from what it carries from one iteration to the next."""
+    """An integer that a loop computes from its carry."""
 
     carried: int | None
-    """Index of a carried number to which `constant` is added; None if there is none."""
+    """Index in the carry of the number that `constant` is added to, or None."""
     constant: int
 
 
 _Known = dict[str, _Counter | None]
-"""The parameters of a computation that is called, by name; None if unknown."""
+"""Values of a called computation's parameters, by name; None if unknown."""
 
 
 def trip_count(one: Instruction) -> int | None:
-    """Return how many times what an instruction calls runs: the iterations of a loop, None if they
-    cannot be told; 1 for other instructions. XLA's CPU and GPU compilers write the count next to
-    the loop (`known_trip_count`). Its TPU compiler does not; there the count follows from the loop
-    itself, which counts from a constant in constant steps until its condition, a comparison with a
-    constant, is false."""
+    """Return how often a called computation runs: the iterations of a loop, None if unknown; 1 for
+    other instructions. XLA's CPU and GPU compilers write a loop's count (`known_trip_count`). For
+    TPUs it follows from the loop, which counts from a constant in constant steps while a comparison
+    with a constant is true."""
     if one.opcode != "while":
         return 1
     if known := re.search(r"known_trip_count\W+n\W+(\d+)", one.rest):
@@ -267,8 +264,8 @@ def trip_count(one: Instruction) -> int | None:
 
 
 def _steps(direction: str, first: int, limit: int, step: int) -> int | None:
-    """Return how often a number that starts at `first` and changes by `step` compares with the
-    limit in this direction; None if that is not a loop that counts towards its limit."""
+    """Return the iterations of a counter from `first` in steps of `step` while the comparison
+    holds; None if it does not count towards its limit."""
     if direction == "NE":
         steps, rest = divmod(limit - first, step) if step else (-1, 0)
         return steps if steps >= 0 and not rest else None
@@ -292,7 +289,7 @@ def _comparison(root: Instruction, known: _Known) -> tuple[str, _Counter, _Count
 
 
 def _value(one: Instruction, known: _Known) -> _Counter | None:
-    """Return an integer of a computation; None if it depends on more than one carried number."""
+    """Return the value of an integer; None if it depends on more than one number of the carry."""
     if one.opcode == "parameter":
         return known.get(one.name)
     if one.opcode == "constant":
@@ -311,15 +308,14 @@ def _value(one: Instruction, known: _Known) -> _Counter | None:
 
 
 def _element(one: Instruction, index: int, known: _Known) -> _Counter | None:
-    """Return an integer in a tuple. A loop's parameter, which unlike a fusion's is not known, is
-    what the loop carries."""
+    """Return an integer in a tuple. A loop's unknown parameter, unlike a fusion's, is the carry."""
     if one.opcode == "parameter" and not known:
         return _Counter(index, 0)
     return _value(one.inputs[index], known) if one.opcode == "tuple" else None
 
 
 def _arguments(call: Instruction, known: _Known) -> _Known:
-    """Return what the parameters of the computation that an instruction calls are."""
+    """Return the parameter values of the computation that an instruction calls."""
     parameters = [one for one in call.inner if one.opcode == "parameter"]
     return {one.name: _value(call.inputs[one.number], known) for one in parameters}
 

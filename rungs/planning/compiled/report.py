@@ -1,4 +1,4 @@
-"""The reports of a compiled step, next to its estimate, and of its roofline."""
+"""Report of a compiled step next to its estimate, and of its roofline."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -11,11 +11,11 @@ from rungs.planning.memory import Memory, format_bytes
 from rungs.planning.rows import Column, Part, Row, Table, content, lines
 
 _SHOWN = 4
-"""Parts that are named as the ones to shrink."""
+"""Most parts named as the ones to shrink."""
 
 
 def step_section(forecast: Forecast, step: CompiledStep) -> Iterator[Part]:
-    """Yield what the compiler says of a step: seconds and bytes."""
+    """Yield the compiler's seconds and bytes of a step."""
     versions = ", ".join(f"{name} {version}" for name, version in step.versions.items())
     yield f"compiled  in {format_duration(step.seconds)} by {versions}; nothing was run"
     found = {"seconds": step.seconds, "versions": step.versions, "fits": fits(forecast, step)}
@@ -196,7 +196,7 @@ def _goal(found: Roofline) -> Iterator[str]:
 
 
 def _others(found: Roofline) -> str:
-    """Return the parts with the most time besides the time of their FLOPs, in ms."""
+    """Return the parts that take the most time besides their FLOPs, in ms."""
     others = {
         name: work.serial_seconds - work.compute_seconds for name, work in found.parts.items()
     }

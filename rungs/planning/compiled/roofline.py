@@ -1,6 +1,6 @@
 """The least time of a training step on a device, part by part, from its compiled program: a kernel
-takes at least its FLOPs ÷ the device's peak, and its bytes ÷ the bandwidth of the device's memory
-(Williams et al. 2009, https://doi.org/10.1145/1498765.1498785)."""
+takes at least FLOPs ÷ peak, and bytes ÷ memory bandwidth (Williams et al. 2009,
+https://doi.org/10.1145/1498765.1498785)."""
 
 import re
 from collections import defaultdict
@@ -33,7 +33,7 @@ SCOPES = {
     "gradient_sum": "sum of gradients",
     "optimizer": "optimizer",
 }
-"""Parts by named scope; the innermost scope counts."""
+"""Parts by named scope; the innermost scope decides."""
 ATTENTION, REST, OPTIMIZER = SCOPES["attention"], SCOPES["norm"], SCOPES["optimizer"]
 COLLECTIVES, COPIES = "collectives", "copies"
 PARTS = (*dict.fromkeys(SCOPES.values()), COLLECTIVES, COPIES)
@@ -41,28 +41,27 @@ _MOVES = (
     *("parameter", "constant", "bitcast", "tuple", "get-tuple-element", "copy", "reshape"),
     *("transpose", "slice", "dynamic-slice", "dynamic-update-slice", "concatenate", "broadcast"),
 )
-"""Opcodes that compute nothing."""
+"""Opcodes that only move data."""
 _PREFETCHES = ("copy-start", "slice-start")
 
 
 class Work(NamedTuple):
-    """FLOPs and bytes of a device in one run of a program, and the least time for them."""
+    """FLOPs and bytes of a device per run of a program, and the least time for them."""
 
     flops: float
     """FLOPs of matmuls."""
     moved_bytes: float
-    """Bytes read from the device's memory and written to it."""
+    """Bytes read from and written to the device's memory."""
     compute_seconds: float
     """Seconds for the FLOPs, at the peak of their dtype."""
     memory_seconds: float
     """Seconds for the bytes, at the memory's bandwidth."""
     kernel_seconds: float
-    """Seconds of all kernels one after another, each taking the longer of the two; without
-    transfers that run beside kernels."""
+    """Sum over kernels of the longer of the two, excluding transfers that run beside kernels."""
 
     @property
     def overlapped_seconds(self) -> float:
-        """Seconds if all computing and moving overlap."""
+        """Seconds if all computation and transfers overlap."""
         return max(self.compute_seconds, self.memory_seconds)
 
     @property
@@ -72,7 +71,7 @@ class Work(NamedTuple):
 
     @property
     def limit(self) -> str:
-        """Which takes longer, computing or moving."""
+        """Which takes longer: "FLOPs" or "memory"."""
         return "FLOPs" if self.compute_seconds >= self.memory_seconds else "memory"
 
 
@@ -80,11 +79,11 @@ class StepFlops(NamedTuple):
     """FLOPs of each device in a step, known without its program."""
 
     model: float
-    """Model FLOPs, by which utilization (MFU) is measured."""
+    """Model FLOPs, the basis of utilization (MFU)."""
     planned: float
     """FLOPs of all matmuls, from the configs."""
     attention: float
-    """FLOPs of them in attention, whose kernels do not show theirs."""
+    """The part of them in attention, whose kernels do not show theirs."""
     dtype: np.dtype
     """Dtype of the matmuls."""
 
@@ -97,11 +96,11 @@ class Goal(NamedTuple):
     matmuls: float
     """Seconds of all matmuls at their peak, including recomputation."""
     rest: float
-    """Least seconds of everything else: the serial time of all parts, less `matmuls`."""
+    """Least seconds of the rest: the serial time of all parts less `matmuls`."""
 
     @property
     def room(self) -> float:
-        """Seconds left for everything else; below 0 if the matmuls alone take too long."""
+        """Seconds left for the rest; negative if the matmuls alone take too long."""
         return self.allowed - self.matmuls
 
     @property
@@ -110,23 +109,23 @@ class Goal(NamedTuple):
 
     @property
     def matmul_share(self) -> float:
-        """Share of their peak that the matmuls must reach, if everything else is at its least."""
+        """Share of peak that the matmuls must reach if the rest takes its least time."""
         return self.matmuls / (self.allowed - self.rest)
 
 
 class Roofline(NamedTuple):
-    """The least time of a step on each device. Links between devices are not in it."""
+    """The least time of a step on each device, without links between devices."""
 
     parts: dict[str, Work]
-    """Work by part of the step, of those parts that have FLOPs or bytes."""
+    """Work by part of the step; parts without FLOPs or bytes are absent."""
     flops: StepFlops
-    """From the configs."""
+    """FLOPs according to the configs."""
     peak: float
     """FLOP/s in the step's dtype."""
 
     @property
     def overlapped_seconds(self) -> float:
-        """Seconds if all computing and moving within a part overlap."""
+        """Seconds if computation and transfers overlap within each part."""
         return sum(work.overlapped_seconds for work in self.parts.values())
 
     @property
@@ -140,26 +139,26 @@ class Roofline(NamedTuple):
 
     @property
     def flops_ratio(self) -> float:
-        """FLOPs of the model's matmuls in the program, without the optimizer's, as a share
-        of what the configs give. A check: 1 if the two agree."""
+        """Ratio of the FLOPs of the model's matmuls in the program, without the optimizer's, to
+        those from the configs: 1 if they agree."""
         model = (work.flops for part, work in self.parts.items() if part != OPTIMIZER)
         return sum(model) / self.flops.planned
 
     def utilization(self, seconds: float) -> float:
-        """Return the model FLOPs utilization of a step that takes this long."""
+        """Return the model FLOPs utilization of a step that takes this many seconds."""
         return self.flops.model / self.peak / seconds
 
     def goal(self, utilization: float = TARGET) -> Goal:
-        """Return what this utilization takes."""
+        """Return the times that this utilization requires."""
         matmuls = self.total.compute_seconds
         allowed = self.flops.model / self.peak / utilization
         return Goal(allowed, matmuls, self.serial_seconds - matmuls)
 
 
 def roofline(program: hlo.Program, hardware: Hardware, flops: StepFlops) -> Roofline:
-    """Return the least time of a compiled step. Each branch of a conditional counts as if it always
-    ran. Raises ValueError if XLA does not know how many times a loop runs, or the text has a matmul
-    that cannot be counted. The peaks of `hardware` must be known."""
+    """Return the least time of a compiled step. All branches of a conditional count. Raises
+    ValueError if a loop has no known trip count, or a matmul cannot be counted. The peaks of
+    `hardware` must be known."""
     peak, module = hardware.peak(flops.dtype), hlo.Module.parse(program)
     assert peak is not None
     found: dict[str, list[Work]] = defaultdict(list)
@@ -178,8 +177,8 @@ def roofline(program: hlo.Program, hardware: Hardware, flops: StepFlops) -> Roof
 
 
 def step_roofline(forecast: Forecast, step: CompiledStep) -> Roofline | None:
-    """Return the least time of a run's step; None if it does not fit into memory. Raises UserError
-    if its program cannot be counted."""
+    """Return the roofline of a run's step; None if it does not fit into memory. Raises UserError if
+    its program cannot be counted."""
     if isinstance(step.result, str):
         return None
     try:
@@ -189,7 +188,7 @@ def step_roofline(forecast: Forecast, step: CompiledStep) -> Roofline | None:
 
 
 def step_flops(forecast: Forecast) -> StepFlops:
-    """Return the FLOPs of a step with the kernels that its device's compiler has."""
+    """Return the FLOPs of a step with the kernels of its device's compiler."""
     config, hardware = forecast.config, forecast.hardware
     with target_device.trace_for(hardware.target, is_compiled=True):
         layout = abstract_layout(forecast.sharding)
@@ -207,7 +206,7 @@ def step_flops(forecast: Forecast) -> StepFlops:
 def _scheduled(
     computation: Iterable[hlo.Instruction], trips: int = 1
 ) -> Iterator[tuple[hlo.Instruction, int]]:
-    """Yield the instructions that run, and how many times they run."""
+    """Yield the executed instructions, with their number of executions."""
     for instruction in computation:
         if instruction.opcode not in (*collectives.CONTROL_FLOW, "async-start"):
             yield instruction, trips
@@ -219,7 +218,7 @@ def _scheduled(
 
 
 def _work_of(instruction: hlo.Instruction, trips: int, hardware: Hardware) -> Work:
-    """Return the work of an instruction that runs so many times."""
+    """Return the work of an instruction that runs this many times."""
     flops, compute = 0, 0.0
     for matmul in matmuls_of(instruction):
         peak = hardware.peak_of_bits(matmul.bits)
@@ -243,10 +242,9 @@ def _sum(works: Iterable[Work]) -> Work:
 
 
 def part_of(instruction: hlo.Instruction) -> str:
-    """Return the part of a step that an instruction, not one in a fusion, belongs to: one of PARTS.
-    A matmul with what is fused with it belongs to the matmul's part. An instruction that only moves
-    data is a copy, except for a transfer to or from a TPU's fast memory, which belongs to the part
-    of the instruction that it serves."""
+    """Return the part of a step, one of PARTS, that an instruction outside fusions belongs to. A
+    matmul keeps what is fused with it. Pure data movement is a copy, except transfers to or from a
+    TPU's fast memory, which belong to the instruction that they serve."""
     if instruction.opcode.removesuffix("-start") in collectives.KINDS:
         return COLLECTIVES
     if instruction.opcode in _PREFETCHES and _changes_memory(instruction):
@@ -260,13 +258,13 @@ def part_of(instruction: hlo.Instruction) -> str:
 
 
 def _scope(op_name: str) -> str:
-    """Return the part of the innermost scope in an operation's name; empty if there is none."""
+    """Return the part of the innermost scope in an operation's name, or an empty text."""
     scopes = re.findall(r"(?<![^/(])\w+(?=[/)])", op_name)
     return next((SCOPES[scope] for scope in reversed(scopes) if scope in SCOPES), "")
 
 
 def _names_inside(instruction: hlo.Instruction) -> Iterator[str]:
-    """Yield the names of the operations in a fusion, from the result back to the operands."""
+    """Yield the operation names in a fusion, from the result back to the operands."""
     for inner in reversed(instruction.inner if instruction.is_fusion else []):
         yield inner.op_name
         yield from _names_inside(inner)
@@ -279,7 +277,7 @@ def _only_moves(instruction: hlo.Instruction) -> bool:
 
 
 def _is_index(instruction: hlo.Instruction) -> bool:
-    """Return whether the result is a single integer, as for the place of a slice."""
+    """Return whether the result is a single integer, such as the position of a slice."""
     is_array = not instruction.shape.startswith("(")
     return is_array and instruction.shape[0] in "sup" and not hlo.dimensions_of(instruction.shape)
 
@@ -290,8 +288,8 @@ def _changes_memory(start: hlo.Instruction) -> bool:
 
 
 def _served(start: hlo.Instruction) -> str:
-    """Return the part of the first instruction that uses what a transfer brings or, of one from
-    fast memory, of the instruction that made it."""
+    """Return the part of the first user of a transfer's result or, for one from fast memory, of the
+    instruction that made it."""
     is_arriving = hlo.device_bytes_of(start.result) == 0
     return next(map(part_of, (_users if is_arriving else _makers)(start)), COPIES)
 

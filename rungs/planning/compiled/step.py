@@ -1,5 +1,4 @@
-"""A run's real step, compiled for devices that may not be here: what its compiler says of it, and
-the kernels that it runs."""
+"""A run's real step compiled for devices that may be absent: the compiler's figures, kernels."""
 
 import contextlib
 import importlib.metadata
@@ -37,49 +36,47 @@ _OUT_OF_MEMORY = re.compile(r"Ran out of memory[^\n]*?(?=\.\s|\.?\n|\.?$)")
 
 
 KERNEL_PARTS = "attention", "experts", "loss"
-"""Parts of the model that have kernels: `jax.named_scope`s, which XLA keeps in the names of
-operations."""
+"""Parts of the model with kernels, as `jax.named_scope`s, which XLA keeps in operation names."""
 XLA = "XLA"
-"""Name shown for a part that has no kernels."""
+"""Name shown for a part without kernels."""
 _MAKERS = {
     "__cudnn$fmha": "cuDNN",
     "__gpu$xla.gpu.triton": "Pallas for Triton",
     "tpu_custom_call": "Pallas for Mosaic",
 }
-"""Where a kernel comes from, by the start of its custom call's target."""
+"""Origin of a kernel by the prefix of its custom call's target."""
 _CUSTOM_CALL = re.compile(
     r'custom_call_target="([^"]+)"(?:.|\n(?!\s*(?:ROOT )?%))*?op_name="([^"]*)"'
 )
-"""Attributes of a kernel may have several lines."""
+"""A kernel's attributes may span several lines."""
 _SPILL = re.compile(r"Registers are spilled to local memory in function '([^']+)'")
 
 
 class Kernels(NamedTuple):
-    """Kernels of a compiled step, and what its compiler did for want of memory or registers."""
+    """Kernels of a compiled step, and the compiler's remedies for lack of memory or registers."""
 
     calls: dict[str, dict[str, int]]
-    """Calls in the program's text, by part of the model and by where the kernel comes from; parts
-    without any are absent."""
+    """Calls in the program's text by part of the model and origin; parts without any are absent."""
     rematerialized: int
     """Instructions that the compiler repeats to save memory."""
     spilled: list[str]
-    """GPU kernels that keep values in memory because they need too many registers."""
+    """GPU kernels that spill registers to memory."""
 
 
 class Compiled(NamedTuple):
-    """A compiled step as its compiler describes it; bytes are per device."""
+    """A compiled step as described by its compiler; bytes are per device."""
 
     arguments: int
     """Weights, optimizer state and token ids."""
     temporary: int
     """Bytes of everything else, at the peak."""
     traffic: list[Traffic]
-    """Collectives that a device takes part in."""
+    """Collectives with this device."""
     uncounted: str
-    """Why `traffic` is not known; empty if it is."""
+    """Why `traffic` is unknown, else empty."""
     kernels: Kernels
     program: str
-    """Its HLO text."""
+    """HLO text."""
 
     @property
     def total(self) -> int:
@@ -94,12 +91,12 @@ class CompiledStep(NamedTuple):
     versions: dict[str, str]
     """Versions of JAX and of the compiler."""
     result: Compiled | str
-    """The compiler's reason if the step needs more memory than the device has."""
+    """The compiled step, or the compiler's message if it needs more memory than the device has."""
 
 
 def compile_step(config: RunConfig, hardware: Hardware) -> CompiledStep:
     """Compile a run's step. Raises UserError if there is no compiler for the hardware, or it fails.
-    `config` must have the compute dtype and the sizes of its sharding filled in."""
+    `config` must have a resolved compute dtype and sharding sizes."""
     assert config.train.sharding is not None
     sizes, axes = config.train.sharding.sizes, config.train.sharding.axes
     mesh = create_mesh(sizes, axes, targets.devices(hardware, math.prod(sizes)))
@@ -114,7 +111,7 @@ def compile_step(config: RunConfig, hardware: Hardware) -> CompiledStep:
 
 
 def lower_step(config: RunConfig, mesh: Mesh) -> Any:
-    """Return a run's largest step, traced from shapes without arrays: a `jax.stages.Lowered`."""
+    """Return a run's largest step, traced without arrays, as a `jax.stages.Lowered`."""
     train = config.train
     state = AbstractState(config, 1, mesh)
     model, optimizer = state.fill(state.weights, state.optimizer)  # type: ignore[arg-type]
@@ -153,10 +150,10 @@ def _compile(
 
 
 def needed_bytes(program: Any, platform: str) -> int:
-    """Return the bytes that a compiled program, a `jax.stages.Compiled`, needs on each device. On a
-    TPU this is the peak, which the compiler compares with the device's memory: the sum of the
-    arrays may be larger. Elsewhere XLA allocates all temporary arrays at once, next to arguments
-    and to results that do not reuse an argument's memory. `platform` is cpu, gpu or tpu."""
+    """Return the bytes per device that a compiled program, a `jax.stages.Compiled`, needs. On a TPU
+    this is the peak, which the compiler checks against the device's memory; the sum of the arrays
+    may be larger. Elsewhere XLA allocates all temporary arrays at once, besides arguments and
+    results that do not reuse an argument's memory. `platform` is cpu, gpu or tpu."""
     memory = program.memory_analysis()
     if platform == "tpu":
         return int(memory.peak_memory_in_bytes)
@@ -173,13 +170,12 @@ def _versions(hardware: Hardware) -> dict[str, str]:
 
 
 def is_kernel(target: str) -> bool:
-    """Return whether the custom calls of a target are kernels, whose FLOPs XLA does not know."""
+    """Return whether a custom call's target is a kernel, whose FLOPs XLA does not know."""
     return target.startswith(tuple(_MAKERS))
 
 
 def kernels_of(program: str, log: list[str]) -> Kernels:
-    """Return what a compiler made of a step. `program` is the HLO text of the compiled step, `log`
-    what the compiler wrote meanwhile."""
+    """Return the kernels of a compiled step from its HLO text and the compiler's log."""
     calls: dict[str, Counter[str]] = {}
     for target, op_name in _CUSTOM_CALL.findall(program):
         part = next((part for part in KERNEL_PARTS if re.search(rf"\b{part}\b", op_name)), None)
@@ -195,7 +191,7 @@ def kernels_of(program: str, log: list[str]) -> Kernels:
 
 @contextlib.contextmanager
 def captured_stderr() -> Iterator[list[str]]:
-    """Yield a list that gets the lines that C++ code writes to standard error in this context."""
+    """Yield a list that receives the lines that C++ code writes to stderr in this context."""
     lines: list[str] = []
     with tempfile.TemporaryFile("w+", errors="replace") as log:
         sys.stderr.flush()

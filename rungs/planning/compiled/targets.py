@@ -1,7 +1,5 @@
-"""Devices that are not here, for the compilers of XLA that are: those of NVIDIA GPUs and of TPUs.
-
-To add a device, add it to `hardware.DEVICES` and here, to `_GPUS` or `_TPUS`.
-"""
+"""Descriptions of absent devices for the installed compilers of XLA, for NVIDIA GPUs and TPUs. To
+add a device, add it to `hardware.DEVICES` and here, to `_GPUS` or `_TPUS`."""
 
 import contextlib
 import importlib.util
@@ -24,13 +22,13 @@ _ENVIRONMENT = {
 
 
 _COMPILERS = {"gpu": ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12"), "tpu": ("libtpu",)}
-"""Modules, any of which compiles for a platform."""
+"""Modules that compile for a platform; any one suffices."""
 _EXTRAS = {"gpu": "cuda", "tpu": "tpu"}
 """Extras that install them."""
 
 
 class _Multiprocessor(NamedTuple):
-    """A multiprocessor of GPUs of a compute capability."""
+    """Properties of a multiprocessor, by compute capability."""
 
     threads: int
     fpus: int
@@ -50,7 +48,7 @@ _MULTIPROCESSORS = {
 
 
 _CUDA = "13.0.0"
-"""Version of CUDA to compile for. Without one XLA knows of no matmuls in FP8."""
+"""CUDA version to compile for. Without one XLA has no FP8 matmuls."""
 
 
 class _Gpu(NamedTuple):
@@ -60,8 +58,8 @@ class _Gpu(NamedTuple):
     l2_bytes: int
     clock_ghz: float
     kind: str = ""
-    """The kind that JAX is told; by default its own. Since 0.11 JAX lowers Triton kernels for an
-    absent GPU only if it knows its kind; another one of the same compute capability stands in."""
+    """Kind to tell JAX; default: its own. Since 0.11 JAX lowers Triton kernels for an absent GPU
+    only if it knows the kind, so another of the same compute capability stands in."""
 
 
 _MIB = 2**20
@@ -79,7 +77,7 @@ architecture papers (see `hardware.DEVICES`) for L4 and GeForce."""
 
 
 class _Tpu(NamedTuple):
-    """A TPU as libtpu knows it."""
+    """A TPU in libtpu's terms."""
 
     name: str
     dimensions: int
@@ -99,21 +97,21 @@ _CHIPS_PER_HOST = 4
 
 
 def prepare() -> None:
-    """Let the compilers work without their devices. Call it before JAX starts."""
+    """Let the compilers work without their devices. Call before JAX starts."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
 
 
 def options(platform: str, microbatches: int, float8: bool = False) -> dict[str, FlagValue]:
-    """Return options of `jax.stages.Lowered.compile`: on a GPU, the flags of a training. Tuning
-    stays on, although no kernel can be timed: at `xla_gpu_autotune_level` 0 jax 0.11 finds no
+    """Return options of `jax.stages.Lowered.compile`: on a GPU, the flags of training. Autotuning
+    stays on, although no kernel can be timed, as with `xla_gpu_autotune_level` 0 jax 0.11 finds no
     kernel for some matmuls."""
     return gpu_options(microbatches, float8) if platform == "gpu" else {}
 
 
 def devices(hardware: Hardware, count: int) -> list[Any]:
-    """Return `jax.Device`s to compile for. Raises UserError if the compiler is not installed, or
-    does not know the device."""
+    """Return `jax.Device`s to compile for. Raises UserError if the compiler is not installed or
+    doesn't know the device."""
     if hardware.name not in {**_GPUS, **_TPUS}:
         known = ", ".join(device.name for device in DEVICES)
         raise UserError(f"--compile: no compiler knows {hardware.name}; choose from {known}")
@@ -128,7 +126,7 @@ def devices(hardware: Hardware, count: int) -> list[Any]:
 def is_installed(hardware: Hardware) -> bool:
     """Return whether the compiler for a device is installed."""
     for module in _COMPILERS[hardware.platform]:
-        with contextlib.suppress(ModuleNotFoundError):  # there is no parent package
+        with contextlib.suppress(ModuleNotFoundError):  # the parent package is missing
             if importlib.util.find_spec(module):
                 return True
     return False
@@ -198,8 +196,8 @@ def _tpus(hardware: Hardware, count: int) -> list[Any]:
 
 
 def torus(chips: int, dimensions: int) -> tuple[int, ...]:
-    """Return the sides of the smallest torus with that many chips whose sides are powers of two and
-    as equal as possible, the shortest first."""
+    """Return the sides of the smallest torus with this many chips, powers of two as equal as
+    possible, shortest first."""
     doublings = max(chips - 1, 0).bit_length()
     sides = [1] * dimensions
     for number in range(doublings):
@@ -208,7 +206,7 @@ def torus(chips: int, dimensions: int) -> tuple[int, ...]:
 
 
 def _host(chips: tuple[int, ...]) -> tuple[int, int, int]:
-    """Return the sides of the part of a torus that one host has."""
+    """Return the sides of one host's part of a torus."""
     sides, left = [1, 1, 1], _CHIPS_PER_HOST
     for axis in reversed(range(len(chips))):
         sides[axis] = min(chips[axis], 2, left)

@@ -1,5 +1,5 @@
-"""FLOPs of the matmuls of an instruction of a compiled program, and bytes that it moves to and from
-a device's memory, from the shapes in its HLO. A multiplication and an addition count as 2."""
+"""FLOPs of the matmuls in an instruction of a compiled program, and the bytes that it moves to and
+from device memory, from the shapes in its HLO. A multiply-add counts as 2 FLOPs."""
 
 import math
 import re
@@ -23,17 +23,17 @@ _FREE = (
     *("partition-id", "replica-id", "opt-barrier", "add-dependency"),
     *("while", "conditional", "call", "async-start"),
 )
-"""Opcodes that move nothing: what they return exists already, or what they call moves it."""
+"""Opcodes that move nothing: their results exist already, or are moved by what they call."""
 _FREE_TARGETS = (
     *("AllocateBuffer", "ConcatBitcast", "AssumeGatherIndicesInBound"),
     "GatherScatterIndicesBitpacked",
 )
 """Targets of libtpu's custom calls that compute nothing."""
 _LOOKED_THROUGH = ("convert", "select")
-"""Opcodes of elementwise operations that stand before slices."""
+"""Elementwise opcodes that may come before slices."""
 _SLICES = ("slice", "dynamic-slice", "gather", "slice-start")
 _UPDATES = {"dynamic-update-slice": 1, "scatter": 2}
-"""Opcodes that change a part of their first operand, and which operand has the part."""
+"""Opcodes that change a part of their first operand, with the index of the part's operand."""
 
 
 class Matmul(NamedTuple):
@@ -41,15 +41,14 @@ class Matmul(NamedTuple):
 
     flops: int
     bits: int
-    """Bits of an element of the narrower operand."""
+    """Bits per element of the narrower operand."""
     op_name: str
 
 
 def matmuls_of(instruction: Instruction) -> Iterator[Matmul]:
-    """Yield the matmuls of an instruction and of the fusion that it calls. XLA's TPU compiler
-    writes matmuls as convolutions, and its GPU compiler some as calls of cuBLAS. Of our own
-    kernels, which are custom calls, only grouped matmuls show what they compute, by their operands.
-    Raises ValueError if its text has a matmul that this module cannot count."""
+    """Yield the matmuls of an instruction and of the fusion that it calls. XLA writes some as
+    convolutions (TPU) or calls of cuBLAS (GPU). Of our own kernels, which are custom calls, only
+    grouped matmuls show their work, by their operands. Raises ValueError for others."""
     if instruction.is_fusion:
         for inner in instruction.inner:
             yield from matmuls_of(inner)
@@ -69,7 +68,7 @@ def _dot(dot: Instruction, shapes: list[str]) -> int:
 
 
 def _convolution(convolution: Instruction, shapes: list[str]) -> int:
-    """Count as XLA's cost analysis does: padding and the zeros of a dilation are not multiplied."""
+    """Count as XLA's cost analysis does, without padding and the zeros of a dilation."""
     labels = re.match(r"(\w+)_(\w+)->(\w+)", convolution.attribute("dim_labels"))
     assert labels
     left, right, result = (
@@ -86,7 +85,7 @@ def _convolution(convolution: Instruction, shapes: list[str]) -> int:
 
 
 def _products(window: str, axis: int, size: int, taps: int, results: int) -> int:
-    """Return how many pairs of a result and a tap of the kernel meet an element of the operand,
+    """Return the number of pairs of a result and a kernel tap that meet an element of the operand,
     along one spatial axis."""
     stride, dilation, tap_dilation = (
         _window_number(window, name, axis) for name in ("stride", "lhs_dilate", "rhs_dilate")
@@ -124,8 +123,8 @@ def _cublas(call: Instruction, shapes: list[str]) -> int:
 
 
 def _grouped_matmul(call: Instruction, shapes: list[str]) -> int:
-    """Count a matmul of x_MI with one of w_EIO for each row, or one of its gradients: whichever of
-    x_MI, w_EIO and y_MO is the result, it takes 2 · M · I · O."""
+    """Count a matmul of x_MI with a row's w_EIO, or one of its gradients: whichever of x_MI, w_EIO
+    and y_MO is the result, it takes 2 · M · I · O."""
     arrays = [dimensions_of(shape) for shape in (*shapes, shapes_in(call.shape)[0])]
     weights = [array for array in arrays if len(array) == 3]
     rows = [array for array in arrays if len(array) == 2]
@@ -138,11 +137,10 @@ _COUNTS = {"dot": _dot, "convolution": _convolution, "custom-call": _custom_call
 
 
 def moved_bytes(instruction: Instruction) -> int:
-    """Return the bytes that an instruction, not one in a fusion, reads and writes each time it
-    runs. What is between the instructions of a fusion stays in registers. Of an operand that it
-    only takes slices or rows of, it reads these. Updates of a part of an array are in place, as the
-    compiler copies an array that is still needed first. A TPU's fast memory (VMEM) does not
-    count."""
+    """Return the bytes that an instruction outside fusions reads and writes per execution. Values
+    inside a fusion stay in registers. Of operands that are only sliced or gathered, just those
+    parts count. Partial updates are in place, as the compiler copies an array that is still needed
+    first. A TPU's fast memory (VMEM) does not count."""
     if (
         instruction.opcode in _FREE
         or instruction.target in _FREE_TARGETS
@@ -157,7 +155,7 @@ def moved_bytes(instruction: Instruction) -> int:
 
 
 def _read_by(user: Instruction, operand: Instruction) -> int:
-    """Return the bytes that an instruction reads of an operand, if it is not in fast memory."""
+    """Return the bytes that an instruction reads of an operand; 0 for fast memory."""
     if user.is_fusion:
         return sum(
             _read_of(one)
@@ -169,7 +167,7 @@ def _read_by(user: Instruction, operand: Instruction) -> int:
             return tiled_bytes_of(user.result)
         if user.opcode == "dynamic-update-slice":
             return 0
-        if user.opcode == "scatter":  # it adds to what is there
+        if user.opcode == "scatter":  # it adds to existing values
             return _update_bytes(user)
     return tiled_bytes_of(operand.result)
 
@@ -182,8 +180,8 @@ def _read_of(array: Instruction) -> int:
 
 
 def _read_through(user: Instruction, array: Instruction) -> int:
-    """Return the bytes that a fused computation reads of an array for one of its users. Of what
-    goes through an elementwise operation it reads what is read of the result."""
+    """Return the bytes of an array that a fused computation reads for one user. For an elementwise
+    user, those are the bytes read of its result."""
     if user.opcode == "bitcast":
         return _read_of(user)
     if user.opcode not in _LOOKED_THROUGH or user.is_root:
@@ -202,7 +200,7 @@ def _written_by(instruction: Instruction) -> int:
 
 
 def _results(instruction: Instruction) -> list[Instruction]:
-    """Return the instructions that compute the results of one."""
+    """Return the instructions that compute an instruction's results."""
     if instruction.is_fusion:
         return _results(instruction.inner_root)
     return instruction.inputs if instruction.opcode == "tuple" else [instruction]
@@ -221,10 +219,10 @@ def _written(instruction: Instruction) -> int:
 
 
 def _is_given(array: Instruction) -> bool:
-    """Return whether an array exists before the fusion runs, rather than being made by it."""
+    """Return whether an array exists before the fusion, rather than being made by it."""
     return _is_given(array.inputs[0]) if array.opcode == "bitcast" else array.opcode == "parameter"
 
 
 def _update_bytes(update: Instruction) -> int:
-    """Return the bytes of what an instruction writes into a part of an array."""
+    """Return the bytes that an instruction writes into a part of an array."""
     return tiled_bytes_of(update.inputs[_UPDATES[update.opcode]].result)

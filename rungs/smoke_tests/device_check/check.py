@@ -1,4 +1,4 @@
-"""All parts of the device check, in order; the first is the machine itself."""
+"""All parts of the device check, in order, and the description of the machine."""
 
 import datetime
 import importlib.metadata
@@ -28,17 +28,17 @@ from rungs.step.state import copy_bytes
 
 MACHINE_PART = "device"
 OLDEST_DRIVERS = {"jax-cuda13-plugin": 580, "jax-cuda12-plugin": 525}
-"""Major version that CUDA's plugin needs: https://docs.jax.dev/en/latest/installation.html."""
+"""Minimum major driver version of CUDA: https://docs.jax.dev/en/latest/installation.html."""
 _LIBRARIES = ("jax", "flax", "optax", "orbax-checkpoint", "numpy")
 _DEVICE_LIBRARIES = re.compile(r"jaxlib|libtpu|jax-cuda1\d-plugin|nvidia-(cudnn|nccl|cublas)\b.*")
 _SETTINGS = re.compile(r"(XLA|JAX|NCCL|TPU|LIBTPU|CUDA)_\w+|LD_LIBRARY_PATH")
-"""Environment variables that change what is compiled or how devices talk."""
+"""Environment variables that affect compilation or communication."""
 
 
 def run_check(path: Path, config: RunConfig, folder: Path) -> Report:
-    """Check the devices that a run would use. Prints each figure as soon as it is known. Raises
-    UserError if the run does not fit the devices. Nothing is written to the run folder `path`;
-    checkpoints are in `folder` for a moment."""
+    """Check the devices that a run would use, printing each figure as soon as it is known. Nothing
+    is written to the run folder `path`; checkpoints are temporarily in `folder`. Raises UserError
+    if the run does not fit the devices."""
     jax_setup.prepare(config.train, partial(copy_bytes, config))
     mesh = _create_mesh(path, config)
     jax_setup.settle(mesh.devices.flat[0].platform)
@@ -65,8 +65,7 @@ def _create_mesh(path: Path, config: RunConfig) -> Mesh:
 
 
 def _figures(config: RunConfig, mesh: Mesh, folder: Path) -> Iterator[Figure]:
-    """Yield the figures of all parts. The step comes first, as devices count the most memory ever
-    used."""
+    """Yield the figures of all parts, the step first, as devices report their peak memory."""
     yield from _or_failure(MACHINE_PART, lambda: machine(mesh))
     timed: list[StepTime] = []
     yield from _or_failure(step.PART, lambda: _of_step(config, mesh, folder, timed))
@@ -90,7 +89,7 @@ def _of_step(
 
 
 def _of_peaks(config: RunConfig, mesh: Mesh, timed: list[StepTime]) -> Iterator[Figure]:
-    """Yield the peaks, and how much of them the step uses."""
+    """Yield the peaks, and how much of them the step reaches."""
     dtypes, hardware = step.dtypes(config), device_of_kind(mesh.devices.flat[0].device_kind)
     found = {}
     for figure in peaks.figures(mesh, dtypes, hardware):
@@ -103,15 +102,15 @@ def _of_peaks(config: RunConfig, mesh: Mesh, timed: list[StepTime]) -> Iterator[
 
 
 def _or_failure(part: str, figures: Callable[[], Iterator[Figure]]) -> Iterator[Figure]:
-    """Yield figures, and one that says why if they end with an error, so that the others follow."""
+    """Yield figures, then one with the reason if they end with an error, so others can follow."""
     try:
         yield from figures()
-    except Exception as error:  # whatever a compiler, a driver or a disk raises
+    except Exception as error:  # of a compiler, a driver or a disk
         yield Figure(part, "failed", "", problem=readable_line(reason(error)))
 
 
 def machine(mesh: Mesh) -> Iterator[Figure]:
-    """Yield devices, driver, libraries and settings: what a bug report needs."""
+    """Yield devices, driver, libraries and settings, for bug reports."""
     device = mesh.devices.flat[0]
     driver, libraries = nvidia_driver(), installed()
     names = f"{mesh.size} × {device.device_kind}"
@@ -140,7 +139,7 @@ def nvidia_driver() -> str:
 
 
 def installed() -> dict[str, str]:
-    """Return the versions of what trains, by distribution."""
+    """Return the versions of the libraries used for training, by distribution."""
     found = {
         one.name.lower().replace("_", "-"): one.version
         for one in importlib.metadata.distributions()
@@ -160,7 +159,7 @@ def _unused_gpu(used: str, driver: str) -> str:
 
 
 def _old_driver(driver: str, libraries: dict[str, str]) -> str:
-    """Return what is wrong with a driver for the CUDA that is installed."""
+    """Return why a driver is too old for the installed CUDA, or an empty text."""
     major = re.match(r"\d+", driver)
     for plugin, oldest in OLDEST_DRIVERS.items():
         if plugin in libraries and major and int(major[0]) < oldest:

@@ -1,7 +1,6 @@
-"""Each kernel of `rungs/model/kernels/` next to its plain form, forward and backward. The cases
-call what the model calls, which picks a kernel for the device and the shapes. To cover a new
-kernel, add a case for whose shapes it is picked. Axes as in `gpt.py`; M rows, E groups, I inputs, O
-outputs."""
+"""Each kernel of `rungs/model/kernels/` next to its plain form, forward and backward. Cases call
+the model's functions, which choose a kernel by device and shapes. To cover a new kernel, add a case
+with shapes for which it is chosen. Axes as in `gpt.py`; M rows, E groups, I inputs, O outputs."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -26,12 +25,11 @@ from rungs.smoke_tests.device_check.report import Figure
 
 PART = "kernels"
 PLAIN_ERRORS = 4
-"""A kernel's error may be this many times the plain form's on the same device, as they round at
-different places."""
+"""Allowed ratio of a kernel's error to its plain form's on the device, as rounding differs."""
 _FLOAT32_TOLERANCES = {"gpu": 2**-10, "tpu": 2**-7}
-"""By platform: accelerators round float32 operands of matmuls to TF32 and to bfloat16."""
+"""By platform: accelerators round float32 matmul operands to TF32 or bfloat16."""
 _EXACT_FLOAT32_TOLERANCE = 1e-5
-"""Elsewhere, where only sums in another order differ."""
+"""On other platforms, where only the order of sums differs."""
 _BATCH, _LENGTH = 2, 256
 
 Function = Callable[..., Array]
@@ -42,14 +40,13 @@ class KernelCase(NamedTuple):
 
     name: str
     part: str
-    """Part of the model, as in `compiled.step.KERNEL_PARTS`; empty if XLA computes it everywhere.
-    """
+    """Part of the model, as in `compiled.step.KERNEL_PARTS`; empty for XLA on all devices."""
     kernel: Function
     plain: Function
     activations: tuple[tuple[int, ...], ...]
     """Shapes of the arguments in the compute dtype."""
     weights: tuple[tuple[int, ...], ...] = ()
-    """Shapes of the arguments after them, in float32."""
+    """Shapes of the following arguments, in float32."""
 
 
 def figures(dtypes: list[str]) -> Iterator[Figure]:
@@ -67,7 +64,7 @@ def check(case: KernelCase, dtype: str) -> Figure:
         expected = _reference(case.plain, arrays)
         found, maker = _on_device(case.kernel, arrays, case.part)
         plain, _ = _on_device(case.plain, arrays, "")
-    except Exception as failure:  # whatever a compiler or a driver raises
+    except Exception as failure:  # of a compiler or a driver
         return Figure(PART, name, "failed", problem=readable_line(reason(failure)))
     error, of_plain = _error(found, expected), _error(plain, expected)
     allowed = max(_tolerance(dtype), PLAIN_ERRORS * of_plain)
@@ -86,7 +83,7 @@ def _tolerance(dtype: str) -> float:
 
 
 def cases() -> list[KernelCase]:
-    """Return all cases. Windows and soft caps are small, so that most scores feel them."""
+    """Return all cases. Windows and soft caps are small, to affect most scores."""
     return [
         _attention("attention", 8, 8, 64),
         _attention("attention, window", 8, 2, 64, window=100),
@@ -128,7 +125,7 @@ def _attention(
 
 
 def _cross_entropy() -> KernelCase:
-    """An eighth of the targets does not count."""
+    """Return a case with an eighth of the targets ignored."""
     rows, width, vocabulary = 1000, 128, 5003
     targets_M = np.random.default_rng(1).integers(0, vocabulary, rows)
     targets_M[::8] = -1
@@ -154,7 +151,7 @@ def _norms(kernel: Function, is_centered: bool) -> tuple[Function, Function]:
 
 
 def _grouped_matmul() -> KernelCase:
-    """Groups of different sizes, one of them empty."""
+    """Return a case with groups of different sizes, one of them empty."""
     counts_E = np.array([200, 0, 1, 399, 64, 128, 136, 96], np.int32)
 
     def kernel(x_MI: Array, kernel_EIO: Array) -> Array:
@@ -176,8 +173,8 @@ def _inputs(case: KernelCase, dtype: str) -> list[np.ndarray]:
 
 
 def _with_gradients(function: Function, dtype: jnp.dtype) -> Callable[..., tuple[Array, ...]]:
-    """Return a function that gives the result and the gradient of each argument, for a cotangent
-    that differs from element to element and is rounded to a dtype."""
+    """Return a function that computes the result and each argument's gradient, for a cotangent that
+    varies over elements and is rounded to a dtype."""
 
     def both(*arrays: Array) -> tuple[Array, ...]:
         y, pull = jax.vjp(function, *arrays)
@@ -188,8 +185,7 @@ def _with_gradients(function: Function, dtype: jnp.dtype) -> Callable[..., tuple
 
 
 def _reference(plain: Function, arrays: list[np.ndarray]) -> list[np.ndarray]:
-    """Return result and gradients of the plain form in float32, computed by the CPU if JAX may use
-    it."""
+    """Return result and gradients of the plain form in float32, on the CPU if JAX may use it."""
     exact, dtype = [array.astype(np.float32) for array in arrays], arrays[0].dtype
     with jax.default_device(host_device()), jax.default_matmul_precision("highest"):
         return [np.asarray(array) for array in jax.jit(_with_gradients(plain, dtype))(*exact)]
@@ -198,7 +194,7 @@ def _reference(plain: Function, arrays: list[np.ndarray]) -> list[np.ndarray]:
 def _on_device(
     function: Function, arrays: list[np.ndarray], part: str
 ) -> tuple[list[np.ndarray], str]:
-    """Return result and gradients, and what computed them."""
+    """Return result and gradients, and the name of what computed them."""
     placed = [jnp.asarray(array) for array in arrays]
     compiled = jax.jit(_with_gradients(function, placed[0].dtype)).lower(*placed).compile()
     makers = kernels_of(compiled.as_text() or "", []).calls.get(part, {XLA: 0})

@@ -1,5 +1,4 @@
-"""How fast the devices are, all at once: matmuls, memory, and the links between them. Axes: D
-devices, N rows or columns."""
+"""Speed of the devices, all at once: matmuls, memory, links. Axes: D devices, N rows or columns."""
 
 import math
 import time
@@ -24,12 +23,11 @@ _SIZES = {"cpu": 1024}
 _OTHER_SIZE = 8192
 """N of the square matrices, by platform."""
 _CPU_BYTES, _BYTES = 2**28, 2**30
-"""Size of the array that is read and written, on a CPU by all devices together, else on each: far
-more than any cache has."""
+"""Bytes read and written, on a CPU by all devices together, else by each: far more than caches."""
 _SHIFTED_SHARE = 1 / 4
 """Share of that array that is sent over links."""
 _LEAST_SECONDS = 0.2
-"""Duration of one measurement: much more than it takes to start a program."""
+"""Duration of one measurement, much longer than starting a program."""
 _REPEATS = 3
 _AXIS = "devices"
 
@@ -38,9 +36,8 @@ Rounds = Callable[..., Any]
 
 
 def figures(mesh: Mesh, used: list[str], hardware: Hardware | None) -> Iterator[Figure]:
-    """Yield the speeds of each device while all are busy. Matmuls are in the dtypes `used` and in
-    those that are fast on the platform. `hardware` is what the devices are, if their published
-    figures are known."""
+    """Yield the speeds of each device while all are busy, with matmuls in the dtypes `used` and in
+    those that are fast on the platform. `hardware` has the published figures, if known."""
     for dtype in dict.fromkeys([*used, *_FAST_DTYPES.get(_platform(mesh), ())]):
         published = hardware and hardware.peak(np.dtype(jnp.dtype(dtype)))
         yield _figure(f"matmul {dtype}", matmul_flops(mesh, dtype), "FLOP/s", published)
@@ -62,11 +59,11 @@ def _figure(name: str, value: float, unit: Unit, published: float | None) -> Fig
 
 
 def matmul_flops(mesh: Mesh, dtype: str) -> float:
-    """Return the FLOP/s of one device in matmuls of large matrices, in XLA's default precision."""
+    """Return the FLOP/s of one device in large matmuls, at XLA's default precision."""
     size = _SIZES.get(_platform(mesh), _OTHER_SIZE)
     rng = np.random.default_rng(0)
     x_NN, kernel_NN = (rng.standard_normal((size, size), np.float32) for _ in range(2))
-    kernel_NN /= math.sqrt(size)  # so that x keeps its size over many rounds
+    kernel_NN /= math.sqrt(size)  # keeps the size of x over many rounds
 
     def multiply(x_NN: Array, kernel_NN: Array) -> Array:
         return (x_NN @ kernel_NN).astype(x_NN.dtype)
@@ -83,8 +80,7 @@ def memory_bandwidth(mesh: Mesh) -> float:
 
 
 def link_bandwidth(mesh: Mesh) -> float:
-    """Return the bytes per second that one device sends to the next one while it receives as much
-    from the one before."""
+    """Return the bytes per second that a device sends to the next while receiving as much."""
     count = int(_array_bytes(mesh) * _SHIFTED_SHARE) // 4
     ring = [(device, (device + 1) % mesh.size) for device in range(mesh.size)]
     shift = partial(jax.lax.ppermute, axis_name=_AXIS, perm=ring)
@@ -93,7 +89,7 @@ def link_bandwidth(mesh: Mesh) -> float:
 
 
 def _rounds(mesh: Mesh, change: Callable[..., Array]) -> Rounds:
-    """Return a program in which each device changes its part of the first array again and again."""
+    """Return a program in which each device repeatedly changes its part of the first array."""
 
     def on_each_device(count: Array, x: Array, *others: Array) -> Array:
         own = [other[0] for other in others]
@@ -111,7 +107,7 @@ def _rounds(mesh: Mesh, change: Callable[..., Array]) -> Rounds:
 
 
 def _seconds_per_round(program: Rounds, *arrays: Array) -> float:
-    """Return the least time of a round, over enough rounds to measure it."""
+    """Return the shortest time of a round, over enough rounds to measure it."""
     rounds = 1
     _timed(program, rounds, *arrays)  # compiles
     while (seconds := _timed(program, rounds, *arrays)) < _LEAST_SECONDS:
@@ -127,14 +123,14 @@ def _timed(program: Rounds, rounds: int, *arrays: Array) -> float:
 
 
 def _on_each(mesh: Mesh, array: np.ndarray) -> Array:
-    """Return a copy of the array on each device: array_D…."""
+    """Return an array with a copy on each device: array_D…."""
     placed = NamedSharding(_ring(mesh), PartitionSpec(_AXIS))
     shape = (mesh.size, *array.shape)
     return jax.make_array_from_callback(shape, placed, lambda _: array[None])
 
 
 def _ring(mesh: Mesh) -> Mesh:
-    """Return the devices in a row."""
+    """Return a one-dimensional mesh of the devices."""
     return Mesh(mesh.devices.reshape(-1), (_AXIS,), axis_types=(AxisType.Auto,))
 
 

@@ -9,10 +9,9 @@ from rungs.common.text_table import format_duration
 from rungs.planning.memory import format_bytes
 
 FORMAT = 1
-"""Version of the JSON, which grows with each incompatible change."""
+"""Version of the JSON format, increased with each incompatible change."""
 Source = Literal["read", "measured", "compiled", "computed"]
-"""read from the system, measured here, from the compiler's analysis, or computed from configs and
-published figures."""
+"""From the system, measured here, from the compiler, or from configs and published figures."""
 Unit = Literal["", "FLOP/s", "B/s", "B", "s", "share", "relative error"]
 _FORMATS: dict[Unit, Callable[[float], str]] = {
     "FLOP/s": lambda value: f"{value / 1e12:,.3g} TFLOP/s",
@@ -35,9 +34,9 @@ class Figure:
     unit: Unit = ""
     source: Source = "measured"
     note: str = ""
-    """What to compare the value with."""
+    """Reference for the value."""
     problem: str = ""
-    """What is wrong, for a reader who does not see the value; empty if nothing is."""
+    """What is wrong, understandable without the value; empty if nothing is."""
 
     def as_text(self) -> str:
         """Return the row without its part."""
@@ -55,12 +54,12 @@ class Report(NamedTuple):
     created: str
     """UTC, ISO 8601."""
     seconds: float
-    """How long the check took."""
+    """Duration of the check."""
     figures: Sequence[Figure]
 
     @property
     def problems(self) -> list[str]:
-        """What is wrong, each with where."""
+        """Problems, each with its place."""
         return [f"{one.part}, {one.name}: {one.problem}" for one in self.figures if one.problem]
 
     def as_json(self) -> str:

@@ -1,5 +1,5 @@
-"""The run's own step on its devices: how long it takes, how much memory, whether it repeats, and
-how long a checkpoint takes. Token ids are random. Axes as in `rungs/step/train_step.py`."""
+"""The run's own step on its devices, with random token ids: time, memory, determinism, and the time
+of a checkpoint. Axes as in `rungs/step/train_step.py`."""
 
 import dataclasses
 import math
@@ -33,24 +33,24 @@ from rungs.step.train_step import make_train_step
 
 PART, REPEATED_PART, CHECKPOINT_PART = "step", "determinism", "checkpoint"
 MEMORY_TOLERANCE, MEMORY_SLACK = 1.25, 256e6
-"""A step that needs more than this many times the plan, and this many bytes more, is a problem: a
-small run needs programs and buffers that do not grow with it."""
+"""A step that exceeds the plan by both this factor and this many bytes is a problem; small runs
+also need programs and buffers of constant size."""
 _SECONDS, _MOST_STEPS = 3.0, 50
-"""How long steps are timed."""
+"""Limits on the timing of steps, in seconds and steps."""
 _TOTAL_STEPS = 100
-"""Length of the schedule."""
+"""Length of the learning-rate schedule."""
 _DETERMINISTIC_STEPS = 2
-"""The first one may have a learning rate of 0."""
+"""Two, as the first one may have a learning rate of 0."""
 _SAVES = 2
-"""The first one also compiles and imports."""
+"""Two, as the first one also compiles and imports."""
 
 
 @dataclasses.dataclass
 class RunningStep:
-    """A compiled step with the state that it changes."""
+    """A compiled step and its state."""
 
     config: RunConfig
-    """With the compute dtype and the sizes of its sharding filled in."""
+    """With resolved compute dtype and sharding sizes."""
     mesh: Mesh
     model: GPT
     optimizer: MultiSteps
@@ -60,7 +60,7 @@ class RunningStep:
 
     @classmethod
     def create(cls, config: RunConfig, mesh: Mesh, **options: object) -> Self:
-        """Compile the step of a run's new model. `options` are the compiler's."""
+        """Compile the step for a run's new model. `options` are the compiler's."""
         model, optimizer = create_model_and_optimizer(config, _TOTAL_STEPS, mesh)
         batch = place_batch(mesh, *_random_batch(config))
         lowered = make_train_step(config.train, mesh).lower(model, optimizer, *batch)  # type: ignore[attr-defined]
@@ -79,19 +79,18 @@ class RunningStep:
         return {name: np.asarray(array) for name, array in arrays.items()}
 
     def device_bytes(self) -> int | None:
-        """Return the largest memory that a device has used so far; None where JAX does not count
-        it, as on a CPU."""
+        """Return a device's peak memory so far; None if JAX doesn't report it (CPU)."""
         stats = [device.memory_stats() or {} for device in self.mesh.local_devices]
         return max((each.get("peak_bytes_in_use") or 0 for each in stats), default=0) or None
 
     def compiled_bytes(self) -> int:
-        """Return what each device needs by the compiler's analysis."""
+        """Return the bytes per device by the compiler's analysis."""
         return needed_bytes(self.compiled.compiled, target_device.platform())
 
 
 class StepTime:
-    """How long a run's steps take: mean seconds of several in a row, and FLOP/s of each device by
-    the formula of `flops.model_flops_per_token`."""
+    """Duration of a run's steps: mean seconds of several in a row, and FLOP/s of each device by
+    `flops.model_flops_per_token`."""
 
     def __init__(self, step: RunningStep) -> None:
         self.losses = step.run(1)
@@ -110,7 +109,7 @@ class StepTime:
         return (time.perf_counter() - begin) / count
 
     def figures(self, step: RunningStep) -> Iterator[Figure]:
-        """Yield times, and whether losses are finite and fall: all steps have the same batch."""
+        """Yield times, and whether losses are finite and fall, as all steps have the same batch."""
         yield Figure(PART, "compilation", step.compile_seconds, "s")
         per_second = f"{self.tokens_per_second:,.0f} tokens per second"
         yield Figure(PART, "one step", self.seconds, "s", note=per_second)
@@ -122,8 +121,7 @@ class StepTime:
 
 
 def memory(step: RunningStep) -> Iterator[Figure]:
-    """Yield the memory of each device next to the plan. What other programs did on the devices
-    before counts as used, so run it first."""
+    """Yield each device's memory next to the plan. Run it first, as earlier programs count."""
     planned, compiled, used = (
         memory_of(step.config, step.mesh).total,
         step.compiled_bytes(),
@@ -143,9 +141,8 @@ def _compared(name: str, size: int, planned: int, source: Any) -> Figure:
 
 
 def checkpoint(step: RunningStep, folder: Path) -> Iterator[Figure]:
-    """Yield how long the last of several checkpoints holds up training, how long it takes to be
-    complete, and its size. They are written where a run would write them and deleted again.
-    `folder` is on the disk to measure."""
+    """Yield, for the last of several checkpoints, how long it blocks training, how long it takes to
+    be complete, and its size. They are temporarily in `folder`, on the disk to measure."""
     with tempfile.TemporaryDirectory(dir=folder, prefix=".device-check-") as checkpoints:
         with Saver(Path(checkpoints), step.config, None, lambda: None, ()) as saver:
             for number in range(_SAVES):
@@ -186,7 +183,7 @@ def _meta(step: RunningStep, number: int) -> CheckpointMeta:
 
 
 def determinism(config: RunConfig, mesh: Mesh) -> Iterator[Figure]:
-    """Yield whether steps from the same state give the same bits when they are repeated."""
+    """Yield whether repeated steps from the same state give the same bits."""
     is_gpu = mesh.devices.flat[0].platform == "gpu"
     options = {"xla_gpu_deterministic_ops": True} if is_gpu else {}
     first, second = (_trained(config, mesh, options) for _ in range(2))
@@ -212,7 +209,7 @@ def _random_batch(config: RunConfig) -> tuple[np.ndarray, np.ndarray]:
 
 
 def dtypes(config: RunConfig) -> list[str]:
-    """Return float32 and, if it is another, the run's compute dtype."""
+    """Return float32 and, if different, the run's compute dtype."""
     return list(dict.fromkeys(["float32", dtype_of(config.train).name]))
 
 

@@ -1,5 +1,5 @@
-"""Which tokens a model's outputs depend on, by gradients and by changing tokens: none later, and
-none of other rows. Axes as in `rungs/model/gpt.py`; Q queries, the outputs to look at."""
+"""Which tokens a model's outputs depend on, by gradients and by changing tokens: no later ones, and
+none of other rows. Axes as in `rungs/model/gpt.py`; Q queries, the examined outputs."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -23,14 +23,14 @@ MAX_QUERIES = 16
 
 
 class Queries(NamedTuple):
-    """The outputs to look at: a row and a position for each."""
+    """The examined outputs: a row and a position for each."""
 
     row_Q: np.ndarray
     position_Q: np.ndarray
 
     @classmethod
     def spread_over(cls, rows: int, length: int) -> "Queries":
-        """Return positions from the first to the last, with alternating rows."""
+        """Return positions spread from first to last, with alternating rows."""
         position_Q = np.unique(np.linspace(0, length - 1, MAX_QUERIES).astype(int))
         return cls(np.arange(len(position_Q)) % rows, position_Q)
 
@@ -38,8 +38,7 @@ class Queries(NamedTuple):
 def check_causality(
     checked: CheckedModel, logits_of: LogitsOf, queries: Queries, influence_QBS: np.ndarray
 ) -> CheckResult:
-    """Check that a position depends on itself, on all earlier ones within the attention window,
-    and on nothing else."""
+    """Check that a position depends exactly on itself and earlier ones within the window."""
     model = checked.config.model
     own_QS = influence_QBS[np.arange(len(queries.row_Q)), queries.row_Q]
     distance_QS = queries.position_Q[:, None] - np.arange(own_QS.shape[-1])
@@ -65,8 +64,8 @@ def check_causality(
 def _influence_beyond_windows(
     checked: CheckedModel, queries: Queries
 ) -> tuple[float, tuple[str, ...]]:
-    """Return the largest influence of positions that no window up to a layer reaches, and a note
-    that says how far back the windows reach."""
+    """Return the largest influence of positions that no window up to a layer reaches, and a note on
+    how far back windows reach."""
     model, length = checked.config.model, checked.inputs_BS.shape[-1]
     reaches: list[int] = []
     for layer, kind in enumerate(model.layer_kinds()):
@@ -87,7 +86,7 @@ def _influence_beyond_windows(
 
 
 def _moved_by_later_tokens(checked: CheckedModel, logits_of: LogitsOf) -> float:
-    """Return how far logits move if later tokens change."""
+    """Return the change of logits when later tokens change."""
     inputs_BS = checked.inputs_BS
     half = inputs_BS.shape[-1] // 2
     changed_BS = checked.changed_tokens(np.arange(inputs_BS.shape[-1]) >= half)
@@ -120,14 +119,14 @@ def check_rows(
 
 
 def guaranteed_window(model: ModelConfig) -> int:
-    """Return how many tokens a position sees for certain, itself included."""
+    """Return the number of tokens that a position certainly sees, itself included."""
     is_global = "global" in model.layer_kinds()
     return model.context_length if is_global else model.sliding_window or model.context_length
 
 
 def influence_on_logits(model: GPT, tokens_BS: Array, row_Q: Array, position_Q: Array) -> Array:
     """Return influence_QBS: the sum over D of |∂(direction · logits of the query) / ∂x|, for every
-    embedded token x. The direction is random, so that no two effects cancel."""
+    embedded token x. The direction is random, so that effects don't cancel."""
     return _influence(
         lambda x: model.forward_embedded(x, tokens_BS=tokens_BS).logits_BSV,
         model,

@@ -1,5 +1,5 @@
-"""The model and batch that the model check examines, a run at its start cut to a small size; and
-the result of a check. Axes as in `rungs/model/gpt.py`."""
+"""The model and batch of the model check, a run at its start cut to a small size; and the result of
+a check. Axes as in `rungs/model/gpt.py`."""
 
 import functools
 from collections.abc import Callable
@@ -29,14 +29,14 @@ from rungs.step.state import AbstractState, create_model_and_optimizer
 T = TypeVar("T")
 LogitsOf = Callable[[np.ndarray], Array]
 ROUNDING = 1e-5
-"""Largest difference of values that should be equal, relative to the largest logit or the norm of
-the gradient. The same program computes the same bits for the same rows, but a mixture of experts
-sorts tokens of other rows between them. A float32 is rounded by up to 6e-8 of its value."""
+"""Largest difference between values that should be equal, relative to the largest logit or the
+gradient's norm. The same program gives the same bits for the same rows, except that a mixture of
+experts sorts other rows' tokens in between. Rounding a float32 changes it by up to 6e-8."""
 LARGE_BYTES = 1e9
-"""With more parameters and optimizer state, a forward pass takes longer than its compilation."""
+"""Bytes of parameters and optimizer state above which a forward pass outlasts its compilation."""
 _MEMORY_FACTOR = 2.5
-"""Memory that the checks need, relative to parameters and optimizer state. Those are four arrays
-per trainable parameter; the gradient and copies for generation and the update come on top."""
+"""Memory for the checks relative to parameters and optimizer state (four arrays per trainable
+parameter), to also hold the gradient and copies for generation and the update."""
 _OVERFITTING_WIDTH_RATE = 1.0
 """Learning rate × emb_dim, for Adam on a single small batch. In the committed runs 0.5 took up to
 twice the steps, and with 2 the loss first rose above its initial value."""
@@ -63,17 +63,17 @@ class CheckResult(NamedTuple):
 
     @classmethod
     def skipped(cls, check: str, reason: str) -> Self:
-        """Return the result of a check that was not made."""
+        """Return the result of a skipped check."""
         return cls(check, "–", reason, None)
 
 
 class CheckLimits(NamedTuple):
-    """Maximum size of what is checked."""
+    """Maximum size of the checked model and batch."""
 
     sequences: int | None
-    """The first ones of the run. None: depends on the model's size."""
+    """Number of the run's first sequences. None: depends on the model's size."""
     tokens: int | None
-    """The first ones of each sequence. None: depends on the model's size."""
+    """Number of each sequence's first tokens. None: depends on the model's size."""
     steps: int
     """Training steps on that batch."""
 
@@ -82,23 +82,23 @@ class CheckedModel(NamedTuple):
     """A model and one batch of its data."""
 
     config: RunConfig
-    """The run's, but on one device, without dropout and without zero_init_residual."""
+    """The run's config on one device, without dropout and zero_init_residual."""
     start_weights: Weights | None
-    """The weights that the run starts from; None: random ones."""
+    """Weights that the run starts from; None: random ones."""
     inputs_BS: np.ndarray
     targets_BS: np.ndarray
     steps: int
     """Maximum number of training steps."""
     model: GPT
     optimizer: MultiSteps
-    """For the settings in `overfitting`."""
+    """Optimizer for the settings in `overfitting`."""
 
     @classmethod
     def from_run(
         cls, run: RunFolder, config: RunConfig, datasets_dir: Path, limits: CheckLimits
     ) -> Self:
-        """Load a run at its start, even if it was trained already. Raises UserError if the run and
-        its data do not fit together, there is too little memory, or the batch has no targets."""
+        """Load a run at its start, even if it is trained already. Raises UserError if run and data
+        don't fit together, memory is too small, or the batch has no targets."""
         start_weights, names = load.find_starting_weights(run, config), config.train.datasets
         datasets = {name: catalog.open_dataset(name, datasets_dir, update=False) for name in names}
         if start_weights is not None:
@@ -127,7 +127,7 @@ class CheckedModel(NamedTuple):
             raise UserError(
                 f"no target among the first {tokens} tokens of a sequence; raise --tokens"
             )
-        # projections of zeros would hide what is before them from every check
+        # zero projections would hide everything before them from the checks
         model_config = config.model.model_copy(update={"zero_init_residual": False})
         config = RunConfig(model_config, _single_device(config.train, len(inputs_BS)))
         overfitting = RunConfig(config.model, _overfitting_config(config))
@@ -142,7 +142,7 @@ class CheckedModel(NamedTuple):
         return _overfitting_config(self.config)
 
     def changed_tokens(self, mask: np.ndarray) -> np.ndarray:
-        """Return the inputs with other tokens where the mask is true."""
+        """Return the inputs with different tokens where the mask is true."""
         other_BS = (self.inputs_BS + 1) % self.config.model.vocab_size
         return np.where(mask, other_BS, self.inputs_BS)
 
@@ -171,7 +171,7 @@ def relative_difference(found: Array | np.ndarray, expected: Array | np.ndarray)
 
 
 def _overfitting_config(config: RunConfig) -> TrainConfig:
-    """Return settings for training on one batch, independent of the run's optimizer settings."""
+    """Return settings for training on one batch, independent of the run's optimizer."""
     defaults = {key: TrainConfig.model_fields[key].default for key in _OPTIMIZER_KEYS}
     changes = {
         "learning_rate": _OVERFITTING_WIDTH_RATE / config.model.emb_dim,
@@ -183,7 +183,7 @@ def _overfitting_config(config: RunConfig) -> TrainConfig:
 
 
 def _single_device(train: TrainConfig, sequences: int) -> TrainConfig:
-    """Return settings for one device, without dropout, with a step of this many sequences."""
+    """Return settings for one device, without dropout, and this many sequences per step."""
     is_split = train.gradient_accumulation_steps > 1 and sequences % 2 == 0
     microbatches = 2 if is_split else 1
     changes = {

@@ -1,6 +1,5 @@
-"""The eight checks of a model before training, and the table that shows them. Values that should be
-equal may differ by rounding; gradients that should not exist must be exactly zero. Axes as in
-`rungs/model/gpt.py`."""
+"""The eight checks of a model before training, and their table. Values that should be equal may
+differ by rounding; gradients that should not exist must be exactly 0. Axes as in `model/gpt.py`."""
 
 import math
 import time
@@ -39,13 +38,12 @@ from rungs.smoke_tests.model_check.gradients import Gradient, check_gradients, g
 from rungs.step.train_step import make_train_step
 
 CACHE_ROUNDING = 1e-4
-"""The same for generation with a cache, where matmuls have other shapes and sum in another order:
-at most 2e-6 in the committed runs, more in deeper models."""
+"""Like ROUNDING, for generation with a cache, whose matmuls have other shapes and orders of
+summation: at most 2e-6 in the committed runs, more in deeper models."""
 LOSS_MARGIN = 0.1
-"""Nats above the lowest loss that is possible on one batch. A token then has a probability of
-90%."""
+"""Allowed nats above the lowest possible loss on one batch: a probability of 90% per token."""
 MIN_PROGRESS = 0.1
-"""Share of the way to the lowest possible loss, for a training that cannot reach it."""
+"""Required share of the way to the lowest possible loss, if training cannot reach it."""
 MAX_CACHED_TOKENS = 8
 GPT2_INIT_STD = 0.02
 _ROW = "{:14} {:7} {}"
@@ -53,8 +51,7 @@ _INDENT = " " * 23
 
 
 def run_checks(path: Path, config: RunConfig, checked: CheckedModel) -> list[str]:
-    """Run all checks and print a table, each row as soon as it is known. Return the names of the
-    checks that failed."""
+    """Run all checks and print a table, row by row. Return the names of failed checks."""
     print(*_header(path, config, checked), sep="\n", flush=True)
     start = time.perf_counter()
     results = []
@@ -99,7 +96,7 @@ def check_results(checked: CheckedModel) -> Iterator[CheckResult]:
     yield check_gradients(checked, gradient)
     finite = check_finite(checked, gradient)
     yield finite
-    # these two would fail for the same reason
+    # these two checks would fail for the same reason
     failed = [result.check for result in (causality, rows, finite) if result.passed is False]
     if failed:
         for name in ("padding", "cache"):
@@ -141,8 +138,8 @@ def _logit_std(model: ModelConfig) -> float:
 def _lead_of_input_token(
     model: ModelConfig, logits_BSV: np.ndarray, inputs_BS: np.ndarray
 ) -> float:
-    """Return how far the logit of the input token is above the others. With tied embeddings it is,
-    by at most the norm of a normalized vector times the norm of a row."""
+    """Return how far the input token's logit exceeds the others: with tied embeddings, by at most
+    the norm of a normalized vector times the norm of a row."""
     if not model.tied_embeddings:
         return 0.0
     own_BS = np.take_along_axis(logits_BSV, inputs_BS[..., None], axis=-1)[..., 0]
@@ -169,7 +166,7 @@ def _yes_or_no(value: bool) -> str:
 
 def check_padding(checked: CheckedModel) -> CheckResult:
     """Check that tokens after the last counted target do not affect the gradient."""
-    # the load-balancing loss depends on all tokens, padding included
+    # the load-balancing loss depends on all tokens, including padding
     train = checked.config.train.model_copy(update={"load_balancing_weight": 0.0})
     last_B1 = _middle_targets(checked.targets_BS)[:, None]
     is_after_BS = np.arange(checked.targets_BS.shape[-1]) > last_B1
@@ -190,7 +187,7 @@ def check_padding(checked: CheckedModel) -> CheckResult:
 
 
 def _middle_targets(targets_BS: np.ndarray) -> np.ndarray:
-    """Return for each row the position of the middle one of its counted targets."""
+    """Return for each row the position of the middle counted target."""
     counted = (np.flatnonzero(targets_S != IGNORED) for targets_S in targets_BS)
     return np.array([positions[len(positions) // 2] for positions in counted])
 
@@ -200,8 +197,7 @@ def _norm(arrays: dict[str, np.ndarray]) -> float:
 
 
 def check_cache(checked: CheckedModel, logits_of: LogitsOf) -> CheckResult:
-    """Check that generation, with left padding and one token at a time, gives the same logits as
-    one forward pass."""
+    """Check that left-padded generation, token by token, gives one forward pass's logits."""
     inputs_BS = checked.inputs_BS
     rows, length = inputs_BS.shape
     lengths = [length - row * length // (2 * rows) for row in range(rows)]
@@ -243,7 +239,7 @@ def check_overfitting(checked: CheckedModel) -> CheckResult:
 
 
 def _train_on_batch(checked: CheckedModel) -> Iterator[float]:
-    """Yield the loss before each step, and after the last."""
+    """Yield the loss before each step and after the last."""
     mesh = one_device()
     step = make_train_step(checked.overfitting, mesh)
     batch = place_batch(mesh, *checked.in_microbatches(checked.inputs_BS, checked.targets_BS))
@@ -270,9 +266,9 @@ def _overfitting_bound(checked: CheckedModel, start: float) -> tuple[float, str]
 
 
 def reachable_loss(model: ModelConfig, inputs_BS: np.ndarray, targets_BS: np.ndarray) -> float:
-    """Return the mean conditional entropy of targets given their contexts, in nats. A context has
-    only what its position sees for certain, so that the model can reach this loss; it may get
-    lower. A soft cap on logits adds the probability that it leaves to other tokens."""
+    """Return the mean conditional entropy of targets given their contexts, in nats. Contexts have
+    only the certainly visible part, so the model can reach this loss or less. A soft cap on logits
+    adds the probability that it leaves to other tokens."""
     followers: defaultdict[Hashable, Counter[int]] = defaultdict(Counter)
     for inputs_S, targets_S in zip(inputs_BS.tolist(), targets_BS.tolist(), strict=True):
         for context, target in zip(_contexts(model, inputs_S), targets_S, strict=True):
@@ -289,9 +285,8 @@ def frequency_loss(targets_BS: np.ndarray) -> float:
 
 
 def _contexts(model: ModelConfig, tokens: list[int]) -> Iterator[Hashable]:
-    """Yield what each position of a sequence sees for certain. Without layers this is only the
-    token: the position's vector is added to the token's, and the sum does not always identify both.
-    """
+    """Yield the part of the context that each position certainly sees. Without layers it is only
+    the token: the position's vector is added, and the sum does not always identify both."""
     for position, token in enumerate(tokens):
         seen = tuple(tokens[max(position + 1 - guaranteed_window(model), 0) : position + 1])
         if not model.n_layers:
@@ -305,8 +300,8 @@ def _contexts(model: ModelConfig, tokens: list[int]) -> Iterator[Hashable]:
 
 
 def _shares(seen: tuple[int, ...]) -> frozenset[tuple[int, Fraction]]:
-    """Return each token's share. Attention without positions computes a mean of values, which
-    depends on shares but not on order or count. Rotations do not tell equal values apart either."""
+    """Return each token's share. Attention without positions is a mean of values, which depends on
+    shares but not on order or count; rotations do not distinguish equal values either."""
     return frozenset((token, Fraction(n, len(seen))) for token, n in Counter(seen).items())
 
 

@@ -1,6 +1,6 @@
-"""The gradient of a batch, and trainable parameters that receive none although they need one:
-layers and experts of stacked parameters and rows of embeddings whose gradient is exactly zero. Axes
-as in `rungs/model/gpt.py`."""
+"""The gradient of a batch, and trainable parameters that wrongly receive none: layers and experts
+of stacked parameters, and rows of embeddings, with a gradient of exactly 0. Axes as in
+`model/gpt.py`."""
 
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -31,7 +31,7 @@ class Gradient(NamedTuple):
     """Gradient of a batch, in the run's own `compute_dtype`."""
 
     arrays: dict[str, np.ndarray]
-    """By parameter name."""
+    """Gradients by parameter name."""
     is_finite: bool
     routing: Routing | None
 
@@ -46,16 +46,16 @@ class CheckedBatch(NamedTuple):
 
 
 class DeadParameters(NamedTuple):
-    """The parts of parameters, by whether they receive a gradient."""
+    """Parts of parameters that receive no gradient."""
 
     parts: int
     """Number of parts that need a gradient."""
     dead: list[str]
-    """Those of them that receive none."""
+    """Parts that receive none but need one."""
     exemptions: list[str]
     """A line for each kind of part that needs no gradient."""
     smallest: tuple[float, str]
-    """The smallest norm of a gradient that is not zero, and its part."""
+    """The smallest non-zero norm of a gradient, and its part."""
 
 
 class _Part(NamedTuple):
@@ -120,8 +120,8 @@ def check_gradients(checked: CheckedModel, gradient: Gradient) -> CheckResult:
 def find_dead_parameters(
     model: ModelConfig, gradient: Arrays, parameters: Arrays, batch: CheckedBatch
 ) -> DeadParameters:
-    """Find the parts of parameters that receive no gradient from a batch. `gradient` is by the
-    dotted name of each trainable parameter; `parameters` are their values."""
+    """Find the parts of parameters that receive no gradient from a batch. `gradient` and
+    `parameters` have gradients and values of trainable parameters by dotted name."""
     alive: list[tuple[float, str]] = []
     dead: list[str] = []
     exemptions: dict[str, None] = {}
@@ -159,7 +159,7 @@ def _parts(
 
 
 def _unused_rows(model: ModelConfig, gradient: Arrays, batch: CheckedBatch) -> Iterator[str]:
-    """Yield a line for each embedding table with rows that the batch does not use."""
+    """Yield a line for each embedding table with rows unused by the batch."""
     if "token_embedding.embedding" in gradient and not model.tied_embeddings:
         absent = model.vocab_size - len(np.unique(batch.inputs_BS))
         yield f"{absent:,} of {model.vocab_size:,} tokens are not in the batch: no gradient needed"
@@ -171,7 +171,7 @@ def _unused_rows(model: ModelConfig, gradient: Arrays, batch: CheckedBatch) -> I
 def _exemption(
     model: ModelConfig, part: _Part, parameters: Arrays, batch: CheckedBatch
 ) -> str | None:
-    """Return the reason why a part needs no gradient, or None if it needs one."""
+    """Return why a part needs no gradient, or None if it needs one."""
     name = part.parameter
     attention = name.partition("blocks.attention.")[2]
     if name.endswith(DOWN) and not parameters[name.removesuffix(DOWN) + UP].any():

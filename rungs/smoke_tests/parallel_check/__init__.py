@@ -1,9 +1,6 @@
-"""Parallel check: train a run's first steps in every sharding mode and every accumulation split.
+"""Parallel check: train a run's first steps in every sharding mode and every accumulation split,
+with the same weights and sequences. Results may differ only by rounding, from the order of sums.
 
-All cases start from the same weights and use the same sequences. They may differ only by rounding,
-because sums are computed in another order.
-
-    check          the cases that fit, and the training of one
-    table          the table of all cases: how far each is from one device
-    policy_check   the first step of a run of reinforcement learning on several meshes
-"""
+    check          the cases that fit, and training one
+    table          the table of all cases: differences from one device
+    policy_check   the first step of a reinforcement learning run on several meshes"""

@@ -1,4 +1,4 @@
-"""The cases of a run, and the training of one. Axes as in `rungs/step/train_step.py`."""
+"""The cases of a parallel check, and training one. Axes as in `rungs/step/train_step.py`."""
 
 import functools
 import math
@@ -35,18 +35,18 @@ from rungs.step.train_step import StepResult, make_step, update_parts
 from rungs.training.next_token import MakeObjective
 
 _MEMORY_FACTOR = 2.5
-"""Memory of a step, on all devices together, relative to parameters, gradient and optimizer state:
-at most 2 in gpt2-small with short sequences."""
+"""Memory of a step over all devices, relative to parameters, gradient and optimizer state: at most
+2 in gpt2-small with short sequences."""
 _GRADIENT_DIVISORS = (1000.0, 1.0)
-"""What the gradient is divided by in the two updates that compare optimizers: in the second one,
-moments are far smaller than the gradient, and Adafactor clips its updates."""
+"""Divisors of the gradient in the two updates that compare optimizers. In the second, moments are
+far smaller than the gradient, and Adafactor clips its updates."""
 _LARGE_BYTES = 1e9
-"""With more parameters and optimizer state, the step is compiled with optimizations: they then save
-more time than they cost, even for a few steps."""
+"""Bytes of parameters and optimizer state above which compiler optimizations save more time than
+they take, even for a few steps."""
 
 
 class ParallelCase(NamedTuple):
-    """A mesh, a sharding mode, and a split of the accumulation."""
+    """A mesh, a sharding mode, and a split of a step into microbatches."""
 
     mode: Mode
     data: int
@@ -68,19 +68,19 @@ class CaseResult(NamedTuple):
     losses: np.ndarray
     """Loss of each step, in nats per counted target."""
     gradient: dict[str, np.ndarray]
-    """Gradient of the first step, by parameter name, before clipping."""
+    """Gradient of the first step by parameter name, before clipping."""
     change: dict[str, np.ndarray]
     """Change of each trained parameter in two updates with the gradient of one device."""
     expert_tokens: np.ndarray
-    """Tokens per step, layer and expert; 0 without experts."""
+    """Tokens by step, layer and expert; 0 without experts."""
     bytes_per_device: int
-    """Parameters and optimizer state after the last step, on the device that holds most."""
+    """Parameters and optimizer state after the last step, on the fullest device."""
     traffic: list[Traffic]
-    """What the devices send in the compiled step."""
+    """Communication of the compiled step."""
 
 
 class ParallelLimits(NamedTuple):
-    """Maximum size of what is trained."""
+    """Maximum size of the training."""
 
     steps: int
     sequences: int
@@ -93,20 +93,20 @@ class ParallelCheck(NamedTuple):
     """The first steps of a run, cut to a maximum size."""
 
     config: RunConfig
-    """In float32, to keep rounding small, and without warm-up: otherwise the first updates would be
+    """In float32, to keep rounding small, and without warm-up, which would make the first updates
     too small to show in the losses."""
     batches: list[Batch]
     total_steps: int
     start_weights: Weights | None
-    """The weights that the run starts from; None: random ones."""
+    """Weights that the run starts from; None: random ones."""
     make_objective: MakeObjective = NextToken
 
     @classmethod
     def from_run(
         cls, run: RunFolder, config: RunConfig, datasets_dir: Path, limits: ParallelLimits
     ) -> Self:
-        """Return the check of a run from its first step, even if it was trained already. Raises
-        UserError if the run and its data do not fit together."""
+        """Return the check of a run from its first step, even if it is trained already. Raises
+        UserError if run and data don't fit together."""
         start_weights, names = load.find_starting_weights(run, config), config.train.datasets
         datasets = {name: catalog.open_dataset(name, datasets_dir, update=False) for name in names}
         data = TrainingData(config, datasets)
@@ -120,8 +120,7 @@ class ParallelCheck(NamedTuple):
         start_weights: Weights | None,
         limits: ParallelLimits,
     ) -> Self:
-        """Cut a run's first steps to the limits. Raises UserError if none of the remaining tokens
-        is a target."""
+        """Cut a run's first steps to the limits. Raises UserError if no targets remain."""
         train = config.train
         count = min(train.sequences_per_step, limits.sequences)
         microbatches = train.gradient_accumulation_steps
@@ -152,15 +151,15 @@ class ParallelCheck(NamedTuple):
         )
 
     def _balances(self, *split: int) -> bool:
-        """Whether a split has the load-balancing loss. It is computed per microbatch, so gradients
-        that include it can only be compared within one split: the run's own."""
+        """Whether a split includes the load-balancing loss, which is computed per microbatch, so
+        that gradients are only comparable within one split: the run's own."""
         model, train = self.config
         own = train.gradient_accumulation_steps, train.microbatch_size
         return bool(model.n_experts and train.load_balancing_weight) and split == own
 
     def meshes(self, devices: int) -> tuple[list[tuple[Mode, int, int]], list[str]]:
-        """Return mode and sizes of the largest meshes that fit, one device first. Also return a
-        line for each reason why a mesh of all devices does not fit."""
+        """Return mode and sizes of the largest meshes that fit, one device first, and a line for
+        each reason why a mesh of all devices does not fit."""
         fitting: list[tuple[Mode, int, int]] = [("dp", 1, 1)]
         reasons: list[str] = []
         for mode in get_args(Mode):
@@ -178,7 +177,7 @@ class ParallelCheck(NamedTuple):
         return fitting, reasons
 
     def splits(self, mode: Mode, data: int, last: int) -> Iterator[ParallelCase]:
-        """Yield every split of the accumulation on a mesh."""
+        """Yield every split into microbatches on a mesh."""
         count = self.config.train.sequences_per_step
         for microbatches in _divisors(count):
             split = microbatches, count // microbatches
@@ -201,8 +200,7 @@ class ParallelCheck(NamedTuple):
         return lines
 
     def _state_bytes(self, case: ParallelCase) -> int:
-        """Return the bytes of parameters, their gradient and optimizer state, on all devices
-        together."""
+        """Return the bytes of parameters, gradient and optimizer state over all devices."""
         config, mesh = self.config_of(case), _mesh(case.sharding)
         abstract = AbstractState(config, self.total_steps, mesh)
         gradient = (abstract.weights[name] for name in abstract.trained)
@@ -229,7 +227,7 @@ class ParallelCheck(NamedTuple):
         self, case: ParallelCase, gradient: dict[str, np.ndarray] | None = None
     ) -> CaseResult:
         """Train the steps of a case. The optimizer's change is computed from `gradient`, the
-        reference's, or from its own if absent."""
+        reference's, or by default its own."""
         result = self._train_steps(case)
         return result._replace(change=self._change(case, gradient or result.gradient))
 
@@ -261,8 +259,8 @@ class ParallelCheck(NamedTuple):
         )
 
     def _change(self, case: ParallelCase, gradient: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return how two updates with a gradient change each trained parameter. Losses hardly show
-        a small error of the optimizer, and two gradients that differ by rounding can move a
+        """Return the change of each trained parameter in two updates with a gradient. A small error
+        of the optimizer hardly shows in losses, and gradients that differ by rounding can move a
         parameter in opposite directions."""
         config, mesh = self.config_of(case), _mesh(case.sharding)
         model, optimizer = self._create(config, mesh)
@@ -282,7 +280,7 @@ class ParallelCheck(NamedTuple):
 
 
 class GradientRecorder(nnx.Module):
-    """A run's optimizer; it also keeps the mean gradient of its last step, before clipping."""
+    """A run's optimizer that also keeps the mean gradient of its last step, before clipping."""
 
     def __init__(self, model: GPT, optimizer: MultiSteps) -> None:
         self.optimizer = optimizer
@@ -299,7 +297,7 @@ class GradientRecorder(nnx.Module):
         return self.optimizer.update(model, gradient_sum, weight, *others)
 
     def arrays(self, vocab_size: int) -> dict[str, np.ndarray]:
-        """Return the gradient of each trained parameter by its dotted name."""
+        """Return the gradient of each trained parameter by dotted name."""
         arrays, prefix = named_arrays(self, vocab_size), "gradient."
         return {
             n.removeprefix(prefix): np.asarray(arrays[n]) for n in arrays if n.startswith(prefix)

@@ -1,4 +1,4 @@
-"""Does a run of reinforcement learning sample and learn the same on many devices as on one?"""
+"""Check that a reinforcement learning run samples and learns the same on many devices as on one."""
 
 from contextlib import ExitStack
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ _ROW = "{:6} {:>8}  {:>16} {:>12} {:>10}"
 
 
 class Outcome(NamedTuple):
-    """What the first step of a run did on a mesh."""
+    """Result of a run's first step on a mesh."""
 
     completions: list[Completion]
     gradient: dict[str, np.ndarray]
@@ -28,8 +28,8 @@ class Outcome(NamedTuple):
 
 def run_policy_check(run: RunFolder, config: ReinforceRunConfig, devices: int) -> bool:
     """Take the first step of a run on meshes of at most `devices` virtual CPU devices, and print a
-    table. Return whether texts, log-probabilities and gradients are one device's, up to rounding.
-    """
+    table. Return whether texts, log-probabilities and gradients equal one device's, but for
+    rounding."""
     print(
         f"{run.path}: the first step, in float32, on virtual CPU devices, compared with one device."
         f"\nlog-prob: largest difference of a sampled token, in nats; gradient: relative"
@@ -74,7 +74,7 @@ def _first_step(run: RunFolder, config: ReinforceRunConfig, mode: Mode, count: i
 
 
 def _print_row(mode: Mode, count: int, expected: Outcome, found: Outcome) -> bool:
-    """Print a row; return whether a difference is above its tolerance."""
+    """Print a row; return whether a difference exceeds its tolerance."""
     pairs = list(zip(expected.completions, found.completions, strict=True))
     equal = [(one, other) for one, other in pairs if one.tokens == other.tokens]
     log_prob = max(

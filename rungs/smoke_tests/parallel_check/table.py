@@ -1,4 +1,4 @@
-"""The table of all cases: how far the result of each is from training on one device."""
+"""The table of all cases: differences of their results from training on one device."""
 
 import math
 import time
@@ -18,15 +18,15 @@ _HEADINGS = ("mode", "mesh", "A×B", "loss", "gradient", "update", "bytes/device
 _HEADER_ROW = _ROW.format(*_HEADINGS, "sent per device and step")
 _INDENT = " " * len(_ROW.format(*[""] * 8))
 ROUNDING_TOLERANCE = 1e-5
-"""Largest relative difference of loss, gradient and update from one device. A float32 is rounded by
-up to 6e-8 of its value. Sums in another order differed by at most 2e-7 (loss) and 1e-6 (gradient)
-in the committed runs and in GPT-2's shape. A part of the gradient that is missing or counted twice
-is found if it is more than this share of the total."""
+"""Largest relative difference of loss, gradient and update from one device. Rounding changes a
+float32 by up to 6e-8; in the committed runs and GPT-2's shape, other orders of summation gave at
+most 2e-7 (loss) and 1e-6 (gradient). A missing or double-counted part of the gradient is found if
+it is more than this share of the total."""
 MAX_REROUTED_TOKENS = 3
-"""Tokens that rounding may send to another expert, if two experts score almost the same."""
+"""Tokens that rounding may reroute to another expert with almost the same score."""
 REROUTED_LOSS_TOLERANCE, REROUTED_GRADIENT_TOLERANCE = 1e-3, 1e-2
-"""Tolerances in that case. In runs/mixtral, one of 2,048 tokens changed a loss by 6e-5 and a
-gradient by 1e-3; two of 256 tokens, by 3e-4 and 7e-3."""
+"""Tolerances in that case. In runs/mixtral, rerouting one of 2,048 tokens changed a loss by 6e-5
+and a gradient by 1e-3; two of 256 tokens, 3e-4 and 7e-3."""
 
 
 class Difference(NamedTuple):
@@ -35,24 +35,24 @@ class Difference(NamedTuple):
     loss: float
     """The largest of all steps."""
     gradient: float
-    """Norm of the difference over the norm, of all parameters together."""
+    """Norm of the difference over the norm, over all parameters."""
     update: float
-    """The same norm for the change that the optimizer makes with the same gradient."""
+    """The same for the optimizer's change from the same gradient."""
     most_in: str
-    """The parameter whose gradient differs most, or whose change does if gradients agree."""
+    """The parameter with the largest difference in gradient or, if gradients agree, in change."""
     rerouted: int
-    """Tokens that went to another expert, in the step with the most."""
+    """Tokens routed to another expert, in the step with the most."""
 
     @property
     def tolerances(self) -> tuple[float, float, float]:
         """The tolerances of loss, gradient and update."""
-        if 0 < self.rerouted <= MAX_REROUTED_TOKENS:  # so few that rounding explains it
+        if 0 < self.rerouted <= MAX_REROUTED_TOKENS:  # few enough to be explained by rounding
             return REROUTED_LOSS_TOLERANCE, REROUTED_GRADIENT_TOLERANCE, ROUNDING_TOLERANCE
         return ROUNDING_TOLERANCE, ROUNDING_TOLERANCE, ROUNDING_TOLERANCE
 
     @property
     def exceeds(self) -> tuple[bool, bool, bool]:
-        """Whether loss, gradient and update exceed their tolerances. NaN does."""
+        """Whether loss, gradient and update exceed their tolerances, as NaN does."""
         loss, gradient, update = self.tolerances
         return not self.loss <= loss, not self.gradient <= gradient, not self.update <= update
 
@@ -72,7 +72,7 @@ def run_check(path: Path, config: RunConfig, check: ParallelCheck, devices: int)
 
 
 def _header(path: Path, config: RunConfig, check: ParallelCheck) -> Iterator[str]:
-    """Say what is trained, how that differs from the run, and what it is compared with."""
+    """Describe the training, how it differs from the run, and the reference."""
     _, sequences, tokens = check.batches[0].inputs_ABS.shape
     own_sequences, own_tokens = config.train.sequences_per_step, config.sequence_length
     of_sequences = f" of the {own_sequences:,}" * (sequences < own_sequences)
@@ -97,7 +97,7 @@ def _header(path: Path, config: RunConfig, check: ParallelCheck) -> Iterator[str
 
 
 def _print_rows(check: ParallelCheck, cases: list[ParallelCase]) -> Iterator[str]:
-    """Print the row of each case when it is done. Yield a line for each that exceeds tolerance."""
+    """Print each case's row when it is done. Yield a line for each that exceeds a tolerance."""
     references: dict[bool, CaseResult] = {}
     for case in cases:
         reference = check.reference(case.balanced)
@@ -158,7 +158,7 @@ def _format_bytes(count: float) -> str:
 
 
 def compare(found: CaseResult, expected: CaseResult) -> Difference:
-    """Return how far a result is from the expected one."""
+    """Return the differences of a result from the expected one."""
     gradient, most_in_gradient = relative_difference(found.gradient, expected.gradient)
     update, most_in_change = relative_difference(found.change, expected.change)
     rerouted = np.abs(found.expert_tokens - expected.expert_tokens).reshape(len(found.losses), -1)
@@ -174,8 +174,8 @@ def compare(found: CaseResult, expected: CaseResult) -> Difference:
 def relative_difference(
     found: dict[str, np.ndarray], expected: dict[str, np.ndarray]
 ) -> tuple[float, str]:
-    """Return the norm of all differences over the norm of all that is expected, and where the
-    difference is largest."""
+    """Return the norm of all differences over the norm of all expected values, and the name with
+    the largest difference."""
     squares = {name: _square(found[name] - array) for name, array in expected.items()}
     apart, norm = math.sqrt(sum(squares.values())), math.sqrt(sum(map(_square, expected.values())))
     most_in = max(squares, key=lambda name: squares[name])

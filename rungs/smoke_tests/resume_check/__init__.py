@@ -1,5 +1,4 @@
-"""Resume check: compare a training that is killed and resumed with an uninterrupted one.
+"""Resume check: compare training that is killed and resumed with uninterrupted training.
 
 check   a short copy of a run, trained both ways; compare the results and print the tables
-kill    start training processes and kill them at random moments
-"""
+kill    start training processes and kill them at random moments"""

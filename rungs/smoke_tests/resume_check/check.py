@@ -30,7 +30,7 @@ from rungs.smoke_tests.resume_check.kill import (
 )
 
 MAX_STEPS = 14
-"""Steps of a short run: enough for a few checkpoints, and even, so that two epochs divide it."""
+"""Steps of a short run: enough for a few checkpoints, and even, to divide into two epochs."""
 _CHECKPOINTS = 4
 _GROWS_AT = "5"
 """Step from which on a short run has a larger batch, if its run grows."""
@@ -43,12 +43,12 @@ Arrays = dict[str, np.ndarray]
 
 
 class ShortRun(NamedTuple):
-    """A short copy of a run, not written yet."""
+    """A short copy of a run that is not written yet."""
 
     config: run_config.AnyRunConfig
     steps: int
     options: list[str]
-    """Options of the command that trains it."""
+    """Options of the training command."""
     files: list[Path]
     """Other files that its folder needs."""
 
@@ -56,8 +56,8 @@ class ShortRun(NamedTuple):
 def shorten(
     run: RunFolder, config: run_config.AnyRunConfig, datasets_dir: Path, tokens: int
 ) -> ShortRun:
-    """Return a short copy of a run of either kind. Raises UserError if the run and its data do not
-    fit together. `tokens` is the maximum length of a sequence in training; pairs are never cut."""
+    """Return a short copy of a run of either kind. `tokens` is the maximum sequence length in
+    training; pairs are never cut. Raises UserError if run and data don't fit together."""
     model, train = config
     if isinstance(train, reinforce_config.ReinforceConfig):
         return shorten_reinforcement(run, run_config.RunConfig(model, train))
@@ -70,9 +70,9 @@ def shorten(
 def shorten_training(
     run: RunFolder, config: run_config.RunConfig, datasets: dict[str, Dataset], tokens: int
 ) -> ShortRun:
-    """Return a copy of a training run for about a dozen steps, with the complete schedule in them.
-    Raises UserError if the run and its data do not fit together. `tokens` is the maximum length of
-    a sequence; pairs are never cut."""
+    """Return a copy of a training run with about a dozen steps and the complete schedule in them.
+    `tokens` is the maximum sequence length, except of pairs. Raises UserError if run and data don't
+    fit."""
     model, train = config
     has_pairs = any(datasets[name].description.splits[TRAIN].pairs for name in train.datasets)
     length = config.sequence_length if has_pairs else min(config.sequence_length, tokens)
@@ -89,7 +89,7 @@ def shorten_training(
     }
     if train.start_from == IMPORTED:
         changes["start_from"] = str(run.imported.resolve())
-    TrainingData(config, datasets)  # raises what the user's own config would
+    TrainingData(config, datasets)  # raises the same errors as the user's own config
     short = run_config.RunConfig(model, train.model_copy(update=changes))
     in_epoch = min(MAX_STEPS // epochs, TrainingData(short, datasets).steps_per_epoch)
     steps = short.train.total_steps(in_epoch)
@@ -102,8 +102,8 @@ def shorten_training(
 
 
 def shorten_reinforcement(run: RunFolder, config: run_config.ReinforceRunConfig) -> ShortRun:
-    """Return a copy of a run of reinforcement learning for a few steps of a few prompts. Raises
-    UserError if the weights that it starts from are missing."""
+    """Return a copy of a reinforcement learning run with a few steps of a few prompts. Raises
+    UserError if its starting weights are missing."""
     train = config.train
     start = run.imported if train.start_from == IMPORTED else find_weights(train.start_from)
     prompts = min(train.prompts_per_step, _PROMPTS)
@@ -128,17 +128,17 @@ def _shorten_task(task: task_config.TaskConfig) -> task_config.TaskConfig:
 
 
 def open_datasets(config: run_config.RunConfig, datasets_dir: Path) -> dict[str, Dataset]:
-    """Open each dataset of a run; build those that do not exist yet."""
+    """Open each dataset of a run, building missing ones."""
     return {name: open_dataset(name, datasets_dir, update=False) for name in config.train.datasets}
 
 
 class BatchLog:
-    """What `train_with_batch_log.py` wrote for one process: the platform (cpu, gpu or tpu), and
-    each step taken, in order, with the checksum of its batch."""
+    """Output of `train_with_batch_log.py` for one process: the platform (cpu, gpu or tpu), and each
+    step taken, in order, with its batch's checksum."""
 
     def __init__(self, path: Path) -> None:
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-        # a kill can leave half a line at the end
+        # a kill can leave a partial line at the end
         entries = [json.loads(line) for line in lines if line.endswith("\n")]
         self.platform: str | None = entries[0] if entries else None
         self.batches: list[tuple[int, str]] = [(step, checksum) for step, checksum in entries[1:]]
@@ -157,7 +157,7 @@ class TrainedRun(NamedTuple):
     texts: dict[str, str]
     """Contents of the files of sampled texts, by name."""
     batch_logs: list[BatchLog]
-    """The log of each of its processes."""
+    """Logs of its processes."""
 
     @classmethod
     def read(cls, run: RunFolder, batch_logs: list[Path]) -> Self:
@@ -172,7 +172,7 @@ class TrainedRun(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """One thing that was compared."""
+    """A single comparison."""
 
     what: str
     how: str
@@ -192,13 +192,13 @@ class ResumeCheck:
         self._killed = self._make_run("killed")
 
     def train_uninterrupted(self) -> float:
-        """Train without a kill. Returns the seconds it took."""
+        """Train without a kill; return the seconds."""
         start = time.monotonic()
         self._seconds = measure_phases(self._uninterrupted.start())
         return time.monotonic() - start
 
     def train_killed(self, kills: int) -> Iterator[Kill]:
-        """Train from the start, with this many kills, to the end. Yields each kill."""
+        """Train from start to end with this many kills, yielding each."""
         discard(self._folder / "killed")
         self._killed = self._make_run("killed")
         yield from self._killed.kill(kills)
@@ -206,12 +206,12 @@ class ResumeCheck:
 
     @property
     def platform(self) -> str | None:
-        """What the run trained on: cpu, gpu or tpu."""
+        """The platform that the run trained on: cpu, gpu or tpu."""
         return BatchLog(self._uninterrupted.batch_logs[0]).platform
 
     @property
     def is_deterministic(self) -> bool:
-        """Whether both trainings must be bit-identical."""
+        """Whether both results must be bit-identical."""
         return self.platform == "cpu" or self._short.config.train.deterministic
 
     def comparisons(self) -> list[Comparison]:
@@ -259,7 +259,7 @@ def run_check(path: Path, short: ShortRun, check: ResumeCheck, kills: int) -> bo
 
 
 def _print_comparisons(comparisons: list[Comparison]) -> bool:
-    """Print a table. Returns whether nothing differs."""
+    """Print a table; return whether nothing differs."""
     print("", _RESULT_ROW.format("what", "compared", "result"), sep="\n")
     for what, how, difference in comparisons:
         print(_RESULT_ROW.format(what, how, "DIFFERS" if difference else "identical"))
@@ -270,7 +270,7 @@ def _print_comparisons(comparisons: list[Comparison]) -> bool:
 
 
 def read_arrays(checkpoint: Checkpoint) -> tuple[Arrays, Arrays]:
-    """Return parameters and optimizer state of a checkpoint, exactly as they are on disk."""
+    """Return parameters and optimizer state of a checkpoint exactly as on disk."""
     weights = checkpoint.weights
     parameters = {name: weights.array(name) for name in weights.names()}
     return parameters, optimizer_state.load_to_host(checkpoint.folder)

@@ -1,5 +1,5 @@
-"""Kill a training process at a random moment of a chosen phase, as most of a short training is its
-start. What a process is doing is seen from what it has written to its run folder."""
+"""Kill a training process at a random moment of a chosen phase, as a short training mostly consists
+of its start. The phase is inferred from the files in the run folder."""
 
 import contextlib
 import math
@@ -35,7 +35,7 @@ class StepPlan(NamedTuple):
 
 
 class Activity(NamedTuple):
-    """What a training process is doing."""
+    """Activity of a training process."""
 
     phase: Phase
     step: int
@@ -51,16 +51,16 @@ class Activity(NamedTuple):
 
 
 class Kill(NamedTuple):
-    """A kill that hit."""
+    """A successful kill."""
 
     activity: Activity
-    """What the process was doing, judged from what it left behind."""
+    """The process's activity, inferred from what it left behind."""
     seconds: float
     """Time since the start of the process."""
 
 
 class TrainingProcess:
-    """A process that trains a run, observed from outside. It prints to the file `output`."""
+    """A process that trains a run, observed from outside, with its output in the file `output`."""
 
     def __init__(
         self, run: RunFolder, plan: StepPlan, command: Sequence[str], output: Path
@@ -74,7 +74,7 @@ class TrainingProcess:
             self.process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
 
     def activity(self) -> Activity:
-        """Return what the process is doing or, once it is dead, was doing."""
+        """Return what the process is doing or, once dead, was doing."""
         if _size(self._run.log) == self._logged_bytes:
             return Activity("start", self._first_step)
         for unfinished in self._run.checkpoints.glob(UNFINISHED + CHECKPOINT_GLOB):
@@ -90,14 +90,14 @@ class TrainingProcess:
         return Activity("validation" if has_checkpoint else "step", step)
 
     def activities(self) -> Iterator[tuple[Activity, float]]:
-        """Yield what the process is doing, with the seconds since its start, until it ends."""
+        """Yield the process's activity, with the seconds since its start, until it ends."""
         while self.process.poll() is None:
-            with contextlib.suppress(OSError):  # a file was replaced while it was read
+            with contextlib.suppress(OSError):  # a file was replaced during reading
                 yield self.activity(), time.monotonic() - self._start
             time.sleep(_POLL_SECONDS)
 
     def stop_if_in(self, phases: tuple[Phase, ...]) -> bool:
-        """Stop the process (SIGSTOP) if it is in one of these phases. Returns whether it is."""
+        """Stop the process (SIGSTOP) if it is in one of these phases; return whether it is."""
         if not hasattr(signal, "SIGSTOP"):
             return True
         self.process.send_signal(signal.SIGSTOP)
@@ -108,14 +108,14 @@ class TrainingProcess:
         return False
 
     def kill(self) -> Kill | None:
-        """Kill the process. Returns None if it was too late: the last checkpoint is complete."""
+        """Kill the process. Returns None if too late: the last checkpoint is complete."""
         self.process.kill()
         self.process.wait()
         activity = self.activity()
         return None if activity.phase == "end" else Kill(activity, time.monotonic() - self._start)
 
     def finish(self) -> None:
-        """Wait for the process to end. Raises the UserError or RunFailure that it ended with."""
+        """Wait for the process to end. Raises the UserError or RunFailure that ended it."""
         if code := self.process.wait():
             lines = self.output.read_text(errors="replace").splitlines()
             errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
@@ -127,8 +127,8 @@ class TrainingProcess:
 
 class ProcessKiller:
     """Starts processes that train a run, and kills them. `train_command` takes the file for the log
-    of batches, then the arguments of `train.py`: the run folder, with its two config files, and
-    options. `seconds` are the measured durations of phases, `batch_logs` those of the processes."""
+    of batches, then the arguments of `train.py`: the run folder and options. `seconds` are the
+    measured durations of phases, `batch_logs` the logs of the processes."""
 
     def __init__(
         self,
@@ -144,8 +144,8 @@ class ProcessKiller:
         self._random = random.Random()
 
     def kill(self, times: int) -> Iterator[Kill]:
-        """Start and kill this many processes. Those that are killed in a step or later get further
-        each time, beyond a checkpoint that the next process can resume from."""
+        """Start and kill this many processes. Those killed in a step or later progress each time,
+        beyond a checkpoint that the next can resume from."""
         first = self._plan.interval + 1
         steps = self._plan.steps - first
         for number, phase in enumerate(self._choose_phases(times)):
@@ -162,7 +162,7 @@ class ProcessKiller:
         return phases
 
     def _kill_in(self, phase: Phase, steps: range) -> Kill:
-        """Kill a process in a phase. If a process ends before that, undo what it did and retry."""
+        """Kill a process in a phase. If a process ends before that, undo its work and retry."""
         backup = self._run.path.with_name(f".{self._run.path.name}")
         wanted: tuple[Phase, ...] = (phase,)
         for _ in range(_MAX_ATTEMPTS):
@@ -178,12 +178,11 @@ class ProcessKiller:
         raise RunFailure(f"{_MAX_ATTEMPTS} processes ended before they could be killed")
 
     def _try_kill(self, wanted: tuple[Phase, ...], step: int) -> Kill | None:
-        """Kill a process in one of these phases, not before the step. Returns None if it ended
-        first."""
+        """Kill a process in one of these phases, from the step on; None if it ended first."""
         process = self.start()
         deadline, last, since = math.inf, Activity("start", 0), 0.0
         for activity, seconds in process.activities():
-            if activity != last:  # later starts are shorter: the code is compiled already
+            if activity != last:  # later starts are shorter, as the code is compiled already
                 duration = min(self.seconds.get(last.phase, math.inf), seconds - since)
                 self.seconds[last.phase] = duration
                 last, since = activity, seconds
@@ -208,8 +207,8 @@ class ProcessKiller:
 
 
 def measure_phases(process: TrainingProcess) -> dict[Phase, float]:
-    """Watch a process until it ends; return the mean duration of each phase in seconds. Raises the
-    UserError or RunFailure that it ended with."""
+    """Watch a process until it ends; return the mean seconds of each phase. Raises the UserError or
+    RunFailure that ended it."""
     durations: dict[Activity, float] = defaultdict(float)
     last, since = Activity("start", 0), 0.0
     for activity, seconds in process.activities():
@@ -223,18 +222,18 @@ def measure_phases(process: TrainingProcess) -> dict[Phase, float]:
 
 
 def discard(folder: Path) -> None:
-    """Delete a folder in which the helpers of killed processes may still write by its name."""
+    """Delete a folder in which helpers of killed processes may still be writing."""
     renamed = folder.with_name(f".{folder.name}-discarded")
     folder.rename(renamed)
     shutil.rmtree(renamed)
 
 
 def _copy(folder: Path, copy: Path) -> None:
-    """Copy a run folder. Files in checkpoints never change, so they are hard-linked."""
+    """Copy a run folder, hard-linking files in checkpoints, which never change."""
 
     def copy_file(source: str, target: str) -> None:
         is_in_checkpoints = "checkpoints" in Path(source).parts[len(folder.parts) :]
-        with contextlib.suppress(FileNotFoundError):  # what a helper was just writing
+        with contextlib.suppress(FileNotFoundError):  # a helper's temporary file
             (link_or_copy if is_in_checkpoints else shutil.copy2)(source, target)
 
     shutil.copytree(folder, copy, symlinks=True, copy_function=copy_file)

@@ -1,13 +1,12 @@
-"""Verifiers: what rewards completions, and the check that one can be trained on.
+"""Verifiers, which reward completions, and the check of a verifier before training.
 
-    opening               open the verifier of a config
-    verdict               the rewards of a completion, and how the verifier ended
+    opening               opens the verifier of a config
+    verdict               the rewards of a completion, and the verifier's outcome
     built_in              exact, last_number, gsm8k, countdown, sorted, brackets, parity; arithmetic
                           expressions, evaluated exactly, without running code
     reward_process        a `reward` function in another process, with limits
     reward_child          the program of that process; nothing imports it
     reasoning_gym_reward  the `reward` function of reasoning-gym's items
-    checkup               check a verifier before training
+    checkup               checks a verifier before training
 
-Imports `common`, `config` and the tasks. Nothing here imports JAX.
-"""
+Imports `common`, `config` and the tasks. Nothing here imports JAX."""

@@ -1,8 +1,6 @@
-"""The built-in verifiers. Each is a function of an item and a completion, without state.
-
-In the built-in tasks a completion may show its work first: its answer is what follows its only `=`.
-Numbers are compared as text, so that no length of digits costs time.
-"""
+"""The built-in verifiers, stateless functions of an item and a completion. In the built-in tasks a
+completion may show its work first; its answer follows its only `=`. Numbers are compared as text,
+as long ones would take time to parse."""
 
 import re
 from collections import Counter
@@ -13,12 +11,12 @@ from typing import NamedTuple
 from rungs.tasks.task import Item
 
 MARK = "####"
-"""What the answer follows in GSM8K (Cobbe et al. 2021)."""
+"""Mark before the answer in GSM8K (Cobbe et al. 2021)."""
 _NUMBER = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+"
 _IN_TEXT = re.compile(rf"(?:(?<![0-9A-Za-z)])[-+−])?\$?(?:{_NUMBER})")
 _ALONE = re.compile(rf"[-+−]?\s*\$?\s*(?:{_NUMBER})\s*%?\.?")
 PAIRS = {"(": ")", "[": "]", "{": "}", "<": ">"}
-"""Each opening bracket with the one that closes it."""
+"""Closing bracket by opening bracket."""
 
 
 class BuiltIn(NamedTuple):
@@ -28,41 +26,39 @@ class BuiltIn(NamedTuple):
     fits: Callable[[Item], object] = lambda _: True
     """Whether an item has what the verifier needs."""
     lacking: str = ""
-    """What to say about an item that doesn't fit."""
+    """Message about an item that doesn't fit."""
 
     def problem(self, item: Item) -> str | None:
-        """Return what an item lacks for this verifier, None if nothing."""
+        """Return what an item lacks for this verifier, or None."""
         return None if self.fits(item) else self.lacking
 
 
 def final_answer(completion: str) -> str | None:
-    """Return what follows the only `=` of a completion, all of it if there is none, and None if
-    there are several."""
+    """Return a completion's text after its only `=`, all of it without `=`, None with several."""
     parts = completion.split("=")
     return parts[-1].strip() if len(parts) <= 2 else None
 
 
 def gsm8k_number(answer: str) -> str | None:
-    """Return an item's number in normal form: what follows `####`, or all of the answer."""
+    """Return an item's number in normal form: the text after `####`, or the whole answer."""
     return marked_number(answer) or whole_number(answer)
 
 
 def last_number(text: str) -> str | None:
-    """Return the last number of a text in normal form, None if there is none. A sign counts unless
-    it follows a number, as in `7-3`."""
+    """Return a text's last number in normal form, or None. In `7-3` the `-` is not a sign."""
     found = _IN_TEXT.findall(text)
     return _normal(found[-1]) if found else None
 
 
 def marked_number(text: str) -> str | None:
-    """Return the number after `####` on its line in normal form, None unless there is exactly one
-    mark with nothing but a number after it. With several marks a list of guesses would pass."""
+    """Return the number after `####` on its line in normal form; None unless there is exactly one
+    mark, followed by a number only. With several marks a list of guesses would pass."""
     _, mark, after = text.partition(MARK)
     return None if not mark or MARK in after else whole_number(after.lstrip(" ").split("\n")[0])
 
 
 def whole_number(text: str) -> str | None:
-    """Return a text that is only a number in normal form, None for other texts."""
+    """Return the number that makes up a whole text in normal form, or None."""
     return _normal(text.strip()) if _ALONE.fullmatch(text.strip()) else None
 
 
@@ -76,7 +72,7 @@ def _normal(number: str) -> str:
 
 
 def _countdown(item: Item, completion: str) -> bool:
-    """Whether the last line makes the target of the numbers, each at most (or exactly) once."""
+    """Whether the last line makes the target from the numbers, each at most (or exactly) once."""
     lines = completion.strip().splitlines()
     try:
         value, used = evaluate(lines[-1] if lines else "")
@@ -93,7 +89,7 @@ def _sorted(item: Item, completion: str) -> bool:
 
 
 def _values(text: str) -> list[str] | None:
-    """Return the digits of a text, None if it has anything else but spaces and commas."""
+    """Return a text's digits, None if it has other characters than spaces and commas."""
     digits = text.replace(",", "").replace(" ", "")
     return list(digits) if digits.isascii() and digits.isdigit() else None
 
@@ -104,8 +100,8 @@ def _brackets(item: Item, completion: str) -> bool:
 
 
 def open_brackets(text: str) -> str | None:
-    """Return the brackets that are still open at the end of a text, None if one is closed wrongly
-    or there is any other character."""
+    """Return a text's unclosed brackets, None if one is closed wrongly or anything else is
+    there."""
     stack: list[str] = []
     for character in text:
         if character in PAIRS:
@@ -153,7 +149,7 @@ BUILT_IN = {
         'info: needs {"bits": "zeros and ones"}',
     ),
 }
-"""By the name that a config and an item give."""
+"""Verifiers by their name in configs and items."""
 
 
 # Arithmetic expressions from completions, evaluated exactly and in bounded time:
@@ -178,12 +174,12 @@ class Expression(NamedTuple):
 
     value: Fraction
     numbers: tuple[int, ...]
-    """The integers in it, from left to right."""
+    """Its integers, from left to right."""
 
 
 def evaluate(text: str) -> Expression:
-    """Return the value of an expression and the numbers that it uses. Raises ExpressionError if the
-    text is no expression, too long, or divides by zero."""
+    """Return the value of an expression and its numbers. Raises ExpressionError if the text is not
+    an expression, is too long, or divides by zero."""
     walker = _Walker(_tokens(text))
     value = walker.sum()
     if walker.next is not None:
@@ -203,7 +199,7 @@ def _tokens(text: str) -> list[str]:
 
 
 class _Walker:
-    """Reads tokens from left to right; a method for each rule of the grammar."""
+    """Recursive descent over tokens, with a method per rule of the grammar."""
 
     def __init__(self, tokens: list[str]) -> None:
         self.numbers: list[int] = []
@@ -213,7 +209,7 @@ class _Walker:
 
     @property
     def next(self) -> str | None:
-        """The token that is not read yet, None at the end."""
+        """The next unread token, None at the end."""
         return self._tokens[self._place] if self._place < len(self._tokens) else None
 
     def sum(self) -> Fraction:
@@ -253,7 +249,7 @@ class _Walker:
         return value
 
     def _take(self, *tokens: str) -> str | None:
-        """Return the next token and go on if it is one of these, otherwise None."""
+        """Consume and return the next token if it is one of these, else return None."""
         token = self.next
         if token not in tokens:
             return None

@@ -1,4 +1,4 @@
-"""Checks a verifier before training: a model finds and learns whatever a verifier pays for. Paid
+"""Checks a verifier before training, as a model learns to exploit anything it rewards. Rewarded
 empty completions and lists of guesses have been reported (Liuziyu77/Visual-RFT issues 176, 79)."""
 
 import statistics
@@ -16,22 +16,22 @@ Verify = Callable[[Item, str], Verdict]
 
 
 class Checkup(NamedTuple):
-    """What a checkup found out about a verifier that passed."""
+    """Findings about a verifier that passed."""
 
     items: int
     median_seconds: float
-    """The time of one call."""
+    """Median duration of a call."""
     paid: dict[str, int]
-    """For each kind of wrong text, for how many of the items it was paid, by accident."""
+    """For each kind of wrong text, for how many items it was rewarded, by accident."""
 
 
 def check(verify: Verify, task: Task) -> Checkup:
-    """Return what a verifier's calls on a few training items show.
+    """Call a verifier on a few training items and return the findings.
 
-    A wrong text may be right by accident, such as another item's answer, but not for half of the
-    items. Raises UserError if the verifier fails; doesn't count the right answer as correct; pays
-    or counts as correct an empty text, the prompt, another item's answer or a list of answers like
-    the right one; or gives another reward the second time."""
+    A wrong text, such as another item's answer, may be right by accident, but not for half of the
+    items. Raises UserError if the verifier fails; doesn't count the right answer as correct;
+    rewards or counts as correct an empty text, the prompt, another item's answer or a list of
+    answers like the right one; or gives another reward the second time."""
     items = [task.train[index] for index in range(min(ITEMS, len(task.train)))]
     calls = _Calls(verify)
     examples: dict[str, list[str]] = {}
@@ -46,7 +46,7 @@ def check(verify: Verify, task: Task) -> Checkup:
 
 
 def _paid(calls: "_Calls", item: Item, items: list[Item], task: Task) -> dict[str, list[str]]:
-    """Return for each kind of wrong text a line if it is paid like the right one, or no line."""
+    """Return, by kind of wrong text, a line if it is rewarded like the right one, or no line."""
     right, best = calls.best_right(item, task)
     lines: dict[str, list[str]] = {}
     for kind, text in _wrong_texts(item, items, task).items():
@@ -60,12 +60,12 @@ def _paid(calls: "_Calls", item: Item, items: list[Item], task: Task) -> dict[st
 
 
 class _Calls:
-    """Calls a verifier and refuses one that fails."""
+    """Calls a verifier; raises an error if it fails."""
 
     def __init__(self, verify: Verify) -> None:
         self._verify = verify
         self.seconds: list[float] = []
-        """The time of each call."""
+        """Duration of each call."""
 
     def verdict(self, item: Item, text: str) -> Verdict:
         start = time.perf_counter()
@@ -79,7 +79,7 @@ class _Calls:
         return verdict
 
     def best_right(self, item: Item, task: Task) -> tuple[str, Verdict]:
-        """Return the right text that is paid most, worked or short, and its verdict."""
+        """Return the right text with the highest reward, worked or short, and its verdict."""
         texts = dict.fromkeys([task.worked(item), task.short(item)])
         verdicts = {text: self._same_twice(item, text) for text in texts}
         text, best = max(verdicts.items(), key=lambda pair: pair[1].total)
@@ -103,7 +103,7 @@ class _Calls:
 
 
 def _wrong_texts(item: Item, items: list[Item], task: Task) -> dict[str, str]:
-    """Return texts that should not be paid, by what they are."""
+    """Return texts that should not be rewarded, by kind."""
     texts = {"an empty text": "", "the prompt itself": item.prompt}
     others = [other for other in items if other.answer != item.answer]
     if not others:
@@ -116,7 +116,7 @@ def _wrong_texts(item: Item, items: list[Item], task: Task) -> dict[str, str]:
 
 
 def _surrounded(item: Item, others: list[Item], form: Callable[[Item], str]) -> list[str]:
-    """Return answers with the right one in the middle, as the first or last one may be meant."""
+    """Return answers with the right one in the middle, as the first or last may count."""
     wrong = list(dict.fromkeys(map(form, others)))
     half = len(wrong) // 2
     return [*wrong[:half], wrong[-1], form(item), *wrong[half:]]

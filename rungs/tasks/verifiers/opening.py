@@ -18,19 +18,19 @@ _REASONING_GYM_CODE = Path(__file__).with_name("reasoning_gym_reward.py")
 
 
 class Verifier(AbstractContextManager["Verifier"]):
-    """Rewards completions. Use it as a context manager, or close it: it may have a process."""
+    """Rewards completions. Close it, or use it as a context manager, as it may have a process."""
 
     def __init__(
         self, name: str, process: RewardProcess | None = None, sha256: str | None = None
     ) -> None:
         self.name = name
-        """Name of the built-in verifier for items that don't name one, or of the user's file."""
+        """Name of the user's file, or of the built-in verifier for items that don't name one."""
         self.sha256 = sha256
-        """Checksum of the user's file, None without one."""
+        """Checksum of the user's file, or None."""
         self._process = process
 
     def __call__(self, item: Item, completion: str) -> Verdict:
-        """Return the verdict on a completion of an item's prompt. It never raises: the verdict's
+        """Return the verdict on a completion of an item's prompt. Never raises: the verdict's
         status says if the verifier failed."""
         if self._process:
             return self._process.reward(item.prompt, completion, item.answer, item.info)
@@ -48,12 +48,11 @@ class Verifier(AbstractContextManager["Verifier"]):
 def open_verifier(
     config: TaskConfig, task: Task, run_folder: Path, *, trust_verifier: bool
 ) -> Verifier:
-    """Return the verifier of a config, or else the task's own. Raises UserError if it is a Python
-    file of the run folder and not trusted, cannot be read or loaded, or the items lack what the
-    verifier needs."""
+    """Return the verifier of a config, or the task's own. Raises UserError if it is an untrusted
+    Python file of the run folder, cannot be read or loaded, or the items lack its inputs."""
     name = config.verifier or task.verifier
     if name in BUILT_IN:
-        item = task.train[0]  # tells if generated ones have what it needs
+        item = task.train[0]  # stands for generated ones
         if item.verifier is None and (problem := BUILT_IN[name].problem(item)):
             raise UserError(f"verifier: {name} does not fit the items of {task.name}: {problem}")
         return Verifier(name)

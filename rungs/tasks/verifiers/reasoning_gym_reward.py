@@ -1,8 +1,5 @@
-"""The `reward` function of reasoning-gym's items.
-
-Some of its scorers run `eval` on a completion, so it runs where a user's function would: its text
-is given to a `RewardProcess`.
-"""
+"""The `reward` function of reasoning-gym's items. Some of its scorers run `eval` on a completion,
+so it runs like a user's function: its source is given to a `RewardProcess`."""
 
 from typing import Any
 
@@ -14,5 +11,5 @@ def reward(prompt: str, completion: str, answer: str, info: dict[str, Any]) -> f
     entry = {"question": prompt, "answer": answer, "metadata": info}
     try:
         return float(get_score_answer_fn(info["source_dataset"])(completion.strip(), entry))
-    except Exception:  # some raise on a text that is not of an answer's form
+    except Exception:  # some raise on texts that don't look like an answer
         return 0.0

@@ -1,12 +1,10 @@
-"""The program of the process in which a user's verifier runs. Nothing imports this file: it is the
-only one that runs code that it was given. The limits keep mistakes in trusted code from harming a
-run. They are not a sandbox: code that means harm can get around them.
+"""The program of the process that runs a user's verifier, the only file that executes given code;
+nothing imports it. The limits keep mistakes in trusted code from harming a run. They are not a
+sandbox: malicious code can circumvent them.
 
-Each line that it reads is one JSON value. The first has the code and the limits, and is answered
-with `{}`; each of the others is a call, answered with `{"value": …}`. Instead of these an answer
-can be `{"error": "one line"}` or `{"out_of_memory": true}`. The line of an answer begins with the
-`id` of its request; whatever else is written is no answer.
-"""
+Each input line is a JSON value: first the code and the limits, answered with `{}`, then calls,
+answered with `{"value": …}`. Other answers are `{"error": "one line"}` and `{"out_of_memory":
+true}`. An answer line begins with the `id` of its request; other output is ignored."""
 
 import contextlib
 import ctypes
@@ -22,21 +20,21 @@ from typing import Any, BinaryIO
 OUT_OF_MEMORY = b'{"out_of_memory": true}'
 _LANDLOCK_CREATE_RULESET, _LANDLOCK_RESTRICT_SELF, _NO_NEW_PRIVILEGES = 444, 446, 38
 _LANDLOCKS = ((1 << 6, 3, 3), (1 << 6, 3), (1 << 6,))
-"""What is refused: to make devices; TCP; signals and abstract sockets to processes outside. Older
+"""Refused operations: making devices; TCP; signals and abstract sockets to outside processes. Older
 kernels know only the first one or two."""
 _CAPABILITIES_VERSION = 0x20080522
 _SYS_PTRACE, _SYS_ADMIN, _PERFMON = 19, 21, 38
-"""Capabilities of root with which it may read other processes even in a domain of Landlock."""
+"""Capabilities of root to read other processes even in a Landlock domain."""
 _REFUSED = (
     *("os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.system", "pty.spawn"),
     *("socket.bind", "socket.connect", "socket.getaddrinfo", "socket.sendto", "subprocess.Popen"),
 )
-"""Audit events of Python that stand for another process or the network. Unlike a limit on the
-number of processes, refusing these works for root as well, and leaves threads."""
+"""Python's audit events for other processes or the network. Unlike a limit on the number of
+processes, refusing them also works for root, and permits threads."""
 
 
 def main() -> None:
-    """Answer requests until their end."""
+    """Answer requests until the input ends."""
     requests, answers = _private_pipes()
     setup = json.loads(requests.readline())
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -54,8 +52,8 @@ def main() -> None:
 
 
 def _private_pipes() -> tuple[BinaryIO, BinaryIO]:
-    """Return the process's input and output; leave an empty input and a silent output behind, for
-    whatever the verifier reads and prints."""
+    """Return the process's input and output, replaced by an empty input and a silent output for the
+    verifier to read and print to."""
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDWR)
     for standard in range(3):
@@ -64,9 +62,8 @@ def _private_pipes() -> tuple[BinaryIO, BinaryIO]:
 
 
 def _keep_apart() -> None:
-    """Keep this process from the memory, environment and open files of all processes outside: that
-    is what being in a domain of Landlock (Linux 5.13) does, whatever the domain refuses. Elsewhere,
-    do nothing."""
+    """Isolate this process from the memory, environment and open files of outside processes, as any
+    Landlock domain does (Linux 5.13), regardless of what it refuses. Do nothing elsewhere."""
     if sys.platform != "linux":
         return
     system = ctypes.CDLL(None)
@@ -79,7 +76,7 @@ def _keep_apart() -> None:
             os.close(made)
             break
     header = (ctypes.c_uint32 * 2)(_CAPABILITIES_VERSION, 0)
-    sets = (ctypes.c_uint32 * 6)()  # effective, permitted and inheritable: the first 32, the rest
+    sets = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable: first 32 bits, the rest
     system.capget(header, sets)
     for capability in (_SYS_PTRACE, _SYS_ADMIN, _PERFMON):
         word, bit = divmod(capability, 32)
@@ -92,7 +89,7 @@ def _limit(memory_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(OSError, ValueError):  # macOS cannot limit it
         resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
-    # what multiprocessing calls, without an audit event
+    # used by multiprocessing without an audit event
     vars(importlib.import_module("_posixsubprocess"))["fork_exec"] = _refuse_process
     sys.addaudithook(_audit)
 
@@ -118,7 +115,7 @@ def _value(module: types.ModuleType, call: dict[str, Any]) -> dict[str, Any]:
 
 
 def _checked(value: Any) -> Any:
-    """Return a number or named numbers as floats; whether they make a reward, the reader checks."""
+    """Return a number or named numbers as floats; the reader checks if they make a reward."""
     if type(value).__module__ == "numpy":
         value = value.item()
     if isinstance(value, dict):
@@ -129,12 +126,12 @@ def _checked(value: Any) -> Any:
 
 
 def _answer(answers: BinaryIO, request: str, file: str, act: Any, *arguments: Any) -> None:
-    """Write the result of `act`, or how it failed, as the answer to a request with an id."""
+    """Write the result of `act`, or its failure, as the answer to a request with an id."""
     try:
         answer = json.dumps(act(*arguments)).encode()
     except MemoryError:
         answer = OUT_OF_MEMORY
-    except BaseException as error:  # SystemExit as well
+    except BaseException as error:  # including SystemExit
         answer = _error(error, file)
     signal.alarm(0)
     answers.write(b"\n%b %b\n" % (request.encode(), answer))

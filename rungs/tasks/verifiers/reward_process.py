@@ -1,7 +1,7 @@
-"""A `reward` function that runs in another process, which is killed if it takes too long. It has a
-clean environment, an empty working directory, little memory and no way to start others
-(`reward_child.py`). Requests and answers are lines of JSON: what comes back is never run, and only
-a line that begins with the random id of a request is its answer."""
+"""A `reward` function in another process, which is killed if it takes too long. The process has a
+clean environment, an empty working directory, little memory and cannot start others
+(`reward_child.py`). Requests and answers are lines of JSON: answers are never executed, and only a
+line with the random id of a request is its answer."""
 
 import json
 import math
@@ -20,9 +20,9 @@ from rungs.tasks.verifiers.verdict import Verdict
 
 CHILD = Path(__file__).with_name("reward_child.py")
 START_SECONDS = 120
-"""How long loading the code may take; imports from a slow disk do."""
+"""Time limit for loading the code, which may import from a slow disk."""
 _ALARM_AFTER_SECONDS = 2
-"""The process ends itself this long after it should have been killed, in case nobody is left to."""
+"""The process ends itself this long after its time limit, in case its parent is gone."""
 _MOST_ANSWER_BYTES = 1 << 20
 
 
@@ -42,15 +42,15 @@ class Limits(NamedTuple):
 
 
 class RewardProcess:
-    """Calls a `reward` function in another process, one completion a call. The process starts with
-    the first call, and again after one that ended it or took too much time or memory. An exception
-    of the function leaves it as it is."""
+    """Calls a `reward` function in another process, one completion per call. The process starts at
+    the first call, and again after a call that ended it or exceeded its time or memory. An
+    exception in the function doesn't affect it."""
 
     def __init__(self, code: Code, limits: Limits) -> None:
         self._code, self._limits = code, limits
         self._folder = tempfile.TemporaryDirectory(prefix="rungs-verifier-")
         folder = self._folder.name
-        environment = {  # without the user's secrets
+        environment = {  # excludes the user's secrets
             "PATH": os.defpath,
             "HOME": folder,
             "TMPDIR": folder,
@@ -62,19 +62,18 @@ class RewardProcess:
         self._process = AnsweringProcess(CHILD, environment, folder, ("-s",))
 
     def start(self) -> str:
-        """Start the process and load the code; return what is wrong with it in one line, or an
-        empty text."""
+        """Start the process and load the code; return its problem in one line, or an empty text."""
         return self._started().message
 
     def reward(self, prompt: str, completion: str, answer: str, info: dict[str, Any]) -> Verdict:
-        """Return the verdict on a completion. Whatever the function does, this returns in time."""
+        """Return the verdict on a completion, in time whatever the function does."""
         if not self._process.is_started and (failed := self._started()).status != "ok":
             return failed
         call = {"prompt": prompt, "completion": completion, "answer": answer, "info": info}
         return self._exchange(call, self._limits.seconds)
 
     def close(self) -> None:
-        """End the process and remove its folder."""
+        """Kill the process and remove its folder."""
         self._process.end()
         self._folder.cleanup()
 
@@ -99,7 +98,7 @@ class RewardProcess:
         return verdict
 
     def _exchange(self, request: dict[str, Any], seconds: float) -> Verdict:
-        """Send a request and return what its answer means; end the process if it is unusable."""
+        """Send a request and return the verdict in its answer; kill an unusable process."""
         name = secrets.token_hex(16)
         line = (json.dumps(request | {"id": name}) + "\n").encode()
         try:
@@ -115,9 +114,9 @@ class RewardProcess:
 
 
 def _exchanged(process: AnsweringProcess, line: bytes, prefix: bytes, seconds: float) -> bytes:
-    """Write a line to a process and return the one that it answers with this prefix, without it.
-    Raises TimeoutError if there is none in time, EOFError if the process ended or closed its pipes,
-    and ValueError if its answer is too long."""
+    """Write a line to a process and return the answer line with this prefix, without it. Raises
+    TimeoutError if there is none in time, EOFError if the process ended or closed its pipes,
+    ValueError if the answer is too long."""
     received, deadline = b"", time.monotonic() + seconds
     requests, answers = process.pipes
     with selectors.DefaultSelector() as selector:
@@ -152,7 +151,7 @@ def _answer(received: bytes, prefix: bytes) -> bytes | None:
 
 
 def _verdict(line: bytes) -> Verdict:
-    """Return what an answer of the process means. Raises ValueError if it is no answer."""
+    """Return the verdict in an answer. Raises ValueError if it is malformed."""
     try:
         answer = json.loads(line)
     except (ValueError, RecursionError):
@@ -178,7 +177,7 @@ def _rewarded(value: Any) -> Verdict:
 
 
 def _exit_text(process: AnsweringProcess) -> str:
-    """Return how a process ended that closed its pipes."""
+    """Describe how a process ended that closed its pipes."""
     code = process.exit_code(1)
     if code is None:
         return "closed the pipe to Rungs"

@@ -1,4 +1,4 @@
-"""What a verifier says about a completion."""
+"""The result of a verifier for a completion."""
 
 import math
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 Status = Literal["ok", "timeout", "error", "out_of_memory"]
 CORRECT = "correct"
-"""Name of the reward that says by itself whether a completion is correct."""
+"""Name of a reward that alone decides whether a completion is correct."""
 
 
 @dataclass(frozen=True)
@@ -14,9 +14,9 @@ class Verdict:
     """The rewards of a completion, and whether it is correct."""
 
     rewards: dict[str, float] = field(default_factory=dict)
-    """The parts of the reward by name; none if the verifier failed."""
+    """Parts of the reward by name; none if the verifier failed."""
     status: Status = "ok"
-    """How the verifier ended."""
+    """Outcome of the verifier."""
     message: str = ""
     """What went wrong, in one line; empty if nothing did."""
 
