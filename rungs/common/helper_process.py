@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from queue import SimpleQueue
-from typing import IO, BinaryIO
+from typing import IO, Any, BinaryIO
 
 from rungs.common.signals import StopSignal
 
@@ -151,6 +151,16 @@ def _set_group_priority(autogroup: Path, niceness: int) -> None:
     autogroup.write_text(f"{niceness}")
 
 
+def kill_session(process: "subprocess.Popen[Any]") -> None:
+    """Kill a process that was started with a session of its own, and all that it started in it."""
+    if hasattr(os, "killpg"):
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: the other one
+            os.killpg(process.pid, signal.SIGKILL)
+    else:
+        process.kill()
+    process.wait()
+
+
 def receive(lines: Iterable[str], *, exit_if_killed: bool = False) -> SimpleQueue[str]:
     """Return a queue of the lines that a helper process is sent, with line ends, as they arrive.
     The last item is `ENDED`, or `KILLED` if the sender was killed; `exit_if_killed` ends this
@@ -224,12 +234,7 @@ class AnsweringProcess:
         """Kill the process and its children, if it was started."""
         if self._process is None:
             return
-        if hasattr(os, "killpg"):
-            with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: the other one
-                os.killpg(self._process.pid, signal.SIGKILL)
-        else:
-            self._process.kill()
-        self._process.wait()
+        kill_session(self._process)
         for pipe in self.pipes:
             with contextlib.suppress(OSError):  # unsent data is lost
                 pipe.close()

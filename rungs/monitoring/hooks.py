@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rungs.common.errors import UserError, errors_at, reason
+from rungs.common.helper_process import kill_session
 from rungs.common.shown_text import hide
 
 WEBHOOK = Path(__file__).with_name("webhook.py")
@@ -129,18 +130,23 @@ def _post(url: str, text: str) -> None:
 def _run(
     command: Sequence[str], text: str, seconds: float, stderr: int = subprocess.DEVNULL
 ) -> "subprocess.CompletedProcess[str]":
-    """Run a command with a text on stdin; raise TimeoutError if it takes longer. stdout, which may
-    be endless, is discarded."""
+    """Run a command with a text on stdin; if it takes longer, kill it and all that it started, and
+    raise TimeoutError. stdout, which may be endless, is discarded. The command gets its own
+    session: `kill 0`, with which scripts end what they started, and Ctrl-C stay apart."""
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=stderr,
+        encoding="utf-8",
+        errors="replace",
+        start_new_session=True,
+    )
     try:
-        return subprocess.run(
-            command,
-            input=text + "\n",
-            encoding="utf-8",
-            errors="replace",
-            timeout=seconds,
-            stdout=subprocess.DEVNULL,
-            stderr=stderr,
-            check=False,
-        )
+        _, problem = process.communicate(text + "\n", seconds)
     except subprocess.TimeoutExpired:
         raise TimeoutError(f"took longer than {seconds:g} s") from None
+    finally:
+        if process.poll() is None:
+            kill_session(process)
+    return subprocess.CompletedProcess(command, process.returncode, stderr=problem)

@@ -110,6 +110,31 @@ def test_a_hook_that_fails_costs_a_warning(
     assert sorted(record.levelname for record in caplog.records) == ["WARNING", "WARNING"]
 
 
+def test_a_hook_that_kills_its_process_group_does_not_end_training() -> None:
+    """`trap "kill 0" EXIT`, with which a script ends what it started."""
+    program = (
+        "from rungs.monitoring import hooks\n"
+        "told = hooks.Hooks([\"sh -c 'kill -9 0'\"])\ntold.tell({})\ntold.finish()"
+    )
+    command = [sys.executable, "-c", program]
+    ended = subprocess.run(command, capture_output=True, start_new_session=True, check=False)
+    assert ended.returncode == 0
+    assert b"exit code -9" in ended.stderr
+
+
+def test_what_a_hook_that_hangs_has_started_ends_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hooks, "_SECONDS_PER_COMMAND", 0.5)
+    alive = tmp_path / "alive"
+    script = f"(sleep 1.5; touch {shlex.quote(str(alive))}) & wait"
+    told = Hooks([shlex.join(["sh", "-c", script])])
+    told.tell({})
+    told.finish()
+    time.sleep(1.5)
+    assert not alive.exists()
+
+
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
 def test_what_a_hook_writes_is_not_kept(stream: str, caplog: pytest.LogCaptureFixture) -> None:
     """Whatever its bytes are, and however many."""
