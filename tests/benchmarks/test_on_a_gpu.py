@@ -251,7 +251,18 @@ def test_what_is_missing_is_listed_with_the_range(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(needs, "_version", lambda _: None)
     assert needs.requirements()[0].startswith("pydantic>=2")
     assert needs.requirements()[1] == "no-such-thing  # not installed"
-    assert "no-such-thing" in needs.missing()
+    assert needs.missing() == ["jax", "flax", "optax", "orbax-checkpoint", "pydantic"]
+
+
+def test_what_nothing_that_is_installed_requires_is_not_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(needs, "NEEDS", ("pydantic-core", "no-such-thing"))
+    installed = needs._version
+    absent = {"pydantic-core", "no-such-thing"}
+    monkeypatch.setattr(needs, "_version", lambda name: None if name in absent else installed(name))
+    monkeypatch.setattr(needs, "GIVEN", ("pydantic",))
+    assert needs.missing() == ["pydantic-core"]
 
 
 def test_every_variant_is_a_valid_run_of_as_many_tokens() -> None:

@@ -191,6 +191,7 @@ def test_any_flipped_bit_or_missing_file_is_detected(folder: Path) -> None:
 
 @given(text=st.text() | st.sampled_from(["", "{", "[]", '{"global_step": 1}', "null", "1" * 5000]))
 @settings(max_examples=50)
+@pytest.mark.long
 def test_any_meta_json_is_read_or_refused(
     text: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

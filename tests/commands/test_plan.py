@@ -96,6 +96,7 @@ def test_figures_of_gpt2_small() -> None:
     assert found.seconds_left == pytest.approx(33_165 * 98_304 / (0.4 * at_peak))
 
 
+@pytest.mark.long
 def test_a_plan_in_fp8_counts_its_state_and_says_below_which_size_it_does_not_pay(
     tmp_path: Path,
 ) -> None:
@@ -273,6 +274,7 @@ def test_steps_are_unknown_if_they_depend_on_a_missing_dataset(tmp_path: Path) -
     assert planned(run).tokens.steps == (20_000 - 1) // 16 // 8
 
 
+@pytest.mark.long
 def test_a_small_step_is_limited_by_memory_bandwidth(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     fast, slow = (planned(run, f"mine:1e15:1e9:{bandwidth}") for bandwidth in (1e15, 1e6))
@@ -284,7 +286,7 @@ def test_a_small_step_is_limited_by_memory_bandwidth(tmp_path: Path) -> None:
     assert slow.throughput.tokens_per_second == pytest.approx(128 * 1e6 / moved, rel=0.01)
 
 
-@pytest.mark.parametrize("mode", ["tp", "fsdp"])
+@pytest.mark.parametrize("mode", [pytest.param("tp", marks=pytest.mark.long), "fsdp"])
 def test_communication_takes_time(mode: str, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     alone, both = planned(run), planned(run, sharding=f"{mode}:2")
@@ -440,6 +442,7 @@ def test_a_run_on_all_devices_needs_their_number(
     assert "uses all devices; give their number with --sharding" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_plan_for_this_machine_names_idle_devices(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -480,6 +483,7 @@ def test_parse_sharding(text: str, sizes: tuple[Mode, int, int]) -> None:
     assert parse_sharding(text) == ShardingConfig.model_validate(expected)
 
 
+@pytest.mark.long
 def test_the_price_of_a_run_is_that_of_its_device_hours(tmp_path: Path) -> None:
     """24 steps of 128 tokens at 0.1 tokens per second take 8.53 hours on two devices."""
     run = make_run(tmp_path / "run")

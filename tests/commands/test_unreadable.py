@@ -22,10 +22,15 @@ WITHOUT_ROOT = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
     ("unreadable", "command"),
     [
         ("run/metrics.jsonl", ("plan.py", "run", "--datasets-dir", "datasets")),
-        ("run/metrics.jsonl", ("charts.py", "run", "--page", "page.html")),
-        ("run/checkpoints", ("checkpointing.py", "run")),
-        ("run/checkpoints", ("generate.py", "run", "a")),
-        ("datasets/tiny", ("train.py", "run", "--datasets-dir", "datasets")),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in [
+                ("run/metrics.jsonl", ("charts.py", "run", "--page", "page.html")),
+                ("run/checkpoints", ("checkpointing.py", "run")),
+                ("run/checkpoints", ("generate.py", "run", "a")),
+                ("datasets/tiny", ("train.py", "run", "--datasets-dir", "datasets")),
+            ]
+        ),
     ],
 )
 def test_it_is_named(unreadable: str, command: tuple[str, ...], tmp_path: Path) -> None:

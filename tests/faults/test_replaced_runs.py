@@ -117,7 +117,11 @@ def test_a_suspended_trainer_whose_place_was_taken(
 
 
 @pytest.mark.parametrize(
-    ("owner", "name"), [(optimizer_state, "save_async"), (manifest, "write_manifest")]
+    ("owner", "name"),
+    [
+        pytest.param(optimizer_state, "save_async", marks=pytest.mark.long),
+        (manifest, "write_manifest"),
+    ],
 )
 @pytest.mark.usefixtures("no_charts")
 def test_a_run_that_is_replaced_during_a_save(

@@ -247,6 +247,7 @@ def draw_too_readily(draw: Draw) -> Draw:
 
 @pytest.mark.parametrize("wrong", [draw_without_removal, draw_too_readily])
 @pytest.mark.parametrize("count", long_except({2}, [2, 3]))
+@pytest.mark.long
 def test_wrong_acceptance_rules_fail_the_chi_square(
     four_symbols: GPT, wrong: Callable[[Draw], Draw], count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -166,7 +166,7 @@ def test_decay_acts_on_matrices_not_on_stacked_biases(scope: str) -> None:
         np.testing.assert_allclose(array, expected, rtol=1e-6, err_msg=name)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("optimizer", [pytest.param("adamw", marks=pytest.mark.long), "muon"])
 def test_cautious_decay_acts_where_the_update_moves_a_weight_towards_zero(optimizer: str) -> None:
     def moved(**keys: Any) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         _, model, multi_steps = fresh(optimizer=optimizer, warmup_period_percent=0, **keys)
@@ -196,7 +196,7 @@ MULTIPLIERS = {
 }
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("optimizer", [pytest.param("adamw", marks=pytest.mark.long), "muon"])
 def test_each_group_of_parameters_has_its_own_multiple_of_the_learning_rate(optimizer: str) -> None:
     """Also with muP and weight decay, of which it is a multiple as well."""
     model_keys = RECIPE | {"norm_parameters": True, "mup": {"base_emb_dim": 8}}

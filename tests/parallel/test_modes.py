@@ -203,6 +203,7 @@ def test_fsdp_and_cp_keep_an_eighth_of_everything_on_each_device(mode: str) -> N
             assert bytes_on(device, arrays) <= 1.02 * total_bytes(arrays) / 8
 
 
+@pytest.mark.long
 def test_on_accelerators_dp_keeps_whole_weights_and_an_eighth_of_the_moments() -> None:
     one = trained("zero")
     moments, weights = named_arrays(one.optimizer), named_arrays(one.model)

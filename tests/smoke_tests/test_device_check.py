@@ -218,7 +218,7 @@ def test_a_step_that_needs_much_more_memory_than_planned_is_found(
     assert not step._compared("memory, used", 200_000_000, 10**6, "measured").problem
 
 
-@pytest.mark.parametrize("is_random", [False, True])
+@pytest.mark.parametrize("is_random", [pytest.param(False, marks=pytest.mark.long), True])
 def test_steps_that_do_not_repeat_are_found(
     is_random: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

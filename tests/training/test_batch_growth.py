@@ -188,7 +188,7 @@ def test_its_losses_are_those_of_the_same_steps_by_hand(
 
 
 @pytest.mark.usefixtures("no_charts")
-@pytest.mark.parametrize("at", ["2", "4"])
+@pytest.mark.parametrize("at", ["2", pytest.param("4", marks=pytest.mark.long)])
 def test_it_resumes_bit_for_bit_across_a_growth(
     at: str, grown: RunFolder, datasets_dir: Path, tmp_path: Path
 ) -> None:
@@ -215,6 +215,7 @@ def test_the_growth_of_a_run_may_not_change_but_its_microbatches_may(
 
 
 @pytest.mark.usefixtures("no_charts")
+@pytest.mark.long
 def test_in_fsdp_it_has_the_losses_of_dp(
     grown: RunFolder, datasets_dir: Path, tmp_path: Path
 ) -> None:
