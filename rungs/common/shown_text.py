@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import sys
-import urllib.parse
 
 _HIDDEN = "***"
 _SECRET_NAME = re.compile(
@@ -82,6 +81,10 @@ def _known() -> set[str]:
             found |= {password if separator else name, *_QUERY_VALUE.findall(query)}
             # libraries end a password at a slash, and report the part before it as the port
             found.add(password.partition("/")[0])
-    # Libraries quote parts of a URL without percent signs.
-    found |= {urllib.parse.unquote(secret, "latin-1") for secret in found}
+    found |= {_decoded(secret) for secret in found}
     return {secret for secret in found if len(secret) >= _LEAST_CHARACTERS}
+
+
+def _decoded(secret: str) -> str:
+    """Return a part of a URL without its percent signs, as libraries quote it."""
+    return re.sub(r"%([0-9A-Fa-f]{2})", lambda found: chr(int(found[1], 16)), secret)
