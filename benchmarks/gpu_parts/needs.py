@@ -24,14 +24,19 @@ _NOT_NEEDED = {"rungs-lm", "ipython", "traitlets"}
 def requirements() -> list[str]:
     """Return a line for each distribution that is needed: its version here, or what is missing."""
     ranges = {_name(line): line for line in _dependencies()}
-    return [_requirement(name, ranges.get(name, name)) for name in NEEDS]
+    return [_requirement(name, ranges.get(name, name)) for name in _needed()]
 
 
 def missing() -> list[str]:
-    """Return what is needed and not installed: by this project, or by what is installed."""
-    given = {*GIVEN} - {"torch"}
-    needed = given | ({*NEEDS} & ({*map(_name, _dependencies())} | _required((*GIVEN, *NEEDS))))
-    return [name for name in (*GIVEN, *NEEDS) if name in needed and _version(name) is None]
+    """Return what is needed and not installed."""
+    given = [name for name in GIVEN if name != "torch"]
+    return [name for name in (*given, *_needed()) if _version(name) is None]
+
+
+def _needed() -> list[str]:
+    """Return those of `NEEDS` that this project requires, or something that is installed."""
+    required = {*map(_name, _dependencies())} | _required((*GIVEN, *NEEDS))
+    return [name for name in NEEDS if name in required]
 
 
 def undeclared() -> list[str]:

@@ -241,16 +241,16 @@ def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
 def test_needs_are_listed_with_versions() -> None:
     done = subprocess.run([*COMMAND, "--needs"], capture_output=True, text=True, check=True)
     lines = done.stdout.splitlines()
-    assert len(lines) == len(needs.NEEDS)
+    names = {line.partition("==")[0] for line in lines}
     assert all("==" in line for line in lines)
-    assert any(line.startswith("pydantic-core==") for line in lines)
+    assert {"click", "grain", "pydantic-core", "safetensors"} < names <= {*needs.NEEDS}
 
 
 def test_what_is_missing_is_listed_with_the_range(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(needs, "NEEDS", ("pydantic", "no-such-thing"))
     monkeypatch.setattr(needs, "_version", lambda _: None)
-    assert needs.requirements()[0].startswith("pydantic>=2")
-    assert needs.requirements()[1] == "no-such-thing  # not installed"
+    assert [line.partition(">")[0] for line in needs.requirements()] == ["pydantic"]
+    assert needs.requirements()[0].endswith("  # not installed")
     assert needs.missing() == ["jax", "flax", "optax", "orbax-checkpoint", "pydantic"]
 
 
