@@ -36,7 +36,7 @@ def _part(name: str, *rest: Any) -> Part:
 _PARTS = [
     _part("kernels", "every kernel beside its plain form, and versions", 90, 15),
     _part("peaks", "the fastest matmuls, and memory bandwidth", 60, 15),
-    _part("step", "GPT-2's step, beside PyTorch with the largest microbatch that fits", 120, 40),
+    _part("step", "GPT-2's step, beside PyTorch with the largest microbatch that fits", 150, 40),
     _part("microbatches", "GPT-2's step, microbatches of 8, 32 and 96", 130, 20),
     _part("profile", "where the time of that step goes", 60, 10),
     _part("llama", "the step of a Llama of 1.1B parameters", 60, 10),

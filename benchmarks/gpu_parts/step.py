@@ -8,8 +8,11 @@ from benchmarks.gpu_parts.setting import Setting
 from benchmarks.gpu_parts.step_variants import COMMITTED
 
 SIZES = 96, 48, 32
-TORCH = {"PyTorch": TorchSide("default", SIZES)}
-"""With the attention that PyTorch chooses itself; the figures say which."""
+TORCH = {
+    "PyTorch, cuDNN attention": TorchSide("cudnn", SIZES),
+    "PyTorch, flash attention": TorchSide("flash", SIZES),
+}
+"""PyTorch chooses one of the two itself; the figures say which. Ours are divided by the faster."""
 
 
 def figures(setting: Setting) -> Iterator[Figure]:

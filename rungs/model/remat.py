@@ -61,8 +61,7 @@ def save_for_backward(x: Array) -> Array:
 
 def save_activation(x: Array) -> Array:
     """Return x, marked to be kept by "activations"."""
-    marked: Array = checkpoint_name(x, ACTIVATION)
-    return marked
+    return checkpoint_name(x, ACTIVATION)
 
 
 def checkpoint_layer(

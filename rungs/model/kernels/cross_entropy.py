@@ -181,9 +181,7 @@ def _joined_sums(largest: Array, totals: Array) -> tuple[Array, Array]:
         return jnp.maximum(one[0], two[0]), joined
 
     starts = jnp.finfo(jnp.float32).min, jnp.float32(0)
-    found: tuple[Array, Array]
-    found = jax.lax.reduce((largest, totals), starts, join, (largest.ndim - 1,))
-    return found
+    return jax.lax.reduce((largest, totals), starts, join, (largest.ndim - 1,))
 
 
 def _statistics(softmax: Softmax, targets_M: Array) -> TargetStatistics:
