@@ -88,7 +88,7 @@ def main(
             if entry.side == PYTORCH:
                 _train_torch(entry, chosen, into, torch_command(torch_python))
             else:
-                _train(entry, chosen, into, compiles_first=entry is group[0])
+                _train(entry, chosen, into)
     bits_per_nat = _bits_per_nat(into, [entry for group in racing for entry in group])
     results = [_result(group, into, bits_per_nat) for group in racing]
     rivals = [
@@ -142,10 +142,9 @@ def _save_for_torch(into: Path, size: Size) -> None:
     np.save(into / "validation.npy", np.stack([tokens[at : at + length + 1] for at in starts]))
 
 
-def _train(entry: Entry, size: Size, into: Path, *, compiles_first: bool) -> None:
-    """Train a side of Rungs. Seeds have one program, so only the first one has to compile."""
+def _train(entry: Entry, size: Size, into: Path) -> None:
     run = into / entry.name
-    if compiles_first and not run.exists():
+    if not run.exists():  # each seed has programs of its own
         with tempfile.TemporaryDirectory() as folder:
             short = entry._replace(minutes=COMPILING_MINUTES)
             _train_run(Path(folder) / "compiling", short, size, into)
