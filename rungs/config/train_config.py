@@ -12,6 +12,7 @@ from rungs.config.optimization_config import BelowOne, OptimizationConfig
 TokenIndex = Annotated[int, Field(ge=0, le=2**62)]
 Step = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,8}$")]
 Factor = Annotated[int, Field(ge=2, le=2**16)]
+Share = Annotated[float, Field(ge=0, le=1)]
 Mixture = Annotated[dict[str, Positive], Field(min_length=1)]
 NameOrMixture = Annotated[
     Annotated[str, Tag("(name)")] | Annotated[Mixture, Tag("(mixture)")],
@@ -113,6 +114,19 @@ class TrainConfig(OptimizationConfig):
     so do validation and generation. It is for models of a billion parameters or more on NVIDIA GPUs
     from compute capability 8.9; smaller ones get slower. A CPU emulates it, slowly. Needs
     compute_dtype bfloat16 (or auto); not with lora or experts. null: compute_dtype."""
+
+    teacher: str | None = None
+    """distill: the model to learn from: a run, a checkpoint, or a weights file, with the same
+    vocabulary. It is read at each start and must not change."""
+    teacher_temperature: Positive = 1.0
+    """distill: divisor of the logits of both models in the KL divergence, whose gradient is scaled
+    by its square (Hinton et al. 2015)."""
+    teacher_top_k: Size | None = None
+    """distill: how many of the teacher's most likely tokens to learn from at each place; all others
+    count as one. They are read from files that `train.py RUN --store-teacher` writes once for all
+    runs. null: all tokens, from the teacher beside each step."""
+    hard_target_weight: Share = 0.0
+    """distill: weight of the cross-entropy of the targets; the KL divergence has the rest of 1."""
 
     @check
     def _matmuls_fit_dtype(self) -> str | None:

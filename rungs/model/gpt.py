@@ -6,6 +6,7 @@ Arrays are named with their axes:
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -195,6 +196,29 @@ class GPT(nnx.Module):
         log_probs_BS, entropies_BS = (array.reshape(targets_BS.shape) for array in statistics)
         return WeightedLoss(total, log_probs_BS, entropies_BS, routing)
 
+    def map_logits(
+        self,
+        function: Callable[..., Array],
+        tokens_BS: Array,
+        targets_BS: Array,
+        extras: tuple[Array, ...] = (),
+        dropout: Dropout = NO_DROPOUT,
+        compute: Compute = Compute(),  # noqa: B008 — a tuple
+        starts_BS: Array | None = None,
+    ) -> tuple[Array, Routing | None]:
+        """Return values_BS, a function of each token's logits, with gradients, and the routing of
+        `forward`. The full logits are never materialized.
+
+        Args:
+            function: pure, from logits_MV (this device's part if the vocabulary is split), targets_M
+                and the extras with leading axis M to values_M.
+            extras: arrays with leading axes B and S."""
+        operands, routing = self._head_operands_of(tokens_BS, compute, starts_BS, dropout)
+        head = functools.partial(head_logits, self.config, 1.0, dtype=compute.logits_dtype)
+        flat = tuple(extra.reshape(-1, *extra.shape[2:]) for extra in extras)
+        values_M = cross_entropy.map_logits(function, head, *operands, targets_BS.reshape(-1), flat)
+        return values_M.reshape(targets_BS.shape), routing
+
     def losses(
         self,
         tokens_BS: Array,
@@ -278,13 +302,17 @@ class GPT(nnx.Module):
         return dropout.fold(0).of_tokens(self.embed(tokens_BS, positions).astype(compute.dtype))
 
     def _head_operands_of(
-        self, tokens_BS: Array, compute: Compute, starts_BS: Array | None
+        self,
+        tokens_BS: Array,
+        compute: Compute,
+        starts_BS: Array | None,
+        dropout: Dropout = NO_DROPOUT,
     ) -> tuple[tuple[Array, Any], Routing | None]:
-        """Return `_head_operands` after a forward pass without dropout, and the routing."""
-        x_BSD = self._embed_sequences(tokens_BS, NO_DROPOUT, compute, starts_BS)
+        """Return `_head_operands` after a forward pass, and the routing."""
+        x_BSD = self._embed_sequences(tokens_BS, dropout, compute, starts_BS)
         values = self.embed_values(tokens_BS, compute.dtype)
         x_BSD, _, routing = run_blocks(
-            self.blocks, self.config, x_BSD, NO_DROPOUT, compute, starts_BS=starts_BS, values=values
+            self.blocks, self.config, x_BSD, dropout, compute, starts_BS=starts_BS, values=values
         )
         return self._head_operands(x_BSD), routing
 

@@ -113,6 +113,32 @@ def _map_chunks(
     return _joined(by_chunk, len(targets_M))
 
 
+@jax.named_scope("loss")
+def map_logits(
+    function: Callable[..., Array],
+    head: Head,
+    x_MD: Array,
+    matrix: Array,
+    targets_M: Array,
+    extras: tuple[Array, ...] = (),
+) -> Array:
+    """Return a function of each token's logits, with gradients. The backward pass computes each
+    chunk's logits again; other arguments as for `weighted_loss`.
+
+    Args:
+        function: from logits_MV, targets_M and extras of a chunk to an array with leading axis M."""
+    x_MD, matrix = collectives.to_common_varying(x_MD, matrix.astype(jnp.float32))
+
+    @jax.checkpoint
+    def of_chunk(chunk: tuple[Array, ...]) -> Array:
+        x_MD, *arrays = chunk
+        return function(head(x_MD, matrix), *arrays)
+
+    by_chunk = jax.lax.map(of_chunk, _chunks(matrix, targets_M, x_MD, *extras))
+    joined: Array = _joined(by_chunk, len(targets_M))
+    return joined
+
+
 def target_losses(logits: Array, targets: Array) -> Array:
     """Return the cross-entropy at each target in nats: log Σ exp(logits) − the target's logit; 0
     where the target is negative. `logits` has the shape of `targets` plus a last axis V, this

@@ -1,0 +1,44 @@
+"""The objective of distillation: against a formula in float64, and the same on every mesh."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rungs.step.distillation import divergence, predictions
+
+RNG = np.random.default_rng(0)
+VOCABULARY = 31
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    shifted = logits - logits.max(-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+
+
+def merged(log_probs: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    """Return the log-probabilities of some tokens, and of all others together."""
+    chosen = np.take_along_axis(log_probs, tokens, -1)
+    others = np.exp(log_probs)
+    np.put_along_axis(others, tokens, 0, -1)
+    return np.concatenate([chosen, np.log(others.sum(-1, keepdims=True))], -1)
+
+
+@pytest.mark.parametrize("most", [None, 1, 4])
+def test_the_divergence_is_that_of_the_formula(most: int | None) -> None:
+    teacher, student = RNG.normal(0, 3, (2, 5, 7, VOCABULARY))
+    found = predictions(jnp.asarray(teacher, jnp.float32), most)
+    log_p, log_q = log_softmax(teacher), log_softmax(student)
+    if most is not None:
+        tokens = np.argsort(-teacher, -1)[..., :most]
+        np.testing.assert_array_equal(found.tokens, tokens)
+        log_p, log_q = merged(log_p, tokens), merged(log_q, tokens)
+    np.testing.assert_allclose(found.log_probs, log_p, atol=2e-6)
+    expected = (np.exp(log_p) * (log_p - log_q)).sum(-1)
+    np.testing.assert_allclose(divergence(jnp.asarray(student, jnp.float32), found), expected, 2e-5)
+
+
+def test_a_certain_teacher_gives_finite_losses() -> None:
+    logits = jnp.asarray([[200.0, 0, 0, 0], [0, 0, 0, 0]])
+    for most in (None, 2):
+        found = divergence(jnp.zeros((2, 4)), predictions(logits, most))
+        np.testing.assert_allclose(found, [np.log(4), 0], atol=1e-6)
