@@ -15,6 +15,7 @@ from rungs.common.errors import UserError
 from rungs.config.run_config import MODEL_FILE, TRAIN_FILE, RunConfig
 from rungs.config.train_config import TrainConfig
 from rungs.data import sequences
+from rungs.data.predictions import Predictions
 from rungs.data.dataset import TRAIN, VALIDATION, Dataset, Split
 from rungs.data.token_file import AnsweredDocuments
 from rungs.data.tokenizer import Tokenizer
@@ -28,13 +29,17 @@ _MAX_WEIGHT_RATIO = 1e6
 
 
 class Batch(NamedTuple):
-    """The sequences of one step; all arrays are int32."""
+    """The sequences of one step; arrays of tokens and positions are int32."""
 
     inputs_ABS: np.ndarray
     targets_ABS: np.ndarray
     """`sequences.IGNORED` for a target that does not count in the loss."""
     starts_ABS: np.ndarray | None = None
     """Position where each token's document starts, if documents are separate."""
+    log_probs_ABSK: np.ndarray | None = None
+    """Distillation: the teacher's log-probabilities, float32; see `step.distillation`."""
+    tokens_ABSK: np.ndarray | None = None
+    """Distillation: the teacher's most likely tokens."""
 
 
 class ValidationBatch(NamedTuple):
@@ -70,7 +75,10 @@ class TrainingData:
         self.total_steps = train.total_steps(self.steps_per_epoch)
         self.total_tokens = config.tokens_before(self.total_steps)
         """Input tokens of all steps, padding included."""
-        self._order = _order(train.sequences_before(self.steps_per_epoch), train)
+        self.sequences_per_epoch = train.sequences_before(self.steps_per_epoch)
+        self._order = _order(self.sequences_per_epoch, train)
+        self.predictions: Predictions | None = None
+        """Of a teacher, for the batches."""
 
     def batch(self, step: int, rows: Rows = ALL_ROWS) -> Batch:
         """Return the batch of a step, counted from 0; raises IndexError after the last."""
@@ -89,9 +97,18 @@ class TrainingData:
     def _read(self, step: int, rows: Rows) -> Batch:
         first, end = map(self._train.sequences_before, (step, step + 1))
         indices = np.array([self._order[index] for index in range(first, end)])
-        indices_AB = indices.reshape(-1, self._train.microbatch_size)[:, rows]
-        arrays = sequences.read(self._sequences, indices_AB.ravel().tolist())
-        return Batch(*(array.reshape(*indices_AB.shape, -1) for array in arrays))
+        return self.read(indices.reshape(-1, self._train.microbatch_size)[:, rows])
+
+    def read(self, indices_AB: np.ndarray) -> Batch:
+        """Return sequences by their indices in the order before shuffling."""
+        indices = indices_AB.ravel().tolist()
+        arrays = sequences.read(self._sequences, indices)
+        batch = Batch(*(array.reshape(*indices_AB.shape, -1) for array in arrays))
+        if self.predictions is None:
+            return batch
+        predicted = self.predictions.read(indices)
+        shaped = (array.reshape(*indices_AB.shape, *array.shape[1:]) for array in predicted)
+        return batch._replace(**dict(zip(("log_probs_ABSK", "tokens_ABSK"), shaped, strict=True)))
 
 
 class ValidationData:

@@ -194,12 +194,13 @@ def process_local_rows(mesh: Mesh, size: int) -> np.ndarray:
 
 
 def place_batch(mesh: Mesh, *arrays: np.ndarray | None, size: int | None = None) -> tuple[Any, ...]:
-    """Copy host arrays (…, B, S) to the mesh; None stays None. `size` is B of the global batch, if
-    the arrays only have this process's `process_local_rows`."""
+    """Copy host arrays (B, S), (A, B, S) or (A, B, S, K) to the mesh; None stays None. `size` is B
+    of the global batch, if the arrays only have this process's `process_local_rows`."""
 
     def place(array: np.ndarray) -> Array:
-        sharding = NamedSharding(mesh, Layout(mesh).batch_spec(array.ndim))
-        shape = (*array.shape[:-2], size or array.shape[-2], array.shape[-1])
+        rank = min(array.ndim, 3)
+        sharding = NamedSharding(mesh, Layout(mesh).batch_spec(rank))
+        shape = (*array.shape[: rank - 2], size or array.shape[rank - 2], *array.shape[rank - 1 :])
         return jax.make_array_from_process_local_data(sharding, array, shape)
 
     return jax.tree.map(place, arrays)

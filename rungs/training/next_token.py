@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
@@ -62,6 +62,9 @@ class NextTokenInputs:
     benchmarks: Benchmarks | None
     datasets_dir: Path
     make_objective: MakeObjective
+    make_learner: "type[NextTokenLearner]"
+    more: Any
+    """What the learner opened."""
 
     metrics: ClassVar = StepMetrics
 
@@ -81,7 +84,7 @@ class NextTokenInputs:
         return resume.edit_to_extend(self.config, self.data)
 
     def learner(self, start: Start, mesh: Mesh, steps: Sequence[StepMetrics]) -> "NextTokenLearner":
-        return NextTokenLearner(self, start, mesh, steps)
+        return self.make_learner(self, start, mesh, steps)
 
     @contextmanager
     def resources(self, start: Start, mesh: Mesh) -> Iterator[None]:
@@ -100,12 +103,17 @@ class NextTokenInputs:
                 trainer.unfinished_hook = self.benchmarks.measure
 
 
-def next_token(datasets_dir: Path, make_objective: MakeObjective = NextToken) -> Kind:
-    """Return next-token training, on datasets in a folder, as a kind of run. `make_objective` makes
-    the objective for a config."""
+def next_token(
+    datasets_dir: Path,
+    make_objective: MakeObjective = NextToken,
+    learner_of: "Callable[[TrainConfig], type[NextTokenLearner]] | None" = None,
+) -> Kind:
+    """Return training on tokens, in datasets in a folder, as a kind of run. `make_objective` makes
+    the objective for a config; `learner_of` returns the class that takes its steps."""
 
     def opened(start: Start, _: ExitStack) -> NextTokenInputs:
-        return _open(start, datasets_dir, make_objective)
+        learner = learner_of(start.config.train) if learner_of else NextTokenLearner
+        return _open(start, datasets_dir, make_objective, learner)
 
     def replayed(start: Start, mesh: Mesh) -> Replayed:
         objective = make_objective(start.config.train)
@@ -115,7 +123,12 @@ def next_token(datasets_dir: Path, make_objective: MakeObjective = NextToken) ->
     return Kind(opened, replayed)
 
 
-def _open(start: Start, datasets_dir: Path, make_objective: MakeObjective) -> NextTokenInputs:
+def _open(
+    start: Start,
+    datasets_dir: Path,
+    make_objective: MakeObjective,
+    make_learner: "type[NextTokenLearner]",
+) -> NextTokenInputs:
     """Open all data of a run, and check that a resumed run's are unchanged. Raises UserError if
     they changed, or don't fit the run."""
     config, saved = start.config, start.saved
@@ -139,6 +152,8 @@ def _open(start: Start, datasets_dir: Path, make_objective: MakeObjective) -> Ne
         benchmarks=Benchmarks.of(start.run, train, provenance.tokenizer_place),
         datasets_dir=datasets_dir,
         make_objective=make_objective,
+        make_learner=make_learner,
+        more=make_learner.open(start, data, datasets_dir),
     )
 
 
@@ -183,13 +198,23 @@ class NextTokenLearner:
         self._next_batch = iter(self._batches)
         self._last_read = time.perf_counter()
 
+    @classmethod
+    def open(cls, start: Start, data: TrainingData, datasets_dir: Path) -> Any:
+        """Open what the steps need besides the data, which a subclass may complete. Raises
+        UserError."""
+
+    def complete(self, batch: PlacedBatch) -> PlacedBatch:
+        """Return a batch with what is computed beside a step."""
+        return batch
+
     @property
     def failure(self) -> RunFailure | None:
         return self._batches.failure
 
     def take(self, step: int, _: Stops, learning_rate: np.float32 | None) -> StepResult:
         limit = self._spikes.loss_limit(step) if self._train.skip_spikes else None
-        batch, scalars = next(self._next_batch), self._scalars(limit, learning_rate)
+        batch = self.complete(next(self._next_batch))
+        scalars = self._scalars(limit, learning_rate)
         with jax.transfer_guard("disallow"):
             return self._step(self.model, self.optimizer, *batch, **scalars)
 
@@ -276,7 +301,7 @@ class NextTokenLearner:
         return {name: array for name, array in arrays.items() if array is not None}
 
     def retake(self, step: int, learning_rate: np.float32 | None, *, skipped: bool) -> StepResult:
-        batch = sharding.place_batch(self._mesh, *self._inputs.data.batch(step))
+        batch = self.complete(sharding.place_batch(self._mesh, *self._inputs.data.batch(step)))
         limit = (-np.inf if skipped else np.inf) if self._train.skip_spikes else None
         scalars = self._scalars(limit, learning_rate)
         return self._step(self.model, self.optimizer, *batch, **scalars)
