@@ -39,6 +39,11 @@ from rungs.commands.options import DATASETS_DIR_OPTION, start_options
     type=click.Path(path_type=Path, file_okay=False),
     help="With --grid: the folder of the runs, instead of RUN.",
 )
+@click.option(
+    "--store-teacher",
+    is_flag=True,
+    help="Only store what the teacher of RUN predicts for its data, for teacher_top_k.",
+)
 def main(**options: Any) -> None:
     """Train RUN, a folder with model.json and train.json, or resume it."""
     with importing():

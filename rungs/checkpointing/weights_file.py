@@ -1,6 +1,7 @@
 """`model.safetensors`: a model's weights by dotted name, in one file or in shards with an index.
 Each file's header holds the configs, so a model can be loaded without its run folder."""
 
+import hashlib
 import json
 import math
 from collections.abc import Mapping
@@ -142,6 +143,15 @@ class Weights:
                 " nothing of use; choose another checkpoint, or import the model again"
             )
         return array
+
+    def sha256(self) -> str:
+        """Return a checksum of the names, dtypes, shapes and values of all tensors."""
+        digest = hashlib.sha256()
+        for name in sorted(self.names()):
+            array = self.array(name)
+            digest.update(f"{name} {array.dtype.name} {array.shape}".encode())
+            digest.update(np.ascontiguousarray(array).tobytes())
+        return digest.hexdigest()
 
     def check_tensors(self, shapes: dict[str, tuple[int, ...]]) -> None:
         """Raise UserError unless the file holds exactly these tensors, with a line for each that is

@@ -8,13 +8,17 @@ from typing import Any
 
 from rungs.commands.start_command import StartCommand, hold_run
 from rungs.common.errors import UserError
-from rungs.config.run_config import load_run
+from rungs.config.run_config import RunConfig, load_run
 from rungs.data.catalog import find_datasets_dir
 from rungs.run.folder import RunFolder, StartOptions
 
 
 def train(
-    datasets_dir: Path | None, grid: tuple[str, ...], into: Path | None, **start: Any
+    datasets_dir: Path | None,
+    grid: tuple[str, ...],
+    into: Path | None,
+    store_teacher: bool,
+    **start: Any,
 ) -> None:
     """Do what the options of `train.py` ask for, and end the process with the run's exit code.
     `start` holds the options of `start_options`."""
@@ -28,20 +32,31 @@ def train(
         if command.replay:
             sys.exit(_replay(run, command.replay, datasets))
         config = load_run(path)
+        if store_teacher:
+            sys.exit(_store_teacher(command, run, config, datasets))
         with hold_run(run, config, command.cluster, dry=command.start.dry_run) as own:
             # JAX takes seconds to import; config errors are reported first.
             with importing():
-                from rungs.training.next_token import next_token
+                from rungs.training.objectives import training
                 from rungs.training.start import launch
-            code = launch(own, config, command.start, next_token(datasets), PROCESS_BEGAN)
+            code = launch(own, config, command.start, training(datasets), PROCESS_BEGAN)
         sys.exit(code)
 
 
 def _replay(run: RunFolder, name: str, datasets: Path) -> int:
-    from rungs.training.next_token import next_token
+    from rungs.training.objectives import training
     from rungs.training.replay import replay
 
-    return replay(run, name, next_token(datasets))
+    return replay(run, name, training(datasets))
+
+
+def _store_teacher(command: StartCommand, run: RunFolder, config: RunConfig, datasets: Path) -> int:
+    if command.starts_run:
+        raise UserError("--store-teacher: goes with no option that starts a run")
+    with importing():
+        from rungs.training.distillation import store_predictions
+    store_predictions(run, config, datasets)
+    return 0
 
 
 def _train_grid(

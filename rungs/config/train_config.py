@@ -6,13 +6,15 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Discriminator, Field, Tag
 
 from rungs.common.strict_json import check
-from rungs.config.base import AUTO, CountOrAll, Positive, Size
+from rungs.config.base import AUTO, CountOrAll, NotNegative, Positive, Size
 from rungs.config.optimization_config import BelowOne, OptimizationConfig
 
 TokenIndex = Annotated[int, Field(ge=0, le=2**62)]
 Step = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,8}$")]
 Factor = Annotated[int, Field(ge=2, le=2**16)]
 Share = Annotated[float, Field(ge=0, le=1)]
+Objective = Literal["next_token", "dpo", "ipo", "simpo", "distill"]
+_BETAS = {"dpo": 0.1, "ipo": 0.1, "simpo": 2.0}
 Mixture = Annotated[dict[str, Positive], Field(min_length=1)]
 NameOrMixture = Annotated[
     Annotated[str, Tag("(name)")] | Annotated[Mixture, Tag("(mixture)")],
@@ -25,6 +27,7 @@ class TrainConfig(OptimizationConfig):
 
     MAY_CHANGE: ClassVar[frozenset[str]] = OptimizationConfig.MAY_CHANGE | {
         "tokenizer",
+        "teacher",
         "validation_tokens",
         "validation_interval",
         "validation_minutes",
@@ -42,6 +45,17 @@ class TrainConfig(OptimizationConfig):
     """Name of a dataset: `python-stdlib` or the pairs of a task, such as `parity-pairs` (built in),
     a folder under `datasets/`, or a Hugging Face id `owner/name`. Or a mixture of datasets:
     `{"name": weight, …}`."""
+    objective: Objective = "next_token"
+    """What a step minimizes. next_token: the cross-entropy of the next token. distill: the
+    divergence from what a teacher predicts (Hinton et al. 2015). The others learn from a dataset of
+    preferences, pairs of a chosen and a rejected answer: dpo (Rafailov et al. 2023) and ipo (Azar
+    et al. 2023, per token) compare with the weights of start_from, the reference; simpo (Meng et
+    al. 2024) needs no reference. A pair is two sequences in a microbatch."""
+    beta: Positive | None = None
+    """dpo, ipo and simpo: how much the difference between the answers counts. With dpo and ipo a
+    larger one stays closer to the reference. null: 0.1; for simpo 2."""
+    simpo_gamma: NotNegative = 0.5
+    """simpo: the margin, in beta × nats per token, by which the chosen answer should win."""
     tokenizer: str = "gpt2"
     """Hugging Face id of the tokenizer for datasets that do not come with one."""
     gradient_accumulation_steps: Size = 1
@@ -117,7 +131,7 @@ class TrainConfig(OptimizationConfig):
 
     teacher: str | None = None
     """distill: the model to learn from: a run, a checkpoint, or a weights file, with the same
-    vocabulary. It is read at each start and must not change."""
+    vocabulary. It is read at each start and must stay the same, but may move."""
     teacher_temperature: Positive = 1.0
     """distill: divisor of the logits of both models in the KL divergence, whose gradient is scaled
     by its square (Hinton et al. 2015)."""
@@ -127,6 +141,26 @@ class TrainConfig(OptimizationConfig):
     runs. null: all tokens, from the teacher beside each step."""
     hard_target_weight: Share = 0.0
     """distill: weight of the cross-entropy of the targets; the KL divergence has the rest of 1."""
+
+    @check
+    def _has_teacher(self) -> str | None:
+        if self.objective == "distill" and self.teacher is None:
+            return 'teacher: needed by objective "distill"'
+        if self.teacher is not None and self.objective != "distill":
+            return f'teacher: is for objective "distill", not "{self.objective}"'
+        return None
+
+    @check
+    def _fits_preferences(self) -> str | None:
+        if not self.learns_preferences:
+            return None
+        if self.has_reference and self.start_from is None:
+            return f'start_from: needed by objective "{self.objective}", as the reference'
+        if self.documents == "separate":
+            return f'documents: "separate" is not supported with objective "{self.objective}"'
+        if self.microbatch_size % 2:
+            return f"microbatch_size: {self.microbatch_size} is odd, but a pair is two sequences"
+        return None
 
     @check
     def _matmuls_fit_dtype(self) -> str | None:
@@ -194,6 +228,25 @@ class TrainConfig(OptimizationConfig):
     def total_steps(self, steps_per_epoch: int) -> int:
         """Return the steps of all epochs. With batch_growth an epoch may end inside a step."""
         return self.steps_of(self.sequences_before(steps_per_epoch) * self.epochs)
+
+    @property
+    def learns_preferences(self) -> bool:
+        """Whether it learns from pairs of a chosen and a rejected answer."""
+        return self.objective in _BETAS
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether the objective compares with the starting weights."""
+        return self.objective in ("dpo", "ipo")
+
+    @property
+    def sequences_per_example(self) -> int:
+        return 2 if self.learns_preferences else 1
+
+    @property
+    def preference_beta(self) -> float:
+        """`beta`, or the default of the objective, which is one of preferences."""
+        return self.beta or _BETAS[self.objective]
 
     @property
     def uses_float8(self) -> bool:

@@ -5,7 +5,7 @@ mixture, or shuffled within each epoch.
 Axes: A microbatches of a step, B sequences of a microbatch, S tokens of a sequence."""
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any, NamedTuple, Self
 
@@ -15,8 +15,8 @@ from rungs.common.errors import UserError
 from rungs.config.run_config import MODEL_FILE, TRAIN_FILE, RunConfig
 from rungs.config.train_config import TrainConfig
 from rungs.data import sequences
-from rungs.data.predictions import Predictions
 from rungs.data.dataset import TRAIN, VALIDATION, Dataset, Split
+from rungs.data.predictions import Predictions
 from rungs.data.token_file import AnsweredDocuments
 from rungs.data.tokenizer import Tokenizer
 
@@ -36,6 +36,16 @@ class Batch(NamedTuple):
     """`sequences.IGNORED` for a target that does not count in the loss."""
     starts_ABS: np.ndarray | None = None
     """Position where each token's document starts, if documents are separate."""
+    reference_ABS: np.ndarray | None = None
+    """Preferences, float32: the reference's log-probability of a sequence's answer at its first
+    token, 0 at the others."""
+
+    @classmethod
+    def of(cls, train: TrainConfig, arrays: Sequence[np.ndarray]) -> Self:
+        """Return the batch of the arrays that `sequences.read` returns."""
+        inputs, targets, *other = arrays
+        return cls(inputs, targets, *([None] if train.learns_preferences and other else []), *other)
+
     log_probs_ABSK: np.ndarray | None = None
     """Distillation: the teacher's log-probabilities, float32; see `step.distillation`."""
     tokens_ABSK: np.ndarray | None = None
@@ -60,7 +70,7 @@ class TrainingData:
         _raise_if_any(problems(config, datasets))
         train = config.train
         self._train = train
-        parts = sequences.sequences_by_dataset(config, datasets, TRAIN)
+        self._parts = parts = sequences.sequences_by_dataset(config, datasets, TRAIN)
         self._sequences = sequences.mix(parts, train)
         self.datasets = datasets
         self.padding = {name: part.padding for name, part in parts.items()}
@@ -76,9 +86,9 @@ class TrainingData:
         self.total_tokens = config.tokens_before(self.total_steps)
         """Input tokens of all steps, padding included."""
         self.sequences_per_epoch = train.sequences_before(self.steps_per_epoch)
-        self._order = _order(self.sequences_per_epoch, train)
+        self._order = _order(self.sequences_per_epoch // train.sequences_per_example, train)
         self.predictions: Predictions | None = None
-        """Of a teacher, for the batches."""
+        """What a teacher predicts, for the batches."""
 
     def batch(self, step: int, rows: Rows = ALL_ROWS) -> Batch:
         """Return the batch of a step, counted from 0; raises IndexError after the last."""
@@ -95,31 +105,46 @@ class TrainingData:
             yield from _prefetch(grain.MapDataset.range(first_step, self.total_steps).map(read))
 
     def _read(self, step: int, rows: Rows) -> Batch:
-        first, end = map(self._train.sequences_before, (step, step + 1))
-        indices = np.array([self._order[index] for index in range(first, end)])
-        return self.read(indices.reshape(-1, self._train.microbatch_size)[:, rows])
+        train, size = self._train, self._train.sequences_per_example
+        first, end = (train.sequences_before(each) // size for each in (step, step + 1))
+        examples = np.array([self._order[index] for index in range(first, end)])
+        indices = examples[:, None] * size + np.arange(size)
+        return self.read(indices.reshape(-1, train.microbatch_size)[:, rows])
 
     def read(self, indices_AB: np.ndarray) -> Batch:
-        """Return sequences by their indices in the order before shuffling."""
-        indices = indices_AB.ravel().tolist()
-        arrays = sequences.read(self._sequences, indices)
-        batch = Batch(*(array.reshape(*indices_AB.shape, -1) for array in arrays))
+        """Return sequences by their indices in the order before shuffling, with what a teacher
+        predicts."""
+        batch = self.read_tokens(indices_AB)
         if self.predictions is None:
             return batch
-        predicted = self.predictions.read(indices)
-        shaped = (array.reshape(*indices_AB.shape, *array.shape[1:]) for array in predicted)
-        return batch._replace(**dict(zip(("log_probs_ABSK", "tokens_ABSK"), shaped, strict=True)))
+        log_probs, tokens = (
+            array if array is None else array.reshape(*indices_AB.shape, *array.shape[1:])
+            for array in self.predictions.read(indices_AB.ravel().tolist())
+        )
+        return batch._replace(log_probs_ABSK=log_probs, tokens_ABSK=tokens)
+
+    def read_tokens(self, indices_AB: np.ndarray) -> Batch:
+        """Like `read`, without what a teacher predicts."""
+        arrays = sequences.read(self._sequences, indices_AB.ravel().tolist())
+        return Batch.of(self._train, [array.reshape(*indices_AB.shape, -1) for array in arrays])
+
+    def set_reference(self, log_probs: Mapping[str, np.ndarray]) -> None:
+        """Set the reference's log-probability of each answer of each dataset."""
+        _set_reference(self._parts, log_probs)
 
 
 class ValidationData:
     """The validation batches of a run, always the same ones. Create it with `of`."""
 
-    def __init__(self, config: RunConfig, datasets: dict[str, Dataset]) -> None:
+    def __init__(
+        self, config: RunConfig, datasets: dict[str, Dataset], split: Split = VALIDATION
+    ) -> None:
         length, train = config.sequence_length, config.train
-        self.batch_size = train.microbatch_size
-        parts = sequences.sequences_by_dataset(config, datasets, VALIDATION)
+        self._train, self.batch_size = train, train.microbatch_size
+        self._parts = parts = sequences.sequences_by_dataset(config, datasets, split)
         self._sequences = sequences.mix(parts, train)
-        wanted = -(-train.validation_tokens // length)
+        size = train.sequences_per_example
+        wanted = -(-train.validation_tokens // (length * size)) * size
         self.sequences = min(wanted, len(self._sequences))
         """Sequences in one validation."""
         self.tokens = self.sequences * length
@@ -163,9 +188,19 @@ class ValidationData:
         first = number * self.batch_size
         real_rows = min(self.batch_size, self.sequences - first)
         indices = first + np.arange(self.batch_size)[rows] % real_rows
-        inputs_BS, targets_BS, *separate = sequences.read(self._sequences, indices.tolist())
-        starts_BS = separate[0] if separate else None
-        return ValidationBatch(inputs_BS, targets_BS, starts_BS, real_rows)
+        arrays = sequences.read(self._sequences, indices.tolist())
+        batch = Batch.of(self._train, arrays)
+        return ValidationBatch(batch.inputs_ABS, batch.targets_ABS, batch.starts_ABS, real_rows)
+
+    def set_reference(self, log_probs: Mapping[str, np.ndarray]) -> None:
+        """Set the reference's log-probability of each answer of each dataset."""
+        _set_reference(self._parts, log_probs)
+
+    def reference(self) -> np.ndarray:
+        """Return the reference's log-probability of each sequence, 0 if it is not set."""
+        arrays = sequences.read(self._sequences, range(self.sequences))
+        found = Batch.of(self._train, arrays).reference_ABS
+        return np.zeros(self.sequences) if found is None else found.sum(axis=-1)
 
 
 class ValidationSets(NamedTuple):
@@ -195,6 +230,14 @@ class ValidationSets(NamedTuple):
 
     def __bool__(self) -> bool:
         return self.own is not None or bool(self.others)
+
+
+def _set_reference(
+    parts: Mapping[str, sequences.Sequences], log_probs: Mapping[str, np.ndarray]
+) -> None:
+    for name, part in parts.items():
+        assert isinstance(part, sequences.PairedDocuments)
+        part.reference_C = log_probs[name]
 
 
 def _raise_if_any(lines: list[str]) -> None:
@@ -246,11 +289,26 @@ def _split_problems(config: RunConfig, datasets: dict[str, Dataset], split: Spli
                 f"{MODEL_FILE}: vocab_size: {model.vocab_size} is too small for the token id"
                 f" {largest} in the {where}; at least {largest + 1}"
             )
-        if description.pairs:
+        is_preferences = bool(description.pairs and description.pairs.is_preferences)
+        if line := _objective_problem(config.train, is_preferences, name):
+            lines.append(line)
+        elif description.pairs:
             lines += _pairs_problems(config, datasets[name], split, where)
         else:
             lines += _text_problems(config, description.tokens, split, where)
     return lines
+
+
+def _objective_problem(train: TrainConfig, is_preferences: bool, name: str) -> str | None:
+    """Return why the objective does not fit the dataset, or None."""
+    if train.learns_preferences == is_preferences:
+        return None
+    holds = "preferences" if is_preferences else "no preferences"
+    fitting = '"dpo", "ipo" or "simpo"' if is_preferences else '"next_token"'
+    return (
+        f'{TRAIN_FILE}: objective: "{train.objective}", but dataset {name} holds {holds}; use'
+        f" {fitting}, or another dataset"
+    )
 
 
 def _weight_problems(config: TrainConfig) -> list[str]:

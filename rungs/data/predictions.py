@@ -11,9 +11,10 @@ temperature and K reads the same files. Axes: B, S and n as in `sequences.py`; K
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Protocol, Self
 
 import numpy as np
 import safetensors.numpy
@@ -23,6 +24,8 @@ from rungs.common.atomic_folder import lock_folder, replace_folder
 from rungs.common.errors import UserError
 from rungs.common.paths import is_file
 from rungs.data.token_file import FileArray, Tensor
+
+log = logging.getLogger("rungs")
 
 DESCRIPTION = "predictions.json"
 _DTYPES = {"F32": np.float32, "U16": np.uint16, "I32": np.int32}
@@ -46,7 +49,15 @@ class Rows(NamedTuple):
     """Predictions for n sequences, as in a file."""
 
     log_probs: np.ndarray
-    tokens: np.ndarray
+    tokens: np.ndarray | None
+    """None if `log_probs` are of all tokens, which is never stored."""
+
+
+class Predictions(Protocol):
+    """Predictions by sequence."""
+
+    def read(self, indices: Sequence[int]) -> Rows:
+        """Return the predictions for some sequences."""
 
 
 class Store(NamedTuple):
@@ -65,16 +76,18 @@ class Store(NamedTuple):
         """Return whether all predictions were written."""
         return is_file(self.folder / DESCRIPTION)
 
-    def write(self, sequences: int, row_bytes: int, predict: Callable[[range], Rows]) -> None:
+    def write(self, predictions: Predictions, sequences: int) -> None:
         """Write the predictions for so many sequences, a file at a time. Killed and called again,
         it goes on with the first file that is missing. Raises UserError if the folder can't be
         written."""
+        row_bytes = sum(array.nbytes for array in predictions.read([0]) if array is not None)
         per_file, sha256 = max(_FILE_BYTES // row_bytes, 1), {}
         with lock_folder(self.folder), replace_folder(self.folder, resume=True) as folder:
             for first in range(0, sequences, per_file):
                 path = folder / f"{first // per_file:05}.safetensors"
                 if not is_file(path):
-                    rows = predict(range(first, min(first + per_file, sequences)))
+                    log.info("%s: sequence %s of %s", path, f"{first + 1:,}", f"{sequences:,}")
+                    rows = predictions.read(range(first, min(first + per_file, sequences)))
                     disk.replace_file(path, safetensors.numpy.save(rows._asdict()))
                 sha256[path.name] = _sha256(path)
             description = Description(
@@ -83,7 +96,7 @@ class Store(NamedTuple):
             text = json.dumps(description.model_dump(mode="json"), indent=2)
             disk.replace_file(folder / DESCRIPTION, text + "\n")
 
-    def read(self) -> "Predictions":
+    def read(self) -> "StoredPredictions":
         """Open the predictions. Raises UserError if they are damaged."""
         path = self.folder / DESCRIPTION
         description = strict_json.parse(strict_json.read_text(path), path, Description)
@@ -98,18 +111,16 @@ class Store(NamedTuple):
                 " store the predictions again: uv run train.py RUN --store-teacher"
             )
         files = [_open(self.folder / name) for name in sorted(description.sha256)]
-        return Predictions(files, description.per_file)
+        return StoredPredictions(files, description.per_file)
 
 
-class Predictions:
-    """Predictions of a store, by sequence."""
+class StoredPredictions:
+    """Predictions of a store."""
 
     def __init__(self, files: list[tuple[FileArray, FileArray]], per_file: int) -> None:
         self._files, self._per_file = files, per_file
 
     def read(self, indices: Sequence[int]) -> Rows:
-        """Return the predictions for some sequences: log_probs_BSK of the K most likely tokens and
-        of all others, and tokens_BSK."""
         places = [divmod(index, self._per_file) for index in indices]
         rows = [[array[row : row + 1] for array in self._files[number]] for number, row in places]
         log_probs_BSK, tokens_BSK = map(np.concatenate, zip(*rows, strict=True))

@@ -210,8 +210,8 @@ class GPT(nnx.Module):
         `forward`. The full logits are never materialized.
 
         Args:
-            function: pure, from logits_MV (this device's part if the vocabulary is split), targets_M
-                and the extras with leading axis M to values_M.
+            function: pure, from logits_MV (this device's part of a split vocabulary), targets_M and
+                the extras with leading axis M to values_M.
             extras: arrays with leading axes B and S."""
         operands, routing = self._head_operands_of(tokens_BS, compute, starts_BS, dropout)
         head = functools.partial(head_logits, self.config, 1.0, dtype=compute.logits_dtype)

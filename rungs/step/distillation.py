@@ -36,12 +36,12 @@ class Predictions(NamedTuple):
 class Distillation(NamedTuple):
     """The mean over counted targets of (1 − h) · T² · KL(teacher ‖ student) + h · cross-entropy,
     with both distributions of the KL divergence at temperature T. Arrays: inputs_BS; targets_BS;
-    starts_BS or None; and the fields of `Predictions`."""
+    starts_BS or None; None; and the fields of `Predictions`."""
 
     train: TrainConfig
 
     def __call__(self, model: GPT, compute: Compute, microbatch: Microbatch) -> tuple[Array, Aux]:
-        inputs_BS, targets_BS, starts_BS, *predictions = microbatch.arrays
+        inputs_BS, targets_BS, starts_BS, _, *predictions = microbatch.arrays
         dropout = Dropout.of(self.train.drop_rate, microbatch.key, microbatch.sequences_B)
         given = tuple(array for array in predictions if array is not None)
         losses_BS, routing = model.map_logits(
@@ -61,7 +61,7 @@ class Distillation(NamedTuple):
         return arrays[2]
 
     def of_logits(self, logits_BSV: Array, *arrays: Any) -> Array:
-        targets_BS, _, *predictions = arrays
+        targets_BS, _, _, *predictions = arrays
         given = (array for array in predictions if array is not None)
         return self.losses(logits_BSV, targets_BS, *given).mean()
 
@@ -150,7 +150,7 @@ def make_teacher_step(train: TrainConfig, layout: Layout) -> TeacherStep:
 
         return jax.lax.map(of_microbatch, (inputs_ABS, starts_ABS))
 
-    outputs = Predictions(batch, batch if most else None)
+    outputs: Any = Predictions(batch, batch if most else None)  # type: ignore[arg-type]
 
     def teacher_step(teacher: GPT, inputs_ABS: Array, starts_ABS: Array | None) -> Predictions:
         found = on_mesh(layout, teacher, dtype, of_rows, (batch, batch), outputs)

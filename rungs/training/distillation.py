@@ -3,9 +3,8 @@ beside each step or, of its most likely tokens, stored before (`data/predictions
 
 import logging
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import jax
 import numpy as np
@@ -14,24 +13,24 @@ from jax.sharding import Mesh
 from rungs.checkpointing.checkpoint_folder import find_valid_weights
 from rungs.checkpointing.load import MergedWeights, place_starting_weights
 from rungs.checkpointing.weights_file import Weights
-from rungs.common import run_log
 from rungs.common.errors import UserError, errors_at
 from rungs.common.shown_text import quoted
-from rungs.common.text_table import counted
 from rungs.config.run_config import RunConfig
-from rungs.data import sequences
-from rungs.data.dataset import Dataset
+from rungs.data import catalog
+from rungs.data.dataset import TRAIN, Dataset
 from rungs.data.loader import Batch, TrainingData
-from rungs.data.predictions import PredictedSequences, Rows, Store
+from rungs.data.predictions import Rows, Store
 from rungs.data.provenance import check_same_tokenizer
 from rungs.model.gpt import GPT
+from rungs.parallel.mesh import one_device
 from rungs.parallel.sharding import Layout, place_batch
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.run.metrics import StepMetrics
-from rungs.step.distillation import Predictions, TeacherStep, make_teacher_step
+from rungs.step.distillation import TeacherStep, make_teacher_step
 from rungs.step.state import create_model
-from rungs.training.learner import Record, Start
+from rungs.training.learner import Start
 from rungs.training.next_token import NextTokenInputs, NextTokenLearner, PlacedBatch
+from rungs.training.start import create_mesh
 
 log = logging.getLogger("rungs")
 
@@ -64,23 +63,30 @@ class Teacher(NamedTuple):
                     f" have {config.sequence_length:,}; set a smaller sequence_length"
                 )
             check_same_tokenizer(datasets, config.train.tokenizer, weights.tokenizer)
-        return cls(weights, weights_checksum(weights))
+        if (config.train.teacher_top_k or 0) >= config.model.vocab_size:
+            raise UserError(
+                f"{run.path / config.train_file}: teacher_top_k: {config.train.teacher_top_k} is"
+                f" not below the vocabulary of {config.model.vocab_size:,}; remove it to learn from"
+                " all tokens"
+            )
+        return cls(weights, weights.sha256())
 
     @property
     def record(self) -> dict[str, str]:
         """What a checkpoint records of it."""
         return {"weights": self.sha256}
 
-    def place(self, config: RunConfig, mesh: Mesh) -> GPT:
-        """Return the teacher on the devices of a run. Raises UserError if they can't split it."""
-        changes = {"lora": None, "teacher": None}
-        theirs = config._replace(
-            model=self.weights.header.model, train=config.train.model_copy(update=changes)
-        )
-        if lines := Layout.of(config.train.sharding, mesh).problems(theirs.model):
+    def place(self, config: RunConfig, mesh: Mesh) -> tuple[GPT, TeacherStep]:
+        """Return the teacher on the devices of a run, and its compiled step. Raises UserError if
+        the devices can't split it."""
+        train, model = config.train, self.weights.header.model
+        layout = Layout.of(train.sharding, mesh)
+        if lines := layout.problems(model):
             raise UserError.at(self.weights.path, lines)
+        changes = {"lora": None, "matmul_dtype": None}
+        theirs = RunConfig(model, train.model_copy(update=changes))
         arrays = place_starting_weights(self.weights, theirs, 1, mesh)
-        return create_model(theirs, mesh, arrays)
+        return create_model(theirs, mesh, arrays), make_teacher_step(train, layout)
 
     def store(self, config: RunConfig, data: TrainingData, datasets_dir: Path) -> Store:
         """Return the place of the predictions of the teacher's most likely tokens."""
@@ -90,7 +96,7 @@ class Teacher(NamedTuple):
             "top_k": train.teacher_top_k,
             "temperature": train.teacher_temperature,
             "datasets": {
-                name: dataset.description.splits["train"].sha256
+                name: dataset.description.splits[TRAIN].sha256
                 for name, dataset in data.datasets.items()
             },
             "mixture": train.as_json()["dataset"],
@@ -109,16 +115,10 @@ class DistillationLearner(NextTokenLearner):
         self, inputs: NextTokenInputs, start: Start, mesh: Mesh, steps: Sequence[StepMetrics]
     ) -> None:
         teacher: Teacher = inputs.more
-        self._teacher: GPT | None = None
-        self._predict: TeacherStep | None = None
-        if start.config.train.teacher_top_k is None:
-            self._teacher = teacher.place(start.config, mesh)
-            layout = Layout.of(start.config.train.sharding, mesh)
-            self._predict = make_teacher_step(start.config.train, layout)
+        is_beside = start.config.train.teacher_top_k is None
+        self._teacher = teacher.place(start.config, mesh) if is_beside else None
         super().__init__(inputs, start, mesh, steps)
-        self.record = self.record._replace(
-            datasets=self.record.datasets | {RECORD: teacher.record}
-        )
+        self.record = self.record._replace(datasets=self.record.datasets | {RECORD: teacher.record})
 
     @classmethod
     def open(cls, start: Start, data: TrainingData, datasets_dir: Path) -> Teacher:
@@ -140,16 +140,76 @@ class DistillationLearner(NextTokenLearner):
             data.predictions = store.read()
         return teacher
 
+    @classmethod
+    def complete_on_host(cls, opened: Teacher, config: RunConfig, data: TrainingData) -> None:
+        if data.predictions is None:
+            here = config.train.model_copy(update={"sharding": None})
+            mesh = one_device()
+            data.predictions = ComputedPredictions(opened, config._replace(train=here), data, mesh)
+
     def complete(self, batch: PlacedBatch) -> PlacedBatch:
-        if self._teacher is None or self._predict is None:
+        if self._teacher is None:
             return batch
-        whole = Batch(*batch)
-        found = self._predict(self._teacher, whole.inputs_ABS, whole.starts_ABS)
-        return whole._replace(log_probs_ABSK=found.log_probs)
+        model, predict = self._teacher
+        inputs_ABS, targets_ABS, starts_ABS, reference_ABS, *_ = batch
+        assert inputs_ABS is not None
+        found = predict(model, inputs_ABS, starts_ABS)
+        return inputs_ABS, targets_ABS, starts_ABS, reference_ABS, found.log_probs, None
 
     def batch(self, step: int) -> Mapping[str, np.ndarray]:
-        if self._predict is None:
+        if self._teacher is None:
             return super().batch(step)
         placed = self.complete(place_batch(self._mesh, *self._inputs.data.batch(step)))
-        arrays = jax.device_get(Batch(*placed)._asdict())
-        return {name: array for name, array in arrays.items() if array is not None}
+        arrays = zip(Batch._fields, jax.device_get(placed), strict=True)
+        return {name: array for name, array in arrays if array is not None}
+
+
+def store_predictions(run: RunFolder, config: RunConfig, datasets_dir: Path) -> None:
+    """Write what the teacher of a run predicts for its training data. Raises UserError if the run
+    has no teacher_top_k, or its inputs don't fit together."""
+    if config.train.teacher_top_k is None:
+        raise UserError(
+            f"{run.path / config.train_file}: teacher_top_k: not set; it says how many tokens"
+            " --store-teacher stores for each place"
+        )
+    datasets = catalog.open_datasets(config.train.datasets, datasets_dir, update=True)
+    teacher = Teacher.of(run, config, datasets)
+    with errors_at(f"{run.path}/"):
+        data = TrainingData(config, datasets)
+    store = teacher.store(config, data, datasets_dir)
+    if store.exists():
+        log.info("%s: the predictions are stored already", store.folder)
+        return
+    mesh = create_mesh(Start(run, config, StartOptions(), None, None))
+    store.write(ComputedPredictions(teacher, config, data, mesh), data.sequences_per_epoch)
+    log.info("%s: stored what %s predicts", store.folder, teacher.weights.path)
+
+
+class ComputedPredictions:
+    """A teacher's predictions for the sequences of a run. See `data.predictions.Predictions`."""
+
+    def __init__(self, teacher: Teacher, config: RunConfig, data: TrainingData, mesh: Mesh) -> None:
+        self._data, self._mesh, self._size = data, mesh, config.train.microbatch_size
+        self._model, self._predict = teacher.place(config, mesh)
+        self._ids = np.uint16 if config.model.vocab_size <= 2**16 else np.int32
+
+    def read(self, indices: Sequence[int]) -> Rows:
+        parts = [
+            self._microbatch(np.asarray(indices[first : first + self._size]))
+            for first in range(0, len(indices), self._size)
+        ]
+        log_probs, tokens = (
+            None if arrays[0] is None else np.concatenate(arrays)
+            for arrays in zip(*parts, strict=True)
+        )
+        assert log_probs is not None
+        return Rows(log_probs, None if tokens is None else tokens.astype(self._ids))
+
+    def _microbatch(self, indices_B: np.ndarray) -> tuple[np.ndarray | None, ...]:
+        """Return the predictions for at most a microbatch, which is filled up with its last row."""
+        filled_B = np.pad(indices_B, (0, self._size - len(indices_B)), mode="edge")
+        inputs_ABS, _, starts_ABS, *_ = place_batch(
+            self._mesh, *self._data.read_tokens(filled_B[None])
+        )
+        found = jax.device_get(self._predict(self._model, inputs_ABS, starts_ABS))
+        return tuple(None if array is None else array[0][: len(indices_B)] for array in found)

@@ -22,7 +22,7 @@ from rungs.config.run_config import RunConfig
 from rungs.config.train_config import TrainConfig
 from rungs.data import catalog, tokenizer_files
 from rungs.data.dataset import Dataset
-from rungs.data.loader import Batch, TrainingData, ValidationSets
+from rungs.data.loader import Batch, TrainingData, ValidationData, ValidationSets
 from rungs.data.provenance import Provenance, check_same_tokenizer
 from rungs.data.tokenizer import Tokenizer
 from rungs.parallel import processes, sharding
@@ -31,13 +31,13 @@ from rungs.run import metrics
 from rungs.run.folder import RunFolder
 from rungs.run.metrics import Spike, StepMetrics
 from rungs.step.eval_step import (
+    Sums,
     ValidationLosses,
     make_evaluation_step,
     validation_losses,
 )
-from rungs.step.next_token import NextToken
 from rungs.step.objective import Objective
-from rungs.step.train_step import Step, StepResult, make_step
+from rungs.step.train_step import Step, StepResult, make_step, objective_of
 from rungs.training import resume, run_report
 from rungs.training.benchmarks import Benchmarks
 from rungs.training.learner import Kind, Record, Replayed, Start, Stops, record_fields
@@ -58,6 +58,8 @@ class NextTokenInputs:
     config: RunConfig
     data: TrainingData
     validation: ValidationSets
+    others: dict[str, Dataset]
+    """Those of `validation_datasets`."""
     provenance: Provenance
     benchmarks: Benchmarks | None
     datasets_dir: Path
@@ -105,7 +107,7 @@ class NextTokenInputs:
 
 def next_token(
     datasets_dir: Path,
-    make_objective: MakeObjective = NextToken,
+    make_objective: MakeObjective = objective_of,
     learner_of: "Callable[[TrainConfig], type[NextTokenLearner]] | None" = None,
 ) -> Kind:
     """Return training on tokens, in datasets in a folder, as a kind of run. `make_objective` makes
@@ -148,6 +150,7 @@ def _open(
         config=config,
         data=data,
         validation=validation,
+        others=others,
         provenance=provenance,
         benchmarks=Benchmarks.of(start.run, train, provenance.tokenizer_place),
         datasets_dir=datasets_dir,
@@ -202,6 +205,10 @@ class NextTokenLearner:
     def open(cls, start: Start, data: TrainingData, datasets_dir: Path) -> Any:
         """Open what the steps need besides the data, which a subclass may complete. Raises
         UserError."""
+
+    @classmethod
+    def complete_on_host(cls, opened: Any, config: RunConfig, data: TrainingData) -> None:
+        """Complete the batches of data, on one device, for checks. `opened` is from `open`."""
 
     def complete(self, batch: PlacedBatch) -> PlacedBatch:
         """Return a batch with what is computed beside a step."""
@@ -264,7 +271,7 @@ class NextTokenLearner:
         if not sets:
             return metrics
         parts = self.model, self._evaluation_step, sets, self._mesh
-        losses = _finite(step, validation_losses(*parts, stops.anywhere))
+        losses = _finite(step, validation_losses(*parts, stops.anywhere, self.measure))
         return dataclasses.replace(
             metrics,
             validation_loss=losses.mean,
@@ -272,6 +279,10 @@ class NextTokenLearner:
             validation_losses=losses.by_dataset or None,
             validation_data=None if losses.mean is None else self._validation_data,
         )
+
+    def measure(self, _: ValidationData, sums: Sums) -> Sums:
+        """Return the validation loss; see `eval_step.Measure`."""
+        return sums
 
     def _bits_per_byte(self, loss: float | None) -> float | None:
         return None if loss is None or self._bits_per_nat is None else loss * self._bits_per_nat

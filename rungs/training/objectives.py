@@ -8,9 +8,13 @@ from rungs.step.train_step import objective_of
 from rungs.training.distillation import DistillationLearner
 from rungs.training.learner import Kind
 from rungs.training.next_token import NextTokenLearner, next_token
+from rungs.training.preferences import PreferenceLearner
 
 LEARNERS: dict[str, type[NextTokenLearner]] = {
     "next_token": NextTokenLearner,
+    "dpo": PreferenceLearner,
+    "ipo": PreferenceLearner,
+    "simpo": PreferenceLearner,
     "distill": DistillationLearner,
 }
 

@@ -126,7 +126,7 @@ def map_logits(
     chunk's logits again; other arguments as for `weighted_loss`.
 
     Args:
-        function: from logits_MV, targets_M and extras of a chunk to an array with leading axis M."""
+        function: from a chunk's logits_MV, targets_M and extras to an array with leading axis M."""
     x_MD, matrix = collectives.to_common_varying(x_MD, matrix.astype(jnp.float32))
 
     @jax.checkpoint

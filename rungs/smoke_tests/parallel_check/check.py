@@ -29,11 +29,12 @@ from rungs.parallel.mesh import CONTEXT, create_mesh, dotted, size_along
 from rungs.parallel.sharding import Layout, place_batch
 from rungs.planning.compiled.collectives import Traffic, collectives, summary
 from rungs.planning.peaks import bytes_per_device
-from rungs.run.folder import RunFolder
-from rungs.step.next_token import NextToken
+from rungs.run.folder import RunFolder, StartOptions
 from rungs.step.state import AbstractState, create_model_and_optimizer, named_arrays
-from rungs.step.train_step import StepResult, make_step, update_parts
+from rungs.step.train_step import StepResult, make_step, objective_of, update_parts
+from rungs.training.learner import Start
 from rungs.training.next_token import MakeObjective
+from rungs.training.objectives import learner_of
 
 _MEMORY_FACTOR = 2.5
 """Memory of a step over all devices, relative to parameters, gradient and optimizer state: at most
@@ -100,7 +101,7 @@ class ParallelCheck(NamedTuple):
     total_steps: int
     start_weights: Weights | None
     """Weights that the run starts from; None: random ones."""
-    make_objective: MakeObjective = NextToken
+    make_objective: MakeObjective = objective_of
 
     @classmethod
     def from_run(
@@ -111,6 +112,8 @@ class ParallelCheck(NamedTuple):
         start_weights = load.find_starting_weights(run, config)
         datasets = catalog.open_datasets(config.train.datasets, datasets_dir, update=False)
         data = TrainingData(config, datasets)
+        learner, start = learner_of(config.train), Start(run, config, StartOptions(), None, None)
+        learner.complete_on_host(learner.open(start, data, datasets_dir), config, data)
         return cls.from_data(config, data, start_weights, limits)
 
     @classmethod
@@ -182,14 +185,15 @@ class ParallelCheck(NamedTuple):
         count = self.config.train.sequences_per_step
         for microbatches in _divisors(count):
             split = microbatches, count // microbatches
-            if split[1] % data == 0:
+            if split[1] % (data * self.config.train.sequences_per_example) == 0:
                 yield ParallelCase(mode, data, last, *split, self._balances(*split))
 
     def _problems(self, mode: Mode, data: int, last: int) -> list[str]:
         """Return the reasons why a mesh does not fit."""
         mesh = _mesh(ShardingConfig.of(mode, (data, last)))
         lines = Layout(mesh, mode).problems(self.config.model)
-        if (count := self.config.train.sequences_per_step) % data:
+        train = self.config.train
+        if (count := train.sequences_per_step) % (data * train.sequences_per_example):
             lines.append(f"{count} sequences are not divisible by {data}")
         if (length := self.config.sequence_length) % (parts := size_along(mesh, CONTEXT)):
             lines.append(f"sequences of {length} tokens are not divisible by {parts}")
@@ -232,11 +236,11 @@ class ParallelCheck(NamedTuple):
         config, mesh = self.config_of(case), _mesh(case.sharding)
         model, optimizer = self._create(config, mesh)
         recorder = GradientRecorder(model, optimizer)
-        shape = (case.microbatches, case.microbatch_size, -1)
-        batches = [
-            place_batch(mesh, *jax.tree.map(lambda array: array.reshape(shape), tuple(batch)))
-            for batch in self.batches
-        ]
+
+        def split(array: np.ndarray) -> np.ndarray:
+            return array.reshape(case.microbatches, case.microbatch_size, *array.shape[2:])
+
+        batches = [place_batch(mesh, *jax.tree.map(split, tuple(batch))) for batch in self.batches]
         step = make_step(self.make_objective(config.train), config.train, mesh)
         lowered = step.lower(model, recorder, *batches[0])  # type: ignore[attr-defined]
         level = 2 if mesh.size * _bytes_per_device(model, optimizer) > _LARGE_BYTES else 0
@@ -307,10 +311,9 @@ def _arrays(model: GPT, config: RunConfig) -> dict[str, jax.Array]:
 
 def _cut(batch: Batch, sequences: int, tokens: int) -> Batch:
     """Return the first tokens of the first sequences of a batch, as one microbatch."""
-    length = batch.inputs_ABS.shape[-1]
 
     def cut(array: np.ndarray) -> np.ndarray:
-        return array.reshape(1, -1, length)[:, :sequences, :tokens]
+        return array.reshape(1, -1, *array.shape[2:])[:, :sequences, :tokens]
 
     return Batch(*jax.tree.map(cut, tuple(batch)))
 

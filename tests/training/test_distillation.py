@@ -1,0 +1,217 @@
+"""Runs that learn from a teacher: beside each step, or from its stored predictions."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from rungs.checkpointing.checkpoint_folder import find_weights
+from rungs.common.errors import UserError
+from rungs.config.run_config import load_run
+from rungs.data.loader import Batch
+from rungs.run import metrics
+from rungs.run.folder import RunFolder, StartOptions
+from rungs.smoke_tests.parallel_check.check import ParallelCase, ParallelCheck
+from rungs.smoke_tests.parallel_check.table import compare
+from rungs.step.distillation import predictions
+from rungs.training.distillation import ComputedPredictions, DistillationLearner, store_predictions
+from rungs.training.objectives import training
+from rungs.training.start import launch
+from tests.support.charts import draw_no_charts
+from tests.support.tiny_run import assert_same_outcome, change, make_dataset, make_run
+
+pytestmark = pytest.mark.usefixtures("no_charts")
+STEPS = 4
+KEYS: dict[str, Any] = {"min_train_tokens": STEPS * 128, "checkpoint_interval": 2}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a dataset, and a trained teacher."""
+    place = tmp_path_factory.mktemp("distillation")
+    make_dataset(place / "datasets")
+    with pytest.MonkeyPatch.context() as patch:
+        draw_no_charts(patch)
+        assert train(make_run(place / "teacher", **KEYS), place) == 0
+    return place
+
+
+@pytest.fixture
+def no_charts(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw_no_charts(monkeypatch)
+
+
+def train(run: RunFolder, place: Path) -> int:
+    return launch(run, load_run(run.path), StartOptions(), training(place / "datasets"))
+
+
+def student(folder: Path, place: Path, **keys: Any) -> RunFolder:
+    own = {"objective": "distill", "teacher": str(place / "teacher"), "drop_rate": 0.0}
+    run = make_run(folder, **KEYS | own | keys)
+    return with_model(run, n_layers=1)
+
+
+def with_model(run: RunFolder, **keys: Any) -> RunFolder:
+    path = run.path / "model.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | keys))
+    return run
+
+
+def stored(place: Path, most: int) -> Path:
+    """Return the folder with the predictions of so many tokens."""
+    [folder] = (
+        path.parent
+        for path in (place / "datasets").glob("predictions-*/predictions.json")
+        if json.loads(path.read_text())["key"]["top_k"] == most
+    )
+    return folder
+
+
+def first_loss(run: RunFolder) -> float:
+    loss = metrics.read(run.metrics)[0].train_loss
+    assert loss is not None
+    return loss
+
+
+def test_it_learns_and_validates_like_any_run(place: Path, tmp_path: Path) -> None:
+    run = student(tmp_path / "run", place)
+    assert train(run, place) == 0
+    steps = metrics.read(run.metrics)
+    assert 0 < steps[-1].train_loss < steps[0].train_loss  # type: ignore[operator]
+    assert steps[-1].validation_loss is not None
+    assert steps[-1].bits_per_byte is None  # without tokenizer, but a cross-entropy
+
+
+def test_stored_predictions_of_all_tokens_but_one_are_all(place: Path, tmp_path: Path) -> None:
+    beside, from_files = (
+        student(tmp_path / name, place, teacher_top_k=most)
+        for name, most in (("beside", None), ("stored", 63))
+    )
+    assert train(beside, place) == 0
+    with pytest.raises(UserError, match=r"not stored yet: uv run train\.py .*--store-teacher"):
+        train(from_files, place)
+    store_predictions(from_files, load_run(from_files.path), place / "datasets")
+    assert train(from_files, place) == 0
+    assert first_loss(from_files) == pytest.approx(first_loss(beside), rel=1e-5)
+
+
+def test_storing_goes_on_where_it_was_killed(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rungs.data.predictions._FILE_BYTES", 8 * 16 * 34)  # eight sequences
+    run = student(tmp_path / "run", place, teacher_top_k=5, teacher_temperature=2.0)
+    datasets, read = place / "datasets", ComputedPredictions.read
+
+    def killed_at_the_third(self: Any, indices: Any) -> Any:
+        if indices == range(16, 24):
+            raise KeyboardInterrupt
+        return read(self, indices)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ComputedPredictions, "read", killed_at_the_third)
+        with pytest.raises(KeyboardInterrupt):
+            store_predictions(run, load_run(run.path), datasets)
+    store_predictions(run, load_run(run.path), datasets)
+    assert train(run, place) == 0
+    assert len(list(stored(place, 5).glob("*.safetensors"))) == STEPS
+
+
+def test_a_damaged_file_is_named(place: Path, tmp_path: Path) -> None:
+    run = student(tmp_path / "run", place, teacher_top_k=3)
+    store_predictions(run, load_run(run.path), place / "datasets")
+    file = stored(place, 3) / "00000.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(UserError, match=r"00000\.safetensors: missing or damaged"):
+        train(run, place)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"teacher": "nowhere"}, r"train\.json: teacher: .*nowhere"),
+        ({"teacher_top_k": 64}, r"teacher_top_k: 64 is not below the vocabulary of 64"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    place: Path, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    run = student(tmp_path / "run", place, **changes)
+    with pytest.raises(UserError, match=message):
+        train(run, place)
+    assert not run.metrics.exists()
+
+
+def test_another_vocabulary_is_refused_by_name(place: Path, tmp_path: Path) -> None:
+    run = student(tmp_path / "run", place)
+    with_model(run, vocab_size=65)
+    with pytest.raises(UserError, match="has a vocabulary of 64 tokens, this run one of 65"):
+        train(run, place)
+
+
+@pytest.mark.parametrize("most", [None, 7])
+def test_killed_and_resumed_it_is_the_same(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int | None
+) -> None:
+    keys = {"teacher_top_k": most, "hard_target_weight": 0.5, "drop_rate": 0.1}
+    whole, killed = (student(tmp_path / name, place, **keys) for name in ("whole", "killed"))
+    if most:
+        store_predictions(whole, load_run(whole.path), place / "datasets")
+    assert train(whole, place) == 0
+    take = DistillationLearner.take
+
+    def take_or_die(self: DistillationLearner, step: int, *rest: Any) -> Any:
+        if step == 3:
+            raise KeyboardInterrupt
+        return take(self, step, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DistillationLearner, "take", take_or_die)
+        with pytest.raises(KeyboardInterrupt):
+            train(killed, place)
+    assert train(killed, place) == 0
+    assert_same_outcome(killed, whole)
+
+
+def test_another_teacher_is_refused_on_resume(place: Path, tmp_path: Path) -> None:
+    run = student(tmp_path / "run", place, min_train_tokens=2 * 128)
+    assert train(run, place) == 0
+    other = make_run(tmp_path / "other", **KEYS, seed=1)
+    assert train(other, place) == 0
+    longer = StartOptions(extend=True)
+    change(run, teacher=str(other.path), min_train_tokens=4 * 128)
+    with pytest.raises(UserError, match=r"teacher: .* is not what this run was started with"):
+        launch(run, load_run(run.path), longer, training(place / "datasets"))
+    moved = tmp_path / "moved.safetensors"
+    moved.write_bytes(find_weights(place / "teacher").read_bytes())
+    change(run, teacher=str(moved))
+    assert launch(run, load_run(run.path), longer, training(place / "datasets")) == 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("most", [None, 7])
+@pytest.mark.parametrize(
+    ("mode", "sizes"), [("dp", (2, 1)), ("fsdp", (2, 1)), ("tp", (1, 2)), ("cp", (1, 2))]
+)
+def test_the_parallel_check_passes(
+    place: Path, tmp_path: Path, most: int | None, mode: Any, sizes: tuple[int, int]
+) -> None:
+    keys = {"teacher_top_k": most, "hard_target_weight": 0.25}
+    config = load_run(student(tmp_path / "run", place, **keys).path)
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, 64, (1, 8, 17), np.int32)
+    found = predictions(jax.numpy.asarray(rng.normal(0, 2, (1, 8, 16, 64)), np.float32), most)
+    batch = Batch(
+        tokens[..., :-1],
+        tokens[..., 1:],
+        log_probs_ABSK=np.asarray(found.log_probs),
+        tokens_ABSK=None if found.tokens is None else np.asarray(found.tokens),
+    )
+    check = ParallelCheck(config, [batch], 2, None)
+    one = check.train(ParallelCase("dp", 1, 1, 1, 8, False))
+    other = check.train(ParallelCase(mode, *sizes, 2, 4, False), one.gradient)
+    assert not any(compare(other, one).exceeds)
