@@ -51,8 +51,8 @@ def _replay(run: RunFolder, name: str, datasets: Path) -> int:
 
 
 def _store_teacher(command: StartCommand, run: RunFolder, config: RunConfig, datasets: Path) -> int:
-    if command.starts_run:
-        raise UserError("--store-teacher: goes with no option that starts a run")
+    if command.start != StartOptions() or command.cluster:
+        raise UserError("--store-teacher: of the options of a start, only --like and --set go")
     with importing():
         from rungs.training.distillation import store_predictions
     store_predictions(run, config, datasets)
