@@ -13,8 +13,7 @@ from pathlib import Path
 from rungs.common import disk
 from rungs.config import run_config
 from rungs.config.run_config import AnyRunConfig
-from rungs.page.shown_run import NOT_DRAWN, ShownRun, differing_keys
-from rungs.page.step_table import StepTable
+from rungs.page.shown_run import NOT_DRAWN, ShownRun, StepTable, differing_keys
 from rungs.run import recorded_run
 from rungs.run.folder import RunFolder
 
