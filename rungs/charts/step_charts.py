@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from rungs.charts import drawing
 from rungs.charts.drawing import BLACK, BLUE, ORANGE, PURPLE, VERMILLION
-from rungs.common.text_table import counted
+from rungs.common.shown_text import counted
 from rungs.config.optimization_config import OptimizationConfig
 from rungs.run import recorded_run
 from rungs.run.recorded_run import FloatArray, RecordedPolicyRun, RecordedSteps

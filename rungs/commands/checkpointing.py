@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import click
 
 from rungs.checkpointing.checkpoint_folder import ListedCheckpoint, list_run
-from rungs.common import shown_text, text_table
+from rungs.common import shown_text
 from rungs.common.errors import EXIT_FAILED, UserError
 from rungs.run.folder import RunFolder, find_run
 
@@ -45,7 +45,7 @@ def _table(checkpoints: Sequence[ListedCheckpoint], verified: bool) -> str:
     rows = [HEADER, *(_row(checkpoint, verified) for checkpoint in checkpoints)]
     if all(checkpoint.pass_at_1 is None for checkpoint in checkpoints):
         rows = [row[:PASS_AT_1] + row[PASS_AT_1 + 1 :] for row in rows]
-    lines = [text_table.align_columns(rows, left=0)]
+    lines = [shown_text.align_columns(rows, left=0)]
     lines += [f"{c.name}: damaged: {', '.join(c.damage)}" for c in checkpoints if c.damage]
     return "\n".join(lines)
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rungs.common.text_table import align_columns
+from rungs.common.shown_text import align_columns
 from rungs.config.run_config import load_any_run
 from rungs.run.folder import find_run
 

@@ -14,10 +14,15 @@ from rungs.common.errors import UserError, errors_at
 from rungs.common.paths import is_there
 from rungs.config.option_values import LADDER_RUNGS, UTILIZATION_PERCENT
 from rungs.config.reinforce_config import ReinforceConfig
-from rungs.config.run_config import AnyRunConfig, ReinforceRunConfig, RunConfig, load_any_run
+from rungs.config.run_config import (
+    AnyRunConfig,
+    ReinforceRunConfig,
+    RunConfig,
+    load_any_run,
+    unused_keys,
+)
 from rungs.config.sharding_config import Mode, ShardingConfig, mode_problem
 from rungs.config.train_config import TrainConfig
-from rungs.config.unused_keys import unused_keys
 from rungs.data.catalog import find_datasets_dir
 from rungs.parallel import gpu_settings
 from rungs.planning.compiled import targets

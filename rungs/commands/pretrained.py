@@ -6,14 +6,12 @@ from pathlib import Path
 
 import click
 
-from rungs.common import atomic_folder, hub, paths
+from rungs.common import atomic_folder, hub, paths, shown_text
 from rungs.common.errors import UserError
-from rungs.common.shown_text import quoted
 from rungs.config.model_config import ModelConfig
 from rungs.config.option_values import LinenFamily
 from rungs.data.catalog import find_datasets_dir
 from rungs.huggingface import exporting, hf_tokenizer, importing, model_card
-from rungs.huggingface.adapter import Adapter
 from rungs.huggingface.transformers_check import DivergenceError, compare, require_transformers
 from rungs.run.folder import RunFolder
 
@@ -99,7 +97,7 @@ def upload(checkpoint: str, name: str, public: bool, datasets_dir: Path | None) 
 
 def export_adapter(checkpoint: str, folder: Path) -> None:
     """Write the LoRA weights of a checkpoint for peft, and print how to load them."""
-    plan = Adapter(checkpoint)
+    plan = exporting.Adapter(checkpoint)
     with atomic_folder.create_folder(folder) as partial:
         plan.write(partial)
     base = repr(plan.base) if plan.base_is_known else "BASE"
@@ -126,5 +124,6 @@ def how_to_fine_tune(target: Path, model: ModelConfig) -> str:
     folder = target / "checkpoints" / "imported"
     return (
         "To fine-tune it: uv run download_dataset.py --text FILE --name NAME --tokenizer"
-        f" {quoted(folder)}\nand write {target / 'train.json'}:\n{json.dumps(example, indent=2)}"
+        f" {shown_text.quoted(folder)}\nand write {target / 'train.json'}:\n"
+        f"{json.dumps(example, indent=2)}"
     )

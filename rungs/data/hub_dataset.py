@@ -7,7 +7,6 @@ from pathlib import Path
 from rungs.common import atomic_folder, disk, hub, paths
 from rungs.common.errors import UserError
 from rungs.data import dataset, tokenizer
-from rungs.data.dataset import DatasetDescription, Source
 
 logger = logging.getLogger("rungs.hub_dataset")
 FILES = [*map(dataset.split_file, dataset.SPLITS), tokenizer.TOKENIZER_FILE]
@@ -48,7 +47,7 @@ def _download_revision(name: str, folder: Path, state: hub.HubRepository) -> Non
         hub.download_dataset(name, state.revision, wanted, partial)
         for file in set(FILES) - set(wanted):
             (partial / file).unlink(missing_ok=True)
-        source = Source(kind="hub", revision=state.revision)
+        source = dataset.Source(kind="hub", revision=state.revision)
         description = dataset.describe(partial, source, _unchanged_splits(known, folder, partial))
         for split, found in description.splits.items():
             file = dataset.split_file(split)
@@ -73,8 +72,8 @@ def _copy_old_files(partial: Path, folder: Path) -> None:
 
 
 def _unchanged_splits(
-    known: DatasetDescription | None, folder: Path, partial: Path
-) -> DatasetDescription | None:
+    known: dataset.DatasetDescription | None, folder: Path, partial: Path
+) -> dataset.DatasetDescription | None:
     """Return the old copy's description, with only the splits whose files did not change."""
     if known is None:
         return None

@@ -10,10 +10,9 @@ from collections.abc import Sequence
 
 from rungs.common.errors import EXIT_BAD_INPUT, RunFailure
 from rungs.common.signals import StopSignal, stopping_signals
-from rungs.monitoring.hooks import Hooks
+from rungs.monitoring.alerts import Hooks
 from rungs.run import records
 from rungs.run.folder import RunFolder
-from rungs.run.records import Event
 
 FIRST_DELAY, LONGEST_DELAY = 10.0, 600.0
 """Seconds before a crashed run is restarted; doubled each time up to the second."""
@@ -75,7 +74,7 @@ def _note_death(run: RunFolder, hooks: Sequence[str], number: int) -> None:
     step, text = -1, f"killed by {signal.Signals(number).name}"
     with contextlib.suppress(OSError):  # no metrics yet
         step = sum(1 for _ in run.metrics.open("rb")) - 1
-    event = Event(time=records.now(), event="failure", step=step, text=text)
+    event = records.Event(time=records.now(), event="failure", step=step, text=text)
     with contextlib.suppress(RunFailure):
         records.append(run, [event])
     teller = Hooks(hooks)

@@ -23,6 +23,4 @@ In `assets/`, the scripts share one scope and run in the order of `document.SCRI
     main.js      puts everything together
 
 The page loads nothing: its content security policy allows its own script and style, by hash, and
-with `--watch` requests to its server.
-
-Imports `common`, `config`, `planning` and `run`."""
+with `--watch` requests to its server."""

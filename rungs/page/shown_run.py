@@ -11,14 +11,12 @@ import numpy as np
 import pydantic_core
 from numpy.typing import NDArray
 
-from rungs.common.growing_file import GrowingFile
-from rungs.common.text_table import counted
+from rungs.common.paths import GrowingFile
+from rungs.common.shown_text import counted
 from rungs.config import run_config
-from rungs.config.run_config import AnyRunConfig
 from rungs.run import records
 from rungs.run.folder import RunFolder
 from rungs.run.recorded_run import FloatArray
-from rungs.run.records import Evaluation, Event, Sample
 
 STEP = "global_step"
 
@@ -137,7 +135,7 @@ class ShownRun:
     name: str
     """Unique among the runs."""
     folder: RunFolder
-    config: AnyRunConfig
+    config: run_config.AnyRunConfig
     steps: StepTable
     flops_per_token: float | None = None
     """FLOPs of training per token, by the usual formula; None if unknown."""
@@ -153,7 +151,7 @@ class ShownRun:
     def as_json(self, rows: int) -> dict[str, Any]:
         """Return the run for the page, with at most this many steps, or means and extremes."""
         lineage = self.config.train.lineage
-        scores = records.latest_scores(records.read(self.folder, Evaluation)).values()
+        scores = records.latest_scores(records.read(self.folder, records.Evaluation)).values()
         return {
             "name": self.name,
             "path": self.folder.path.as_posix(),
@@ -232,7 +230,7 @@ class ShownRun:
 
     def _events(self) -> list[dict[str, Any]]:
         """Return the run's events, from its metrics and from `events.jsonl`, which has times."""
-        found = _with_kills(records.read(self.folder, Event))
+        found = _with_kills(records.read(self.folder, records.Event))
         starts = [one["step"] + 1 for one in found if one["event"] == "start"]
         numbers = self._column(STEP)
         resumed = numbers[self._column("resumed") > 0]
@@ -250,7 +248,7 @@ class ShownRun:
         return ordered
 
 
-def _with_kills(recorded: list[Event]) -> list[dict[str, Any]]:
+def _with_kills(recorded: list[records.Event]) -> list[dict[str, Any]]:
     """Return events without spikes, which the metrics have. A start without an end before it says
     that the previous process was killed."""
     found: list[dict[str, Any]] = []
@@ -272,7 +270,7 @@ def _last(column: FloatArray) -> float | None:
     return float(finite[-1]) if len(finite) else None
 
 
-def _some_samples(found: list[Sample]) -> list[dict[str, Any]]:
+def _some_samples(found: list[records.Sample]) -> list[dict[str, Any]]:
     """Return samples for the page, of evenly spaced checkpoints if there are too many."""
     steps = sorted({one.step for one in found})
     total = sum(len(one.text) for one in found)

@@ -34,11 +34,18 @@ from rungs.planning.flops import (
     model_flops_per_token,
 )
 from rungs.planning.hardware import Hardware
-from rungs.planning.memory import Dtypes, Memory, as_stored, format_bytes, memory_of
-from rungs.planning.oom_advice import Edit, larger_microbatch, remedies
+from rungs.planning.memory import (
+    Dtypes,
+    Edit,
+    Memory,
+    as_stored,
+    format_bytes,
+    larger_microbatch,
+    memory_of,
+    remedies,
+)
 from rungs.run import metrics, records
 from rungs.run.folder import RunFolder
-from rungs.run.records import Length
 from rungs.step.state import AbstractState, shapes_of
 
 _RECENT_STEPS = 100
@@ -64,7 +71,7 @@ class Tokens(NamedTuple):
         config: RunConfig,
         seconds: float,
         throughput: "Throughput",
-        decided: Sequence[Length],
+        decided: Sequence[records.Length],
     ) -> Self:
         """Return the numbers for a run that ends after this many seconds: its own decision or,
         before that, as many as the throughput allows."""

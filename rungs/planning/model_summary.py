@@ -10,8 +10,7 @@ from flax import nnx
 from rungs.config.model_config import ModelConfig
 from rungs.config.optimization_config import LoraConfig
 from rungs.config.sharding_config import Mode, ShardingConfig, mesh_axes
-from rungs.parallel.mesh import dotted
-from rungs.parallel.sharding import MESH_AXES, as_tuple
+from rungs.parallel.sharding import MESH_AXES, as_tuple, dotted
 from rungs.planning.communication import abstract_layout, padded_shape
 from rungs.step.state import abstract_model, build_model
 

@@ -17,10 +17,10 @@ from jax.sharding import Mesh
 
 from rungs.checkpointing import checkpoint_folder, load, manifest, published, weights_file
 from rungs.common.errors import RunFailure, UserError
+from rungs.common.shown_text import counted
 from rungs.common.signals import Interrupted
-from rungs.common.text_table import counted
+from rungs.config.reinforce_config import TaskConfig
 from rungs.config.run_config import REINFORCE_FILE, ReinforceRunConfig
-from rungs.config.task_config import TaskConfig
 from rungs.data import dataset, tokenizer_files
 from rungs.data.tokenizer import Tokenizer
 from rungs.model.gpt import GPT
@@ -28,11 +28,15 @@ from rungs.model.rollouts import RolloutSampler
 from rungs.optim.precision import dtype_of
 from rungs.parallel.processes import check_all_agree, is_first_process, run_on_first
 from rungs.reinforcement.policy_objective import PolicyObjective
-from rungs.reinforcement.policy_update import ARRAY_NAMES, PolicyUpdater, Updated
-from rungs.reinforcement.prompts import Prompt, Prompts
-from rungs.reinforcement.rollout_files import Completion, RolloutFiles, write_samples
-from rungs.reinforcement.sampling import CompletionSource, Seconds, longest_prompt
-from rungs.reinforcement.step_metrics import policy_fields, summarize
+from rungs.reinforcement.policy_update import (
+    ARRAY_NAMES,
+    PolicyUpdater,
+    Updated,
+    policy_fields,
+    summarize,
+)
+from rungs.reinforcement.rollout_files import Completion, Prompt, RolloutFiles, write_samples
+from rungs.reinforcement.sampling import CompletionSource, Prompts, Seconds, longest_prompt
 from rungs.run import metrics
 from rungs.run.folder import RunFolder
 from rungs.run.metrics import PolicyMetrics, Validation

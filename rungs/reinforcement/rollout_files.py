@@ -10,7 +10,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
@@ -19,9 +19,18 @@ from rungs.common import disk
 from rungs.common.errors import UserError
 from rungs.common.paths import is_file
 from rungs.model.rollouts import Rollout
-from rungs.reinforcement.prompts import Prompt
 from rungs.run.folder import RunFolder
+from rungs.tasks.task import Item
 from rungs.tasks.verifiers.verdict import Status, Verdict
+
+
+class Prompt(NamedTuple):
+    """An item of a task with its prompt's token ids."""
+
+    task: int
+    """Index in the config's `tasks`."""
+    item: Item
+    tokens: list[int]
 
 
 @dataclasses.dataclass(frozen=True)

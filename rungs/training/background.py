@@ -10,10 +10,10 @@ from typing import Self
 from rungs.common.helper_process import HelperProcess
 from rungs.common.signals import StopSignal
 from rungs.config.option_values import DATASETS_VARIABLE
+from rungs.evaluation.prompt_samples import SampleProcess
 from rungs.mirror.mirroring import Mirroring, NoMirroring, has_mirror
 from rungs.monitoring.alerts import Alerts
 from rungs.parallel.processes import is_first_process, wait_for_first
-from rungs.prompt_samples.sampler import SampleProcess
 from rungs.run.folder import RunFolder
 from rungs.run.metrics import StepRecord
 from rungs.tracking.feed import TrackingProcesses

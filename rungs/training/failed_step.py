@@ -21,9 +21,8 @@ from pydantic import ValidationError
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.checkpointing.manifest import Checkpoint, read_checkpoint, run_config
 from rungs.checkpointing.saver import Saver
-from rungs.common import atomic_folder, disk, shown_text
+from rungs.common import atomic_folder, disk, shown_text, strict_json
 from rungs.common.errors import RunFailure, UserError, errors_at
-from rungs.common.strict_json import StrictModel, read_text
 from rungs.config.run_config import AnyRunConfig
 from rungs.config.sharding_config import ShardingConfig
 from rungs.parallel import processes
@@ -43,7 +42,7 @@ STEP_FILE, OLD_STEP_FILE = "step.json", "capsule.json"
 BATCH_FILE, CHECKPOINT_FOLDER = "batch.safetensors", "checkpoint"
 
 
-class FailedStepMeta(StrictModel):
+class FailedStepMeta(strict_json.StrictModel):
     """The content of `step.json`."""
 
     global_step: int
@@ -205,7 +204,7 @@ def open_failed_step(run: RunFolder, name: str) -> FailedStep:
     is_old = (folder / OLD_STEP_FILE).is_file()
     path = folder / (OLD_STEP_FILE if is_old else STEP_FILE)
     try:
-        meta = FailedStepMeta.model_validate_json(read_text(path))
+        meta = FailedStepMeta.model_validate_json(strict_json.read_text(path))
     except ValidationError:
         raise UserError(f"{path}: damaged, or of another version of Rungs") from None
     checkpoint = None

@@ -11,14 +11,13 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
-from rungs.common.text_table import counted
+from rungs.common.shown_text import counted
 from rungs.config.optimization_config import OptimizationConfig
 from rungs.config.train_config import TrainConfig
 from rungs.optim.schedule import learning_rate_schedule
 from rungs.parallel.devices import host_device
 from rungs.parallel.processes import broadcast_from_first, is_first_process
 from rungs.run import records
-from rungs.run.records import Length
 from rungs.training.learner import Start
 
 _DECIDED_AT = (0.02, 0.1, 0.25, 0.5, 0.75, 0.9, 0.96)
@@ -119,7 +118,7 @@ class TimedLength(RunLength):
 
     def _set(self, step: int, total: int, pace: float) -> None:
         self.total_steps = total
-        decided = Length(
+        decided = records.Length(
             time=records.now(),
             step=step,
             total_steps=total,

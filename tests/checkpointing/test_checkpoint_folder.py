@@ -29,7 +29,7 @@ from rungs.config.run_config import RunConfig
 from rungs.config.sharding_config import ShardingConfig
 from rungs.model.gpt import GPT
 from rungs.optim.multi_steps import MultiSteps
-from rungs.parallel.mesh import one_device
+from rungs.parallel.sharding import one_device
 from rungs.parallel.target_device import Target, trace_for
 from rungs.step.state import create_model_and_optimizer, host_copies, named_arrays
 from tests.support.configs import mesh_of, model_config, train_config

@@ -20,8 +20,7 @@ from rungs.evaluation import scoring
 from rungs.evaluation.checkpoint_scores import Measured
 from rungs.evaluation.scoring import Continuation, Scorer, read_items, split_tokens
 from rungs.model.gpt import GPT
-from rungs.parallel.mesh import create_mesh
-from rungs.parallel.sharding import Layout
+from rungs.parallel.sharding import Layout, create_mesh
 from rungs.run.folder import RunFolder
 from rungs.run.records import Evaluation
 from rungs.step.state import named_arrays

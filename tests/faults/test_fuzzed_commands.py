@@ -110,7 +110,7 @@ def in_workspace(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "rungs.data.catalog._build_folder",
         "rungs.page.document.write_page",
         "rungs.page.server.PageServer.serve_forever",
-        "rungs.sweeps.grid.run_grid",
+        "rungs.commands.grid.run_grid",
         "rungs.commands.start_command.supervise_run",
         "rungs.commands.evaluate.validation_losses",
         "rungs.planning.forecast.memory_of",
