@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ import click
 from rungs.charts.comparison_charts import draw_comparison
 from rungs.common.errors import EXIT_BAD_INPUT, EXIT_FAILED, RunFailure, UserError
 from rungs.common.paths import is_plain_name, refuse_control_characters
+from rungs.common.run_log import log
 from rungs.common.signals import StopSignal
 from rungs.monitoring.supervisor import run_child
 from rungs.page.document import open_runs, write_page
@@ -23,8 +23,6 @@ from rungs.scaling.learning_rate_sweep import Point, SweepRun, final_loss
 PAGE = "compare.html"
 COMPARISON = "comparison"
 _MOST_RUNS = 1000
-
-log = logging.getLogger("rungs")
 
 
 class Cell(NamedTuple):

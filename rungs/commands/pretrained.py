@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from rungs.common import atomic_folder, hub, paths, shown_text
+from rungs.common import disk, hub, paths, shown_text
 from rungs.common.errors import UserError
 from rungs.config.model_config import ModelConfig
 from rungs.config.option_values import LinenFamily
@@ -72,7 +72,7 @@ def export(checkpoint: str, folder: Path, adapter: bool) -> None:
         return
     plan = exporting.Export(checkpoint)
     click.echo(plan.summary())
-    with atomic_folder.create_folder(folder) as partial:
+    with disk.create_folder(folder) as partial:
         notes = plan.write(partial)
     for note in notes:
         click.echo(note)
@@ -86,7 +86,7 @@ def upload(checkpoint: str, name: str, public: bool, datasets_dir: Path | None) 
     plan = exporting.Export(checkpoint)
     card = model_card.ModelCard(name, plan, find_datasets_dir(datasets_dir))
     click.echo(plan.summary())
-    with atomic_folder.temporary_folder(Path.cwd()) as folder:
+    with disk.temporary_folder(Path.cwd()) as folder:
         notes = plan.write(folder)
         card.write(folder)
         address = hub.upload_model(name, folder, is_private=not public)
@@ -98,7 +98,7 @@ def upload(checkpoint: str, name: str, public: bool, datasets_dir: Path | None) 
 def export_adapter(checkpoint: str, folder: Path) -> None:
     """Write the LoRA weights of a checkpoint for peft, and print how to load them."""
     plan = exporting.Adapter(checkpoint)
-    with atomic_folder.create_folder(folder) as partial:
+    with disk.create_folder(folder) as partial:
         plan.write(partial)
     base = repr(plan.base) if plan.base_is_known else "BASE"
     click.echo(

@@ -5,8 +5,8 @@ shown_text    text without secrets and control characters; tables and durations;
               streams
 command       begins and runs a command: imports, errors, exit code
 paths         checks on paths from users and files; where the checkout is; growing files
-disk          writes that follow no link and survive a power cut; messages for a full disk
-atomic_folder  folders that appear complete or not at all; locks that end with their process
+disk          writes that follow no link and survive a power cut; messages for a full disk;
+              folders that appear complete or not at all; locks that end with their process
 strict_json   JSON parsed strictly, all errors reported at once
 hub           the Hugging Face hub
 run_log       messages on the terminal and in `train.log`

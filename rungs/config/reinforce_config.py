@@ -6,8 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field
 
-from rungs.common import paths, strict_json
-from rungs.common.errors import did_you_mean
+from rungs.common import errors, paths, strict_json
 from rungs.common.strict_json import StrictModel, check
 from rungs.config.base import Bytes, NotNegative, Positive, Size
 from rungs.config.optimization_config import BelowOne, OptimizationConfig, Schedule
@@ -149,7 +148,8 @@ class TaskConfig(StrictModel):
         if self.is_file or self.reasoning_gym_name or self.source in SETTINGS:
             return None
         known = f"use {', '.join(SETTINGS)}, a file *{ITEM_FILE_ENDING} or {REASONING_GYM}NAME"
-        return f'source: "{self.source}" is unknown; {did_you_mean(self.source, SETTINGS, known)}'
+        advice = errors.did_you_mean(self.source, SETTINGS, known)
+        return f'source: "{self.source}" is unknown; {advice}'
 
     @check
     def _settings_fit(self) -> str | None:
@@ -178,7 +178,7 @@ class TaskConfig(StrictModel):
             inside = paths.is_inside(self.verifier)
             return None if inside else f'verifier: "{self.verifier}" is not in the run folder'
         known = f"use {', '.join(VERIFIERS)} or a file *{VERIFIER_FILE_ENDING}"
-        advice = did_you_mean(self.verifier, VERIFIERS, known)
+        advice = errors.did_you_mean(self.verifier, VERIFIERS, known)
         return f'verifier: "{self.verifier}" is unknown; {advice}'
 
     @property

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rungs.common import atomic_folder, paths, shown_text, strict_json
+from rungs.common import disk, paths, shown_text, strict_json
 from rungs.common.errors import UserError, did_you_mean
 from rungs.config.option_values import DATASETS_VARIABLE
 from rungs.data import dataset, hub_dataset, python_stdlib, task_dataset, text_dataset
@@ -52,7 +52,7 @@ def open_dataset(name: str, datasets_dir: Path, *, update: bool = True) -> Datas
     Builds or downloads it first if it is missing. Without `update`, the hub is not asked for a
     newer version. Raises UserError if it does not exist or is damaged."""
     folder = dataset_folder(name, datasets_dir)
-    atomic_folder.recover_folder(folder)
+    disk.recover_folder(folder)
     if "/" in name:
         hub_dataset.download(name, folder, update=update)
     elif not paths.is_there(folder):
@@ -92,7 +92,7 @@ def build_documents_dataset(name: str, request: "Request", datasets_dir: Path) -
     folder = dataset_folder(name, datasets_dir)
     if name in BUILT_IN:
         raise UserError(f"dataset {name!r}: this name is reserved; choose another one")
-    with atomic_folder.lock_folder(folder):
+    with disk.lock_folder(folder):
         if paths.is_there(folder):
             known = dataset.read_description(folder)
             found = known.source.documents if known else None
@@ -102,7 +102,7 @@ def build_documents_dataset(name: str, request: "Request", datasets_dir: Path) -
                     " delete it first"
                 )
             return Dataset(name, folder)
-        with atomic_folder.replace_folder(folder, resume=True) as partial:
+        with disk.replace_folder(folder, resume=True) as partial:
             source = building.build(partial, request)
             dataset.write_description(partial, dataset.describe(partial, source))
             building.remove_leftovers(partial)
@@ -127,10 +127,10 @@ def _build_by_name(name: str, folder: Path) -> None:
 
 def _build_folder(folder: Path, build: Callable[[Path], Source]) -> bool:
     """Build a dataset's folder. Return False if it exists, possibly built by another process."""
-    with atomic_folder.lock_folder(folder):
+    with disk.lock_folder(folder):
         if folder.exists():
             return False
-        with atomic_folder.replace_folder(folder) as partial:
+        with disk.replace_folder(folder) as partial:
             source = build(partial)
             dataset.write_description(partial, dataset.describe(partial, source))
     return True

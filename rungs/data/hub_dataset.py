@@ -4,7 +4,7 @@ import logging
 import shutil
 from pathlib import Path
 
-from rungs.common import atomic_folder, disk, hub, paths
+from rungs.common import disk, hub, paths
 from rungs.common.errors import UserError
 from rungs.data import dataset, tokenizer
 
@@ -23,7 +23,7 @@ def download(name: str, folder: Path, *, update: bool) -> None:
     try:
         state = hub.dataset_repository(name)
         if known is None or known.source.revision != state.revision:
-            with atomic_folder.lock_folder(folder):
+            with disk.lock_folder(folder):
                 _download_revision(name, folder, state)
     except UserError as error:
         if not paths.is_there(folder):
@@ -42,7 +42,7 @@ def _download_revision(name: str, folder: Path, state: hub.HubRepository) -> Non
             f"{name}: not a dataset of Rungs: it has no {FILES[0]} on the hub; if it has text,"
             f" build one: uv run download_dataset.py {owner}/{repository} --tokenizer TOKENIZER"
         )
-    with atomic_folder.replace_folder(folder, resume=True) as partial:
+    with disk.replace_folder(folder, resume=True) as partial:
         _copy_old_files(partial, folder)
         hub.download_dataset(name, state.revision, wanted, partial)
         for file in set(FILES) - set(wanted):

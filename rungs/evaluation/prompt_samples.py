@@ -4,7 +4,6 @@ of checkpoints in FOLDER, and finally an empty line. It appends to `samples.json
 checkpoint when done."""
 
 import contextlib
-import logging
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -12,8 +11,8 @@ from pathlib import Path
 from typing import TextIO
 
 from rungs.checkpointing import checkpoint_folder, load, manifest, optimizer_state, published
-from rungs.common import disk, helper_process, signals, strict_json
-from rungs.common.errors import UserError, errors_at
+from rungs.common import disk, errors, helper_process, signals, strict_json
+from rungs.common.run_log import log
 from rungs.config.optimization_config import OptimizationConfig
 from rungs.config.option_values import DATASETS_VARIABLE
 from rungs.config.run_config import AnyRunConfig
@@ -31,8 +30,6 @@ STAGED = ".sampling"
 """Folder in the run folder with links to the weights, which retention may delete meanwhile."""
 TEMPERATURE = 1.0
 """Temperature of the non-greedy text: the distribution that the model was trained for."""
-
-log = logging.getLogger("rungs")
 
 
 class SamplingRequest(strict_json.StrictModel):
@@ -180,7 +177,7 @@ def check_sample_prompts(config: AnyRunConfig, tokenizer: Path | str) -> None:
     if not prompts:
         return
     place, lines = f"{config.train_file}: sample_prompts", []
-    with errors_at(f"{place}: "):
+    with errors.errors_at(f"{place}: "):
         # a dataset of chats keeps the template beside the tokenizer
         template = ChatTemplate.find(tokenizer.parent) if isinstance(tokenizer, Path) else None
         rows = encode_prompts(prompts, load_tokenizer(tokenizer), template)
@@ -192,7 +189,7 @@ def check_sample_prompts(config: AnyRunConfig, tokenizer: Path | str) -> None:
         elif (largest := max(tokens)) >= size:
             lines.append(f"{shown} has token id {largest}, but the model's vocab_size is {size}")
     if lines:
-        raise UserError.at(place, lines)
+        raise errors.UserError.at(place, lines)
 
 
 def main(folder: Path, lines: TextIO) -> None:

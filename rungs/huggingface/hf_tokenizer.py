@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rungs.checkpointing import load, published, weights_file
-from rungs.common import paths, strict_json
-from rungs.common.errors import UserError
+from rungs.common import errors, paths, strict_json
 from rungs.data import tokenizer_files
 from rungs.data.chats.chat_template import TEMPLATE_FILE, ChatTemplate
 from rungs.data.tokenizer import TOKENIZER_FILE, Tokenizer
@@ -87,7 +86,7 @@ def write_tokenizer(
     notes = []
     try:
         tokenizer = load.load_tokenizer(weights.path)
-    except UserError as error:
+    except errors.UserError as error:
         if original is None:
             return [f"written without a tokenizer: {error}"], _token_ids(None)
         notes = [f"written with the imported tokenizer, since there is no other: {error}"]

@@ -13,7 +13,7 @@ import numpy as np
 from tqdm import tqdm
 
 from rungs.checkpointing import manifest, published, weights_file
-from rungs.common import atomic_folder, hub
+from rungs.common import disk, hub
 from rungs.common.errors import UserError
 from rungs.common.paths import checkout, is_file, is_folder, is_there
 from rungs.common.strict_json import format_name
@@ -288,7 +288,7 @@ def import_model(
     """Create a run folder from a Hugging Face model, and return notes on missing or converted
     parts. `check` gets the complete folder. If anything raises, nothing is left behind. Raises
     UserError if the folder cannot be written."""
-    with atomic_folder.create_folder(target) as folder:
+    with disk.create_folder(target) as folder:
         run = RunFolder(folder)
         notes = _fill(plan, run, target)
         check(run)

@@ -2,7 +2,6 @@
 machine."""
 
 import contextlib
-import logging
 import secrets
 import shutil
 import threading
@@ -13,26 +12,14 @@ from typing import Self
 
 from pydantic import ValidationError
 
-from rungs.checkpointing.checkpoint_folder import (
-    checkpoint_folders,
-    list_checkpoints,
-    order_by_name,
-)
-from rungs.checkpointing.manifest import (
-    META_FILE,
-    Checkpoint,
-    CheckpointError,
-    CheckpointMeta,
-    read_checkpoint,
-)
+from rungs.checkpointing import checkpoint_folder, manifest
 from rungs.checkpointing.retention import superfluous
-from rungs.common import atomic_folder, disk, paths
+from rungs.common import disk, paths
 from rungs.common.errors import RunFailure, UserError, reason
+from rungs.common.run_log import log
 from rungs.mirror import mirror_folder
 from rungs.mirror.mirror_folder import CHECKPOINTS, MirrorFolder, MirrorRecord, check_same_run
 from rungs.run.folder import RunFolder
-
-log = logging.getLogger("rungs")
 
 _FIRST_DELAY, _LONGEST_DELAY = 10.0, 600.0
 """Seconds before a failed copy is retried; doubled each time up to the second."""
@@ -130,7 +117,7 @@ class Copier:
     def __init__(self, run: RunFolder, mirror: MirrorFolder, keep: int) -> None:
         self._run, self.mirror, self._keep = run, mirror, keep
         self._record: MirrorRecord | None = None
-        self._saved: dict[str, Checkpoint] = {}
+        self._saved: dict[str, manifest.Checkpoint] = {}
 
     def copy(self, *, everything: bool) -> None:
         """Copy the checkpoints that the mirror lacks, newest first, each with the other changed
@@ -165,12 +152,12 @@ class Copier:
             ours.write(self._run.path)
         return ours
 
-    def _checkpoints(self) -> list[Checkpoint]:
-        found = list_checkpoints(self._run.checkpoints)
+    def _checkpoints(self) -> list[manifest.Checkpoint]:
+        found = checkpoint_folder.list_checkpoints(self._run.checkpoints)
         self._saved |= {checkpoint.folder.name: checkpoint for checkpoint in found}
         return found
 
-    def _copy(self, record: MirrorRecord, checkpoint: Checkpoint | None) -> bool:
+    def _copy(self, record: MirrorRecord, checkpoint: manifest.Checkpoint | None) -> bool:
         """Upload changed files, and a checkpoint unless deleted; return whether it was there."""
         with self._staging() as staged:
             if checkpoint is not None and not _stage(checkpoint, staged):
@@ -204,10 +191,11 @@ class Copier:
     def _delete_old(self, there: set[str]) -> None:
         """Delete checkpoints from the mirror by the rule for runs, except those in the run."""
         for name in there - self._saved.keys():
-            meta = self.mirror.read(f"{CHECKPOINTS}/{name}/{META_FILE}")
+            meta = self.mirror.read(f"{CHECKPOINTS}/{name}/{manifest.META_FILE}")
             with contextlib.suppress(ValidationError):
-                self._saved[name] = Checkpoint(
-                    self._run.checkpoints / name, CheckpointMeta.model_validate_json(meta or b"")
+                self._saved[name] = manifest.Checkpoint(
+                    self._run.checkpoints / name,
+                    manifest.CheckpointMeta.model_validate_json(meta or b""),
                 )
         saved = [self._saved[name] for name in there & self._saved.keys()]
         for old in superfluous(sorted(saved, key=lambda c: c.order), self._keep):
@@ -228,7 +216,7 @@ class Copier:
                 shutil.rmtree(staged, ignore_errors=True)
 
 
-def _stage(checkpoint: Checkpoint, staged: Path) -> bool:
+def _stage(checkpoint: manifest.Checkpoint, staged: Path) -> bool:
     """Link a checkpoint's files into the folder to upload; return whether it still exists."""
     target = staged / CHECKPOINTS / checkpoint.folder.name
     try:
@@ -240,7 +228,9 @@ def _stage(checkpoint: Checkpoint, staged: Path) -> bool:
     return True
 
 
-def restore_if_empty(run: RunFolder, url: str, check: Callable[[CheckpointMeta], None]) -> None:
+def restore_if_empty(
+    run: RunFolder, url: str, check: Callable[[manifest.CheckpointMeta], None]
+) -> None:
     """Download a run from its mirror if its folder is missing or has no checkpoints; otherwise only
     check that the mirror is of this run. Before anything is written, `check` gets the mirror's
     newest checkpoint and raises UserError if the run folder doesn't fit it. Raises UserError if the
@@ -259,24 +249,24 @@ def restore_if_empty(run: RunFolder, url: str, check: Callable[[CheckpointMeta],
         return
     with _failures(mirror):
         mirror.require_login()
-        names = sorted(mirror.checkpoints(), key=order_by_name, reverse=True)
+        names = sorted(mirror.checkpoints(), key=checkpoint_folder.order_by_name, reverse=True)
         if not names:
             check_same_run(run, mirror)
             return
         for name in names:
             with contextlib.suppress(ValidationError):
-                content = mirror.read(f"{CHECKPOINTS}/{name}/{META_FILE}")
-                check(CheckpointMeta.model_validate_json(content or b""))
+                content = mirror.read(f"{CHECKPOINTS}/{name}/{manifest.META_FILE}")
+                check(manifest.CheckpointMeta.model_validate_json(content or b""))
                 break
     run.path.mkdir(parents=True, exist_ok=True)
     run.refuse_links()
-    with atomic_folder.lock_folder(run.checkpoints), _failures(mirror):
+    with disk.lock_folder(run.checkpoints), _failures(mirror):
         if _is_empty(run):  # another process of the run may have been faster
             _Restoring(run, mirror).restore(names)
 
 
 def _is_empty(run: RunFolder) -> bool:
-    return not checkpoint_folders(run.checkpoints)
+    return not checkpoint_folder.checkpoint_folders(run.checkpoints)
 
 
 def _refuse_place(run: RunFolder, mirror: MirrorFolder) -> None:
@@ -388,8 +378,8 @@ def _damage(checkpoint: Path) -> str:
     """Return the names of a checkpoint's damaged files, an empty string if there are none. Raises
     UserError if it is of another version or cannot be read."""
     try:
-        return ", ".join(read_checkpoint(checkpoint).damage())
-    except CheckpointError as error:
+        return ", ".join(manifest.read_checkpoint(checkpoint).damage())
+    except manifest.CheckpointError as error:
         if error.state != "damaged":
             raise
-        return META_FILE
+        return manifest.META_FILE

@@ -4,7 +4,6 @@ from a run folder."""
 
 import contextlib
 import json
-import logging
 import math
 import queue
 import shlex
@@ -20,12 +19,11 @@ from typing import Any
 
 from rungs.common import helper_process, shown_text
 from rungs.common.errors import RunFailure, UserError, errors_at, reason
+from rungs.common.run_log import log
 from rungs.run import records
 from rungs.run.folder import RunFolder
 from rungs.run.metrics import StepRecord
 from rungs.run.records import Event, EventKind
-
-log = logging.getLogger("rungs")
 
 STALL_SECONDS, STALL_FACTOR = 600.0, 10.0
 """A run has stalled after this time, and this multiple of its longest step, without a step."""

@@ -1,7 +1,6 @@
 """`--supervise`: training in a child process that is restarted after a crash."""
 
 import contextlib
-import logging
 import signal
 import subprocess
 import sys
@@ -9,6 +8,7 @@ import time
 from collections.abc import Sequence
 
 from rungs.common.errors import EXIT_BAD_INPUT, RunFailure
+from rungs.common.run_log import log
 from rungs.common.signals import StopSignal, stopping_signals
 from rungs.monitoring.alerts import Hooks
 from rungs.run import records
@@ -21,8 +21,6 @@ _FINAL = frozenset({0, EXIT_BAD_INPUT, *(128 + number for number in stopping_sig
 _ONLY_FIRST = {"--fresh": 0, "--from": 1}
 """Options that only the first start gets, with their number of values."""
 _OWN = {"--supervise": 0, "--max-restarts": 1}
-
-log = logging.getLogger("rungs")
 
 
 def supervise(

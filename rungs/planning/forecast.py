@@ -1,7 +1,6 @@
 """Forecast of a run on devices that may be absent: memory, FLOPs, tokens, disk and time, computed
 from its two config files."""
 
-import logging
 import math
 import statistics
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from rungs.checkpointing.load import starting_dtypes
 from rungs.checkpointing.retention import most_needed
 from rungs.common import disk, paths
 from rungs.common.errors import UserError, errors_at
+from rungs.common.run_log import log
 from rungs.config.optimization_config import OptimizationConfig
 from rungs.config.run_config import MODEL_FILE, TRAIN_FILE, RunConfig
 from rungs.config.sharding_config import ShardingConfig
@@ -359,9 +359,6 @@ def _least_update_seconds(untimed: Forecast) -> float:
     gradients = 0 if untimed.config.train.lora else memory.weights
     moved = 2 * (memory.weights + memory.moments) + gradients
     return moved / bandwidth if bandwidth else 0.0
-
-
-log = logging.getLogger("rungs")
 
 
 def disk_space(

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import itertools
 import json
-import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -17,6 +16,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from rungs.common.errors import RunFailure
+from rungs.common.run_log import log
 from rungs.config.base import AUTO
 from rungs.config.model_config import ModelConfig
 from rungs.config.optimization_config import Remat
@@ -39,7 +39,6 @@ OUT_OF_MEMORY_SIGNS = ("RESOURCE_EXHAUSTED", "Out of memory")
 USABLE_SHARE = 0.9
 """Share of a device's memory that an edit may use; the rest is for what is not counted."""
 MAX_EDITS = 3
-log = logging.getLogger("rungs")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,10 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from rungs.common import atomic_folder, paths, strict_json
-from rungs.common.errors import UserError
-from rungs.config import run_config
-from rungs.config.reinforce_config import ReinforceConfig
+from rungs.common import disk, errors, paths, strict_json
+from rungs.config import reinforce_config, run_config
 from rungs.run.folder import find_run, new_run_path
 
 
@@ -36,7 +34,7 @@ class NewRun:
         if paths.is_there(folder) and any(
             strict_json.read_text(folder / name) != text for name, text in texts.items()
         ):
-            raise UserError(
+            raise errors.UserError(
                 f"{folder}: already exists with other keys than this copy of {origin} would have;"
                 " choose another name or use it as it is"
             )
@@ -46,7 +44,7 @@ class NewRun:
         """Write the folder atomically. An existing folder is left unchanged. Raises UserError if it
         cannot be written."""
         if not paths.is_there(self.folder):
-            with atomic_folder.create_folder(self.folder) as new:
+            with disk.create_folder(self.folder) as new:
                 for name, text in self.texts.items():
                     (new / name).write_text(text, encoding="utf-8")
                 for name, content in self.task_files.items():
@@ -90,7 +88,7 @@ def parse_settings(settings: Sequence[str]) -> dict[str, Any]:
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not equals:
-            raise UserError(f"--set {setting}: must have the form key=value")
+            raise errors.UserError(f"--set {setting}: must have the form key=value")
         try:
             changes[key] = json.loads(value)
         except (ValueError, RecursionError):
@@ -101,7 +99,7 @@ def parse_settings(settings: Sequence[str]) -> dict[str, Any]:
 def _task_files(origin: Path) -> dict[str, bytes]:
     """Return the contents of the files that tasks name in a run folder, by relative path."""
     train = run_config.load_any_run(origin).train
-    tasks = train.tasks if isinstance(train, ReinforceConfig) else ()
+    tasks = train.tasks if isinstance(train, reinforce_config.ReinforceConfig) else ()
     names = {name for task in tasks for name in task.files if paths.is_inside(name)}
     return {name: (origin / name).read_bytes() for name in names if paths.is_file(origin / name)}
 

@@ -12,7 +12,7 @@ from typing import Self
 
 from filelock import SoftFileLock, Timeout
 
-from rungs.common import atomic_folder, disk, paths
+from rungs.common import disk, paths
 from rungs.common.errors import RunFailure, UserError, did_you_mean
 from rungs.config.run_config import MODEL_FILE, TRAIN_FILE
 
@@ -94,7 +94,7 @@ class RunFolder:
         self.refuse_links()
         is_new = not self.lock_file.exists()
         try:
-            lock = atomic_folder.file_lock(self.lock_file)
+            lock = disk.file_lock(self.lock_file)
             lock.acquire(blocking=False)
         except Timeout as held:
             who = read_note(self.holder) or "another process"

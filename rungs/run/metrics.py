@@ -4,7 +4,6 @@ training, `PolicyMetrics` in reinforcement learning."""
 import contextlib
 import dataclasses
 import json
-import logging
 import math
 import os
 from collections.abc import Callable, Iterator
@@ -17,12 +16,11 @@ from typing_extensions import TypeVar
 
 from rungs.common import disk, paths
 from rungs.common.errors import RunFailure
+from rungs.common.run_log import log
 
 METRICS_FILE = "metrics.jsonl"
 
 Spike = Literal["seen", "skipped"]
-
-log = logging.getLogger("rungs")
 
 
 Count = Annotated[int, Field(ge=0, le=2**62)]

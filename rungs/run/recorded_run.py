@@ -11,9 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rungs.common.shown_text import align_columns, format_duration
-from rungs.config import run_config
-from rungs.config.optimization_config import OptimizationConfig
-from rungs.config.reinforce_config import ReinforceConfig
+from rungs.config import optimization_config, reinforce_config, run_config
 from rungs.config.train_config import TrainConfig
 from rungs.run import metrics
 
@@ -29,7 +27,7 @@ _SHARED_COLUMNS = (
     *("global_step", "tokens_seen", "learning_rate", "gradient_norm", "clipped"),
     *("dropped_microbatches", "step_seconds", "tokens_per_second", "resumed"),
 )
-C = TypeVar("C", bound=OptimizationConfig, covariant=True)
+C = TypeVar("C", bound=optimization_config.OptimizationConfig, covariant=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +105,7 @@ def _pick_notable(
 
 
 @dataclasses.dataclass(frozen=True)
-class RecordedPolicyRun(RecordedSteps[ReinforceConfig]):
+class RecordedPolicyRun(RecordedSteps[reinforce_config.ReinforceConfig]):
     """A reinforcement learning run."""
 
     COLUMNS = (

@@ -3,7 +3,6 @@ TRACKER IDENTITY`. Each input line announces new data, and an empty one the end 
 training was killed, it sends what is there and leaves the run open."""
 
 import contextlib
-import logging
 import os
 import queue
 import shutil
@@ -18,8 +17,9 @@ import pydantic_core
 from pydantic import Field
 
 from rungs.common import disk, errors, paths, signals, strict_json
-from rungs.common.atomic_folder import file_lock
+from rungs.common.disk import file_lock
 from rungs.common.helper_process import ENDED, KILLED, HelperProcess, receive
+from rungs.common.run_log import log
 from rungs.config import run_config
 from rungs.run import records
 from rungs.run.folder import RunFolder
@@ -33,8 +33,6 @@ _SECONDS_AT_END = 60.0
 """How long the end of a run waits for a tracker."""
 _SECONDS_AFTER_SIGNAL = 10.0
 _NOT_SENT = frozenset({"global_step", "resumed"})
-
-log = logging.getLogger("rungs")
 
 
 class TrackingProcesses:

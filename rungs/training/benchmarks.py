@@ -1,11 +1,11 @@
 """Benchmark scores of a run's checkpoints, measured while it trains (`evaluate_every`)."""
 
-import logging
 from pathlib import Path
 
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.checkpointing.manifest import Checkpoint
 from rungs.common.errors import UserError, errors_at, reason
+from rungs.common.run_log import log
 from rungs.common.shown_text import quoted
 from rungs.common.signals import Interrupted
 from rungs.config.run_config import TRAIN_FILE
@@ -21,8 +21,6 @@ from rungs.training.trainer import AfterStep
 
 _BATCH_SIZE = 16
 """Texts per batch, as the default of evaluate.py."""
-
-log = logging.getLogger("rungs")
 
 
 class Benchmarks:

@@ -9,12 +9,11 @@ from typing import Generic, Self
 from tqdm import tqdm
 
 from rungs.common import run_log
+from rungs.common.run_log import log
 from rungs.common.shown_text import format_duration
 from rungs.parallel.processes import is_first_process
 from rungs.run.metrics import R, StepRecord
 from rungs.training.run_length import RunLength
-
-log = logging.getLogger("rungs")
 
 
 class Progress(Generic[R]):

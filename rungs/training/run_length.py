@@ -4,13 +4,13 @@ The speed of the first steps tells how many fit; the number is corrected at most
 `_DECIDED_AT`. `length.jsonl` records each number, with the first step whose learning rate follows
 it; a resumed run takes these and corrects nothing."""
 
-import logging
 import time
 from collections.abc import Callable
 
 import jax
 import numpy as np
 
+from rungs.common.run_log import log
 from rungs.common.shown_text import counted
 from rungs.config.optimization_config import OptimizationConfig
 from rungs.config.train_config import TrainConfig
@@ -28,8 +28,6 @@ _RATES = 1024
 """Steps whose learning rates are computed together."""
 _CORRECTED = 0.005
 """Smallest correction, as a share of the time."""
-
-log = logging.getLogger("rungs")
 
 
 class RunLength:

@@ -1,6 +1,5 @@
 """Log messages about a run as it starts and ends."""
 
-import logging
 import math
 
 import jax
@@ -8,6 +7,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from rungs.common import shown_text
+from rungs.common.run_log import log
 from rungs.config.model_config import ModelConfig
 from rungs.config.optimization_config import OptimizationConfig
 from rungs.config.run_config import AnyRunConfig, RunConfig, unused_keys
@@ -28,8 +28,6 @@ from rungs.run.metrics import R
 from rungs.step.state import shapes_of
 from rungs.training.learner import Start
 from rungs.training.trainer import Trainer
-
-log = logging.getLogger("rungs")
 
 _MUCH_PADDING = 0.5
 """Share of padding above which packing is suggested."""

@@ -116,7 +116,7 @@ def in_workspace(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "rungs.planning.forecast.memory_of",
         "rungs.model.generation.Generator",
         "rungs.parallel.processes.join",
-        "rungs.common.atomic_folder.create_folder",
+        "rungs.common.disk.create_folder",
     ):
         monkeypatch.setattr(name, work)
     monkeypatch.setattr("rungs.training.start.launch", train)

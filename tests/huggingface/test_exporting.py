@@ -14,7 +14,7 @@ from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.checkpointing.published import all_stop_tokens, published_folder
 from rungs.checkpointing.saver import Saver
 from rungs.checkpointing.weights_file import Weights, WeightsHeader, write_weights
-from rungs.common.atomic_folder import create_folder
+from rungs.common.disk import create_folder
 from rungs.common.errors import UserError
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig
