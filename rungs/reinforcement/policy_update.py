@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 
 from rungs.config.reinforce_config import ReinforceConfig
 from rungs.config.run_config import ReinforceRunConfig
+from rungs.data.sequences import IGNORED
 from rungs.model.gpt import GPT
 from rungs.optim.multi_steps import MultiSteps
 from rungs.parallel.sharding import place_batch, process_local_rows
@@ -33,10 +34,6 @@ from rungs.step.train_step import Step, StepResult, make_step
 
 ARRAY_NAMES = "inputs_ABS", "targets_ABS", *(f"{name}_ABS" for name in PolicyTokens._fields)
 """Names of the arrays of an update, in the step's order."""
-
-
-IGNORED = -1
-"""Target that does not count."""
 
 
 class PolicyBatch(NamedTuple):

@@ -112,8 +112,8 @@ def test_a_hook_that_fails_costs_a_warning(
 def test_a_hook_that_kills_its_process_group_does_not_end_training() -> None:
     """`trap "kill 0" EXIT`, with which a script ends what it started."""
     program = (
-        "from rungs.monitoring import hooks\n"
-        "told = hooks.Hooks([\"sh -c 'kill -9 0'\"])\ntold.tell({})\ntold.finish()"
+        "from rungs.monitoring import alerts\n"
+        "told = alerts.Hooks([\"sh -c 'kill -9 0'\"])\ntold.tell({})\ntold.finish()"
     )
     command = [sys.executable, "-c", program]
     ended = subprocess.run(command, capture_output=True, start_new_session=True, check=False)
@@ -230,8 +230,8 @@ def test_a_webhook_that_answers_slowly_has_a_deadline(
 
 def test_a_hook_that_hangs_does_not_keep_the_process() -> None:
     program = (
-        "from rungs.monitoring import hooks\nhooks._SECONDS_AT_END = 0.1\n"
-        "told = hooks.Hooks(['sleep 30'])\ntold.tell({})\ntold.finish()"
+        "from rungs.monitoring import alerts\nalerts._SECONDS_AT_END = 0.1\n"
+        "told = alerts.Hooks(['sleep 30'])\ntold.tell({})\ntold.finish()"
     )
     started = time.monotonic()
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
