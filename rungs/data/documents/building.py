@@ -15,8 +15,7 @@ from typing import ClassVar, NamedTuple, TypeVar
 
 from pydantic import Field
 
-from rungs.common import disk, hub, run_log, strict_json
-from rungs.common.errors import UserError
+from rungs.common import disk, errors, hub, run_log, strict_json
 from rungs.data.batch_encoder import BatchEncoder
 from rungs.data.bpe import train_bpe
 from rungs.data.dataset import SPLITS, TRAIN, DocumentFile, Documents, Source, Split, split_file
@@ -98,7 +97,7 @@ class Progress(strict_json.StrictModel):
         path = folder / cls.FILE
         try:
             found = strict_json.parse(strict_json.read_text(path), path, cls)
-        except UserError:
+        except errors.UserError:
             return cls(request=request)
         return found if found.request == request else cls(request=request)
 
@@ -145,7 +144,7 @@ def _check_space(folder: Path, request: Request) -> None:
     waiting = sum(sorted(file.bytes for file in request.files)[-1 - FILES_AHEAD :])
     needed, free = texts / _BYTES_PER_TOKEN * size + waiting, disk.free_bytes(folder)
     if needed > free:
-        raise UserError(
+        raise errors.UserError(
             f"{request.repository}: about {needed / 1e9:,.1f} GB needed, {free / 1e9:,.1f} GB free"
             f" at {folder.parent}; free some, or take a part with --max-bytes or --files"
         )
@@ -276,7 +275,7 @@ class _Builder:
             if writer.tokens:
                 continue
             if split == TRAIN or wants_validation or split in expected:
-                raise UserError(NO_TEXT.format(split))
+                raise errors.UserError(NO_TEXT.format(split))
             (self._folder / split_file(split)).unlink()
         progress, request = self._progress, self._request
         found = Documents(
