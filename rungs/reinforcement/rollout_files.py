@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from rungs.common import disk
 from rungs.common.errors import UserError
-from rungs.common.paths import is_file
+from rungs.common.paths import is_file, read_bytes
 from rungs.model.rollouts import Rollout
 from rungs.run.folder import RunFolder
 from rungs.tasks.task import Item
@@ -137,7 +137,7 @@ class RolloutFiles:
 def read(path: Path) -> list[Completion]:
     """Return the completions in a file. Raises UserError if it is missing or damaged."""
     try:
-        lines = path.read_bytes().splitlines()
+        lines = read_bytes(path).splitlines()
         return [_COMPLETION.validate_json(line) for line in lines]
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
