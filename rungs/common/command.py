@@ -117,7 +117,7 @@ def run_command(command: click.Command, *, may_be_empty: bool = False) -> None:
     except click.Abort:
         sys.exit(errors.EXIT_INTERRUPTED)
     except Exception as error:
-        if (reported := errors.environment_error(error) or errors.file_error(error)) is None:
+        if (reported := errors.environment_error(error) or errors.system_error(error)) is None:
             raise
         _end_with(reported)
 

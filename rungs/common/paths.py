@@ -9,7 +9,7 @@ import unicodedata
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, AnyStr, BinaryIO
 
 from rungs.common.errors import UserError, readable_line
 
@@ -21,6 +21,9 @@ NO_FILE = (
 _NAME_BYTES = 200
 """Longest name in bytes. File systems allow 255, but Rungs adds prefixes and suffixes."""
 _LINES_AT_ONCE = 10_000
+MOST_BYTES = 1 << 30
+"""Of a file that is read at once; one of weights, tokens or texts never is."""
+MOST_LINE = 1 << 26
 
 
 def checkout() -> Path | None:
@@ -52,6 +55,20 @@ def require_regular(path: Path) -> None:
         raise OSError(errno.EINVAL, "not a valid file name", str(path)) from None
     if not stat.S_ISREG(mode):
         raise OSError(errno.EINVAL, "not a regular file", str(path))
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return the content of a regular file. Raises UserError if it is larger than `MOST_BYTES`,
+    OSError if it can't be read."""
+    require_regular(path)
+    if (size := path.stat().st_size) > MOST_BYTES:
+        raise UserError(f"{path}: {size:,} bytes are too many for a file of its kind")
+    return path.read_bytes()
+
+
+def lines_of(file: IO[AnyStr]) -> Iterator[AnyStr]:
+    """Yield the lines of an open file; a longer one than `MOST_LINE` in parts."""
+    return iter(lambda: file.readline(MOST_LINE), file.read(0))
 
 
 def open_to_read(path: Path) -> BinaryIO:

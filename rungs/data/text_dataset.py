@@ -217,7 +217,12 @@ def json_lines(section: TextSection) -> Iterator[tuple[int, bytes]]:
     offset = section.start
     with section.path.open("rb") as file:
         file.seek(offset)
-        while offset < section.end and (line := file.readline()):
+        while offset < section.end and (line := file.readline(paths.MOST_LINE)):
+            if len(line) == paths.MOST_LINE:
+                raise UserError(
+                    f"{section.path}: a line has {len(line):,} bytes or more; one value is to be in"
+                    " each line"
+                )
             if line.strip():
                 yield offset, line
             offset += len(line)

@@ -228,8 +228,7 @@ def _is_hub_id(place: Path | str) -> bool:
 
 def _from_tokenizer_json(path: Path, find: FindFile) -> Tokenizer:
     try:
-        paths.require_regular(path)
-        text = path.read_text(encoding="utf-8")
+        text = paths.read_bytes(path).decode()
     except FileNotFoundError:
         raise UserError(f"{path}: no such tokenizer file") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -277,7 +276,7 @@ def read_tokenizer_files(path: Path) -> dict[str, bytes]:
     """Return a `tokenizer.json` and the files that a copy needs beside it, by name."""
     is_alone = not any(map(finder(path), END_FILES))
     beside = {} if is_alone else _files_beside(load_tokenizer(path))
-    return {TOKENIZER_FILE: path.read_bytes()} | beside
+    return {TOKENIZER_FILE: paths.read_bytes(path)} | beside
 
 
 def _files_beside(tokenizer: Tokenizer) -> dict[str, bytes]:
@@ -291,8 +290,8 @@ def _files_beside(tokenizer: Tokenizer) -> dict[str, bytes]:
 def _from_sentencepiece(path: Path, find: FindFile) -> Tokenizer:
     config = TokenizerConfig.read(find)
     try:
-        paths.require_regular(path)
-        model = sentencepiece_model.SentencePieceModel.from_bytes(path.read_bytes())
+        content = paths.read_bytes(path)
+        model = sentencepiece_model.SentencePieceModel.from_bytes(content)
         if config.add_prefix_space is not None:
             model = model._replace(adds_dummy_prefix=config.add_prefix_space)
         raw = model.to_tokenizer(prefix_after_special_tokens=bool(config.legacy))

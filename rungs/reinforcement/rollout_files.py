@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from rungs.common import disk, errors
-from rungs.common.paths import is_file
+from rungs.common.paths import is_file, read_bytes
 from rungs.model.rollouts import Rollout
 from rungs.run.folder import RunFolder
 from rungs.tasks.task import Item
@@ -136,7 +136,7 @@ class RolloutFiles:
 def read(path: Path) -> list[Completion]:
     """Return the completions in a file. Raises UserError if it is missing or damaged."""
     try:
-        lines = path.read_bytes().splitlines()
+        lines = read_bytes(path).splitlines()
         return [_COMPLETION.validate_json(line) for line in lines]
     except FileNotFoundError:
         raise errors.UserError(f"{path}: no such file") from None

@@ -188,7 +188,7 @@ def stream(path: Path, kind: type[R]) -> Iterator[R]:
         return
     validator = TypeAdapter(kind).validator
     with paths.open_to_read(path) as lines:
-        for line in lines:
+        for line in paths.lines_of(lines):
             try:
                 step = validator.validate_json(line)
             except ValueError:

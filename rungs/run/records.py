@@ -133,7 +133,7 @@ def read(run: RunFolder, kind: type[R]) -> list[R]:
     """Return a run's records of a kind, in order. Damaged lines are skipped."""
     path = run.path / kind.FILE
     found = []
-    for line in path.read_bytes().splitlines() if paths.is_file(path) else ():
+    for line in paths.read_bytes(path).splitlines() if paths.is_file(path) else ():
         with contextlib.suppress(ValidationError):
             found.append(kind.model_validate_json(line))
     return found

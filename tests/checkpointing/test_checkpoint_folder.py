@@ -1,6 +1,7 @@
 """A run's checkpoints: saved, linked, deleted, restored, loaded; damage is detected."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -71,18 +72,27 @@ def save(
     return folder
 
 
-@pytest.fixture(params=[CONFIG, SHARDED], ids=["one file", "shards"])
+@pytest.fixture(scope="module", params=[CONFIG, SHARDED], ids=["one file", "shards"])
 def config(request: pytest.FixtureRequest) -> RunConfig:
     found: RunConfig = request.param
     return found
 
 
-@pytest.fixture
-def folder(tmp_path: Path, state: tuple[GPT, MultiSteps], config: RunConfig) -> Path:
+@pytest.fixture(scope="module")
+def saved(
+    tmp_path_factory: pytest.TempPathFactory, state: tuple[GPT, MultiSteps], config: RunConfig
+) -> Path:
     """The checkpoints that are left of five: the newest two and the best."""
     losses = [3.0, 1.0, 2.0, 2.0]
     metas = [meta(step, loss) for step, loss in enumerate(losses)]
-    return save(tmp_path / "checkpoints", state, *metas, meta(4), config=config)
+    folder = tmp_path_factory.mktemp("saved") / "checkpoints"
+    return save(folder, state, *metas, meta(4), config=config)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, saved: Path) -> Path:
+    """A copy of `saved` that a test may change."""
+    return Path(shutil.copytree(saved, tmp_path / "checkpoints", symlinks=True))
 
 
 def test_the_newest_and_the_best_checkpoint_are_kept(folder: Path) -> None:
