@@ -1,13 +1,12 @@
 """Download datasets from the Hugging Face hub, and update the local copy."""
 
-import logging
 import shutil
 from pathlib import Path
 
 from rungs.common import disk, errors, hub, paths
+from rungs.common.run_log import log
 from rungs.data import dataset, tokenizer
 
-logger = logging.getLogger("rungs.hub_dataset")
 FILES = [*map(dataset.split_file, dataset.SPLITS), tokenizer.TOKENIZER_FILE]
 """The only files downloaded from a repository; none can contain code."""
 
@@ -27,7 +26,7 @@ def download(name: str, folder: Path, *, update: bool) -> None:
     except errors.UserError as error:
         if not paths.is_there(folder):
             raise
-        logger.warning("%s: using the copy in %s, which may be outdated: %s", name, folder, error)
+        log.warning("%s: using the copy in %s, which may be outdated: %s", name, folder, error)
 
 
 def _download_revision(name: str, folder: Path, state: hub.HubRepository) -> None:

@@ -5,7 +5,6 @@ it and continues with the next row, so the bytes are the same however often it w
 import hashlib
 import itertools
 import json
-import logging
 import shutil
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +15,7 @@ from typing import ClassVar, NamedTuple, TypeVar
 from pydantic import Field
 
 from rungs.common import disk, errors, hub, run_log, strict_json
+from rungs.common.run_log import log
 from rungs.data.batch_encoder import BatchEncoder
 from rungs.data.bpe import train_bpe
 from rungs.data.dataset import SPLITS, TRAIN, DocumentFile, Documents, Source, Split, split_file
@@ -25,8 +25,6 @@ from rungs.data.text_dataset import NO_TEXT, log_texts, stable_hash, token_dtype
 from rungs.data.token_file import TokenWriter
 from rungs.data.tokenizer import Tokenizer
 from rungs.data.tokenizer_files import load_tokenizer, save_tokenizer
-
-logger = logging.getLogger("rungs.dataset")
 
 DOWNLOADS = ".downloads"
 """Folder of downloaded files that are not read yet."""
@@ -122,7 +120,7 @@ def build(folder: Path, request: Request) -> Source:
 
     progress = Progress.of(folder, request.checksum)
     if progress.text_bytes:
-        logger.info("going on after %s bytes of text", f"{progress.text_bytes:,}")
+        log.info("going on after %s bytes of text", f"{progress.text_bytes:,}")
     files = fetch_ahead(request.files[len(progress.finished) :], fetch, keep=is_local)
     first = next(files, None)
     tokenizer = _tokenizer(folder, request, progress, first)
