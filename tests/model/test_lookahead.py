@@ -205,7 +205,7 @@ def chi_square(model: GPT, sampling: Sampling, count: int) -> float:
 @pytest.mark.parametrize(
     ("count", "sampling"),
     [
-        pytest.param(2, PLAIN, id="2-plain"),
+        pytest.param(2, PLAIN, id="2-plain", marks=pytest.mark.long),
         pytest.param(3, PLAIN, id="3-plain", marks=pytest.mark.long),
         pytest.param(2, COOL, id="2-cool", marks=pytest.mark.long),
         pytest.param(3, COOL, id="3-cool"),
