@@ -11,4 +11,5 @@
                   keys that have no effect
     reference     generates the JSON schemas and docs/configuration.md
 
-Defaults are defined here and nowhere else. Imports only `common`."""
+Defaults are defined here and nowhere else. A key's docstring is its description everywhere: in
+errors, schemas and docs/configuration.md; after a change run `uv run config.py`."""

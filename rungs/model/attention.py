@@ -193,9 +193,9 @@ def plain_attention(
         query: query_BSNH, or query_SNH without a batch.
         key: key_BTKH, or without B; each key head serves N ÷ K consecutive query heads.
         value: value_BTKH, or without B.
-    mask: true where a query may attend to a key, broadcast to BNST.
-    dropout: applied to the attention weights, with one random key per element of their leading
-        axes.
+        mask: true where a query may attend to a key, broadcast to BNST.
+        dropout: applied to the attention weights, with one random key per element of their leading
+            axes.
         scale: None for 1 ÷ √H.
         soft_cap: bound on the absolute value of scores; None for no bound."""
     *_, heads, width = query.shape

@@ -109,15 +109,15 @@ class GPT(nnx.Module):
     ) -> Forward:
         """Return logits, routing and, on request, hidden states.
 
-            Args:
-        tokens_BS: token ids below `vocab_size`; S at most `context_length`. Others raise
-        ValueError;
-            within jit, ids are not checked.
-        dropout: applied after the embedding and inside the blocks. compute: dtype,
-        rematerialization etc. keep_hidden_states: whether to return them, which takes memory.
-        starts_BS: for separate documents, the position in the sequence where each token's document
-            starts: tokens attend to their own document only, and positions count from its start.
-            None if each sequence is one document."""
+        Args:
+            tokens_BS: token ids below `vocab_size`; S at most `context_length`. Others raise
+                ValueError; within jit, ids are not checked.
+            dropout: applied after the embedding and inside the blocks.
+            compute: dtype, rematerialization etc.
+            keep_hidden_states: whether to return them, which takes memory.
+            starts_BS: for separate documents, the position in the sequence where each token's
+                document starts: tokens attend to their own document only, and positions count from
+                its start. None if each sequence is one document."""
         x_BSD = self._embed_sequences(tokens_BS, dropout, compute, starts_BS)
         return self.forward_embedded(
             x_BSD, dropout, compute, keep_hidden_states, starts_BS, tokens_BS

@@ -54,13 +54,13 @@ class MultiSteps(nnx.Optimizer):
     ) -> Update:
         """Update the model in place with the gradient `gradient_sum / weight`.
 
-            Args:
-                model: the model given at construction.
-        gradient_sum: sum of the finite microbatches' gradients, like the trained parameters;
-            undefined if no microbatch is finite.
-        weight: total weight of the finite microbatches; their number if all targets count.
-                skipped: whether to leave model and moments unchanged.
-                learning_rate: replaces the schedule's."""
+        Args:
+            model: the model given at construction.
+            gradient_sum: sum of the finite microbatches' gradients, like the trained parameters;
+                undefined if no microbatch is finite.
+            weight: total weight of the finite microbatches; their number if all targets count.
+            skipped: whether to leave model and moments unchanged.
+            learning_rate: replaces the schedule's."""
         weight_or_1 = jnp.where(weight > 0, weight, 1)
         norm = jnp.where(weight > 0, optax.tree_utils.tree_norm(gradient_sum), 0) / weight_or_1
         limit = jnp.inf if self.clipping_max_norm is None else self.clipping_max_norm

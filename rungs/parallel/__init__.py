@@ -17,4 +17,5 @@ To add a sharding mode, add its name to `Mode` and its mesh to `mesh_axes`, `Sha
 and `mode_problem`, all in `config/sharding_config.py`, and its row to `MESH_AXES` in `sharding.py`;
 `planning/memory.py` and `planning/communication.py` use these. Pipeline parallelism, which doesn't
 exist yet, would start at `run_blocks` in `rungs/model/blocks.py`, whose scan over stacked layers
-the stages would split, and at the loop over microbatches in `rungs/step/gradients.py`."""
+the stages would split, and at the loop over microbatches in `rungs/step/gradients.py`; the stacked
+axis of layers has no name in `axes` yet, by which `Layout.spec` splits arrays."""
