@@ -60,6 +60,8 @@ class CheckpointMeta(StrictModel):
     """The loss that picks the best checkpoint: the validation loss, or the training loss if the
     run has no validation; in reinforcement learning 1 − pass@1. None, and so never the best, if
     that loss was not finite or a signal saved this checkpoint outside the interval."""
+    stopped_after: Count | None = None
+    """If stop_after ended the run here: the number of validations without a better loss."""
     model: dict[str, Any]
     train: dict[str, Any]
     datasets: dict[str, dict[str, str]]
@@ -105,10 +107,12 @@ class CheckpointMeta(StrictModel):
         return self.own_checksum == self._digest()
 
     def _digest(self) -> str:
-        content = self.model_dump(mode="json", exclude={"own_checksum"})
-        if self.environment is None:  # as before it was recorded
-            del content["environment"]
-        return _checksum(content)
+        return _checksum(self.as_json(exclude={"own_checksum"}))
+
+    def as_json(self, exclude: Collection[str] = ()) -> dict[str, Any]:
+        """Return the content, without keys that are absent unless set."""
+        unset = {key for key in ("environment", "stopped_after") if getattr(self, key) is None}
+        return self.model_dump(mode="json", exclude=unset | set(exclude))
 
 
 def run_config(model: dict[str, Any], train: dict[str, Any]) -> AnyRunConfig:
@@ -251,7 +255,7 @@ def write_manifest(folder: Path, meta: CheckpointMeta, needed: Collection[str] =
     checksums = {path.relative_to(folder).as_posix(): file_checksum(path) or "" for path in files}
     content = meta.model_copy(update={"checksums": checksums}).with_own_checksum()
     meta_path = folder / META_FILE
-    meta_path.write_text(json.dumps(content.model_dump(mode="json"), indent=2) + "\n")
+    meta_path.write_text(json.dumps(content.as_json(), indent=2) + "\n")
     for path in [*files, meta_path, *(p for p in folder.rglob("*") if p.is_dir()), folder]:
         disk.sync_to_disk(path)
 

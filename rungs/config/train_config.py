@@ -28,6 +28,7 @@ class TrainConfig(OptimizationConfig):
         "validation_interval",
         "validation_minutes",
         "checkpoint_minutes",
+        "stop_after",
         "validation_datasets",
         "start_val_token",
         "evaluate_every",
@@ -63,6 +64,10 @@ class TrainConfig(OptimizationConfig):
     checkpoint_interval. The last step always has one."""
     validation_minutes: Positive | None = None
     """Also validate when the last validation is this long ago. null: only steps count."""
+    stop_after: Size | None = None
+    """End the run after this many validations in a row without a validation loss below the lowest
+    so far: of those at validation_interval, on the same data. Needs a validation split. null: the
+    run ends after its last step."""
     checkpoint_minutes: Positive | None = None
     """Also save a checkpoint when the last one is this long ago. It can't become the best one.
     null: only checkpoint_interval counts."""

@@ -16,9 +16,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rungs.checkpointing.manifest import Checkpoint
-from rungs.common.errors import RunFailure, errors_at
+from rungs.common.errors import RunFailure, UserError, errors_at
 from rungs.common.text_table import counted
-from rungs.config.run_config import RunConfig
+from rungs.config.run_config import TRAIN_FILE, RunConfig
 from rungs.config.train_config import TrainConfig
 from rungs.data import catalog, tokenizer_files
 from rungs.data.dataset import Dataset
@@ -131,6 +131,8 @@ def _open(start: Start, datasets_dir: Path, make_objective: MakeObjective) -> Ne
     with errors_at(f"{start.run.path}/"):
         data = TrainingData(config, datasets)
         validation = ValidationSets.of(config, datasets, others)
+        if train.stop_after and validation.own is None:
+            raise UserError(f"{TRAIN_FILE}: stop_after: needs a dataset with a validation split")
     return NextTokenInputs(
         config=config,
         data=data,

@@ -143,6 +143,14 @@ def log_end(start: Start, trainer: Trainer[R], last: R | None) -> None:
 
 def log_finished(start: Start, edit: str) -> None:
     """Log that nothing is left to train, and the edit that makes the run longer."""
+    if start.stopped_after:
+        log.info(
+            "%s is finished: stop_after ended it after %s steps, as the last %s had no lower"
+            " validation loss; to train longer, set more stop_after in train.json, or null",
+            *(start.run.path, f"{start.first_step:,}"),
+            text_table.counted(start.stopped_after, "validation"),
+        )
+        return
     log.info(
         "%s is finished: %s steps; to train longer, %s and add --extend",
         *(start.run.path, f"{start.first_step:,}", edit),

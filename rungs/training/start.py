@@ -44,7 +44,7 @@ from rungs.training.failed_step import FailedStepRecorder, FailedSteps
 from rungs.training.learner import NEVER, Inputs, Kind, Start
 from rungs.training.resume import checkpoint_to_resume, move_aside, refuse_changes
 from rungs.training.run_length import RunLength, run_length
-from rungs.training.trainer import Trainer
+from rungs.training.trainer import EarlyStop, Trainer
 
 EXIT_STOPPED_ELSEWHERE = 128 + signal.SIGTERM
 """Exit code if another process of the run received the signal to stop."""
@@ -84,7 +84,7 @@ def launch(
         # 4. A finished run has nothing left to train.
         length = run_length(start, inputs.total_steps, time.monotonic() if began is None else began)
         beside = Background(start, inputs.datasets_dir)
-        if start.first_step >= length.total_steps:
+        if start.first_step >= length.total_steps or start.stopped_after:
             return _finish(start, inputs, beside)
         # 5. The devices: as in the config, else as the checkpoint recorded, else all.
         mesh = create_mesh(start)
@@ -105,6 +105,7 @@ def launch(
                 last = trainer.train(beside.stop)
                 taken = last.global_step + 1 if last else start.first_step
                 beside.is_complete = taken == length.total_steps
+                beside.early_end = trainer.early_stop.reason
                 processes.run_on_first(lambda: run_report.log_end(start, trainer, last))
             return 0 if beside.is_complete else beside.stop.exit_code or EXIT_STOPPED_ELSEWHERE
 
@@ -156,6 +157,7 @@ def make_trainer(
         metrics=written,
         saver=saver,
         failed_steps=FailedSteps(recorder, learner, saver, steps, limit),
+        early_stop=EarlyStop(config.train, steps),
     )
     last = steps[-1] if steps else None
     if start.saved and last and last.global_step == start.saved.step:  # else its line was lost
