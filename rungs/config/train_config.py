@@ -87,6 +87,9 @@ class TrainConfig(OptimizationConfig):
     folder."""
     epochs: Size = 1
     """Number of passes over the training tokens."""
+    max_steps: Size | None = None
+    """Steps of the run at most, and of its learning-rate schedule; the order of the data stays that
+    of all steps. null: all steps of the data."""
     max_minutes: Positive | None = None
     """Minutes that a run may take, with its compilation, validations and checkpoints: its first
     steps tell how many fit, at most those of its data. `length.jsonl` has the number, from which
@@ -183,8 +186,10 @@ class TrainConfig(OptimizationConfig):
         return batches * self.sequences_per_step
 
     def total_steps(self, steps_per_epoch: int) -> int:
-        """Return the steps of all epochs. With batch_growth an epoch may end inside a step."""
-        return self.steps_of(self.sequences_before(steps_per_epoch) * self.epochs)
+        """Return the steps of all epochs, at most max_steps. With batch_growth an epoch may end
+        inside a step."""
+        steps = self.steps_of(self.sequences_before(steps_per_epoch) * self.epochs)
+        return min(steps, self.max_steps or steps)
 
     @property
     def uses_float8(self) -> bool:

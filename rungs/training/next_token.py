@@ -126,7 +126,8 @@ def _open(start: Start, datasets_dir: Path, make_objective: MakeObjective) -> Ne
     processes.check_all_agree("configs and datasets", f"{config} {provenance.datasets}")
     if saved is not None:
         provenance.check_same_tokens(saved.meta.datasets)
-    model_tokenizer = start.weights.tokenizer if start.weights and not saved else None
+    is_new = saved is None or start.is_branching
+    model_tokenizer = start.weights.tokenizer if start.weights and is_new else None
     check_same_tokenizer(datasets | others, train.tokenizer, model_tokenizer)
     with errors_at(f"{start.run.path}/"):
         data = TrainingData(config, datasets)

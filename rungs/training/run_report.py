@@ -40,7 +40,8 @@ def log_start(start: Start, mesh: Mesh, steps: int, step_size: str, notes: str) 
     """Log where a run begins, its maximum length and its devices. `step_size` describes a step;
     `notes` follow the dtype."""
     if start.saved is not None:
-        begins = f"resumes after step {start.saved.step:,}, {start.saved.folder.name}"
+        begins = "branches from" if start.is_branching else "resumes after"
+        begins += f" step {start.saved.step:,}, {start.saved.folder.name}"
     else:
         begins = f"starts from {start.weights.path}" if start.weights else "starts"
     train = start.config.train

@@ -20,7 +20,7 @@ from rungs.checkpointing.load import find_starting_weights, place_starting_weigh
 from rungs.checkpointing.saver import Saver
 from rungs.common import disk, paths, run_log
 from rungs.common.errors import UserError, errors_at
-from rungs.common.text_table import format_duration
+from rungs.common.text_table import counted, format_duration
 from rungs.config.base import AUTO
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import MODEL_FILE, AnyRunConfig, load_any_run
@@ -83,6 +83,12 @@ def launch(
             check_sample_prompts(config, inputs.tokenizer_place)
         # 4. A finished run has nothing left to train.
         length = run_length(start, inputs.total_steps, time.monotonic() if began is None else began)
+        if start.is_branching and start.first_step >= inputs.total_steps:
+            raise UserError(
+                f"{run.path / config.train_file}: it has {counted(inputs.total_steps, 'step')}, so"
+                f" none is left after step {config.train.branch_step:,}; set more max_steps,"
+                " min_train_tokens or epochs"
+            )
         beside = Background(start, inputs.datasets_dir)
         if start.first_step >= length.total_steps or start.stopped_after:
             return _finish(start, inputs, beside)
@@ -157,7 +163,9 @@ def make_trainer(
         metrics=written,
         saver=saver,
         failed_steps=FailedSteps(recorder, learner, saver, steps, limit),
-        early_stop=EarlyStop(config.train, steps),
+        early_stop=EarlyStop(
+            config.train, [s for s in steps if s.global_step > config.train.branch_step]
+        ),
     )
     last = steps[-1] if steps else None
     if start.saved and last and last.global_step == start.saved.step:  # else its line was lost
@@ -205,6 +213,12 @@ def start_of(
 ) -> Start:
     """Return a start that resumes from a checkpoint, or begins with the weights of `start_from` or
     random ones. Raises UserError if these are missing, or the config has forbidden changes."""
+    if saved is None and config.train.branch_step >= 0:
+        raise UserError(
+            f"{run.path}: begins with a checkpoint of step {config.train.branch_step}, and can't"
+            " start without one; go back to one with --from, or create another run with --like"
+            " and --from-step"
+        )
     if saved is None:
         return Start(run, config, options, None, find_starting_weights(run, config))
     config = config._replace(train=with_recorded_dtype(config.train, saved.meta))

@@ -83,6 +83,7 @@ def shorten_training(
         "batch_growth": {_GROWS_AT: 2} if train.batch_growth else {},
         "epochs": epochs,
         "min_train_tokens": -1,
+        "max_steps": None,
         "keep_checkpoints": 2,
         "validation_tokens": _VALIDATION_BATCHES * train.microbatch_size * length,
         "lineage": None,
