@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from rungs.charts import drawing
-from rungs.charts.drawing import BLACK, BLUE, ORANGE, SKY_BLUE, VERMILLION
+from rungs.charts.drawing import BLACK, BLUE, GREEN, ORANGE, SKY_BLUE, VERMILLION
 from rungs.charts.policy_charts import POLICY_CHARTS
 from rungs.charts.step_charts import STEP_CHARTS, AnySteps, Lines, resumes
 from rungs.config.run_config import REINFORCE_FILE, config_files
@@ -53,6 +53,10 @@ def loss_chart(run: RecordedRun) -> Figure:
     if validation[0].size:
         look: dict[str, Any] = {"marker": "s", "linestyle": "--", "linewidth": 1.5}
         lines["validation"] = drawing.line(axes, *validation, color=VERMILLION, **look)
+    averaged = recorded_run.finite_points(steps, run.column("ema_validation_loss"))
+    if averaged[0].size:
+        look = {"marker": "o", "markersize": 4, "linewidth": 1.5}
+        lines["validation, averaged weights"] = drawing.line(axes, *averaged, color=GREEN, **look)
     lines |= _losses_of_datasets(axes, run)
     lines |= _spikes(axes, run)
     drawing.log_axis(axes)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from rungs.checkpointing.manifest import (
     CHECKSUMS_FILE,
+    EMA_FOLDER,
     META_FILE,
     Checkpoint,
     CheckpointError,
@@ -265,6 +266,18 @@ def find_valid_weights(path: Path | str) -> Path:
     weights = find_weights(path)
     refuse_damaged(weights)
     return weights
+
+
+def find_averaged_weights(path: Path | str) -> Path:
+    """Like `find_weights`, but return the averaged weights that were saved beside those."""
+    weights = find_weights(path)
+    averaged = file_or_index(weights.parent / EMA_FOLDER / WEIGHTS_FILE)
+    if not is_file(averaged):
+        raise UserError(
+            f"--weights ema: {weights.parent} has no averaged weights, which are saved with"
+            " ema_decay in train.json; leave it out"
+        )
+    return averaged
 
 
 def find_weights(path: Path | str) -> Path:

@@ -6,6 +6,7 @@ it is not a checkpoint.
   tokenizer.json      if the dataset has one
   published/          files that an imported model was published with besides its weights
   optimizer/          optimizer state, written by Orbax
+  ema/                with ema_decay: averaged weights, with the same files beside them
   meta.json           step, losses, configs, dataset checksums, versions, checksums of all files"""
 
 import dataclasses
@@ -19,7 +20,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationError
 
-from rungs.checkpointing import optimizer_state
+from rungs.checkpointing import optimizer_state, weights_file
 from rungs.checkpointing.optimizer_state import OPTIMIZER_FOLDER
 from rungs.checkpointing.weights_file import WEIGHTS_FILE, Weights
 from rungs.common import disk, paths
@@ -33,7 +34,7 @@ from rungs.data.provenance import describe_validation
 from rungs.data.tokenizer import TOKENIZER_FILE
 
 META_FILE = "meta.json"
-PUBLISHED_FOLDER = "published"
+PUBLISHED_FOLDER, EMA_FOLDER = "published", "ema"
 PACKAGES = ("jax", "flax", "optax", "orbax-checkpoint", "grain", "safetensors", "numpy")
 
 
@@ -145,6 +146,12 @@ class Checkpoint:
         """The weights file, with only its header read."""
         return Weights(self.folder / WEIGHTS_FILE)
 
+    @property
+    def averaged_weights(self) -> Weights | None:
+        """Likewise the averaged weights; None if it was saved without."""
+        file = weights_file.file_or_index(self.folder / EMA_FOLDER / WEIGHTS_FILE)
+        return Weights(file) if paths.is_file(file) else None
+
     def damage(self, of: Callable[[str], bool] = lambda _: True) -> list[str]:
         """Return the names of files that are missing or changed, or were added and would be read,
         and why the optimizer state cannot be opened. `of` selects files by name."""
@@ -171,7 +178,7 @@ def _would_be_read(name: str) -> bool:
     first, _, rest = name.partition("/")
     if first == OPTIMIZER_FOLDER:
         return not Path(rest).name.startswith(".")
-    if first == PUBLISHED_FOLDER:
+    if first in (PUBLISHED_FOLDER, EMA_FOLDER):
         return True
     return name == TOKENIZER_FILE or name.startswith(Path(WEIGHTS_FILE).stem)
 
@@ -283,7 +290,7 @@ def file_checksum(path: Path) -> str | None:
 
 def write_checksums(folder: Path) -> None:
     """Write the checksums of a folder's files into its `SHA256SUMS`."""
-    names = sorted(path.name for path in folder.iterdir())
+    names = sorted(path.name for path in folder.iterdir() if path.is_file())
     lines = [f"{file_checksum(folder / name)}  {name}\n" for name in names]
     (folder / CHECKSUMS_FILE).write_text("".join(lines), encoding="utf-8")
 

@@ -279,6 +279,11 @@ class OptimizationConfig(Config):
         raise NotImplementedError
 
     @property
+    def averaging_decay(self) -> float | None:
+        """Decay of the average of the weights; None for no average."""
+        return None
+
+    @property
     def uses_float8(self) -> bool:
         """Whether matmuls of the blocks are in FP8."""
         return False

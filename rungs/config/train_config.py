@@ -107,6 +107,11 @@ class TrainConfig(OptimizationConfig):
     sequence of its own, padded. separate: a token attends to its own document only, its position is
     that in the document, and a sequence holds several pairs or chats. A document of text starts
     with the token that begins its texts, else with the end-of-text token before it."""
+    ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Average the trained weights, in addition: the mean over all updates so far, those of k
+    updates ago with the weight ema_decay^k. The average is validated beside the weights themselves,
+    which decide what is best, and saved in each checkpoint as ema/. It takes the memory of another
+    moment. null: off."""
     drop_rate: BelowOne = 0.0
     """Dropout rate after the embedding, on attention weights and on each sub-layer's output."""
 
@@ -190,6 +195,10 @@ class TrainConfig(OptimizationConfig):
         inside a step."""
         steps = self.steps_of(self.sequences_before(steps_per_epoch) * self.epochs)
         return min(steps, self.max_steps or steps)
+
+    @property
+    def averaging_decay(self) -> float | None:
+        return self.ema_decay
 
     @property
     def uses_float8(self) -> bool:

@@ -81,6 +81,8 @@ class StepMetrics(StepRecord):
 
     validation_loss: float | None = None
     """Mean cross-entropy on the validation tokens, for steps with a validation."""
+    ema_validation_loss: float | None = None
+    """With `ema_decay`: that of the averaged weights."""
     bits_per_byte: float | None = None
     """Validation loss in bits per byte of text, comparable between tokenizers; None if the dataset
     has no tokenizer."""

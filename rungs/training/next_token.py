@@ -26,6 +26,7 @@ from rungs.data.loader import Batch, TrainingData, ValidationSets
 from rungs.data.provenance import Provenance, check_same_tokenizer
 from rungs.data.tokenizer import Tokenizer
 from rungs.parallel import processes, sharding
+from rungs.parallel.sharding import Layout
 from rungs.planning import forecast, oom_advice
 from rungs.run import metrics
 from rungs.run.folder import RunFolder
@@ -33,10 +34,12 @@ from rungs.run.metrics import Spike, StepMetrics
 from rungs.step.eval_step import (
     ValidationLosses,
     make_evaluation_step,
+    validation_loss,
     validation_losses,
 )
 from rungs.step.next_token import NextToken
 from rungs.step.objective import Objective
+from rungs.step.state import averaged_model
 from rungs.step.train_step import Step, StepResult, make_step
 from rungs.training import resume, run_report
 from rungs.training.benchmarks import Benchmarks
@@ -246,10 +249,20 @@ class NextTokenLearner:
         return dataclasses.replace(
             metrics,
             validation_loss=losses.mean,
+            ema_validation_loss=self._averages_loss(stops),
             bits_per_byte=self._bits_per_byte(losses.mean),
             validation_losses=losses.by_dataset or None,
             validation_data=None if losses.mean is None else self._validation_data,
         )
+
+    def _averages_loss(self, stops: Stops) -> float | None:
+        own, layout = self._inputs.validation.own, Layout.of(self._train.sharding, self._mesh)
+        if self.optimizer.ema is None or own is None:
+            return None
+        averaged = averaged_model(self.model, self.optimizer, layout)
+        parts = averaged, self._evaluation_step, own, self._mesh
+        loss = validation_loss(*parts, stops.anywhere).mean
+        return loss if math.isfinite(loss) else None
 
     def _bits_per_byte(self, loss: float | None) -> float | None:
         return None if loss is None or self._bits_per_nat is None else loss * self._bits_per_nat
@@ -318,6 +331,7 @@ class NextTokenLearner:
         seconds = sum(step.step_seconds for step in steps)
         best = metrics.best_step(steps, self._train.checkpoint_interval)
         losses = {"train loss": last.train_loss, "validation loss": last.validation_loss}
+        losses["validation loss of the average"] = last.ema_validation_loss
         return (
             f"{last.tokens_seen:,} tokens in {seconds:,.1f} s,"
             f" {last.tokens_seen / seconds:,.0f} tokens/s;"

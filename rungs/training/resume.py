@@ -245,6 +245,8 @@ def _keys_of_branches(before: AnyRunConfig, now: AnyRunConfig) -> set[str]:
     """Return the keys of training that a branch can't change: those that its optimizer's state or
     the position in the data depend on."""
     keys = {"optimizer", "normuon_beta2", "lora", "matmul_dtype", "sequence_length"}
+    if before.train.averaging_decay and not now.train.averaging_decay:
+        keys.add("ema_decay")
     if "float16" in (before.train.compute_dtype, now.train.compute_dtype):
         keys.add("compute_dtype")
     step = now.train.branch_step + 1

@@ -269,6 +269,8 @@ def read_arrays(checkpoint: Checkpoint) -> tuple[Arrays, Arrays]:
     """Return parameters and optimizer state of a checkpoint exactly as on disk."""
     weights = checkpoint.weights
     parameters = {name: weights.array(name) for name in weights.names()}
+    if averaged := checkpoint.averaged_weights:
+        parameters |= {f"ema.{name}": averaged.array(name) for name in averaged.names()}
     return parameters, optimizer_state.load_to_host(checkpoint.folder)
 
 
