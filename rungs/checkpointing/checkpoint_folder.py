@@ -37,6 +37,8 @@ from rungs.run.folder import RUNS, RunFolder, known_runs
 CHECKPOINT_GLOB = "[0-9]*-step-*"
 IMPORTED = "imported"
 """Name of the folder that `pretrained.py import` fills."""
+AVERAGE = "average-"
+"""Prefix of the folders that `checkpointing.py --average` fills."""
 UNFINISHED = "."
 """Prefix of checkpoints that are being written or deleted, and of links that are being made."""
 BEST, LATEST = "best", "latest"
@@ -219,7 +221,8 @@ def list_run(run: RunFolder, *, verify: bool) -> list[ListedCheckpoint]:
         return [name for name, target in targets.items() if target == path.name]
 
     refuse_unsearchable(run.checkpoints)
-    listed = [_imported(run.imported, verify)] if is_folder(run.imported) else []
+    models = run.imported, *sorted(folder.glob(f"{AVERAGE}[0-9]*"))
+    listed = [_without_training(path, verify) for path in models if is_folder(path)]
     listed += [_listed(path, links(path), verify) for path in checkpoint_folders(folder)]
     # a running training may have deleted some
     return [checkpoint for checkpoint in listed if (folder / checkpoint.name).is_dir()]
@@ -248,7 +251,7 @@ def _listed(folder: Path, links: list[str], verify: bool) -> ListedCheckpoint:
     )
 
 
-def _imported(folder: Path, verify: bool) -> ListedCheckpoint:
+def _without_training(folder: Path, verify: bool) -> ListedCheckpoint:
     if not is_file(folder / CHECKSUMS_FILE):  # an earlier version imported it
         return _without_manifest(folder, [], [])
     missing = [name for name in read_checksums(folder) if not is_file(folder / name)]

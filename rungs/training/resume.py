@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 from rungs.checkpointing.checkpoint_folder import (
+    AVERAGE,
     BEST,
     CHECKPOINT_GLOB,
     LATEST,
@@ -165,7 +166,7 @@ def _move(path: Path, target: Path) -> None:
 def _is_saved_by_runs(path: Path) -> bool:
     """Whether training saved this in `checkpoints`, which may link to a folder with other files."""
     is_checkpoint = fnmatch.fnmatch(path.name.removeprefix(UNFINISHED), CHECKPOINT_GLOB)
-    return is_checkpoint or path.name in (BEST, LATEST)
+    return is_checkpoint or path.name in (BEST, LATEST) or path.name.startswith(AVERAGE)
 
 
 def _create_aside(run: RunFolder, records: list[Path]) -> Path:
