@@ -25,6 +25,7 @@ Tokenize:
 Make batches:
     loader      the batch of a step, validation batches; checks that config and datasets fit
     sequences   text, pairs and chats as sequences; mixtures of datasets
+    phases      mixtures whose weights change
     provenance  what a checkpoint records about its data
 
 Imports `common`, `config` and `tasks`."""

@@ -219,6 +219,7 @@ class NextTokenLearner:
         before, seen = map(self._start.config.tokens_before, (step, step + 1))
         read = StepMetrics(
             **record_fields(self._start, step, result, seen, seen - before, seconds),
+            dataset_tokens=self._inputs.data.dataset_tokens(step + 1) or None,
             load_balancing_loss=float(routing.balance_loss) if routing else None,
             expert_tokens=routing.counts_E.tolist() if routing else None,
             spike=self._spike(step, result.trained_loss, bool(result.skipped)),

@@ -278,6 +278,8 @@ def _extendable_keys(before: OptimizationConfig, now: OptimizationConfig) -> set
         return {"steps"} if now.steps > before.steps else set()
     assert isinstance(before, TrainConfig)
     assert isinstance(now, TrainConfig)
+    if now.phases:  # their ends would move
+        return set()
     longer = {"epochs"} if now.epochs > before.epochs else set()
     if before.max_minutes and now.max_minutes and now.max_minutes > before.max_minutes:
         longer.add("max_minutes")
@@ -296,6 +298,8 @@ def _hint(
         return "add --extend to train longer, or change it back"
     if isinstance(before, ReinforceConfig) and key == "steps":
         return f"change it back; to train longer, set more than {before.steps} and add --extend"
+    if isinstance(now, TrainConfig) and now.phases:
+        return "change it back"
     if key in ("max_minutes", "max_steps"):
         unit = key.removeprefix("max_")
         return f"change it back; to train longer, set more {unit} and add --extend"

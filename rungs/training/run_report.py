@@ -152,8 +152,12 @@ def log_finished(start: Start, edit: str) -> None:
             text_table.counted(start.stopped_after, "validation"),
         )
         return
+    if getattr(start.config.train, "phases", ()):
+        edit = "branch it with --like and --from-step, as its phases follow from its length"
+    else:
+        edit += " and add --extend"
     log.info(
-        "%s is finished: %s steps; to train longer, %s and add --extend",
+        "%s is finished: %s steps; to train longer, %s",
         *(start.run.path, f"{start.first_step:,}", edit),
     )
 
