@@ -33,17 +33,22 @@ def figures(setting: Setting) -> Iterator[Figure]:
             begin = time.perf_counter()
             committed_run.train(run)
             yield Figure(f"runs/{task}-rl, all of it", [time.perf_counter() - begin], "s")
-            yield _right_by_minute(task, run)
+            yield _at_the_end(task, run)
 
 
-def _right_by_minute(task: str, run: Path) -> Figure:
+def _at_the_end(task: str, run: Path) -> Figure:
     """Return the share of right answers at the end; its note has each validation's."""
-    seconds, found = 0.0, []
-    for step in metrics.stream(run / "metrics.jsonl", PolicyMetrics):
-        if step.start_validation:
-            found.append((0.0, step.start_validation.pass_at_1))
-        seconds += step.step_seconds
-        if step.validation:
-            found.append((seconds / 60, step.validation.pass_at_1))
+    found = list(right_by_minute(run))
     note = ", ".join(f"{minutes:.1f} min {100 * right:.0f}%" for minutes, right in found)
     return Figure(f"{task}: right answers", [100 * found[-1][1]], "%", note)
+
+
+def right_by_minute(run: Path) -> Iterator[tuple[float, float]]:
+    """Yield minutes of steps and the share of right answers at each validation of a run."""
+    seconds = 0.0
+    for step in metrics.stream(run / "metrics.jsonl", PolicyMetrics):
+        if step.start_validation:
+            yield 0.0, step.start_validation.pass_at_1
+        seconds += step.step_seconds
+        if step.validation:
+            yield seconds / 60, step.validation.pass_at_1

@@ -9,7 +9,7 @@ from rungs.checkpointing.checkpoint_folder import AVERAGE, list_checkpoints
 from rungs.checkpointing.manifest import EMA_FOLDER, Checkpoint, write_checksums
 from rungs.checkpointing.optimizer_state import OPTIMIZER_FOLDER
 from rungs.checkpointing.weights_file import WEIGHTS_FILE
-from rungs.common import atomic_folder
+from rungs.common import disk
 from rungs.common.errors import UserError
 from rungs.run.folder import RunFolder
 
@@ -28,7 +28,7 @@ def average_checkpoints(run: RunFolder, count: int) -> tuple[Path, list[int]]:
         if damage := checkpoint.damage(_is_of_model):
             raise UserError(f"{checkpoint.folder}: damaged ({', '.join(damage)})")
     folder = run.checkpoints / f"{AVERAGE}{count}"
-    with atomic_folder.lock_folder(folder), atomic_folder.replace_folder(folder) as new:
+    with disk.lock_folder(folder), disk.replace_folder(folder) as new:
         _write(new, last)
     return folder, [checkpoint.step for checkpoint in last]
 

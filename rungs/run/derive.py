@@ -9,11 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from rungs.common import atomic_folder, disk, strict_json
-from rungs.common.errors import UserError
-from rungs.common.paths import is_file, is_inside, is_there
-from rungs.config import run_config
-from rungs.config.reinforce_config import ReinforceConfig
+from rungs.common import disk, errors, paths, strict_json
+from rungs.config import reinforce_config, run_config
 from rungs.run.folder import RunFolder, find_run, new_run_path
 
 
@@ -44,15 +41,15 @@ class NewRun:
         exists with other contents."""
         texts = _changed_files(origin, folder, changes, branch)
         run_config.check_texts(folder, texts)
-        if is_there(folder) and any(
+        if paths.is_there(folder) and any(
             strict_json.read_text(folder / name) != text for name, text in texts.items()
         ):
-            raise UserError(
+            raise errors.UserError(
                 f"{folder}: already exists with other keys than this copy of {origin} would have;"
                 " choose another name or use it as it is"
             )
         new = cls(folder, texts, _task_files(origin))
-        if branch is None or is_there(folder):
+        if branch is None or paths.is_there(folder):
             return new
         checkpoint, lines = branch.find()
         return dataclasses.replace(new, checkpoint=checkpoint, metrics=lines)
@@ -60,8 +57,8 @@ class NewRun:
     def make(self) -> Path:
         """Write the folder atomically. An existing folder is left unchanged. Raises UserError if it
         cannot be written."""
-        if not is_there(self.folder):
-            with atomic_folder.create_folder(self.folder) as new:
+        if not paths.is_there(self.folder):
+            with disk.create_folder(self.folder) as new:
                 for name, text in self.texts.items():
                     (new / name).write_text(text, encoding="utf-8")
                 for name, content in self.task_files.items():
@@ -75,7 +72,7 @@ class NewRun:
 
     def remove(self) -> None:
         """Remove the folder again, unless more than `make` wrote is in it by now."""
-        if not is_there(self.folder):
+        if not paths.is_there(self.folder):
             return
         run, names = RunFolder(self.folder), {*self.texts, *self.task_files}
         files = {path for path in run.path.rglob("*") if path.is_file()}
@@ -111,7 +108,7 @@ def create_like(
     target, origin = new_run_path(name), find_run(like)
     point = branch(origin) if branch else None
     new = NewRun.of(target, origin, parse_settings(settings), point)
-    is_new = not is_there(target)
+    is_new = not paths.is_there(target)
     try:
         yield new.make()
     except Exception:
@@ -129,7 +126,7 @@ def parse_settings(settings: Sequence[str]) -> dict[str, Any]:
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not equals:
-            raise UserError(f"--set {setting}: must have the form key=value")
+            raise errors.UserError(f"--set {setting}: must have the form key=value")
         try:
             changes[key] = json.loads(value)
         except (ValueError, RecursionError):
@@ -140,9 +137,9 @@ def parse_settings(settings: Sequence[str]) -> dict[str, Any]:
 def _task_files(origin: Path) -> dict[str, bytes]:
     """Return the contents of the files that tasks name in a run folder, by relative path."""
     train = run_config.load_any_run(origin).train
-    tasks = train.tasks if isinstance(train, ReinforceConfig) else ()
-    names = {name for task in tasks for name in task.files if is_inside(name)}
-    return {name: (origin / name).read_bytes() for name in names if is_file(origin / name)}
+    tasks = train.tasks if isinstance(train, reinforce_config.ReinforceConfig) else ()
+    names = {name for task in tasks for name in task.files if paths.is_inside(name)}
+    return {name: (origin / name).read_bytes() for name in names if paths.is_file(origin / name)}
 
 
 def _changed_files(

@@ -12,8 +12,8 @@ from jax.sharding import Mesh
 from rungs.checkpointing.checkpoint_folder import utc_now
 from rungs.checkpointing.manifest import CheckpointMeta, installed_versions
 from rungs.checkpointing.saver import Saver
+from rungs.common.shown_text import counted
 from rungs.common.signals import Interrupted, StopSignal
-from rungs.common.text_table import counted
 from rungs.config.optimization_config import OptimizationConfig
 from rungs.config.train_config import TrainConfig
 from rungs.parallel import devices, jax_setup
