@@ -18,7 +18,7 @@ Mixture = Annotated[dict[str, Positive], Field(min_length=1)]
 class Phase(StrictModel):
     """A part of training in which datasets are mixed with the same weights."""
 
-    until: Annotated[float, Field(gt=0, le=1)]
+    until: Annotated[float, Field(ge=1e-6, le=1)]
     """Share of the run's tokens after which it ends, rounded down to full steps. The shares rise,
     and the last one is 1."""
     weights: Mixture

@@ -54,9 +54,10 @@ def longest(parts: dict[str, Sequences], train: TrainConfig) -> int:
     total = train.sequences_before(train.steps_of(total))
     while total > 0:
         counts = PhasedSequences(parts, train, total).counts_before(total)
-        if all(counts[name] <= len(part) for name, part in parts.items()):
+        fitting = min(len(part) / max(counts[name], 1) for name, part in parts.items())
+        if fitting >= 1:
             break
-        total = train.sequences_before(train.steps_of(total - 1))
+        total = train.sequences_before(train.steps_of(int(total * fitting)))
     return total
 
 

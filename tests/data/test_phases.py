@@ -89,6 +89,11 @@ def test_a_run_is_as_long_as_its_first_dataset_lasts_in_each_epoch(
     longer = once.total_steps + 1
     share = longer * per_step * (0.75 + 0.25 / 4)
     assert share > lengths["x"]
+    tiny = [{"until": 0.9, "weights": {"y": 1}}, {"until": 1, "weights": {"p": 1}}]
+    data = training_data(datasets, dataset=tiny, microbatch_size=100, gradient_accumulation_steps=1)
+    assert data.total_steps == 4  # the last of which is "p"
+    with pytest.raises(UserError, match="there are 0 sequences of 8 tokens until the first"):
+        training_data(datasets, dataset=tiny, microbatch_size=101, gradient_accumulation_steps=1)
     thrice = training_data(datasets, dataset=TWO, epochs=3)
     assert thrice.total_steps == 3 * once.total_steps
     assert max(Counter(indices(thrice, "x")).values()) == 3
