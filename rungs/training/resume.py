@@ -59,17 +59,19 @@ def refuse_changes(saved: CheckpointMeta, now: AnyRunConfig, run: RunFolder, ext
         for key, values in run_config.differences(before.train, now.train).items()
         if key not in allowed
     }
+    when = f"step {saved.global_step}" if is_branch else "this run"
+
+    def advice(key: str) -> str:
+        if is_branch:
+            return _branch_hint(key, saved)
+        hint = _hint(key, extendable, before.train, now.train)
+        return f"{hint}, start another run with --like, or start this one over with --fresh"
+
     if changes:
         raise UserError(
             "\n".join(
-                f"{place}: was {json.dumps(old)} when {_saved(saved, is_branch)}, is now"
-                f" {json.dumps(new)}; "
-                + (
-                    _branch_hint(place.rpartition(" ")[2], saved)
-                    if is_branch
-                    else f"{_hint(place.rpartition(' ')[2], extendable, before.train, now.train)},"
-                    " start another run with --like, or start this one over with --fresh"
-                )
+                f"{place}: was {json.dumps(old)} when {when} was saved, is now {json.dumps(new)};"
+                f" {advice(place.rpartition(' ')[2])}"
                 for place, (old, new) in changes.items()
             )
         )
@@ -251,10 +253,6 @@ def _keys_of_branches(before: AnyRunConfig, now: AnyRunConfig) -> set[str]:
     if before.train.sequences_before(step) != now.train.sequences_before(step):
         keys |= {"microbatch_size", "gradient_accumulation_steps", "batch_growth"}
     return keys
-
-
-def _saved(saved: CheckpointMeta, is_branch: bool) -> str:
-    return f"step {saved.global_step} was saved" if is_branch else "this run was saved"
 
 
 def _branch_hint(key: str, saved: CheckpointMeta) -> str:
