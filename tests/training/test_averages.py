@@ -40,6 +40,7 @@ from tests.support.tiny_run import (
     make_dataset,
     make_run,
 )
+from tests.support.two_processes import two_processes
 
 pytestmark = pytest.mark.usefixtures("no_charts")
 DECAY = 0.9
@@ -253,3 +254,21 @@ def test_weights_without_an_average_say_so(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"")
     with pytest.raises(UserError, match=r"--weights ema: .* has no averaged weights, which are"):
         find_averaged_weights(tmp_path)
+
+
+@pytest.mark.long
+def test_two_processes_save_the_average_of_one(tmp_path: Path) -> None:
+    make_dataset(tmp_path / "datasets")
+    keys = SHORT | {"ema_decay": DECAY, "sharding": {"mode": "fsdp"}, "stop_after": 9}
+    run = make_run(tmp_path / "run", **keys, microbatch_size=4, gradient_accumulation_steps=2)
+    with two_processes(run, tmp_path / "datasets") as both:
+        assert both.exit_codes() == [0, 0], both.outputs()
+    alone = make_run(tmp_path / "alone", **SHORT, ema_decay=DECAY)
+    go(alone, tmp_path)
+    found, expected = final_arrays(run), final_arrays(alone)
+    names = {name for name in expected if name.startswith("model.ema.")}
+    assert names == {name for name in found if name.startswith("model.ema.")}
+    for name in names:
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-4, atol=3e-4, err_msg=name)
+    last = [metrics.read(one.metrics)[-1].ema_validation_loss for one in (run, alone)]
+    assert last[0] == pytest.approx(last[1], rel=1e-4)
