@@ -36,7 +36,7 @@ def sums_in(jaxpr: Any, kind: str, trips: int = 1) -> list[tuple[int, int]]:
     return found
 
 
-@pytest.mark.parametrize("microbatches", [1, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.parametrize("microbatches", [1, 2])
 def test_one_microbatch_adds_up_layer_by_layer_on_accelerators(microbatches: int) -> None:
     sharding = {"mode": "dp", "data": 2}
     run = RunConfig(
