@@ -15,7 +15,7 @@ from matplotlib.ticker import PercentFormatter
 from numpy.typing import NDArray
 
 from rungs.charts import drawing
-from rungs.charts.drawing import BLACK, BLUE, ORANGE, PALE, PURPLE, SKY_BLUE, VERMILLION
+from rungs.charts.drawing import BLACK, BLUE, GREEN, ORANGE, PALE, PURPLE, SKY_BLUE, VERMILLION
 from rungs.config.run_config import REINFORCE_FILE, config_files
 from rungs.data import catalog, overlap
 from rungs.run import metrics, recorded_run
@@ -58,6 +58,10 @@ def loss_chart(run: RecordedRun) -> Figure:
     if validation[0].size:
         look: dict[str, Any] = {"marker": "s", "linestyle": "--", "linewidth": 1.5}
         lines["validation"] = drawing.line(axes, *validation, color=VERMILLION, **look)
+    averaged = recorded_run.finite_points(steps, run.column("ema_validation_loss"))
+    if averaged[0].size:
+        look = {"marker": "o", "markersize": 4, "linewidth": 1.5}
+        lines["validation, averaged weights"] = drawing.line(axes, *averaged, color=GREEN, **look)
     lines |= _losses_of_datasets(axes, run)
     lines |= _spikes(axes, run)
     drawing.log_axis(axes)

@@ -5,6 +5,7 @@ checkpoint_folder  a run's checkpoints: list them, find the newest valid or the 
 retention          which old checkpoints are deleted (`keep_checkpoints`), cleanup after a crash
 saver              write checkpoints in the background while training continues
 manifest           meta.json of a checkpoint, with checksums; SHA256SUMS of an imported model
+averaging          the mean of the weights of several checkpoints
 optimizer_state    write, read and check the optimizer state
 load               load_model, load_tokenizer, load_generator; saved weights with LoRA merged;
                    the weights of `start_from`; saved arrays onto devices

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from rungs.checkpointing.manifest import (
     CHECKSUMS_FILE,
+    EMA_FOLDER,
     META_FILE,
     Checkpoint,
     CheckpointError,
@@ -27,6 +28,8 @@ from rungs.run.folder import RUNS, RunFolder, known_runs
 CHECKPOINT_GLOB = "[0-9]*-step-*"
 IMPORTED = "imported"
 """Name of the folder that `pretrained.py import` fills."""
+AVERAGE = "average-"
+"""Prefix of the folders that `checkpointing.py --average` fills."""
 UNFINISHED = "."
 """Prefix of checkpoints that are being written or deleted, and of links that are being made."""
 BEST, LATEST = "best", "latest"
@@ -209,7 +212,8 @@ def list_run(run: RunFolder, *, verify: bool) -> list[ListedCheckpoint]:
         return [name for name, target in targets.items() if target == path.name]
 
     paths.refuse_unsearchable(run.checkpoints)
-    listed = [_imported(run.imported, verify)] if paths.is_folder(run.imported) else []
+    models = run.imported, *sorted(folder.glob(f"{AVERAGE}[0-9]*"))
+    listed = [_without_training(path, verify) for path in models if paths.is_folder(path)]
     listed += [_listed(path, links(path), verify) for path in checkpoint_folders(folder)]
     # a running training may have deleted some
     return [checkpoint for checkpoint in listed if (folder / checkpoint.name).is_dir()]
@@ -238,7 +242,7 @@ def _listed(folder: Path, links: list[str], verify: bool) -> ListedCheckpoint:
     )
 
 
-def _imported(folder: Path, verify: bool) -> ListedCheckpoint:
+def _without_training(folder: Path, verify: bool) -> ListedCheckpoint:
     if not paths.is_file(folder / CHECKSUMS_FILE):  # an earlier version imported it
         return _without_manifest(folder, [], [])
     missing = [name for name in read_checksums(folder) if not paths.is_file(folder / name)]
@@ -256,6 +260,18 @@ def find_valid_weights(path: Path | str) -> Path:
     weights = find_weights(path)
     refuse_damaged(weights)
     return weights
+
+
+def find_averaged_weights(path: Path | str) -> Path:
+    """Like `find_weights`, but return the averaged weights that were saved beside those."""
+    weights = find_weights(path)
+    averaged = file_or_index(weights.parent / EMA_FOLDER / WEIGHTS_FILE)
+    if not paths.is_file(averaged):
+        raise UserError(
+            f"--weights ema: {weights.parent} has no averaged weights, which are saved with"
+            " ema_decay in train.json; leave it out"
+        )
+    return averaged
 
 
 def find_weights(path: Path | str) -> Path:

@@ -30,6 +30,7 @@ def evaluate(
     limit: int | None,
     batch_size: int,
     datasets_dir: Path | None,
+    averaged: str | None,
 ) -> None:
     """Do what the options of `evaluate.py` ask for. Raises UserError if the checkpoint, a dataset
     or a file is missing or unreadable, RunFailure if the model's output is not finite."""
@@ -39,6 +40,8 @@ def evaluate(
     if not tasks and (task_files or few_shot is not None):
         raise click.UsageError("--task-files and --few-shot are for --tasks")
     folder = catalog.find_datasets_dir(datasets_dir)
+    if averaged:
+        checkpoint = str(checkpoint_folder.find_averaged_weights(checkpoint))
     if choices:
         print_scores(_find(checkpoint, batch_size, folder).on_choices(choices, limit))
     elif tasks:

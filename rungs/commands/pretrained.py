@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from rungs.checkpointing.checkpoint_folder import find_averaged_weights
 from rungs.common import disk, hub, paths, shown_text
 from rungs.common.errors import UserError
 from rungs.config.model_config import ModelConfig
@@ -63,8 +64,9 @@ def import_(
     click.echo(how_to_fine_tune(target, plan.model))
 
 
-def export(checkpoint: str, folder: Path, adapter: bool) -> None:
+def export(checkpoint: str, folder: Path, adapter: bool, averaged: str | None) -> None:
     """Do what the options of `pretrained.py export` ask for."""
+    checkpoint = str(find_averaged_weights(checkpoint)) if averaged else checkpoint
     if paths.is_there(folder):
         raise UserError(f"{folder}: exists already; choose another name, or move it away")
     if adapter:
@@ -80,9 +82,12 @@ def export(checkpoint: str, folder: Path, adapter: bool) -> None:
     click.echo(f"{folder}: written. Load it: AutoModelForCausalLM.from_pretrained({str(folder)!r})")
 
 
-def upload(checkpoint: str, name: str, public: bool, datasets_dir: Path | None) -> None:
+def upload(
+    checkpoint: str, name: str, public: bool, datasets_dir: Path | None, averaged: str | None
+) -> None:
     """Do what the options of `pretrained.py upload` ask for."""
     hub.check_upload(name)
+    checkpoint = str(find_averaged_weights(checkpoint)) if averaged else checkpoint
     plan = exporting.Export(checkpoint)
     card = model_card.ModelCard(name, plan, find_datasets_dir(datasets_dir))
     click.echo(plan.summary())

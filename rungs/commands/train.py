@@ -49,7 +49,8 @@ def _train_grid(
 ) -> int:
     if command.run or command.like is None or not grid or into is None:
         raise UserError("--grid: needs --like RUN and --into FOLDER, and no RUN")
-    if command.start != StartOptions() or command.cluster or command.replay:
+    others = command.cluster, command.replay, command.from_step
+    if command.start != StartOptions() or any(one is not None for one in others):
         raise UserError("--grid: of the options of a start, only --like and --set go with it")
 
     from rungs.commands.grid import cells, run_grid

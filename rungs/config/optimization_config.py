@@ -85,6 +85,9 @@ class Lineage(StrictModel):
     """The run folder that was copied."""
     set: Annotated[dict[str, Any], AfterValidator(_writable)]
     """The keys that were changed, with their new values."""
+    from_step: Annotated[int, Field(ge=0)] | None = None
+    """With `--from-step`: the step whose checkpoint this run continues, with its optimizer state.
+    null: it starts anew."""
 
 
 class OptimizationConfig(base.Config):
@@ -256,9 +259,20 @@ class OptimizationConfig(base.Config):
         return None
 
     @property
+    def branch_step(self) -> int:
+        """The step of another run that this one continues, with --from-step; -1 if it doesn't."""
+        step = self.lineage.from_step if self.lineage else None
+        return -1 if step is None else step
+
+    @property
     def sequences_per_step(self) -> int:
         """Sequences in one update."""
         raise NotImplementedError
+
+    @property
+    def averaging_decay(self) -> float | None:
+        """Decay of the average of the weights; None for no average."""
+        return None
 
     @property
     def uses_float8(self) -> bool:

@@ -21,7 +21,7 @@ from rungs.config.optimization_config import (
 )
 from rungs.config.reinforce_config import SETTINGS, ReinforceConfig, TaskConfig
 from rungs.config.sharding_config import ShardingConfig, indivisible
-from rungs.config.train_config import TrainConfig
+from rungs.config.train_config import Phase, TrainConfig
 
 T = TypeVar("T", bound=OptimizationConfig, default=TrainConfig, covariant=True)
 _KEYS_OF_OPTIMIZERS = {
@@ -105,7 +105,7 @@ _SHARED: dict[str, type[strict_json.StrictModel]] = {
 }
 NESTED: dict[str, dict[str, type[strict_json.StrictModel]]] = {
     MODEL_FILE: {"rope_scaling": RopeScaling, "mup": MupConfig},
-    TRAIN_FILE: _SHARED,
+    TRAIN_FILE: _SHARED | {"dataset": Phase},
     REINFORCE_FILE: {
         "tasks": TaskConfig,
         **{f'tasks.settings of "{name}"': settings for name, settings in SETTINGS.items()},

@@ -24,4 +24,5 @@ Tokenize:
 Make batches:
     loader      the batch of a step, validation batches; checks that config and datasets fit
     sequences   text, pairs and chats as sequences; mixtures of datasets
+    phases      mixtures whose weights change
     provenance  what a checkpoint records about its data"""

@@ -16,6 +16,7 @@ from rungs.config.run_config import MODEL_FILE, TRAIN_FILE, RunConfig
 from rungs.config.train_config import TrainConfig
 from rungs.data import sequences, token_file
 from rungs.data.dataset import TRAIN, VALIDATION, Dataset, Split
+from rungs.data.phases import PhasedSequences, longest
 from rungs.data.tokenizer import Tokenizer
 
 Rows = slice | np.ndarray
@@ -53,13 +54,14 @@ class TrainingData:
     def __init__(self, config: RunConfig, datasets: dict[str, Dataset]) -> None:
         _raise_if_any(problems(config, datasets))
         train = config.train
-        self._train = train
+        self._train, self._length = train, config.sequence_length
         parts = sequences.sequences_by_dataset(config, datasets, TRAIN)
-        self._sequences = sequences.mix(parts, train)
+        mixture: Any = None if train.phases else sequences.mix(parts, train)
+        available = longest(parts, train) if train.phases else len(mixture)
         self.datasets = datasets
         self.padding = {name: part.padding for name, part in parts.items()}
         """Share of padding tokens, by dataset."""
-        self.available_steps_per_epoch = train.steps_of(len(self._sequences))
+        self.available_steps_per_epoch = train.steps_of(available)
         self.steps_per_epoch = (
             self.available_steps_per_epoch
             if train.min_train_tokens == -1
@@ -69,7 +71,21 @@ class TrainingData:
         self.total_steps = train.total_steps(self.steps_per_epoch)
         self.total_tokens = config.tokens_before(self.total_steps)
         """Input tokens of all steps, padding included."""
-        self._order = _order(train.sequences_before(self.steps_per_epoch), train)
+        self.phases: PhasedSequences | None = None
+        """The order of the sequences, if the mixture changes."""
+        if train.phases:
+            total = train.sequences_before(self.total_steps)
+            self.phases = mixture = PhasedSequences(parts, train, total)
+        self._sequences = mixture
+        epoch = train.sequences_before(self.steps_per_epoch)
+        self._order: Any = range(len(mixture)) if train.phases else _order(epoch, train)
+
+    def dataset_tokens(self, steps: int) -> dict[str, int]:
+        """Return the input tokens of each dataset in the first steps; empty without phases."""
+        if self.phases is None:
+            return {}
+        counts = self.phases.counts_before(self._train.sequences_before(steps))
+        return {name: count * self._length for name, count in counts.items()}
 
     def batch(self, step: int, rows: Rows = ALL_ROWS) -> Batch:
         """Return the batch of a step, counted from 0; raises IndexError after the last."""
@@ -236,8 +252,9 @@ def _split_problems(config: RunConfig, datasets: dict[str, Dataset], split: Spli
 
 
 def _weight_problems(config: TrainConfig) -> list[str]:
-    weights = config.datasets.values()
-    if max(weights) / min(weights) > _MAX_WEIGHT_RATIO:
+    mixtures = [phase.weights for phase in config.phases] or [config.datasets]
+    ratios = (max(each.values()) / min(each.values()) for each in mixtures)
+    if max(ratios) > _MAX_WEIGHT_RATIO:
         return [f"{TRAIN_FILE}: dataset: the largest weight is over a million times the smallest"]
     return []
 
@@ -300,7 +317,7 @@ def _length_problems(config: RunConfig, datasets: dict[str, Dataset]) -> list[st
     parts = sequences.sequences_by_dataset(config, datasets, TRAIN)
     if not all(map(len, parts.values())) or _weight_problems(train):
         return []
-    count = len(sequences.mix(parts, train))
+    count = longest(parts, train) if train.phases else len(sequences.mix(parts, train))
     steps = train.steps_of(count)
     available = f"there are {count} sequences of {length} tokens"
     if len(train.datasets) > 1:

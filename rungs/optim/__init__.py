@@ -2,7 +2,8 @@
 
     optimizers   one function per optimizer: adamw, muon, lion, adafactor, sgd; muP's factors
     multi_steps  `MultiSteps` around them: gradient accumulation, clipping, weight decay; state
-                 beside the weights, such as an average of them, goes here and is saved with it
+                 beside the weights goes here and is saved with it
+    averages     the moving average of the weights
     schedule     the learning rate of each step: warm-up, then cosine, linear, constant or WSD
     delayed_scaling  the scales of FP8 matmuls
     precision    the compute dtype of a run; the loss scale of float16

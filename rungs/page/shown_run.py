@@ -235,6 +235,10 @@ class ShownRun:
         for step, spike in self.steps.texts.get("spike", {}).items():
             text = "loss spike" + ", step skipped" * (spike == "skipped")
             found.append(_event("spike", step, text))
+        branched = self.config.train.lineage
+        if branched and branched.from_step is not None:
+            text = f"branched from {branched.like}"
+            found.append(_event("start", branched.from_step, text))
         dropped = self._column("dropped_microbatches")
         for step, count in zip(numbers[dropped > 0], dropped[dropped > 0], strict=True):
             found.append(_event("dropped", step, counted(int(count), "non-finite microbatch")))

@@ -64,6 +64,8 @@ class Tokens(NamedTuple):
     """Tokens in the run's metrics."""
     in_datasets: dict[str, int | None]
     """Training tokens of each dataset; None if it is not available yet."""
+    of_datasets: dict[str, int]
+    """Tokens of each dataset that the run reads, if its mixture changes and all are available."""
 
     def within(
         self,
@@ -290,10 +292,12 @@ def _check_divisibility(run: RunFolder, config: RunConfig, layout: Layout) -> No
 
 
 def _tokens(run: RunFolder, config: RunConfig, datasets: dict[str, Dataset]) -> Tokens:
-    train, steps = config.train, None
+    train, steps, of_datasets = config.train, None, dict[str, int]()
     if len(datasets) == len(train.datasets):
         with errors.errors_at(f"{run.path}/"):
-            steps = TrainingData(config, datasets).total_steps
+            data = TrainingData(config, datasets)
+        steps = data.total_steps
+        of_datasets = data.dataset_tokens(steps)
     elif train.min_train_tokens != -1:
         steps = train.total_steps(config.least_steps(train.min_train_tokens))
     recorded = metrics.read(run.metrics)
@@ -303,7 +307,7 @@ def _tokens(run: RunFolder, config: RunConfig, datasets: dict[str, Dataset]) -> 
     }
     planned = None if steps is None else config.tokens_before(steps)
     done = recorded[-1].tokens_seen if recorded else 0
-    return Tokens(config.most_tokens_per_step, steps, planned, done, in_datasets)
+    return Tokens(config.most_tokens_per_step, steps, planned, done, in_datasets, of_datasets)
 
 
 def _communication(

@@ -177,7 +177,9 @@ def _tokens(forecast: Forecast) -> Iterator[Part]:
         yield f"          compute-optimal: {per} = {optimal:,} tokens"
     for name, count in tokens.in_datasets.items():
         missing = f"not here yet; uv run download_dataset.py {quoted(name)}"
-        yield f"dataset   {name}: {missing if count is None else counted(count, 'token')}"
+        read = tokens.of_datasets.get(name)
+        epochs = f", {read:,} read, {read / count:.2f} epochs" if read is not None and count else ""
+        yield f"dataset   {name}: {missing if count is None else counted(count, 'token')}{epochs}"
 
 
 def disk(forecast: Forecast) -> Iterator[Part]:

@@ -79,12 +79,17 @@ class StepMetrics(StepRecord):
 
     validation_loss: float | None = None
     """Mean cross-entropy on the validation tokens, for steps with a validation."""
+    ema_validation_loss: float | None = None
+    """With `ema_decay`: that of the averaged weights."""
     bits_per_byte: float | None = None
     """Validation loss in bits per byte of text, comparable between tokenizers; None if the dataset
     has no tokenizer."""
     validation_losses: dict[str, float] | None = None
     """Validation loss on each dataset of a mixture with a validation split, and on each of
     `validation_datasets`."""
+    dataset_tokens: dict[str, Count] | None = None
+    """With a mixture whose weights change: training tokens of each dataset up to and including this
+    step."""
     load_balancing_loss: float | None = None
     """Mixture of experts: mean over layers. 1 if all experts get the same number of tokens."""
     expert_tokens: list[list[Count]] | None = None

@@ -68,7 +68,7 @@ class RecordedSteps(Generic[C]):
 class RecordedRun(RecordedSteps[TrainConfig]):
     """A training run."""
 
-    COLUMNS = (*_SHARED_COLUMNS, "train_loss", "validation_loss")
+    COLUMNS = (*_SHARED_COLUMNS, "train_loss", "validation_loss", "ema_validation_loss")
 
     notable: list[metrics.StepMetrics]
     """The steps with a validation, a checkpoint or a loss spike, and the last step."""

@@ -201,6 +201,8 @@ def _rung(
     changes: dict[str, Any] = {"gradient_accumulation_steps": microbatches}
     if config.train.batch_growth:
         changes["batch_growth"] = {}  # the law is for a constant batch size
+    if config.train.max_steps:
+        changes["max_steps"] = None
     if config.model.mup is None:
         changes["learning_rate"] = float(f"{learning_rate(budget):.2g}")
     per_step = microbatches * microbatch_tokens

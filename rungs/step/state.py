@@ -68,6 +68,17 @@ def create_model(config: AnyRunConfig, mesh: Mesh, weights: Arrays) -> GPT:
     return nnx.jit(create, donate_argnums=0)(weights)
 
 
+def averaged_model(model: GPT, optimizer: MultiSteps, layout: Layout) -> GPT:
+    """Return a model with the averaged weights, in the layout of models. It is valid until the next
+    step, as it may share arrays with the optimizer."""
+    assert optimizer.ema is not None
+    averaged = nnx.clone(model)
+    shardings = nnx.as_pure(layout.shardings(nnx.state(averaged, optimizer.wrt)))
+    place = jax.jit(lambda means: means, out_shardings=shardings)
+    nnx.update(averaged, place(nnx.as_pure(optimizer.ema.weights)))
+    return averaged
+
+
 class AbstractState:
     """The shapes, dtypes and shardings of a run's model and optimizer, by dotted name.
 

@@ -2,10 +2,10 @@
 
     start          launch(): all checks and steps of a start, in order; `--dry-run`; devices, dtype,
                    cleanup of the run folder, model and optimizer
-    run_length     the number of steps of a run, also with max_minutes; a rule that ends a run
-                   early goes here
+    run_length     the number of steps of a run, also with max_minutes
     resume         which checkpoint a start resumes from; what it refuses, what it moves aside
-    trainer        the training loop of every kind of run; when checkpoints and validations are due
+    trainer        the training loop of every kind of run; when checkpoints and validations are due,
+                   when stop_after ends a run
     learner        protocols for what differs between kinds of runs
     next_token     next-token training: data, steps, validation
     run_report     log messages at a start and an end

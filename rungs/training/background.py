@@ -81,6 +81,8 @@ class Background:
         self.is_complete = False
         """To be set once the run has taken its last step: the end then waits for the samples of all
         checkpoints. Otherwise the next start makes the missing ones."""
+        self.early_end: str | None = None
+        """Why `stop_after` ended the run."""
 
     def step_taken(self, metrics: StepRecord) -> None:
         """Record that a step was taken."""
@@ -133,7 +135,8 @@ class Background:
             lines = str(error).splitlines() or [type(error).__name__]
             alerts.note("failure", lines[0])
         elif self.is_complete:
-            alerts.note("finish", "finished")
+            early = f" early: {self.early_end}" if self.early_end else ""
+            alerts.note("finish", f"finished{early}")
         else:
             alerts.note("stop", "stopped by a signal")
 

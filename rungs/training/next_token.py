@@ -16,9 +16,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rungs.checkpointing.manifest import Checkpoint
-from rungs.common.errors import RunFailure, errors_at
+from rungs.common.errors import RunFailure, UserError, errors_at
 from rungs.common.shown_text import counted
-from rungs.config.run_config import RunConfig
+from rungs.config.run_config import TRAIN_FILE, RunConfig
 from rungs.config.train_config import TrainConfig
 from rungs.data import catalog, tokenizer_files
 from rungs.data.dataset import Dataset
@@ -26,6 +26,7 @@ from rungs.data.loader import Batch, TrainingData, ValidationSets
 from rungs.data.provenance import Provenance, check_same_tokenizer
 from rungs.data.tokenizer import Tokenizer
 from rungs.parallel import processes, sharding
+from rungs.parallel.sharding import Layout
 from rungs.planning import forecast, memory
 from rungs.run import metrics
 from rungs.run.folder import RunFolder
@@ -33,10 +34,12 @@ from rungs.run.metrics import Spike, StepMetrics
 from rungs.step.eval_step import (
     ValidationLosses,
     make_evaluation_step,
+    validation_loss,
     validation_losses,
 )
 from rungs.step.next_token import NextToken
 from rungs.step.objective import Objective
+from rungs.step.state import averaged_model
 from rungs.step.train_step import Step, StepResult, make_step
 from rungs.training import resume, run_report
 from rungs.training.benchmarks import Benchmarks
@@ -126,11 +129,14 @@ def _open(start: Start, datasets_dir: Path, make_objective: MakeObjective) -> Ne
     processes.check_all_agree("configs and datasets", f"{config} {provenance.datasets}")
     if saved is not None:
         provenance.check_same_tokens(saved.meta.datasets)
-    model_tokenizer = start.weights.tokenizer if start.weights and not saved else None
+    is_new = saved is None or start.is_branching
+    model_tokenizer = start.weights.tokenizer if start.weights and is_new else None
     check_same_tokenizer(datasets | others, train.tokenizer, model_tokenizer)
     with errors_at(f"{start.run.path}/"):
         data = TrainingData(config, datasets)
         validation = ValidationSets.of(config, datasets, others)
+        if train.stop_after and validation.own is None:
+            raise UserError(f"{TRAIN_FILE}: stop_after: needs a dataset with a validation split")
     return NextTokenInputs(
         config=config,
         data=data,
@@ -213,6 +219,7 @@ class NextTokenLearner:
         before, seen = map(self._start.config.tokens_before, (step, step + 1))
         read = StepMetrics(
             **record_fields(self._start, step, result, seen, seen - before, seconds),
+            dataset_tokens=self._inputs.data.dataset_tokens(step + 1) or None,
             load_balancing_loss=float(routing.balance_loss) if routing else None,
             expert_tokens=routing.counts_E.tolist() if routing else None,
             spike=self._spike(step, result.trained_loss, bool(result.skipped)),
@@ -243,10 +250,20 @@ class NextTokenLearner:
         return dataclasses.replace(
             metrics,
             validation_loss=losses.mean,
+            ema_validation_loss=self._averages_loss(stops),
             bits_per_byte=self._bits_per_byte(losses.mean),
             validation_losses=losses.by_dataset or None,
             validation_data=None if losses.mean is None else self._validation_data,
         )
+
+    def _averages_loss(self, stops: Stops) -> float | None:
+        own, layout = self._inputs.validation.own, Layout.of(self._train.sharding, self._mesh)
+        if self.optimizer.ema is None or own is None:
+            return None
+        averaged = averaged_model(self.model, self.optimizer, layout)
+        parts = averaged, self._evaluation_step, own, self._mesh
+        loss = validation_loss(*parts, stops.anywhere).mean
+        return loss if math.isfinite(loss) else None
 
     def _bits_per_byte(self, loss: float | None) -> float | None:
         return None if loss is None or self._bits_per_nat is None else loss * self._bits_per_nat
@@ -315,6 +332,7 @@ class NextTokenLearner:
         seconds = sum(step.step_seconds for step in steps)
         best = metrics.best_step(steps, self._train.checkpoint_interval)
         losses = {"train loss": last.train_loss, "validation loss": last.validation_loss}
+        losses["validation loss of the average"] = last.ema_validation_loss
         return (
             f"{last.tokens_seen:,} tokens in {seconds:,.1f} s,"
             f" {last.tokens_seen / seconds:,.0f} tokens/s;"

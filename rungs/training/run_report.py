@@ -37,7 +37,8 @@ def log_start(start: Start, mesh: Mesh, steps: int, step_size: str, notes: str) 
     """Log where a run begins, its maximum length and its devices. `step_size` describes a step;
     `notes` follow the dtype."""
     if start.saved is not None:
-        begins = f"resumes after step {start.saved.step:,}, {start.saved.folder.name}"
+        begins = "branches from" if start.is_branching else "resumes after"
+        begins += f" step {start.saved.step:,}, {start.saved.folder.name}"
     else:
         begins = f"starts from {start.weights.path}" if start.weights else "starts"
     train = start.config.train
@@ -140,8 +141,20 @@ def log_end(start: Start, trainer: Trainer[R], last: R | None) -> None:
 
 def log_finished(start: Start, edit: str) -> None:
     """Log that nothing is left to train, and the edit that makes the run longer."""
+    if start.stopped_after:
+        log.info(
+            "%s is finished: stop_after ended it after %s steps, as the last %s had no lower"
+            " validation loss; to train longer, set more stop_after in train.json, or null",
+            *(start.run.path, f"{start.first_step:,}"),
+            shown_text.counted(start.stopped_after, "validation"),
+        )
+        return
+    if getattr(start.config.train, "phases", ()):
+        edit = "branch it with --like and --from-step, as its phases follow from its length"
+    else:
+        edit += " and add --extend"
     log.info(
-        "%s is finished: %s steps; to train longer, %s and add --extend",
+        "%s is finished: %s steps; to train longer, %s",
         *(start.run.path, f"{start.first_step:,}", edit),
     )
 

@@ -82,6 +82,7 @@ def shorten_training(
         "batch_growth": {_GROWS_AT: 2} if train.batch_growth else {},
         "epochs": epochs,
         "min_train_tokens": -1,
+        "max_steps": None,
         "keep_checkpoints": 2,
         "validation_tokens": _VALIDATION_BATCHES * train.microbatch_size * length,
         "lineage": None,
@@ -267,6 +268,8 @@ def read_arrays(checkpoint: manifest.Checkpoint) -> tuple[Arrays, Arrays]:
     """Return parameters and optimizer state of a checkpoint exactly as on disk."""
     weights = checkpoint.weights
     parameters = {name: weights.array(name) for name in weights.names()}
+    if averaged := checkpoint.averaged_weights:
+        parameters |= {f"ema.{name}": averaged.array(name) for name in averaged.names()}
     return parameters, optimizer_state.load_to_host(checkpoint.folder)
 
 
