@@ -2,6 +2,7 @@
 
     run_charts         draws the charts of one run; the losses of training
     policy_charts      reward, pass@k and the like of reinforcement learning
+    preference_charts  margins, accuracy and log-probabilities of preferences
     drawer             the program that redraws them while training continues
     step_charts        charts of every kind of run: learning rate, gradient norm, throughput
     comparison_charts  charts that compare several runs

@@ -28,22 +28,32 @@ _MAX_WEIGHT_RATIO = 1e6
 
 
 class Batch(NamedTuple):
-    """The sequences of one step; all arrays are int32 except the last."""
+    """The sequences of one step; all arrays are int32."""
 
     inputs_ABS: np.ndarray
     targets_ABS: np.ndarray
     """`sequences.IGNORED` for a target that does not count in the loss."""
     starts_ABS: np.ndarray | None = None
     """Position where each token's document starts, if documents are separate."""
-    reference_ABS: np.ndarray | None = None
-    """Preferences, float32: the reference's log-probability of a sequence's answer at its first
-    token, 0 at the others."""
 
-    @classmethod
-    def of(cls, train: TrainConfig, arrays: Sequence[np.ndarray]) -> Self:
-        """Return the batch of the arrays that `sequences.read` returns."""
-        inputs, targets, *other = arrays
-        return cls(inputs, targets, *([None] if train.learns_preferences and other else []), *other)
+
+class PreferenceBatch(NamedTuple):
+    """The pairs of one step: sequences that alternate between chosen and rejected answers."""
+
+    inputs_ABS: np.ndarray
+    targets_ABS: np.ndarray
+    starts_ABS: None = None
+    reference_ABS: np.ndarray | None = None
+    """float32: the reference's log-probability of a sequence's answer at its first token, 0 at the
+    others; None without a reference."""
+
+
+def _as_batch(train: TrainConfig, arrays: Sequence[np.ndarray]) -> Batch:
+    """Return the arrays of `sequences.read` as a batch, or as a `PreferenceBatch`."""
+    inputs, targets, *other = arrays
+    if train.learns_preferences:
+        return PreferenceBatch(inputs, targets, None, *other)  # type: ignore[return-value]
+    return Batch(inputs, targets, *other)
 
 
 class ValidationBatch(NamedTuple):
@@ -83,7 +93,8 @@ class TrainingData:
         self._order = _order(examples, train)
 
     def batch(self, step: int, rows: Rows = ALL_ROWS) -> Batch:
-        """Return the batch of a step, counted from 0; raises IndexError after the last."""
+        """Return the batch of a step, counted from 0, of preferences a `PreferenceBatch`; raises
+        IndexError after the last."""
         if not 0 <= step < self.total_steps:
             raise IndexError(f"step {step} of {self.total_steps}")
         return self._read(step, rows)
@@ -103,7 +114,7 @@ class TrainingData:
         indices = examples[:, None] * size + np.arange(size)
         indices_AB = indices.reshape(-1, train.microbatch_size)[:, rows]
         arrays = sequences.read(self._sequences, indices_AB.ravel().tolist())
-        return Batch.of(train, [array.reshape(*indices_AB.shape, -1) for array in arrays])
+        return _as_batch(train, [array.reshape(*indices_AB.shape, -1) for array in arrays])
 
     def set_reference(self, log_probs: Mapping[str, np.ndarray]) -> None:
         """Set the reference's log-probability of each answer of each dataset."""
@@ -166,7 +177,7 @@ class ValidationData:
         real_rows = min(self.batch_size, self.sequences - first)
         indices = first + np.arange(self.batch_size)[rows] % real_rows
         arrays = sequences.read(self._sequences, indices.tolist())
-        batch = Batch.of(self._train, arrays)
+        batch = _as_batch(self._train, arrays)
         return ValidationBatch(batch.inputs_ABS, batch.targets_ABS, batch.starts_ABS, real_rows)
 
     def set_reference(self, log_probs: Mapping[str, np.ndarray]) -> None:
@@ -176,8 +187,7 @@ class ValidationData:
     def reference(self) -> np.ndarray:
         """Return the reference's log-probability of each sequence, 0 if it is not set."""
         arrays = sequences.read(self._sequences, range(self.sequences))
-        found = Batch.of(self._train, arrays).reference_ABS
-        return np.zeros(self.sequences) if found is None else found.sum(axis=-1)
+        return arrays[2].sum(axis=-1) if len(arrays) > 2 else np.zeros(self.sequences)
 
 
 class ValidationSets(NamedTuple):

@@ -16,7 +16,7 @@ from rungs.config.optimization_config import OptimizationConfig
 from rungs.config.reinforce_config import ReinforceConfig
 from rungs.config.train_config import TrainConfig
 from rungs.run import metrics
-from rungs.run.metrics import PolicyMetrics, Validation
+from rungs.run.metrics import PolicyMetrics, PreferenceFigures, Validation
 
 DIFFERENT_DATASETS = (
     "These runs use different datasets, so their losses are not comparable; compare bits per byte"
@@ -71,7 +71,7 @@ class RecordedSteps(Generic[C]):
 class RecordedRun(RecordedSteps[TrainConfig]):
     """A training run."""
 
-    COLUMNS = (*_SHARED_COLUMNS, "train_loss", "validation_loss")
+    COLUMNS: ClassVar[tuple[str, ...]] = (*_SHARED_COLUMNS, "train_loss", "validation_loss")
 
     notable: list[metrics.StepMetrics]
     """The steps with a validation, a checkpoint or a loss spike, and the last step."""
@@ -91,6 +91,26 @@ class RecordedRun(RecordedSteps[TrainConfig]):
     def best_step(self) -> metrics.StepMetrics | None:
         """The step of the best checkpoint."""
         return metrics.best_step(self.notable, self.config.train.checkpoint_interval)
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordedPreferenceRun(RecordedRun):
+    """A training run that learns from preferences."""
+
+    COLUMNS: ClassVar[tuple[str, ...]] = (
+        *RecordedRun.COLUMNS,
+        *(f"preferences.{field.name}" for field in dataclasses.fields(PreferenceFigures)),
+    )
+
+    @classmethod
+    def _table(cls, steps: Iterator[metrics.StepRecord]) -> FloatArray:
+        return super()._table(map(_with_figures, steps))
+
+
+def _with_figures(step: metrics.StepRecord) -> metrics.StepRecord:
+    if getattr(step, "preferences", None) is not None:
+        return step
+    return dataclasses.replace(step, preferences=PreferenceFigures())  # type: ignore[call-arg]
 
 
 def _pick_notable(

@@ -22,7 +22,7 @@ from rungs.config.run_config import RunConfig
 from rungs.config.train_config import TrainConfig
 from rungs.data import catalog, tokenizer_files
 from rungs.data.dataset import Dataset
-from rungs.data.loader import Batch, TrainingData, ValidationData, ValidationSets
+from rungs.data.loader import Batch, PreferenceBatch, TrainingData, ValidationData, ValidationSets
 from rungs.data.provenance import Provenance, check_same_tokenizer
 from rungs.data.tokenizer import Tokenizer
 from rungs.parallel import processes, sharding
@@ -115,7 +115,8 @@ def next_token(datasets_dir: Path, make_objective: MakeObjective = objective_of)
     def replayed(start: Start, mesh: Mesh) -> Replayed:
         objective = make_objective(start.config.train)
         step = make_step(objective, start.config.train, mesh)
-        return Replayed(objective, step, Batch._fields)
+        batch = PreferenceBatch if start.config.train.learns_preferences else Batch
+        return Replayed(objective, step, batch._fields)
 
     return Kind(opened, replayed)
 
@@ -313,7 +314,8 @@ class NextTokenLearner:
         elif processes.is_first_process():  # not for a resumed run, which must keep its keys
             run_report.warn_of_unused_keys(start.run, config, bool(inputs.validation))
         run_report.log_size(start.run, config, inputs.data, self.model, self.optimizer, mesh)
-        run_report.log_padding(inputs.data)
+        if not config.train.learns_preferences:  # which can't be packed
+            run_report.log_padding(inputs.data)
         run_report.log_beginnings(inputs.data, self._tokenizer)
         run_report.log_trainable(self.model, self.optimizer)
         run_report.warn_of_idle_devices(config.train, mesh)

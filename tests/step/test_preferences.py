@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 from rungs.checkpointing.weights_file import Weights
 from rungs.config.run_config import RunConfig
 from rungs.config.train_config import TrainConfig
-from rungs.data.loader import Batch
+from rungs.data.loader import PreferenceBatch
 from rungs.data.sequences import IGNORED
 from rungs.huggingface.importing import Import, find_source, import_model
 from rungs.parallel.sharding import place_batch
@@ -35,7 +35,7 @@ def config(objective: str, **keys: Any) -> TrainConfig:
     return train_config(**given, **settings, microbatch_size=8, **keys)
 
 
-def batch() -> Batch:
+def batch() -> PreferenceBatch:
     """Return TRL's pairs as one microbatch."""
     inputs = np.full((1, 8, LENGTH), 2, np.int32)
     targets, reference = np.full_like(inputs, IGNORED), np.zeros(inputs.shape, np.float32)
@@ -45,7 +45,7 @@ def batch() -> Batch:
             inputs[0, row, : len(ids) - 1] = ids[:-1]
             targets[0, row, first - 1 : len(ids) - 1] = ids[first:]
             reference[0, row, 0] = TRL["reference"][key][number]
-    return Batch(inputs, targets, None, reference)
+    return PreferenceBatch(inputs, targets, None, reference)
 
 
 def imported(folder: Path, changed: Arrays | None = None) -> Weights:
@@ -106,16 +106,15 @@ def test_lengths_count_only_in_ipo_and_simpo(objective: str) -> None:
 
 
 def test_of_logits_has_the_gradient_of_the_objective() -> None:
-    train = config("dpo")
-    arrays = batch()
+    _, (targets,), _, references = batch()
+    assert references is not None
     logits = np.random.default_rng(1).normal(size=(8, LENGTH, 67)).astype(np.float32)
-    others = [None if a is None else a[0] for a in arrays[1:]]
-    loss = Preferences(train).of_logits(logits, *others)
-    shifted = logits.astype(np.float64)
-    log_p = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
-    own = np.take_along_axis(log_p, np.maximum(others[0], 0)[..., None], -1)[..., 0]
-    sums = np.where(others[0] >= 0, own, 0).sum(-1)
-    expected = dpo(LogProbs.of(sums, others[2].sum(-1)), 0.3).mean()
+    objective: Any = Preferences(config("dpo"))
+    loss = objective.of_logits(logits, targets, None, references[0])
+    log_p = logits - np.log(np.exp(logits, dtype=np.float64).sum(-1, keepdims=True))
+    own = np.take_along_axis(log_p, np.maximum(targets, 0)[..., None], -1)[..., 0]
+    sums = np.where(targets >= 0, own, 0).sum(-1)
+    expected = dpo(LogProbs.of(sums, references[0].sum(-1)), 0.3).mean()
     np.testing.assert_allclose(loss, expected, rtol=1e-5)
 
 

@@ -312,7 +312,7 @@ def _cut(batch: Batch, sequences: int, tokens: int) -> Batch:
     def cut(array: np.ndarray) -> np.ndarray:
         return array.reshape(1, -1, length)[:, :sequences, :tokens]
 
-    return Batch(*jax.tree.map(cut, tuple(batch)))
+    return type(batch)(*jax.tree.map(cut, tuple(batch)))
 
 
 def _bytes_per_device(model: GPT, optimizer: MultiSteps) -> int:
