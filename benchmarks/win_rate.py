@@ -16,8 +16,8 @@ import click
 import numpy as np
 
 from rungs.checkpointing.load import load_generator
-from rungs.common.text_table import align_columns
-from rungs.config.task_config import TaskConfig
+from rungs.common.shown_text import align_columns
+from rungs.config.reinforce_config import TaskConfig
 from rungs.data.task_dataset import TASK_DATASETS, VALIDATION_PAIRS
 from rungs.model.sampling import Sampling
 from rungs.tasks.opening import open_task

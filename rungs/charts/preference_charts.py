@@ -8,8 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from rungs.charts import drawing
-from rungs.charts.drawing import BLUE, ORANGE, PURPLE
-from rungs.charts.step_charts import Lines, median_line, resumes, steps_chart
+from rungs.charts.drawing import BLUE, ORANGE, PURPLE, Lines, median_line, resumes, steps_chart
 from rungs.run.recorded_run import RecordedPreferenceRun
 
 

@@ -185,8 +185,9 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     of another version, or unreadable."""
     path = folder / META_FILE
     try:
-        paths.require_regular(path)
-        content = path.read_bytes()
+        content = paths.read_bytes(path)
+    except UserError as error:
+        raise CheckpointError(str(error), "damaged") from None
     except OSError as error:
         if error.errno in paths.NO_FILE:
             raise CheckpointError(f"{path}: no such file", "damaged") from None

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from rungs.common.errors import UserError, check_characters
+from rungs.common.shown_text import counted
 from rungs.common.strict_json import read_text
-from rungs.common.text_table import counted
 from rungs.config.option_values import NEW_TOKENS, NEW_TOKENS_OF_A_CHAT
 from rungs.data.tokenizer import Tokenizer
 from rungs.model.sampling import Sampling

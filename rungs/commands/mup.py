@@ -9,7 +9,8 @@ from typing import Any
 import click
 
 from rungs.charts import drawing
-from rungs.charts.scaling_charts import coordinate_chart, sweep_chart
+from rungs.charts.comparison_charts import coordinate_chart, sweep_chart
+from rungs.commands.grid import sweep
 from rungs.common import paths
 from rungs.common.errors import EXIT_FAILED, UserError
 from rungs.config.model_config import ModelConfig
@@ -18,16 +19,8 @@ from rungs.data.catalog import find_datasets_dir, open_datasets
 from rungs.data.loader import TrainingData
 from rungs.parallel import jax_setup
 from rungs.run.folder import find_run
-from rungs.scaling.coordinate_check import MAX_EXPONENT, Growth, fit_growth, measure
-from rungs.scaling.learning_rate_sweep import (
-    Point,
-    SweepRun,
-    best_rates,
-    is_best_at_end,
-    points_by_series,
-)
-from rungs.scaling.widths import keys_for_width
-from rungs.sweeps.grid import sweep
+from rungs.scaling import learning_rate_sweep
+from rungs.scaling.coordinate_check import MAX_EXPONENT, Growth, fit_growth, keys_for_width, measure
 
 STANDARD, MUP = "standard", "muP"
 WIDTH_FACTORS = (1, 2, 4, 8)
@@ -103,7 +96,7 @@ def try_learning_rates(
     folder, config = _scalable_run(run)
     datasets = find_datasets_dir(datasets_dir)
     into = into or folder.with_name(f"{folder.name}-sweep")
-    sweeps: dict[str, list[Point]] = {}
+    sweeps: dict[str, list[learning_rate_sweep.Point]] = {}
     for name, change in _parametrisations(config.model, standard).items():
         runs = _sweep_runs(config.model, widths or _default_widths(config), rates, change)
         sweeps[name] = []
@@ -119,11 +112,11 @@ def try_learning_rates(
     click.echo(f"{into / 'learning-rates.png'}")
 
 
-def _print_series(name: str, points: Sequence[Point]) -> None:
-    best = best_rates(points)
-    for series, of_series in points_by_series(points).items():
+def _print_series(name: str, points: Sequence[learning_rate_sweep.Point]) -> None:
+    best = learning_rate_sweep.best_rates(points)
+    for series, of_series in learning_rate_sweep.points_by_series(points).items():
         losses = "  ".join(f"{point.learning_rate:g}: {point.loss:.4f}" for point in of_series)
-        at_end = "; at the edge of those tried" * is_best_at_end(of_series)
+        at_end = "; at the edge of those tried" * learning_rate_sweep.is_best_at_end(of_series)
         click.echo(f"{name}, {series}: best {best[series]:.2g}{at_end}\n  {losses}")
 
 
@@ -138,9 +131,11 @@ def _parametrisations(model: ModelConfig, standard: bool) -> dict[str, dict[str,
 
 def _sweep_runs(
     model: ModelConfig, widths: list[int], rates: list[float], change: dict[str, Any]
-) -> list[SweepRun]:
+) -> list[learning_rate_sweep.SweepRun]:
     return [
-        SweepRun(f"emb_dim {width}", rate, {**keys_for_width(model, width), **change})
+        learning_rate_sweep.SweepRun(
+            f"emb_dim {width}", rate, {**keys_for_width(model, width), **change}
+        )
         for width in widths
         for rate in rates
     ]

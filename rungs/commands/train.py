@@ -52,7 +52,7 @@ def _train_grid(
     if command.start != StartOptions() or command.cluster or command.replay:
         raise UserError("--grid: of the options of a start, only --like and --set go with it")
 
-    from rungs.sweeps.grid import cells, run_grid
+    from rungs.commands.grid import cells, run_grid
 
     runs = cells(command.like, grid, command.settings, into)
     options = ["--datasets-dir", str(datasets), *command.log_options]

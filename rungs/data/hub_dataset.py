@@ -4,10 +4,9 @@ import logging
 import shutil
 from pathlib import Path
 
-from rungs.common import atomic_folder, disk, hub, paths
+from rungs.common import disk, hub, paths
 from rungs.common.errors import UserError
 from rungs.data import dataset, tokenizer
-from rungs.data.dataset import DatasetDescription, Source
 
 logger = logging.getLogger("rungs.hub_dataset")
 FILES = [*map(dataset.split_file, dataset.SPLITS), tokenizer.TOKENIZER_FILE]
@@ -24,7 +23,7 @@ def download(name: str, folder: Path, *, update: bool) -> None:
     try:
         state = hub.dataset_repository(name)
         if known is None or known.source.revision != state.revision:
-            with atomic_folder.lock_folder(folder):
+            with disk.lock_folder(folder):
                 _download_revision(name, folder, state)
     except UserError as error:
         if not paths.is_there(folder):
@@ -43,12 +42,12 @@ def _download_revision(name: str, folder: Path, state: hub.HubRepository) -> Non
             f"{name}: not a dataset of Rungs: it has no {FILES[0]} on the hub; if it has text,"
             f" build one: uv run download_dataset.py {owner}/{repository} --tokenizer TOKENIZER"
         )
-    with atomic_folder.replace_folder(folder, resume=True) as partial:
+    with disk.replace_folder(folder, resume=True) as partial:
         _copy_old_files(partial, folder)
         hub.download_dataset(name, state.revision, wanted, partial)
         for file in set(FILES) - set(wanted):
             (partial / file).unlink(missing_ok=True)
-        source = Source(kind="hub", revision=state.revision)
+        source = dataset.Source(kind="hub", revision=state.revision)
         description = dataset.describe(partial, source, _unchanged_splits(known, folder, partial))
         for split, found in description.splits.items():
             file = dataset.split_file(split)
@@ -73,8 +72,8 @@ def _copy_old_files(partial: Path, folder: Path) -> None:
 
 
 def _unchanged_splits(
-    known: DatasetDescription | None, folder: Path, partial: Path
-) -> DatasetDescription | None:
+    known: dataset.DatasetDescription | None, folder: Path, partial: Path
+) -> dataset.DatasetDescription | None:
     """Return the old copy's description, with only the splits whose files did not change."""
     if known is None:
         return None

@@ -14,9 +14,8 @@ import numpy as np
 from rungs.common.errors import UserError
 from rungs.config.run_config import MODEL_FILE, TRAIN_FILE, RunConfig
 from rungs.config.train_config import TrainConfig
-from rungs.data import sequences
+from rungs.data import sequences, token_file
 from rungs.data.dataset import TRAIN, VALIDATION, Dataset, Split
-from rungs.data.token_file import AnsweredDocuments
 from rungs.data.tokenizer import Tokenizer
 
 Rows = slice | np.ndarray
@@ -339,7 +338,7 @@ def _pairs_problems(config: RunConfig, dataset: Dataset, split: Split, where: st
     assert pairs is not None
     needed = pairs.longest_tokens - 1
     if needed > length:
-        count = AnsweredDocuments(dataset.token_path(split)).count_longer_than(length)
+        count = token_file.AnsweredDocuments(dataset.token_path(split)).count_longer_than(length)
         can_be_raised = train.sequence_length is None or needed <= config.model.context_length
         lines.append(
             f"{_length_key(train)}: {length} is too short for {count:,} of the {pairs.pairs:,}"

@@ -10,15 +10,13 @@ from typing import Any, NamedTuple
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from rungs.config.task_config import TaskConfig
-from rungs.data import dataset, text_dataset
+from rungs.config.reinforce_config import TaskConfig
+from rungs.data import dataset, text_dataset, token_file
 from rungs.data.dataset import TRAIN, VALIDATION, Source
 from rungs.data.pair_dataset import Pair, encode_pairs, write_pairs
-from rungs.data.token_file import PairWriter, PreferenceWriter
 from rungs.data.tokenizer import END_OF_TEXT, TOKENIZER_FILE, Tokenizer
-from rungs.tasks.generated import Draws
 from rungs.tasks.opening import open_task
-from rungs.tasks.task import Items, Task
+from rungs.tasks.task import Draws, Items, Task
 
 TRAIN_PAIRS, VALIDATION_PAIRS = 50_000, 256
 _SEED = 2
@@ -65,17 +63,17 @@ def build(name: str, folder: Path) -> Source:
     for split, (items, count) in splits.items():
         path = folder / dataset.split_file(split)
         if pairs.preferences is not None:
-            with PreferenceWriter(path, dtype) as preferences:
+            with token_file.PreferenceWriter(path, dtype) as preferences:
                 _write_preferences(preferences, path, task, items, count, tokenizer)
             continue
-        with PairWriter(path, dtype) as writer:
+        with token_file.PairWriter(path, dtype) as writer:
             texts = _pairs(path, task, items, count, pairs.worked_percent)
             write_pairs(writer, texts, tokenizer)
     return Source(kind="task")
 
 
 def _write_preferences(
-    writer: PreferenceWriter,
+    writer: token_file.PreferenceWriter,
     path: Path,
     task: Task,
     items: Items,

@@ -16,7 +16,6 @@ from rungs.common import paths, run_log
 from rungs.common.errors import UserError
 from rungs.data import dataset, tokenizer_files
 from rungs.data.bpe import SMALLEST_VOCAB, train_bpe
-from rungs.data.dataset import Source, Split
 from rungs.data.token_file import Texts, TokenWriter
 from rungs.data.tokenizer import Tokenizer
 
@@ -88,12 +87,12 @@ class TextSection(NamedTuple):
         return self._replace(end=target + cut), self._replace(start=target + cut)
 
 
-Sections = dict[Split, list[TextSection]]
+Sections = dict[dataset.Split, list[TextSection]]
 
 
 def build(
     folder: Path, texts: list[TextSection], tokenizer: Tokenizer | int, validation_percent: float
-) -> Source:
+) -> dataset.Source:
     """Write the token files and tokenizer of a dataset into its folder. `texts` has a section per
     file; `tokenizer` can be the vocabulary size of one to train on the training text. Raises
     UserError if the text is not UTF-8, a split has no text, or the vocabulary is too small."""
@@ -110,7 +109,7 @@ def build(
     if isinstance(tokenizer, int):
         tokenizer = train_tokenizer(sections["train"], tokenizer)
     write(folder, sections, tokenizer)
-    return Source(kind="text", files=[text.path.name for text in texts])
+    return dataset.Source(kind="text", files=[text.path.name for text in texts])
 
 
 def _is_json(section: TextSection) -> bool:
@@ -218,7 +217,12 @@ def json_lines(section: TextSection) -> Iterator[tuple[int, bytes]]:
     offset = section.start
     with section.path.open("rb") as file:
         file.seek(offset)
-        while offset < section.end and (line := file.readline()):
+        while offset < section.end and (line := file.readline(paths.MOST_LINE)):
+            if len(line) == paths.MOST_LINE:
+                raise UserError(
+                    f"{section.path}: a line has {len(line):,} bytes or more; one value is to be in"
+                    " each line"
+                )
             if line.strip():
                 yield offset, line
             offset += len(line)

@@ -21,7 +21,7 @@ from rungs.model.layers import NO_DROPOUT, Dropout, Linear, apply_norm, initiali
 from rungs.model.positions import Rotary, own_positions, rotary_for
 from rungs.model.remat import save_for_backward
 from rungs.parallel import collectives
-from rungs.parallel.mesh import CONTEXT, TENSOR
+from rungs.parallel.sharding import CONTEXT, TENSOR
 
 
 class Cache(NamedTuple):

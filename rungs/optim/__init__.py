@@ -11,5 +11,4 @@ To add an optimizer, write its function in `optimizers.py` with `keeping_state`,
 `BUILT_IN` there and to `BUILT_IN_OPTIMIZERS` in `config/optimization_config.py`; or declare it in a
 package of your own as an entry point of the group `rungs.optimizers`. To add a schedule, add its
 name to `Schedule` in `config/optimization_config.py` and a case in `schedule.py`; keys that it uses
-or ignores are in `_KEYS_OF_SCHEDULES` in `config/unused_keys.py`.
-Imports `common`, `config`, `parallel` and `model`."""
+or ignores are in `_KEYS_OF_SCHEDULES` in `config/run_config.py`."""

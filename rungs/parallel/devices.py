@@ -13,8 +13,7 @@ from rungs.config.model_config import ModelConfig
 from rungs.config.optimization_config import OptimizationConfig, indivisible_microbatch
 from rungs.config.run_config import indivisible_sequence
 from rungs.config.sharding_config import ShardingConfig
-from rungs.parallel.mesh import CONTEXT, DATA, create_mesh, size_along
-from rungs.parallel.sharding import Layout
+from rungs.parallel.sharding import CONTEXT, DATA, Layout, create_mesh, size_along
 
 MAX_CPU_DEVICES = 8
 """Most CPU devices of a reinforcement learning run by default. Each has a copy of the weights, all

@@ -15,7 +15,6 @@ from rungs.model.kernels import (
     splash_attention,
     triton_attention,
 )
-from rungs.model.layer_loop import layer_loop
 from rungs.optim.precision import dtype_of
 from rungs.step.state import Shapes, shapes_of
 
@@ -147,7 +146,7 @@ def _of_layers(config: RunConfig) -> Passes:
             sizes[name] = round(sizes[name] * share)
     weights = sum(sizes.values())
     forward = 2 * (weights + sum(low_rank.values()))
-    recompute, recomputed = 0.0, remat.RECOMPUTED[layer_loop(train, model).remat]
+    recompute, recomputed = 0.0, remat.RECOMPUTED[remat.layer_loop(train, model).remat]
     if recomputed.matmuls:
         recompute = forward - 2 * _not_recomputed(sizes, model)
     elif recomputed.elementwise:
@@ -174,7 +173,7 @@ def _of_attention(config: RunConfig) -> Passes:
     is_blockwise = not train.drop_rate  # as `Attention` chooses
     pairs = attention_pairs(config) if is_blockwise else model.n_layers * length**2
     once = 2 * pairs * _heads_width(model) / length
-    recomputed = remat.RECOMPUTED[layer_loop(train, model).remat]
+    recomputed = remat.RECOMPUTED[remat.layer_loop(train, model).remat]
     if is_blockwise:
         return Passes(2 * once, (_again(config) + 2 * recomputed.matmuls) * once, 4 * once)
     # recomputing the softmax between the two matmuls takes the scores
@@ -190,7 +189,7 @@ def _again(config: RunConfig) -> int:
     kernel = causal_kernel(query, model.attention_soft_cap, train.documents == "separate")
     if kernel in (splash_attention, triton_attention):
         return 3
-    recomputed = remat.RECOMPUTED[layer_loop(train, model).remat]
+    recomputed = remat.RECOMPUTED[remat.layer_loop(train, model).remat]
     return 1 if recomputed.elementwise or not blockwise_attention.keeps_weights() else 0
 
 

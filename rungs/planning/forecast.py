@@ -1,7 +1,6 @@
 """Forecast of a run on devices that may be absent: memory, FLOPs, tokens, disk and time, computed
 from its two config files."""
 
-import logging
 import math
 import statistics
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from rungs.checkpointing.load import starting_dtypes
 from rungs.checkpointing.retention import most_needed
 from rungs.common import disk, paths
 from rungs.common.errors import UserError, errors_at
+from rungs.common.run_log import log
 from rungs.config.optimization_config import OptimizationConfig
 from rungs.config.run_config import MODEL_FILE, TRAIN_FILE, RunConfig
 from rungs.config.sharding_config import ShardingConfig
@@ -34,11 +34,18 @@ from rungs.planning.flops import (
     model_flops_per_token,
 )
 from rungs.planning.hardware import Hardware
-from rungs.planning.memory import Dtypes, Memory, as_stored, format_bytes, memory_of
-from rungs.planning.oom_advice import Edit, larger_microbatch, remedies
+from rungs.planning.memory import (
+    Dtypes,
+    Edit,
+    Memory,
+    as_stored,
+    format_bytes,
+    larger_microbatch,
+    memory_of,
+    remedies,
+)
 from rungs.run import metrics, records
 from rungs.run.folder import RunFolder
-from rungs.run.records import Length
 from rungs.step.state import AbstractState, shapes_of
 
 _RECENT_STEPS = 100
@@ -64,7 +71,7 @@ class Tokens(NamedTuple):
         config: RunConfig,
         seconds: float,
         throughput: "Throughput",
-        decided: Sequence[Length],
+        decided: Sequence[records.Length],
     ) -> Self:
         """Return the numbers for a run that ends after this many seconds: its own decision or,
         before that, as many as the throughput allows."""
@@ -352,9 +359,6 @@ def _least_update_seconds(untimed: Forecast) -> float:
     gradients = 0 if untimed.config.train.lora else memory.weights
     moved = 2 * (memory.weights + memory.moments) + gradients
     return moved / bandwidth if bandwidth else 0.0
-
-
-log = logging.getLogger("rungs")
 
 
 def disk_space(

@@ -3,10 +3,9 @@
 import math
 from collections.abc import Iterator
 
-from rungs.common.shown_text import quoted
-from rungs.common.text_table import counted, format_duration
+from rungs.common.shown_text import counted, format_duration, quoted
 from rungs.parallel.gpu_settings import share_advice
-from rungs.parallel.mesh import CONTEXT, DATA, size_along
+from rungs.parallel.sharding import CONTEXT, DATA, size_along
 from rungs.planning.communication import abstract_layout
 from rungs.planning.compiled import report as compiled_report
 from rungs.planning.compiled.roofline import Roofline

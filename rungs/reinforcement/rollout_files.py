@@ -10,18 +10,27 @@ import dataclasses
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from rungs.common import disk
 from rungs.common.errors import UserError
-from rungs.common.paths import is_file
+from rungs.common.paths import is_file, read_bytes
 from rungs.model.rollouts import Rollout
-from rungs.reinforcement.prompts import Prompt
 from rungs.run.folder import RunFolder
+from rungs.tasks.task import Item
 from rungs.tasks.verifiers.verdict import Status, Verdict
+
+
+class Prompt(NamedTuple):
+    """An item of a task with its prompt's token ids."""
+
+    task: int
+    """Index in the config's `tasks`."""
+    item: Item
+    tokens: list[int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,7 +137,7 @@ class RolloutFiles:
 def read(path: Path) -> list[Completion]:
     """Return the completions in a file. Raises UserError if it is missing or damaged."""
     try:
-        lines = path.read_bytes().splitlines()
+        lines = read_bytes(path).splitlines()
         return [_COMPLETION.validate_json(line) for line in lines]
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None

@@ -9,11 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from rungs.common import atomic_folder, strict_json
-from rungs.common.errors import UserError
-from rungs.common.paths import is_file, is_inside, is_there
-from rungs.config import run_config
-from rungs.config.reinforce_config import ReinforceConfig
+from rungs.common import disk, errors, paths, strict_json
+from rungs.config import reinforce_config, run_config
 from rungs.run.folder import find_run, new_run_path
 
 
@@ -34,10 +31,10 @@ class NewRun:
         exists with other contents."""
         texts = _changed_files(origin, folder, changes)
         run_config.check_texts(folder, texts)
-        if is_there(folder) and any(
+        if paths.is_there(folder) and any(
             strict_json.read_text(folder / name) != text for name, text in texts.items()
         ):
-            raise UserError(
+            raise errors.UserError(
                 f"{folder}: already exists with other keys than this copy of {origin} would have;"
                 " choose another name or use it as it is"
             )
@@ -46,8 +43,8 @@ class NewRun:
     def make(self) -> Path:
         """Write the folder atomically. An existing folder is left unchanged. Raises UserError if it
         cannot be written."""
-        if not is_there(self.folder):
-            with atomic_folder.create_folder(self.folder) as new:
+        if not paths.is_there(self.folder):
+            with disk.create_folder(self.folder) as new:
                 for name, text in self.texts.items():
                     (new / name).write_text(text, encoding="utf-8")
                 for name, content in self.task_files.items():
@@ -57,7 +54,7 @@ class NewRun:
 
     def remove(self) -> None:
         """Remove the folder again, unless more than `make` wrote is in it by now."""
-        if not is_there(self.folder):
+        if not paths.is_there(self.folder):
             return
         files = {path for path in self.folder.rglob("*") if path.is_file()}
         if files == {self.folder / name for name in (*self.texts, *self.task_files)}:
@@ -73,7 +70,7 @@ def create_like(name: str, like: str, settings: Sequence[str], keep: bool = True
     UserError, before writing anything, if a setting is wrong or the folder cannot be created."""
     target = new_run_path(name)
     new = NewRun.of(target, find_run(like), parse_settings(settings))
-    is_new = not is_there(target)
+    is_new = not paths.is_there(target)
     try:
         yield new.make()
     except Exception:
@@ -91,7 +88,7 @@ def parse_settings(settings: Sequence[str]) -> dict[str, Any]:
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not equals:
-            raise UserError(f"--set {setting}: must have the form key=value")
+            raise errors.UserError(f"--set {setting}: must have the form key=value")
         try:
             changes[key] = json.loads(value)
         except (ValueError, RecursionError):
@@ -102,9 +99,9 @@ def parse_settings(settings: Sequence[str]) -> dict[str, Any]:
 def _task_files(origin: Path) -> dict[str, bytes]:
     """Return the contents of the files that tasks name in a run folder, by relative path."""
     train = run_config.load_any_run(origin).train
-    tasks = train.tasks if isinstance(train, ReinforceConfig) else ()
-    names = {name for task in tasks for name in task.files if is_inside(name)}
-    return {name: (origin / name).read_bytes() for name in names if is_file(origin / name)}
+    tasks = train.tasks if isinstance(train, reinforce_config.ReinforceConfig) else ()
+    names = {name for task in tasks for name in task.files if paths.is_inside(name)}
+    return {name: (origin / name).read_bytes() for name in names if paths.is_file(origin / name)}
 
 
 def _changed_files(origin: Path, target: Path, changes: Mapping[str, Any]) -> dict[str, str]:

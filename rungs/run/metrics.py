@@ -4,7 +4,6 @@ training, `PolicyMetrics` in reinforcement learning."""
 import contextlib
 import dataclasses
 import json
-import logging
 import math
 import os
 from collections.abc import Callable, Iterator
@@ -17,12 +16,11 @@ from typing_extensions import TypeVar
 
 from rungs.common import disk, paths
 from rungs.common.errors import RunFailure
+from rungs.common.run_log import log
 
 METRICS_FILE = "metrics.jsonl"
 
 Spike = Literal["seen", "skipped"]
-
-log = logging.getLogger("rungs")
 
 
 Count = Annotated[int, Field(ge=0, le=2**62)]
@@ -212,7 +210,7 @@ def stream(path: Path, kind: type[R]) -> Iterator[R]:
         return
     validator = TypeAdapter(kind).validator
     with paths.open_to_read(path) as lines:
-        for line in lines:
+        for line in paths.lines_of(lines):
             try:
                 step = validator.validate_json(line)
             except ValueError:

@@ -1,5 +1,5 @@
 """Runs and results of a learning-rate sweep: several variants of a run at several learning rates.
-`rungs/sweeps/grid.py` trains them."""
+`rungs/commands/grid.py` trains them."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -17,8 +17,7 @@ from rungs.config.run_config import AnyRunConfig
 from rungs.model.gpt import GPT
 from rungs.model.lora import LOW_RANK_NAMES, add_lora
 from rungs.optim.multi_steps import MultiSteps
-from rungs.parallel.mesh import TENSOR, dotted
-from rungs.parallel.sharding import Layout, constrain, padded_axis
+from rungs.parallel.sharding import TENSOR, Layout, constrain, dotted, padded_axis
 
 Arrays = dict[str, jax.Array]
 AbstractArrays = dict[str, jax.ShapeDtypeStruct]

@@ -19,6 +19,4 @@
     background     work beside the steps: charts, samples, trackers, alerts, the mirror
 
 Work after each step or checkpoint that should not delay it is called in `background`; work that the
-loop waits for is a hook, `Trainer.add_hook`. Another kind of run is `rungs/reinforcement`.
-
-Imports the packages listed before it in `rungs/__init__.py`, except `huggingface` and `scaling`."""
+loop waits for is a hook, `Trainer.add_hook`. Another kind of run is `rungs/reinforcement`."""

@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rungs.checkpointing.manifest import Checkpoint
 from rungs.common.errors import RunFailure, errors_at
-from rungs.common.text_table import counted
+from rungs.common.shown_text import counted
 from rungs.config.run_config import RunConfig
 from rungs.config.train_config import TrainConfig
 from rungs.data import catalog, tokenizer_files
@@ -26,7 +26,7 @@ from rungs.data.loader import Batch, PreferenceBatch, TrainingData, ValidationDa
 from rungs.data.provenance import Provenance, check_same_tokenizer
 from rungs.data.tokenizer import Tokenizer
 from rungs.parallel import processes, sharding
-from rungs.planning import forecast, oom_advice
+from rungs.planning import forecast, memory
 from rungs.run import metrics
 from rungs.run.folder import RunFolder
 from rungs.run.metrics import Spike, StepMetrics
@@ -93,9 +93,9 @@ class NextTokenInputs:
         config, stored = start.config, start.weights.dtypes() if start.weights else None
         if processes.is_first_process() and not start.options.dry_run:
             forecast.warn_if_short(start.run, config, self.total_steps, stored)
-        with oom_advice.report_out_of_memory(config, mesh, stored):
+        with memory.report_out_of_memory(config, mesh, stored):
             if not start.options.dry_run:
-                oom_advice.warn_if_too_large(config, mesh, stored)
+                memory.warn_if_too_large(config, mesh, stored)
             yield
 
     def add_hooks(self, start: Start, trainer: Trainer[StepMetrics]) -> None:

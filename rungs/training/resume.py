@@ -6,19 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
-from rungs.checkpointing.checkpoint_folder import (
-    BEST,
-    CHECKPOINT_GLOB,
-    LATEST,
-    UNFINISHED,
-    best_of,
-    checkpoint_folders,
-    list_checkpoints,
-    newest_valid,
-    order_by_name,
-    unusable_checkpoints,
-    utc_now,
-)
+from rungs.checkpointing import checkpoint_folder
 from rungs.checkpointing.manifest import META_FILE, Checkpoint, CheckpointMeta
 from rungs.common import disk
 from rungs.common.errors import UserError
@@ -100,13 +88,15 @@ def move_aside(run: RunFolder, saved: Checkpoint | None) -> Path | None:
     one, the metrics tell the next start that there is more to move."""
     later = [
         c.folder
-        for c in list_checkpoints(run.checkpoints)
+        for c in checkpoint_folder.list_checkpoints(run.checkpoints)
         if saved is None or c.order > saved.order
     ]
     later += [
         path
-        for path, error in unusable_checkpoints(run.checkpoints).items()
-        if error.state == "damaged" or saved is None or order_by_name(path.name) > saved.order
+        for path, error in checkpoint_folder.unusable_checkpoints(run.checkpoints).items()
+        if error.state == "damaged"
+        or saved is None
+        or checkpoint_folder.order_by_name(path.name) > saved.order
     ]
     records = run.records
     if not later and not (saved is None and run.metrics.exists()):
@@ -126,7 +116,10 @@ def move_aside(run: RunFolder, saved: Checkpoint | None) -> Path | None:
 
 
 def _move(path: Path, target: Path) -> None:
-    if path.is_symlink() and path.name not in (BEST, LATEST):  # a relative link would break
+    if path.is_symlink() and path.name not in (
+        checkpoint_folder.BEST,
+        checkpoint_folder.LATEST,
+    ):  # a relative link would break
         target.symlink_to(path.resolve(), target_is_directory=True)
         path.unlink()
     else:
@@ -135,16 +128,18 @@ def _move(path: Path, target: Path) -> None:
 
 def _is_saved_by_runs(path: Path) -> bool:
     """Whether training saved this in `checkpoints`, which may link to a folder with other files."""
-    is_checkpoint = fnmatch.fnmatch(path.name.removeprefix(UNFINISHED), CHECKPOINT_GLOB)
-    return is_checkpoint or path.name in (BEST, LATEST)
+    is_checkpoint = fnmatch.fnmatch(
+        path.name.removeprefix(checkpoint_folder.UNFINISHED), checkpoint_folder.CHECKPOINT_GLOB
+    )
+    return is_checkpoint or path.name in (checkpoint_folder.BEST, checkpoint_folder.LATEST)
 
 
 def _create_aside(run: RunFolder, records: list[Path]) -> Path:
     """Create a folder under `aside/` with copies of these files, atomically."""
-    for unfinished in run.aside.glob(UNFINISHED + "*"):
+    for unfinished in run.aside.glob(checkpoint_folder.UNFINISHED + "*"):
         disk.remove(unfinished)
-    aside = run.aside / f"{utc_now():%Y%m%dZ%H%M%S%f}"
-    unfinished = aside.with_name(UNFINISHED + aside.name)
+    aside = run.aside / f"{checkpoint_folder.utc_now():%Y%m%dZ%H%M%S%f}"
+    unfinished = aside.with_name(checkpoint_folder.UNFINISHED + aside.name)
     try:
         unfinished.mkdir(parents=True)
         _create_aside_for_checkpoints(run, unfinished / "checkpoints", aside.name)
@@ -171,12 +166,12 @@ def _create_aside_for_checkpoints(run: RunFolder, aside: Path, name: str) -> Non
 
 
 def _newest(run: RunFolder) -> Checkpoint | None:
-    newest = newest_valid(run.checkpoints)
-    for path, error in unusable_checkpoints(run.checkpoints).items():
-        is_later = newest is None or order_by_name(path.name) > newest.order
+    newest = checkpoint_folder.newest_valid(run.checkpoints)
+    for path, error in checkpoint_folder.unusable_checkpoints(run.checkpoints).items():
+        is_later = newest is None or checkpoint_folder.order_by_name(path.name) > newest.order
         if is_later and error.state != "damaged":  # its content would be lost
             raise UserError(f"{error}; or choose an earlier checkpoint with --from")
-    if newest is None and checkpoint_folders(run.checkpoints):
+    if newest is None and checkpoint_folder.checkpoint_folders(run.checkpoints):
         raise UserError(
             f"{run.checkpoints}: none of the checkpoints is valid; start over with --fresh,"
             " which moves them to aside/"
@@ -185,22 +180,24 @@ def _newest(run: RunFolder) -> Checkpoint | None:
 
 
 def _find_by_name(run: RunFolder, name: str) -> Checkpoint:
-    checkpoints = list_checkpoints(run.checkpoints)
+    checkpoints = checkpoint_folder.list_checkpoints(run.checkpoints)
     if not checkpoints:
         raise UserError(f"--from {name}: there are no checkpoints in {run.path}")
-    if name == LATEST:
+    if name == checkpoint_folder.LATEST:
         return checkpoints[-1]
-    if name == BEST:
-        return best_of(checkpoints) or checkpoints[-1]
+    if name == checkpoint_folder.BEST:
+        return checkpoint_folder.best_of(checkpoints) or checkpoints[-1]
     matches = [c for c in checkpoints if name and c.folder.name.endswith(name)]
     if len({c.step for c in matches}) == 1:
         return matches[-1]
-    for path, error in unusable_checkpoints(run.checkpoints).items():
+    for path, error in checkpoint_folder.unusable_checkpoints(run.checkpoints).items():
         if name and path.name.endswith(name):
             is_damaged = error.state == "damaged"
             reason = f"{path}: damaged ({META_FILE})" if is_damaged else error
             raise UserError(f"{reason}; choose another")
-    names = ", ".join([BEST, LATEST, *(c.folder.name for c in checkpoints)])
+    names = ", ".join(
+        [checkpoint_folder.BEST, checkpoint_folder.LATEST, *(c.folder.name for c in checkpoints)]
+    )
     raise UserError(f"--from {name}: no such checkpoint in {run.path}; there are {names}")
 
 

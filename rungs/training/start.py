@@ -20,18 +20,18 @@ from rungs.checkpointing.load import find_starting_weights, place_starting_weigh
 from rungs.checkpointing.saver import Saver
 from rungs.common import disk, paths, run_log
 from rungs.common.errors import UserError, errors_at
-from rungs.common.text_table import format_duration
+from rungs.common.shown_text import format_duration
 from rungs.config.base import AUTO
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import MODEL_FILE, AnyRunConfig, load_any_run
 from rungs.config.sharding_config import ShardingConfig
+from rungs.evaluation.prompt_samples import check_sample_prompts
 from rungs.model.gpt import GPT
 from rungs.model.kernels import float8
-from rungs.model.layer_loop import LayerLoop, layer_loop
+from rungs.model.remat import LayerLoop, layer_loop
 from rungs.optim.multi_steps import MultiSteps
 from rungs.optim.precision import T, resolve_compute_dtype
 from rungs.parallel import devices, jax_setup, processes
-from rungs.prompt_samples.sampler import check_sample_prompts
 from rungs.run import metrics, records
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.run.metrics import MetricsLog, NullMetricsLog

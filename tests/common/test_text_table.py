@@ -2,7 +2,7 @@
 
 import pytest
 
-from rungs.common.text_table import counted
+from rungs.common.shown_text import counted
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rungs.common.errors import UserError
-from rungs.config.task_config import TaskConfig
+from rungs.config.reinforce_config import TaskConfig
 from rungs.data import catalog, pair_dataset, task_dataset
 from rungs.data.catalog import build_dataset, open_dataset
 from rungs.data.dataset import Dataset, Split

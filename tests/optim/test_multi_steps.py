@@ -15,8 +15,7 @@ from rungs.config.train_config import TrainConfig
 from rungs.model.gpt import GPT
 from rungs.optim.multi_steps import MultiSteps
 from rungs.optim.schedule import learning_rate_schedule
-from rungs.parallel.mesh import one_device
-from rungs.parallel.sharding import place_batch
+from rungs.parallel.sharding import one_device, place_batch
 from rungs.step.state import create_model_and_optimizer, named_arrays
 from rungs.step.train_step import make_train_step
 from tests.support.configs import mesh_of, model_config, train_config

@@ -9,7 +9,7 @@ from rungs.data.dataset import Dataset
 from rungs.data.loader import ValidationData
 from rungs.data.sequences import IGNORED
 from rungs.model.gpt import GPT
-from rungs.parallel.mesh import one_device
+from rungs.parallel.sharding import one_device
 from rungs.step.eval_step import make_evaluation_step, validation_loss
 from tests.support.token_datasets import configs, make_pairs, make_text, some_pairs, validation_rows
 

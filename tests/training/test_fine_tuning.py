@@ -28,6 +28,7 @@ from rungs.training.start import model_and_optimizer
 from tests.commands.test_plan import planned
 from tests.support.configs import ONE_FILE, mesh_of, model_config, train_config
 from tests.support.long import long_except
+from tests.support.starting import StoppedEarly, crash_after, files, go, refusal
 from tests.support.tiny_run import (
     MODEL,
     assert_same_outcome,
@@ -37,7 +38,6 @@ from tests.support.tiny_run import (
     make_dataset,
     make_run,
 )
-from tests.training.test_start import StoppedEarly, crash_after, files, go, refusal
 
 pytestmark = pytest.mark.usefixtures("no_charts")
 

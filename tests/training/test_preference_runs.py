@@ -44,7 +44,7 @@ DPO: dict[str, Any] = {
     "min_train_tokens": -1,
     "shuffle": True,
     "drop_rate": 0.0,
-    "learning_rate": 0.001,
+    "learning_rate": 0.01,
 }
 
 

@@ -1,10 +1,10 @@
 """Gemma 1, 2 and 3, with the defaults of `models/<model_type>` in transformers 5.23."""
 
-from rungs.huggingface.config_keys.attention_keys import LayerTypes, Rope, TwoRopes
-from rungs.huggingface.config_keys.keys import Choice, Key, Only, SameValue, Unused
+from rungs.huggingface.attention_keys import LayerTypes, Rope, TwoRopes
+from rungs.huggingface.config_keys import Choice, Key, Only, SameValue, Unused
 from rungs.huggingface.families import llama
 from rungs.huggingface.families.family import Family
-from rungs.huggingface.tensors.rules import norm
+from rungs.huggingface.tensor_rules import norm
 
 GEMMA_CONSTANTS = llama.LLAMA_CONSTANTS | {
     "norm": "rms_norm_plus_one",

@@ -2,7 +2,7 @@
 
 from rungs.common import strict_json
 from rungs.common.errors import UserError
-from rungs.huggingface.config_keys.keys import HFConfig
+from rungs.huggingface.config_keys import HFConfig
 from rungs.huggingface.families.family import Family
 from rungs.huggingface.families.gemma import GEMMA, GEMMA2, GEMMA3
 from rungs.huggingface.families.gpt2 import GPT2

@@ -14,19 +14,16 @@ from flax import nnx
 from jax import Array
 from jax.sharding import Mesh
 
-from rungs.checkpointing import load
-from rungs.checkpointing.weights_file import Weights
+from rungs.checkpointing import load, weights_file
 from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig
 from rungs.config.sharding_config import Mode, ShardingConfig, mode_problem
-from rungs.data import catalog
-from rungs.data.loader import Batch, TrainingData
+from rungs.data import catalog, loader
 from rungs.data.sequences import IGNORED
 from rungs.model.gpt import GPT
 from rungs.optim.multi_steps import MultiSteps, Update
 from rungs.parallel.devices import memory_bytes
-from rungs.parallel.mesh import CONTEXT, create_mesh, dotted, size_along
-from rungs.parallel.sharding import Layout, place_batch
+from rungs.parallel.sharding import CONTEXT, Layout, create_mesh, dotted, place_batch, size_along
 from rungs.planning.compiled.collectives import Traffic, collectives, summary
 from rungs.planning.peaks import bytes_per_device
 from rungs.run.folder import RunFolder
@@ -95,9 +92,9 @@ class ParallelCheck(NamedTuple):
     config: RunConfig
     """In float32, to keep rounding small, and without warm-up, which would make the first updates
     too small to show in the losses."""
-    batches: list[Batch]
+    batches: list[loader.Batch]
     total_steps: int
-    start_weights: Weights | None
+    start_weights: weights_file.Weights | None
     """Weights that the run starts from; None: random ones."""
     make_objective: MakeObjective = objective_of
 
@@ -109,15 +106,15 @@ class ParallelCheck(NamedTuple):
         UserError if run and data don't fit together."""
         start_weights = load.find_starting_weights(run, config)
         datasets = catalog.open_datasets(config.train.datasets, datasets_dir, update=False)
-        data = TrainingData(config, datasets)
+        data = loader.TrainingData(config, datasets)
         return cls.from_data(config, data, start_weights, limits)
 
     @classmethod
     def from_data(
         cls,
         config: RunConfig,
-        data: TrainingData,
-        start_weights: Weights | None,
+        data: loader.TrainingData,
+        start_weights: weights_file.Weights | None,
         limits: ParallelLimits,
     ) -> Self:
         """Cut a run's first steps to the limits. Raises UserError if no targets remain."""
@@ -305,7 +302,7 @@ def _arrays(model: GPT, config: RunConfig) -> dict[str, jax.Array]:
     return named_arrays(model, config.model.vocab_size)
 
 
-def _cut(batch: Batch, sequences: int, tokens: int) -> Batch:
+def _cut(batch: loader.Batch, sequences: int, tokens: int) -> loader.Batch:
     """Return the first tokens of the first sequences of a batch, as one microbatch."""
     length = batch.inputs_ABS.shape[-1]
 

@@ -1,22 +1,18 @@
 """The program that samples beside training, at low priority on the CPU: `python -m
-rungs.prompt_samples.sampler FOLDER`. It reads a `SamplingRequest` as a line of JSON, then names of
-checkpoints in FOLDER, and finally an empty line. It appends to `samples.jsonl`, and removes each
+rungs.evaluation.prompt_samples FOLDER`. It reads a `SamplingRequest` as a line of JSON, then names
+of checkpoints in FOLDER, and finally an empty line. It appends to `samples.jsonl`, and removes each
 checkpoint when done."""
 
 import contextlib
-import logging
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from rungs.checkpointing import checkpoint_folder, load, optimizer_state, published
-from rungs.checkpointing.manifest import Checkpoint, read_checkpoint
-from rungs.common import disk, strict_json
-from rungs.common.errors import UserError, errors_at
-from rungs.common.helper_process import ENDED, HelperProcess, receive
-from rungs.common.signals import StopSignal
+from rungs.checkpointing import checkpoint_folder, load, manifest, optimizer_state, published
+from rungs.common import disk, errors, helper_process, signals, strict_json
+from rungs.common.run_log import log
 from rungs.config.optimization_config import OptimizationConfig
 from rungs.config.option_values import DATASETS_VARIABLE
 from rungs.config.run_config import AnyRunConfig
@@ -29,14 +25,11 @@ from rungs.model.sampling import GREEDY, Sampling
 from rungs.parallel import jax_setup
 from rungs.run import records
 from rungs.run.folder import RunFolder
-from rungs.run.records import Sample
 
 STAGED = ".sampling"
 """Folder in the run folder with links to the weights, which retention may delete meanwhile."""
 TEMPERATURE = 1.0
 """Temperature of the non-greedy text: the distribution that the model was trained for."""
-
-log = logging.getLogger("rungs")
 
 
 class SamplingRequest(strict_json.StrictModel):
@@ -62,9 +55,9 @@ class SampleProcess:
     ) -> None:
         self._run, self._train, self._folder = run, train, run.path / STAGED
         environment = {DATASETS_VARIABLE: str(datasets_dir)} if datasets_dir else {}
-        self._process = HelperProcess(
+        self._process = helper_process.HelperProcess(
             "samples",
-            "rungs.prompt_samples.sampler",
+            "rungs.evaluation.prompt_samples",
             str(self._folder.resolve()),
             environment=environment | {"JAX_PLATFORMS": "cpu"},
         )
@@ -83,7 +76,7 @@ class SampleProcess:
         except OSError as error:
             log.warning("samples: %s", error.strerror or error)
 
-    def finish(self, *, wait: bool, stop: StopSignal) -> None:
+    def finish(self, *, wait: bool, stop: signals.StopSignal) -> None:
         """End the process: at once, or with `wait` when it has sampled from all checkpoints or a
         signal arrives. The next start samples from the rest."""
         if not self._process.is_started:
@@ -94,7 +87,7 @@ class SampleProcess:
         if self._run.is_own():
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _unsampled(self) -> Iterator[Checkpoint]:
+    def _unsampled(self) -> Iterator[manifest.Checkpoint]:
         prompts, known = self._train.sample_prompts, records.read_samples(self._run)
         wanted = {(prompt, kind) for prompt in prompts for kind in records.SAMPLE_KINDS}
         for checkpoint in checkpoint_folder.list_checkpoints(self._run.checkpoints):
@@ -132,9 +125,9 @@ class CheckpointSampler:
         self._request = request
         self._generator: Generator | None = None
 
-    def sample(self, folder: Path) -> list[Sample]:
+    def sample(self, folder: Path) -> list[records.Sample]:
         """Return a checkpoint's completions of the prompts: one greedy, one sampled by the seed."""
-        checkpoint = read_checkpoint(folder)
+        checkpoint = manifest.read_checkpoint(folder)
         tokenizer, model = load.load_tokenizer(folder), load.load_model(folder)
         if self._generator is None:
             self._generator = Generator(model)
@@ -149,7 +142,7 @@ class CheckpointSampler:
             continued = self._generator.generate(rows, request)
             for prompt, row, new in zip(asked.prompts, rows, continued, strict=True):
                 found.append(
-                    Sample(
+                    records.Sample(
                         time=records.now(),
                         step=checkpoint.step,
                         checkpoint=folder.name,
@@ -184,7 +177,7 @@ def check_sample_prompts(config: AnyRunConfig, tokenizer: Path | str) -> None:
     if not prompts:
         return
     place, lines = f"{config.train_file}: sample_prompts", []
-    with errors_at(f"{place}: "):
+    with errors.errors_at(f"{place}: "):
         # a dataset of chats keeps the template beside the tokenizer
         template = ChatTemplate.find(tokenizer.parent) if isinstance(tokenizer, Path) else None
         rows = encode_prompts(prompts, load_tokenizer(tokenizer), template)
@@ -196,16 +189,16 @@ def check_sample_prompts(config: AnyRunConfig, tokenizer: Path | str) -> None:
         elif (largest := max(tokens)) >= size:
             lines.append(f"{shown} has token id {largest}, but the model's vocab_size is {size}")
     if lines:
-        raise UserError.at(place, lines)
+        raise errors.UserError.at(place, lines)
 
 
 def main(folder: Path, lines: TextIO) -> None:
     """Sample from the checkpoints whose names arrive, in order."""
     jax_setup.enable_compilation_cache()
     request = SamplingRequest.model_validate_json(lines.readline())
-    names = receive(lines, exit_if_killed=True)
+    names = helper_process.receive(lines, exit_if_killed=True)
     sampler, run = CheckpointSampler(request), RunFolder(Path(request.run), request.identity)
-    while (line := names.get()) != ENDED:
+    while (line := names.get()) != helper_process.ENDED:
         checkpoint = folder / line.rstrip("\n")
         try:
             records.append(run, sampler.sample(checkpoint))

@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 
 from rungs.config.model_config import ModelConfig
-from rungs.parallel.mesh import dotted
+from rungs.parallel.sharding import dotted
 from rungs.step.state import abstract_model
 
 _STACKED_AXES = ("{layer}", "{expert}")

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,19 +12,17 @@ import click
 from rungs.charts.comparison_charts import draw_comparison
 from rungs.common.errors import EXIT_BAD_INPUT, EXIT_FAILED, RunFailure, UserError
 from rungs.common.paths import is_plain_name, refuse_control_characters
+from rungs.common.run_log import log
 from rungs.common.signals import StopSignal
 from rungs.monitoring.supervisor import run_child
 from rungs.page.document import open_runs, write_page
-from rungs.run import metrics, recorded_run
-from rungs.run.derive import NewRun, parse_settings
+from rungs.run import derive, metrics, recorded_run
 from rungs.run.folder import RunFolder, find_run
 from rungs.scaling.learning_rate_sweep import Point, SweepRun, final_loss
 
 PAGE = "compare.html"
 COMPARISON = "comparison"
 _MOST_RUNS = 1000
-
-log = logging.getLogger("rungs")
 
 
 class Cell(NamedTuple):
@@ -39,7 +36,7 @@ class Cell(NamedTuple):
 
     def check(self) -> None:
         """Raise UserError if the changes don't fit the origin, or something else is in the way."""
-        NewRun.of(self.folder, find_run(self.origin), self.changes)
+        derive.NewRun.of(self.folder, find_run(self.origin), self.changes)
 
     def train(self, train_command: Sequence[str], stop: StopSignal) -> int:
         """Create and train the run, and return the exit code. A finished run is left as it is, an
@@ -59,7 +56,7 @@ def cells(like: str, grid: Sequence[str], settings: Sequence[str], into: Path) -
     axes = dict(map(_axis, grid))
     if len(axes) < len(grid):
         raise UserError("--grid: a key was given twice; give all its values at once")
-    common = parse_settings(settings)
+    common = derive.parse_settings(settings)
     if twice := axes.keys() & common.keys():
         raise UserError(f"--grid and --set: both change {min(twice)}")
     combinations = [
@@ -139,7 +136,7 @@ def _axis(text: str) -> tuple[str, list[Any]]:
     try:
         found: list[Any] = json.loads(f"[{values}]")
     except (ValueError, RecursionError):
-        found = [parse_settings([f"{key}={value}"])[key] for value in values.split(",")]
+        found = [derive.parse_settings([f"{key}={value}"])[key] for value in values.split(",")]
     if len({json.dumps(value) for value in found}) < len(found):
         raise UserError(f"--grid {text}: a value is there twice")
     return key, found

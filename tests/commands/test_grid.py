@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from rungs.commands.grid import cells
 from rungs.common.errors import UserError
 from rungs.run import metrics
 from rungs.run.folder import RunFolder
-from rungs.sweeps.grid import cells
 from tests.support.committed_runs import ROOT
 from tests.support.tiny_run import make_dataset, make_run
 

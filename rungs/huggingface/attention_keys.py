@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rungs.config.model_config import MOST_LAYERS, ModelConfig
-from rungs.huggingface.config_keys.keys import HFConfig, Values
+from rungs.huggingface.config_keys import HFConfig, Values
 
 
 @dataclass(frozen=True)
