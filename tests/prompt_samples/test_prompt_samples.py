@@ -1,6 +1,6 @@
 """What a run says to its prompts at each checkpoint."""
 
-import json
+import os
 import signal
 import subprocess
 import time
@@ -151,12 +151,11 @@ def test_the_terminal_shows_them(sampled: RunFolder, tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_a_process_that_fails_costs_a_warning(datasets_dir: Path, tmp_path: Path) -> None:
-    run = prompted_run(tmp_path / "run")
-    run.prompt_samples.mkdir()  # so that nothing can be appended
-    (run.path / "train.json").write_text(
-        json.dumps(json.loads((run.path / "train.json").read_text()) | {"min_train_tokens": 256})
+    run = prompted_run(tmp_path / "run", min_train_tokens=256)
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n'rungs.evaluation.prompt_samples' in sys.orig_argv and sys.exit('broken')\n"
     )
-    result = train(run, datasets_dir)
+    result = train(run, datasets_dir, env=os.environ | {"PYTHONPATH": str(tmp_path)})
     assert result.returncode == 0
-    assert "not sampled from" in run.log.read_text()
+    assert "WARNING samples: its process ended with exit code 1" in run.log.read_text()
     assert len(list_checkpoints(run.checkpoints)) == 2
