@@ -17,7 +17,7 @@ from rungs.charts.comparison_charts import sweep_chart
 from rungs.commands.grid import sweep
 from rungs.data.catalog import find_datasets_dir
 from rungs.run.folder import find_run
-from rungs.scaling.learning_rate_sweep import (
+from rungs.scaling.mup import (
     SweepRun,
     best_rates,
     is_best_at_end,

@@ -18,8 +18,7 @@ from rungs.charts import drawing, run_charts
 from rungs.charts.drawing import BLACK, COLOURS, MARKERS, SKY_BLUE
 from rungs.run import recorded_run
 from rungs.run.recorded_run import Curve, FloatArray, RecordedRun
-from rungs.scaling.coordinate_check import WidthMeasurement
-from rungs.scaling.learning_rate_sweep import Point, best_rates, points_by_series
+from rungs.scaling.mup import Point, WidthMeasurement, best_rates, points_by_series
 from rungs.scaling.power_law import EXTRAPOLATION, ScaledRuns
 
 POINTS = 50

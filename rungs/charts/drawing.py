@@ -20,8 +20,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
-from rungs.common import disk
-from rungs.common.errors import UserError
+from rungs.common import disk, errors
 from rungs.common.shown_text import counted
 from rungs.config.optimization_config import OptimizationConfig
 from rungs.config.option_values import ChartStyle
@@ -101,7 +100,7 @@ def write_all(
                 folder.mkdir(parents=True, exist_ok=True)
             disk.replace_file(path, picture.getvalue())
         except OSError as error:
-            raise UserError(f"{path}: cannot be written: {error.strerror}") from None
+            raise errors.UserError(f"{path}: cannot be written: {error.strerror}") from None
         paths.append(path)
     return paths
 

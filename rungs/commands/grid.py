@@ -18,7 +18,7 @@ from rungs.monitoring.supervisor import run_child
 from rungs.page.document import open_runs, write_page
 from rungs.run import derive, metrics, recorded_run
 from rungs.run.folder import RunFolder, find_run
-from rungs.scaling.learning_rate_sweep import Point, SweepRun, final_loss
+from rungs.scaling.mup import Point, SweepRun, final_loss
 
 PAGE = "compare.html"
 COMPARISON = "comparison"

@@ -1,7 +1,6 @@
 """Open a dataset by its name. If it is missing, build it or download it first."""
 
 import functools
-import logging
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from rungs.common import disk, paths, shown_text, strict_json
 from rungs.common.errors import UserError, did_you_mean
+from rungs.common.run_log import log
 from rungs.config.option_values import DATASETS_VARIABLE
 from rungs.data import dataset, hub_dataset, python_stdlib, task_dataset, text_dataset
 from rungs.data.dataset import Dataset, Source
@@ -16,7 +16,6 @@ from rungs.data.dataset import Dataset, Source
 if TYPE_CHECKING:  # else every command would import PyArrow
     from rungs.data.documents.building import Request
 
-logger = logging.getLogger("rungs.dataset")
 
 BUILT_IN: dict[str, Callable[[Path], Source]] = {
     python_stdlib.NAME: python_stdlib.build,
@@ -112,7 +111,7 @@ def build_documents_dataset(name: str, request: "Request", datasets_dir: Path) -
 
 def _build_by_name(name: str, folder: Path) -> None:
     if name in BUILT_IN:
-        logger.info("building dataset %s in %s", name, folder)
+        log.info("building dataset %s in %s", name, folder)
         _build_folder(folder, BUILT_IN[name])
         return
     known = [*BUILT_IN]

@@ -1,14 +1,12 @@
 """Download datasets from the Hugging Face hub, and update the local copy."""
 
-import logging
 import shutil
 from pathlib import Path
 
-from rungs.common import disk, hub, paths
-from rungs.common.errors import UserError
+from rungs.common import disk, errors, hub, paths
+from rungs.common.run_log import log
 from rungs.data import dataset, tokenizer
 
-logger = logging.getLogger("rungs.hub_dataset")
 FILES = [*map(dataset.split_file, dataset.SPLITS), tokenizer.TOKENIZER_FILE]
 """The only files downloaded from a repository; none can contain code."""
 
@@ -25,10 +23,10 @@ def download(name: str, folder: Path, *, update: bool) -> None:
         if known is None or known.source.revision != state.revision:
             with disk.lock_folder(folder):
                 _download_revision(name, folder, state)
-    except UserError as error:
+    except errors.UserError as error:
         if not paths.is_there(folder):
             raise
-        logger.warning("%s: using the copy in %s, which may be outdated: %s", name, folder, error)
+        log.warning("%s: using the copy in %s, which may be outdated: %s", name, folder, error)
 
 
 def _download_revision(name: str, folder: Path, state: hub.HubRepository) -> None:
@@ -38,7 +36,7 @@ def _download_revision(name: str, folder: Path, state: hub.HubRepository) -> Non
     wanted = [file for file in FILES if file in state.files]
     if FILES[0] not in wanted:
         owner, repository = name.split("/")
-        raise UserError(
+        raise errors.UserError(
             f"{name}: not a dataset of Rungs: it has no {FILES[0]} on the hub; if it has text,"
             f" build one: uv run download_dataset.py {owner}/{repository} --tokenizer TOKENIZER"
         )
@@ -54,7 +52,7 @@ def _download_revision(name: str, folder: Path, state: hub.HubRepository) -> Non
             # the hub's library silently keeps older files if the connection ends between requests
             if state.files[file].sha256 not in (None, found.sha256):
                 (partial / file).unlink()
-                raise UserError(f"{name}: {file} was not downloaded correctly; try again")
+                raise errors.UserError(f"{name}: {file} was not downloaded correctly; try again")
         dataset.write_description(partial, description)
 
 

@@ -6,7 +6,6 @@ import hashlib
 import io
 import itertools
 import json
-import logging
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -14,12 +13,11 @@ from typing import Any, NamedTuple, TypeVar
 
 from rungs.common import paths, run_log
 from rungs.common.errors import UserError
+from rungs.common.run_log import log
 from rungs.data import dataset, tokenizer_files
 from rungs.data.bpe import SMALLEST_VOCAB, train_bpe
 from rungs.data.token_file import Texts, TokenWriter
 from rungs.data.tokenizer import Tokenizer
-
-logger = logging.getLogger("rungs.text_dataset")
 
 _PIECE_BYTES = 1 << 20
 _TRAINING_BYTES = 32 << 20
@@ -99,7 +97,7 @@ def build(
     if isinstance(tokenizer, int) and tokenizer < SMALLEST_VOCAB:
         raise UserError(f"a vocabulary of {tokenizer} is too small; use at least {SMALLEST_VOCAB}")
     if as_json := [section.path for section in texts if _is_json(section)]:
-        logger.warning(
+        log.warning(
             "%s: looks like JSON%s; with --text its brackets, keys and escapes are trained on, too."
             " Put the plain text into files of their own, or use --pairs for prompts and answers",
             as_json[0],
@@ -203,7 +201,7 @@ def write_splits(
 
 def log_texts(tokenizer: Tokenizer, end: int | None) -> Texts | None:
     """Log the tokens that begin and end texts; return them, or None if none begin texts."""
-    logger.info("%s", tokenizer.describe_texts(tokenizer.begin))
+    log.info("%s", tokenizer.describe_texts(tokenizer.begin))
     return Texts(begin=tokenizer.begin, end=end) if tokenizer.begin else None
 
 

@@ -5,7 +5,6 @@ https://huggingface.co/docs/transformers/main_classes/tokenizer"""
 
 import contextlib
 import json
-import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -15,6 +14,7 @@ from tokenizers import AddedToken, models, pre_tokenizers, processors
 
 from rungs.common import hub, paths, strict_json
 from rungs.common.errors import UserError, errors_at, reason
+from rungs.common.run_log import log
 from rungs.data import bpe, sentencepiece_model
 from rungs.data.tokenizer import (
     END_OF_TEXT,
@@ -40,7 +40,6 @@ _KEYS = {
     **dict.fromkeys(("add_bos_token", "add_eos_token", "add_prefix_space", "legacy"), bool),
 }
 _TOKEN_KEYS = ("lstrip", "rstrip", "single_word", "normalized", "special")
-logger = logging.getLogger("rungs.dataset")
 SENTENCEPIECE_FILE, VOCABULARY_FILE, MERGES_FILE = "tokenizer.model", "vocab.json", "merges.txt"
 
 
@@ -258,7 +257,7 @@ def _checked(raw: tokenizers.Tokenizer, path: Path, find: FindFile) -> Tokenizer
         try:
             return find(name)
         except UserError as error:
-            logger.warning("%s; what ends a text is decided without it", error)
+            log.warning("%s; what ends a text is decided without it", error)
             return None
 
     vocabulary = raw.get_vocab(with_added_tokens=True)

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rungs.checkpointing.published import CONFIG_FILE
-from rungs.common import strict_json
-from rungs.common.errors import UserError, errors_at
+from rungs.common import errors, strict_json
 from rungs.config.model_config import ModelConfig
 
 _NO_EFFECT_KEYS = re.findall(
@@ -136,17 +135,17 @@ class HFConfig:
                 allowed = " or ".join(map(strict_json.format_value, SUPPORTED_VALUES[key]))
                 self.reject(key, f"must be {allowed}")
         if self.errors:
-            raise UserError("\n".join(self.errors))
+            raise errors.UserError("\n".join(self.errors))
 
 
 def read_hf_config(folder: Path) -> HFConfig:
     """Read a folder's `config.json`. Raises UserError if it is missing or unreadable."""
     path = folder / CONFIG_FILE
     text = strict_json.read_text(path)
-    with errors_at(f"{path}: unreadable JSON: ", ValueError, RecursionError):
+    with errors.errors_at(f"{path}: unreadable JSON: ", ValueError, RecursionError):
         values = json.loads(text)
     if not isinstance(values, dict):
-        raise UserError(f"{path}: must hold a JSON object {{…}}")
+        raise errors.UserError(f"{path}: must hold a JSON object {{…}}")
     return HFConfig(path, values)
 
 

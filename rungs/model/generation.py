@@ -19,9 +19,8 @@ from rungs.common.errors import RunFailure
 from rungs.data.chats.chat_dataset import ChatFormat
 from rungs.data.chats.messages import ASSISTANT, Message
 from rungs.data.tokenizer import Tokenizer
-from rungs.model import lookahead, weight_formats
+from rungs.model import gpt, lookahead, weight_formats
 from rungs.model.decoding import Decoder, DecodingState, Prompts, pad_left, states_of
-from rungs.model.gpt import GPT
 from rungs.model.sampling import GREEDY, UNDEFINED, Sampling
 
 SMALLEST_BUCKET = 16
@@ -56,7 +55,7 @@ class Generator:
 
     def __init__(
         self,
-        model: GPT,
+        model: gpt.GPT,
         compute_dtype: jnp.dtype = jnp.float32,
         weight_format: weight_formats.WeightFormat = "dtype",
     ) -> None:
@@ -72,7 +71,7 @@ class Generator:
             donate_argnames="state",
         )
 
-    def refresh(self, model: GPT) -> None:
+    def refresh(self, model: gpt.GPT) -> None:
         """Replace the weights by those of the same model after an update."""
         del self._weights  # before the new ones need memory
         self._weights = self._decoder.weights(states_of(model))

@@ -20,8 +20,7 @@ from typing import Any
 from rungs.common import helper_process, shown_text
 from rungs.common.errors import RunFailure, UserError, errors_at, reason
 from rungs.common.run_log import log
-from rungs.run import records
-from rungs.run.folder import RunFolder
+from rungs.run import folder, records
 from rungs.run.metrics import StepRecord
 from rungs.run.records import Event, EventKind
 
@@ -40,7 +39,7 @@ class Alerts:
     """Records events of a run and sends them to the hooks. It never blocks a step. `last_step` is
     the last one before this start, or -1."""
 
-    def __init__(self, run: RunFolder, hooks: Sequence[str], last_step: int) -> None:
+    def __init__(self, run: folder.RunFolder, hooks: Sequence[str], last_step: int) -> None:
         self._run, self._hooks = run, Hooks(hooks)
         self._step = last_step
         self._metrics: StepRecord | None = None

@@ -19,10 +19,15 @@ from rungs.run.folder import RunFolder
 from rungs.run.recorded_run import FloatArray
 
 STEP = "global_step"
-
 Columns = dict[str, FloatArray]
-_NOTHING: Columns = {STEP: np.zeros(0)}
+_NO_STEPS: Columns = {STEP: np.zeros(0)}
 Steps = list[dict[str, Any]]
+NOT_DRAWN = frozenset({STEP, "tokens_seen", "step_seconds", "resumed", "seconds", "flops"})
+"""Columns that are not drawn as metrics."""
+_FEWEST_STRETCHES = 50
+_SAMPLE_CHARACTERS = 60_000
+"""Most characters of a run's samples; beyond that, some checkpoints are left out."""
+_MOST_EVENTS = 300
 
 
 class StepTable:
@@ -30,7 +35,7 @@ class StepTable:
 
     def __init__(self, path: Path) -> None:
         self._file = GrowingFile(path)
-        self.columns: Columns = _NOTHING
+        self.columns: Columns = _NO_STEPS
         """By metric, a number per step, or NaN. Metrics with parts, such as `validation_losses`,
         are columns `validation_losses.NAME`."""
         self.texts: dict[str, dict[int, str]] = {}
@@ -47,7 +52,7 @@ class StepTable:
             steps = _steps_in(lines)
             if self._file.is_replaced and not parts:
                 self._forget()
-            parts.append(self._as_columns(steps) if steps else _NOTHING)
+            parts.append(self._as_columns(steps) if steps else _NO_STEPS)
         if parts:
             self.columns = _in_order(_joined([self.columns, *parts]))
         elif self._file.is_replaced:
@@ -55,7 +60,7 @@ class StepTable:
         return bool(parts) or self._file.is_replaced
 
     def _forget(self) -> None:
-        self.columns, self.texts = _NOTHING, {}
+        self.columns, self.texts = _NO_STEPS, {}
 
     def _as_columns(self, steps: Steps) -> Columns:
         columns: Columns = {}
@@ -118,14 +123,6 @@ def _in_order(columns: Columns) -> Columns:
     _, last = np.unique(steps[::-1], return_index=True)
     kept = len(steps) - 1 - last
     return {name: column[kept] for name, column in columns.items()}
-
-
-NOT_DRAWN = frozenset({STEP, "tokens_seen", "step_seconds", "resumed", "seconds", "flops"})
-"""Columns that are not drawn as metrics."""
-_FEWEST_STRETCHES = 50
-_SAMPLE_CHARACTERS = 60_000
-"""Most characters of a run's samples; beyond that, some checkpoints are left out."""
-_MOST_EVENTS = 300
 
 
 @dataclasses.dataclass

@@ -176,12 +176,13 @@ def _of_attention(config: RunConfig) -> Passes:
     once = 2 * pairs * _heads_width(model) / length
     recomputed = remat.RECOMPUTED[remat.layer_loop(train, model).remat]
     if is_blockwise:
-        return Passes(2 * once, (_again(config) + 2 * recomputed.matmuls) * once, 4 * once)
+        repeated = _repeated_matmuls(config) + 2 * recomputed.matmuls
+        return Passes(2 * once, repeated * once, 4 * once)
     # recomputing the softmax between the two matmuls takes the scores
     return Passes(2 * once, (recomputed.elementwise + recomputed.matmuls) * once, 4 * once)
 
 
-def _again(config: RunConfig) -> int:
+def _repeated_matmuls(config: RunConfig) -> int:
     """Return the matmuls that the backward pass of blockwise attention repeats: the scores, unless
     weights are kept; with two kernels, scores in both and the weights' gradient in the second."""
     model, train = config

@@ -10,8 +10,7 @@ from typing import NamedTuple, Self
 from rungs.checkpointing.checkpoint_folder import CHECKPOINT_GLOB
 from rungs.checkpointing.load import starting_dtypes
 from rungs.checkpointing.retention import most_needed
-from rungs.common import disk, paths
-from rungs.common.errors import UserError, errors_at
+from rungs.common import disk, errors, paths
 from rungs.common.run_log import log
 from rungs.config.optimization_config import OptimizationConfig
 from rungs.config.run_config import MODEL_FILE, TRAIN_FILE, RunConfig
@@ -284,16 +283,16 @@ def recorded_throughput(run: RunFolder) -> Throughput | None:
 def _check_divisibility(run: RunFolder, config: RunConfig, layout: Layout) -> None:
     lines = [f"{MODEL_FILE}: {line}" for line in layout.problems(config.model)]
     lines += [f"{TRAIN_FILE}: {line}" for line in indivisible_batch(*config, layout.mesh)]
-    with errors_at(f"{run.path}/"):
+    with errors.errors_at(f"{run.path}/"):
         if lines:
-            raise UserError("\n".join(lines))
+            raise errors.UserError("\n".join(lines))
         float8.check_device(config.train)
 
 
 def _tokens(run: RunFolder, config: RunConfig, datasets: dict[str, Dataset]) -> Tokens:
     train, steps = config.train, None
     if len(datasets) == len(train.datasets):
-        with errors_at(f"{run.path}/"):
+        with errors.errors_at(f"{run.path}/"):
             steps = TrainingData(config, datasets).total_steps
     elif train.min_train_tokens != -1:
         steps = train.total_steps(config.least_steps(train.min_train_tokens))

@@ -12,8 +12,7 @@ from rungs.common.errors import UserError
 from rungs.common.shown_text import align_columns
 from rungs.common.strict_json import format_value
 from rungs.reinforcement.rollout_files import Completion, RolloutFiles, by_prompt, read
-from rungs.run import metrics
-from rungs.run.folder import RunFolder
+from rungs.run import folder, metrics
 
 _STEPS = 20
 """Steps at the beginning and at the end; fewer if there are fewer."""
@@ -63,7 +62,7 @@ class Change(NamedTuple):
         return f"{self.size:+.2f} (± {margin}{chance})"
 
 
-def audit(run: RunFolder) -> str:
+def audit(run: folder.RunFolder) -> str:
     """Return the findings on a run's kept texts. Raises UserError if none or damaged."""
     paths = _paths(run)
     if not paths:
@@ -81,7 +80,7 @@ def audit(run: RunFolder) -> str:
     return "\n\n".join("\n".join(block) for block in blocks)
 
 
-def _paths(run: RunFolder) -> list[Path]:
+def _paths(run: folder.RunFolder) -> list[Path]:
     """Return the files of steps taken; after `--from` there may be later ones from before."""
     steps = [step.global_step for step in metrics.stream(run.metrics, metrics.PolicyMetrics)]
     last = RolloutFiles(run.rollouts).step(steps[-1]) if steps else None

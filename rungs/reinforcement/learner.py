@@ -31,8 +31,7 @@ from rungs.reinforcement import policy_update
 from rungs.reinforcement.policy_objective import PolicyObjective
 from rungs.reinforcement.rollout_files import Completion, Prompt, RolloutFiles, write_samples
 from rungs.reinforcement.sampling import CompletionSource, Prompts, Seconds, longest_prompt
-from rungs.run import metrics
-from rungs.run.folder import RunFolder
+from rungs.run import folder, metrics
 from rungs.run.metrics import PolicyMetrics, Validation
 from rungs.step.state import create_model
 from rungs.step.train_step import StepResult, make_step
@@ -315,7 +314,7 @@ class PolicyLearner:
             run_report.warn_of_unused_keys(start.run, start.config)
 
     @staticmethod
-    def summary(run: RunFolder, last: PolicyMetrics | None) -> str:
+    def summary(run: folder.RunFolder, last: PolicyMetrics | None) -> str:
         steps = list(metrics.stream(run.metrics, PolicyMetrics))
         last = last or next(reversed(steps), None)
         first = next((step.start_validation for step in steps if step.start_validation), None)

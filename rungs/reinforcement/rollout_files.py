@@ -15,8 +15,7 @@ from typing import NamedTuple, Self
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
-from rungs.common import disk
-from rungs.common.errors import UserError
+from rungs.common import disk, errors
 from rungs.common.paths import is_file, read_bytes
 from rungs.model.rollouts import Rollout
 from rungs.run.folder import RunFolder
@@ -140,9 +139,9 @@ def read(path: Path) -> list[Completion]:
         lines = read_bytes(path).splitlines()
         return [_COMPLETION.validate_json(line) for line in lines]
     except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
+        raise errors.UserError(f"{path}: no such file") from None
     except (OSError, ValidationError):
-        raise UserError(f"{path}: damaged, or of another version of Rungs") from None
+        raise errors.UserError(f"{path}: damaged, or of another version of Rungs") from None
 
 
 def known_verdicts(path: Path, rollouts: Sequence[Rollout]) -> list[Verdict] | None:
@@ -153,7 +152,7 @@ def known_verdicts(path: Path, rollouts: Sequence[Rollout]) -> list[Verdict] | N
         return None
     try:
         found = read(path)
-    except UserError:
+    except errors.UserError:
         return None
     if [completion.tokens for completion in found] != [rollout.tokens for rollout in rollouts]:
         return None

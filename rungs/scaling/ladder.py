@@ -20,7 +20,7 @@ from rungs.planning.flops import (
 )
 from rungs.planning.forecast import Forecast, Speed
 from rungs.run.derive import NewRun
-from rungs.scaling import coordinate_check
+from rungs.scaling import mup
 from rungs.step.state import Shapes, shapes_of
 
 SPACING = math.sqrt(10)
@@ -155,7 +155,7 @@ def _rounded_up(number: float) -> str:
 
 def _sizes(config: RunConfig, budget: float) -> Iterator[ModelSize]:
     """Yield candidates, from the smallest to one that is too large for the budget."""
-    grain = coordinate_check.smallest_width(config.model)
+    grain = mup.smallest_width(config.model)
     width = grain
     while True:
         of_width = _sizes_of_width(config, width)
@@ -172,8 +172,8 @@ def _sizes_of_width(config: RunConfig, width: int) -> list[ModelSize]:
     sizes: list[ModelSize] = []
     traced: Shapes = {}
     for depth in depths:
-        changes = {**coordinate_check.keys_for_width(config.model, width), "n_layers": depth}
-        model = coordinate_check.with_keys(config.model, changes)
+        changes = {**mup.keys_for_width(config.model, width), "n_layers": depth}
+        model = mup.with_keys(config.model, changes)
         traced = traced or shapes_of(model)
         shapes = {
             name: (depth, *shape[1:]) if name.startswith(BLOCKS) else shape
@@ -209,7 +209,7 @@ def _rung(
     steps_per_epoch = max(1, round(tokens / epochs / per_step))
     changes |= {"epochs": epochs, "min_train_tokens": steps_per_epoch * per_step}
     new = RunConfig(
-        coordinate_check.with_keys(config.model, size.changes),
+        mup.with_keys(config.model, size.changes),
         config.train.model_copy(update=changes),
     )
     steps = steps_per_epoch * epochs

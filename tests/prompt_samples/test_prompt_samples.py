@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from flax import nnx
 
 import charts
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
@@ -47,13 +48,14 @@ def test_each_checkpoint_continues_each_prompt_twice(sampled: RunFolder) -> None
 
 def test_greedy_texts_are_the_most_likely_tokens(sampled: RunFolder) -> None:
     """Compared with the whole model, token by token, without a cache."""
+    logits_of = nnx.jit(lambda model, tokens_BS: model(tokens_BS))
     for checkpoint in list_checkpoints(sampled.checkpoints)[1:4:2]:
         model, tokenizer = load_model(checkpoint.folder), load_tokenizer(checkpoint.folder)
         tokens = tokenizer.encode(PROMPTS[0])
         count = len(tokens)
         for _ in range(6):
             padded = tokens + [0] * (MODEL["context_length"] - len(tokens))  # one shape to compile
-            logits = model(jnp.asarray([padded]))
+            logits = logits_of(model, jnp.asarray([padded]))
             tokens.append(int(np.argmax(logits[0, len(tokens) - 1])))
         expected = tokenizer.decode(tokens).removeprefix(tokenizer.decode(tokens[:count]))
         assert texts(sampled)[checkpoint.step, PROMPTS[0], "greedy"] == expected

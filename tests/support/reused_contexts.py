@@ -20,7 +20,7 @@ def reuse() -> None:
     operation needs."""
     if jax.version.__version_info__ >= (0, 11):
         return
-    mlir = importlib.import_module("jax._src.interpreters.mlir")
+    mlir: Any = importlib.import_module("jax._src.interpreters.mlir")
     make, made = mlir.make_ir_context, _Made()
 
     def make_or_reuse() -> Any:

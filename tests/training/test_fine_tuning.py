@@ -85,7 +85,8 @@ def loss_on_first_batch(model: GPT, datasets_dir: Path) -> float:
 
     tokens = load_file(datasets_dir / "tiny" / "train.safetensors")["tokens"].astype(np.int32)
     rows = np.stack([tokens[i * 16 : i * 16 + 17] for i in range(8)])
-    chances = np.asarray(jax.nn.log_softmax(model(jnp.asarray(rows[:, :-1]))), np.float64)
+    chances_of = nnx.jit(lambda model, tokens_BS: jax.nn.log_softmax(model(tokens_BS)))
+    chances = np.asarray(chances_of(model, jnp.asarray(rows[:, :-1])), np.float64)
     return float(-np.take_along_axis(chances, rows[:, 1:, None], axis=-1).mean())
 
 
