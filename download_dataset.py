@@ -33,6 +33,12 @@ from rungs.config.option_values import (
     help='Build a dataset from your own JSON lines {"messages": [{"role", "content"}, ...]}, or in'
     " ShareGPT's format, as the tokenizer's chat template renders them.",
 )
+@click.option(
+    "--preferences",
+    is_flag=True,
+    help='Build a dataset from preferences, rows {"prompt", "chosen", "rejected"} of texts or'
+    " messages, in your own JSON lines or Parquet, or of a repository on the hub.",
+)
 @click.option("--parquet", is_flag=True, help="Build a dataset from your own Parquet files.")
 @click.option(
     "--jsonl",
@@ -61,10 +67,12 @@ from rungs.config.option_values import (
 @click.option(
     "--chat-template",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="With --chats: a template in Jinja.  [default: the tokenizer's own]",
+    help="With --chats or --preferences: a template in Jinja.  [default: the tokenizer's own]",
 )
 @click.option(
-    "--max-tokens", type=click.IntRange(2), help="With --chats: leave out chats with more tokens."
+    "--max-tokens",
+    type=click.IntRange(2),
+    help="With --chats or --preferences: leave out those with more tokens.",
 )
 @click.option("--max-bytes", type=click.IntRange(1), help="Stop after so many bytes of documents.")
 @click.option("--config", help="For a repository on the hub: which of its configurations.")
@@ -96,7 +104,8 @@ def main(**options: Any) -> None:
 
     With --text, the dataset is built from FILEs of text; with --parquet or --jsonl from FILEs with
     a document in each row. With --pairs, each line of a FILE is a prompt and the answer to learn;
-    with --chats a chat, of which what the assistant says is to be learned.
+    with --chats a chat, of which what the assistant says is to be learned; with --preferences a
+    prompt with a chosen and a rejected answer.
     Some of the files or documents are kept for validation; if there is only one file of text, its
     end is.
 

@@ -16,11 +16,13 @@ from numpy.typing import NDArray
 
 from rungs.charts import drawing
 from rungs.charts.drawing import BLACK, BLUE, GREEN, ORANGE, PALE, PURPLE, SKY_BLUE, VERMILLION
-from rungs.config.run_config import REINFORCE_FILE, config_files
+from rungs.charts.preference_charts import PREFERENCE_CHARTS
+from rungs.config.run_config import REINFORCE_FILE, config_files, load_run
 from rungs.data import catalog, overlap
 from rungs.run import metrics, recorded_run
-from rungs.run.recorded_run import FloatArray, RecordedPolicyRun, RecordedRun
+from rungs.run.recorded_run import FloatArray, RecordedPolicyRun, RecordedPreferenceRun, RecordedRun
 
+Charts = dict[str, Callable[[Any], Figure]]
 FEWEST_INTERVALS, MOST_INTERVALS = 10, 500
 """Intervals of a run in which its loss is drawn: between checkpoints, but within these limits."""
 _MANY = 0.1
@@ -38,20 +40,29 @@ def draw_run(
     `drawing.STYLES`; as `train.json` says if None. Matplotlib's settings change for the whole
     process, so draw in one thread only. Raises UserError if a config is wrong, or a chart cannot be
     written."""
-    is_policy = config_files(run_folder)[1] == REINFORCE_FILE
-    run: drawing.AnySteps = (RecordedPolicyRun if is_policy else RecordedRun).load(run_folder)
+    kind, charts = _kind_of(run_folder)
+    run: drawing.AnySteps = kind.load(run_folder)
     if not len(run):
         return []
-    charts = (POLICY_CHARTS if is_policy else TRAINING_CHARTS) | STEP_CHARTS
     with drawing.use_style(chart_style or run.config.train.chart_style):
         # A run folder that was deleted while its charts are drawn stays deleted.
         creates = output_folder is not None
         return drawing.write_all(charts, run, output_folder or run_folder, creates=creates)
 
 
+def _kind_of(run_folder: Path) -> tuple[Any, Charts]:
+    """Return the type of a run, and its charts. Raises UserError if a config is wrong."""
+    if config_files(run_folder)[1] == REINFORCE_FILE:
+        return RecordedPolicyRun, POLICY_CHARTS | STEP_CHARTS
+    if load_run(run_folder).train.learns_preferences:
+        return RecordedPreferenceRun, TRAINING_CHARTS | PREFERENCE_CHARTS | STEP_CHARTS
+    return RecordedRun, TRAINING_CHARTS | STEP_CHARTS
+
+
 def loss_chart(run: RecordedRun) -> Figure:
     """Training and validation loss over the steps, with the best step."""
-    figure, (axes,) = drawing.new_chart(f"{run.name}: loss", "step", "loss (nats per token)")
+    unit = "per pair" if run.config.train.learns_preferences else "nats per token"
+    figure, (axes,) = drawing.new_chart(f"{run.name}: loss", "step", f"loss ({unit})")
     steps = run.column("global_step")
     lines = _training_loss(axes, run)
     validation = recorded_run.finite_points(steps, run.column("validation_loss"))
@@ -142,7 +153,7 @@ def _mark_best(axes: Axes, best: metrics.StepMetrics) -> Line2D:
     return axes.plot(step, height, "*", color=ORANGE, markeredgecolor=BLACK, markersize=15)[0]
 
 
-TRAINING_CHARTS: dict[str, Callable[[Any], Figure]] = {"loss-chart.png": loss_chart}
+TRAINING_CHARTS: Charts = {"loss-chart.png": loss_chart}
 
 
 def learning_rate_chart(run: drawing.AnySteps) -> Figure:

@@ -11,14 +11,15 @@ from rungs.common import hub, paths
 from rungs.common.shown_text import counted
 from rungs.config import option_values
 from rungs.data import catalog, hub_dataset, overlap, pair_dataset, text_dataset, tokenizer_files
-from rungs.data.chats import chat_dataset
+from rungs.data.chats import chat_dataset, preference_dataset
 from rungs.data.chats.chat_template import ChatTemplate
+from rungs.data.chats.preference_dataset import PreferenceFormat
 from rungs.data.dataset import Dataset, Source
 from rungs.data.documents.building import Request
-from rungs.data.documents.files import Choice, DataFile, Format, hub_files, local_files
+from rungs.data.documents.files import Choice, DataFile, Format, format_of, hub_files, local_files
 from rungs.data.tokenizer import Tokenizer
 
-_OWN_FILES = ("text", "pairs", "chats", "parquet", "jsonl")
+_OWN_FILES = ("text", "pairs", "chats", "preferences", "parquet", "jsonl")
 
 
 def download_dataset(
@@ -46,6 +47,7 @@ class Options(NamedTuple):
     text: bool
     pairs: bool
     chats: bool
+    preferences: bool
     parquet: bool
     jsonl: bool
     name: str | None
@@ -89,6 +91,8 @@ def _dataset(what: tuple[str, ...], datasets_dir: Path, options: Options) -> Dat
     """Build, download or open the dataset."""
     if options.text or options.pairs or options.chats:
         return _from_text(what, datasets_dir, options)
+    if options.preferences:
+        return _from_preferences(what, datasets_dir, options)
     if options.parquet or options.jsonl:
         return _from_documents(what, datasets_dir, options)
     name = what[0]
@@ -114,6 +118,35 @@ def _from_text(what: tuple[str, ...], datasets_dir: Path, options: Options) -> D
         module = pair_dataset if options.pairs else text_dataset
         build = partial(module.build, tokenizer=tokenizer, validation_percent=percent)
     return catalog.build_dataset(options.name, files, datasets_dir, build)
+
+
+def _from_preferences(what: tuple[str, ...], datasets_dir: Path, options: Options) -> Dataset:
+    tokenizer, percent = options.load_tokenizer(), options.validation_percent
+    assert isinstance(tokenizer, Tokenizer)
+    assert options.name is not None
+    assert options.tokenizer is not None
+    form = PreferenceFormat(tokenizer, options.tokenizer, options.chat_template, options.max_tokens)
+    percent = option_values.VALIDATION_PERCENT if percent is None else percent
+    found, place = [], None
+    if _is_hub_id(what):
+        repository = hub.dataset_repository(what[0], options.revision)
+        choice = Choice(options.config, options.split, options.files)
+        found, place = hub_files(what[0], repository, choice), (what[0], repository.revision)
+    else:
+        for path in map(Path, what):
+            found += local_files([path], format_of(path.name) or "json lines")
+    with preference_dataset.as_json_lines(found, place) as splits:
+        build = partial(
+            preference_dataset.build, form=form, validation_percent=percent, splits=splits
+        )
+        return catalog.build_dataset(options.name, [*splits], datasets_dir, build)
+
+
+def _is_hub_id(what: tuple[str, ...]) -> bool:
+    """Whether an argument is the id of a repository rather than a file."""
+    only = what[0]
+    is_file = len(what) > 1 or Path(only).exists() or format_of(only) is not None
+    return "/" in only and not is_file
 
 
 def _from_documents(what: tuple[str, ...], datasets_dir: Path, options: Options) -> Dataset:
@@ -151,7 +184,8 @@ def _holds_documents(name: str, datasets_dir: Path) -> bool:
 
 def _check_options(what: tuple[str, ...], options: Options) -> None:
     """Raise click.UsageError if options do not go together."""
-    kinds, is_hub_id = options.own_files, not options.own_files and "/" in what[0]
+    kinds = options.own_files
+    is_hub_id = _is_hub_id(what) if options.preferences else not kinds and "/" in what[0]
     if len(kinds) > 1:
         raise click.UsageError(f"{' and '.join(kinds)} build different datasets; choose one")
     if not kinds and len(what) > 1:
@@ -164,15 +198,17 @@ def _check_options(what: tuple[str, ...], options: Options) -> None:
     if of_hub and not is_hub_id:
         raise click.UsageError(f"--{of_hub[0]} is for repositories on the hub")
     of_documents = [key for key in ("text_column", "max_bytes") if getattr(options, key)]
-    if of_documents and (options.text or options.pairs or options.chats):
+    is_other = options.text or options.pairs or options.chats or options.preferences
+    if of_documents and is_other:
         raise click.UsageError(
             f"--{of_documents[0].replace('_', '-')} is for documents, not for {kinds[0]}"
         )
     of_chats = [key for key in ("chat_template", "max_tokens") if getattr(options, key)]
-    if of_chats and not options.chats:
+    needs_tokenizer = options.chats or options.preferences
+    if of_chats and not needs_tokenizer:
         raise click.UsageError(f"--{of_chats[0].replace('_', '-')} is for --chats")
-    if options.chats and (options.vocab_size or not options.tokenizer):
-        raise click.UsageError("--chats needs the --tokenizer of the model to fine-tune")
+    if needs_tokenizer and (options.vocab_size or not options.tokenizer):
+        raise click.UsageError(f"{kinds[0]} needs the --tokenizer of the model to fine-tune")
     if options.vocab_size and options.tokenizer:
         raise click.UsageError("--vocab-size and --tokenizer do not go together; leave out one")
 
@@ -186,13 +222,15 @@ def _report(dataset: Dataset) -> None:
             f" {contents.largest_token_id}, {contents.file_bytes:,} bytes of {contents.dtype}"
         )
         if pairs := contents.pairs:
+            kind = "chat" if pairs.is_chats else "pair"
             click.echo(
-                f"    {counted(pairs.pairs, 'chat' if pairs.is_chats else 'pair')}, the longest"
-                f" has {counted(pairs.longest_tokens, 'token')};"
+                f"    {counted(pairs.pairs, 'answer' if pairs.is_preferences else kind)}, the"
+                f" longest has {counted(pairs.longest_tokens, 'token')};"
                 f" {counted(pairs.answer_tokens, 'token')} in the answers"
             )
     if (chats := dataset.description.source.chats) and chats.left_out:
-        left_out = counted(chats.left_out, "chat")
+        is_of_pairs = dataset.description.source.kind == "preferences"
+        left_out = counted(chats.left_out, "preference" if is_of_pairs else "chat")
         click.echo(f"  {left_out} of more than {chats.max_tokens:,} tokens left out")
     if documents := dataset.description.source.documents:
         count = sum(file.documents for file in documents.files)

@@ -275,6 +275,11 @@ class OptimizationConfig(base.Config):
         return None
 
     @property
+    def sequences_per_example(self) -> int:
+        """Consecutive sequences that belong together, on one device: 2 for a pair of answers."""
+        return 1
+
+    @property
     def uses_float8(self) -> bool:
         """Whether matmuls of the blocks are in FP8."""
         return False
@@ -296,4 +301,6 @@ class OptimizationConfig(base.Config):
 
 def indivisible_microbatch(optimization: OptimizationConfig, data: int) -> str | None:
     """Return why microbatch_size does not fit this many devices along the data axis, or None."""
-    return indivisible("microbatch_size", optimization.microbatch_size, data, "data")
+    size, per_example = optimization.microbatch_size, optimization.sequences_per_example
+    key = "microbatch_size" if per_example == 1 else f"microbatch_size ÷ {per_example}"
+    return indivisible(key, size // per_example, data, "data")

@@ -362,6 +362,10 @@ def _in_objective(train: OptimizationConfig, has_validation: bool) -> Iterator[R
             )
         if train.start_from and not (train.drop_rate or train.shuffle or train.lora):
             yield "seed", " with start_from and neither dropout nor shuffle nor lora"
+        if not train.learns_preferences:
+            yield "beta", f' with objective "{train.objective}"'
+        if train.objective != "simpo":
+            yield "simpo_gamma", f' with objective "{train.objective}"'
     if isinstance(train, ReinforceConfig):
         if train.updates_per_rollout == 1:
             yield from _each(("clip_low", "clip_high"), " with updates_per_rollout 1")

@@ -6,12 +6,14 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Discriminator, Field, Tag
 
 from rungs.common.strict_json import StrictModel, check
-from rungs.config.base import AUTO, CountOrAll, Positive, Size
+from rungs.config.base import AUTO, CountOrAll, NotNegative, Positive, Size
 from rungs.config.optimization_config import BelowOne, OptimizationConfig
 
 TokenIndex = Annotated[int, Field(ge=0, le=2**62)]
 Step = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,8}$")]
 Factor = Annotated[int, Field(ge=2, le=2**16)]
+Objective = Literal["next_token", "dpo", "ipo", "simpo"]
+_BETAS = {"dpo": 0.1, "ipo": 0.1, "simpo": 2.0}
 Mixture = Annotated[dict[str, Positive], Field(min_length=1)]
 
 
@@ -63,6 +65,16 @@ class TrainConfig(OptimizationConfig):
     a folder under `datasets/`, or a Hugging Face id `owner/name`. Or a mixture of datasets:
     `{"name": weight, …}`. Or phases, mixtures whose weights change:
     `[{"until": 0.8, "weights": {…}}, {"until": 1, "weights": {…}}]`."""
+    objective: Objective = "next_token"
+    """What a step minimizes. next_token: the cross-entropy of the next token. The others learn from
+    a dataset of preferences, pairs of a chosen and a rejected answer: dpo (Rafailov et al. 2023)
+    and ipo (Azar et al. 2023, per token) compare with the weights of start_from, the reference;
+    simpo (Meng et al. 2024) needs no reference. A pair is two sequences in a microbatch."""
+    beta: Positive | None = None
+    """dpo, ipo and simpo: how much the difference between the answers counts. With dpo and ipo a
+    larger one stays closer to the reference. null: 0.1; for simpo 2."""
+    simpo_gamma: NotNegative = 0.5
+    """simpo: the margin, in beta × nats per token, by which the chosen answer should win."""
     tokenizer: str = "gpt2"
     """Hugging Face id of the tokenizer for datasets that do not come with one."""
     gradient_accumulation_steps: Size = 1
@@ -149,6 +161,20 @@ class TrainConfig(OptimizationConfig):
     compute_dtype bfloat16 (or auto); not with lora or experts. null: compute_dtype."""
 
     @check
+    def _fits_preferences(self) -> str | None:
+        if not self.learns_preferences:
+            return None
+        if self.has_reference and self.start_from is None:
+            return f'start_from: needed by objective "{self.objective}", as the reference'
+        if self.documents == "separate":
+            return f'documents: "separate" is not supported with objective "{self.objective}"'
+        if self.phases:
+            return f'dataset: phases are not supported with objective "{self.objective}"'
+        if self.microbatch_size % 2:
+            return f"microbatch_size: {self.microbatch_size} is odd, but a pair is two sequences"
+        return None
+
+    @check
     def _matmuls_fit_dtype(self) -> str | None:
         if self.uses_float8 and self.compute_dtype not in ("bfloat16", AUTO):
             return f'matmul_dtype: "float8" needs compute_dtype bfloat16, not {self.compute_dtype}'
@@ -230,6 +256,25 @@ class TrainConfig(OptimizationConfig):
     @property
     def averaging_decay(self) -> float | None:
         return self.ema_decay
+
+    @property
+    def learns_preferences(self) -> bool:
+        """Whether it learns from pairs of a chosen and a rejected answer."""
+        return self.objective != "next_token"
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether the objective compares with the starting weights."""
+        return self.objective in ("dpo", "ipo")
+
+    @property
+    def sequences_per_example(self) -> int:
+        return 2 if self.learns_preferences else 1
+
+    @property
+    def preference_beta(self) -> float:
+        """`beta`, or the default of the objective, which is not next_token."""
+        return self.beta or _BETAS[self.objective]
 
     @property
     def uses_float8(self) -> bool:

@@ -3,7 +3,7 @@
 Build a dataset folder (`catalog` calls these for `download_dataset.py`):
     text_dataset   text; also JSON lines and splits, which pairs and chats share
     pair_dataset   prompts with answers
-    chats          chats, and chat templates
+    chats          chats, chat templates, and preferences
     documents      files of documents, local or on the hub
     python_stdlib  the source of Python's standard library
     task_dataset   the tasks of reinforcement learning

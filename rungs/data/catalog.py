@@ -72,8 +72,9 @@ def build_dataset(
     datasets_dir: Path,
     build: Callable[[Path, list[text_dataset.TextSection]], Source],
 ) -> Dataset:
-    """Build a dataset from the user's files with `build` of `text_dataset`, `pair_dataset` or
-    `chat_dataset`. Raises UserError if the name is taken, or a file is missing or not UTF-8."""
+    """Build a dataset from the user's files with `build` of `text_dataset`, `pair_dataset`,
+    `chat_dataset` or `preference_dataset`. Raises UserError if the name is taken, or a file is
+    missing or not UTF-8."""
     folder = dataset_folder(name, datasets_dir)
     if "/" in name or name in BUILT_IN:
         raise UserError(f"dataset {name!r}: this name is reserved; choose another one, without /")

@@ -70,9 +70,19 @@ class Chats(strict_json.StrictModel):
 class Source(strict_json.StrictModel):
     """Where a dataset came from."""
 
-    kind: Literal["python-stdlib", "task", "text", "documents", "pairs", "chats", "hub", "folder"]
-    """Python's standard library, a built-in task, the user's text, files of documents, pairs or
-    chats, tokens from the hub, or a folder that the user made."""
+    kind: Literal[
+        "python-stdlib",
+        "task",
+        "text",
+        "documents",
+        "pairs",
+        "chats",
+        "preferences",
+        "hub",
+        "folder",
+    ]
+    """Python's standard library, a built-in task, the user's text, files of documents, pairs, chats
+    or preferences, tokens from the hub, or a folder that the user made."""
     python_version: str | None = None
     """Version of Python that the standard library is from."""
     files: list[str] | None = None
@@ -94,6 +104,8 @@ class PairsDescription(strict_json.StrictModel):
     """Tokens in all answers, including the end of text after each."""
     is_chats: bool | None = None
     """Absent for pairs."""
+    is_preferences: bool | None = None
+    """Whether each two are a chosen and a rejected answer; absent if not."""
 
 
 class SplitDescription(strict_json.StrictModel):
@@ -303,6 +315,8 @@ def _describe_pairs(path: Path, layout: TokenLayout) -> PairsDescription:
     if ends_C := token_file.open_chat_ends(path):
         _check_chat_ends(path, ends_C, len(bounds_P2))
     documents = AnsweredDocuments(path)
+    if layout.is_preferences and len(documents) % 2:
+        raise UserError(f"{path}: has {len(documents)} answers, which are not pairs")
     shortest, longest = zip(
         *((each.min(), each.max()) for each in documents.lengths()), strict=True
     )
@@ -313,6 +327,7 @@ def _describe_pairs(path: Path, layout: TokenLayout) -> PairsDescription:
         longest_tokens=int(max(longest)),
         answer_tokens=answer_tokens,
         is_chats=is_chats or None,
+        is_preferences=layout.is_preferences or None,
     )
 
 

@@ -5,7 +5,7 @@ mixture, or shuffled within each epoch.
 Axes: A microbatches of a step, B sequences of a microbatch, S tokens of a sequence."""
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any, NamedTuple, Self
 
@@ -37,6 +37,25 @@ class Batch(NamedTuple):
     """Position where each token's document starts, if documents are separate."""
 
 
+class PreferenceBatch(NamedTuple):
+    """The pairs of one step: sequences that alternate between chosen and rejected answers."""
+
+    inputs_ABS: np.ndarray
+    targets_ABS: np.ndarray
+    starts_ABS: None = None
+    reference_ABS: np.ndarray | None = None
+    """float32: the reference's log-probability of a sequence's answer at its first token, 0 at the
+    others; None without a reference."""
+
+
+def _as_batch(train: TrainConfig, arrays: Sequence[np.ndarray]) -> Batch:
+    """Return the arrays of `sequences.read` as a batch, or as a `PreferenceBatch`."""
+    inputs, targets, *other = arrays
+    if train.learns_preferences:
+        return PreferenceBatch(inputs, targets, None, *other)  # type: ignore[return-value]
+    return Batch(inputs, targets, *other)
+
+
 class ValidationBatch(NamedTuple):
     """Sequences to evaluate; arrays as in `Batch`."""
 
@@ -55,7 +74,7 @@ class TrainingData:
         _raise_if_any(problems(config, datasets))
         train = config.train
         self._train, self._length = train, config.sequence_length
-        parts = sequences.sequences_by_dataset(config, datasets, TRAIN)
+        self._parts = parts = sequences.sequences_by_dataset(config, datasets, TRAIN)
         mixture: Any = None if train.phases else sequences.mix(parts, train)
         available = longest(parts, train) if train.phases else len(mixture)
         self.datasets = datasets
@@ -77,8 +96,8 @@ class TrainingData:
             total = train.sequences_before(self.total_steps)
             self.phases = mixture = PhasedSequences(parts, train, total)
         self._sequences = mixture
-        epoch = train.sequences_before(self.steps_per_epoch)
-        self._order: Any = range(len(mixture)) if train.phases else _order(epoch, train)
+        examples = train.sequences_before(self.steps_per_epoch) // train.sequences_per_example
+        self._order: Any = range(len(mixture)) if train.phases else _order(examples, train)
 
     def dataset_tokens(self, steps: int) -> dict[str, int]:
         """Return the input tokens of each dataset in the first steps; empty without phases."""
@@ -88,7 +107,8 @@ class TrainingData:
         return {name: count * self._length for name, count in counts.items()}
 
     def batch(self, step: int, rows: Rows = ALL_ROWS) -> Batch:
-        """Return the batch of a step, counted from 0; raises IndexError after the last."""
+        """Return the batch of a step, counted from 0, of preferences a `PreferenceBatch`; raises
+        IndexError after the last."""
         if not 0 <= step < self.total_steps:
             raise IndexError(f"step {step} of {self.total_steps}")
         return self._read(step, rows)
@@ -102,22 +122,31 @@ class TrainingData:
             yield from _prefetch(grain.MapDataset.range(first_step, self.total_steps).map(read))
 
     def _read(self, step: int, rows: Rows) -> Batch:
-        first, end = map(self._train.sequences_before, (step, step + 1))
-        indices = np.array([self._order[index] for index in range(first, end)])
-        indices_AB = indices.reshape(-1, self._train.microbatch_size)[:, rows]
+        train, size = self._train, self._train.sequences_per_example
+        first, end = (train.sequences_before(each) // size for each in (step, step + 1))
+        examples = np.array([self._order[index] for index in range(first, end)])
+        indices = examples[:, None] * size + np.arange(size)
+        indices_AB = indices.reshape(-1, train.microbatch_size)[:, rows]
         arrays = sequences.read(self._sequences, indices_AB.ravel().tolist())
-        return Batch(*(array.reshape(*indices_AB.shape, -1) for array in arrays))
+        return _as_batch(train, [array.reshape(*indices_AB.shape, -1) for array in arrays])
+
+    def set_reference(self, log_probs: Mapping[str, np.ndarray]) -> None:
+        """Set the reference's log-probability of each answer of each dataset."""
+        _set_reference(self._parts, log_probs)
 
 
 class ValidationData:
     """The validation batches of a run, always the same ones. Create it with `of`."""
 
-    def __init__(self, config: RunConfig, datasets: dict[str, Dataset]) -> None:
+    def __init__(
+        self, config: RunConfig, datasets: dict[str, Dataset], split: Split = VALIDATION
+    ) -> None:
         length, train = config.sequence_length, config.train
-        self.batch_size = train.microbatch_size
-        parts = sequences.sequences_by_dataset(config, datasets, VALIDATION)
+        self._train, self.batch_size = train, train.microbatch_size
+        self._parts = parts = sequences.sequences_by_dataset(config, datasets, split)
         self._sequences = sequences.mix(parts, train)
-        wanted = -(-train.validation_tokens // length)
+        size = train.sequences_per_example
+        wanted = -(-train.validation_tokens // (length * size)) * size
         self.sequences = min(wanted, len(self._sequences))
         """Sequences in one validation."""
         self.tokens = self.sequences * length
@@ -161,9 +190,18 @@ class ValidationData:
         first = number * self.batch_size
         real_rows = min(self.batch_size, self.sequences - first)
         indices = first + np.arange(self.batch_size)[rows] % real_rows
-        inputs_BS, targets_BS, *separate = sequences.read(self._sequences, indices.tolist())
-        starts_BS = separate[0] if separate else None
-        return ValidationBatch(inputs_BS, targets_BS, starts_BS, real_rows)
+        arrays = sequences.read(self._sequences, indices.tolist())
+        batch = _as_batch(self._train, arrays)
+        return ValidationBatch(batch.inputs_ABS, batch.targets_ABS, batch.starts_ABS, real_rows)
+
+    def set_reference(self, log_probs: Mapping[str, np.ndarray]) -> None:
+        """Set the reference's log-probability of each answer of each dataset."""
+        _set_reference(self._parts, log_probs)
+
+    def reference(self) -> np.ndarray:
+        """Return the reference's log-probability of each sequence, 0 if it is not set."""
+        arrays = sequences.read(self._sequences, range(self.sequences))
+        return arrays[2].sum(axis=-1) if len(arrays) > 2 else np.zeros(self.sequences)
 
 
 class ValidationSets(NamedTuple):
@@ -193,6 +231,14 @@ class ValidationSets(NamedTuple):
 
     def __bool__(self) -> bool:
         return self.own is not None or bool(self.others)
+
+
+def _set_reference(
+    parts: Mapping[str, sequences.Sequences], log_probs: Mapping[str, np.ndarray]
+) -> None:
+    for name, part in parts.items():
+        assert isinstance(part, sequences.PairedDocuments)
+        part.reference_C = log_probs[name]
 
 
 def _raise_if_any(lines: list[str]) -> None:
@@ -244,11 +290,26 @@ def _split_problems(config: RunConfig, datasets: dict[str, Dataset], split: Spli
                 f"{MODEL_FILE}: vocab_size: {model.vocab_size} is too small for the token id"
                 f" {largest} in the {where}; at least {largest + 1}"
             )
-        if description.pairs:
+        is_preferences = bool(description.pairs and description.pairs.is_preferences)
+        if line := _objective_problem(config.train, is_preferences, name):
+            lines.append(line)
+        elif description.pairs:
             lines += _pairs_problems(config, datasets[name], split, where)
         else:
             lines += _text_problems(config, description.tokens, split, where)
     return lines
+
+
+def _objective_problem(train: TrainConfig, is_preferences: bool, name: str) -> str | None:
+    """Return why the objective does not fit the dataset, or None."""
+    if train.learns_preferences == is_preferences:
+        return None
+    holds = "preferences" if is_preferences else "no preferences"
+    fitting = '"dpo", "ipo" or "simpo"' if is_preferences else '"next_token"'
+    return (
+        f'{TRAIN_FILE}: objective: "{train.objective}", but dataset {name} holds {holds}; use'
+        f" {fitting}, or another dataset"
+    )
 
 
 def _weight_problems(config: TrainConfig) -> list[str]:

@@ -18,6 +18,10 @@ from rungs.data.tokenizer import Tokenizer
 
 _KEYS = ("prompt", "answer")
 _PAIRS_PER_BATCH = 512
+NO_END = (
+    "the tokenizer has no end-of-text token, which must end every answer; name it beside"
+    ' tokenizer.json, in tokenizer_config.json: {"eos_token": "…"}'
+)
 
 
 class Pair(NamedTuple):
@@ -42,10 +46,7 @@ def build(
         tokenizer = bpe.train_bpe((text for pair in pairs for text in pair[-2:]), tokenizer)
     end = tokenizer.end_of_answer
     if end is None:
-        raise UserError(
-            "the tokenizer has no end-of-text token, which must end every answer; name it beside"
-            ' tokenizer.json, in tokenizer_config.json: {"eos_token": "…"}'
-        )
+        raise UserError(NO_END)
 
     def write_section(writer: PairWriter, section: TextSection, progress: Progress) -> None:
         write_pairs(writer, read_pairs(section, progress), tokenizer)
@@ -84,16 +85,23 @@ def _split(section: TextSection, percent: float) -> tuple[TextSection, TextSecti
 def write_pairs(writer: PairWriter, pairs: Iterator[Pair], tokenizer: Tokenizer) -> None:
     """Write pairs, each with an end of text, to a file. Raises UserError for an empty answer."""
     while batch := list(itertools.islice(pairs, _PAIRS_PER_BATCH)):
-        prompts = tokenizer.encode_batch([pair.prompt for pair in batch])
-        answers = tokenizer.continuing.encode_batch([pair.answer for pair in batch])
-        for pair, prompt_ids, continuing_ids in zip(batch, prompts, answers, strict=True):
-            answer_ids = continuing_ids if pair.prompt else tokenizer.encode(pair.answer)
-            if not answer_ids:
-                problem = f"answer: {format_value(pair.answer)} has no tokens"
-                raise line_error(pair.path, pair.offset, problem)
-            assert tokenizer.end_of_answer is not None
-            answer_ids.append(tokenizer.end_of_answer)
-            writer.append_pair([*tokenizer.begin, *prompt_ids], answer_ids)
+        for prompt_ids, answer_ids in encode_pairs(batch, tokenizer):
+            writer.append_pair(prompt_ids, answer_ids)
+
+
+def encode_pairs(pairs: list[Pair], tokenizer: Tokenizer) -> Iterator[tuple[list[int], list[int]]]:
+    """Yield the token ids of each prompt and of each answer with an end of text. Raises UserError
+    for an empty answer, or if the tokenizer has no end of text."""
+    if tokenizer.end_of_answer is None:
+        raise UserError(NO_END)
+    prompts = tokenizer.encode_batch([pair.prompt for pair in pairs])
+    answers = tokenizer.continuing.encode_batch([pair.answer for pair in pairs])
+    for pair, prompt_ids, continuing_ids in zip(pairs, prompts, answers, strict=True):
+        answer_ids = continuing_ids if pair.prompt else tokenizer.encode(pair.answer)
+        if not answer_ids:
+            problem = f"answer: {format_value(pair.answer)} has no tokens"
+            raise line_error(pair.path, pair.offset, problem)
+        yield [*tokenizer.begin, *prompt_ids], [*answer_ids, tokenizer.end_of_answer]
 
 
 def read_pairs(section: TextSection, progress: Progress = lambda _: None) -> Iterator[Pair]:

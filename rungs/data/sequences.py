@@ -1,5 +1,5 @@
 """Slice datasets into sequences (text into windows of tokens, pairs and chats by document), and mix
-datasets by weight.
+datasets by weight. The two answers of a preference are two sequences that stay together.
 
 Axes: B sequences, S tokens of a sequence, C documents."""
 
@@ -117,6 +117,48 @@ class PackedDocuments(PaddedDocuments):
         return _sequence(self._documents, first, end, self._length)
 
 
+class PairedDocuments(PaddedDocuments):
+    """Pairs of sequences of one document each: a chosen and a rejected answer. Arrays have a
+    leading axis of 2."""
+
+    reference_C: np.ndarray | None = None
+    """The reference's log-probability of each document's answer. If set, there is a third array,
+    float32: that at the first token, 0 at the others."""
+
+    def __len__(self) -> int:
+        return len(self._documents) // 2
+
+    @property
+    def padding(self) -> float:
+        """Share of tokens that are padding."""
+        return 1 - self._documents.input_tokens / (2 * len(self) * self._length)
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, ...]:
+        rows = 2 * index, 2 * index + 1
+        arrays = [_sequence(self._documents, row, row + 1, self._length)[:2] for row in rows]
+        pair = tuple(np.stack(both) for both in zip(*arrays, strict=True))
+        if self.reference_C is None:
+            return pair
+        reference_2S = np.zeros((2, self._length), np.float32)
+        reference_2S[:, 0] = self.reference_C[[*rows]]
+        return *pair, reference_2S
+
+
+class _Rows:
+    """The sequences of a mixture of pairs, two of each."""
+
+    def __init__(self, pairs: Any) -> None:
+        self._pairs = pairs
+
+    padding = 0.0
+
+    def __len__(self) -> int:
+        return 2 * len(self._pairs)
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, ...]:
+        return tuple(array[index % 2] for array in self._pairs[index // 2])
+
+
 def _pack(sizes_C: np.ndarray, length: int) -> np.ndarray:
     """Return the index of each sequence's first document, then the number of documents."""
     totals_C, firsts = np.cumsum(sizes_C), [0]
@@ -163,6 +205,8 @@ def _of_split(config: RunConfig, dataset: Dataset, split: Split) -> Sequences:
     is_separate = train.documents == "separate"
     if dataset.description.splits[split].pairs:
         documents = AnsweredDocuments(dataset.token_path(split))
+        if train.learns_preferences:
+            return PairedDocuments(documents, length)
         return (PackedDocuments if is_separate else PaddedDocuments)(documents, length)
     start = getattr(train, start_key(split))
     separator = _separator(train, dataset) if is_separate else None
@@ -194,6 +238,11 @@ def start_key(split: Split) -> str:
 
 def mix(parts: dict[str, Sequences], config: TrainConfig) -> Sequences:
     """Interleave datasets by weight, rounded by Grain to 1% of the smallest, until one ends."""
+    mixture = _interleaved(parts, config)
+    return _Rows(mixture) if config.learns_preferences else mixture
+
+
+def _interleaved(parts: dict[str, Sequences], config: TrainConfig) -> Sequences:
     if len(parts) == 1:
         return next(iter(parts.values()))
     import grain
@@ -207,14 +256,18 @@ def dataset_numbers(parts: dict[str, Sequences], config: TrainConfig, count: int
     numbers: dict[str, Any] = {
         name: np.full(len(part), number) for number, (name, part) in enumerate(parts.items())
     }
-    mixture: Any = mix(numbers, config)
-    return np.array([mixture[index] for index in range(count)])
+    mixture: Any = _interleaved(numbers, config)
+    per_example = config.sequences_per_example
+    return np.array([mixture[index // per_example] for index in range(count)])
 
 
 def read(sequences: Sequences, indices: Sequence[int]) -> tuple[np.ndarray, ...]:
-    """Return int32 inputs_BS, targets_BS and, if documents are separate, starts_BS of sequences."""
+    """Return int32 inputs_BS, targets_BS and, if documents are separate, starts_BS of sequences; or
+    the arrays of `PairedDocuments`."""
     first = sequences[indices[0]]
-    arrays = tuple(np.empty((len(indices), len(array)), np.int32) for array in first)
+    dtypes = [np.float32 if array.dtype.kind == "f" else np.int32 for array in first]
+    shape = len(indices), len(first[0])
+    arrays = tuple(np.empty(shape, dtype) for dtype in dtypes)
     for row, index in enumerate(indices):
         for array, part in zip(arrays, sequences[index] if row else first, strict=True):
             array[row] = part

@@ -3,7 +3,8 @@
 
 A file of pairs (prompts and answers) has a second tensor `pair_bounds`, the start and end of each
 answer. A file of chats has one row per assistant turn, and a third tensor `chat_ends`, the rows up
-to each chat's end. The metadata has `texts` if special tokens begin texts.
+to each chat's end. The metadata has `texts` if special tokens begin texts. A file of preferences is
+one of chats, in pairs: a chosen and a rejected one; its metadata has `preferences`.
 
 Axes: P answers, 2 for the answer's start and end, C documents: pairs or chats."""
 
@@ -41,6 +42,7 @@ _HEADER_BYTES = 128
 _BOUNDS_CODE = "I64"
 _BLOCK_DOCUMENTS = 1 << 14
 _TEXTS = "texts"
+_PREFERENCES = "preferences"
 
 
 class Texts(strict_json.StrictModel):
@@ -71,6 +73,8 @@ class TokenLayout(NamedTuple):
     """None in a file of text or pairs."""
     texts: Texts | None
     """None if nothing begins texts, or in files of earlier versions."""
+    is_preferences: bool = False
+    """Whether each two documents are a chosen and a rejected answer."""
 
     @property
     def documents(self) -> int:
@@ -110,7 +114,7 @@ def read_layout(path: Path) -> TokenLayout:
     )
     assert tokens is not None
     texts = _texts(path, metadata[_TEXTS]) if _TEXTS in metadata else None
-    return TokenLayout(tokens, bounds, chat_ends, texts)
+    return TokenLayout(tokens, bounds, chat_ends, texts, _PREFERENCES in metadata)
 
 
 def _problem(header: dict[str, Any]) -> str | None:
@@ -287,12 +291,15 @@ class TokenWriter:
 
     more_tensors: ClassVar[dict[str, tuple[int, ...]]] = {}
     """Shape of a row of each further tensor."""
+    marks: ClassVar[dict[str, str]] = {}
+    """Further metadata."""
 
     def __init__(self, path: Path, dtype: str, texts: Texts | None = None, tokens: int = 0) -> None:
         self._code, self.tokens = dtype, tokens
-        self._metadata = {"__metadata__": {_TEXTS: texts.model_dump_json()}} if texts else {}
-        texts_bytes = -(-len(json.dumps(self._metadata)) // 64) * 64 if texts else 0
-        self._first_byte = _HEADER_BYTES * (1 + len(self.more_tensors)) + texts_bytes
+        metadata = ({_TEXTS: texts.model_dump_json()} if texts else {}) | self.marks
+        self._metadata = {"__metadata__": metadata} if metadata else {}
+        metadata_bytes = -(-len(json.dumps(self._metadata)) // 64) * 64 if metadata else 0
+        self._first_byte = _HEADER_BYTES * (1 + len(self.more_tensors)) + metadata_bytes
         with ExitStack() as stack:
             self._file = stack.enter_context(path.open("r+b" if tokens else "wb"))
             self._rows = {
@@ -371,3 +378,9 @@ class ChatWriter(PairWriter):
         for prompt_ids, answer_ids in turns:
             self.append_pair(prompt_ids, answer_ids)
         self._append_row(CHAT_ENDS, [self.pairs])
+
+
+class PreferenceWriter(ChatWriter):
+    """Writes a token file of preferences: chats in pairs, the chosen one first."""
+
+    marks: ClassVar = {_PREFERENCES: "chosen, rejected"}

@@ -192,6 +192,25 @@ class GPT(nnx.Module):
         log_probs_BS, entropies_BS = (array.reshape(targets_BS.shape) for array in statistics)
         return WeightedLoss(total, log_probs_BS, entropies_BS, routing)
 
+    def target_log_probs(
+        self,
+        tokens_BS: Array,
+        targets_BS: Array,
+        dropout: Dropout = NO_DROPOUT,
+        compute: Compute = Compute(),  # noqa: B008 — a tuple
+    ) -> tuple[Array, Routing | None]:
+        """Return log_probs_BS of the targets, 0 where they are negative, with gradients, and the
+        routing of `forward`. The full logits are never materialized."""
+        x_BSD = self._embed_sequences(tokens_BS, dropout, compute, None)
+        values = self.embed_values(tokens_BS, compute.dtype)
+        x_BSD, _, routing = run_blocks(
+            self.blocks, self.config, x_BSD, dropout, compute, values=values
+        )
+        head = functools.partial(head_logits, self.config, 1.0, dtype=compute.logits_dtype)
+        operands = self._head_operands(x_BSD)
+        log_probs_M = cross_entropy.target_log_probs(head, *operands, targets_BS.reshape(-1))
+        return log_probs_M.reshape(targets_BS.shape), routing
+
     def losses(
         self,
         tokens_BS: Array,

@@ -141,14 +141,14 @@ def _recorded_data_size(
 ) -> int | None:
     """Return the recorded number of devices along `data`, None if fewer are available."""
     before = (recorded.data or 0) if recorded and recorded.mode == "dp" else 0
-    is_usable = 0 < before <= available and train.microbatch_size % before == 0
+    is_usable = 0 < before <= available and indivisible_microbatch(train, before) is None
     return before if is_usable else None
 
 
 def _divisor(train: OptimizationConfig, most: int, processes: int = 1) -> int:
     """Return the largest device count, equal per process, that divides the microbatch, or 1."""
     counts = range(processes, most + 1, processes)
-    return max((count for count in counts if train.microbatch_size % count == 0), default=1)
+    return max((count for count in counts if not indivisible_microbatch(train, count)), default=1)
 
 
 def idle_devices(train: OptimizationConfig, used: int, available: int) -> str | None:

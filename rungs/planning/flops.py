@@ -97,7 +97,8 @@ def hardware_flops_per_token(config: RunConfig, vocabulary: int | None = None) -
     the rest is small. `vocabulary` is the number of rows in memory, if more than `vocab_size`."""
     model = config.model
     once = 2 * model.emb_dim * (vocabulary or model.vocab_size)
-    head = Passes(once, 0, once if config.train.lora else 2 * once)
+    again = once if config.train.learns_preferences else 0  # `cross_entropy.target_log_probs`
+    head = Passes(once, again, once if config.train.lora else 2 * once)
     if not model.n_layers:
         return Flops(Passes(0, 0, 0), Passes(0, 0, 0), head)
     return Flops(_of_layers(config), _of_attention(config), head)

@@ -150,8 +150,9 @@ def _tokens(forecast: Forecast) -> Iterator[Part]:
     grows = bool(train.batch_growth)
     microbatches = f"{train.gradient_accumulation_steps:,} to " * grows
     step_tokens = f"{forecast.config.tokens_per_step:,} to " * grows
+    pairs = f" ({counted(train.microbatch_size // 2, 'pair')})" * train.learns_preferences
     yield (
-        f"step      {counted(train.microbatch_size, 'sequence')}"
+        f"step      {counted(train.microbatch_size, 'sequence')}{pairs}"
         f" × {microbatches}{counted(train.microbatches_per_step, 'microbatch')}"
         f" × {counted(length, 'token')} = {step_tokens}{counted(tokens.per_step, 'token')}"
     )

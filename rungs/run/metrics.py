@@ -74,6 +74,24 @@ class StepRecord:
 
 
 @dataclasses.dataclass(frozen=True)
+class PreferenceFigures:
+    """What a model makes of preferences, as means over pairs of answers."""
+
+    margin: float | None = None
+    """dpo and ipo: beta × how much more the log-probability of the chosen answer rose above the
+    reference's than that of the rejected one; simpo: beta × the difference of their means per
+    token."""
+    accuracy: float | None = None
+    """Share of pairs with a positive margin."""
+    chosen_log_prob: float | None = None
+    """Log-probability of the chosen answer, in nats."""
+    rejected_log_prob: float | None = None
+    kl: float | None = None
+    """KL divergence of the model from the reference in nats per answer, E[log reference − log
+    model] over both answers, as if the reference had sampled them; None without a reference."""
+
+
+@dataclasses.dataclass(frozen=True)
 class StepMetrics(StepRecord):
     """The metrics of one global step of training."""
 
@@ -98,6 +116,10 @@ class StepMetrics(StepRecord):
     """A loss far above the recent ones (`loss_spikes.py`): whether the update was skipped."""
     validation_data: str | None = None
     """Data behind `validation_loss`: number of tokens, first token, sha256 of files."""
+    preferences: PreferenceFigures | None = None
+    """Of the step's pairs before the update, if the run learns from preferences."""
+    validation_preferences: PreferenceFigures | None = None
+    """Likewise of the held-out pairs, for steps with a validation."""
 
 
 @dataclasses.dataclass(frozen=True)

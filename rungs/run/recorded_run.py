@@ -68,7 +68,12 @@ class RecordedSteps(Generic[C]):
 class RecordedRun(RecordedSteps[TrainConfig]):
     """A training run."""
 
-    COLUMNS = (*_SHARED_COLUMNS, "train_loss", "validation_loss", "ema_validation_loss")
+    COLUMNS: ClassVar[tuple[str, ...]] = (
+        *_SHARED_COLUMNS,
+        "train_loss",
+        "validation_loss",
+        "ema_validation_loss",
+    )
 
     notable: list[metrics.StepMetrics]
     """The steps with a validation, a checkpoint or a loss spike, and the last step."""
@@ -88,6 +93,26 @@ class RecordedRun(RecordedSteps[TrainConfig]):
     def best_step(self) -> metrics.StepMetrics | None:
         """The step of the best checkpoint."""
         return metrics.best_step(self.notable, self.config.train.checkpoint_interval)
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordedPreferenceRun(RecordedRun):
+    """A training run that learns from preferences."""
+
+    COLUMNS: ClassVar[tuple[str, ...]] = (
+        *RecordedRun.COLUMNS,
+        *(f"preferences.{field.name}" for field in dataclasses.fields(metrics.PreferenceFigures)),
+    )
+
+    @classmethod
+    def _table(cls, steps: Iterator[metrics.StepRecord]) -> FloatArray:
+        return super()._table(map(_with_figures, steps))
+
+
+def _with_figures(step: metrics.StepRecord) -> metrics.StepRecord:
+    if getattr(step, "preferences", None) is not None:
+        return step
+    return dataclasses.replace(step, preferences=metrics.PreferenceFigures())  # type: ignore[call-arg]
 
 
 def _pick_notable(

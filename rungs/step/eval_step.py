@@ -67,17 +67,29 @@ class ValidationLosses(NamedTuple):
     """On each training dataset if there are several, and on each of `validation_datasets`."""
 
 
+Sums = tuple[np.ndarray, np.ndarray]
+"""Each sequence's summed loss, and its weight, such as how many of its targets count."""
+Measure = Callable[[ValidationData, Sums], Sums]
+"""From the cross-entropies of sequences to another loss of theirs."""
+
+
+def cross_entropy(_: ValidationData, sums: Sums) -> Sums:
+    """Return the sums unchanged."""
+    return sums
+
+
 def validation_losses(
     model: GPT,
     evaluation_step: EvaluationStep,
     sets: ValidationSets,
     mesh: Mesh,
     should_stop: Callable[[], bool] = lambda: False,
+    measure: Measure = cross_entropy,
 ) -> ValidationLosses:
     """Return the losses on all validation data; arguments as for `validation_loss`."""
 
     def loss(data: ValidationData) -> ValidationLoss:
-        return validation_loss(model, evaluation_step, data, mesh, should_stop)
+        return validation_loss(model, evaluation_step, data, mesh, should_stop, measure)
 
     mean, by_dataset = loss(sets.own) if sets.own else (None, {})
     several = by_dataset if len(by_dataset) > 1 else {}
@@ -91,9 +103,30 @@ def validation_loss(
     validation: ValidationData,
     mesh: Mesh,
     should_stop: Callable[[], bool] = lambda: False,
+    measure: Measure = cross_entropy,
 ) -> ValidationLoss:
-    """Return the loss on validation data. `should_stop` is called before each batch, while the
-    previous one runs. Raises Interrupted if it returns True."""
+    """Return the loss on validation data; arguments and errors as for `sequence_losses`."""
+    sums = sequence_losses(model, evaluation_step, validation, mesh, should_stop)
+    sums_N, counts_N = measure(validation, sums)
+    mean = float(sums_N.sum(dtype=np.float64) / counts_N.sum())
+    if len(validation.datasets) == 1:
+        return ValidationLoss(mean, {validation.datasets[0]: mean})
+    numbers_N, size = validation.dataset_numbers, len(validation.datasets)
+    totals, counts = (np.bincount(numbers_N, array_N, size) for array_N in (sums_N, counts_N))
+    of_each = zip(validation.datasets, totals.tolist(), counts.tolist(), strict=True)
+    return ValidationLoss(mean, {name: total / count for name, total, count in of_each if count})
+
+
+def sequence_losses(
+    model: GPT,
+    evaluation_step: EvaluationStep,
+    validation: ValidationData,
+    mesh: Mesh,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Sums:
+    """Return each sequence's summed cross-entropy, and how many of its targets count. `should_stop`
+    is called before each batch, while the previous one runs. Raises Interrupted if it returns
+    True."""
     size = validation.batch_size
     results: list[tuple[np.ndarray, np.ndarray]] = []
     unread: list[tuple[tuple[Array, Array], int]] = []
@@ -112,10 +145,4 @@ def validation_loss(
         unread.append(running)
     read()
     sums_N, counts_N = (np.concatenate(parts) for parts in zip(*results, strict=True))
-    mean = float(sums_N.sum(dtype=np.float64) / counts_N.sum())
-    if len(validation.datasets) == 1:
-        return ValidationLoss(mean, {validation.datasets[0]: mean})
-    numbers_N, size = validation.dataset_numbers, len(validation.datasets)
-    sums, counts = (np.bincount(numbers_N, array_N, size) for array_N in (sums_N, counts_N))
-    of_each = zip(validation.datasets, sums.tolist(), counts.tolist(), strict=True)
-    return ValidationLoss(mean, {name: total / count for name, total, count in of_each if count})
+    return sums_N, counts_N

@@ -22,6 +22,7 @@ from rungs.step.gradients import summed_gradients
 from rungs.step.next_token import NextToken
 from rungs.step.nonfinite import ALL_FINITE, GRADIENT_NORM
 from rungs.step.objective import Aux, Objective
+from rungs.step.preferences import Preferences
 from rungs.step.shortcuts import Shortcuts
 
 
@@ -101,9 +102,14 @@ Step = Callable[..., StepResult]
 
 
 def make_train_step(train: TrainConfig, mesh: Mesh | None = None) -> Step:
-    """Return `make_step` for next-token training: a function of (model, optimizer, inputs_ABS,
+    """Return `make_step` for the run's objective: a function of (model, optimizer, inputs_ABS,
     targets_ABS) and, if documents are separate, starts_ABS as for `GPT.forward`."""
-    return make_step(NextToken(train), train, mesh)
+    return make_step(objective_of(train), train, mesh)
+
+
+def objective_of(train: TrainConfig) -> Objective:
+    """Return the objective that `train.json` names."""
+    return Preferences(train) if train.learns_preferences else NextToken(train)
 
 
 def make_step(

@@ -22,7 +22,7 @@ from rungs.config.run_config import TRAIN_FILE, RunConfig
 from rungs.config.train_config import TrainConfig
 from rungs.data import catalog, tokenizer_files
 from rungs.data.dataset import Dataset
-from rungs.data.loader import Batch, TrainingData, ValidationSets
+from rungs.data.loader import Batch, PreferenceBatch, TrainingData, ValidationData, ValidationSets
 from rungs.data.provenance import Provenance, check_same_tokenizer
 from rungs.data.tokenizer import Tokenizer
 from rungs.parallel import processes, sharding
@@ -32,15 +32,15 @@ from rungs.run import metrics
 from rungs.run.folder import RunFolder
 from rungs.run.metrics import Spike, StepMetrics
 from rungs.step.eval_step import (
+    Sums,
     ValidationLosses,
     make_evaluation_step,
     validation_loss,
     validation_losses,
 )
-from rungs.step.next_token import NextToken
 from rungs.step.objective import Objective
 from rungs.step.state import averaged_model
-from rungs.step.train_step import Step, StepResult, make_step
+from rungs.step.train_step import Step, StepResult, make_step, objective_of
 from rungs.training import resume, run_report
 from rungs.training.benchmarks import Benchmarks
 from rungs.training.learner import Kind, Record, Replayed, Start, Stops, record_fields
@@ -61,6 +61,8 @@ class NextTokenInputs:
     config: RunConfig
     data: TrainingData
     validation: ValidationSets
+    others: dict[str, Dataset]
+    """Those of `validation_datasets`."""
     provenance: Provenance
     benchmarks: Benchmarks | None
     datasets_dir: Path
@@ -84,7 +86,10 @@ class NextTokenInputs:
         return resume.edit_to_extend(self.config, self.data)
 
     def learner(self, start: Start, mesh: Mesh, steps: Sequence[StepMetrics]) -> "NextTokenLearner":
-        return NextTokenLearner(self, start, mesh, steps)
+        from rungs.training.preferences import PreferenceLearner  # a subclass of the one below
+
+        is_of_pairs = self.config.train.learns_preferences
+        return (PreferenceLearner if is_of_pairs else NextTokenLearner)(self, start, mesh, steps)
 
     @contextmanager
     def resources(self, start: Start, mesh: Mesh) -> Iterator[None]:
@@ -103,7 +108,7 @@ class NextTokenInputs:
                 trainer.unfinished_hook = self.benchmarks.measure
 
 
-def next_token(datasets_dir: Path, make_objective: MakeObjective = NextToken) -> Kind:
+def next_token(datasets_dir: Path, make_objective: MakeObjective = objective_of) -> Kind:
     """Return next-token training, on datasets in a folder, as a kind of run. `make_objective` makes
     the objective for a config."""
 
@@ -113,7 +118,8 @@ def next_token(datasets_dir: Path, make_objective: MakeObjective = NextToken) ->
     def replayed(start: Start, mesh: Mesh) -> Replayed:
         objective = make_objective(start.config.train)
         step = make_step(objective, start.config.train, mesh)
-        return Replayed(objective, step, Batch._fields)
+        batch = PreferenceBatch if start.config.train.learns_preferences else Batch
+        return Replayed(objective, step, batch._fields)
 
     return Kind(opened, replayed)
 
@@ -141,6 +147,7 @@ def _open(start: Start, datasets_dir: Path, make_objective: MakeObjective) -> Ne
         config=config,
         data=data,
         validation=validation,
+        others=others,
         provenance=provenance,
         benchmarks=Benchmarks.of(start.run, train, provenance.tokenizer_place),
         datasets_dir=datasets_dir,
@@ -246,7 +253,7 @@ class NextTokenLearner:
         if not sets:
             return metrics
         parts = self.model, self._evaluation_step, sets, self._mesh
-        losses = _finite(step, validation_losses(*parts, stops.anywhere))
+        losses = _finite(step, validation_losses(*parts, stops.anywhere, self.measure))
         return dataclasses.replace(
             metrics,
             validation_loss=losses.mean,
@@ -262,8 +269,12 @@ class NextTokenLearner:
             return None
         averaged = averaged_model(self.model, self.optimizer, layout)
         parts = averaged, self._evaluation_step, own, self._mesh
-        loss = validation_loss(*parts, stops.anywhere).mean
+        loss = validation_loss(*parts, stops.anywhere, self.measure).mean
         return loss if math.isfinite(loss) else None
+
+    def measure(self, _: ValidationData, sums: Sums) -> Sums:
+        """Return the validation loss; see `eval_step.Measure`."""
+        return sums
 
     def _bits_per_byte(self, loss: float | None) -> float | None:
         return None if loss is None or self._bits_per_nat is None else loss * self._bits_per_nat
@@ -320,7 +331,8 @@ class NextTokenLearner:
         elif processes.is_first_process():  # not for a resumed run, which must keep its keys
             run_report.warn_of_unused_keys(start.run, config, bool(inputs.validation))
         run_report.log_size(start.run, config, inputs.data, self.model, self.optimizer, mesh)
-        run_report.log_padding(inputs.data)
+        if not config.train.learns_preferences:  # which can't be packed
+            run_report.log_padding(inputs.data)
         run_report.log_beginnings(inputs.data, self._tokenizer)
         run_report.log_trainable(self.model, self.optimizer)
         run_report.warn_of_idle_devices(config.train, mesh)

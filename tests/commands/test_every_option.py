@@ -84,6 +84,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
         " --datasets-dir datasets",
         "download_dataset.py --chats chats.jsonl --name chats --tokenizer datasets/words"
         " --chat-template chat.jinja --max-tokens 60 --datasets-dir datasets",
+        "download_dataset.py --preferences prefs.jsonl --name prefs --tokenizer datasets/words"
+        " --max-tokens 60 --datasets-dir datasets",
         "download_dataset.py --jsonl documents.jsonl --name documents --text-column body"
         " --max-bytes 20000 --tokenizer datasets/words --datasets-dir datasets",
         "download_dataset.py --parquet documents.parquet --name table --text-column body"
@@ -241,6 +243,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_lines(place / "pairs.jsonl", [{"prompt": f"{n}:", "answer": "a"} for n in range(40)])
     chat = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}]
     write_lines(place / "chats.jsonl", [{"messages": chat, "id": n} for n in range(40)])
+    pair = {"chosen": "a dog", "rejected": "a fox"}
+    write_lines(place / "prefs.jsonl", [pair | {"prompt": f"{n}:"} for n in range(40)])
     write_lines(place / "documents.jsonl", [{"body": f"{n} {TEXT}"} for n in range(100)])
     item = {"prompt": "The", "choices": [" fox", " dog"], "answer": 0}
     write_lines(place / "items.jsonl", [item] * 4)

@@ -79,7 +79,11 @@ _FORMATS = (
 
 def parse_chat(line: bytes) -> Chat:
     """Parse a line as a chat. Raises ValueError if it is none, or has no answer to train on."""
-    value = parse_json(line)
+    return chat_of(parse_json(line))
+
+
+def chat_of(value: Any) -> Chat:
+    """Return the chat in the value of a line; errors as for `parse_chat`."""
     if not isinstance(value, dict):
         raise ValueError(f'must be {{"messages": […]}}, not {format_value(value)}')
     kind = next((kind for kind in _FORMATS if kind.chat in value), None)

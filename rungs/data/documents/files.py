@@ -10,6 +10,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple
 
@@ -251,9 +252,31 @@ def read(path: Path, name: str, column: str | None, first: int = 0) -> Iterator[
         "json lines": _json_lines,
         "plain text": _plain_text,
     }
-    try:
+    with _reading(name):
         require_regular(path)
         yield from readers[format_of(name)](path, name, column, first)
+
+
+def rows(path: Path, name: str) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a file of Parquet or JSON lines; arguments and errors as for `read`."""
+    with _reading(name):
+        require_regular(path)
+        if format_of(name) == "parquet":
+            with pq.ParquetFile(path) as file:
+                for batch in file.iter_batches(_BATCH_ROWS):
+                    yield from batch.to_pylist()
+        else:
+            with _opened(path, name) as lines:
+                for number, line in enumerate(lines, 1):
+                    if line.strip():
+                        yield _parsed(line, name, number)
+
+
+@contextmanager
+def _reading(name: str) -> Iterator[None]:
+    """Turn the errors of reading a file into a UserError."""
+    try:
+        yield
     except UnicodeDecodeError as error:
         raise UserError(f"{name}: not UTF-8 text ({reason(error)}); convert it first") from None
     except (OSError, EOFError, pa.ArrowException) as error:

@@ -112,6 +112,22 @@ def _map_chunks(
     return _joined(by_chunk, len(targets_M))
 
 
+@jax.named_scope("loss")
+def target_log_probs(head: Head, x_MD: Array, matrix: Array, targets_M: Array) -> Array:
+    """Return the log-probability of each target, 0 where it is ignored, with gradients; arguments
+    as for `weighted_loss`. The backward pass computes each chunk's logits again."""
+    x_MD, matrix = collectives.to_common_varying(x_MD, matrix.astype(jnp.float32))
+
+    @jax.checkpoint
+    def of_chunk(chunk: tuple[Array, Array]) -> Array:
+        x_MD, targets_M = chunk
+        return -target_losses(head(x_MD, matrix), targets_M)
+
+    by_chunk = jax.lax.map(of_chunk, _chunks(matrix, targets_M, x_MD))
+    joined: Array = _joined(by_chunk, len(targets_M))
+    return joined
+
+
 def target_losses(logits: Array, targets: Array) -> Array:
     """Return the cross-entropy at each target in nats: log Σ exp(logits) − the target's logit; 0
     where the target is negative. `logits` has the shape of `targets` plus a last axis V, this

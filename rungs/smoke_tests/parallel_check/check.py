@@ -27,9 +27,8 @@ from rungs.parallel.sharding import CONTEXT, Layout, create_mesh, dotted, place_
 from rungs.planning.compiled.collectives import Traffic, collectives, summary
 from rungs.planning.peaks import bytes_per_device
 from rungs.run.folder import RunFolder
-from rungs.step.next_token import NextToken
 from rungs.step.state import AbstractState, create_model_and_optimizer, named_arrays
-from rungs.step.train_step import StepResult, make_step, update_parts
+from rungs.step.train_step import StepResult, make_step, objective_of, update_parts
 from rungs.training.next_token import MakeObjective
 
 _MEMORY_FACTOR = 2.5
@@ -97,7 +96,7 @@ class ParallelCheck(NamedTuple):
     total_steps: int
     start_weights: weights_file.Weights | None
     """Weights that the run starts from; None: random ones."""
-    make_objective: MakeObjective = NextToken
+    make_objective: MakeObjective = objective_of
 
     @classmethod
     def from_run(
@@ -179,14 +178,15 @@ class ParallelCheck(NamedTuple):
         count = self.config.train.sequences_per_step
         for microbatches in _divisors(count):
             split = microbatches, count // microbatches
-            if split[1] % data == 0:
+            if split[1] % (data * self.config.train.sequences_per_example) == 0:
                 yield ParallelCase(mode, data, last, *split, self._balances(*split))
 
     def _problems(self, mode: Mode, data: int, last: int) -> list[str]:
         """Return the reasons why a mesh does not fit."""
         mesh = _mesh(ShardingConfig.of(mode, (data, last)))
         lines = Layout(mesh, mode).problems(self.config.model)
-        if (count := self.config.train.sequences_per_step) % data:
+        train = self.config.train
+        if (count := train.sequences_per_step) % (data * train.sequences_per_example):
             lines.append(f"{count} sequences are not divisible by {data}")
         if (length := self.config.sequence_length) % (parts := size_along(mesh, CONTEXT)):
             lines.append(f"sequences of {length} tokens are not divisible by {parts}")
@@ -309,7 +309,7 @@ def _cut(batch: loader.Batch, sequences: int, tokens: int) -> loader.Batch:
     def cut(array: np.ndarray) -> np.ndarray:
         return array.reshape(1, -1, length)[:, :sequences, :tokens]
 
-    return loader.Batch(*jax.tree.map(cut, tuple(batch)))
+    return type(batch)(*jax.tree.map(cut, tuple(batch)))
 
 
 def _bytes_per_device(model: GPT, optimizer: MultiSteps) -> int:

@@ -1,0 +1,214 @@
+"""The dataset builder for preferences: pairs of a chosen and a rejected answer, as TRL reads them:
+
+{"prompt": "…", "chosen": "…", "rejected": "…"}
+{"prompt": [messages], "chosen": [messages], "rejected": [messages]}
+
+Without a `prompt` it is what both answers begin with. Texts are tokenized as `pair_dataset` does;
+chats with the chat template, where only the assistant's messages after the prompt count."""
+
+import functools
+import hashlib
+import json
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+from rungs.common import hub
+from rungs.common.errors import UserError, check_characters
+from rungs.common.strict_json import format_value
+from rungs.data.chats.chat_dataset import ChatFormat, Turn
+from rungs.data.chats.chat_template import ChatTemplate
+from rungs.data.chats.messages import chat_of
+from rungs.data.dataset import Chats, Source, Split
+from rungs.data.documents import files
+from rungs.data.documents.files import DataFile, fetch_ahead
+from rungs.data.pair_dataset import Pair, encode_pairs, split_sections
+from rungs.data.text_dataset import (
+    Progress,
+    TextSection,
+    json_lines,
+    line_error,
+    parse_json,
+    write_splits,
+)
+from rungs.data.token_file import PreferenceWriter
+from rungs.data.tokenizer import Tokenizer
+
+logger = logging.getLogger("rungs.dataset")
+
+_ANSWERS = ("chosen", "rejected")
+_OF_CHATS = ("tools", "documents", "chat_template_kwargs", "system")
+
+
+class Preference(NamedTuple):
+    """A prompt with two answers: texts, or lists of messages."""
+
+    prompt: Any
+    chosen: Any
+    rejected: Any
+    variables: dict[str, Any]
+    """Keys of a chat besides its messages."""
+
+    @property
+    def answers(self) -> tuple[Any, Any]:
+        return self.chosen, self.rejected
+
+
+def parse_preference(line: bytes) -> Preference:
+    """Return the preference of a line. Raises ValueError if it is none."""
+    row = parse_json(line)
+    if not isinstance(row, dict):
+        raise ValueError(f'must be {{"prompt", "chosen", "rejected"}}, not {format_value(row)}')
+    if missing := [key for key in _ANSWERS if row.get(key) is None]:
+        raise ValueError(f"{missing[0]}: missing; a preference needs {' and '.join(_ANSWERS)}")
+    chosen, rejected, prompt = row["chosen"], row["rejected"], row.get("prompt")
+    kind = str if isinstance(chosen, str) else list
+    if kind is list and isinstance(prompt, str) and _content(chosen) == prompt:
+        prompt = None  # the first message of both, as in UltraFeedback
+    for key in (*_ANSWERS, "prompt"):
+        if not isinstance(row.get(key), kind) and not (key == "prompt" and prompt is None):
+            raise ValueError(f"{key}: must be a {'text' if kind is str else 'list of messages'}")
+    if prompt is None:
+        prompt, chosen, rejected = _without_prefix(chosen, rejected)
+    if not chosen and not rejected:
+        raise ValueError("chosen and rejected: are empty, or nothing but the prompt")
+    variables = {key: row[key] for key in _OF_CHATS if row.get(key)}
+    return Preference(prompt, chosen, rejected, variables)
+
+
+def _content(messages: Any) -> Any:
+    first = messages[0] if isinstance(messages, list) and messages else None
+    return first.get("content") if isinstance(first, dict) else None
+
+
+def _without_prefix(chosen: Any, rejected: Any) -> tuple[Any, Any, Any]:
+    """Return what both answers begin with, and the rest of each. Of texts, a space before the rest
+    belongs to the rest, as in TRL's `extract_prompt`."""
+    shortest = min(len(chosen), len(rejected))
+    differs = (n for n in range(shortest) if chosen[n] != rejected[n])
+    length = next(differs, max(shortest - 1, 0))
+    if isinstance(chosen, str) and chosen[:length].endswith(" "):
+        length -= 1
+    return chosen[:length], chosen[length:], rejected[length:]
+
+
+class PreferenceFormat(NamedTuple):
+    """How preferences become tokens."""
+
+    tokenizer: Tokenizer
+    place: str
+    """Argument of `load_tokenizer`, where the chat template is."""
+    template_file: Path | None
+    max_tokens: int | None
+    """Pairs with a longer answer are left out; None for no limit."""
+
+    def encode(self, path: Path, offset: int, found: Preference) -> list[list[Turn]]:
+        """Return the turns of both documents. Raises UserError or ValueError."""
+        if isinstance(found.chosen, str):
+            for text in (found.prompt, *found.answers):
+                check_characters(text, "a text")
+            pairs = [Pair(path, offset, found.prompt, answer) for answer in found.answers]
+            return [[turn] for turn in encode_pairs(pairs, self.tokenizer)]
+        return [self._encode_chat(found, answer) for answer in found.answers]
+
+    def _encode_chat(self, found: Preference, answer: list[Any]) -> list[Turn]:
+        messages = [*found.prompt, *answer]
+        is_sharegpt = isinstance(messages[0], dict) and "from" in messages[0]
+        key = "conversations" if is_sharegpt else "messages"
+        chat = chat_of({**found.variables, key: messages})
+        asked = len(chat.messages) - len(answer)
+        told = [message._replace(is_learned=False) for message in chat.messages[:asked]]
+        return chat_format(self).encode([*told, *chat.messages[asked:]], chat.variables)
+
+
+@functools.cache
+def chat_format(form: PreferenceFormat) -> ChatFormat:
+    """Return the format of chats. Raises UserError if there is no chat template."""
+    template = ChatTemplate.load(form.place, form.template_file)
+    return ChatFormat(template, form.tokenizer)
+
+
+def build(
+    folder: Path,
+    texts: list[TextSection],
+    form: PreferenceFormat,
+    validation_percent: float,
+    splits: dict[Path, Split | None],
+) -> Source:
+    """Write the token files, tokenizer and chat template of a dataset of preferences into its
+    folder. `texts` has a section per file, `splits` the split of each file, None to divide it.
+    Raises UserError if a file has no preferences, or a line isn't one."""
+    left_out = equal = chats = 0
+
+    def write_section(writer: PreferenceWriter, section: TextSection, progress: Progress) -> None:
+        nonlocal left_out, equal, chats
+        for offset, line in json_lines(section):
+            progress(len(line))
+            try:
+                found = parse_preference(line)
+                documents = form.encode(section.path, offset, found)
+            except ValueError as error:
+                raise line_error(section.path, offset, str(error)) from None
+            except UserError as error:
+                if str(section.path) in str(error):
+                    raise
+                raise line_error(section.path, offset, str(error)) from None
+            if not all(documents):
+                raise line_error(section.path, offset, "has an answer without anything to learn")
+            longest = max(sum(len(a) + len(b) for a, b in turns) for turns in documents)
+            if documents[0] == documents[1]:
+                equal += 1
+            elif form.max_tokens is not None and longest > form.max_tokens:
+                left_out += 1
+            else:
+                chats += not isinstance(found.chosen, str)
+                for turns in documents:
+                    writer.append_chat(turns)
+
+    known = {split for split in splits.values() if split}
+    if known:
+        sections = {split: [t for t in texts if splits[t.path] == split] for split in sorted(known)}
+    else:
+        sections = split_sections(texts, validation_percent)
+    lacking = "the {} split has no preferences" + (" that are short enough" if left_out else "")
+    write_splits(folder, sections, form.tokenizer, PreferenceWriter, write_section, lacking)
+    if equal:
+        logger.warning("left out %s preferences, as both answers are the same", f"{equal:,}")
+    source = Source(kind="preferences", files=[text.path.name for text in texts])
+    if not chats and form.max_tokens is None:
+        return source
+    template = ""
+    if chats:
+        chat_format(form).template.save(folder)
+        template = chat_format(form).template.source
+    checksum = hashlib.sha256(template.encode()).hexdigest()
+    about = Chats(template_sha256=checksum, max_tokens=form.max_tokens, left_out=left_out)
+    return source.model_copy(update={"chats": about})
+
+
+@contextmanager
+def as_json_lines(
+    found: Sequence[DataFile], repository: tuple[str, str] | None
+) -> Iterator[dict[Path, Split | None]]:
+    """Fetch files, from a repository's name and revision if given, and yield those that are plain
+    JSON lines, or were made so, with their splits; they are deleted at the end."""
+    with TemporaryDirectory() as place:
+
+        def fetch(file: DataFile) -> Path:
+            if repository is None:
+                return Path(file.name)
+            return hub.dataset_file(*repository, file.name, Path(place))
+
+        plain: dict[Path, Split | None] = {}
+        for fetched in fetch_ahead(found, fetch):
+            path = fetched.path
+            if path.suffix not in (".jsonl", ".ndjson", ".json"):
+                path = Path(place) / (fetched.file.name.replace("/", "-") + ".jsonl")
+                with path.open("w", encoding="utf-8") as lines:
+                    for row in files.rows(fetched.path, fetched.file.name):
+                        lines.write(json.dumps(row, default=str) + "\n")
+            plain[path] = fetched.file.split
+        yield plain
