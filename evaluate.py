@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from rungs.commands.options import DATASETS_DIR_OPTION
+from rungs.commands.options import DATASETS_DIR_OPTION, WEIGHTS_OPTION
 
 
 @click.command()
@@ -46,6 +46,7 @@ from rungs.commands.options import DATASETS_DIR_OPTION
     show_default=True,
     help="Texts at once, for --choices and --tasks.",
 )
+@WEIGHTS_OPTION
 @DATASETS_DIR_OPTION
 def main(**options: Any) -> None:
     """Print what CHECKPOINT (a run folder, a checkpoint or a model.safetensors) is worth: its loss,

@@ -81,10 +81,10 @@ from rungs.config.option_values import NEW_TOKENS, NEW_TOKENS_OF_A_CHAT
 @click.option(
     "--weights",
     "weight_format",
-    type=click.Choice(["int8"]),
-    help="Round matrices to 8 bits: less memory and, on a CPU with few texts, faster; the text may"
-    " change."
-    "  [default: not rounded]",
+    type=click.Choice(["int8", "ema"]),
+    help="int8: round matrices to 8 bits: less memory and, on a CPU with few texts, faster; the"
+    " text may change. ema: use the averaged weights of a run with ema_decay."
+    "  [default: neither]",
 )
 def main(**options: Any) -> None:
     """Continue each PROMPT with the model of RUN_OR_CHECKPOINT: a run folder (its best checkpoint,

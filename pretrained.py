@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import click
 
-from rungs.commands.options import DATASETS_DIR_OPTION
+from rungs.commands.options import DATASETS_DIR_OPTION, WEIGHTS_OPTION
 from rungs.config.option_values import LinenFamily
 
 
@@ -62,6 +62,7 @@ def import_(**options: Any) -> None:
     is_flag=True,
     help="Write only the LoRA of the run, as an adapter for peft, instead of merging it.",
 )
+@WEIGHTS_OPTION
 def export(**options: Any) -> None:
     """Write a model for transformers into the new folder FOLDER.
 
@@ -76,6 +77,7 @@ def export(**options: Any) -> None:
 @main.command()
 @click.argument("checkpoint", metavar="RUN_OR_CHECKPOINT")
 @click.argument("name", metavar="OWNER/NAME")
+@WEIGHTS_OPTION
 @click.option("--public", is_flag=True, help="Make a new repository public; private by default.")
 @DATASETS_DIR_OPTION
 def upload(**options: Any) -> None:

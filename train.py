@@ -29,6 +29,13 @@ from rungs.commands.options import DATASETS_DIR_OPTION, start_options
 )
 @DATASETS_DIR_OPTION
 @click.option(
+    "--from-step",
+    type=click.IntRange(0),
+    metavar="N",
+    help="With --like: continue that run's checkpoint of step N, with its weights and optimizer"
+    " state; --set may change schedule, data or length.",
+)
+@click.option(
     "--grid",
     metavar="KEY=VALUE,VALUE,…",
     multiple=True,

@@ -19,7 +19,7 @@ from benchmarks.gpu_parts.answers import right_by_minute
 from benchmarks.gpu_parts.setting import ROOT
 from benchmarks.processor import processor
 from rungs.charts import drawing
-from rungs.common.text_table import align_columns
+from rungs.common.shown_text import align_columns
 from rungs.run.derive import NewRun
 
 TASKS = "parity", "sort", "countdown"

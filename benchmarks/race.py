@@ -31,7 +31,7 @@ from benchmarks.racing.sides import NAMES, PYTORCH, SIZES, VALIDATIONS, Entry, S
 from benchmarks.side_process import failure
 from benchmarks.training_speed.train_speed import torch_command
 from rungs.charts import drawing
-from rungs.common.text_table import align_columns
+from rungs.common.shown_text import align_columns
 from rungs.data.catalog import open_dataset
 from rungs.data.dataset import TRAIN, VALIDATION
 from rungs.optim.precision import fastest_dtype

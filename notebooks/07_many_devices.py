@@ -24,8 +24,7 @@ from flax import nnx
 
 import rungs
 from rungs.config.sharding_config import ShardingConfig
-from rungs.parallel.mesh import create_mesh, one_device
-from rungs.parallel.sharding import Layout
+from rungs.parallel.sharding import Layout, create_mesh, one_device
 from rungs.planning.compiled.collectives import collectives, summary
 from rungs.planning.compiled.step import lower_step
 from rungs.step.state import create_model_and_optimizer

@@ -5,7 +5,8 @@
     generator = rungs.load_generator("runs/layers")  # generator.continue_texts(["def "], 40)
     config = rungs.load_run("runs/layers")    # reads and checks model.json and train.json
 
-The docstring of each package lists its files and says what it may import. From the bottom up:
+The docstring of each package lists its files. From the bottom up (a package imports only those
+before it; `uv run lint-imports` checks the layers in `pyproject.toml`):
 
     common         errors, files, JSON, logging
     config         model.json, train.json and reinforce.json
@@ -23,14 +24,12 @@ The docstring of each package lists its files and says what it may import. From 
     huggingface    import and export of published models
     monitoring     events, hooks, restarts after a crash
     tracking       experiment trackers: wandb, tensorboard, trackio, mlflow
-    prompt_samples  completions of a run's sample prompts
-    evaluation     scores on benchmarks
+    evaluation     scores on benchmarks; completions of a run's sample prompts
     scaling        ladders, power laws, muP
     training       starting, the training loop, resuming, failed steps
     reinforcement  reinforcement learning: sampling, advantages, its loop
     smoke_tests    the checks that `smoke_tests/` at the root runs on a machine or a run
     charts         drawings of all charts
-    sweeps         grids of runs
     page           an HTML page to look at runs and compare them
     commands       the implementation of the commands at the root
 

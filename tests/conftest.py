@@ -24,7 +24,7 @@ import pytest
 from rungs.common import run_log
 from rungs.optim import precision
 from rungs.parallel import jax_setup
-from tests.support import triton_lowering
+from tests.support import reused_contexts, triton_lowering
 from tests.support.charts import draw_no_charts
 from tests.support.shared_traces import share_traces
 
@@ -43,6 +43,7 @@ gc.set_threshold(100_000, 20, 100)  # tracing makes many objects that live; a mo
 jax.config.update("jax_num_cpu_devices", 8)
 jax_setup.enable_compilation_cache()
 triton_lowering.allow_on_cpus()
+reused_contexts.reuse()
 precision.fastest_dtype = lambda: "float32"  # the same on every machine
 
 

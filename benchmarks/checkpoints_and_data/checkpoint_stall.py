@@ -28,7 +28,7 @@ import train
 from benchmarks.report import spread
 from rungs.checkpointing import saver
 from rungs.checkpointing.saver import Saver
-from rungs.common.text_table import align_columns
+from rungs.common.shown_text import align_columns
 from rungs.data.catalog import find_datasets_dir
 from rungs.run import metrics
 from rungs.training.background import ChartProcess

@@ -25,7 +25,7 @@ from benchmarks.checkpoints_and_data.data_memory import write_dataset
 from benchmarks.report import spread
 from rungs.checkpointing import checkpoint_folder, retention
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
-from rungs.common.text_table import align_columns
+from rungs.common.shown_text import align_columns
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig
 from rungs.config.train_config import TrainConfig

@@ -13,7 +13,7 @@ import time
 import jax
 
 from benchmarks.device_scaling.cases import ScalingCase, cases
-from rungs.parallel.mesh import create_mesh
+from rungs.parallel.sharding import create_mesh
 from rungs.planning.compiled.collectives import collectives, summary
 from rungs.planning.compiled.step import lower_step
 

@@ -7,7 +7,7 @@ starts at once: a bound, which real runs stay below.
 from typing import NamedTuple
 
 from benchmarks.device_scaling.cases import SEQUENCE, ScalingCase
-from rungs.parallel.mesh import TENSOR
+from rungs.parallel.sharding import TENSOR
 from rungs.planning.communication import link_bandwidth, planned_collectives
 from rungs.planning.hardware import Hardware
 

@@ -37,9 +37,9 @@ from benchmarks.device_scaling.cases import (
 from benchmarks.device_scaling.roofline import balance
 from benchmarks.report import spread
 from benchmarks.side_process import failure
-from rungs.common.text_table import align_columns
+from rungs.common.shown_text import align_columns
 from rungs.config.run_config import RunConfig
-from rungs.parallel.mesh import TENSOR, create_mesh
+from rungs.parallel.sharding import TENSOR, create_mesh
 from rungs.planning.communication import PlannedCollective, parameter_layouts, planned_collectives
 from rungs.planning.compiled.step import lower_step
 from rungs.planning.flops import model_flops_per_token

@@ -22,8 +22,7 @@ from rungs.model.gpt import GPT
 from rungs.model.kernels.cross_entropy import target_losses
 from rungs.optim.multi_steps import MultiSteps
 from rungs.parallel import jax_setup
-from rungs.parallel.mesh import create_mesh, one_device
-from rungs.parallel.sharding import place_batch
+from rungs.parallel.sharding import create_mesh, one_device, place_batch
 from rungs.step.state import create_model_and_optimizer
 from rungs.step.train_step import make_train_step
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from rungs.checkpointing.checkpoint_folder import find_weights
 from rungs.checkpointing.load import load_model
-from rungs.common.text_table import align_columns
+from rungs.common.shown_text import align_columns
 from rungs.config.run_config import load_run
 from rungs.data.catalog import find_datasets_dir, open_dataset
 from rungs.data.dataset import VALIDATION

@@ -9,7 +9,7 @@ from benchmarks.gpu_parts.figure import Figure
 from benchmarks.gpu_parts.setting import Setting
 from benchmarks.gpu_parts.step_variants import config_of
 from rungs.parallel import jax_setup
-from rungs.parallel.mesh import one_device
+from rungs.parallel.sharding import one_device
 from rungs.smoke_tests.device_check.check import on_mesh
 from rungs.smoke_tests.device_check.step import RunningStep, checkpoint
 

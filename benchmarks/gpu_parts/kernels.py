@@ -6,7 +6,7 @@ from benchmarks.gpu_parts.check_figures import converted
 from benchmarks.gpu_parts.figure import Figure
 from benchmarks.gpu_parts.setting import Setting
 from rungs.parallel import jax_setup
-from rungs.parallel.mesh import one_device
+from rungs.parallel.sharding import one_device
 from rungs.smoke_tests.device_check import check, kernels
 
 

@@ -11,7 +11,7 @@ from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig
 from rungs.config.sharding_config import ShardingConfig
 from rungs.parallel import jax_setup
-from rungs.parallel.mesh import one_device
+from rungs.parallel.sharding import one_device
 from rungs.planning.hardware import device_of_kind
 from rungs.smoke_tests.device_check.check import on_mesh
 from rungs.smoke_tests.device_check.step import RunningStep, StepTime

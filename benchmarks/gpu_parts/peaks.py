@@ -15,7 +15,7 @@ def figures(setting: Setting) -> Iterator[Figure]:
     import jax
     import numpy as np
 
-    from rungs.parallel.mesh import one_device
+    from rungs.parallel.sharding import one_device
     from rungs.planning.hardware import device_of_kind
     from rungs.smoke_tests.device_check.peaks import memory_bandwidth
 

@@ -51,7 +51,7 @@ def compiled(checkout: Path, changes: Changes, setting: Setting) -> Any:
         check = importlib.import_module(f"{checks}.check")
         step = importlib.import_module(f"{checks}.step")
         flags = _first("rungs.parallel.gpu_settings", "rungs.parallel.compiler_flags")
-        one_device = importlib.import_module("rungs.parallel.mesh").one_device
+        one_device = importlib.import_module("rungs.parallel.sharding").one_device
         variants = importlib.reload(importlib.import_module("benchmarks.gpu_parts.step_variants"))
         run = variants.config_of(changes, setting, checkout)
         options = flags.gpu_options(run.train.microbatches_per_step)

@@ -13,16 +13,16 @@ from pathlib import Path
 import click
 
 from rungs.charts import drawing
-from rungs.charts.scaling_charts import sweep_chart
+from rungs.charts.comparison_charts import sweep_chart
+from rungs.commands.grid import sweep
 from rungs.data.catalog import find_datasets_dir
 from rungs.run.folder import find_run
-from rungs.scaling.learning_rate_sweep import (
+from rungs.scaling.mup import (
     SweepRun,
     best_rates,
     is_best_at_end,
     points_by_series,
 )
-from rungs.sweeps.grid import sweep
 
 TRAIN = Path(__file__).parents[2] / "train.py"
 RATES = {

@@ -18,10 +18,10 @@ import jax
 
 from benchmarks.one_step import TimedStep, train_config
 from benchmarks.report import spread
-from rungs.common.text_table import align_columns
+from rungs.common.shown_text import align_columns
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig
-from rungs.model.layer_loop import LayerLoop
+from rungs.model.remat import LayerLoop
 
 DEPTHS = (4, 12, 24, 48)
 STEPS = 10

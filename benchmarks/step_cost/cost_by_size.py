@@ -31,7 +31,7 @@ from rungs.charts.drawing import (
     use_style,
     write_all,
 )
-from rungs.common.text_table import align_columns
+from rungs.common.shown_text import align_columns
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig
 from rungs.planning.flops import model_flops_per_token

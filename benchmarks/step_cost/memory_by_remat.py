@@ -13,12 +13,12 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 import jax
 
 from benchmarks.one_step import train_config
-from rungs.common.text_table import align_columns
+from rungs.common.shown_text import align_columns
 from rungs.config.model_config import ModelConfig
 from rungs.config.optimization_config import Remat
 from rungs.config.run_config import RunConfig
 from rungs.config.sharding_config import ShardingConfig
-from rungs.parallel.mesh import create_mesh
+from rungs.parallel.sharding import create_mesh
 from rungs.planning.compiled.step import lower_step
 
 SHARDINGS = (

@@ -26,12 +26,12 @@ from jax.profiler import ProfileData
 from jax.sharding import Mesh
 
 from benchmarks.report import spread
-from rungs.common.text_table import align_columns
+from rungs.common.shown_text import align_columns
 from rungs.config.run_config import RunConfig, load_run
 from rungs.config.sharding_config import ShardingConfig
 from rungs.data.catalog import find_datasets_dir
 from rungs.parallel import jax_setup
-from rungs.parallel.mesh import one_device
+from rungs.parallel.sharding import one_device
 from rungs.planning.compiled.collectives import CONTROL_FLOW
 from rungs.planning.compiled.hlo import Module
 from rungs.planning.compiled.roofline import PARTS, Roofline, Work, part_of, roofline, step_flops

@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks.one_step import TimedStep, train_config
 from benchmarks.report import spread
-from rungs.common.text_table import align_columns
+from rungs.common.shown_text import align_columns
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig
 

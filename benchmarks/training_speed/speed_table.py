@@ -5,7 +5,7 @@ import statistics
 from typing import NamedTuple
 
 from benchmarks.report import spread
-from rungs.common.text_table import align_columns
+from rungs.common.shown_text import align_columns
 
 REFERENCE = "plain loop"
 """Name of the side that is the loop as one first writes it."""

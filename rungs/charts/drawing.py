@@ -20,9 +20,11 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
-from rungs.common import disk
-from rungs.common.errors import UserError
+from rungs.common import disk, errors
+from rungs.common.shown_text import counted
+from rungs.config.optimization_config import OptimizationConfig
 from rungs.config.option_values import ChartStyle
+from rungs.run import recorded_run
 from rungs.run.recorded_run import Curve, FloatArray, RecordedSteps, finite_points
 
 # Okabe & Ito's palette without yellow, which is too pale for lines on white.
@@ -41,6 +43,9 @@ FAST_COMPRESSION = {"compress_level": 3}
 times the size, and charts are redrawn while training runs."""
 TINY = float(np.finfo(np.float64).tiny)
 
+AnySteps = RecordedSteps[OptimizationConfig]
+Lines = dict[str, Artist]
+"""Artists of a chart by their name in the legend."""
 STYLES: tuple[str, ...] = get_args(ChartStyle)
 PLAIN = {
     "figure.figsize": (10, 6.25),
@@ -95,7 +100,7 @@ def write_all(
                 folder.mkdir(parents=True, exist_ok=True)
             disk.replace_file(path, picture.getvalue())
         except OSError as error:
-            raise UserError(f"{path}: cannot be written: {error.strerror}") from None
+            raise errors.UserError(f"{path}: cannot be written: {error.strerror}") from None
         paths.append(path)
     return paths
 
@@ -247,3 +252,52 @@ def thin_marks(x: FloatArray, y: FloatArray) -> Curve:
 def _parts(values: FloatArray, count: int) -> NDArray[np.intp]:
     """Return for each value the index of its part, of `count` equal parts of the values' range."""
     return np.searchsorted(np.linspace(values.min(), values.max(), count + 1)[1:-1], values)
+
+
+def steps_chart(
+    run: AnySteps,
+    title: str,
+    y_label: str,
+    draw: Callable[[Axes], Lines],
+    scale: Callable[[Axes], object] | None = None,
+) -> Figure:
+    """Return a chart over the steps of a run. `draw` draws, and returns the entries of the legend;
+    `scale` sets the limits and ticks of the y axis."""
+    figure, (axes,) = new_chart(f"{run.name}: {title}", "step", y_label)
+    lines = draw(axes)
+    if scale is not None:
+        scale(axes)
+    step_axis(axes, run)
+    if lines:
+        legend(figure, lines)
+    return figure
+
+
+def median_line(axes: Axes, run: AnySteps, values: FloatArray, **look: Any) -> Line2D:
+    """Draw the running median of a value of each step."""
+    median = recorded_run.running_median(run.column("global_step"), values, len(values))
+    return line(axes, *median, **look)
+
+
+def steps_and_median(axes: Axes, run: AnySteps, field: str) -> Lines:
+    """Draw a value of each step and its running median."""
+    values = run.column(field)
+    return {
+        "each step": faint_line(axes, run.column("global_step"), values),
+        "running median": median_line(axes, run, values, color=BLUE, linewidth=2),
+    }
+
+
+def resumes(axes: Axes, run: AnySteps) -> Lines:
+    """Mark at the top the steps at which training was resumed."""
+    steps = run.column("global_step")[run.column("resumed") > 0]
+    if not steps.size:
+        return {}
+    return {f"resumed ({counted(steps.size, 'time')})": strokes(axes, steps, 0.98, PURPLE)}
+
+
+def strokes(axes: Axes, steps: FloatArray, height: float, colour: str) -> Line2D:
+    """Draw short vertical strokes at a share of the chart's height."""
+    look = {"color": colour, "markersize": 12, "markeredgewidth": 2}
+    heights, transform = np.full(steps.size, height), axes.get_xaxis_transform()
+    return marks(axes, steps, heights, "|", **look, transform=transform)

@@ -1,5 +1,6 @@
-"""Charts of one run. To add one, write a function and list it in `TRAINING_CHARTS` here or in
-`POLICY_CHARTS`; for every kind of run, in `STEP_CHARTS` of `step_charts.py`."""
+"""Charts of one run. To add one, write a function and list it in `TRAINING_CHARTS`, `POLICY_CHARTS`
+or, for every kind of run, `STEP_CHARTS`. Reinforcement learning has no chart of the loss: on the
+step that sampled the texts its value means nothing."""
 
 import itertools
 from collections.abc import Callable
@@ -10,19 +11,25 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import PercentFormatter
+from numpy.typing import NDArray
 
 from rungs.charts import drawing
-from rungs.charts.drawing import BLACK, BLUE, ORANGE, SKY_BLUE, VERMILLION
-from rungs.charts.policy_charts import POLICY_CHARTS
-from rungs.charts.step_charts import STEP_CHARTS, AnySteps, Lines, resumes
-from rungs.config.run_config import REINFORCE_FILE, config_files
+from rungs.charts.drawing import BLACK, BLUE, GREEN, ORANGE, PALE, PURPLE, SKY_BLUE, VERMILLION
+from rungs.charts.preference_charts import PREFERENCE_CHARTS
+from rungs.config.run_config import REINFORCE_FILE, config_files, load_run
 from rungs.data import catalog, overlap
-from rungs.run import recorded_run
-from rungs.run.metrics import StepMetrics
-from rungs.run.recorded_run import RecordedPolicyRun, RecordedRun
+from rungs.run import metrics, recorded_run
+from rungs.run.recorded_run import FloatArray, RecordedPolicyRun, RecordedPreferenceRun, RecordedRun
 
+Charts = dict[str, Callable[[Any], Figure]]
 FEWEST_INTERVALS, MOST_INTERVALS = 10, 500
 """Intervals of a run in which its loss is drawn: between checkpoints, but within these limits."""
+_MANY = 0.1
+"""Largest share of marked steps for which markers are drawn; more would hide the line."""
+_STRETCHES = 60
+_BARS = 60
+"""Most bars in the chart of groups; with more they are too narrow to see."""
 
 
 def draw_run(
@@ -33,33 +40,46 @@ def draw_run(
     `drawing.STYLES`; as `train.json` says if None. Matplotlib's settings change for the whole
     process, so draw in one thread only. Raises UserError if a config is wrong, or a chart cannot be
     written."""
-    is_policy = config_files(run_folder)[1] == REINFORCE_FILE
-    run: AnySteps = (RecordedPolicyRun if is_policy else RecordedRun).load(run_folder)
+    kind, charts = _kind_of(run_folder)
+    run: drawing.AnySteps = kind.load(run_folder)
     if not len(run):
         return []
-    charts = (POLICY_CHARTS if is_policy else TRAINING_CHARTS) | STEP_CHARTS
     with drawing.use_style(chart_style or run.config.train.chart_style):
         # A run folder that was deleted while its charts are drawn stays deleted.
         creates = output_folder is not None
         return drawing.write_all(charts, run, output_folder or run_folder, creates=creates)
 
 
+def _kind_of(run_folder: Path) -> tuple[Any, Charts]:
+    """Return the type of a run, and its charts. Raises UserError if a config is wrong."""
+    if config_files(run_folder)[1] == REINFORCE_FILE:
+        return RecordedPolicyRun, POLICY_CHARTS | STEP_CHARTS
+    if load_run(run_folder).train.learns_preferences:
+        return RecordedPreferenceRun, TRAINING_CHARTS | PREFERENCE_CHARTS | STEP_CHARTS
+    return RecordedRun, TRAINING_CHARTS | STEP_CHARTS
+
+
 def loss_chart(run: RecordedRun) -> Figure:
     """Training and validation loss over the steps, with the best step."""
-    figure, (axes,) = drawing.new_chart(f"{run.name}: loss", "step", "loss (nats per token)")
+    unit = "per pair" if run.config.train.learns_preferences else "nats per token"
+    figure, (axes,) = drawing.new_chart(f"{run.name}: loss", "step", f"loss ({unit})")
     steps = run.column("global_step")
     lines = _training_loss(axes, run)
     validation = recorded_run.finite_points(steps, run.column("validation_loss"))
     if validation[0].size:
         look: dict[str, Any] = {"marker": "s", "linestyle": "--", "linewidth": 1.5}
         lines["validation"] = drawing.line(axes, *validation, color=VERMILLION, **look)
+    averaged = recorded_run.finite_points(steps, run.column("ema_validation_loss"))
+    if averaged[0].size:
+        look = {"marker": "o", "markersize": 4, "linewidth": 1.5}
+        lines["validation, averaged weights"] = drawing.line(axes, *averaged, color=GREEN, **look)
     lines |= _losses_of_datasets(axes, run)
     lines |= _spikes(axes, run)
     drawing.log_axis(axes)
     drawing.step_axis(axes, run)
     if run.best_step:
         lines["best step"] = _mark_best(axes, run.best_step)
-    lines |= resumes(axes, run)
+    lines |= drawing.resumes(axes, run)
     drawing.legend(figure, lines, overlaps([run]))
     return figure
 
@@ -75,7 +95,7 @@ def overlaps(runs: list[RecordedRun]) -> list[str]:
     return overlap.notes({name: catalog.dataset_folder(name, place) for name in names})
 
 
-def _training_loss(axes: Axes, run: RecordedRun) -> Lines:
+def _training_loss(axes: Axes, run: RecordedRun) -> drawing.Lines:
     steps, loss = run.column("global_step"), run.column("train_loss")
     interval = min(run.config.train.checkpoint_interval, -(-len(run) // FEWEST_INTERVALS))
     interval *= -(-len(run) // (interval * MOST_INTERVALS))
@@ -91,11 +111,11 @@ def _training_loss(axes: Axes, run: RecordedRun) -> Lines:
     }
 
 
-def _losses_of_datasets(axes: Axes, run: RecordedRun) -> Lines:
+def _losses_of_datasets(axes: Axes, run: RecordedRun) -> drawing.Lines:
     """Draw the validation loss on each of several datasets."""
     found = [(step.global_step, step.validation_losses or {}) for step in run.notable]
     names = dict.fromkeys(name for _, losses in found for name in losses)
-    lines: Lines = {}
+    lines: drawing.Lines = {}
     for name, color in zip(names, itertools.cycle(drawing.COLOURS[2:]), strict=False):
         points = [(step, losses[name]) for step, losses in found if name in losses]
         x, y = np.array(points, dtype=float).T
@@ -103,7 +123,7 @@ def _losses_of_datasets(axes: Axes, run: RecordedRun) -> Lines:
     return lines
 
 
-def _spikes(axes: Axes, run: RecordedRun) -> Lines:
+def _spikes(axes: Axes, run: RecordedRun) -> drawing.Lines:
     spikes = [step for step in run.notable if step.spike is not None]
     if not spikes:
         return {}
@@ -114,7 +134,7 @@ def _spikes(axes: Axes, run: RecordedRun) -> Lines:
     return {label: drawing.marks(axes, x, y, "x", **look)}
 
 
-def _mark_best(axes: Axes, best: StepMetrics) -> Line2D:
+def _mark_best(axes: Axes, best: metrics.StepMetrics) -> Line2D:
     """Draw a star at the best step, and its loss above the chart, where it covers no data."""
     kind = "training" if best.validation_loss is None else "validation"
     loss = best.train_loss if best.validation_loss is None else best.validation_loss
@@ -133,4 +153,231 @@ def _mark_best(axes: Axes, best: StepMetrics) -> Line2D:
     return axes.plot(step, height, "*", color=ORANGE, markeredgecolor=BLACK, markersize=15)[0]
 
 
-TRAINING_CHARTS: dict[str, Callable[[Any], Figure]] = {"loss-chart.png": loss_chart}
+TRAINING_CHARTS: Charts = {"loss-chart.png": loss_chart}
+
+
+def learning_rate_chart(run: drawing.AnySteps) -> Figure:
+    """The learning rate of each step."""
+
+    def draw(axes: Axes) -> drawing.Lines:
+        curve = run.column("global_step"), run.column("learning_rate")
+        drawing.line(axes, *curve, color=BLUE, linewidth=2)
+        return drawing.resumes(axes, run)
+
+    train = run.config.train
+    title = f"learning rate ({train.optimizer}, {train.schedule.replace('_', ' ')} schedule)"
+    return drawing.steps_chart(run, title, "learning rate", draw, drawing.zero_based_axis)
+
+
+def gradient_norm_chart(run: drawing.AnySteps) -> Figure:
+    """The gradient norm of each step before clipping. Marks steps that dropped microbatches or were
+    clipped; if many were clipped, shows their share instead."""
+
+    def draw(axes: Axes) -> drawing.Lines:
+        lines = drawing.steps_and_median(axes, run, "gradient_norm")
+        if limit := run.config.train.clipping_max_norm:
+            lines[f"clipping at {limit:g}"] = axes.axhline(limit, color=BLACK, linestyle="--")
+        return lines | _marked_steps(axes, run) | drawing.resumes(axes, run)
+
+    title = "gradient norm before clipping"
+    return drawing.steps_chart(run, title, "global gradient norm", draw, drawing.log_axis)
+
+
+def _marked_steps(axes: Axes, run: drawing.AnySteps) -> drawing.Lines:
+    steps, norm = run.column("global_step"), run.column("gradient_norm")
+    clipped, dropped = run.column("clipped") > 0, run.column("dropped_microbatches") > 0
+    marks: drawing.Lines = {}
+    if clipped.any():
+        label = f"clipped ({clipped.sum():,} of {len(steps):,} steps)"
+        if clipped.mean() > _MANY:
+            marks[label] = _share_line(axes, steps, clipped, "share of clipped steps")
+        else:
+            look: dict[str, Any] = {"color": ORANGE, "markersize": 5.5, "zorder": 2.5}
+            marks[label] = drawing.marks(axes, steps[clipped], norm[clipped], "v", **look)
+    if dropped.any():
+        # At the bottom, because a step that dropped all its microbatches has no gradient norm.
+        label = f"dropped microbatches (in {dropped.sum():,} of {len(steps):,} steps)"
+        marks[label] = drawing.strokes(axes, steps[dropped], 0.02, VERMILLION)
+    return marks
+
+
+def _share_line(axes: Axes, steps: FloatArray, is_marked: NDArray[np.bool_], name: str) -> Line2D:
+    """Draw the share of marked steps around each step, with an axis of its own."""
+    shares = axes.twinx()
+    shares.set_ylim(0, 1.02)
+    shares.yaxis.set_major_formatter(PercentFormatter(1))
+    shares.set_ylabel(name)
+    shares.grid(visible=False)
+    length = -(-len(steps) // _STRETCHES)
+    x, y = recorded_run.binned_means(steps, is_marked.astype(float), length)
+    return drawing.line(shares, x, y, color=ORANGE, linewidth=2)
+
+
+def throughput_chart(run: drawing.AnySteps) -> Figure:
+    """Tokens per second of each step: trained on, or sampled in reinforcement learning."""
+
+    def draw(axes: Axes) -> drawing.Lines:
+        lines = drawing.steps_and_median(axes, run, "tokens_per_second")
+        median = axes.get_lines()[-1].get_ydata()
+        drawing.throughput_axis(axes, [np.asarray(median, dtype=float)])
+        return lines | drawing.resumes(axes, run)
+
+    kind = "sampled" if isinstance(run, RecordedPolicyRun) else "training"
+    return drawing.steps_chart(run, "throughput", f"{kind} tokens per second", draw)
+
+
+STEP_CHARTS: dict[str, Callable[[drawing.AnySteps], Figure]] = {
+    "learning-rate-chart.png": learning_rate_chart,
+    "gradient-norm-chart.png": gradient_norm_chart,
+    "throughput-chart.png": throughput_chart,
+}
+
+
+def reward_chart(run: RecordedPolicyRun) -> Figure:
+    """Reward of training, and pass@1 and pass@k on the held-out items, now and at the start."""
+
+    def draw(axes: Axes) -> drawing.Lines:
+        lines = drawing.steps_and_median(axes, run, "reward")
+        lines = {f"training reward, {name}": line for name, line in lines.items()}
+        if len(run.rewards) > 1:
+            for (name, values), color in zip(run.rewards.items(), drawing.COLOURS, strict=False):
+                lines[f"reward {name}"] = drawing.median_line(axes, run, values, color=color)
+        return lines | _validations(axes, run) | drawing.resumes(axes, run)
+
+    return drawing.steps_chart(run, "reward and held-out pass@k", "mean reward, pass@k", draw)
+
+
+def _validations(axes: Axes, run: RecordedPolicyRun) -> drawing.Lines:
+    if not run.validations:
+        return {}
+    steps = np.array([step for step, _ in run.validations], dtype=float)
+    found = [validation for _, validation in run.validations]
+    low, high = np.array([validation.pass_at_1_interval for validation in found]).T
+    pass_at_1 = np.array([validation.pass_at_1 for validation in found])
+    lines: drawing.Lines = {
+        "pass@1 on held-out items": drawing.line(axes, steps, pass_at_1, color=VERMILLION),
+        "its 95% interval": axes.fill_between(steps, low, high, color=VERMILLION, alpha=0.15),
+    }
+    k = min(max(validation.pass_at) for validation in found)
+    if k > 1:
+        values = np.array([validation.pass_at[k] for validation in found])
+        look: dict[str, Any] = {"color": PURPLE, "linestyle": "--", "marker": "s"}
+        lines[f"pass@{k}"] = drawing.line(axes, steps, values, **look)
+    if run.validations[0][0] == 0:
+        look = {"color": BLACK, "linestyle": ":", "linewidth": 1}
+        lines["pass@1 of the start"] = axes.axhline(pass_at_1[0], **look)
+    return lines
+
+
+def groups_chart(run: RecordedPolicyRun) -> Figure:
+    """Shares of each step's prompts whose completions are all right, all wrong, or mixed."""
+    columns = {
+        "all right": (run.column("groups_right"), SKY_BLUE),
+        "right and wrong": (run.column("groups_mixed"), ORANGE),
+        "all wrong": (run.column("groups_wrong"), PALE),
+    }
+
+    def draw(axes: Axes) -> drawing.Lines:
+        steps, length = run.column("global_step"), -(-len(run) // _BARS)
+        lines: drawing.Lines = {}
+        below: FloatArray | float = 0.0
+        for name, (groups, color) in columns.items():
+            shares = groups / run.config.train.prompts_per_step
+            spans = recorded_run.by_interval(steps, shares, length)
+            above = below + spans.mean
+            lines[name] = axes.stairs(above, spans.edges, baseline=below, fill=True, color=color)
+            below = above
+        return lines
+
+    title, y_label = "prompts by their completions", "share of the step's prompts"
+    return drawing.steps_chart(run, title, y_label, draw, lambda axes: axes.set_ylim(0, 1))
+
+
+def completions_chart(run: RecordedPolicyRun) -> Figure:
+    """Length of the completions, and the share of them that was cut off."""
+    most = run.config.train.max_new_tokens
+    columns = {
+        f"mean length ÷ {most:,} tokens": (run.column("mean_tokens") / most, BLUE),
+        "completions cut off at max_new_tokens": (run.column("truncated"), VERMILLION),
+    }
+
+    def scale(axes: Axes) -> None:
+        axes.set_ylim(0, 1.02)
+        axes.set_xlim(left=min(0, run.column("global_step")[0]))
+
+    y_label = "share of max_new_tokens, of completions"
+    return _median_chart(run, "length of completions", y_label, columns, scale)
+
+
+def entropy_chart(run: RecordedPolicyRun) -> Figure:
+    """Entropy of the distributions that tokens are sampled from."""
+
+    def draw(axes: Axes) -> drawing.Lines:
+        return drawing.steps_and_median(axes, run, "entropy") | drawing.resumes(axes, run)
+
+    return drawing.steps_chart(run, "entropy", "nats per token", draw, drawing.zero_based_axis)
+
+
+def log_prob_chart(run: RecordedPolicyRun) -> Figure:
+    """Difference in log-probability of sampling and training, and KL from the reference."""
+    columns = {
+        "largest |Δ log-probability|": (run.column("largest_log_prob_gap"), VERMILLION),
+        "mean |Δ log-probability|": (run.column("log_prob_gap"), BLUE),
+    }
+    if np.isfinite(kl := run.column("kl")).any():
+        columns["KL divergence from the reference"] = (kl, PURPLE)
+    title = "log-probabilities, sampling against training"
+    return _median_chart(run, title, "nats per token", columns, drawing.log_axis)
+
+
+def ratios_chart(run: RecordedPolicyRun) -> Figure:
+    """Shares of tokens with exactly equal probabilities, and of tokens with a clipped ratio."""
+    columns = {"equal to the last bit in both": (run.column("exact_ratios"), BLUE)}
+    if np.isfinite(clipped := run.column("clipped_ratios")).any():
+        columns["clipped in the last update"] = (clipped, VERMILLION)
+    title, y_label = "training against sampling", "share of tokens"
+    return _median_chart(run, title, y_label, columns, lambda axes: axes.set_ylim(0, 1.02))
+
+
+def seconds_chart(run: RecordedPolicyRun) -> Figure:
+    """Seconds of each phase of a step."""
+    columns = {
+        "sampling": (run.column("sampling_seconds"), BLUE),
+        "verifying": (run.column("verifying_seconds"), ORANGE),
+        "updating": (run.column("updating_seconds"), PURPLE),
+    }
+    title, scale = "time of a step", drawing.zero_based_axis
+    return _median_chart(run, title, "seconds", columns, scale, marks_resumes=False)
+
+
+def _median_chart(
+    run: RecordedPolicyRun,
+    title: str,
+    y_label: str,
+    columns: dict[str, tuple[FloatArray, str]],
+    scale: Callable[[Axes], object],
+    *,
+    marks_resumes: bool = True,
+) -> Figure:
+    """Return a chart of running medians. `columns` has, by name, a value for each step and the
+    colour of its median."""
+
+    def draw(axes: Axes) -> drawing.Lines:
+        lines: drawing.Lines = {
+            name: drawing.median_line(axes, run, values, color=color, linewidth=2)
+            for name, (values, color) in columns.items()
+        }
+        return lines | drawing.resumes(axes, run) if marks_resumes else lines
+
+    return drawing.steps_chart(run, title, y_label, draw, scale)
+
+
+POLICY_CHARTS: dict[str, Callable[[Any], Figure]] = {
+    "reward-chart.png": reward_chart,
+    "groups-chart.png": groups_chart,
+    "completions-chart.png": completions_chart,
+    "entropy-chart.png": entropy_chart,
+    "log-prob-chart.png": log_prob_chart,
+    "ratios-chart.png": ratios_chart,
+    "seconds-chart.png": seconds_chart,
+}

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from rungs.checkpointing.manifest import (
     CHECKSUMS_FILE,
+    EMA_FOLDER,
     META_FILE,
     Checkpoint,
     CheckpointError,
@@ -19,23 +20,16 @@ from rungs.checkpointing.manifest import (
     refuse_damaged,
 )
 from rungs.checkpointing.weights_file import WEIGHTS_FILE, file_or_index
-from rungs.common import disk
+from rungs.common import disk, paths
 from rungs.common.errors import UserError
-from rungs.common.paths import (
-    NO_FILE,
-    cannot_be_read,
-    is_file,
-    is_folder,
-    is_plain_name,
-    is_there,
-    refuse_unsearchable,
-)
 from rungs.common.shown_text import quoted
 from rungs.run.folder import RUNS, RunFolder, known_runs
 
 CHECKPOINT_GLOB = "[0-9]*-step-*"
 IMPORTED = "imported"
 """Name of the folder that `pretrained.py import` fills."""
+AVERAGE = "average-"
+"""Prefix of the folders that `checkpointing.py --average` fills."""
 UNFINISHED = "."
 """Prefix of checkpoints that are being written or deleted, and of links that are being made."""
 BEST, LATEST = "best", "latest"
@@ -50,9 +44,9 @@ def checkpoint_folders(folder: Path) -> list[Path]:
     try:
         names = [path.name for path in folder.iterdir()]
     except OSError as error:
-        if error.errno in NO_FILE:
+        if error.errno in paths.NO_FILE:
             return []
-        raise cannot_be_read(folder, error) from None
+        raise paths.cannot_be_read(folder, error) from None
     return [folder / name for name in sorted(fnmatch.filter(names, CHECKPOINT_GLOB))]
 
 
@@ -165,15 +159,15 @@ def _point(link: Path, target: str) -> None:
 def link_target(link: Path) -> str | None:
     """Return the name of the checkpoint that a link points to, None if there is none."""
     target = follow_link(link)
-    return target.resolve().name if is_folder(target) else None
+    return target.resolve().name if paths.is_folder(target) else None
 
 
 def follow_link(path: Path) -> Path:
     """Return `path` with `best` or `latest` resolved, if that is a text file instead of a link."""
     for pointer in (path, *path.parents):
-        if pointer.name in (BEST, LATEST) and is_file(pointer):
+        if pointer.name in (BEST, LATEST) and paths.is_file(pointer):
             name = pointer.read_bytes().decode(errors="replace").strip()
-            if not is_plain_name(name):
+            if not paths.is_plain_name(name):
                 raise broken_link(pointer)
             return pointer.parent / name / path.relative_to(pointer)
     return path
@@ -217,8 +211,9 @@ def list_run(run: RunFolder, *, verify: bool) -> list[ListedCheckpoint]:
     def links(path: Path) -> list[str]:
         return [name for name, target in targets.items() if target == path.name]
 
-    refuse_unsearchable(run.checkpoints)
-    listed = [_imported(run.imported, verify)] if is_folder(run.imported) else []
+    paths.refuse_unsearchable(run.checkpoints)
+    models = run.imported, *sorted(folder.glob(f"{AVERAGE}[0-9]*"))
+    listed = [_without_training(path, verify) for path in models if paths.is_folder(path)]
     listed += [_listed(path, links(path), verify) for path in checkpoint_folders(folder)]
     # a running training may have deleted some
     return [checkpoint for checkpoint in listed if (folder / checkpoint.name).is_dir()]
@@ -247,10 +242,10 @@ def _listed(folder: Path, links: list[str], verify: bool) -> ListedCheckpoint:
     )
 
 
-def _imported(folder: Path, verify: bool) -> ListedCheckpoint:
-    if not is_file(folder / CHECKSUMS_FILE):  # an earlier version imported it
+def _without_training(folder: Path, verify: bool) -> ListedCheckpoint:
+    if not paths.is_file(folder / CHECKSUMS_FILE):  # an earlier version imported it
         return _without_manifest(folder, [], [])
-    missing = [name for name in read_checksums(folder) if not is_file(folder / name)]
+    missing = [name for name in read_checksums(folder) if not paths.is_file(folder / name)]
     damage = changed_files(folder) if verify else missing
     return _without_manifest(folder, [], damage)._replace(has_checksums=True)
 
@@ -267,11 +262,23 @@ def find_valid_weights(path: Path | str) -> Path:
     return weights
 
 
+def find_averaged_weights(path: Path | str) -> Path:
+    """Like `find_weights`, but return the averaged weights that were saved beside those."""
+    weights = find_weights(path)
+    averaged = file_or_index(weights.parent / EMA_FOLDER / WEIGHTS_FILE)
+    if not paths.is_file(averaged):
+        raise UserError(
+            f"--weights ema: {weights.parent} has no averaged weights, which are saved with"
+            " ema_decay in train.json; leave it out"
+        )
+    return averaged
+
+
 def find_weights(path: Path | str) -> Path:
     """Return the path of the `model.safetensors`, or its shard index, that a path refers to: a run
     folder (its best checkpoint, or imported weights if it has none), a checkpoint folder, or the
     file itself. Raises UserError if there is none."""
-    path = RUNS / path if is_folder(RUNS / path) and not is_there(path) else Path(path)
+    path = RUNS / path if paths.is_folder(RUNS / path) and not paths.is_there(path) else Path(path)
     link = path / "checkpoints" / BEST
     if path.name in (BEST, LATEST) or path.parent.name in (BEST, LATEST):
         link = path if path.name in (BEST, LATEST) else path.parent
@@ -281,16 +288,16 @@ def find_weights(path: Path | str) -> Path:
         path / WEIGHTS_FILE,
         follow_link(path / "checkpoints" / BEST) / WEIGHTS_FILE,
     ):
-        if is_file(weights := file_or_index(candidate)):
+        if paths.is_file(weights := file_or_index(candidate)):
             return weights
     if os.path.lexists(link):
         raise broken_link(link)
     imported = file_or_index(path / "checkpoints" / IMPORTED / WEIGHTS_FILE)
-    if is_file(imported):
+    if paths.is_file(imported):
         return imported
     for folder in (path, path / "checkpoints"):
-        refuse_unsearchable(folder)
-    if is_folder(path):
+        paths.refuse_unsearchable(folder)
+    if paths.is_folder(path):
         raise UserError(
             f"{path}: no checkpoint there yet; train it first: uv run train.py {quoted(path)}"
         )

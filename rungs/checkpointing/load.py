@@ -28,6 +28,7 @@ from rungs.model.gpt import GPT
 from rungs.model.lora import DOWN, LOW_RANK_NAMES, UP
 from rungs.model.sampling import GREEDY, Sampling
 from rungs.model.weight_formats import UnreadTensor, WeightFormat
+from rungs.optim.averages import UPDATES, WEIGHTS
 from rungs.optim.multi_steps import MultiSteps
 from rungs.parallel.sharding import Layout
 from rungs.run.folder import RunFolder
@@ -259,10 +260,28 @@ def restore(
     Check its files first with `Checkpoint.damage`."""
     abstract = AbstractState(config, total_steps, mesh)
     weights = place_weights(saved.weights, abstract, cast=abstract.trained)
+    averaged = _place_averaged(saved, abstract)
     # earlier versions saved Adafactor's state with vocabulary padding
     is_padded = abstract.is_padded or config.train.optimizer == "adafactor"
-    optimizer = optimizer_state.load(saved.folder, abstract.optimizer, may_pad=is_padded)
-    return abstract.fill(weights, optimizer)
+    rest = {name: leaf for name, leaf in abstract.optimizer.items() if name not in averaged}
+    optimizer = optimizer_state.load(saved.folder, rest, may_pad=is_padded)
+    return abstract.fill(weights, optimizer | averaged)
+
+
+def _place_averaged(saved: Checkpoint, abstract: AbstractState) -> dict[str, jax.Array]:
+    """Return the part of the optimizer state that averages weights, on its devices, as far as it is
+    not saved with the rest: empty if there are no averages. A branch may begin to average; then it
+    is as before the first update."""
+    leaves = abstract.optimizer
+    averages = {name: leaf for name, leaf in leaves.items() if name.startswith(WEIGHTS)}
+    source = saved.averaged_weights or saved.weights
+    placed = {
+        name: place_padded(source.array(name.removeprefix(WEIGHTS)).astype(leaf.dtype), leaf)
+        for name, leaf in averages.items()
+    }
+    if placed and saved.averaged_weights is None:
+        placed[UPDATES] = place_padded(np.zeros((), np.uint32), leaves[UPDATES])
+    return placed
 
 
 def place_starting_weights(

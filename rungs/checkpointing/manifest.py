@@ -6,6 +6,7 @@ it is not a checkpoint.
   tokenizer.json      if the dataset has one
   published/          files that an imported model was published with besides its weights
   optimizer/          optimizer state, written by Orbax
+  ema/                with ema_decay: averaged weights, with the same files beside them
   meta.json           step, losses, configs, dataset checksums, versions, checksums of all files"""
 
 import dataclasses
@@ -19,7 +20,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationError
 
-from rungs.checkpointing import optimizer_state
+from rungs.checkpointing import optimizer_state, weights_file
 from rungs.checkpointing.optimizer_state import OPTIMIZER_FOLDER
 from rungs.checkpointing.weights_file import WEIGHTS_FILE, Weights
 from rungs.common import disk, paths
@@ -33,7 +34,7 @@ from rungs.data.provenance import describe_validation
 from rungs.data.tokenizer import TOKENIZER_FILE
 
 META_FILE = "meta.json"
-PUBLISHED_FOLDER = "published"
+PUBLISHED_FOLDER, EMA_FOLDER = "published", "ema"
 PACKAGES = ("jax", "flax", "optax", "orbax-checkpoint", "grain", "safetensors", "numpy")
 
 
@@ -60,6 +61,8 @@ class CheckpointMeta(StrictModel):
     """The loss that picks the best checkpoint: the validation loss, or the training loss if the
     run has no validation; in reinforcement learning 1 − pass@1. None, and so never the best, if
     that loss was not finite or a signal saved this checkpoint outside the interval."""
+    stopped_after: Count | None = None
+    """If stop_after ended the run here: the number of validations without a better loss."""
     model: dict[str, Any]
     train: dict[str, Any]
     datasets: dict[str, dict[str, str]]
@@ -105,10 +108,12 @@ class CheckpointMeta(StrictModel):
         return self.own_checksum == self._digest()
 
     def _digest(self) -> str:
-        content = self.model_dump(mode="json", exclude={"own_checksum"})
-        if self.environment is None:  # as before it was recorded
-            del content["environment"]
-        return _checksum(content)
+        return _checksum(self.as_json(exclude={"own_checksum"}))
+
+    def as_json(self, exclude: Collection[str] = ()) -> dict[str, Any]:
+        """Return the content, without keys that are absent unless set."""
+        unset = {key for key in ("environment", "stopped_after") if getattr(self, key) is None}
+        return self.model_dump(mode="json", exclude=unset | set(exclude))
 
 
 def run_config(model: dict[str, Any], train: dict[str, Any]) -> AnyRunConfig:
@@ -141,6 +146,12 @@ class Checkpoint:
         """The weights file, with only its header read."""
         return Weights(self.folder / WEIGHTS_FILE)
 
+    @property
+    def averaged_weights(self) -> Weights | None:
+        """Likewise the averaged weights; None if it was saved without."""
+        file = weights_file.file_or_index(self.folder / EMA_FOLDER / WEIGHTS_FILE)
+        return Weights(file) if paths.is_file(file) else None
+
     def damage(self, of: Callable[[str], bool] = lambda _: True) -> list[str]:
         """Return the names of files that are missing or changed, or were added and would be read,
         and why the optimizer state cannot be opened. `of` selects files by name."""
@@ -167,7 +178,7 @@ def _would_be_read(name: str) -> bool:
     first, _, rest = name.partition("/")
     if first == OPTIMIZER_FOLDER:
         return not Path(rest).name.startswith(".")
-    if first == PUBLISHED_FOLDER:
+    if first in (PUBLISHED_FOLDER, EMA_FOLDER):
         return True
     return name == TOKENIZER_FILE or name.startswith(Path(WEIGHTS_FILE).stem)
 
@@ -185,8 +196,9 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     of another version, or unreadable."""
     path = folder / META_FILE
     try:
-        paths.require_regular(path)
-        content = path.read_bytes()
+        content = paths.read_bytes(path)
+    except UserError as error:
+        raise CheckpointError(str(error), "damaged") from None
     except OSError as error:
         if error.errno in paths.NO_FILE:
             raise CheckpointError(f"{path}: no such file", "damaged") from None
@@ -251,7 +263,7 @@ def write_manifest(folder: Path, meta: CheckpointMeta, needed: Collection[str] =
     checksums = {path.relative_to(folder).as_posix(): file_checksum(path) or "" for path in files}
     content = meta.model_copy(update={"checksums": checksums}).with_own_checksum()
     meta_path = folder / META_FILE
-    meta_path.write_text(json.dumps(content.model_dump(mode="json"), indent=2) + "\n")
+    meta_path.write_text(json.dumps(content.as_json(), indent=2) + "\n")
     for path in [*files, meta_path, *(p for p in folder.rglob("*") if p.is_dir()), folder]:
         disk.sync_to_disk(path)
 
@@ -279,7 +291,7 @@ def file_checksum(path: Path) -> str | None:
 
 def write_checksums(folder: Path) -> None:
     """Write the checksums of a folder's files into its `SHA256SUMS`."""
-    names = sorted(path.name for path in folder.iterdir())
+    names = sorted(path.name for path in folder.iterdir() if path.is_file())
     lines = [f"{file_checksum(folder / name)}  {name}\n" for name in names]
     (folder / CHECKSUMS_FILE).write_text("".join(lines), encoding="utf-8")
 

@@ -13,15 +13,17 @@ from rungs.common.paths import is_file, refuse_link_out
 from rungs.data.chats.chat_dataset import ChatFormat
 from rungs.data.chats.chat_template import ChatTemplate
 from rungs.data.tokenizer import TOKENIZER_FILE, Tokenizer
-from rungs.data.tokenizer_config import (
+from rungs.data.tokenizer_files import (
     ADDED_TOKENS_FILE,
     GENERATION_FILE,
+    MERGES_FILE,
+    SENTENCEPIECE_FILE,
     SPECIAL_TOKENS_FILE,
+    VOCABULARY_FILE,
     eos_token_ids,
 )
-from rungs.data.tokenizer_config import CONFIG_FILE as TOKENIZER_CONFIG_FILE
-from rungs.data.tokenizer_config import MODEL_CONFIG_FILE as CONFIG_FILE
-from rungs.data.tokenizer_files import MERGES_FILE, SENTENCEPIECE_FILE, VOCABULARY_FILE
+from rungs.data.tokenizer_files import CONFIG_FILE as TOKENIZER_CONFIG_FILE
+from rungs.data.tokenizer_files import MODEL_CONFIG_FILE as CONFIG_FILE
 
 TOKENIZER_FILES = (
     TOKENIZER_FILE,

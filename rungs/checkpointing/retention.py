@@ -3,15 +3,13 @@ and the best one for each set of validation data remain. More are deleted if the
 fit on the disk, or the disk or a quota turns out to be full."""
 
 import contextlib
-import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from rungs.checkpointing import checkpoint_folder
 from rungs.checkpointing.manifest import Checkpoint
 from rungs.common import disk
-
-log = logging.getLogger("rungs")
+from rungs.common.run_log import log
 
 
 def most_needed(keep: int) -> int | None:

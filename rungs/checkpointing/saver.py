@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -21,7 +21,7 @@ from rungs.checkpointing import (
     weights_file,
 )
 from rungs.checkpointing.checkpoint_folder import BEST, LATEST, UNFINISHED
-from rungs.checkpointing.manifest import PUBLISHED_FOLDER, CheckpointMeta
+from rungs.checkpointing.manifest import EMA_FOLDER, PUBLISHED_FOLDER, CheckpointMeta
 from rungs.checkpointing.published import read_published
 from rungs.checkpointing.weights_file import Weights, WeightsHeader
 from rungs.common import disk
@@ -29,6 +29,7 @@ from rungs.config.run_config import AnyRunConfig
 from rungs.data.chats.chat_template import read_template_files
 from rungs.data.tokenizer_files import read_tokenizer_files
 from rungs.model.gpt import GPT
+from rungs.optim.averages import WEIGHTS
 from rungs.optim.multi_steps import MultiSteps
 from rungs.parallel import processes
 from rungs.parallel.devices import host_device
@@ -48,6 +49,8 @@ class _Snapshot(NamedTuple):
     flags: Flags
     weights: Mapping[str, np.ndarray | None]
     """None for arrays that another process writes."""
+    averaged: Mapping[str, np.ndarray | None] | None
+    """All weights, the trained ones averaged; None without ema_decay."""
     needed_bytes: int
     """Disk space that it needs, with an estimate for metadata."""
 
@@ -140,7 +143,9 @@ class Saver(contextlib.AbstractContextManager["Saver"]):
         """Copy the arrays to the host; return a function that writes the whole checkpoint."""
         vocab_size = self._config.model.vocab_size
         weights, moments = host_copies(model, vocab_size), host_copies(optimizer, vocab_size)
-        snapshot = _Snapshot(meta, flags, weights, self._needed_bytes(weights, moments))
+        averaged = _take_averaged(weights, moments)
+        needed = self._needed_bytes(weights, moments, averaged or {})
+        snapshot = _Snapshot(meta, flags, weights, averaged, needed)
 
         def write() -> None:
             with self._failures_of(snapshot):
@@ -161,8 +166,10 @@ class Saver(contextlib.AbstractContextManager["Saver"]):
         it. As this synchronizes the processes, only the training loop may do it."""
         vocab_size = self._config.model.vocab_size
         weights, moments = named_arrays(model, vocab_size), named_arrays(optimizer, vocab_size)
-        gathered = {name: processes.gather_to_first(array) for name, array in weights.items()}
-        snapshot = _Snapshot(meta, flags, gathered, self._needed_bytes(weights, moments))
+        averaged = _take_averaged(weights, moments)
+        needed = self._needed_bytes(weights, moments, averaged or {})
+        gathered = None if averaged is None else _gathered(averaged)
+        snapshot = _Snapshot(meta, flags, _gathered(weights), gathered, needed)
         with self._failures_of(snapshot):
             unfinished = self._create(snapshot, moments)
 
@@ -266,16 +273,49 @@ class Saver(contextlib.AbstractContextManager["Saver"]):
         try:
             self._check()
             self._before()
-            needed = weights_file.write_weights(unfinished.folder, snapshot.weights, header, limit)
-            for name, content in self._copied.items():
-                (unfinished.folder / name).parent.mkdir(exist_ok=True)
-                (unfinished.folder / name).write_bytes(content)
+            needed = write_model(unfinished.folder, snapshot.weights, header, limit, self._copied)
+            if snapshot.averaged is not None:
+                folder = unfinished.folder / EMA_FOLDER
+                folder.mkdir()
+                files = write_model(folder, snapshot.averaged, header, limit, self._copied)
+                needed += [f"{EMA_FOLDER}/{name}" for name in files]
+                manifest.write_checksums(folder)
         finally:
             # Otherwise Orbax's threads would keep the process alive for a long time.
             unfinished.optimizer_save.result()
         if damage := optimizer_state.damage(unfinished.folder):
             raise RuntimeError(damage)
         manifest.write_manifest(unfinished.folder, snapshot.meta, needed)
+
+
+def write_model(
+    folder: Path,
+    weights: Mapping[str, Any],
+    header: WeightsHeader,
+    max_file_bytes: int,
+    copied: Mapping[str, bytes],
+) -> list[str]:
+    """Write weights and the files beside them, given by name. Return as `write_weights`."""
+    files = weights_file.write_weights(folder, weights, header, max_file_bytes)
+    for name, content in copied.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(content)
+    return files
+
+
+A = TypeVar("A")
+
+
+def _take_averaged(weights: Mapping[str, A], moments: dict[str, A]) -> dict[str, A] | None:
+    """Remove the averaged weights from the optimizer state, and return them with those that are not
+    trained; None if there are none."""
+    names = [name for name in moments if name.startswith(WEIGHTS)]
+    averaged = {name.removeprefix(WEIGHTS): moments.pop(name) for name in names}
+    return {**weights, **averaged} if averaged else None
+
+
+def _gathered(arrays: Mapping[str, jax.Array]) -> dict[str, np.ndarray | None]:
+    return {name: processes.gather_to_first(array) for name, array in arrays.items()}
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """What the commands at the root do once their options are read, a module for each.
 
     options            declares options that several commands have; loads Click only
+    grid               `train.py --grid`, `mup.py sweep`: a run per combination of values or rate
     start_command      checks those that train.py and reinforce.py share, and locks the run
     charts             redraw charts, compare runs, show the page of runs
     checkpointing      list and verify checkpoints
@@ -15,6 +16,4 @@
     train              train or resume a run, replay a failed step, train a grid
 
 A command at the root declares its options and imports its module here only when it is called, so
-`--help` loads only Click. Defaults and choices in the help are in `rungs/config/option_values.py`.
-
-Imports all packages."""
+`--help` loads only Click. Defaults and choices in help are in `rungs/config/option_values.py`."""

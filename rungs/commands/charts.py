@@ -115,7 +115,7 @@ def _draw_power_law(runs: list[RecordedRun], output_folder: Path, chart_style: s
     os.environ["JAX_PLATFORMS"] = "cpu"
 
     from rungs.charts import drawing
-    from rungs.charts.scaling_charts import power_law_chart
+    from rungs.charts.comparison_charts import power_law_chart
     from rungs.scaling.power_law import ScaledRuns
 
     scaled = ScaledRuns.of(runs)

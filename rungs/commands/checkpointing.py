@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import click
 
 from rungs.checkpointing.checkpoint_folder import ListedCheckpoint, list_run
-from rungs.common import shown_text, text_table
-from rungs.common.errors import EXIT_FAILED, UserError
+from rungs.common import errors, shown_text
 from rungs.run.folder import RunFolder, find_run
 
 HEADER = (
@@ -25,27 +24,40 @@ HEADER = (
 PASS_AT_1 = HEADER.index("pass@1")
 
 
-def list_checkpoints(run: str, verify: bool, as_json: bool) -> None:
+def list_checkpoints(run: str, verify: bool, average: int | None, as_json: bool) -> None:
     """Do what the options of `checkpointing.py` ask for. The exit code is 1 if a checkpoint is
     damaged or cannot be used. Raises UserError if there is no run or no checkpoint."""
     folder = RunFolder(find_run(run))
+    if average is not None:
+        _average(folder, average, verify or as_json)
+        return
     checkpoints = list_run(folder, verify=verify)
     if as_json:
         click.echo(json.dumps([checkpoint._asdict() for checkpoint in checkpoints], indent=2))
     elif checkpoints:
         click.echo(_table(checkpoints, verify))
     else:
-        raise UserError(
+        raise errors.UserError(
             f"{folder.path}: no checkpoint yet; train it: uv run train.py {shown_text.quoted(run)}"
         )
-    sys.exit(EXIT_FAILED if any(c.damage or c.problem for c in checkpoints) else 0)
+    sys.exit(errors.EXIT_FAILED if any(c.damage or c.problem for c in checkpoints) else 0)
+
+
+def _average(run: RunFolder, count: int, lists: bool) -> None:
+    from rungs.checkpointing.averaging import average_checkpoints
+
+    if lists:
+        raise errors.UserError("--average: leave out --verify and --json, which are for the list")
+    written, steps = average_checkpoints(run, count)
+    click.echo(f"{written}: the mean of steps {', '.join(map(str, steps))}")
+    click.echo(f"to use it: uv run generate.py {shown_text.quoted(written)} PROMPT")
 
 
 def _table(checkpoints: Sequence[ListedCheckpoint], verified: bool) -> str:
     rows = [HEADER, *(_row(checkpoint, verified) for checkpoint in checkpoints)]
     if all(checkpoint.pass_at_1 is None for checkpoint in checkpoints):
         rows = [row[:PASS_AT_1] + row[PASS_AT_1 + 1 :] for row in rows]
-    lines = [text_table.align_columns(rows, left=0)]
+    lines = [shown_text.align_columns(rows, left=0)]
     lines += [f"{c.name}: damaged: {', '.join(c.damage)}" for c in checkpoints if c.damage]
     return "\n".join(lines)
 

@@ -8,18 +8,15 @@ from typing import Any, NamedTuple
 import click
 
 from rungs.common import hub, paths
-from rungs.common.text_table import counted
+from rungs.common.shown_text import counted
 from rungs.config import option_values
 from rungs.data import catalog, hub_dataset, overlap, pair_dataset, text_dataset, tokenizer_files
 from rungs.data.chats import chat_dataset, preference_dataset
-from rungs.data.chats.chat_dataset import ChatFormat
 from rungs.data.chats.chat_template import ChatTemplate
 from rungs.data.chats.preference_dataset import PreferenceFormat
 from rungs.data.dataset import Dataset, Source
 from rungs.data.documents.building import Request
 from rungs.data.documents.files import Choice, DataFile, Format, format_of, hub_files, local_files
-from rungs.data.overlap import Found
-from rungs.data.text_dataset import TextSection
 from rungs.data.tokenizer import Tokenizer
 
 _OWN_FILES = ("text", "pairs", "chats", "preferences", "parquet", "jsonl")
@@ -110,12 +107,12 @@ def _from_text(what: tuple[str, ...], datasets_dir: Path, options: Options) -> D
     percent = option_values.VALIDATION_PERCENT if percent is None else percent
     tokenizer = options.load_tokenizer()
     assert options.name is not None
-    build: Callable[[Path, list[TextSection]], Source]
+    build: Callable[[Path, list[text_dataset.TextSection]], Source]
     if options.chats:
         assert isinstance(tokenizer, Tokenizer)
         assert options.tokenizer is not None
         template = ChatTemplate.load(options.tokenizer, options.chat_template)
-        form = ChatFormat(template, tokenizer, options.max_tokens)
+        form = chat_dataset.ChatFormat(template, tokenizer, options.max_tokens)
         build = partial(chat_dataset.build, form=form, validation_percent=percent)
     else:
         module = pair_dataset if options.pairs else text_dataset
@@ -254,7 +251,7 @@ def _report(dataset: Dataset) -> None:
         click.echo(f"  tokenizer: vocab_size {tokenizer.vocab_size}")
 
 
-def _report_found(name: str, kind: str, found: Found) -> None:
+def _report_found(name: str, kind: str, found: overlap.Found) -> None:
     count = f"{found.texts:,} {kind}"
     if found.examined < found.texts:
         count += f", of which the first {found.examined:,} were examined"

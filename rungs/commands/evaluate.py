@@ -5,17 +5,14 @@ from pathlib import Path
 
 import click
 
-from rungs.checkpointing import checkpoint_folder, load
-from rungs.checkpointing.weights_file import Weights
+from rungs.checkpointing import checkpoint_folder, load, weights_file
 from rungs.common.errors import RunFailure, UserError
-from rungs.common.text_table import align_columns
+from rungs.common.shown_text import align_columns
 from rungs.config.run_config import RunConfig
 from rungs.config.train_config import TrainConfig
-from rungs.data import catalog, overlap, provenance
-from rungs.data.loader import ValidationSets
-from rungs.evaluation import harness
-from rungs.evaluation.checkpoint_scores import Measured
-from rungs.parallel import jax_setup, mesh
+from rungs.data import catalog, loader, overlap, provenance
+from rungs.evaluation import checkpoint_scores, harness
+from rungs.parallel import jax_setup, sharding
 from rungs.run.records import Evaluation
 from rungs.step.eval_step import make_evaluation_step, validation_losses
 
@@ -33,6 +30,7 @@ def evaluate(
     limit: int | None,
     batch_size: int,
     datasets_dir: Path | None,
+    averaged: str | None,
 ) -> None:
     """Do what the options of `evaluate.py` ask for. Raises UserError if the checkpoint, a dataset
     or a file is missing or unreadable, RunFailure if the model's output is not finite."""
@@ -42,6 +40,8 @@ def evaluate(
     if not tasks and (task_files or few_shot is not None):
         raise click.UsageError("--task-files and --few-shot are for --tasks")
     folder = catalog.find_datasets_dir(datasets_dir)
+    if averaged:
+        checkpoint = str(checkpoint_folder.find_averaged_weights(checkpoint))
     if choices:
         print_scores(_find(checkpoint, batch_size, folder).on_choices(choices, limit))
     elif tasks:
@@ -52,9 +52,9 @@ def evaluate(
         print_loss(checkpoint, dataset, folder)
 
 
-def _find(checkpoint: str, batch_size: int, folder: Path) -> Measured:
+def _find(checkpoint: str, batch_size: int, folder: Path) -> checkpoint_scores.Measured:
     """Return the checkpoint to score, and print the tokens that it puts before each text."""
-    measured = Measured.find(checkpoint, batch_size, folder)
+    measured = checkpoint_scores.Measured.find(checkpoint, batch_size, folder)
     if begin := measured.tokenizer.begin:
         click.echo(f"texts begin with {measured.tokenizer.names(begin)}", err=True)
     return measured
@@ -78,14 +78,14 @@ def _reach(one: Evaluation) -> str:
 
 def print_loss(checkpoint: str, dataset: str | None, folder: Path) -> None:
     """Print loss, perplexity and bits per byte on a validation split."""
-    weights = Weights(checkpoint_folder.find_weights(checkpoint))
+    weights = weights_file.Weights(checkpoint_folder.find_weights(checkpoint))
     train = _train_config(weights, dataset)
     datasets, others = (
         catalog.open_datasets(names, folder, update=False)
         for names in (train.datasets, train.validation_datasets)
     )
     provenance.check_same_tokenizer(datasets | others, train.tokenizer, weights.tokenizer)
-    sets = ValidationSets.of(RunConfig(weights.header.model, train), datasets, others)
+    sets = loader.ValidationSets.of(RunConfig(weights.header.model, train), datasets, others)
     if (validation := sets.own) is None:
         raise UserError(
             f"dataset {', '.join(datasets)}: has no validation split to evaluate on; choose another"
@@ -93,7 +93,7 @@ def print_loss(checkpoint: str, dataset: str | None, folder: Path) -> None:
         )
     tokenizer = load.load_tokenizer(checkpoint, folder)
     model, evaluation_step = load.load_model(checkpoint), make_evaluation_step(train)
-    loss, by_dataset = validation_losses(model, evaluation_step, sets, mesh.one_device())
+    loss, by_dataset = validation_losses(model, evaluation_step, sets, sharding.one_device())
     assert loss is not None
     if not math.isfinite(loss):
         raise RunFailure(f"{weights.path}: the loss is {loss}; use another checkpoint")
@@ -115,7 +115,7 @@ def print_loss(checkpoint: str, dataset: str | None, folder: Path) -> None:
         click.echo(f"bits per byte  {loss / math.log(2) * tokens / text_bytes:.4f}")
 
 
-def _train_config(weights: Weights, dataset: str | None) -> TrainConfig:
+def _train_config(weights: weights_file.Weights, dataset: str | None) -> TrainConfig:
     """Return the train.json that the model was trained with, if need be for another dataset."""
     model, train, tokenizer, _ = weights.header
     if isinstance(train, TrainConfig):

@@ -10,13 +10,13 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import click
 
 from rungs.common.errors import UserError, check_characters
+from rungs.common.shown_text import counted
 from rungs.common.strict_json import read_text
-from rungs.common.text_table import counted
 from rungs.config.option_values import NEW_TOKENS, NEW_TOKENS_OF_A_CHAT
 from rungs.data.tokenizer import Tokenizer
 from rungs.model.sampling import Sampling
@@ -42,7 +42,7 @@ def generate(
     lookahead: int,
     past_the_end: bool,
     dtype: str | None,
-    weight_format: "WeightFormat | None",
+    weight_format: "WeightFormat | Literal['ema'] | None",
     **settings: float | None,
 ) -> None:
     """Do what the options of `generate.py` ask for. Raises UserError if they don't go together, or
@@ -57,12 +57,14 @@ def generate(
         raise click.UsageError("--system and --chat-template are for --chat")
 
     with importing():
-        from rungs.checkpointing.checkpoint_folder import find_weights
+        from rungs.checkpointing.checkpoint_folder import find_averaged_weights, find_weights
         from rungs.checkpointing.load import load_tokenizer
         from rungs.checkpointing.published import all_stop_tokens
         from rungs.checkpointing.weights_file import Weights
         from rungs.model.generation import Request
     jax_setup.enable_compilation_cache()
+    if weight_format == "ema":
+        checkpoint, weight_format = str(find_averaged_weights(checkpoint)), None
     weights, tokenizer = find_weights(checkpoint), load_tokenizer(checkpoint)
     if not past_the_end:
         stops = all_stop_tokens(Weights(weights), tokenizer)

@@ -9,7 +9,8 @@ from typing import Any
 import click
 
 from rungs.charts import drawing
-from rungs.charts.scaling_charts import coordinate_chart, sweep_chart
+from rungs.charts.comparison_charts import coordinate_chart, sweep_chart
+from rungs.commands.grid import sweep
 from rungs.common import paths
 from rungs.common.errors import EXIT_FAILED, UserError
 from rungs.config.model_config import ModelConfig
@@ -18,16 +19,7 @@ from rungs.data.catalog import find_datasets_dir, open_datasets
 from rungs.data.loader import TrainingData
 from rungs.parallel import jax_setup
 from rungs.run.folder import find_run
-from rungs.scaling.coordinate_check import MAX_EXPONENT, Growth, fit_growth, measure
-from rungs.scaling.learning_rate_sweep import (
-    Point,
-    SweepRun,
-    best_rates,
-    is_best_at_end,
-    points_by_series,
-)
-from rungs.scaling.widths import keys_for_width
-from rungs.sweeps.grid import sweep
+from rungs.scaling import mup
 
 STANDARD, MUP = "standard", "muP"
 WIDTH_FACTORS = (1, 2, 4, 8)
@@ -55,15 +47,17 @@ def check(
             f"--steps {steps}: the run has {data.total_steps} steps, and the last one is kept for"
             " measuring; give fewer"
         )
-    measurements = measure(config, widths or _default_widths(config), data, steps, learning_rate)
-    growth = fit_growth(measurements)
+    measurements = mup.measure(
+        config, widths or _default_widths(config), data, steps, learning_rate
+    )
+    growth = mup.fit_growth(measurements)
     _print_growth(growth, steps)
     draw = functools.partial(coordinate_chart, folder.name, steps)
     with drawing.use_style(config.train.chart_style):
         drawing.write_all({chart.name: draw}, measurements, chart.parent)
     is_off = any(place.is_off for place in growth)
     verdict = "not muP: some exponents are beyond" if is_off else "muP: all exponents are within"
-    click.echo(f"{verdict} ±{MAX_EXPONENT:g}; {chart}")
+    click.echo(f"{verdict} ±{mup.MAX_EXPONENT:g}; {chart}")
     if config.model.mup is None:
         click.echo(f'{folder}/model.json has no key mup: {{"base_emb_dim": …}} makes the model muP')
     sys.exit(EXIT_FAILED if is_off else 0)
@@ -78,7 +72,7 @@ def _scalable_run(run: str) -> tuple[Path, RunConfig]:
     return folder, config
 
 
-def _print_growth(growth: Sequence[Growth], steps: int) -> None:
+def _print_growth(growth: Sequence[mup.Growth], steps: int) -> None:
     click.echo(f"{'':10} {'size':>9} {'change':>9}   exponents of the width, after {steps} steps")
     for place in growth:
         off = "   off" * place.is_off
@@ -103,7 +97,7 @@ def try_learning_rates(
     folder, config = _scalable_run(run)
     datasets = find_datasets_dir(datasets_dir)
     into = into or folder.with_name(f"{folder.name}-sweep")
-    sweeps: dict[str, list[Point]] = {}
+    sweeps: dict[str, list[mup.Point]] = {}
     for name, change in _parametrisations(config.model, standard).items():
         runs = _sweep_runs(config.model, widths or _default_widths(config), rates, change)
         sweeps[name] = []
@@ -119,11 +113,11 @@ def try_learning_rates(
     click.echo(f"{into / 'learning-rates.png'}")
 
 
-def _print_series(name: str, points: Sequence[Point]) -> None:
-    best = best_rates(points)
-    for series, of_series in points_by_series(points).items():
+def _print_series(name: str, points: Sequence[mup.Point]) -> None:
+    best = mup.best_rates(points)
+    for series, of_series in mup.points_by_series(points).items():
         losses = "  ".join(f"{point.learning_rate:g}: {point.loss:.4f}" for point in of_series)
-        at_end = "; at the edge of those tried" * is_best_at_end(of_series)
+        at_end = "; at the edge of those tried" * mup.is_best_at_end(of_series)
         click.echo(f"{name}, {series}: best {best[series]:.2g}{at_end}\n  {losses}")
 
 
@@ -138,9 +132,9 @@ def _parametrisations(model: ModelConfig, standard: bool) -> dict[str, dict[str,
 
 def _sweep_runs(
     model: ModelConfig, widths: list[int], rates: list[float], change: dict[str, Any]
-) -> list[SweepRun]:
+) -> list[mup.SweepRun]:
     return [
-        SweepRun(f"emb_dim {width}", rate, {**keys_for_width(model, width), **change})
+        mup.SweepRun(f"emb_dim {width}", rate, {**mup.keys_for_width(model, width), **change})
         for width in widths
         for rate in rates
     ]

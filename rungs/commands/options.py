@@ -19,6 +19,15 @@ DATASETS_DIR_OPTION = click.option(
 """The option of every command that reads or makes datasets, for `find_datasets_dir`."""
 
 
+WEIGHTS_OPTION = click.option(
+    "--weights",
+    "averaged",
+    type=click.Choice(["ema"]),
+    help="ema: the averaged weights of a run with ema_decay.  [default: those of the last update]",
+)
+"""The option of commands that read a model, for `find_averaged_weights`."""
+
+
 class FiniteRange(click.FloatRange):
     """A range without infinity and NaN. Click lets NaN through, as NaN is not below any minimum."""
 

@@ -12,12 +12,11 @@ import click
 
 from rungs.common.errors import UserError, errors_at
 from rungs.common.paths import is_there
+from rungs.config import run_config
 from rungs.config.option_values import LADDER_RUNGS, UTILIZATION_PERCENT
 from rungs.config.reinforce_config import ReinforceConfig
-from rungs.config.run_config import AnyRunConfig, ReinforceRunConfig, RunConfig, load_any_run
 from rungs.config.sharding_config import Mode, ShardingConfig, mode_problem
 from rungs.config.train_config import TrainConfig
-from rungs.config.unused_keys import unused_keys
 from rungs.data.catalog import find_datasets_dir
 from rungs.parallel import gpu_settings
 from rungs.planning.compiled import targets
@@ -88,17 +87,17 @@ def plan(sharding: str | None, **given: Any) -> None:
     options = PlanOptions(sharding=parse_sharding(sharding) if sharding else None, **given)
     options.check()
     folder = RunFolder(find_run(options.run))
-    model, train = config = load_any_run(folder.path)
+    model, train = config = run_config.load_any_run(folder.path)
     if isinstance(train, ReinforceConfig):
         options.check_for_policy()
-    for line in unused_keys(config) if not is_there(folder.metrics) else ():
+    for line in run_config.unused_keys(config) if not is_there(folder.metrics) else ():
         click.echo(f"warning: {folder.path}/{line}", err=True)
     _prepare_jax(options)
     if isinstance(train, ReinforceConfig):
-        fits = _plan_policy(folder, RunConfig(model, train), options)
+        fits = _plan_policy(folder, run_config.RunConfig(model, train), options)
     else:
         assert isinstance(train, TrainConfig)
-        fits = _plan_training(folder, RunConfig(model, train), options)
+        fits = _plan_training(folder, run_config.RunConfig(model, train), options)
     sys.exit(0 if fits else 1)
 
 
@@ -120,7 +119,7 @@ def _prepare_jax(options: PlanOptions) -> None:
 # The functions below import what needs JAX, which takes seconds, after config errors are reported.
 
 
-def _plan_training(folder: RunFolder, config: RunConfig, options: PlanOptions) -> bool:
+def _plan_training(folder: RunFolder, config: run_config.RunConfig, options: PlanOptions) -> bool:
     """Print the plan of a run, or a ladder; return whether it fits."""
     from rungs.planning import report, rows
 
@@ -138,7 +137,7 @@ def _plan_training(folder: RunFolder, config: RunConfig, options: PlanOptions) -
     return report.fits(forecast, compiled)
 
 
-def _forecast(folder: RunFolder, config: RunConfig, options: PlanOptions) -> "Forecast":
+def _forecast(folder: RunFolder, config: run_config.RunConfig, options: PlanOptions) -> "Forecast":
     from rungs.planning.forecast import Throughput, forecast, recorded_throughput
 
     throughput = None
@@ -157,7 +156,9 @@ def _forecast(folder: RunFolder, config: RunConfig, options: PlanOptions) -> "Fo
     )._replace(price_per_device_hour=options.price_per_hour)
 
 
-def _plan_policy(folder: RunFolder, config: ReinforceRunConfig, options: PlanOptions) -> bool:
+def _plan_policy(
+    folder: RunFolder, config: run_config.ReinforceRunConfig, options: PlanOptions
+) -> bool:
     """Print the plan of a run of reinforcement learning; return whether it fits."""
     from rungs.planning import policy_plan
 
@@ -203,7 +204,9 @@ def _propose_ladder(
     return fits
 
 
-def _configured_sharding(folder: RunFolder, config: AnyRunConfig, is_here: bool) -> ShardingConfig:
+def _configured_sharding(
+    folder: RunFolder, config: run_config.AnyRunConfig, is_here: bool
+) -> ShardingConfig:
     """Return the sharding in the run's config, on this machine's devices if `is_here`."""
     import jax
 

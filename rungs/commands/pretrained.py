@@ -6,14 +6,13 @@ from pathlib import Path
 
 import click
 
-from rungs.common import atomic_folder, hub, paths
+from rungs.checkpointing.checkpoint_folder import find_averaged_weights
+from rungs.common import disk, hub, paths, shown_text
 from rungs.common.errors import UserError
-from rungs.common.shown_text import quoted
 from rungs.config.model_config import ModelConfig
 from rungs.config.option_values import LinenFamily
 from rungs.data.catalog import find_datasets_dir
 from rungs.huggingface import exporting, hf_tokenizer, importing, model_card
-from rungs.huggingface.adapter import Adapter
 from rungs.huggingface.transformers_check import DivergenceError, compare, require_transformers
 from rungs.run.folder import RunFolder
 
@@ -65,8 +64,9 @@ def import_(
     click.echo(how_to_fine_tune(target, plan.model))
 
 
-def export(checkpoint: str, folder: Path, adapter: bool) -> None:
+def export(checkpoint: str, folder: Path, adapter: bool, averaged: str | None) -> None:
     """Do what the options of `pretrained.py export` ask for."""
+    checkpoint = str(find_averaged_weights(checkpoint)) if averaged else checkpoint
     if paths.is_there(folder):
         raise UserError(f"{folder}: exists already; choose another name, or move it away")
     if adapter:
@@ -74,7 +74,7 @@ def export(checkpoint: str, folder: Path, adapter: bool) -> None:
         return
     plan = exporting.Export(checkpoint)
     click.echo(plan.summary())
-    with atomic_folder.create_folder(folder) as partial:
+    with disk.create_folder(folder) as partial:
         notes = plan.write(partial)
     for note in notes:
         click.echo(note)
@@ -82,13 +82,16 @@ def export(checkpoint: str, folder: Path, adapter: bool) -> None:
     click.echo(f"{folder}: written. Load it: AutoModelForCausalLM.from_pretrained({str(folder)!r})")
 
 
-def upload(checkpoint: str, name: str, public: bool, datasets_dir: Path | None) -> None:
+def upload(
+    checkpoint: str, name: str, public: bool, datasets_dir: Path | None, averaged: str | None
+) -> None:
     """Do what the options of `pretrained.py upload` ask for."""
     hub.check_upload(name)
+    checkpoint = str(find_averaged_weights(checkpoint)) if averaged else checkpoint
     plan = exporting.Export(checkpoint)
     card = model_card.ModelCard(name, plan, find_datasets_dir(datasets_dir))
     click.echo(plan.summary())
-    with atomic_folder.temporary_folder(Path.cwd()) as folder:
+    with disk.temporary_folder(Path.cwd()) as folder:
         notes = plan.write(folder)
         card.write(folder)
         address = hub.upload_model(name, folder, is_private=not public)
@@ -99,8 +102,8 @@ def upload(checkpoint: str, name: str, public: bool, datasets_dir: Path | None) 
 
 def export_adapter(checkpoint: str, folder: Path) -> None:
     """Write the LoRA weights of a checkpoint for peft, and print how to load them."""
-    plan = Adapter(checkpoint)
-    with atomic_folder.create_folder(folder) as partial:
+    plan = exporting.Adapter(checkpoint)
+    with disk.create_folder(folder) as partial:
         plan.write(partial)
     base = repr(plan.base) if plan.base_is_known else "BASE"
     click.echo(
@@ -126,5 +129,6 @@ def how_to_fine_tune(target: Path, model: ModelConfig) -> str:
     folder = target / "checkpoints" / "imported"
     return (
         "To fine-tune it: uv run download_dataset.py --text FILE --name NAME --tokenizer"
-        f" {quoted(folder)}\nand write {target / 'train.json'}:\n{json.dumps(example, indent=2)}"
+        f" {shown_text.quoted(folder)}\nand write {target / 'train.json'}:\n"
+        f"{json.dumps(example, indent=2)}"
     )

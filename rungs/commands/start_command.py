@@ -13,10 +13,10 @@ from rungs.common import run_log
 from rungs.common.errors import UserError
 from rungs.config.option_values import MAX_RESTARTS
 from rungs.config.run_config import AnyRunConfig
-from rungs.monitoring.hooks import check_hooks
+from rungs.monitoring.alerts import check_hooks
 from rungs.monitoring.supervisor import supervise as supervise_run
 from rungs.parallel.launchers import Cluster, find_cluster
-from rungs.run.derive import create_like
+from rungs.run.derive import BranchPoint, create_like
 from rungs.run.folder import RunFolder, StartOptions, existing_run_path, find_run, new_run_path
 
 
@@ -41,6 +41,7 @@ class StartCommand:
     coordinator: str | None
     processes: int | None
     process: int | None
+    from_step: int | None = None
 
     @property
     def start(self) -> StartOptions:
@@ -81,6 +82,10 @@ class StartCommand:
         start, like, cluster = self.start, self.like, self.cluster
         if self.settings and not like:
             raise UserError("--set: needs --like; without it, edit the run folder's files")
+        if self.from_step is not None and (not like or start.fresh or start.rewind_to):
+            raise UserError(
+                "--from-step: needs --like RUN, whose step it is, and no --fresh or --from"
+            )
         if self.dry_run and (self.mirror or cluster):
             raise UserError(
                 "--dry-run: goes with a single process and no --mirror, which it would write"
@@ -114,11 +119,19 @@ class StartCommand:
         if self.mirror:
             self._restore(RunFolder(existing_run_path(run) or new_run_path(run)), self.mirror)
         if self.like:
-            return create_like(run, self.like, self.settings, keep=not self.dry_run)
+            branch = None if self.from_step is None else self._branch
+            return create_like(run, self.like, self.settings, not self.dry_run, branch)
         return nullcontext(find_run(run))
 
+    def _branch(self, origin: Path) -> BranchPoint:
+        from rungs.training.resume import find_branch_point
+
+        assert self.from_step is not None
+        find = partial(find_branch_point, RunFolder(origin), self.from_step)
+        return BranchPoint(self.from_step, find)
+
     def _restore(self, run: RunFolder, mirror: str) -> None:
-        from rungs.mirror.restoring import restore_if_empty
+        from rungs.mirror.mirroring import restore_if_empty
 
         def check(saved: CheckpointMeta) -> None:
             from rungs.training.start import refuse_to_restore

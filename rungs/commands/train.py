@@ -64,10 +64,11 @@ def _train_grid(
 ) -> int:
     if command.run or command.like is None or not grid or into is None:
         raise UserError("--grid: needs --like RUN and --into FOLDER, and no RUN")
-    if command.start != StartOptions() or command.cluster or command.replay:
+    others = command.cluster, command.replay, command.from_step
+    if command.start != StartOptions() or any(one is not None for one in others):
         raise UserError("--grid: of the options of a start, only --like and --set go with it")
 
-    from rungs.sweeps.grid import cells, run_grid
+    from rungs.commands.grid import cells, run_grid
 
     runs = cells(command.like, grid, command.settings, into)
     options = ["--datasets-dir", str(datasets), *command.log_options]

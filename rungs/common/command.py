@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
-from rungs.common import errors, shown_text, standard_streams
+from rungs.common import errors, shown_text
 
 if TYPE_CHECKING:
     import click
@@ -33,7 +33,7 @@ def begin_command() -> None:
     library is reported in one line, and standard streams that were closed are opened."""
     sys.excepthook = _report
     os.environ.pop("MPLBACKEND", None)  # not needed, and an unknown back end raises
-    standard_streams.open_missing()
+    shown_text.open_missing_streams()
     few, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if few < _ENOUGH_FILES and few < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(_ENOUGH_FILES, most), most))
@@ -85,7 +85,7 @@ def run_command(command: click.Command, *, may_be_empty: bool = False) -> None:
     import click
 
     begin_command()
-    standard_streams.protect_terminal()
+    shown_text.protect_terminal()
     if not may_be_empty and (empty := _first_empty(sys.argv[1:])):
         _end_with(
             errors.UserError(
@@ -117,7 +117,7 @@ def run_command(command: click.Command, *, may_be_empty: bool = False) -> None:
     except click.Abort:
         sys.exit(errors.EXIT_INTERRUPTED)
     except Exception as error:
-        if (reported := errors.environment_error(error) or errors.file_error(error)) is None:
+        if (reported := errors.environment_error(error) or errors.system_error(error)) is None:
             raise
         _end_with(reported)
 
@@ -151,7 +151,7 @@ class _Output:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        if isinstance(self._stream, standard_streams.Closed):
+        if isinstance(self._stream, shown_text.ClosedStream):
             _end_with(
                 errors.UserError("stdout is closed, so nothing can be printed; leave out >&-")
             )

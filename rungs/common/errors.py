@@ -118,9 +118,11 @@ def environment_error(error: Exception) -> UserError | None:
     )
 
 
-def file_error(error: Exception) -> RunFailure | None:
+def system_error(error: Exception) -> RunFailure | None:
     """Return the error to report for an exception about a file that can't be read or written right
-    now, None if it is about something else."""
+    now, or a lack of memory; None if it is about something else."""
+    if isinstance(error, MemoryError):
+        return RunFailure("the memory does not suffice for what this command reads or makes")
     if not isinstance(error, OSError) or error.filename is None or error.strerror is None:
         return None
     return RunFailure(

@@ -1,7 +1,6 @@
 """Child processes: low-priority modules of Rungs beside training, and Python files that answer."""
 
 import contextlib
-import logging
 import math
 import os
 import shutil
@@ -15,6 +14,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import IO, Any, BinaryIO
 
+from rungs.common.run_log import log
 from rungs.common.signals import StopSignal
 
 LOWEST = 19
@@ -27,8 +27,6 @@ _SECONDS_UNTIL_MESSAGE = 2.0
 
 ENDED, KILLED = "\n", ""
 """Last item of the queue that `receive` returns."""
-
-log = logging.getLogger("rungs")
 
 
 class HelperProcess:

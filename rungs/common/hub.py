@@ -11,7 +11,7 @@ from rungs.common.paths import is_inside
 from rungs.common.strict_json import format_value
 
 _TIMEOUT_SECONDS = 10
-_OTHER_FORM = (AttributeError, LookupError, TypeError)
+_ERRORS_OF_FORM = (AttributeError, LookupError, TypeError)
 """Errors of the hub's library, or of reading its result, for a response of unexpected form."""
 _MODEL_COMPANIONS = [
     *("config.json", "generation_config.json", "tokenizer*", "special_tokens_map.json"),
@@ -179,7 +179,7 @@ def _upload_errors(name: str) -> Iterator[None]:
     except UserError:
         raise
     # RuntimeError: from the Xet back end of the hub.
-    except (OSError, HTTPError, RuntimeError, ValueError, *_OTHER_FORM) as error:
+    except (OSError, HTTPError, RuntimeError, ValueError, *_ERRORS_OF_FORM) as error:
         raise UserError(
             f"model {name}: cannot be uploaded to the Hugging Face hub ({_reason(error)}); check"
             " the connection, and that you may write there"
@@ -302,7 +302,7 @@ def _hub_errors(what: str) -> Iterator[None]:
             f"{what}: cannot be downloaded from the Hugging Face hub ({_reason(error)}); check the"
             " connection and HF_HUB_OFFLINE, or copy its folder from a machine that has it"
         ) from error
-    except _OTHER_FORM as error:
+    except _ERRORS_OF_FORM as error:
         raise UserError(
             f"{what}: the Hugging Face hub, or what HF_ENDPOINT names, describes it in an unknown"
             f" form ({type(error).__name__}: {error}); try again, or update huggingface_hub"

@@ -1,12 +1,15 @@
-"""Checks of paths that come from a user or a file. `pathlib` raises on names that are too long or
-contain a NUL, and in folders without permission; opening a pipe or device may block forever."""
+"""Checks of paths that come from a user or a file; reading a file that grows. `pathlib` raises on
+names that are too long or contain a NUL, and in folders without permission; opening a pipe or
+device may block forever."""
 
 import errno
 import os
 import stat
 import unicodedata
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, AnyStr, BinaryIO
 
 from rungs.common.errors import UserError, readable_line
 
@@ -17,6 +20,10 @@ NO_FILE = (
 """Error numbers of reading where there is no regular file. Others, such as EIO, may pass."""
 _NAME_BYTES = 200
 """Longest name in bytes. File systems allow 255, but Rungs adds prefixes and suffixes."""
+_LINES_AT_ONCE = 10_000
+MOST_BYTES = 1 << 30
+"""Of a file that is read at once; one of weights, tokens or texts never is."""
+MOST_LINE = 1 << 26
 
 
 def checkout() -> Path | None:
@@ -48,6 +55,20 @@ def require_regular(path: Path) -> None:
         raise OSError(errno.EINVAL, "not a valid file name", str(path)) from None
     if not stat.S_ISREG(mode):
         raise OSError(errno.EINVAL, "not a regular file", str(path))
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return the content of a regular file. Raises UserError if it is larger than `MOST_BYTES`,
+    OSError if it can't be read."""
+    require_regular(path)
+    if (size := path.stat().st_size) > MOST_BYTES:
+        raise UserError(f"{path}: {size:,} bytes are too many for a file of its kind")
+    return path.read_bytes()
+
+
+def lines_of(file: IO[AnyStr]) -> Iterator[AnyStr]:
+    """Yield the lines of an open file; a longer one than `MOST_LINE` in parts."""
+    return iter(lambda: file.readline(MOST_LINE), file.read(0))
 
 
 def open_to_read(path: Path) -> BinaryIO:
@@ -117,3 +138,36 @@ def is_plain_name(name: str) -> bool:
         and not set(name) & set('/\\:*?"<>|')
         and len(name.encode()) <= _NAME_BYTES
     )
+
+
+class GrowingFile:
+    """A file of lines that another process appends to; it may not exist yet. `is_replaced` tells
+    that it was replaced, truncated or removed since the last call, so earlier lines are void."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.is_replaced = False
+        self._inode, self._offset = 0, 0
+
+    def new_lines(self) -> Iterator[list[bytes]]:
+        """Yield the complete lines added since the last call, in lists of some thousands; all lines
+        if the file was replaced. Raises UserError if it exists and can't be read."""
+        if not is_file(self.path):
+            self.is_replaced = self._offset > 0
+            self._inode, self._offset = 0, 0
+            return
+        with open_to_read(self.path) as file:
+            status = os.fstat(file.fileno())
+            self.is_replaced = self._offset > 0 and (
+                status.st_ino != self._inode or status.st_size < self._offset
+            )
+            if self.is_replaced:
+                self._offset = 0
+            self._inode = status.st_ino
+            file.seek(self._offset)
+            while lines := list(islice(file, _LINES_AT_ONCE)):
+                if not lines[-1].endswith(b"\n"):  # still being written, or torn
+                    lines.pop()
+                self._offset += sum(map(len, lines))
+                if lines:
+                    yield lines

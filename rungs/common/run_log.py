@@ -15,8 +15,7 @@ from typing import Any, NoReturn
 
 from tqdm import tqdm
 
-from rungs.common import disk, shown_text
-from rungs.common.errors import RunFailure
+from rungs.common import disk, errors, shown_text
 
 SECONDS_BETWEEN_LINES = 10.0
 """Interval of progress lines in `train.log`, and on stderr if that is not a terminal."""
@@ -166,7 +165,7 @@ def log_failures() -> Iterator[None]:
     """Log a `RunFailure` to the file. The command itself reports it on the terminal."""
     try:
         yield
-    except RunFailure as failure:
+    except errors.RunFailure as failure:
         log_to_file_only(logging.ERROR, str(failure))
         raise
 

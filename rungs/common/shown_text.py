@@ -1,11 +1,15 @@
-"""Text that is safe to show: without secrets and terminal control characters."""
+"""Text as users see it: without secrets and control characters; columns, counts and durations;
+stdin, stdout and stderr of a command, always open and safe for a terminal."""
 
 from __future__ import annotations  # an older Python must reach the message of `command.py`
 
+import io
 import os
 import re
 import shlex
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 
 _HIDDEN = "***"
 _SECRET_NAME = re.compile(
@@ -29,6 +33,8 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\
 surrogates, which can't be encoded."""
 
 _noted: set[str] = set()
+_OF_A_BAR = re.compile(r"(\r|\x1b\[A)")
+"""Control sequences with which tqdm moves the cursor."""
 
 
 def hide(secret: str) -> None:
@@ -88,3 +94,71 @@ def _known() -> set[str]:
 def _decoded(secret: str) -> str:
     """Return a part of a URL without its percent signs, as libraries quote it."""
     return re.sub(r"%([0-9A-Fa-f]{2})", lambda found: chr(int(found[1], 16)), secret)
+
+
+def align_columns(rows: Sequence[Sequence[str]], left: int = 1) -> str:
+    """Return rows as lines with aligned columns, the first `left` flush left, others right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    aligns = ["<" if column < left else ">" for column in range(len(widths))]
+    form = "  ".join(f"{{:{align}{width}}}" for align, width in zip(aligns, widths, strict=True))
+    return "\n".join(form.format(*row).rstrip() for row in rows)
+
+
+def counted(count: int, thing: str) -> str:
+    """Return a count of things, such as `1 step` or `2,000 batches`. `thing` is a singular noun
+    with a plural in -s, or -es after -ch and -s."""
+    ending = "es" if thing.endswith(("ch", "s")) else "s"
+    return f"{count:,} {thing}{ending * (count != 1)}"
+
+
+def format_duration(seconds: float) -> str:
+    """Return a duration in its two largest units, such as `2 h 05 min`."""
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02} s"
+    hours, rest = divmod(minutes, 60)
+    return f"{hours} h {rest:02} min" if hours < 48 else f"{hours // 24} d {hours % 24:02} h"
+
+
+class ClosedStream(io.TextIOWrapper):
+    """The null device in place of a stdout that was closed at startup."""
+
+
+def open_missing_streams() -> None:
+    """Open the null device for each stream that was closed at startup. Otherwise the next opened
+    file would get its number, and everything that native code prints."""
+    for name, mode in (("stdin", "rb"), ("stdout", "wb"), ("stderr", "wb")):
+        if getattr(sys, name) is None:
+            null = Path(os.devnull).open(mode)  # noqa: SIM115
+            os.set_inheritable(null.fileno(), True)
+            kind = ClosedStream if name == "stdout" else io.TextIOWrapper
+            setattr(sys, name, kind(null, encoding="utf-8"))
+
+
+def protect_terminal() -> None:
+    """Escape control characters from now on where stdout and stderr are a terminal. Generated text,
+    and names in other people's files, could otherwise control it."""
+    for name, kind in (("stdout", _Visible), ("stderr", _VisibleWithBars)):
+        stream = getattr(sys, name)
+        if isinstance(stream, io.TextIOWrapper) and stream.isatty():
+            protected = kind(stream.buffer, stream.encoding, stream.errors, line_buffering=True)
+            setattr(sys, name, protected)
+
+
+class _Visible(io.TextIOWrapper):
+    """A terminal."""
+
+    def write(self, text: str) -> int:
+        super().write(visible(text))
+        return len(text)
+
+
+class _VisibleWithBars(io.TextIOWrapper):
+    """A terminal with progress bars."""
+
+    def write(self, text: str) -> int:
+        parts = _OF_A_BAR.split(text)
+        super().write("".join(p if n % 2 else visible(p) for n, p in enumerate(parts)))
+        return len(text)

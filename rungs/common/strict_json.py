@@ -63,8 +63,7 @@ class StrictModel(BaseModel):
 def read_text(path: Path) -> str:
     """Return a file's text; raises UserError if it is missing, unreadable or not UTF-8."""
     try:
-        paths.require_regular(path)
-        return path.read_text(encoding="utf-8-sig")
+        return paths.read_bytes(path).decode("utf-8-sig")
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except UnicodeDecodeError as error:

@@ -8,16 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, Field
 
 from rungs.common.strict_json import StrictModel, check
-from rungs.config.base import (
-    AUTO,
-    Bytes,
-    Config,
-    CountOrAll,
-    NotNegative,
-    Positive,
-    Size,
-    SizeOrAuto,
-)
+from rungs.config import base
 from rungs.config.option_values import ChartStyle
 from rungs.config.sharding_config import ShardingConfig, indivisible
 
@@ -45,10 +36,10 @@ class LoraConfig(StrictModel):
     targeted projection W, two small matrices A and B are trained:
     y = x·W + (alpha ÷ rank) · x·A·B."""
 
-    rank: Size
+    rank: base.Size
     """Rank of the adapters. Each adds (alpha ÷ rank) · x·A·B to the output of a projection; rank is
     the inner dimension of A·B."""
-    alpha: Positive
+    alpha: base.Positive
     """Scale of the adapters: A·B is multiplied by alpha ÷ rank."""
     targets: Annotated[list[LoraTarget], Field(min_length=1)]
     """The projections to adapt in every block: query, key, value and output of attention; gate, up
@@ -59,17 +50,17 @@ class LearningRateMultipliers(StrictModel):
     """Factors on the learning rate, at every step, of groups of parameters. Weight decay has them
     too, as it is a multiple of the learning rate."""
 
-    embedding: Positive = 1.0
+    embedding: base.Positive = 1.0
     """Token embedding, which may be the head as well, learned positions and value embeddings."""
-    head: Positive = 1.0
+    head: base.Positive = 1.0
     """The output head."""
-    matrices: Positive = 1.0
+    matrices: base.Positive = 1.0
     """Kernels of the blocks, and their adapters."""
-    vectors: Positive = 1.0
+    vectors: base.Positive = 1.0
     """Scales and biases, and the gates of value embeddings."""
-    residual_scale: Positive = 1.0
+    residual_scale: base.Positive = 1.0
     """λ_r of residual_scalars."""
-    embedding_skip: Positive = 1.0
+    embedding_skip: base.Positive = 1.0
     """λ_0 of residual_scalars."""
 
 
@@ -94,9 +85,12 @@ class Lineage(StrictModel):
     """The run folder that was copied."""
     set: Annotated[dict[str, Any], AfterValidator(_writable)]
     """The keys that were changed, with their new values."""
+    from_step: Annotated[int, Field(ge=0)] | None = None
+    """With `--from-step`: the step whose checkpoint this run continues, with its optimizer state.
+    null: it starts anew."""
 
 
-class OptimizationConfig(Config):
+class OptimizationConfig(base.Config):
     """How a model is optimized, whatever the objective. The base class of `TrainConfig` and
     `ReinforceConfig`."""
 
@@ -123,15 +117,15 @@ class OptimizationConfig(Config):
     SAMPLES: ClassVar[bool] = False
     """Whether a run trains on texts that its model generates."""
 
-    microbatch_size: Size
+    microbatch_size: base.Size
     """Sequences in one microbatch, counted over all devices."""
-    learning_rate: Positive
+    learning_rate: base.Positive
     """Peak learning rate."""
     learning_rate_multipliers: LearningRateMultipliers | None = None
     """Other learning rates for groups of parameters, as factors: `{"embedding": 3, "head": 2}`.
     They multiply what schedule, mup and optimizer make of the learning rate. null: one learning
     rate for all."""
-    checkpoint_interval: Size
+    checkpoint_interval: base.Size
     """Steps between checkpoints, counted from step 0. The last step always has a checkpoint."""
     start_from: str | None = None
     """Weights to start from: "imported" (the model that `pretrained.py import` wrote to this run
@@ -140,7 +134,7 @@ class OptimizationConfig(Config):
     lora: LoraConfig | None = None
     """LoRA: train low-rank adapters instead of the weights themselves: `{"rank": 8, "alpha": 16,
     "targets": ["query", "value"]}`. Needs start_from, and no mup."""
-    sequence_length: Size | None = None
+    sequence_length: base.Size | None = None
     """Tokens in a training sequence. Absent: the model's context_length."""
     optimizer: Annotated[str, Field(examples=list(BUILT_IN_OPTIMIZERS))] = "adamw"
     """adamw (Loshchilov & Hutter 2019). muon (Jordan et al. 2024): for the kernels of the blocks,
@@ -167,7 +161,7 @@ class OptimizationConfig(Config):
     beta2: BelowOne = 0.999
     """adamw and muon's AdamW: decay of the running mean of squared gradients. lion: decay of the
     running mean of gradients, 0.99 in its paper."""
-    epsilon: Positive = 1e-8
+    epsilon: base.Positive = 1e-8
     """adamw and muon's AdamW: added to the root of the mean of squared gradients."""
     momentum: BelowOne = 0.95
     """muon: decay of the running mean of gradients. sgd: decay of their running sum."""
@@ -179,7 +173,7 @@ class OptimizationConfig(Config):
     """muon: divide the orthogonalized update by the root of a running mean of its squares for each
     output, and scale it to the same size as without that (NorMuon, Li et al. 2025). The decay of
     that mean, 0.95 in the paper. null: off."""
-    weight_decay: NotNegative = 0.01
+    weight_decay: base.NotNegative = 0.01
     """Decoupled weight decay: each step subtracts learning rate × this × the weight."""
     cautious_weight_decay: bool = False
     """Whether weights decay only where the update moves them towards 0 as well (Chen et al.
@@ -187,13 +181,13 @@ class OptimizationConfig(Config):
     decayed_parameters: Literal["matrices", "all"] = "matrices"
     """Which parameters weight decay applies to. matrices: kernels and embeddings. all: biases and
     norms too."""
-    clipping_max_norm: Positive | None = None
+    clipping_max_norm: base.Positive | None = None
     """The largest global norm of a step's gradient. A larger gradient is scaled down to it. null:
     off."""
-    max_non_finite_steps: Size = 10
+    max_non_finite_steps: base.Size = 10
     """Stop after this many steps in a row in which every microbatch had a NaN or infinite loss or
     gradient."""
-    load_balancing_weight: NotNegative = 0.01
+    load_balancing_weight: base.NotNegative = 0.01
     """Mixture of experts: weight of the load-balancing loss (Fedus et al. 2021, equation 4), which
     is added to the cross-entropy."""
     compute_dtype: ComputeDtypeOrAuto = "auto"
@@ -211,24 +205,24 @@ class OptimizationConfig(Config):
     whose cores share each operation; `{"mode": "dp"}` makes a virtual device of each core. In
     reinforce.json, which samples texts, it has a virtual device per core, at most 8, and fewer if
     their copies of the weights would take much of the memory."""
-    remat: RematOrAuto = AUTO
+    remat: RematOrAuto = base.AUTO
     """Which parts of a layer's forward pass are recomputed in the backward pass. dots: everything
     but matmuls and attention; this is cheap and saves memory. activations: as dots, but the
     activations of feed-forward layers are kept, too; a step on a GPU is 3% faster and takes a
     fourth more memory. none: nothing. full: everything, which takes the least memory (Chen et al.
     2016). auto: none on a CPU if all layers are unrolled and its memory is large enough for what
     they keep; otherwise dots."""
-    scan_unroll: SizeOrAuto = AUTO
+    scan_unroll: base.SizeOrAuto = base.AUTO
     """How many layers (or periods of layer_pattern) to unroll in each iteration of the loop over
     layers. More may run faster but takes longer to compile. In fsdp, keep it below the number of
     layers: without a loop the compiler all-gathers the weights of all layers at once, which undoes
     the memory savings of fsdp. auto: all, if there are at most 12 layers on a CPU or 24 on a GPU
     and the mode is not fsdp, fsdp_tp or cp. On a GPU remat must not be full; on a CPU it must be
     none or auto, and what is then kept must take at most half of the memory. Otherwise 1."""
-    keep_checkpoints: CountOrAll = 3
+    keep_checkpoints: base.CountOrAll = 3
     """How many of the latest checkpoints to keep, in addition to the best. If the next one would
     not fit on the disk, as many fewer as it takes, but the newest valid one stays. -1: all."""
-    max_weights_file_bytes: Bytes = 5_000_000_000
+    max_weights_file_bytes: base.Bytes = 5_000_000_000
     """Weights larger than this are saved in several files of at most this many bytes (more only if
     a single tensor is larger) with an index, as on the Hugging Face hub:
     model-00001-of-0000N.safetensors and model.safetensors.index.json instead of
@@ -237,7 +231,7 @@ class OptimizationConfig(Config):
     """Prompts that the model continues at each checkpoint, in the background: greedily and, with
     seed, at temperature 1. The texts are in samples.jsonl. A model that is trained on chats answers
     them."""
-    sample_tokens: Size = 64
+    sample_tokens: base.Size = 64
     """Maximum number of tokens to add to each of the sample_prompts."""
     trackers: Annotated[tuple[str, ...], Field(strict=False)] = ()
     """Experiment trackers that the run is sent to in the background: wandb, tensorboard, trackio,
@@ -265,9 +259,20 @@ class OptimizationConfig(Config):
         return None
 
     @property
+    def branch_step(self) -> int:
+        """The step of another run that this one continues, with --from-step; -1 if it doesn't."""
+        step = self.lineage.from_step if self.lineage else None
+        return -1 if step is None else step
+
+    @property
     def sequences_per_step(self) -> int:
         """Sequences in one update."""
         raise NotImplementedError
+
+    @property
+    def averaging_decay(self) -> float | None:
+        """Decay of the average of the weights; None for no average."""
+        return None
 
     @property
     def sequences_per_example(self) -> int:

@@ -1,19 +1,29 @@
-"""`reinforce.json`: how a model is trained by reinforcement learning from verifiable rewards."""
+"""`reinforce.json`: how a model is trained by reinforcement learning from verifiable rewards; its
+tasks, each with a source of items, a verifier, and the settings of the built-in tasks, which assume
+one token per character."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field
 
-from rungs.common.strict_json import check
-from rungs.config.base import NotNegative, Positive, Size
+from rungs.common import errors, paths, strict_json
+from rungs.common.strict_json import StrictModel, check
+from rungs.config.base import Bytes, NotNegative, Positive, Size
 from rungs.config.optimization_config import BelowOne, OptimizationConfig, Schedule
 from rungs.config.option_values import LEAST_SCALE, MOST_SCALE
-from rungs.config.task_config import TaskConfig
 
+Bits = Annotated[int, Field(ge=1, le=1000)]
+Digits = Annotated[int, Field(ge=1, le=100)]
+BuiltInVerifier = Literal[
+    "exact", "last_number", "gsm8k", "countdown", "sorted", "brackets", "parity"
+]
+VERIFIERS: tuple[str, ...] = get_args(BuiltInVerifier)
+REASONING_GYM = "reasoning-gym:"
+"""Prefix of sources from the library reasoning-gym."""
+ITEM_FILE_ENDING, VERIFIER_FILE_ENDING = ".jsonl", ".py"
 Advantage = Literal["mean", "mean_std", "leave_one_out"]
 PolicyLoss = Literal["grpo", "dr_grpo", "dapo", "cispo"]
 Aggregation = Literal["constant", "tokens", "sequences"]
-
 _AGGREGATIONS: dict[PolicyLoss, Aggregation] = {
     "grpo": "sequences",
     "dr_grpo": "constant",
@@ -21,6 +31,173 @@ _AGGREGATIONS: dict[PolicyLoss, Aggregation] = {
     "cispo": "tokens",
 }
 _CLIP_HIGH: dict[PolicyLoss, float] = {"grpo": 0.2, "dr_grpo": 0.2, "dapo": 0.28, "cispo": 0.28}
+
+
+class RangeSettings(StrictModel):
+    """Settings with pairs of keys `min_…` and `max_…`."""
+
+    @check
+    def _least_is_not_above_most(self) -> str | None:
+        values = dict(self)
+        for key, least in values.items():
+            most_key = key.replace("min_", "max_", 1)
+            if key.startswith("min_") and least > values[most_key]:
+                return f"{key}: {least} is more than {most_key} {values[most_key]}"
+        return None
+
+
+class ParitySettings(RangeSettings):
+    """`parity`: is the number of ones odd? `0110:` → `=0`, worked `0010=0` (running parities)."""
+
+    min_bits: Bits = 4
+    """Bits of the shortest prompt."""
+    max_bits: Bits = 16
+    """Bits of the longest prompt."""
+
+
+class CountdownSettings(StrictModel):
+    """`countdown`: make an expression of the numbers that equals the target. `3,7,2=19:` → `3*7-2`.
+    Each number may be used once."""
+
+    numbers: Annotated[int, Field(ge=2, le=6)] = 3
+    """How many numbers there are."""
+    largest: Annotated[int, Field(ge=1, le=1000)] = 9
+    """The largest of the numbers; the smallest is 1."""
+    largest_target: Annotated[int, Field(ge=1, le=100_000)] = 99
+    """The largest target; the smallest is 1."""
+    use_all: bool = False
+    """Whether every number must be used, once each."""
+
+
+class SortSettings(RangeSettings):
+    """`sort`: digits in ascending order. `302:` → `=023`, worked `032,23,3=023` (selection sort:
+    before each comma the smallest digit of the rest, followed by the others)."""
+
+    min_digits: Digits = 6
+    """Digits of the shortest prompt."""
+    max_digits: Digits = 10
+    """Digits of the longest prompt."""
+
+
+class BracketsSettings(RangeSettings):
+    """`brackets`: close what is open. `([]{:` → `=})`, worked `({=})` (what is open, then the
+    answer). Other endings that balance count as well."""
+
+    min_length: Annotated[int, Field(ge=1, le=1000)] = 4
+    """Brackets in the shortest prompt."""
+    max_length: Annotated[int, Field(ge=1, le=1000)] = 16
+    """Brackets in the longest prompt."""
+    kinds: Annotated[int, Field(ge=1, le=4)] = 3
+    """How many of the kinds (), [], {}, <> there are."""
+
+
+class AddSettings(RangeSettings):
+    """`add`: the sum of two numbers. `57+68:` → `=125`, worked `7+8+0>15,5+6+1>12=125` (columns
+    from the right: both digits and the carry, then their sum)."""
+
+    min_digits: Digits = 3
+    """Digits of the shortest number."""
+    max_digits: Digits = 4
+    """Digits of the longest number."""
+
+
+SETTINGS: dict[str, type[StrictModel]] = {
+    "parity": ParitySettings,
+    "countdown": CountdownSettings,
+    "sort": SortSettings,
+    "brackets": BracketsSettings,
+    "add": AddSettings,
+}
+"""The built-in tasks, each with the keys of its `settings`."""
+
+
+class TaskConfig(StrictModel):
+    """A task: items with a prompt and an answer, and the verifier that rewards completions."""
+
+    source: str
+    """Where items come from. A built-in task: parity, countdown, sort, brackets or add. A file of
+    JSON lines with the keys prompt, answer, info and verifier, such as "items.jsonl"; relative
+    paths start at the run folder. Or "reasoning-gym:NAME", a task of this library (the extra
+    `reasoning`)."""
+    settings: dict[str, Any] = Field(default={})
+    """Settings of the source, such as `{"max_bits": 20}` for parity. Files have none."""
+    seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
+    """Seed of generated items. The run's own seed doesn't matter to them, so runs with different
+    seeds have the same items."""
+    train_items: Size | None = None
+    """Use only this many training items. null: all of a file; of a source that generates items, a
+    new one each time."""
+    validation_items: Size = 256
+    """How many items are held out. None of their prompts is among the training items."""
+    validation_source: str | None = None
+    """For a file: another one with the held-out items, of which the first `validation_items` are
+    used. null: this many are taken out of `source`, chosen by a hash of their prompts."""
+    verifier: str | None = None
+    """What rewards completions: exact, last_number, gsm8k, countdown, sorted, brackets, parity, or
+    a Python file in the run folder, such as "reward.py", with a function
+    `reward(prompt, completion, answer, info)`; it runs only with --trust-verifier. null: the
+    source's own."""
+    verifier_timeout_seconds: Positive = 10.0
+    """How long a verifier in another process (a Python file, reasoning-gym) may take for one
+    completion."""
+    verifier_memory_bytes: Bytes = 2 * 2**30
+    """How much address space the process of such a verifier may have."""
+
+    @check
+    def _source_is_known(self) -> str | None:
+        if self.is_file or self.reasoning_gym_name or self.source in SETTINGS:
+            return None
+        known = f"use {', '.join(SETTINGS)}, a file *{ITEM_FILE_ENDING} or {REASONING_GYM}NAME"
+        advice = errors.did_you_mean(self.source, SETTINGS, known)
+        return f'source: "{self.source}" is unknown; {advice}'
+
+    @check
+    def _settings_fit(self) -> str | None:
+        if self.is_file and self.settings:
+            return "settings: files of items have none; remove them"
+        if self.source not in SETTINGS:
+            return None  # reasoning-gym checks its own when the task is opened
+        lines = strict_json.value_problems(self.settings, SETTINGS[self.source])
+        return f"settings of {self.source}: {'; '.join(lines)}" if lines else None
+
+    @check
+    def _only_files_split(self) -> str | None:
+        if self.validation_source is None:
+            return None
+        if not self.is_file:
+            return f"validation_source: {self.source} generates its own held-out items; remove it"
+        if not self.validation_source.endswith(ITEM_FILE_ENDING):
+            return f'validation_source: "{self.validation_source}" is no file *{ITEM_FILE_ENDING}'
+        return None
+
+    @check
+    def _verifier_is_known(self) -> str | None:
+        if self.verifier is None or self.verifier in VERIFIERS:
+            return None
+        if self.verifier.endswith(VERIFIER_FILE_ENDING):
+            inside = paths.is_inside(self.verifier)
+            return None if inside else f'verifier: "{self.verifier}" is not in the run folder'
+        known = f"use {', '.join(VERIFIERS)} or a file *{VERIFIER_FILE_ENDING}"
+        advice = errors.did_you_mean(self.verifier, VERIFIERS, known)
+        return f'verifier: "{self.verifier}" is unknown; {advice}'
+
+    @property
+    def is_file(self) -> bool:
+        """Whether the items come from a file of JSON lines."""
+        return self.source.endswith(ITEM_FILE_ENDING)
+
+    @property
+    def files(self) -> list[str]:
+        """The files that the task names; relative paths start at the run folder."""
+        names = (self.source, self.validation_source, self.verifier)
+        endings = (ITEM_FILE_ENDING, VERIFIER_FILE_ENDING)
+        return [name for name in names if name and name.endswith(endings)]
+
+    @property
+    def reasoning_gym_name(self) -> str | None:
+        """Name of the task in reasoning-gym, None for other sources."""
+        name = self.source.removeprefix(REASONING_GYM)
+        return name if name != self.source else None
 
 
 class ReinforceConfig(OptimizationConfig):

@@ -1,11 +1,11 @@
 """`train.json`: training on a dataset. Its keys of optimizer, schedule, precision, devices and
 checkpoints are in `optimization_config.py`. A key's docstring is its description everywhere."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from rungs.common.strict_json import check
+from rungs.common.strict_json import StrictModel, check
 from rungs.config.base import AUTO, CountOrAll, NotNegative, Positive, Size
 from rungs.config.optimization_config import BelowOne, OptimizationConfig
 
@@ -16,9 +16,29 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Objective = Literal["next_token", "dpo", "ipo", "simpo", "distill"]
 _BETAS = {"dpo": 0.1, "ipo": 0.1, "simpo": 2.0}
 Mixture = Annotated[dict[str, Positive], Field(min_length=1)]
+
+
+class Phase(StrictModel):
+    """A part of training in which datasets are mixed with the same weights."""
+
+    until: Annotated[float, Field(ge=1e-6, le=1)]
+    """Share of the run's tokens after which it ends, rounded down to full steps. The shares rise,
+    and the last one is 1."""
+    weights: Mixture
+    """The datasets that are read, with their weights: `{"name": weight, …}`."""
+
+
+def _kind_of_dataset(value: Any) -> str:
+    if isinstance(value, dict):
+        return "(mixture)"
+    return "(phases)" if isinstance(value, list | tuple) else "(name)"
+
+
 NameOrMixture = Annotated[
-    Annotated[str, Tag("(name)")] | Annotated[Mixture, Tag("(mixture)")],
-    Discriminator(lambda value: "(mixture)" if isinstance(value, dict) else "(name)"),
+    Annotated[str, Tag("(name)")]
+    | Annotated[Mixture, Tag("(mixture)")]
+    | Annotated[tuple[Phase, ...], Field(strict=False, min_length=1), Tag("(phases)")],
+    Discriminator(_kind_of_dataset),
 ]
 
 
@@ -32,6 +52,7 @@ class TrainConfig(OptimizationConfig):
         "validation_interval",
         "validation_minutes",
         "checkpoint_minutes",
+        "stop_after",
         "validation_datasets",
         "start_val_token",
         "evaluate_every",
@@ -44,7 +65,8 @@ class TrainConfig(OptimizationConfig):
     dataset: NameOrMixture
     """Name of a dataset: `python-stdlib` or the pairs of a task, such as `parity-pairs` (built in),
     a folder under `datasets/`, or a Hugging Face id `owner/name`. Or a mixture of datasets:
-    `{"name": weight, …}`."""
+    `{"name": weight, …}`. Or phases, mixtures whose weights change:
+    `[{"until": 0.8, "weights": {…}}, {"until": 1, "weights": {…}}]`."""
     objective: Objective = "next_token"
     """What a step minimizes. next_token: the cross-entropy of the next token. distill: the
     divergence from what a teacher predicts (Hinton et al. 2015). The others learn from a dataset of
@@ -78,6 +100,10 @@ class TrainConfig(OptimizationConfig):
     checkpoint_interval. The last step always has one."""
     validation_minutes: Positive | None = None
     """Also validate when the last validation is this long ago. null: only steps count."""
+    stop_after: Size | None = None
+    """End the run after this many validations in a row without a validation loss below the lowest
+    so far: of those at validation_interval, on the same data. Needs a validation split. null: the
+    run ends after its last step."""
     checkpoint_minutes: Positive | None = None
     """Also save a checkpoint when the last one is this long ago. It can't become the best one.
     null: only checkpoint_interval counts."""
@@ -97,6 +123,9 @@ class TrainConfig(OptimizationConfig):
     folder."""
     epochs: Size = 1
     """Number of passes over the training tokens."""
+    max_steps: Size | None = None
+    """Steps of the run at most, and of its learning-rate schedule; the order of the data stays that
+    of all steps. null: all steps of the data."""
     max_minutes: Positive | None = None
     """Minutes that a run may take, with its compilation, validations and checkpoints: its first
     steps tell how many fit, at most those of its data. `length.jsonl` has the number, from which
@@ -114,6 +143,11 @@ class TrainConfig(OptimizationConfig):
     sequence of its own, padded. separate: a token attends to its own document only, its position is
     that in the document, and a sequence holds several pairs or chats. A document of text starts
     with the token that begins its texts, else with the end-of-text token before it."""
+    ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Average the trained weights, in addition: the mean over all updates so far, those of k
+    updates ago with the weight ema_decay^k. The average is validated beside the weights themselves,
+    which decide what is best, and saved in each checkpoint as ema/. It takes the memory of another
+    moment. null: off."""
     drop_rate: BelowOne = 0.0
     """Dropout rate after the embedding, on attention weights and on each sub-layer's output."""
 
@@ -158,6 +192,8 @@ class TrainConfig(OptimizationConfig):
             return f'start_from: needed by objective "{self.objective}", as the reference'
         if self.documents == "separate":
             return f'documents: "separate" is not supported with objective "{self.objective}"'
+        if self.phases:
+            return f'dataset: phases are not supported with objective "{self.objective}"'
         if self.microbatch_size % 2:
             return f"microbatch_size: {self.microbatch_size} is odd, but a pair is two sequences"
         return None
@@ -208,6 +244,16 @@ class TrainConfig(OptimizationConfig):
         found = ", ".join(f"{step}: {factor}" for step, factor in self.batch_growth.items())
         return f"batch_growth: {found}: steps and factors must rise, as in 100: 2, 300: 4"
 
+    @check
+    def _phases_end(self) -> str | None:
+        ends = [phase.until for phase in self.phases]
+        if ends and (ends != sorted(set(ends)) or ends[-1] != 1):
+            shown = ", ".join(f"{end:g}" for end in ends)
+            return f"dataset: until: {shown}: must rise to 1, as in 0.8, 1"
+        if ends and self.max_minutes is not None:
+            return "max_minutes: dataset has phases, which need a known length; use max_steps"
+        return None
+
     @property
     def sequences_per_step(self) -> int:
         """Sequences in a step, before batch_growth."""
@@ -226,8 +272,14 @@ class TrainConfig(OptimizationConfig):
         return batches * self.sequences_per_step
 
     def total_steps(self, steps_per_epoch: int) -> int:
-        """Return the steps of all epochs. With batch_growth an epoch may end inside a step."""
-        return self.steps_of(self.sequences_before(steps_per_epoch) * self.epochs)
+        """Return the steps of all epochs, at most max_steps. With batch_growth an epoch may end
+        inside a step."""
+        steps = self.steps_of(self.sequences_before(steps_per_epoch) * self.epochs)
+        return min(steps, self.max_steps or steps)
+
+    @property
+    def averaging_decay(self) -> float | None:
+        return self.ema_decay
 
     @property
     def learns_preferences(self) -> bool:
@@ -255,5 +307,21 @@ class TrainConfig(OptimizationConfig):
 
     @property
     def datasets(self) -> dict[str, float]:
-        """Each dataset's name with its weight in the mixture."""
-        return self.dataset if isinstance(self.dataset, dict) else {self.dataset: 1.0}
+        """Each dataset's name with its weight in the mixture; with phases, its share of the run."""
+        if isinstance(self.dataset, str):
+            return {self.dataset: 1.0}
+        if isinstance(self.dataset, dict):
+            return self.dataset
+        shares: dict[str, float] = {}
+        begin = 0.0
+        for phase in self.dataset:
+            for name, weight in phase.weights.items():
+                share = (phase.until - begin) * weight / sum(phase.weights.values())
+                shares[name] = shares.get(name, 0) + share
+            begin = phase.until
+        return shares
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """The phases of a mixture whose weights change; empty for another dataset."""
+        return self.dataset if isinstance(self.dataset, tuple) else ()

@@ -18,13 +18,11 @@ Tokenize:
     tokenizer            encode and decode text
     batch_encoder        encode many texts fast
     bpe                  train a BPE tokenizer
-    tokenizer_files      load a tokenizer from a folder or the hub
-    tokenizer_config     the files beside a tokenizer: special tokens, which tokens end texts
+    tokenizer_files      load a tokenizer from a folder or the hub; special tokens, ends of texts
     sentencepiece_model  convert a SentencePiece tokenizer.model
 
 Make batches:
     loader      the batch of a step, validation batches; checks that config and datasets fit
     sequences   text, pairs and chats as sequences; mixtures of datasets
-    provenance  what a checkpoint records about its data
-
-Imports `common`, `config` and `tasks`."""
+    phases      mixtures whose weights change
+    provenance  what a checkpoint records about its data"""

@@ -1,24 +1,21 @@
 """Open a dataset by its name. If it is missing, build it or download it first."""
 
 import functools
-import logging
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rungs.common import atomic_folder, shown_text, strict_json
+from rungs.common import disk, paths, shown_text, strict_json
 from rungs.common.errors import UserError, did_you_mean
-from rungs.common.paths import checkout, is_folder, is_plain_name, is_there
+from rungs.common.run_log import log
 from rungs.config.option_values import DATASETS_VARIABLE
-from rungs.data import dataset, hub_dataset, python_stdlib, task_dataset
+from rungs.data import dataset, hub_dataset, python_stdlib, task_dataset, text_dataset
 from rungs.data.dataset import Dataset, Source
-from rungs.data.text_dataset import TextSection
 
 if TYPE_CHECKING:  # else every command would import PyArrow
     from rungs.data.documents.building import Request
 
-logger = logging.getLogger("rungs.dataset")
 
 BUILT_IN: dict[str, Callable[[Path], Source]] = {
     python_stdlib.NAME: python_stdlib.build,
@@ -32,7 +29,7 @@ def find_datasets_dir(option: Path | None = None) -> Path:
     variable, else `datasets` in the checkout or, without one, the working directory."""
     if given := option or os.environ.get(DATASETS_VARIABLE):
         return Path(given)
-    return (checkout() or Path()) / "datasets"
+    return (paths.checkout() or Path()) / "datasets"
 
 
 def dataset_folder(name: str, datasets_dir: Path) -> Path:
@@ -40,7 +37,7 @@ def dataset_folder(name: str, datasets_dir: Path) -> Path:
     valid, for example if it leads out of `datasets_dir`."""
     parts = name.split("/")
     is_dotted = any(part.startswith(".") or part.endswith(".") or ".." in part for part in parts)
-    are_plain = all(is_plain_name(part) and part == part.strip() for part in parts)
+    are_plain = all(paths.is_plain_name(part) and part == part.strip() for part in parts)
     if len(parts) > 2 or is_dotted or not are_plain:
         raise UserError(
             f"dataset {strict_json.format_value(name)}: not a name; it must be"
@@ -54,10 +51,10 @@ def open_dataset(name: str, datasets_dir: Path, *, update: bool = True) -> Datas
     Builds or downloads it first if it is missing. Without `update`, the hub is not asked for a
     newer version. Raises UserError if it does not exist or is damaged."""
     folder = dataset_folder(name, datasets_dir)
-    atomic_folder.recover_folder(folder)
+    disk.recover_folder(folder)
     if "/" in name:
         hub_dataset.download(name, folder, update=update)
-    elif not is_there(folder):
+    elif not paths.is_there(folder):
         _build_by_name(name, folder)
     return Dataset(name, folder)
 
@@ -73,7 +70,7 @@ def build_dataset(
     name: str,
     files: list[Path],
     datasets_dir: Path,
-    build: Callable[[Path, list[TextSection]], Source],
+    build: Callable[[Path, list[text_dataset.TextSection]], Source],
 ) -> Dataset:
     """Build a dataset from the user's files with `build` of `text_dataset`, `pair_dataset`,
     `chat_dataset` or `preference_dataset`. Raises UserError if the name is taken, or a file is
@@ -81,8 +78,8 @@ def build_dataset(
     folder = dataset_folder(name, datasets_dir)
     if "/" in name or name in BUILT_IN:
         raise UserError(f"dataset {name!r}: this name is reserved; choose another one, without /")
-    texts = [TextSection.of_file(path) for path in dict.fromkeys(files)]
-    if is_there(folder) or not _build_folder(folder, lambda partial: build(partial, texts)):
+    texts = [text_dataset.TextSection.of_file(path) for path in dict.fromkeys(files)]
+    if paths.is_there(folder) or not _build_folder(folder, lambda partial: build(partial, texts)):
         raise UserError(f"{folder}: already exists; choose another name, or delete it first")
     return Dataset(name, folder)
 
@@ -95,8 +92,8 @@ def build_documents_dataset(name: str, request: "Request", datasets_dir: Path) -
     folder = dataset_folder(name, datasets_dir)
     if name in BUILT_IN:
         raise UserError(f"dataset {name!r}: this name is reserved; choose another one")
-    with atomic_folder.lock_folder(folder):
-        if is_there(folder):
+    with disk.lock_folder(folder):
+        if paths.is_there(folder):
             known = dataset.read_description(folder)
             found = known.source.documents if known else None
             if found is None or found.request != request.checksum:
@@ -105,7 +102,7 @@ def build_documents_dataset(name: str, request: "Request", datasets_dir: Path) -
                     " delete it first"
                 )
             return Dataset(name, folder)
-        with atomic_folder.replace_folder(folder, resume=True) as partial:
+        with disk.replace_folder(folder, resume=True) as partial:
             source = building.build(partial, request)
             dataset.write_description(partial, dataset.describe(partial, source))
             building.remove_leftovers(partial)
@@ -114,11 +111,11 @@ def build_documents_dataset(name: str, request: "Request", datasets_dir: Path) -
 
 def _build_by_name(name: str, folder: Path) -> None:
     if name in BUILT_IN:
-        logger.info("building dataset %s in %s", name, folder)
+        log.info("building dataset %s in %s", name, folder)
         _build_folder(folder, BUILT_IN[name])
         return
     known = [*BUILT_IN]
-    if is_folder(folder.parent):
+    if paths.is_folder(folder.parent):
         known += [path.name for path in folder.parent.iterdir() if not path.name.startswith(".")]
     meant = did_you_mean(name, known, "")
     advice = f"{meant} Or build it:" if meant else "build it with"
@@ -130,10 +127,10 @@ def _build_by_name(name: str, folder: Path) -> None:
 
 def _build_folder(folder: Path, build: Callable[[Path], Source]) -> bool:
     """Build a dataset's folder. Return False if it exists, possibly built by another process."""
-    with atomic_folder.lock_folder(folder):
+    with disk.lock_folder(folder):
         if folder.exists():
             return False
-        with atomic_folder.replace_folder(folder) as partial:
+        with disk.replace_folder(folder) as partial:
             source = build(partial)
             dataset.write_description(partial, dataset.describe(partial, source))
     return True

@@ -1,15 +1,12 @@
 """Download datasets from the Hugging Face hub, and update the local copy."""
 
-import logging
 import shutil
 from pathlib import Path
 
-from rungs.common import atomic_folder, disk, hub, paths
-from rungs.common.errors import UserError
+from rungs.common import disk, errors, hub, paths
+from rungs.common.run_log import log
 from rungs.data import dataset, tokenizer
-from rungs.data.dataset import DatasetDescription, Source
 
-logger = logging.getLogger("rungs.hub_dataset")
 FILES = [*map(dataset.split_file, dataset.SPLITS), tokenizer.TOKENIZER_FILE]
 """The only files downloaded from a repository; none can contain code."""
 
@@ -24,12 +21,12 @@ def download(name: str, folder: Path, *, update: bool) -> None:
     try:
         state = hub.dataset_repository(name)
         if known is None or known.source.revision != state.revision:
-            with atomic_folder.lock_folder(folder):
+            with disk.lock_folder(folder):
                 _download_revision(name, folder, state)
-    except UserError as error:
+    except errors.UserError as error:
         if not paths.is_there(folder):
             raise
-        logger.warning("%s: using the copy in %s, which may be outdated: %s", name, folder, error)
+        log.warning("%s: using the copy in %s, which may be outdated: %s", name, folder, error)
 
 
 def _download_revision(name: str, folder: Path, state: hub.HubRepository) -> None:
@@ -39,23 +36,23 @@ def _download_revision(name: str, folder: Path, state: hub.HubRepository) -> Non
     wanted = [file for file in FILES if file in state.files]
     if FILES[0] not in wanted:
         owner, repository = name.split("/")
-        raise UserError(
+        raise errors.UserError(
             f"{name}: not a dataset of Rungs: it has no {FILES[0]} on the hub; if it has text,"
             f" build one: uv run download_dataset.py {owner}/{repository} --tokenizer TOKENIZER"
         )
-    with atomic_folder.replace_folder(folder, resume=True) as partial:
+    with disk.replace_folder(folder, resume=True) as partial:
         _copy_old_files(partial, folder)
         hub.download_dataset(name, state.revision, wanted, partial)
         for file in set(FILES) - set(wanted):
             (partial / file).unlink(missing_ok=True)
-        source = Source(kind="hub", revision=state.revision)
+        source = dataset.Source(kind="hub", revision=state.revision)
         description = dataset.describe(partial, source, _unchanged_splits(known, folder, partial))
         for split, found in description.splits.items():
             file = dataset.split_file(split)
             # the hub's library silently keeps older files if the connection ends between requests
             if state.files[file].sha256 not in (None, found.sha256):
                 (partial / file).unlink()
-                raise UserError(f"{name}: {file} was not downloaded correctly; try again")
+                raise errors.UserError(f"{name}: {file} was not downloaded correctly; try again")
         dataset.write_description(partial, description)
 
 
@@ -73,8 +70,8 @@ def _copy_old_files(partial: Path, folder: Path) -> None:
 
 
 def _unchanged_splits(
-    known: DatasetDescription | None, folder: Path, partial: Path
-) -> DatasetDescription | None:
+    known: dataset.DatasetDescription | None, folder: Path, partial: Path
+) -> dataset.DatasetDescription | None:
     """Return the old copy's description, with only the splits whose files did not change."""
     if known is None:
         return None

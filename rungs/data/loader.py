@@ -14,10 +14,10 @@ import numpy as np
 from rungs.common.errors import UserError
 from rungs.config.run_config import MODEL_FILE, TRAIN_FILE, RunConfig
 from rungs.config.train_config import TrainConfig
-from rungs.data import sequences
+from rungs.data import sequences, token_file
 from rungs.data.dataset import TRAIN, VALIDATION, Dataset, Split
+from rungs.data.phases import PhasedSequences, longest
 from rungs.data.predictions import Predictions
-from rungs.data.token_file import AnsweredDocuments
 from rungs.data.tokenizer import Tokenizer
 
 Rows = slice | np.ndarray
@@ -29,27 +29,42 @@ _MAX_WEIGHT_RATIO = 1e6
 
 
 class Batch(NamedTuple):
-    """The sequences of one step; arrays of tokens and positions are int32."""
+    """The sequences of one step; all arrays are int32."""
 
     inputs_ABS: np.ndarray
     targets_ABS: np.ndarray
     """`sequences.IGNORED` for a target that does not count in the loss."""
     starts_ABS: np.ndarray | None = None
     """Position where each token's document starts, if documents are separate."""
+
+
+class PreferenceBatch(NamedTuple):
+    """The pairs of one step: sequences that alternate between chosen and rejected answers."""
+
+    inputs_ABS: np.ndarray
+    targets_ABS: np.ndarray
+    starts_ABS: None = None
     reference_ABS: np.ndarray | None = None
-    """Preferences, float32: the reference's log-probability of a sequence's answer at its first
-    token, 0 at the others."""
+    """float32: the reference's log-probability of a sequence's answer at its first token, 0 at the
+    others; None without a reference."""
 
-    @classmethod
-    def of(cls, train: TrainConfig, arrays: Sequence[np.ndarray]) -> Self:
-        """Return the batch of the arrays that `sequences.read` returns."""
-        inputs, targets, *other = arrays
-        return cls(inputs, targets, *([None] if train.learns_preferences and other else []), *other)
 
-    log_probs_ABSK: np.ndarray | None = None
-    """Distillation: the teacher's log-probabilities, float32; see `step.distillation`."""
-    tokens_ABSK: np.ndarray | None = None
-    """Distillation: the teacher's most likely tokens."""
+class DistillationBatch(NamedTuple):
+    """The sequences of one step with what a teacher predicts; see `step.distillation`."""
+
+    inputs_ABS: np.ndarray
+    targets_ABS: np.ndarray
+    starts_ABS: np.ndarray | None
+    log_probs_ABSK: np.ndarray
+    tokens_ABSK: np.ndarray | None
+
+
+def _as_batch(train: TrainConfig, arrays: Sequence[np.ndarray]) -> Batch:
+    """Return the arrays of `sequences.read` as a batch, or as a `PreferenceBatch`."""
+    inputs, targets, *other = arrays
+    if train.learns_preferences:
+        return PreferenceBatch(inputs, targets, None, *other)  # type: ignore[return-value]
+    return Batch(inputs, targets, *other)
 
 
 class ValidationBatch(NamedTuple):
@@ -69,13 +84,14 @@ class TrainingData:
     def __init__(self, config: RunConfig, datasets: dict[str, Dataset]) -> None:
         _raise_if_any(problems(config, datasets))
         train = config.train
-        self._train = train
+        self._train, self._length = train, config.sequence_length
         self._parts = parts = sequences.sequences_by_dataset(config, datasets, TRAIN)
-        self._sequences = sequences.mix(parts, train)
+        mixture: Any = None if train.phases else sequences.mix(parts, train)
+        available = longest(parts, train) if train.phases else len(mixture)
         self.datasets = datasets
         self.padding = {name: part.padding for name, part in parts.items()}
         """Share of padding tokens, by dataset."""
-        self.available_steps_per_epoch = train.steps_of(len(self._sequences))
+        self.available_steps_per_epoch = train.steps_of(available)
         self.steps_per_epoch = (
             self.available_steps_per_epoch
             if train.min_train_tokens == -1
@@ -85,13 +101,28 @@ class TrainingData:
         self.total_steps = train.total_steps(self.steps_per_epoch)
         self.total_tokens = config.tokens_before(self.total_steps)
         """Input tokens of all steps, padding included."""
-        self.sequences_per_epoch = train.sequences_before(self.steps_per_epoch)
-        self._order = _order(self.sequences_per_epoch // train.sequences_per_example, train)
+        self.phases: PhasedSequences | None = None
+        """The order of the sequences, if the mixture changes."""
         self.predictions: Predictions | None = None
         """What a teacher predicts, for the batches."""
+        if train.phases:
+            total = train.sequences_before(self.total_steps)
+            self.phases = mixture = PhasedSequences(parts, train, total)
+        self._sequences = mixture
+        self.sequences_per_epoch = train.sequences_before(self.steps_per_epoch)
+        examples = self.sequences_per_epoch // train.sequences_per_example
+        self._order: Any = range(len(mixture)) if train.phases else _order(examples, train)
+
+    def dataset_tokens(self, steps: int) -> dict[str, int]:
+        """Return the input tokens of each dataset in the first steps; empty without phases."""
+        if self.phases is None:
+            return {}
+        counts = self.phases.counts_before(self._train.sequences_before(steps))
+        return {name: count * self._length for name, count in counts.items()}
 
     def batch(self, step: int, rows: Rows = ALL_ROWS) -> Batch:
-        """Return the batch of a step, counted from 0; raises IndexError after the last."""
+        """Return the batch of a step, counted from 0, of preferences a `PreferenceBatch`; raises
+        IndexError after the last."""
         if not 0 <= step < self.total_steps:
             raise IndexError(f"step {step} of {self.total_steps}")
         return self._read(step, rows)
@@ -121,12 +152,14 @@ class TrainingData:
             array if array is None else array.reshape(*indices_AB.shape, *array.shape[1:])
             for array in self.predictions.read(indices_AB.ravel().tolist())
         )
-        return batch._replace(log_probs_ABSK=log_probs, tokens_ABSK=tokens)
+        assert log_probs is not None
+        return DistillationBatch(*batch, log_probs, tokens)  # type: ignore[return-value]
 
     def read_tokens(self, indices_AB: np.ndarray) -> Batch:
         """Like `read`, without what a teacher predicts."""
         arrays = sequences.read(self._sequences, indices_AB.ravel().tolist())
-        return Batch.of(self._train, [array.reshape(*indices_AB.shape, -1) for array in arrays])
+        shaped = [array.reshape(*indices_AB.shape, -1) for array in arrays]
+        return _as_batch(self._train, shaped)
 
     def set_reference(self, log_probs: Mapping[str, np.ndarray]) -> None:
         """Set the reference's log-probability of each answer of each dataset."""
@@ -189,7 +222,7 @@ class ValidationData:
         real_rows = min(self.batch_size, self.sequences - first)
         indices = first + np.arange(self.batch_size)[rows] % real_rows
         arrays = sequences.read(self._sequences, indices.tolist())
-        batch = Batch.of(self._train, arrays)
+        batch = _as_batch(self._train, arrays)
         return ValidationBatch(batch.inputs_ABS, batch.targets_ABS, batch.starts_ABS, real_rows)
 
     def set_reference(self, log_probs: Mapping[str, np.ndarray]) -> None:
@@ -199,8 +232,7 @@ class ValidationData:
     def reference(self) -> np.ndarray:
         """Return the reference's log-probability of each sequence, 0 if it is not set."""
         arrays = sequences.read(self._sequences, range(self.sequences))
-        found = Batch.of(self._train, arrays).reference_ABS
-        return np.zeros(self.sequences) if found is None else found.sum(axis=-1)
+        return arrays[2].sum(axis=-1) if len(arrays) > 2 else np.zeros(self.sequences)
 
 
 class ValidationSets(NamedTuple):
@@ -312,8 +344,9 @@ def _objective_problem(train: TrainConfig, is_preferences: bool, name: str) -> s
 
 
 def _weight_problems(config: TrainConfig) -> list[str]:
-    weights = config.datasets.values()
-    if max(weights) / min(weights) > _MAX_WEIGHT_RATIO:
+    mixtures = [phase.weights for phase in config.phases] or [config.datasets]
+    ratios = (max(each.values()) / min(each.values()) for each in mixtures)
+    if max(ratios) > _MAX_WEIGHT_RATIO:
         return [f"{TRAIN_FILE}: dataset: the largest weight is over a million times the smallest"]
     return []
 
@@ -352,7 +385,7 @@ def _pairs_problems(config: RunConfig, dataset: Dataset, split: Split, where: st
     assert pairs is not None
     needed = pairs.longest_tokens - 1
     if needed > length:
-        count = AnsweredDocuments(dataset.token_path(split)).count_longer_than(length)
+        count = token_file.AnsweredDocuments(dataset.token_path(split)).count_longer_than(length)
         can_be_raised = train.sequence_length is None or needed <= config.model.context_length
         lines.append(
             f"{_length_key(train)}: {length} is too short for {count:,} of the {pairs.pairs:,}"
@@ -376,7 +409,7 @@ def _length_problems(config: RunConfig, datasets: dict[str, Dataset]) -> list[st
     parts = sequences.sequences_by_dataset(config, datasets, TRAIN)
     if not all(map(len, parts.values())) or _weight_problems(train):
         return []
-    count = len(sequences.mix(parts, train))
+    count = longest(parts, train) if train.phases else len(sequences.mix(parts, train))
     steps = train.steps_of(count)
     available = f"there are {count} sequences of {length} tokens"
     if len(train.datasets) > 1:

@@ -16,8 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from rungs.common import strict_json
-from rungs.common.errors import UserError, errors_at
+from rungs.common import errors, strict_json
 from rungs.data.dataset import TRAIN, VALIDATION, Dataset, Split, read_description
 from rungs.data.token_file import FileArray
 from rungs.data.tokenizer_files import load_tokenizer
@@ -84,7 +83,7 @@ def recorded(folder: Path) -> Overlap | None:
         return None
     try:
         found = strict_json.parse(strict_json.read_text(path), path, Overlap)
-    except UserError:
+    except errors.UserError:
         return None
     return found if found.checksums == description.checksums else None
 
@@ -129,7 +128,7 @@ def texts_of(dataset: Dataset, split: Split) -> Iterator[str]:
     in bounded memory. Raises UserError if the dataset's tokenizer has no end-of-text token."""
     tokenizer = load_tokenizer(dataset.folder) if dataset.tokenizer_file else None
     if tokenizer is None or tokenizer.end_of_text is None:
-        raise UserError(
+        raise errors.UserError(
             f"{dataset.folder}: has no tokenizer.json with an end-of-text token, which says where"
             " documents end"
         )
@@ -166,7 +165,7 @@ def _pairs(tokens: FileArray, bounds: FileArray) -> Iterator[np.ndarray]:
 def _items(path: Path) -> Iterator[str]:
     """Yield each item's strings, joined."""
     for number, line in enumerate(strict_json.read_text(path).splitlines(), 1):
-        with errors_at(f"{path}: line {number} is not JSON: ", ValueError):
+        with errors.errors_at(f"{path}: line {number} is not JSON: ", ValueError):
             item = json.loads(line)
         yield " ".join(_strings(item))
 

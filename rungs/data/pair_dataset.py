@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 from rungs.common.errors import UserError, check_characters, did_you_mean
 from rungs.common.strict_json import format_value
-from rungs.data import bpe, text_dataset
-from rungs.data.dataset import Source
+from rungs.data import bpe, dataset, text_dataset
 from rungs.data.text_dataset import Progress, Sections, TextSection, json_lines, line_error
 from rungs.data.token_file import PairWriter
 from rungs.data.tokenizer import Tokenizer
@@ -37,7 +36,7 @@ class Pair(NamedTuple):
 
 def build(
     folder: Path, texts: list[TextSection], tokenizer: Tokenizer | int, validation_percent: float
-) -> Source:
+) -> dataset.Source:
     """Write the token files and tokenizer of a dataset of pairs into its folder; arguments as for
     `text_dataset.build`. Raises UserError if a file has no pairs, a line is not a pair, or the
     tokenizer has no end of text."""
@@ -54,7 +53,7 @@ def build(
 
     open_writer = partial(PairWriter, texts=text_dataset.log_texts(tokenizer, end))
     text_dataset.write_splits(folder, sections, tokenizer, open_writer, write_section)
-    return Source(kind="pairs", files=[text.path.name for text in texts])
+    return dataset.Source(kind="pairs", files=[text.path.name for text in texts])
 
 
 def split_sections(sections: list[TextSection], percent: float) -> Sections:

@@ -20,7 +20,7 @@ import numpy as np
 import safetensors.numpy
 
 from rungs.common import disk, strict_json
-from rungs.common.atomic_folder import lock_folder, replace_folder
+from rungs.common.disk import lock_folder, replace_folder
 from rungs.common.errors import UserError
 from rungs.common.paths import is_file
 from rungs.data.token_file import FileArray, Tensor

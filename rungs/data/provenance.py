@@ -47,9 +47,10 @@ class Provenance:
         return describe_validation(self.datasets, train.validation_tokens, train.start_val_token)
 
     def check_same_tokens(self, before: dict[str, dict[str, str]]) -> None:
-        """Raise UserError if the training tokens differ from a checkpoint's `datasets`."""
+        """Raise UserError if the training tokens differ from a checkpoint's `datasets`. A branch of
+        another run may have other datasets."""
         for name, checksums in self.datasets.items():
-            if before[name]["train"] != checksums["train"]:
+            if name in before and before[name]["train"] != checksums["train"]:
                 raise UserError(
                     f"dataset {name}: its training tokens are not those this run was started with"
                     f" (sha256 {before[name]['train']}, now {checksums['train']}); restore those,"

@@ -8,9 +8,7 @@ from pathlib import Path
 
 from rungs.common.errors import UserError
 from rungs.config.option_values import VALIDATION_PERCENT, VOCAB_SIZE
-from rungs.data import text_dataset
-from rungs.data.dataset import Source
-from rungs.data.text_dataset import Sections, TextSection
+from rungs.data import dataset, text_dataset
 
 NAME = "python-stdlib"
 _EXCLUDED = {
@@ -19,22 +17,22 @@ _EXCLUDED = {
 }
 
 
-def build(folder: Path) -> Source:
+def build(folder: Path) -> dataset.Source:
     """Write the dataset's token files and tokenizer into a folder. Raises UserError if this Python
     has no source code of its standard library."""
     sections = _split_library(Path(sysconfig.get_path("stdlib")))
     tokenizer = text_dataset.train_tokenizer(sections["train"], VOCAB_SIZE)
     text_dataset.write(folder, sections, tokenizer)
-    return Source(kind="python-stdlib", python_version=platform.python_version())
+    return dataset.Source(kind="python-stdlib", python_version=platform.python_version())
 
 
-def _split_library(library: Path) -> Sections:
+def _split_library(library: Path) -> text_dataset.Sections:
     """Assign each file to training or validation by a hash of its path."""
-    sections: Sections = {"train": [], "validation": []}
+    sections: text_dataset.Sections = {"train": [], "validation": []}
     for path in _source_files(library):
         number = text_dataset.stable_hash(path.relative_to(library).as_posix()) % 100
         sections["validation" if number < VALIDATION_PERCENT else "train"].append(
-            TextSection.of_file(path)
+            text_dataset.TextSection.of_file(path)
         )
     if not all(sections.values()):
         raise UserError(

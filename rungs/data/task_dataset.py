@@ -1,6 +1,7 @@
 """Datasets of pairs from the built-in tasks, for the warm-up before reinforcement learning. Answers
 are either short or worked, so the model learns both and reinforcement learning can find out which
-pays. The bytes are the same on every machine."""
+pays. Datasets of preferences have both answers to a prompt, the worked one chosen. The bytes are
+the same on every machine."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -9,15 +10,13 @@ from typing import Any, NamedTuple
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from rungs.config.task_config import TaskConfig
-from rungs.data import dataset, text_dataset
+from rungs.config.reinforce_config import TaskConfig
+from rungs.data import dataset, text_dataset, token_file
 from rungs.data.dataset import TRAIN, VALIDATION, Source
-from rungs.data.pair_dataset import Pair, write_pairs
-from rungs.data.token_file import PairWriter
+from rungs.data.pair_dataset import Pair, encode_pairs, write_pairs
 from rungs.data.tokenizer import END_OF_TEXT, TOKENIZER_FILE, Tokenizer
-from rungs.tasks.generated import Draws
 from rungs.tasks.opening import open_task
-from rungs.tasks.task import Items, Task
+from rungs.tasks.task import Draws, Items, Task
 
 TRAIN_PAIRS, VALIDATION_PAIRS = 50_000, 256
 _SEED = 2
@@ -33,10 +32,13 @@ class TaskPairs(NamedTuple):
     """Percentage of the answers that show their work."""
     settings: Mapping[str, Any] = {}
     """Settings of the task, on top of its defaults."""
+    preferences: int | None = None
+    """Prompts of a dataset of preferences; None for one of pairs."""
 
 
 TASK_DATASETS = {
     "parity-pairs": TaskPairs("parity", 20, {"min_bits": 16, "max_bits": 16}),
+    "parity-preferences": TaskPairs("parity", 100, {"min_bits": 16, "max_bits": 16}, 4096),
     "countdown-pairs": TaskPairs("countdown", 100),
     "sort-pairs": TaskPairs("sort", 0),
     "brackets-pairs": TaskPairs("brackets", 25),
@@ -56,13 +58,35 @@ def build(name: str, folder: Path) -> Source:
     assert task.alphabet is not None
     tokenizer = character_tokenizer(task.alphabet)
     tokenizer.save(folder / TOKENIZER_FILE)
-    splits = {TRAIN: (task.train, TRAIN_PAIRS), VALIDATION: (task.validation, VALIDATION_PAIRS)}
+    train_prompts, dtype = pairs.preferences or TRAIN_PAIRS, text_dataset.token_dtype(tokenizer)
+    splits = {TRAIN: (task.train, train_prompts), VALIDATION: (task.validation, VALIDATION_PAIRS)}
     for split, (items, count) in splits.items():
         path = folder / dataset.split_file(split)
-        with PairWriter(path, text_dataset.token_dtype(tokenizer)) as writer:
+        if pairs.preferences is not None:
+            with token_file.PreferenceWriter(path, dtype) as preferences:
+                _write_preferences(preferences, path, task, items, count, tokenizer)
+            continue
+        with token_file.PairWriter(path, dtype) as writer:
             texts = _pairs(path, task, items, count, pairs.worked_percent)
             write_pairs(writer, texts, tokenizer)
     return Source(kind="task")
+
+
+def _write_preferences(
+    writer: token_file.PreferenceWriter,
+    path: Path,
+    task: Task,
+    items: Items,
+    count: int,
+    tokenizer: Tokenizer,
+) -> None:
+    for index in range(count):
+        item = items[index]
+        both = [
+            Pair(path, index, item.prompt, answer(item)) for answer in (task.worked, task.short)
+        ]
+        for turn in encode_pairs(both, tokenizer):
+            writer.append_chat([turn])
 
 
 def _pairs(path: Path, task: Task, items: Items, count: int, worked_percent: int) -> Iterator[Pair]:

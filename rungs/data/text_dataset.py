@@ -6,7 +6,6 @@ import hashlib
 import io
 import itertools
 import json
-import logging
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -14,13 +13,11 @@ from typing import Any, NamedTuple, TypeVar
 
 from rungs.common import paths, run_log
 from rungs.common.errors import UserError
+from rungs.common.run_log import log
 from rungs.data import dataset, tokenizer_files
 from rungs.data.bpe import SMALLEST_VOCAB, train_bpe
-from rungs.data.dataset import Source, Split
 from rungs.data.token_file import Texts, TokenWriter
 from rungs.data.tokenizer import Tokenizer
-
-logger = logging.getLogger("rungs.text_dataset")
 
 _PIECE_BYTES = 1 << 20
 _TRAINING_BYTES = 32 << 20
@@ -88,19 +85,19 @@ class TextSection(NamedTuple):
         return self._replace(end=target + cut), self._replace(start=target + cut)
 
 
-Sections = dict[Split, list[TextSection]]
+Sections = dict[dataset.Split, list[TextSection]]
 
 
 def build(
     folder: Path, texts: list[TextSection], tokenizer: Tokenizer | int, validation_percent: float
-) -> Source:
+) -> dataset.Source:
     """Write the token files and tokenizer of a dataset into its folder. `texts` has a section per
     file; `tokenizer` can be the vocabulary size of one to train on the training text. Raises
     UserError if the text is not UTF-8, a split has no text, or the vocabulary is too small."""
     if isinstance(tokenizer, int) and tokenizer < SMALLEST_VOCAB:
         raise UserError(f"a vocabulary of {tokenizer} is too small; use at least {SMALLEST_VOCAB}")
     if as_json := [section.path for section in texts if _is_json(section)]:
-        logger.warning(
+        log.warning(
             "%s: looks like JSON%s; with --text its brackets, keys and escapes are trained on, too."
             " Put the plain text into files of their own, or use --pairs for prompts and answers",
             as_json[0],
@@ -110,7 +107,7 @@ def build(
     if isinstance(tokenizer, int):
         tokenizer = train_tokenizer(sections["train"], tokenizer)
     write(folder, sections, tokenizer)
-    return Source(kind="text", files=[text.path.name for text in texts])
+    return dataset.Source(kind="text", files=[text.path.name for text in texts])
 
 
 def _is_json(section: TextSection) -> bool:
@@ -204,7 +201,7 @@ def write_splits(
 
 def log_texts(tokenizer: Tokenizer, end: int | None) -> Texts | None:
     """Log the tokens that begin and end texts; return them, or None if none begin texts."""
-    logger.info("%s", tokenizer.describe_texts(tokenizer.begin))
+    log.info("%s", tokenizer.describe_texts(tokenizer.begin))
     return Texts(begin=tokenizer.begin, end=end) if tokenizer.begin else None
 
 
@@ -218,7 +215,12 @@ def json_lines(section: TextSection) -> Iterator[tuple[int, bytes]]:
     offset = section.start
     with section.path.open("rb") as file:
         file.seek(offset)
-        while offset < section.end and (line := file.readline()):
+        while offset < section.end and (line := file.readline(paths.MOST_LINE)):
+            if len(line) == paths.MOST_LINE:
+                raise UserError(
+                    f"{section.path}: a line has {len(line):,} bytes or more; one value is to be in"
+                    " each line"
+                )
             if line.strip():
                 yield offset, line
             offset += len(line)

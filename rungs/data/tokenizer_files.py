@@ -1,29 +1,175 @@
-"""Load a tokenizer from a file, a folder or the Hugging Face hub."""
+"""Load a tokenizer from a file, a folder or the Hugging Face hub. Read the files beside its
+vocabulary, above all `tokenizer_config.json`: which tokens end texts, and what older vocabulary
+files lack (`tokenizer.json` is complete). Keys:
+https://huggingface.co/docs/transformers/main_classes/tokenizer"""
 
 import contextlib
 import json
-import logging
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, NamedTuple, Self
 
 import tokenizers
-from tokenizers import models, pre_tokenizers
+from tokenizers import AddedToken, models, pre_tokenizers, processors
 
-from rungs.common import hub, paths
-from rungs.common.errors import UserError, reason
-from rungs.data import bpe, tokenizer_config
-from rungs.data.sentencepiece_model import SentencePieceModel
+from rungs.common import hub, paths, strict_json
+from rungs.common.errors import UserError, errors_at, reason
+from rungs.common.run_log import log
+from rungs.data import bpe, sentencepiece_model
 from rungs.data.tokenizer import (
     END_OF_TEXT,
     LARGEST_VOCAB,
     TOKENIZER_FILE,
+    TextEnds,
     Tokenizer,
     library_errors,
+    name_in,
 )
-from rungs.data.tokenizer_config import CONFIG_FILE, FindFile, TokenizerConfig
 
-logger = logging.getLogger("rungs.dataset")
-
+CONFIG_FILE, ADDED_TOKENS_FILE = "tokenizer_config.json", "added_tokens.json"
+SPECIAL_TOKENS_FILE = "special_tokens_map.json"
+MODEL_CONFIG_FILE, GENERATION_FILE = "config.json", "generation_config.json"
+END_FILES = (CONFIG_FILE, SPECIAL_TOKENS_FILE, MODEL_CONFIG_FILE, GENERATION_FILE)
+"""Files that may name the tokens that end texts."""
+_END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eot|>", "<end_of_turn>", "<turn|>", "<|end|>")
+"""Tokens that end an answer of a chat model but do not separate documents."""
+FindFile = Callable[[str], Path | None]
+"""Function from a file name to its path; None if the tokenizer has no such file."""
+_KEYS = {
+    "tokenizer_class": str,
+    **dict.fromkeys(("add_bos_token", "add_eos_token", "add_prefix_space", "legacy"), bool),
+}
+_TOKEN_KEYS = ("lstrip", "rstrip", "single_word", "normalized", "special")
 SENTENCEPIECE_FILE, VOCABULARY_FILE, MERGES_FILE = "tokenizer.model", "vocab.json", "merges.txt"
+
+
+class TokenizerConfig(NamedTuple):
+    """The keys that matter. A missing key is None, as its default depends on the tokenizer."""
+
+    tokenizer_class: str | None
+    add_bos_token: bool | None
+    add_eos_token: bool | None
+    add_prefix_space: bool | None
+    legacy: bool | None
+    added_tokens: dict[int, AddedToken]
+    """Tokens by id, some of which may be in the vocabulary already."""
+
+    @classmethod
+    def read(cls, find: FindFile) -> Self:
+        """Read the two files, if they exist. Raises UserError if one is unreadable or malformed."""
+        config, added_tokens = find(CONFIG_FILE), find(ADDED_TOKENS_FILE)
+        keys = json_object(config)
+        try:
+            tokens = {
+                int(number): AddedToken(content, special=True)
+                for content, number in json_object(added_tokens).items()
+            }
+            tokens |= {
+                int(number): _token(token)
+                for number, token in keys.get("added_tokens_decoder", {}).items()
+            }
+            typed: dict[str, Any] = {key: keys.get(key) for key in _KEYS}
+            for key, value in typed.items():
+                if not isinstance(value, _KEYS[key] | None):
+                    raise TypeError(f"{key} is {value!r}")
+            return cls(**typed, added_tokens=tokens)
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+            names = " or ".join(str(path) for path in (config, added_tokens) if path)
+            raise UserError(f"{names}: not as transformers writes it: {reason(error)}") from None
+
+    def add_tokens(self, tokenizer: tokenizers.Tokenizer) -> None:
+        """Add the tokens that the vocabulary lacks, and make texts match all of them. Raises
+        ValueError if another token has a token's id, or a smaller id is unused."""
+        for number, token in sorted(self.added_tokens.items(), key=lambda item: item[0]):
+            tokenizer.add_tokens([token])
+            if (found := tokenizer.token_to_id(token.content)) != number:
+                raise ValueError(
+                    f"{token.content!r} gets id {found}, not {number} as {CONFIG_FILE} or"
+                    f" {ADDED_TOKENS_FILE} has it"
+                )
+
+    def add_template(
+        self,
+        tokenizer: tokenizers.Tokenizer,
+        find: FindFile,
+        *,
+        bos: str | None,
+        eos: str | None,
+        adds_bos: bool,
+    ) -> None:
+        """Make the tokenizer add begin and end of text if the keys say so. `bos`, `eos` and
+        `adds_bos` are the defaults of `bos_token`, `eos_token` and `add_bos_token`."""
+        vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+        named = {k: name for k, name in special_tokens(find).items() if name in vocabulary}
+        bos, eos = named.get("bos_token", bos), named.get("eos_token", eos)
+        starts = bos if self.add_bos_token or (self.add_bos_token is None and adds_bos) else None
+        ends = eos if self.add_eos_token else None
+        if special := {token for token in (starts, ends) if token is not None}:
+            tokenizer.post_processor = processors.TemplateProcessing(
+                [piece for piece in (starts, "$A", ends) if piece is not None],
+                special_tokens=[(token, tokenizer.token_to_id(token)) for token in special],
+            )
+
+
+def _token(keys: Any) -> AddedToken:
+    return AddedToken(keys["content"], **{key: keys[key] for key in _TOKEN_KEYS if key in keys})
+
+
+def special_tokens(find: FindFile) -> dict[str, str]:
+    """Return the special tokens by their names in transformers, such as `eos_token`. As there,
+    `special_tokens_map.json` only counts if `tokenizer_config.json` has no added tokens. Raises
+    UserError if a file is damaged."""
+    keys = json_object(find(CONFIG_FILE))
+    if "added_tokens_decoder" not in keys:
+        keys |= json_object(find(SPECIAL_TOKENS_FILE))
+    named = {key: value for key, value in keys.items() if key.endswith("_token")}
+    texts = {
+        key: value.get("content") if isinstance(value, dict) else value
+        for key, value in named.items()
+    }
+    return {key: text for key, text in texts.items() if isinstance(text, str)}
+
+
+def json_object(path: Path | None) -> dict[str, Any]:
+    """Return a file's JSON object, empty without a file. Raises UserError for other content."""
+    if path is None:
+        return {}
+    text = strict_json.read_text(path)
+    with errors_at(f"{path}: not readable as JSON: ", RecursionError, ValueError):
+        keys = json.loads(text)
+    if not isinstance(keys, dict):
+        raise UserError(f"{path}: not a JSON object")
+    return keys
+
+
+def published_ends(vocabulary: Mapping[str, int], find: FindFile) -> TextEnds | None:
+    """Return the tokens that end texts: the tokenizer's `eos_token`, else the model's
+    `eos_token_id`; None if no file names either. Raises UserError if a file is damaged."""
+    name = special_tokens(find).get("eos_token")
+    if name is not None and name in vocabulary:
+        return _ends(name, vocabulary, f"the eos_token of {CONFIG_FILE}")
+    names = {number: name for name, number in vocabulary.items()}
+    for file in (MODEL_CONFIG_FILE, GENERATION_FILE):
+        if known := [names[number] for number in eos_token_ids(find(file)) if number in names]:
+            return _ends(known[0], vocabulary, f"the eos_token_id of {file}")
+    return None
+
+
+def _ends(name: str, vocabulary: Mapping[str, int], source: str) -> TextEnds:
+    separator = name_in(vocabulary) if name in _END_OF_TURN else None
+    return TextEnds(vocabulary[separator or name], vocabulary[name], source)
+
+
+def eos_token_ids(path: Path | None) -> tuple[int, ...]:
+    """Return the end-of-text ids in a `config.json` or `generation_config.json`, empty without a
+    file. Raises UserError if it is damaged."""
+    keys = json_object(path)
+    inner = keys.get("text_config")
+    eos = keys.get("eos_token_id", inner.get("eos_token_id") if isinstance(inner, dict) else None)
+    ids = tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)
+    if not all(type(number) is int and 0 <= number < LARGEST_VOCAB for number in ids):
+        raise UserError(f"{path}: eos_token_id: must be a token id or a list of token ids")
+    return ids
 
 
 def load_tokenizer(place: Path | str) -> Tokenizer:
@@ -81,8 +227,7 @@ def _is_hub_id(place: Path | str) -> bool:
 
 def _from_tokenizer_json(path: Path, find: FindFile) -> Tokenizer:
     try:
-        paths.require_regular(path)
-        text = path.read_text(encoding="utf-8")
+        text = paths.read_bytes(path).decode()
     except FileNotFoundError:
         raise UserError(f"{path}: no such tokenizer file") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -112,11 +257,11 @@ def _checked(raw: tokenizers.Tokenizer, path: Path, find: FindFile) -> Tokenizer
         try:
             return find(name)
         except UserError as error:
-            logger.warning("%s; what ends a text is decided without it", error)
+            log.warning("%s; what ends a text is decided without it", error)
             return None
 
     vocabulary = raw.get_vocab(with_added_tokens=True)
-    return Tokenizer(raw, tokenizer_config.published_ends(vocabulary, find_if_reachable))
+    return Tokenizer(raw, published_ends(vocabulary, find_if_reachable))
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
@@ -128,9 +273,9 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
 
 def read_tokenizer_files(path: Path) -> dict[str, bytes]:
     """Return a `tokenizer.json` and the files that a copy needs beside it, by name."""
-    is_alone = not any(map(finder(path), tokenizer_config.END_FILES))
+    is_alone = not any(map(finder(path), END_FILES))
     beside = {} if is_alone else _files_beside(load_tokenizer(path))
-    return {TOKENIZER_FILE: path.read_bytes()} | beside
+    return {TOKENIZER_FILE: paths.read_bytes(path)} | beside
 
 
 def _files_beside(tokenizer: Tokenizer) -> dict[str, bytes]:
@@ -144,8 +289,8 @@ def _files_beside(tokenizer: Tokenizer) -> dict[str, bytes]:
 def _from_sentencepiece(path: Path, find: FindFile) -> Tokenizer:
     config = TokenizerConfig.read(find)
     try:
-        paths.require_regular(path)
-        model = SentencePieceModel.from_bytes(path.read_bytes())
+        content = paths.read_bytes(path)
+        model = sentencepiece_model.SentencePieceModel.from_bytes(content)
         if config.add_prefix_space is not None:
             model = model._replace(adds_dummy_prefix=config.add_prefix_space)
         raw = model.to_tokenizer(prefix_after_special_tokens=bool(config.legacy))

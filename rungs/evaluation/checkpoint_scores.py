@@ -9,15 +9,11 @@ import jax
 import jax.numpy as jnp
 import platformdirs
 
-from rungs.checkpointing import checkpoint_folder, load, published
-from rungs.checkpointing.weights_file import Weights
+from rungs.checkpointing import checkpoint_folder, load, published, weights_file
 from rungs.data.tokenizer import Tokenizer
-from rungs.evaluation import harness
-from rungs.evaluation.scoring import Scorer, measure_accuracy, read_items
-from rungs.parallel.mesh import create_mesh
-from rungs.parallel.sharding import Layout
+from rungs.evaluation import harness, scoring
+from rungs.parallel.sharding import Layout, create_mesh
 from rungs.run import records
-from rungs.run.records import Evaluation
 
 _DTYPE = jnp.dtype("float32")
 
@@ -37,19 +33,19 @@ class Measured(NamedTuple):
         tokenizer = load.load_tokenizer(checkpoint, datasets_dir)
         return cls(checkpoint_folder.find_weights(checkpoint), tokenizer, batch_size)
 
-    def on_choices(self, file: Path, limit: int | None) -> list[Evaluation]:
+    def on_choices(self, file: Path, limit: int | None) -> list[records.Evaluation]:
         """Return the accuracy on the multiple-choice items of a file; see `scoring`."""
-        items = read_items(file)[:limit]
-        found = measure_accuracy(items, self._scorer(), self.tokenizer)
+        items = scoring.read_items(file)[:limit]
+        found = scoring.measure_accuracy(items, self._scorer(), self.tokenizer)
         shares = {"accuracy": found.accuracy, "accuracy per character": found.normalized}
         return self._recorded(
             {"task": file.stem, "metric": metric, "items": found.items, **share._asdict()}
             for metric, share in shares.items()
         )
 
-    def on_tasks(self, tasks: harness.Tasks) -> list[Evaluation]:
+    def on_tasks(self, tasks: harness.Tasks) -> list[records.Evaluation]:
         """Return the scores on tasks of the lm-evaluation-harness; see `harness`."""
-        stops = published.all_stop_tokens(Weights(self.weights), self.tokenizer)
+        stops = published.all_stop_tokens(weights_file.Weights(self.weights), self.tokenizer)
         scores = harness.evaluate(
             tasks,
             self._scorer(),
@@ -60,20 +56,20 @@ class Measured(NamedTuple):
         )
         return self._recorded(score._asdict() for score in scores)
 
-    def _scorer(self) -> Scorer:
+    def _scorer(self) -> scoring.Scorer:
         """Return a scorer on all devices of this host, with weights sharded as in the run."""
-        train = Weights(self.weights).header.train
+        train = weights_file.Weights(self.weights).header.train
         is_split = train is not None and train.sharding is not None and train.sharding.mode != "dp"
         devices = jax.local_devices()
         mesh = create_mesh((len(devices), 1), devices=devices)
         layout = Layout(mesh, "fsdp" if is_split else "dp")
         model = load.load_model(self.weights, layout)
-        return Scorer(model, layout, _DTYPE, self.batch_size, self.should_stop)
+        return scoring.Scorer(model, layout, _DTYPE, self.batch_size, self.should_stop)
 
-    def _recorded(self, scores: Iterable[dict[str, Any]]) -> list[Evaluation]:
+    def _recorded(self, scores: Iterable[dict[str, Any]]) -> list[records.Evaluation]:
         """Return scores as evaluations, recorded in the checkpoint's run, if it has one."""
         time, name = records.now(), self.weights.resolve().parent.name
-        found = [Evaluation(time=time, checkpoint=name, **score) for score in scores]
+        found = [records.Evaluation(time=time, checkpoint=name, **score) for score in scores]
         if run := records.run_of(self.weights):
             records.append(run, found)
         return found

@@ -1,4 +1,4 @@
-"""Write a model as a folder that transformers loads."""
+"""Write a model as a folder that transformers loads, or a run's LoRA as an adapter for peft."""
 
 import contextlib
 import dataclasses
@@ -6,30 +6,35 @@ import itertools
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from safetensors.numpy import save_file
 from tqdm import tqdm
 
-from rungs.checkpointing import checkpoint_folder, published, weights_file
-from rungs.checkpointing.checkpoint_folder import IMPORTED
-from rungs.checkpointing.load import MergedWeights
-from rungs.checkpointing.weights_file import TensorSpec, TensorWriter, bits, cast
+from rungs.checkpointing import checkpoint_folder, load, published, weights_file
+from rungs.checkpointing.weights_file import TensorSpec, TensorWriter, Weights, bits, cast
 from rungs.common import strict_json
 from rungs.common.errors import UserError, errors_at
 from rungs.config.model_config import ModelConfig
-from rungs.huggingface.config_keys.keys import HFConfig, has_no_effect, read_hf_config
+from rungs.config.optimization_config import LoraConfig
+from rungs.huggingface import hf_tokenizer
+from rungs.huggingface.config_keys import HFConfig, has_no_effect, read_hf_config
 from rungs.huggingface.families.family import Family
 from rungs.huggingface.families.llama import QWEN2
 from rungs.huggingface.families.registry import FAMILIES, VISION_MODELS
-from rungs.huggingface.hf_tokenizer import write_ends, write_json, write_tokenizer
-from rungs.huggingface.tensors.rules import TensorGroup, tensor_groups
+from rungs.huggingface.tensor_rules import TensorGroup, tensor_groups
+from rungs.model.lora import DOWN, UP
 from rungs.step.state import shapes_of
 
 MAX_SHARD_BYTES = 5_000_000_000
 BIASES = ("qkv_bias", "attention_output_bias", "ffn_bias")
 """Bias keys that can be turned on, with biases of 0, without changing the model's output."""
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+_WRAPPER = "base_model.model."
+"""Prefix of module names in peft."""
+_KERNEL, _WEIGHT = "kernel", ".weight"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +92,7 @@ class Export:
     is damaged, or no family can express it."""
 
     def __init__(self, place: str) -> None:
-        self.weights = MergedWeights(checkpoint_folder.find_valid_weights(place))
+        self.weights = load.MergedWeights(checkpoint_folder.find_valid_weights(place))
         header = self.weights.header
         self.origin = header.origin
         model_type = self.origin.model_type if self.origin else None
@@ -117,7 +122,7 @@ class Export:
     def write(self, folder: Path) -> list[str]:
         """Fill an empty folder. Return notes on missing parts."""
         self._write_weights(folder)
-        notes, token_ids = write_tokenizer(folder, self.weights, self.published)
+        notes, token_ids = hf_tokenizer.write_tokenizer(folder, self.weights, self.published)
         if self.choice.family is QWEN2 and self.published is None and not notes:
             notes = [
                 "AutoTokenizer splits texts as Qwen 2 does; load the tokenizer with"
@@ -130,14 +135,15 @@ class Export:
         else:
             generation = {key: config[key] for key in TOKEN_IDS if config.get(key) is not None}
             keys = {"_from_model_config": True} | generation
-            write_json(folder / published.GENERATION_FILE, keys, sort_keys=True)
-        write_ends(folder, self.weights)
+            hf_tokenizer.write_json(folder / published.GENERATION_FILE, keys, sort_keys=True)
+        hf_tokenizer.write_ends(folder, self.weights)
         if self.origin is not None and self.published is None:
             notes.append(
                 "written without the chat template, generation config and other files that the"
-                f" model was published with: {IMPORTED}/ is gone; for those, import"
-                f" {self.origin.source} again, copy checkpoints/{IMPORTED} to"
-                f" {self.weights.path.parent.parent / IMPORTED}, and repeat this"
+                f" model was published with: {checkpoint_folder.IMPORTED}/ is gone; for those,"
+                f" import {self.origin.source} again, copy"
+                f" checkpoints/{checkpoint_folder.IMPORTED} to"
+                f" {self.weights.path.parent.parent / checkpoint_folder.IMPORTED}, and repeat this"
             )
         return notes
 
@@ -166,7 +172,7 @@ class Export:
 
     def _tensors(self, group: TensorGroup) -> Iterator[tuple[str, np.ndarray]]:
         """Yield the name and bits of every tensor of a group."""
-        weights = MergedWeights(self.weights.path)  # a new one, to free its memory afterwards
+        weights = load.MergedWeights(self.weights.path)  # a new one, to free its memory afterwards
         arrays = {
             # a bias that is missing was added
             name: weights.array(name) if name in weights.names() else np.zeros(each.shape, "f4")
@@ -199,5 +205,117 @@ class Export:
         keys |= choice.family.to_hf_config(choice.model) | {
             "torch_dtype": origin.dtype if origin else "float32"
         }
-        write_json(folder / published.CONFIG_FILE, keys, sort_keys=True)
+        hf_tokenizer.write_json(folder / published.CONFIG_FILE, keys, sort_keys=True)
         return keys
+
+
+class AdaptedModule(NamedTuple):
+    """A Hugging Face module with its adapter, which adds alpha ÷ rank · B·A to its weight.
+    If it holds several of our projections side by side, as GPT-2's `c_attn` does, A has the rows of
+    all of them, and B one block of each
+    (https://huggingface.co/docs/peft/developer_guides/checkpoint)."""
+
+    name: str
+    rank: int
+    alpha: float
+    a_RI: np.ndarray
+    """R rank, I inputs."""
+    b_OR: np.ndarray
+    """O outputs."""
+
+    @property
+    def target(self) -> str:
+        """Suffix of the name, the same in all layers."""
+        return ".".join(self.name.split(".")[-2:])
+
+
+class Adapter:
+    """The adapter of a run folder, a checkpoint or a `model.safetensors`. Weights are read when it
+    is written. Raises UserError if there is no checkpoint, it is damaged or has no LoRA, or no
+    family can express the model."""
+
+    def __init__(self, place: str) -> None:
+        self._weights = Weights(checkpoint_folder.find_valid_weights(place))
+        header = self._weights.header
+        lora = header.train.lora if header.train else None
+        if header.train is None or lora is None:
+            raise UserError(f"{place}: was not trained with lora, so it has no adapter to export")
+        self._lora: LoraConfig = lora
+        origin, names = header.origin, self._weights.names()
+        choice = choose_family(header.model, origin.model_type if origin else None)
+        self._groups = [
+            group
+            for group in tensor_groups(choice.model, choice.family.tensors)
+            if any(_low_rank(name, DOWN) in names for name in group.parameters)
+        ]
+        self.base, self.base_is_known = str(header.train.start_from), False
+        """The base model: a hub id, else what the run started from."""
+        if self.base == checkpoint_folder.IMPORTED and origin is not None:
+            self.base, self.base_is_known = origin.source, origin.revision is not None
+
+    def write(self, folder: Path) -> None:
+        """Fill an empty folder."""
+        modules = list(self._modules())
+        tensors = {}
+        for module in modules:
+            tensors[f"{_WRAPPER}{module.name}.lora_A.weight"] = module.a_RI
+            tensors[f"{_WRAPPER}{module.name}.lora_B.weight"] = module.b_OR
+        save_file(tensors, folder / ADAPTER_WEIGHTS_FILE, metadata={"format": "pt"})
+        hf_tokenizer.write_json(folder / ADAPTER_CONFIG_FILE, self._config(modules))
+
+    def _config(self, modules: list[AdaptedModule]) -> dict[str, Any]:
+        wider = {module.target: module for module in modules if module.rank != self._lora.rank}
+        return {
+            "peft_type": "LORA",
+            "task_type": "CAUSAL_LM",
+            "base_model_name_or_path": self.base,
+            "r": self._lora.rank,
+            "lora_alpha": self._lora.alpha,
+            "rank_pattern": {target: module.rank for target, module in wider.items()},
+            "alpha_pattern": {target: module.alpha for target, module in wider.items()},
+            "target_modules": sorted({module.target for module in modules}),
+            "fan_in_fan_out": not self._groups[0].is_transposed,
+            "lora_dropout": 0.0,
+            "bias": "none",
+            "inference_mode": True,
+        }
+
+    def _modules(self) -> Iterator[AdaptedModule]:
+        for group in self._groups:
+            adapted = [self._low_rank_arrays(name) for name in group.parameters]
+            for name, index in group.names.items():
+                yield self._module(name.removesuffix(_WEIGHT), index, group, adapted)
+
+    def _low_rank_arrays(self, kernel: str) -> tuple[np.ndarray, np.ndarray] | None:
+        """Return both matrices of a projection, (L, …), or None if it has no adapter."""
+        names = _low_rank(kernel, DOWN), _low_rank(kernel, UP)
+        if names[0] not in self._weights.names():
+            return None
+        down, up = (self._weights.array(name).astype(np.float32) for name in names)
+        return down, up
+
+    def _module(
+        self,
+        name: str,
+        index: tuple[int, ...],
+        group: TensorGroup,
+        adapted: list[tuple[np.ndarray, np.ndarray] | None],
+    ) -> AdaptedModule:
+        """Return the adapter of a module that holds a group's projections side by side."""
+        rank, outputs = self._lora.rank, [matrix[-1] for matrix in group.matrices]
+        count = sum(pair is not None for pair in adapted)
+        b_OR = np.zeros((sum(outputs), count * rank), np.float32)
+        rows, column, first = [], 0, 0
+        for pair, size in zip(adapted, outputs, strict=True):
+            if pair is not None:
+                down, up = pair
+                rows.append(down[index].reshape(-1, rank).T)
+                b_OR[first : first + size, column : column + rank] = up[index].reshape(rank, -1).T
+                column += rank
+            first += size
+        a_RI = np.ascontiguousarray(np.concatenate(rows))
+        return AdaptedModule(name, count * rank, count * self._lora.alpha, a_RI, b_OR)
+
+
+def _low_rank(kernel: str, end: str) -> str:
+    return kernel.removesuffix(_KERNEL) + end

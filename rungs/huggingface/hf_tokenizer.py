@@ -6,21 +6,17 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from rungs.checkpointing import load, published
-from rungs.checkpointing.weights_file import Weights
-from rungs.common import paths, strict_json
-from rungs.common.errors import UserError
-from rungs.data import tokenizer_config
+from rungs.checkpointing import load, published, weights_file
+from rungs.common import errors, paths, strict_json
+from rungs.data import tokenizer_files
 from rungs.data.chats.chat_template import TEMPLATE_FILE, ChatTemplate
 from rungs.data.tokenizer import TOKENIZER_FILE, Tokenizer
-from rungs.data.tokenizer_files import (
-    MERGES_FILE,
-    SENTENCEPIECE_FILE,
-    VOCABULARY_FILE,
-    load_tokenizer,
-)
 
-_VOCABULARIES = (TOKENIZER_FILE, SENTENCEPIECE_FILE, VOCABULARY_FILE)
+_VOCABULARIES = (
+    TOKENIZER_FILE,
+    tokenizer_files.SENTENCEPIECE_FILE,
+    tokenizer_files.VOCABULARY_FILE,
+)
 TokenIds = dict[str, int | None]
 
 
@@ -33,14 +29,14 @@ def convert_tokenizer(folder: Path, vocab_size: int) -> list[str]:
     Raises UserError if the files are damaged, or of a kind that cannot be converted."""
     if not any((folder / name).is_file() for name in _VOCABULARIES):
         return ["the model comes without a tokenizer; prompts and exports will be without one too"]
-    tokenizer, notes = load_tokenizer(folder), []
+    tokenizer, notes = tokenizer_files.load_tokenizer(folder), []
     if not (folder / TOKENIZER_FILE).is_file():
         tokenizer.save(folder / TOKENIZER_FILE)
-        if (folder / SENTENCEPIECE_FILE).is_file():
+        if (folder / tokenizer_files.SENTENCEPIECE_FILE).is_file():
             _use_tokenizer_json(folder)
-            before, see = SENTENCEPIECE_FILE, f"; see {tokenizer_config.CONFIG_FILE}"
+            before, see = tokenizer_files.SENTENCEPIECE_FILE, f"; see {tokenizer_files.CONFIG_FILE}"
         else:
-            before, see = f"{VOCABULARY_FILE} and {MERGES_FILE}", ""
+            before, see = f"{tokenizer_files.VOCABULARY_FILE} and {tokenizer_files.MERGES_FILE}", ""
         notes.append(f"converted {before} to {TOKENIZER_FILE}{see}")
     if (largest := tokenizer.vocab_size - 1) >= vocab_size:
         notes.append(
@@ -54,7 +50,7 @@ def convert_tokenizer(folder: Path, vocab_size: int) -> list[str]:
 def _use_tokenizer_json(folder: Path) -> None:
     """Make transformers load `tokenizer.json` unchanged. Its SentencePiece classes build their own
     pipeline, which for OpenLLaMA gives other tokens."""
-    path = folder / tokenizer_config.CONFIG_FILE
+    path = folder / tokenizer_files.CONFIG_FILE
     keys = json.loads(strict_json.read_text(path)) if path.is_file() else {}
     content = json.loads(strict_json.read_text(folder / TOKENIZER_FILE))
     config = json.loads(strict_json.read_text(folder / published.CONFIG_FILE))
@@ -77,7 +73,7 @@ def _use_tokenizer_json(folder: Path) -> None:
 
 
 def write_tokenizer(
-    folder: Path, weights: Weights, imported: Path | None
+    folder: Path, weights: weights_file.Weights, imported: Path | None
 ) -> tuple[list[str], TokenIds]:
     """Write a model's tokenizer into a folder, copying the one in `imported` if it is the same.
     Returns notes on missing parts, and the ids of special tokens for `config.json`."""
@@ -90,11 +86,11 @@ def write_tokenizer(
     notes = []
     try:
         tokenizer = load.load_tokenizer(weights.path)
-    except UserError as error:
+    except errors.UserError as error:
         if original is None:
             return [f"written without a tokenizer: {error}"], _token_ids(None)
         notes = [f"written with the imported tokenizer, since there is no other: {error}"]
-        tokenizer = load_tokenizer(original)
+        tokenizer = tokenizer_files.load_tokenizer(original)
     if original is not None and _is_same(original, tokenizer):
         for name, path in published.published_files(original.parent).items():
             if name in published.TOKENIZER_FILES:
@@ -105,7 +101,7 @@ def write_tokenizer(
     return notes, _token_ids(tokenizer)
 
 
-def write_ends(folder: Path, weights: Weights) -> None:
+def write_ends(folder: Path, weights: weights_file.Weights) -> None:
     """Write the model's chat template, if it was trained on chats, and make the tokens that ended
     texts in training end generated ones."""
     is_chat = paths.is_file(weights.path.with_name(TEMPLATE_FILE))
@@ -114,11 +110,11 @@ def write_ends(folder: Path, weights: Weights) -> None:
         template.save(folder)
     if weights.header.train is None or not paths.is_file(folder / TOKENIZER_FILE):
         return
-    tokenizer, path = load_tokenizer(folder), folder / published.GENERATION_FILE
+    tokenizer, path = tokenizer_files.load_tokenizer(folder), folder / published.GENERATION_FILE
     own = load.load_tokenizer(weights.path) if weights.tokenizer_file else tokenizer
     ends = published.all_stop_tokens(weights, own, template)
     if not set(ends) <= set(published.stop_tokens(folder, tokenizer)):
-        keys = tokenizer_config.json_object(path)
+        keys = tokenizer_files.json_object(path)
         write_json(path, keys | {"eos_token_id": ends if ends[1:] else ends[0]})
 
 
@@ -126,7 +122,7 @@ def describe_ends(folder: Path) -> str:
     """Describe the tokens at which an exported model stops, for people to read."""
     if not paths.is_file(folder / TOKENIZER_FILE):
         return "no known token"
-    tokenizer = load_tokenizer(folder)
+    tokenizer = tokenizer_files.load_tokenizer(folder)
     return tokenizer.names(published.stop_tokens(folder, tokenizer))
 
 
@@ -147,7 +143,7 @@ def _write_tokenizer_config(folder: Path, tokenizer: Tokenizer, length: int) -> 
     for key in ("bos", "eos"):
         if (token := ids[f"{key}_token_id"]) is not None:
             keys[f"{key}_token"] = tokenizer.decode([token])
-    write_json(folder / tokenizer_config.CONFIG_FILE, keys)
+    write_json(folder / tokenizer_files.CONFIG_FILE, keys)
 
 
 def write_json(path: Path, values: dict[str, Any], *, sort_keys: bool = False) -> None:
@@ -160,6 +156,6 @@ def _is_same(path: Path, tokenizer: Tokenizer) -> bool:
     """Whether a file holds this tokenizer, in any formatting."""
     with tempfile.TemporaryDirectory() as folder:
         one, other = Path(folder) / "one.json", Path(folder) / "other.json"
-        load_tokenizer(path).save(one)
+        tokenizer_files.load_tokenizer(path).save(one)
         tokenizer.save(other)
         return one.read_bytes() == other.read_bytes()

@@ -13,17 +13,17 @@ import numpy as np
 from tqdm import tqdm
 
 from rungs.checkpointing import manifest, published, weights_file
-from rungs.common import atomic_folder, hub
+from rungs.common import disk, hub
 from rungs.common.errors import UserError
 from rungs.common.paths import checkout, is_file, is_folder, is_there
 from rungs.common.strict_json import format_name
 from rungs.config import model_config, option_values, run_config
-from rungs.huggingface.config_keys.keys import HFConfig, read_hf_config
+from rungs.huggingface.config_keys import HFConfig, read_hf_config
 from rungs.huggingface.families.family import Family
 from rungs.huggingface.families.registry import family_of
 from rungs.huggingface.hf_tokenizer import convert_tokenizer, write_json
-from rungs.huggingface.tensors.reader import TensorFolder, Tensors
-from rungs.huggingface.tensors.rules import TensorGroup, tensor_groups
+from rungs.huggingface.tensor_reader import TensorFolder, Tensors
+from rungs.huggingface.tensor_rules import TensorGroup, tensor_groups
 from rungs.linen.checkpoint import LinenTensors
 from rungs.run.folder import RunFolder, new_run_path
 
@@ -288,7 +288,7 @@ def import_model(
     """Create a run folder from a Hugging Face model, and return notes on missing or converted
     parts. `check` gets the complete folder. If anything raises, nothing is left behind. Raises
     UserError if the folder cannot be written."""
-    with atomic_folder.create_folder(target) as folder:
+    with disk.create_folder(target) as folder:
         run = RunFolder(folder)
         notes = _fill(plan, run, target)
         check(run)

@@ -16,7 +16,6 @@ from rungs.data.dataset import TRAIN, DatasetDescription, read_description
 from rungs.huggingface.exporting import Export
 from rungs.run import records
 from rungs.run.folder import RunFolder
-from rungs.run.records import Evaluation
 
 CARD_FILE, CHARTS = "README.md", "charts"
 _TASK = "text-generation"
@@ -36,7 +35,7 @@ class ModelCard:
         self._meta: CheckpointMeta | None = read_checkpoint(checkpoint).meta if has_meta else None
         self._run: RunFolder | None = records.run_of(export.weights.path)
         self._datasets_dir = datasets_dir
-        found = records.read(self._run, Evaluation) if self._run else []
+        found = records.read(self._run, records.Evaluation) if self._run else []
         latest = {
             (one.task, one.metric, one.few_shot): one
             for one in found
@@ -175,7 +174,7 @@ uv run pretrained.py import {self._name} runs/{self._name.partition("/")[2]}
         return "\n\n".join(["## Config", *blocks])
 
 
-def _result(one: Evaluation) -> dict[str, Any]:
+def _result(one: records.Evaluation) -> dict[str, Any]:
     """Return a score in the hub's format."""
     return {
         "task": {"type": _TASK},

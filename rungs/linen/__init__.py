@@ -3,5 +3,4 @@
     checkpoint  a Linen checkpoint, msgpack or Orbax, read like a Hugging Face model
     bridge      `LinenGPT`, our `GPT` as a Linen module, and `GPTAroundLinen`, Linen blocks in ours
 
-To add a layout, add its function to `LAYOUTS` in `checkpoint.py` and its family to `LinenFamily`.
-Imports `common`, `config`, `parallel`, `model` and `checkpointing`."""
+To add a layout, add its function to `LAYOUTS` in `checkpoint.py`, its family to `LinenFamily`."""

@@ -7,8 +7,7 @@
     positions      position embeddings (learned, sinusoidal) and rotary positions (RoPE)
     layers         Linear, Embedding, norms, dropout, initializers
     lora           LoRA adapters
-    remat          what the backward pass keeps and what it recomputes
-    layer_loop     resolves "auto" for remat and for unrolling the loop over layers
+    remat          what the backward pass keeps or recomputes; resolves "auto", also of scan_unroll
     decoding       generates tokens one at a time with a key/value cache
     lookahead      speculative decoding with drafts from the text (prompt lookup)
     generation     generates text, batched and streamed; conversations in a chat template
@@ -17,6 +16,4 @@
     sampling       greedy, temperature, top-k, top-p, min-p, repetition penalty
     kernels/       faster forms of attention, cross-entropy and matmul
 
-A new architecture option starts with a key in `config/model_config.py`.
-
-Imports `common`, `config` and `parallel`."""
+A new architecture option starts with a key in `config/model_config.py`."""

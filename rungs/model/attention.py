@@ -21,7 +21,7 @@ from rungs.model.layers import NO_DROPOUT, Dropout, Linear, apply_norm, initiali
 from rungs.model.positions import Rotary, own_positions, rotary_for
 from rungs.model.remat import save_for_backward
 from rungs.parallel import collectives
-from rungs.parallel.mesh import CONTEXT, TENSOR
+from rungs.parallel.sharding import CONTEXT, TENSOR
 
 
 class Cache(NamedTuple):
@@ -193,9 +193,9 @@ def plain_attention(
         query: query_BSNH, or query_SNH without a batch.
         key: key_BTKH, or without B; each key head serves N ÷ K consecutive query heads.
         value: value_BTKH, or without B.
-    mask: true where a query may attend to a key, broadcast to BNST.
-    dropout: applied to the attention weights, with one random key per element of their leading
-        axes.
+        mask: true where a query may attend to a key, broadcast to BNST.
+        dropout: applied to the attention weights, with one random key per element of their leading
+            axes.
         scale: None for 1 ÷ √H.
         soft_cap: bound on the absolute value of scores; None for no bound."""
     *_, heads, width = query.shape

@@ -20,8 +20,7 @@ from rungs.model.gpt import GPT
 from rungs.model.kernels.cross_entropy import target_losses
 from rungs.model.sampling import Sampling, next_tokens
 from rungs.model.weight_formats import WeightFormat, convert_all, converter, unstack_layers
-from rungs.parallel import collectives, target_device
-from rungs.parallel.mesh import DATA
+from rungs.parallel import collectives, sharding, target_device
 
 Weights = tuple[nnx.State, list[nnx.State]]
 """Parameters outside the blocks, and those of each block."""
@@ -132,7 +131,7 @@ class Decoder:
                 jnp.zeros((rows, slots), jnp.float32) if keep_log_probs else None,
                 [self._empty_cache(rows, slots) for _ in range(self.config.n_layers)],
             ),
-            DATA,
+            sharding.DATA,
         )
         return DecodingState(
             tokens_BT=jnp.pad(prompts.tokens_BS, ((0, 0), (0, slots - length))),

@@ -22,7 +22,7 @@ from rungs.model.layers import (
 )
 from rungs.model.remat import save_activation, save_for_backward
 from rungs.parallel import collectives
-from rungs.parallel.mesh import TENSOR, TOKEN_AXES
+from rungs.parallel.sharding import TENSOR, TOKEN_AXES
 
 Activation = Callable[[Array], Array]
 ACTIVATIONS: dict[FeedForwardKind, Activation] = {

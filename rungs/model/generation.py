@@ -19,11 +19,9 @@ from rungs.common.errors import RunFailure
 from rungs.data.chats.chat_dataset import ChatFormat
 from rungs.data.chats.messages import ASSISTANT, Message
 from rungs.data.tokenizer import Tokenizer
-from rungs.model import lookahead
+from rungs.model import gpt, lookahead, weight_formats
 from rungs.model.decoding import Decoder, DecodingState, Prompts, pad_left, states_of
-from rungs.model.gpt import GPT
 from rungs.model.sampling import GREEDY, UNDEFINED, Sampling
-from rungs.model.weight_formats import WeightFormat
 
 SMALLEST_BUCKET = 16
 SLOT_MULTIPLE = 32
@@ -57,9 +55,9 @@ class Generator:
 
     def __init__(
         self,
-        model: GPT,
+        model: gpt.GPT,
         compute_dtype: jnp.dtype = jnp.float32,
-        weight_format: WeightFormat = "dtype",
+        weight_format: weight_formats.WeightFormat = "dtype",
     ) -> None:
         self._decoder = Decoder(model, compute_dtype, weight_format)
         self._weights = self._decoder.weights(states_of(model))
@@ -73,7 +71,7 @@ class Generator:
             donate_argnames="state",
         )
 
-    def refresh(self, model: GPT) -> None:
+    def refresh(self, model: gpt.GPT) -> None:
         """Replace the weights by those of the same model after an update."""
         del self._weights  # before the new ones need memory
         self._weights = self._decoder.weights(states_of(model))

@@ -20,10 +20,8 @@ from rungs.config.model_config import ModelConfig
 from rungs.model.attention import ValueEmbedding, apply_soft_cap
 from rungs.model.blocks import Compute, make_blocks, run_blocks
 from rungs.model.feed_forward import Routing
-from rungs.model.kernels import cross_entropy
-from rungs.model.kernels.cross_entropy import WeightOf
+from rungs.model.kernels import cross_entropy, stored_matrix
 from rungs.model.kernels.matmul import matmul
-from rungs.model.kernels.stored_matrix import StoredMatrix
 from rungs.model.layers import (
     NO_DROPOUT,
     Dropout,
@@ -36,8 +34,7 @@ from rungs.model.layers import (
     make_vector,
 )
 from rungs.model.positions import make_position_embedding, over_batch, own_positions
-from rungs.parallel import collectives
-from rungs.parallel.mesh import TENSOR
+from rungs.parallel import collectives, sharding
 
 GATE_CHANNELS = 12
 """Channels of attention's input for the gate of a value embedding, as in nanochat."""
@@ -113,15 +110,15 @@ class GPT(nnx.Module):
     ) -> Forward:
         """Return logits, routing and, on request, hidden states.
 
-            Args:
-        tokens_BS: token ids below `vocab_size`; S at most `context_length`. Others raise
-        ValueError;
-            within jit, ids are not checked.
-        dropout: applied after the embedding and inside the blocks. compute: dtype,
-        rematerialization etc. keep_hidden_states: whether to return them, which takes memory.
-        starts_BS: for separate documents, the position in the sequence where each token's document
-            starts: tokens attend to their own document only, and positions count from its start.
-            None if each sequence is one document."""
+        Args:
+            tokens_BS: token ids below `vocab_size`; S at most `context_length`. Others raise
+                ValueError; within jit, ids are not checked.
+            dropout: applied after the embedding and inside the blocks.
+            compute: dtype, rematerialization etc.
+            keep_hidden_states: whether to return them, which takes memory.
+            starts_BS: for separate documents, the position in the sequence where each token's
+                document starts: tokens attend to their own document only, and positions count from
+                its start. None if each sequence is one document."""
         x_BSD = self._embed_sequences(tokens_BS, dropout, compute, starts_BS)
         return self.forward_embedded(
             x_BSD, dropout, compute, keep_hidden_states, starts_BS, tokens_BS
@@ -172,7 +169,7 @@ class GPT(nnx.Module):
         self,
         tokens_BS: Array,
         targets_BS: Array,
-        weight_of: WeightOf,
+        weight_of: cross_entropy.WeightOf,
         extras: tuple[Array, ...] = (),
         temperature: float = 1.0,
         compute: Compute = Compute(),  # noqa: B008 — a tuple
@@ -319,7 +316,7 @@ class GPT(nnx.Module):
     def _head_operands(self, x_BSD: Array) -> tuple[Array, Any]:
         """Return the normalized output of the blocks, x_MD, and the head's matrix_DV: an array or,
         for generation, a `StoredMatrix`."""
-        x_BSD = collectives.to_varying(apply_norm(self.final_norm, x_BSD), TENSOR)
+        x_BSD = collectives.to_varying(apply_norm(self.final_norm, x_BSD), sharding.TENSOR)
         if self.head is None:
             matrix_DV = self.token_embedding.transposed(x_BSD.dtype)
         else:
@@ -375,7 +372,7 @@ def head_logits(
     config: ModelConfig,
     temperature: float,
     x_MD: Array,
-    matrix_DV: Array | StoredMatrix,
+    matrix_DV: Array | stored_matrix.StoredMatrix,
     dtype: DTypeLike = jnp.float32,
 ) -> Array:
     """Return logits_MV, float32, divided by the temperature, −inf for padding rows of the
@@ -385,7 +382,7 @@ def head_logits(
         logits_MV = logits_MV / config.width_multiplier
     logits_MV = apply_soft_cap(logits_MV, config.final_soft_cap) / temperature
     rows = logits_MV.shape[-1]
-    if rows * collectives.axis_size(TENSOR) == config.vocab_size:
+    if rows * collectives.axis_size(sharding.TENSOR) == config.vocab_size:
         return logits_MV
     token_V = collectives.vocabulary_offset(rows) + jnp.arange(rows)
     return jnp.where(token_V < config.vocab_size, logits_MV, -jnp.inf)

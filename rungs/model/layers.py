@@ -16,14 +16,11 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from rungs.config.model_config import ModelConfig
-from rungs.model.kernels import norms
+from rungs.model.kernels import norms, stored_matrix
 from rungs.model.kernels.float8 import Float8Matmul
 from rungs.model.kernels.matmul import matmul, rounded_dtype
-from rungs.model.kernels.stored_matrix import StoredMatrix, take_rows
 from rungs.model.remat import save_for_backward
-from rungs.parallel import collectives, fsdp
-from rungs.parallel.mesh import CONTEXT, TENSOR
-from rungs.parallel.target_device import gpu_gradient_barrier
+from rungs.parallel import collectives, fsdp, sharding, target_device
 
 SPLIT_AXES = ("heads", "ffn", "vocab")
 """Array axes that are split over the tensor axis of the mesh, if that has several devices."""
@@ -64,12 +61,12 @@ class Dropout(NamedTuple):
 
     def of_tokens(self, x_BSD: Array) -> Array:
         """Apply dropout to this device's tokens, with its part of the mask of whole sequences."""
-        parts = collectives.axis_size(CONTEXT)
+        parts = collectives.axis_size(sharding.CONTEXT)
         if self.keys is None or parts == 1:
             return self(x_BSD)
         _, length, width = x_BSD.shape
         keep_BSD = _bernoulli(self.keys, 1 - self.rate, (parts * length, width))
-        first = collectives.axis_index(CONTEXT) * length
+        first = collectives.axis_index(sharding.CONTEXT) * length
         return self._drop(x_BSD, jax.lax.dynamic_slice_in_dim(keep_BSD, first, length, axis=1))
 
     def _drop(self, x: Array, keep: Array) -> Array:
@@ -145,17 +142,17 @@ class Embedding(nnx.Module):
 
     def __call__(self, indices: Array) -> Array:
         """Return the rows in float32."""
-        if isinstance(table := self.embedding.get_value(), StoredMatrix):
+        if isinstance(table := self.embedding.get_value(), stored_matrix.StoredMatrix):
             return table.rows(indices)
         if not self._has_split_columns:
             return self._rows(indices)
         return fsdp.whole_rows(self._rows(fsdp.of_all_devices(indices)))
 
-    def transposed(self, dtype: jnp.dtype) -> Array | StoredMatrix:
+    def transposed(self, dtype: jnp.dtype) -> Array | stored_matrix.StoredMatrix:
         """Return the table as a matrix from width to rows; columns that are split are gathered, in
         `dtype` if that is narrower than the table's."""
         table = self.embedding.get_value()
-        if isinstance(table, StoredMatrix):
+        if isinstance(table, stored_matrix.StoredMatrix):
             return table
         return (fsdp.whole_table(table, dtype) if self._has_split_columns else table).T
 
@@ -166,11 +163,11 @@ class Embedding(nnx.Module):
     def _rows(self, indices: Array) -> Array:
         table = fsdp.own_columns(self.embedding.get_value())
         if not is_split(self.embedding.axes[0]):
-            return take_rows(table, indices).astype(jnp.float32)
+            return stored_matrix.take_rows(table, indices).astype(jnp.float32)
         own = indices - collectives.vocabulary_offset(len(table))
         is_here = (own >= 0) & (own < len(table))
-        rows = take_rows(table, jnp.where(is_here, own, 0)).astype(jnp.float32)
-        return collectives.psum(jnp.where(is_here[..., None], rows, 0), TENSOR)
+        rows = stored_matrix.take_rows(table, jnp.where(is_here, own, 0)).astype(jnp.float32)
+        return collectives.psum(jnp.where(is_here[..., None], rows, 0), sharding.TENSOR)
 
 
 class LayerNorm(nnx.Module):
@@ -233,7 +230,7 @@ def contract(
     kernel = matrix.get_value()
     inputs, outputs = kernel.shape[: matrix.inputs], kernel.shape[matrix.inputs :]
     rows = x.shape[: x.ndim - matrix.inputs]
-    if not isinstance(kernel, StoredMatrix):
+    if not isinstance(kernel, stored_matrix.StoredMatrix):
         kernel = kernel.reshape(math.prod(inputs), -1)
     y_MO = (float8 or matmul)(x.reshape(math.prod(rows), -1), kernel, dtype)
     return y_MO.reshape(*rows, *outputs)
@@ -242,12 +239,12 @@ def contract(
 def _add_bias(y: Array, bias: Array, dtype: DTypeLike) -> Array:
     """Return y + bias in `dtype`. Without the barrier XLA would sum the bias's gradient in the
     kernel that computes y's, and write both in float32."""
-    return gpu_gradient_barrier((y + bias).astype(dtype))
+    return target_device.gpu_gradient_barrier((y + bias).astype(dtype))
 
 
 def psum_if_split(y: Array, matrix: nnx.Param) -> Array:
     """Return the sum of y over devices, if y is a partial sum over split input axes of a matrix."""
-    return collectives.psum(y, TENSOR) if has_split_inputs(matrix) else y
+    return collectives.psum(y, sharding.TENSOR) if has_split_inputs(matrix) else y
 
 
 def has_split_inputs(matrix: nnx.Param) -> bool:
@@ -258,7 +255,7 @@ def has_split_inputs(matrix: nnx.Param) -> bool:
 
 def is_split(axis: str) -> bool:
     """Return whether an array axis is split over the tensor axis of the mesh."""
-    return axis in SPLIT_AXES and collectives.axis_size(TENSOR) > 1
+    return axis in SPLIT_AXES and collectives.axis_size(sharding.TENSOR) > 1
 
 
 def make_matrix(inputs: Axes, outputs: Axes, init: Initializer, key: Array) -> nnx.Param:

@@ -22,8 +22,7 @@ from jax import Array
 
 from rungs.config.model_config import LayerKind, ModelConfig, RopeScaling
 from rungs.model.layers import Embedding, initializer
-from rungs.parallel import collectives, target_device
-from rungs.parallel.mesh import CONTEXT, POSITION
+from rungs.parallel import collectives, sharding, target_device
 
 SINUSOID_BASE = 10_000.0
 
@@ -45,7 +44,7 @@ class Sinusoids(nnx.Module):
 def make_position_embedding(config: ModelConfig, key: Array) -> Embedding | Sinusoids | None:
     """Return the module from positions_BS to x_BSD to add to the token embedding, or None."""
     if config.positions == "learned":
-        rows, width = {POSITION: config.context_length}, {"emb": config.emb_dim}
+        rows, width = {sharding.POSITION: config.context_length}, {"emb": config.emb_dim}
         return Embedding(rows, width, initializer(config), key)
     if config.positions == "sinusoidal":
         return Sinusoids(config.emb_dim)
@@ -55,7 +54,7 @@ def make_position_embedding(config: ModelConfig, key: Array) -> Embedding | Sinu
 def own_positions(length: int, starts_BS: Array | None = None) -> Array:
     """Return the positions of this device's `length` tokens of each sequence: in the sequence,
     positions_S, or, given `starts_BS` as for `GPT.forward`, in their documents, positions_BS."""
-    positions_S = collectives.axis_index(CONTEXT) * length + jnp.arange(length)
+    positions_S = collectives.axis_index(sharding.CONTEXT) * length + jnp.arange(length)
     return positions_S if starts_BS is None else positions_S - starts_BS
 
 

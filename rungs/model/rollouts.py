@@ -18,8 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from rungs.model.decoding import Decoder, DecodingState, Prompts, Weights, pad_left, states_of
 from rungs.model.gpt import GPT
 from rungs.model.sampling import Sampling
-from rungs.parallel.mesh import DATA, one_device, size_along
-from rungs.parallel.sharding import Layout, process_local_rows
+from rungs.parallel.sharding import DATA, Layout, one_device, process_local_rows, size_along
 
 
 class RolloutRequest(NamedTuple):

@@ -34,7 +34,7 @@ class Sampling(NamedTuple):
     def check(self) -> None:
         """Raise UserError with a line for each setting that is out of range."""
         lines = [
-            f"--{name.replace('_', '-')}: {value:g} is not allowed; must be {allowed}"
+            f"--{name.replace('_', '-')}: {value:.10g} is not allowed; must be {allowed}"
             for name, allowed, is_valid in (
                 ("repetition_penalty", _SCALES, _is_scale),
                 ("temperature", f"0 (greedy) or {_SCALES}", lambda v: not v or _is_scale(v)),

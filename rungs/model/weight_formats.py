@@ -21,8 +21,7 @@ from rungs.model.kernels.stored_matrix import (
     quantize,
 )
 from rungs.model.layers import LowRankParam
-from rungs.parallel import target_device
-from rungs.parallel.mesh import POSITION, VOCABULARY
+from rungs.parallel import sharding, target_device
 
 WeightFormat = Literal["dtype", "int8"]
 Convert = Callable[[nnx.Param, Array], nnx.Variable]
@@ -115,10 +114,10 @@ def convert_all(state: nnx.State, convert: Convert) -> nnx.State:
 def _convert_as_read(param: nnx.Param, tensor: UnreadTensor, convert: Convert) -> nnx.Variable:
     """Convert a parameter; a large vocabulary is read one part at a time, as outputs are
     independent in any form."""
-    axis = param.axes.index(VOCABULARY) if VOCABULARY in param.axes else 0
+    axis = param.axes.index(sharding.VOCABULARY) if sharding.VOCABULARY in param.axes else 0
     tokens = tensor.shape[axis]
     parts = math.ceil(math.prod(tensor.shape) * tensor.dtype.itemsize / _PART_BYTES)
-    size = math.ceil(tokens / max(parts, 1)) if VOCABULARY in param.axes else tokens
+    size = math.ceil(tokens / max(parts, 1)) if sharding.VOCABULARY in param.axes else tokens
     abstract = jax.eval_shape(
         lambda array: convert(param, array).get_value(),
         jax.ShapeDtypeStruct(tensor.shape, tensor.dtype),
@@ -159,9 +158,9 @@ def _storing(store: Store, config: ModelConfig, dtype: jnp.dtype) -> Convert:
 
     def convert(param: nnx.Param, array: Array) -> nnx.Variable:
         first_axis = param.axes[0] if param.axes else None
-        if config.tied_embeddings and param.axes == (VOCABULARY, "emb"):
+        if config.tied_embeddings and param.axes == (sharding.VOCABULARY, "emb"):
             return param.replace(_stored(array, store, None, dtype))
-        is_looked_up = first_axis in (VOCABULARY, POSITION)
+        is_looked_up = first_axis in (sharding.VOCABULARY, sharding.POSITION)
         is_of_experts = first_axis == "experts"
         is_low_rank = isinstance(param, LowRankParam)
         if not param.inputs or is_looked_up or is_of_experts or is_low_rank:

@@ -1,7 +1,6 @@
 """`--supervise`: training in a child process that is restarted after a crash."""
 
 import contextlib
-import logging
 import signal
 import subprocess
 import sys
@@ -9,11 +8,10 @@ import time
 from collections.abc import Sequence
 
 from rungs.common.errors import EXIT_BAD_INPUT, RunFailure
+from rungs.common.run_log import log
 from rungs.common.signals import StopSignal, stopping_signals
-from rungs.monitoring.hooks import Hooks
-from rungs.run import records
-from rungs.run.folder import RunFolder
-from rungs.run.records import Event
+from rungs.monitoring.alerts import Hooks
+from rungs.run import folder, records
 
 FIRST_DELAY, LONGEST_DELAY = 10.0, 600.0
 """Seconds before a crashed run is restarted; doubled each time up to the second."""
@@ -23,11 +21,9 @@ _ONLY_FIRST = {"--fresh": 0, "--from": 1}
 """Options that only the first start gets, with their number of values."""
 _OWN = {"--supervise": 0, "--max-restarts": 1}
 
-log = logging.getLogger("rungs")
-
 
 def supervise(
-    arguments: Sequence[str], run: RunFolder, hooks: Sequence[str], max_restarts: int
+    arguments: Sequence[str], run: folder.RunFolder, hooks: Sequence[str], max_restarts: int
 ) -> int:
     """Run this process's command, `arguments`, in a child process until it ends other than by a
     crash, and return its exit code. A crash is exit code 1 or death by a signal such as SIGKILL or
@@ -71,11 +67,11 @@ def run_child(command: Sequence[str], stop: StopSignal) -> int:
             told = stop.number
 
 
-def _note_death(run: RunFolder, hooks: Sequence[str], number: int) -> None:
+def _note_death(run: folder.RunFolder, hooks: Sequence[str], number: int) -> None:
     step, text = -1, f"killed by {signal.Signals(number).name}"
     with contextlib.suppress(OSError):  # no metrics yet
         step = sum(1 for _ in run.metrics.open("rb")) - 1
-    event = Event(time=records.now(), event="failure", step=step, text=text)
+    event = records.Event(time=records.now(), event="failure", step=step, text=text)
     with contextlib.suppress(RunFailure):
         records.append(run, [event])
     teller = Hooks(hooks)
@@ -83,7 +79,7 @@ def _note_death(run: RunFolder, hooks: Sequence[str], number: int) -> None:
     teller.finish()
 
 
-def _checkpoints(run: RunFolder) -> set[str]:
+def _checkpoints(run: folder.RunFolder) -> set[str]:
     """Return the names of the complete checkpoints."""
     return {path.name for path in run.checkpoints.glob("[0-9]*-step-*")}
 

@@ -2,7 +2,8 @@
 
     optimizers   one function per optimizer: adamw, muon, lion, adafactor, sgd; muP's factors
     multi_steps  `MultiSteps` around them: gradient accumulation, clipping, weight decay; state
-                 beside the weights, such as an average of them, goes here and is saved with it
+                 beside the weights goes here and is saved with it
+    averages     the moving average of the weights
     schedule     the learning rate of each step: warm-up, then cosine, linear, constant or WSD
     delayed_scaling  the scales of FP8 matmuls
     precision    the compute dtype of a run; the loss scale of float16
@@ -11,5 +12,4 @@ To add an optimizer, write its function in `optimizers.py` with `keeping_state`,
 `BUILT_IN` there and to `BUILT_IN_OPTIMIZERS` in `config/optimization_config.py`; or declare it in a
 package of your own as an entry point of the group `rungs.optimizers`. To add a schedule, add its
 name to `Schedule` in `config/optimization_config.py` and a case in `schedule.py`; keys that it uses
-or ignores are in `_KEYS_OF_SCHEDULES` in `config/unused_keys.py`.
-Imports `common`, `config`, `parallel` and `model`."""
+or ignores are in `_KEYS_OF_SCHEDULES` in `config/run_config.py`."""

@@ -13,6 +13,7 @@ from jax import Array
 from rungs.config.optimization_config import OptimizationConfig
 from rungs.model.gpt import GPT
 from rungs.model.layers import LowRankParam
+from rungs.optim.averages import AveragedWeights
 from rungs.optim.delayed_scaling import DelayedScaling
 from rungs.optim.optimizers import multiply_groups, update_rule
 from rungs.optim.precision import LossScale, dtype_of
@@ -41,6 +42,9 @@ class MultiSteps(nnx.Optimizer):
         wrt = LowRankParam if train.lora else nnx.Param
         self.loss_scale = nnx.data(LossScale() if dtype_of(train) == jnp.float16 else None)
         self.float8 = nnx.data(DelayedScaling(model) if train.uses_float8 else None)
+        decay = train.averaging_decay
+        averages = None if decay is None else AveragedWeights(nnx.state(model, wrt), decay)
+        self.ema = nnx.data(averages)
         super().__init__(model, _transformation(train, model, wrt), wrt=wrt)
 
     @jax.named_scope("optimizer")
@@ -54,13 +58,13 @@ class MultiSteps(nnx.Optimizer):
     ) -> Update:
         """Update the model in place with the gradient `gradient_sum / weight`.
 
-            Args:
-                model: the model given at construction.
-        gradient_sum: sum of the finite microbatches' gradients, like the trained parameters;
-            undefined if no microbatch is finite.
-        weight: total weight of the finite microbatches; their number if all targets count.
-                skipped: whether to leave model and moments unchanged.
-                learning_rate: replaces the schedule's."""
+        Args:
+            model: the model given at construction.
+            gradient_sum: sum of the finite microbatches' gradients, like the trained parameters;
+                undefined if no microbatch is finite.
+            weight: total weight of the finite microbatches; their number if all targets count.
+            skipped: whether to leave model and moments unchanged.
+            learning_rate: replaces the schedule's."""
         weight_or_1 = jnp.where(weight > 0, weight, 1)
         norm = jnp.where(weight > 0, optax.tree_utils.tree_norm(gradient_sum), 0) / weight_or_1
         limit = jnp.inf if self.clipping_max_norm is None else self.clipping_max_norm
@@ -71,6 +75,8 @@ class MultiSteps(nnx.Optimizer):
         super().update(
             model, gradient_sum, scale=scale, learning_rate=learning_rate, applied=applied
         )
+        if self.ema is not None:
+            self.ema.add(nnx.state(model, self.wrt), applied)
         return Update(learning_rate, norm, applied & (norm > limit), applied)
 
 

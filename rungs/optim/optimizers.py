@@ -18,8 +18,7 @@ from rungs.common.plugins import OPTIMIZERS, load_plugin
 from rungs.config.model_config import ModelConfig
 from rungs.config.optimization_config import OptimizationConfig
 from rungs.model.layers import LowRankParam
-from rungs.parallel import mesh, target_device
-from rungs.parallel.sharding import padded_axis
+from rungs.parallel import sharding, target_device
 
 ADAM_RMS = 0.2
 """Typical root mean square of an AdamW update. Muon's updates are scaled to it, so that both can
@@ -76,7 +75,7 @@ def group_of(path: tuple[object, ...], param: nnx.Variable) -> str:
     """Return the key of `learning_rate_multipliers` that applies to a parameter."""
     if path[-1] in ("residual_scale", "embedding_skip"):
         return str(path[-1])
-    if path[0] == mesh.HEAD:
+    if path[0] == sharding.HEAD:
         return "head"
     if path[-1] == "embedding":
         return "embedding"
@@ -93,7 +92,7 @@ def _mup_factor(
     """Return muP's factor on a parameter's learning rate (Yang et al. 2022, table 8). AdamW moves
     every weight of a kernel equally far at any width, so outputs move in proportion to the number
     of inputs; with Muon, scaled to AdamW, in proportion to its square root."""
-    if path[0] != mesh.BLOCKS or not param.inputs:
+    if path[0] != sharding.BLOCKS or not param.inputs:
         return 1.0
     is_orthogonal = optimizer == "muon" and is_hidden_matrix(path, param)
     return width_multiplier ** (-0.5 if is_orthogonal else -1)
@@ -266,7 +265,7 @@ def _scale_to_adam(direction: Array, axes: contrib.MuonDimensionNumbers) -> Arra
 def is_hidden_matrix(path: tuple[object, ...], param: nnx.Variable) -> bool:
     """Return whether a parameter is a block's kernel from one width to another; routers, which map
     to experts, and low-rank additions are not."""
-    is_full_rank = path[0] == mesh.BLOCKS and not isinstance(param, LowRankParam)
+    is_full_rank = path[0] == sharding.BLOCKS and not isinstance(param, LowRankParam)
     return is_full_rank and param.inputs > 0 and param.axes[-1] != "experts"
 
 
@@ -297,7 +296,7 @@ class _Matrix(NamedTuple):
     def _own_shape(self) -> tuple[int, ...]:
         """The parameter's shape without vocabulary padding."""
         shape = list(self.param.get_value().shape)
-        if (axis := padded_axis(self.param)) is not None:
+        if (axis := sharding.padded_axis(self.param)) is not None:
             shape[axis] = self.vocab_size
         return tuple(shape)
 
@@ -330,7 +329,7 @@ def _on_matrices(
     kernel as a stack of matrices without vocabulary padding, which would distort its means. So its
     state has other shapes than the parameters, the same on every mesh, and declares no axes."""
     flat = nnx.to_flat_state(params)
-    views = {mesh.dotted(path): _Matrix(param, vocab_size) for path, param in flat}
+    views = {sharding.dotted(path): _Matrix(param, vocab_size) for path, param in flat}
 
     def matrices(tree: optax.Params) -> dict[str, Array]:
         pairs = zip(views.items(), jax.tree.leaves(tree), strict=True)

@@ -1,7 +1,7 @@
 """One HTML page to look at runs and compare them: `uv run charts.py RUN… --page compare.html`.
 
-    step_table     the metrics of a run, re-read as it grows
-    shown_run      a run's data for the page as JSON; thins steps without losing spikes
+    shown_run      a run's data for the page as JSON, its metrics re-read as they grow; thins steps
+                   without losing spikes
     document       the page as one file: data, our scripts and styles, and uPlot
     server         `--watch`: the page on 127.0.0.1, with new steps as runs train
     assets/        HTML, CSS and JavaScript; uPlot is third-party, with its licence
@@ -23,6 +23,4 @@ In `assets/`, the scripts share one scope and run in the order of `document.SCRI
     main.js      puts everything together
 
 The page loads nothing: its content security policy allows its own script and style, by hash, and
-with `--watch` requests to its server.
-
-Imports `common`, `config`, `planning` and `run`."""
+with `--watch` requests to its server."""

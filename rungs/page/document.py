@@ -12,9 +12,7 @@ from pathlib import Path
 
 from rungs.common import disk
 from rungs.config import run_config
-from rungs.config.run_config import AnyRunConfig
-from rungs.page.shown_run import NOT_DRAWN, ShownRun, differing_keys
-from rungs.page.step_table import StepTable
+from rungs.page.shown_run import NOT_DRAWN, ShownRun, StepTable, differing_keys
 from rungs.run import recorded_run
 from rungs.run.folder import RunFolder
 
@@ -57,7 +55,7 @@ def open_runs(folders: Sequence[Path]) -> list[ShownRun]:
     return runs
 
 
-def _flops_per_token(configs: Sequence[AnyRunConfig]) -> list[float]:
+def _flops_per_token(configs: Sequence[run_config.AnyRunConfig]) -> list[float]:
     os.environ["JAX_PLATFORMS"] = "cpu"
 
     from rungs.planning.flops import model_flops_per_token

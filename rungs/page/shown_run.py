@@ -1,28 +1,128 @@
-"""A run's data for the page, as JSON."""
+"""A run's data for the page: its metrics as columns, re-read as they grow; all of it as JSON."""
 
 import base64
+import contextlib
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pydantic_core
 from numpy.typing import NDArray
 
-from rungs.common.text_table import counted
+from rungs.common.paths import GrowingFile
+from rungs.common.shown_text import counted
 from rungs.config import run_config
-from rungs.config.run_config import AnyRunConfig
-from rungs.page.step_table import STEP, StepTable
 from rungs.run import records
 from rungs.run.folder import RunFolder
 from rungs.run.recorded_run import FloatArray
-from rungs.run.records import Evaluation, Event, Sample
 
+STEP = "global_step"
+Columns = dict[str, FloatArray]
+_NO_STEPS: Columns = {STEP: np.zeros(0)}
+Steps = list[dict[str, Any]]
 NOT_DRAWN = frozenset({STEP, "tokens_seen", "step_seconds", "resumed", "seconds", "flops"})
 """Columns that are not drawn as metrics."""
 _FEWEST_STRETCHES = 50
 _SAMPLE_CHARACTERS = 60_000
 """Most characters of a run's samples; beyond that, some checkpoints are left out."""
 _MOST_EVENTS = 300
+
+
+class StepTable:
+    """The steps in a `metrics.jsonl`, which may not exist yet, without damaged lines."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = GrowingFile(path)
+        self.columns: Columns = _NO_STEPS
+        """By metric, a number per step, or NaN. Metrics with parts, such as `validation_losses`,
+        are columns `validation_losses.NAME`."""
+        self.texts: dict[str, dict[int, str]] = {}
+        """By metric, texts by step, for metrics such as `spike`."""
+
+    def __len__(self) -> int:
+        return len(self.columns[STEP])
+
+    def refresh(self) -> bool:
+        """Read what was added to the file since the last call, or all of a replaced file; return
+        whether anything changed."""
+        parts: list[Columns] = []
+        for lines in self._file.new_lines():
+            steps = _steps_in(lines)
+            if self._file.is_replaced and not parts:
+                self._forget()
+            parts.append(self._as_columns(steps) if steps else _NO_STEPS)
+        if parts:
+            self.columns = _in_order(_joined([self.columns, *parts]))
+        elif self._file.is_replaced:
+            self._forget()
+        return bool(parts) or self._file.is_replaced
+
+    def _forget(self) -> None:
+        self.columns, self.texts = _NO_STEPS, {}
+
+    def _as_columns(self, steps: Steps) -> Columns:
+        columns: Columns = {}
+        for name in set().union(*steps):
+            values = [step.get(name) for step in steps]
+            columns |= self._column(name, values, [step[STEP] for step in steps])
+        return columns
+
+    def _column(self, name: str, values: list[Any], steps: list[int]) -> Columns:
+        """Return a metric's column, or the columns of its parts; store its texts."""
+        with contextlib.suppress(TypeError, ValueError, OverflowError):  # texts, parts or lists
+            numbers = np.array(values, np.float64)
+            if numbers.ndim == 1:
+                return {name: numbers}
+        columns = {name: np.array([*map(_number, values)])}
+        texts = {at: value for at, value in zip(steps, values, strict=True) if type(value) is str}
+        if texts:
+            self.texts.setdefault(name, {}).update(texts)
+        objects = [value if isinstance(value, dict) else {} for value in values]
+        for part in set().union(*objects):
+            parts = [_number(one.get(part)) for one in objects]
+            columns[f"{name}.{part}"] = np.array(parts)
+        return columns
+
+
+def _steps_in(lines: list[bytes]) -> Steps:
+    try:
+        values = pydantic_core.from_json(b"[" + b",".join(lines) + b"]")
+    except ValueError:
+        values = []
+        for line in lines:
+            with contextlib.suppress(ValueError):
+                values.append(pydantic_core.from_json(line))
+    objects = [value for value in values if isinstance(value, dict)]
+    return [one for one in objects if type(one.get(STEP)) is int and 0 <= one[STEP] < 2**53]
+
+
+def _number(value: Any) -> float:
+    is_number = isinstance(value, int | float) and abs(value) < 1e300
+    return float(value) if is_number else np.nan
+
+
+def _joined(parts: Sequence[Columns]) -> Columns:
+    """Return concatenated columns, without those that have no numbers."""
+    names = dict.fromkeys(name for part in parts for name in part)
+    joined = {
+        name: np.concatenate([part.get(name, np.full(len(part[STEP]), np.nan)) for part in parts])
+        for name in names
+    }
+    for column in joined.values():
+        column[~np.isfinite(column)] = np.nan
+    return {name: one for name, one in joined.items() if name == STEP or not np.isnan(one).all()}
+
+
+def _in_order(columns: Columns) -> Columns:
+    """Return columns with each step once and in order; a later line of the same step wins."""
+    steps = columns[STEP]
+    if np.all(np.diff(steps) > 0):
+        return columns
+    _, last = np.unique(steps[::-1], return_index=True)
+    kept = len(steps) - 1 - last
+    return {name: column[kept] for name, column in columns.items()}
 
 
 @dataclasses.dataclass
@@ -32,7 +132,7 @@ class ShownRun:
     name: str
     """Unique among the runs."""
     folder: RunFolder
-    config: AnyRunConfig
+    config: run_config.AnyRunConfig
     steps: StepTable
     flops_per_token: float | None = None
     """FLOPs of training per token, by the usual formula; None if unknown."""
@@ -48,7 +148,7 @@ class ShownRun:
     def as_json(self, rows: int) -> dict[str, Any]:
         """Return the run for the page, with at most this many steps, or means and extremes."""
         lineage = self.config.train.lineage
-        scores = records.latest_scores(records.read(self.folder, Evaluation)).values()
+        scores = records.latest_scores(records.read(self.folder, records.Evaluation)).values()
         return {
             "name": self.name,
             "path": self.folder.path.as_posix(),
@@ -127,7 +227,7 @@ class ShownRun:
 
     def _events(self) -> list[dict[str, Any]]:
         """Return the run's events, from its metrics and from `events.jsonl`, which has times."""
-        found = _with_kills(records.read(self.folder, Event))
+        found = _with_kills(records.read(self.folder, records.Event))
         starts = [one["step"] + 1 for one in found if one["event"] == "start"]
         numbers = self._column(STEP)
         resumed = numbers[self._column("resumed") > 0]
@@ -135,6 +235,10 @@ class ShownRun:
         for step, spike in self.steps.texts.get("spike", {}).items():
             text = "loss spike" + ", step skipped" * (spike == "skipped")
             found.append(_event("spike", step, text))
+        branched = self.config.train.lineage
+        if branched and branched.from_step is not None:
+            text = f"branched from {branched.like}"
+            found.append(_event("start", branched.from_step, text))
         dropped = self._column("dropped_microbatches")
         for step, count in zip(numbers[dropped > 0], dropped[dropped > 0], strict=True):
             found.append(_event("dropped", step, counted(int(count), "non-finite microbatch")))
@@ -145,7 +249,7 @@ class ShownRun:
         return ordered
 
 
-def _with_kills(recorded: list[Event]) -> list[dict[str, Any]]:
+def _with_kills(recorded: list[records.Event]) -> list[dict[str, Any]]:
     """Return events without spikes, which the metrics have. A start without an end before it says
     that the previous process was killed."""
     found: list[dict[str, Any]] = []
@@ -167,7 +271,7 @@ def _last(column: FloatArray) -> float | None:
     return float(finite[-1]) if len(finite) else None
 
 
-def _some_samples(found: list[Sample]) -> list[dict[str, Any]]:
+def _some_samples(found: list[records.Sample]) -> list[dict[str, Any]]:
     """Return samples for the page, of evenly spaced checkpoints if there are too many."""
     steps = sorted({one.step for one in found})
     total = sum(len(one.text) for one in found)

@@ -1,7 +1,7 @@
 """Sharing work between devices and processes: sharding modes, mesh, collectives, process setup.
 
-    sharding       the sharding modes (`MESH_AXES`); where arrays and batches live on the mesh
-    mesh           the mesh of devices; names of its axes, of array axes, of parts of the model
+    sharding       the mesh of devices; names of its axes, of array axes, of parts of the model; the
+                   sharding modes (`MESH_AXES`); where arrays and batches live on the mesh
     devices        choose the devices of a run
     fsdp           all-gather sharded weights, look up rows of sharded tables, sum gradients
     collectives    psum and others inside shard_map
@@ -17,6 +17,5 @@ To add a sharding mode, add its name to `Mode` and its mesh to `mesh_axes`, `Sha
 and `mode_problem`, all in `config/sharding_config.py`, and its row to `MESH_AXES` in `sharding.py`;
 `planning/memory.py` and `planning/communication.py` use these. Pipeline parallelism, which doesn't
 exist yet, would start at `run_blocks` in `rungs/model/blocks.py`, whose scan over stacked layers
-the stages would split, and at the loop over microbatches in `rungs/step/gradients.py`.
-
-Imports `common` and `config`."""
+the stages would split, and at the loop over microbatches in `rungs/step/gradients.py`; the stacked
+axis of layers has no name in `axes` yet, by which `Layout.spec` splits arrays."""

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from jax import Array
 
-from rungs.parallel.mesh import CONTEXT, DATA, TENSOR
+from rungs.parallel.sharding import CONTEXT, DATA, TENSOR
 
 
 def axis_size(*axes: str) -> int:

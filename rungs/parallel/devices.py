@@ -13,17 +13,16 @@ from rungs.config.model_config import ModelConfig
 from rungs.config.optimization_config import OptimizationConfig, indivisible_microbatch
 from rungs.config.run_config import indivisible_sequence
 from rungs.config.sharding_config import ShardingConfig
-from rungs.parallel.mesh import CONTEXT, DATA, create_mesh, size_along
-from rungs.parallel.sharding import Layout
+from rungs.parallel.sharding import CONTEXT, DATA, Layout, create_mesh, size_along
 
 MAX_CPU_DEVICES = 8
 """Most CPU devices of a reinforcement learning run by default. Each has a copy of the weights, all
 of which are summed in every step; further cores work within operations."""
-_FEW = 2
+_MIN_CPU_DEVICES = 2
 """Least number of them, however large the copies."""
 _COPIES_SHARE = 0.5
 """Share of memory for the copies of weights, moments and gradients; the rest is for activations."""
-_ALL = '"sharding": {"mode": "dp"}'
+_DP_KEY = '"sharding": {"mode": "dp"}'
 """The key that uses all devices, regardless of the last checkpoint."""
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
@@ -58,7 +57,8 @@ def cpu_device_count(
     if train.sharding is None:
         count = _recorded_data_size(train, available, recorded)
         if count is None and train.SAMPLES:
-            copies = max(min(_COPIES_SHARE * memory_bytes() / copy_bytes(), MAX_CPU_DEVICES), _FEW)
+            fitting = _COPIES_SHARE * memory_bytes() / copy_bytes()
+            copies = max(min(fitting, MAX_CPU_DEVICES), _MIN_CPU_DEVICES)
             count = _divisor(train, min(core_count(), int(copies)) * processes, processes)
         elif count is None:
             count = _divisor(train, processes, processes)
@@ -158,12 +158,12 @@ def idle_devices(train: OptimizationConfig, used: int, available: int) -> str | 
     size, in_step = train.microbatch_size, train.sequences_per_step
     idle = f"{available - used} of {available} devices are idle:"
     if size % available == 0:
-        return f"{idle} the last checkpoint used {used}; {_ALL} would use all"
+        return f"{idle} the last checkpoint used {used}; {_DP_KEY} would use all"
     cause = f"{idle} microbatch_size {size} is not divisible by {available};"
     fitting = [count for count in range(available, in_step + 1, available) if in_step % count == 0]
     if not fitting:
         larger = -(-size // available) * available
-        return f'{cause} "microbatch_size": {larger}, {_ALL} would use all'
+        return f'{cause} "microbatch_size": {larger}, {_DP_KEY} would use all'
     near = min(fitting, key=lambda count: abs(count - size))
     keys = f'"microbatch_size": {near}, "gradient_accumulation_steps": {in_step // near}'
-    return f"{cause} {keys}, {_ALL} would use all, with the same number of tokens per step"
+    return f"{cause} {keys}, {_DP_KEY} would use all, with the same number of tokens per step"

@@ -12,8 +12,7 @@ from flax import nnx
 from jax import Array
 
 from rungs.parallel import collectives
-from rungs.parallel.mesh import BLOCKS, HEAD, LOOKED_UP, TOKEN_AXES
-from rungs.parallel.sharding import Layout, ShardedAxis
+from rungs.parallel.sharding import BLOCKS, HEAD, LOOKED_UP, TOKEN_AXES, Layout, ShardedAxis
 
 
 def no_gather(weights: nnx.State) -> nnx.State:

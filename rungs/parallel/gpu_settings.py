@@ -8,6 +8,7 @@ the rest. NVIDIA recommends 0.8 or 0.9
 (https://docs.nvidia.com/jax-toolbox/performance-profiling/gpu-performance); 0.9 leaves 8.5 GB of an
 H100 and 2.5 GB of a card with 24 GiB."""
 
+import functools
 import importlib.metadata
 import importlib.util
 import mmap
@@ -100,8 +101,12 @@ def unknown_flags() -> list[str]:
 def problem_with_flags() -> str | None:
     """Return why `XLA_FLAGS` would make XLA end the process, or None. Tried in a child process:
     besides unknown flags, XLA ends at invalid values and at a missing file of flags."""
-    if not os.environ.get("XLA_FLAGS"):
-        return None
+    flags = os.environ.get("XLA_FLAGS")
+    return _problem_with(flags) if flags else None
+
+
+@functools.cache
+def _problem_with(_flags: str) -> str | None:
     command = [sys.executable, "-P", "-c", _TRIAL]  # -P: no imports from this folder
     try:
         tried = subprocess.run(command, capture_output=True, timeout=_TRIAL_SECONDS, check=False)
@@ -164,9 +169,10 @@ def _files_of(package: str, name: str) -> list[Path]:
 
 def _has(libraries: list[Path], flag: str) -> bool:
     """Return whether all libraries contain a flag's name."""
+    return all(_contains(path, flag) for path in libraries)
 
-    def contains(path: Path) -> bool:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
-            return text.find(flag.encode()) >= 0
 
-    return all(map(contains, libraries))
+@functools.cache
+def _contains(path: Path, text: str) -> bool:
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return content.find(text.encode()) >= 0

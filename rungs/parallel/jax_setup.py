@@ -3,7 +3,6 @@ determinism. Imports nothing that starts a backend, after which these settings h
 
 import contextlib
 import ctypes
-import logging
 import os
 import re
 import sys
@@ -16,6 +15,7 @@ import jax
 import platformdirs
 
 from rungs.common.errors import UserError
+from rungs.common.run_log import log
 from rungs.config.optimization_config import OptimizationConfig
 from rungs.config.sharding_config import ShardingConfig
 from rungs.parallel import devices, gpu_settings
@@ -24,8 +24,6 @@ TRUNCATED_ENTRY = r"Error reading persistent compilation cache entry for '(.+?)'
 WRITE_FAILURE = r"Error writing persistent compilation cache entry for '.+?': (.*)"
 CACHE_VARIABLE = "JAX_COMPILATION_CACHE_DIR"
 _TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8  # from <malloc.h>
-
-log = logging.getLogger("rungs")
 
 
 def prepare(

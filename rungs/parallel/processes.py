@@ -20,7 +20,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from rungs.common import run_log
 from rungs.common.errors import EXIT_FAILED, RunFailure, UserError, readable_line, reason
 from rungs.parallel.launchers import Cluster
-from rungs.parallel.mesh import size_along
+from rungs.parallel.sharding import size_along
 
 START_TIMEOUT_SECONDS = 300
 """How long processes wait for each other at the start."""

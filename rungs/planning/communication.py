@@ -12,10 +12,9 @@ from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig
 from rungs.config.sharding_config import ShardingConfig
 from rungs.model.kernels import grouped_matmul
-from rungs.model.layer_loop import layer_loop
-from rungs.model.remat import RECOMPUTED, Recomputed
+from rungs.model.remat import RECOMPUTED, Recomputed, layer_loop
 from rungs.optim.precision import dtype_of
-from rungs.parallel.mesh import (
+from rungs.parallel.sharding import (
     BLOCKS,
     CONTEXT,
     DATA,
@@ -24,10 +23,12 @@ from rungs.parallel.mesh import (
     TOKEN_AXES,
     TOKEN_EMBEDDING,
     VOCABULARY,
+    Layout,
     abstract_mesh,
+    padded_axis,
+    sharded_axis,
     size_along,
 )
-from rungs.parallel.sharding import Layout, padded_axis, sharded_axis
 from rungs.planning.compiled.collectives import moved_bytes
 from rungs.planning.hardware import Links
 from rungs.step.state import abstract_model

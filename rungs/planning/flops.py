@@ -7,6 +7,7 @@ import jax
 
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig
+from rungs.config.train_config import TrainConfig
 from rungs.model import lora, remat
 from rungs.model.attention import causal_kernel
 from rungs.model.kernels import (
@@ -15,7 +16,6 @@ from rungs.model.kernels import (
     splash_attention,
     triton_attention,
 )
-from rungs.model.layer_loop import layer_loop
 from rungs.optim.precision import dtype_of
 from rungs.step.state import Shapes, shapes_of
 
@@ -93,12 +93,17 @@ def model_flops_per_token(shapes: Shapes, model: ModelConfig, length: int) -> fl
     return 6 * in_matmuls + 12 * model.n_layers * _heads_width(model) * length
 
 
+def _is_next_token(config: RunConfig) -> bool:
+    return isinstance(config.train, TrainConfig) and config.train.objective == "next_token"
+
+
 def hardware_flops_per_token(config: RunConfig, vocabulary: int | None = None) -> Flops:
     """Return the FLOPs per token that a step computes, recomputation included. Only matmuls count;
     the rest is small. `vocabulary` is the number of rows in memory, if more than `vocab_size`."""
     model = config.model
     once = 2 * model.emb_dim * (vocabulary or model.vocab_size)
-    head = Passes(once, 0, once if config.train.lora else 2 * once)
+    again = 0 if _is_next_token(config) else once  # `cross_entropy.map_logits`
+    head = Passes(once, again, once if config.train.lora else 2 * once)
     if not model.n_layers:
         return Flops(Passes(0, 0, 0), Passes(0, 0, 0), head)
     return Flops(_of_layers(config), _of_attention(config), head)
@@ -147,7 +152,7 @@ def _of_layers(config: RunConfig) -> Passes:
             sizes[name] = round(sizes[name] * share)
     weights = sum(sizes.values())
     forward = 2 * (weights + sum(low_rank.values()))
-    recompute, recomputed = 0.0, remat.RECOMPUTED[layer_loop(train, model).remat]
+    recompute, recomputed = 0.0, remat.RECOMPUTED[remat.layer_loop(train, model).remat]
     if recomputed.matmuls:
         recompute = forward - 2 * _not_recomputed(sizes, model)
     elif recomputed.elementwise:
@@ -174,14 +179,15 @@ def _of_attention(config: RunConfig) -> Passes:
     is_blockwise = not train.drop_rate  # as `Attention` chooses
     pairs = attention_pairs(config) if is_blockwise else model.n_layers * length**2
     once = 2 * pairs * _heads_width(model) / length
-    recomputed = remat.RECOMPUTED[layer_loop(train, model).remat]
+    recomputed = remat.RECOMPUTED[remat.layer_loop(train, model).remat]
     if is_blockwise:
-        return Passes(2 * once, (_again(config) + 2 * recomputed.matmuls) * once, 4 * once)
+        repeated = _repeated_matmuls(config) + 2 * recomputed.matmuls
+        return Passes(2 * once, repeated * once, 4 * once)
     # recomputing the softmax between the two matmuls takes the scores
     return Passes(2 * once, (recomputed.elementwise + recomputed.matmuls) * once, 4 * once)
 
 
-def _again(config: RunConfig) -> int:
+def _repeated_matmuls(config: RunConfig) -> int:
     """Return the matmuls that the backward pass of blockwise attention repeats: the scores, unless
     weights are kept; with two kernels, scores in both and the weights' gradient in the second."""
     model, train = config
@@ -190,7 +196,7 @@ def _again(config: RunConfig) -> int:
     kernel = causal_kernel(query, model.attention_soft_cap, train.documents == "separate")
     if kernel in (splash_attention, triton_attention):
         return 3
-    recomputed = remat.RECOMPUTED[layer_loop(train, model).remat]
+    recomputed = remat.RECOMPUTED[remat.layer_loop(train, model).remat]
     return 1 if recomputed.elementwise or not blockwise_attention.keeps_weights() else 0
 
 

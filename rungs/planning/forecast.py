@@ -1,7 +1,6 @@
 """Forecast of a run on devices that may be absent: memory, FLOPs, tokens, disk and time, computed
 from its two config files."""
 
-import logging
 import math
 import statistics
 from collections.abc import Sequence
@@ -11,8 +10,8 @@ from typing import NamedTuple, Self
 from rungs.checkpointing.checkpoint_folder import CHECKPOINT_GLOB
 from rungs.checkpointing.load import starting_dtypes
 from rungs.checkpointing.retention import most_needed
-from rungs.common import disk, paths
-from rungs.common.errors import UserError, errors_at
+from rungs.common import disk, errors, paths
+from rungs.common.run_log import log
 from rungs.config.optimization_config import OptimizationConfig
 from rungs.config.run_config import MODEL_FILE, TRAIN_FILE, RunConfig
 from rungs.config.sharding_config import ShardingConfig
@@ -34,11 +33,18 @@ from rungs.planning.flops import (
     model_flops_per_token,
 )
 from rungs.planning.hardware import Hardware
-from rungs.planning.memory import Dtypes, Memory, as_stored, format_bytes, memory_of
-from rungs.planning.oom_advice import Edit, larger_microbatch, remedies
+from rungs.planning.memory import (
+    Dtypes,
+    Edit,
+    Memory,
+    as_stored,
+    format_bytes,
+    larger_microbatch,
+    memory_of,
+    remedies,
+)
 from rungs.run import metrics, records
 from rungs.run.folder import RunFolder
-from rungs.run.records import Length
 from rungs.step.state import AbstractState, shapes_of
 
 _RECENT_STEPS = 100
@@ -58,13 +64,15 @@ class Tokens(NamedTuple):
     """Tokens in the run's metrics."""
     in_datasets: dict[str, int | None]
     """Training tokens of each dataset; None if it is not available yet."""
+    of_datasets: dict[str, int]
+    """Tokens of each dataset that the run reads, if its mixture changes and all are available."""
 
     def within(
         self,
         config: RunConfig,
         seconds: float,
         throughput: "Throughput",
-        decided: Sequence[Length],
+        decided: Sequence[records.Length],
     ) -> Self:
         """Return the numbers for a run that ends after this many seconds: its own decision or,
         before that, as many as the throughput allows."""
@@ -277,17 +285,19 @@ def recorded_throughput(run: RunFolder) -> Throughput | None:
 def _check_divisibility(run: RunFolder, config: RunConfig, layout: Layout) -> None:
     lines = [f"{MODEL_FILE}: {line}" for line in layout.problems(config.model)]
     lines += [f"{TRAIN_FILE}: {line}" for line in indivisible_batch(*config, layout.mesh)]
-    with errors_at(f"{run.path}/"):
+    with errors.errors_at(f"{run.path}/"):
         if lines:
-            raise UserError("\n".join(lines))
+            raise errors.UserError("\n".join(lines))
         float8.check_device(config.train)
 
 
 def _tokens(run: RunFolder, config: RunConfig, datasets: dict[str, Dataset]) -> Tokens:
-    train, steps = config.train, None
+    train, steps, of_datasets = config.train, None, dict[str, int]()
     if len(datasets) == len(train.datasets):
-        with errors_at(f"{run.path}/"):
-            steps = TrainingData(config, datasets).total_steps
+        with errors.errors_at(f"{run.path}/"):
+            data = TrainingData(config, datasets)
+        steps = data.total_steps
+        of_datasets = data.dataset_tokens(steps)
     elif train.min_train_tokens != -1:
         steps = train.total_steps(config.least_steps(train.min_train_tokens))
     recorded = metrics.read(run.metrics)
@@ -297,7 +307,7 @@ def _tokens(run: RunFolder, config: RunConfig, datasets: dict[str, Dataset]) -> 
     }
     planned = None if steps is None else config.tokens_before(steps)
     done = recorded[-1].tokens_seen if recorded else 0
-    return Tokens(config.most_tokens_per_step, steps, planned, done, in_datasets)
+    return Tokens(config.most_tokens_per_step, steps, planned, done, in_datasets, of_datasets)
 
 
 def _communication(
@@ -352,9 +362,6 @@ def _least_update_seconds(untimed: Forecast) -> float:
     gradients = 0 if untimed.config.train.lora else memory.weights
     moved = 2 * (memory.weights + memory.moments) + gradients
     return moved / bandwidth if bandwidth else 0.0
-
-
-log = logging.getLogger("rungs")
 
 
 def disk_space(

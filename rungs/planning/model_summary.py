@@ -1,17 +1,18 @@
-"""Modules and arrays of a model, and how each sharding mode splits them."""
+"""Modules and arrays of a model, and how each sharding mode splits them, as text and as JSON."""
 
 import itertools
+import json
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from rungs.common.shown_text import align_columns
 from rungs.config.model_config import ModelConfig
 from rungs.config.optimization_config import LoraConfig
 from rungs.config.sharding_config import Mode, ShardingConfig, mesh_axes
-from rungs.parallel.mesh import dotted
-from rungs.parallel.sharding import MESH_AXES, as_tuple
+from rungs.parallel.sharding import MESH_AXES, as_tuple, dotted
 from rungs.planning.communication import abstract_layout, padded_shape
 from rungs.step.state import abstract_model, build_model
 
@@ -119,3 +120,48 @@ def _initial_stds(config: ModelConfig, lora: LoraConfig | None, seed: int) -> di
         return {dotted(path): jnp.std(variable.get_value()) for path, variable in flat}
 
     return {name: float(std) for name, std in jax.jit(stds)().items()}
+
+
+def as_json(summary: ModelSummary) -> str:
+    """Return all modules and arrays as JSON."""
+    return json.dumps(
+        {
+            "parameters": summary.parameters,
+            "modules": [module._asdict() for module in summary.modules],
+            "arrays": [array._asdict() for array in summary.arrays],
+        },
+        indent=2,
+    )
+
+
+def as_text(summary: ModelSummary) -> str:
+    """Return the tree of modules, and a table of the arrays."""
+    header = ("array", "axes", "shape", "dtype", "initial std", "share", *summary.arrays[0].splits)
+    table = align_columns([header, *map(_row, summary.arrays)], left=4)
+    return f"{_tree(summary)}\n\n{table}"
+
+
+def _tree(summary: ModelSummary) -> str:
+    rows = []
+    for module in summary.modules:
+        depth = module.path.count(".") + 1 if module.path else 0
+        name = module.path.rpartition(".")[2]
+        label = f"{'  ' * depth}{name}: {module.type}" if name else module.type
+        rows.append((label, f"{module.parameters:,}"))
+    return align_columns([("module", "parameters"), *rows])
+
+
+def _row(array: ArraySummary) -> tuple[str, ...]:
+    splits = [
+        ", ".join(f"{axis} / {over}" for axis, over in by_axis.items())
+        for by_axis in array.splits.values()
+    ]
+    return (
+        array.name,
+        " ".join(array.axes),
+        " × ".join(f"{size:,}" for size in array.shape),
+        array.dtype,
+        "too large" if array.initial_std is None else f"{array.initial_std:.4g}",
+        f"{array.share:.2%}",
+        *(split or "–" for split in splits),
+    )

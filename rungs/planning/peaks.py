@@ -16,13 +16,12 @@ from rungs.config.optimization_config import Remat
 from rungs.config.run_config import RunConfig
 from rungs.model.gpt import GPT
 from rungs.model.kernels.cross_entropy import chunk_tokens
-from rungs.model.layer_loop import LayerLoop, kept_scores, layer_loop, periods
-from rungs.model.remat import RECOMPUTED
+from rungs.model.remat import RECOMPUTED, LayerLoop, kept_scores, layer_loop, periods
 from rungs.optim.multi_steps import MultiSteps
 from rungs.optim.precision import dtype_of
 from rungs.parallel import target_device
 from rungs.parallel.fsdp import WeightGatherer
-from rungs.parallel.mesh import (
+from rungs.parallel.sharding import (
     BLOCKS,
     CONTEXT,
     DATA,
@@ -30,9 +29,10 @@ from rungs.parallel.mesh import (
     LOOKED_UP,
     TENSOR,
     TOKEN_EMBEDDING,
+    Layout,
+    sharded_axis,
     size_along,
 )
-from rungs.parallel.sharding import Layout, sharded_axis
 from rungs.planning.communication import FLOAT32_BYTES, INT32_BYTES
 from rungs.planning.flops import attention_pairs
 from rungs.step.forward import compute_of, on_mesh

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rungs.common.text_table import counted, format_duration
+from rungs.common.shown_text import counted, format_duration
 from rungs.config.run_config import ReinforceRunConfig, RunConfig
 from rungs.config.sharding_config import ShardingConfig
 from rungs.config.train_config import TrainConfig
@@ -22,7 +22,6 @@ from rungs.planning.memory import format_bytes
 from rungs.planning.rows import Column, Part, Row, Table
 from rungs.run import metrics
 from rungs.run.folder import RunFolder
-from rungs.run.metrics import PolicyMetrics
 from rungs.step.state import shapes_of
 
 _TEXT_BYTES, _NEW_TOKEN_BYTES, _PROMPT_TOKEN_BYTES = 260, 36, 4
@@ -127,7 +126,7 @@ def plan(
     run's latest steps, if there are any."""
     training = training_equivalent(config)
     update = forecast(run, training, hardware, sharding, datasets_dir, utilization)
-    steps = list(metrics.stream(run.metrics, PolicyMetrics))
+    steps = list(metrics.stream(run.metrics, metrics.PolicyMetrics))
     recent = steps[-_RECENT_STEPS:]
     prompts = config.train.prompts_per_step
     return PolicyPlan(
@@ -171,7 +170,7 @@ def _reference_bytes(config: ReinforceRunConfig, update: Forecast) -> int:
     return math.ceil(whole / update.devices) if update.sharding.mode == "fsdp" else whole
 
 
-def _recorded(steps: list[PolicyMetrics]) -> Phases:
+def _recorded(steps: list[metrics.PolicyMetrics]) -> Phases:
     return Phases(
         statistics.median(step.sampling_seconds for step in steps),
         statistics.median(step.verifying_seconds for step in steps),

@@ -3,10 +3,9 @@
 import math
 from collections.abc import Iterator
 
-from rungs.common.shown_text import quoted
-from rungs.common.text_table import counted, format_duration
+from rungs.common.shown_text import counted, format_duration, quoted
 from rungs.parallel.gpu_settings import share_advice
-from rungs.parallel.mesh import CONTEXT, DATA, size_along
+from rungs.parallel.sharding import CONTEXT, DATA, size_along
 from rungs.planning.communication import abstract_layout
 from rungs.planning.compiled import report as compiled_report
 from rungs.planning.compiled.roofline import Roofline
@@ -151,8 +150,9 @@ def _tokens(forecast: Forecast) -> Iterator[Part]:
     grows = bool(train.batch_growth)
     microbatches = f"{train.gradient_accumulation_steps:,} to " * grows
     step_tokens = f"{forecast.config.tokens_per_step:,} to " * grows
+    pairs = f" ({counted(train.microbatch_size // 2, 'pair')})" * train.learns_preferences
     yield (
-        f"step      {counted(train.microbatch_size, 'sequence')}"
+        f"step      {counted(train.microbatch_size, 'sequence')}{pairs}"
         f" × {microbatches}{counted(train.microbatches_per_step, 'microbatch')}"
         f" × {counted(length, 'token')} = {step_tokens}{counted(tokens.per_step, 'token')}"
     )
@@ -178,7 +178,9 @@ def _tokens(forecast: Forecast) -> Iterator[Part]:
         yield f"          compute-optimal: {per} = {optimal:,} tokens"
     for name, count in tokens.in_datasets.items():
         missing = f"not here yet; uv run download_dataset.py {quoted(name)}"
-        yield f"dataset   {name}: {missing if count is None else counted(count, 'token')}"
+        read = tokens.of_datasets.get(name)
+        epochs = f", {read:,} read, {read / count:.2f} epochs" if read is not None and count else ""
+        yield f"dataset   {name}: {missing if count is None else counted(count, 'token')}{epochs}"
 
 
 def disk(forecast: Forecast) -> Iterator[Part]:

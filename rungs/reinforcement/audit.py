@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from rungs.common.errors import UserError
+from rungs.common.shown_text import align_columns
 from rungs.common.strict_json import format_value
-from rungs.common.text_table import align_columns
 from rungs.reinforcement.rollout_files import Completion, RolloutFiles, by_prompt, read
-from rungs.run import metrics
-from rungs.run.folder import RunFolder
-from rungs.run.metrics import PolicyMetrics
+from rungs.run import folder, metrics
 
 _STEPS = 20
 """Steps at the beginning and at the end; fewer if there are fewer."""
@@ -64,7 +62,7 @@ class Change(NamedTuple):
         return f"{self.size:+.2f} (± {margin}{chance})"
 
 
-def audit(run: RunFolder) -> str:
+def audit(run: folder.RunFolder) -> str:
     """Return the findings on a run's kept texts. Raises UserError if none or damaged."""
     paths = _paths(run)
     if not paths:
@@ -82,9 +80,9 @@ def audit(run: RunFolder) -> str:
     return "\n\n".join("\n".join(block) for block in blocks)
 
 
-def _paths(run: RunFolder) -> list[Path]:
+def _paths(run: folder.RunFolder) -> list[Path]:
     """Return the files of steps taken; after `--from` there may be later ones from before."""
-    steps = [step.global_step for step in metrics.stream(run.metrics, PolicyMetrics)]
+    steps = [step.global_step for step in metrics.stream(run.metrics, metrics.PolicyMetrics)]
     last = RolloutFiles(run.rollouts).step(steps[-1]) if steps else None
     paths = sorted(run.rollouts.glob("step-*.jsonl"))
     return [path for path in paths if last is None or path <= last]

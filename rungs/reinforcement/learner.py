@@ -5,7 +5,6 @@ import dataclasses
 import functools
 import hashlib
 import json
-import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -17,24 +16,22 @@ from jax.sharding import Mesh
 
 from rungs.checkpointing import checkpoint_folder, load, manifest, published, weights_file
 from rungs.common.errors import RunFailure, UserError
+from rungs.common.run_log import log
+from rungs.common.shown_text import counted
 from rungs.common.signals import Interrupted
-from rungs.common.text_table import counted
+from rungs.config.reinforce_config import TaskConfig
 from rungs.config.run_config import REINFORCE_FILE, ReinforceRunConfig
-from rungs.config.task_config import TaskConfig
 from rungs.data import dataset, tokenizer_files
 from rungs.data.tokenizer import Tokenizer
 from rungs.model.gpt import GPT
 from rungs.model.rollouts import RolloutSampler
 from rungs.optim.precision import dtype_of
 from rungs.parallel.processes import check_all_agree, is_first_process, run_on_first
+from rungs.reinforcement import policy_update
 from rungs.reinforcement.policy_objective import PolicyObjective
-from rungs.reinforcement.policy_update import ARRAY_NAMES, PolicyUpdater, Updated
-from rungs.reinforcement.prompts import Prompt, Prompts
-from rungs.reinforcement.rollout_files import Completion, RolloutFiles, write_samples
-from rungs.reinforcement.sampling import CompletionSource, Seconds, longest_prompt
-from rungs.reinforcement.step_metrics import policy_fields, summarize
-from rungs.run import metrics
-from rungs.run.folder import RunFolder
+from rungs.reinforcement.rollout_files import Completion, Prompt, RolloutFiles, write_samples
+from rungs.reinforcement.sampling import CompletionSource, Prompts, Seconds, longest_prompt
+from rungs.run import folder, metrics
 from rungs.run.metrics import PolicyMetrics, Validation
 from rungs.step.state import create_model
 from rungs.step.train_step import StepResult, make_step
@@ -46,8 +43,6 @@ from rungs.training import run_report
 from rungs.training.learner import NEVER, Kind, Record, Replayed, Start, Stops, record_fields
 from rungs.training.start import model_and_optimizer
 from rungs.training.trainer import Trainer
-
-log = logging.getLogger("rungs")
 
 _MANY_WRONG_STEPS = 5
 
@@ -101,7 +96,7 @@ def reinforcement(trust_verifier: bool) -> Kind:
 def _replayed(start: Start, mesh: Mesh) -> Replayed:
     train, length = start.config.train, start.config.sequence_length
     objective = PolicyObjective.of(train, train.updates_per_rollout == 1, length)
-    return Replayed(objective, make_step(objective, train, mesh), ARRAY_NAMES)
+    return Replayed(objective, make_step(objective, train, mesh), policy_update.ARRAY_NAMES)
 
 
 def _open(start: Start, stack: ExitStack, trust_verifier: bool) -> PolicyInputs:
@@ -168,7 +163,7 @@ def _reference(start: Start) -> weights_file.Weights | None:
 class Sampled(NamedTuple):
     """Results of a step."""
 
-    updated: Updated
+    updated: policy_update.Updated
     seconds: Seconds
     start_validation: Validation | None
 
@@ -201,7 +196,7 @@ class PolicyLearner:
             config, self._sampler, inputs.tokenizer, inputs.stop_tokens, inputs.verifiers
         )
         reference = _reference_model(inputs.reference, config, mesh)
-        self._updater = PolicyUpdater(config, mesh, reference, inputs.longest_prompt)
+        self._updater = policy_update.PolicyUpdater(config, mesh, reference, inputs.longest_prompt)
         self._files = RolloutFiles(start.run.rollouts, is_first_process(), start.run.check)
         self._wrong_steps, self._latest_step = 0, -1
         self._last_end = time.perf_counter()
@@ -233,7 +228,9 @@ class PolicyLearner:
         samples = self._train.samples_per_prompt
         return self._source.complete(step, prompts, samples, file, stops.here)
 
-    def _update(self, step: int, prompts: list[Prompt], completions: list[Completion]) -> Updated:
+    def _update(
+        self, step: int, prompts: list[Prompt], completions: list[Completion]
+    ) -> policy_update.Updated:
         _report_failures(step, completions)
         self._latest_step = step
         samples = self._train.samples_per_prompt
@@ -248,7 +245,7 @@ class PolicyLearner:
         self._tokens_seen += tokens
         read = PolicyMetrics(
             **record_fields(self._start, step, result, self._tokens_seen, tokens, seconds),
-            **policy_fields(taken.updated, self._train),
+            **policy_update.policy_fields(taken.updated, self._train),
             sampling_seconds=taken.seconds.sampling,
             verifying_seconds=taken.seconds.verifying,
             start_validation=taken.start_validation,
@@ -277,7 +274,7 @@ class PolicyLearner:
         prompts = self.prompts.of_validation()
         completions, _ = self._source.complete(None, prompts, samples, file, stops.here)
         self._files.write(file, completions)
-        return summarize(completions, samples)
+        return policy_update.summarize(completions, samples)
 
     def lacks_validation(self, saved: manifest.Checkpoint, _: PolicyMetrics) -> bool:
         is_due = saved.step % saved.meta.train["checkpoint_interval"] == 0
@@ -317,7 +314,7 @@ class PolicyLearner:
             run_report.warn_of_unused_keys(start.run, start.config)
 
     @staticmethod
-    def summary(run: RunFolder, last: PolicyMetrics | None) -> str:
+    def summary(run: folder.RunFolder, last: PolicyMetrics | None) -> str:
         steps = list(metrics.stream(run.metrics, PolicyMetrics))
         last = last or next(reversed(steps), None)
         first = next((step.start_validation for step in steps if step.start_validation), None)

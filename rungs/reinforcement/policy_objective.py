@@ -28,7 +28,6 @@ from rungs.model.gpt import GPT
 from rungs.model.kernels.cross_entropy import WeightOf
 from rungs.optim.precision import dtype_of
 from rungs.parallel import collectives, fsdp, sharding
-from rungs.parallel.mesh import TOKEN_AXES
 from rungs.step import forward, shortcuts
 from rungs.step.objective import Aux, Microbatch
 
@@ -103,9 +102,9 @@ class PolicyObjective(NamedTuple):
         if routing is not None:
             balance = routing.balance_loss.mean() / self.train.microbatches_per_step
             loss += self.train.load_balancing_weight * balance
-            summed_balance = collectives.psum(routing.balance_loss, *TOKEN_AXES)
+            summed_balance = collectives.psum(routing.balance_loss, *sharding.TOKEN_AXES)
             routing = routing._replace(balance_loss=summed_balance)
-        summed_loss = collectives.psum(found.total, *TOKEN_AXES)
+        summed_loss = collectives.psum(found.total, *sharding.TOKEN_AXES)
         statistics = found.log_probs_BS, found.entropies_BS
         outputs = tuple(_padded(array_BS, self.length) for array_BS in statistics)
         return loss, Aux(summed_loss, None, routing, outputs)

@@ -10,13 +10,12 @@ from jax.sharding import Mesh
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.checkpointing.manifest import Checkpoint
 from rungs.common.errors import UserError
-from rungs.common.text_table import counted
+from rungs.common.shown_text import counted
 from rungs.config.run_config import ReinforceRunConfig
 from rungs.reinforcement.learner import PolicyLearner
 from rungs.reinforcement.rollout_files import Completion, RolloutFiles, read
 from rungs.run import metrics
 from rungs.run.folder import RunFolder, StartOptions
-from rungs.run.metrics import PolicyMetrics
 from rungs.training.learner import Kind
 from rungs.training.start import create_mesh, start_of, with_device_choices
 
@@ -82,8 +81,8 @@ def _number(name: str) -> int:
     return int(digits)
 
 
-def _metrics_of(run: RunFolder, step: int) -> PolicyMetrics:
-    for line in metrics.stream(run.metrics, PolicyMetrics):
+def _metrics_of(run: RunFolder, step: int) -> metrics.PolicyMetrics:
+    for line in metrics.stream(run.metrics, metrics.PolicyMetrics):
         if line.global_step == step:
             return line
     raise UserError(f"{run.metrics}: has no line of step {step}")

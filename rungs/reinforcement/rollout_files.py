@@ -10,18 +10,26 @@ import dataclasses
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
-from rungs.common import disk
-from rungs.common.errors import UserError
-from rungs.common.paths import is_file
+from rungs.common import disk, errors
+from rungs.common.paths import is_file, read_bytes
 from rungs.model.rollouts import Rollout
-from rungs.reinforcement.prompts import Prompt
 from rungs.run.folder import RunFolder
+from rungs.tasks.task import Item
 from rungs.tasks.verifiers.verdict import Status, Verdict
+
+
+class Prompt(NamedTuple):
+    """An item of a task with its prompt's token ids."""
+
+    task: int
+    """Index in the config's `tasks`."""
+    item: Item
+    tokens: list[int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,12 +136,12 @@ class RolloutFiles:
 def read(path: Path) -> list[Completion]:
     """Return the completions in a file. Raises UserError if it is missing or damaged."""
     try:
-        lines = path.read_bytes().splitlines()
+        lines = read_bytes(path).splitlines()
         return [_COMPLETION.validate_json(line) for line in lines]
     except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
+        raise errors.UserError(f"{path}: no such file") from None
     except (OSError, ValidationError):
-        raise UserError(f"{path}: damaged, or of another version of Rungs") from None
+        raise errors.UserError(f"{path}: damaged, or of another version of Rungs") from None
 
 
 def known_verdicts(path: Path, rollouts: Sequence[Rollout]) -> list[Verdict] | None:
@@ -144,7 +152,7 @@ def known_verdicts(path: Path, rollouts: Sequence[Rollout]) -> list[Verdict] | N
         return None
     try:
         found = read(path)
-    except UserError:
+    except errors.UserError:
         return None
     if [completion.tokens for completion in found] != [rollout.tokens for rollout in rollouts]:
         return None

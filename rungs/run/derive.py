@@ -5,16 +5,13 @@ import dataclasses
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
-from rungs.common import atomic_folder, strict_json
-from rungs.common.errors import UserError
-from rungs.common.paths import is_file, is_inside, is_there
-from rungs.config import run_config
-from rungs.config.reinforce_config import ReinforceConfig
-from rungs.run.folder import find_run, new_run_path
+from rungs.common import disk, errors, paths, strict_json
+from rungs.config import reinforce_config, run_config
+from rungs.run.folder import RunFolder, find_run, new_run_path
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,54 +23,92 @@ class NewRun:
     """Contents of its two config files, by name."""
     task_files: dict[str, bytes]
     """Contents of the files that tasks name in the run folder: items and verifiers."""
+    checkpoint: Path | None = None
+    """The folder of a checkpoint that the run begins with, hard-linked if possible."""
+    metrics: str = ""
+    """The lines of `metrics.jsonl` up to that checkpoint."""
 
     @classmethod
-    def of(cls, folder: Path, origin: Path, changes: Mapping[str, Any]) -> Self:
+    def of(
+        cls,
+        folder: Path,
+        origin: Path,
+        changes: Mapping[str, Any],
+        branch: "BranchPoint | None" = None,
+    ) -> Self:
         """Prepare a copy of the run folder `origin` with `changes`, new values for keys of either
         file, without writing anything. Raises UserError if a change is wrong, or `folder` already
         exists with other contents."""
-        texts = _changed_files(origin, folder, changes)
+        texts = _changed_files(origin, folder, changes, branch)
         run_config.check_texts(folder, texts)
-        if is_there(folder) and any(
+        if paths.is_there(folder) and any(
             strict_json.read_text(folder / name) != text for name, text in texts.items()
         ):
-            raise UserError(
+            raise errors.UserError(
                 f"{folder}: already exists with other keys than this copy of {origin} would have;"
                 " choose another name or use it as it is"
             )
-        return cls(folder, texts, _task_files(origin))
+        new = cls(folder, texts, _task_files(origin))
+        if branch is None or paths.is_there(folder):
+            return new
+        checkpoint, lines = branch.find()
+        return dataclasses.replace(new, checkpoint=checkpoint, metrics=lines)
 
     def make(self) -> Path:
         """Write the folder atomically. An existing folder is left unchanged. Raises UserError if it
         cannot be written."""
-        if not is_there(self.folder):
-            with atomic_folder.create_folder(self.folder) as new:
+        if not paths.is_there(self.folder):
+            with disk.create_folder(self.folder) as new:
                 for name, text in self.texts.items():
                     (new / name).write_text(text, encoding="utf-8")
                 for name, content in self.task_files.items():
                     (new / name).parent.mkdir(parents=True, exist_ok=True)
                     (new / name).write_bytes(content)
+                if self.checkpoint is not None:
+                    place = RunFolder(new).checkpoints / self.checkpoint.name
+                    shutil.copytree(self.checkpoint, place, copy_function=disk.link_or_copy)
+                    RunFolder(new).metrics.write_text(self.metrics, encoding="utf-8")
         return self.folder
 
     def remove(self) -> None:
         """Remove the folder again, unless more than `make` wrote is in it by now."""
-        if not is_there(self.folder):
+        if not paths.is_there(self.folder):
             return
-        files = {path for path in self.folder.rglob("*") if path.is_file()}
-        if files == {self.folder / name for name in (*self.texts, *self.task_files)}:
+        run, names = RunFolder(self.folder), {*self.texts, *self.task_files}
+        files = {path for path in run.path.rglob("*") if path.is_file()}
+        if self.checkpoint is not None:
+            copied = run.checkpoints / self.checkpoint.name
+            files -= {run.metrics, *copied.rglob("*")}
+        if files == {run.path / name for name in names}:
             shutil.rmtree(self.folder)
 
 
+class BranchPoint(NamedTuple):
+    """A step of another run at which a new one begins."""
+
+    step: int
+    find: Callable[[], tuple[Path, str]]
+    """Returns the folder of the step's checkpoint, and the metrics up to it. Raises UserError."""
+
+
 @contextlib.contextmanager
-def create_like(name: str, like: str, settings: Sequence[str], keep: bool = True) -> Iterator[Path]:
+def create_like(
+    name: str,
+    like: str,
+    settings: Sequence[str],
+    keep: bool = True,
+    branch: Callable[[Path], BranchPoint] | None = None,
+) -> Iterator[Path]:
     """Create the run folder `name` from the run `like` with `settings` (`key=value`) changed, and
     yield it. If the same call created it before, it is unchanged, so the same command resumes. If
     the block raises, for example UserError because the run does not fit its data or devices, or
-    without `keep`, a folder created by this call is removed, unless more was written to it. Raises
+    without `keep`, a folder created by this call is removed, unless more was written to it. With
+    `branch`, a function of the folder of `like`, it begins with a checkpoint of that run. Raises
     UserError, before writing anything, if a setting is wrong or the folder cannot be created."""
-    target = new_run_path(name)
-    new = NewRun.of(target, find_run(like), parse_settings(settings))
-    is_new = not is_there(target)
+    target, origin = new_run_path(name), find_run(like)
+    point = branch(origin) if branch else None
+    new = NewRun.of(target, origin, parse_settings(settings), point)
+    is_new = not paths.is_there(target)
     try:
         yield new.make()
     except Exception:
@@ -91,7 +126,7 @@ def parse_settings(settings: Sequence[str]) -> dict[str, Any]:
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not equals:
-            raise UserError(f"--set {setting}: must have the form key=value")
+            raise errors.UserError(f"--set {setting}: must have the form key=value")
         try:
             changes[key] = json.loads(value)
         except (ValueError, RecursionError):
@@ -102,12 +137,14 @@ def parse_settings(settings: Sequence[str]) -> dict[str, Any]:
 def _task_files(origin: Path) -> dict[str, bytes]:
     """Return the contents of the files that tasks name in a run folder, by relative path."""
     train = run_config.load_any_run(origin).train
-    tasks = train.tasks if isinstance(train, ReinforceConfig) else ()
-    names = {name for task in tasks for name in task.files if is_inside(name)}
-    return {name: (origin / name).read_bytes() for name in names if is_file(origin / name)}
+    tasks = train.tasks if isinstance(train, reinforce_config.ReinforceConfig) else ()
+    names = {name for task in tasks for name in task.files if paths.is_inside(name)}
+    return {name: (origin / name).read_bytes() for name in names if paths.is_file(origin / name)}
 
 
-def _changed_files(origin: Path, target: Path, changes: Mapping[str, Any]) -> dict[str, str]:
+def _changed_files(
+    origin: Path, target: Path, changes: Mapping[str, Any], branch: BranchPoint | None
+) -> dict[str, str]:
     run_config.load_any_run(origin)
     model_file, train_file = files = run_config.config_files(origin)
     contents = {name: json.loads(strict_json.read_text(origin / name)) for name in files}
@@ -118,5 +155,6 @@ def _changed_files(origin: Path, target: Path, changes: Mapping[str, Any]) -> di
         schema = content.get("$schema")
         if isinstance(schema, str) and schema and "://" not in schema:
             content["$schema"] = Path(os.path.relpath(origin / schema, target)).as_posix()
-    contents[train_file]["lineage"] = {"like": origin.as_posix(), "set": dict(changes)}
+    lineage = {"like": origin.as_posix(), "set": dict(changes)}
+    contents[train_file]["lineage"] = lineage | ({"from_step": branch.step} if branch else {})
     return {name: json.dumps(content, indent=2) + "\n" for name, content in contents.items()}

@@ -12,15 +12,8 @@ from typing import Self
 
 from filelock import SoftFileLock, Timeout
 
-from rungs.common import atomic_folder, disk
+from rungs.common import disk, paths
 from rungs.common.errors import RunFailure, UserError, did_you_mean
-from rungs.common.paths import (
-    is_file,
-    is_folder,
-    is_there,
-    refuse_control_characters,
-    require_regular,
-)
 from rungs.config.run_config import MODEL_FILE, TRAIN_FILE
 
 RUNS = Path("runs")
@@ -101,7 +94,7 @@ class RunFolder:
         self.refuse_links()
         is_new = not self.lock_file.exists()
         try:
-            lock = atomic_folder.file_lock(self.lock_file)
+            lock = disk.file_lock(self.lock_file)
             lock.acquire(blocking=False)
         except Timeout as held:
             who = read_note(self.holder) or "another process"
@@ -144,7 +137,7 @@ class RunFolder:
                 f"{self.lock_file}: removed or replaced during training, so another process may"
                 " train this run; run the same command to resume from the last checkpoint"
             )
-        another = ", and another folder took its place" if is_folder(self.path) else ""
+        another = ", and another folder took its place" if paths.is_folder(self.path) else ""
         lost = "the progress since its last checkpoint is lost"
         if place := _place_of(self.descriptor):
             raise RunFailure(
@@ -182,11 +175,11 @@ class RunFolder:
                     " put what it points to in its place"
                 )
         for path in files:
-            if is_there(path) and not is_file(path):
-                kind = "a folder" if is_folder(path) else "a pipe or a device"
+            if paths.is_there(path) and not paths.is_file(path):
+                kind = "a folder" if paths.is_folder(path) else "a pipe or a device"
                 raise UserError(f"{path}: is {kind}, but must be a file; move it away")
         for path in folders:
-            if path.exists() and not is_folder(path):
+            if path.exists() and not paths.is_folder(path):
                 raise UserError(f"{path}: is a file, but must be a folder; move it away")
 
     def _claim_checkpoints(self) -> None:
@@ -195,7 +188,7 @@ class RunFolder:
         if not self.checkpoints.is_symlink():
             return
         target = self.checkpoints.resolve()
-        if not is_folder(target):
+        if not paths.is_folder(target):
             raise UserError(
                 f"{self.checkpoints}: is a link to {target}, which is not there; mount its disk,"
                 " create the folder, or remove the link"
@@ -203,7 +196,11 @@ class RunFolder:
         note = target / ".run"
         for path in (target.parent, Path(read_note(note) or target)):
             other = RunFolder(path).checkpoints
-            is_its = is_file(path / MODEL_FILE) and is_folder(other) and other.samefile(target)
+            is_its = (
+                paths.is_file(path / MODEL_FILE)
+                and paths.is_folder(other)
+                and other.samefile(target)
+            )
             if is_its and not path.samefile(self.path):
                 raise UserError(
                     f"{self.checkpoints}: is a link to the checkpoints of {path}; each run needs a"
@@ -247,7 +244,7 @@ def _place_of(descriptor: int) -> Path | None:
 def read_note(note: Path) -> str:
     """Return the text of a short file, or an empty string if it cannot be read."""
     try:
-        require_regular(note)
+        paths.require_regular(note)
         return note.read_text(encoding="utf-8").strip()
     except (OSError, ValueError):
         return ""
@@ -281,10 +278,10 @@ def runs_in(name: str) -> list[Path]:
     """Return the runs with steps in a folder, by name; none if it is itself a run, or not a folder.
     Raises UserError if it has runs, but none with a step."""
     folder = Path(name)
-    if not is_folder(folder) or is_file(folder / MODEL_FILE):
+    if not paths.is_folder(folder) or paths.is_file(folder / MODEL_FILE):
         return []
     runs = sorted(path.parent for path in folder.glob(f"*/{MODEL_FILE}"))
-    started = [run for run in runs if is_file(RunFolder(run).metrics)]
+    started = [run for run in runs if paths.is_file(RunFolder(run).metrics)]
     if runs and not started:
         raise UserError(f"{folder}: none of the {len(runs)} runs in it has taken a step yet")
     return started
@@ -293,14 +290,14 @@ def runs_in(name: str) -> list[Path]:
 def existing_run_path(name: str) -> Path | None:
     """Return the folder with this name, here or in `runs/`, or None. Raises UserError if no run can
     be at that path."""
-    refuse_control_characters(Path(name).absolute())
-    return next((path for path in (Path(name), RUNS / name) if is_folder(path)), None)
+    paths.refuse_control_characters(Path(name).absolute())
+    return next((path for path in (Path(name), RUNS / name) if paths.is_folder(path)), None)
 
 
 def new_run_path(name: str) -> Path:
     """Return the path of a new run folder with this name: a path, or a name in `runs/`. Raises
     UserError if no run can be there."""
-    refuse_control_characters(Path(name).absolute())
+    paths.refuse_control_characters(Path(name).absolute())
     return Path(name) if len(Path(name).parts) > 1 else RUNS / name
 
 

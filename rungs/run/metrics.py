@@ -4,7 +4,6 @@ training, `PolicyMetrics` in reinforcement learning."""
 import contextlib
 import dataclasses
 import json
-import logging
 import math
 import os
 from collections.abc import Callable, Iterator
@@ -17,12 +16,11 @@ from typing_extensions import TypeVar
 
 from rungs.common import disk, paths
 from rungs.common.errors import RunFailure
+from rungs.common.run_log import log
 
 METRICS_FILE = "metrics.jsonl"
 
 Spike = Literal["seen", "skipped"]
-
-log = logging.getLogger("rungs")
 
 
 Count = Annotated[int, Field(ge=0, le=2**62)]
@@ -99,12 +97,17 @@ class StepMetrics(StepRecord):
 
     validation_loss: float | None = None
     """Mean cross-entropy on the validation tokens, for steps with a validation."""
+    ema_validation_loss: float | None = None
+    """With `ema_decay`: that of the averaged weights."""
     bits_per_byte: float | None = None
     """Validation loss in bits per byte of text, comparable between tokenizers; None if the dataset
     has no tokenizer."""
     validation_losses: dict[str, float] | None = None
     """Validation loss on each dataset of a mixture with a validation split, and on each of
     `validation_datasets`."""
+    dataset_tokens: dict[str, Count] | None = None
+    """With a mixture whose weights change: training tokens of each dataset up to and including this
+    step."""
     load_balancing_loss: float | None = None
     """Mixture of experts: mean over layers. 1 if all experts get the same number of tokens."""
     expert_tokens: list[list[Count]] | None = None
@@ -212,7 +215,7 @@ def stream(path: Path, kind: type[R]) -> Iterator[R]:
         return
     validator = TypeAdapter(kind).validator
     with paths.open_to_read(path) as lines:
-        for line in lines:
+        for line in paths.lines_of(lines):
             try:
                 step = validator.validate_json(line)
             except ValueError:

@@ -10,13 +10,10 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from rungs.common.text_table import align_columns, format_duration
-from rungs.config import run_config
-from rungs.config.optimization_config import OptimizationConfig
-from rungs.config.reinforce_config import ReinforceConfig
+from rungs.common.shown_text import align_columns, format_duration
+from rungs.config import optimization_config, reinforce_config, run_config
 from rungs.config.train_config import TrainConfig
 from rungs.run import metrics
-from rungs.run.metrics import PolicyMetrics, Validation
 
 DIFFERENT_DATASETS = (
     "These runs use different datasets, so their losses are not comparable; compare bits per byte"
@@ -30,7 +27,7 @@ _SHARED_COLUMNS = (
     *("global_step", "tokens_seen", "learning_rate", "gradient_norm", "clipped"),
     *("dropped_microbatches", "step_seconds", "tokens_per_second", "resumed"),
 )
-C = TypeVar("C", bound=OptimizationConfig, covariant=True)
+C = TypeVar("C", bound=optimization_config.OptimizationConfig, covariant=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +68,12 @@ class RecordedSteps(Generic[C]):
 class RecordedRun(RecordedSteps[TrainConfig]):
     """A training run."""
 
-    COLUMNS = (*_SHARED_COLUMNS, "train_loss", "validation_loss")
+    COLUMNS: ClassVar[tuple[str, ...]] = (
+        *_SHARED_COLUMNS,
+        "train_loss",
+        "validation_loss",
+        "ema_validation_loss",
+    )
 
     notable: list[metrics.StepMetrics]
     """The steps with a validation, a checkpoint or a loss spike, and the last step."""
@@ -93,6 +95,26 @@ class RecordedRun(RecordedSteps[TrainConfig]):
         return metrics.best_step(self.notable, self.config.train.checkpoint_interval)
 
 
+@dataclasses.dataclass(frozen=True)
+class RecordedPreferenceRun(RecordedRun):
+    """A training run that learns from preferences."""
+
+    COLUMNS: ClassVar[tuple[str, ...]] = (
+        *RecordedRun.COLUMNS,
+        *(f"preferences.{field.name}" for field in dataclasses.fields(metrics.PreferenceFigures)),
+    )
+
+    @classmethod
+    def _table(cls, steps: Iterator[metrics.StepRecord]) -> FloatArray:
+        return super()._table(map(_with_figures, steps))
+
+
+def _with_figures(step: metrics.StepRecord) -> metrics.StepRecord:
+    if getattr(step, "preferences", None) is not None:
+        return step
+    return dataclasses.replace(step, preferences=metrics.PreferenceFigures())  # type: ignore[call-arg]
+
+
 def _pick_notable(
     steps: Iterator[metrics.StepMetrics], interval: int, notable: list[metrics.StepMetrics]
 ) -> Iterator[metrics.StepMetrics]:
@@ -108,7 +130,7 @@ def _pick_notable(
 
 
 @dataclasses.dataclass(frozen=True)
-class RecordedPolicyRun(RecordedSteps[ReinforceConfig]):
+class RecordedPolicyRun(RecordedSteps[reinforce_config.ReinforceConfig]):
     """A reinforcement learning run."""
 
     COLUMNS = (
@@ -121,14 +143,14 @@ class RecordedPolicyRun(RecordedSteps[ReinforceConfig]):
 
     rewards: dict[str, FloatArray]
     """Each part of the reward, by name, at each step; NaN where absent."""
-    validations: list[tuple[int, Validation]]
+    validations: list[tuple[int, metrics.Validation]]
     """Number of steps before each validation, and its result."""
 
     @classmethod
     def load(cls, run_folder: Path, name: str | None = None) -> Self:
         """Read the run in a folder, like `RecordedRun.load`."""
         config = run_config.load_reinforcement_run(run_folder)
-        steps = list(metrics.stream(run_folder / metrics.METRICS_FILE, PolicyMetrics))
+        steps = list(metrics.stream(run_folder / metrics.METRICS_FILE, metrics.PolicyMetrics))
         validations = [(0, step.start_validation) for step in steps if step.start_validation] + [
             (step.global_step + 1, step.validation) for step in steps if step.validation
         ]

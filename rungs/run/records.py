@@ -13,8 +13,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 from pydantic import ValidationError
 
-from rungs.common import disk, paths, text_table
-from rungs.common.strict_json import StrictModel
+from rungs.common import disk, paths, shown_text, strict_json
 from rungs.config.base import Size
 from rungs.run.folder import RunFolder
 
@@ -24,7 +23,7 @@ _Z = 1.959964
 """A standard normal variable is within ± this with probability 95%."""
 
 
-class Record(StrictModel):
+class Record(strict_json.StrictModel):
     """A line of a file."""
 
     FILE: ClassVar[str]
@@ -134,7 +133,7 @@ def read(run: RunFolder, kind: type[R]) -> list[R]:
     """Return a run's records of a kind, in order. Damaged lines are skipped."""
     path = run.path / kind.FILE
     found = []
-    for line in path.read_bytes().splitlines() if paths.is_file(path) else ():
+    for line in paths.read_bytes(path).splitlines() if paths.is_file(path) else ():
         with contextlib.suppress(ValidationError):
             found.append(kind.model_validate_json(line))
     return found
@@ -205,7 +204,7 @@ def scores_table(runs: Mapping[str, RunFolder]) -> str | None:
     if not metrics:
         return None
     rows = [[*key, *(_cell(column.get(key)) for column in columns)] for key in metrics]
-    return text_table.align_columns([["benchmark", "metric", *runs], *rows], left=2)
+    return shown_text.align_columns([["benchmark", "metric", *runs], *rows], left=2)
 
 
 def _cell(one: Evaluation | None) -> str:

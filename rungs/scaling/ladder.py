@@ -6,23 +6,21 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rungs.common import shown_text, text_table
+from rungs.common import shown_text
 from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig
 from rungs.data.dataset import Dataset
 from rungs.data.loader import TrainingData
-from rungs.parallel.mesh import BLOCKS
-from rungs.planning import report
+from rungs.parallel.sharding import BLOCKS
+from rungs.planning import memory, report, rows
 from rungs.planning.flops import (
     TOKENS_PER_PARAMETER,
     count_active_parameters,
     model_flops_per_token,
 )
 from rungs.planning.forecast import Forecast, Speed
-from rungs.planning.memory import Memory, format_bytes
-from rungs.planning.rows import Part
 from rungs.run.derive import NewRun
-from rungs.scaling import widths
+from rungs.scaling import mup
 from rungs.step.state import Shapes, shapes_of
 
 SPACING = math.sqrt(10)
@@ -117,7 +115,9 @@ def batch_tokens(flops: float) -> float:
     return 0.292 * flops**0.3271
 
 
-def sections(rungs: list[Rung], forecast: Forecast, largest: Memory) -> list[Iterator[Part]]:
+def sections(
+    rungs: list[Rung], forecast: Forecast, largest: memory.Memory
+) -> list[Iterator[rows.Part]]:
     """Return the report, for `rows.as_text` or `rows.as_json`: a table of the rungs, with their
     times if known, and notes. `forecast` is the origin run's, on the devices for the rungs;
     `largest` is the memory of the last rung."""
@@ -155,7 +155,7 @@ def _rounded_up(number: float) -> str:
 
 def _sizes(config: RunConfig, budget: float) -> Iterator[ModelSize]:
     """Yield candidates, from the smallest to one that is too large for the budget."""
-    grain = widths.smallest_width(config.model)
+    grain = mup.smallest_width(config.model)
     width = grain
     while True:
         of_width = _sizes_of_width(config, width)
@@ -172,8 +172,8 @@ def _sizes_of_width(config: RunConfig, width: int) -> list[ModelSize]:
     sizes: list[ModelSize] = []
     traced: Shapes = {}
     for depth in depths:
-        changes = {**widths.keys_for_width(config.model, width), "n_layers": depth}
-        model = widths.with_keys(config.model, changes)
+        changes = {**mup.keys_for_width(config.model, width), "n_layers": depth}
+        model = mup.with_keys(config.model, changes)
         traced = traced or shapes_of(model)
         shapes = {
             name: (depth, *shape[1:]) if name.startswith(BLOCKS) else shape
@@ -201,6 +201,8 @@ def _rung(
     changes: dict[str, Any] = {"gradient_accumulation_steps": microbatches}
     if config.train.batch_growth:
         changes["batch_growth"] = {}  # the law is for a constant batch size
+    if config.train.max_steps:
+        changes["max_steps"] = None
     if config.model.mup is None:
         changes["learning_rate"] = float(f"{learning_rate(budget):.2g}")
     per_step = microbatches * microbatch_tokens
@@ -209,7 +211,8 @@ def _rung(
     steps_per_epoch = max(1, round(tokens / epochs / per_step))
     changes |= {"epochs": epochs, "min_train_tokens": steps_per_epoch * per_step}
     new = RunConfig(
-        widths.with_keys(config.model, size.changes), config.train.model_copy(update=changes)
+        mup.with_keys(config.model, size.changes),
+        config.train.model_copy(update=changes),
     )
     steps = steps_per_epoch * epochs
     return Rung(budget, size, {**size.changes, **changes}, new, steps, per_step)
@@ -230,7 +233,7 @@ def _epochs(config: RunConfig, tokens: float, datasets: Mapping[str, Dataset]) -
     return math.ceil(tokens / (data.total_tokens))
 
 
-def _table(rungs: list[Rung], forecast: Forecast) -> Iterator[Part]:
+def _table(rungs: list[Rung], forecast: Forecast) -> Iterator[rows.Part]:
     speed, found, cells = forecast.speed, list[dict[str, Any]](), list[dict[str, str]]()
     for rung in rungs:
         changes, parameters = rung.changes, rung.size.parameters
@@ -248,21 +251,21 @@ def _table(rungs: list[Rung], forecast: Forecast) -> Iterator[Part]:
                 "tokens per step": f"{rung.tokens_per_step:,}",
                 "steps": f"{rung.steps:,}",
                 "learning rate": rate,
-                **({} if seconds is None else {"time": text_table.format_duration(seconds)}),
+                **({} if seconds is None else {"time": shown_text.format_duration(seconds)}),
             }
         )
         sizes = {"flops": rung.flops, "parameters": parameters, "tokens": rung.tokens}
         steps = {"steps": rung.steps, "tokens_per_step": rung.tokens_per_step}
         found.append(sizes | steps | {"seconds": seconds, "set": changes})
-    yield text_table.align_columns([[*cells[0]], *([*row.values()] for row in cells)], left=0)
+    yield shown_text.align_columns([[*cells[0]], *([*row.values()] for row in cells)], left=0)
     yield {"rungs": found}
 
 
-def _notes(rungs: list[Rung], forecast: Forecast, largest: Memory) -> Iterator[Part]:
+def _notes(rungs: list[Rung], forecast: Forecast, largest: memory.Memory) -> Iterator[rows.Part]:
     yield from _total(rungs, forecast.speed)
     yield from _data_notes(rungs, forecast)
     fits = largest.total <= forecast.usable_bytes
-    needed, usable = format_bytes(largest.total), format_bytes(forecast.usable_bytes)
+    needed, usable = memory.format_bytes(largest.total), memory.format_bytes(forecast.usable_bytes)
     verdict = "fits" if fits else "does not fit, and nothing is written; lower microbatch_size"
     yield f"the largest rung needs {needed} of {usable} on each device: it {verdict}"
     yield {"missing_datasets": forecast.missing_datasets}
@@ -275,7 +278,7 @@ def _total(rungs: list[Rung], speed: Speed | None) -> Iterator[str]:
     if speed is None:
         yield f"total: {flops:.2e} FLOPs; {report.UNKNOWN_SPEED}"
         return
-    time = text_table.format_duration(flops / speed.flops)
+    time = shown_text.format_duration(flops / speed.flops)
     yield (
         f"total: {flops:.2e} FLOPs, {time} at {speed.flops / 1e12:.3g} TFLOP/s ({speed.reason});"
         " start-up, and the lower speed of small runs, not included"

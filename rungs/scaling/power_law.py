@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from scipy import stats
 
 from rungs.common.errors import UserError, errors_at
-from rungs.common.text_table import counted
+from rungs.common.shown_text import counted
 from rungs.optim.schedule import learning_rate_schedule
 from rungs.planning.flops import model_flops_per_token
 from rungs.run.recorded_run import FloatArray, RecordedRun, finite_points

@@ -18,8 +18,7 @@ from rungs.model.layers import Dropout
 from rungs.optim.precision import dtype_of
 from rungs.parallel import collectives
 from rungs.parallel.fsdp import WeightGatherer
-from rungs.parallel.mesh import TENSOR
-from rungs.parallel.sharding import Layout
+from rungs.parallel.sharding import TENSOR, Layout
 from rungs.step.forward import on_mesh
 from rungs.step.objective import Aux, Microbatch, mean_over_targets
 
@@ -36,12 +35,12 @@ class Predictions(NamedTuple):
 class Distillation(NamedTuple):
     """The mean over counted targets of (1 − h) · T² · KL(teacher ‖ student) + h · cross-entropy,
     with both distributions of the KL divergence at temperature T. Arrays: inputs_BS; targets_BS;
-    starts_BS or None; None; and the fields of `Predictions`."""
+    starts_BS or None; and the fields of `Predictions`."""
 
     train: TrainConfig
 
     def __call__(self, model: GPT, compute: Compute, microbatch: Microbatch) -> tuple[Array, Aux]:
-        inputs_BS, targets_BS, starts_BS, _, *predictions = microbatch.arrays
+        inputs_BS, targets_BS, starts_BS, *predictions = microbatch.arrays
         dropout = Dropout.of(self.train.drop_rate, microbatch.key, microbatch.sequences_B)
         given = tuple(array for array in predictions if array is not None)
         losses_BS, routing = model.map_logits(
@@ -61,7 +60,7 @@ class Distillation(NamedTuple):
         return arrays[2]
 
     def of_logits(self, logits_BSV: Array, *arrays: Any) -> Array:
-        targets_BS, _, _, *predictions = arrays
+        targets_BS, _, *predictions = arrays
         given = (array for array in predictions if array is not None)
         return self.losses(logits_BSV, targets_BS, *given).mean()
 

@@ -16,8 +16,7 @@ from rungs.model.gpt import GPT
 from rungs.optim.precision import dtype_of
 from rungs.parallel import collectives
 from rungs.parallel.fsdp import WeightGatherer
-from rungs.parallel.mesh import CONTEXT
-from rungs.parallel.sharding import Layout, place_batch, process_local_rows
+from rungs.parallel.sharding import CONTEXT, Layout, place_batch, process_local_rows
 from rungs.step.forward import compute_of, on_mesh, replicated
 
 EvaluationStep = Callable[..., tuple[Array, Array]]

@@ -14,7 +14,7 @@ from rungs.config.optimization_config import OptimizationConfig
 from rungs.config.train_config import TrainConfig
 from rungs.model.blocks import Compute
 from rungs.model.gpt import GPT
-from rungs.model.layer_loop import layer_loop
+from rungs.model.remat import layer_loop
 from rungs.optim.precision import dtype_of
 from rungs.parallel.fsdp import WeightGatherer
 from rungs.parallel.sharding import Layout

@@ -18,8 +18,7 @@ from rungs.model.kernels.float8 import Observed
 from rungs.optim.precision import dtype_of
 from rungs.parallel import collectives
 from rungs.parallel.fsdp import GradientSum, WeightGatherer
-from rungs.parallel.mesh import CONTEXT, DATA, TENSOR
-from rungs.parallel.sharding import Layout
+from rungs.parallel.sharding import CONTEXT, DATA, TENSOR, Layout
 from rungs.step.forward import compute_of
 from rungs.step.nonfinite import ALL_FINITE, first_nonfinite
 from rungs.step.objective import Aux, Microbatch, Objective

@@ -9,7 +9,7 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
-from rungs.parallel.mesh import dotted
+from rungs.parallel.sharding import dotted
 
 ALL_FINITE = np.int32(np.iinfo(np.int32).max)
 """Result of `first_nonfinite` if all arrays are finite."""

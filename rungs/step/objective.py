@@ -10,7 +10,7 @@ from rungs.model.blocks import Compute
 from rungs.model.feed_forward import Routing
 from rungs.model.gpt import GPT
 from rungs.parallel import collectives
-from rungs.parallel.mesh import TOKEN_AXES
+from rungs.parallel.sharding import TOKEN_AXES
 
 
 class Microbatch(NamedTuple):

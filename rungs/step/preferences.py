@@ -15,7 +15,7 @@ from rungs.model.gpt import GPT
 from rungs.model.kernels.cross_entropy import target_losses
 from rungs.model.layers import Dropout
 from rungs.parallel import collectives
-from rungs.parallel.mesh import CONTEXT, TOKEN_AXES
+from rungs.parallel.sharding import CONTEXT, TOKEN_AXES
 from rungs.step.objective import Aux, Microbatch
 
 

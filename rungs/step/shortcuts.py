@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from rungs.parallel import collectives
-from rungs.parallel.mesh import DATA
+from rungs.parallel.sharding import DATA
 from rungs.step.objective import Aux, Microbatch
 
 T = TypeVar("T")

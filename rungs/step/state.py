@@ -17,8 +17,7 @@ from rungs.config.run_config import AnyRunConfig
 from rungs.model.gpt import GPT
 from rungs.model.lora import LOW_RANK_NAMES, add_lora
 from rungs.optim.multi_steps import MultiSteps
-from rungs.parallel.mesh import TENSOR, dotted
-from rungs.parallel.sharding import Layout, constrain, padded_axis
+from rungs.parallel.sharding import TENSOR, Layout, constrain, dotted, padded_axis
 
 Arrays = dict[str, jax.Array]
 AbstractArrays = dict[str, jax.ShapeDtypeStruct]
@@ -67,6 +66,17 @@ def create_model(config: AnyRunConfig, mesh: Mesh, weights: Arrays) -> GPT:
         return model
 
     return nnx.jit(create, donate_argnums=0)(weights)
+
+
+def averaged_model(model: GPT, optimizer: MultiSteps, layout: Layout) -> GPT:
+    """Return a model with the averaged weights, in the layout of models. It is valid until the next
+    step, as it may share arrays with the optimizer."""
+    assert optimizer.ema is not None
+    averaged = nnx.clone(model)
+    shardings = nnx.as_pure(layout.shardings(nnx.state(averaged, optimizer.wrt)))
+    place = jax.jit(lambda means: means, out_shardings=shardings)
+    nnx.update(averaged, place(nnx.as_pure(optimizer.ema.weights)))
+    return averaged
 
 
 class AbstractState:

@@ -2,14 +2,14 @@
 items, and the verifiers that reward completions.
 
     opening        opens the task of a config
-    task           interface of a source: items, each a prompt with its answer
+    task           interface of a source: items, each a prompt with its answer; pseudorandom draws
+                   of items, and their split into training and validation
     item_file      items from files of JSON lines
     reasoning_gym  items of the library reasoning-gym
-    generated      pseudorandom draws of items; their split into training and validation
     parity, countdown, sorting, brackets, addition   the built-in tasks
     verifiers      functions that reward completions
 
 To add a built-in task, write a file with `draw`, `worked`, `short` and `ALPHABET`, put it into
-`BUILT_IN` of `opening`, and its settings into `rungs/config/task_config.py`.
+`BUILT_IN` of `opening`, and its settings into `rungs/config/reinforce_config.py`.
 
-Imports `common` and `config`. Nothing here imports JAX."""
+Nothing here imports JAX."""

@@ -1,8 +1,7 @@
 """The task `add`: the sum of two numbers."""
 
-from rungs.config.task_config import AddSettings
-from rungs.tasks.generated import Draws, short
-from rungs.tasks.task import Item
+from rungs.config.reinforce_config import AddSettings
+from rungs.tasks.task import Draws, Item, short
 
 ALPHABET = "0123456789+>,:="
 

@@ -1,8 +1,7 @@
 """The task `brackets`: close the prompt's open brackets in the right order."""
 
-from rungs.config.task_config import BracketsSettings
-from rungs.tasks.generated import Draws, short
-from rungs.tasks.task import Item
+from rungs.config.reinforce_config import BracketsSettings
+from rungs.tasks.task import Draws, Item, short
 from rungs.tasks.verifiers.built_in import PAIRS, open_brackets
 
 ALPHABET = "()[]{}<>:="

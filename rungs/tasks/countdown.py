@@ -2,9 +2,8 @@
 
 from typing import NamedTuple
 
-from rungs.config.task_config import CountdownSettings
-from rungs.tasks.generated import Draws
-from rungs.tasks.task import Item
+from rungs.config.reinforce_config import CountdownSettings
+from rungs.tasks.task import Draws, Item
 
 ALPHABET = "0123456789+-*/(),:="
 _SUM, _PRODUCT, _NUMBER = range(3)

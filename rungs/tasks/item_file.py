@@ -8,7 +8,7 @@ from pydantic import Field
 
 from rungs.common import strict_json
 from rungs.common.errors import UserError
-from rungs.config.task_config import VERIFIERS, BuiltInVerifier, TaskConfig
+from rungs.config.reinforce_config import VERIFIERS, BuiltInVerifier, TaskConfig
 from rungs.tasks.task import Item, Task
 from rungs.tasks.verifiers.built_in import BUILT_IN, MARK
 

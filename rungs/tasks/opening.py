@@ -3,10 +3,9 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rungs.config.task_config import SETTINGS, TaskConfig
+from rungs.config.reinforce_config import SETTINGS, TaskConfig
 from rungs.tasks import addition, brackets, countdown, item_file, parity, reasoning_gym, sorting
-from rungs.tasks.generated import Draws, TrainingItems, by_hash, held_out_items
-from rungs.tasks.task import Item, Task
+from rungs.tasks.task import Draws, Item, Task, TrainingItems, by_hash, held_out_items
 
 
 class _BuiltIn(NamedTuple):

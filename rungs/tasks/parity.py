@@ -5,9 +5,8 @@ worked answers become more frequent and longer."""
 import itertools
 from operator import xor
 
-from rungs.config.task_config import ParitySettings
-from rungs.tasks.generated import Draws, short
-from rungs.tasks.task import Item
+from rungs.config.reinforce_config import ParitySettings
+from rungs.tasks.task import Draws, Item, short
 
 ALPHABET = "01:="
 

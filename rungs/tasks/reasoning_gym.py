@@ -12,9 +12,8 @@ from typing import Any
 
 from rungs.common.errors import UserError, did_you_mean, reason
 from rungs.common.strict_json import format_value
-from rungs.config.task_config import REASONING_GYM, TaskConfig
-from rungs.tasks.generated import ITEMS, TrainingItems, held_out_items
-from rungs.tasks.task import Item, Task
+from rungs.config.reinforce_config import REASONING_GYM, TaskConfig
+from rungs.tasks.task import ITEMS, Item, Task, TrainingItems, held_out_items
 
 VERIFIER = "reasoning-gym"
 _OURS = ("seed", "size")

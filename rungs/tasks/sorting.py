@@ -1,8 +1,7 @@
 """The task `sort`: the prompt's digits in ascending order."""
 
-from rungs.config.task_config import SortSettings
-from rungs.tasks.generated import Draws, short
-from rungs.tasks.task import Item
+from rungs.config.reinforce_config import SortSettings
+from rungs.tasks.task import Draws, Item, short
 
 ALPHABET = "0123456789,:="
 

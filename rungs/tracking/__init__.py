@@ -12,6 +12,4 @@ waits for a tracker, and one that was down catches up later.
 
 To add a tracker, write a function that takes a `TrackedRun` and returns a `Tracker`. Add it to
 `BUILT_IN` in `tracker`, or declare it in a package of your own as an entry point in the group
-`rungs.trackers`.
-
-Imports `common`, `config` and `run`."""
+`rungs.trackers`."""

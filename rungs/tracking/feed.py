@@ -3,7 +3,6 @@ TRACKER IDENTITY`. Each input line announces new data, and an empty one the end 
 training was killed, it sends what is there and leaves the run open."""
 
 import contextlib
-import logging
 import os
 import queue
 import shutil
@@ -17,16 +16,13 @@ from typing import Any, TextIO
 import pydantic_core
 from pydantic import Field
 
-from rungs.common import disk, errors, strict_json
-from rungs.common.atomic_folder import file_lock
-from rungs.common.growing_file import GrowingFile
+from rungs.common import disk, errors, paths, signals, strict_json
+from rungs.common.disk import file_lock
 from rungs.common.helper_process import ENDED, KILLED, HelperProcess, receive
-from rungs.common.signals import StopSignal
-from rungs.common.strict_json import StrictModel
+from rungs.common.run_log import log
 from rungs.config import run_config
 from rungs.run import records
 from rungs.run.folder import RunFolder
-from rungs.run.records import Evaluation
 from rungs.tracking.tracker import OpenTracker, TrackedRun, Tracker, find_tracker
 
 _SECONDS_BETWEEN = 2.0
@@ -37,8 +33,6 @@ _SECONDS_AT_END = 60.0
 """How long the end of a run waits for a tracker."""
 _SECONDS_AFTER_SIGNAL = 10.0
 _NOT_SENT = frozenset({"global_step", "resumed"})
-
-log = logging.getLogger("rungs")
 
 
 class TrackingProcesses:
@@ -63,7 +57,7 @@ class TrackingProcesses:
             with contextlib.suppress(OSError):  # it has exited, with a warning
                 process.send("new")
 
-    def finish(self, stop: StopSignal) -> None:
+    def finish(self, stop: signals.StopSignal) -> None:
         """Wait until everything is sent, up to a limit."""
         patience = _SECONDS_AT_END if stop.number is None else _SECONDS_AFTER_SIGNAL
         for name, process in self._processes.items():
@@ -79,7 +73,7 @@ def forget(run: RunFolder) -> None:
         shutil.rmtree(sent.parent, ignore_errors=True)
 
 
-class Sent(StrictModel):
+class Sent(strict_json.StrictModel):
     """What a tracker has received of a run, recorded in the tracker's folder."""
 
     id: str
@@ -98,7 +92,7 @@ class Feed:
         self._run, self._open_tracker = run, open_tracker
         self._folder = run.trackers / name
         self._state = self._folder / "sent.json"
-        self._metrics = GrowingFile(run.metrics)
+        self._metrics = paths.GrowingFile(run.metrics)
         self._tracker: Tracker | None = None
         try:
             self._sent = Sent.model_validate_json(strict_json.read_text(self._state))
@@ -134,7 +128,7 @@ class Feed:
     def reopen(self) -> None:
         """Open the tracker anew for the next steps after a failure."""
         self._tracker = None
-        self._metrics = GrowingFile(self._run.metrics)
+        self._metrics = paths.GrowingFile(self._run.metrics)
 
     def _opened(self) -> Tracker:
         if self._tracker is None:
@@ -170,7 +164,7 @@ class Feed:
 
     def _steps(self) -> Iterator[tuple[int, dict[str, float]]]:
         """Yield each step's number and metrics so far."""
-        for lines in GrowingFile(self._run.metrics).new_lines():
+        for lines in paths.GrowingFile(self._run.metrics).new_lines():
             yield from _steps_in(lines)
 
     def _has_more(self) -> bool:
@@ -182,7 +176,7 @@ class Feed:
     def _summary(self) -> dict[str, float]:
         """Return the last value of each metric, and the scores of the last checkpoints."""
         figures = {name: value for _, metrics in self._steps() for name, value in metrics.items()}
-        scores = records.latest_scores(records.read(self._run, Evaluation))
+        scores = records.latest_scores(records.read(self._run, records.Evaluation))
         return figures | {f"{task} {metric}": one.value for (task, metric), one in scores.items()}
 
     def _note(self, **changes: Any) -> None:

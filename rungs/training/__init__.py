@@ -2,12 +2,14 @@
 
     start          launch(): all checks and steps of a start, in order; `--dry-run`; devices, dtype,
                    cleanup of the run folder, model and optimizer
-    run_length     the number of steps of a run, also with max_minutes; a rule that ends a run
-                   early goes here
+    run_length     the number of steps of a run, also with max_minutes
     resume         which checkpoint a start resumes from; what it refuses, what it moves aside
-    trainer        the training loop of every kind of run; when checkpoints and validations are due
+    trainer        the training loop of every kind of run; when checkpoints and validations are due,
+                   when stop_after ends a run
     learner        protocols for what differs between kinds of runs
     next_token     next-token training: data, steps, validation
+    preferences    learning from preferences: the same steps on pairs of answers
+    reference      the reference's log-probabilities of their answers, computed once and stored
     run_report     log messages at a start and an end
     progress       a progress bar on a terminal, plain lines elsewhere and in `train.log`
     loss_spikes    detects loss spikes
@@ -17,6 +19,4 @@
     background     work beside the steps: charts, samples, trackers, alerts, the mirror
 
 Work after each step or checkpoint that should not delay it is called in `background`; work that the
-loop waits for is a hook, `Trainer.add_hook`. Another kind of run is `rungs/reinforcement`.
-
-Imports the packages listed before it in `rungs/__init__.py`, except `huggingface` and `scaling`."""
+loop waits for is a hook, `Trainer.add_hook`. Another kind of run is `rungs/reinforcement`."""

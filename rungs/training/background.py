@@ -1,19 +1,19 @@
 """Work beside the steps of a run: charts, samples, trackers, alerts, its mirror."""
 
 import contextlib
-import logging
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
 from rungs.common.helper_process import HelperProcess
+from rungs.common.run_log import log
 from rungs.common.signals import StopSignal
 from rungs.config.option_values import DATASETS_VARIABLE
+from rungs.evaluation.prompt_samples import SampleProcess
 from rungs.mirror.mirroring import Mirroring, NoMirroring, has_mirror
 from rungs.monitoring.alerts import Alerts
 from rungs.parallel.processes import is_first_process, wait_for_first
-from rungs.prompt_samples.sampler import SampleProcess
 from rungs.run.folder import RunFolder
 from rungs.run.metrics import StepRecord
 from rungs.tracking.feed import TrackingProcesses
@@ -22,8 +22,6 @@ from rungs.training.learner import Start
 CHARTS_MODULE = "rungs.charts.drawer"
 MIN_SECONDS_BETWEEN_CHARTS = 30
 """Minimum time between drawings, each of which takes about half a second of a core."""
-
-log = logging.getLogger("rungs")
 
 
 class ChartProcess:
@@ -83,6 +81,8 @@ class Background:
         self.is_complete = False
         """To be set once the run has taken its last step: the end then waits for the samples of all
         checkpoints. Otherwise the next start makes the missing ones."""
+        self.early_end: str | None = None
+        """Why `stop_after` ended the run."""
 
     def step_taken(self, metrics: StepRecord) -> None:
         """Record that a step was taken."""
@@ -135,7 +135,8 @@ class Background:
             lines = str(error).splitlines() or [type(error).__name__]
             alerts.note("failure", lines[0])
         elif self.is_complete:
-            alerts.note("finish", "finished")
+            early = f" early: {self.early_end}" if self.early_end else ""
+            alerts.note("finish", f"finished{early}")
         else:
             alerts.note("stop", "stopped by a signal")
 

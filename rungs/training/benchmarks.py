@@ -1,11 +1,11 @@
 """Benchmark scores of a run's checkpoints, measured while it trains (`evaluate_every`)."""
 
-import logging
 from pathlib import Path
 
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.checkpointing.manifest import Checkpoint
 from rungs.common.errors import UserError, errors_at, reason
+from rungs.common.run_log import log
 from rungs.common.shown_text import quoted
 from rungs.common.signals import Interrupted
 from rungs.config.run_config import TRAIN_FILE
@@ -14,17 +14,13 @@ from rungs.data.tokenizer import Tokenizer
 from rungs.data.tokenizer_files import load_tokenizer
 from rungs.evaluation import harness, scoring
 from rungs.evaluation.checkpoint_scores import Measured
-from rungs.evaluation.harness import Tasks
 from rungs.parallel.processes import is_multi_process
 from rungs.run import records
 from rungs.run.folder import RunFolder
-from rungs.run.records import Evaluation
 from rungs.training.trainer import AfterStep
 
 _BATCH_SIZE = 16
 """Texts per batch, as the default of evaluate.py."""
-
-log = logging.getLogger("rungs")
 
 
 class Benchmarks:
@@ -38,7 +34,7 @@ class Benchmarks:
             scoring.read_items(file)
         names = tuple(name for name in train.benchmarks if not is_file_of_items(name))
         folder = run.path / train.task_files if train.task_files else None
-        self._tasks = Tasks(names, folder, few_shot=None, limit=train.benchmark_limit)
+        self._tasks = harness.Tasks(names, folder, few_shot=None, limit=train.benchmark_limit)
         if names:
             with errors_at(f"{run.path / TRAIN_FILE}: benchmarks: "):
                 harness.check_installed()
@@ -65,7 +61,7 @@ class Benchmarks:
 
     def is_missing(self, checkpoint: Checkpoint) -> bool:
         """Whether a checkpoint that is due was not measured on all benchmarks."""
-        found = records.read(self._run, Evaluation)
+        found = records.read(self._run, records.Evaluation)
         measured = {one.task for one in found if one.checkpoint == checkpoint.folder.name}
         wanted = {*self._tasks.names, *(file.stem for file in self._files)}
         is_due = checkpoint.step > 0 and checkpoint.step % self.interval == 0
@@ -91,7 +87,7 @@ class Benchmarks:
             log.warning("step %d: not measured on its benchmarks: %s", step, reason(error))
 
     def _measure(self, step: int, measured: Measured) -> None:
-        found: list[Evaluation] = []
+        found: list[records.Evaluation] = []
         for file in self._files:
             found += measured.on_choices(file, self._train.benchmark_limit)
         if self._tasks.names:

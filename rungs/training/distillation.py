@@ -18,12 +18,11 @@ from rungs.common.shown_text import quoted
 from rungs.config.run_config import RunConfig
 from rungs.data import catalog
 from rungs.data.dataset import TRAIN, Dataset
-from rungs.data.loader import Batch, TrainingData
+from rungs.data.loader import DistillationBatch, TrainingData
 from rungs.data.predictions import Rows, Store
 from rungs.data.provenance import check_same_tokenizer
 from rungs.model.gpt import GPT
-from rungs.parallel.mesh import one_device
-from rungs.parallel.sharding import Layout, place_batch
+from rungs.parallel.sharding import Layout, one_device, place_batch
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.run.metrics import StepMetrics
 from rungs.step.distillation import TeacherStep, make_teacher_step
@@ -111,6 +110,8 @@ class Teacher(NamedTuple):
 class DistillationLearner(NextTokenLearner):
     """Takes the steps of a run that learns from a teacher. See `learner.Learner`."""
 
+    array_names = DistillationBatch._fields
+
     def __init__(
         self, inputs: NextTokenInputs, start: Start, mesh: Mesh, steps: Sequence[StepMetrics]
     ) -> None:
@@ -151,16 +152,16 @@ class DistillationLearner(NextTokenLearner):
         if self._teacher is None:
             return batch
         model, predict = self._teacher
-        inputs_ABS, targets_ABS, starts_ABS, reference_ABS, *_ = batch
+        inputs_ABS, targets_ABS, starts_ABS = batch
         assert inputs_ABS is not None
         found = predict(model, inputs_ABS, starts_ABS)
-        return inputs_ABS, targets_ABS, starts_ABS, reference_ABS, found.log_probs, None
+        return inputs_ABS, targets_ABS, starts_ABS, *found
 
     def batch(self, step: int) -> Mapping[str, np.ndarray]:
         if self._teacher is None:
             return super().batch(step)
         placed = self.complete(place_batch(self._mesh, *self._inputs.data.batch(step)))
-        arrays = zip(Batch._fields, jax.device_get(placed), strict=True)
+        arrays = zip(self.array_names, jax.device_get(placed), strict=True)
         return {name: array for name, array in arrays if array is not None}
 
 

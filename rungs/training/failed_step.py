@@ -9,7 +9,6 @@ failed-steps/step-000123/
 Earlier versions called the folder `capsules/` and the file `capsule.json`; both are still read."""
 
 import itertools
-import logging
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -21,9 +20,9 @@ from pydantic import ValidationError
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.checkpointing.manifest import Checkpoint, read_checkpoint, run_config
 from rungs.checkpointing.saver import Saver
-from rungs.common import atomic_folder, disk, shown_text
+from rungs.common import disk, shown_text, strict_json
 from rungs.common.errors import RunFailure, UserError, errors_at
-from rungs.common.strict_json import StrictModel, read_text
+from rungs.common.run_log import log
 from rungs.config.run_config import AnyRunConfig
 from rungs.config.sharding_config import ShardingConfig
 from rungs.parallel import processes
@@ -35,15 +34,13 @@ from rungs.step.train_step import StepResult
 from rungs.training.learner import Learner
 from rungs.training.run_length import RunLength
 
-log = logging.getLogger("rungs")
-
 MAX_FAILED_STEPS = 10
 """Most that are saved per run; the first ones tell most."""
 STEP_FILE, OLD_STEP_FILE = "step.json", "capsule.json"
 BATCH_FILE, CHECKPOINT_FOLDER = "batch.safetensors", "checkpoint"
 
 
-class FailedStepMeta(StrictModel):
+class FailedStepMeta(strict_json.StrictModel):
     """The content of `step.json`."""
 
     global_step: int
@@ -172,7 +169,7 @@ class FailedStepRecorder(NamedTuple):
             train=self.config.train.as_json(),
             sharding=self.sharding,
         )
-        with atomic_folder.create_folder(folder) as unfinished:
+        with disk.create_folder(folder) as unfinished:
             save_file(dict(self.batch(step)), unfinished / BATCH_FILE)
             text = meta.model_dump_json(indent=2) + "\n"
             (unfinished / STEP_FILE).write_text(text, encoding="utf-8")
@@ -205,7 +202,7 @@ def open_failed_step(run: RunFolder, name: str) -> FailedStep:
     is_old = (folder / OLD_STEP_FILE).is_file()
     path = folder / (OLD_STEP_FILE if is_old else STEP_FILE)
     try:
-        meta = FailedStepMeta.model_validate_json(read_text(path))
+        meta = FailedStepMeta.model_validate_json(strict_json.read_text(path))
     except ValidationError:
         raise UserError(f"{path}: damaged, or of another version of Rungs") from None
     checkpoint = None

@@ -58,6 +58,19 @@ class Start:
     def first_step(self) -> int:
         return self.saved.step + 1 if self.saved else 0
 
+    @property
+    def stopped_after(self) -> int | None:
+        """The validations without a better loss after which stop_after ended the run; None if it
+        didn't, or now allows more."""
+        limit = getattr(self.config.train, "stop_after", None)
+        count = self.saved.meta.stopped_after if self.saved and not self.is_branching else None
+        return count if limit and count and count >= limit else None
+
+    @property
+    def is_branching(self) -> bool:
+        """Whether it takes the first step of its own after another run's."""
+        return self.saved is not None and self.saved.step == self.config.train.branch_step
+
 
 class Record(NamedTuple):
     """Data and tokenizer, as recorded in checkpoints."""

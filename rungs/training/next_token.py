@@ -16,9 +16,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rungs.checkpointing.manifest import Checkpoint
-from rungs.common.errors import RunFailure, errors_at
-from rungs.common.text_table import counted
-from rungs.config.run_config import RunConfig
+from rungs.common.errors import RunFailure, UserError, errors_at
+from rungs.common.shown_text import counted
+from rungs.config.run_config import TRAIN_FILE, RunConfig
 from rungs.config.train_config import TrainConfig
 from rungs.data import catalog, tokenizer_files
 from rungs.data.dataset import Dataset
@@ -26,7 +26,8 @@ from rungs.data.loader import Batch, TrainingData, ValidationData, ValidationSet
 from rungs.data.provenance import Provenance, check_same_tokenizer
 from rungs.data.tokenizer import Tokenizer
 from rungs.parallel import processes, sharding
-from rungs.planning import forecast, oom_advice
+from rungs.parallel.sharding import Layout
+from rungs.planning import forecast, memory
 from rungs.run import metrics
 from rungs.run.folder import RunFolder
 from rungs.run.metrics import Spike, StepMetrics
@@ -34,9 +35,11 @@ from rungs.step.eval_step import (
     Sums,
     ValidationLosses,
     make_evaluation_step,
+    validation_loss,
     validation_losses,
 )
 from rungs.step.objective import Objective
+from rungs.step.state import averaged_model
 from rungs.step.train_step import Step, StepResult, make_step, objective_of
 from rungs.training import resume, run_report
 from rungs.training.benchmarks import Benchmarks
@@ -93,9 +96,9 @@ class NextTokenInputs:
         config, stored = start.config, start.weights.dtypes() if start.weights else None
         if processes.is_first_process() and not start.options.dry_run:
             forecast.warn_if_short(start.run, config, self.total_steps, stored)
-        with oom_advice.report_out_of_memory(config, mesh, stored):
+        with memory.report_out_of_memory(config, mesh, stored):
             if not start.options.dry_run:
-                oom_advice.warn_if_too_large(config, mesh, stored)
+                memory.warn_if_too_large(config, mesh, stored)
             yield
 
     def add_hooks(self, start: Start, trainer: Trainer[StepMetrics]) -> None:
@@ -113,14 +116,16 @@ def next_token(
     """Return training on tokens, in datasets in a folder, as a kind of run. `make_objective` makes
     the objective for a config; `learner_of` returns the class that takes its steps."""
 
+    def learner(start: Start) -> type[NextTokenLearner]:
+        return learner_of(start.config.train) if learner_of else NextTokenLearner
+
     def opened(start: Start, _: ExitStack) -> NextTokenInputs:
-        learner = learner_of(start.config.train) if learner_of else NextTokenLearner
-        return _open(start, datasets_dir, make_objective, learner)
+        return _open(start, datasets_dir, make_objective, learner(start))
 
     def replayed(start: Start, mesh: Mesh) -> Replayed:
         objective = make_objective(start.config.train)
         step = make_step(objective, start.config.train, mesh)
-        return Replayed(objective, step, Batch._fields)
+        return Replayed(objective, step, learner(start).array_names)
 
     return Kind(opened, replayed)
 
@@ -141,11 +146,14 @@ def _open(
     processes.check_all_agree("configs and datasets", f"{config} {provenance.datasets}")
     if saved is not None:
         provenance.check_same_tokens(saved.meta.datasets)
-    model_tokenizer = start.weights.tokenizer if start.weights and not saved else None
+    is_new = saved is None or start.is_branching
+    model_tokenizer = start.weights.tokenizer if start.weights and is_new else None
     check_same_tokenizer(datasets | others, train.tokenizer, model_tokenizer)
     with errors_at(f"{start.run.path}/"):
         data = TrainingData(config, datasets)
         validation = ValidationSets.of(config, datasets, others)
+        if train.stop_after and validation.own is None:
+            raise UserError(f"{TRAIN_FILE}: stop_after: needs a dataset with a validation split")
     return NextTokenInputs(
         config=config,
         data=data,
@@ -178,6 +186,7 @@ class NextTokenLearner:
     """Takes the steps of a run on batches of its data. See `learner.Learner`."""
 
     reads_late = True
+    array_names: ClassVar[tuple[str, ...]] = Batch._fields
 
     def __init__(
         self, inputs: NextTokenInputs, start: Start, mesh: Mesh, steps: Sequence[StepMetrics]
@@ -245,6 +254,7 @@ class NextTokenLearner:
         before, seen = map(self._start.config.tokens_before, (step, step + 1))
         read = StepMetrics(
             **record_fields(self._start, step, result, seen, seen - before, seconds),
+            dataset_tokens=self._inputs.data.dataset_tokens(step + 1) or None,
             load_balancing_loss=float(routing.balance_loss) if routing else None,
             expert_tokens=routing.counts_E.tolist() if routing else None,
             spike=self._spike(step, result.trained_loss, bool(result.skipped)),
@@ -275,10 +285,20 @@ class NextTokenLearner:
         return dataclasses.replace(
             metrics,
             validation_loss=losses.mean,
+            ema_validation_loss=self._averages_loss(stops),
             bits_per_byte=self._bits_per_byte(losses.mean),
             validation_losses=losses.by_dataset or None,
             validation_data=None if losses.mean is None else self._validation_data,
         )
+
+    def _averages_loss(self, stops: Stops) -> float | None:
+        own, layout = self._inputs.validation.own, Layout.of(self._train.sharding, self._mesh)
+        if self.optimizer.ema is None or own is None:
+            return None
+        averaged = averaged_model(self.model, self.optimizer, layout)
+        parts = averaged, self._evaluation_step, own, self._mesh
+        loss = validation_loss(*parts, stops.anywhere, self.measure).mean
+        return loss if math.isfinite(loss) else None
 
     def measure(self, _: ValidationData, sums: Sums) -> Sums:
         """Return the validation loss; see `eval_step.Measure`."""
@@ -339,7 +359,8 @@ class NextTokenLearner:
         elif processes.is_first_process():  # not for a resumed run, which must keep its keys
             run_report.warn_of_unused_keys(start.run, config, bool(inputs.validation))
         run_report.log_size(start.run, config, inputs.data, self.model, self.optimizer, mesh)
-        run_report.log_padding(inputs.data)
+        if not config.train.learns_preferences:  # which can't be packed
+            run_report.log_padding(inputs.data)
         run_report.log_beginnings(inputs.data, self._tokenizer)
         run_report.log_trainable(self.model, self.optimizer)
         run_report.warn_of_idle_devices(config.train, mesh)
@@ -351,6 +372,7 @@ class NextTokenLearner:
         seconds = sum(step.step_seconds for step in steps)
         best = metrics.best_step(steps, self._train.checkpoint_interval)
         losses = {"train loss": last.train_loss, "validation loss": last.validation_loss}
+        losses["validation loss of the average"] = last.ema_validation_loss
         return (
             f"{last.tokens_seen:,} tokens in {seconds:,.1f} s,"
             f" {last.tokens_seen / seconds:,.0f} tokens/s;"

@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from rungs.data.dataset import TRAIN, VALIDATION
-from rungs.data.loader import ValidationData
+from rungs.data.loader import PreferenceBatch, ValidationData
 from rungs.run.metrics import PreferenceFigures, StepMetrics
 from rungs.step.eval_step import Sums
 from rungs.step.preferences import LogProbs, Preferences
@@ -22,6 +22,8 @@ from rungs.training.reference import RECORD, Reference
 
 class PreferenceLearner(NextTokenLearner):
     """Takes the steps of a run on pairs of answers. See `learner.Learner`."""
+
+    array_names = PreferenceBatch._fields
 
     _bits_per_nat = None  # the validation loss is no cross-entropy
 
@@ -47,6 +49,7 @@ class PreferenceLearner(NextTokenLearner):
         return dataclasses.replace(metrics, preferences=figures), result
 
     def validate(self, metrics: StepMetrics, stops: Stops) -> StepMetrics:
+        self._held_out = None
         validated = super().validate(metrics, stops)
         return dataclasses.replace(validated, validation_preferences=self._held_out)
 
@@ -54,7 +57,7 @@ class PreferenceLearner(NextTokenLearner):
         losses_N, counts_N = sums
         parts = -losses_N.astype(np.float64), data.reference(), counts_N
         losses_P = np.asarray(self._objective.losses(*parts), np.float64)
-        if data is self._inputs.validation.own:
+        if data is self._inputs.validation.own and self._held_out is None:  # not of averages
             self._held_out = self._figures(*parts)
         # A pair's loss counts once, at its first sequence.
         weights_N = np.arange(len(losses_N)) % 2 == 0

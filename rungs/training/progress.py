@@ -9,13 +9,11 @@ from typing import Generic, Self
 from tqdm import tqdm
 
 from rungs.common import run_log
-from rungs.common.run_log import SECONDS_BETWEEN_LINES, TERMINAL
-from rungs.common.text_table import format_duration
+from rungs.common.run_log import log
+from rungs.common.shown_text import format_duration
 from rungs.parallel.processes import is_first_process
 from rungs.run.metrics import R, StepRecord
 from rungs.training.run_length import RunLength
-
-log = logging.getLogger("rungs")
 
 
 class Progress(Generic[R]):
@@ -35,9 +33,9 @@ class Progress(Generic[R]):
         self._first_step, self._length = first_step, length
         self._headline, self._peak = headline, peak_tokens_per_second
         self._unshown: list[R] = []
-        self._has_bar = TERMINAL.shows_bars
+        self._has_bar = run_log.TERMINAL.shows_bars
         self._bar = tqdm(
-            file=TERMINAL,
+            file=run_log.TERMINAL,
             total=length.total_steps,
             initial=first_step,
             unit="step",
@@ -61,7 +59,7 @@ class Progress(Generic[R]):
         is_first = metrics.global_step == self._first_step
         if is_first:
             self._first_shown = self._clock()
-        if is_first or _seconds(self._unshown) >= SECONDS_BETWEEN_LINES:
+        if is_first or _seconds(self._unshown) >= run_log.SECONDS_BETWEEN_LINES:
             self._log(self._line(has_speed=not is_first))  # the first step includes compilation
             self._unshown.clear()
 

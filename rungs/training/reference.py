@@ -24,7 +24,7 @@ from rungs.checkpointing.manifest import file_checksum
 from rungs.checkpointing.weights_file import Weights
 from rungs.common import disk
 from rungs.common.errors import UserError
-from rungs.common.text_table import counted
+from rungs.common.shown_text import counted
 from rungs.config.run_config import RunConfig
 from rungs.data.dataset import Dataset, Split
 from rungs.data.loader import ValidationData

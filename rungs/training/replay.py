@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 
 from rungs.checkpointing.load import find_starting_weights
 from rungs.common.errors import errors_at
-from rungs.common.text_table import counted
+from rungs.common.shown_text import counted
 from rungs.config.train_config import TrainConfig
 from rungs.model.attention import AttentionContext, sequence_contexts
 from rungs.model.blocks import Block, layer_contexts
@@ -30,7 +30,7 @@ from rungs.optim.multi_steps import MultiSteps
 from rungs.optim.precision import dtype_of
 from rungs.parallel import jax_setup, sharding
 from rungs.parallel.devices import create_run_mesh
-from rungs.parallel.mesh import dotted
+from rungs.parallel.sharding import dotted
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.step.nonfinite import checked_names, describe_first, finite_flags, nonfinite_names
 from rungs.step.objective import Objective

@@ -6,19 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
-from rungs.checkpointing.checkpoint_folder import (
-    BEST,
-    CHECKPOINT_GLOB,
-    LATEST,
-    UNFINISHED,
-    best_of,
-    checkpoint_folders,
-    list_checkpoints,
-    newest_valid,
-    order_by_name,
-    unusable_checkpoints,
-    utc_now,
-)
+from rungs.checkpointing import checkpoint_folder
 from rungs.checkpointing.manifest import META_FILE, Checkpoint, CheckpointMeta
 from rungs.common import disk
 from rungs.common.errors import UserError
@@ -28,6 +16,7 @@ from rungs.config.reinforce_config import ReinforceConfig
 from rungs.config.run_config import MODEL_FILE, TRAIN_FILE, AnyRunConfig, RunConfig
 from rungs.config.train_config import TrainConfig
 from rungs.data.loader import TrainingData
+from rungs.run import metrics
 from rungs.run.folder import RunFolder, StartOptions
 
 
@@ -55,9 +44,12 @@ def refuse_changes(saved: CheckpointMeta, now: AnyRunConfig, run: RunFolder, ext
             f"{run.path / now.train_file}: the checkpoints here were trained with"
             f" {before.train_file}; move it to another folder, or start over with --fresh"
         )
+    is_branch = now.train.branch_step >= 0 and saved.global_step == now.train.branch_step
     extendable = _extendable_keys(before.train, now.train)
     allowed = now.train.MAY_CHANGE | _microbatch_keys(before, now)
-    if extend:
+    if is_branch:
+        allowed |= now.train.__class__.model_fields.keys() - _keys_of_branches(before, now)
+    elif extend:
         allowed |= extendable
     changes = {
         f"{run.path / MODEL_FILE}: {key}": values
@@ -67,20 +59,47 @@ def refuse_changes(saved: CheckpointMeta, now: AnyRunConfig, run: RunFolder, ext
         for key, values in run_config.differences(before.train, now.train).items()
         if key not in allowed
     }
+    when = f"step {saved.global_step}" if is_branch else "this run"
+
+    def advice(key: str) -> str:
+        if is_branch:
+            return _branch_hint(key, saved)
+        hint = _hint(key, extendable, before.train, now.train)
+        return f"{hint}, start another run with --like, or start this one over with --fresh"
+
     if changes:
         raise UserError(
             "\n".join(
-                f"{place}: was {json.dumps(old)} when this run was saved, is now {json.dumps(new)};"
-                f" {_hint(place.rpartition(' ')[2], extendable, before.train, now.train)}, start"
-                " another run with --like, or start this one over with --fresh"
+                f"{place}: was {json.dumps(old)} when {when} was saved, is now {json.dumps(new)};"
+                f" {advice(place.rpartition(' ')[2])}"
                 for place, (old, new) in changes.items()
             )
         )
 
 
+def find_branch_point(run: RunFolder, step: int) -> tuple[Path, str]:
+    """Return the folder of a step's checkpoint, and the lines of `metrics.jsonl` up to it. Raises
+    UserError, with the steps that there are, if it is missing, or damaged."""
+    checkpoints = checkpoint_folder.list_checkpoints(run.checkpoints)
+    found = [checkpoint for checkpoint in checkpoints if checkpoint.step == step]
+    if not found:
+        steps = ", ".join(map(str, sorted({checkpoint.step for checkpoint in checkpoints})))
+        raise UserError(
+            f"--from-step {step}: {run.path} has no checkpoint of that step; there are"
+            f" {steps or 'none'} (keep_checkpoints in its {TRAIN_FILE} is how many it keeps)"
+        )
+    if damage := found[-1].damage():
+        raise UserError(f"{found[-1].folder}: damaged ({', '.join(damage)}); choose another")
+    steps_before = metrics.stream(run.metrics, metrics.StepMetrics)
+    lines = (one.as_line() for one in steps_before if one.global_step <= step)
+    return found[-1].folder, "".join(lines)
+
+
 def edit_to_extend(config: RunConfig, data: TrainingData) -> str:
     """Return the edit of `train.json` that makes a run longer, for a message: twice as many tokens,
     at most all, if that is allowed; otherwise another epoch."""
+    if data.total_steps == config.train.max_steps:
+        return f"set more max_steps, or null, in {TRAIN_FILE}"
     if config.train.max_minutes is not None:
         return f"set more max_minutes in {TRAIN_FILE}"
     steps = min(2 * data.steps_per_epoch, data.available_steps_per_epoch)
@@ -100,13 +119,15 @@ def move_aside(run: RunFolder, saved: Checkpoint | None) -> Path | None:
     one, the metrics tell the next start that there is more to move."""
     later = [
         c.folder
-        for c in list_checkpoints(run.checkpoints)
+        for c in checkpoint_folder.list_checkpoints(run.checkpoints)
         if saved is None or c.order > saved.order
     ]
     later += [
         path
-        for path, error in unusable_checkpoints(run.checkpoints).items()
-        if error.state == "damaged" or saved is None or order_by_name(path.name) > saved.order
+        for path, error in checkpoint_folder.unusable_checkpoints(run.checkpoints).items()
+        if error.state == "damaged"
+        or saved is None
+        or checkpoint_folder.order_by_name(path.name) > saved.order
     ]
     records = run.records
     if not later and not (saved is None and run.metrics.exists()):
@@ -126,7 +147,10 @@ def move_aside(run: RunFolder, saved: Checkpoint | None) -> Path | None:
 
 
 def _move(path: Path, target: Path) -> None:
-    if path.is_symlink() and path.name not in (BEST, LATEST):  # a relative link would break
+    if path.is_symlink() and path.name not in (
+        checkpoint_folder.BEST,
+        checkpoint_folder.LATEST,
+    ):  # a relative link would break
         target.symlink_to(path.resolve(), target_is_directory=True)
         path.unlink()
     else:
@@ -135,16 +159,19 @@ def _move(path: Path, target: Path) -> None:
 
 def _is_saved_by_runs(path: Path) -> bool:
     """Whether training saved this in `checkpoints`, which may link to a folder with other files."""
-    is_checkpoint = fnmatch.fnmatch(path.name.removeprefix(UNFINISHED), CHECKPOINT_GLOB)
-    return is_checkpoint or path.name in (BEST, LATEST)
+    is_checkpoint = fnmatch.fnmatch(
+        path.name.removeprefix(checkpoint_folder.UNFINISHED), checkpoint_folder.CHECKPOINT_GLOB
+    )
+    is_link = path.name in (checkpoint_folder.BEST, checkpoint_folder.LATEST)
+    return is_checkpoint or is_link or path.name.startswith(checkpoint_folder.AVERAGE)
 
 
 def _create_aside(run: RunFolder, records: list[Path]) -> Path:
     """Create a folder under `aside/` with copies of these files, atomically."""
-    for unfinished in run.aside.glob(UNFINISHED + "*"):
+    for unfinished in run.aside.glob(checkpoint_folder.UNFINISHED + "*"):
         disk.remove(unfinished)
-    aside = run.aside / f"{utc_now():%Y%m%dZ%H%M%S%f}"
-    unfinished = aside.with_name(UNFINISHED + aside.name)
+    aside = run.aside / f"{checkpoint_folder.utc_now():%Y%m%dZ%H%M%S%f}"
+    unfinished = aside.with_name(checkpoint_folder.UNFINISHED + aside.name)
     try:
         unfinished.mkdir(parents=True)
         _create_aside_for_checkpoints(run, unfinished / "checkpoints", aside.name)
@@ -171,12 +198,12 @@ def _create_aside_for_checkpoints(run: RunFolder, aside: Path, name: str) -> Non
 
 
 def _newest(run: RunFolder) -> Checkpoint | None:
-    newest = newest_valid(run.checkpoints)
-    for path, error in unusable_checkpoints(run.checkpoints).items():
-        is_later = newest is None or order_by_name(path.name) > newest.order
+    newest = checkpoint_folder.newest_valid(run.checkpoints)
+    for path, error in checkpoint_folder.unusable_checkpoints(run.checkpoints).items():
+        is_later = newest is None or checkpoint_folder.order_by_name(path.name) > newest.order
         if is_later and error.state != "damaged":  # its content would be lost
             raise UserError(f"{error}; or choose an earlier checkpoint with --from")
-    if newest is None and checkpoint_folders(run.checkpoints):
+    if newest is None and checkpoint_folder.checkpoint_folders(run.checkpoints):
         raise UserError(
             f"{run.checkpoints}: none of the checkpoints is valid; start over with --fresh,"
             " which moves them to aside/"
@@ -185,22 +212,24 @@ def _newest(run: RunFolder) -> Checkpoint | None:
 
 
 def _find_by_name(run: RunFolder, name: str) -> Checkpoint:
-    checkpoints = list_checkpoints(run.checkpoints)
+    checkpoints = checkpoint_folder.list_checkpoints(run.checkpoints)
     if not checkpoints:
         raise UserError(f"--from {name}: there are no checkpoints in {run.path}")
-    if name == LATEST:
+    if name == checkpoint_folder.LATEST:
         return checkpoints[-1]
-    if name == BEST:
-        return best_of(checkpoints) or checkpoints[-1]
+    if name == checkpoint_folder.BEST:
+        return checkpoint_folder.best_of(checkpoints) or checkpoints[-1]
     matches = [c for c in checkpoints if name and c.folder.name.endswith(name)]
     if len({c.step for c in matches}) == 1:
         return matches[-1]
-    for path, error in unusable_checkpoints(run.checkpoints).items():
+    for path, error in checkpoint_folder.unusable_checkpoints(run.checkpoints).items():
         if name and path.name.endswith(name):
             is_damaged = error.state == "damaged"
             reason = f"{path}: damaged ({META_FILE})" if is_damaged else error
             raise UserError(f"{reason}; choose another")
-    names = ", ".join([BEST, LATEST, *(c.folder.name for c in checkpoints)])
+    names = ", ".join(
+        [checkpoint_folder.BEST, checkpoint_folder.LATEST, *(c.folder.name for c in checkpoints)]
+    )
     raise UserError(f"--from {name}: no such checkpoint in {run.path}; there are {names}")
 
 
@@ -212,6 +241,31 @@ def _microbatch_keys(before: AnyRunConfig, now: AnyRunConfig) -> set[str]:
     return keys if is_same and not now.model.n_experts else set()
 
 
+def _keys_of_branches(before: AnyRunConfig, now: AnyRunConfig) -> set[str]:
+    """Return the keys of training that a branch can't change: those that its optimizer's state or
+    the position in the data depend on."""
+    keys = {"optimizer", "normuon_beta2", "lora", "matmul_dtype", "sequence_length"}
+    if before.train.averaging_decay and not now.train.averaging_decay:
+        keys.add("ema_decay")
+    if "float16" in (before.train.compute_dtype, now.train.compute_dtype):
+        keys.add("compute_dtype")
+    step = now.train.branch_step + 1
+    if before.train.sequences_before(step) != now.train.sequences_before(step):
+        keys |= {"microbatch_size", "gradient_accumulation_steps", "batch_growth"}
+    return keys
+
+
+def _branch_hint(key: str, saved: CheckpointMeta) -> str:
+    """Return what to do about a key that a branch can't change."""
+    if key in ("microbatch_size", "gradient_accumulation_steps", "batch_growth"):
+        growth = json.dumps({str(saved.global_step + 1): 2})
+        return f"change it back; for a larger batch from there on, add batch_growth {growth}"
+    return (
+        "a branch continues the same model and optimizer; change it back, or start another run from"
+        " the weights alone with start_from"
+    )
+
+
 def _extendable_keys(before: OptimizationConfig, now: OptimizationConfig) -> set[str]:
     """Return the keys that `--extend` may change: those that only add steps at the end. More epochs
     always do; more tokens only in a single epoch in file order, else they reorder earlier steps."""
@@ -219,9 +273,13 @@ def _extendable_keys(before: OptimizationConfig, now: OptimizationConfig) -> set
         return {"steps"} if now.steps > before.steps else set()
     assert isinstance(before, TrainConfig)
     assert isinstance(now, TrainConfig)
+    if now.phases:  # their ends would move
+        return set()
     longer = {"epochs"} if now.epochs > before.epochs else set()
     if before.max_minutes and now.max_minutes and now.max_minutes > before.max_minutes:
         longer.add("max_minutes")
+    if before.max_steps and (now.max_steps is None or now.max_steps > before.max_steps):
+        longer.add("max_steps")
     in_order = before.epochs == now.epochs == 1 and not now.shuffle
     more = now.min_train_tokens == -1 or now.min_train_tokens > before.min_train_tokens > 0
     return longer | ({"min_train_tokens"} if in_order and more else set())
@@ -235,8 +293,11 @@ def _hint(
         return "add --extend to train longer, or change it back"
     if isinstance(before, ReinforceConfig) and key == "steps":
         return f"change it back; to train longer, set more than {before.steps} and add --extend"
-    if key == "max_minutes":
-        return "change it back; to train longer, set more minutes and add --extend"
+    if isinstance(now, TrainConfig) and now.phases:
+        return "change it back"
+    if key in ("max_minutes", "max_steps"):
+        unit = key.removeprefix("max_")
+        return f"change it back; to train longer, set more {unit} and add --extend"
     if key in ("epochs", "min_train_tokens"):
         assert isinstance(before, TrainConfig)
         assert isinstance(now, TrainConfig)

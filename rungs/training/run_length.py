@@ -4,21 +4,20 @@ The speed of the first steps tells how many fit; the number is corrected at most
 `_DECIDED_AT`. `length.jsonl` records each number, with the first step whose learning rate follows
 it; a resumed run takes these and corrects nothing."""
 
-import logging
 import time
 from collections.abc import Callable
 
 import jax
 import numpy as np
 
-from rungs.common.text_table import counted
+from rungs.common.run_log import log
+from rungs.common.shown_text import counted
 from rungs.config.optimization_config import OptimizationConfig
 from rungs.config.train_config import TrainConfig
 from rungs.optim.schedule import learning_rate_schedule
 from rungs.parallel.devices import host_device
 from rungs.parallel.processes import broadcast_from_first, is_first_process
 from rungs.run import records
-from rungs.run.records import Length
 from rungs.training.learner import Start
 
 _DECIDED_AT = (0.02, 0.1, 0.25, 0.5, 0.75, 0.9, 0.96)
@@ -29,8 +28,6 @@ _RATES = 1024
 """Steps whose learning rates are computed together."""
 _CORRECTED = 0.005
 """Smallest correction, as a share of the time."""
-
-log = logging.getLogger("rungs")
 
 
 class RunLength:
@@ -119,7 +116,7 @@ class TimedLength(RunLength):
 
     def _set(self, step: int, total: int, pace: float) -> None:
         self.total_steps = total
-        decided = Length(
+        decided = records.Length(
             time=records.now(),
             step=step,
             total_steps=total,

@@ -1,36 +1,33 @@
 """Log messages about a run as it starts and ends."""
 
-import logging
 import math
 
 import jax
 from flax import nnx
 from jax.sharding import Mesh
 
-from rungs.common import shown_text, text_table
+from rungs.common import shown_text
+from rungs.common.run_log import log
 from rungs.config.model_config import ModelConfig
 from rungs.config.optimization_config import OptimizationConfig
-from rungs.config.run_config import AnyRunConfig, RunConfig
+from rungs.config.run_config import AnyRunConfig, RunConfig, unused_keys
 from rungs.config.sharding_config import ShardingConfig
 from rungs.config.train_config import TrainConfig
-from rungs.config.unused_keys import unused_keys
 from rungs.data.loader import TrainingData
 from rungs.data.provenance import notes_on_beginnings
 from rungs.data.tokenizer import Tokenizer
 from rungs.model.gpt import GPT
-from rungs.model.layer_loop import layer_loop
+from rungs.model.remat import layer_loop
 from rungs.optim.multi_steps import MultiSteps
 from rungs.optim.precision import dtype_of
 from rungs.parallel.devices import idle_devices, recorded_sharding
-from rungs.planning import hardware, memory, oom_advice
+from rungs.planning import hardware, memory
 from rungs.planning.flops import count_active_parameters, count_parameters, model_flops_per_token
 from rungs.run.folder import RunFolder
 from rungs.run.metrics import R
 from rungs.step.state import shapes_of
 from rungs.training.learner import Start
 from rungs.training.trainer import Trainer
-
-log = logging.getLogger("rungs")
 
 _MUCH_PADDING = 0.5
 """Share of padding above which packing is suggested."""
@@ -40,13 +37,14 @@ def log_start(start: Start, mesh: Mesh, steps: int, step_size: str, notes: str) 
     """Log where a run begins, its maximum length and its devices. `step_size` describes a step;
     `notes` follow the dtype."""
     if start.saved is not None:
-        begins = f"resumes after step {start.saved.step:,}, {start.saved.folder.name}"
+        begins = "branches from" if start.is_branching else "resumes after"
+        begins += f" step {start.saved.step:,}, {start.saved.folder.name}"
     else:
         begins = f"starts from {start.weights.path}" if start.weights else "starts"
     train = start.config.train
     log.info(
         "%s %s: %s%s of %s on %s, in %s%s",
-        *(start.run.path, begins, _most(train), text_table.counted(steps, "step"), step_size),
+        *(start.run.path, begins, _most(train), shown_text.counted(steps, "step"), step_size),
         *(describe_devices(recorded_sharding(train, mesh)), train.compute_dtype, notes),
     )
 
@@ -112,7 +110,7 @@ def log_size(
         f"{flops / 1e6:,.1f}",
         *(_most(config.train), f"{data.total_tokens:,}", data.total_tokens / active),
         memory.format_bytes(memory.state_bytes(model, optimizer)),
-        memory.format_bytes(oom_advice.device_bytes(mesh)),
+        memory.format_bytes(memory.device_bytes(mesh)),
         shown_text.quoted(run.path),
     )
 
@@ -143,8 +141,20 @@ def log_end(start: Start, trainer: Trainer[R], last: R | None) -> None:
 
 def log_finished(start: Start, edit: str) -> None:
     """Log that nothing is left to train, and the edit that makes the run longer."""
+    if start.stopped_after:
+        log.info(
+            "%s is finished: stop_after ended it after %s steps, as the last %s had no lower"
+            " validation loss; to train longer, set more stop_after in train.json, or null",
+            *(start.run.path, f"{start.first_step:,}"),
+            shown_text.counted(start.stopped_after, "validation"),
+        )
+        return
+    if getattr(start.config.train, "phases", ()):
+        edit = "branch it with --like and --from-step, as its phases follow from its length"
+    else:
+        edit += " and add --extend"
     log.info(
-        "%s is finished: %s steps; to train longer, %s and add --extend",
+        "%s is finished: %s steps; to train longer, %s",
         *(start.run.path, f"{start.first_step:,}", edit),
     )
 
@@ -189,7 +199,7 @@ def describe_loop(train: OptimizationConfig, model: ModelConfig) -> str:
 def describe_devices(sharding: ShardingConfig) -> str:
     """Describe a mesh for the log."""
     count = math.prod(sharding.sizes)
-    devices = text_table.counted(count, f"{jax.devices()[0].device_kind} device")
+    devices = shown_text.counted(count, f"{jax.devices()[0].device_kind} device")
     if count > 1:
         devices += f", {sharding.mode}" + f": {sharding.text}" * (sharding.sizes[1] > 1)
     processes = jax.process_count()

@@ -20,18 +20,18 @@ from rungs.checkpointing.load import find_starting_weights, place_starting_weigh
 from rungs.checkpointing.saver import Saver
 from rungs.common import disk, paths, run_log
 from rungs.common.errors import UserError, errors_at
-from rungs.common.text_table import format_duration
+from rungs.common.shown_text import counted, format_duration
 from rungs.config.base import AUTO
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import MODEL_FILE, AnyRunConfig, load_any_run
 from rungs.config.sharding_config import ShardingConfig
+from rungs.evaluation.prompt_samples import check_sample_prompts
 from rungs.model.gpt import GPT
 from rungs.model.kernels import float8
-from rungs.model.layer_loop import LayerLoop, layer_loop
+from rungs.model.remat import LayerLoop, layer_loop
 from rungs.optim.multi_steps import MultiSteps
 from rungs.optim.precision import T, resolve_compute_dtype
 from rungs.parallel import devices, jax_setup, processes
-from rungs.prompt_samples.sampler import check_sample_prompts
 from rungs.run import metrics, records
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.run.metrics import MetricsLog, NullMetricsLog
@@ -44,7 +44,7 @@ from rungs.training.failed_step import FailedStepRecorder, FailedSteps
 from rungs.training.learner import NEVER, Inputs, Kind, Start
 from rungs.training.resume import checkpoint_to_resume, move_aside, refuse_changes
 from rungs.training.run_length import RunLength, run_length
-from rungs.training.trainer import Trainer
+from rungs.training.trainer import EarlyStop, Trainer
 
 EXIT_STOPPED_ELSEWHERE = 128 + signal.SIGTERM
 """Exit code if another process of the run received the signal to stop."""
@@ -83,8 +83,14 @@ def launch(
             check_sample_prompts(config, inputs.tokenizer_place)
         # 4. A finished run has nothing left to train.
         length = run_length(start, inputs.total_steps, time.monotonic() if began is None else began)
+        if start.is_branching and start.first_step >= inputs.total_steps:
+            raise UserError(
+                f"{run.path / config.train_file}: it has {counted(inputs.total_steps, 'step')}, so"
+                f" none is left after step {config.train.branch_step:,}; set more max_steps,"
+                " min_train_tokens or epochs"
+            )
         beside = Background(start, inputs.datasets_dir)
-        if start.first_step >= length.total_steps:
+        if start.first_step >= length.total_steps or start.stopped_after:
             return _finish(start, inputs, beside)
         # 5. The devices: as in the config, else as the checkpoint recorded, else all.
         mesh = create_mesh(start)
@@ -105,6 +111,7 @@ def launch(
                 last = trainer.train(beside.stop)
                 taken = last.global_step + 1 if last else start.first_step
                 beside.is_complete = taken == length.total_steps
+                beside.early_end = trainer.early_stop.reason
                 processes.run_on_first(lambda: run_report.log_end(start, trainer, last))
             return 0 if beside.is_complete else beside.stop.exit_code or EXIT_STOPPED_ELSEWHERE
 
@@ -156,6 +163,9 @@ def make_trainer(
         metrics=written,
         saver=saver,
         failed_steps=FailedSteps(recorder, learner, saver, steps, limit),
+        early_stop=EarlyStop(
+            config.train, [s for s in steps if s.global_step > config.train.branch_step]
+        ),
     )
     last = steps[-1] if steps else None
     if start.saved and last and last.global_step == start.saved.step:  # else its line was lost
@@ -203,6 +213,12 @@ def start_of(
 ) -> Start:
     """Return a start that resumes from a checkpoint, or begins with the weights of `start_from` or
     random ones. Raises UserError if these are missing, or the config has forbidden changes."""
+    if saved is None and config.train.branch_step >= 0:
+        raise UserError(
+            f"{run.path}: begins with a checkpoint of step {config.train.branch_step}, and can't"
+            " start without one; go back to one with --from, or create another run with --like"
+            " and --from-step"
+        )
     if saved is None:
         return Start(run, config, options, None, find_starting_weights(run, config))
     config = config._replace(train=with_recorded_dtype(config.train, saved.meta))

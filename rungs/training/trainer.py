@@ -2,8 +2,9 @@
 
 import dataclasses
 import itertools
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple
 
 from jax.sharding import Mesh
@@ -11,17 +12,20 @@ from jax.sharding import Mesh
 from rungs.checkpointing.checkpoint_folder import utc_now
 from rungs.checkpointing.manifest import CheckpointMeta, installed_versions
 from rungs.checkpointing.saver import Saver
+from rungs.common.shown_text import counted
 from rungs.common.signals import Interrupted, StopSignal
 from rungs.config.optimization_config import OptimizationConfig
 from rungs.config.train_config import TrainConfig
 from rungs.parallel import devices, jax_setup
 from rungs.parallel.processes import AnyProcess
-from rungs.run.metrics import MetricsLog, R
+from rungs.run.metrics import MetricsLog, R, StepMetrics, StepRecord
 from rungs.step.nonfinite import Flags
 from rungs.training.failed_step import FailedSteps
 from rungs.training.learner import NEVER, Learner, Start, Stops, never
 from rungs.training.progress import Progress
 from rungs.training.run_length import RunLength
+
+log = logging.getLogger("rungs")
 
 
 class Due(NamedTuple):
@@ -73,6 +77,45 @@ def is_validation_step(train: OptimizationConfig, step: int) -> bool:
     return step % (interval or train.checkpoint_interval) == 0
 
 
+class EarlyStop:
+    """Counts the validations in a row without a loss below the lowest so far, for `stop_after`.
+    Those that are due by time don't count, as they differ between starts. `before` are the steps
+    before this start, in order."""
+
+    def __init__(self, train: OptimizationConfig, before: Sequence[StepRecord]) -> None:
+        self._train = train
+        self._best: StepMetrics | None = None
+        self._count = 0
+        self.reason: str | None = None
+        """Why the run ended early, None if it didn't."""
+        for step in before:
+            self.count(step)
+
+    def count(self, step: StepRecord) -> int | None:
+        """Count a step's validation, if it has one. Return the number of validations if it ends the
+        run."""
+        limit = self._train.stop_after if isinstance(self._train, TrainConfig) else None
+        if limit is None or not isinstance(step, StepMetrics) or step.validation_loss is None:
+            return None
+        if not is_validation_step(self._train, step.global_step):
+            return None
+        best, self._count = self._best, self._count + 1
+        is_comparable = best is not None and best.validation_data == step.validation_data
+        if best is None or not is_comparable or step.validation_loss < (best.validation_loss or 0):
+            self._best, self._count = step, 0
+            return None
+        return self._count if self._count >= limit else None
+
+    def end(self, step: int) -> None:
+        """Record and log that the run ends after a step."""
+        assert self._best is not None
+        self.reason = (
+            f"no lower validation loss in {counted(self._count, 'validation')} than"
+            f" {self._best.validation_loss:.4f} at step {self._best.global_step:,}"
+        )
+        log.info("step %s: the run ends early: %s", f"{step:,}", self.reason)
+
+
 class AfterStep(NamedTuple):
     """A step that was recorded and, if due, validated and handed to the saver."""
 
@@ -99,6 +142,7 @@ class Trainer(Generic[R]):
     metrics: MetricsLog[R]
     saver: Saver
     failed_steps: FailedSteps
+    early_stop: EarlyStop
     unvalidated: R | None = None
     """The step before this start, if a signal interrupted its validation."""
     unfinished_hook: Hook | None = None
@@ -110,6 +154,7 @@ class Trainer(Generic[R]):
         self._last_saved = -1
         self._latest: R | None = None
         self._validation_seconds = 0.0
+        self._stopped_after: int | None = None
 
     @property
     def total_steps(self) -> int:
@@ -189,19 +234,24 @@ class Trainer(Generic[R]):
         hooks: list[Hook],
     ) -> bool:
         """Read a step; validate it if due, record it, save it if due. Return whether a validation
-        or hook was interrupted, which the next start repeats; never in the last step."""
+        or hook was interrupted, which the next start repeats, or whether the run ends early; never
+        in the last step."""
         metrics = self._read(step, taken)
         is_last = step == self.total_steps - 1
         stops = NEVER if is_last else stops
-        is_interrupted = False
+        is_interrupted = ends_early = False
         if due.validation:
             begin = time.monotonic()
             try:
                 metrics = self.learner.validate(metrics, stops)
+                ends_early = not is_last and self._ends_early(metrics)
             except Interrupted:
                 is_interrupted = True
             self._validation_seconds = time.monotonic() - begin
         self._record(metrics, progress)
+        if ends_early:
+            due, is_last, stops = due._replace(checkpoint=True), True, NEVER
+            hooks = self._due_hooks(step)
         if due.checkpoint or is_interrupted:
             self._save(metrics, due.competes and not is_interrupted)
         try:
@@ -209,7 +259,16 @@ class Trainer(Generic[R]):
                 hook(AfterStep(step, is_last, stops.anywhere, self.saver.wait))
         except Interrupted:
             is_interrupted = True
-        return is_interrupted
+        return is_interrupted or ends_early
+
+    def _ends_early(self, metrics: R) -> bool:
+        """Count the validation of a step, which becomes the run's last if stop_after says so."""
+        self._stopped_after = self.early_stop.count(metrics)
+        if self._stopped_after is None:
+            return False
+        self.length.total_steps = metrics.global_step + 1
+        self.early_stop.end(metrics.global_step)
+        return True
 
     def _read(self, step: int, taken: Any) -> R:
         """Wait until a step is complete, and record non-finite values."""
@@ -249,6 +308,7 @@ class Trainer(Generic[R]):
         metrics = self.learner.validate(metrics, NEVER)
         if self.learner.losses(metrics)[1] is not None:
             self.metrics.replace_last(metrics)
+            self._ends_early(metrics)
             interval = self.start.config.train.checkpoint_interval
             self._save(metrics, competes=metrics.global_step % interval == 0)
 
@@ -262,6 +322,7 @@ class Trainer(Generic[R]):
             train_loss=metrics.train_loss,
             validation_loss=validation_loss,
             selection_loss=selection_loss if competes else None,
+            stopped_after=self._stopped_after,
             model=config.model.as_json(),
             train=config.train.as_json(),
             datasets=record.datasets,

@@ -8,8 +8,13 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from rungs.charts import run_charts
-from rungs.charts.policy_charts import POLICY_CHARTS, groups_chart, log_prob_chart, reward_chart
-from rungs.charts.step_charts import STEP_CHARTS
+from rungs.charts.run_charts import (
+    POLICY_CHARTS,
+    STEP_CHARTS,
+    groups_chart,
+    log_prob_chart,
+    reward_chart,
+)
 from rungs.run.metrics import PolicyMetrics
 from rungs.run.recorded_run import RecordedPolicyRun
 from tests.support.policy_steps import step, validation

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 import charts
-from rungs.charts import comparison_charts, drawing, run_charts, step_charts
+from rungs.charts import comparison_charts, drawing, run_charts
 from rungs.charts.run_charts import loss_chart
 from rungs.commands.charts import comparison_folder
 from rungs.common.errors import UserError
@@ -306,9 +306,9 @@ ODD_STEPS: dict[int, dict[str, Any]] = {
 }
 CURVES: dict[str, Callable[[RecordedRun], Figure]] = {
     "train_loss": loss_chart,
-    "learning_rate": step_charts.learning_rate_chart,
-    "gradient_norm": step_charts.gradient_norm_chart,
-    "tokens_per_second": step_charts.throughput_chart,
+    "learning_rate": run_charts.learning_rate_chart,
+    "gradient_norm": run_charts.gradient_norm_chart,
+    "tokens_per_second": run_charts.throughput_chart,
 }
 
 
@@ -393,7 +393,7 @@ def test_clipped_and_dropped_steps_are_marked(make_run: MakeRun) -> None:
         9: {"gradient_norm": None, "dropped_microbatches": 2},
     }
     run = RecordedRun.load(make_run("a", [step(n, **odd.get(n, {})) for n in range(30)]))
-    figure = step_charts.gradient_norm_chart(run)
+    figure = run_charts.gradient_norm_chart(run)
     lines = list(figure.axes[0].get_lines())
     assert marks(lines, "v") == [(4, 7.0)]
     assert [x for x, _ in marks(lines, "|")] == [9]
@@ -404,7 +404,7 @@ def test_clipped_and_dropped_steps_are_marked(make_run: MakeRun) -> None:
 
 def test_many_clipped_steps_are_drawn_as_their_share(make_run: MakeRun) -> None:
     steps = [step(n, gradient_norm=7.0, clipped=n >= 300) for n in range(600)]
-    figure = step_charts.gradient_norm_chart(RecordedRun.load(make_run("a", steps)))
+    figure = run_charts.gradient_norm_chart(RecordedRun.load(make_run("a", steps)))
     norms, shares = figure.axes
     assert not any(line.get_marker() == "v" for line in norms.get_lines())
     (line,) = shares.get_lines()
@@ -417,7 +417,7 @@ def test_many_clipped_steps_are_drawn_as_their_share(make_run: MakeRun) -> None:
 def test_resumes_are_marked_in_every_chart(make_run: MakeRun) -> None:
     steps = [step(n, resumed=n in (7, 23) or None) for n in range(30)]
     run = RecordedRun.load(make_run("a", steps))
-    for draw in (run_charts.TRAINING_CHARTS | step_charts.STEP_CHARTS).values():
+    for draw in (run_charts.TRAINING_CHARTS | run_charts.STEP_CHARTS).values():
         figure = draw(run)
         assert [x for x, _ in marks(list(figure.axes[0].get_lines()), "|")] == [7, 23]
         legend = legend_of(figure)
@@ -440,7 +440,7 @@ def test_a_stall_or_a_mistimed_step_does_not_squash_the_throughput(make_run: Mak
     odd = {0: 0.01, 12: 1e9}
     steps = [step(n, tokens_per_second=odd.get(n, 64.0)) for n in range(40)]
     run = RecordedRun.load(make_run("a", steps))
-    low, high = step_charts.throughput_chart(run).axes[0].get_ylim()
+    low, high = run_charts.throughput_chart(run).axes[0].get_ylim()
     assert low == 0
     assert 64 < high < 128
 

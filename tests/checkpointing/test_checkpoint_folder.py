@@ -1,6 +1,7 @@
 """A run's checkpoints: saved, linked, deleted, restored, loaded; damage is detected."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from rungs.config.run_config import RunConfig
 from rungs.config.sharding_config import ShardingConfig
 from rungs.model.gpt import GPT
 from rungs.optim.multi_steps import MultiSteps
-from rungs.parallel.mesh import one_device
+from rungs.parallel.sharding import one_device
 from rungs.parallel.target_device import Target, trace_for
 from rungs.step.state import create_model_and_optimizer, host_copies, named_arrays
 from tests.support.configs import mesh_of, model_config, train_config
@@ -71,18 +72,27 @@ def save(
     return folder
 
 
-@pytest.fixture(params=[CONFIG, SHARDED], ids=["one file", "shards"])
+@pytest.fixture(scope="module", params=[CONFIG, SHARDED], ids=["one file", "shards"])
 def config(request: pytest.FixtureRequest) -> RunConfig:
     found: RunConfig = request.param
     return found
 
 
-@pytest.fixture
-def folder(tmp_path: Path, state: tuple[GPT, MultiSteps], config: RunConfig) -> Path:
+@pytest.fixture(scope="module")
+def saved(
+    tmp_path_factory: pytest.TempPathFactory, state: tuple[GPT, MultiSteps], config: RunConfig
+) -> Path:
     """The checkpoints that are left of five: the newest two and the best."""
     losses = [3.0, 1.0, 2.0, 2.0]
     metas = [meta(step, loss) for step, loss in enumerate(losses)]
-    return save(tmp_path / "checkpoints", state, *metas, meta(4), config=config)
+    folder = tmp_path_factory.mktemp("saved") / "checkpoints"
+    return save(folder, state, *metas, meta(4), config=config)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, saved: Path) -> Path:
+    """A copy of `saved` that a test may change."""
+    return Path(shutil.copytree(saved, tmp_path / "checkpoints", symlinks=True))
 
 
 def test_the_newest_and_the_best_checkpoint_are_kept(folder: Path) -> None:

@@ -84,6 +84,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
         " --datasets-dir datasets",
         "download_dataset.py --chats chats.jsonl --name chats --tokenizer datasets/words"
         " --chat-template chat.jinja --max-tokens 60 --datasets-dir datasets",
+        "download_dataset.py --preferences prefs.jsonl --name prefs --tokenizer datasets/words"
+        " --max-tokens 60 --datasets-dir datasets",
         "download_dataset.py --jsonl documents.jsonl --name documents --text-column body"
         " --max-bytes 20000 --tokenizer datasets/words --datasets-dir datasets",
         "download_dataset.py --parquet documents.parquet --name table --text-column body"
@@ -102,6 +104,13 @@ COMMANDS: dict[str, tuple[str, ...]] = {
         "charts.py run --page page.html",
         "charts.py run --samples",
         "pretrained.py export run exported",
+    ),
+    "branches and averages": (
+        "train.py branch --like run --from-step 4 --set schedule=linear --datasets-dir datasets",
+        "generate.py branch The --weights ema --new-tokens 5",
+        "evaluate.py run --weights ema --datasets-dir datasets",
+        "pretrained.py export run averaged --weights ema",
+        "checkpointing.py run --average 2",
     ),
     "power law": (
         "train.py --like run --grid emb_dim=16,32,48 --into sizes --datasets-dir datasets",
@@ -158,7 +167,7 @@ FROM_THE_HUB = (
     " --name from-files --datasets-dir datasets",
     f"pretrained.py import {HUB_MODEL} imported --revision main",
 )
-TO_THE_HUB = ("pretrained.py upload run me/tiny --public --datasets-dir datasets",)
+TO_THE_HUB = ("pretrained.py upload run me/tiny --public --weights ema --datasets-dir datasets",)
 LONGER = (
     ("train.json", {"min_train_tokens": 4_096}, "train.py run --extend --datasets-dir datasets"),
     ("reinforce.json", {"steps": 5}, "reinforce.py rl --extend --trust-verifier"),
@@ -234,6 +243,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_lines(place / "pairs.jsonl", [{"prompt": f"{n}:", "answer": "a"} for n in range(40)])
     chat = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}]
     write_lines(place / "chats.jsonl", [{"messages": chat, "id": n} for n in range(40)])
+    pair = {"chosen": "a dog", "rejected": "a fox"}
+    write_lines(place / "prefs.jsonl", [pair | {"prompt": f"{n}:"} for n in range(40)])
     write_lines(place / "documents.jsonl", [{"body": f"{n} {TEXT}"} for n in range(100)])
     item = {"prompt": "The", "choices": [" fox", " dog"], "answer": 0}
     write_lines(place / "items.jsonl", [item] * 4)
@@ -242,7 +253,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "{% if add_generation_prompt %}assistant: {% endif %}"
     )
     (place / "documents.parquet").write_bytes(parquet(body=[f"{n} {TEXT}" for n in range(100)]))
-    write_run(place / "run", MODEL, train=TRAIN)
+    write_run(place / "run", MODEL, train=TRAIN | {"ema_decay": 0.9})
     write_run(place / "wide", MODEL | {"mup": {"base_emb_dim": 32}}, train=TRAIN)
     parity = {"dataset": "parity-pairs", "sample_prompts": []}
     write_run(place / "parity", MODEL | PARITY, train=TRAIN | parity)

@@ -19,7 +19,7 @@ from rungs.config import run_config
 from rungs.config.sharding_config import Mode, ShardingConfig
 from rungs.parallel import target_device
 from rungs.parallel.gpu_settings import SHARE_VARIABLES
-from rungs.parallel.mesh import TENSOR
+from rungs.parallel.sharding import TENSOR
 from rungs.planning import forecast, hardware, report, rows
 from rungs.planning.communication import abstract_layout, planned_collectives
 from rungs.run import metrics, records

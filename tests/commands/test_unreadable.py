@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.commands import run_script
 from tests.support.committed_runs import ROOT
 from tests.support.tiny_run import make_dataset, make_run
 
@@ -64,17 +65,12 @@ def test_it_is_named(unreadable: str, command: tuple[str, ...], tmp_path: Path) 
     ],
 )
 def test_output_does_not_replace_another_file(
-    command: tuple[str, ...], what: str, tmp_path: Path
+    command: tuple[str, ...], what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     run = make_run(tmp_path / "run")
     before = (run.path / "train.json").read_text()
-    script, *arguments = command
-    ended = subprocess.run(
-        [sys.executable, str(ROOT / script), *arguments],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
+    ended = run_script(*command)
     assert ended.returncode == 2, ended.stderr
     assert ended.stderr == (
         f"error: run/train.json: is there and is not {what}; choose another name, or move it away\n"

@@ -26,7 +26,7 @@ from rungs.data.dataset import (
     write_description,
 )
 from rungs.huggingface.exporting import Export
-from rungs.huggingface.tensors.rules import model_parameters
+from rungs.huggingface.tensor_rules import model_parameters
 from rungs.run import records
 from rungs.run.folder import RunFolder
 from rungs.run.records import Evaluation

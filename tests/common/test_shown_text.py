@@ -7,7 +7,7 @@ import pytest
 
 from rungs.common import shown_text
 from rungs.common.errors import UserError, reason
-from rungs.common.shown_text import shown
+from rungs.common.shown_text import counted, shown
 
 
 @pytest.mark.parametrize(
@@ -67,3 +67,18 @@ def test_control_characters_are_visible() -> None:
     assert shown(text) == r"\x1b]0;title\x07\x9b31m\r\u202egpj\x7f\ud800"
     kept = "a\tb\nc é 語 \u200d👩\u200d🔬"
     assert shown_text.visible(kept) == kept
+
+
+@pytest.mark.parametrize(
+    ("count", "thing", "text"),
+    [
+        (1, "step", "1 step"),
+        (0, "step", "0 steps"),
+        (2000, "token", "2,000 tokens"),
+        (1, "microbatch", "1 microbatch"),
+        (2, "microbatch", "2 microbatches"),
+        (2, "process", "2 processes"),
+    ],
+)
+def test_a_count_has_the_singular_only_for_one(count: int, thing: str, text: str) -> None:
+    assert counted(count, thing) == text

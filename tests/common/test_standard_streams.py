@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 CLOSED = """
 import os, sys
-from rungs.common import signals, standard_streams
+from rungs.common import signals
 signals.exit_on_signal()
 for number in range(3):
     assert os.path.realpath(f"/proc/self/fd/{number}") == os.devnull, number

@@ -9,7 +9,7 @@ import pytest
 from rungs.common import strict_json
 from rungs.common.errors import UserError
 from rungs.common.strict_json import StrictModel
-from rungs.config.task_config import SETTINGS, TaskConfig
+from rungs.config.reinforce_config import SETTINGS, TaskConfig
 
 
 def parse(**keys: Any) -> TaskConfig:

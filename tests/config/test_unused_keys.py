@@ -9,9 +9,8 @@ import pytest
 from rungs.config import run_config
 from rungs.config.model_config import ModelConfig
 from rungs.config.optimization_config import BUILT_IN_OPTIMIZERS, Schedule
-from rungs.config.run_config import RunConfig
+from rungs.config.run_config import _KEYS_OF_LAYERS, RunConfig, unused_keys
 from rungs.config.train_config import TrainConfig
-from rungs.config.unused_keys import _KEYS_OF_LAYERS, unused_keys
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.training.learner import Start
 from rungs.training.start import with_device_choices

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from rungs.common import atomic_folder
+from rungs.common import disk
 from rungs.common.errors import UserError
 from rungs.data import dataset as dataset_module
 from rungs.data.catalog import find_datasets_dir, open_dataset
@@ -237,7 +237,7 @@ def test_invalid_bounds_are_reported(
 
 def test_a_folder_appears_when_it_is_complete(tmp_path: Path) -> None:
     folder = tmp_path / "new"
-    with atomic_folder.lock_folder(folder), atomic_folder.replace_folder(folder) as partial:
+    with disk.lock_folder(folder), disk.replace_folder(folder) as partial:
         (partial / "file").write_text("x")
         assert not folder.exists()
     assert (folder / "file").read_text() == "x"
@@ -265,12 +265,12 @@ def test_a_refused_build_leaves_no_new_lock(is_there: bool, tmp_path: Path) -> N
 
 
 def _refuse(folder: Path) -> None:
-    with atomic_folder.lock_folder(folder):
+    with disk.lock_folder(folder):
         raise UserError("refused")
 
 
 def _fail_to_replace(folder: Path) -> None:
-    with atomic_folder.lock_folder(folder), atomic_folder.replace_folder(folder) as partial:
+    with disk.lock_folder(folder), disk.replace_folder(folder) as partial:
         (partial / "file").write_text("new")
         raise KeyboardInterrupt
 
@@ -278,7 +278,7 @@ def _fail_to_replace(folder: Path) -> None:
 KILLED = """
 import os, sys
 from pathlib import Path
-from rungs.common import atomic_folder
+from rungs.common import disk
 folder = Path(sys.argv[1])
 replace = Path.replace
 def replace_or_die(path, target):
@@ -286,7 +286,7 @@ def replace_or_die(path, target):
         os._exit(9)
     return replace(path, target)
 Path.replace = replace_or_die
-with atomic_folder.lock_folder(folder), atomic_folder.replace_folder(folder) as partial:
+with disk.lock_folder(folder), disk.replace_folder(folder) as partial:
     (partial / "train.safetensors").write_text("half")
 """
 
@@ -297,7 +297,7 @@ def test_a_killed_replacement_is_recovered(tmp_path: Path) -> None:
     assert code.returncode == 9
     assert not folder.exists()  # killed at the worst moment
     assert len(open_dataset("mine", tmp_path).tokens("train")) == 2
-    with atomic_folder.lock_folder(folder), atomic_folder.replace_folder(folder) as partial:
+    with disk.lock_folder(folder), disk.replace_folder(folder) as partial:
         assert list(partial.iterdir()) == []
     assert sorted(path.name for path in tmp_path.iterdir()) == [".mine.lock", "mine"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rungs.common.errors import UserError
-from rungs.config.task_config import TaskConfig
+from rungs.config.reinforce_config import TaskConfig
 from rungs.data import catalog, pair_dataset, task_dataset
 from rungs.data.catalog import build_dataset, open_dataset
 from rungs.data.dataset import Dataset, Split
@@ -59,7 +59,7 @@ def texts(dataset: Dataset, split: Split) -> list[tuple[str, str]]:
 # Pairs
 
 
-@pytest.mark.parametrize("name", TASK_DATASETS)
+@pytest.mark.parametrize("name", [n for n, one in TASK_DATASETS.items() if not one.preferences])
 def test_pairs_are_items_of_the_task_with_short_or_worked_answers(name: str, place: Path) -> None:
     dataset, task = open_dataset(name, place), task_of(name)
     items = {"train": task.train, "validation": task.validation}
@@ -71,6 +71,19 @@ def test_pairs_are_items_of_the_task_with_short_or_worked_answers(name: str, pla
             item = items[split][index]
             assert prompt == item.prompt
             assert answer in (task.short(item), task.worked(item))
+
+
+def test_preferences_are_a_worked_and_a_short_answer_to_each_prompt(place: Path) -> None:
+    name = "parity-preferences"
+    dataset, task = open_dataset(name, place), task_of(name)
+    found, pairs = texts(dataset, "train"), dataset.description.splits["train"].pairs
+    assert pairs
+    assert pairs.is_preferences
+    assert len(found) == 2 * (TASK_DATASETS[name].preferences or 0)
+    for index in range(0, len(found), 2):
+        item = task.train[index // 2]
+        assert found[index] == (item.prompt, task.worked(item))
+        assert found[index + 1] == (item.prompt, task.short(item))
 
 
 @pytest.mark.parametrize("name", TASK_DATASETS)

@@ -20,8 +20,7 @@ from rungs.evaluation import scoring
 from rungs.evaluation.checkpoint_scores import Measured
 from rungs.evaluation.scoring import Continuation, Scorer, read_items, split_tokens
 from rungs.model.gpt import GPT
-from rungs.parallel.mesh import create_mesh
-from rungs.parallel.sharding import Layout
+from rungs.parallel.sharding import Layout, create_mesh
 from rungs.run.folder import RunFolder
 from rungs.run.records import Evaluation
 from rungs.step.state import named_arrays
@@ -66,9 +65,11 @@ def test_scores_are_sums_of_log_probabilities(mode: Mode) -> None:
 def test_a_continuation_of_the_most_likely_tokens_is_greedy() -> None:
     config = model_config(context_length=CONTEXT)
     model = GPT(config, jax.random.key(3))
+    most_likely = nnx.jit(lambda model, tokens_BS: model(tokens_BS)[0].argmax(axis=-1))
     text = [1]
     while len(text) < CONTEXT:
-        text.append(int(model(jnp.array([text]))[0, -1].argmax()))
+        padded_BS = jnp.array([text + [0] * (CONTEXT - len(text))])
+        text.append(int(most_likely(model, padded_BS)[len(text) - 1]))
     other = [*text[:-1], (text[-1] + 1) % config.vocab_size]
     scorer = scorer_of(model, "dp", 2)
     found = dict(scorer.scores([Continuation(one[:2], one[2:]) for one in (text, other)]))

@@ -28,10 +28,10 @@ from rungs.common import disk, run_log
 from rungs.common.signals import StopSignal
 from rungs.data.loader import Batch, TrainingData
 from rungs.parallel import target_device
-from rungs.planning import oom_advice
+from rungs.planning import memory
 from rungs.run.metrics import MetricsLog
 from rungs.step import eval_step, train_step
-from rungs.training import next_token, resume, start
+from rungs.training import next_token, start
 from rungs.training.background import ChartProcess
 
 SECONDS_TO_A_SECOND_SIGNAL = 1.2
@@ -166,7 +166,7 @@ def set_clock_back(seconds: str, *kill: str) -> None:
     def earlier() -> datetime.datetime:
         return datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=back)
 
-    checkpoint_folder.utc_now = resume.utc_now = earlier
+    checkpoint_folder.utc_now = earlier
     time.time = lambda: now() - back
     kill_at(*kill)
 
@@ -278,7 +278,7 @@ def limit_memory_of_steps(megabytes: str) -> None:
         return limited
 
     vars(next_token)["make_step"] = make_limited
-    vars(oom_advice)["memory_bytes"] = lambda: MACHINE_BYTES
+    vars(memory)["memory_bytes"] = lambda: MACHINE_BYTES
 
 
 # Mistakes in resuming

@@ -110,13 +110,13 @@ def in_workspace(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "rungs.data.catalog._build_folder",
         "rungs.page.document.write_page",
         "rungs.page.server.PageServer.serve_forever",
-        "rungs.sweeps.grid.run_grid",
+        "rungs.commands.grid.run_grid",
         "rungs.commands.start_command.supervise_run",
         "rungs.commands.evaluate.validation_losses",
         "rungs.planning.forecast.memory_of",
         "rungs.model.generation.Generator",
         "rungs.parallel.processes.join",
-        "rungs.common.atomic_folder.create_folder",
+        "rungs.common.disk.create_folder",
     ):
         monkeypatch.setattr(name, work)
     monkeypatch.setattr("rungs.training.start.launch", train)

@@ -17,7 +17,7 @@ from safetensors.numpy import save
 
 from rungs.common.errors import UserError
 from rungs.huggingface.importing import Import, find_source, import_model
-from rungs.huggingface.tensors.reader import torch_bits, torch_specs
+from rungs.huggingface.tensor_reader import torch_bits, torch_specs
 from tests.faults.fuzzing import (
     Fault,
     attempt,

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 import pretrained
 from rungs.checkpointing.weights_file import Weights, write_weights
 from rungs.common.errors import UserError
-from rungs.huggingface.adapter import Adapter
+from rungs.huggingface.exporting import Adapter
 from rungs.huggingface.importing import Import, find_source, import_model
 from rungs.step.state import shapes_of
 from tests.support.configs import ONE_FILE, train_config

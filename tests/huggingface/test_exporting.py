@@ -14,7 +14,7 @@ from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.checkpointing.published import all_stop_tokens, published_folder
 from rungs.checkpointing.saver import Saver
 from rungs.checkpointing.weights_file import Weights, WeightsHeader, write_weights
-from rungs.common.atomic_folder import create_folder
+from rungs.common.disk import create_folder
 from rungs.common.errors import UserError
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig
@@ -26,8 +26,8 @@ from rungs.huggingface.exporting import Export, choose_family
 from rungs.huggingface.families.registry import FAMILIES, VISION_MODELS
 from rungs.huggingface.hf_tokenizer import describe_ends
 from rungs.huggingface.importing import Import, find_source, import_model
-from rungs.huggingface.tensors.rules import model_parameters
-from rungs.parallel.mesh import one_device
+from rungs.huggingface.tensor_rules import model_parameters
+from rungs.parallel.sharding import one_device
 from rungs.run.folder import RunFolder
 from rungs.step.state import create_model_and_optimizer
 from tests.support.configs import ONE_FILE

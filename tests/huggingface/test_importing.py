@@ -17,7 +17,7 @@ from tokenizers import models
 from rungs.checkpointing.load import load_model, load_tokenizer
 from rungs.checkpointing.weights_file import TensorWriter, Weights
 from rungs.common import strict_json
-from rungs.common.atomic_folder import create_folder
+from rungs.common.disk import create_folder
 from rungs.common.errors import UserError
 from rungs.config import run_config
 from rungs.config.model_config import ModelConfig

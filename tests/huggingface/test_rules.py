@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from rungs.huggingface.tensors.rules import AbstractParameter, TensorGroup, linear
+from rungs.huggingface.tensor_rules import AbstractParameter, TensorGroup, linear
 
 QUERY, KEY = AbstractParameter((3, 6, 4, 2), inputs=1), AbstractParameter((3, 6, 1, 2), inputs=1)
 

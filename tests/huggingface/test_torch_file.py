@@ -12,7 +12,7 @@ import pytest
 
 from rungs.common.errors import UserError
 from rungs.huggingface.importing import Import, find_source
-from rungs.huggingface.tensors.reader import torch_bits, torch_specs
+from rungs.huggingface.tensor_reader import torch_bits, torch_specs
 from tests.support.published_models import MODELS, arrays, copy
 
 

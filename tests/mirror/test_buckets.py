@@ -12,8 +12,7 @@ import pytest
 from rungs.checkpointing import retention
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.mirror.mirror_folder import MirrorFolder
-from rungs.mirror.mirroring import Copier
-from rungs.mirror.restoring import restore_if_empty
+from rungs.mirror.mirroring import Copier, restore_if_empty
 from rungs.run.folder import RunFolder
 from tests.support.mirrors import files_of, save
 

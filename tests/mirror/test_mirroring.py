@@ -9,8 +9,7 @@ import pytest
 
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.config.run_config import load_run
-from rungs.mirror.mirroring import Copier, Mirroring
-from rungs.mirror.restoring import restore_if_empty
+from rungs.mirror.mirroring import Copier, Mirroring, restore_if_empty
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.training.next_token import next_token
 from rungs.training.start import launch

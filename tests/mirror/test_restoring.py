@@ -9,8 +9,7 @@ from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.checkpointing.manifest import CheckpointMeta
 from rungs.common.errors import RunFailure, UserError
 from rungs.mirror.mirror_folder import MirrorFolder
-from rungs.mirror.mirroring import Copier
-from rungs.mirror.restoring import restore_if_empty
+from rungs.mirror.mirroring import Copier, restore_if_empty
 from rungs.run.folder import RunFolder
 from tests.support.mirrors import Failing, files_of, save
 from tests.support.written_checkpoints import flip_byte

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec
 from rungs.model.kernels import grouped_matmul
 from rungs.model.kernels.grouped_matmul import pallas_grouped_matmul
 from rungs.parallel import collectives, target_device
-from rungs.parallel.mesh import DATA
+from rungs.parallel.sharding import DATA
 from rungs.parallel.target_device import Target
 from tests.support.configs import mesh_of
 

@@ -22,7 +22,7 @@ from rungs.model.kernels.matmul import matmul
 from rungs.model.positions import over_batch
 from rungs.model.remat import save_marked
 from rungs.parallel import collectives, sharding, target_device
-from rungs.parallel.mesh import DATA
+from rungs.parallel.sharding import DATA
 from rungs.step.state import create_model_and_optimizer, named_arrays
 from rungs.step.train_step import make_train_step
 from tests.support.configs import mesh_of, model_config, train_config

@@ -11,11 +11,11 @@ from flax import nnx
 
 from rungs.config.run_config import RunConfig, load_run
 from rungs.config.train_config import TrainConfig
-from rungs.model import layer_loop
+from rungs.model import remat
 from rungs.model.blocks import Compute
 from rungs.model.gpt import GPT
-from rungs.model.layer_loop import LayerLoop
 from rungs.model.layers import Dropout
+from rungs.model.remat import LayerLoop
 from rungs.parallel.target_device import Target, trace_for
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.training import start as start_module
@@ -39,7 +39,7 @@ def go(run: RunFolder, datasets: Path, **start: Any) -> int:
 def loop_of(n_layers: int = 4, target: str = "cpu", **train: Any) -> LayerLoop:
     model = model_config(n_layers=n_layers)
     with trace_for(Target(target)):
-        return layer_loop.layer_loop(train_config(**train), model)
+        return remat.layer_loop(train_config(**train), model)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_a_pattern_is_unrolled_by_its_periods_up_to_a_number_of_layers() -> None
     assert loop_of(25, "gpu") == IN_A_LOOP
     for n_layers, expected in ((12, LayerLoop("none", 6)), (14, IN_A_LOOP)):
         model = model_config(n_layers=n_layers, **pattern)
-        assert layer_loop.layer_loop(train_config(), model) == expected
+        assert remat.layer_loop(train_config(), model) == expected
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_only_a_cpu_keeps_the_recorded_loop_if_the_settings_allow(
     target: str, train: dict[str, Any], expected: LayerLoop
 ) -> None:
     with trace_for(Target(target)):
-        found = layer_loop.layer_loop(train_config(**train), model_config(n_layers=4), IN_A_LOOP)
+        found = remat.layer_loop(train_config(**train), model_config(n_layers=4), IN_A_LOOP)
     assert found == expected
 
 
@@ -123,12 +123,12 @@ def test_only_a_cpu_keeps_the_recorded_loop_if_the_settings_allow(
 def test_accelerators_ignore_the_loop_of_a_cpu(target: str, expected: LayerLoop) -> None:
     with trace_for(Target(target)):
         of_cpu = LayerLoop("none", 4)
-        assert layer_loop.layer_loop(train_config(), model_config(n_layers=4), of_cpu) == expected
+        assert remat.layer_loop(train_config(), model_config(n_layers=4), of_cpu) == expected
 
 
 def test_layers_stay_in_a_loop_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     for size, expected in ((math.inf, "none"), (1e9, "none"), (1e4, "dots")):
-        monkeypatch.setattr(layer_loop, "memory_bytes", lambda size=size: size)
+        monkeypatch.setattr(remat, "memory_bytes", lambda size=size: size)
         assert loop_of().remat == expected
 
 
@@ -138,10 +138,10 @@ def test_a_run_records_its_loop_and_keeps_it_on_a_machine_with_less_memory(
 ) -> None:
     run = make_run(tmp_path / "run", min_train_tokens=6 * 128)
     assert go(run, datasets) == 0
-    unrolled = layer_loop.layer_loop(train_config(), load_run(run.path).model)
+    unrolled = remat.layer_loop(train_config(), load_run(run.path).model)
     recorded = last_checkpoint(run).meta.train
     assert unrolled.as_keys().items() <= recorded.items()
-    monkeypatch.setattr(layer_loop, "memory_bytes", lambda: 1e4)
+    monkeypatch.setattr(remat, "memory_bytes", lambda: 1e4)
     change(run, min_train_tokens=8 * 128)
     assert go(run, datasets, extend=True) == 0
     assert unrolled.as_keys().items() <= last_checkpoint(run).meta.train.items()
@@ -183,5 +183,5 @@ def test_layers_keep_no_more_than_is_assumed(changes: dict[str, Any], drop_rate:
         return sum(leaf.nbytes for leaf in jax.tree.leaves(pull))
 
     grown = residual_bytes(4) - residual_bytes(2)  # without the weights
-    kept = layer_loop._kept_bytes(train, model)
+    kept = remat._kept_bytes(train, model)
     assert kept / 3 < 2 * grown < kept

@@ -310,7 +310,7 @@ def test_devices_decode_without_waiting_for_each_other() -> None:
     assert kinds <= {"all-gather"}  # of the results
 
 
-@pytest.mark.parametrize("mode", ["dp", "fsdp"])
+@pytest.mark.parametrize("mode", [pytest.param("dp", marks=pytest.mark.long), "fsdp"])
 def test_padding_of_the_vocabulary_is_never_sampled(
     mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

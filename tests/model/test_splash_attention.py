@@ -16,7 +16,7 @@ from rungs.model.kernels import blockwise_attention, splash_attention
 from rungs.model.kernels.blockwise_attention import Scoring
 from rungs.model.remat import checkpoint_layer
 from rungs.parallel import collectives, target_device
-from rungs.parallel.mesh import DATA
+from rungs.parallel.sharding import DATA
 from rungs.parallel.target_device import Target
 from tests.support.configs import mesh_of
 from tests.support.tiny_model import quick_jit

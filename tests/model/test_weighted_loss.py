@@ -17,7 +17,7 @@ from rungs.model.gpt import GPT
 from rungs.model.kernels import cross_entropy
 from rungs.model.kernels.matmul import matmul
 from rungs.parallel import collectives
-from rungs.parallel.mesh import TENSOR
+from rungs.parallel.sharding import TENSOR
 from tests.support.configs import mesh_of
 from tests.support.long import long_except
 from tests.support.tiny_model import bind_and_jit, quick_jit, random_model

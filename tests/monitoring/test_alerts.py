@@ -21,9 +21,8 @@ import pytest
 
 from rungs.common.errors import UserError
 from rungs.config.run_config import load_run
-from rungs.monitoring import hooks
-from rungs.monitoring.alerts import Watchdog
-from rungs.monitoring.hooks import Hooks, check_hooks
+from rungs.monitoring import alerts
+from rungs.monitoring.alerts import Hooks, Watchdog, check_hooks
 from rungs.run import records
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.run.records import Event
@@ -103,7 +102,7 @@ def test_a_hook_that_is_no_command_and_no_url_is_refused(hook: str) -> None:
 def test_a_hook_that_fails_costs_a_warning(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hooks, "_DELAYS", (0.0,))
+    monkeypatch.setattr(alerts, "_DELAYS", (0.0,))
     told = Hooks(["false", "http://127.0.0.1:1/"])
     told.tell({"event": "finish"})
     told.finish()
@@ -113,8 +112,8 @@ def test_a_hook_that_fails_costs_a_warning(
 def test_a_hook_that_kills_its_process_group_does_not_end_training() -> None:
     """`trap "kill 0" EXIT`, with which a script ends what it started."""
     program = (
-        "from rungs.monitoring import hooks\n"
-        "told = hooks.Hooks([\"sh -c 'kill -9 0'\"])\ntold.tell({})\ntold.finish()"
+        "from rungs.monitoring import alerts\n"
+        "told = alerts.Hooks([\"sh -c 'kill -9 0'\"])\ntold.tell({})\ntold.finish()"
     )
     command = [sys.executable, "-c", program]
     ended = subprocess.run(command, capture_output=True, start_new_session=True, check=False)
@@ -125,7 +124,7 @@ def test_a_hook_that_kills_its_process_group_does_not_end_training() -> None:
 def test_what_a_hook_that_hangs_has_started_ends_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hooks, "_SECONDS_PER_COMMAND", 0.5)
+    monkeypatch.setattr(alerts, "_SECONDS_PER_COMMAND", 0.5)
     alive = tmp_path / "alive"
     script = f"(sleep 1.5; touch {shlex.quote(str(alive))}) & wait"
     told = Hooks([shlex.join(["sh", "-c", script])])
@@ -206,7 +205,7 @@ def drip(connection: socket.socket) -> None:
 def test_a_webhook_whose_connection_is_reset_is_tried_again(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hooks, "_DELAYS", (0.0, 0.0))
+    monkeypatch.setattr(alerts, "_DELAYS", (0.0, 0.0))
     server = Server(reset, accept)
     told = Hooks([f"http://user:pass%20word@{server.host}/hook"])
     told.tell({"event": "finish"})
@@ -219,8 +218,8 @@ def test_a_webhook_whose_connection_is_reset_is_tried_again(
 def test_a_webhook_that_answers_slowly_has_a_deadline(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hooks, "_DELAYS", (0.0,))
-    monkeypatch.setattr(hooks, "_SECONDS_PER_TRY", 2.0)
+    monkeypatch.setattr(alerts, "_DELAYS", (0.0,))
+    monkeypatch.setattr(alerts, "_SECONDS_PER_TRY", 2.0)
     told = Hooks([f"http://{Server(drip).host}/hook"])
     told.tell({"event": "finish"})
     told.finish()
@@ -231,8 +230,8 @@ def test_a_webhook_that_answers_slowly_has_a_deadline(
 
 def test_a_hook_that_hangs_does_not_keep_the_process() -> None:
     program = (
-        "from rungs.monitoring import hooks\nhooks._SECONDS_AT_END = 0.1\n"
-        "told = hooks.Hooks(['sleep 30'])\ntold.tell({})\ntold.finish()"
+        "from rungs.monitoring import alerts\nalerts._SECONDS_AT_END = 0.1\n"
+        "told = alerts.Hooks(['sleep 30'])\ntold.tell({})\ntold.finish()"
     )
     started = time.monotonic()
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
@@ -257,7 +256,7 @@ def test_a_hook_that_hangs_does_not_keep_the_process() -> None:
 def test_no_message_has_the_secrets_of_a_hook(
     hook: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hooks, "_DELAYS", (0.0,))
+    monkeypatch.setattr(alerts, "_DELAYS", (0.0,))
     said = ""
     try:
         check_hooks([hook])

@@ -15,8 +15,7 @@ from rungs.config.train_config import TrainConfig
 from rungs.model.gpt import GPT
 from rungs.optim.multi_steps import MultiSteps
 from rungs.optim.schedule import learning_rate_schedule
-from rungs.parallel.mesh import one_device
-from rungs.parallel.sharding import place_batch
+from rungs.parallel.sharding import one_device, place_batch
 from rungs.step.state import create_model_and_optimizer, named_arrays
 from rungs.step.train_step import make_train_step
 from tests.support.configs import mesh_of, model_config, train_config
@@ -35,6 +34,11 @@ def fresh(**changes: Any) -> tuple[TrainConfig, GPT, MultiSteps]:
 def batch(accumulation: int, size: int = 4, seed: int = 1) -> tuple[jax.Array, ...]:
     tokens = jax.random.randint(jax.random.key(seed), (accumulation, size, 9), 0, 32)
     return place_batch(one_device(), *(np.asarray(t) for t in (tokens[..., :-1], tokens[..., 1:])))
+
+
+@nnx.jit
+def update(model: GPT, optimizer: MultiSteps, gradient: nnx.State) -> None:
+    optimizer.update(model, gradient, jnp.asarray(1.0))
 
 
 def arrays(module: Any) -> dict[str, np.ndarray]:
@@ -175,7 +179,7 @@ def test_cautious_decay_acts_where_the_update_moves_a_weight_towards_zero(optimi
             lambda w: jnp.asarray(np.random.default_rng(w.size).normal(size=w.shape), w.dtype),
             nnx.state(model),
         )
-        multi_steps.update(model, gradient, jnp.asarray(1))
+        update(model, multi_steps, gradient)
         return before, {name: after - before[name] for name, after in arrays(model).items()}
 
     before, plain = moved(weight_decay=0)
@@ -207,9 +211,10 @@ def test_each_group_of_parameters_has_its_own_multiple_of_the_learning_rate(opti
         model, multi_steps = create_model_and_optimizer(run, TOTAL_STEPS, one_device())
         before = arrays(model)
         gradient = jax.tree.map(
-            lambda w: jnp.cos(jnp.arange(w.size) + 1.0).reshape(w.shape), nnx.state(model)
+            lambda w: np.cos(np.arange(w.size, dtype=np.float32) + 1).reshape(w.shape),
+            nnx.state(model),
         )
-        multi_steps.update(model, gradient, jnp.asarray(1))
+        update(model, multi_steps, gradient)
         return {name: after - before[name] for name, after in arrays(model).items()}
 
     plain = moved(learning_rate=1e-3, warmup_period_percent=0)

@@ -14,10 +14,14 @@ from rungs.common.errors import UserError
 from rungs.config.model_config import ModelConfig, MupConfig
 from rungs.config.run_config import RunConfig
 from rungs.model.gpt import GPT
-from rungs.parallel.mesh import one_device
-from rungs.scaling.coordinate_check import WidthMeasurement, fit_growth
-from rungs.scaling.learning_rate_sweep import Point, best_rates
-from rungs.scaling.widths import with_width
+from rungs.parallel.sharding import one_device
+from rungs.scaling.mup import (
+    Point,
+    WidthMeasurement,
+    best_rates,
+    fit_growth,
+    with_width,
+)
 from rungs.step.state import create_model_and_optimizer, named_arrays
 from tests.support.configs import model_config, train_config
 

@@ -16,7 +16,7 @@ from rungs.config.sharding_config import ShardingConfig
 from rungs.model.gpt import GPT
 from rungs.optim.multi_steps import MultiSteps
 from rungs.optim.optimizers import ADAM_RMS, _polar_express, is_hidden_matrix
-from rungs.parallel.mesh import one_device
+from rungs.parallel.sharding import one_device
 from rungs.step.state import create_model_and_optimizer, named_arrays
 from tests.support.configs import mesh_of, model_config, train_config
 from tests.support.long import long_except

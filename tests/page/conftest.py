@@ -2,15 +2,25 @@
 
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rungs.page import document
 from rungs.page.document import open_runs, write_page
 from tests.support.recorded_runs import record_run, step
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+
+
+@pytest.fixture(scope="package", autouse=True)
+def count_here() -> Iterator[None]:
+    """Count FLOPs in this process, which has imported JAX, and not in one of their own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(document, "ProcessPoolExecutor", lambda *_, **__: ThreadPoolExecutor(1))
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -39,7 +49,7 @@ def tab(chromium: Any) -> Iterator[Any]:
     assert problems == []
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def page_of_two_datasets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of two runs with many keys that differ, on different datasets; the best checkpoint
     is the last."""
@@ -71,7 +81,7 @@ def three_runs(tmp_path: Path) -> list[Path]:
     return record_three_runs(tmp_path)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def page_of_three_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of three runs."""
     folder = tmp_path_factory.mktemp("page")

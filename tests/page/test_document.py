@@ -5,6 +5,7 @@ import hashlib
 import html
 import json
 import re
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from click.testing import CliRunner
 
 import charts
 from rungs.common.errors import UserError
+from rungs.page import document
 from rungs.page.document import open_runs, page, page_data
 from tests.support.recorded_runs import record_run, step
 
@@ -52,8 +54,12 @@ def test_it_names_the_keys_in_which_runs_differ(three_runs: list[Path]) -> None:
     }
 
 
-def test_flops_are_those_of_the_plan(three_runs: list[Path]) -> None:
-    """6 for each weight in a matmul and 12 · L · N · H · S for attention, counted by hand."""
+def test_flops_are_those_of_the_plan(
+    three_runs: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """6 for each weight in a matmul and 12 · L · N · H · S for attention, counted by hand. In a
+    process of their own, as for users."""
+    monkeypatch.setattr(document, "ProcessPoolExecutor", ProcessPoolExecutor)
     emb, vocabulary, length = 16, 32, 8
     block = 4 * emb * emb + 2 * emb * 4 * emb + emb + 5 * emb  # matrices and biases
     norms = 2 * 2 * emb + 2 * emb

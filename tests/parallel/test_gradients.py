@@ -200,7 +200,7 @@ CASES: list[tuple[str, str, int, int, int, tuple[Any, ...]]] = [
     ("no-layers", "cp", 1, 8, 2, ()),
 ]
 
-QUICK = {"llama-fsdp_tp-2x4", "no-layers-fsdp_tp-4x2", "llama-cp-2x4", "recipe-fsdp_tp-4x2"}
+QUICK = {"no-layers-fsdp_tp-4x2", "llama-cp-2x4", "recipe-fsdp_tp-4x2"}
 """Not long."""
 
 

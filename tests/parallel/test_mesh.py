@@ -13,9 +13,11 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from rungs.config.run_config import RunConfig
 from rungs.config.sharding_config import Mode, ShardingConfig
 from rungs.model.gpt import GPT
-from rungs.parallel.mesh import MESH_AXIS_NAMES, abstract_mesh, create_mesh
 from rungs.parallel.sharding import (
+    MESH_AXIS_NAMES,
     Layout,
+    abstract_mesh,
+    create_mesh,
     get_sharding_config_for_mode,
     place_batch,
     process_local_rows,

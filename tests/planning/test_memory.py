@@ -9,13 +9,12 @@ from jax.sharding import Mesh
 
 from rungs.config.optimization_config import Remat
 from rungs.config.run_config import RunConfig
-from rungs.model import layer_loop
-from rungs.parallel.mesh import TOKEN_AXES, size_along
+from rungs.model import remat
+from rungs.parallel.sharding import TOKEN_AXES, size_along
 from rungs.parallel.target_device import Target, trace_for
-from rungs.planning import oom_advice
+from rungs.planning import memory
 from rungs.planning.compiled.step import lower_step
-from rungs.planning.memory import MemoryEstimates, memory_of
-from rungs.planning.oom_advice import advice, edits
+from rungs.planning.memory import MemoryEstimates, advice, edits, memory_of
 from rungs.step.state import shapes_of
 from tests.support.configs import mesh_of, model_config, train_config
 from tests.support.plan_cases import FAMILIES, UNOPTIMIZED, PlanCase, cases, compiled_bytes
@@ -87,7 +86,7 @@ UNROLLED = [case for family in FAMILIES for case in cases(family) if case.remat 
 def test_total_of_unrolled_layers_is_within_the_stated_error(
     case: PlanCase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(layer_loop, "memory_bytes", lambda: math.inf)
+    monkeypatch.setattr(remat, "memory_bytes", lambda: math.inf)
     run = case.run(scan_unroll="auto", sharding={"mode": "dp", "data": 1})
     memory = memory_of(run, mesh_of(1))
     assert memory.error == (0.2 if run.model.n_layers else 0.1)
@@ -148,12 +147,12 @@ def test_each_edit_fits_and_keeps_the_global_batch(monkeypatch: pytest.MonkeyPat
         assert changed.train.sequences_per_step == config.train.sequences_per_step
         assert memory_of(changed, mesh) == edit.memory
         assert edit.memory.total <= limit
-    monkeypatch.setattr(oom_advice, "device_bytes", lambda _: limit)
+    monkeypatch.setattr(memory, "device_bytes", lambda _: limit)
     lines = advice(config, mesh)
     assert lines[0].startswith("a step needs about ")
     assert "on each of 4 devices with " in lines[0]
     assert "these edits of train.json would fit, with the same global batch:" in lines
-    monkeypatch.setattr(oom_advice, "device_bytes", lambda _: 1_000_000)
+    monkeypatch.setattr(memory, "device_bytes", lambda _: 1_000_000)
     assert "no combination of microbatch_size and remat fits" in advice(config, mesh)[-1]
 
 
@@ -166,10 +165,10 @@ def test_each_edit_names_the_loop_that_the_device_would_not_choose(
     mesh = mesh_of(1)
     asked = run_of(mesh, scan_unroll="auto")
     if is_short:  # too little memory to unroll layers, unless the microbatch is halved
-        kept = layer_loop._kept_bytes(asked.train, MODEL)
-        monkeypatch.setattr(layer_loop, "memory_bytes", lambda: 1.5 * kept)
+        kept = remat._kept_bytes(asked.train, MODEL)
+        monkeypatch.setattr(remat, "memory_bytes", lambda: 1.5 * kept)
     with trace_for(Target(target, "9.0")):
-        chosen = layer_loop.layer_loop(asked.train, MODEL)
+        chosen = remat.layer_loop(asked.train, MODEL)
         assert chosen.unroll == (1 if is_short else 4)
         started = asked.train.model_copy(update=chosen.as_keys())
         config = RunConfig(MODEL, started)
@@ -198,6 +197,6 @@ def test_other_errors_are_not_reported_as_out_of_memory() -> None:
     mesh = mesh_of(1)
     with (
         pytest.raises(jax.errors.JaxRuntimeError, match="something else"),
-        oom_advice.report_out_of_memory(run_of(mesh), mesh),
+        memory.report_out_of_memory(run_of(mesh), mesh),
     ):
         raise jax.errors.JaxRuntimeError("INTERNAL: something else")

@@ -1,6 +1,6 @@
 """What a run says to its prompts at each checkpoint."""
 
-import json
+import os
 import signal
 import subprocess
 import time
@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from flax import nnx
 
 import charts
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
@@ -47,13 +48,14 @@ def test_each_checkpoint_continues_each_prompt_twice(sampled: RunFolder) -> None
 
 def test_greedy_texts_are_the_most_likely_tokens(sampled: RunFolder) -> None:
     """Compared with the whole model, token by token, without a cache."""
+    logits_of = nnx.jit(lambda model, tokens_BS: model(tokens_BS))
     for checkpoint in list_checkpoints(sampled.checkpoints)[1:4:2]:
         model, tokenizer = load_model(checkpoint.folder), load_tokenizer(checkpoint.folder)
         tokens = tokenizer.encode(PROMPTS[0])
         count = len(tokens)
         for _ in range(6):
             padded = tokens + [0] * (MODEL["context_length"] - len(tokens))  # one shape to compile
-            logits = model(jnp.asarray([padded]))
+            logits = logits_of(model, jnp.asarray([padded]))
             tokens.append(int(np.argmax(logits[0, len(tokens) - 1])))
         expected = tokenizer.decode(tokens).removeprefix(tokenizer.decode(tokens[:count]))
         assert texts(sampled)[checkpoint.step, PROMPTS[0], "greedy"] == expected
@@ -151,12 +153,11 @@ def test_the_terminal_shows_them(sampled: RunFolder, tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_a_process_that_fails_costs_a_warning(datasets_dir: Path, tmp_path: Path) -> None:
-    run = prompted_run(tmp_path / "run")
-    run.prompt_samples.mkdir()  # so that nothing can be appended
-    (run.path / "train.json").write_text(
-        json.dumps(json.loads((run.path / "train.json").read_text()) | {"min_train_tokens": 256})
+    run = prompted_run(tmp_path / "run", min_train_tokens=256)
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n'rungs.evaluation.prompt_samples' in sys.orig_argv and sys.exit('broken')\n"
     )
-    result = train(run, datasets_dir)
+    result = train(run, datasets_dir, env=os.environ | {"PYTHONPATH": str(tmp_path)})
     assert result.returncode == 0
-    assert "not sampled from" in run.log.read_text()
+    assert "WARNING samples: its process ended with exit code 1" in run.log.read_text()
     assert len(list_checkpoints(run.checkpoints)) == 2

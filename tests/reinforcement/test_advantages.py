@@ -7,7 +7,7 @@ import pytest
 
 from rungs.config.reinforce_config import Advantage
 from rungs.reinforcement.policy_objective import advantages, equal_groups
-from rungs.reinforcement.step_metrics import group_counts
+from rungs.reinforcement.policy_update import group_counts
 
 
 def plain(rewards: list[float], kind: Advantage) -> list[float]:

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from rungs.reinforcement.step_metrics import mean_pass_at_k
+from rungs.reinforcement.policy_update import mean_pass_at_k
 from rungs.run.records import wilson_interval
 
 

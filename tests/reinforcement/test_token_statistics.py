@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rungs.config.reinforce_config import ReinforceConfig
-from rungs.reinforcement.step_metrics import clipped_share, kl_divergence, log_prob_gaps
+from rungs.reinforcement.policy_update import clipped_share, kl_divergence, log_prob_gaps
 
 
 def test_the_estimate_of_the_kl_divergence_is_unbiased() -> None:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from rungs.commands.grid import cells
 from rungs.common.errors import UserError
 from rungs.mirror.mirror_folder import MirrorFolder
 from rungs.run.folder import RunFolder, existing_run_path, find_run, new_run_path
-from rungs.sweeps.grid import cells
 from tests.support.tiny_run import make_run
 
 

@@ -15,7 +15,7 @@ from scipy import stats
 
 import charts
 from rungs.charts import drawing
-from rungs.charts.scaling_charts import power_law_chart
+from rungs.charts.comparison_charts import power_law_chart
 from rungs.common.errors import UserError
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig

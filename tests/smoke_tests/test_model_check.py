@@ -25,9 +25,9 @@ from rungs.smoke_tests.model_check.checked_model import CheckedModel, CheckLimit
 from rungs.smoke_tests.model_check.checks import CheckResult, check_results
 from tests.support.configs import model_config, train_config
 from tests.support.sharded_models import RECIPE, quick_compilation
+from tests.support.starting import files
 from tests.support.tiny_run import make_dataset, make_run
 from tests.training.test_fine_tuning import LORA, imported_run
-from tests.training.test_start import files
 
 Fault = Callable[[pytest.MonkeyPatch], None]
 LENGTH = 8

@@ -17,10 +17,8 @@ from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig
 from rungs.data.loader import Batch, TrainingData
 from rungs.data.sequences import IGNORED
-from rungs.optim import optimizers
-from rungs.parallel import collectives
-from rungs.parallel.mesh import DATA
-from rungs.parallel.sharding import Layout
+from rungs.parallel import collectives, sharding
+from rungs.parallel.sharding import DATA, Layout
 from rungs.parallel.target_device import Target, trace_for
 from rungs.smoke_tests.parallel_check import check as parallel_check
 from rungs.smoke_tests.parallel_check.check import (
@@ -138,7 +136,7 @@ def test_updates_that_depend_on_padding_are_found(
 ) -> None:
     """61 rows of the vocabulary are 62 on two devices."""
     if is_padding_seen:
-        monkeypatch.setattr(optimizers, "padded_axis", lambda _: None)
+        monkeypatch.setattr(sharding, "padded_axis", lambda _: None)
     run = RunConfig(
         model_config(vocab_size=61), train_config(optimizer="adafactor", clipping_max_norm=1.0)
     )

@@ -13,8 +13,7 @@ from rungs.config.run_config import RunConfig, conflicts
 from rungs.config.sharding_config import ShardingConfig
 from rungs.optim.delayed_scaling import STEPS
 from rungs.optim.multi_steps import MultiSteps
-from rungs.parallel.mesh import dotted
-from rungs.parallel.sharding import place_batch
+from rungs.parallel.sharding import dotted, place_batch
 from rungs.planning.compiled import targets
 from rungs.planning.compiled.step import compile_step
 from rungs.planning.hardware import device_by_name

@@ -7,7 +7,7 @@ import pytest
 from jax import Array
 from jax.sharding import PartitionSpec
 
-from rungs.parallel.mesh import DATA
+from rungs.parallel.sharding import DATA
 from rungs.step.objective import Aux, Microbatch
 from rungs.step.shortcuts import Shortcuts, at_shortest_length
 from tests.support.configs import mesh_of

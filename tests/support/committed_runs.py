@@ -7,7 +7,7 @@ ROOT = Path(__file__).parents[2]
 NAMES = (
     *("a-to-a", "a-to-a-fineweb", "attention", "experts", "feed-forward", "gemma", "gpt2-small"),
     *("layers", "llama", "mistral", "mixtral", "multi-head", "muon", "mup", "mup-rate"),
-    *("next-token", "norm", "parity-pretrain", "qk-norm", "rope", "swiglu"),
+    *("next-token", "norm", "parity-dpo", "parity-pretrain", "qk-norm", "rope", "swiglu"),
     *("countdown-pretrain", "sort-pretrain"),
     *("bare-norm", "embedding-norm", "group-rates", "late-decay", "normuon", "recipe"),
     *("relu-squared", "residual-scalars", "value-embeddings", "zero-init"),

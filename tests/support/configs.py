@@ -6,7 +6,7 @@ from jax.sharding import Mesh
 from rungs.config.model_config import ModelConfig
 from rungs.config.sharding_config import mesh_axes
 from rungs.config.train_config import TrainConfig
-from rungs.parallel.mesh import create_mesh
+from rungs.parallel.sharding import create_mesh
 
 ONE_FILE = 2**40
 """A file size that no tiny model's weights reach."""

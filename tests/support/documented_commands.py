@@ -1,5 +1,6 @@
 """The commands that begin with `uv run` in the documentation."""
 
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ _IN_A_LINE = re.compile(r"(?:[A-Z_]+=\S+ )*\S*\buv run .*?(?= && |\s+# |$)", re.
 _IN_A_SENTENCE = re.compile(r"`((?:[A-Z_]+=\S+ )*uv\s+run\s[^`]+)`")
 
 
+@functools.cache
 def commands(page: str) -> list[str]:
     """Return the commands of a page in their order, each once, with single spaces. Lines that end
     with `&` are one with the next."""

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from rungs.config.run_config import AnyRunConfig, RunConfig
 from rungs.model.gpt import GPT
 from rungs.optim.multi_steps import MultiSteps
-from rungs.parallel.mesh import dotted
+from rungs.parallel.sharding import dotted
 from rungs.step.state import AbstractState, Arrays
 from tests.support.configs import model_config, train_config
 

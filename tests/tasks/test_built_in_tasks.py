@@ -12,11 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rungs.common.errors import UserError
-from rungs.config.task_config import SETTINGS, TaskConfig
-from rungs.tasks import generated
-from rungs.tasks.generated import Draws
+from rungs.config.reinforce_config import SETTINGS, TaskConfig
 from rungs.tasks.opening import BUILT_IN, open_task
-from rungs.tasks.task import Item, Task, all_of
+from rungs.tasks.task import ITEMS, Draws, Item, Task, TrainingItems, all_of, by_hash
 from rungs.tasks.verifiers.built_in import BUILT_IN as VERIFIERS
 
 HERE = Path()
@@ -112,7 +110,7 @@ def test_countdown_by_pythons_own_arithmetic() -> None:
 
 
 @settings(max_examples=20, deadline=None)
-@given(st.sampled_from(CASES), st.integers(0, 2**31 - 1), st.integers(0, generated.ITEMS - 40))
+@given(st.sampled_from(CASES), st.integers(0, 2**31 - 1), st.integers(0, ITEMS - 40))
 def test_training_and_validation_share_no_prompt(
     case: tuple[str, dict[str, Any]], seed: int, start: int
 ) -> None:
@@ -140,7 +138,7 @@ def test_a_task_with_too_few_prompts_is_refused() -> None:
         task_of("parity", settings={"min_bits": 6, "max_bits": 6}, validation_items=9)
     held_out = task_of("parity", validation_items=1).validation[0]
     with pytest.raises(UserError, match=r"^t: has too few different prompts"):
-        generated.TrainingItems("t", lambda _: held_out, generated.by_hash, None)[0]
+        TrainingItems("t", lambda _: held_out, by_hash, None)[0]
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -173,7 +171,7 @@ def test_items_do_not_change_between_versions(name: str) -> None:
 def test_indices_outside_are_refused() -> None:
     task = task_of("parity", train_items=4, validation_items=4)
     assert (len(task.train), len(task.validation)) == (4, 4)
-    assert len(task_of("parity").train) == generated.ITEMS
+    assert len(task_of("parity").train) == ITEMS
     for index in (-1, 4):
         with pytest.raises(IndexError):
             task.train[index]

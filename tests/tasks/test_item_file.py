@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rungs.common.errors import UserError
-from rungs.config.task_config import TaskConfig
+from rungs.config.reinforce_config import TaskConfig
 from rungs.tasks.item_file import ItemFile, _split, gold_text, read
 from rungs.tasks.opening import open_task
 from rungs.tasks.task import Item, Task, all_of

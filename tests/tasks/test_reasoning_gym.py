@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rungs.common.errors import UserError
-from rungs.config.task_config import TaskConfig
+from rungs.config.reinforce_config import TaskConfig
 from rungs.tasks import reasoning_gym
 from rungs.tasks.opening import open_task
 from rungs.tasks.task import Task, all_of

@@ -238,6 +238,7 @@ def test_more_tokens_or_epochs_only_add_steps(datasets_dir: Path, tmp_path: Path
             np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.usefixtures("shared_traces")
 def test_a_plan_counts_its_tokens_and_has_memory_for_the_largest_step(
     datasets_dir: Path, tmp_path: Path
 ) -> None:

@@ -22,7 +22,8 @@ def test_it_is_the_loss_over_the_bytes_of_the_targets(tmp_path: Path) -> None:
     make_dataset(tmp_path)
     tokenizer = train_bpe(["a text of the test"], 300)
     tokenizer.save(tmp_path / "tiny" / "tokenizer.json")
-    run = make_run(tmp_path / "run", min_train_tokens=128)
+    plain = {"gradient_accumulation_steps": 1, "drop_rate": 0.0, "min_train_tokens": 64}
+    run = make_run(tmp_path / "run", **plain)
     (run.path / "model.json").write_text(json.dumps(MODEL | {"vocab_size": 300}))
     assert launch(run, run_config.load_run(run.path), StartOptions(), next_token(tmp_path)) == 0
     [step] = metrics.read(run.metrics)

@@ -11,7 +11,7 @@ import pytest
 from rungs.checkpointing.checkpoint_folder import find_weights
 from rungs.common.errors import UserError
 from rungs.config.run_config import load_run
-from rungs.data.loader import Batch
+from rungs.data.loader import DistillationBatch
 from rungs.run import metrics
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.smoke_tests.parallel_check.check import ParallelCase, ParallelCheck
@@ -205,13 +205,14 @@ def test_the_parallel_check_passes(
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, 64, (1, 8, 17), np.int32)
     found = predictions(jax.numpy.asarray(rng.normal(0, 2, (1, 8, 16, 64)), np.float32), most)
-    batch = Batch(
+    batch = DistillationBatch(
         tokens[..., :-1],
         tokens[..., 1:],
-        log_probs_ABSK=np.asarray(found.log_probs),
-        tokens_ABSK=None if found.tokens is None else np.asarray(found.tokens),
+        None,
+        np.asarray(found.log_probs),
+        None if found.tokens is None else np.asarray(found.tokens),
     )
-    check = ParallelCheck(config, [batch], 2, None)
+    check = ParallelCheck(config, [batch], 2, None)  # type: ignore[list-item]
     one = check.train(ParallelCase("dp", 1, 1, 1, 8, False))
     other = check.train(ParallelCase(mode, *sizes, 2, 4, False), one.gradient)
     assert not any(compare(other, one).exceeds)

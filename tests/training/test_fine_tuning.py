@@ -28,6 +28,7 @@ from rungs.training.start import model_and_optimizer
 from tests.commands.test_plan import planned
 from tests.support.configs import ONE_FILE, mesh_of, model_config, train_config
 from tests.support.long import long_except
+from tests.support.starting import StoppedEarly, crash_after, files, go, refusal
 from tests.support.tiny_run import (
     MODEL,
     assert_same_outcome,
@@ -37,7 +38,6 @@ from tests.support.tiny_run import (
     make_dataset,
     make_run,
 )
-from tests.training.test_start import StoppedEarly, crash_after, files, go, refusal
 
 pytestmark = pytest.mark.usefixtures("no_charts")
 
@@ -85,7 +85,8 @@ def loss_on_first_batch(model: GPT, datasets_dir: Path) -> float:
 
     tokens = load_file(datasets_dir / "tiny" / "train.safetensors")["tokens"].astype(np.int32)
     rows = np.stack([tokens[i * 16 : i * 16 + 17] for i in range(8)])
-    chances = np.asarray(jax.nn.log_softmax(model(jnp.asarray(rows[:, :-1]))), np.float64)
+    chances_of = nnx.jit(lambda model, tokens_BS: jax.nn.log_softmax(model(tokens_BS)))
+    chances = np.asarray(chances_of(model, jnp.asarray(rows[:, :-1])), np.float64)
     return float(-np.take_along_axis(chances, rows[:, 1:, None], axis=-1).mean())
 
 

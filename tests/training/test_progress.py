@@ -1,9 +1,9 @@
 """Progress of a run: a bar on a terminal, plain lines elsewhere and in `train.log`."""
 
+import contextlib
 import fcntl
 import os
 import struct
-import subprocess
 import sys
 import termios
 from collections.abc import Iterator
@@ -106,33 +106,27 @@ def test_a_validation_loss_is_in_the_next_line(log_file: Path) -> None:
     assert last.startswith("step 11 of 14: loss 10.0000, validation loss 5.0000")
 
 
-SHOW = """
-from pathlib import Path
-from rungs.common import run_log
-from rungs.run.metrics import StepMetrics
-from rungs.training.next_token import NextTokenLearner
-from rungs.training.progress import Progress
-from rungs.training.run_length import RunLength
-run_log.log_to_terminal()
-run_log.log_to_file(Path("train.log"))
-with Progress(0, RunLength(9), NextTokenLearner.headline) as progress:
-    for step in range(9):
-        progress.show(StepMetrics(step, 0, 1.5, 1e-3, 1.0, False, 0, 20.0, 5.0))
-"""
+def text_of(terminal: int) -> Iterator[str]:
+    """Yield what was written to a terminal whose other end is closed."""
+    with contextlib.suppress(OSError):  # there is no more
+        while True:
+            yield os.read(terminal, 10_000).decode()
 
 
 @pytest.mark.parametrize(("width", "has_bar"), [(120, True), (0, False)])
 def test_a_terminal_has_a_bar_unless_it_has_no_width(
-    width: int, has_bar: bool, tmp_path: Path
+    width: int, has_bar: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     terminal, end = os.openpty()
     fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
-    root = {"PYTHONPATH": str(Path(__file__).parents[2])}
-    subprocess.run(
-        [sys.executable, "-c", SHOW], cwd=tmp_path, stderr=end, check=True, env=os.environ | root
-    )
-    os.close(end)
-    shown = os.read(terminal, 10_000).decode()
+    with os.fdopen(end, "w") as stderr, monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", stderr)
+        run_log.log_to_terminal()
+        run_log.log_to_file(tmp_path / "train.log")
+        with Progress(0, RunLength(9), NextTokenLearner.headline) as progress:
+            for step in range(9):
+                progress.show(StepMetrics(step, 0, 1.5, 1e-3, 1.0, False, 0, 20.0, 5.0))
+    shown = "".join(text_of(terminal))
     os.close(terminal)
     assert ("%|" in shown) == has_bar
     assert ("step 8 of 9: loss 1.5000" in shown) != has_bar

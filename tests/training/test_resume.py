@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from rungs.checkpointing.manifest import CheckpointMeta
@@ -19,6 +20,7 @@ from rungs.training.resume import edit_to_extend, refuse_changes
 from tests.support.tiny_run import change, make_dataset, make_run
 
 EDIT = re.compile(r"set (epochs|min_train_tokens) to (\d+)")
+CUT = {"min_train_tokens": 3072, "shuffle": True, "max_steps": 8}
 ONE_EPOCH, TWO_EPOCHS = {"min_train_tokens": 3072}, {"min_train_tokens": 3072, "epochs": 2}
 SHUFFLED = {"min_train_tokens": 3072, "shuffle": True}
 
@@ -76,6 +78,8 @@ def test_a_finished_run_names_the_edit_that_extends_it(
     [
         (TWO_EPOCHS, "epochs", 1, "change it back; to train longer, set epochs to 3 and"),
         (TWO_EPOCHS, "min_train_tokens", 9000, "change it back; to train longer, set epochs to 3"),
+        (CUT, "max_steps", 4, "change it back; to train longer, set more steps and add --extend"),
+        (CUT, "max_steps", 12, "add --extend to train longer"),
         (SHUFFLED, "min_train_tokens", 9000, "change it back; to train longer, set epochs to 2"),
         (ONE_EPOCH, "min_train_tokens", 1000, "change it back; to train longer, set epochs to 2"),
         (ONE_EPOCH, "min_train_tokens", 9000, "add --extend to train longer, or change it back"),
@@ -130,3 +134,17 @@ def test_a_step_may_be_split_in_another_way_if_that_keeps_its_result(
     else:
         with pytest.raises(UserError, match=r"microbatch_size|gradient_accumulation_steps"):
             refuse(before, now, run, extend=False)
+
+
+def test_fewer_steps_read_the_data_in_the_order_of_all(datasets_dir: Path, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", **SHUFFLED, epochs=2)
+    every = data_of(run_config.load_run(run.path), datasets_dir)
+    change(run, max_steps=30)
+    config = run_config.load_run(run.path)
+    some = data_of(config, datasets_dir)
+    assert (every.total_steps, some.total_steps, some.total_tokens) == (48, 30, 30 * 128)
+    for step in (0, 23, 29):
+        np.testing.assert_array_equal(some.batch(step).inputs_ABS, every.batch(step).inputs_ABS)
+    assert edit_to_extend(config, some) == "set more max_steps, or null, in train.json"
+    change(run, max_steps=100)
+    assert data_of(run_config.load_run(run.path), datasets_dir).total_steps == 48

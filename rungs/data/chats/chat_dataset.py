@@ -2,12 +2,12 @@
 marks, else the content of the assistant's messages and the special token after each turn."""
 
 import hashlib
-import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rungs.common.errors import UserError
+from rungs.common.run_log import log
 from rungs.data.chats.chat_template import ChatTemplate
 from rungs.data.chats.messages import ASSISTANT, Message, parse_chat
 from rungs.data.dataset import Chats, Source
@@ -15,8 +15,6 @@ from rungs.data.pair_dataset import split_sections
 from rungs.data.text_dataset import Progress, TextSection, json_lines, line_error, write_splits
 from rungs.data.token_file import ChatWriter
 from rungs.data.tokenizer import Tokenizer
-
-logger = logging.getLogger("rungs.dataset")
 
 Turn = tuple[list[int], list[int]]
 """Token ids before an answer, and token ids of the answer."""
@@ -91,7 +89,7 @@ def build(
     lacking = f"the {{}} split has no chat of at most {form.max_tokens} tokens"
     write_splits(folder, sections, form.tokenizer, ChatWriter, write_section, lacking)
     if unused:
-        logger.warning("keys of chats that are not used: %s", ", ".join(sorted(unused)))
+        log.warning("keys of chats that are not used: %s", ", ".join(sorted(unused)))
     form.template.save(folder)
     return Source(
         kind="chats",

@@ -18,8 +18,7 @@ from rungs.common.helper_process import AnsweringProcess
 from rungs.common.paths import is_file
 from rungs.common.strict_json import read_text
 from rungs.data.chats.messages import ASSISTANT, TOOL_CALLS, Message, says_something
-from rungs.data.tokenizer_config import CONFIG_FILE, json_object, special_tokens
-from rungs.data.tokenizer_files import finder
+from rungs.data.tokenizer_files import CONFIG_FILE, finder, json_object, special_tokens
 
 TEMPLATE_FILE = "chat_template.jinja"
 _PROGRAM = Path(__file__).with_name("template_sandbox.py")

@@ -31,7 +31,7 @@ _REFUSED = {
     "message": {"train_detail", "training_detail", "loss_scale", "loss_weight", "images"},
 }
 """Keys of unsupported kinds of training."""
-_NOTHING: tuple[Any, ...] = (None, "", [], {})
+_EMPTY: tuple[Any, ...] = (None, "", [], {})
 
 
 class Message(NamedTuple):
@@ -110,7 +110,7 @@ def says_something(message: Message) -> bool:
 
 
 def _refuse_keys(what: str, values: dict[str, Any], place: str = "") -> None:
-    found = (key for key in sorted(values.keys() & _REFUSED[what]) if values[key] not in _NOTHING)
+    found = (key for key in sorted(values.keys() & _REFUSED[what]) if values[key] not in _EMPTY)
     if key := next(found, None):
         raise ValueError(
             f"{place}{key}: not supported in a {what}; remove it, or leave this chat out"

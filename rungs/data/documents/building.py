@@ -5,7 +5,6 @@ it and continues with the next row, so the bytes are the same however often it w
 import hashlib
 import itertools
 import json
-import logging
 import shutil
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,8 +14,8 @@ from typing import ClassVar, NamedTuple, TypeVar
 
 from pydantic import Field
 
-from rungs.common import disk, hub, run_log, strict_json
-from rungs.common.errors import UserError
+from rungs.common import disk, errors, hub, run_log, strict_json
+from rungs.common.run_log import log
 from rungs.data.batch_encoder import BatchEncoder
 from rungs.data.bpe import train_bpe
 from rungs.data.dataset import SPLITS, TRAIN, DocumentFile, Documents, Source, Split, split_file
@@ -26,8 +25,6 @@ from rungs.data.text_dataset import NO_TEXT, log_texts, stable_hash, token_dtype
 from rungs.data.token_file import TokenWriter
 from rungs.data.tokenizer import Tokenizer
 from rungs.data.tokenizer_files import load_tokenizer, save_tokenizer
-
-logger = logging.getLogger("rungs.dataset")
 
 DOWNLOADS = ".downloads"
 """Folder of downloaded files that are not read yet."""
@@ -98,7 +95,7 @@ class Progress(strict_json.StrictModel):
         path = folder / cls.FILE
         try:
             found = strict_json.parse(strict_json.read_text(path), path, cls)
-        except UserError:
+        except errors.UserError:
             return cls(request=request)
         return found if found.request == request else cls(request=request)
 
@@ -123,7 +120,7 @@ def build(folder: Path, request: Request) -> Source:
 
     progress = Progress.of(folder, request.checksum)
     if progress.text_bytes:
-        logger.info("going on after %s bytes of text", f"{progress.text_bytes:,}")
+        log.info("going on after %s bytes of text", f"{progress.text_bytes:,}")
     files = fetch_ahead(request.files[len(progress.finished) :], fetch, keep=is_local)
     first = next(files, None)
     tokenizer = _tokenizer(folder, request, progress, first)
@@ -145,7 +142,7 @@ def _check_space(folder: Path, request: Request) -> None:
     waiting = sum(sorted(file.bytes for file in request.files)[-1 - FILES_AHEAD :])
     needed, free = texts / _BYTES_PER_TOKEN * size + waiting, disk.free_bytes(folder)
     if needed > free:
-        raise UserError(
+        raise errors.UserError(
             f"{request.repository}: about {needed / 1e9:,.1f} GB needed, {free / 1e9:,.1f} GB free"
             f" at {folder.parent}; free some, or take a part with --max-bytes or --files"
         )
@@ -276,7 +273,7 @@ class _Builder:
             if writer.tokens:
                 continue
             if split == TRAIN or wants_validation or split in expected:
-                raise UserError(NO_TEXT.format(split))
+                raise errors.UserError(NO_TEXT.format(split))
             (self._folder / split_file(split)).unlink()
         progress, request = self._progress, self._request
         found = Documents(

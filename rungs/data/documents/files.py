@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from rungs.common import hub
 from rungs.common.errors import UserError, errors_at, reason
-from rungs.common.paths import require_regular
+from rungs.common.paths import MOST_LINE, require_regular
 from rungs.common.strict_json import format_name, format_value
 from rungs.data.dataset import TRAIN, VALIDATION, Split
 from rungs.data.tokenizer import END_OF_TEXT
@@ -376,13 +376,22 @@ def _plain_text(path: Path, name: str, _column: str | None, first: int) -> Itera
 def _texts(lines: IO[str]) -> Iterator[str]:
     """Yield the texts between end-of-text marks."""
     text = ""
-    while piece := "".join(lines.readlines(_TEXT_BYTES)):
+    while piece := _lines(lines):
         *whole, text = (text + piece).split(END_OF_TEXT)
         yield from (one.strip("\n") for one in whole)
         if len(text) >= _TEXT_BYTES:
             yield text
             text = ""
     yield text.strip("\n")
+
+
+def _lines(file: IO[str]) -> str:
+    """Return the next lines of a text, of about `_TEXT_BYTES`; a very long line in parts."""
+    lines, size = [], 0
+    while size <= _TEXT_BYTES and (line := file.readline(MOST_LINE)):
+        lines.append(line)
+        size += len(line)
+    return "".join(lines)
 
 
 def _opened(path: Path, name: str) -> Any:

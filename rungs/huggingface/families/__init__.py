@@ -6,5 +6,7 @@
     gemma     Gemma 1, 2 and 3
     registry  the table of all families
 
-To add a family, see CONTRIBUTING.md.
+To add a family, see CONTRIBUTING.md. If its norm placement, bias or activation isn't a key of
+`config/model_config.py`, the key comes first, with `model/blocks.py` or `model/attention.py`:
+OLMo 2, say, normalizes only what a sub-layer returns, and queries and keys over all heads at once.
 """

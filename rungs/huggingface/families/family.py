@@ -7,8 +7,8 @@ from typing import Any
 from rungs.common import strict_json
 from rungs.config import run_config
 from rungs.config.model_config import ModelConfig
-from rungs.huggingface.config_keys.keys import HFConfig, Key
-from rungs.huggingface.tensors.rules import Rule
+from rungs.huggingface.config_keys import HFConfig, Key
+from rungs.huggingface.tensor_rules import Rule
 
 _ROTARY_BUFFERS = ((r"\.rotary_emb\.inv_freq", "rotary frequencies, which Rungs computes"),)
 _BLOCK_KEYS = (

@@ -1,10 +1,9 @@
 """Gemma 1, 2 and 3, with the defaults of `models/<model_type>` in transformers 5.23."""
 
-from rungs.huggingface.config_keys.attention_keys import LayerTypes, Rope, TwoRopes
-from rungs.huggingface.config_keys.keys import Choice, Key, Only, SameValue, Unused
-from rungs.huggingface.families import llama
-from rungs.huggingface.families.family import Family
-from rungs.huggingface.tensors.rules import norm
+from rungs.huggingface.attention_keys import LayerTypes, Rope, TwoRopes
+from rungs.huggingface.config_keys import Choice, Key, Only, SameValue, Unused
+from rungs.huggingface.families import family, llama
+from rungs.huggingface.tensor_rules import norm
 
 GEMMA_CONSTANTS = llama.LLAMA_CONSTANTS | {
     "norm": "rms_norm_plus_one",
@@ -29,7 +28,7 @@ def score_keys(attention_cap: float | None, final_cap: float | None) -> tuple[Ke
     )
 
 
-GEMMA = Family(
+GEMMA = family.Family(
     "gemma",
     "GemmaForCausalLM",
     (
@@ -47,7 +46,7 @@ GEMMA = Family(
     GEMMA_CONSTANTS,
     llama.LLAMA_TENSORS,
 )
-GEMMA2 = Family(
+GEMMA2 = family.Family(
     "gemma2",
     "Gemma2ForCausalLM",
     (
@@ -63,7 +62,7 @@ GEMMA2 = Family(
     GEMMA_CONSTANTS | {"norm_placement": "around"},
     GEMMA2_TENSORS,
 )
-GEMMA3 = Family(
+GEMMA3 = family.Family(
     "gemma3_text",
     "Gemma3ForCausalLM",
     (

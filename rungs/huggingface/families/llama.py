@@ -1,10 +1,10 @@
 """Llama and families with the same design: Mistral, Mixtral, Qwen 2 and Qwen 3. Defaults are those
 of `models/<model_type>` in transformers 5.23."""
 
-from rungs.huggingface.config_keys.attention_keys import Rope, UpperWindows
-from rungs.huggingface.config_keys.keys import Choice, Flag, Key, SameValue
+from rungs.huggingface.attention_keys import Rope, UpperWindows
+from rungs.huggingface.config_keys import Choice, Flag, Key, SameValue
 from rungs.huggingface.families.family import Family
-from rungs.huggingface.tensors.rules import as_is, linear, norm
+from rungs.huggingface.tensor_rules import as_is, linear, norm
 
 GATED = {
     "silu": "swiglu",

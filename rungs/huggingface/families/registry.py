@@ -1,8 +1,7 @@
 """Table of all families of models that Rungs imports and exports."""
 
-from rungs.common import strict_json
-from rungs.common.errors import UserError
-from rungs.huggingface.config_keys.keys import HFConfig
+from rungs.common import errors, strict_json
+from rungs.huggingface.config_keys import HFConfig
 from rungs.huggingface.families.family import Family
 from rungs.huggingface.families.gemma import GEMMA, GEMMA2, GEMMA3
 from rungs.huggingface.families.gpt2 import GPT2
@@ -21,16 +20,16 @@ def family_of(hf_config: HFConfig) -> Family:
     """Return the family of a model. Raises UserError if it is not supported."""
     name = hf_config.model_type
     if name in VISION_MODELS and not hf_config.has_vision:
-        raise UserError(f"{hf_config.path}: text_config: missing; {name} needs it")
+        raise errors.UserError(f"{hf_config.path}: text_config: missing; {name} needs it")
     if name in FAMILIES and hf_config.has_vision:
-        raise UserError(
+        raise errors.UserError(
             f"{hf_config.path}: text_config: a {name} has none; of models with one,"
             f" {', '.join(VISION_MODELS)} is supported"
         )
     if name in VISION_MODELS or name in FAMILIES:
         return FAMILIES[VISION_MODELS.get(name, name)]
     known = ", ".join(sorted({*FAMILIES, *VISION_MODELS}))
-    raise UserError(
+    raise errors.UserError(
         f"{hf_config.path}: model_type: {strict_json.format_value(name)} is not supported;"
         f" supported are {known}"
     )

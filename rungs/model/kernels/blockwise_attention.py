@@ -21,7 +21,6 @@ from jax import Array
 from rungs.model.kernels.matmul import sum_over_last_axis, transpose_in_memory
 from rungs.model.remat import checkpoint_marked, save_for_backward
 from rungs.parallel import collectives, target_device
-from rungs.parallel.target_device import cpu_barrier
 
 MIN_QUERIES, MAX_QUERIES = 64, 256
 """Queries in a block."""
@@ -136,7 +135,7 @@ def _forward(
     for block in query_blocks(query.shape[1], scoring.window):
         scores_XQT, slope_XQT = _scores(scoring, block, query_XGSH, key_XTH)
         shifted_XQT = scores_XQT - scores_XQT.max(axis=-1, keepdims=True)
-        exponentials_XQT = cpu_barrier(jnp.exp(shifted_XQT).astype(value.dtype))
+        exponentials_XQT = target_device.cpu_barrier(jnp.exp(shifted_XQT).astype(value.dtype))
         total_XQ1 = sum_over_last_axis(exponentials_XQT)
         y_XQH = _dot(exponentials_XQT, block.keys(value_XTH), 2, 1)
         parts.append(_by_group(query_XGSH, y_XQH))
@@ -202,7 +201,7 @@ def _scores(
 
 def _sum_over_queries(x_XQH: Array, weights_XQT: Array) -> Array:
     """Return a block's products summed over its queries: x_XHT."""
-    return cpu_barrier(_dot(transpose_in_memory(x_XQH), weights_XQT, 2, 1))
+    return target_device.cpu_barrier(_dot(transpose_in_memory(x_XQH), weights_XQT, 2, 1))
 
 
 def _queries(x_BSNH: Array, key_BSKH: Array) -> Array:

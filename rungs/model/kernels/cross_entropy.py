@@ -15,8 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from rungs.parallel import collectives, target_device
-from rungs.parallel.mesh import TENSOR
+from rungs.parallel import collectives, sharding, target_device
 
 LOGITS_BYTES = {"cpu": 8 << 20}
 """Size of a chunk's logits by platform; on a CPU they fit into its cache."""
@@ -172,16 +171,16 @@ def _softmax(
     largest, totals = reduce(logits)
     # From the logits, as XLA would write `shifted` besides the exponentials if this read it.
     target = jnp.take_along_axis(logits, jnp.where(is_here, own, 0)[..., None], -1)[..., 0]
-    target = collectives.psum(jnp.where(is_here, target - largest, 0), TENSOR)
+    target = collectives.psum(jnp.where(is_here, target - largest, 0), sharding.TENSOR)
     shifted = logits - largest[..., None]
     losses = jnp.where(targets >= 0, jnp.log(totals) - target, 0)
     return Softmax(losses, shifted, jnp.exp(shifted), totals, own)
 
 
 def _in_two_passes(logits: Array) -> tuple[Array, Array]:
-    largest = collectives.pmax(jax.lax.stop_gradient(logits).max(axis=-1), TENSOR)
+    largest = collectives.pmax(jax.lax.stop_gradient(logits).max(axis=-1), sharding.TENSOR)
     exponentials = jnp.exp(logits - largest[..., None])
-    return largest, collectives.psum(exponentials.sum(axis=-1), TENSOR)
+    return largest, collectives.psum(exponentials.sum(axis=-1), sharding.TENSOR)
 
 
 def _in_one_pass(logits: Array) -> tuple[Array, Array]:
@@ -193,8 +192,8 @@ def _in_one_pass(logits: Array) -> tuple[Array, Array]:
         parts *= 2
     split = jnp.maximum(logits, lowest).reshape(*logits.shape[:-1], parts, rows // parts)
     own_largest, own_totals = _joined_sums(*_joined_sums(split, jnp.ones_like(split)))
-    largest = collectives.pmax(own_largest, TENSOR)
-    return largest, collectives.psum(own_totals * jnp.exp(own_largest - largest), TENSOR)
+    largest = collectives.pmax(own_largest, sharding.TENSOR)
+    return largest, collectives.psum(own_totals * jnp.exp(own_largest - largest), sharding.TENSOR)
 
 
 def _joined_sums(largest: Array, totals: Array) -> tuple[Array, Array]:
@@ -213,7 +212,7 @@ def _joined_sums(largest: Array, totals: Array) -> tuple[Array, Array]:
 def _statistics(softmax: Softmax, targets_M: Array) -> TargetStatistics:
     # 0 · −∞ in the vocabulary's padding would be NaN
     shifted_MV = jnp.where(softmax.exponentials > 0, softmax.shifted, 0)
-    products_M = collectives.psum((softmax.exponentials * shifted_MV).sum(axis=-1), TENSOR)
+    products_M = collectives.psum((softmax.exponentials * shifted_MV).sum(axis=-1), sharding.TENSOR)
     entropies_M = jnp.log(softmax.totals) - products_M / softmax.totals
     return TargetStatistics(-softmax.losses, jnp.where(targets_M >= 0, entropies_M, 0))
 

@@ -5,7 +5,6 @@ import jax.numpy as jnp
 from jax import Array
 
 from rungs.model.kernels import blockwise_attention
-from rungs.model.kernels.blockwise_attention import Scoring
 from rungs.parallel import target_device
 
 MAX_HEAD_SIZE = 128
@@ -21,7 +20,7 @@ def supports(query_BSNH: Array | jax.ShapeDtypeStruct) -> bool:
 
 
 def causal_attention(
-    query_BSNH: Array, key_BSKH: Array, value_BSKH: Array, scoring: Scoring
+    query_BSNH: Array, key_BSKH: Array, value_BSKH: Array, scoring: blockwise_attention.Scoring
 ) -> Array:
     """Like `blockwise_attention.causal_attention`, without soft cap or documents. Plans for another
     device use that function, which keeps as much for the backward pass."""

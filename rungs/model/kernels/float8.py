@@ -22,7 +22,6 @@ from rungs.common.errors import UserError
 from rungs.config.optimization_config import OptimizationConfig
 from rungs.model.kernels.matmul import dot, rounded_dtype, sum_over_rows
 from rungs.parallel import collectives, target_device
-from rungs.parallel.target_device import Target
 
 INPUT, WEIGHT, GRADIENT = range(3)
 """The tensors of a matmul: x, the matrix, and the gradient of the result."""
@@ -90,7 +89,7 @@ def check_device(train: OptimizationConfig) -> None:
         raise UserError(f'train.json: matmul_dtype: "float8": {reason}; remove it')
 
 
-def _reason_against(target: Target) -> str | None:
+def _reason_against(target: target_device.Target) -> str | None:
     if target.platform == "cpu":  # emulates it
         return None
     numbers = target.compute_capability.split(".")

@@ -15,7 +15,6 @@ from jax.typing import DTypeLike
 
 from rungs.model.kernels.stored_matrix import StoredMatrix
 from rungs.parallel import collectives, target_device
-from rungs.parallel.target_device import cpu_barrier
 
 
 def plain_matmul(x_MI: Array, kernel_IO: Array, dtype: DTypeLike = jnp.float32) -> Array:
@@ -72,9 +71,9 @@ def sum_over_rows(
     some forms in bfloat16."""
     if left_MI.shape[1] <= right_MO.shape[1]:
         left_IM = transpose_in_memory(left_MI)
-        return cpu_barrier(dot(left_IM, right_MO, 1, 0, dtype, precision))
+        return target_device.cpu_barrier(dot(left_IM, right_MO, 1, 0, dtype, precision))
     right_OM = transpose_in_memory(right_MO)
-    return cpu_barrier(dot(right_OM, left_MI, 1, 0, dtype, precision)).T
+    return target_device.cpu_barrier(dot(right_OM, left_MI, 1, 0, dtype, precision)).T
 
 
 def transpose_in_memory(x: Array) -> Array:
@@ -82,13 +81,13 @@ def transpose_in_memory(x: Array) -> Array:
     swapped = x.swapaxes(-1, -2)
     if target_device.platform() != "cpu":
         return swapped
-    return cpu_barrier(with_layout_constraint(swapped, Layout(tuple(range(x.ndim)))))
+    return target_device.cpu_barrier(with_layout_constraint(swapped, Layout(tuple(range(x.ndim)))))
 
 
 def sum_over_last_axis(x: Array) -> Array:
     """Return the sum over the last axis, kept, in float32. Without the barrier, XLA's CPU compiler
     would write a float32 copy of a 16-bit x that others also read."""
-    return cpu_barrier(x).astype(jnp.float32).sum(axis=-1, keepdims=True)
+    return target_device.cpu_barrier(x).astype(jnp.float32).sum(axis=-1, keepdims=True)
 
 
 def dot(

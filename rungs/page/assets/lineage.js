@@ -29,5 +29,6 @@ function lineageOf(path, shown, children, above) {
 
 function changesOf(lineage) {
   const changes = Object.entries(lineage.set).map(([key, value]) => `${key} = ${text(value)}`);
+  if (lineage.from_step != null) changes.unshift(`from step ${lineage.from_step}`);
   return changes.length ? changes.join(", ") : "(no key changed)";
 }

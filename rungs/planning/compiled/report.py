@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from rungs.common.text_table import align_columns, format_duration
+from rungs.common.shown_text import align_columns, format_duration
 from rungs.planning.compiled.roofline import COLLECTIVES, TARGET, Roofline, Work
 from rungs.planning.compiled.step import KERNEL_PARTS, XLA, Compiled, CompiledStep
 from rungs.planning.forecast import Forecast

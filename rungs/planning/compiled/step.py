@@ -18,11 +18,8 @@ from jax.sharding import Mesh, NamedSharding
 
 from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig
-from rungs.parallel import target_device
-from rungs.parallel.mesh import create_mesh
-from rungs.parallel.sharding import Layout
-from rungs.planning.compiled import targets
-from rungs.planning.compiled.collectives import Traffic, overlap_summary, overlaps
+from rungs.parallel import sharding, target_device
+from rungs.planning.compiled import collectives, targets
 from rungs.planning.hardware import Hardware
 from rungs.step.state import AbstractState
 from rungs.step.train_step import make_train_step
@@ -70,7 +67,7 @@ class Compiled(NamedTuple):
     """Weights, optimizer state and token ids."""
     temporary: int
     """Bytes of everything else, at the peak."""
-    traffic: list[Traffic]
+    traffic: list[collectives.Traffic]
     """Collectives with this device."""
     uncounted: str
     """Why `traffic` is unknown, else empty."""
@@ -99,7 +96,7 @@ def compile_step(config: RunConfig, hardware: Hardware) -> CompiledStep:
     `config` must have a resolved compute dtype and sharding sizes."""
     assert config.train.sharding is not None
     sizes, axes = config.train.sharding.sizes, config.train.sharding.axes
-    mesh = create_mesh(sizes, axes, targets.devices(hardware, math.prod(sizes)))
+    mesh = sharding.create_mesh(sizes, axes, targets.devices(hardware, math.prod(sizes)))
     with target_device.trace_for(hardware.target, is_compiled=True):
         lowered = lower_step(config, mesh)
     train = config.train
@@ -115,7 +112,7 @@ def lower_step(config: RunConfig, mesh: Mesh) -> Any:
     train = config.train
     state = AbstractState(config, 1, mesh)
     model, optimizer = state.fill(state.weights, state.optimizer)  # type: ignore[arg-type]
-    place = NamedSharding(mesh, Layout(mesh).batch_spec(3))
+    place = NamedSharding(mesh, sharding.Layout(mesh).batch_spec(3))
     shape = train.microbatches_per_step, train.microbatch_size, config.sequence_length
     batch = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=place)
     step: Any = make_train_step(train, mesh)
@@ -136,7 +133,7 @@ def _compile(
             raise UserError(f"--compile: the compiler for {hardware.name} says: {reason}") from None
     text, memory = program.as_text() or "", program.memory_analysis()
     try:
-        traffic, uncounted = overlap_summary(overlaps(text), mesh), ""
+        traffic, uncounted = collectives.overlap_summary(collectives.overlaps(text), mesh), ""
     except ValueError as error:
         traffic, uncounted = [], str(error)
     return Compiled(

@@ -6,15 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from rungs.planning.compiled.hlo import (
-    Instruction,
-    device_bytes_of,
-    dimensions_of,
-    dtype_bits,
-    numbers,
-    shapes_in,
-    tiled_bytes_of,
-)
+from rungs.planning.compiled import hlo
 
 _GROUPED_MATMUL = ("__gpu$xla.gpu.triton", "tpu_custom_call")
 """Targets of Pallas kernels."""
@@ -45,7 +37,7 @@ class Matmul(NamedTuple):
     op_name: str
 
 
-def matmuls_of(instruction: Instruction) -> Iterator[Matmul]:
+def matmuls_of(instruction: hlo.Instruction) -> Iterator[Matmul]:
     """Yield the matmuls of an instruction and of the fusion that it calls. XLA writes some as
     convolutions (TPU) or calls of cuBLAS (GPU). Of our own kernels, which are custom calls, only
     grouped matmuls show their work, by their operands. Raises ValueError for others."""
@@ -56,23 +48,23 @@ def matmuls_of(instruction: Instruction) -> Iterator[Matmul]:
     if counted := _COUNTS.get(instruction.opcode):
         shapes = [operand.shape for operand in instruction.inputs]
         if flops := counted(instruction, shapes):
-            bits = min(dtype_bits(shape) for shape in shapes if shape.startswith(("f", "bf")))
+            bits = min(hlo.dtype_bits(shape) for shape in shapes if shape.startswith(("f", "bf")))
             yield Matmul(flops, bits, instruction.op_name)
 
 
-def _dot(dot: Instruction, shapes: list[str]) -> int:
-    left = dimensions_of(shapes[0])
-    axes = numbers(dot.attribute("lhs_contracting_dims").partition("}")[0])
+def _dot(dot: hlo.Instruction, shapes: list[str]) -> int:
+    left = hlo.dimensions_of(shapes[0])
+    axes = hlo.numbers(dot.attribute("lhs_contracting_dims").partition("}")[0])
     contracted = (left[axis] for axis in axes)
-    return 2 * math.prod(dimensions_of(dot.shape)) * math.prod(contracted)
+    return 2 * math.prod(hlo.dimensions_of(dot.shape)) * math.prod(contracted)
 
 
-def _convolution(convolution: Instruction, shapes: list[str]) -> int:
+def _convolution(convolution: hlo.Instruction, shapes: list[str]) -> int:
     """Count as XLA's cost analysis does, without padding and the zeros of a dilation."""
     labels = re.match(r"(\w+)_(\w+)->(\w+)", convolution.attribute("dim_labels"))
     assert labels
     left, right, result = (
-        dict(zip(letters, dimensions_of(shape), strict=True))
+        dict(zip(letters, hlo.dimensions_of(shape), strict=True))
         for letters, shape in zip(labels.groups(), (*shapes[:2], convolution.shape), strict=True)
     )
     window = convolution.attribute("window").partition("}")[0]
@@ -106,26 +98,26 @@ def _window_number(window: str, name: str, axis: int) -> int:
     return int(found[1].split("x")[axis]) if found else 1
 
 
-def _custom_call(call: Instruction, shapes: list[str]) -> int:
+def _custom_call(call: hlo.Instruction, shapes: list[str]) -> int:
     if call.target.startswith("__cublas"):
         return _cublas(call, shapes)
     is_grouped = call.target.startswith(_GROUPED_MATMUL) and re.search(r"\bexperts\b", call.op_name)
     return _grouped_matmul(call, shapes) if is_grouped else 0
 
 
-def _cublas(call: Instruction, shapes: list[str]) -> int:
+def _cublas(call: hlo.Instruction, shapes: list[str]) -> int:
     found = re.search(r'"lhs_contracting_dimensions":\[([^\]]*)\]', call.rest)
     if found is None:
         raise ValueError(f"{call}: the FLOPs of this {call.target} cannot be counted")
-    left = dimensions_of(shapes[0])
-    contracted = math.prod(left[axis] for axis in numbers(found[1]))
-    return 2 * math.prod(dimensions_of(shapes_in(call.shape)[0])) * contracted
+    left = hlo.dimensions_of(shapes[0])
+    contracted = math.prod(left[axis] for axis in hlo.numbers(found[1]))
+    return 2 * math.prod(hlo.dimensions_of(hlo.shapes_in(call.shape)[0])) * contracted
 
 
-def _grouped_matmul(call: Instruction, shapes: list[str]) -> int:
+def _grouped_matmul(call: hlo.Instruction, shapes: list[str]) -> int:
     """Count a matmul of x_MI with a row's w_EIO, or one of its gradients: whichever of x_MI, w_EIO
     and y_MO is the result, it takes 2 · M · I · O."""
-    arrays = [dimensions_of(shape) for shape in (*shapes, shapes_in(call.shape)[0])]
+    arrays = [hlo.dimensions_of(shape) for shape in (*shapes, hlo.shapes_in(call.shape)[0])]
     weights = [array for array in arrays if len(array) == 3]
     rows = [array for array in arrays if len(array) == 2]
     if len(weights) != 1 or not rows:
@@ -136,7 +128,7 @@ def _grouped_matmul(call: Instruction, shapes: list[str]) -> int:
 _COUNTS = {"dot": _dot, "convolution": _convolution, "custom-call": _custom_call}
 
 
-def moved_bytes(instruction: Instruction) -> int:
+def moved_bytes(instruction: hlo.Instruction) -> int:
     """Return the bytes that an instruction outside fusions reads and writes per execution. Values
     inside a fusion stay in registers. Of operands that are only sliced or gathered, just those
     parts count. Partial updates are in place, as the compiler copies an array that is still needed
@@ -149,12 +141,12 @@ def moved_bytes(instruction: Instruction) -> int:
         return 0
     total = _written_by(instruction)
     for operand in dict.fromkeys(instruction.inputs):
-        if whole := device_bytes_of(operand.result):
+        if whole := hlo.device_bytes_of(operand.result):
             total += min(whole, _read_by(instruction, operand))
     return total
 
 
-def _read_by(user: Instruction, operand: Instruction) -> int:
+def _read_by(user: hlo.Instruction, operand: hlo.Instruction) -> int:
     """Return the bytes that an instruction reads of an operand; 0 for fast memory."""
     if user.is_fusion:
         return sum(
@@ -164,49 +156,51 @@ def _read_by(user: Instruction, operand: Instruction) -> int:
         )
     if user.operands[0] == operand.name:
         if user.opcode in _SLICES:
-            return tiled_bytes_of(user.result)
+            return hlo.tiled_bytes_of(user.result)
         if user.opcode == "dynamic-update-slice":
             return 0
         if user.opcode == "scatter":  # it adds to existing values
             return _update_bytes(user)
-    return tiled_bytes_of(operand.result)
+    return hlo.tiled_bytes_of(operand.result)
 
 
-def _read_of(array: Instruction) -> int:
+def _read_of(array: hlo.Instruction) -> int:
     """Return the bytes that a fused computation reads of an array."""
     computation = array.module.computations[array.computation]
     users = (user for user in computation if array.name in user.operands)
     return sum(_read_through(user, array) for user in users)
 
 
-def _read_through(user: Instruction, array: Instruction) -> int:
+def _read_through(user: hlo.Instruction, array: hlo.Instruction) -> int:
     """Return the bytes of an array that a fused computation reads for one user. For an elementwise
     user, those are the bytes read of its result."""
     if user.opcode == "bitcast":
         return _read_of(user)
     if user.opcode not in _LOOKED_THROUGH or user.is_root:
         return _read_by(user, array)
-    return tiled_bytes_of(array.result) * _read_of(user) // max(tiled_bytes_of(user.result), 1)
+    return (
+        hlo.tiled_bytes_of(array.result) * _read_of(user) // max(hlo.tiled_bytes_of(user.result), 1)
+    )
 
 
-def _written_by(instruction: Instruction) -> int:
+def _written_by(instruction: hlo.Instruction) -> int:
     if instruction.opcode in _UPDATES:
-        return min(device_bytes_of(instruction.result), _update_bytes(instruction))
-    shapes, results = shapes_in(instruction.result), _results(instruction)
+        return min(hlo.device_bytes_of(instruction.result), _update_bytes(instruction))
+    shapes, results = hlo.shapes_in(instruction.result), _results(instruction)
     if len(results) != len(shapes):
-        return device_bytes_of(instruction.result)
+        return hlo.device_bytes_of(instruction.result)
     pairs = zip(shapes, results, strict=True)
-    return sum(min(device_bytes_of(shape), _written(result)) for shape, result in pairs)
+    return sum(min(hlo.device_bytes_of(shape), _written(result)) for shape, result in pairs)
 
 
-def _results(instruction: Instruction) -> list[Instruction]:
+def _results(instruction: hlo.Instruction) -> list[hlo.Instruction]:
     """Return the instructions that compute an instruction's results."""
     if instruction.is_fusion:
         return _results(instruction.inner_root)
     return instruction.inputs if instruction.opcode == "tuple" else [instruction]
 
 
-def _written(instruction: Instruction) -> int:
+def _written(instruction: hlo.Instruction) -> int:
     """Return the bytes that an instruction writes if its result is one array of a fusion."""
     if instruction.opcode == "bitcast":
         return _written(instruction.inputs[0])
@@ -215,14 +209,14 @@ def _written(instruction: Instruction) -> int:
         return _written(result)
     if instruction.opcode in _UPDATES and _is_given(instruction.inputs[0]):
         return _update_bytes(instruction)
-    return tiled_bytes_of(instruction.result)
+    return hlo.tiled_bytes_of(instruction.result)
 
 
-def _is_given(array: Instruction) -> bool:
+def _is_given(array: hlo.Instruction) -> bool:
     """Return whether an array exists before the fusion, rather than being made by it."""
     return _is_given(array.inputs[0]) if array.opcode == "bitcast" else array.opcode == "parameter"
 
 
-def _update_bytes(update: Instruction) -> int:
+def _update_bytes(update: hlo.Instruction) -> int:
     """Return the bytes that an instruction writes into a part of an array."""
-    return tiled_bytes_of(update.inputs[_UPDATES[update.opcode]].result)
+    return hlo.tiled_bytes_of(update.inputs[_UPDATES[update.opcode]].result)

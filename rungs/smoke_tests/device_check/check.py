@@ -20,10 +20,9 @@ from rungs.config.sharding_config import ShardingConfig
 from rungs.optim.precision import resolve_compute_dtype
 from rungs.parallel import devices, jax_setup
 from rungs.planning.hardware import device_of_kind
-from rungs.planning.oom_advice import report_out_of_memory
+from rungs.planning.memory import report_out_of_memory
 from rungs.smoke_tests.device_check import kernels, peaks, step
 from rungs.smoke_tests.device_check.report import Figure, Report, as_rows
-from rungs.smoke_tests.device_check.step import RunningStep, StepTime
 from rungs.step.state import copy_bytes
 
 MACHINE_PART = "device"
@@ -61,7 +60,7 @@ def on_mesh(config: RunConfig, mesh: Mesh) -> RunConfig:
 def _figures(config: RunConfig, mesh: Mesh, folder: Path) -> Iterator[Figure]:
     """Yield the figures of all parts, the step first, as devices report their peak memory."""
     yield from _or_failure(MACHINE_PART, lambda: machine(mesh))
-    timed: list[StepTime] = []
+    timed: list[step.StepTime] = []
     yield from _or_failure(step.PART, lambda: _of_step(config, mesh, folder, timed))
     repeated = partial(step.determinism, config, mesh)
     yield from _or_failure(step.REPEATED_PART, repeated)
@@ -70,19 +69,19 @@ def _figures(config: RunConfig, mesh: Mesh, folder: Path) -> Iterator[Figure]:
 
 
 def _of_step(
-    config: RunConfig, mesh: Mesh, folder: Path, timed: list[StepTime]
+    config: RunConfig, mesh: Mesh, folder: Path, timed: list[step.StepTime]
 ) -> Iterator[Figure]:
     """Yield the figures of the step and its checkpoint."""
     with report_out_of_memory(config, mesh):
-        running = RunningStep.create(config, mesh)
-        timed.append(StepTime(running))
+        running = step.RunningStep.create(config, mesh)
+        timed.append(step.StepTime(running))
     yield from timed[0].figures(running)
     yield from step.memory(running)
     yield from _or_failure(step.CHECKPOINT_PART, lambda: step.checkpoint(running, folder))
     step.release(running)
 
 
-def _of_peaks(config: RunConfig, mesh: Mesh, timed: list[StepTime]) -> Iterator[Figure]:
+def _of_peaks(config: RunConfig, mesh: Mesh, timed: list[step.StepTime]) -> Iterator[Figure]:
     """Yield the peaks, and how much of them the step reaches."""
     dtypes, hardware = step.dtypes(config), device_of_kind(mesh.devices.flat[0].device_kind)
     found = {}

@@ -18,8 +18,7 @@ from rungs.model.kernels.cross_entropy import summed_loss, target_losses
 from rungs.model.kernels.grouped_matmul import grouped_matmul, plain_grouped_matmul
 from rungs.model.kernels.matmul import matmul, plain_matmul
 from rungs.model.kernels.norms import Norm, layer_norm, plain_norm, rms_norm
-from rungs.parallel import target_device
-from rungs.parallel.devices import host_device
+from rungs.parallel import devices, target_device
 from rungs.planning.compiled.step import XLA, kernels_of
 from rungs.smoke_tests.device_check.report import Figure
 
@@ -187,7 +186,7 @@ def _with_gradients(function: Function, dtype: jnp.dtype) -> Callable[..., tuple
 def _reference(plain: Function, arrays: list[np.ndarray]) -> list[np.ndarray]:
     """Return result and gradients of the plain form in float32, on the CPU if JAX may use it."""
     exact, dtype = [array.astype(np.float32) for array in arrays], arrays[0].dtype
-    with jax.default_device(host_device()), jax.default_matmul_precision("highest"):
+    with jax.default_device(devices.host_device()), jax.default_matmul_precision("highest"):
         return [np.asarray(array) for array in jax.jit(_with_gradients(plain, dtype))(*exact)]
 
 

@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
-from rungs.common.text_table import format_duration
+from rungs.common.shown_text import format_duration
 from rungs.planning.memory import format_bytes
 
 FORMAT = 1

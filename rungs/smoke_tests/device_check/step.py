@@ -22,8 +22,7 @@ from rungs.config.run_config import RunConfig
 from rungs.model.gpt import GPT
 from rungs.optim.multi_steps import MultiSteps
 from rungs.optim.precision import dtype_of
-from rungs.parallel import devices, jax_setup, target_device
-from rungs.parallel.sharding import place_batch
+from rungs.parallel import devices, jax_setup, sharding, target_device
 from rungs.planning.compiled.step import needed_bytes
 from rungs.planning.flops import model_flops_per_token
 from rungs.planning.memory import memory_of
@@ -62,7 +61,7 @@ class RunningStep:
     def create(cls, config: RunConfig, mesh: Mesh, **options: object) -> Self:
         """Compile the step for a run's new model. `options` are the compiler's."""
         model, optimizer = create_model_and_optimizer(config, _TOTAL_STEPS, mesh)
-        batch = place_batch(mesh, *_random_batch(config))
+        batch = sharding.place_batch(mesh, *_random_batch(config))
         lowered = make_train_step(config.train, mesh).lower(model, optimizer, *batch)  # type: ignore[attr-defined]
         begin = time.perf_counter()
         compiled = lowered.compile(options)

@@ -11,18 +11,16 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
-from rungs.checkpointing import load
-from rungs.checkpointing.weights_file import Weights
+from rungs.checkpointing import load, weights_file
 from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig
 from rungs.config.train_config import TrainConfig
-from rungs.data import catalog, provenance
-from rungs.data.loader import TrainingData
+from rungs.data import catalog, loader, provenance
 from rungs.data.sequences import IGNORED
 from rungs.model.gpt import GPT
 from rungs.optim.multi_steps import MultiSteps
 from rungs.parallel.devices import memory_bytes
-from rungs.parallel.mesh import one_device
+from rungs.parallel.sharding import one_device
 from rungs.planning.forecast import checkpoint_bytes
 from rungs.run.folder import RunFolder
 from rungs.step.state import create_model_and_optimizer
@@ -84,7 +82,7 @@ class CheckedModel(NamedTuple):
 
     config: RunConfig
     """The run's config on one device, without dropout and zero_init_residual."""
-    start_weights: Weights | None
+    start_weights: weights_file.Weights | None
     """Weights that the run starts from; None: random ones."""
     inputs_BS: np.ndarray
     targets_BS: np.ndarray
@@ -106,7 +104,7 @@ class CheckedModel(NamedTuple):
             provenance.check_same_tokenizer(
                 datasets, config.train.tokenizer, start_weights.tokenizer
             )
-        data = TrainingData(config, datasets)
+        data = loader.TrainingData(config, datasets)
         _check_memory(run, config)
         return cls.from_data(config, data, start_weights, limits)
 
@@ -114,8 +112,8 @@ class CheckedModel(NamedTuple):
     def from_data(
         cls,
         config: RunConfig,
-        data: TrainingData,
-        start_weights: Weights | None,
+        data: loader.TrainingData,
+        start_weights: weights_file.Weights | None,
         limits: CheckLimits,
     ) -> Self:
         """Create the model, with a batch of the run's first sequences within the limits. Raises
@@ -198,7 +196,7 @@ def _single_device(train: TrainConfig, sequences: int) -> TrainConfig:
 
 
 def _first_sequences(
-    data: TrainingData, sequences: int, tokens: int
+    data: loader.TrainingData, sequences: int, tokens: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return inputs and targets of a run's first sequences, from as many steps as needed."""
     inputs, targets = [], []

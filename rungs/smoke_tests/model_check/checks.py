@@ -18,8 +18,7 @@ from rungs.model.blocks import Compute
 from rungs.model.generation import Generator
 from rungs.model.kernels.cross_entropy import target_losses
 from rungs.optim.precision import dtype_of
-from rungs.parallel.mesh import one_device
-from rungs.parallel.sharding import place_batch
+from rungs.parallel.sharding import one_device, place_batch
 from rungs.smoke_tests.model_check.causality import (
     Queries,
     check_causality,

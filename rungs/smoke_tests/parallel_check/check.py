@@ -14,19 +14,16 @@ from flax import nnx
 from jax import Array
 from jax.sharding import Mesh
 
-from rungs.checkpointing import load
-from rungs.checkpointing.weights_file import Weights
+from rungs.checkpointing import load, weights_file
 from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig
 from rungs.config.sharding_config import Mode, ShardingConfig, mode_problem
-from rungs.data import catalog
-from rungs.data.loader import Batch, TrainingData
+from rungs.data import catalog, loader
 from rungs.data.sequences import IGNORED
 from rungs.model.gpt import GPT
 from rungs.optim.multi_steps import MultiSteps, Update
 from rungs.parallel.devices import memory_bytes
-from rungs.parallel.mesh import CONTEXT, create_mesh, dotted, size_along
-from rungs.parallel.sharding import Layout, place_batch
+from rungs.parallel.sharding import CONTEXT, Layout, create_mesh, dotted, place_batch, size_along
 from rungs.planning.compiled.collectives import Traffic, collectives, summary
 from rungs.planning.peaks import bytes_per_device
 from rungs.run.folder import RunFolder, StartOptions
@@ -97,9 +94,9 @@ class ParallelCheck(NamedTuple):
     config: RunConfig
     """In float32, to keep rounding small, and without warm-up, which would make the first updates
     too small to show in the losses."""
-    batches: list[Batch]
+    batches: list[loader.Batch]
     total_steps: int
-    start_weights: Weights | None
+    start_weights: weights_file.Weights | None
     """Weights that the run starts from; None: random ones."""
     make_objective: MakeObjective = objective_of
 
@@ -111,7 +108,7 @@ class ParallelCheck(NamedTuple):
         UserError if run and data don't fit together."""
         start_weights = load.find_starting_weights(run, config)
         datasets = catalog.open_datasets(config.train.datasets, datasets_dir, update=False)
-        data = TrainingData(config, datasets)
+        data = loader.TrainingData(config, datasets)
         learner, start = learner_of(config.train), Start(run, config, StartOptions(), None, None)
         learner.complete_on_host(learner.open(start, data, datasets_dir), config, data)
         return cls.from_data(config, data, start_weights, limits)
@@ -120,8 +117,8 @@ class ParallelCheck(NamedTuple):
     def from_data(
         cls,
         config: RunConfig,
-        data: TrainingData,
-        start_weights: Weights | None,
+        data: loader.TrainingData,
+        start_weights: weights_file.Weights | None,
         limits: ParallelLimits,
     ) -> Self:
         """Cut a run's first steps to the limits. Raises UserError if no targets remain."""
@@ -309,13 +306,13 @@ def _arrays(model: GPT, config: RunConfig) -> dict[str, jax.Array]:
     return named_arrays(model, config.model.vocab_size)
 
 
-def _cut(batch: Batch, sequences: int, tokens: int) -> Batch:
+def _cut(batch: loader.Batch, sequences: int, tokens: int) -> loader.Batch:
     """Return the first tokens of the first sequences of a batch, as one microbatch."""
 
     def cut(array: np.ndarray) -> np.ndarray:
         return array.reshape(1, -1, *array.shape[2:])[:, :sequences, :tokens]
 
-    return Batch(*jax.tree.map(cut, tuple(batch)))
+    return type(batch)(*jax.tree.map(cut, tuple(batch)))
 
 
 def _bytes_per_device(model: GPT, optimizer: MultiSteps) -> int:

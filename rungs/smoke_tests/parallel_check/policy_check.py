@@ -8,7 +8,7 @@ import numpy as np
 
 from rungs.config.run_config import ReinforceRunConfig
 from rungs.config.sharding_config import Mode, ShardingConfig
-from rungs.parallel.mesh import create_mesh
+from rungs.parallel.sharding import create_mesh
 from rungs.reinforcement.learner import reinforcement
 from rungs.reinforcement.replay import open_learner
 from rungs.reinforcement.rollout_files import Completion

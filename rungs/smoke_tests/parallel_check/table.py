@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rungs.common.text_table import counted
+from rungs.common.shown_text import counted
 from rungs.config.run_config import RunConfig
 from rungs.planning.compiled.collectives import Traffic
 from rungs.smoke_tests.parallel_check.check import CaseResult, ParallelCase, ParallelCheck

@@ -10,10 +10,9 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from rungs.checkpointing import optimizer_state
+from rungs.checkpointing import manifest, optimizer_state
 from rungs.checkpointing.checkpoint_folder import IMPORTED, find_weights, list_checkpoints
-from rungs.checkpointing.manifest import Checkpoint
-from rungs.config import reinforce_config, run_config, task_config, train_config
+from rungs.config import reinforce_config, run_config, train_config
 from rungs.data.catalog import open_datasets
 from rungs.data.dataset import TRAIN, Dataset
 from rungs.data.loader import TrainingData
@@ -83,6 +82,7 @@ def shorten_training(
         "batch_growth": {_GROWS_AT: 2} if train.batch_growth else {},
         "epochs": epochs,
         "min_train_tokens": -1,
+        "max_steps": None,
         "keep_checkpoints": 2,
         "validation_tokens": _VALIDATION_BATCHES * train.microbatch_size * length,
         "lineage": None,
@@ -122,7 +122,7 @@ def shorten_reinforcement(run: RunFolder, config: run_config.ReinforceRunConfig)
     return ShortRun(short, _REINFORCEMENT_STEPS, ["--trust-verifier"], files)
 
 
-def _shorten_task(task: task_config.TaskConfig) -> task_config.TaskConfig:
+def _shorten_task(task: reinforce_config.TaskConfig) -> reinforce_config.TaskConfig:
     items = min(task.validation_items, _VALIDATION_ITEMS)
     return task.model_copy(update={"validation_items": items})
 
@@ -264,10 +264,12 @@ def _print_comparisons(comparisons: list[Comparison]) -> bool:
     return not differing
 
 
-def read_arrays(checkpoint: Checkpoint) -> tuple[Arrays, Arrays]:
+def read_arrays(checkpoint: manifest.Checkpoint) -> tuple[Arrays, Arrays]:
     """Return parameters and optimizer state of a checkpoint exactly as on disk."""
     weights = checkpoint.weights
     parameters = {name: weights.array(name) for name in weights.names()}
+    if averaged := checkpoint.averaged_weights:
+        parameters |= {f"ema.{name}": averaged.array(name) for name in averaged.names()}
     return parameters, optimizer_state.load_to_host(checkpoint.folder)
 
 

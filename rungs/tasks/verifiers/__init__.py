@@ -9,4 +9,4 @@
     reasoning_gym_reward  the `reward` function of reasoning-gym's items
     checkup               checks a verifier before training
 
-Imports `common`, `config` and the tasks. Nothing here imports JAX."""
+Nothing here imports JAX."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rungs.common import strict_json
 from rungs.common.errors import UserError
-from rungs.config.task_config import TaskConfig
+from rungs.config.reinforce_config import TaskConfig
 from rungs.tasks import reasoning_gym
 from rungs.tasks.task import Item, Task
 from rungs.tasks.verifiers.built_in import BUILT_IN

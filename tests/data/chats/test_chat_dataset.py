@@ -16,22 +16,11 @@ from rungs.data.dataset import Dataset
 from rungs.data.provenance import Provenance
 from rungs.data.token_file import AnsweredDocuments
 from rungs.data.tokenizer_files import load_tokenizer
-from tests.data.chats.test_chat_template import CHATML, tokenizer_of
+from tests.data.chats.test_chat_template import CHATML
 
 ASKED = {"role": "user", "content": "Who lit the lamp?"}
 ANSWERED = {"role": "assistant", "content": "Nobody could say."}
 CHAT = {"messages": [ASKED, ANSWERED]}
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    """A folder with a tokenizer and its chat template."""
-    folder = tmp_path / "model"
-    folder.mkdir()
-    tokenizer_of(CHATML).save(folder / "tokenizer.json")
-    keys = {"chat_template": CHATML["source"], "eos_token": "<|im_end|>"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(keys))
-    return folder
 
 
 def build(model: Path, *lines: Any, options: tuple[str, ...] = ()) -> Result:

@@ -13,7 +13,6 @@ import download_dataset
 from rungs.data.dataset import Dataset
 from rungs.data.token_file import AnsweredDocuments
 from rungs.data.tokenizer_files import load_tokenizer
-from tests.data.chats.test_chat_dataset import model  # noqa: F401 — a fixture
 
 ASKED = {"role": "user", "content": "Who lit the lamp?"}
 GOOD = {"role": "assistant", "content": "Nobody could say."}
@@ -34,7 +33,7 @@ def build(
     return CliRunner().invoke(download_dataset.main, [*map(str, arguments)])
 
 
-def documents(model: Path) -> list[tuple[str, str]]:  # noqa: F811
+def documents(model: Path) -> list[tuple[str, str]]:
     """Return the text and the counted text of each document."""
     folder = model.parent / "datasets" / "prefs"
     tokenizer, found = load_tokenizer(folder), AnsweredDocuments(folder / "train.safetensors")
@@ -46,7 +45,7 @@ def documents(model: Path) -> list[tuple[str, str]]:  # noqa: F811
 
 
 @pytest.mark.parametrize("row", [EXPLICIT, IMPLICIT, {**IMPLICIT, "prompt": ASKED["content"]}])
-def test_a_chat_counts_after_the_prompt_only(model: Path, row: Any) -> None:  # noqa: F811
+def test_a_chat_counts_after_the_prompt_only(model: Path, row: Any) -> None:
     result = build(model, row)
     assert result.exit_code == 0, result.output
     assert "2 answers" in result.output
@@ -58,7 +57,7 @@ def test_a_chat_counts_after_the_prompt_only(model: Path, row: Any) -> None:  # 
     assert split.pairs.is_preferences
 
 
-def test_earlier_answers_of_the_prompt_do_not_count(model: Path) -> None:  # noqa: F811
+def test_earlier_answers_of_the_prompt_do_not_count(model: Path) -> None:
     turns = [ASKED, BAD, ASKED]
     assert build(model, {**EXPLICIT, "prompt": turns}).exit_code == 0
     assert [counted for _, counted in documents(model)] == [
@@ -68,14 +67,14 @@ def test_earlier_answers_of_the_prompt_do_not_count(model: Path) -> None:  # noq
 
 
 @pytest.mark.parametrize("row", [TEXTS, {"chosen": "Who lit the lamp?", "rejected": "Who lit it?"}])
-def test_texts_end_with_end_of_text(model: Path, row: Any) -> None:  # noqa: F811
+def test_texts_end_with_end_of_text(model: Path, row: Any) -> None:
     result = build(model, row)
     assert result.exit_code == 0, result.output
     counted = [" the lamp?<|im_end|>", " it?<|im_end|>"]
     assert documents(model) == [("Who lit" + answer, answer) for answer in counted]
 
 
-def test_parquet_gives_the_same_documents(model: Path) -> None:  # noqa: F811
+def test_parquet_gives_the_same_documents(model: Path) -> None:
     file = model.parent / "prefs.parquet"
     pq.write_table(pa.Table.from_pylist([EXPLICIT, IMPLICIT]), file)
     assert build(model, file=file).exit_code == 0
@@ -83,7 +82,7 @@ def test_parquet_gives_the_same_documents(model: Path) -> None:  # noqa: F811
     assert documents(model)[:2] == documents(model)[2:]
 
 
-def test_equal_and_long_pairs_are_left_out(model: Path) -> None:  # noqa: F811
+def test_equal_and_long_pairs_are_left_out(model: Path) -> None:
     long = {**EXPLICIT, "chosen": [{**GOOD, "content": "Nobody could say. " * 50}]}
     rows = EXPLICIT, long, {**EXPLICIT, "rejected": [GOOD]}
     result = build(model, *rows, options=("--max-tokens", 60))
@@ -101,7 +100,7 @@ def test_equal_and_long_pairs_are_left_out(model: Path) -> None:  # noqa: F811
         (["prompt"], "must be"),
     ],
 )
-def test_other_lines_are_refused_by_number(model: Path, row: Any, problem: str) -> None:  # noqa: F811
+def test_other_lines_are_refused_by_number(model: Path, row: Any, problem: str) -> None:
     result = build(model, EXPLICIT, row)
     assert result.exit_code == 2 or result.exception is not None
     message = f"{result.output} {result.exception}"

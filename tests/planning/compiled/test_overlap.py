@@ -12,7 +12,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from rungs.config.run_config import RunConfig
 from rungs.config.sharding_config import ShardingConfig
-from rungs.parallel.mesh import abstract_mesh
+from rungs.parallel.sharding import abstract_mesh
 from rungs.planning.compiled import targets
 from rungs.planning.compiled.collectives import (
     Traffic,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rungs.config.task_config import VERIFIERS
+from rungs.config.reinforce_config import VERIFIERS
 from rungs.tasks.task import Item
 from rungs.tasks.verifiers.built_in import (
     BUILT_IN,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rungs.common.errors import UserError
-from rungs.config.task_config import SETTINGS, TaskConfig
+from rungs.config.reinforce_config import SETTINGS, TaskConfig
 from rungs.tasks.opening import open_task
 from rungs.tasks.task import Item, Task
 from rungs.tasks.verifiers.built_in import last_number

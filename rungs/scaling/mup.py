@@ -1,0 +1,248 @@
+"""What `mup.py` measures: the coordinate check of muP, with models at other widths, and a sweep of
+learning rates, whose runs `rungs/commands/grid.py` trains.
+
+In the check, activations and their change in a few steps of training must keep their size as the
+model gets wider (Yang et al. 2022, "Tensor Programs V", appendix D.1). In the standard
+parametrisation they grow with the width, faster in deeper layers."""
+
+import math
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array
+from pydantic import ValidationError
+
+from rungs.common.errors import UserError
+from rungs.config.model_config import ModelConfig
+from rungs.config.option_values import COORDINATE_CHECK_LEARNING_RATE
+from rungs.config.run_config import RunConfig
+from rungs.data.loader import TrainingData
+from rungs.model.gpt import GPT
+from rungs.parallel.sharding import one_device, place_batch
+from rungs.run.metrics import StepMetrics
+from rungs.step.state import create_model_and_optimizer
+from rungs.step.train_step import make_train_step
+
+MAX_EXPONENT = 0.25
+"""Largest exponent of the width. In measurements (docs/log.md) exponents stay within 0.1 with muP
+and reach 0.6 and more in the standard parametrisation."""
+LAST_STEPS = 20
+"""Steps whose mean training loss is the final loss if there is no validation."""
+
+
+def with_width(model: ModelConfig, emb_dim: int) -> ModelConfig:
+    """Return the model at another width. Raises UserError if it cannot have that width."""
+    return with_keys(model, keys_for_width(model, emb_dim))
+
+
+def with_keys(model: ModelConfig, keys: Mapping[str, Any]) -> ModelConfig:
+    """Return the model with its width and other keys changed. Raises UserError on conflicts."""
+    try:
+        return ModelConfig.model_validate({**model.as_json(), **keys})
+    except ValidationError as error:
+        reason = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise UserError(f"width {keys['emb_dim']}: {reason}") from None
+
+
+def keys_for_width(model: ModelConfig, emb_dim: int) -> dict[str, Any]:
+    """Return the keys of `model.json` for another width. The number of heads, or the head size if
+    muP has a base_head_dim, grows with it, and ffn_dim. Raises UserError if that is impossible."""
+    factor = Fraction(emb_dim, model.emb_dim)
+    sizes = _sizes_that_grow(model)
+    if uneven := [key for key, size in sizes.items() if (size * factor).denominator != 1]:
+        raise UserError(
+            f"width {emb_dim}: {uneven[0]} {sizes[uneven[0]]} would not be a whole number when"
+            f" emb_dim goes from {model.emb_dim} to {emb_dim}; use multiples of"
+            f" {smallest_width(model)}"
+        )
+    same_heads = {"head_dim": model.head_width} if model.n_layers else {}
+    grown = {key: int(size * factor) for key, size in sizes.items()}
+    return {"emb_dim": emb_dim, **same_heads, **grown}
+
+
+def smallest_width(model: ModelConfig) -> int:
+    """Return the smallest width whose multiples all give whole sizes."""
+    sizes = _sizes_that_grow(model)
+    width = math.lcm(*(Fraction(model.emb_dim, size).numerator for size in sizes.values()))
+    head = sizes.get("head_dim", 0) * width // model.emb_dim
+    return 2 * width if head % 2 else width  # rotary positions need an even head_dim
+
+
+def _sizes_that_grow(model: ModelConfig) -> dict[str, int]:
+    if not model.n_layers:
+        return {}
+    if model.mup and model.mup.base_head_dim:
+        sizes = {"head_dim": model.head_width, "ffn_dim": model.ffn_dim}
+    else:
+        sizes = {
+            "n_heads": model.n_heads,
+            "n_kv_heads": model.n_kv_heads,
+            "ffn_dim": model.ffn_dim,
+        }
+    return {key: size for key, size in sizes.items() if size}
+
+
+class WidthMeasurement(NamedTuple):
+    """Root mean squares of a batch's activations in a model of one width, by place in the model."""
+
+    width: int
+    sizes: dict[str, float]
+    """After training."""
+    changes: dict[str, float]
+    """Root mean squares of the difference between after and before training."""
+
+
+class Growth(NamedTuple):
+    """Growth of activations with the width, as exponents of a power law."""
+
+    place: str
+    of_size: float
+    of_change: float
+
+    @property
+    def is_off(self) -> bool:
+        """Whether an exponent is too large, or NaN because activations are not finite."""
+        return not (abs(self.of_size) <= MAX_EXPONENT and abs(self.of_change) <= MAX_EXPONENT)
+
+
+def measure(
+    config: RunConfig,
+    widths: Sequence[int],
+    data: TrainingData,
+    steps: int,
+    learning_rate: float = COORDINATE_CHECK_LEARNING_RATE,
+) -> list[WidthMeasurement]:
+    """Train a model of each width for a few steps, in float32, and measure its activations."""
+    changes = {
+        "learning_rate": learning_rate,
+        "warmup_period_percent": 0.0,
+        "schedule": "constant",
+        "compute_dtype": "float32",
+        "sharding": None,
+        "drop_rate": 0.0,
+    }
+    train = config.train.model_copy(update=changes)
+    models = [with_width(config.model, width) for width in widths]
+    return [_measure_one(RunConfig(model, train), data, steps) for model in models]
+
+
+def _measure_one(config: RunConfig, data: TrainingData, steps: int) -> WidthMeasurement:
+    mesh = one_device()
+    model, optimizer = create_model_and_optimizer(config, steps, mesh)
+    train_step = make_train_step(config.train, mesh)
+    inputs_BS = jnp.asarray(data.batch(data.total_steps - 1).inputs_ABS[0])
+    before = _activations(model, inputs_BS)
+    for step in range(steps):
+        train_step(model, optimizer, *place_batch(mesh, *data.batch(step)))
+    after = _activations(model, inputs_BS)
+    places = ["embedding", *(f"block {n}" for n in range(1, config.model.n_layers)), "logits"]
+    changes = [_rms(new - old) for new, old in zip(after, before, strict=True)]
+    return WidthMeasurement(
+        config.model.emb_dim,
+        dict(zip(places, map(_rms, after), strict=True)),
+        dict(zip(places, changes, strict=True)),
+    )
+
+
+@nnx.jit
+def _activations(model: GPT, inputs_BS: Array) -> list[Array]:
+    """Return the logits, and outputs of the embedding and all blocks but the last, before a
+    norm."""
+    outputs = model.forward(inputs_BS, keep_hidden_states=True)
+    assert outputs.hidden_states is not None
+    inner = outputs.hidden_states[:-1] or outputs.hidden_states
+    return [*inner, outputs.logits_BSV]
+
+
+def _rms(x: Array) -> float:
+    return float(jnp.sqrt(jnp.mean(jnp.square(x))))
+
+
+def fit_growth(measurements: Sequence[WidthMeasurement]) -> list[Growth]:
+    """Return the exponents of each place, from the first to the last."""
+    log_widths = np.log([one.width for one in measurements])
+
+    def exponent(values: Sequence[float]) -> float:
+        return float(np.polyfit(log_widths, np.log(values), 1)[0])
+
+    return [
+        Growth(
+            place,
+            exponent([one.sizes[place] for one in measurements]),
+            exponent([one.changes[place] for one in measurements]),
+        )
+        for place in measurements[0].sizes
+    ]
+
+
+class SweepRun(NamedTuple):
+    """A run to train."""
+
+    series: str
+    """Name of the variant, shared by its learning rates: `emb_dim 64`, `muon`."""
+    learning_rate: float
+    changes: Mapping[str, Any]
+    """Other keys that differ from the origin run."""
+
+    @property
+    def folder_name(self) -> str:
+        return f"{self.series.replace(' ', '-')}-rate-{self.learning_rate:g}"
+
+    @property
+    def all_changes(self) -> dict[str, Any]:
+        """All keys that differ from the origin run."""
+        return {**self.changes, "learning_rate": self.learning_rate}
+
+
+class Point(NamedTuple):
+    """The result of a run: its `final_loss`."""
+
+    series: str
+    learning_rate: float
+    loss: float
+
+
+def best_rates(points: Sequence[Point]) -> dict[str, float]:
+    """Return the learning rate with the lowest loss, by series: the minimum of the parabola through
+    the best point and its neighbours over the log of the rate; the best point itself if it is the
+    first or last; NaN if no loss is finite."""
+    return {name: _best_rate(series) for name, series in points_by_series(points).items()}
+
+
+def points_by_series(points: Sequence[Point]) -> dict[str, list[Point]]:
+    """Return the points of each series, sorted by learning rate."""
+    names = dict.fromkeys(point.series for point in points)
+    ordered = sorted(points, key=lambda point: point.learning_rate)
+    return {name: [point for point in ordered if point.series == name] for name in names}
+
+
+def is_best_at_end(points: Sequence[Point]) -> bool:
+    """Whether the best point of a series is at an end, so that a better rate may lie outside."""
+    best = min(points, key=lambda point: point.loss)
+    return best in (points[0], points[-1])
+
+
+def _best_rate(points: Sequence[Point]) -> float:
+    best = min(range(len(points)), key=lambda at: points[at].loss)
+    if not math.isfinite(points[best].loss):
+        return math.nan
+    around = points[max(best - 1, 0) : best + 2]
+    if len(around) < 3 or not all(math.isfinite(point.loss) for point in around):
+        return points[best].learning_rate
+    logs = np.log([point.learning_rate for point in around])
+    curve = np.polyfit(logs, [point.loss for point in around], 2)
+    return float(np.exp(-curve[1] / (2 * curve[0]))) if curve[0] > 0 else around[1].learning_rate
+
+
+def final_loss(steps: Sequence[StepMetrics]) -> float:
+    """Return the last validation loss or, without validation, the mean of the last training losses;
+    infinity if not finite."""
+    if steps[-1].validation_loss is not None:
+        return steps[-1].validation_loss
+    losses = [step.train_loss for step in steps[-LAST_STEPS:]]
+    finite = [loss for loss in losses if loss is not None]
+    return float(np.mean(finite)) if len(finite) == len(losses) else math.inf

@@ -1,0 +1,56 @@
+"""Files that are far too large for what they should be, which cost no memory."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rungs.checkpointing.manifest import CheckpointError, read_checkpoint
+from rungs.common import paths
+from rungs.common.errors import UserError, system_error
+from rungs.config.run_config import load_run
+from rungs.data.text_dataset import TextSection, json_lines
+from rungs.data.tokenizer_files import load_tokenizer
+from rungs.run import metrics, records
+from rungs.run.folder import RunFolder
+
+SIZE = 1 << 40
+"""Of a sparse file, which takes no space."""
+
+
+def huge(path: Path, size: int = SIZE) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    os.truncate(path, size)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("model.json", load_run),
+        ("meta.json", read_checkpoint),
+        ("tokenizer.json", load_tokenizer),
+        ("events.jsonl", lambda folder: records.read(RunFolder(folder), records.Event)),
+    ],
+)
+def test_it_is_refused(name: str, read: Callable[[Path], Any], tmp_path: Path) -> None:
+    huge(tmp_path / name)
+    with pytest.raises((UserError, CheckpointError), match=r"1,099,511,627,776 bytes"):
+        read(tmp_path)
+
+
+def test_lines_without_end_are_refused_or_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paths, "MOST_LINE", 1000)
+    file = huge(tmp_path / "metrics.jsonl", 10_000)
+    assert list(metrics.stream(file, metrics.StepMetrics)) == []
+    with pytest.raises(UserError, match="a line has 1,000 bytes or more"):
+        list(json_lines(TextSection(file, 0, 10_000)))
+
+
+def test_lack_of_memory_is_one_line() -> None:
+    assert "memory does not suffice" in str(system_error(MemoryError()))

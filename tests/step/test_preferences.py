@@ -1,0 +1,129 @@
+"""The losses of preferences: against TRL's trainers, and against formulas in float64."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from rungs.checkpointing.weights_file import Weights
+from rungs.config.run_config import RunConfig
+from rungs.config.train_config import TrainConfig
+from rungs.data.loader import PreferenceBatch
+from rungs.data.sequences import IGNORED
+from rungs.huggingface.importing import Import, find_source, import_model
+from rungs.parallel.sharding import place_batch
+from rungs.smoke_tests.parallel_check.check import GradientRecorder
+from rungs.step.preferences import LogProbs, Preferences, dpo, ipo, loss_of, simpo
+from rungs.step.state import create_model_and_optimizer
+from rungs.step.train_step import make_step, objective_of
+from tests.support.configs import mesh_of, train_config
+from tests.support.published_models import Arrays, copy
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+TRL = json.loads((FIXTURES / "preferences.json").read_text())
+OBJECTIVES = "dpo", "ipo", "simpo"
+LENGTH = 16
+
+
+def config(objective: str, **keys: Any) -> TrainConfig:
+    settings = {k: v for k, v in TRL["settings"][objective].items() if k in ("beta", "simpo_gamma")}
+    given = {"objective": objective, "start_from": "runs/none", "compute_dtype": "float32"}
+    return train_config(**given, **settings, microbatch_size=8, **keys)
+
+
+def batch() -> PreferenceBatch:
+    """Return TRL's pairs as one microbatch."""
+    inputs = np.full((1, 8, LENGTH), 2, np.int32)
+    targets, reference = np.full_like(inputs, IGNORED), np.zeros(inputs.shape, np.float32)
+    for number, pair in enumerate(TRL["pairs"]):
+        for place, key in enumerate(("chosen", "rejected")):
+            row, first, ids = 2 * number + place, len(pair["prompt"]), pair["prompt"] + pair[key]
+            inputs[0, row, : len(ids) - 1] = ids[:-1]
+            targets[0, row, first - 1 : len(ids) - 1] = ids[first:]
+            reference[0, row, 0] = TRL["reference"][key][number]
+    return PreferenceBatch(inputs, targets, None, reference)
+
+
+def imported(folder: Path, changed: Arrays | None = None) -> Weights:
+    """Return the model that TRL used, or arrays with its names, converted."""
+    source = copy("llama", folder / "published", changed)
+    import_model(Import.from_source(find_source(str(source))), folder / "run")
+    return Weights(folder / "run" / "checkpoints" / "imported" / "model.safetensors")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_loss_and_gradient_are_those_of_trl(objective: str, tmp_path: Path) -> None:
+    arrays = load_file(FIXTURES / "preferences.safetensors")
+    prefix = f"{objective}/"
+    parts = {name.removeprefix(prefix): arrays[name] for name in arrays if prefix in name}
+    wanted = imported(tmp_path / "gradient", parts)
+    weights = imported(tmp_path / "weights")
+    run = RunConfig(weights.header.model, config(objective))
+    mesh = mesh_of(1)
+    start = {name: jax.numpy.asarray(weights.array(name)) for name in weights.names()}
+    model, optimizer = create_model_and_optimizer(run, 2, mesh, start)
+    recorder = GradientRecorder(model, optimizer)
+    step: Any = make_step(objective_of(run.train), run.train, mesh)
+    given = batch() if run.train.has_reference else batch()._replace(reference_ABS=None)
+    result = step(model, recorder, *place_batch(mesh, *given))
+    np.testing.assert_allclose(result.losses_A[0], TRL["losses"][objective], rtol=1e-5)
+    found = recorder.arrays(run.model.vocab_size)
+    largest = max(float(np.abs(array).max()) for array in found.values())
+    assert found.keys() == wanted.names()
+    for name, array in found.items():
+        np.testing.assert_allclose(array, wanted.array(name), rtol=1e-5, atol=1e-5 * largest)
+
+
+def log_probs() -> LogProbs:
+    return LogProbs(*np.random.default_rng(0).normal(-20, 6, (4, 7)))
+
+
+def test_the_losses_are_those_of_the_formulas() -> None:
+    pairs = log_probs()
+    chosen, rejected, reference_chosen, reference_rejected = pairs
+    margins = chosen - reference_chosen - rejected + reference_rejected
+    expected = np.log1p(np.exp(-0.2 * margins))
+    np.testing.assert_allclose(dpo(pairs, 0.2), expected, rtol=1e-5)
+    np.testing.assert_allclose(ipo(pairs, 0.2), (margins - 2.5) ** 2, rtol=1e-5)
+    zero = LogProbs(chosen, rejected, 0 * chosen, 0 * chosen)
+    expected = np.log1p(np.exp(-(2.0 * (chosen - rejected) - 0.4)))
+    np.testing.assert_allclose(simpo(zero, 2.0, 0.4), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_lengths_count_only_in_ipo_and_simpo(objective: str) -> None:
+    train = config(objective)
+    sums, reference, counts = np.array([-6.0, -8]), np.array([-7.0, -7]), np.array([3, 4])
+    means = counts if objective != "dpo" else 1
+    pairs = LogProbs.of(sums / means, reference / means)
+    found = Preferences(train).losses(sums, reference, counts)
+    np.testing.assert_allclose(found, loss_of(train)(pairs), rtol=1e-6)
+
+
+def test_of_logits_has_the_gradient_of_the_objective() -> None:
+    _, (targets,), _, references = batch()
+    assert references is not None
+    logits = np.random.default_rng(1).normal(size=(8, LENGTH, 67)).astype(np.float32)
+    objective: Any = Preferences(config("dpo"))
+    loss = objective.of_logits(logits, targets, None, references[0])
+    log_p = logits - np.log(np.exp(logits, dtype=np.float64).sum(-1, keepdims=True))
+    own = np.take_along_axis(log_p, np.maximum(targets, 0)[..., None], -1)[..., 0]
+    sums = np.where(targets >= 0, own, 0).sum(-1)
+    expected = dpo(LogProbs.of(sums, references[0].sum(-1)), 0.3).mean()
+    np.testing.assert_allclose(loss, expected, rtol=1e-5)
+
+
+def test_a_wrong_config_is_refused() -> None:
+    for keys, problem in (
+        ({"start_from": None}, "start_from: needed"),
+        ({"documents": "separate"}, "not supported"),
+        ({"microbatch_size": 3}, "microbatch_size: 3 is odd"),
+    ):
+        values = {"objective": "dpo", "start_from": "runs/none", **keys}
+        with pytest.raises(ValueError, match=problem):
+            train_config(**values)

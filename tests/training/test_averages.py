@@ -1,0 +1,274 @@
+"""`ema_decay`: averaged weights against float64 sums, in checkpoints, and in the commands."""
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from flax import nnx
+
+import evaluate
+import generate
+import pretrained
+from rungs.charts.run_charts import loss_chart
+from rungs.checkpointing.checkpoint_folder import find_averaged_weights, list_checkpoints
+from rungs.checkpointing.load import load_model
+from rungs.common.errors import UserError
+from rungs.config.run_config import RunConfig, load_run
+from rungs.data.task_dataset import character_tokenizer
+from rungs.optim.averages import WEIGHTS, AveragedWeights
+from rungs.parallel.sharding import place_batch
+from rungs.planning.memory import memory_of
+from rungs.run import metrics
+from rungs.run.folder import RunFolder, StartOptions
+from rungs.run.recorded_run import RecordedRun
+from rungs.step.state import AbstractState, create_model_and_optimizer, named_arrays
+from rungs.step.train_step import make_train_step
+from rungs.training.next_token import NextTokenLearner, next_token
+from rungs.training.start import launch
+from tests.support.configs import mesh_of, model_config, train_config
+from tests.support.tiny_run import (
+    assert_same_outcome,
+    final_arrays,
+    losses,
+    make_dataset,
+    make_run,
+)
+from tests.support.two_processes import two_processes
+
+pytestmark = pytest.mark.usefixtures("no_charts")
+DECAY = 0.9
+SHORT: dict[str, Any] = {"min_train_tokens": 8 * 128, "checkpoint_interval": 3}
+
+
+def mean64(history: list[np.ndarray], decay: float) -> np.ndarray:
+    """Return the mean of arrays, the last one with the weight 1, in float64."""
+    weights = decay ** np.arange(len(history) - 1, -1, -1, dtype=np.float64)
+    return np.tensordot(weights / weights.sum(), np.array(history, np.float64), axes=1)
+
+
+@pytest.mark.parametrize("decay", [0.5, 0.99, 0.99999])
+def test_the_mean_is_that_of_float64(decay: float) -> None:
+    rng = np.random.default_rng(0)
+    averages = AveragedWeights(nnx.State({"w": nnx.Param(jnp.full(50, 7.0))}), decay)
+    add = jax.jit(lambda held, w, applied: add_purely(held, w, applied, decay))
+    held, history = (averages.updates[...], averages.weights["w"][...]), []
+    for number in range(60):
+        w, applied = rng.normal(1, 1, 50).astype(np.float32), number % 4 != 1
+        history += [w] if applied else []
+        held = add(held, w, jnp.asarray(applied))
+        np.testing.assert_allclose(held[1], mean64(history, decay), rtol=3e-6, atol=3e-6)
+    assert held[0] == len(history) == 45
+
+
+def add_purely(held: Any, w: Any, applied: Any, decay: float) -> Any:
+    averages = AveragedWeights(nnx.State({"w": nnx.Param(held[1])}), decay)
+    averages.updates.set_value(held[0])
+    averages.add(nnx.State({"w": nnx.Param(w)}), applied)
+    return averages.updates[...], averages.weights["w"][...]
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "lora": {"lora": {"rank": 2, "alpha": 4, "targets": ["query", "up"]}, "start_from": "x"},
+    "float8": {"matmul_dtype": "float8", "compute_dtype": "bfloat16"},
+    "mup": {"mup": {"base_emb_dim": 8}},
+    "muon": {"optimizer": "muon", "cautious_weight_decay": True},
+    "float16": {"compute_dtype": "float16"},
+}
+MESHES = {"dp": (4, 1), "fsdp": (4, 1), "tp": (1, 2), "fsdp_tp": (2, 2), "cp": (2, 2)}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("case", "mode"), [*((case, None) for case in CASES), *(("plain", mode) for mode in MESHES)]
+)
+def test_each_applied_update_is_averaged(case: str, mode: str | None) -> None:
+    """With a step that isn't applied, as all its losses are not finite or above the limit."""
+    keys = dict(CASES[case])
+    mup = {"mup": keys.pop("mup")} if "mup" in keys else {}
+    if mode is not None:
+        last = "context" if mode == "cp" else "tensor"
+        keys["sharding"] = {"mode": mode, "data": MESHES[mode][0], last: MESHES[mode][1]}
+    train = train_config(ema_decay=DECAY, **keys)
+    mesh = mesh_of(*MESHES[mode], mode=mode) if mode else mesh_of(1)
+    model, optimizer = create_model_and_optimizer(
+        RunConfig(model_config(vocab_size=31, **mup), train), 20, mesh
+    )
+    step = make_train_step(train, mesh)
+    names = {name.removeprefix(WEIGHTS) for name in named_arrays(optimizer) if WEIGHTS in name}
+    trained = nnx.state(model, optimizer.wrt)
+    assert len(names) == len(jax.tree.leaves(trained))
+    history: list[dict[str, np.ndarray]] = []
+    for number in range(6):
+        tokens = np.random.default_rng(number).integers(0, 31, (1, 4, 9), dtype=np.int32)
+        batch = place_batch(mesh, tokens[..., :-1].copy(), tokens[..., 1:].copy())
+        result = step(model, optimizer, *batch, loss_limit=0.0 if number == 3 else np.inf)
+        if not result.skipped:
+            arrays = named_arrays(model)
+            history.append({name: np.asarray(arrays[name]) for name in names})
+    assert len(history) == 5
+    found = named_arrays(optimizer)
+    for name in names:
+        expected = mean64([one[name] for one in history], DECAY)
+        np.testing.assert_allclose(found[WEIGHTS + name], expected, rtol=2e-6, atol=1e-7)
+    moments = {n: a for n, a in found.items() if ".mu." in n}
+    for name, moment in moments.items():
+        averaged = found.get(WEIGHTS + name.split(".mu.")[1].removesuffix(".value"))
+        assert averaged is None or averaged.sharding == moment.sharding
+
+
+def test_without_it_there_are_no_arrays_and_the_plan_counts_them_with_it() -> None:
+    model = model_config()
+    off, on = (RunConfig(model, train_config(**keys)) for keys in ({}, {"ema_decay": DECAY}))
+    extra = AbstractState(on, 1).optimizer.keys() - AbstractState(off, 1).optimizer.keys()
+    weights = AbstractState(off, 1).weights
+    assert extra == {WEIGHTS + name for name in weights} | {"ema.updates"}
+    moments = [memory_of(config, mesh_of(1)).moments for config in (off, on)]
+    assert moments[1] - moments[0] == 4 * sum(a.size for a in weights.values()) + 4
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a dataset, and a run with averages."""
+    place = tmp_path_factory.mktemp("place")
+    make_dataset(place / "datasets")
+    letters = "".join(map(chr, range(48, 48 + 63)))
+    character_tokenizer(letters).save(place / "datasets" / "tiny" / "tokenizer.json")
+    go(make_run(place / "run", **SHORT, ema_decay=DECAY, validation_interval=1), place)
+    return place
+
+
+def go(run: RunFolder, place: Path) -> None:
+    assert launch(run, load_run(run.path), StartOptions(), next_token(place / "datasets")) == 0
+
+
+@pytest.mark.long
+def test_a_run_is_the_same_with_averages_and_has_their_loss(place: Path, tmp_path: Path) -> None:
+    plain, run = make_run(tmp_path / "plain", **SHORT, validation_interval=1), place / "run"
+    go(plain, place)
+    found, expected = final_arrays(RunFolder(run)), final_arrays(plain)
+    for name, array in expected.items():
+        np.testing.assert_allclose(found[name], array, rtol=1e-6, atol=1e-8, err_msg=name)
+    steps = metrics.read(RunFolder(run).metrics)
+    # the first average is the weights themselves
+    assert steps[0].ema_validation_loss == pytest.approx(steps[0].validation_loss, rel=1e-6)
+    assert all(step.ema_validation_loss is not None for step in steps)
+    assert metrics.read(plain.metrics)[-1].ema_validation_loss is None
+    arguments = [str(run), "--datasets-dir", str(place / "datasets")]
+    told = CliRunner().invoke(evaluate.main, [*arguments, "--weights", "ema"]).output
+    best = metrics.best_step(steps, 3)
+    assert best is not None
+    assert f"loss           {best.ema_validation_loss:.4f} nats" in told
+    chart = loss_chart(RecordedRun.load(run))
+    labels = [text.get_text().strip() for legend in chart.legends for text in legend.get_texts()]
+    assert "validation, averaged weights" in labels
+
+
+@pytest.mark.long
+def test_the_average_of_saved_weights_is_that_of_float64(place: Path, tmp_path: Path) -> None:
+    run = make_run(
+        tmp_path / "run", **SHORT | {"checkpoint_interval": 1}, keep_checkpoints=-1, ema_decay=0.7
+    )
+    go(run, place)
+    checkpoints = list_checkpoints(run.checkpoints)
+    averaged = checkpoints[-1].averaged_weights
+    assert averaged is not None
+    for name in averaged.names():
+        history = [checkpoint.weights.array(name) for checkpoint in checkpoints]
+        np.testing.assert_allclose(averaged.array(name), mean64(history, 0.7), rtol=2e-6, atol=1e-7)
+    model = load_model(find_averaged_weights(checkpoints[-1].folder))
+    assert model(jnp.zeros((1, 4), jnp.int32)).shape == (1, 4, 64)
+    assert checkpoints[-1].damage() == []
+    (checkpoints[-1].folder / "ema" / "model.safetensors").write_bytes(b"")
+    assert checkpoints[-1].damage() == ["ema/model.safetensors"]
+    with pytest.raises(UserError, match="damaged"):
+        load_model(find_averaged_weights(checkpoints[-1].folder))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("sharding", [None, {"mode": "fsdp", "data": 8}])
+def test_a_killed_run_resumes_bit_for_bit(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sharding: Any
+) -> None:
+    keys = SHORT | {"ema_decay": DECAY, "sharding": sharding}
+    keys |= {"microbatch_size": 8, "gradient_accumulation_steps": 1}
+    whole, killed = make_run(tmp_path / "whole", **keys), make_run(tmp_path / "killed", **keys)
+    go(whole, place)
+    take = NextTokenLearner.take
+
+    def stopping(self: Any, step: int, *rest: Any) -> Any:
+        if step == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return take(self, step, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(NextTokenLearner, "take", stopping)
+        launch(killed, load_run(killed.path), StartOptions(), next_token(place / "datasets"))
+    assert len(losses(killed)) < 8
+    go(killed, place)
+    assert_same_outcome(killed, whole)
+    assert any(name.startswith("model.ema.") for name in final_arrays(whole))
+
+
+@pytest.mark.long
+def test_a_branch_may_begin_to_average_but_not_stop(place: Path, tmp_path: Path) -> None:
+    from tests.training.test_branches import branch
+
+    plain = make_run(tmp_path / "plain", **SHORT, keep_checkpoints=-1)
+    go(plain, place)
+    child = branch(place, tmp_path / "child", 3, f"ema_decay={DECAY}", parent=plain.path)
+    steps = metrics.read(child.metrics)
+    assert steps[6].ema_validation_loss is not None
+    with pytest.raises(UserError, match=r"ema_decay: was 0.9 when step 6 .* is now null"):
+        branch(place, tmp_path / "other", 6, "ema_decay=null", parent=child.path)
+
+
+@pytest.mark.long
+def test_the_commands_use_the_averages(place: Path, tmp_path: Path) -> None:
+    run = str(place / "run")
+    told = CliRunner().invoke(generate.main, [run, "01", "--weights", "ema", "--new-tokens", "3"])
+    assert told.exit_code == 0, told.output
+    assert f"{os.sep}ema{os.sep}model.safetensors" in told.output
+    exported = tmp_path / "exported"
+    arguments = ["export", run, str(exported), "--weights", "ema"]
+    assert CliRunner().invoke(pretrained.main, arguments).exit_code == 0
+    from safetensors.numpy import load_file
+
+    written = load_file(exported / "model.safetensors")
+    best = find_averaged_weights(run)
+    assert any(
+        np.array_equal(array, load_file(best)["token_embedding.embedding"])
+        for array in written.values()
+    )
+    assert json.loads((exported / "config.json").read_text())
+
+
+def test_weights_without_an_average_say_so(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    with pytest.raises(UserError, match=r"--weights ema: .* has no averaged weights, which are"):
+        find_averaged_weights(tmp_path)
+
+
+@pytest.mark.long
+def test_two_processes_save_the_average_of_one(tmp_path: Path) -> None:
+    make_dataset(tmp_path / "datasets")
+    keys = SHORT | {"ema_decay": DECAY, "sharding": {"mode": "fsdp"}, "stop_after": 9}
+    run = make_run(tmp_path / "run", **keys, microbatch_size=4, gradient_accumulation_steps=2)
+    with two_processes(run, tmp_path / "datasets") as both:
+        assert both.exit_codes() == [0, 0], both.outputs()
+    alone = make_run(tmp_path / "alone", **SHORT, ema_decay=DECAY)
+    go(alone, tmp_path)
+    found, expected = final_arrays(run), final_arrays(alone)
+    names = {name for name in expected if name.startswith("model.ema.")}
+    assert names == {name for name in found if name.startswith("model.ema.")}
+    for name in names:
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-4, atol=3e-4, err_msg=name)
+    last = [metrics.read(one.metrics)[-1].ema_validation_loss for one in (run, alone)]
+    assert last[0] == pytest.approx(last[1], rel=1e-4)

@@ -1,0 +1,208 @@
+"""`--from-step`: runs that continue a step of another with other keys."""
+
+import os
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import train as train_command
+from rungs.checkpointing.checkpoint_folder import list_checkpoints
+from rungs.common.errors import UserError
+from rungs.config.run_config import load_run
+from rungs.optim.schedule import learning_rate_schedule
+from rungs.page.document import open_runs
+from rungs.run import metrics
+from rungs.run.folder import RunFolder, StartOptions
+from rungs.training.next_token import NextTokenLearner, next_token
+from rungs.training.resume import refuse_changes
+from rungs.training.start import launch
+from tests.support.tiny_run import (
+    assert_same_outcome,
+    change,
+    final_arrays,
+    losses,
+    make_dataset,
+    make_run,
+)
+
+pytestmark = pytest.mark.usefixtures("no_charts")
+KEYS: dict[str, Any] = {"schedule": "constant", "keep_checkpoints": -1, "shuffle": True}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with datasets and a trained run of 24 steps, saved every 5."""
+    place = tmp_path_factory.mktemp("place")
+    make_dataset(place / "datasets")
+    make_dataset(place / "datasets", "other", seed=1)
+    go(make_run(place / "parent", **KEYS), place)
+    return place
+
+
+def go(run: RunFolder, place: Path, **start: Any) -> None:
+    datasets = next_token(place / "datasets")
+    assert launch(run, load_run(run.path), StartOptions(**start), datasets) == 0
+
+
+def branch(
+    place: Path, name: Path, step: int, *settings: str, parent: Path | None = None
+) -> RunFolder:
+    """Run the command that branches a run and trains it; its error is raised."""
+    options = ["--like", str(parent or place / "parent"), "--from-step", str(step)]
+    options += ["--datasets-dir", str(place / "datasets"), "--quiet"]
+    options += [part for setting in settings for part in ("--set", setting)]
+    ended = CliRunner().invoke(train_command.main, [str(name), *options])
+    if isinstance(ended.exception, UserError):
+        raise ended.exception
+    assert ended.exit_code == 0, ended.output
+    return RunFolder(name)
+
+
+def message(*arguments: Any, **keywords: Any) -> str:
+    with pytest.raises(UserError) as raised:
+        branch(*arguments, **keywords)
+    text = str(raised.value)
+    assert "\n" not in text
+    assert not arguments[1].exists()
+    return text
+
+
+@pytest.mark.long
+def test_a_branch_that_changes_nothing_is_its_parent_bit_for_bit(
+    place: Path, tmp_path: Path
+) -> None:
+    child = branch(place, tmp_path / "child", 10, "keep_checkpoints=9")
+    assert_same_outcome(child, RunFolder(place / "parent"))
+    assert [c.step for c in list_checkpoints(child.checkpoints)] == [10, 15, 20, 23]
+    lineage = {"like": str(place / "parent"), "set": {"keep_checkpoints": 9}, "from_step": 10}
+    assert list_checkpoints(child.checkpoints)[-1].meta.train["lineage"] == lineage
+    (shown,) = open_runs([child.path])
+    events = [one["text"] for one in shown.as_json(100)["events"] if one["step"] == 10]
+    assert f"branched from {place / 'parent'}" in events
+    assert branch(place, child.path, 10, "keep_checkpoints=9") == child  # finished
+    go(child, place, rewind_to="step-000010")
+    assert_same_outcome(child, RunFolder(place / "parent"))
+
+
+@pytest.mark.long
+def test_a_cooldown_continues_the_state_with_another_schedule_and_length(
+    place: Path, tmp_path: Path
+) -> None:
+    settings = ["schedule=warmup_stable_decay", "decay_period_percent=20"]
+    settings += ["max_steps=20", "min_learning_rate_percent=0"]
+    child = branch(place, tmp_path / "child", 15, *settings)
+    steps, before = metrics.read(child.metrics), metrics.read(place / "parent" / "metrics.jsonl")
+    assert [one.global_step for one in steps] == list(range(20))
+    assert steps[:16] == before[:16]
+    # the loss of the first own step is that of the parent's weights, whatever the learning rate
+    assert steps[16].train_loss == before[16].train_loss
+    assert steps[19].train_loss != before[19].train_loss
+    schedule = learning_rate_schedule(load_run(child.path).train, 20)
+    assert [one.learning_rate for one in steps[16:]] == [float(schedule(s)) for s in range(16, 20)]
+    arrays, parent = final_arrays(child), final_arrays(RunFolder(place / "parent"))
+    assert {name: array.shape for name, array in arrays.items()} == {
+        name: array.shape for name, array in parent.items()
+    }
+    (count,) = [array for name, array in arrays.items() if name.endswith("count")]
+    assert count == 20
+    step = next(array for name, array in arrays.items() if name == "optimizer.step")
+    np.testing.assert_array_equal(step, 20)
+
+
+@pytest.mark.long
+def test_a_branch_of_a_killed_parent_is_itself_killed_and_resumed(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take = NextTokenLearner.take
+
+    def stopped_at(number: int) -> Any:
+        def taken(self: Any, step: int, *rest: Any) -> Any:
+            if step == number:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return take(self, step, *rest)
+
+        return taken
+
+    def stop(run: RunFolder, number: int) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(NextTokenLearner, "take", stopped_at(number))
+            launch(run, load_run(run.path), StartOptions(), next_token(place / "datasets"))
+
+    parent = make_run(tmp_path / "parent", **KEYS)
+    stop(parent, 7)
+    go(parent, place)
+    assert losses(parent) == losses(RunFolder(place / "parent"))
+    settings = 'dataset={"tiny": 1, "other": 3}', "schedule=linear"
+    child = branch(place, tmp_path / "child", 10, *settings, parent=parent.path)
+    again = branch(place, tmp_path / "again", 10, *settings, parent=parent.path)
+    for checkpoint in list_checkpoints(again.checkpoints)[1:]:
+        checkpoint.folder.rename(tmp_path / checkpoint.folder.name)
+    stop(again, 17)
+    assert list_checkpoints(again.checkpoints)[-1].step in (16, 17)
+    go(again, place)
+    assert_same_outcome(again, child)
+
+
+@pytest.mark.parametrize(
+    ("keys", "line"),
+    [
+        ({"optimizer": "lion"}, 'optimizer: was "adamw" when step 10 was saved, is now "lion"; a'),
+        ({"lora": None, "matmul_dtype": "float8"}, "matmul_dtype: was null when step 10 was"),
+        ({"microbatch_size": 8}, "change it back; for a larger batch from there on, add batch_gr"),
+        ({"batch_growth": {"10": 2}}, 'add batch_growth {"11": 2}'),
+        ({"compute_dtype": "float16"}, "a branch continues the same model and optimizer"),
+        ({"batch_growth": {"11": 2}, "schedule": "linear", "dataset": "b", "epochs": 9}, None),
+    ],
+)
+def test_keys_that_the_optimizer_state_or_the_position_depend_on_stay(
+    keys: dict[str, Any], line: str | None, tmp_path: Path
+) -> None:
+    compute = {"compute_dtype": "bfloat16"}
+    run = make_run(tmp_path / "run", **compute)
+    before = load_run(run.path)
+    change(run, lineage={"like": "a", "set": {}, "from_step": 10}, **keys)
+    saved: Any = SimpleNamespace(run_config=lambda: before, global_step=10)
+    if line is None:
+        refuse_changes(saved, load_run(run.path), run, extend=False)
+        return
+    with pytest.raises(UserError) as raised:
+        refuse_changes(saved, load_run(run.path), run, extend=False)
+    assert line in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.long
+def test_what_a_branch_cannot_do_is_said_in_a_line(place: Path, tmp_path: Path) -> None:
+    new = tmp_path / "new"
+    assert "has no checkpoint of that step; there are 0, 5, 10, 15, 20, 23" in message(
+        place, new, 11
+    )
+    told = message(place, new, 10, "optimizer=lion")
+    assert 'train.json: optimizer: was "adamw" when step 10 was saved, is now "lion"; a' in told
+    assert "model.json: n_layers: was 2 when step 10 was saved, is now 1; a branch" in message(
+        place, new, 10, "n_layers=1"
+    )
+    told = message(place, new, 10, "max_steps=8")
+    assert "it has 8 steps, so none is left after step 10; set more max_steps" in told
+    told = message(place, new, 10, parent=make_run(tmp_path / "untrained").path)
+    assert "there are none" in told
+
+
+def test_a_branch_does_not_start_over_from_random_weights(tmp_path: Path) -> None:
+    lineage = {"like": "parent", "set": {}, "from_step": 10}
+    run = make_run(tmp_path / "run", lineage=lineage)
+    with pytest.raises(UserError, match="begins with a checkpoint of step 10, and can't start"):
+        go(run, tmp_path)
+    change(run, lineage=lineage | {"from_step": -1})
+    with pytest.raises(UserError, match=r"lineage\.from_step: -1 is not allowed"):
+        go(run, tmp_path)
+
+
+def test_it_needs_a_run_to_branch_from(tmp_path: Path) -> None:
+    ended = CliRunner().invoke(train_command.main, [str(tmp_path), "--from-step", "3"])
+    assert "--from-step: needs --like RUN" in str(ended.exception)

@@ -1,0 +1,153 @@
+"""What may change in a run folder between two starts, and what is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rungs.checkpointing.checkpoint_folder import list_checkpoints
+from rungs.run import metrics as metrics_module
+from rungs.run.folder import RunFolder
+from tests.support.starting import go, refusal
+from tests.support.tiny_run import (
+    assert_same_outcome,
+    change,
+    final_arrays,
+    last_checkpoint,
+    losses,
+    make_dataset,
+    make_run,
+)
+
+pytestmark = pytest.mark.usefixtures("no_charts", "messages")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("mode", "last"), [("fsdp_tp", "tensor"), ("cp", "context")])
+def test_sharding_and_checkpoint_keys_may_change_between_starts(
+    mode: str, last: str, copy: RunFolder, finished: RunFolder, datasets_dir: Path
+) -> None:
+    checkpoints = list_checkpoints(copy.checkpoints)
+    change(
+        copy,
+        checkpoint_interval=7,
+        keep_checkpoints=-1,
+        validation_tokens=64,
+        sharding={"mode": mode, "data": 4, last: 2},
+    )
+    assert go(copy, datasets_dir, rewind_to=checkpoints[-3].folder.name) == 0
+    steps = [c.step for c in list_checkpoints(copy.checkpoints)]
+    assert steps[-3:] == [15, 21, 23]
+    sharding = last_checkpoint(copy).meta.sharding
+    assert (sharding.mode, sharding.sizes) == (mode, (4, 2))
+    one, other = final_arrays(copy), final_arrays(finished)
+    for name, array in other.items():  # another mesh sums in another order
+        assert one[name] == pytest.approx(array, rel=1e-3, abs=1e-5), name
+
+
+@pytest.mark.long
+def test_best_starts_over_when_the_validation_data_changes(
+    copy: RunFolder, datasets_dir: Path, messages: pytest.LogCaptureFixture
+) -> None:
+    before = list_checkpoints(copy.checkpoints)
+    change(copy, validation_tokens=64, keep_checkpoints=1)
+    assert go(copy, datasets_dir, rewind_to=before[-2].folder.name) == 0
+    (line,) = [text for text in messages.messages if text.startswith("validation data: was ")]
+    assert "was up to 256 tokens from token 0 of tiny (sha256 " in line
+    assert "is now up to 64 tokens from token 0 of tiny (sha256 " in line
+    assert (copy.checkpoints / "best").readlink() == (copy.checkpoints / "latest").readlink()
+    steps = metrics_module.read(copy.metrics)
+    assert "up to 64 tokens" in (steps[-1].validation_data or "")
+    assert metrics_module.best_step(steps, checkpoint_interval=5) == steps[-1]
+    messages.clear()
+    assert go(copy, datasets_dir, rewind_to="best") == 0
+    assert "validation data" not in messages.text
+
+
+@pytest.mark.long
+def test_the_shard_size_may_change_between_starts(
+    copy: RunFolder, finished: RunFolder, datasets_dir: Path
+) -> None:
+    def resume_from(step: int, limit: int) -> None:
+        change(copy, max_weights_file_bytes=limit)
+        assert go(copy, datasets_dir, rewind_to=f"-step-{step:06d}") == 0
+        assert_same_outcome(copy, finished)
+
+    resume_from(15, limit=20_000)
+    for saved in list_checkpoints(copy.checkpoints)[-2:]:
+        assert len(list(saved.folder.glob("model-*.safetensors"))) == 5
+    resume_from(20, limit=5_000_000_000)
+    assert (last_checkpoint(copy).folder / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize(
+    ("file", "key", "value", "hint"),
+    [
+        ("train.json", "learning_rate", 0.02, "change it back"),
+        ("train.json", "gradient_accumulation_steps", 4, "change it back"),
+        ("train.json", "seed", 1, "change it back"),
+        ("train.json", "shuffle", True, "change it back"),
+        (
+            "train.json",
+            "min_train_tokens",
+            9000,
+            "add --extend to train longer, or change it back",
+        ),
+        ("model.json", "norm", "none", "change it back"),
+    ],
+)
+def test_changed_hyperparameters_are_refused(
+    file: str, key: str, value: Any, hint: str, copy: RunFolder, datasets_dir: Path
+) -> None:
+    text = (copy.path / file).read_text()
+    content = json.loads(text)
+    (copy.path / file).write_text(json.dumps(content | {key: value}))
+    message = refusal(copy, datasets_dir)
+    assert message.startswith(f"{copy.path / file}: {key}: was ")
+    assert f"is now {json.dumps(value)}; {hint}" in message
+
+
+@pytest.mark.long
+def test_a_key_without_effect_is_reported_at_the_first_start(
+    datasets_dir: Path, tmp_path: Path
+) -> None:
+    """At a later one it must stay: a changed key is refused."""
+    run = make_run(tmp_path / "run", momentum=0.9, min_train_tokens=128)
+    assert go(run, datasets_dir) == 0
+    line = f'{run.path}/train.json: momentum: has no effect with optimizer "adamw"; remove it'
+    assert f"WARNING {line}" in run.log.read_text()
+    change(run, min_train_tokens=256)
+    assert go(run, datasets_dir, extend=True) == 0
+    assert run.log.read_text().count(line) == 1
+
+
+def test_changed_training_tokens_are_refused(copy: RunFolder, tmp_path: Path) -> None:
+    make_dataset(tmp_path / "datasets", seed=5)
+    message = refusal(copy, tmp_path / "datasets")
+    assert "its training tokens are not those this run was started with" in message
+
+
+@pytest.mark.long
+def test_extending_keeps_the_old_steps(
+    copy: RunFolder, finished: RunFolder, datasets_dir: Path
+) -> None:
+    change(copy, min_train_tokens=30 * 128)
+    assert "add --extend to train longer, or change it back" in refusal(copy, datasets_dir)
+    assert go(copy, datasets_dir, extend=True) == 0
+    assert losses(copy)[:24] == losses(finished)
+    assert len(losses(copy)) == 30
+    assert last_checkpoint(copy).meta.total_steps == 30
+
+
+@pytest.mark.long
+def test_a_shuffled_run_is_extended_by_epochs_only(datasets_dir: Path, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "shuffled", shuffle=True, min_train_tokens=256)
+    assert go(run, datasets_dir) == 0
+    change(run, min_train_tokens=512)
+    assert "to train longer, set epochs to 2 and add --extend" in refusal(
+        run, datasets_dir, extend=True
+    )
+    change(run, min_train_tokens=256, epochs=2)
+    assert go(run, datasets_dir, extend=True) == 0
+    assert len(losses(run)) == 4

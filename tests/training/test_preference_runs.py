@@ -1,0 +1,308 @@
+"""Runs that learn from preferences: the reference's log-probabilities, metrics, validation,
+resuming bit for bit, failed steps, LoRA, every mesh."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from rungs.checkpointing.load import load_model
+from rungs.common.errors import EXIT_FAILED, UserError
+from rungs.config.run_config import load_run, unused_keys
+from rungs.data.catalog import open_datasets
+from rungs.data.loader import PreferenceBatch, TrainingData, ValidationData
+from rungs.data.token_file import AnsweredDocuments, PreferenceWriter
+from rungs.run import metrics
+from rungs.run.folder import RunFolder, StartOptions
+from rungs.smoke_tests.parallel_check.check import ParallelCase, ParallelCheck
+from rungs.smoke_tests.parallel_check.table import compare
+from rungs.training import start as start_module
+from rungs.training.next_token import NextTokenLearner
+from rungs.training.objectives import training
+from rungs.training.reference import RECORD, Reference
+from rungs.training.replay import replay
+from rungs.training.start import launch
+from tests.support.charts import draw_no_charts
+from tests.support.tiny_run import (
+    VOCAB,
+    assert_same_outcome,
+    change,
+    last_checkpoint,
+    make_dataset,
+    make_run,
+)
+
+RARE = VOCAB - 1
+PAIRS = 48
+DPO: dict[str, Any] = {
+    "dataset": "prefs",
+    "objective": "dpo",
+    "min_train_tokens": -1,
+    "shuffle": True,
+    "drop_rate": 0.0,
+    "learning_rate": 0.01,
+}
+
+
+def make_preferences(datasets_dir: Path, rare_pair: int | None = None) -> None:
+    """Write preferences for answers of a repeated token; one prompt may have the rare token."""
+    folder = datasets_dir / "prefs"
+    folder.mkdir(parents=True)
+    random = np.random.default_rng(3)
+    for split in ("train", "validation"):
+        with PreferenceWriter(folder / f"{split}.safetensors", "U16") as writer:
+            for number in range(PAIRS):
+                prompt = random.integers(1, RARE, random.integers(1, 6)).tolist()
+                if number == rare_pair and split == "train":
+                    prompt = [RARE]
+                chosen = [prompt[-1]] * int(random.integers(1, 6))
+                rejected = random.integers(1, RARE, random.integers(1, 6)).tolist()
+                for answer in (chosen, rejected):
+                    writer.append_chat([(prompt, [*answer, 0])])
+
+
+@pytest.fixture(autouse=True)
+def no_charts(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw_no_charts(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the run to start from."""
+    folder = tmp_path_factory.mktemp("base")
+    make_dataset(folder)
+    run = make_run(folder / "start", min_train_tokens=2 * 128)
+    with pytest.MonkeyPatch.context() as patch:
+        draw_no_charts(patch)
+        train(run, folder)
+    return folder
+
+
+def train(run: RunFolder, datasets: Path, **options: Any) -> None:
+    assert launch(run, load_run(run.path), StartOptions(**options), training(datasets)) == 0
+
+
+def make(base: Path, folder: Path, name: str = "run", **keys: Any) -> RunFolder:
+    if not (folder / "prefs").exists():
+        make_preferences(folder)
+    return make_run(folder / name, **(DPO | {"start_from": str(base / "start")} | keys))
+
+
+@pytest.mark.long
+def test_a_run_starts_at_ln_2_and_learns(base: Path, tmp_path: Path) -> None:
+    run = make(base, tmp_path)
+    train(run, tmp_path)
+    steps = metrics.read(run.metrics)
+    assert len(steps) == PAIRS * 2 // 8
+    assert steps[0].train_loss == pytest.approx(np.log(2), rel=1e-5)
+    first, last = steps[0].preferences, steps[-1]
+    assert first
+    assert first.kl == pytest.approx(0, abs=1e-4)
+    assert last.validation_loss is not None
+    assert last.validation_loss < np.log(2) - 0.001
+    held_out = last.validation_preferences
+    assert held_out
+    assert held_out.margin is not None
+    assert held_out.margin > 0.001
+    assert held_out.accuracy is not None
+    assert held_out.accuracy > 0.5
+    assert last.bits_per_byte is None
+    assert RECORD in last_checkpoint(run).meta.datasets
+
+
+@pytest.mark.long
+def test_the_reference_is_stored_and_reused(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make(base, tmp_path)
+    train(run, tmp_path, dry_run=True)
+    (stored,) = (tmp_path / "prefs").glob("reference-train-*.safetensors")
+    found = load_file(stored)["log_probs"]
+    model = load_model(base / "start")
+    documents = AnsweredDocuments(tmp_path / "prefs" / "train.safetensors")
+    for number in (0, 1, 2 * PAIRS - 1):
+        tokens, is_answer, _ = documents.read(number, number + 1)
+        logits = np.asarray(model(jnp.asarray(tokens[None, :-1])), np.float64)[0]
+        log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+        own = log_p[np.arange(len(tokens) - 1), tokens[1:]]
+        assert found[number] == pytest.approx(own[is_answer[1:]].sum(), rel=1e-5)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Reference, "_compute", None)
+        train(make(base, tmp_path, "ipo", objective="ipo"), tmp_path, dry_run=True)
+    content = bytearray(stored.read_bytes())
+    content[-1] ^= 1
+    stored.write_bytes(content)
+    train(run, tmp_path, dry_run=True)
+    assert np.array_equal(load_file(stored)["log_probs"], found)
+
+
+@pytest.mark.long
+def test_a_resumed_run_keeps_its_reference(base: Path, tmp_path: Path) -> None:
+    run = make(base, tmp_path)
+    train(run, tmp_path)
+    other = make_run(tmp_path / "other", min_train_tokens=3 * 128)
+    make_dataset(tmp_path)
+    train(other, tmp_path)
+    change(run, epochs=2, start_from=str(other.path))
+    with pytest.raises(UserError, match="start_from"):
+        train(run, tmp_path, extend=True)
+    change(run, start_from=str(base / "start"))
+    train(run, tmp_path, extend=True)
+    assert len(metrics.read(run.metrics)) == PAIRS * 4 // 8
+
+
+def test_batches_hold_whole_pairs(tmp_path: Path) -> None:
+    run = make(tmp_path, tmp_path)
+    config = load_run(run.path)
+    datasets = open_datasets(config.train.datasets, tmp_path)
+    data = TrainingData(config, datasets)
+    reference = np.arange(2 * PAIRS, dtype=np.float32)
+    data.set_reference({"prefs": reference})
+    seen = []
+    for step in range(data.total_steps):
+        batch: Any = data.batch(step)
+        assert isinstance(batch, PreferenceBatch)
+        assert batch.reference_ABS is not None
+        rows = batch.reference_ABS[..., 0].reshape(-1, 2)
+        assert (rows[:, 1] == rows[:, 0] + 1).all()
+        assert not batch.reference_ABS[..., 1:].any()
+        seen += rows[:, 0].tolist()
+        half = data.batch(step, slice(2, 4))
+        assert np.array_equal(half.inputs_ABS, batch.inputs_ABS[:, 2:4])
+    assert sorted(seen) == list(range(0, 2 * PAIRS, 2))
+    assert seen != sorted(seen)
+    held_out = ValidationData(config, datasets)
+    held_out.set_reference({"prefs": reference})
+    assert held_out.reference().tolist() == reference[: held_out.sequences].tolist()
+    assert held_out.sequences % 2 == 0
+
+
+@pytest.mark.parametrize(
+    ("keys", "problem"),
+    [
+        ({"objective": "next_token"}, "dataset prefs holds preferences"),
+        ({"dataset": "tiny"}, "dataset tiny holds no preferences"),
+    ],
+)
+def test_the_objective_must_fit_the_data(tmp_path: Path, keys: Any, problem: str) -> None:
+    make_dataset(tmp_path)
+    config = load_run(make(tmp_path, tmp_path, **keys).path)
+    with pytest.raises(UserError, match=problem):
+        TrainingData(config, open_datasets(config.train.datasets, tmp_path))
+
+
+def test_keys_of_other_objectives_are_reported(tmp_path: Path) -> None:
+    run = make(tmp_path, tmp_path, simpo_gamma=0.3, beta=0.2)
+    (line,) = [line for line in unused_keys(load_run(run.path)) if "objective" in line]
+    assert 'simpo_gamma: has no effect with objective "dpo"' in line
+    keys = [
+        line.split(":")[1]
+        for line in unused_keys(load_run(make_run(tmp_path / "b", beta=1.0).path))
+    ]
+    assert " beta" in keys
+
+
+class Killed(BaseException):
+    """Stands for the end of the process."""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("objective", ["dpo", "simpo"])
+def test_it_resumes_bit_for_bit(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, objective: str
+) -> None:
+    whole, killed = (
+        make(base, tmp_path, name, objective=objective, drop_rate=0.1)
+        for name in ("whole", "killed")
+    )
+    train(whole, tmp_path)
+    take = NextTokenLearner.take
+
+    def take_or_die(self: NextTokenLearner, step: int, *rest: Any) -> Any:
+        if step == 9:
+            raise Killed
+        return take(self, step, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(NextTokenLearner, "take", take_or_die)
+        with pytest.raises(Killed):
+            train(killed, tmp_path)
+    train(killed, tmp_path)
+    assert_same_outcome(killed, whole)
+
+
+@pytest.mark.long
+def test_lora_starts_at_the_reference(base: Path, tmp_path: Path) -> None:
+    lora = {"rank": 2, "alpha": 4, "targets": ["query", "value"]}
+    run = make(base, tmp_path, lora=lora, epochs=2)
+    train(run, tmp_path)
+    losses = [step.train_loss or 0 for step in metrics.read(run.metrics)]
+    assert losses[0] == pytest.approx(np.log(2), rel=1e-5)
+    assert np.mean(losses[-6:]) < np.log(2) - 0.001
+
+
+@pytest.mark.long
+def test_a_failed_step_is_left_out_and_replayed(
+    base: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    make_preferences(tmp_path, rare_pair=6 * 4 + 2)  # in step 6, microbatch 1
+    run = make(base, tmp_path, shuffle=False, keep_checkpoints=-1)
+    place = start_module.create_model_and_optimizer
+
+    def with_large_row(*args: Any) -> Any:
+        model, optimizer = place(*args)
+        table = model.token_embedding.embedding
+        rows = np.array(table[...])
+        rows[RARE] = 1e38
+        table.set_value(jax.device_put(rows, table[...].sharding))
+        return model, optimizer
+
+    monkeypatch.setattr(start_module, "create_model_and_optimizer", with_large_row)
+    train(run, tmp_path)
+    monkeypatch.undo()
+    steps = metrics.read(run.metrics)
+    assert [s.global_step for s in steps if s.dropped_microbatches] == [6]
+    figures = steps[6].preferences
+    assert figures
+    assert figures.margin is not None
+    assert replay(run, "step-000006", training(tmp_path)) == EXIT_FAILED
+    assert "microbatch 1, which was dropped because of" in capsys.readouterr().out
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("mode", "sizes", "objective"),
+    [
+        ("dp", (2, 1), "dpo"),
+        ("fsdp", (2, 1), "simpo"),
+        ("tp", (1, 2), "dpo"),
+        ("cp", (1, 2), "dpo"),
+        ("cp", (2, 2), "ipo"),
+    ],
+)
+def test_every_mesh_gives_the_same(
+    base: Path, tmp_path: Path, mode: Any, sizes: tuple[int, int], objective: str
+) -> None:
+    run = make(base, tmp_path, objective=objective)
+    config = load_run(run.path)
+    data = TrainingData(config, open_datasets(config.train.datasets, tmp_path))
+    if config.train.has_reference:
+        reference = np.random.default_rng(0).normal(-9, 2, 2 * PAIRS).astype(np.float32)
+        data.set_reference({"prefs": reference})
+    batch: Any = data.batch(0)
+    whole = batch._replace(
+        **{k: v.reshape(1, 8, -1) for k, v in batch._asdict().items() if v is not None}
+    )
+    check = ParallelCheck(config, [whole], 2, None)
+    one = check.train(ParallelCase("dp", 1, 1, 1, 8, False))
+    other = check.train(ParallelCase(mode, *sizes, 2, 4, False), one.gradient)
+    assert np.abs(one.gradient["token_embedding.embedding"]).max() > 1e-4
+    assert not any(compare(other, one).exceeds)

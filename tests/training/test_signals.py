@@ -1,0 +1,128 @@
+"""Signals, closed streams and a second process: how a run stops, and starts again."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rungs.checkpointing.checkpoint_folder import list_checkpoints
+from rungs.run import metrics as metrics_module
+from rungs.run.folder import RunFolder, StartOptions
+from rungs.step import eval_step
+from rungs.training.resume import checkpoint_to_resume
+from tests.support.starting import go
+from tests.support.tiny_run import (
+    assert_same_outcome,
+    change,
+    command,
+    last_checkpoint,
+    losses,
+    make_run,
+    train,
+)
+
+pytestmark = pytest.mark.usefixtures("no_charts")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
+def test_a_signal_saves_at_the_next_step_and_the_same_command_resumes(
+    number: signal.Signals, datasets_dir: Path, tmp_path: Path
+) -> None:
+    straight = make_run(tmp_path / "straight", epochs=20, checkpoint_interval=60)
+    stopped = make_run(tmp_path / "stopped", epochs=20, checkpoint_interval=60)
+    assert train(straight, datasets_dir).returncode == 0
+    errors = tmp_path / "stderr"
+    with errors.open("w") as stderr:
+        process = subprocess.Popen(command(stopped, datasets_dir), stderr=stderr)
+    wait_for(lambda: len(losses(stopped)) > 30)
+    process.send_signal(number)
+    assert process.wait(timeout=600) == 128 + number, errors.read_text()
+    assert "Traceback" not in errors.read_text()
+    saved = last_checkpoint(stopped)
+    assert saved.step == len(losses(stopped)) - 1 < 479
+    assert saved.meta.selection_loss is None
+    assert train(stopped, datasets_dir).returncode == 0
+    assert_same_outcome(stopped, straight)
+
+
+@pytest.mark.long
+def test_a_signal_interrupts_a_validation_and_the_next_start_repeats_it(
+    finished: RunFolder, datasets_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path / "run")
+    with monkeypatch.context() as patch:
+        stop_in_validation(patch, batch=6)  # each has four
+        assert go(run, datasets_dir) == 143
+    cut_short = last_checkpoint(run)
+    assert (cut_short.step, len(losses(run))) == (5, 6)
+    assert cut_short.meta.selection_loss is None
+    change(run, keep_checkpoints=-1)
+    assert go(run, datasets_dir, rewind_to="step-000005") == 0
+    assert_same_outcome(run, finished)
+    before, after = (c for c in list_checkpoints(run.checkpoints) if c.step == 5)
+    assert before.folder == cut_short.folder
+    assert after.meta.selection_loss == metrics_module.read(run.metrics)[5].validation_loss
+    again = checkpoint_to_resume(run, StartOptions(rewind_to="step-000005"))
+    assert again is not None
+    assert again.folder == after.folder
+
+
+def stop_in_validation(patch: pytest.MonkeyPatch, batch: int) -> None:
+    """Send SIGTERM when that batch, counted over all validations, is placed on the devices."""
+    place_batch = eval_step.place_batch
+    numbers = iter(range(1, 1000))
+
+    def place_or_stop(*args: Any, **kwargs: Any) -> Any:
+        if next(numbers) == batch:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return place_batch(*args, **kwargs)
+
+    patch.setattr(eval_step, "place_batch", place_or_stop)
+
+
+@pytest.mark.long
+def test_a_signal_saves_even_if_the_terminal_is_closed(datasets_dir: Path, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", epochs=100)
+    process = subprocess.Popen(command(run, datasets_dir), stderr=subprocess.PIPE)
+    wait_for(lambda: len(losses(run)) > 10)
+    assert process.stderr is not None
+    process.stderr.close()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=600) == 128 + signal.SIGINT
+    assert last_checkpoint(run).step == len(losses(run)) - 1
+
+
+@pytest.mark.long
+def test_training_with_closed_streams_is_logged(datasets_dir: Path, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    closing = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh"]
+    assert subprocess.run([*closing, *command(run, datasets_dir)], check=False).returncode == 0
+    assert "finished after step 23" in run.log.read_text()
+
+
+@pytest.mark.long
+def test_a_second_training_process_is_refused(datasets_dir: Path, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", epochs=100)
+    first = subprocess.Popen(command(run, datasets_dir), stderr=subprocess.DEVNULL)
+    wait_for(lambda: run.metrics.exists())
+    second = train(run, datasets_dir)
+    first.kill()
+    first.wait()
+    assert second.returncode == 2
+    assert f"in use by process {first.pid} on " in second.stderr
+    change(run, epochs=100)
+    with run.lock():
+        pass  # the lock of a dead process is stale
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 600
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
