@@ -25,4 +25,5 @@ Make batches:
     loader      the batch of a step, validation batches; checks that config and datasets fit
     sequences   text, pairs and chats as sequences; mixtures of datasets
     phases      mixtures whose weights change
+    predictions  what a teacher predicts, stored
     provenance  what a checkpoint records about its data"""
