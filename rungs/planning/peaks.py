@@ -38,7 +38,7 @@ from rungs.planning.flops import attention_pairs
 from rungs.step.forward import compute_of, on_mesh
 from rungs.step.objective import Microbatch
 from rungs.step.state import AbstractArrays
-from rungs.step.train_step import objective_of
+from rungs.step.train_step import objective_without_teacher
 
 _MAX_ELEMENTWISE = 2.2
 """Elementwise results in memory at once on a CPU, relative to a layer's float32 matmul results."""
@@ -381,7 +381,7 @@ def _residuals(
 ) -> list[jax.ShapeDtypeStruct]:
     """Return the residuals on a device of this many sequences."""
     train, layout = config.train, Layout.of(config.train.sharding, mesh)
-    objective = objective_of(train)
+    objective = objective_without_teacher(train)
     found: list[jax.ShapeDtypeStruct] = []
 
     def of_rows(model: GPT, gatherer: WeightGatherer, inputs_BS: Array, targets_BS: Array) -> Array:

@@ -105,7 +105,13 @@ Step = Callable[..., StepResult]
 def make_train_step(train: TrainConfig, mesh: Mesh | None = None) -> Step:
     """Return `make_step` for the run's objective: a function of (model, optimizer, inputs_ABS,
     targets_ABS) and, if documents are separate, starts_ABS as for `GPT.forward`."""
-    return make_step(objective_of(train), train, mesh)
+    return make_step(objective_without_teacher(train), train, mesh)
+
+
+def objective_without_teacher(train: TrainConfig) -> Objective:
+    """Return the objective for plans and checks, where distillation counts as next-token training:
+    its activations are the same, and no teacher is there."""
+    return NextToken(train) if train.objective == "distill" else objective_of(train)
 
 
 def objective_of(train: TrainConfig) -> Objective:

@@ -93,6 +93,11 @@ COMMANDS: dict[str, tuple[str, ...]] = {
         "download_dataset.py words --check --datasets-dir datasets",
         "download_dataset.py words --items items.jsonl --datasets-dir datasets",
     ),
+    "distillation": (
+        "train.py pupil --like run --set objective=distill --set teacher=run --set teacher_top_k=5"
+        " --datasets-dir datasets --store-teacher",
+        "train.py pupil --datasets-dir datasets --quiet",
+    ),
     "evaluate": (
         "evaluate.py run --dataset words --datasets-dir datasets",
         "evaluate.py run --choices items.jsonl --limit 3 --batch-size 2",

@@ -11,6 +11,7 @@ NAMES = (
     *("countdown-pretrain", "sort-pretrain"),
     *("bare-norm", "embedding-norm", "group-rates", "late-decay", "normuon", "recipe"),
     *("relu-squared", "residual-scalars", "value-embeddings", "zero-init"),
+    *("distilled", "student"),
 )
 COMMITTED_RUNS = [ROOT / "runs" / name for name in NAMES]
 """Those of training."""
