@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 
 from rungs.checkpointing.checkpoint_folder import find_weights
 from rungs.checkpointing.weights_file import Weights
+from rungs.common import paths
 from rungs.common.errors import RunFailure
 from rungs.common.run_log import log
 from rungs.config import run_config
@@ -194,7 +195,7 @@ class MemoryEstimates:
 def _model_of(name: str) -> ModelConfig:
     """Return the config of a saved model, or of a run that isn't trained yet. Raises UserError if
     there is neither."""
-    if run := existing_run_path(name):
+    if (run := existing_run_path(name)) and paths.is_file(run / run_config.MODEL_FILE):
         return run_config.load_any_run(run).model
     return Weights(find_weights(name)).header.model
 

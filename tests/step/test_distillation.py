@@ -47,9 +47,8 @@ def test_the_loss_and_its_gradient_are_those_of_the_formula(most: int | None) ->
     targets = np.array([5, -1, 9])
     given = [a for a in predictions(jnp.asarray(teacher / 2, jnp.float32), most) if a is not None]
     losses = Distillation(train_config(**keys)).losses
-    found, pull = jax.vjp(
-        lambda x: losses(x, jnp.asarray(targets), *given), jnp.asarray(student, jnp.float32)
-    )
+    logits, places = jnp.asarray(student, jnp.float32), jnp.asarray(targets)
+    found, pull = jax.vjp(lambda x: losses(x, places, *given), logits)
 
     log_p, log_q, hard_q = (log_softmax(x) for x in (teacher / 2, student / 2, student))
     p, q, one_hot = np.exp(log_p), np.exp(log_q), np.eye(VOCABULARY)[targets]
