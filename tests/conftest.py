@@ -18,6 +18,7 @@ if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
     os.environ["PYTHONPYCACHEPREFIX"] = str(Path(__file__).parents[1] / ".pytest_cache/bytecode")
     sys.dont_write_bytecode, sys.pycache_prefix = False, os.environ["PYTHONPYCACHEPREFIX"]
 
+import hypothesis
 import jax
 import pytest
 
@@ -44,6 +45,8 @@ jax.config.update("jax_num_cpu_devices", 8)
 jax_setup.enable_compilation_cache()
 triton_lowering.allow_on_cpus()
 reused_contexts.reuse()
+hypothesis.settings.register_profile("any machine", deadline=None)  # a busy one stalls for seconds
+hypothesis.settings.load_profile("any machine")
 precision.fastest_dtype = lambda: "float32"  # the same on every machine
 
 

@@ -100,7 +100,7 @@ def test_a_dataset_of_chats_describes_itself(tmp_path: Path) -> None:
     description = Dataset("d", tmp_path / "d").description.splits["train"]
     assert description.tokens == 9
     assert description.pairs is not None
-    assert description.pairs.model_dump() == {
+    assert description.pairs.model_dump(exclude_none=True) == {
         "pairs": 2,
         "longest_tokens": 7,
         "answer_tokens": 5,
