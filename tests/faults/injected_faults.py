@@ -64,7 +64,7 @@ def half_a_deletion(path: Path) -> None:
 
 
 def half_a_chart(drawer: Any) -> None:
-    folder: Path = drawer._run.path
+    folder = Path(drawer._process._command[2])
     (folder / ".loss-chart.png.1234abcd.new").write_bytes(b"\x89PNG\r\n\x1a\n")
 
 
