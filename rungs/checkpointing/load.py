@@ -32,7 +32,7 @@ from rungs.optim.averages import UPDATES, WEIGHTS
 from rungs.optim.multi_steps import MultiSteps
 from rungs.parallel.sharding import Layout
 from rungs.run.folder import RunFolder
-from rungs.step.state import AbstractModel, AbstractState, shapes_of
+from rungs.step.state import AbstractModel, AbstractState, create_model, shapes_of
 
 
 def load_model(path: Path | str, layout: Layout | None = None) -> GPT:
@@ -293,6 +293,13 @@ def place_starting_weights(
         return {}
     abstract = AbstractState(config, total_steps, mesh)
     return place_weights(weights, abstract, cast=abstract.trained, skip=LOW_RANK_NAMES)
+
+
+def load_frozen(weights: Weights, config: AnyRunConfig, mesh: Mesh) -> GPT:
+    """Return a model that a run does not train, such as a teacher or a reference, on its devices.
+    `config` has the model's own `model.json`; its lora doesn't count."""
+    frozen = config._replace(train=config.train.model_copy(update={"lora": None}))
+    return create_model(frozen, mesh, place_starting_weights(weights, frozen, 1, mesh))
 
 
 def place_weights(

@@ -109,8 +109,10 @@ class TrainingData:
             total = train.sequences_before(self.total_steps)
             self.phases = mixture = PhasedSequences(parts, train, total)
         self._sequences = mixture
-        self.sequences_per_epoch = train.sequences_before(self.steps_per_epoch)
-        examples = self.sequences_per_epoch // train.sequences_per_example
+        epoch = train.sequences_before(self.steps_per_epoch)
+        self.distinct_sequences = len(mixture) if train.phases else epoch
+        """How many sequences `read` may be asked for: those of an epoch or, with phases, of all."""
+        examples = epoch // train.sequences_per_example
         self._order: Any = range(len(mixture)) if train.phases else _order(examples, train)
 
     def dataset_tokens(self, steps: int) -> dict[str, int]:

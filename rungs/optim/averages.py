@@ -30,7 +30,9 @@ class AveragedWeights(nnx.Module):
         log = math.log(self.decay)
         share = math.expm1(log) / jnp.expm1(jnp.maximum(updates, 1) * jnp.float32(log))
         rate = jnp.where(applied, jnp.minimum(share, 1), 0)
-        means = nnx.pure(self.weights)
-        new = jax.tree.map(lambda mean, now: mean + rate * (now - mean), means, nnx.pure(weights))
+        means = nnx.as_pure(self.weights)
+        new = jax.tree.map(
+            lambda mean, now: mean + rate * (now - mean), means, nnx.as_pure(weights)
+        )
         nnx.update(self.weights, new)
         self.updates.set_value(updates)

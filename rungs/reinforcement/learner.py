@@ -23,7 +23,6 @@ from rungs.config.reinforce_config import TaskConfig
 from rungs.config.run_config import REINFORCE_FILE, ReinforceRunConfig
 from rungs.data import dataset, tokenizer_files
 from rungs.data.tokenizer import Tokenizer
-from rungs.model.gpt import GPT
 from rungs.model.rollouts import RolloutSampler
 from rungs.optim.precision import dtype_of
 from rungs.parallel.processes import check_all_agree, is_first_process, run_on_first
@@ -33,7 +32,6 @@ from rungs.reinforcement.rollout_files import Completion, Prompt, RolloutFiles, 
 from rungs.reinforcement.sampling import CompletionSource, Prompts, Seconds, longest_prompt
 from rungs.run import folder, metrics
 from rungs.run.metrics import PolicyMetrics, Validation
-from rungs.step.state import create_model
 from rungs.step.train_step import StepResult, make_step
 from rungs.tasks.opening import open_task
 from rungs.tasks.task import Task, all_of
@@ -195,7 +193,8 @@ class PolicyLearner:
         self._source = CompletionSource(
             config, self._sampler, inputs.tokenizer, inputs.stop_tokens, inputs.verifiers
         )
-        reference = _reference_model(inputs.reference, config, mesh)
+        weights = inputs.reference
+        reference = None if weights is None else load.load_frozen(weights, config, mesh)
         self._updater = policy_update.PolicyUpdater(config, mesh, reference, inputs.longest_prompt)
         self._files = RolloutFiles(start.run.rollouts, is_first_process(), start.run.check)
         self._wrong_steps, self._latest_step = 0, -1
@@ -326,15 +325,6 @@ class PolicyLearner:
             f" {_pass_at_1(first)}, now {_pass_at_1(last.validation if last else None)}, best"
             f" {f'{best[0]:.1%} at step {best[1].global_step:,}' if best else 'none'}"
         )
-
-
-def _reference_model(
-    reference: weights_file.Weights | None, config: ReinforceRunConfig, mesh: Mesh
-) -> GPT | None:
-    if reference is None:
-        return None
-    config = config._replace(train=config.train.model_copy(update={"lora": None}))
-    return create_model(config, mesh, load.place_starting_weights(reference, config, 1, mesh))
 
 
 def _checkup_lines(inputs: PolicyInputs) -> Iterator[str]:

@@ -73,9 +73,9 @@ def averaged_model(model: GPT, optimizer: MultiSteps, layout: Layout) -> GPT:
     step, as it may share arrays with the optimizer."""
     assert optimizer.ema is not None
     averaged = nnx.clone(model)
-    shardings = nnx.pure(layout.shardings(nnx.state(averaged, optimizer.wrt)))
+    shardings = nnx.as_pure(layout.shardings(nnx.state(averaged, optimizer.wrt)))
     place = jax.jit(lambda means: means, out_shardings=shardings)
-    nnx.update(averaged, place(nnx.pure(optimizer.ema.weights)))
+    nnx.update(averaged, place(nnx.as_pure(optimizer.ema.weights)))
     return averaged
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from rungs.checkpointing.checkpoint_folder import find_valid_weights
-from rungs.checkpointing.load import MergedWeights, place_starting_weights
+from rungs.checkpointing.load import MergedWeights, load_frozen
 from rungs.checkpointing.weights_file import Weights
 from rungs.common.errors import UserError, errors_at
 from rungs.common.shown_text import quoted
@@ -26,7 +26,6 @@ from rungs.parallel.sharding import Layout, one_device, place_batch
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.run.metrics import StepMetrics
 from rungs.step.distillation import TeacherStep, make_teacher_step
-from rungs.step.state import create_model
 from rungs.training.learner import Start
 from rungs.training.next_token import NextTokenInputs, NextTokenLearner, PlacedBatch
 from rungs.training.start import create_mesh
@@ -82,10 +81,8 @@ class Teacher(NamedTuple):
         layout = Layout.of(train.sharding, mesh)
         if lines := layout.problems(model):
             raise UserError.at(self.weights.path, lines)
-        changes = {"lora": None, "matmul_dtype": None}
-        theirs = RunConfig(model, train.model_copy(update=changes))
-        arrays = place_starting_weights(self.weights, theirs, 1, mesh)
-        return create_model(theirs, mesh, arrays), make_teacher_step(train, layout)
+        theirs = RunConfig(model, train.model_copy(update={"matmul_dtype": None}))
+        return load_frozen(self.weights, theirs, mesh), make_teacher_step(train, layout)
 
     def store(self, config: RunConfig, data: TrainingData, datasets_dir: Path) -> Store:
         """Return the place of the predictions of the teacher's most likely tokens."""
@@ -103,6 +100,7 @@ class Teacher(NamedTuple):
             "sequence_length": config.sequence_length,
             "start_train_token": train.start_train_token,
             "target_offset": train.target_offset,
+            "sequences": data.distinct_sequences,
         }
         return Store.of(datasets_dir, key)
 
@@ -182,7 +180,7 @@ def store_predictions(run: RunFolder, config: RunConfig, datasets_dir: Path) -> 
         log.info("%s: the predictions are stored already", store.folder)
         return
     mesh = create_mesh(Start(run, config, StartOptions(), None, None))
-    store.write(ComputedPredictions(teacher, config, data, mesh), data.sequences_per_epoch)
+    store.write(ComputedPredictions(teacher, config, data, mesh), data.distinct_sequences)
     log.info("%s: stored what %s predicts", store.folder, teacher.weights.path)
 
 

@@ -19,7 +19,7 @@ import safetensors.numpy
 from jax.sharding import Mesh
 from safetensors import SafetensorError, safe_open
 
-from rungs.checkpointing.load import find_starting_weights, place_starting_weights
+from rungs.checkpointing.load import find_starting_weights, load_frozen
 from rungs.checkpointing.manifest import file_checksum
 from rungs.checkpointing.weights_file import Weights
 from rungs.common import disk
@@ -30,7 +30,6 @@ from rungs.data.dataset import Dataset, Split
 from rungs.data.loader import ValidationData
 from rungs.parallel import processes
 from rungs.step.eval_step import make_evaluation_step, sequence_losses
-from rungs.step.state import create_model
 from rungs.training.learner import Start
 
 log = logging.getLogger("rungs")
@@ -83,7 +82,7 @@ class Stored(NamedTuple):
 
 @dataclasses.dataclass
 class Reference:
-    """The reference of a run, opened if its numbers are not stored."""
+    """The reference of a run."""
 
     start: Start
     mesh: Mesh
@@ -91,7 +90,6 @@ class Reference:
     def __post_init__(self) -> None:
         saved = self.start.saved
         self._recorded = saved.meta.datasets.get(RECORD, {}).get("weights") if saved else None
-        self._weights: Weights | None = None if self._recorded else self._find_weights()
         self.checksum = self._recorded or self._find_weights().sha256()
 
     def _find_weights(self) -> Weights:
@@ -126,10 +124,7 @@ class Reference:
                 " what this run was started with, and the reference's log-probabilities are no"
                 " longer stored; restore one of the two, or start over with --fresh"
             )
-        config = config._replace(train=config.train.model_copy(update={"lora": None}))
-        model = create_model(
-            config, self.mesh, place_starting_weights(weights, config, 1, self.mesh)
-        )
+        model = load_frozen(weights, config, self.mesh)
         step, found = make_evaluation_step(config.train, self.mesh), {}
         for name, dataset in datasets.items():
             changes = {"dataset": name, "validation_tokens": _ALL_TOKENS}

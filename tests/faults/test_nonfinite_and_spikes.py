@@ -25,11 +25,12 @@ from rungs.run import metrics
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.step import next_token as objective
 from rungs.step.state import named_arrays
-from rungs.training import next_token, replay, start
+from rungs.training import next_token, replay
 from rungs.training.failed_step import MAX_FAILED_STEPS, open_failed_step
 from rungs.training.learner import Start
 from tests.faults.short_runs import train_here
 from tests.support.sharded_models import RECIPE
+from tests.support.starting import overflow
 from tests.support.tiny_run import MODEL, assert_same_outcome, final_arrays, make_dataset, make_run
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("no_charts")]
@@ -55,21 +56,6 @@ def make(tmp_path: Path) -> Callable[..., tuple[RunFolder, Path]]:
         return run, datasets
 
     return make
-
-
-def overflow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Start with an embedding of the rare token whose square is infinite."""
-    create = start.create_model_and_optimizer
-
-    def with_large_row(*args: Any) -> Any:
-        model, optimizer = create(*args)
-        table = model.token_embedding.embedding
-        rows = np.array(table[...])
-        rows[RARE] = 1e38
-        table.set_value(jax.device_put(rows, table[...].sharding))
-        return model, optimizer
-
-    monkeypatch.setattr(start, "create_model_and_optimizer", with_large_row)
 
 
 def change_losses(
@@ -114,7 +100,7 @@ def test_a_microbatch_with_a_nonfinite_loss_is_skipped_and_its_replay_names_the_
     make: Any, monkeypatch: pytest.MonkeyPatch, messages: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, datasets = make([(7, 1), (12, 0)])
-    overflow(monkeypatch)
+    overflow(RARE, monkeypatch)
     assert train_here(run, datasets) == 0
     monkeypatch.undo()
     steps = metrics.read(run.metrics)
@@ -146,7 +132,7 @@ def test_a_nonfinite_step_at_a_checkpoint_changes_no_weights(
     make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, datasets = make([(10, 0), (10, 1)], checkpoint_interval=1)
-    overflow(monkeypatch)
+    overflow(RARE, monkeypatch)
     assert train_here(run, datasets) == 0
     weights = weights_of(run)
     assert_equal(weights[10], weights[9])
@@ -159,7 +145,7 @@ def test_too_many_nonfinite_steps_stop_the_run(
 ) -> None:
     bad = [(number, part) for number in range(8, 24) for part in (0, 1)]
     run, datasets = make([(3, 0), (3, 1), *bad], max_non_finite_steps=4)
-    overflow(monkeypatch)
+    overflow(RARE, monkeypatch)
     with pytest.raises(RunFailure, match="step 11: no finite loss and gradient in 4 steps in"):
         train_here(run, datasets)
     assert "step 11: no finite loss and gradient in 4 steps in a row" in run.log.read_text()
@@ -312,7 +298,7 @@ def test_an_absent_or_damaged_failed_step_cannot_be_replayed(
     run, datasets = make([(7, 1)])
     with pytest.raises(UserError, match=r"--replay step-000007: no such failed step in .* none"):
         replay.replay(run, "step-000007", next_token.next_token(datasets))
-    overflow(monkeypatch)
+    overflow(RARE, monkeypatch)
     assert train_here(run, datasets) == 0
     folder = run.failed_steps / "step-000007"
     for name in ("step.json", "batch.safetensors"):
@@ -368,7 +354,7 @@ def test_a_failed_step_that_cannot_be_kept_does_not_end_the_run(
     make: Any, monkeypatch: pytest.MonkeyPatch, messages: Any
 ) -> None:
     run, datasets = make([(7, 1)])
-    overflow(monkeypatch)
+    overflow(RARE, monkeypatch)
 
     def batch(*_: Any) -> None:
         raise RunFailure("the tokens have gone")
@@ -383,7 +369,7 @@ def test_a_failed_step_of_more_devices_than_there_are_cannot_be_replayed(
     make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, datasets = make([(0, 1)], min_train_tokens=STEP_TOKENS)
-    overflow(monkeypatch)
+    overflow(RARE, monkeypatch)
     assert train_here(run, datasets) == 0
     path = run.failed_steps / "step-000000" / "step.json"
     content = json.loads(path.read_text())
@@ -397,7 +383,7 @@ def test_a_step_before_the_first_checkpoint_is_replayed_from_the_start(
     make: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, datasets = make([(0, 1)])
-    overflow(monkeypatch)
+    overflow(RARE, monkeypatch)
     assert train_here(run, datasets) == 0
     capsys.readouterr()
     assert replay.replay(run, "step-000000", next_token.next_token(datasets)) == EXIT_FAILED

@@ -3,18 +3,25 @@
 from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
 import pytest
 
 from rungs.common.errors import UserError
 from rungs.config import run_config
 from rungs.run import metrics as metrics_module
 from rungs.run.folder import RunFolder, StartOptions
-from rungs.training.next_token import next_token
+from rungs.training import start as start_module
+from rungs.training.next_token import NextTokenLearner, next_token
 from rungs.training.start import launch
 
 
 class StoppedEarly(Exception):
     """Simulates a crash."""
+
+
+class Killed(BaseException):
+    """Stands for the end of the process."""
 
 
 def go(run: RunFolder, datasets_dir: Path, **start: Any) -> int:
@@ -49,3 +56,30 @@ def crash_after(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
             raise StoppedEarly
 
     monkeypatch.setattr(metrics_module.MetricsLog, "append", append_or_fail)
+
+
+def die_before(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Raise Killed instead of taking the step."""
+    take = NextTokenLearner.take
+
+    def take_or_die(self: NextTokenLearner, number: int, *rest: Any) -> Any:
+        if number == step:
+            raise Killed
+        return take(self, number, *rest)
+
+    monkeypatch.setattr(NextTokenLearner, "take", take_or_die)
+
+
+def overflow(token: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start with an embedding of the token whose square is infinite."""
+    create = start_module.create_model_and_optimizer
+
+    def with_large_row(*args: Any) -> Any:
+        model, optimizer = create(*args)
+        table = model.token_embedding.embedding
+        rows = np.array(table[...])
+        rows[token] = 1e38
+        table.set_value(jax.device_put(rows, table[...].sharding))
+        return model, optimizer
+
+    monkeypatch.setattr(start_module, "create_model_and_optimizer", with_large_row)

@@ -7,9 +7,10 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from rungs.checkpointing.checkpoint_folder import find_weights
-from rungs.common.errors import UserError
+from rungs.common.errors import EXIT_FAILED, UserError
 from rungs.config.run_config import load_run
 from rungs.data.loader import DistillationBatch
 from rungs.run import metrics
@@ -17,10 +18,12 @@ from rungs.run.folder import RunFolder, StartOptions
 from rungs.smoke_tests.parallel_check.check import ParallelCase, ParallelCheck
 from rungs.smoke_tests.parallel_check.table import compare
 from rungs.step.distillation import predictions
-from rungs.training.distillation import ComputedPredictions, DistillationLearner, store_predictions
+from rungs.training.distillation import ComputedPredictions, store_predictions
 from rungs.training.objectives import training
+from rungs.training.replay import replay
 from rungs.training.start import launch
 from tests.support.charts import draw_no_charts
+from tests.support.starting import Killed, die_before, overflow
 from tests.support.tiny_run import assert_same_outcome, change, make_dataset, make_run
 
 pytestmark = pytest.mark.usefixtures("no_charts")
@@ -130,6 +133,38 @@ def test_a_damaged_file_is_named(place: Path, tmp_path: Path) -> None:
         train(run, place)
 
 
+def test_a_longer_run_needs_predictions_of_its_own(place: Path, tmp_path: Path) -> None:
+    run = student(tmp_path / "run", place, teacher_top_k=2)
+    store_predictions(run, load_run(run.path), place / "datasets")
+    change(run, min_train_tokens=2 * STEPS * 128)
+    with pytest.raises(UserError, match="not stored yet"):
+        train(run, place)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("most", [None, 7])
+def test_a_failed_step_is_left_out_and_replayed(
+    place: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    most: int | None,
+) -> None:
+    run = student(tmp_path / "run", place, teacher_top_k=most)
+    if most:
+        store_predictions(run, load_run(run.path), place / "datasets")
+    overflow(
+        int(load_file(place / "datasets/tiny/train.safetensors")["tokens"][3 * 128]), monkeypatch
+    )
+    train(run, place)
+    monkeypatch.undo()
+    failed = [s.global_step for s in metrics.read(run.metrics) if s.dropped_microbatches]
+    assert failed
+    name = f"step-{failed[-1]:06d}"  # with the weights of a checkpoint
+    assert replay(run, name, training(place / "datasets")) == EXIT_FAILED
+    assert "which was dropped because of" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -162,16 +197,9 @@ def test_killed_and_resumed_it_is_the_same(
     if most:
         store_predictions(whole, load_run(whole.path), place / "datasets")
     assert train(whole, place) == 0
-    take = DistillationLearner.take
-
-    def take_or_die(self: DistillationLearner, step: int, *rest: Any) -> Any:
-        if step == 3:
-            raise KeyboardInterrupt
-        return take(self, step, *rest)
-
     with monkeypatch.context() as patch:
-        patch.setattr(DistillationLearner, "take", take_or_die)
-        with pytest.raises(KeyboardInterrupt):
+        die_before(3, patch)
+        with pytest.raises(Killed):
             train(killed, place)
     assert train(killed, place) == 0
     assert_same_outcome(killed, whole)

@@ -19,11 +19,12 @@ from rungs.smoke_tests.parallel_check.check import ParallelCase, ParallelCheck
 from rungs.smoke_tests.parallel_check.table import compare
 from rungs.step.state import create_model_and_optimizer
 from rungs.step.train_step import make_step
-from rungs.training.next_token import NextTokenLearner, next_token
+from rungs.training.next_token import next_token
 from rungs.training.start import launch
 from tests.support.charts import draw_no_charts
 from tests.support.committed_runs import ROOT
 from tests.support.configs import mesh_of, model_config, train_config
+from tests.support.starting import Killed, die_before
 from tests.support.tiny_run import assert_same_outcome, make_dataset, make_run
 
 PAGE = ROOT / "docs" / "tasks" / "add-an-objective.md"
@@ -81,10 +82,6 @@ def test_the_parallel_check_passes(example: ModuleType, mode: Any, sizes: tuple[
     assert not any(compare(other, one).exceeds)
 
 
-class Killed(BaseException):
-    """Stands for the end of the process."""
-
-
 @pytest.mark.long
 @pytest.mark.usefixtures("no_charts")
 def test_it_resumes_bit_for_bit(
@@ -100,15 +97,8 @@ def test_it_resumes_bit_for_bit(
         return launch(run, load_run(run.path), StartOptions(), kind)
 
     assert train(whole) == 0
-    take = NextTokenLearner.take
-
-    def take_or_die(self: NextTokenLearner, step: int, *rest: Any) -> Any:
-        if step == 9:
-            raise Killed
-        return take(self, step, *rest)
-
     with monkeypatch.context() as patch:
-        patch.setattr(NextTokenLearner, "take", take_or_die)
+        die_before(9, patch)
         with pytest.raises(Killed):
             train(killed)
     assert train(killed) == 0

@@ -4,7 +4,6 @@ resuming bit for bit, failed steps, LoRA, every mesh."""
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -20,13 +19,12 @@ from rungs.run import metrics
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.smoke_tests.parallel_check.check import ParallelCase, ParallelCheck
 from rungs.smoke_tests.parallel_check.table import compare
-from rungs.training import start as start_module
-from rungs.training.next_token import NextTokenLearner
 from rungs.training.objectives import training
 from rungs.training.reference import RECORD, Reference
 from rungs.training.replay import replay
 from rungs.training.start import launch
 from tests.support.charts import draw_no_charts
+from tests.support.starting import Killed, die_before, overflow
 from tests.support.tiny_run import (
     VOCAB,
     assert_same_outcome,
@@ -207,10 +205,6 @@ def test_keys_of_other_objectives_are_reported(tmp_path: Path) -> None:
     assert " beta" in keys
 
 
-class Killed(BaseException):
-    """Stands for the end of the process."""
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("objective", ["dpo", "simpo"])
 def test_it_resumes_bit_for_bit(
@@ -221,15 +215,8 @@ def test_it_resumes_bit_for_bit(
         for name in ("whole", "killed")
     )
     train(whole, tmp_path)
-    take = NextTokenLearner.take
-
-    def take_or_die(self: NextTokenLearner, step: int, *rest: Any) -> Any:
-        if step == 9:
-            raise Killed
-        return take(self, step, *rest)
-
     with monkeypatch.context() as patch:
-        patch.setattr(NextTokenLearner, "take", take_or_die)
+        die_before(9, patch)
         with pytest.raises(Killed):
             train(killed, tmp_path)
     train(killed, tmp_path)
@@ -255,17 +242,7 @@ def test_a_failed_step_is_left_out_and_replayed(
 ) -> None:
     make_preferences(tmp_path, rare_pair=6 * 4 + 2)  # in step 6, microbatch 1
     run = make(base, tmp_path, shuffle=False, keep_checkpoints=-1)
-    place = start_module.create_model_and_optimizer
-
-    def with_large_row(*args: Any) -> Any:
-        model, optimizer = place(*args)
-        table = model.token_embedding.embedding
-        rows = np.array(table[...])
-        rows[RARE] = 1e38
-        table.set_value(jax.device_put(rows, table[...].sharding))
-        return model, optimizer
-
-    monkeypatch.setattr(start_module, "create_model_and_optimizer", with_large_row)
+    overflow(RARE, monkeypatch)
     train(run, tmp_path)
     monkeypatch.undo()
     steps = metrics.read(run.metrics)
