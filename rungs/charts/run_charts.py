@@ -27,6 +27,11 @@ FEWEST_INTERVALS, MOST_INTERVALS = 10, 500
 """Intervals of a run in which its loss is drawn: between checkpoints, but within these limits."""
 _MANY = 0.1
 """Largest share of marked steps for which markers are drawn; more would hide the line."""
+_LOSS_UNITS = {
+    "next_token": "nats per token",
+    "distill": "nats per token; in training, divergence from the teacher",
+}
+"""By objective; of preferences, a loss is of a pair."""
 _STRETCHES = 60
 _BARS = 60
 """Most bars in the chart of groups; with more they are too narrow to see."""
@@ -61,7 +66,7 @@ def _kind_of(run_folder: Path) -> tuple[Any, Charts]:
 
 def loss_chart(run: RecordedRun) -> Figure:
     """Training and validation loss over the steps, with the best step."""
-    unit = "per pair" if run.config.train.learns_preferences else "nats per token"
+    unit = _LOSS_UNITS.get(run.config.train.objective, "per pair")
     figure, (axes,) = drawing.new_chart(f"{run.name}: loss", "step", f"loss ({unit})")
     steps = run.column("global_step")
     lines = _training_loss(axes, run)

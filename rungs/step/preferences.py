@@ -116,6 +116,9 @@ def _reference(others: list[Any], targets_BS: Array) -> Array:
 def loss_of(train: TrainConfig) -> Callable[[LogProbs], Array]:
     """Return the loss of a run's objective."""
     beta = train.preference_beta
-    if train.objective == "simpo":
-        return lambda pairs: simpo(pairs, beta, train.simpo_gamma)
-    return lambda pairs: (dpo if train.objective == "dpo" else ipo)(pairs, beta)
+    losses: dict[str, Callable[[LogProbs], Array]] = {
+        "dpo": lambda pairs: dpo(pairs, beta),
+        "ipo": lambda pairs: ipo(pairs, beta),
+        "simpo": lambda pairs: simpo(pairs, beta, train.simpo_gamma),
+    }
+    return losses[train.objective]

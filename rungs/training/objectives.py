@@ -1,5 +1,6 @@
 """Training on tokens by any objective of `train.json`: a new one is a class here and one in
-`rungs/step/train_step.py`."""
+`rungs/step/train_step.py`; another loss of preferences is a function in `rungs/step/preferences.py`
+and its name here."""
 
 from pathlib import Path
 
