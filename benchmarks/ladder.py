@@ -4,7 +4,8 @@ Each rung is the committed run folder of that name. A run trains on one core, an
 as there are cores, which is faster than one after the other on all cores. The same command resumes
 where it was interrupted. After each rung the table in `runs/README.md` and two pictures in
 `docs/images/` are written anew, from the rungs that all seeds have finished; gains are paired by
-seed. `--recipe` does the same for the changes of the recipe, each made to `qk-norm` alone.
+seed. `--table recipe` does the same for the changes of the recipe, each made to `qk-norm` alone, in a
+third of the steps; `--table distillation` for a small model that learns from a larger one.
 """
 
 from rungs.common.command import run_command
@@ -12,11 +13,12 @@ from rungs.common.command import run_command
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import Queue
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import click
 
@@ -42,6 +44,10 @@ class Table(NamedTuple):
     """What each rung adds, in order."""
     base: str | None = None
     """The rung that all others add it to; None: each to the one before."""
+    changes: Mapping[str, Any] = MappingProxyType({})
+    """Keys of every run that differ from the committed one."""
+    teacher: str | None = None
+    """The rung that distilled runs learn from, trained before them with one seed."""
 
     @property
     def begin(self) -> str:
@@ -52,6 +58,23 @@ class Table(NamedTuple):
         """Return the rung that another adds to; None for the first."""
         names = [None, *self.adds]
         return None if name == self.base else self.base or names[names.index(name) - 1]
+
+    def path(self, name: str, seed: int, into: Path) -> Path:
+        """The run folder of a rung and a seed."""
+        budget = "".join(f"-{key}-{value}" for key, value in self.changes.items())
+        return into / f"{name}{budget}-seed-{seed}"
+
+    def run(self, name: str, seed: int, into: Path) -> NewRun:
+        """Prepare the run of a rung and a seed, a copy of the committed one.
+
+        Raises:
+            UserError: another run is in the way.
+        """
+        changes = {**self.changes, "seed": seed}
+        committed = ROOT / "runs" / name
+        if self.teacher and "teacher" in (committed / "train.json").read_text(encoding="utf-8"):
+            changes["teacher"] = str(LADDER.path(self.teacher, 0, into))
+        return NewRun.of(self.path(name, seed, into), committed, changes)
 
 
 LADDER = Table(
@@ -72,7 +95,7 @@ LADDER = Table(
     },
 )
 RECIPE = Table(
-    "benchmarks/ladder.py --recipe",
+    "benchmarks/ladder.py --table recipe",
     {
         "qk-norm": "the rung of the ladder that each of these changes",
         "recipe": "all of the changes below",
@@ -87,7 +110,17 @@ RECIPE = Table(
         "late-decay": "a constant learning rate that decays over the last 40%",
     },
     base="qk-norm",
+    changes={"max_steps": 904},
 )
+DISTILLATION = Table(
+    "benchmarks/ladder.py --table distillation",
+    {
+        "student": "`qk-norm` at half the width and half the depth",
+        "distilled": "learns from `qk-norm`",
+    },
+    teacher="qk-norm",
+)
+TABLES = {"ladder": LADDER, "recipe": RECIPE, "distillation": DISTILLATION}
 
 
 @click.command()
@@ -99,45 +132,44 @@ RECIPE = Table(
     help="For the run folders.",
 )
 @click.option("--seeds", default=3, show_default=True, type=click.IntRange(2))
+@click.option("--table", type=click.Choice([*TABLES]), default="ladder", show_default=True)
 @click.option(
     "--only",
     multiple=True,
-    type=click.Choice([*LADDER.adds, *RECIPE.adds]),
+    type=click.Choice([name for table in TABLES.values() for name in table.adds]),
     help="Train some rungs of the table; write nothing.",
 )
-@click.option("--recipe", is_flag=True, help="Train the changes of the recipe instead.")
 @click.option("--datasets-dir", type=click.Path(path_type=Path))
 def main(
-    into: Path, seeds: int, only: tuple[str, ...], recipe: bool, datasets_dir: Path | None
+    into: Path, seeds: int, table: str, only: tuple[str, ...], datasets_dir: Path | None
 ) -> None:
-    """Train every rung of the ladder with several seeds."""
-    table = RECIPE if recipe else LADDER
-    if absent := set(only) - set(table.adds):
-        raise click.UsageError(f"--only {', '.join(sorted(absent))}: of the other table")
+    """Train every rung of a table with several seeds."""
+    chosen = TABLES[table]
+    if absent := set(only) - set(chosen.adds):
+        raise click.UsageError(f"--only {', '.join(sorted(absent))}: of another table")
+    datasets_dir = find_datasets_dir(datasets_dir)
     rungs: list[Rung] = []
-    for rung in trained(only or tuple(table.adds), into, seeds, find_datasets_dir(datasets_dir)):
+    for rung in trained(chosen, only or tuple(chosen.adds), into, seeds, datasets_dir):
         rungs.append(rung)
-        click.echo(row(table, rung, rungs))
+        click.echo(row(chosen, rung, rungs))
         if not only:
-            write_table(table, rungs)
-            if len(rungs) > 1 and not recipe:
+            write_table(chosen, rungs)
+            if len(rungs) > 1 and chosen is LADDER:
                 draw_ladder(rungs, PICTURES)
 
 
-def trained(names: Sequence[str], into: Path, seeds: int, datasets_dir: Path) -> Iterator[Rung]:
+def trained(
+    table: Table, names: Sequence[str], into: Path, seeds: int, datasets_dir: Path
+) -> Iterator[Rung]:
     """Train each rung to its end with each seed, a run on each core, and yield the rungs in order.
 
     Raises:
         UserError: another run is in the way.
         RunFailure: a run failed.
     """
-    new = {
-        name: [
-            NewRun.of(into / f"{name}-seed-{seed}", ROOT / "runs" / name, {"seed": seed})
-            for seed in range(seeds)
-        ]
-        for name in names
-    }
+    new = {name: [table.run(name, seed, into) for seed in range(seeds)] for name in names}
+    if table.teacher:
+        train(RunFolder(LADDER.run(table.teacher, 0, into).make()), datasets_dir)
     cores = free_cores()
     with ThreadPoolExecutor(cores.qsize(), initializer=pin, initargs=(cores,)) as pool:
         trainings = {

@@ -9,7 +9,7 @@ import scipy.stats
 from matplotlib.image import imread
 
 from benchmarks import ladder
-from benchmarks.ladder import LADDER, RECIPE, Table
+from benchmarks.ladder import DISTILLATION, LADDER, RECIPE, TABLES, Table
 from benchmarks.losses.ladder_charts import draw_ladder
 from benchmarks.losses.rung import Rung, interval
 from rungs.run.metrics import StepMetrics
@@ -106,14 +106,14 @@ def test_a_change_of_the_recipe_changes_only_the_keys_that_the_recipe_has(name: 
     assert bool(changed) == (name != RECIPE.base)
 
 
-@pytest.mark.parametrize("table", [LADDER, RECIPE])
+@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
 def test_the_page_has_the_table_of_the_committed_runs(table: Table) -> None:
     page = (ROOT / "runs" / "README.md").read_text(encoding="utf-8")
     text = page.partition(table.begin)[2].partition(ladder.END)[0]
     rows = [line.split("|")[1:-1] for line in text.strip().splitlines()[2:]]
     expected = [(f"`{name}`", adds) for name, adds in table.adds.items()]
     found = [(cells[0].strip(), cells[1].strip()) for cells in rows]
-    assert found == expected[: len(found) if table is RECIPE else None]
+    assert found == expected
 
 
 def test_gains_are_over_the_rung_below_or_over_the_base() -> None:
@@ -121,3 +121,16 @@ def test_gains_are_over_the_rung_below_or_over_the_base() -> None:
     assert LADDER.below("norm") == "attention"
     assert RECIPE.below("qk-norm") is None
     assert {RECIPE.below(name) for name in [*RECIPE.adds][1:]} == {"qk-norm"}
+    assert DISTILLATION.below("student") is None
+    assert DISTILLATION.below("distilled") == "student"
+
+
+def test_runs_of_a_table_are_the_committed_ones_with_its_keys(tmp_path: Path) -> None:
+    def made(table: Table, name: str) -> dict[str, object]:
+        keys = json.loads(table.run(name, 1, tmp_path).texts["train.json"])
+        return {key: value for key, value in keys.items() if key != "lineage"}
+
+    assert made(RECIPE, "qk-norm") == made(LADDER, "qk-norm") | {"max_steps": 904}
+    assert RECIPE.path("qk-norm", 1, tmp_path) != LADDER.path("qk-norm", 1, tmp_path)
+    teacher = {"objective": "distill", "teacher": str(LADDER.path("qk-norm", 0, tmp_path))}
+    assert made(DISTILLATION, "distilled") == made(DISTILLATION, "student") | teacher
