@@ -4,8 +4,8 @@ Each rung is the committed run folder of that name. A run trains on one core, an
 as there are cores, which is faster than one after the other on all cores. The same command resumes
 where it was interrupted. After each rung the table in `runs/README.md` and two pictures in
 `docs/images/` are written anew, from the rungs that all seeds have finished; gains are paired by
-seed. `--table recipe` does the same for the changes of the recipe, each made to `qk-norm` alone, in a
-third of the steps; `--table distillation` for a small model that learns from a larger one.
+seed. `--table recipe` does the same for the changes of the recipe, each made to `qk-norm` alone, in
+a third of the steps; `--table distillation` for a small model that learns from a larger one.
 """
 
 from rungs.common.command import run_command
