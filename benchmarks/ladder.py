@@ -5,7 +5,7 @@ as there are cores, which is faster than one after the other on all cores. The s
 where it was interrupted. After each rung the table in `runs/README.md` and two pictures in
 `docs/images/` are written anew, from the rungs that all seeds have finished; gains are paired by
 seed. `--table recipe` does the same for the changes of the recipe, each made to `qk-norm` alone, in
-a third of the steps; `--table distillation` for a small model that learns from a larger one.
+a third of the steps, and `--table distillation` for a small model that learns from a larger one.
 """
 
 from rungs.common.command import run_command
@@ -118,6 +118,7 @@ DISTILLATION = Table(
         "student": "`qk-norm` at half the width and half the depth",
         "distilled": "learns from `qk-norm`",
     },
+    changes={"max_steps": 904},
     teacher="qk-norm",
 )
 TABLES = {"ladder": LADDER, "recipe": RECIPE, "distillation": DISTILLATION}

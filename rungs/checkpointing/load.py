@@ -47,13 +47,16 @@ def load_model(path: Path | str, layout: Layout | None = None) -> GPT:
 
 def load_token_generator(
     path: Path | str,
-    compute_dtype: DTypeLike = "float32",
+    compute_dtype: DTypeLike | None = "float32",
     weight_format: WeightFormat = "dtype",
 ) -> Generator:
     """Return a trained model that continues token ids. Weights are converted while they are read, a
     layer or block of rows at a time, so memory holds the model once, in its final form. Arguments
-    are those of `load_model` and `Generator`. Raises UserError if there is nothing to load at
-    `path`, or it is damaged; ValueError if the model can't be quantized."""
+    are those of `load_model` and `Generator`; with None as dtype it is float32 on a CPU, else
+    bfloat16. Raises UserError if there is nothing to load at `path`, it is damaged, or the model
+    can't be quantized."""
+    if compute_dtype is None:
+        compute_dtype = "float32" if jax.default_backend() == "cpu" else "bfloat16"
     weights = MergedWeights(find_valid_weights(path))
     abstract = AbstractModel(weights.header.model)
     weights.check_tensors(abstract.shapes)

@@ -73,12 +73,19 @@ def read_published(weights: Weights | None) -> dict[str, bytes]:
     return {name: path.read_bytes() for name, path in published_files(folder).items()}
 
 
-def load_chat_template(weights: Path, file: Path | None = None) -> ChatTemplate:
+def find_chat_template(weights: Path, file: Path | None = None) -> ChatTemplate | None:
     """Return the chat template of a model: `file` if given, else the one beside its weights, with
-    which it was trained, else the published one. Raises UserError if there is no valid one."""
-    for folder in (weights.parent, published_folder(Weights(weights))):
-        if folder and (template := ChatTemplate.find(folder, file)):
-            return template
+    which it was trained, else the published one; None if there is none. Raises UserError if it is
+    not valid."""
+    folders = (weights.parent, published_folder(Weights(weights)))
+    found = (ChatTemplate.find(folder, file) for folder in folders if folder)
+    return next(filter(None, found), None)
+
+
+def load_chat_template(weights: Path, file: Path | None = None) -> ChatTemplate:
+    """Like `find_chat_template`, but raise UserError if there is none."""
+    if template := find_chat_template(weights, file):
+        return template
     raise UserError(
         f"{weights}: the model has no chat template; give one with --chat-template FILE, or train"
         " it on a dataset of chats, which has one"

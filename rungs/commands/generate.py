@@ -86,22 +86,11 @@ class Model(NamedTuple):
     asked_dtype: str | None
     weight_format: "WeightFormat"
 
-    @property
-    def dtype(self) -> str:
-        import jax
-
-        return self.asked_dtype or ("float32" if jax.default_backend() == "cpu" else "bfloat16")
-
-    @property
-    def described_dtype(self) -> str:
-        return self.dtype if self.weight_format == "dtype" else f"{self.dtype} with int8 weights"
-
     def generator(self, request: "Request", rows: Sequence[list[int]] = ()) -> "Generator":
         """Load the model. Raises UserError if a row has a token id outside its vocabulary, or its
         context is shorter than the request needs."""
         from rungs.checkpointing.load import load_token_generator
         from rungs.checkpointing.weights_file import Weights
-        from rungs.model.weight_formats import is_possible
 
         config = Weights(self.weights).header.model
         if request.lookahead >= config.context_length:
@@ -109,12 +98,15 @@ class Model(NamedTuple):
                 f"--lookahead {request.lookahead}: must be below the model's context_length"
                 f" {config.context_length}"
             )
-        if not is_possible(self.weight_format, config):
-            raise UserError("--weights int8: not for a mixture of experts; leave it out")
-        generator = load_token_generator(self.weights, self.dtype, self.weight_format)
+        generator = load_token_generator(self.weights, self.asked_dtype, self.weight_format)
         if rows:
             check_token_ids(rows, config.vocab_size)
         return generator
+
+    def described_dtype(self, generator: "Generator") -> str:
+        """Return the dtype of a loaded model, for people."""
+        dtype = generator.decoder.dtype.name
+        return dtype if self.weight_format == "dtype" else f"{dtype} with int8 weights"
 
 
 def continue_texts(
@@ -138,8 +130,8 @@ def continue_texts(
     seconds = time.perf_counter() - start
     device = jax.devices()[0].device_kind
     click.echo(
-        f"{_speed(count, seconds)}, including compilation, on {device} in {model.described_dtype},"
-        f" from {model.weights}",
+        f"{_speed(count, seconds)}, including compilation, on {device} in"
+        f" {model.described_dtype(generator)}, from {model.weights}",
         err=True,
     )
 

@@ -50,6 +50,10 @@ class Generator:
         weight_format: "int8" quantizes the matrices, which makes small batches faster and results
             less accurate (docs/performance.md).
 
+    Attributes:
+        decoder: the model's structure.
+        weights: the model's weights in the decoder's format.
+
     Raises:
         ValueError: the model can't be quantized."""
 
@@ -59,27 +63,27 @@ class Generator:
         compute_dtype: jnp.dtype = jnp.float32,
         weight_format: weight_formats.WeightFormat = "dtype",
     ) -> None:
-        self._decoder = Decoder(model, compute_dtype, weight_format)
-        self._weights = self._decoder.weights(states_of(model))
-        self._jit_prefill = jax.jit(self._decoder.prefill, static_argnames=("slots", "sampling"))
+        self.decoder = Decoder(model, compute_dtype, weight_format)
+        self.weights = self.decoder.weights(states_of(model))
+        self._jit_prefill = jax.jit(self.decoder.prefill, static_argnames=("slots", "sampling"))
         self._jit_decode = jax.jit(
-            self._decoder.decode, static_argnames="sampling", donate_argnames="state"
+            self.decoder.decode, static_argnames="sampling", donate_argnames="state"
         )
         self._jit_lookahead = jax.jit(
-            functools.partial(lookahead.decode, self._decoder),
+            functools.partial(lookahead.decode, self.decoder),
             static_argnames=("sampling", "draft_length"),
             donate_argnames="state",
         )
 
     def refresh(self, model: gpt.GPT) -> None:
         """Replace the weights by those of the same model after an update."""
-        del self._weights  # before the new ones need memory
-        self._weights = self._decoder.weights(states_of(model))
+        del self.weights  # before the new ones need memory
+        self.weights = self.decoder.weights(states_of(model))
 
     @property
     def context_length(self) -> int:
         """Maximum number of tokens that the model can attend to."""
-        return self._decoder.config.context_length
+        return self.decoder.config.context_length
 
     def generate(self, prompts: Sequence[Sequence[int]], request: Request) -> Texts:
         """Return the new tokens of each prompt, without the stop token.
@@ -106,7 +110,7 @@ class Generator:
 
         The model attends to at most `context_length` tokens. A text that outgrows this is prefilled
         again with its last half context."""
-        self._decoder.check(prompts)
+        self.decoder.check(prompts)
         request.sampling.check()
         if not 0 <= request.lookahead < self.context_length:
             raise ValueError(
@@ -141,7 +145,7 @@ class Generator:
         last `decoded` tokens, then after each of those, added one by one through the cache. Each
         text must be longer than `decoded` and fit the context. Raises ValueError if not, or for an
         unknown token id."""
-        self._decoder.check(texts)
+        self.decoder.check(texts)
         lengths = [len(text) for text in texts]
         if min(lengths) <= decoded or max(lengths) > self.context_length:
             raise ValueError(
@@ -153,14 +157,14 @@ class Generator:
         length = bucket_length(starts)
         tokens_BS, padding_B = map(jnp.asarray, pad_left(starts, length))
         prompts = Prompts(tokens_BS, padding_B, jnp.zeros(rows, bool), row_keys(0, rows), 0)
-        state = self._decoder.initial_state(prompts, slots=length + decoded)
-        last_logits = jax.jit(self._decoder.last_logits)
-        logits_BV, caches = last_logits(self._weights, state, tokens_BS, None)
+        state = self.decoder.initial_state(prompts, slots=length + decoded)
+        last_logits = jax.jit(self.decoder.last_logits)
+        logits_BV, caches = last_logits(self.weights, state, tokens_BS, None)
         found = [logits_BV]
         for place in range(decoded):
             state = state._replace(caches=caches)
             column_B1 = np.array([[text[len(text) - decoded + place]] for text in texts])
-            logits_BV, caches = last_logits(self._weights, state, column_B1, length + place)
+            logits_BV, caches = last_logits(self.weights, state, column_B1, length + place)
             found.append(logits_BV)
         return np.stack(found, axis=1)
 
@@ -185,7 +189,7 @@ class Generator:
         )
         keys_B = row_keys(request.seed, rows)
         prompts = Prompts(tokens_BS, padding_B, all_stopped_B, keys_B, generated)
-        state = self._jit_prefill(self._weights, prompts, slots=slots, sampling=sampling)
+        state = self._jit_prefill(self.weights, prompts, slots=slots, sampling=sampling)
         read_B = np.full(rows, length)
         while True:
             tokens_BT, ends_B, stopped_B = (
@@ -205,7 +209,7 @@ class Generator:
         """Raise RunFailure if logits were NaN."""
         for row, tokens in enumerate(added):
             if UNDEFINED in tokens:
-                hint = "" if self._decoder.dtype == jnp.float32 else ", or generate in float32"
+                hint = "" if self.decoder.dtype == jnp.float32 else ", or generate in float32"
                 raise RunFailure(
                     f"text {row + 1}: the model's logits are NaN; use another checkpoint{hint}"
                 )
@@ -216,9 +220,9 @@ class Generator:
         """Add tokens up to slot `limit`; with lookahead rows may get more, up to slot `last`."""
         arguments = {"state": state, "limit": limit, "sampling": request.sampling}
         if not request.lookahead:
-            return self._jit_decode(self._weights, **arguments)
+            return self._jit_decode(self.weights, **arguments)
         return self._jit_lookahead(
-            self._weights, **arguments, last=last, draft_length=request.lookahead
+            self.weights, **arguments, last=last, draft_length=request.lookahead
         )
 
 
@@ -279,7 +283,12 @@ def bucket_length(texts: Texts) -> int:
 
 def row_keys(seed: int, rows: int) -> Array:
     """Return one random key per row, independent of the number of rows."""
-    return jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), jnp.arange(rows))
+    return jax.vmap(row_key, (None, 0))(seed, jnp.arange(rows))
+
+
+def row_key(seed: int, row: int) -> Array:
+    """Return a row's random key."""
+    return jax.random.fold_in(jax.random.key(seed), row)
 
 
 def _until_stop(row: list[int], stop_tokens: tuple[int, ...]) -> list[int]:

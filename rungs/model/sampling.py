@@ -1,6 +1,7 @@
 """Choose the next token from logits, greedily or by sampling. Axes as in `gpt.py`."""
 
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -105,3 +106,65 @@ def mask_unlikely(logits_BV: Array, sampling: Sampling) -> Array:
         least = logits_BV.max(axis=-1, keepdims=True) + jnp.log(sampling.min_p)
         logits_BV = jnp.where(logits_BV < least, -jnp.inf, logits_BV)
     return logits_BV
+
+
+class RowSampling(NamedTuple):
+    """The sampling settings of each row of a batch, so that one program serves them all."""
+
+    temperature_B: Array | np.ndarray
+    top_k_B: Array | np.ndarray
+    top_p_B: Array | np.ndarray
+    min_p_B: Array | np.ndarray
+    repetition_penalty_B: Array | np.ndarray
+
+    @classmethod
+    def of(cls, samplings: Sequence[Sampling]) -> Self:
+        """Return the settings of rows. Stop tokens are left to the caller."""
+        everything = np.iinfo(np.int32).max
+        return cls(
+            np.array([each.temperature for each in samplings], np.float32),
+            np.array([each.top_k or everything for each in samplings], np.int32),
+            np.array([1 if each.top_p is None else each.top_p for each in samplings], np.float32),
+            np.array([each.min_p or 0 for each in samplings], np.float32),
+            np.array([each.repetition_penalty for each in samplings], np.float32),
+        )
+
+    def next_tokens(self, logits_BV: Array, seen_BV: Callable[[], Array], keys_B: Array) -> Array:
+        """Return what `next_tokens` returns for each row with its settings. Work that no row needs
+        is skipped when the program runs."""
+        penalty_B1 = self.repetition_penalty_B[:, None]
+
+        def penalized() -> Array:
+            lowered = jnp.where(logits_BV > 0, logits_BV / penalty_B1, logits_BV * penalty_B1)
+            return jnp.where(seen_BV() & (penalty_B1 != 1), lowered, logits_BV)
+
+        logits_BV = jax.lax.cond((penalty_B1 != 1).any(), penalized, lambda: logits_BV)
+        is_greedy_B = self.temperature_B == 0
+        first_B = first_largest(logits_BV)
+
+        def sampled() -> Array:
+            scaled_BV = logits_BV / jnp.where(is_greedy_B, 1, self.temperature_B)[:, None]
+            is_cut = (self.top_k_B < logits_BV.shape[-1]) | (self.top_p_B < 1) | (self.min_p_B > 0)
+            masked_BV = jax.lax.cond(is_cut.any(), self._masked, lambda x: x, scaled_BV)
+            tokens_B = jax.vmap(jax.random.categorical)(keys_B, masked_BV).astype(jnp.int32)
+            return jnp.where((first_B == UNDEFINED) | is_greedy_B, first_B, tokens_B)
+
+        return jax.lax.cond(is_greedy_B.all(), lambda: first_B, sampled)
+
+    def _masked(self, logits_BV: Array) -> Array:
+        """`mask_unlikely` with the settings of each row."""
+        vocab_size = logits_BV.shape[-1]
+        descending = -jnp.sort(-logits_BV, axis=-1)
+        last_B1 = jnp.minimum(self.top_k_B, vocab_size)[:, None] - 1
+        least = jnp.take_along_axis(descending, last_B1, axis=-1)
+        logits_BV = jnp.where(logits_BV < least, -jnp.inf, logits_BV)
+        descending = jnp.where(descending < least, -jnp.inf, descending)
+        probabilities = jax.nn.softmax(descending)
+        top_p_B1 = jnp.maximum(self.top_p_B, jnp.finfo(jnp.float32).tiny)[:, None]
+        in_nucleus = jnp.cumsum(probabilities, axis=-1) - probabilities < top_p_B1
+        in_nucleus |= top_p_B1 >= 1
+        least = jnp.min(jnp.where(in_nucleus, descending, jnp.inf), axis=-1, keepdims=True)
+        logits_BV = jnp.where(logits_BV < least, -jnp.inf, logits_BV)
+        largest_B1 = logits_BV.max(axis=-1, keepdims=True)
+        least = largest_B1 + jnp.log(self.min_p_B)[:, None]
+        return jnp.where(logits_BV < least, -jnp.inf, logits_BV)

@@ -13,6 +13,7 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
+from rungs.common.errors import UserError
 from rungs.config.model_config import ModelConfig
 from rungs.model.kernels.stored_matrix import (
     OutputMajorMatrix,
@@ -44,11 +45,6 @@ class UnreadTensor(abc.ABC):
         """Return it, or a slice of its first axes."""
 
 
-def is_possible(weights: WeightFormat, config: ModelConfig) -> bool:
-    """Return whether a model supports this form: a mixture of experts can't be quantized."""
-    return weights == "dtype" or not config.n_experts
-
-
 def cast(dtype: jnp.dtype) -> Convert:
     """Return a function that casts matmul operands and embedding tables."""
     return lambda param, array: param.replace(array.astype(dtype) if param.inputs else array)
@@ -60,9 +56,9 @@ def converter(weights: WeightFormat, config: ModelConfig, dtype: jnp.dtype) -> C
     low-rank additions are cast. On CPUs and GPUs, 16-bit matrices have one row per output.
 
     Raises:
-        ValueError: the model is a mixture of experts, which can't be quantized."""
-    if not is_possible(weights, config):
-        raise ValueError("int8 weights: not for a mixture of experts")
+        UserError: the model is a mixture of experts, which can't be quantized."""
+    if weights == "int8" and config.n_experts:
+        raise UserError("--weights int8: not for a mixture of experts; leave it out")
     store: Store | None = None
     if weights == "int8":
         store = _quantized

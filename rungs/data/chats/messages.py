@@ -90,17 +90,21 @@ def chat_of(value: Any) -> Chat:
     if kind is None:
         keys = ", ".join(map(str, list(value)[:5])) or "none"
         raise ValueError(f"has neither messages nor conversations (its keys: {keys})")
-    turns = value[kind.chat]
-    if not isinstance(turns, list) or not turns:
-        raise ValueError(f"{kind.chat}: {format_value(turns)} is not a list of messages")
     _refuse_keys("line", value)
-    messages = [_message(kind, turn, f"{kind.chat}[{n}]") for n, turn in enumerate(turns)]
+    messages = messages_of(value[kind.chat], kind)
     messages = _with_system(messages, value.get(_SYSTEM))
     if not any(map(says_something, messages)):
         raise ValueError(f"{kind.chat}: has no message from the assistant to learn")
     used = (kind.chat, *_LISTS, _KWARGS, _SYSTEM)
     unused = frozenset(key for key, found in value.items() if found and key not in used)
     return Chat(messages, _variables(value), unused)
+
+
+def messages_of(turns: Any, kind: _Format = _FORMATS[0]) -> list[Message]:
+    """Return the messages in a list of a line. Raises ValueError if it isn't one, or is empty."""
+    if not isinstance(turns, list) or not turns:
+        raise ValueError(f"{kind.chat}: {format_value(turns)} is not a list of messages")
+    return [_message(kind, turn, f"{kind.chat}[{n}]") for n, turn in enumerate(turns)]
 
 
 def says_something(message: Message) -> bool:

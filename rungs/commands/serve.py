@@ -1,0 +1,71 @@
+"""Answer over HTTP, until a signal."""
+
+from rungs.common.command import importing
+
+import time
+from pathlib import Path
+from typing import Literal
+
+import click
+
+from rungs.common import paths
+from rungs.common.errors import UserError
+from rungs.parallel import jax_setup
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
+_SHORTEST_KEY = 16
+
+
+def serve(
+    models: tuple[str, ...],
+    host: str,
+    port: int,
+    key_file: Path | None,
+    rows: int,
+    most_waiting: int,
+    most_tokens: int | None,
+    most_seconds: float,
+    follow: bool,
+    chat_template: Path | None,
+    dtype: str | None,
+    weight_format: Literal["int8", "ema"] | None,
+) -> None:
+    """Do what the options of `serve.py` ask for. Raises UserError if a model or the key can't be
+    read, or the address can't be used."""
+    key = _read_key(key_file)
+    if key is None and host not in LOOPBACK:
+        raise UserError("--host: other machines may call it; add --key-file FILE with a key")
+    with importing():
+        from rungs.serving.app import App, Limits
+        from rungs.serving.engine import Engine
+        from rungs.serving.following import Follower
+        from rungs.serving.served import Loading, Served, names_of
+        from rungs.serving.server import answer_until_signal, listen
+    jax_setup.enable_compilation_cache()
+    loading = Loading(follow, chat_template, dtype, weight_format)
+    named = zip(names_of(models), models, strict=True)
+    served = {name: Served(place, loading) for name, place in named}
+    listener = listen(host, port)
+    engine = Engine({name: model.load() for name, model in served.items()}, rows, most_waiting)
+    began = time.perf_counter()
+    engine.warm_up()
+    click.echo(f"compiled in {time.perf_counter() - began:.1f} s", err=True)
+    if follow:
+        Follower(engine, served).start()
+    limits = Limits(answer_seconds=most_seconds, new_tokens=most_tokens, texts=rows)
+    hosts = [*LOOPBACK] if key is None else None
+    shown = f"[{host}]" if ":" in host else host
+    click.echo(f"http://{shown}:{listener.getsockname()[1]}/ answers for {', '.join(served)}")
+    answer_until_signal(App(served, engine, limits, key, hosts), engine, listener)
+
+
+def _read_key(file: Path | None) -> str | None:
+    """Return the key in a file. Raises UserError if it is too short or not printable ASCII."""
+    if file is None:
+        return None
+    key = paths.read_bytes(file).decode(errors="replace").strip()
+    if len(key) < _SHORTEST_KEY or not key.isascii() or not key.isprintable():
+        raise UserError(
+            f"{file}: must hold a key of at least {_SHORTEST_KEY} printable ASCII characters"
+        )
+    return key

@@ -1,0 +1,182 @@
+"""Answers to one request: its texts in the engine, their pieces as they arrive, and the JSON that a
+client gets."""
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+from rungs.serving.answer_text import AnswerText
+from rungs.serving.engine import Delivery, Text
+from rungs.serving.protocol import Body, ChatBody, Header, TokenLogProbs, Usage
+from rungs.serving.served import Served
+
+_SECONDS_BETWEEN_LOOKS = 0.5
+"""How often to look whether the client is still there."""
+
+
+class ClientGoneError(Exception):
+    """The client has disconnected."""
+
+
+class FailedError(Exception):
+    """The engine could not answer."""
+
+
+class _Choice:
+    """One text of an answer."""
+
+    def __init__(self, served: Served, body: Body, prompt: list[int], index: int) -> None:
+        self.index, self._prompt, self._body = index, prompt, body
+        self._tokenizer = served.tokenizer
+        self._text = AnswerText(served.tokenizer, prompt, body.stops)
+        self._tokens = 0
+        self._offset = 0
+        self.count = 0
+        self.finish: str | None = None
+
+    def add(self, delivery: Delivery) -> tuple[str, list[TokenLogProbs] | None]:
+        """Add new tokens, and return their text and log-probabilities."""
+        is_echo = self._body.echo and not self._tokens
+        self._tokens += 1
+        text = self._tokenizer.decode(self._prompt) if is_echo else ""
+        found = self._log_probs(delivery)
+        self.count += len(delivery.tokens)
+        text += self._text.add(delivery.tokens, is_last=delivery.finish is not None)
+        self.finish = "stop" if self._text.is_stopped else delivery.finish
+        return text, found
+
+    def _log_probs(self, delivery: Delivery) -> list[TokenLogProbs] | None:
+        likely = self._body.likely
+        if likely is None:
+            return None
+        of_prompt = len(delivery.log_probs) > len(delivery.tokens)
+        tokens = self._prompt if of_prompt else delivery.tokens
+        found = list[TokenLogProbs]()
+        for token, log_probs in zip(tokens, delivery.log_probs, strict=True):
+            entry = TokenLogProbs.of(self._tokenizer, token, log_probs, likely, self._offset)
+            self._offset += len(entry.content.decode())
+            found.append(entry)
+        return found
+
+
+class Answer:
+    """The texts of a request, and what arrives of them.
+
+    Attributes:
+        texts: for the engine.
+        first_at: when the first token arrived, by `time.monotonic`; None before."""
+
+    def __init__(self, served: Served, body: Body, prompts: list[list[int]]) -> None:
+        self._body, self._prompts, self._header = body, prompts, Header(body, served.step)
+        self._arrived: asyncio.Queue[tuple[_Choice, Delivery]] = asyncio.Queue()
+        self._loop = asyncio.get_running_loop()
+        self._look_at = 0.0
+        self.first_at: float | None = None
+        sampling, seed = body.sampling(served.stop_tokens), body.own_seed()
+        every = [prompt for prompt in prompts for _ in range(body.n)]
+        self._choices = [_Choice(served, body, prompt, n) for n, prompt in enumerate(every)]
+        self.texts = [
+            Text(
+                prompt,
+                sampling,
+                seed,
+                number,
+                served.new_tokens(body, prompt),
+                log_probs=body.likely is not None,
+                scores_prompt=body.echo and (body.likely is not None or body.max_tokens == 0),
+                deliver=self._receiver(choice),
+            )
+            for number, (prompt, choice) in enumerate(zip(every, self._choices, strict=True))
+        ]
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether the client wants pieces as they arrive."""
+        return self._body.stream
+
+    @property
+    def usage(self) -> Usage:
+        """How many tokens were read and made."""
+        return Usage(sum(map(len, self._prompts)), sum(choice.count for choice in self._choices))
+
+    async def whole(self, is_gone: Callable[[], Awaitable[bool]]) -> dict[str, Any]:
+        """Return the JSON of the finished answer. Raises ClientGoneError, FailedError."""
+        texts = [""] * len(self._choices)
+        found: list[list[TokenLogProbs]] = [[] for _ in self._choices]
+        async for choice, text, log_probs in self._pieces(is_gone):
+            texts[choice.index] += text
+            found[choice.index] += log_probs or []
+        choices = [
+            self._body.choice(texts[n], None if self._body.likely is None else found[n])
+            | {"index": n, "finish_reason": choice.finish}
+            for n, choice in enumerate(self._choices)
+        ]
+        return self._header.as_json() | {"choices": choices, "usage": self.usage.as_json()}
+
+    async def events(self, is_gone: Callable[[], Awaitable[bool]]) -> AsyncIterator[dict[str, Any]]:
+        """Yield the JSON of the answer's pieces. Raises ClientGoneError, FailedError."""
+        is_chat = isinstance(self._body, ChatBody)
+        header = self._header.as_json(".chunk" if is_chat else "")
+        options = self._body.stream_options
+        usage = {"usage": None} if options and options.include_usage else {}
+        for choice in self._choices if is_chat else ():
+            begin = {"index": choice.index, "delta": {"role": "assistant", "content": ""}}
+            yield header | usage | {"choices": [begin | {"logprobs": None, "finish_reason": None}]}
+        async for choice, text, log_probs in self._pieces(is_gone):
+            if text or log_probs or choice.finish:
+                ending = {"index": choice.index, "finish_reason": choice.finish}
+                yield header | usage | {"choices": [self._body.piece(text, log_probs) | ending]}
+        if usage:
+            yield header | {"choices": [], "usage": self.usage.as_json()}
+
+    async def _pieces(
+        self, is_gone: Callable[[], Awaitable[bool]]
+    ) -> AsyncIterator[tuple[_Choice, str, list[TokenLogProbs] | None]]:
+        """Yield the pieces of all choices as they arrive; whatever ends this, the engine forgets
+        the texts."""
+        left = set(self._choices)
+        try:
+            while left:
+                choice, delivery = await self._next(is_gone)
+                if choice not in left:
+                    continue
+                if delivery.finish == "failed":
+                    raise FailedError(delivery.problem)
+                if delivery.tokens and self.first_at is None:
+                    self.first_at = time.monotonic()
+                text, log_probs = choice.add(delivery)
+                if choice.finish:
+                    left.discard(choice)
+                    self.texts[choice.index].is_wanted = False
+                yield choice, text, log_probs
+        finally:
+            self.forget()
+
+    def forget(self) -> None:
+        """Tell the engine that nobody waits any more."""
+        for text in self.texts:
+            text.is_wanted = False
+
+    async def _next(self, is_gone: Callable[[], Awaitable[bool]]) -> tuple[_Choice, Delivery]:
+        while True:
+            if time.monotonic() >= self._look_at:
+                if await is_gone():
+                    raise ClientGoneError
+                self._look_at = time.monotonic() + _SECONDS_BETWEEN_LOOKS
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_SECONDS_BETWEEN_LOOKS):
+                    return await self._arrived.get()
+
+    def _receiver(self, choice: _Choice) -> Callable[[Delivery], None]:
+        def deliver(delivery: Delivery) -> None:
+            self._loop.call_soon_threadsafe(self._arrived.put_nowait, (choice, delivery))
+
+        return deliver
+
+
+def event_lines(value: dict[str, Any]) -> str:
+    """Return a server-sent event (https://html.spec.whatwg.org/multipage/server-sent-events.html)."""
+    return f"data: {json.dumps(value, ensure_ascii=False)}\n\n"

@@ -1,0 +1,280 @@
+"""The routes of the server, its limits and keys, and its metrics."""
+
+import asyncio
+import hmac
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import prometheus_client
+import pydantic
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from rungs.common.errors import UserError, did_you_mean
+from rungs.serving.answering import Answer, ClientGoneError, FailedError, event_lines
+from rungs.serving.engine import Engine, QueueFullError
+from rungs.serving.protocol import Body, ChatBody, CompletionBody, error_json, problems
+from rungs.serving.served import Served
+
+PAGE = Path(__file__).with_name("chat.html")
+_CLOSED_REQUEST = 499
+"""Status in metrics if the client left: nginx's."""
+
+
+class Limits(NamedTuple):
+    """What one client may take."""
+
+    body_bytes: int = 1 << 20
+    """Of a request."""
+    body_seconds: float = 10.0
+    """For sending it."""
+    answer_seconds: float = 300.0
+    """For the whole answer."""
+    new_tokens: int | None = None
+    """Per text; None: what fits the context."""
+    texts: int = 16
+    """Prompts times n of a request."""
+
+
+class Metrics:
+    """Counts for Prometheus (https://prometheus.io/docs/practices/naming/)."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._registry = prometheus_client.CollectorRegistry()
+        counter, named = prometheus_client.Counter, {"registry": self._registry}
+        labels = ("path", "code")
+        self._requests = counter("rungs_requests", "Answered requests", labels, **named)
+        self._prompt_tokens = counter("rungs_prompt_tokens", "Tokens of prompts", **named)
+        self._new_tokens = counter("rungs_generated_tokens", "Generated tokens", **named)
+        histogram = prometheus_client.Histogram
+        self._first = histogram("rungs_time_to_first_token_seconds", "Until a token", **named)
+        self._whole = histogram("rungs_request_seconds", "Until the end of an answer", **named)
+        gauge = prometheus_client.Gauge
+        gauge("rungs_running", "Texts in progress", **named).set_function(lambda: engine.running)
+        gauge("rungs_waiting", "Texts that wait", **named).set_function(lambda: engine.waiting)
+
+    def count(self, path: str, code: int, began: float, answer: Answer | None) -> None:
+        """Count a request that began at a time of `time.monotonic`."""
+        self._requests.labels(path, code).inc()
+        if answer is None:
+            return
+        self._prompt_tokens.inc(answer.usage.prompt_tokens)
+        self._new_tokens.inc(answer.usage.completion_tokens)
+        self._whole.observe(time.monotonic() - began)
+        if answer.first_at is not None:
+            self._first.observe(answer.first_at - began)
+
+    def text(self) -> bytes:
+        """Return all of them in Prometheus's text format."""
+        return prometheus_client.generate_latest(self._registry)
+
+
+class App:
+    """The routes for some models.
+
+    Args:
+        key: clients must send it; None for none.
+        hosts: names by which browsers on this machine may call it; None for any."""
+
+    def __init__(
+        self,
+        models: Mapping[str, Served],
+        engine: Engine,
+        limits: Limits,
+        key: str | None,
+        hosts: list[str] | None,
+    ) -> None:
+        self._models, self._engine = models, engine
+        self.limits, self._key = limits, key
+        self._metrics = Metrics(engine)
+        self._made_at = int(time.time())
+        routes = [
+            Route("/", self._page),
+            Route("/health", self._health),
+            Route("/metrics", self._keyed(self._show_metrics)),
+            Route("/v1/models", self._keyed(self._list_models)),
+            Route("/v1/models/{name:path}", self._keyed(self._show_model)),
+            Route("/v1/completions", self._keyed(self._complete), methods=["POST"]),
+            Route("/v1/chat/completions", self._keyed(self._chat), methods=["POST"]),
+        ]
+        trusted = [Middleware(TrustedHostMiddleware, allowed_hosts=hosts)] if hosts else []
+        handlers = {HTTPException: self._http_error, ClientDisconnect: self._gone}
+        self.asgi = Starlette(routes=routes, middleware=trusted, exception_handlers=handlers)  # type: ignore[arg-type]
+
+    def _keyed(
+        self, answer: Callable[[Request], Awaitable[Response]]
+    ) -> Callable[[Request], Awaitable[Response]]:
+        """Return a route that needs the key."""
+
+        async def checked(request: Request) -> Response:
+            given = request.headers.get("Authorization", "").removeprefix("Bearer ")
+            if self._key and not hmac.compare_digest(given.encode(), self._key.encode()):
+                hint = "send the server's key: Authorization: Bearer KEY"
+                return failure(HTTPStatus.UNAUTHORIZED, hint, "invalid_api_key")
+            return await answer(request)
+
+        return checked
+
+    async def _page(self, _: Request) -> Response:
+        policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+        headers = {"Content-Security-Policy": f"{policy}; connect-src 'self'; img-src data:"}
+        return HTMLResponse(PAGE.read_text(encoding="utf-8"), headers=headers)
+
+    async def _health(self, _: Request) -> Response:
+        if self._engine.is_alive():
+            return JSONResponse({"status": "ok"})
+        return JSONResponse({"status": "failed"}, HTTPStatus.SERVICE_UNAVAILABLE)
+
+    async def _show_metrics(self, _: Request) -> Response:
+        return Response(self._metrics.text(), media_type=prometheus_client.CONTENT_TYPE_LATEST)
+
+    async def _list_models(self, _: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [*map(self._described, self._models)]})
+
+    async def _show_model(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        return JSONResponse(self._described(name)) if name in self._models else self._no_model(name)
+
+    def _described(self, name: str) -> dict[str, Any]:
+        model = self._models[name]
+        return {
+            "id": name,
+            "object": "model",
+            "created": self._made_at,
+            "owned_by": "rungs",
+            "max_model_len": model.context_length,
+            "has_chat_template": model.form is not None,
+            "weights": model.step,
+        }
+
+    def _no_model(self, name: str) -> Response:
+        known = ", ".join(self._models)
+        hint = did_you_mean(name, self._models, f"this server has {known}")
+        return failure(HTTPStatus.NOT_FOUND, f"model: no {name!r}; {hint}", "model_not_found")
+
+    async def _complete(self, request: Request) -> Response:
+        return await self._counted(request, CompletionBody)
+
+    async def _chat(self, request: Request) -> Response:
+        return await self._counted(request, ChatBody)
+
+    async def _counted(self, request: Request, kind: type[Body]) -> Response:
+        began = time.monotonic()
+        answer = await self._begun(request, kind)
+        if isinstance(answer, Response):  # it was refused
+            self._metrics.count(request.url.path, answer.status_code, began, None)
+            return answer
+        if answer.is_streamed:
+            lines = self._lines(request, answer, began)
+            return StreamingResponse(lines, media_type="text/event-stream", headers=_UNBUFFERED)
+        response = await self._whole(request, answer)
+        self._metrics.count(request.url.path, response.status_code, began, answer)
+        return response
+
+    async def _begun(self, request: Request, kind: type[Body]) -> Answer | Response:
+        """Return what the engine has begun, or why it hasn't."""
+        try:
+            async with asyncio.timeout(self.limits.body_seconds):
+                content = await self._read(request)
+            body = kind.model_validate(json.loads(content))
+            if body.model not in self._models:
+                return self._no_model(body.model)
+            model = self._models[body.model]
+            prompts = await asyncio.to_thread(model.prompts, body)
+            self._check(model, body, prompts)
+            answer = Answer(model, body, prompts)
+            self._engine.submit(body.model, answer.texts)
+        except TimeoutError:
+            return failure(HTTPStatus.REQUEST_TIMEOUT, "the request took too long to arrive")
+        except pydantic.ValidationError as error:
+            return failure(HTTPStatus.BAD_REQUEST, problems(error))
+        except (ValueError, RecursionError) as error:
+            return failure(HTTPStatus.BAD_REQUEST, str(error) or "nested too deeply")
+        except QueueFullError:
+            busy = "too many requests wait; try again"
+            return failure(HTTPStatus.TOO_MANY_REQUESTS, busy, headers={"Retry-After": "1"})
+        return answer
+
+    async def _whole(self, request: Request, answer: Answer) -> Response:
+        try:
+            async with asyncio.timeout(self.limits.answer_seconds):
+                return JSONResponse(await answer.whole(request.is_disconnected))
+        except TimeoutError:
+            return failure(HTTPStatus.GATEWAY_TIMEOUT, self._too_slow)
+        except FailedError as error:
+            return failure(HTTPStatus.INTERNAL_SERVER_ERROR, str(error))
+        except ClientGoneError:
+            return Response(status_code=_CLOSED_REQUEST)
+
+    @property
+    def _too_slow(self) -> str:
+        return f"the answer took more than {self.limits.answer_seconds:.0f} seconds"
+
+    async def _read(self, request: Request) -> bytes:
+        """Return the body. Raises ValueError if it is too large or no JSON is announced."""
+        kind = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+        if kind != "application/json":  # which other sites can't send without asking
+            raise UserError("Content-Type must be application/json")
+        content = bytearray()
+        async for chunk in request.stream():
+            content += chunk
+            if len(content) > self.limits.body_bytes:
+                raise UserError(f"the request is larger than {self.limits.body_bytes:,} bytes")
+        return bytes(content)
+
+    def _check(self, model: Served, body: Body, prompts: list[list[int]]) -> None:
+        """Raise UserError if a request asks for too much."""
+        if len(prompts) * body.n > self.limits.texts:
+            raise UserError(
+                f"n: {len(prompts)} prompts × {body.n} are more than {self.limits.texts} texts"
+            )
+        most = max(model.new_tokens(body, prompt) for prompt in prompts)
+        if self.limits.new_tokens is not None and most > self.limits.new_tokens:
+            raise UserError(f"max_tokens: {most} is more than {self.limits.new_tokens}")
+
+    async def _lines(self, request: Request, answer: Answer, began: float) -> AsyncIterator[str]:
+        """Yield the events of a streamed answer."""
+        code: int = _CLOSED_REQUEST
+        try:
+            async with asyncio.timeout(self.limits.answer_seconds):
+                async for event in answer.events(request.is_disconnected):
+                    yield event_lines(event)
+            yield "data: [DONE]\n\n"
+            code = HTTPStatus.OK
+        except TimeoutError:
+            code = HTTPStatus.GATEWAY_TIMEOUT
+            yield event_lines(error_json(self._too_slow, "server_error"))
+        except FailedError as error:
+            code = HTTPStatus.INTERNAL_SERVER_ERROR
+            yield event_lines(error_json(str(error), "server_error"))
+        except ClientGoneError:
+            pass
+        finally:
+            answer.forget()
+            self._metrics.count(request.url.path, code, began, answer)
+
+    async def _http_error(self, _: Request, error: HTTPException) -> Response:
+        return failure(error.status_code, error.detail)
+
+    async def _gone(self, _: Request, __: ClientDisconnect) -> Response:
+        return Response(status_code=_CLOSED_REQUEST)
+
+
+_UNBUFFERED = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+
+
+def failure(
+    status: int, message: str, code: str | None = None, headers: Mapping[str, str] | None = None
+) -> Response:
+    """Return a response that says what is wrong."""
+    kind = "server_error" if status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
+    return JSONResponse(error_json(message, kind, code), status, headers)

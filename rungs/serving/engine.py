@@ -1,0 +1,243 @@
+"""The thread that generates for all requests: texts join free rows of their model's `Slots` as they
+come, and leave them as they end."""
+
+import collections
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from rungs.model.generation import Generator, row_key
+from rungs.model.sampling import UNDEFINED, Sampling
+from rungs.serving.slots import MOST_TOKENS, LogProbs, NewTokens, Slots
+
+_SECONDS_PER_CALL = 0.05
+"""How long a call may take before texts are delivered in smaller pieces."""
+
+
+class QueueFullError(Exception):
+    """Too many texts wait for a row."""
+
+
+class Delivery(NamedTuple):
+    """New tokens of a text."""
+
+    tokens: list[int]
+    """Without the stop token."""
+    log_probs: Sequence[LogProbs | None]
+    """Of each token, if requested. In the first delivery of a text whose prompt is scored those of
+    the prompt come before, None for its first token."""
+    finish: str | None = None
+    """Why this is the last delivery: "stop", "length", or "failed"."""
+    problem: str = ""
+    """What failed."""
+
+
+@dataclasses.dataclass(eq=False)
+class Text:
+    """A text to generate.
+
+    Attributes:
+        prompt: token ids, at least one; with the new tokens at most one more than the context.
+        number: the text's number within its request, for its random key.
+        new_tokens: the most tokens to add; 0 only scores the prompt.
+        deliver: called from the engine's thread, until a delivery has a `finish`.
+        is_wanted: False as soon as nobody waits for it."""
+
+    prompt: list[int]
+    sampling: Sampling
+    seed: int
+    number: int
+    new_tokens: int
+    log_probs: bool
+    scores_prompt: bool
+    deliver: Callable[[Delivery], None]
+    is_wanted: bool = True
+    left: int = 0
+
+    def __post_init__(self) -> None:
+        self.left = self.new_tokens
+
+
+class _Batch:
+    """The rows of one model's weights, and their texts."""
+
+    def __init__(self, slots: Slots) -> None:
+        self.slots = slots
+        self.texts: dict[int, Text] = {}
+        self._seconds_per_token = _SECONDS_PER_CALL / MOST_TOKENS
+
+    def join(self, text: Text) -> None:
+        """Put a text into a free row."""
+        if text.scores_prompt:
+            scores = self.slots.score(text.prompt) if len(text.prompt) > 1 else None
+            places = [] if scores is None else [_place(scores, n) for n in range(len(scores[0]))]
+            text.deliver(Delivery([], [None, *places], None if text.left else "length"))
+        if text.left:
+            key = row_key(text.seed, text.number)
+            self.texts[self.slots.join(text.prompt, key, text.sampling)] = text
+
+    def add(self) -> int:
+        """Add tokens to all texts, deliver them, and let those that end leave. Returns how many
+        tokens were delivered."""
+        self._leave_unwanted()
+        if not self.texts:
+            return 0
+        count = min(MOST_TOKENS, max(text.left for text in self.texts.values()))
+        count = max(1, min(count, round(_SECONDS_PER_CALL / self._seconds_per_token)))
+        start = time.perf_counter()
+        new = self.slots.add(count, any(text.log_probs for text in self.texts.values()))
+        self._seconds_per_token = (time.perf_counter() - start) / count
+        return sum(self._deliver(row, new) for row in list(self.texts))
+
+    def _leave_unwanted(self) -> None:
+        for row in [row for row, text in self.texts.items() if not text.is_wanted]:
+            self._leave(row)
+
+    def _leave(self, row: int) -> None:
+        self.slots.leave(row)
+        del self.texts[row]
+
+    def _deliver(self, row: int, new: NewTokens) -> int:
+        """Deliver a row's new tokens, and return how many."""
+        text = self.texts[row]
+        tokens = new.ids_CR[: text.left, row].tolist()
+        ends = {*text.sampling.stop_tokens, UNDEFINED}
+        count = next((place for place, token in enumerate(tokens) if token in ends), len(tokens))
+        text.left -= count
+        finish = None if text.left else "length"
+        if count < len(tokens):
+            finish = "failed" if tokens[count] == UNDEFINED else "stop"
+        log_probs = [
+            _place(new.log_probs_CR, (n, row)) if new.log_probs_CR and text.log_probs else None
+            for n in range(count)
+        ]
+        problem = "the model's logits are NaN" if finish == "failed" else ""
+        text.deliver(Delivery(tokens[:count], log_probs, finish, problem))
+        if finish:
+            self._leave(row)
+        return count
+
+
+def _place(log_probs: LogProbs, place: int | tuple[int, int]) -> LogProbs:
+    """Return the log-probabilities in one place."""
+    return LogProbs(*(array[place] for array in log_probs))
+
+
+class Engine(threading.Thread):
+    """Generates for the clients of some models.
+
+    Args:
+        generators: models by name.
+        rows: the most texts of a model at a time.
+        most_waiting: the most texts that wait for a row, of all models.
+
+    Attributes:
+        tokens: number of tokens generated so far.
+        error: why the thread ended, if it failed."""
+
+    def __init__(self, generators: Mapping[str, Generator], rows: int, most_waiting: int) -> None:
+        super().__init__(name="engine", daemon=True)
+        self._most_waiting = most_waiting
+        self._wake = threading.Condition()
+        self._waiting = {name: collections.deque[Text]() for name in generators}
+        self._batches = {
+            name: [_Batch(Slots(generator, rows))] for name, generator in generators.items()
+        }
+        self._is_ending = False
+        self.tokens = 0
+        self.error: BaseException | None = None
+
+    @property
+    def waiting(self) -> int:
+        """Number of texts that wait for a row."""
+        return sum(map(len, self._waiting.values()))
+
+    @property
+    def running(self) -> int:
+        """Number of texts that are generated."""
+        return sum(len(batch.texts) for each in self._batches.values() for batch in each)
+
+    def submit(self, name: str, texts: Sequence[Text]) -> None:
+        """Let texts join a model's rows in their turn. Raises QueueFullError if too many wait."""
+        with self._wake:
+            if self.waiting + len(texts) > self._most_waiting or self.error:
+                raise QueueFullError
+            self._waiting[name] += texts
+            self._wake.notify()
+
+    def replace(self, name: str, generator: Generator) -> None:
+        """Use other weights of the same model for texts that join from now on; those in progress
+        end with the weights that they began with."""
+        with self._wake:
+            new = _Batch(self._batches[name][0].slots.with_weights(generator))
+            self._batches[name].insert(0, new)
+
+    def end(self) -> None:
+        """End the thread, without waiting for texts."""
+        with self._wake:
+            self._is_ending = True
+            self._wake.notify()
+        self.join()
+
+    def run(self) -> None:
+        """Generate until `end`."""
+        try:
+            while self._wait():
+                for name in self._batches:
+                    self._advance(name)
+        except BaseException as error:
+            self.error = error
+            raise
+        finally:
+            self._fail_all()
+
+    def warm_up(self) -> None:
+        """Compile the programs for few and for many texts, before the thread starts."""
+        for (batch,) in self._batches.values():
+            rows = 0
+            while rows < len(batch.slots):
+                text = Text([0], Sampling(), 0, 0, 1, False, False, lambda _: None)
+                while rows >= len(batch.texts):
+                    batch.join(text)
+                batch.slots.add(1)
+                rows = 2 * rows or 1
+            for row in list(batch.texts):
+                batch._leave(row)
+
+    def _wait(self) -> bool:
+        """Wait for something to do; False if there will be nothing more."""
+        with self._wake:
+            self._wake.wait_for(lambda: self._is_ending or self.waiting or self.running)
+            return not self._is_ending
+
+    def _advance(self, name: str) -> None:
+        """Let texts join, and add tokens to all of a model's texts."""
+        newest = self._batches[name][0]
+        while text := self._next(name, newest):
+            newest.join(text)
+        for batch in self._batches[name]:
+            self.tokens += batch.add()
+        with self._wake:
+            first, *others = self._batches[name]
+            self._batches[name] = [first, *(batch for batch in others if batch.texts)]
+
+    def _next(self, name: str, batch: _Batch) -> Text | None:
+        """Take the next text that somebody waits for, if there is a free row."""
+        with self._wake:
+            waiting = self._waiting[name]
+            while waiting and not waiting[0].is_wanted:
+                waiting.popleft()
+            return waiting.popleft() if waiting and not batch.slots.are_full else None
+
+    def _fail_all(self) -> None:
+        """Tell all clients that the engine has ended."""
+        with self._wake:
+            texts = [text for waiting in self._waiting.values() for text in waiting]
+            batches = [batch for each in self._batches.values() for batch in each]
+            texts += [text for batch in batches for text in batch.texts.values()]
+            for waiting in self._waiting.values():
+                waiting.clear()
+        for text in texts:
+            text.deliver(Delivery([], [], "failed", "the server is ending"))

@@ -1,0 +1,301 @@
+"""What clients may ask for, and the form of answers: OpenAI's completions and chat completions
+(https://platform.openai.com/docs/api-reference), with the sampling settings that vLLM adds
+(`top_k`, `min_p`, `repetition_penalty`, `ignore_eos`). What isn't supported is refused by name."""
+
+import dataclasses
+import secrets
+import time
+from typing import Annotated, Any, ClassVar, NamedTuple
+
+import pydantic
+from pydantic import Field
+
+from rungs.common.errors import UserError, did_you_mean
+from rungs.config.option_values import NEW_TOKENS
+from rungs.data.chats.messages import Message, messages_of
+from rungs.data.tokenizer import REPLACEMENT_CHARACTER, Tokenizer
+from rungs.model.sampling import Sampling
+from rungs.serving.slots import MOST_LIKELY, LogProbs
+
+MOST_STOPS = 4
+_IGNORED = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
+"""Parameters that don't bear on the answer."""
+_ONLY: dict[str, tuple[object, ...]] = {
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "logit_bias": ({},),
+    "best_of": (1,),
+    "suffix": ("",),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "reasoning_effort": ("none",),
+    "audio": (),
+    "prediction": (),
+    "verbosity": (),
+    "web_search_options": (),
+}
+"""Parameters that aren't supported, with the values, besides null, that ask for nothing."""
+
+
+class StreamOptions(pydantic.BaseModel):
+    """Options of a streamed answer."""
+
+    model_config = pydantic.ConfigDict(extra="forbid")
+    include_usage: bool = False
+    include_obfuscation: bool = False
+
+
+class Body(pydantic.BaseModel):
+    """What both kinds of request have."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", strict=True)
+    kind: ClassVar[str]
+    """The `object` of an answer; in pieces of a stream with the ending of the kind."""
+
+    model: str
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    n: Annotated[int, Field(ge=1)] = 1
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int | None = None
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    ignore_eos: bool = False
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _without_others(cls, values: Any) -> Any:
+        """Leave out parameters that ask for nothing. Raises ValueError for unsupported ones."""
+        if not isinstance(values, dict):
+            raise ValueError("must be an object")
+        kept = {key: value for key, value in values.items() if value is not None}
+        for name in {*_IGNORED} & kept.keys() - cls.model_fields.keys():
+            del kept[name]
+        for name in sorted(_ONLY.keys() & kept.keys()):
+            if kept.pop(name) not in _ONLY[name]:
+                raise ValueError(f"{name} is not supported; leave it out")
+        for name in kept.keys() - cls.model_fields.keys():
+            hint = did_you_mean(name, cls.model_fields, "leave it out")
+            raise ValueError(f"unknown parameter {name}; {hint}")
+        return kept
+
+    @pydantic.field_validator("stop")
+    @classmethod
+    def _few_stops(cls, stop: str | list[str] | None) -> str | list[str] | None:
+        stops = [stop] if isinstance(stop, str) else stop or []
+        if len(stops) > MOST_STOPS or not all(stops):
+            raise ValueError(f"must be at most {MOST_STOPS} strings, none of them empty")
+        return stop
+
+    @property
+    def stops(self) -> list[str]:
+        """Strings that end an answer."""
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []
+
+    def sampling(self, stop_tokens: tuple[int, ...]) -> Sampling:
+        """Return the sampling settings. Raises UserError if one is out of range."""
+        top_k = None if self.top_k in (None, 0, -1) else self.top_k
+        settings = Sampling(
+            self.repetition_penalty,
+            self.temperature,
+            top_k,
+            None if self.top_p == 1 else self.top_p,
+            self.min_p or None,
+            () if self.ignore_eos else stop_tokens,
+        )
+        settings.check()
+        return settings
+
+    def own_seed(self) -> int:
+        """Return the seed, a random one if none is given."""
+        return secrets.randbits(32) if self.seed is None else self.seed % 2**32
+
+
+Tokens = list[Annotated[int, Field(ge=0)]]
+
+
+class CompletionBody(Body):
+    """`/v1/completions`."""
+
+    kind = "text_completion"
+    prompt: str | Tokens | list[str] | list[Tokens]
+    echo: bool = False
+    logprobs: Annotated[int, Field(ge=0, le=MOST_LIKELY)] | None = None
+
+    def prompts(self, tokenizer: Tokenizer) -> list[list[int]]:
+        """Return the token ids of each prompt. Raises UserError if one has none."""
+        each = self.prompt
+        if isinstance(each, str) or (each and isinstance(each[0], int)):
+            each = [each]  # type: ignore[assignment]
+        if not each:
+            raise UserError("prompt: is an empty list")
+        return [tokenizer.encode_beginning(it) if isinstance(it, str) else it for it in each]  # type: ignore[misc]
+
+    @property
+    def likely(self) -> int | None:
+        """How many likely tokens to give in each place; None for no log-probabilities."""
+        return self.logprobs
+
+    @property
+    def most_tokens(self) -> int | None:
+        """The most new tokens, None for as many as fit."""
+        return NEW_TOKENS if self.max_tokens is None else self.max_tokens
+
+    def choice(self, text: str, log_probs: "list[TokenLogProbs] | None") -> dict[str, Any]:
+        """Return the part of a choice that holds its text."""
+        found = None
+        if log_probs is not None:
+            likely = [
+                # of several with one text the most likely, which comes first
+                None if it.top is None else {name: value for name, value, _ in reversed(it.top)}
+                for it in log_probs
+            ]
+            found = {
+                "tokens": [it.name for it in log_probs],
+                "token_logprobs": [it.log_prob for it in log_probs],
+                "top_logprobs": likely if self.logprobs else None,
+                "text_offset": [it.offset for it in log_probs],
+            }
+        return {"text": text, "logprobs": found}
+
+    piece = choice
+
+
+class ChatBody(Body):
+    """`/v1/chat/completions`."""
+
+    kind = "chat.completion"
+    messages: list[dict[str, Any]]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=MOST_LIKELY)] | None = None
+    echo: ClassVar[bool] = False
+
+    def conversation(self) -> list[Message]:
+        """Return the messages. Raises UserError if they aren't messages."""
+        return messages_of(self.messages)
+
+    @property
+    def likely(self) -> int | None:
+        """How many likely tokens to give in each place; None for no log-probabilities."""
+        return self.top_logprobs or 0 if self.logprobs else None
+
+    @property
+    def most_tokens(self) -> int | None:
+        """The most new tokens, None for as many as fit."""
+        return self.max_completion_tokens or self.max_tokens
+
+    def choice(self, text: str, log_probs: "list[TokenLogProbs] | None") -> dict[str, Any]:
+        """Return the part of a choice that holds its text."""
+        message = {"role": "assistant", "content": text, "refusal": None}
+        return {"message": message, "logprobs": self._log_probs(log_probs)}
+
+    def piece(self, text: str, log_probs: "list[TokenLogProbs] | None") -> dict[str, Any]:
+        """The same for a piece of a stream."""
+        return {"delta": {"content": text}, "logprobs": self._log_probs(log_probs)}
+
+    def _log_probs(self, found: "list[TokenLogProbs] | None") -> dict[str, Any] | None:
+        if found is None:
+            return None
+
+        def entry(name: str, value: float | None, content: bytes) -> dict[str, Any]:
+            return {"token": name, "logprob": value, "bytes": list(content)}
+
+        return {
+            "content": [
+                entry(it.name, it.log_prob, it.content)
+                | {"top_logprobs": [entry(*each) for each in it.top or []]}
+                for it in found
+            ],
+            "refusal": None,
+        }
+
+
+class TokenLogProbs(NamedTuple):
+    """The log-probability of a token, and of the most likely ones in its place."""
+
+    name: str
+    content: bytes
+    log_prob: float | None
+    """None for the first token of a prompt."""
+    top: list[tuple[str, float, bytes]] | None
+    offset: int
+    """Characters before it."""
+
+    @classmethod
+    def of(
+        cls, tokenizer: Tokenizer, token: int, found: LogProbs | None, likely: int, offset: int
+    ) -> "TokenLogProbs":
+        """Describe a token of a text."""
+        name, content = token_text(tokenizer, token)
+        if found is None:
+            return cls(name, content, None, None, offset)
+        pairs = zip(found.top_ids_K[:likely], found.top_K[:likely], strict=True)
+        texts = ((token_text(tokenizer, int(number)), float(value)) for number, value in pairs)
+        top = [(text, value, content) for (text, content), value in texts]
+        return cls(name, content, float(found.of_token), top, offset)
+
+
+def token_text(tokenizer: Tokenizer, token: int) -> tuple[str, bytes]:
+    """Return a token's text and its UTF-8; for part of a character, or no text, a name with its id
+    and no bytes."""
+    text = tokenizer.decode([token])
+    is_text = text and REPLACEMENT_CHARACTER not in text
+    return (text, text.encode()) if is_text else (f"token_id:{token}", b"")
+
+
+class Usage(NamedTuple):
+    """How many tokens a request took."""
+
+    prompt_tokens: int
+    completion_tokens: int
+
+    def as_json(self) -> dict[str, int]:
+        """Return the `usage` of an answer."""
+        return {**self._asdict(), "total_tokens": sum(self)}
+
+
+@dataclasses.dataclass
+class Header:
+    """The keys with which all parts of an answer begin."""
+
+    body: Body
+    fingerprint: str
+    """Names the weights that answer."""
+    made_at: int = dataclasses.field(default_factory=lambda: int(time.time()))
+    number: str = dataclasses.field(default_factory=lambda: secrets.token_hex(12))
+
+    def as_json(self, ending: str = "") -> dict[str, Any]:
+        """Return the keys; `ending` is for the `object` of pieces of a stream."""
+        prefix = "cmpl" if self.body.kind == "text_completion" else "chatcmpl"
+        return {
+            "id": f"{prefix}-{self.number}",
+            "object": self.body.kind + ending,
+            "created": self.made_at,
+            "model": self.body.model,
+            "system_fingerprint": self.fingerprint,
+        }
+
+
+def error_json(message: str, kind: str, code: str | None = None) -> dict[str, Any]:
+    """Return the body of a failed request."""
+    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
+
+
+def problems(error: pydantic.ValidationError) -> str:
+    """Return what is wrong with a body in one line."""
+    found = (
+        (".".join(map(str, each["loc"][:1])), each["msg"].removeprefix("Value error, "))
+        for each in error.errors(include_url=False, include_context=False, include_input=False)
+    )
+    lines = dict.fromkeys(f"{place}: {text}" if place else text for place, text in found)
+    return "; ".join(list(lines)[:5])

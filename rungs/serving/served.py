@@ -1,0 +1,131 @@
+"""A model that clients may ask: its weights, tokenizer and chat template."""
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from rungs.checkpointing.checkpoint_folder import LATEST, find_averaged_weights, find_weights
+from rungs.checkpointing.load import load_token_generator, load_tokenizer
+from rungs.checkpointing.published import all_stop_tokens, find_chat_template
+from rungs.checkpointing.weights_file import Weights
+from rungs.common.errors import UserError
+from rungs.data.chats.chat_dataset import ChatFormat
+from rungs.model.generation import Generator
+from rungs.serving.protocol import Body, ChatBody, CompletionBody
+
+
+class Loading(NamedTuple):
+    """Which weights are loaded, and how."""
+
+    follow: bool = False
+    """Of a run, whether to take its newest checkpoint instead of its best."""
+    chat_template: Path | None = None
+    """None for each model's own."""
+    dtype: str | None = None
+    """None for the device's usual one."""
+    weight_format: Literal["int8", "ema"] | None = None
+
+    def find(self, place: str) -> Path:
+        """Return the weights in a place. Raises UserError if there are none."""
+        newest = Path(place) / "checkpoints" / LATEST
+        is_followed = self.follow and newest.exists()
+        weights = find_weights(newest if is_followed else place).resolve()
+        return find_averaged_weights(weights) if self.weight_format == "ema" else weights
+
+    def generator(self, weights: Path) -> Generator:
+        """Load a model. Raises UserError if it is damaged or can't be quantized."""
+        form = "int8" if self.weight_format == "int8" else "dtype"
+        return load_token_generator(weights, self.dtype, form)
+
+
+class Served:
+    """A model that clients may ask.
+
+    Args:
+        place: a run, a checkpoint or a weights file.
+
+    Attributes:
+        weights: file that answers come from.
+        form: how chats become tokens; None if the model has no chat template.
+        stop_tokens: tokens that end a text.
+
+    Raises:
+        UserError: the model or a file beside it is missing or damaged."""
+
+    def __init__(self, place: str, loading: Loading) -> None:
+        self.place, self._loading = place, loading
+        self.weights = loading.find(place)
+        opened = Weights(self.weights)
+        config = opened.header.model
+        self.context_length, self.vocab_size = config.context_length, config.vocab_size
+        self.tokenizer = load_tokenizer(self.weights)
+        template = find_chat_template(self.weights, loading.chat_template)
+        self.form = ChatFormat(template, self.tokenizer) if template else None
+        self.stop_tokens = all_stop_tokens(opened, self.tokenizer, template)
+
+    @property
+    def step(self) -> str:
+        """Name of the checkpoint that answers."""
+        return self.weights.parent.name
+
+    def load(self) -> Generator:
+        """Load the weights; errors as for `Loading.generator`."""
+        return self._loading.generator(self.weights)
+
+    def newer(self) -> Generator | None:
+        """Load the weights that are there now, None if they are those of before. Raises UserError
+        if they are damaged or just being deleted."""
+        weights = self._loading.find(self.place)
+        if weights == self.weights:
+            return None
+        generator = self._loading.generator(weights)
+        self.weights = weights
+        return generator
+
+    def prompts(self, body: Body) -> list[list[int]]:
+        """Return the token ids of a request's prompts. Raises UserError if they don't fit."""
+        prompts = self._chat(body) if isinstance(body, ChatBody) else self._texts(body)
+        for prompt in prompts:
+            if not prompt:
+                raise UserError("prompt: has no token")
+            if max(prompt) >= self.vocab_size:
+                raise UserError(f"prompt: token id {max(prompt)} is not of this model's vocabulary")
+            new = self.new_tokens(body, prompt)
+            if new < bool(body.most_tokens is None) or len(prompt) + new > self.context_length + 1:
+                asked = "" if body.most_tokens is None else f" and {body.most_tokens} new ones"
+                raise UserError(
+                    f"the prompt's {len(prompt)} tokens{asked} are more than the model's context of"
+                    f" {self.context_length}"
+                )
+        return prompts
+
+    def new_tokens(self, body: Body, prompt: Sequence[int]) -> int:
+        """Return the most tokens to add to a prompt."""
+        fits = self.context_length + 1 - len(prompt)
+        return fits if body.most_tokens is None else body.most_tokens
+
+    def _texts(self, body: CompletionBody) -> list[list[int]]:
+        if body.max_tokens == 0 and not body.echo:
+            raise UserError("max_tokens: 0 needs echo")
+        return body.prompts(self.tokenizer)
+
+    def _chat(self, body: ChatBody) -> list[list[int]]:
+        if self.form is None:
+            raise UserError("this model has no chat template; use /v1/completions")
+        text = self.form.template.render(body.conversation(), add_generation_prompt=True)
+        return [self.form.tokenizer.encode(text)]
+
+
+def names_of(places: Sequence[str]) -> list[str]:
+    """Return names of models from what the command line calls them: the last part of a run's path;
+    of a checkpoint its run's, too. Raises UserError if two have one name."""
+    names = []
+    for parts in (Path(place).absolute().parts for place in places):
+        is_checkpoint = "checkpoints" in parts[-3:-1]
+        run = parts[parts.index("checkpoints") - 1] + "/" if is_checkpoint else ""
+        names.append(run + parts[-1])
+    name, count = Counter(names).most_common(1)[0]
+    if count > 1:
+        raise UserError(f"{name}: {count} models have this name; serve one of them, or a copy")
+    return names

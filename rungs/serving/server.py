@@ -1,0 +1,78 @@
+"""The process that listens, from start to the last answer."""
+
+import asyncio
+import socket
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from rungs.common.errors import UserError
+from rungs.serving.app import App
+from rungs.serving.engine import Engine
+
+_SECONDS_FOR_HEADERS = 10
+_SECONDS_BETWEEN_REQUESTS = 5
+_MOST_HEADER_BYTES = 1 << 14
+_MOST_CONNECTIONS = 512
+
+
+class _TimedProtocol(H11Protocol):
+    """Closes connections whose headers don't arrive in time, which uvicorn waits for."""
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._timer = self.loop.call_later(_SECONDS_FOR_HEADERS, self._close_unused)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._timer.cancel()
+        super().connection_lost(exc)
+
+    def _close_unused(self) -> None:
+        if self.cycle is None:
+            self.transport.abort()
+
+
+class _Server(uvicorn.Server):
+    """Ends when the engine has failed."""
+
+    def __init__(self, config: uvicorn.Config, engine: Engine) -> None:
+        super().__init__(config)
+        self._engine = engine
+
+    async def on_tick(self, counter: int) -> bool:
+        return not self._engine.is_alive() or await super().on_tick(counter)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens. Raises UserError if it can't."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=1024)
+    except OSError as error:
+        raise UserError(f"--host {host} --port {port}: {error.strerror}; choose another") from None
+
+
+def answer_until_signal(app: App, engine: Engine, listener: socket.socket) -> None:
+    """Answer until SIGTERM or SIGINT, then finish what has begun. Raises what ended the engine, if
+    it has failed."""
+    config = uvicorn.Config(
+        app.asgi,
+        http=_TimedProtocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        limit_concurrency=_MOST_CONNECTIONS,
+        timeout_keep_alive=_SECONDS_BETWEEN_REQUESTS,
+        timeout_graceful_shutdown=int(app.limits.answer_seconds),
+        h11_max_incomplete_event_size=_MOST_HEADER_BYTES,
+        server_header=False,
+    )
+    engine.start()
+    try:
+        asyncio.run(_Server(config, engine).serve([listener]))
+    finally:
+        engine.end()
+    if engine.error is not None:
+        raise engine.error
