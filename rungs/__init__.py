@@ -31,6 +31,7 @@ before it; `uv run lint-imports` checks the layers in `pyproject.toml`):
     smoke_tests    the checks that `smoke_tests/` at the root runs on a machine or a run
     charts         drawings of all charts
     page           an HTML page to look at runs and compare them
+    serving        models over HTTP in the format of OpenAI's API, and a page to try them
     commands       the implementation of the commands at the root
 
 The names below are imported when first used, so `import rungs` itself is fast."""

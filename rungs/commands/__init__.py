@@ -7,11 +7,12 @@
     checkpointing      list and verify checkpoints
     download_dataset   build or download a dataset
     evaluate           loss, perplexity and scores of a checkpoint
-    generate           continue prompts or chat; another interface, such as a server, starts here
+    generate           continue prompts or chat
     model              show the model of a run as it is built
     mup                the coordinate check of muP, and the learning-rate sweep
     plan               estimate what a run needs, or propose a ladder of runs
     pretrained         import, export and upload Hugging Face models
+    serve              answer over HTTP
     reinforce          train by reinforcement learning, replay a step, audit
     train              train or resume a run, replay a failed step, train a grid
 

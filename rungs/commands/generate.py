@@ -1,5 +1,4 @@
-"""Continue prompts with a model, or have a conversation with it, on the terminal. A server would
-share `Model` and `start_conversation`; without chats `checkpointing/load.py` is enough."""
+"""Continue prompts with a model, or have a conversation with it, on the terminal."""
 
 from rungs.common.command import importing
 

@@ -39,7 +39,7 @@ class _Choice:
 
     def add(self, delivery: Delivery) -> tuple[str, list[TokenLogProbs] | None]:
         """Add new tokens, and return their text and log-probabilities."""
-        is_echo = self._body.echo and not self._tokens
+        is_echo = self._body.is_echoed and not self._tokens
         self._tokens += 1
         text = self._tokenizer.decode(self._prompt) if is_echo else ""
         found = self._log_probs(delivery)
@@ -86,7 +86,7 @@ class Answer:
                 number,
                 served.new_tokens(body, prompt),
                 log_probs=body.likely is not None,
-                scores_prompt=body.echo and (body.likely is not None or body.max_tokens == 0),
+                scores_prompt=body.is_echoed and (body.likely is not None or body.max_tokens == 0),
                 deliver=self._receiver(choice),
             )
             for number, (prompt, choice) in enumerate(zip(every, self._choices, strict=True))

@@ -50,7 +50,8 @@ class Metrics:
 
     def __init__(self, engine: Engine) -> None:
         self._registry = prometheus_client.CollectorRegistry()
-        counter, named = prometheus_client.Counter, {"registry": self._registry}
+        counter = prometheus_client.Counter
+        named: dict[str, Any] = {"registry": self._registry}
         labels = ("path", "code")
         self._requests = counter("rungs_requests", "Answered requests", labels, **named)
         self._prompt_tokens = counter("rungs_prompt_tokens", "Tokens of prompts", **named)

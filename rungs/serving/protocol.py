@@ -2,6 +2,7 @@
 (https://platform.openai.com/docs/api-reference), with the sampling settings that vLLM adds
 (`top_k`, `min_p`, `repetition_penalty`, `ignore_eos`). What isn't supported is refused by name."""
 
+import abc
 import dataclasses
 import secrets
 import time
@@ -50,12 +51,14 @@ class StreamOptions(pydantic.BaseModel):
     include_obfuscation: bool = False
 
 
-class Body(pydantic.BaseModel):
+class Body(pydantic.BaseModel, abc.ABC):
     """What both kinds of request have."""
 
     model_config = pydantic.ConfigDict(extra="forbid", strict=True)
     kind: ClassVar[str]
-    """The `object` of an answer; in pieces of a stream with the ending of the kind."""
+    """The `object` of an answer."""
+    usual_tokens: ClassVar[int | None] = None
+    """The most new tokens if the client doesn't say how many; None for as many as fit."""
 
     model: str
     max_tokens: Annotated[int, Field(ge=0)] | None = None
@@ -97,6 +100,29 @@ class Body(pydantic.BaseModel):
         return stop
 
     @property
+    @abc.abstractmethod
+    def asked_tokens(self) -> int | None:
+        """The most new tokens that the client asked for."""
+
+    @property
+    @abc.abstractmethod
+    def likely(self) -> int | None:
+        """How many likely tokens to give in each place; None for no log-probabilities."""
+
+    @property
+    def is_echoed(self) -> bool:
+        """Whether answers begin with the prompt."""
+        return False
+
+    @abc.abstractmethod
+    def choice(self, text: str, log_probs: "list[TokenLogProbs] | None") -> dict[str, Any]:
+        """Return the part of a choice that holds its text."""
+
+    @abc.abstractmethod
+    def piece(self, text: str, log_probs: "list[TokenLogProbs] | None") -> dict[str, Any]:
+        """The same for a piece of a stream."""
+
+    @property
     def stops(self) -> list[str]:
         """Strings that end an answer."""
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
@@ -127,6 +153,7 @@ class CompletionBody(Body):
     """`/v1/completions`."""
 
     kind = "text_completion"
+    usual_tokens = NEW_TOKENS
     prompt: str | Tokens | list[str] | list[Tokens]
     echo: bool = False
     logprobs: Annotated[int, Field(ge=0, le=MOST_LIKELY)] | None = None
@@ -142,16 +169,17 @@ class CompletionBody(Body):
 
     @property
     def likely(self) -> int | None:
-        """How many likely tokens to give in each place; None for no log-probabilities."""
         return self.logprobs
 
     @property
-    def most_tokens(self) -> int | None:
-        """The most new tokens, None for as many as fit."""
-        return NEW_TOKENS if self.max_tokens is None else self.max_tokens
+    def asked_tokens(self) -> int | None:
+        return self.max_tokens
+
+    @property
+    def is_echoed(self) -> bool:
+        return self.echo
 
     def choice(self, text: str, log_probs: "list[TokenLogProbs] | None") -> dict[str, Any]:
-        """Return the part of a choice that holds its text."""
         found = None
         if log_probs is not None:
             likely = [
@@ -167,7 +195,8 @@ class CompletionBody(Body):
             }
         return {"text": text, "logprobs": found}
 
-    piece = choice
+    def piece(self, text: str, log_probs: "list[TokenLogProbs] | None") -> dict[str, Any]:
+        return self.choice(text, log_probs)
 
 
 class ChatBody(Body):
@@ -178,7 +207,6 @@ class ChatBody(Body):
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_LIKELY)] | None = None
-    echo: ClassVar[bool] = False
 
     def conversation(self) -> list[Message]:
         """Return the messages. Raises UserError if they aren't messages."""
@@ -186,21 +214,17 @@ class ChatBody(Body):
 
     @property
     def likely(self) -> int | None:
-        """How many likely tokens to give in each place; None for no log-probabilities."""
         return self.top_logprobs or 0 if self.logprobs else None
 
     @property
-    def most_tokens(self) -> int | None:
-        """The most new tokens, None for as many as fit."""
+    def asked_tokens(self) -> int | None:
         return self.max_completion_tokens or self.max_tokens
 
     def choice(self, text: str, log_probs: "list[TokenLogProbs] | None") -> dict[str, Any]:
-        """Return the part of a choice that holds its text."""
         message = {"role": "assistant", "content": text, "refusal": None}
         return {"message": message, "logprobs": self._log_probs(log_probs)}
 
     def piece(self, text: str, log_probs: "list[TokenLogProbs] | None") -> dict[str, Any]:
-        """The same for a piece of a stream."""
         return {"delta": {"content": text}, "logprobs": self._log_probs(log_probs)}
 
     def _log_probs(self, found: "list[TokenLogProbs] | None") -> dict[str, Any] | None:

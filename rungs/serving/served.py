@@ -12,6 +12,7 @@ from rungs.checkpointing.weights_file import Weights
 from rungs.common.errors import UserError
 from rungs.data.chats.chat_dataset import ChatFormat
 from rungs.model.generation import Generator
+from rungs.model.weight_formats import WeightFormat
 from rungs.serving.protocol import Body, ChatBody, CompletionBody
 
 
@@ -35,7 +36,7 @@ class Loading(NamedTuple):
 
     def generator(self, weights: Path) -> Generator:
         """Load a model. Raises UserError if it is damaged or can't be quantized."""
-        form = "int8" if self.weight_format == "int8" else "dtype"
+        form: WeightFormat = "int8" if self.weight_format == "int8" else "dtype"
         return load_token_generator(weights, self.dtype, form)
 
 
@@ -92,8 +93,8 @@ class Served:
             if max(prompt) >= self.vocab_size:
                 raise UserError(f"prompt: token id {max(prompt)} is not of this model's vocabulary")
             new = self.new_tokens(body, prompt)
-            if new < bool(body.most_tokens is None) or len(prompt) + new > self.context_length + 1:
-                asked = "" if body.most_tokens is None else f" and {body.most_tokens} new ones"
+            if len(prompt) + max(new, 1) > self.context_length + 1:
+                asked = f" and {body.asked_tokens} new ones" if body.asked_tokens else ""
                 raise UserError(
                     f"the prompt's {len(prompt)} tokens{asked} are more than the model's context of"
                     f" {self.context_length}"
@@ -102,10 +103,13 @@ class Served:
 
     def new_tokens(self, body: Body, prompt: Sequence[int]) -> int:
         """Return the most tokens to add to a prompt."""
+        if body.asked_tokens is not None:
+            return body.asked_tokens
         fits = self.context_length + 1 - len(prompt)
-        return fits if body.most_tokens is None else body.most_tokens
+        return min(fits, body.usual_tokens or fits)
 
-    def _texts(self, body: CompletionBody) -> list[list[int]]:
+    def _texts(self, body: Body) -> list[list[int]]:
+        assert isinstance(body, CompletionBody)
         if body.max_tokens == 0 and not body.echo:
             raise UserError("max_tokens: 0 needs echo")
         return body.prompts(self.tokenizer)

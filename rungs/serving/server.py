@@ -53,9 +53,8 @@ def listen(host: str, port: int) -> socket.socket:
         raise UserError(f"--host {host} --port {port}: {error.strerror}; choose another") from None
 
 
-def answer_until_signal(app: App, engine: Engine, listener: socket.socket) -> None:
-    """Answer until SIGTERM or SIGINT, then finish what has begun. Raises what ended the engine, if
-    it has failed."""
+def make_server(app: App, engine: Engine) -> uvicorn.Server:
+    """Return the server of some routes; its `serve` listens until `should_exit` or a signal."""
     config = uvicorn.Config(
         app.asgi,
         http=_TimedProtocol,
@@ -69,9 +68,15 @@ def answer_until_signal(app: App, engine: Engine, listener: socket.socket) -> No
         h11_max_incomplete_event_size=_MOST_HEADER_BYTES,
         server_header=False,
     )
+    return _Server(config, engine)
+
+
+def answer_until_signal(app: App, engine: Engine, listener: socket.socket) -> None:
+    """Answer until SIGTERM or SIGINT, then finish what has begun. Raises what ended the engine, if
+    it has failed."""
     engine.start()
     try:
-        asyncio.run(_Server(config, engine).serve([listener]))
+        asyncio.run(make_server(app, engine).serve([listener]))
     finally:
         engine.end()
     if engine.error is not None:

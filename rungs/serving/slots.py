@@ -47,7 +47,7 @@ class LogProbs(NamedTuple):
 class NewTokens(NamedTuple):
     """Tokens that a call has added to each row in use."""
 
-    ids_CR: np.ndarray
+    ids_CR: Array | np.ndarray
     """`sampling.UNDEFINED` where logits were NaN."""
     log_probs_CR: LogProbs | None
 
@@ -146,7 +146,7 @@ class Slots:
     def score(self, text: Sequence[int]) -> LogProbs:
         """Return the log-probabilities of a text's tokens, S − 1 of them, as the first has none.
         The text must fit the context."""
-        tokens_1S, padding_1 = pad_left([text], bucket_length([text]))
+        tokens_1S, padding_1 = pad_left([text], bucket_length([list(text)]))
         found = self._jit_score(self._weights, tokens_1S, padding_1)
         return jax.tree.map(lambda array: np.asarray(array)[padding_1[0] :], found)
 

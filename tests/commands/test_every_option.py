@@ -187,6 +187,13 @@ FAILING = (
 )
 REPLAY = "train.py failing --datasets-dir datasets --replay"
 WATCH = "charts.py run --watch --port 0"
+SERVE = (
+    "serve.py run --host 127.0.0.1 --port 0 --key-file key.txt --rows 2 --most-waiting 3"
+    " --most-tokens 9 --most-seconds 30 --follow --chat-template chat.jinja --dtype bfloat16"
+    " --weights int8"
+)
+SERVERS = {WATCH: "", SERVE: "v1/models"}
+"""Commands that serve until a signal, and a page of each."""
 ELSEWHERE: dict[str, tuple[str, ...]] = {
     "needs PyTorch; with recorded values in tests/commands/test_pretrained.py": (
         "pretrained.py import --check",
@@ -320,22 +327,30 @@ def test_a_failed_step_is_replayed(folder: Path) -> None:
 
 
 @pytest.mark.long
-def test_runs_are_watched(folder: Path) -> None:
-    command = [sys.executable, str(ROOT / WATCH.split()[0]), *WATCH.split()[1:]]
+@pytest.mark.parametrize("line", SERVERS)
+def test_servers_answer(line: str, folder: Path) -> None:
+    (folder / "key.txt").write_text("a key that nobody has")
+    script, *words = shlex.split(line)
     with subprocess.Popen(
-        command, cwd=folder, env=environment(), stdout=subprocess.PIPE, text=True
+        [sys.executable, str(ROOT / script), *words],
+        cwd=folder,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        text=True,
     ) as process:
         assert process.stdout
-        line = next(line for line in process.stdout if "http://" in line)
-        address = next(word for word in line.split() if word.startswith("http://"))
-        with urllib.request.urlopen(address) as page:
-            assert b"<html" in page.read()
+        shown = next(line for line in process.stdout if "http://" in line)
+        address = next(word for word in shown.split() if word.startswith("http://"))
+        headers = {"Authorization": "Bearer a key that nobody has"}
+        asked = urllib.request.Request(address + SERVERS[line], headers=headers)
+        with urllib.request.urlopen(asked) as page:
+            assert page.read()
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
+        assert process.wait(60) in (0, 130)
 
 
 def test_every_option_is_given() -> None:
-    lines = [*SETUP, *FROM_THE_HUB, *TO_THE_HUB, FAILING, f"{REPLAY} step-000001", WATCH]
+    lines = [*SETUP, *FROM_THE_HUB, *TO_THE_HUB, FAILING, f"{REPLAY} step-000001", *SERVERS]
     lines += [line for lines in COMMANDS.values() for line in lines]
     lines += [line for *_, line in LONGER]
     given = set().union(*(given_options(*shlex.split(line)) for line in lines))

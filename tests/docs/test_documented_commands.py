@@ -68,7 +68,9 @@ NOT_RUN: dict[str, tuple[str, ...]] = {
     "needs a TPU's compiler: tests/planning/compiled": (
         "plan.py runs/gpt2-small --device tpu-v5e",
     ),
-    "runs until it is interrupted: tests/page": ("charts.py runs/ --watch",),
+    "runs until it is interrupted: tests/page, tests/serving": (
+        *("charts.py runs/ --watch", "serve.py"),
+    ),
     "needs a model that has learned to copy: tests/smoke_tests": ("smoke_tests/test_a_to_a.py",),
     "needs a failed step: tests/training/test_failed_step.py": ("train.py RUN --replay",),
     "needs changed code": (

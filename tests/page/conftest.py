@@ -1,18 +1,15 @@
 """Runs to show, and a browser to look at them with."""
 
-import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from rungs.page import document
 from rungs.page.document import open_runs, write_page
+from tests.support.browser import chromium, tab  # noqa: F401 — fixtures
 from tests.support.recorded_runs import record_run, step
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 
 @pytest.fixture(scope="package", autouse=True)
@@ -21,32 +18,6 @@ def count_here() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(document, "ProcessPoolExecutor", lambda *_, **__: ThreadPoolExecutor(1))
         yield
-
-
-@pytest.fixture(scope="session")
-def chromium() -> Iterator[Any]:
-    """Headless Chromium. Its own downloads are not used: the system's Chromium is."""
-    if CHROMIUM is None:
-        pytest.skip("no chromium on this machine; on Debian: apt-get install chromium")
-    sync_api = pytest.importorskip("playwright.sync_api")
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def tab(chromium: Any) -> Iterator[Any]:
-    """A tab; the test fails if a page in it logs an error or loads anything but itself."""
-    context = chromium.new_context(viewport={"width": 1300, "height": 900})
-    page, problems = context.new_page(), []
-    page.set_default_timeout(60_000)
-    page.on("console", lambda message: problems.append(message.text))
-    page.on("pageerror", lambda error: problems.append(str(error)))
-    page.on("requestfailed", lambda request: problems.append(request.url))
-    yield page
-    context.close()
-    assert problems == []
 
 
 @pytest.fixture(scope="package")

@@ -1,0 +1,39 @@
+"""The text of an answer as its tokens arrive."""
+
+import hypothesis
+import hypothesis.strategies as st
+
+from rungs.data.bpe import train_bpe
+from rungs.data.tokenizer import Tokenizer
+from rungs.serving.answer_text import AnswerText
+
+TOKENIZER: Tokenizer = train_bpe([], 257)
+STOPS = ["ab", "bca", "é!"]
+
+
+@hypothesis.given(
+    text=st.text("abcé! 😀", max_size=30),
+    sizes=st.lists(st.integers(1, 5), min_size=1),
+    stops=st.lists(st.sampled_from(STOPS), max_size=2),
+)
+def test_pieces_make_the_text_before_the_first_stop_string(
+    text: str, sizes: list[int], stops: list[str]
+) -> None:
+    answer = AnswerText(TOKENIZER, TOKENIZER.encode("prompt é"), stops)
+    tokens, pieces, place = TOKENIZER.encode(text), list[str](), 0
+    while place < len(tokens) and not answer.is_stopped:
+        size = sizes[len(pieces) % len(sizes)]
+        pieces.append(answer.add(tokens[place : place + size], place + size >= len(tokens)))
+        place += size
+    first = min((text.find(stop) for stop in stops if stop in text), default=len(text))
+    assert "".join(pieces) == answer.text == text[:first]
+    assert answer.is_stopped == (first < len(text))
+
+
+def test_a_character_arrives_whole() -> None:
+    answer = AnswerText(TOKENIZER, TOKENIZER.encode("x"), [])
+    *begin, end = TOKENIZER.encode("😀")
+    assert [answer.add([token]) for token in begin] == ["", "", ""]
+    assert answer.add([end]) == "😀"
+    assert answer.add(begin) == ""
+    assert answer.add([], is_last=True) == "\ufffd"

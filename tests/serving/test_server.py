@@ -1,0 +1,283 @@
+"""The server as its clients see it: OpenAI's, ordinary and hostile ones."""
+
+import json
+import math
+import socket
+import time
+import urllib.request
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+
+from rungs.checkpointing.load import load_generator, load_token_generator, load_tokenizer
+from rungs.model.generation import Request
+from rungs.model.sampling import Sampling
+from rungs.serving.served import names_of
+from tests.serving.conftest import KEY, ROWS, Answering, message
+
+PROMPT, NEW = "The river ", 24
+SAMPLED = Sampling(temperature=0.9, top_p=0.8)
+SAME: dict[str, Any] = {
+    "model": "base",
+    "temperature": 0.9,
+    "top_p": 0.8,
+    "seed": 5,
+    "max_tokens": NEW,
+}
+
+
+def expected_texts(model: Path, samples: int = 1, prompt: str = PROMPT) -> list[str]:
+    """Return the texts that `generate.py` makes for the same request."""
+    generator = load_generator(model)
+    return generator.continue_texts([prompt] * samples, NEW, SAMPLED, seed=5)
+
+
+def eventually(is_so: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 60
+    while not is_so() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return is_so()
+
+
+def post(answering: Answering, body: bytes, **headers: str) -> tuple[int, Any]:
+    address = answering.url.removeprefix("http://")
+    connection = HTTPConnection(address, timeout=60)
+    given = {"Content-Type": "application/json", "Authorization": f"Bearer {KEY}"} | headers
+    connection.request("POST", "/v1/completions", body, given)
+    response = connection.getresponse()
+    return response.status, json.loads(response.read())
+
+
+def test_texts_are_those_of_the_generator(answering: Answering, models: dict[str, Path]) -> None:
+    answer = answering.client.completions.create(prompt=PROMPT, **SAME, n=3)
+    assert [choice.text for choice in answer.choices] == expected_texts(models["base"], 3)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == len(PROMPT)
+    assert answer.system_fingerprint == "base"
+
+
+def test_a_stream_has_the_same_text(answering: Answering, models: dict[str, Path]) -> None:
+    options = {"include_usage": True}
+    events = list(
+        answering.client.completions.create(
+            prompt=PROMPT, **SAME, stream=True, stream_options=options
+        )
+    )
+    texts = [choice.text for event in events for choice in event.choices]
+    assert len(texts) > 1
+    assert "".join(texts) == expected_texts(models["base"])[0]
+    finishes = [choice.finish_reason for event in events for choice in event.choices]
+    assert finishes[:-1] == [None] * (len(finishes) - 1)
+    assert finishes[-1] in ("stop", "length")
+    assert events[-1].usage is not None
+
+
+def test_many_clients_at_once_get_their_own_texts(
+    answering: Answering, models: dict[str, Path]
+) -> None:
+    prompts = [PROMPT * (1 + n % 3) + str(n) for n in range(10)]
+    keys = SAME | {"max_tokens": 12}
+
+    def ask(prompt: str) -> str:
+        return answering.client.completions.create(prompt=prompt, **keys).choices[0].text
+
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        found = list(pool.map(ask, prompts))
+    generator = load_generator(models["base"])
+    for prompt, text in zip(prompts, found, strict=True):
+        assert [text] == generator.continue_texts([prompt], 12, SAMPLED, seed=5)
+    assert eventually(lambda: answering.engine.running == 0)
+
+
+def test_a_chat_is_rendered_by_its_template(answering: Answering, models: dict[str, Path]) -> None:
+    keys = SAME | {"model": "chat"}
+    answer = answering.client.chat.completions.create(messages=[message("Hi")], **keys)
+    prompt = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    assert [answer.choices[0].message.content] == expected_texts(models["chat"], prompt=prompt)
+    events = answering.client.chat.completions.create(
+        messages=[message("Hi")],
+        stream=True,
+        logprobs=True,
+        top_logprobs=2,
+        **keys,
+    )
+    choices = [choice for event in events for choice in event.choices]
+    pieces = [choice.delta.content or "" for choice in choices]
+    assert "".join(pieces) == answer.choices[0].message.content
+    found = [one for choice in choices if choice.logprobs for one in choice.logprobs.content or []]
+    assert {len(one.top_logprobs) for one in found} == {2}
+    assert all(one.logprob <= one.top_logprobs[0].logprob for one in found)
+
+
+def test_prompts_may_be_tokens(answering: Answering, models: dict[str, Path]) -> None:
+    tokens = load_tokenizer(models["base"]).encode(PROMPT)
+    for prompt in (tokens, [tokens], [PROMPT]):
+        answer = answering.client.completions.create(prompt=prompt, **SAME)
+        assert answer.choices[0].text == expected_texts(models["base"])[0]
+
+
+def test_a_stop_string_ends_the_text_before_it(
+    answering: Answering, models: dict[str, Path]
+) -> None:
+    [whole] = expected_texts(models["base"])
+    stop = whole[4:6]
+    answer = answering.client.completions.create(prompt=PROMPT, **SAME, stop=[stop, "never"])
+    assert answer.choices[0].text == whole[: whole.index(stop)]
+    assert answer.choices[0].finish_reason == "stop"
+    assert eventually(lambda: answering.engine.running == 0)
+
+
+def test_an_echo_scores_the_prompt(answering: Answering, models: dict[str, Path]) -> None:
+    """What the lm-evaluation-harness asks for."""
+    keys = {"model": "base", "prompt": PROMPT, "max_tokens": 1, "temperature": 0}
+    answer = answering.client.completions.create(**keys, logprobs=1, echo=True)
+    found = answer.choices[0].logprobs
+    assert found is not None
+    tokens = load_tokenizer(models["base"]).encode(PROMPT)
+    generator = load_token_generator(models["base"])
+    [new] = generator.generate([tokens], Request(1))
+    assert len(found.tokens or []) == len(tokens) + 1
+    assert answer.choices[0].text.startswith(PROMPT)
+    logits = [generator.logits_after([[*tokens[: n + 1]]], 0)[0, 0] for n in range(len(tokens))]
+    for place, (row, token) in enumerate(zip(logits, [*tokens[1:], *new], strict=True)):
+        log_probs = row - row.max()
+        log_probs -= math.log(np.exp(log_probs).sum())
+        assert (found.token_logprobs or [])[place + 1] == pytest.approx(log_probs[token], abs=1e-4)
+        [top] = (found.top_logprobs or [])[place + 1].values()
+        assert top == pytest.approx(log_probs.max(), abs=1e-4)
+    assert (found.token_logprobs or [])[0] is None
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "problem"),
+    [
+        (b"{", 400, "Expecting"),
+        (b"[" * 9000, 400, "nested"),
+        (b"[]", 400, "must be an object"),
+        (b"\xff", 400, "decode"),
+        (b'{"model": "base", "prompt": "a", "logit_bias": {"1": 1}}', 400, "logit_bias is not"),
+        (b'{"model": "bse", "prompt": "a"}', 404, "did you mean base?"),
+        (b'{"model": "base", "prompt": "%s"}' % (b"a" * 100), 400, "the model's context of 64"),
+        (b'{"model": "base", "prompt": "a", "max_tokens": 65}', 400, "65 new ones"),
+        (b'{"model": "base", "prompt": [257]}', 400, "token id 257"),
+        (b'{"model": "base", "prompt": [[]]}', 400, "has no token"),
+        (b'{"model": "base", "prompt": "\\ud800"}', 400, "lone surrogate"),
+        (b'{"model": "base", "prompt": "a", "n": 5}', 400, "1 prompts × 5"),
+        (b'{"model": "base", "prompt": "a", "temperature": -1}', 400, "temperature: -1"),
+        (b'{"model": "base", "prompt": "%s"}' % (b"a" * 30_000), 400, "20,000 bytes"),
+    ],
+)
+def test_wrong_requests_get_one_line(
+    answering: Answering, body: bytes, status: int, problem: str
+) -> None:
+    found, answer = post(answering, body)
+    assert (found, "\n" in answer["error"]["message"]) == (status, False)
+    assert problem in answer["error"]["message"]
+
+
+def test_a_chat_needs_a_template(answering: Answering) -> None:
+    with pytest.raises(openai.BadRequestError, match="no chat template"):
+        answering.client.chat.completions.create(model="base", messages=[message("a")])
+
+
+def test_only_clients_with_the_key_are_answered(answering: Answering) -> None:
+    for path in ("/v1/models", "/metrics", "/v1/models/base"):
+        with pytest.raises(urllib.request.HTTPError) as error:
+            urllib.request.urlopen(answering.url + path)
+        assert error.value.code == 401
+    status, _ = post(answering, b"{}", Authorization="Bearer wrong")
+    assert status == 401
+    assert post(answering, b"{}", **{"Content-Type": "text/plain"})[0] == 400
+    for path in ("/health", "/"):
+        assert urllib.request.urlopen(answering.url + path).status == 200
+
+
+def test_models_are_listed(answering: Answering) -> None:
+    assert [model.id for model in answering.client.models.list()] == ["base", "chat"]
+    assert answering.client.models.retrieve("chat").id == "chat"
+    with pytest.raises(openai.NotFoundError, match="did you mean chat"):
+        answering.client.models.retrieve("chatt")
+
+
+def test_metrics_count(answering: Answering) -> None:
+    answering.client.completions.create(prompt=PROMPT, **SAME)
+    request = urllib.request.Request(
+        answering.url + "/metrics", headers={"Authorization": f"Bearer {KEY}"}
+    )
+    text = urllib.request.urlopen(request).read().decode()
+    values = dict(line.rsplit(" ", 1) for line in text.splitlines() if line[0] != "#")
+    assert float(values["rungs_generated_tokens_total"]) >= NEW
+    assert float(values['rungs_requests_total{code="200",path="/v1/completions"}']) >= 1
+    assert float(values["rungs_time_to_first_token_seconds_count"]) >= 1
+
+
+def test_a_client_that_leaves_frees_its_row(answering: Answering) -> None:
+    endless = {"prompt": "a", "model": "base", "max_tokens": 60, "extra_body": {"ignore_eos": True}}
+    for _ in range(3):
+        for _ in range(ROWS + 2):
+            stream = answering.client.completions.create(**endless, stream=True)
+            next(iter(stream))
+            stream.close()
+        assert eventually(lambda: answering.engine.running == answering.engine.waiting == 0)
+    answer = answering.client.completions.create(prompt=PROMPT, **SAME)
+    assert answer.choices[0].text
+
+
+def test_slow_clients_are_cut_off_and_others_served(answering: Answering) -> None:
+    host, port = answering.url.removeprefix("http://").split(":")
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"
+    slow = [socket.create_connection((host, int(port))) for _ in range(20)]
+    for each in slow:
+        each.sendall(
+            (head + "Content-Type: application/json\r\nContent-Length: 99\r\n\r\n{").encode()
+        )
+    assert answering.client.completions.create(prompt=PROMPT, **SAME).choices[0].text
+    for each in slow:
+        each.settimeout(30)
+        assert each.recv(15) == b"HTTP/1.1 408 Re"
+        each.close()
+
+
+def test_more_texts_than_may_wait_are_refused(answering: Answering) -> None:
+    keys = {"model": "base", "prompt": "a", "max_tokens": 60, "extra_body": {"ignore_eos": True}}
+
+    def ask(_: int) -> str | None:
+        try:
+            answering.client.completions.create(**keys, n=ROWS)
+        except openai.RateLimitError as error:
+            return error.response.headers["Retry-After"]
+        return None
+
+    with ThreadPoolExecutor(24) as pool:
+        waits = list(pool.map(ask, range(24)))
+    assert set(waits) == {None, "1"}
+
+
+def test_new_weights_answer_without_dropping_a_text(
+    answering: Answering, tmp_path: Path, models: dict[str, Path]
+) -> None:
+    """A text in progress ends with the weights that it began with."""
+    served = answering.models["base"]
+    other = tmp_path / "other"
+    other.symlink_to(models["base"])
+    stream = answering.client.completions.create(prompt=PROMPT, **SAME, stream=True)
+    begun = [next(iter(stream)).choices[0].text]
+    answering.engine.replace("base", served.load())
+    begun += [event.choices[0].text for event in stream]
+    assert "".join(begun) == expected_texts(models["base"])[0]
+    assert answering.client.completions.create(prompt=PROMPT, **SAME).choices[0].text
+    assert len(answering.engine._batches["base"]) == 1
+
+
+def test_models_are_named_by_run_and_checkpoint() -> None:
+    assert names_of(["runs/layers", "other/llama/"]) == ["layers", "llama"]
+    assert names_of(["runs/a/checkpoints/latest", "runs/a"]) == ["a/latest", "a"]
+    with pytest.raises(ValueError, match="a: 2 models have this name"):
+        names_of(["runs/a", "more/a"])

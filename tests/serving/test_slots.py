@@ -1,0 +1,98 @@
+"""Texts in rows of one program are those of `Generator`, whoever else is there."""
+
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rungs.model.generation import Generator, Request, row_key
+from rungs.model.sampling import GREEDY, Sampling
+from rungs.serving.slots import MOST_LIKELY, MOST_TOKENS, Slots
+from tests.support.tiny_model import random_model
+
+NEW = 20
+ARCHITECTURES = {
+    "gpt2": {},
+    "llama": {"positions": "rope", "norm": "rms_norm", "n_heads": 4, "n_kv_heads": 2},
+    "windows": {"positions": "rope", "sliding_window": 8, "layer_pattern": ["sliding", "global"]},
+}
+SAMPLINGS = (
+    GREEDY,
+    Sampling(temperature=0.8, top_k=10),
+    Sampling(temperature=1.0, top_p=0.9, min_p=0.02),
+    Sampling(temperature=0.7, repetition_penalty=1.3),
+    Sampling(repetition_penalty=1.5),
+    Sampling(temperature=2.0),
+)
+LENGTHS = (5, 1, 30, 17, 16, 40)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_texts_that_come_and_go_are_those_of_the_generator(name: str) -> None:
+    generator = Generator(random_model(context_length=64, **ARCHITECTURES[name]))
+    rng = np.random.default_rng(0)
+    jobs = [
+        (rng.integers(generator.decoder.config.vocab_size, size=length).tolist(), sampling, seed)
+        for seed, (length, sampling) in enumerate(zip(LENGTHS, SAMPLINGS, strict=True))
+    ]
+    slots, found = Slots(generator, 4), list(run_in_turn(Slots(generator, 4), jobs))
+    assert slots.used == []
+    for (prompt, sampling, seed), tokens in zip(jobs, found, strict=True):
+        [expected] = generator.generate([prompt], Request(NEW, sampling, seed))
+        assert tokens[:NEW] == expected
+
+
+def run_in_turn(slots: Slots, jobs: list[tuple[list[int], Sampling, int]]) -> Iterator[list[int]]:
+    """Let a text join before every second call, and yield the tokens of each."""
+    found: list[list[int]] = [[] for _ in jobs]
+    waiting, rows, call = list(range(len(jobs))), dict[int, int](), 0
+    while waiting or rows:
+        if waiting and call % 2 == 0 and not slots.are_full:
+            job = waiting.pop(0)
+            prompt, sampling, seed = jobs[job]
+            rows[slots.join(prompt, row_key(seed, 0), sampling)] = job
+        new = slots.add(3 + call % 4, log_probs=call % 3 == 0)
+        for row, job in list(rows.items()):
+            found[job] += new.ids_CR[:, row].tolist()
+            if len(found[job]) >= NEW:
+                slots.leave(row)
+                del rows[row]
+        call += 1
+    yield from found
+
+
+def test_log_probabilities_are_those_of_the_model() -> None:
+    model = random_model(context_length=64)
+    slots, text = Slots(Generator(model), 2), list(range(1, 20))
+    row = slots.join(text, row_key(0, 0), GREEDY)
+    added = slots.add(MOST_TOKENS, log_probs=True)
+    whole = [*text, *added.ids_CR[:, row].tolist()]
+    expected = np.asarray(jax.nn.log_softmax(model(jnp.array([whole]))))[0]
+    places = np.arange(len(whole) - 1)
+    of_token = expected[places, whole[1:]]
+    found = added.log_probs_CR
+    assert found is not None
+    np.testing.assert_allclose(found.of_token[:, row], of_token[len(text) - 1 :], atol=2e-5)
+    scored = slots.score(text)
+    np.testing.assert_allclose(scored.of_token, of_token[: len(text) - 1], atol=2e-5)
+    largest = -np.sort(-expected[: len(text) - 1])[:, :MOST_LIKELY]
+    np.testing.assert_allclose(scored.top_K, largest, atol=2e-5)
+    of_ids = np.take_along_axis(expected[: len(text) - 1], np.asarray(scored.top_ids_K), axis=1)
+    np.testing.assert_allclose(of_ids, largest, atol=2e-5)
+
+
+def test_other_weights_have_rows_of_their_own() -> None:
+    first, second = (Generator(random_model()) for _ in range(2))
+    second.weights = jax.tree.map(lambda array: array * 1.5, second.weights)
+    old = Slots(first, 2)
+    new = old.with_weights(second)
+    request = Request(MOST_TOKENS)
+    for slots, generator in ((old, first), (new, second)):
+        row = slots.join([1, 2, 3], row_key(0, 0), GREEDY)
+        assert (
+            slots.add(MOST_TOKENS).ids_CR[:, row].tolist()
+            == generator.generate([[1, 2, 3]], request)[0]
+        )
+    assert first.generate([[1, 2, 3]], request) != second.generate([[1, 2, 3]], request)
