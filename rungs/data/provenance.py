@@ -50,11 +50,12 @@ class Provenance:
         """Raise UserError if the training tokens differ from a checkpoint's `datasets`. A branch of
         another run may have other datasets."""
         for name, checksums in self.datasets.items():
-            if name in before and before[name]["train"] != checksums["train"]:
+            was = before[name].get("train") if name in before else checksums["train"]
+            if was != checksums["train"]:
                 raise UserError(
                     f"dataset {name}: its training tokens are not those this run was started with"
-                    f" (sha256 {before[name]['train']}, now {checksums['train']}); restore those,"
-                    " or start over with --fresh"
+                    f" (sha256 {was}, now {checksums['train']}); restore those, or start over with"
+                    " --fresh"
                 )
 
 
