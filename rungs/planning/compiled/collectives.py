@@ -40,6 +40,9 @@ class Collective(NamedTuple):
     """Number of executions per run of the program."""
     op_name: str
     """Its origin in the traced program; empty if XLA does not say."""
+    matmuls: int = 0
+    """Matmuls between its start and its end per execution, from `overlaps`; 0 if it is synchronous.
+    Attention and other custom kernels count as matmuls."""
 
     @property
     def group_size(self) -> int:
@@ -66,6 +69,11 @@ class Collective(NamedTuple):
         """Bytes that one device sends per run of the program."""
         return self.trips * self.moved_bytes
 
+    @property
+    def hidden_bytes(self) -> int:
+        """Bytes that one device sends while it computes, per run of the program."""
+        return self.total_moved_bytes if self.matmuls else 0
+
 
 def moved_bytes(kind: str, array_bytes: int, devices: int) -> int:
     """Return the bytes that one device sends in a collective, rounded up, with the algorithms that
@@ -89,7 +97,7 @@ class Traffic(NamedTuple):
     moved_bytes: int
     """Bytes that one device sends."""
     hidden_bytes: int = 0
-    """Bytes sent while the device computes, from `overlap_summary`."""
+    """Bytes sent while the device computes; 0 if `overlaps` didn't count them."""
 
     @property
     def exposed_bytes(self) -> int:
@@ -106,13 +114,11 @@ def collectives(program: hlo.Program) -> list[Collective]:
 
 def summary(found: Iterable[Collective], mesh: Mesh | AbstractMesh) -> list[Traffic]:
     """Return executions and bytes by kind and mesh axes, sorted by these."""
-    grouped: dict[tuple[str, tuple[str, ...]], list[Collective]] = defaultdict(list)
-    for collective in found:
-        grouped[collective.kind, axes_of(collective.groups, mesh)].append(collective)
-    return [
-        Traffic(kind, axes, sum(c.trips for c in group), sum(c.total_moved_bytes for c in group))
-        for (kind, axes), group in sorted(grouped.items())
-    ]
+    grouped: dict[tuple[str, tuple[str, ...]], list[tuple[int, int, int]]] = defaultdict(list)
+    for one in found:
+        figures = one.trips, one.total_moved_bytes, one.hidden_bytes
+        grouped[one.kind, axes_of(one.groups, mesh)].append(figures)
+    return [Traffic(*key, *map(sum, zip(*grouped[key], strict=True))) for key in sorted(grouped)]
 
 
 def axes_of(groups: Groups, mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
@@ -268,22 +274,8 @@ def parse_braces(text: str) -> Groups:
     return tuple(tuple(hlo.numbers(inner)) for inner in re.findall(r"\{([\d,]*)\}", outer[0]))
 
 
-class Overlap(NamedTuple):
-    """A collective, and the computation that it overlaps."""
-
-    collective: Collective
-    matmuls: int
-    """Matmuls between its start and its end per execution; 0 if it is synchronous. Attention and
-    other custom kernels count as matmuls."""
-
-    @property
-    def hidden_bytes(self) -> int:
-        """Bytes that one device sends while it computes, per run of the program."""
-        return self.collective.total_moved_bytes if self.matmuls else 0
-
-
-def overlaps(program: hlo.Program) -> list[Overlap]:
-    """Return the collectives of a compiled program, as `collectives` does, with what they overlap.
+def overlaps(program: hlo.Program) -> list[Collective]:
+    """Return the collectives of a compiled program, as `collectives` does, with their `matmuls`.
 
     A compiled program's text is in execution order. An asynchronous collective is hidden if there
     are matmuls between its start and its end; the device waits for all others. Start and end look
@@ -298,23 +290,13 @@ def overlaps(program: hlo.Program) -> list[Overlap]:
     module = hlo.Module.parse(program)
     if not module.is_scheduled:
         raise ValueError("the program has no schedule, so it does not say what overlaps")
-    return [Overlap(site.collective, _matmuls_during(site)) for site in sites(module)]
-
-
-def overlap_summary(found: Iterable[Overlap], mesh: Mesh | AbstractMesh) -> list[Traffic]:
-    """Return bytes by kind and mesh axes, sorted by these."""
-    found = list(found)
-    hidden = summary((one.collective for one in found if one.matmuls), mesh)
-    hidden_bytes = {(traffic.kind, traffic.axes): traffic.moved_bytes for traffic in hidden}
     return [
-        traffic._replace(hidden_bytes=hidden_bytes.get((traffic.kind, traffic.axes), 0))
-        for traffic in summary((one.collective for one in found), mesh)
+        site.collective._replace(matmuls=_matmuls_during(site.instruction))
+        for site in sites(module)
     ]
 
 
-def _matmuls_during(site: Site) -> int:
-    """Return the matmuls between the start and the end of a collective."""
-    start = site.instruction
+def _matmuls_during(start: hlo.Instruction) -> int:
     schedule = start.module.computations[start.computation]
     return sum(map(_matmuls_in, _before_end(schedule[schedule.index(start) :])))
 
