@@ -109,7 +109,7 @@ def collectives(program: hlo.Program) -> list[Collective]:
     """Return the collectives of a compiled program, one entry per call site. All branches of a
     conditional count. Collectives within a single device are left out. Raises ValueError if a loop
     with a collective has no known trip count, or this module can't count a collective or syntax."""
-    return [site.collective for site in sites(hlo.Module.parse(program))]
+    return [collective for collective, _ in sites(hlo.Module.parse(program))]
 
 
 def summary(found: Iterable[Collective], mesh: Mesh | AbstractMesh) -> list[Traffic]:
@@ -133,12 +133,9 @@ def axes_of(groups: Groups, mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
     )
 
 
-class Site(NamedTuple):
-    """A call of a collective."""
-
-    collective: Collective
-    instruction: hlo.Instruction
-    """The call, in a schedule and never in a fusion; for an asynchronous collective its start."""
+Site = tuple[Collective, hlo.Instruction]
+"""A collective and its call, which is in a schedule and never in a fusion; of an asynchronous one
+its start."""
 
 
 def sites(module: hlo.Module, computation: str = "") -> Iterator[Site]:
@@ -149,28 +146,25 @@ def sites(module: hlo.Module, computation: str = "") -> Iterator[Site]:
     for instruction in instructions:
         collective = None if continues_another else _collective(instruction)
         if collective is not None:
-            yield Site(collective, instruction)
+            yield collective, instruction
         for called, trips in _calls(instruction):
-            for inner in sites(module, called):
-                site = _as_scattered(inner, instruction)
+            for inner, call in sites(module, called):
+                collective = _as_scattered(inner, instruction)
                 if trips is None:
                     raise ValueError(
                         f"{instruction}: XLA does not know how many times this loop runs, and it"
-                        f" contains {site.collective.kind} ({site.collective.op_name})"
+                        f" contains {collective.kind} ({collective.op_name})"
                     )
-                repeated = site.collective._replace(trips=trips * site.collective.trips)
-                is_scheduled = instruction.opcode in CONTROL_FLOW
-                yield Site(repeated, site.instruction if is_scheduled else instruction)
+                repeated = collective._replace(trips=trips * collective.trips)
+                yield repeated, call if instruction.opcode in CONTROL_FLOW else instruction
 
 
-def _as_scattered(site: Site, caller: hlo.Instruction) -> Site:
+def _as_scattered(found: Collective, caller: hlo.Instruction) -> Collective:
     """Return the all-reduce of a TPU's all-reduce-scatter fusion as the reduce-scatter that it is,
-    as each device keeps only one part of the sum; other sites unchanged."""
-    if site.collective.kind != "all-reduce" or "AllReduceScatterFusion" not in caller.rest:
-        return site
-    kept = hlo.bytes_of(caller.shape)
-    scattered = site.collective._replace(kind="reduce-scatter", result_bytes=kept)
-    return site._replace(collective=scattered)
+    as each device keeps only one part of the sum; others unchanged."""
+    if found.kind != "all-reduce" or "AllReduceScatterFusion" not in caller.rest:
+        return found
+    return found._replace(kind="reduce-scatter", result_bytes=hlo.bytes_of(caller.shape))
 
 
 CONTROL_FLOW = ("while", "conditional", "call")
@@ -290,10 +284,7 @@ def overlaps(program: hlo.Program) -> list[Collective]:
     module = hlo.Module.parse(program)
     if not module.is_scheduled:
         raise ValueError("the program has no schedule, so it does not say what overlaps")
-    return [
-        site.collective._replace(matmuls=_matmuls_during(site.instruction))
-        for site in sites(module)
-    ]
+    return [one._replace(matmuls=_matmuls_during(call)) for one, call in sites(module)]
 
 
 def _matmuls_during(start: hlo.Instruction) -> int:
