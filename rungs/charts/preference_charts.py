@@ -46,12 +46,17 @@ def _chart(
 PREFERENCE_CHARTS: dict[str, Callable[[Any], Figure]] = {
     "margin-chart.png": partial(_chart, "margin", "β × nats", {"margin": BLUE}),
     "accuracy-chart.png": partial(
-        *(_chart, "pairs with a positive margin", "share of the pairs", {"accuracy": BLUE}),
+        _chart,
+        "pairs with a positive margin",
+        "share of the pairs",
+        {"accuracy": BLUE},
         scale=lambda axes: axes.set_ylim(-0.02, 1.02),
     ),
     # If the chosen answer's falls, too, the model moves to texts that nobody preferred.
     "answers-chart.png": partial(
-        *(_chart, "log-probability of the answers", "nats per answer"),
+        _chart,
+        "log-probability of the answers",
+        "nats per answer",
         {"chosen_log_prob": BLUE, "rejected_log_prob": ORANGE},
     ),
     "kl-chart.png": partial(
