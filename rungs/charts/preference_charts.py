@@ -1,6 +1,7 @@
 """Charts of a run that learns from preferences, besides those of every training run."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,37 +13,14 @@ from rungs.charts.drawing import BLUE, ORANGE, PURPLE, Lines, median_line, resum
 from rungs.run.recorded_run import RecordedPreferenceRun
 
 
-def margin_chart(run: RecordedPreferenceRun) -> Figure:
-    """By how much the chosen answer wins, in training and on held-out pairs."""
-    return _chart(run, "margin", "β × nats", {"margin": BLUE})
-
-
-def accuracy_chart(run: RecordedPreferenceRun) -> Figure:
-    """The share of pairs with a positive margin."""
-    title, scale = "pairs with a positive margin", lambda axes: axes.set_ylim(-0.02, 1.02)
-    return _chart(run, title, "share of the pairs", {"accuracy": BLUE}, scale)
-
-
-def answers_chart(run: RecordedPreferenceRun) -> Figure:
-    """The log-probabilities of both answers. If that of the chosen one falls, too, the model moves
-    to texts that nobody preferred."""
-    fields = {"chosen_log_prob": BLUE, "rejected_log_prob": ORANGE}
-    return _chart(run, "log-probability of the answers", "nats per answer", fields)
-
-
-def kl_chart(run: RecordedPreferenceRun) -> Figure:
-    """The KL divergence from the reference, estimated on the pairs' answers."""
-    return _chart(run, "KL divergence from the reference", "nats per answer", {"kl": PURPLE})
-
-
 def _chart(
-    run: RecordedPreferenceRun,
     title: str,
     y_label: str,
     fields: dict[str, str],
+    run: RecordedPreferenceRun,
     scale: Callable[[Axes], object] | None = None,
 ) -> Figure:
-    """Return a chart of figures of pairs, with a colour for each."""
+    """Return a chart of figures of pairs, with a colour for each: in training and held-out."""
 
     def draw(axes: Axes) -> Lines:
         lines: Lines = {}
@@ -66,8 +44,22 @@ def _chart(
 
 
 PREFERENCE_CHARTS: dict[str, Callable[[Any], Figure]] = {
-    "margin-chart.png": margin_chart,
-    "accuracy-chart.png": accuracy_chart,
-    "answers-chart.png": answers_chart,
-    "kl-chart.png": kl_chart,
+    "margin-chart.png": partial(_chart, "margin", "β × nats", {"margin": BLUE}),
+    "accuracy-chart.png": partial(
+        _chart,
+        "pairs with a positive margin",
+        "share of the pairs",
+        {"accuracy": BLUE},
+        scale=lambda axes: axes.set_ylim(-0.02, 1.02),
+    ),
+    # If the chosen answer's falls, too, the model moves to texts that nobody preferred.
+    "answers-chart.png": partial(
+        _chart,
+        "log-probability of the answers",
+        "nats per answer",
+        {"chosen_log_prob": BLUE, "rejected_log_prob": ORANGE},
+    ),
+    "kl-chart.png": partial(
+        _chart, "KL divergence from the reference", "nats per answer", {"kl": PURPLE}
+    ),
 }

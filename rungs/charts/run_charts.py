@@ -328,31 +328,27 @@ def log_prob_chart(run: RecordedPolicyRun) -> Figure:
     columns = {
         "largest |Δ log-probability|": (run.column("largest_log_prob_gap"), VERMILLION),
         "mean |Δ log-probability|": (run.column("log_prob_gap"), BLUE),
+        "KL divergence from the reference": (run.column("kl"), PURPLE),
     }
-    if np.isfinite(kl := run.column("kl")).any():
-        columns["KL divergence from the reference"] = (kl, PURPLE)
     title = "log-probabilities, sampling against training"
     return _median_chart(run, title, "nats per token", columns, drawing.log_axis)
 
 
 def ratios_chart(run: RecordedPolicyRun) -> Figure:
     """Shares of tokens with exactly equal probabilities, and of tokens with a clipped ratio."""
-    columns = {"equal to the last bit in both": (run.column("exact_ratios"), BLUE)}
-    if np.isfinite(clipped := run.column("clipped_ratios")).any():
-        columns["clipped in the last update"] = (clipped, VERMILLION)
+    columns = {
+        "equal to the last bit in both": (run.column("exact_ratios"), BLUE),
+        "clipped in the last update": (run.column("clipped_ratios"), VERMILLION),
+    }
     title, y_label = "training against sampling", "share of tokens"
     return _median_chart(run, title, y_label, columns, lambda axes: axes.set_ylim(0, 1.02))
 
 
 def seconds_chart(run: RecordedPolicyRun) -> Figure:
     """Seconds of each phase of a step."""
-    columns = {
-        "sampling": (run.column("sampling_seconds"), BLUE),
-        "verifying": (run.column("verifying_seconds"), ORANGE),
-        "updating": (run.column("updating_seconds"), PURPLE),
-    }
-    title, scale = "time of a step", drawing.zero_based_axis
-    return _median_chart(run, title, "seconds", columns, scale, marks_resumes=False)
+    phases = {"sampling": BLUE, "verifying": ORANGE, "updating": PURPLE}
+    columns = {name: (run.column(f"{name}_seconds"), color) for name, color in phases.items()}
+    return _median_chart(run, "time of a step", "seconds", columns, drawing.zero_based_axis)
 
 
 def _median_chart(
@@ -361,18 +357,17 @@ def _median_chart(
     y_label: str,
     columns: dict[str, tuple[FloatArray, str]],
     scale: Callable[[Axes], object],
-    *,
-    marks_resumes: bool = True,
 ) -> Figure:
     """Return a chart of running medians. `columns` has, by name, a value for each step and the
-    colour of its median."""
+    colour of its median. Columns without numbers are left out."""
 
     def draw(axes: Axes) -> drawing.Lines:
         lines: drawing.Lines = {
             name: drawing.median_line(axes, run, values, color=color, linewidth=2)
             for name, (values, color) in columns.items()
+            if np.isfinite(values).any()
         }
-        return lines | drawing.resumes(axes, run) if marks_resumes else lines
+        return lines | drawing.resumes(axes, run)
 
     return drawing.steps_chart(run, title, y_label, draw, scale)
 

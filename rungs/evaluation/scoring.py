@@ -1,6 +1,5 @@
 """Log-probabilities of continuations, and accuracy on multiple-choice items."""
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -9,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rungs.common.errors import RunFailure, UserError, errors_at
+from rungs.common import strict_json
+from rungs.common.errors import RunFailure, UserError
 from rungs.common.signals import Interrupted
-from rungs.common.strict_json import format_value, read_text
 from rungs.data.sequences import IGNORED
 from rungs.data.tokenizer import Tokenizer
 from rungs.model.gpt import GPT
@@ -109,7 +108,7 @@ def _round_up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
 
 
-class Item(NamedTuple):
+class Item(strict_json.StrictModel):
     """A question with the possible answers: {"prompt": "…", "choices": ["…", "…"], "answer": 0}."""
 
     prompt: str
@@ -117,6 +116,19 @@ class Item(NamedTuple):
     """Texts that follow the prompt unchanged, so with a leading space where one is needed."""
     answer: int
     """Index of the correct choice."""
+
+    @strict_json.check
+    def _has_choices(self) -> str | None:
+        if len(self.choices) < 2 or not all(self.choices):
+            return "choices: must be two or more strings that are not empty"
+        return None
+
+    @strict_json.check
+    def _answer_is_a_choice(self) -> str | None:
+        last = len(self.choices) - 1
+        if not 0 <= self.answer <= last:
+            return f"answer: {self.answer} is not the index of a choice, from 0 to {last}"
+        return None
 
 
 class Share(NamedTuple):
@@ -139,31 +151,15 @@ class Accuracy(NamedTuple):
 
 def read_items(path: Path) -> list[Item]:
     """Return the items of a JSON-lines file. Raises UserError if it has none, or other lines."""
-    lines = enumerate(read_text(path).splitlines(), 1)
-    items = [_parse(line, f"{path}: line {number}") for number, line in lines if line.strip()]
+    lines = enumerate(strict_json.read_text(path).splitlines(), 1)
+    items = [
+        strict_json.parse(line, Path(f"{path}:{number}"), Item)
+        for number, line in lines
+        if line.strip()
+    ]
     if not items:
         raise UserError(f"{path}: has no items")
     return items
-
-
-def _parse(line: str, place: str) -> Item:
-    with errors_at(f"{place}: not JSON: ", ValueError, RecursionError):
-        value = json.loads(line)
-    if not isinstance(value, dict) or value.keys() != {"prompt", "choices", "answer"}:
-        shape = '{"prompt": "…", "choices": ["…", "…"], "answer": 0}'
-        raise UserError(f"{place}: must be {shape}")
-    prompt, choices, answer = value["prompt"], value["choices"], value["answer"]
-    if not isinstance(prompt, str):
-        raise UserError(f"{place}: prompt: {format_value(prompt)} is not a string")
-    are_texts = isinstance(choices, list) and all(isinstance(one, str) and one for one in choices)
-    if not are_texts or len(choices) < 2:
-        raise UserError(f"{place}: choices: must be two or more strings that are not empty")
-    if type(answer) is not int or not 0 <= answer < len(choices):
-        raise UserError(
-            f"{place}: answer: {format_value(answer)} is not the index of a choice, from 0 to"
-            f" {len(choices) - 1}"
-        )
-    return Item(prompt, choices, answer)
 
 
 def measure_accuracy(items: Sequence[Item], scorer: Scorer, tokenizer: Tokenizer) -> Accuracy:
@@ -187,9 +183,9 @@ def _continuations(items: Sequence[Item], tokenizer: Tokenizer) -> Iterator[Cont
         for choice in item.choices:
             one = split_tokens(item.prompt, choice, tokenizer)
             if not one.tokens:
+                shown = strict_json.format_value(choice)
                 raise UserError(
-                    f"item {number + 1}: the choice {format_value(choice)} adds no token to its"
-                    " prompt"
+                    f"item {number + 1}: the choice {shown} adds no token to its prompt"
                 )
             yield one
 

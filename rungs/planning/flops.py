@@ -93,17 +93,14 @@ def model_flops_per_token(shapes: Shapes, model: ModelConfig, length: int) -> fl
     return 6 * in_matmuls + 12 * model.n_layers * _heads_width(model) * length
 
 
-def _is_next_token(config: RunConfig) -> bool:
-    return isinstance(config.train, TrainConfig) and config.train.objective == "next_token"
-
-
 def hardware_flops_per_token(config: RunConfig, vocabulary: int | None = None) -> Flops:
     """Return the FLOPs per token that a step computes, recomputation included. Only matmuls count;
     the rest is small. `vocabulary` is the number of rows in memory, if more than `vocab_size`."""
-    model = config.model
+    model, train = config
     once = 2 * model.emb_dim * (vocabulary or model.vocab_size)
-    again = 0 if _is_next_token(config) else once  # `cross_entropy.map_logits`
-    head = Passes(once, again, once if config.train.lora else 2 * once)
+    is_next_token = isinstance(train, TrainConfig) and train.objective == "next_token"
+    again = 0 if is_next_token else once  # `cross_entropy.map_logits`
+    head = Passes(once, again, once if train.lora else 2 * once)
     if not model.n_layers:
         return Flops(Passes(0, 0, 0), Passes(0, 0, 0), head)
     return Flops(_of_layers(config), _of_attention(config), head)

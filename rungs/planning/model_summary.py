@@ -1,8 +1,8 @@
 """Modules and arrays of a model, and how each sharding mode splits them, as text and as JSON."""
 
+import dataclasses
 import itertools
 import json
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,8 @@ LAYERS = "layers"
 """Name of the leading axis along which the blocks are stacked."""
 
 
-class ModuleSummary(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class ModuleSummary:
     """One module of the tree."""
 
     path: str
@@ -29,7 +30,8 @@ class ModuleSummary(NamedTuple):
     parameters: int
 
 
-class ArraySummary(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class ArraySummary:
     """One parameter."""
 
     name: str
@@ -44,7 +46,8 @@ class ArraySummary(NamedTuple):
     """Mesh axis that splits an array axis, by sharding mode and array axis."""
 
 
-class ModelSummary(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class ModelSummary:
     parameters: int
     modules: list[ModuleSummary]
     arrays: list[ArraySummary]
@@ -124,14 +127,7 @@ def _initial_stds(config: ModelConfig, lora: LoraConfig | None, seed: int) -> di
 
 def as_json(summary: ModelSummary) -> str:
     """Return all modules and arrays as JSON."""
-    return json.dumps(
-        {
-            "parameters": summary.parameters,
-            "modules": [module._asdict() for module in summary.modules],
-            "arrays": [array._asdict() for array in summary.arrays],
-        },
-        indent=2,
-    )
+    return json.dumps(dataclasses.asdict(summary), indent=2)
 
 
 def as_text(summary: ModelSummary) -> str:

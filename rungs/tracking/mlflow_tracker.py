@@ -36,15 +36,12 @@ class MlflowTracker:
         [*runs] = self._client.search_runs([experiment], f"tags.`{_ID}` = '{run.id}'")
         if runs:
             self._client.set_terminated(runs[0].info.run_id, status="RUNNING")
-            return runs[0].info.run_id, self._last_logged(runs[0].info.run_id)
+            history = self._client.get_metric_history(runs[0].info.run_id, "tokens_seen")
+            return runs[0].info.run_id, max((metric.step for metric in history), default=-1)
         created = self._client.create_run(experiment, run_name=run.name, tags={_ID: run.id})
         for key, value in run.config.items():
             self._client.log_param(created.info.run_id, key, json.dumps(value)[:6000])
         return created.info.run_id, -1
-
-    def _last_logged(self, run_id: str) -> int:
-        history = self._client.get_metric_history(run_id, "tokens_seen")
-        return max((metric.step for metric in history), default=-1)
 
     def last_step(self) -> int:
         return self._last

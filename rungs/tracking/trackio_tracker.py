@@ -7,10 +7,11 @@ from typing import Any
 
 from rungs.run.records import Sample
 from rungs.tracking.tracker import PROJECT, TrackedRun
+from rungs.tracking.wandb_tracker import WandbTracker
 
 
-class TrackioTracker:
-    """The run, named by its name and id."""
+class TrackioTracker(WandbTracker):
+    """The run, named by its name and id. Trackio has the interface of Weights & Biases."""
 
     def __init__(self, run: TrackedRun) -> None:
         import trackio
@@ -33,22 +34,12 @@ class TrackioTracker:
             embed=False,
         )
 
-    def last_step(self) -> int:
-        return self._last
-
-    def log_step(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._last = step
-        self._run.log(dict(metrics), step=step)
-
     def log_samples(self, step: int, samples: Sequence[Sample]) -> None:
         texts = {f"sample {one.kind}: {one.prompt}": one.text for one in samples}
         self._run.log(texts, step=step)
 
     def log_chart(self, path: Path) -> None:
         self._run.log({path.stem: self._trackio.Image(str(path))}, step=max(self._last, 0))
-
-    def flush(self) -> None:
-        """Do nothing, as Trackio's own thread writes."""
 
     def finish(self, summary: Mapping[str, float]) -> None:
         figures = {f"final {name}": value for name, value in summary.items()}

@@ -46,7 +46,7 @@ class WandbTracker:
         self._run.log({f"charts/{path.stem}": image}, step=max(self._last, 0))
 
     def flush(self) -> None:
-        """Do nothing, as wandb's own process writes."""
+        """Do nothing, as the library's own process or thread writes."""
 
     def finish(self, summary: Mapping[str, float]) -> None:
         self._run.summary.update(dict(summary))

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from rungs.charts import preference_charts, run_charts
+from rungs.charts import run_charts
+from rungs.charts.preference_charts import PREFERENCE_CHARTS
 from rungs.run.metrics import PreferenceFigures, StepMetrics
 from rungs.run.recorded_run import RecordedPreferenceRun
 from tests.support.tiny_run import make_run
@@ -28,7 +29,7 @@ def make(folder: Path, with_reference: bool = True) -> Path:
 
 def test_each_figure_has_a_curve(tmp_path: Path) -> None:
     run = RecordedPreferenceRun.load(make(tmp_path))
-    (axes, *_) = preference_charts.answers_chart(run).axes
+    (axes, *_) = PREFERENCE_CHARTS["answers-chart.png"](run).axes
     held_out = [line for line in axes.get_lines() if line.get_marker() == "s"]
     assert [line.get_ydata()[1] for line in held_out] == pytest.approx([-6.0, -7.0])  # type: ignore[index]
     assert axes.get_ylabel() == "nats per answer"
@@ -38,4 +39,4 @@ def test_each_figure_has_a_curve(tmp_path: Path) -> None:
 @pytest.mark.parametrize("with_reference", [True, False])
 def test_all_charts_are_drawn(tmp_path: Path, with_reference: bool) -> None:
     written = {path.name for path in run_charts.draw_run(make(tmp_path, with_reference))}
-    assert written >= {*preference_charts.PREFERENCE_CHARTS, "loss-chart.png"}
+    assert written >= {*PREFERENCE_CHARTS, "loss-chart.png"}

@@ -138,14 +138,16 @@ def test_accuracy_is_printed_and_recorded(copying_run: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ("{", "line 1: not JSON"),
-        ("[]", "line 1: must be"),
-        (json.dumps({"prompt": "a", "choices": ["b", "c"]}), "line 1: must be"),
+        ("{", "jsonl:1: malformed JSON"),
+        ("[]", "jsonl:1: must hold a JSON object"),
+        (json.dumps({"prompt": "a", "choices": ["b", "c"]}), "jsonl:1: answer: missing"),
+        (json.dumps({**item("a", "b", "c", answer=0), "hint": 1}), "hint: unknown key"),
         (json.dumps(item("a", "b", answer=0)), "choices: must be two or more"),
         (json.dumps(item("a", "b", "", answer=0)), "choices: must be two or more"),
         (json.dumps(item("a", "b", "c", answer=2)), "answer: 2 is not the index .* from 0 to 1"),
+        (json.dumps(item("a", "b", "c", answer=-1)), "answer: -1 is not the index"),
         (json.dumps({**item("a", "b", "c", answer=0), "answer": "b"}), 'answer: "b" is not'),
-        (json.dumps({**item("a", "b", "c", answer=0), "prompt": 3}), "prompt: 3 is not a string"),
+        (json.dumps({**item("a", "b", "c", answer=0), "prompt": 3}), "prompt: 3 is not allowed"),
         ("", "has no items"),
     ],
 )

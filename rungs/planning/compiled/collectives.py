@@ -40,6 +40,9 @@ class Collective(NamedTuple):
     """Number of executions per run of the program."""
     op_name: str
     """Its origin in the traced program; empty if XLA does not say."""
+    matmuls: int = 0
+    """Matmuls between its start and its end per execution, from `overlaps`; 0 if it is synchronous.
+    Attention and other custom kernels count as matmuls."""
 
     @property
     def group_size(self) -> int:
@@ -66,6 +69,11 @@ class Collective(NamedTuple):
         """Bytes that one device sends per run of the program."""
         return self.trips * self.moved_bytes
 
+    @property
+    def hidden_bytes(self) -> int:
+        """Bytes that one device sends while it computes, per run of the program."""
+        return self.total_moved_bytes if self.matmuls else 0
+
 
 def moved_bytes(kind: str, array_bytes: int, devices: int) -> int:
     """Return the bytes that one device sends in a collective, rounded up, with the algorithms that
@@ -89,7 +97,7 @@ class Traffic(NamedTuple):
     moved_bytes: int
     """Bytes that one device sends."""
     hidden_bytes: int = 0
-    """Bytes sent while the device computes, from `overlap_summary`."""
+    """Bytes sent while the device computes; 0 if `overlaps` didn't count them."""
 
     @property
     def exposed_bytes(self) -> int:
@@ -101,18 +109,16 @@ def collectives(program: hlo.Program) -> list[Collective]:
     """Return the collectives of a compiled program, one entry per call site. All branches of a
     conditional count. Collectives within a single device are left out. Raises ValueError if a loop
     with a collective has no known trip count, or this module can't count a collective or syntax."""
-    return [site.collective for site in sites(hlo.Module.parse(program))]
+    return [collective for collective, _ in sites(hlo.Module.parse(program))]
 
 
 def summary(found: Iterable[Collective], mesh: Mesh | AbstractMesh) -> list[Traffic]:
     """Return executions and bytes by kind and mesh axes, sorted by these."""
-    grouped: dict[tuple[str, tuple[str, ...]], list[Collective]] = defaultdict(list)
-    for collective in found:
-        grouped[collective.kind, axes_of(collective.groups, mesh)].append(collective)
-    return [
-        Traffic(kind, axes, sum(c.trips for c in group), sum(c.total_moved_bytes for c in group))
-        for (kind, axes), group in sorted(grouped.items())
-    ]
+    grouped: dict[tuple[str, tuple[str, ...]], list[tuple[int, int, int]]] = defaultdict(list)
+    for one in found:
+        figures = one.trips, one.total_moved_bytes, one.hidden_bytes
+        grouped[one.kind, axes_of(one.groups, mesh)].append(figures)
+    return [Traffic(*key, *map(sum, zip(*grouped[key], strict=True))) for key in sorted(grouped)]
 
 
 def axes_of(groups: Groups, mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
@@ -127,12 +133,9 @@ def axes_of(groups: Groups, mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
     )
 
 
-class Site(NamedTuple):
-    """A call of a collective."""
-
-    collective: Collective
-    instruction: hlo.Instruction
-    """The call, in a schedule and never in a fusion; for an asynchronous collective its start."""
+Site = tuple[Collective, hlo.Instruction]
+"""A collective and its call, which is in a schedule and never in a fusion; of an asynchronous one
+its start."""
 
 
 def sites(module: hlo.Module, computation: str = "") -> Iterator[Site]:
@@ -143,28 +146,25 @@ def sites(module: hlo.Module, computation: str = "") -> Iterator[Site]:
     for instruction in instructions:
         collective = None if continues_another else _collective(instruction)
         if collective is not None:
-            yield Site(collective, instruction)
+            yield collective, instruction
         for called, trips in _calls(instruction):
-            for inner in sites(module, called):
-                site = _as_scattered(inner, instruction)
+            for inner, call in sites(module, called):
+                collective = _as_scattered(inner, instruction)
                 if trips is None:
                     raise ValueError(
                         f"{instruction}: XLA does not know how many times this loop runs, and it"
-                        f" contains {site.collective.kind} ({site.collective.op_name})"
+                        f" contains {collective.kind} ({collective.op_name})"
                     )
-                repeated = site.collective._replace(trips=trips * site.collective.trips)
-                is_scheduled = instruction.opcode in CONTROL_FLOW
-                yield Site(repeated, site.instruction if is_scheduled else instruction)
+                repeated = collective._replace(trips=trips * collective.trips)
+                yield repeated, call if instruction.opcode in CONTROL_FLOW else instruction
 
 
-def _as_scattered(site: Site, caller: hlo.Instruction) -> Site:
+def _as_scattered(found: Collective, caller: hlo.Instruction) -> Collective:
     """Return the all-reduce of a TPU's all-reduce-scatter fusion as the reduce-scatter that it is,
-    as each device keeps only one part of the sum; other sites unchanged."""
-    if site.collective.kind != "all-reduce" or "AllReduceScatterFusion" not in caller.rest:
-        return site
-    kept = hlo.bytes_of(caller.shape)
-    scattered = site.collective._replace(kind="reduce-scatter", result_bytes=kept)
-    return site._replace(collective=scattered)
+    as each device keeps only one part of the sum; others unchanged."""
+    if found.kind != "all-reduce" or "AllReduceScatterFusion" not in caller.rest:
+        return found
+    return found._replace(kind="reduce-scatter", result_bytes=hlo.bytes_of(caller.shape))
 
 
 CONTROL_FLOW = ("while", "conditional", "call")
@@ -268,22 +268,8 @@ def parse_braces(text: str) -> Groups:
     return tuple(tuple(hlo.numbers(inner)) for inner in re.findall(r"\{([\d,]*)\}", outer[0]))
 
 
-class Overlap(NamedTuple):
-    """A collective, and the computation that it overlaps."""
-
-    collective: Collective
-    matmuls: int
-    """Matmuls between its start and its end per execution; 0 if it is synchronous. Attention and
-    other custom kernels count as matmuls."""
-
-    @property
-    def hidden_bytes(self) -> int:
-        """Bytes that one device sends while it computes, per run of the program."""
-        return self.collective.total_moved_bytes if self.matmuls else 0
-
-
-def overlaps(program: hlo.Program) -> list[Overlap]:
-    """Return the collectives of a compiled program, as `collectives` does, with what they overlap.
+def overlaps(program: hlo.Program) -> list[Collective]:
+    """Return the collectives of a compiled program, as `collectives` does, with their `matmuls`.
 
     A compiled program's text is in execution order. An asynchronous collective is hidden if there
     are matmuls between its start and its end; the device waits for all others. Start and end look
@@ -298,23 +284,10 @@ def overlaps(program: hlo.Program) -> list[Overlap]:
     module = hlo.Module.parse(program)
     if not module.is_scheduled:
         raise ValueError("the program has no schedule, so it does not say what overlaps")
-    return [Overlap(site.collective, _matmuls_during(site)) for site in sites(module)]
+    return [one._replace(matmuls=_matmuls_during(call)) for one, call in sites(module)]
 
 
-def overlap_summary(found: Iterable[Overlap], mesh: Mesh | AbstractMesh) -> list[Traffic]:
-    """Return bytes by kind and mesh axes, sorted by these."""
-    found = list(found)
-    hidden = summary((one.collective for one in found if one.matmuls), mesh)
-    hidden_bytes = {(traffic.kind, traffic.axes): traffic.moved_bytes for traffic in hidden}
-    return [
-        traffic._replace(hidden_bytes=hidden_bytes.get((traffic.kind, traffic.axes), 0))
-        for traffic in summary((one.collective for one in found), mesh)
-    ]
-
-
-def _matmuls_during(site: Site) -> int:
-    """Return the matmuls between the start and the end of a collective."""
-    start = site.instruction
+def _matmuls_during(start: hlo.Instruction) -> int:
     schedule = start.module.computations[start.computation]
     return sum(map(_matmuls_in, _before_end(schedule[schedule.index(start) :])))
 

@@ -1,10 +1,9 @@
 """Report of a compiled step next to its estimate, and of its roofline."""
 
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator
 
-from rungs.common.shown_text import align_columns, format_duration
-from rungs.planning.compiled.roofline import COLLECTIVES, TARGET, Roofline, Work
+from rungs.common.shown_text import format_duration
+from rungs.planning.compiled.roofline import COLLECTIVES, TARGET, Roofline
 from rungs.planning.compiled.step import KERNEL_PARTS, XLA, Compiled, CompiledStep
 from rungs.planning.forecast import Forecast
 from rungs.planning.memory import Memory, format_bytes
@@ -92,41 +91,14 @@ def _kernels(forecast: Forecast, found: Compiled) -> Iterator[Part]:
     yield {"spilled_kernels": kernels.spilled}
 
 
-class _Figure(NamedTuple):
-    """A column of the roofline's table, as in `rows.Column`."""
-
-    heading: str
-    key: str
-    of: Callable[[Work], Any]
-    unit: Callable[[Any], str]
-
-
-def _figures(found: Roofline) -> tuple[_Figure, ...]:
-    total = found.overlapped_seconds
-    return (
-        _Figure("TFLOP", "flops", lambda work: work.flops, lambda n: _number(n / 1e12)),
-        _Figure("GB", "bytes", lambda work: work.moved_bytes, lambda n: _number(n / 1e9)),
-        _Figure("compute", "compute_seconds", lambda work: work.compute_seconds, _milliseconds),
-        _Figure("memory", "memory_seconds", lambda work: work.memory_seconds, _milliseconds),
-        _Figure("bound", "seconds", lambda work: work.overlapped_seconds, _milliseconds),
-        _Figure("share", "", lambda work: work.overlapped_seconds / total, "{:.0%}".format),
-        _Figure("limit", "limit", lambda work: work.limit, str),
-        _Figure("in turn", "seconds_in_turn", lambda work: work.serial_seconds, _milliseconds),
-    )
-
-
 def roofline_section(found: Roofline) -> Iterator[Part]:
     """Yield a step's roofline: FLOPs, bytes and seconds."""
-    figures, goal = _figures(found), found.goal()
-    yield from _roofline_table(found, figures)
+    table, goal = _roofline_table(found), found.goal()
+    yield from table.lines()
     yield from _notes(found)
     yield from _goal(found)
-    parts = {
-        name: {one.key: one.of(work) for one in figures if one.key}
-        for name, work in found.parts.items()
-    }
     figures_by_key = {
-        "parts": parts,
+        "parts": table.by_row(),
         "seconds": found.overlapped_seconds,
         "seconds_in_turn": found.serial_seconds,
         "model_flops": found.flops.model,
@@ -146,17 +118,24 @@ def roofline_section(found: Roofline) -> Iterator[Part]:
     yield {"roofline": figures_by_key}
 
 
-def _roofline_table(found: Roofline, figures: tuple[_Figure, ...]) -> Iterator[str]:
-    def row(name: str, work: Work) -> list[str]:
-        return [name, *(one.unit(one.of(work)) for one in figures)]
-
-    bounds = _milliseconds(found.overlapped_seconds), "", "", _milliseconds(found.serial_seconds)
-    headings = ["roofline", *(one.heading for one in figures)]
-    rows = [row(name, work) for name, work in found.parts.items()]
-    rows.append([*row("sum", found.total)[:-4], *bounds])
-    first, *rest = align_columns([headings, *rows]).splitlines()
-    yield first
-    yield from (f"  {line}" for line in rest)
+def _roofline_table(found: Roofline) -> Table:
+    columns = [
+        Column("TFLOP", 9, lambda flops: _number(flops / 1e12), "flops"),
+        Column("GB", 9, lambda size: _number(size / 1e9), "bytes"),
+        Column("compute", 9, _milliseconds, "compute_seconds"),
+        Column("memory", 9, _milliseconds, "memory_seconds"),
+        Column("bound", 9, _milliseconds, "seconds"),
+        Column("share", 7, "{:.0%}".format),
+        Column("limit", 8, str, "limit"),
+        Column("in turn", 9, _milliseconds, "seconds_in_turn"),
+    ]
+    total = found.overlapped_seconds
+    rows = []
+    for name, work in found.parts.items():
+        bounds = work.overlapped_seconds, work.overlapped_seconds / total, work.limit
+        rows.append(Row(name, name, (*work[:4], *bounds, work.serial_seconds)))
+    rows.append(Row("sum", "", (*found.total[:4], total, None, None, found.serial_seconds)))
+    return Table("roofline", 25, columns, rows)
 
 
 def _milliseconds(seconds: float) -> str:

@@ -133,7 +133,7 @@ def _compile(
             raise UserError(f"--compile: the compiler for {hardware.name} says: {reason}") from None
     text, memory = program.as_text() or "", program.memory_analysis()
     try:
-        traffic, uncounted = collectives.overlap_summary(collectives.overlaps(text), mesh), ""
+        traffic, uncounted = collectives.summary(collectives.overlaps(text), mesh), ""
     except ValueError as error:
         traffic, uncounted = [], str(error)
     return Compiled(

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from rungs.common.shown_text import format_duration
 from rungs.planning.memory import format_bytes
@@ -47,7 +47,8 @@ class Figure:
         return f"  {self.name:32}{value:>16}  {marks}{wrong}"
 
 
-class Report(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Report:
     """All figures of a device check."""
 
     run: str
@@ -64,14 +65,7 @@ class Report(NamedTuple):
 
     def as_json(self) -> str:
         """Return all figures in base units: bytes, seconds, FLOP/s."""
-        content = {
-            "format": FORMAT,
-            "run": self.run,
-            "created": self.created,
-            "seconds": self.seconds,
-            "problems": self.problems,
-            "figures": [dataclasses.asdict(figure) for figure in self.figures],
-        }
+        content = {"format": FORMAT, "problems": self.problems, **dataclasses.asdict(self)}
         return json.dumps(content, indent=2) + "\n"
 
 

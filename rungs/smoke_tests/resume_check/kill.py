@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import time
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -128,7 +127,8 @@ class TrainingProcess:
 class ProcessKiller:
     """Starts processes that train a run, and kills them. `train_command` takes the file for the log
     of batches, then the arguments of `train.py`: the run folder and options. `seconds` are the
-    measured durations of phases, `batch_logs` the logs of the processes."""
+    shortest durations of phases so far, which it adds to; `batch_logs` the logs of the
+    processes."""
 
     def __init__(
         self,
@@ -139,9 +139,16 @@ class ProcessKiller:
         seconds: dict[Phase, float],
     ) -> None:
         self._run, self._options, self._plan, self._command = run, options, plan, train_command
-        self.seconds = dict(seconds)
+        self._seconds = seconds
         self.batch_logs: list[Path] = []
         self._random = random.Random()
+
+    def train(self) -> None:
+        """Train to the end. Raises the UserError or RunFailure that ended the process."""
+        process = self.start()
+        for _ in self._watch(process):
+            pass
+        process.finish()
 
     def kill(self, times: int) -> Iterator[Kill]:
         """Start and kill this many processes. Those killed in a step or later progress each time,
@@ -180,22 +187,29 @@ class ProcessKiller:
     def _try_kill(self, wanted: tuple[Phase, ...], step: int) -> Kill | None:
         """Kill a process in one of these phases, from the step on; None if it ended first."""
         process = self.start()
-        deadline, last, since = math.inf, Activity("start", 0), 0.0
-        for activity, seconds in process.activities():
-            if activity != last:  # later starts are shorter, as the code is compiled already
-                duration = min(self.seconds.get(last.phase, math.inf), seconds - since)
-                self.seconds[last.phase] = duration
-                last, since = activity, seconds
+        deadline = math.inf
+        for activity, seconds in self._watch(process):
             is_wanted = activity.phase in wanted and (
                 activity.phase in EARLY or activity.step >= step
             )
             if is_wanted and deadline == math.inf:
-                duration = self.seconds.get(activity.phase, 0)
+                duration = self._seconds.get(activity.phase, 0)
                 deadline = seconds + self._random.random() * duration
             if is_wanted and seconds >= deadline and process.stop_if_in(wanted):
                 return process.kill()
         process.finish()
         return None
+
+    def _watch(self, process: TrainingProcess) -> Iterator[tuple[Activity, float]]:
+        """Yield what a process does until it ends, as `activities` does, and note how long. Later
+        starts are shorter, as the code is compiled already."""
+        last, since = Activity("start", 0), 0.0
+        for activity, seconds in process.activities():
+            if activity != last:
+                duration = min(self._seconds.get(last.phase, math.inf), seconds - since)
+                self._seconds[last.phase] = duration
+                last, since = activity, seconds
+            yield activity, seconds
 
     def start(self) -> TrainingProcess:
         """Start a process that trains the run."""
@@ -204,21 +218,6 @@ class ProcessKiller:
         self.batch_logs.append(log)
         command = [*self._command, str(log), str(run), *self._options]
         return TrainingProcess(self._run, self._plan, command, log.with_suffix(".txt"))
-
-
-def measure_phases(process: TrainingProcess) -> dict[Phase, float]:
-    """Watch a process until it ends; return the mean seconds of each phase. Raises the UserError or
-    RunFailure that ended it."""
-    durations: dict[Activity, float] = defaultdict(float)
-    last, since = Activity("start", 0), 0.0
-    for activity, seconds in process.activities():
-        durations[last] += seconds - since
-        last, since = activity, seconds
-    process.finish()
-    by_phase: dict[Phase, list[float]] = defaultdict(list)
-    for activity, duration in durations.items():
-        by_phase[activity.phase].append(duration)
-    return {phase: sum(times) / len(times) for phase, times in by_phase.items()}
 
 
 def discard(folder: Path) -> None:

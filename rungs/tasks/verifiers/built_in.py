@@ -2,6 +2,9 @@
 completion may show its work first; its answer follows its only `=`. Numbers are compared as text,
 as long ones would take time to parse."""
 
+import ast
+import itertools
+import operator
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -152,17 +155,15 @@ BUILT_IN = {
 """Verifiers by their name in configs and items."""
 
 
-# Arithmetic expressions from completions, evaluated exactly and in bounded time:
-#
-#     sum      = product (("+" | "-") product)*
-#     product  = factor (("*" | "/") factor)*
-#     factor   = "-" factor | "(" sum ")" | integer
-#
-# There are no powers, and length, nesting and digits are limited, so no expression takes long or
-# makes a large number. Python's `eval` and sympy's `parse_expr` would run code.
+# Arithmetic expressions from completions: integers, `+`, `-`, `*`, `/` and brackets, evaluated
+# exactly and in bounded time. Python parses them, but nothing is run. There are no powers, and
+# length, nesting and digits are limited, so no expression takes long or makes a large number.
 
 MAX_CHARACTERS, MAX_DEPTH, MAX_DIGITS = 400, 32, 12
-_TOKENS = re.compile(r"[0-9]+|[-+*/()]")
+_OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
+    **{ast.Add: operator.add, ast.Sub: operator.sub},
+    **{ast.Mult: operator.mul, ast.Div: operator.truediv},
+}
 
 
 class ExpressionError(ValueError):
@@ -180,78 +181,25 @@ class Expression(NamedTuple):
 def evaluate(text: str) -> Expression:
     """Return the value of an expression and its numbers. Raises ExpressionError if the text is not
     an expression, is too long, or divides by zero."""
-    walker = _Walker(_tokens(text))
-    value = walker.sum()
-    if walker.next is not None:
-        raise ExpressionError(f"unexpected {walker.next}")
-    return Expression(value, tuple(walker.numbers))
+    depth = max(itertools.accumulate((c == "(") - (c == ")") for c in text), default=0)
+    is_long = len(text) > MAX_CHARACTERS or re.search(rf"[0-9]{{{MAX_DIGITS + 1}}}", text)
+    if is_long or depth >= MAX_DEPTH or not re.fullmatch(r"[-+*/()0-9 ]+", text):
+        raise ExpressionError(text)
+    without_zeros = re.sub(r"(?<![0-9])0+(?=[0-9])", "", text.strip())
+    numbers: list[int] = []
 
+    def value(node: ast.expr) -> Fraction:
+        match node:
+            case ast.Constant(int(number)):
+                numbers.append(number)
+                return Fraction(number)
+            case ast.UnaryOp(ast.USub(), operand):
+                return -value(operand)
+            case ast.BinOp(left, sign, right) if type(sign) in _OPERATORS:
+                return _OPERATORS[type(sign)](value(left), value(right))
+        raise ExpressionError(text)
 
-def _tokens(text: str) -> list[str]:
-    if len(text) > MAX_CHARACTERS:
-        raise ExpressionError(f"longer than {MAX_CHARACTERS} characters")
-    if rest := _TOKENS.sub("", text).replace(" ", ""):
-        raise ExpressionError(f"unexpected {rest[0]}")
-    tokens = _TOKENS.findall(text)
-    if max(map(len, tokens), default=0) > MAX_DIGITS:
-        raise ExpressionError(f"a number of more than {MAX_DIGITS} digits")
-    return tokens
-
-
-class _Walker:
-    """Recursive descent over tokens, with a method per rule of the grammar."""
-
-    def __init__(self, tokens: list[str]) -> None:
-        self.numbers: list[int] = []
-        self._tokens = tokens
-        self._place = 0
-        self._depth = 0
-
-    @property
-    def next(self) -> str | None:
-        """The next unread token, None at the end."""
-        return self._tokens[self._place] if self._place < len(self._tokens) else None
-
-    def sum(self) -> Fraction:
-        value = self._product()
-        while sign := self._take("+", "-"):
-            right = self._product()
-            value = value + right if sign == "+" else value - right
-        return value
-
-    def _product(self) -> Fraction:
-        value = self._factor()
-        while sign := self._take("*", "/"):
-            right = self._factor()
-            if sign == "/" and not right:
-                raise ExpressionError("division by zero")
-            value = value * right if sign == "*" else value / right
-        return value
-
-    def _factor(self) -> Fraction:
-        if self._depth == MAX_DEPTH:
-            raise ExpressionError(f"nested more than {MAX_DEPTH} deep")
-        self._depth += 1
-        if self._take("-"):
-            value = -self._factor()
-        elif self._take("("):
-            value = self.sum()
-            if not self._take(")"):
-                raise ExpressionError("a bracket is not closed")
-        else:
-            token = self.next
-            if token is None or not token.isdigit():
-                raise ExpressionError(f"unexpected {token or 'end'}")
-            self._place += 1
-            self.numbers.append(int(token))
-            value = Fraction(token)
-        self._depth -= 1
-        return value
-
-    def _take(self, *tokens: str) -> str | None:
-        """Consume and return the next token if it is one of these, else return None."""
-        token = self.next
-        if token not in tokens:
-            return None
-        self._place += 1
-        return token
+    try:
+        return Expression(value(ast.parse(without_zeros, mode="eval").body), tuple(numbers))
+    except (SyntaxError, ZeroDivisionError):
+        raise ExpressionError(text) from None

@@ -10,7 +10,7 @@ from rungs.config.reinforce_config import TaskConfig
 from rungs.tasks import reasoning_gym
 from rungs.tasks.task import Item, Task
 from rungs.tasks.verifiers.built_in import BUILT_IN
-from rungs.tasks.verifiers.reward_process import Code, Limits, RewardProcess
+from rungs.tasks.verifiers.reward_process import RewardProcess
 from rungs.tasks.verifiers.verdict import Verdict
 
 TRUST_FLAG = "--trust-verifier"
@@ -18,7 +18,7 @@ _REASONING_GYM_CODE = Path(__file__).with_name("reasoning_gym_reward.py")
 
 
 class Verifier(AbstractContextManager["Verifier"]):
-    """Rewards completions. Close it, or use it as a context manager, as it may have a process."""
+    """Rewards completions. A context manager, as it may have a process."""
 
     def __init__(
         self, name: str, process: RewardProcess | None = None, sha256: str | None = None
@@ -36,13 +36,9 @@ class Verifier(AbstractContextManager["Verifier"]):
             return self._process.reward(item.prompt, completion, item.answer, item.info)
         return Verdict.of(BUILT_IN[item.verifier or self.name].is_correct(item, completion))
 
-    def close(self) -> None:
-        """End the process, if there is one."""
+    def __exit__(self, *_: object) -> None:
         if self._process:
             self._process.close()
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def open_verifier(
@@ -56,9 +52,8 @@ def open_verifier(
         if item.verifier is None and (problem := BUILT_IN[name].problem(item)):
             raise UserError(f"verifier: {name} does not fit the items of {task.name}: {problem}")
         return Verifier(name)
-    limits = Limits(config.verifier_timeout_seconds, config.verifier_memory_bytes)
     if name == reasoning_gym.VERIFIER:
-        return _started(name, strict_json.read_text(_REASONING_GYM_CODE), limits, None)
+        return _started(name, strict_json.read_text(_REASONING_GYM_CODE), config, None)
     path = run_folder / name
     text = strict_json.read_text(path)
     if not trust_verifier:
@@ -66,11 +61,12 @@ def open_verifier(
             f"{path}: is a program that rewards completions; read it, and if you trust it, give"
             f" {TRUST_FLAG}"
         )
-    return _started(name, text, limits, hashlib.sha256(text.encode()).hexdigest())
+    return _started(name, text, config, hashlib.sha256(text.encode()).hexdigest())
 
 
-def _started(name: str, text: str, limits: Limits, sha256: str | None) -> Verifier:
-    process = RewardProcess(Code(name, text), limits)
+def _started(name: str, text: str, config: TaskConfig, sha256: str | None) -> Verifier:
+    limits = config.verifier_timeout_seconds, config.verifier_memory_bytes
+    process = RewardProcess(name, text, *limits)
     if problem := process.start():
         process.close()
         raise UserError(f"{problem}; correct the file, so that it defines reward()")

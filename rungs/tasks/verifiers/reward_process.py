@@ -12,7 +12,7 @@ import signal
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rungs.common.errors import readable_line
 from rungs.common.helper_process import AnsweringProcess
@@ -26,28 +26,14 @@ _ALARM_AFTER_SECONDS = 2
 _MOST_ANSWER_BYTES = 1 << 20
 
 
-class Code(NamedTuple):
-    """The source code of a `reward` function."""
-
-    file: str
-    """Name of the file, for messages."""
-    text: str
-
-
-class Limits(NamedTuple):
-    """The limits of a call."""
-
-    seconds: float
-    memory_bytes: int
-
-
 class RewardProcess:
-    """Calls a `reward` function in another process, one completion per call. The process starts at
-    the first call, and again after a call that ended it or exceeded its time or memory. An
-    exception in the function doesn't affect it."""
+    """Calls a `reward` function in another process, one completion per call, for at most `seconds`.
+    `code` is its source, and `file` the name for messages. The process starts at the first call,
+    and again after a call that ended it or exceeded its time or memory. An exception in the
+    function doesn't affect it."""
 
-    def __init__(self, code: Code, limits: Limits) -> None:
-        self._code, self._limits = code, limits
+    def __init__(self, file: str, code: str, seconds: float, memory_bytes: int) -> None:
+        self._file, self._code, self._seconds, self._bytes = file, code, seconds, memory_bytes
         self._folder = tempfile.TemporaryDirectory(prefix="rungs-verifier-")
         folder = self._folder.name
         environment = {  # excludes the user's secrets
@@ -70,7 +56,7 @@ class RewardProcess:
         if not self._process.is_started and (failed := self._started()).status != "ok":
             return failed
         call = {"prompt": prompt, "completion": completion, "answer": answer, "info": info}
-        return self._exchange(call, self._limits.seconds)
+        return self._exchange(call, self._seconds)
 
     def close(self) -> None:
         """Kill the process and remove its folder."""
@@ -81,16 +67,16 @@ class RewardProcess:
         try:
             self._process.start()
         except OSError as error:
-            message = f"{self._code.file}: its process did not start: {error.strerror}"
+            message = f"{self._file}: its process did not start: {error.strerror}"
             return Verdict(status="error", message=message)
         for pipe in self._process.pipes:
             os.set_blocking(pipe.fileno(), False)
         setup = {
-            "file": self._code.file,
-            "code": self._code.text,
-            "memory_bytes": self._limits.memory_bytes,
+            "file": self._file,
+            "code": self._code,
+            "memory_bytes": self._bytes,
             "start_seconds": START_SECONDS + _ALARM_AFTER_SECONDS,
-            "call_seconds": math.ceil(self._limits.seconds) + _ALARM_AFTER_SECONDS,
+            "call_seconds": math.ceil(self._seconds) + _ALARM_AFTER_SECONDS,
         }
         verdict = self._exchange(setup, START_SECONDS)
         if verdict.status != "ok":
@@ -109,7 +95,7 @@ class RewardProcess:
             self._process.end()
         if verdict.status == "out_of_memory":
             self._process.end()
-        message = verdict.message and readable_line(f"{self._code.file}: {verdict.message}")
+        message = verdict.message and readable_line(f"{self._file}: {verdict.message}")
         return Verdict(verdict.rewards, verdict.status, message)
 
 

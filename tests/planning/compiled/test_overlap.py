@@ -14,13 +14,7 @@ from rungs.config.run_config import RunConfig
 from rungs.config.sharding_config import ShardingConfig
 from rungs.parallel.sharding import abstract_mesh
 from rungs.planning.compiled import targets
-from rungs.planning.compiled.collectives import (
-    Traffic,
-    collectives,
-    overlap_summary,
-    overlaps,
-    summary,
-)
+from rungs.planning.compiled.collectives import Traffic, collectives, overlaps, summary
 from rungs.planning.compiled.step import Compiled, compile_step
 from rungs.planning.hardware import device_by_name
 from tests.planning.compiled.test_targets import NEEDS_CUDA
@@ -142,17 +136,17 @@ WHILE = (
 def test_loops_multiply_bytes_and_the_matmuls_that_hide_others() -> None:
     one = START.replace("%s =", "%s.9 ="), WHILE, DONE.replace("%s)", "%s.9)")
     found = overlaps(hlo(*one, computations=LOOP))
-    assert [(one.collective.trips, one.matmuls) for one in found] == [(1, 3), (3, 1)]
+    assert [(one.trips, one.matmuls) for one in found] == [(1, 3), (3, 1)]
     array_bytes = 8 * 8 * 4
     sent = array_bytes * 3 // 4
-    assert overlap_summary(found, MESH) == [Traffic("all-gather", ("data",), 4, 4 * sent, 4 * sent)]
+    assert summary(found, MESH) == [Traffic("all-gather", ("data",), 4, 4 * sent, 4 * sent)]
 
 
 def test_hidden_and_exposed_bytes_add_up() -> None:
     along_tensor = "%r = f32[8,8] all-reduce(%p), replica_groups=[4,2]<=[8], to_apply=%add"
     exposed = START.replace("%s =", "%s.2 ="), DONE.replace("%s)", "%s.2)")
     program = hlo(START, MATMUL, DONE, *exposed, along_tensor)
-    found = overlap_summary(overlaps(program), MESH)
+    found = summary(overlaps(program), MESH)
     assert [(one.kind, one.axes) for one in found] == [
         ("all-gather", ("data",)),
         ("all-reduce", ("tensor",)),
@@ -198,7 +192,7 @@ def test_a_collective_that_a_tpu_fuses_with_matmuls_counts_once() -> None:
         computations=TPU,
     )
     (found,) = overlaps(program)
-    assert (found.collective.kind, found.matmuls) == ("all-gather", 1)
+    assert (found.kind, found.matmuls) == ("all-gather", 1)
     assert found.hidden_bytes == 192
 
 
@@ -260,7 +254,7 @@ def check_gathered_layers(mesh: Mesh, count_in_text: str) -> None:
     text = compiled.as_text() or ""
     assert "while(" in text
     assert count_in_text in text
-    (found,) = overlap_summary(overlaps(compiled), mesh)
+    (found,) = summary(overlaps(compiled), mesh)
     assert (found.kind, found.axes, found.moved_bytes) == ("all-gather", ("data",), SENT)
     assert 0 <= found.hidden_bytes <= SENT
 

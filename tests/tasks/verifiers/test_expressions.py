@@ -1,13 +1,11 @@
-"""The walker against expressions that are built as trees and computed with fractions."""
+"""Evaluated expressions against expressions that are built as trees and computed with fractions."""
 
-import ast
 import contextlib
 import operator
-import re
 from fractions import Fraction
 
 import pytest
-from hypothesis import assume, example, given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from rungs.tasks.verifiers.built_in import (
@@ -20,7 +18,6 @@ from rungs.tasks.verifiers.built_in import (
 
 Tree = int | tuple[str, "Tree", "Tree"] | tuple[str, "Tree"]
 OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
-PYTHON = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
 numbers = st.integers(0, 10**MAX_DIGITS - 1)
 trees: st.SearchStrategy[Tree] = st.recursive(
     numbers,
@@ -59,49 +56,10 @@ def test_trees_have_the_value_and_numbers_of_fractions(tree: Tree) -> None:
     try:
         expected = value(tree)
     except ZeroDivisionError:
-        with pytest.raises(ExpressionError, match="division by zero"):
+        with pytest.raises(ExpressionError):
             evaluate(text)
         return
     assert evaluate(text) == (expected, tuple(leaves(tree)))
-
-
-def parsed_by_python(text: str) -> Fraction | None:
-    """Return the value that Python's own parser gives a text, None if it is not an expression. In
-    Python `+1` is one, too."""
-    if re.search(r"\*\*|//|\([ ]*\)|[0-9] +[0-9]|[0-9)] *\(", text):
-        return None
-    try:
-        node = ast.parse(text.strip(), mode="eval").body
-        return fraction(node)
-    except (SyntaxError, ZeroDivisionError, TypeError):
-        return None
-
-
-def fraction(node: ast.expr) -> Fraction:
-    if isinstance(node, ast.BinOp):
-        sign = PYTHON[type(node.op)]
-        result: Fraction = OPERATORS[sign](fraction(node.left), fraction(node.right))
-        return result
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return -fraction(node.operand)
-    if isinstance(node, ast.Constant) and isinstance(node.value, int):
-        return Fraction(node.value)
-    raise TypeError
-
-
-@given(st.text("12+-*/() ", max_size=12))
-@example("1-2-3")
-@example("8/2/2")
-@example("2+3*4")
-@example("-2*-3")
-def test_precedence_and_what_is_an_expression_are_pythons(text: str) -> None:
-    expected = parsed_by_python(text)
-    try:
-        found = evaluate(text).value
-    except ExpressionError:
-        assert expected is None
-    else:
-        assert found == expected
 
 
 @given(st.text(max_size=60))
@@ -111,32 +69,31 @@ def test_any_text_is_an_expression_or_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    "text",
     [
-        ("", "unexpected end"),
-        ("2**3", r"unexpected \*"),
-        ("44**19**35", r"unexpected \*"),
-        ("2^3", r"unexpected \^"),
-        ("2(3)", r"unexpected \("),
-        ("1 2", "unexpected 2"),
-        ("(1", "bracket is not closed"),
-        ("1/0", "division by zero"),
-        ("1/(2-2)", "division by zero"),
-        ("__import__('os')", "unexpected _"),
-        ("1e9", "unexpected e"),
-        ("0x10", "unexpected x"),
-        ("1.5", r"unexpected \."),
-        ("²", "unexpected ²"),
-        ("٣", "unexpected ٣"),
-        ("9" * (MAX_DIGITS + 1), "digits"),
-        ("1+" * MAX_CHARACTERS + "1", "longer than"),
-        ("(" * MAX_DEPTH + "1" + ")" * MAX_DEPTH, "nested more than"),
-        ("-" * MAX_DEPTH + "1", "nested more than"),
+        *("", " ", "()", "(1", "1)", "+1", "1 2", "2(3)", "(2)(3)", "2^3", "1,2", "1\n+2", "1_0"),
+        *("2**3", "44**19**35", "7//2", "1/0", "1/(2-2)", "__import__('os')"),
+        *("1e9", "0x10", "1.5", "²", "٣", "1j"),
+        "9" * (MAX_DIGITS + 1),
+        "1+" * MAX_CHARACTERS + "1",
+        "(" * MAX_DEPTH + "1" + ")" * MAX_DEPTH,
     ],
 )
-def test_what_is_refused(text: str, message: str) -> None:
-    with pytest.raises(ExpressionError, match=message):
+def test_what_is_refused(text: str) -> None:
+    with pytest.raises(ExpressionError):
         evaluate(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        *(("1-2-3", -4), ("8/2/2", 2), ("2+3*4", 14), ("-2*-3", 6), ("--2", 2), (" 007 + 00 ", 7)),
+        ("-" * (MAX_CHARACTERS - 1) + "1", -1),
+        ("1+" * (MAX_CHARACTERS // 2 - 1) + "1", MAX_CHARACTERS // 2),
+    ],
+)
+def test_precedence(text: str, expected: int) -> None:
+    assert evaluate(text).value == expected
 
 
 def test_the_deepest_nesting_that_is_allowed() -> None:

@@ -31,7 +31,8 @@ def test_a_file_needs_trust_and_is_not_run_without(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=rf"^{tmp_path}/reward.py: .* give --trust-verifier$"):
         opened(tmp_path, verifier="reward.py")
     assert not ran.exists()
-    opened(tmp_path, trust=True, verifier="reward.py").close()
+    with opened(tmp_path, trust=True, verifier="reward.py"):
+        pass
     assert ran.exists()
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rungs.tasks.verifiers.reward_process import Code, Limits, RewardProcess
+from rungs.tasks.verifiers.reward_process import RewardProcess
 from rungs.tasks.verifiers.verdict import Verdict
 
 MEMORY_BYTES = 2**29
@@ -32,7 +32,7 @@ def start() -> Iterator[Start]:
 
     def start(body: str, seconds: float = 10, before: str = "") -> RewardProcess:
         text = before + GOOD + body.replace("\n", "\n    ")
-        processes.append(RewardProcess(Code("reward.py", text), Limits(seconds, MEMORY_BYTES)))
+        processes.append(RewardProcess("reward.py", text, seconds, MEMORY_BYTES))
         return processes[-1]
 
     yield start
@@ -249,7 +249,7 @@ def test_no_secrets_and_an_empty_folder_of_its_own(
     ],
 )
 def test_code_that_cannot_be_loaded(code: str, message: str) -> None:
-    process = RewardProcess(Code("reward.py", code), Limits(10, MEMORY_BYTES))
+    process = RewardProcess("reward.py", code, 10, MEMORY_BYTES)
     try:
         assert message in process.start()
         assert call(process).status != "ok"
