@@ -41,6 +41,11 @@ _KEYS = {
 }
 _TOKEN_KEYS = ("lstrip", "rstrip", "single_word", "normalized", "special")
 SENTENCEPIECE_FILE, VOCABULARY_FILE, MERGES_FILE = "tokenizer.model", "vocab.json", "merges.txt"
+TOKENIZER_FILES = (
+    *(TOKENIZER_FILE, CONFIG_FILE, SPECIAL_TOKENS_FILE, ADDED_TOKENS_FILE),
+    *("chat_template.jinja", "chat_template.json"),
+    *(SENTENCEPIECE_FILE, VOCABULARY_FILE, MERGES_FILE),
+)
 
 
 class TokenizerConfig(NamedTuple):
