@@ -239,8 +239,7 @@ class Tokenizer:
 
     @functools.cached_property
     def definition(self) -> str:
-        """Definition of the tokenizer without its template. Tokenizers with equal definitions
-        return equal ids from `encode`."""
+        """Definition without its template; with equal ones, tokenizers `encode` to equal ids."""
         definition = json.loads(self._tokenizer.to_str())
         del definition["post_processor"]
         return json.dumps(definition)

@@ -207,8 +207,7 @@ def load_tokenizer(place: Path | str) -> Tokenizer:
 
 
 def finder(place: Path | str) -> FindFile:
-    """Return a function that finds the files beside a tokenizer, or a model's on the hub; `place`
-    is as for `load_tokenizer`."""
+    """Return a function that finds a tokenizer's files; `place` is as for `load_tokenizer`."""
     path = Path(place)
     folder = path if paths.is_folder(path) else path.parent
 

@@ -69,8 +69,7 @@ class Family:
 
 
 def normal_form(model: ModelConfig) -> ModelConfig:
-    """Return a config with defaults filled in and ineffective keys removed: equal architectures
-    have equal normal forms."""
+    """Return a config with all defaults and no ineffective keys, equal for equal architectures."""
     keys = model.as_json()
     del keys["init"], keys["zero_init_residual"]
     if model.n_layers == 0:
