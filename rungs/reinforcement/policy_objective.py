@@ -178,12 +178,9 @@ def shares(
     return np.where(counts_N, share_N, 0)
 
 
-LogProbStep = Callable[[GPT, Array, Array], Array]
-
-
 def make_log_prob_step(
     train: ReinforceConfig, lengths: Sequence[int], mesh: Mesh | None = None
-) -> LogProbStep:
+) -> Callable[[GPT, Array, Array], Array]:
     """Return a compiled function of (model, inputs_ABS, targets_ABS) to the targets'
     log-probabilities, as in `PolicyObjective` but without gradients. `lengths` is as in
     `Shortcuts`; `mesh` is the model's, default: one device."""
