@@ -56,5 +56,4 @@ def _write(folder: Path, checkpoints: list[Checkpoint]) -> None:
 
 
 def _is_of_model(name: str) -> bool:
-    """Return whether a file of a checkpoint belongs to its model, by name."""
     return name.partition("/")[0] not in (OPTIMIZER_FOLDER, EMA_FOLDER)

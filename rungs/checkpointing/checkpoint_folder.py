@@ -32,7 +32,7 @@ AVERAGE = "average-"
 """Prefix of the folders that `checkpointing.py --average` fills."""
 UNFINISHED = "."
 """Prefix of checkpoints that are being written or deleted, and of links that are being made."""
-BEST, LATEST = "best", "latest"
+LINKS = BEST, LATEST = "best", "latest"
 
 _STAMP = "%Y%m%dZ%H%M%S"
 log = logging.getLogger("rungs")
@@ -165,7 +165,7 @@ def link_target(link: Path) -> str | None:
 def follow_link(path: Path) -> Path:
     """Return `path` with `best` or `latest` resolved, if that is a text file instead of a link."""
     for pointer in (path, *path.parents):
-        if pointer.name in (BEST, LATEST) and paths.is_file(pointer):
+        if pointer.name in LINKS and paths.is_file(pointer):
             name = pointer.read_bytes().decode(errors="replace").strip()
             if not paths.is_plain_name(name):
                 raise broken_link(pointer)
@@ -206,7 +206,7 @@ def list_run(run: RunFolder, *, verify: bool) -> list[ListedCheckpoint]:
     """Return a run's checkpoints in the order they were saved; imported weights come first.
     `verify` hashes every file; otherwise only missing files and a damaged meta.json are found."""
     folder = run.checkpoints
-    targets = {name: link_target(folder / name) for name in (BEST, LATEST)}
+    targets = {name: link_target(folder / name) for name in LINKS}
 
     def links(path: Path) -> list[str]:
         return [name for name, target in targets.items() if target == path.name]
@@ -280,9 +280,8 @@ def find_weights(path: Path | str) -> Path:
     file itself. Raises UserError if there is none."""
     path = RUNS / path if paths.is_folder(RUNS / path) and not paths.is_there(path) else Path(path)
     link = path / "checkpoints" / BEST
-    if path.name in (BEST, LATEST) or path.parent.name in (BEST, LATEST):
-        link = path if path.name in (BEST, LATEST) else path.parent
-        path = follow_link(path)
+    if path.name in LINKS or path.parent.name in LINKS:
+        link, path = path if path.name in LINKS else path.parent, follow_link(path)
     for candidate in (
         path,
         path / WEIGHTS_FILE,

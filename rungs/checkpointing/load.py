@@ -204,8 +204,7 @@ class MergedWeights(Weights):
 
 def find_starting_weights(run: RunFolder, config: AnyRunConfig) -> Weights | None:
     """Return the weights that a new run starts from, None if they are random. Raises UserError if
-    they do not exist or do not fit `model.json`, or if the run holds imported weights that
-    `start_from` does not name."""
+    they are missing, don't fit `model.json`, or are imported here but not named by `start_from`."""
     path = _starting_file(run, config)
     if path is None:
         if run.imported.exists():
@@ -325,8 +324,7 @@ def place_weights(
 
 
 def place_padded(array: np.ndarray, like: jax.Array | jax.ShapeDtypeStruct) -> jax.Array:
-    """Place an array onto its devices, with zeros as vocabulary padding. `like` has the padded
-    shape and the sharding."""
+    """Place an array onto its devices, padded with zeros to the shape and sharding of `like`."""
     padding = [(0, size - own) for size, own in zip(like.shape, array.shape, strict=True)]
     padded = np.pad(array, padding) if like.shape != array.shape else array
     return jax.make_array_from_callback(like.shape, like.sharding, lambda at: padded[at])

@@ -11,7 +11,6 @@ it is not a checkpoint.
 
 import dataclasses
 import functools
-import hashlib
 import importlib.metadata
 import json
 from collections.abc import Callable, Collection
@@ -25,7 +24,8 @@ from rungs.checkpointing.optimizer_state import OPTIMIZER_FOLDER
 from rungs.checkpointing.weights_file import WEIGHTS_FILE, Weights
 from rungs.common import disk, paths
 from rungs.common.errors import UserError
-from rungs.common.strict_json import StrictModel, read_text
+from rungs.common.paths import file_checksum
+from rungs.common.strict_json import StrictModel, json_checksum, read_text
 from rungs.config.model_config import ModelConfig
 from rungs.config.reinforce_config import ReinforceConfig
 from rungs.config.run_config import AnyRunConfig, RunConfig, parse_train
@@ -108,7 +108,7 @@ class CheckpointMeta(StrictModel):
         return self.own_checksum == self._digest()
 
     def _digest(self) -> str:
-        return _checksum(self.as_json(exclude={"own_checksum"}))
+        return json_checksum(self.as_json(exclude={"own_checksum"}))
 
     def as_json(self, exclude: Collection[str] = ()) -> dict[str, Any]:
         """Return the content, without keys that are absent unless set."""
@@ -224,13 +224,9 @@ def _is_of_another_version(content: bytes, error: ValidationError) -> bool:
         return True
     try:
         saved = json.loads(content)
-        return bool(saved.pop("own_checksum") == _checksum(saved))
+        return bool(saved.pop("own_checksum") == json_checksum(saved))
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return False
-
-
-def _checksum(content: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def refuse_damaged(weights: Path, only: str | None = None) -> None:
@@ -275,18 +271,6 @@ def installed_versions() -> dict[str, str]:
 
 
 CHECKSUMS_FILE = "SHA256SUMS"
-
-
-def file_checksum(path: Path) -> str | None:
-    """Return the sha256 of a file, None if it is missing. Raises UserError if it cannot be read."""
-    try:
-        paths.require_regular(path)
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        if error.errno in paths.NO_FILE:
-            return None
-        raise paths.cannot_be_read(path, error) from None
 
 
 def write_checksums(folder: Path) -> None:

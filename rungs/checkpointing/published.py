@@ -12,30 +12,10 @@ from rungs.common.errors import UserError
 from rungs.common.paths import is_file, refuse_link_out
 from rungs.data.chats.chat_dataset import ChatFormat
 from rungs.data.chats.chat_template import ChatTemplate
-from rungs.data.tokenizer import TOKENIZER_FILE, Tokenizer
-from rungs.data.tokenizer_files import (
-    ADDED_TOKENS_FILE,
-    GENERATION_FILE,
-    MERGES_FILE,
-    SENTENCEPIECE_FILE,
-    SPECIAL_TOKENS_FILE,
-    VOCABULARY_FILE,
-    eos_token_ids,
-)
-from rungs.data.tokenizer_files import CONFIG_FILE as TOKENIZER_CONFIG_FILE
+from rungs.data.tokenizer import Tokenizer
+from rungs.data.tokenizer_files import GENERATION_FILE, TOKENIZER_FILES, eos_token_ids
 from rungs.data.tokenizer_files import MODEL_CONFIG_FILE as CONFIG_FILE
 
-TOKENIZER_FILES = (
-    TOKENIZER_FILE,
-    TOKENIZER_CONFIG_FILE,
-    SPECIAL_TOKENS_FILE,
-    ADDED_TOKENS_FILE,
-    "chat_template.jinja",
-    "chat_template.json",
-    SENTENCEPIECE_FILE,
-    VOCABULARY_FILE,
-    MERGES_FILE,
-)
 PUBLISHED_FILES = (CONFIG_FILE, GENERATION_FILE, *TOKENIZER_FILES)
 
 
@@ -113,5 +93,4 @@ def all_stop_tokens(
 
 
 def _known(*tokens: int | None) -> tuple[int, ...]:
-    """Return the given tokens without duplicates and None."""
     return tuple(dict.fromkeys(token for token in tokens if token is not None))

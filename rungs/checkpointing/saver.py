@@ -20,7 +20,7 @@ from rungs.checkpointing import (
     retention,
     weights_file,
 )
-from rungs.checkpointing.checkpoint_folder import BEST, LATEST, UNFINISHED
+from rungs.checkpointing.checkpoint_folder import LINKS, UNFINISHED
 from rungs.checkpointing.manifest import EMA_FOLDER, PUBLISHED_FOLDER, CheckpointMeta
 from rungs.checkpointing.published import read_published
 from rungs.checkpointing.weights_file import Weights, WeightsHeader
@@ -253,7 +253,7 @@ class Saver(contextlib.AbstractContextManager["Saver"]):
                 return
             name = unfinished.folder.name.removeprefix(UNFINISHED)
             disk.put_in_place(unfinished.folder, self._folder / name)
-        with disk.writing(self._folder, f"the names {BEST} and {LATEST}"):
+        with disk.writing(self._folder, f"the names {' and '.join(LINKS)}"):
             self._check()
             checkpoint_folder.update_links(self._folder)
             self._check()

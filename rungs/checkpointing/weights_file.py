@@ -93,8 +93,7 @@ def write_weights(
 
 class Weights:
     """The tensors of a `model.safetensors` or its shards, read one at a time. `path` is the file,
-    possibly existing as shards only, or the index. Raises UserError if Rungs cannot read the
-    files."""
+    which may exist as shards only, or the index. Raises UserError if Rungs cannot read them."""
 
     def __init__(self, path: Path) -> None:
         self.path = file_or_index(path)

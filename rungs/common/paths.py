@@ -3,6 +3,7 @@ names that are too long or contain a NUL, and in folders without permission; ope
 device may block forever."""
 
 import errno
+import hashlib
 import os
 import stat
 import unicodedata
@@ -93,6 +94,18 @@ def refuse_other_content(path: Path, begins: bytes, what: str) -> None:
 def cannot_be_read(path: Path, error: OSError) -> UserError:
     """Return the error for something that exists but cannot be read, maybe only for now."""
     return UserError(f"{path}: cannot be read just now: {error.strerror}; try again when it can be")
+
+
+def file_checksum(path: Path) -> str | None:
+    """Return the sha256 of a file, None if it is missing. Raises UserError if it cannot be read."""
+    try:
+        require_regular(path)
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        if error.errno in NO_FILE:
+            return None
+        raise cannot_be_read(path, error) from None
 
 
 def refuse_unsearchable(folder: Path) -> None:

@@ -1,6 +1,7 @@
 """Strict reading of JSON files: reports all errors at once, one line each, by key."""
 
 import functools
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -211,6 +212,11 @@ def _models_in(annotation: Any) -> list[type[StrictModel]]:
     if isinstance(annotation, type) and issubclass(annotation, StrictModel):
         return [annotation]
     return [model for part in get_args(annotation) for model in _models_in(part)]
+
+
+def json_checksum(content: Any) -> str:
+    """Return the sha256 of a JSON value, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def format_value(value: Any) -> str:

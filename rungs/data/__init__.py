@@ -22,8 +22,7 @@ Tokenize:
     sentencepiece_model  convert a SentencePiece tokenizer.model
 
 Make batches:
-    loader      the batch of a step, validation batches; checks that config and datasets fit
-    sequences   text, pairs and chats as sequences; mixtures of datasets
-    phases      mixtures whose weights change
-    predictions  what a teacher predicts, stored
-    provenance  what a checkpoint records about its data"""
+    loader         the batch of a step, validation batches; checks that config and datasets fit
+    sequences      text, pairs and chats as sequences; mixtures of datasets, also changing ones
+    stored_arrays  what a teacher or a reference computes for the sequences
+    provenance     what a checkpoint records about its data"""

@@ -17,7 +17,7 @@ import numpy as np
 from rungs.common import disk, paths, run_log, strict_json
 from rungs.common.errors import UserError
 from rungs.data import token_file, tokenizer
-from rungs.data.token_file import AnsweredDocuments, FileArray, Tensor, Texts, TokenLayout
+from rungs.data.token_file import AnsweredDocuments, FileArray, Tensor, TokenFile
 
 Split = Literal["train", "validation"]
 TRAIN: Split = "train"
@@ -47,7 +47,6 @@ class Documents(strict_json.StrictModel):
     repository: str | None = None
     """Name on the hub; None for the user's own files."""
     license: str | None = None
-    """License named by the repository."""
     column: str | None = None
     """Column with the text; None for the default."""
     files: list[DocumentFile]
@@ -86,7 +85,6 @@ class Source(strict_json.StrictModel):
     python_version: str | None = None
     """Version of Python that the standard library is from."""
     files: list[str] | None = None
-    """Names of the user's files."""
     revision: str | None = None
     """Commit of the hub repository."""
     documents: Documents | None = None
@@ -148,7 +146,7 @@ class DatasetDescription(strict_json.StrictModel):
 
     def _digest(self) -> str:
         content = self.model_dump(mode="json", exclude={"own_checksum"}, exclude_none=True)
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        return strict_json.json_checksum(content)
 
 
 def split_file(split: Split) -> str:
@@ -180,13 +178,13 @@ class Dataset:
         """The splits that exist, training first."""
         return tuple(split for split in SPLITS if split in self.description.splits)
 
-    def tokens(self, split: Split) -> FileArray:
-        """Open a split's tokens; see `token_file.open_tokens`."""
-        return token_file.open_tokens(self.token_path(split))
+    def open(self, split: Split) -> TokenFile:
+        """Open a split's token file."""
+        return TokenFile(self.token_path(split))
 
-    def pair_bounds(self, split: Split) -> FileArray | None:
-        """Open the positions of a split's answers; see `token_file.open_pair_bounds`."""
-        return token_file.open_pair_bounds(self.token_path(split))
+    def tokens(self, split: Split) -> FileArray:
+        """Open a split's tokens."""
+        return self.open(split).tokens
 
     def token_path(self, split: Split) -> Path:
         """Return the path of a split's token file."""
@@ -197,14 +195,10 @@ class Dataset:
         """Whether a split holds pairs of prompts and answers rather than text."""
         return any(split.pairs for split in self.description.splits.values())
 
-    def texts(self, split: Split) -> Texts | None:
-        """Return the tokens that begin and end each text; None if none begin it, or unknown."""
-        return token_file.read_layout(self.token_path(split)).texts
-
     @property
     def begin(self) -> list[int]:
         """Token ids that begin each text; empty if unknown."""
-        texts = self.texts(TRAIN)
+        texts = self.open(TRAIN).texts
         return texts.begin if texts else []
 
     @property
@@ -257,15 +251,15 @@ def describe(
 
 
 def _describe_split(path: Path, known: SplitDescription | None) -> SplitDescription:
-    layout, sample = token_file.read_layout(path), _sample_checksum(path)
-    tokens, dtype = layout.tokens.shape[0], layout.tokens.dtype.name
-    actual = (path.stat().st_size, tokens, dtype, layout.documents)
+    file, sample = TokenFile(path), _sample_checksum(path)
+    tokens, dtype = len(file.tokens), file.tokens.dtype.name
+    actual = (path.stat().st_size, tokens, dtype, file.documents)
     if known and known.sample_sha256 in (None, sample):
         known_pairs = known.pairs.pairs if known.pairs else 0
         if actual == (known.file_bytes, known.tokens, known.dtype, known_pairs):
             return known.model_copy(update={"sample_sha256": sample})
-    pairs = _describe_pairs(path, layout) if layout.documents else None
-    largest, sha256 = _largest_id_and_checksum(path, layout.tokens)
+    pairs = _describe_pairs(path, file) if file.documents else None
+    largest, sha256 = _largest_id_and_checksum(path, file.tokens)
     return SplitDescription(
         tokens=tokens,
         dtype=dtype,
@@ -278,7 +272,7 @@ def _describe_split(path: Path, known: SplitDescription | None) -> SplitDescript
 
 
 def _bytes_of(path: Path) -> FileArray:
-    return FileArray(path, Tensor(np.dtype(np.uint8), (path.stat().st_size,), 0))
+    return FileArray(path, Tensor("U8", (path.stat().st_size,), 0))
 
 
 def _sample_checksum(path: Path) -> str:
@@ -289,11 +283,11 @@ def _sample_checksum(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _describe_pairs(path: Path, layout: TokenLayout) -> PairsDescription:
+def _describe_pairs(path: Path, file: TokenFile) -> PairsDescription:
     """Check and describe the bounds of a file's pairs, a block at a time."""
-    bounds_P2, is_chats = token_file.open_pair_bounds(path), layout.chat_ends is not None
+    bounds_P2, is_chats = file.bounds, file.chat_ends is not None
     assert bounds_P2 is not None
-    tokens, answer_tokens, start = layout.tokens.shape[0], 0, 0
+    tokens, answer_tokens, start = len(file.tokens), 0, 0
     for first in range(0, len(bounds_P2), _BLOCK_PAIRS):
         answers_P, ends_P = bounds_P2[first : first + _BLOCK_PAIRS].T
         starts_P = np.concatenate([[start], ends_P[:-1]])
@@ -312,10 +306,10 @@ def _describe_pairs(path: Path, layout: TokenLayout) -> PairsDescription:
             f"{path}: {token_file.BOUNDS!r}: the last pair ends at token {start}, not at {tokens},"
             " the end of the tokens"
         )
-    if ends_C := token_file.open_chat_ends(path):
-        _check_chat_ends(path, ends_C, len(bounds_P2))
+    if file.chat_ends is not None:
+        _check_chat_ends(path, file.chat_ends, len(bounds_P2))
     documents = AnsweredDocuments(path)
-    if layout.is_preferences and len(documents) % 2:
+    if file.is_preferences and len(documents) % 2:
         raise UserError(f"{path}: has {len(documents)} answers, which are not pairs")
     shortest, longest = zip(
         *((each.min(), each.max()) for each in documents.lengths()), strict=True
@@ -327,7 +321,7 @@ def _describe_pairs(path: Path, layout: TokenLayout) -> PairsDescription:
         longest_tokens=int(max(longest)),
         answer_tokens=answer_tokens,
         is_chats=is_chats or None,
-        is_preferences=layout.is_preferences or None,
+        is_preferences=file.is_preferences or None,
     )
 
 
@@ -346,9 +340,9 @@ def _check_chat_ends(path: Path, ends_C: FileArray, answers: int) -> None:
         )
 
 
-def _largest_id_and_checksum(path: Path, tokens: Tensor) -> tuple[int, str]:
+def _largest_id_and_checksum(path: Path, tokens: FileArray) -> tuple[int, str]:
     """Return the largest token id and the sha256 of a file, in one pass over it."""
-    file, count, itemsize = _bytes_of(path), tokens.shape[0], tokens.dtype.itemsize
+    file, count, itemsize = _bytes_of(path), len(tokens), tokens.dtype.itemsize
     digest, largest, hashed = hashlib.sha256(file[: tokens.offset].data), 0, tokens.offset
     with run_log.byte_progress(f"reading {path}", len(file)) as bar:
         for start in range(0, count, _BLOCK_TOKENS):

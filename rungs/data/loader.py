@@ -16,8 +16,7 @@ from rungs.config.run_config import MODEL_FILE, TRAIN_FILE, RunConfig
 from rungs.config.train_config import TrainConfig
 from rungs.data import sequences, token_file
 from rungs.data.dataset import TRAIN, VALIDATION, Dataset, Split
-from rungs.data.phases import PhasedSequences, longest
-from rungs.data.predictions import Predictions
+from rungs.data.stored_arrays import ArraysOf
 from rungs.data.tokenizer import Tokenizer
 
 Rows = slice | np.ndarray
@@ -77,7 +76,17 @@ class ValidationBatch(NamedTuple):
     """Rows of the complete batch that count; those after them are padding."""
 
 
-class TrainingData:
+class _Data:
+    _parts: Mapping[str, sequences.Sequences]
+
+    def set_reference(self, log_probs: Mapping[str, np.ndarray]) -> None:
+        """Set the reference's log-probability of each answer of each dataset."""
+        for name, part in self._parts.items():
+            assert isinstance(part, sequences.PairedDocuments)
+            part.reference_C = log_probs[name]
+
+
+class TrainingData(_Data):
     """The training batches of a run. Raises UserError, with one line per reason, if the config and
     the datasets, for training or validation, do not fit together."""
 
@@ -87,7 +96,7 @@ class TrainingData:
         self._train, self._length = train, config.sequence_length
         self._parts = parts = sequences.sequences_by_dataset(config, datasets, TRAIN)
         mixture: Any = None if train.phases else sequences.mix(parts, train)
-        available = longest(parts, train) if train.phases else len(mixture)
+        available = sequences.longest(parts, train) if train.phases else len(mixture)
         self.datasets = datasets
         self.padding = {name: part.padding for name, part in parts.items()}
         """Share of padding tokens, by dataset."""
@@ -101,13 +110,13 @@ class TrainingData:
         self.total_steps = train.total_steps(self.steps_per_epoch)
         self.total_tokens = config.tokens_before(self.total_steps)
         """Input tokens of all steps, padding included."""
-        self.phases: PhasedSequences | None = None
+        self.phases: sequences.PhasedSequences | None = None
         """The order of the sequences, if the mixture changes."""
-        self.predictions: Predictions | None = None
-        """What a teacher predicts, for the batches."""
+        self.predictions: ArraysOf | None = None
+        """Returns what a teacher predicts: log_probs and, of its most likely tokens, tokens."""
         if train.phases:
             total = train.sequences_before(self.total_steps)
-            self.phases = mixture = PhasedSequences(parts, train, total)
+            self.phases = mixture = sequences.PhasedSequences(parts, train, total)
         self._sequences = mixture
         epoch = train.sequences_before(self.steps_per_epoch)
         self.distinct_sequences = len(mixture) if train.phases else epoch
@@ -145,17 +154,16 @@ class TrainingData:
         return self.read(indices.reshape(-1, train.microbatch_size)[:, rows])
 
     def read(self, indices_AB: np.ndarray) -> Batch:
-        """Return sequences by their indices in the order before shuffling, with what a teacher
-        predicts."""
+        """Return sequences by their index before shuffling, with what a teacher predicts."""
         batch = self.read_tokens(indices_AB)
         if self.predictions is None:
             return batch
-        log_probs, tokens = (
-            array if array is None else array.reshape(*indices_AB.shape, *array.shape[1:])
-            for array in self.predictions.read(indices_AB.ravel().tolist())
-        )
-        assert log_probs is not None
-        return DistillationBatch(*batch, log_probs, tokens)  # type: ignore[return-value]
+        found = {
+            name: array.reshape(*indices_AB.shape, *array.shape[1:])
+            for name, array in self.predictions(indices_AB.ravel().tolist()).items()
+        }
+        tokens = found["tokens"].astype(np.int32) if "tokens" in found else None
+        return DistillationBatch(*batch, found["log_probs"], tokens)  # type: ignore[return-value]
 
     def read_tokens(self, indices_AB: np.ndarray) -> Batch:
         """Like `read`, without what a teacher predicts."""
@@ -163,12 +171,8 @@ class TrainingData:
         shaped = [array.reshape(*indices_AB.shape, -1) for array in arrays]
         return _as_batch(self._train, shaped)
 
-    def set_reference(self, log_probs: Mapping[str, np.ndarray]) -> None:
-        """Set the reference's log-probability of each answer of each dataset."""
-        _set_reference(self._parts, log_probs)
 
-
-class ValidationData:
+class ValidationData(_Data):
     """The validation batches of a run, always the same ones. Create it with `of`."""
 
     def __init__(
@@ -227,10 +231,6 @@ class ValidationData:
         batch = _as_batch(self._train, arrays)
         return ValidationBatch(batch.inputs_ABS, batch.targets_ABS, batch.starts_ABS, real_rows)
 
-    def set_reference(self, log_probs: Mapping[str, np.ndarray]) -> None:
-        """Set the reference's log-probability of each answer of each dataset."""
-        _set_reference(self._parts, log_probs)
-
     def reference(self) -> np.ndarray:
         """Return the reference's log-probability of each sequence, 0 if it is not set."""
         arrays = sequences.read(self._sequences, range(self.sequences))
@@ -266,23 +266,14 @@ class ValidationSets(NamedTuple):
         return self.own is not None or bool(self.others)
 
 
-def _set_reference(
-    parts: Mapping[str, sequences.Sequences], log_probs: Mapping[str, np.ndarray]
-) -> None:
-    for name, part in parts.items():
-        assert isinstance(part, sequences.PairedDocuments)
-        part.reference_C = log_probs[name]
-
-
 def _raise_if_any(lines: list[str]) -> None:
     if lines:
         raise UserError("\n".join(lines))
 
 
 def _order(count: int, config: TrainConfig) -> Any:
-    """Return a `grain.MapDataset` of sequence indices in training order, over all epochs. Indices
-    are shuffled rather than the mixture itself, whose second epoch would continue with sequences
-    that the first did not have."""
+    """Return a `grain.MapDataset` of sequence indices in training order, over all epochs. Not of
+    the mixture, whose second epoch would continue with sequences that the first did not have."""
     import grain
 
     indices = grain.MapDataset.range(count)
@@ -334,7 +325,6 @@ def _split_problems(config: RunConfig, datasets: dict[str, Dataset], split: Spli
 
 
 def _objective_problem(train: TrainConfig, is_preferences: bool, name: str) -> str | None:
-    """Return why the objective does not fit the dataset, or None."""
     if train.learns_preferences == is_preferences:
         return None
     holds = "preferences" if is_preferences else "no preferences"
@@ -399,7 +389,6 @@ def _pairs_problems(config: RunConfig, dataset: Dataset, split: Split, where: st
 
 
 def _length_key(config: TrainConfig) -> str:
-    """Return the file and key that set the sequence length."""
     if config.sequence_length is None:
         return f"{MODEL_FILE}: context_length"
     return f"{TRAIN_FILE}: sequence_length"
@@ -411,7 +400,7 @@ def _length_problems(config: RunConfig, datasets: dict[str, Dataset]) -> list[st
     parts = sequences.sequences_by_dataset(config, datasets, TRAIN)
     if not all(map(len, parts.values())) or _weight_problems(train):
         return []
-    count = longest(parts, train) if train.phases else len(sequences.mix(parts, train))
+    count = sequences.longest(parts, train) if train.phases else len(sequences.mix(parts, train))
     steps = train.steps_of(count)
     available = f"there are {count} sequences of {length} tokens"
     if len(train.datasets) > 1:

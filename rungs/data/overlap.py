@@ -5,7 +5,6 @@ arXiv 2005.14165, appendix C). Words are compared by 64-bit hashes. To bound mem
 of very many texts are examined, and duplicates are counted in a hash-based sample."""
 
 import functools
-import hashlib
 import itertools
 import json
 import string
@@ -18,6 +17,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from rungs.common import errors, strict_json
 from rungs.data.dataset import TRAIN, VALIDATION, Dataset, Split, read_description
+from rungs.data.text_dataset import stable_hash
 from rungs.data.token_file import FileArray
 from rungs.data.tokenizer_files import load_tokenizer
 
@@ -27,7 +27,6 @@ SHOWN_SHARE = 0.01
 """A larger overlap is mentioned next to the validation loss."""
 _MOST_HASHES = 1 << 24
 _MOST_WORDS = 1 << 20
-"""Most words whose hashes are kept."""
 _BATCH_HASHES = 1 << 20
 _BLOCK_TOKENS, _BLOCK_PAIRS, _BATCH_DOCUMENTS = 1 << 20, 1 << 12, 256
 _FACTORS_N = np.random.default_rng(13).integers(0, 1 << 63, WORDS, np.uint64) * np.uint64(2) + 1
@@ -132,8 +131,8 @@ def texts_of(dataset: Dataset, split: Split) -> Iterator[str]:
             f"{dataset.folder}: has no tokenizer.json with an end-of-text token, which says where"
             " documents end"
         )
-    tokens, bounds = dataset.tokens(split), dataset.pair_bounds(split)
-    ids = _pairs(tokens, bounds) if bounds else _documents(tokens, tokenizer.end_of_text)
+    file, end = dataset.open(split), tokenizer.end_of_text
+    ids = _pairs(file.tokens, file.bounds) if file.bounds else _documents(file.tokens, end)
     while batch := [part.tolist() for part in itertools.islice(ids, _BATCH_DOCUMENTS)]:
         yield from tokenizer.decode_batch(batch, skip_special_tokens=True)
 
@@ -154,7 +153,6 @@ def _documents(tokens: FileArray, end_of_text: int) -> Iterator[np.ndarray]:
 
 
 def _pairs(tokens: FileArray, bounds: FileArray) -> Iterator[np.ndarray]:
-    """Yield the token ids of each pair."""
     start = 0
     for first in range(0, len(bounds), _BLOCK_PAIRS):
         ends = bounds[first : first + _BLOCK_PAIRS][:, 1]
@@ -190,7 +188,7 @@ class Repeats:
         batch: list[int] = []
         for text in texts:
             yield text
-            batch.append(text_hash(text))
+            batch.append(stable_hash(text))
             if len(batch) == _BATCH_HASHES:
                 self._add(batch)
                 batch = []
@@ -218,7 +216,7 @@ class Examined:
     """Texts to look for in training; each is read once."""
 
     def __init__(self, texts: Iterable[str]) -> None:
-        self._word_hash = functools.lru_cache(_MOST_WORDS)(text_hash)
+        self._word_hash = functools.lru_cache(_MOST_WORDS)(stable_hash)
         self._repeats, self._count = Repeats(), 0
         kept = list(self._kept(texts))
         self._texts = np.array([text for text, _ in kept], np.uint64)
@@ -236,7 +234,7 @@ class Examined:
             if size < _MOST_HASHES:
                 hashes = self._runs_of(text)
                 size += len(hashes) + 1
-                yield text_hash(text), hashes
+                yield stable_hash(text), hashes
 
     def _runs_of(self, text: str) -> np.ndarray:
         """Return the hashes of all `WORDS` consecutive words, uint64."""
@@ -252,7 +250,7 @@ class Examined:
         runs: list[np.ndarray] = []
         size = 0
         for text in training:
-            texts.append(text_hash(text))
+            texts.append(stable_hash(text))
             runs.append(self._runs_of(text))
             size += len(runs[-1]) + 1
             if size >= _BATCH_HASHES:
@@ -276,11 +274,6 @@ class Examined:
             long_enough=int((self._lengths > 0).sum()),
             repeated=self._repeats.share,
         )
-
-
-def text_hash(text: str) -> int:
-    """Return a 64-bit hash that is the same on every machine."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())
 
 
 def _joined(arrays: list[np.ndarray]) -> np.ndarray:

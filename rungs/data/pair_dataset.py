@@ -12,7 +12,14 @@ from typing import Any, NamedTuple
 from rungs.common.errors import UserError, check_characters, did_you_mean
 from rungs.common.strict_json import format_value
 from rungs.data import bpe, dataset, text_dataset
-from rungs.data.text_dataset import Progress, Sections, TextSection, json_lines, line_error
+from rungs.data.text_dataset import (
+    Progress,
+    Sections,
+    TextSection,
+    json_lines,
+    line_error,
+    read_lines,
+)
 from rungs.data.token_file import PairWriter
 from rungs.data.tokenizer import Tokenizer
 
@@ -85,8 +92,8 @@ def _split(section: TextSection, percent: float) -> tuple[TextSection, TextSecti
 def write_pairs(writer: PairWriter, pairs: Iterator[Pair], tokenizer: Tokenizer) -> None:
     """Write pairs, each with an end of text, to a file. Raises UserError for an empty answer."""
     while batch := list(itertools.islice(pairs, _PAIRS_PER_BATCH)):
-        for prompt_ids, answer_ids in encode_pairs(batch, tokenizer):
-            writer.append_pair(prompt_ids, answer_ids)
+        for turn in encode_pairs(batch, tokenizer):
+            writer.append_chat([turn])
 
 
 def encode_pairs(pairs: list[Pair], tokenizer: Tokenizer) -> Iterator[tuple[list[int], list[int]]]:
@@ -107,13 +114,7 @@ def encode_pairs(pairs: list[Pair], tokenizer: Tokenizer) -> Iterator[tuple[list
 def read_pairs(section: TextSection, progress: Progress = lambda _: None) -> Iterator[Pair]:
     """Yield the pairs of a section, one per line that is not blank. Raises UserError, which names
     the file and the line, if a line is not a pair."""
-    for offset, line in json_lines(section):
-        try:
-            prompt, answer = _parse(line)
-        except ValueError as error:
-            raise line_error(section.path, offset, str(error)) from None
-        yield Pair(section.path, offset, prompt, answer)
-        progress(len(line))
+    return read_lines(section, lambda at, line: Pair(section.path, at, *_parse(line)), progress)
 
 
 def _parse(line: bytes) -> tuple[str, str]:

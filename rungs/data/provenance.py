@@ -1,9 +1,8 @@
 """What a checkpoint records about a run's data: checksums and the tokenizer."""
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 from rungs.common.errors import UserError
 from rungs.common.shown_text import quoted
@@ -16,12 +15,11 @@ _SHOWN_DIGITS = 16
 """Digits of a sha256 that are enough to distinguish files."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Provenance:
-    """Checksums and tokenizer of a run's data."""
+class Provenance(NamedTuple):
+    """Checksums and tokenizer of a run's data, which checkpoints record."""
 
     datasets: dict[str, dict[str, str]]
-    """sha256 of each split's file, by dataset."""
+    """sha256 of each split's file, by dataset; of each part of a task."""
     tokenizer: str
     """Name of the dataset that has the tokenizer, or the hub id in train.json. A dataset with a
     chat template is preferred, so that the model gets it."""

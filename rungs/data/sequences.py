@@ -3,6 +3,7 @@ datasets by weight. The two answers of a preference are two sequences that stay 
 
 Axes: B sequences, S tokens of a sequence, C documents."""
 
+import bisect
 import functools
 from collections.abc import Sequence
 from pathlib import Path
@@ -118,8 +119,7 @@ class PackedDocuments(PaddedDocuments):
 
 
 class PairedDocuments(PaddedDocuments):
-    """Pairs of sequences of one document each: a chosen and a rejected answer. Arrays have a
-    leading axis of 2."""
+    """Pairs of sequences of one document each: (2, S) arrays of a chosen and a rejected answer."""
 
     reference_C: np.ndarray | None = None
     """The reference's log-probability of each document's answer. If set, there is a third array,
@@ -210,8 +210,8 @@ def _of_split(config: RunConfig, dataset: Dataset, split: Split) -> Sequences:
         return (PackedDocuments if is_separate else PaddedDocuments)(documents, length)
     start = getattr(train, start_key(split))
     separator = _separator(train, dataset) if is_separate else None
-    tokens, texts = dataset.tokens(split), dataset.texts(split)
-    return TextWindows(tokens, start, length, train.target_offset, separator, texts)
+    file = dataset.open(split)
+    return TextWindows(file.tokens, start, length, train.target_offset, separator, file.texts)
 
 
 def _separator(train: TrainConfig, dataset: Dataset) -> int:
@@ -259,6 +259,85 @@ def dataset_numbers(parts: dict[str, Sequences], config: TrainConfig, count: int
     mixture: Any = _interleaved(numbers, config)
     per_example = config.sequences_per_example
     return np.array([mixture[index // per_example] for index in range(count)])
+
+
+class PhasedSequences:
+    """The sequences of a run of `total` in order, by the phases of `dataset` in `train.json`: a
+    mixture whose weights change. Each dataset is read from its start on, over all phases, and again
+    when it ends; with `shuffle` in another order each time."""
+
+    def __init__(self, parts: dict[str, Sequences], train: TrainConfig, total: int) -> None:
+        self._names, self._total = list(parts), total
+        self._sources = [_source(part, train) for part in parts.values()]
+        ends = [
+            train.sequences_before(train.steps_of(round(phase.until * total)))
+            for phase in train.phases[:-1]
+        ]
+        self._starts = [0, *ends]
+        self._weights = [
+            _whole([phase.weights.get(name, 0) for name in parts]) for phase in train.phases
+        ]
+        self._before = [[0] * len(parts)]
+        for begin, end, weights in zip(self._starts, ends, self._weights, strict=False):
+            counts = _counts(end - begin, weights)
+            self._before.append(list(map(sum, zip(self._before[-1], counts, strict=True))))
+
+    def __len__(self) -> int:
+        return self._total
+
+    def __getitem__(self, index: int) -> Any:
+        before, after = self._counts_before(index), self._counts_before(index + 1)
+        number = next(n for n, count in enumerate(after) if count > before[n])
+        return self._sources[number][before[number]]
+
+    def counts_before(self, index: int) -> dict[str, int]:
+        """Return how many of the sequences before one are of each dataset."""
+        return dict(zip(self._names, self._counts_before(index), strict=True))
+
+    def _counts_before(self, index: int) -> list[int]:
+        phase = max(bisect.bisect_left(self._starts, index) - 1, 0)
+        counts = _counts(index - self._starts[phase], self._weights[phase])
+        return list(map(sum, zip(self._before[phase], counts, strict=True)))
+
+
+def longest(parts: dict[str, Sequences], train: TrainConfig) -> int:
+    """Return how many sequences a run has in which no dataset is read twice."""
+    shares = train.datasets
+    total = min(int(len(part) / shares[name]) for name, part in parts.items())
+    total = train.sequences_before(train.steps_of(total))
+    while total > 0:
+        counts = PhasedSequences(parts, train, total).counts_before(total)
+        fitting = min(len(part) / max(counts[name], 1) for name, part in parts.items())
+        if fitting >= 1:
+            break
+        total = train.sequences_before(train.steps_of(int(total * fitting)))
+    return total
+
+
+def _source(part: Sequences, train: TrainConfig) -> Any:
+    import grain
+
+    source = grain.MapDataset.source(part)
+    return (source.seed(train.seed).shuffle() if train.shuffle else source).repeat()
+
+
+def _whole(weights: list[float]) -> list[int]:
+    """Return weights rounded to 1% of the smallest, as in mixtures by Grain."""
+    smallest = min(weight for weight in weights if weight)
+    return [round(100 * weight / smallest) for weight in weights]
+
+
+def _counts(sequences: int, weights: list[int]) -> list[int]:
+    """Return how many of the first sequences of a phase are of each dataset. One more sequence is
+    one more of exactly one dataset: the last dataset gets its share of all, rounded down, the one
+    before it that of the rest, and so on."""
+    counts = [0] * len(weights)
+    for number in range(len(weights) - 1, 0, -1):
+        total = sum(weights[: number + 1])
+        counts[number] = sequences * weights[number] // total if total else 0
+        sequences -= counts[number]
+    counts[0] = sequences
+    return counts
 
 
 def read(sequences: Sequences, indices: Sequence[int]) -> tuple[np.ndarray, ...]:

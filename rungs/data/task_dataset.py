@@ -1,7 +1,6 @@
 """Datasets of pairs from the built-in tasks, for the warm-up before reinforcement learning. Answers
-are either short or worked, so the model learns both and reinforcement learning can find out which
-pays. Datasets of preferences have both answers to a prompt, the worked one chosen. The bytes are
-the same on every machine."""
+are short or worked, so the model learns both and reinforcement learning finds out which pays.
+Datasets of preferences have both, the worked one chosen. All machines write the same bytes."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,7 +12,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from rungs.config.reinforce_config import TaskConfig
 from rungs.data import dataset, text_dataset, token_file
 from rungs.data.dataset import TRAIN, VALIDATION, Source
-from rungs.data.pair_dataset import Pair, encode_pairs, write_pairs
+from rungs.data.pair_dataset import Pair, write_pairs
 from rungs.data.tokenizer import END_OF_TEXT, TOKENIZER_FILE, Tokenizer
 from rungs.tasks.opening import open_task
 from rungs.tasks.task import Draws, Items, Task
@@ -44,61 +43,41 @@ TASK_DATASETS = {
     "brackets-pairs": TaskPairs("brackets", 25),
     "add-pairs": TaskPairs("add", 25),
 }
-"""The datasets by name."""
 
 
 def build(name: str, folder: Path) -> Source:
     """Write the token files and tokenizer of one of `TASK_DATASETS` into its folder. Validation
     uses the held-out prompts on which reinforcement learning also validates."""
-    pairs = TASK_DATASETS[name]
+    recipe = TASK_DATASETS[name]
     config = TaskConfig(
-        source=pairs.source, settings=dict(pairs.settings), validation_items=VALIDATION_PAIRS
+        source=recipe.source, settings=dict(recipe.settings), validation_items=VALIDATION_PAIRS
     )
     task = open_task(config, folder)
     assert task.alphabet is not None
     tokenizer = character_tokenizer(task.alphabet)
     tokenizer.save(folder / TOKENIZER_FILE)
-    train_prompts, dtype = pairs.preferences or TRAIN_PAIRS, text_dataset.token_dtype(tokenizer)
+    train_prompts, dtype = recipe.preferences or TRAIN_PAIRS, text_dataset.token_dtype(tokenizer)
     splits = {TRAIN: (task.train, train_prompts), VALIDATION: (task.validation, VALIDATION_PAIRS)}
+    open_writer = token_file.PreferenceWriter if recipe.preferences else token_file.PairWriter
     for split, (items, count) in splits.items():
         path = folder / dataset.split_file(split)
-        if pairs.preferences is not None:
-            with token_file.PreferenceWriter(path, dtype) as preferences:
-                _write_preferences(preferences, path, task, items, count, tokenizer)
-            continue
-        with token_file.PairWriter(path, dtype) as writer:
-            texts = _pairs(path, task, items, count, pairs.worked_percent)
-            write_pairs(writer, texts, tokenizer)
+        with open_writer(path, dtype) as writer:
+            write_pairs(writer, _pairs(path, task, items, count, recipe), tokenizer)
     return Source(kind="task")
 
 
-def _write_preferences(
-    writer: token_file.PreferenceWriter,
-    path: Path,
-    task: Task,
-    items: Items,
-    count: int,
-    tokenizer: Tokenizer,
-) -> None:
+def _pairs(path: Path, task: Task, items: Items, count: int, recipe: TaskPairs) -> Iterator[Pair]:
     for index in range(count):
-        item = items[index]
-        both = [
-            Pair(path, index, item.prompt, answer(item)) for answer in (task.worked, task.short)
-        ]
-        for turn in encode_pairs(both, tokenizer):
-            writer.append_chat([turn])
-
-
-def _pairs(path: Path, task: Task, items: Items, count: int, worked_percent: int) -> Iterator[Pair]:
-    for index in range(count):
-        is_worked = Draws(_SEED, index).below(100) < worked_percent
-        answer = task.worked if is_worked else task.short
-        yield Pair(path, index, items[index].prompt, answer(items[index]))
+        answers = [task.worked, task.short]
+        if not recipe.preferences:
+            is_worked = Draws(_SEED, index).below(100) < recipe.worked_percent
+            answers = answers[:1] if is_worked else answers[1:]
+        for answer in answers:
+            yield Pair(path, index, items[index].prompt, answer(items[index]))
 
 
 def character_tokenizer(alphabet: str) -> Tokenizer:
-    """Return a tokenizer with id 0 for end of text, and one token per character. Encoding an
-    unknown character is an error."""
+    """Return a tokenizer with a token per character and id 0 for end of text; it refuses others."""
     vocabulary = {token: index for index, token in enumerate([END_OF_TEXT, *alphabet])}
     tokenizer = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=""))
     tokenizer.add_special_tokens([END_OF_TEXT])

@@ -29,6 +29,7 @@ _JSON_SUFFIXES = (".json", ".jsonl", ".ndjson")
 
 Progress = Callable[[int], object]
 """Called with the number of bytes read."""
+T = TypeVar("T")
 W = TypeVar("W", bound=TokenWriter)
 
 
@@ -147,9 +148,9 @@ def split_sections(
     }
 
 
-def stable_hash(name: str) -> int:
-    """Return a hash of the name that is the same on every machine."""
-    return int.from_bytes(hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()[:8])
+def stable_hash(text: str) -> int:
+    """Return a 64-bit hash of a text or a file's name that is the same on every machine."""
+    return int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()[:8])
 
 
 def train_tokenizer(sections: list[TextSection], vocab_size: int) -> Tokenizer:
@@ -239,11 +240,31 @@ def parse_json(line: bytes, make_object: Callable[[list[tuple[str, Any]]], Any] 
         raise ValueError(f"unreadable JSON: {error}") from None
 
 
-def line_error(path: Path, offset: int, problem: str) -> UserError:
+def read_lines(
+    section: TextSection, read: Callable[[int, bytes], T], progress: Progress = lambda _: None
+) -> Iterator[T]:
+    """Yield what `read` returns for each line that is not blank, with the offset of its first byte.
+    Its ValueErrors become UserErrors that name the file and the line."""
+    for offset, line in json_lines(section):
+        try:
+            found = read(offset, line)
+        except LineError:
+            raise
+        except ValueError as error:
+            raise line_error(section.path, offset, str(error)) from None
+        yield found
+        progress(len(line))
+
+
+class LineError(UserError):
+    """A line of a file is wrong."""
+
+
+def line_error(path: Path, offset: int, problem: str) -> LineError:
     """Return the error for the line that starts at an offset of a file."""
     number = 1
     with path.open("rb") as file:
         while offset and (block := file.read(min(offset, _PIECE_BYTES))):
             number += block.count(b"\n")
             offset -= len(block)
-    return UserError(f"{path}: line {number}: {problem}")
+    return LineError(f"{path}: line {number}: {problem}")

@@ -15,10 +15,10 @@ import shutil
 import tempfile
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, NamedTuple, Self
+from typing import Annotated, ClassVar, NamedTuple, Self
 
 import numpy as np
 from pydantic import Field, ValidationError
@@ -31,12 +31,13 @@ from rungs.data.tokenizer import LARGEST_VOCAB
 TENSOR = "tokens"
 BOUNDS = "pair_bounds"
 CHAT_ENDS = "chat_ends"
-DTYPES = {
+INTEGERS = {
     f"{kind}{8 * size}": np.dtype(f"<{kind.lower()}{size}")
     for kind in "UI"
     for size in (1, 2, 4, 8)
 }
 """The little-endian integer dtypes of safetensors."""
+DTYPES = INTEGERS | {"F32": np.dtype("<f4")}
 _HEADER_BYTES = 128
 """Bytes reserved for the header's length and one tensor; the header is written last."""
 _BOUNDS_CODE = "I64"
@@ -49,7 +50,6 @@ class Texts(strict_json.StrictModel):
     """The tokens that begin and end each text, pairs included."""
 
     begin: list[Annotated[int, Field(ge=0, lt=LARGEST_VOCAB)]] = Field(min_length=1)
-    """Token ids."""
     end: int | None = None
     """Id of the token that ends a text or an answer."""
 
@@ -57,36 +57,16 @@ class Texts(strict_json.StrictModel):
 class Tensor(NamedTuple):
     """Location of a tensor in a file."""
 
-    dtype: np.dtype[np.integer]
+    code: str
+    """safetensors name of its dtype."""
     shape: tuple[int, ...]
     offset: int
     """Position of its first byte."""
 
 
-class TokenLayout(NamedTuple):
-    """Locations of a token file's tensors."""
-
-    tokens: Tensor
-    bounds: Tensor | None
-    """None in a file of text."""
-    chat_ends: Tensor | None
-    """None in a file of text or pairs."""
-    texts: Texts | None
-    """None if nothing begins texts, or in files of earlier versions."""
-    is_preferences: bool = False
-    """Whether each two documents are a chosen and a rejected answer."""
-
-    @property
-    def documents(self) -> int:
-        """Number of pairs or chats; 0 in a file of text."""
-        last = self.chat_ends or self.bounds
-        return last.shape[0] if last else 0
-
-
-def read_layout(path: Path) -> TokenLayout:
-    """Read and check a token file's header, without reading the tokens. Raises UserError if the
-    file is missing or incomplete, `tokens` is not a 1-D integer tensor, `pair_bounds` not int64 (P,
-    2), `chat_ends` not int64 (C,), or `texts` not valid."""
+def read_header(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return the tensors of a safetensors file by name, and its metadata. Raises UserError if it is
+    missing or incomplete."""
     try:
         paths.require_regular(path)
         with safe_open(path, framework="np"), path.open("rb") as file:  # safe_open checks it
@@ -97,48 +77,65 @@ def read_layout(path: Path) -> TokenLayout:
     except (SafetensorError, OSError) as error:
         raise UserError(f"{path}: not a complete safetensors file: {reason(error)}") from None
     metadata = header.pop("__metadata__", None) or {}
-    if TENSOR not in header:
-        found = ", ".join(map(strict_json.format_name, list(header)[:5])) or "none"
-        raise UserError(f"{path}: has no tensor {TENSOR!r} (its tensors: {found})")
-    if problem := _problem(header):
-        raise UserError(f"{path}: {problem}")
-    tokens, bounds, chat_ends = (
-        Tensor(
-            DTYPES[header[name]["dtype"]],
-            tuple(header[name]["shape"]),
-            8 + header_bytes + header[name]["data_offsets"][0],
-        )
-        if name in header
-        else None
-        for name in (TENSOR, BOUNDS, CHAT_ENDS)
-    )
-    assert tokens is not None
-    texts = _texts(path, metadata[_TEXTS]) if _TEXTS in metadata else None
-    return TokenLayout(tokens, bounds, chat_ends, texts, _PREFERENCES in metadata)
+    tensors = {
+        name: Tensor(one["dtype"], tuple(one["shape"]), 8 + header_bytes + one["data_offsets"][0])
+        for name, one in header.items()
+    }
+    return tensors, metadata
 
 
-def _problem(header: dict[str, Any]) -> str | None:
-    """Return what is wrong with a file's tensors, or None."""
-    shape, code = header[TENSOR]["shape"], header[TENSOR]["dtype"]
+class TokenFile:
+    """A token file, open for reading. Raises UserError if it is missing or incomplete, `tokens` is
+    not a 1-D integer tensor, `pair_bounds` not int64 (P, 2), `chat_ends` not int64 (C,), or `texts`
+    not valid."""
+
+    def __init__(self, path: Path) -> None:
+        tensors, metadata = read_header(path)
+        if TENSOR not in tensors:
+            found = ", ".join(map(strict_json.format_name, list(tensors)[:5])) or "none"
+            raise UserError(f"{path}: has no tensor {TENSOR!r} (its tensors: {found})")
+        if problem := _problem(tensors):
+            raise UserError(f"{path}: {problem}")
+        self.tokens = FileArray(path, tensors[TENSOR])
+        """(tokens,)"""
+        self.bounds = FileArray(path, tensors[BOUNDS]) if BOUNDS in tensors else None
+        """int64 (P, 2), None in a file of text: the indices into `tokens` of an answer's first
+        token and after its last, where the next pair or turn starts."""
+        self.chat_ends = FileArray(path, tensors[CHAT_ENDS]) if CHAT_ENDS in tensors else None
+        """int64 (C,), None in a file of text or pairs: the number of answers up to a chat's end."""
+        self.texts = _texts(path, metadata[_TEXTS]) if _TEXTS in metadata else None
+        """None if nothing begins texts, or in files of earlier versions."""
+        self.is_preferences = _PREFERENCES in metadata
+        """Whether each two documents are a chosen and a rejected answer."""
+
+    @property
+    def documents(self) -> int:
+        """Number of pairs or chats; 0 in a file of text."""
+        last = self.chat_ends or self.bounds
+        return len(last) if last else 0
+
+
+def _problem(tensors: Mapping[str, Tensor]) -> str | None:
+    code, shape, _ = tensors[TENSOR]
     if len(shape) != 1:
-        return f"{TENSOR!r} has shape {shape}; it must have one dimension"
-    if code not in DTYPES:
+        return f"{TENSOR!r} has shape {[*shape]}; it must have one dimension"
+    if code not in INTEGERS:
         return f"{TENSOR!r} has dtype {code}; it must be an integer dtype"
     if shape[0] == 0:
         return f"{TENSOR!r} is empty"
     answers = 0
-    if bounds := header.get(BOUNDS):
-        answers, *row = bounds["shape"] or [0]
-        if bounds["dtype"] != _BOUNDS_CODE or row != [2] or answers == 0:
+    if bounds := tensors.get(BOUNDS):
+        answers, *row = bounds.shape or [0]
+        if bounds.code != _BOUNDS_CODE or row != [2] or answers == 0:
             return (
-                f"{BOUNDS!r} has dtype {bounds['dtype']} and shape {bounds['shape']}; it must have"
+                f"{BOUNDS!r} has dtype {bounds.code} and shape {[*bounds.shape]}; it must have"
                 f" dtype {_BOUNDS_CODE} and a row of 2 for each pair"
             )
-    if ends := header.get(CHAT_ENDS):
-        chats, *row = ends["shape"] or [0]
-        if ends["dtype"] != _BOUNDS_CODE or row or not 0 < chats <= answers:
+    if ends := tensors.get(CHAT_ENDS):
+        chats, *row = ends.shape or [0]
+        if ends.code != _BOUNDS_CODE or row or not 0 < chats <= answers:
             return (
-                f"{CHAT_ENDS!r} has dtype {ends['dtype']} and shape {ends['shape']}; it must have"
+                f"{CHAT_ENDS!r} has dtype {ends.code} and shape {[*ends.shape]}; it must have"
                 f" dtype {_BOUNDS_CODE} and a number for each chat, each with at least a row of"
                 f" {BOUNDS!r}"
             )
@@ -159,8 +156,8 @@ class FileArray:
     kills the process without a message if the file was truncated or the disk fails."""
 
     def __init__(self, path: Path, tensor: Tensor) -> None:
-        self._path = path
-        self.dtype, self.shape, self._offset = tensor
+        self._path, self.dtype = path, DTYPES[tensor.code]
+        _, self.shape, self.offset = tensor
         self._row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
         self._descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
         weakref.finalize(self, os.close, self._descriptor)
@@ -174,7 +171,7 @@ class FileArray:
         start, stop, _ = rows.indices(len(self))
         size = max(stop - start, 0) * self._row_bytes
         try:
-            content = _read_at(self._descriptor, self._offset + start * self._row_bytes, size)
+            content = _read_at(self._descriptor, self.offset + start * self._row_bytes, size)
         except OSError as error:
             raise RunFailure(f"{self._path}: cannot be read: {error.strerror}") from error
         if len(content) < size or self._size_and_time() != self._as_opened:
@@ -209,35 +206,14 @@ def _read_at(descriptor: int, offset: int, size: int) -> bytes:
     return content
 
 
-def open_tokens(path: Path) -> FileArray:
-    """Open a file's tokens, (tokens,). Raises UserError if it is not valid; see `read_layout`."""
-    return FileArray(path, read_layout(path).tokens)
-
-
-def open_pair_bounds(path: Path) -> FileArray | None:
-    """Open the bounds of the answers, int64 (P, 2), or return None for a file of text. A row has
-    the indices into `tokens` of an answer's first token and after its last, where the next pair or
-    turn starts. Errors as in `open_tokens`."""
-    bounds = read_layout(path).bounds
-    return FileArray(path, bounds) if bounds else None
-
-
-def open_chat_ends(path: Path) -> FileArray | None:
-    """Open the number of answers up to each chat's end, int64 (C,), or return None for a file of
-    text or pairs. Errors as in `open_tokens`."""
-    ends = read_layout(path).chat_ends
-    return FileArray(path, ends) if ends else None
-
-
 class AnsweredDocuments:
     """The documents of a token file: pairs (one answer each) or chats (one per assistant turn).
     The inputs of a document are all its tokens but the last, its targets all but the first."""
 
     def __init__(self, path: Path) -> None:
-        bounds_P2 = open_pair_bounds(path)
-        assert bounds_P2 is not None
-        self._tokens, self._bounds_P2 = open_tokens(path), bounds_P2
-        self._chat_ends_C = open_chat_ends(path)
+        file = TokenFile(path)
+        assert file.bounds is not None
+        self._tokens, self._bounds_P2, self._chat_ends_C = file.tokens, file.bounds, file.chat_ends
 
     def __len__(self) -> int:
         return len(self._bounds_P2 if self._chat_ends_C is None else self._chat_ends_C)
@@ -366,6 +342,12 @@ class PairWriter(TokenWriter):
         self._append_row(BOUNDS, [start, self.tokens])
         self.pairs += 1
 
+    def append_chat(self, turns: Iterable[tuple[Sequence[int], Sequence[int]]]) -> None:
+        """Write a chat of at least one turn (ids before an answer, ids of the answer); in a file of
+        pairs, of one. Raises OverflowError if an id does not fit the dtype."""
+        for prompt_ids, answer_ids in turns:
+            self.append_pair(prompt_ids, answer_ids)
+
 
 class ChatWriter(PairWriter):
     """Writes a token file of chats."""
@@ -373,10 +355,7 @@ class ChatWriter(PairWriter):
     more_tensors: ClassVar = {BOUNDS: (2,), CHAT_ENDS: ()}
 
     def append_chat(self, turns: Iterable[tuple[Sequence[int], Sequence[int]]]) -> None:
-        """Write a chat of at least one turn (ids before an answer, ids of the answer). Raises
-        OverflowError if an id does not fit the dtype."""
-        for prompt_ids, answer_ids in turns:
-            self.append_pair(prompt_ids, answer_ids)
+        super().append_chat(turns)
         self._append_row(CHAT_ENDS, [self.pairs])
 
 

@@ -134,7 +134,6 @@ class Tokenizer:
         return [each.ids for each in self._encodings(self._tokenizer.encode_batch_fast, texts)]
 
     def _encodings(self, encode: Callable[..., list[Any]], texts: Sequence[str]) -> list[Any]:
-        """Return the library's encodings of texts from one of its functions."""
         call = functools.partial(encode, list(texts), add_special_tokens=False)
         return self._limited(call, sum(map(len, texts)), "the text cannot be tokenized")
 
@@ -240,8 +239,7 @@ class Tokenizer:
 
     @functools.cached_property
     def definition(self) -> str:
-        """Definition of the tokenizer without its template. Tokenizers with equal definitions
-        return equal ids from `encode`."""
+        """Definition without its template; with equal ones, tokenizers `encode` to equal ids."""
         definition = json.loads(self._tokenizer.to_str())
         del definition["post_processor"]
         return json.dumps(definition)
@@ -253,9 +251,13 @@ class Tokenizer:
             return None
         return self._tokenizer.id_to_token(self.end_of_answer)
 
+    def as_json(self) -> str:
+        """Return the content of `tokenizer.json`."""
+        return self._tokenizer.to_str(pretty=True)
+
     def save(self, path: Path) -> None:
         """Write `tokenizer.json`; `save_tokenizer` adds the files beside it. Raises OSError."""
-        path.write_text(self._tokenizer.to_str(pretty=True), encoding="utf-8", newline="")
+        path.write_text(self.as_json(), encoding="utf-8", newline="")
 
     def encode_stream(
         self, pieces: Iterable[str], chunk_characters: int = _CHUNK_CHARACTERS

@@ -41,6 +41,11 @@ _KEYS = {
 }
 _TOKEN_KEYS = ("lstrip", "rstrip", "single_word", "normalized", "special")
 SENTENCEPIECE_FILE, VOCABULARY_FILE, MERGES_FILE = "tokenizer.model", "vocab.json", "merges.txt"
+TOKENIZER_FILES = (
+    *(TOKENIZER_FILE, CONFIG_FILE, SPECIAL_TOKENS_FILE, ADDED_TOKENS_FILE),
+    *("chat_template.jinja", "chat_template.json"),
+    *(SENTENCEPIECE_FILE, VOCABULARY_FILE, MERGES_FILE),
+)
 
 
 class TokenizerConfig(NamedTuple):
@@ -202,8 +207,7 @@ def load_tokenizer(place: Path | str) -> Tokenizer:
 
 
 def finder(place: Path | str) -> FindFile:
-    """Return a function that finds the files beside a tokenizer, or a model's on the hub; `place`
-    is as for `load_tokenizer`."""
+    """Return a function that finds a tokenizer's files; `place` is as for `load_tokenizer`."""
     path = Path(place)
     folder = path if paths.is_folder(path) else path.parent
 

@@ -191,7 +191,6 @@ def _layer_count(hf_config: HFConfig) -> int:
 
 
 def _read_layer_types(hf_config: HFConfig, layer_types: Any, window: Any) -> Values:
-    """Return the `model.json` keys for a sliding window in these layers."""
     n_layers = hf_config.taken["num_hidden_layers"]
     is_list = isinstance(layer_types, list)
     if not is_list or not all(isinstance(kind, str) and kind in _KINDS for kind in layer_types):

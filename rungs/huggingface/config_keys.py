@@ -5,7 +5,7 @@ A null key counts as absent. Each kind maps to `model.json` keys and back: `read
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -117,22 +117,24 @@ class HFConfig:
         value = strict_json.format_value(self.values.get(key))
         self.errors.append(f"{self.path}: {key}: {value} is not supported; {allowed}")
 
-    def ignore(self, keys: tuple[str, ...]) -> None:
+    def ignore(self, keys: Iterable[str]) -> None:
         """Mark these keys as having no effect."""
         self._unread -= set(keys)
 
-    def raise_errors(self) -> None:
-        """Raise UserError with a line for each error and for each unread key."""
+    def raise_errors(self, supported: Mapping[str, tuple[Any, ...]]) -> None:
+        """Raise UserError with a line for each error, and for each unread key, except those of
+        `SUPPORTED_VALUES` and `supported` with such a value."""
+        supported = {**SUPPORTED_VALUES, **supported}
         for key in sorted(self._unread):
-            if key not in SUPPORTED_VALUES:
+            if key not in supported:
                 value = strict_json.format_value(self.values[key])
                 name = strict_json.format_name(key)
                 self.errors.append(
                     f"{self.path}: {name}: unknown key (value {value}); if it does not change what"
                     f" the model computes, pass --ignore-key {name}"
                 )
-            elif self.values[key] not in SUPPORTED_VALUES[key]:
-                allowed = " or ".join(map(strict_json.format_value, SUPPORTED_VALUES[key]))
+            elif self.values[key] not in supported[key]:
+                allowed = " or ".join(map(strict_json.format_value, supported[key]))
                 self.reject(key, f"must be {allowed}")
         if self.errors:
             raise errors.UserError("\n".join(self.errors))
@@ -218,34 +220,3 @@ class Choice:
         value = getattr(model, self.key)
         matches = [hf_value for hf_value, known in self.names.items() if known == value]
         return {self.hf_key: matches[0]} if matches else {}
-
-
-@dataclass(frozen=True)
-class Only:
-    """A key of which only one value, or equivalent values, are supported."""
-
-    hf_key: str
-    allowed: tuple[Any, ...]
-    """Supported values. The first is the default."""
-
-    def read(self, hf_config: HFConfig) -> Values:
-        if hf_config.take(self.hf_key, self.allowed[0]) not in self.allowed:
-            hf_config.reject(self.hf_key, f"must be {self.allowed[0]}")
-        return {}
-
-    def write(self, _model: ModelConfig) -> Values:
-        return {}
-
-
-@dataclass(frozen=True)
-class Unused:
-    """Keys in this family's configs that do not affect the forward pass."""
-
-    hf_keys: tuple[str, ...]
-
-    def read(self, hf_config: HFConfig) -> Values:
-        hf_config.ignore(self.hf_keys)
-        return {}
-
-    def write(self, _model: ModelConfig) -> Values:
-        return {}

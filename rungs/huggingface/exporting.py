@@ -78,7 +78,6 @@ def _candidates(model: ModelConfig, first: str | None) -> list[tuple[Family, tup
 
 
 def _differences(family: Family, model: ModelConfig) -> dict[str, tuple[Any, Any]]:
-    """Return the model's keys that a family cannot express."""
     try:
         written = HFConfig(Path(family.model_type), family.to_hf_config(model))
         return family.differences(model, written)
@@ -148,7 +147,6 @@ class Export:
         return notes
 
     def _dtype(self, group: TensorGroup) -> str:
-        """Return the dtype in which some tensors are written."""
         if self.origin is None:
             return "float32"
         return self.origin.other_dtypes.get(next(iter(group.parameters)), self.origin.dtype)
@@ -171,7 +169,6 @@ class Export:
         weights_file.write_index(folder, files, sizes)
 
     def _tensors(self, group: TensorGroup) -> Iterator[tuple[str, np.ndarray]]:
-        """Yield the name and bits of every tensor of a group."""
         weights = load.MergedWeights(self.weights.path)  # a new one, to free its memory afterwards
         arrays = {
             # a bias that is missing was added
@@ -194,7 +191,7 @@ class Export:
         keys: dict[str, Any] = dict(token_ids)
         if self.published is not None:
             before = read_hf_config(self.published)
-            before.ignore(tuple(before.values))
+            before.ignore(before.values)
             same_type = before.model_type == choice.family.model_type
             if same_type and not choice.family.differences(choice.model, before):
                 shutil.copyfile(
@@ -301,7 +298,6 @@ class Adapter:
         group: TensorGroup,
         adapted: list[tuple[np.ndarray, np.ndarray] | None],
     ) -> AdaptedModule:
-        """Return the adapter of a module that holds a group's projections side by side."""
         rank, outputs = self._lora.rank, [matrix[-1] for matrix in group.matrices]
         count = sum(pair is not None for pair in adapted)
         b_OR = np.zeros((sum(outputs), count * rank), np.float32)

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +78,7 @@ def write_tokenizer(
     Returns notes on missing parts, and the ids of special tokens for `config.json`."""
     header = weights.header
     original = imported / TOKENIZER_FILE if imported else None
-    if original is not None and not original.is_file():
-        original = None
+    original = original if original and original.is_file() else None
     if header.train is None and not weights.path.with_name(TOKENIZER_FILE).is_file():
         return ["written without a tokenizer: it was imported without"], _token_ids(None)
     notes = []
@@ -91,9 +89,9 @@ def write_tokenizer(
             return [f"written without a tokenizer: {error}"], _token_ids(None)
         notes = [f"written with the imported tokenizer, since there is no other: {error}"]
         tokenizer = tokenizer_files.load_tokenizer(original)
-    if original is not None and _is_same(original, tokenizer):
+    if original and tokenizer_files.load_tokenizer(original).as_json() == tokenizer.as_json():
         for name, path in published.published_files(original.parent).items():
-            if name in published.TOKENIZER_FILES:
+            if name in tokenizer_files.TOKENIZER_FILES:
                 shutil.copyfile(path, folder / name)
     else:
         tokenizer.save(folder / TOKENIZER_FILE)
@@ -150,12 +148,3 @@ def write_json(path: Path, values: dict[str, Any], *, sort_keys: bool = False) -
     """Write a JSON file as transformers does, indented by 2."""
     text = json.dumps(values, indent=2, sort_keys=sort_keys) + "\n"
     path.write_text(text, encoding="utf-8")
-
-
-def _is_same(path: Path, tokenizer: Tokenizer) -> bool:
-    """Whether a file holds this tokenizer, in any formatting."""
-    with tempfile.TemporaryDirectory() as folder:
-        one, other = Path(folder) / "one.json", Path(folder) / "other.json"
-        tokenizer_files.load_tokenizer(path).save(one)
-        tokenizer.save(other)
-        return one.read_bytes() == other.read_bytes()

@@ -50,7 +50,6 @@ class HFSource:
     revision: str | None = None
     """The commit on the hub."""
     linen: LinenCheckpoint | None = None
-    """The weights, if they are from Flax Linen."""
 
 
 def find_source(place: str, revision: str | None = None) -> HFSource:

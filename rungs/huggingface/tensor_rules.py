@@ -67,7 +67,6 @@ class TensorGroup:
         """Shape of each parameter's part of a tensor: (inputs, outputs), or (outputs,)."""
         shape = (*self.matrices[0][:-1], sum(matrix[-1] for matrix in self.matrices))
         self.shape: tuple[int, ...] = shape[::-1] if rule.transposed else shape
-        """Shape of each tensor."""
 
     def split(self, tensor: np.ndarray) -> list[np.ndarray]:
         """Return each parameter's part of a tensor."""

@@ -106,7 +106,6 @@ def forward(model: GPT, tokens_BS: Any) -> Any:
 
 
 def _transformers_activations(source: Path, tokens_S: np.ndarray, python: str) -> Activations:
-    """Return the activations that transformers computes for these tokens."""
     with tempfile.TemporaryDirectory() as folder:
         tokens, result = Path(folder, "tokens.npy"), Path(folder, "result.npz")
         np.save(tokens, tokens_S)

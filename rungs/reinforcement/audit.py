@@ -155,14 +155,8 @@ def _by_length(part: Part) -> list[str]:
     for at in range(0, len(lengths), size):
         of_bin = lengths[at : at + size]
         found = Part(part.steps, [c for c in part.completions if len(c.tokens) in of_bin])
-        rows.append(
-            [
-                f"{of_bin[0]} to {of_bin[-1]}",
-                f"{found.mean(lambda c: c.reward):.3g}",
-                f"{found.mean(_is_correct):.3g}",
-                f"{len(found.completions):,}",
-            ]
-        )
+        span, texts = f"{of_bin[0]} to {of_bin[-1]}", f"{len(found.completions):,}"
+        rows.append([span, *_means(found), texts])
     return align_columns(rows, left=1).splitlines()
 
 
@@ -171,15 +165,13 @@ def _most_frequent(part: Part) -> list[str]:
     rows = [["text", "share", "reward", "correct"]]
     for text, count in counts.most_common(_EXAMPLES):
         same = Part(part.steps, [c for c in part.completions if c.text == text])
-        rows.append(
-            [
-                format_value(text),
-                f"{count / len(part.completions):.1%}",
-                f"{same.mean(lambda c: c.reward):.3g}",
-                f"{same.mean(lambda c: c.correct):.3g}",
-            ]
-        )
+        share = f"{count / len(part.completions):.1%}"
+        rows.append([format_value(text), share, *_means(same)])
     return align_columns(rows, left=1).splitlines()
+
+
+def _means(part: Part) -> list[str]:
+    return [f"{part.mean(of):.3g}" for of in (_reward, _is_correct)]
 
 
 def _paid_though_wrong(part: Part) -> list[str]:

@@ -3,8 +3,6 @@
 
 import dataclasses
 import functools
-import hashlib
-import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -16,12 +14,15 @@ from jax.sharding import Mesh
 
 from rungs.checkpointing import checkpoint_folder, load, manifest, published, weights_file
 from rungs.common.errors import RunFailure, UserError
+from rungs.common.paths import file_checksum
 from rungs.common.run_log import log
 from rungs.common.shown_text import counted
 from rungs.common.signals import Interrupted
+from rungs.common.strict_json import json_checksum
 from rungs.config.reinforce_config import TaskConfig
 from rungs.config.run_config import REINFORCE_FILE, ReinforceRunConfig
 from rungs.data import dataset, tokenizer_files
+from rungs.data.provenance import Provenance
 from rungs.data.tokenizer import Tokenizer
 from rungs.model.rollouts import RolloutSampler
 from rungs.optim.precision import dtype_of
@@ -38,7 +39,7 @@ from rungs.tasks.task import Task, all_of
 from rungs.tasks.verifiers.checkup import Checkup, check
 from rungs.tasks.verifiers.opening import Verifier, open_verifier
 from rungs.training import run_report
-from rungs.training.learner import NEVER, Kind, Record, Replayed, Start, Stops, record_fields
+from rungs.training.learner import NEVER, Kind, Replayed, Start, Stops, record_fields
 from rungs.training.start import model_and_optimizer
 from rungs.training.trainer import Trainer
 
@@ -50,7 +51,6 @@ class PolicyInputs:
     """Tokenizer, tasks and verifiers of a run, opened and checked. See `learner.Inputs`."""
 
     config: ReinforceRunConfig
-    tokenizer_file: Path
     tokenizer: Tokenizer
     stop_tokens: tuple[int, ...]
     tasks: list[Task]
@@ -60,7 +60,7 @@ class PolicyInputs:
     """Weights of the reference for the KL divergence."""
     longest_prompt: int
     """Tokens of the longest prompt seen in the tasks."""
-    record: Record
+    record: Provenance
 
     metrics: ClassVar = PolicyMetrics
     datasets_dir: ClassVar = None
@@ -68,10 +68,6 @@ class PolicyInputs:
     @property
     def total_steps(self) -> int:
         return self.config.train.steps
-
-    @property
-    def tokenizer_place(self) -> Path:
-        return self.tokenizer_file
 
     def edit_to_extend(self) -> str:
         return f"set more steps in {REINFORCE_FILE}"
@@ -117,13 +113,12 @@ def _open(start: Start, stack: ExitStack, trust_verifier: bool) -> PolicyInputs:
     verifiers, checkups = _open_verifiers(stack, start, tasks, trust_verifier)
     reference = _reference(start)
     checksums = record_of(config.train.tasks, tasks, verifiers, reference)
-    record = Record(checksums, weights.header.tokenizer)
-    check_all_agree("configs and tasks", f"{config} {record}")
+    record = Provenance(checksums, weights.header.tokenizer, file)
+    check_all_agree("configs and tasks", f"{config} {record[:2]}")
     if start.saved is not None:
         check_same_tasks(start.saved.meta.datasets, checksums)
     return PolicyInputs(
         config=config,
-        tokenizer_file=file,
         tokenizer=tokenizer,
         stop_tokens=ends,
         tasks=tasks,
@@ -138,7 +133,6 @@ def _open(start: Start, stack: ExitStack, trust_verifier: bool) -> PolicyInputs:
 def _open_verifiers(
     stack: ExitStack, start: Start, tasks: Sequence[Task], trust_verifier: bool
 ) -> tuple[list[Verifier], list[Checkup]]:
-    """Open each task's verifier and, in the first process, check it."""
     verifiers: list[Verifier] = []
     checkups: list[Checkup] = []
     for task_config, task in zip(start.config.train.tasks, tasks, strict=True):
@@ -168,10 +162,6 @@ class Sampled(NamedTuple):
     @property
     def completions(self) -> list[Completion]:
         return self.updated.completions
-
-    @property
-    def gradient_norm(self) -> float:
-        return float(self.updated.last.step.gradient_norm)
 
 
 class PolicyLearner:
@@ -328,7 +318,6 @@ class PolicyLearner:
 
 
 def _checkup_lines(inputs: PolicyInputs) -> Iterator[str]:
-    """Yield the findings of the verifiers' checkups."""
     for task, verifier, one in zip(inputs.tasks, inputs.verifiers, inputs.checkups, strict=True):
         paid = [f"{kind} for {count}" for kind, count in one.paid.items() if count]
         yield (
@@ -378,7 +367,7 @@ def record_of(
             parts[verifier.name] = verifier.sha256
         record[f"{number} {config.source}"] = parts
     if reference is not None:
-        record["reference"] = {reference.path.name: manifest.file_checksum(reference.path) or ""}
+        record["reference"] = {reference.path.name: file_checksum(reference.path) or ""}
     return record
 
 
@@ -396,4 +385,4 @@ def check_same_tasks(before: Checksums, now: Checksums) -> None:
 
 def _items_checksum(task: Task) -> str:
     lines = [[item.prompt, item.answer, item.info] for item in all_of(task.validation)]
-    return hashlib.sha256(json.dumps(lines, sort_keys=True).encode()).hexdigest()
+    return json_checksum(lines)

@@ -83,6 +83,7 @@ class PolicyObjective(NamedTuple):
 
     train: ReinforceConfig
     weight_of: WeightOf
+    """`token_weight` of the update."""
     length: int
     """S of the outputs; microbatches may be cut to fewer tokens."""
 
@@ -90,7 +91,7 @@ class PolicyObjective(NamedTuple):
     def of(cls, train: ReinforceConfig, is_first_update: bool, length: int) -> "PolicyObjective":
         """Return the objective of an update with outputs of `length` S. In the first update of a
         step ρ is exactly 1, and nothing is clipped."""
-        return cls(train, weight_of(train, is_first_update), length)
+        return cls(train, functools.partial(token_weight, train, is_first_update), length)
 
     def __call__(self, model: GPT, compute: Compute, microbatch: Microbatch) -> tuple[Array, Aux]:
         inputs_BS, targets_BS, *extras = microbatch.arrays
@@ -121,12 +122,6 @@ class PolicyObjective(NamedTuple):
         return -jnp.where(targets_BS >= 0, weights_BS * log_probs_BS, 0).sum()
 
 
-def weight_of(train: ReinforceConfig, is_first_update: bool) -> WeightOf:
-    """Return the function for `GPT.weighted_loss`, with `PolicyTokens` as extras; see
-    `PolicyObjective.of`."""
-    return functools.partial(_weight, train, is_first_update)
-
-
 def has_weight(config: ReinforceRunConfig, tokens: PolicyTokens) -> Array:
     """Return whether any token has a weight, or load balancing of experts does. Groups of equal
     rewards have no advantages."""
@@ -135,7 +130,7 @@ def has_weight(config: ReinforceRunConfig, tokens: PolicyTokens) -> Array:
     return ((tokens.shares != 0) & (tokens.advantages != 0)).any()
 
 
-def _weight(
+def token_weight(
     train: ReinforceConfig,
     is_first_update: bool,
     log_probs: Array,
@@ -145,6 +140,8 @@ def _weight(
     sampler_log_probs: Array,
     reference_log_probs: Array,
 ) -> Array:
+    """Return w · share of each token from its log-probability and `PolicyTokens`, for
+    `GPT.weighted_loss`; `is_first_update` is as in `PolicyObjective.of`."""
     old = log_probs if is_first_update else old_log_probs
     weight = advantages
     if not is_first_update:
@@ -181,12 +178,9 @@ def shares(
     return np.where(counts_N, share_N, 0)
 
 
-LogProbStep = Callable[[GPT, Array, Array], Array]
-
-
 def make_log_prob_step(
     train: ReinforceConfig, lengths: Sequence[int], mesh: Mesh | None = None
-) -> LogProbStep:
+) -> Callable[[GPT, Array, Array], Array]:
     """Return a compiled function of (model, inputs_ABS, targets_ABS) to the targets'
     log-probabilities, as in `PolicyObjective` but without gradients. `lengths` is as in
     `Shortcuts`; `mesh` is the model's, default: one device."""

@@ -223,8 +223,7 @@ class PolicyUpdater:
         return Update(result, *(batch.by_completion(array) for array in result.outputs_ABS))
 
     def _reference_log_probs(self, batch: PolicyBatch) -> np.ndarray:
-        """Return the reference's log-probabilities, or the sampler's without a reference, whose
-        weight is then 0."""
+        """Return the reference's log-probabilities, or the sampler's, whose weight is then 0."""
         if self._reference is None:
             return batch.sampler_log_probs_NS
         placed = self._placed(batch, batch.inputs_NS, batch.targets_NS)
@@ -276,7 +275,6 @@ def group_counts(correct_PG: np.ndarray) -> dict[str, int]:
 
 
 def _token_fields(updated: Updated, train: ReinforceConfig) -> dict[str, float | None]:
-    """Return metrics from the probabilities of the sampled tokens."""
     batch, reference_NS = updated.batch, updated.reference_log_probs_NS
     is_sampled_NS = batch.is_sampled_NS
     trainer, last = (one.log_probs_NS[is_sampled_NS] for one in (updated.first, updated.last))

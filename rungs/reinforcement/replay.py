@@ -43,13 +43,14 @@ def replay(run: RunFolder, config: ReinforceRunConfig, name: str, kind: Kind) ->
     for difference in _differences(recorded, again.completions):
         click.echo(difference)
         return 1
-    now = again.gradient_norm if math.isfinite(again.gradient_norm) else None  # as recorded
+    norm = float(again.updated.last.step.gradient_norm)
+    now = norm if math.isfinite(norm) else None  # as recorded
     if now != before.gradient_norm:
         click.echo(f"gradient norm: was {before.gradient_norm!r}, is now {now!r}")
         return 1
     click.echo(
         f"the same {len(recorded):,} texts, log-probabilities and rewards, and the same gradient"
-        f" norm, {again.gradient_norm:.6g}"
+        f" norm, {norm:.6g}"
     )
     return 0
 
@@ -62,9 +63,8 @@ def open_learner(
     kind: Kind,
     mesh: Mesh | None = None,
 ) -> tuple[PolicyLearner, int]:
-    """Return a learner that continues from a checkpoint, or from the start, and its first step.
-    `mesh` defaults to the run's. Raises UserError if run, tasks and checkpoints don't fit
-    together."""
+    """Return a learner that continues from a checkpoint or the start, and its first step. `mesh` is
+    the run's by default. Raises UserError if run, tasks and checkpoints don't fit together."""
     start = start_of(run, config, StartOptions(extend=True), saved)
     inputs = kind.open_inputs(start, stack)
     mesh = mesh or create_mesh(start)
@@ -97,7 +97,6 @@ def _checkpoint_before(run: RunFolder, step: int) -> Checkpoint | None:
 def _differences(
     recorded: Sequence[Completion], completions: Sequence[Completion]
 ) -> Iterator[str]:
-    """Yield a line for each difference, in the order of the completions."""
     if len(recorded) != len(completions):
         yield f"completions: were {len(recorded)}, are now {len(completions)}"
     for field in _COMPARED:

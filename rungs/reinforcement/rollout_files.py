@@ -145,9 +145,8 @@ def read(path: Path) -> list[Completion]:
 
 
 def known_verdicts(path: Path, rollouts: Sequence[Rollout]) -> list[Verdict] | None:
-    """Return the verdicts in a file if it has exactly these texts, else None. A step interrupted by
-    a kill samples the same texts again; as timeouts depend on the clock, the first verdicts
-    count."""
+    """Return the verdicts in a file if it has exactly these texts, else None. A step that a kill
+    interrupted samples them again; as timeouts depend on the clock, the first verdicts count."""
     if not is_file(path):
         return None
     try:

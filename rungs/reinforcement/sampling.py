@@ -1,5 +1,4 @@
-"""The prompts of each step and of validation; their completions, sampled and verified. The first
-process verifies for all."""
+"""The prompts of steps and validations; their completions, which the first process has verified."""
 
 import contextlib
 import functools
@@ -117,8 +116,7 @@ class Seconds(NamedTuple):
 
 
 class CompletionSource:
-    """Samples completions and has them verified by their task's verifier. Stop tokens end texts.
-    The config fixes the shapes."""
+    """Samples completions, which stop tokens end, and has their task's verifier judge them."""
 
     def __init__(
         self,

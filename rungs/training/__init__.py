@@ -8,10 +8,9 @@
                    when stop_after ends a run
     learner        protocols for what differs between kinds of runs
     next_token     next-token training: data, steps, validation
-    preferences    learning from preferences: the same steps on pairs of answers
+    preferences    learning from preferences: the same steps on pairs of answers; their reference
     distillation   learning from a teacher: the same steps with what it predicts
     objectives     which class takes the steps of which `objective`
-    reference      the reference's log-probabilities of their answers, computed once and stored
     run_report     log messages at a start and an end
     progress       a progress bar on a terminal, plain lines elsewhere and in `train.log`
     loss_spikes    detects loss spikes

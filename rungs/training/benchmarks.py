@@ -28,7 +28,10 @@ class Benchmarks:
     exist, or its items cannot be read."""
 
     def __init__(self, run: RunFolder, train: TrainConfig, tokenizer: Tokenizer) -> None:
+        assert train.evaluate_every is not None
         self._run, self._train, self._tokenizer = run, train, tokenizer
+        self.interval = train.evaluate_every
+        """Steps between measurements; the first step is not measured, the last is."""
         self._files = [run.path / name for name in train.benchmarks if is_file_of_items(name)]
         for file in self._files:
             scoring.read_items(file)
@@ -52,12 +55,6 @@ class Benchmarks:
                 f" evaluate the checkpoints: uv run evaluate.py {quoted(run.path)}"
             )
         return cls(run, train, load_tokenizer(tokenizer))
-
-    @property
-    def interval(self) -> int:
-        """Steps between measurements; the first step is not measured, the last is."""
-        assert self._train.evaluate_every is not None
-        return self._train.evaluate_every
 
     def is_missing(self, checkpoint: Checkpoint) -> bool:
         """Whether a checkpoint that is due was not measured on all benchmarks."""

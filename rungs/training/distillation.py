@@ -1,5 +1,5 @@
 """Distillation: the steps of `next_token.py` with a teacher's predictions in the batches, computed
-beside each step or, of its most likely tokens, stored before (`data/predictions.py`)."""
+beside each step or, of its most likely tokens, stored before (`data/stored_arrays.py`)."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -19,8 +19,8 @@ from rungs.config.run_config import RunConfig
 from rungs.data import catalog
 from rungs.data.dataset import TRAIN, Dataset
 from rungs.data.loader import DistillationBatch, TrainingData
-from rungs.data.predictions import Rows, Store
 from rungs.data.provenance import check_same_tokenizer
+from rungs.data.stored_arrays import Arrays, Store
 from rungs.model.gpt import GPT
 from rungs.parallel.sharding import Layout, one_device, place_batch
 from rungs.run.folder import RunFolder, StartOptions
@@ -85,7 +85,9 @@ class Teacher(NamedTuple):
         return load_frozen(self.weights, theirs, mesh), make_teacher_step(train, layout)
 
     def store(self, config: RunConfig, data: TrainingData, datasets_dir: Path) -> Store:
-        """Return the place of the predictions of the teacher's most likely tokens."""
+        """Return the place of the predictions of the teacher's K most likely tokens: `log_probs`,
+        float32 (n, S, K + 1), with that of all others together last; `tokens`, uint16 or int32 (n,
+        S, K), for n sequences in the order before shuffling."""
         train = config.train
         key = {
             "teacher": self.sha256,
@@ -102,7 +104,7 @@ class Teacher(NamedTuple):
             "target_offset": train.target_offset,
             "sequences": data.distinct_sequences,
         }
-        return Store.of(datasets_dir, key)
+        return Store.of(datasets_dir, "predictions", key)
 
 
 class DistillationLearner(NextTokenLearner):
@@ -136,7 +138,7 @@ class DistillationLearner(NextTokenLearner):
                     " predictions are not stored yet: uv run train.py"
                     f" {quoted(start.run.path)} --store-teacher"
                 )
-            data.predictions = store.read()
+            data.predictions = store.open().read
         return teacher
 
     @classmethod
@@ -144,7 +146,8 @@ class DistillationLearner(NextTokenLearner):
         if data.predictions is None:
             here = config.train.model_copy(update={"sharding": None})
             mesh = one_device()
-            data.predictions = ComputedPredictions(opened, config._replace(train=here), data, mesh)
+            computed = ComputedPredictions(opened, config._replace(train=here), data, mesh)
+            data.predictions = computed.read
 
     def complete(self, batch: PlacedBatch) -> PlacedBatch:
         if self._teacher is None:
@@ -180,35 +183,35 @@ def store_predictions(run: RunFolder, config: RunConfig, datasets_dir: Path) -> 
         log.info("%s: the predictions are stored already", store.folder)
         return
     mesh = create_mesh(Start(run, config, StartOptions(), None, None))
-    store.write(ComputedPredictions(teacher, config, data, mesh), data.distinct_sequences)
+    store.write(ComputedPredictions(teacher, config, data, mesh).read, data.distinct_sequences)
     log.info("%s: stored what %s predicts", store.folder, teacher.weights.path)
 
 
 class ComputedPredictions:
-    """A teacher's predictions for the sequences of a run. See `data.predictions.Predictions`."""
+    """A teacher's predictions for the sequences of a run, as `Teacher.store` has them; without
+    teacher_top_k only `log_probs`, of all tokens."""
 
     def __init__(self, teacher: Teacher, config: RunConfig, data: TrainingData, mesh: Mesh) -> None:
         self._data, self._mesh, self._size = data, mesh, config.train.microbatch_size
         self._model, self._predict = teacher.place(config, mesh)
         self._ids = np.uint16 if config.model.vocab_size <= 2**16 else np.int32
 
-    def read(self, indices: Sequence[int]) -> Rows:
+    def read(self, indices: Sequence[int]) -> Arrays:
+        """Return the predictions for some sequences."""
         parts = [
             self._microbatch(np.asarray(indices[first : first + self._size]))
             for first in range(0, len(indices), self._size)
         ]
-        log_probs, tokens = (
-            None if arrays[0] is None else np.concatenate(arrays)
-            for arrays in zip(*parts, strict=True)
-        )
-        assert log_probs is not None
-        return Rows(log_probs, None if tokens is None else tokens.astype(self._ids))
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
-    def _microbatch(self, indices_B: np.ndarray) -> tuple[np.ndarray | None, ...]:
+    def _microbatch(self, indices_B: np.ndarray) -> Arrays:
         """Return the predictions for at most a microbatch, which is filled up with its last row."""
         filled_B = np.pad(indices_B, (0, self._size - len(indices_B)), mode="edge")
         inputs_ABS, _, starts_ABS, *_ = place_batch(
             self._mesh, *self._data.read_tokens(filled_B[None])
         )
-        found = jax.device_get(self._predict(self._model, inputs_ABS, starts_ABS))
-        return tuple(None if array is None else array[0][: len(indices_B)] for array in found)
+        log_probs, tokens = jax.device_get(self._predict(self._model, inputs_ABS, starts_ABS))
+        arrays = {"log_probs": log_probs[0][: len(indices_B)]}
+        if tokens is not None:
+            arrays["tokens"] = tokens[0][: len(indices_B)].astype(self._ids)
+        return arrays

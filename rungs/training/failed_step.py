@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from pydantic import ValidationError
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
 
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.checkpointing.manifest import Checkpoint, read_checkpoint, run_config
@@ -38,6 +40,7 @@ MAX_FAILED_STEPS = 10
 """Most that are saved per run; the first ones tell most."""
 STEP_FILE, OLD_STEP_FILE = "step.json", "capsule.json"
 BATCH_FILE, CHECKPOINT_FOLDER = "batch.safetensors", "checkpoint"
+_FOLDERS = "step-*"
 
 
 class FailedStepMeta(strict_json.StrictModel):
@@ -142,7 +145,8 @@ class FailedStepRecorder(NamedTuple):
         folder = self.run.failed_steps / f"step-{step:06d}"
         if not processes.is_first_process():
             return "process 0 logs where the step is saved"
-        if len(_saved_in(self.run.failed_steps)) >= MAX_FAILED_STEPS and not folder.exists():
+        saved = list(self.run.failed_steps.glob(_FOLDERS))
+        if len(saved) >= MAX_FAILED_STEPS and not folder.exists():
             return f"not saved for replay: there are {MAX_FAILED_STEPS} failed steps already"
         try:
             if not folder.exists():
@@ -155,8 +159,6 @@ class FailedStepRecorder(NamedTuple):
     def _write(
         self, folder: Path, step: int, bad: dict[int, str], skipped_steps: Collection[int]
     ) -> None:
-        from safetensors.numpy import save_file
-
         self.run.check()
         earlier = [c for c in list_checkpoints(self.run.checkpoints) if c.step < step]
         saved = earlier[-1] if earlier else None
@@ -178,12 +180,8 @@ class FailedStepRecorder(NamedTuple):
                 shutil.copytree(saved.folder, copy, copy_function=disk.link_or_copy)
 
 
-def is_failed_step(run: RunFolder, name: str) -> bool:
-    """Whether a failed step was saved; arguments as for `open_failed_step`."""
-    return _find(run, name) is not None
-
-
-def _find(run: RunFolder, name: str) -> Path | None:
+def find_failed_step(run: RunFolder, name: str) -> Path | None:
+    """Return the folder of a failed step, None if there is none; see `open_failed_step`."""
     places = Path(name), run.failed_steps / name, run.old_failed_steps / name
     return next((place for place in places if place.is_dir()), None)
 
@@ -191,10 +189,10 @@ def _find(run: RunFolder, name: str) -> Path | None:
 def open_failed_step(run: RunFolder, name: str) -> FailedStep:
     """Read a failed step of a run by its folder name, such as `step-000123`, or a path. Raises
     UserError if it does not exist or is damaged."""
-    folder = _find(run, name)
+    folder = find_failed_step(run, name)
     if folder is None:
         parents = run.failed_steps, run.old_failed_steps
-        found = sorted(path.name for parent in parents for path in _saved_in(parent))
+        found = sorted(path.name for parent in parents for path in parent.glob(_FOLDERS))
         raise UserError(
             f"--replay {name}: no such failed step in {run.failed_steps};"
             f" there are {', '.join(found) or 'none'}"
@@ -210,17 +208,7 @@ def open_failed_step(run: RunFolder, name: str) -> FailedStep:
         checkpoint = read_checkpoint(folder / CHECKPOINT_FOLDER)
         if damage := checkpoint.damage():
             raise UserError(f"{checkpoint.folder}: damaged ({', '.join(damage)})")
-    config = run_config(meta.model, meta.train)
-    return FailedStep(folder, meta, config, _read_batch(folder / BATCH_FILE), checkpoint)
-
-
-def _saved_in(folder: Path) -> list[Path]:
-    return list(folder.glob("step-*"))
-
-
-def _read_batch(path: Path) -> dict[str, np.ndarray]:
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
-
-    with errors_at(f"{path}: cannot be read as a batch: ", OSError, SafetensorError):
-        return load_file(path)
+    file = folder / BATCH_FILE
+    with errors_at(f"{file}: cannot be read as a batch: ", OSError, SafetensorError):
+        batch = load_file(file)
+    return FailedStep(folder, meta, run_config(meta.model, meta.train), batch, checkpoint)

@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 
 from rungs.checkpointing.manifest import Checkpoint
 from rungs.checkpointing.weights_file import Weights
+from rungs.data.provenance import Provenance
 from rungs.model.gpt import GPT
 from rungs.optim.multi_steps import MultiSteps
 from rungs.run.folder import RunFolder, StartOptions
@@ -50,7 +51,6 @@ class Start:
     config: Any  # AnyRunConfig, of the kind of run
     options: StartOptions
     saved: Checkpoint | None
-    """The checkpoint to resume from."""
     weights: Weights | None
     """The weights to continue from; None for random ones."""
 
@@ -70,13 +70,6 @@ class Start:
     def is_branching(self) -> bool:
         """Whether it takes the first step of its own after another run's."""
         return self.saved is not None and self.saved.step == self.config.train.branch_step
-
-
-class Record(NamedTuple):
-    """Data and tokenizer, as recorded in checkpoints."""
-
-    datasets: dict[str, dict[str, str]]
-    tokenizer: str
 
 
 def record_fields(
@@ -104,7 +97,7 @@ class Learner(Protocol[R]):
 
     model: GPT
     optimizer: MultiSteps
-    record: Record
+    record: Provenance
     reads_late: bool
     """Whether a step's results are read after the next step is dispatched."""
 
@@ -162,7 +155,6 @@ class Inputs(Protocol[R]):
     """Everything that a start has opened and checked before it changes anything."""
 
     metrics: ClassVar[type[Any]]
-    """The metrics of a step."""
 
     @property
     def total_steps(self) -> int: ...
@@ -172,12 +164,8 @@ class Inputs(Protocol[R]):
         """Folder of the datasets; None for the default."""
 
     @property
-    def tokenizer_file(self) -> Path | None:
-        """File to copy into checkpoints; None if it is only on the hub."""
-
-    @property
-    def tokenizer_place(self) -> Path | str:
-        """Argument of `load_tokenizer`."""
+    def record(self) -> Provenance:
+        """Data and tokenizer."""
 
     def edit_to_extend(self) -> str:
         """Return the edit that makes the run longer, for a message."""

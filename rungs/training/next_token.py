@@ -43,7 +43,7 @@ from rungs.step.state import averaged_model
 from rungs.step.train_step import Step, StepResult, make_step, objective_of
 from rungs.training import resume, run_report
 from rungs.training.benchmarks import Benchmarks
-from rungs.training.learner import Kind, Record, Replayed, Start, Stops, record_fields
+from rungs.training.learner import Kind, Replayed, Start, Stops, record_fields
 from rungs.training.loss_spikes import LossSpikeDetector
 from rungs.training.start import model_and_optimizer
 from rungs.training.trainer import Trainer, is_validation_step
@@ -63,7 +63,7 @@ class NextTokenInputs:
     validation: ValidationSets
     others: dict[str, Dataset]
     """Those of `validation_datasets`."""
-    provenance: Provenance
+    record: Provenance
     benchmarks: Benchmarks | None
     datasets_dir: Path
     make_objective: MakeObjective
@@ -76,14 +76,6 @@ class NextTokenInputs:
     @property
     def total_steps(self) -> int:
         return self.data.total_steps
-
-    @property
-    def tokenizer_file(self) -> Path | None:
-        return self.provenance.tokenizer_file
-
-    @property
-    def tokenizer_place(self) -> Path | str:
-        return self.provenance.tokenizer_place
 
     def edit_to_extend(self) -> str:
         return resume.edit_to_extend(self.config, self.data)
@@ -111,21 +103,18 @@ class NextTokenInputs:
 def next_token(
     datasets_dir: Path,
     make_objective: MakeObjective = objective_of,
-    learner_of: "Callable[[TrainConfig], type[NextTokenLearner]] | None" = None,
+    learner_of: "Callable[[TrainConfig], type[NextTokenLearner]]" = lambda _: NextTokenLearner,
 ) -> Kind:
     """Return training on tokens, in datasets in a folder, as a kind of run. `make_objective` makes
     the objective for a config; `learner_of` returns the class that takes its steps."""
 
-    def learner(start: Start) -> type[NextTokenLearner]:
-        return learner_of(start.config.train) if learner_of else NextTokenLearner
-
     def opened(start: Start, _: ExitStack) -> NextTokenInputs:
-        return _open(start, datasets_dir, make_objective, learner(start))
+        return _open(start, datasets_dir, make_objective, learner_of(start.config.train))
 
     def replayed(start: Start, mesh: Mesh) -> Replayed:
         objective = make_objective(start.config.train)
         step = make_step(objective, start.config.train, mesh)
-        return Replayed(objective, step, learner(start).array_names)
+        return Replayed(objective, step, learner_of(start.config.train).array_names)
 
     return Kind(opened, replayed)
 
@@ -142,10 +131,10 @@ def _open(
     train = config.train
     names = train.datasets, train.validation_datasets
     datasets, others = _open_datasets(names, datasets_dir, update=saved is None)
-    provenance = Provenance.of(train, datasets)
-    processes.check_all_agree("configs and datasets", f"{config} {provenance.datasets}")
+    record = Provenance.of(train, datasets)
+    processes.check_all_agree("configs and datasets", f"{config} {record.datasets}")
     if saved is not None:
-        provenance.check_same_tokens(saved.meta.datasets)
+        record.check_same_tokens(saved.meta.datasets)
     is_new = saved is None or start.is_branching
     model_tokenizer = start.weights.tokenizer if start.weights and is_new else None
     check_same_tokenizer(datasets | others, train.tokenizer, model_tokenizer)
@@ -159,8 +148,8 @@ def _open(
         data=data,
         validation=validation,
         others=others,
-        provenance=provenance,
-        benchmarks=Benchmarks.of(start.run, train, provenance.tokenizer_place),
+        record=record,
+        benchmarks=Benchmarks.of(start.run, train, record.tokenizer_place),
         datasets_dir=datasets_dir,
         make_objective=make_objective,
         make_learner=make_learner,
@@ -195,10 +184,10 @@ class NextTokenLearner:
         self._inputs, self._train, self._mesh = inputs, config.train, mesh
         self._start = start
         self.model, self.optimizer = model_and_optimizer(start, inputs.total_steps, mesh)
-        file = inputs.tokenizer_file
+        file = inputs.record.tokenizer_file
         self._tokenizer: Tokenizer | None = tokenizer_files.load_tokenizer(file) if file else None
-        self._validation_data = inputs.provenance.validation_data(config.train)
-        self.record = Record(inputs.provenance.datasets, inputs.provenance.tokenizer)
+        self._validation_data = inputs.record.validation_data(config.train)
+        self.record = inputs.record
         self.peak_tokens_per_second = run_report.peak_tokens_per_second(config, mesh)
         self._step: Step = make_step(inputs.make_objective(config.train), config.train, mesh)
         self._evaluation_step = make_evaluation_step(config.train, mesh)

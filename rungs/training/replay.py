@@ -116,8 +116,6 @@ def _on_one_device(failed: FailedStep, model: GPT) -> GPT:
 
 
 class _Microbatch(NamedTuple):
-    """A dropped microbatch of a failed step."""
-
     failed: FailedStep
     objective: Objective
     arrays: tuple[Any, ...]

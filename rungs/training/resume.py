@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 from rungs.checkpointing import checkpoint_folder
+from rungs.checkpointing.checkpoint_folder import BEST, LATEST, LINKS, UNFINISHED
 from rungs.checkpointing.manifest import META_FILE, Checkpoint, CheckpointMeta
 from rungs.common import disk
 from rungs.common.errors import UserError
@@ -147,10 +148,7 @@ def move_aside(run: RunFolder, saved: Checkpoint | None) -> Path | None:
 
 
 def _move(path: Path, target: Path) -> None:
-    if path.is_symlink() and path.name not in (
-        checkpoint_folder.BEST,
-        checkpoint_folder.LATEST,
-    ):  # a relative link would break
+    if path.is_symlink() and path.name not in LINKS:  # a relative link would break
         target.symlink_to(path.resolve(), target_is_directory=True)
         path.unlink()
     else:
@@ -159,19 +157,17 @@ def _move(path: Path, target: Path) -> None:
 
 def _is_saved_by_runs(path: Path) -> bool:
     """Whether training saved this in `checkpoints`, which may link to a folder with other files."""
-    is_checkpoint = fnmatch.fnmatch(
-        path.name.removeprefix(checkpoint_folder.UNFINISHED), checkpoint_folder.CHECKPOINT_GLOB
-    )
-    is_link = path.name in (checkpoint_folder.BEST, checkpoint_folder.LATEST)
-    return is_checkpoint or is_link or path.name.startswith(checkpoint_folder.AVERAGE)
+    name = path.name.removeprefix(UNFINISHED)
+    is_checkpoint = fnmatch.fnmatch(name, checkpoint_folder.CHECKPOINT_GLOB)
+    return is_checkpoint or path.name in LINKS or path.name.startswith(checkpoint_folder.AVERAGE)
 
 
 def _create_aside(run: RunFolder, records: list[Path]) -> Path:
     """Create a folder under `aside/` with copies of these files, atomically."""
-    for unfinished in run.aside.glob(checkpoint_folder.UNFINISHED + "*"):
+    for unfinished in run.aside.glob(UNFINISHED + "*"):
         disk.remove(unfinished)
     aside = run.aside / f"{checkpoint_folder.utc_now():%Y%m%dZ%H%M%S%f}"
-    unfinished = aside.with_name(checkpoint_folder.UNFINISHED + aside.name)
+    unfinished = aside.with_name(UNFINISHED + aside.name)
     try:
         unfinished.mkdir(parents=True)
         _create_aside_for_checkpoints(run, unfinished / "checkpoints", aside.name)
@@ -215,9 +211,9 @@ def _find_by_name(run: RunFolder, name: str) -> Checkpoint:
     checkpoints = checkpoint_folder.list_checkpoints(run.checkpoints)
     if not checkpoints:
         raise UserError(f"--from {name}: there are no checkpoints in {run.path}")
-    if name == checkpoint_folder.LATEST:
+    if name == LATEST:
         return checkpoints[-1]
-    if name == checkpoint_folder.BEST:
+    if name == BEST:
         return checkpoint_folder.best_of(checkpoints) or checkpoints[-1]
     matches = [c for c in checkpoints if name and c.folder.name.endswith(name)]
     if len({c.step for c in matches}) == 1:
@@ -227,9 +223,7 @@ def _find_by_name(run: RunFolder, name: str) -> Checkpoint:
             is_damaged = error.state == "damaged"
             reason = f"{path}: damaged ({META_FILE})" if is_damaged else error
             raise UserError(f"{reason}; choose another")
-    names = ", ".join(
-        [checkpoint_folder.BEST, checkpoint_folder.LATEST, *(c.folder.name for c in checkpoints)]
-    )
+    names = ", ".join([*LINKS, *(c.folder.name for c in checkpoints)])
     raise UserError(f"--from {name}: no such checkpoint in {run.path}; there are {names}")
 
 
@@ -256,7 +250,6 @@ def _keys_of_branches(before: AnyRunConfig, now: AnyRunConfig) -> set[str]:
 
 
 def _branch_hint(key: str, saved: CheckpointMeta) -> str:
-    """Return what to do about a key that a branch can't change."""
     if key in ("microbatch_size", "gradient_accumulation_steps", "batch_growth"):
         growth = json.dumps({str(saved.global_step + 1): 2})
         return f"change it back; for a larger batch from there on, add batch_growth {growth}"
@@ -288,7 +281,6 @@ def _extendable_keys(before: OptimizationConfig, now: OptimizationConfig) -> set
 def _hint(
     key: str, extendable: set[str], before: OptimizationConfig, now: OptimizationConfig
 ) -> str:
-    """Return what to do about a changed key."""
     if key in extendable:
         return "add --extend to train longer, or change it back"
     if isinstance(before, ReinforceConfig) and key == "steps":

@@ -35,12 +35,10 @@ class RunLength:
 
     def __init__(self, total_steps: int, train: OptimizationConfig | None = None) -> None:
         self.total_steps = total_steps
-        """Steps of the run."""
         self._batches = train if isinstance(train, TrainConfig) and train.batch_growth else None
 
     def work(self, first: int, end: int) -> int:
-        """Return the work of steps `first` to before `end`: their number, or that of their
-        sequences if steps grow."""
+        """Return the work from step `first` to before `end`: steps or, if these grow, sequences."""
         if self._batches is None:
             return end - first
         return self._batches.sequences_before(end) - self._batches.sequences_before(first)

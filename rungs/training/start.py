@@ -80,7 +80,7 @@ def launch(
         inputs = kind.open_inputs(start, stack)
         check_trackers(config.train.trackers, f"{run.path / config.train_file}: trackers")
         with errors_at(f"{run.path}/"):
-            check_sample_prompts(config, inputs.tokenizer_place)
+            check_sample_prompts(config, inputs.record.tokenizer_place)
         # 4. A finished run has nothing left to train.
         length = run_length(start, inputs.total_steps, time.monotonic() if began is None else began)
         if start.is_branching and start.first_step >= inputs.total_steps:
@@ -146,7 +146,7 @@ def make_trainer(
     saver = Saver(
         run.checkpoints,
         config,
-        inputs.tokenizer_file,
+        inputs.record.tokenizer_file,
         before=written.sync,
         after=(background.checkpoint_saved,),
         starts_from=start.weights,

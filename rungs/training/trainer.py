@@ -37,10 +37,6 @@ class Due(NamedTuple):
     """Whether the checkpoint may become the best: only at an interval of steps, as others, due by
     time or a signal, differ between starts."""
 
-    @property
-    def anything(self) -> bool:
-        return self.checkpoint or self.validation
-
 
 class Intervals:
     """Counts steps from 0 and minutes from the start of this process. `any_process` tells whether a
@@ -54,21 +50,16 @@ class Intervals:
         """Return what is due after a step; after a run's last one, everything is."""
         train, now = self._train, time.monotonic()
         competes = is_last or step % train.checkpoint_interval == 0
-        due = Due(competes, is_last or is_validation_step(train, step), competes)
+        checkpoint, validation = competes, is_last or is_validation_step(train, step)
         if isinstance(train, TrainConfig):
-            is_saved_now = self._is_over(train.checkpoint_minutes, self._saved_at)
-            is_validated_now = self._is_over(train.validation_minutes, self._validated_at)
-            due = Due(due.checkpoint or is_saved_now, due.validation or is_validated_now, competes)
-        if due.checkpoint:
-            self._saved_at = now
-        if due.validation:
-            self._validated_at = now
-        return due
+            checkpoint |= self._is_over(train.checkpoint_minutes, self._saved_at)
+            validation |= self._is_over(train.validation_minutes, self._validated_at)
+        self._saved_at = now if checkpoint else self._saved_at
+        self._validated_at = now if validation else self._validated_at
+        return Due(checkpoint, validation, competes)
 
     def _is_over(self, minutes: float | None, since: float) -> bool:
-        if minutes is None:
-            return False
-        return self._any_process(time.monotonic() - since > 60 * minutes)
+        return minutes is not None and self._any_process(time.monotonic() - since > 60 * minutes)
 
 
 def is_validation_step(train: OptimizationConfig, step: int) -> bool:
@@ -78,9 +69,8 @@ def is_validation_step(train: OptimizationConfig, step: int) -> bool:
 
 
 class EarlyStop:
-    """Counts the validations in a row without a loss below the lowest so far, for `stop_after`.
-    Those that are due by time don't count, as they differ between starts. `before` are the steps
-    before this start, in order."""
+    """Counts the validations in a row without a loss below the lowest so far, for `stop_after`; not
+    those due by time, as they differ between starts. `before` are the earlier steps, in order."""
 
     def __init__(self, train: OptimizationConfig, before: Sequence[StepRecord]) -> None:
         self._train = train
@@ -204,7 +194,7 @@ class Trainer(Generic[R]):
                 stopping, due = stops.anywhere(), intervals.after(step, is_last)
                 due = due._replace(checkpoint=due.checkpoint or stopping)
                 hooks = self._due_hooks(step)
-                if due.anything or hooks or not learner.reads_late:
+                if due.checkpoint or due.validation or hooks or not learner.reads_late:
                     stopping |= self._finish_step(*unread, progress, stops, due, hooks)
                     unread = None
                 if stopping:

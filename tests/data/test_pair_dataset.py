@@ -51,7 +51,7 @@ def build(
 
 def read(dataset: Dataset, split: Split = "train") -> list[tuple[list[int], list[int]]]:
     """Tokens of each prompt, and of each answer with its end."""
-    tokens, bounds = dataset.tokens(split), dataset.pair_bounds(split)
+    tokens, bounds = dataset.tokens(split), dataset.open(split).bounds
     assert bounds is not None
     starts = [0, *bounds[:][:-1, 1]]
     return [

@@ -144,7 +144,7 @@ def test_a_dataset_has_what_begins_and_ends_texts(
 ) -> None:
     dataset = build(kind, tmp_path, load_tokenizer(write(tmp_path / "model", **PUBLISHED)))
     assert dataset.tokens("train")[:].tolist() == tokens
-    assert dataset.texts("train") == Texts(begin=[BOS], end=FIN)
+    assert dataset.open("train").texts == Texts(begin=[BOS], end=FIN)
     (dataset.folder / "dataset.json").unlink()
     again = load_tokenizer(dataset.folder)
     assert Dataset(kind, dataset.folder).begin == again.begin == [BOS]

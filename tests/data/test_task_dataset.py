@@ -44,7 +44,7 @@ def task_of(name: str) -> Task:
 def texts(dataset: Dataset, split: Split) -> list[tuple[str, str]]:
     """Prompts and answers; each answer must be followed by one end of text."""
     tokenizer = load_tokenizer(dataset.folder)
-    tokens, bounds = dataset.tokens(split)[:], dataset.pair_bounds(split)
+    tokens, bounds = dataset.tokens(split)[:], dataset.open(split).bounds
     assert bounds is not None
     parts, start = [], 0
     for answer, end in bounds[:].tolist():

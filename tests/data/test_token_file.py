@@ -28,7 +28,7 @@ def test_safetensors_and_we_read_the_written_tokens(path: Path, code: str) -> No
         writer.append([])
         writer.append(range(100))
     expected = np.array([3, 1, *range(100)], token_file.DTYPES[code])
-    for tokens in (load_file(path)["tokens"], token_file.open_tokens(path)[:]):
+    for tokens in (load_file(path)["tokens"], token_file.TokenFile(path).tokens[:]):
         np.testing.assert_array_equal(tokens, expected)
         assert tokens.dtype == expected.dtype
 
@@ -39,18 +39,18 @@ def test_safetensors_and_we_read_the_written_pairs(path: Path) -> None:
         writer.append_pair([], [4, 4, 9])
         writer.append_pair([7], [9])
     assert (writer.tokens, writer.pairs) == (8, 3)
-    loaded, bounds = load_file(path), token_file.open_pair_bounds(path)
+    loaded, bounds = load_file(path), token_file.TokenFile(path).bounds
     assert bounds is not None
     np.testing.assert_array_equal(loaded["pair_bounds"], [[2, 3], [3, 6], [7, 8]])
     np.testing.assert_array_equal(bounds[:], loaded["pair_bounds"])
-    np.testing.assert_array_equal(token_file.open_tokens(path)[:], [3, 1, 9, 4, 4, 9, 7, 9])
+    np.testing.assert_array_equal(token_file.TokenFile(path).tokens[:], [3, 1, 9, 4, 4, 9, 7, 9])
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
 def test_text_has_no_pairs(path: Path) -> None:
     with token_file.TokenWriter(path, "U16") as writer:
         writer.append([3, 1])
-    assert token_file.open_pair_bounds(path) is None
+    assert token_file.TokenFile(path).bounds is None
 
 
 def test_the_file_format_has_not_changed(path: Path) -> None:
@@ -63,7 +63,7 @@ def test_the_file_format_has_not_changed(path: Path) -> None:
 
 def test_slices_are_plain_read_only_arrays(path: Path) -> None:
     save_file({"tokens": np.arange(100, dtype=np.uint16), "a": np.ones(3)}, path)
-    tokens = token_file.open_tokens(path)
+    tokens = token_file.TokenFile(path).tokens
     assert len(tokens) == 100
     np.testing.assert_array_equal(tokens[7:12], [7, 8, 9, 10, 11])
     np.testing.assert_array_equal(tokens[97:200], [97, 98, 99])
@@ -75,14 +75,14 @@ def test_slices_are_plain_read_only_arrays(path: Path) -> None:
 def test_a_header_of_any_length_is_read(path: Path) -> None:
     for pad in range(9):
         save_file({"tokens": np.arange(9, dtype=np.uint32)}, path, {"note": "x" * pad})
-        np.testing.assert_array_equal(token_file.open_tokens(path)[:], np.arange(9))
+        np.testing.assert_array_equal(token_file.TokenFile(path).tokens[:], np.arange(9))
 
 
 def test_a_failed_write_leaves_no_valid_file(path: Path) -> None:
     with pytest.raises(OverflowError), token_file.TokenWriter(path, "U16") as writer:
         writer.append([*range(1000), 65_536])
     with pytest.raises(UserError, match="not a complete safetensors file"):
-        token_file.open_tokens(path)
+        token_file.TokenFile(path)
 
 
 @pytest.mark.parametrize(
@@ -105,26 +105,26 @@ def test_wrong_tensors_are_reported(
 ) -> None:
     save_file(tensors, path)
     with pytest.raises(UserError, match=message) as caught:
-        token_file.open_tokens(path)
+        token_file.TokenFile(path)
     assert str(path) in str(caught.value)
 
 
 def test_incomplete_files_are_reported(path: Path) -> None:
     with pytest.raises(UserError, match="no such file"):
-        token_file.open_tokens(path)
+        token_file.TokenFile(path)
     save_file({"tokens": np.arange(1000, dtype=np.uint16)}, path)
     content = path.read_bytes()
     for size in (0, 5, 60, len(content) - 1):
         path.write_bytes(content[:size])
         with pytest.raises(UserError, match="not a complete safetensors file"):
-            token_file.open_tokens(path)
+            token_file.TokenFile(path)
     path.write_bytes(content.replace(b"1000", b"9999"))
     with pytest.raises(UserError, match="not a complete safetensors file"):
-        token_file.open_tokens(path)
+        token_file.TokenFile(path)
     path.unlink()
     path.mkdir()
     with pytest.raises(UserError, match="not a complete safetensors file"):
-        token_file.open_tokens(path)
+        token_file.TokenFile(path)
 
 
 entries = st.fixed_dictionaries(
@@ -170,8 +170,8 @@ def test_any_damage_to_a_header_works_or_is_reported(path: Path, data: st.DataOb
 
 def _open_or_fail_clearly(path: Path) -> None:
     try:
-        tokens = token_file.open_tokens(path)[:]
-        bounds = token_file.open_pair_bounds(path)
+        tokens = token_file.TokenFile(path).tokens[:]
+        bounds = token_file.TokenFile(path).bounds
     except UserError as error:
         assert "\n" not in str(error)  # noqa: PT017
         return

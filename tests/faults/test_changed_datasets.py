@@ -153,11 +153,11 @@ def write_tokens(path: Path, *ids: int) -> None:
 def test_a_changed_file_is_noticed_and_a_deleted_one_still_read(tmp_path: Path) -> None:
     path = tmp_path / "train.safetensors"
     write_tokens(path, *range(100))
-    tokens = token_file.open_tokens(path)
+    tokens = token_file.TokenFile(path).tokens
     os.utime(path, ns=(0, 0))
     with pytest.raises(RunFailure, match="was changed while it was in use"):
         tokens[3:5]
-    tokens = token_file.open_tokens(path)
+    tokens = token_file.TokenFile(path).tokens
     path.unlink()
     np.testing.assert_array_equal(tokens[3:5], [3, 4])
 
@@ -165,7 +165,7 @@ def test_a_changed_file_is_noticed_and_a_deleted_one_still_read(tmp_path: Path) 
 def test_reading_without_pread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "pread")
     write_tokens(tmp_path / "train.safetensors", *range(100))
-    tokens = token_file.open_tokens(tmp_path / "train.safetensors")
+    tokens = token_file.TokenFile(tmp_path / "train.safetensors").tokens
     np.testing.assert_array_equal(tokens[3:5], [3, 4])
     np.testing.assert_array_equal(tokens[:], np.arange(100))
 

@@ -23,7 +23,7 @@ from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig
 from rungs.config.sharding_config import ShardingConfig
 from rungs.data.bpe import train_bpe
-from rungs.data.token_file import read_layout
+from rungs.data.token_file import TokenFile
 from rungs.huggingface.tensor_reader import safetensors_specs
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.step.state import shapes_of
@@ -289,4 +289,4 @@ def test_a_header_that_claims_a_huge_size_takes_no_memory(length: int, tmp_path:
                 assert isinstance(attempt(lambda: read(path), tmp_path), UserError)  # noqa: B023
 
 
-READERS = (Weights, read_layout, lambda path: list(safetensors_specs(path)))
+READERS = (Weights, TokenFile, lambda path: list(safetensors_specs(path)))

@@ -20,7 +20,7 @@ from jax import Array
 from rungs.config.model_config import ModelConfig
 from rungs.config.reinforce_config import Advantage, Aggregation, ReinforceConfig
 from rungs.model.gpt import GPT
-from rungs.reinforcement.policy_objective import PolicyTokens, advantages, shares, weight_of
+from rungs.reinforcement.policy_objective import PolicyTokens, advantages, shares, token_weight
 from rungs.reinforcement.policy_update import IGNORED, PolicyBatch
 from rungs.reinforcement.rollout_files import Completion
 from tests.support.tiny_model import quick_jit
@@ -157,7 +157,7 @@ def gradient_of_loss(model: GPT, batch: PolicyBatch, tokens: PolicyTokens) -> Ar
     inputs_NS, targets_NS = map(jnp.asarray, batch[:2])
     extras = tuple(map(jnp.asarray, tokens))
     return model.weighted_loss(
-        inputs_NS, targets_NS, weight_of(train, True), extras, TEMPERATURE
+        inputs_NS, targets_NS, functools.partial(token_weight, train, True), extras, TEMPERATURE
     ).total
 
 
@@ -241,7 +241,7 @@ def test_the_kl_term_descends_the_divergence_of_each_token(prompt: list[int], se
         return model.weighted_loss(
             inputs_NS,
             jnp.asarray(batch.targets_NS),
-            weight_of(train, True),
+            functools.partial(token_weight, train, True),
             tuple(map(jnp.asarray, extras)),
             TEMPERATURE,
         ).total

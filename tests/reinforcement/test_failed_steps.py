@@ -8,7 +8,7 @@ import pytest
 
 from rungs.reinforcement import policy_update
 from rungs.reinforcement.learner import reinforcement
-from rungs.training.failed_step import is_failed_step, open_failed_step
+from rungs.training.failed_step import find_failed_step, open_failed_step
 from rungs.training.replay import replay
 from tests.support.tiny_reinforcement import (
     make_reinforcement_run,
@@ -32,7 +32,7 @@ def test_a_failed_step_is_saved_and_its_first_bad_tensor_named(
     monkeypatch.setattr(policy_update, "advantages", with_nan)
     assert reinforce(run) == 0
     assert [step.train_loss is None for step in steps_of(run)] == [False, True, False]
-    assert is_failed_step(run, "step-000001")
+    assert find_failed_step(run, "step-000001")
     failed = open_failed_step(run, "step-000001")
     assert np.isnan(failed.batch["advantages_ABS"]).any()
     capsys.readouterr()

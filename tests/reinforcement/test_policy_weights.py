@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rungs.config.reinforce_config import Aggregation, PolicyLoss, ReinforceConfig
-from rungs.reinforcement.policy_objective import shares, weight_of
+from rungs.reinforcement.policy_objective import shares, token_weight
 
 LOG_PROBS = np.log(np.array([0.5, 0.5, 0.5, 0.5, 0.5, 0.5], np.float32))
 RATIOS = np.array([1.5, 1.1, 0.5, 1.5, 0.9, 0.5], np.float32)
@@ -22,7 +22,7 @@ def weights(
     settings: dict[str, Any] = {"clip_low": 0.2, "clip_high": None} | keys
     train = ReinforceConfig.model_construct(**settings)
     arrays = map(jnp.asarray, (LOG_PROBS, SHARES, ADVANTAGES, OLD, sampler, reference))
-    return np.asarray(weight_of(train, first)(*arrays))
+    return np.asarray(token_weight(train, first, *arrays))
 
 
 @pytest.mark.parametrize("loss", ["grpo", "dr_grpo", "dapo", "cispo"])

@@ -244,11 +244,13 @@ def test_a_step_without_finite_numbers_is_replayed_too(
     files = RolloutFiles(run.rollouts)
     nan = [dataclasses.replace(one, log_probs=[float("nan")]) for one in read(files.step(4))]
     files.write(files.step(4), nan)
-    again = SimpleNamespace(completions=read(files.step(4)), gradient_norm=float("nan"))
+    step = SimpleNamespace(gradient_norm=float("nan"))
+    updated = SimpleNamespace(last=SimpleNamespace(step=step))
+    again = SimpleNamespace(completions=read(files.step(4)), updated=updated)
     monkeypatch.setattr(PolicyLearner, "retake", lambda *_: again)
     config = load_reinforcement_run(run.path)
     assert replay(run, config, "step-000004", KIND) == 0
-    again.gradient_norm = 1.0
+    step.gradient_norm = 1.0
     assert replay(run, config, "step-000004", KIND) == 1
 
 

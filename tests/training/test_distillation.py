@@ -104,7 +104,7 @@ def test_stored_predictions_of_all_tokens_but_one_are_all(place: Path, tmp_path:
 def test_storing_goes_on_where_it_was_killed(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rungs.data.predictions._FILE_BYTES", 8 * 16 * 34)  # eight sequences
+    monkeypatch.setattr("rungs.data.stored_arrays._FILE_BYTES", 8 * 16 * 34)  # eight sequences
     run = student(tmp_path / "run", place, teacher_top_k=5, teacher_temperature=2.0)
     datasets, read = place / "datasets", ComputedPredictions.read
 

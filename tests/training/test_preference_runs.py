@@ -20,7 +20,7 @@ from rungs.run.folder import RunFolder, StartOptions
 from rungs.smoke_tests.parallel_check.check import ParallelCase, ParallelCheck
 from rungs.smoke_tests.parallel_check.table import compare
 from rungs.training.objectives import training
-from rungs.training.reference import RECORD, Reference
+from rungs.training.preferences import RECORD, Reference
 from rungs.training.replay import replay
 from rungs.training.start import launch
 from tests.support.charts import draw_no_charts
@@ -118,7 +118,7 @@ def test_the_reference_is_stored_and_reused(
 ) -> None:
     run = make(base, tmp_path)
     train(run, tmp_path, dry_run=True)
-    (stored,) = (tmp_path / "prefs").glob("reference-train-*.safetensors")
+    (stored,) = (tmp_path / "prefs").glob("reference-train-*/00000.safetensors")
     found = load_file(stored)["log_probs"]
     model = load_model(base / "start")
     documents = AnsweredDocuments(tmp_path / "prefs" / "train.safetensors")

@@ -17,7 +17,7 @@ from rungs.checkpointing.load import load_model
 from rungs.common.errors import UserError
 from rungs.config.run_config import load_run
 from rungs.data.task_dataset import character_tokenizer
-from rungs.data.token_file import open_tokens
+from rungs.data.token_file import TokenFile
 from rungs.run import metrics
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.training.next_token import next_token
@@ -48,7 +48,7 @@ def go(run: RunFolder, datasets_dir: Path) -> int:
 def float64_loss(run: RunFolder, dataset: Path) -> float:
     """Return the loss of the last checkpoint on the first 256 validation tokens."""
     model = load_model(run.checkpoints / "latest")
-    tokens = np.asarray(open_tokens(dataset / "validation.safetensors")[:257]).astype(np.int32)
+    tokens = np.asarray(TokenFile(dataset / "validation.safetensors").tokens[:257]).astype(np.int32)
     inputs_BS, targets_BS = tokens[:-1].reshape(16, 16), tokens[1:].reshape(16, 16)
     logits_BSV = np.asarray(model(jnp.asarray(inputs_BS)), np.float64)
     logits_BSV -= logits_BSV.max(axis=-1, keepdims=True)

@@ -2,17 +2,16 @@
 marks, else the content of the assistant's messages and the special token after each turn."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rungs.common.errors import UserError
 from rungs.common.run_log import log
 from rungs.data.chats.chat_template import ChatTemplate
 from rungs.data.chats.messages import ASSISTANT, Message, parse_chat
 from rungs.data.dataset import Chats, Source
 from rungs.data.pair_dataset import split_sections
-from rungs.data.text_dataset import Progress, TextSection, json_lines, line_error, write_splits
+from rungs.data.text_dataset import Progress, TextSection, read_lines, write_splits
 from rungs.data.token_file import ChatWriter
 from rungs.data.tokenizer import Tokenizer
 
@@ -66,37 +65,42 @@ def build(
     `texts` has a section per file. Raises UserError if a file has no chats, or a line isn't one."""
     left_out, unused = 0, set[str]()
 
+    def encode(_: int, line: bytes) -> list[Turn]:
+        chat = parse_chat(line)
+        unused.update(chat.unused)
+        turns = form.encode(chat.messages, chat.variables)
+        if token_count(turns) < 2:
+            raise ValueError("has no answer, in the format of the chat template")
+        return turns
+
     def write_section(writer: ChatWriter, section: TextSection, progress: Progress) -> None:
         nonlocal left_out
-        for offset, line in json_lines(section):
-            try:
-                chat = parse_chat(line)
-                turns = form.encode(chat.messages, chat.variables)
-            except (UserError, ValueError) as error:
-                raise line_error(section.path, offset, str(error)) from None
-            unused.update(chat.unused)
-            tokens = sum(len(before) + len(answer) for before, answer in turns)
-            if tokens < 2:
-                problem = "has no answer, in the format of the chat template"
-                raise line_error(section.path, offset, problem)
-            if form.max_tokens is not None and tokens > form.max_tokens:
+        for turns in read_lines(section, encode, progress):
+            if form.max_tokens is not None and token_count(turns) > form.max_tokens:
                 left_out += 1
             else:
                 writer.append_chat(turns)
-            progress(len(line))
 
     sections = split_sections(texts, validation_percent)
     lacking = f"the {{}} split has no chat of at most {form.max_tokens} tokens"
     write_splits(folder, sections, form.tokenizer, ChatWriter, write_section, lacking)
     if unused:
         log.warning("keys of chats that are not used: %s", ", ".join(sorted(unused)))
-    form.template.save(folder)
-    return Source(
-        kind="chats",
-        files=[text.path.name for text in texts],
-        chats=Chats(
-            template_sha256=hashlib.sha256(form.template.source.encode()).hexdigest(),
-            max_tokens=form.max_tokens,
-            left_out=left_out,
-        ),
-    )
+    chats = save_template(folder, form.template, form.max_tokens, left_out)
+    return Source(kind="chats", files=[text.path.name for text in texts], chats=chats)
+
+
+def token_count(turns: Sequence[Turn]) -> int:
+    """Return the tokens of a chat."""
+    return sum(len(before) + len(answer) for before, answer in turns)
+
+
+def save_template(
+    folder: Path, template: ChatTemplate | None, max_tokens: int | None, left_out: int
+) -> Chats:
+    """Write the chat template, if there is one, into a dataset's folder; describe its chats."""
+    if template:
+        template.save(folder)
+    source = template.source if template else ""
+    checksum = hashlib.sha256(source.encode()).hexdigest()
+    return Chats(template_sha256=checksum, max_tokens=max_tokens, left_out=left_out)

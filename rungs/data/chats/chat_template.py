@@ -30,7 +30,6 @@ _REASONING = ("reasoning_content", "thinking", "reasoning")
 """Keys for a message's reasoning; templates get the first two, as in transformers."""
 _SAID: tuple[tuple[str, ...], ...] = ((TOOL_CALLS,), ("function_call",), _REASONING)
 """Keys of the assistant's output other than the content, synonyms together."""
-_NO_VARIABLES: Mapping[str, Any] = {}
 
 Span = tuple[int, int]
 """Indices of the first character and after the last."""
@@ -94,7 +93,7 @@ class ChatTemplate:
     def render(
         self,
         messages: Sequence[Message],
-        variables: Mapping[str, Any] = _NO_VARIABLES,
+        variables: Mapping[str, Any] = {},
         *,
         add_generation_prompt: bool = False,
     ) -> str:
@@ -104,7 +103,7 @@ class ChatTemplate:
         return _without_marks(self._render(turns, variables, add_generation_prompt))[0]
 
     def render_answers(
-        self, messages: Sequence[Message], variables: Mapping[str, Any] = _NO_VARIABLES
+        self, messages: Sequence[Message], variables: Mapping[str, Any] = {}
     ) -> Rendered:
         """Return the text of a chat with the places of answers to train on. Raises UserError if the
         template refuses the chat, omits part of it, or alters an answer."""
@@ -255,7 +254,6 @@ class _TemplateProcess:
         return str(answer["text"])
 
     def _exchange(self, line: bytes) -> bytes:
-        """Send a line to the process and return the line it answers."""
         if not self._process.is_started or self._process.exit_code(0) is not None:
             try:
                 self._process.start()
@@ -282,5 +280,4 @@ class _TemplateProcess:
 
 @functools.cache
 def _process() -> _TemplateProcess:
-    """Return the process for all templates."""
     return _TemplateProcess()

@@ -59,12 +59,9 @@ class Chat(NamedTuple):
     variables: dict[str, Any]
     """Variables of the template, such as `tools`."""
     unused: frozenset[str]
-    """Other keys of the line."""
 
 
 class _Format(NamedTuple):
-    """Keys of one file format."""
-
     chat: str
     role: str
     content: str
@@ -122,7 +119,6 @@ def _refuse_keys(what: str, values: dict[str, Any], place: str = "") -> None:
 
 
 def _variables(line: dict[str, Any]) -> dict[str, Any]:
-    """Return a line's variables for the template."""
     kwargs = line.get(_KWARGS) or {}
     if not isinstance(kwargs, dict):
         raise ValueError(f"{_KWARGS}: {format_value(kwargs)} is not an object")

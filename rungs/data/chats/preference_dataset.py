@@ -6,10 +6,11 @@
 Without a `prompt` it is what both answers begin with. Texts are tokenized as `pair_dataset` does;
 chats with the chat template, where only the assistant's messages after the prompt count."""
 
+import dataclasses
 import functools
-import hashlib
 import json
 import logging
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,23 +18,16 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from rungs.common import hub
-from rungs.common.errors import UserError, check_characters
+from rungs.common.errors import check_characters
 from rungs.common.strict_json import format_value
-from rungs.data.chats.chat_dataset import ChatFormat, Turn
+from rungs.data.chats.chat_dataset import ChatFormat, Turn, save_template, token_count
 from rungs.data.chats.chat_template import ChatTemplate
 from rungs.data.chats.messages import chat_of
-from rungs.data.dataset import Chats, Source, Split
+from rungs.data.dataset import Source, Split
 from rungs.data.documents import files
 from rungs.data.documents.files import DataFile, fetch_ahead
 from rungs.data.pair_dataset import Pair, encode_pairs, split_sections
-from rungs.data.text_dataset import (
-    Progress,
-    TextSection,
-    json_lines,
-    line_error,
-    parse_json,
-    write_splits,
-)
+from rungs.data.text_dataset import Progress, TextSection, parse_json, read_lines, write_splits
 from rungs.data.token_file import PreferenceWriter
 from rungs.data.tokenizer import Tokenizer
 
@@ -95,7 +89,8 @@ def _without_prefix(chosen: Any, rejected: Any) -> tuple[Any, Any, Any]:
     return chosen[:length], chosen[length:], rejected[length:]
 
 
-class PreferenceFormat(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class PreferenceFormat:
     """How preferences become tokens."""
 
     tokenizer: Tokenizer
@@ -121,14 +116,12 @@ class PreferenceFormat(NamedTuple):
         chat = chat_of({**found.variables, key: messages})
         asked = len(chat.messages) - len(answer)
         told = [message._replace(is_learned=False) for message in chat.messages[:asked]]
-        return chat_format(self).encode([*told, *chat.messages[asked:]], chat.variables)
+        return self.chats.encode([*told, *chat.messages[asked:]], chat.variables)
 
-
-@functools.cache
-def chat_format(form: PreferenceFormat) -> ChatFormat:
-    """Return the format of chats. Raises UserError if there is no chat template."""
-    template = ChatTemplate.load(form.place, form.template_file)
-    return ChatFormat(template, form.tokenizer)
+    @functools.cached_property
+    def chats(self) -> ChatFormat:
+        """The format of chats. Raises UserError if there is no chat template."""
+        return ChatFormat(ChatTemplate.load(self.place, self.template_file), self.tokenizer)
 
 
 def build(
@@ -141,52 +134,42 @@ def build(
     """Write the token files, tokenizer and chat template of a dataset of preferences into its
     folder. `texts` has a section per file, `splits` the split of each file, None to divide it.
     Raises UserError if a file has no preferences, or a line isn't one."""
-    left_out = equal = chats = 0
+    counts: Counter[str] = Counter()
 
     def write_section(writer: PreferenceWriter, section: TextSection, progress: Progress) -> None:
-        nonlocal left_out, equal, chats
-        for offset, line in json_lines(section):
-            progress(len(line))
-            try:
-                found = parse_preference(line)
-                documents = form.encode(section.path, offset, found)
-            except ValueError as error:
-                raise line_error(section.path, offset, str(error)) from None
-            except UserError as error:
-                if str(section.path) in str(error):
-                    raise
-                raise line_error(section.path, offset, str(error)) from None
+        def encode(offset: int, line: bytes) -> tuple[Preference, list[list[Turn]]]:
+            found = parse_preference(line)
+            documents = form.encode(section.path, offset, found)
             if not all(documents):
-                raise line_error(section.path, offset, "has an answer without anything to learn")
-            longest = max(sum(len(a) + len(b) for a, b in turns) for turns in documents)
+                raise ValueError("has an answer without anything to learn")
+            return found, documents
+
+        for found, documents in read_lines(section, encode, progress):
             if documents[0] == documents[1]:
-                equal += 1
-            elif form.max_tokens is not None and longest > form.max_tokens:
-                left_out += 1
+                counts["equal"] += 1
+            elif form.max_tokens is not None and max(map(token_count, documents)) > form.max_tokens:
+                counts["left out"] += 1
             else:
-                chats += not isinstance(found.chosen, str)
+                counts["chats"] += not isinstance(found.chosen, str)
                 for turns in documents:
                     writer.append_chat(turns)
 
-    known = {split for split in splits.values() if split}
-    if known:
+    if known := {split for split in splits.values() if split}:
         sections = {split: [t for t in texts if splits[t.path] == split] for split in sorted(known)}
     else:
         sections = split_sections(texts, validation_percent)
-    lacking = "the {} split has no preferences" + (" that are short enough" if left_out else "")
+    lacking = "the {} split has no preferences" + " that are short enough" * bool(form.max_tokens)
     write_splits(folder, sections, form.tokenizer, PreferenceWriter, write_section, lacking)
-    if equal:
+    if equal := counts["equal"]:
         logger.warning("left out %s preferences, as both answers are the same", f"{equal:,}")
-    source = Source(kind="preferences", files=[text.path.name for text in texts])
-    if not chats and form.max_tokens is None:
-        return source
-    template = ""
-    if chats:
-        chat_format(form).template.save(folder)
-        template = chat_format(form).template.source
-    checksum = hashlib.sha256(template.encode()).hexdigest()
-    about = Chats(template_sha256=checksum, max_tokens=form.max_tokens, left_out=left_out)
-    return source.model_copy(update={"chats": about})
+    template = form.chats.template if counts["chats"] else None
+    has_selection = template is not None or form.max_tokens is not None
+    chats = save_template(folder, template, form.max_tokens, counts["left out"])
+    return Source(
+        kind="preferences",
+        files=[text.path.name for text in texts],
+        chats=chats if has_selection else None,
+    )
 
 
 @contextmanager

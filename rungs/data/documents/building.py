@@ -75,7 +75,6 @@ class Progress(strict_json.StrictModel):
     FILE: ClassVar = "progress.json"
 
     request: str
-    """Checksum of the request."""
     finished: list[DocumentFile] = Field(default_factory=list)
     """Files that are done."""
     rows: int = 0
@@ -87,7 +86,6 @@ class Progress(strict_json.StrictModel):
     text_bytes: int = 0
     """Bytes of all documents in UTF-8."""
     tokens: dict[Split, int] = Field(default_factory=dict)
-    """Number of tokens in each token file."""
 
     @classmethod
     def of(cls, folder: Path, request: str) -> "Progress":
@@ -185,16 +183,12 @@ def remove_leftovers(folder: Path) -> None:
 
 
 class _Batch(NamedTuple):
-    """Rows to tokenize together."""
-
     rows: int
     texts: list[str]
     bytes: int
 
 
 class _Builder:
-    """Appends the documents of files to the token files."""
-
     def __init__(
         self,
         folder: Path,

@@ -2,7 +2,6 @@
 a few ahead, and reading the documents from Parquet, JSON lines or plain text as a stream."""
 
 import fnmatch
-import hashlib
 import io
 import itertools
 import json
@@ -19,7 +18,7 @@ import pyarrow.parquet as pq
 
 from rungs.common import hub
 from rungs.common.errors import UserError, errors_at, reason
-from rungs.common.paths import MOST_LINE, require_regular
+from rungs.common.paths import MOST_LINE, file_checksum, require_regular
 from rungs.common.strict_json import format_name, format_value
 from rungs.data.dataset import TRAIN, VALIDATION, Split
 from rungs.data.tokenizer import END_OF_TEXT
@@ -78,7 +77,6 @@ class Choice(NamedTuple):
     split: str | None = None
     """The only split to train on."""
     patterns: tuple[str, ...] = ()
-    """Patterns of file names."""
 
 
 def local_files(paths: Iterable[Path], kind: Format) -> list[DataFile]:
@@ -130,7 +128,6 @@ def choose(
 
 
 def _splits(names: list[str], configs: Sequence[dict[str, Any]], choice: Choice) -> dict[str, str]:
-    """Return the split of each chosen file."""
     if choice.patterns:
         chosen = {name: split_of(name) for name in names if _matches(name, choice.patterns)}
         if not chosen:
@@ -223,11 +220,9 @@ def fetch_ahead(
 
 def _fetch(file: DataFile, fetch: Callable[[DataFile], Path]) -> FetchedFile:
     path = fetch(file)
-    try:
-        with path.open("rb") as content:
-            sha256 = hashlib.file_digest(content, "sha256").hexdigest()
-    except OSError as error:
-        raise UserError(f"{file.name}: cannot be read: {error.strerror}") from None
+    sha256 = file_checksum(path)
+    if sha256 is None:
+        raise UserError(f"{file.name}: cannot be read: it is gone")
     if file.sha256 not in (None, sha256):
         path.unlink()
         raise UserError(f"{file.name}: was not downloaded correctly; run the same command again")
@@ -266,15 +261,11 @@ def rows(path: Path, name: str) -> Iterator[dict[str, Any]]:
                 for batch in file.iter_batches(_BATCH_ROWS):
                     yield from batch.to_pylist()
         else:
-            with _opened(path, name) as lines:
-                for number, line in enumerate(lines, 1):
-                    if line.strip():
-                        yield _parsed(line, name, number)
+            yield from (row for row in _json_rows(path, name) if row is not None)
 
 
 @contextmanager
 def _reading(name: str) -> Iterator[None]:
-    """Turn the errors of reading a file into a UserError."""
     try:
         yield
     except UnicodeDecodeError as error:
@@ -323,19 +314,19 @@ def _text_column(name: str, column: str | None, names: list[str], texts: list[st
 
 
 def _json_lines(path: Path, name: str, column: str | None, first: int) -> Iterator[str | None]:
+    for number, row in enumerate(_json_rows(path, name, first), first + 1):
+        if row is not None and column is None:
+            is_text = {key: isinstance(value, str) for key, value in row.items()}
+            is_text |= {DEFAULT_COLUMN: True} if row.get(DEFAULT_COLUMN, "") is None else {}
+            column = _text_column(name, None, [*row], [key for key in row if is_text[key]])
+        yield None if row is None or column is None else _value(row, column, name, number)
+
+
+def _json_rows(path: Path, name: str, first: int = 0) -> Iterator[dict[str, Any] | None]:
+    """Yield the object of each line, None for a blank one."""
     with _opened(path, name) as file:
-        for number, line in enumerate(file):
-            if number < first:
-                continue
-            if not line.strip():
-                yield None
-                continue
-            row = _parsed(line, name, number + 1)
-            if column is None:
-                is_text = {key: isinstance(value, str) for key, value in row.items()}
-                is_text |= {DEFAULT_COLUMN: True} if row.get(DEFAULT_COLUMN, "") is None else {}
-                column = _text_column(name, None, [*row], [key for key in row if is_text[key]])
-            yield _value(row, column, name, number + 1)
+        for number, line in enumerate(itertools.islice(file, first, None), first + 1):
+            yield _parsed(line, name, number) if line.strip() else None
 
 
 def _parsed(line: bytes, name: str, number: int) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """The `Family` class: one kind of Hugging Face model."""
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from rungs.common import strict_json
@@ -27,7 +28,6 @@ class Family:
     architecture: str
     """Class in transformers."""
     keys: tuple[Key, ...]
-    """Its `config.json` keys."""
     constants: dict[str, Any]
     """The `model.json` keys that are constant in the family."""
     tensors: tuple[Rule, ...]
@@ -36,6 +36,10 @@ class Family:
     """Prefix of all tensor names except the head's."""
     buffers: tuple[tuple[str, str], ...] = _ROTARY_BUFFERS
     """Tensors that are not parameters: regular expressions for name endings, and descriptions."""
+    supported_values: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Further `config.json` keys that must have one of these values if they are there."""
+    unused_keys: tuple[str, ...] = ()
+    """Its `config.json` keys that do not affect the forward pass."""
 
     def to_model_config(self, hf_config: HFConfig) -> ModelConfig:
         """Translate `config.json` to `model.json`. Raises UserError with a line for each key that
@@ -43,7 +47,8 @@ class Family:
         values = dict(self.constants)
         for key in self.keys:
             values |= key.read(hf_config)
-        hf_config.raise_errors()
+        hf_config.ignore(self.unused_keys)
+        hf_config.raise_errors(self.supported_values)
         if values.get("sliding_window") is None:
             values.pop("sliding_rope_theta", None)
         return strict_json.parse(json.dumps(values), hf_config.path, ModelConfig)
@@ -64,8 +69,7 @@ class Family:
 
 
 def normal_form(model: ModelConfig) -> ModelConfig:
-    """Return a config with defaults filled in and ineffective keys removed: equal architectures
-    have equal normal forms."""
+    """Return a config with all defaults and no ineffective keys, equal for equal architectures."""
     keys = model.as_json()
     del keys["init"], keys["zero_init_residual"]
     if model.n_layers == 0:

@@ -1,7 +1,7 @@
 """Gemma 1, 2 and 3, with the defaults of `models/<model_type>` in transformers 5.23."""
 
 from rungs.huggingface.attention_keys import LayerTypes, Rope, TwoRopes
-from rungs.huggingface.config_keys import Choice, Key, Only, SameValue, Unused
+from rungs.huggingface.config_keys import Choice, Key, SameValue
 from rungs.huggingface.families import family, llama
 from rungs.huggingface.tensor_rules import norm
 
@@ -10,7 +10,7 @@ GEMMA_CONSTANTS = llama.LLAMA_CONSTANTS | {
     "embedding_scale": "sqrt_emb_dim",
 }
 GEMMA_ACTIVATION = Choice("hidden_activation", "feed_forward", llama.GATED, "gelu_pytorch_tanh")
-GEMMA_HIDDEN_ACT = Only("hidden_act", ("gelu_pytorch_tanh", "gelu", None))
+HIDDEN_ACT = {"hidden_act": ("gelu_pytorch_tanh", "gelu")}
 SANDWICH_NORMS = (
     *norm(f"{llama.LAYER}.post_attention_layernorm", "blocks.attention_output_norm"),
     *norm(f"{llama.LAYER}.pre_feedforward_layernorm", "blocks.feed_forward_norm"),
@@ -39,12 +39,12 @@ GEMMA = family.Family(
             {"gelu_pytorch_tanh": "geglu_tanh", "gelu": "geglu_tanh"},
             "gelu_pytorch_tanh",
         ),
-        Only("hidden_activation", (None, "gelu_pytorch_tanh")),
         llama.ATTENTION_BIAS,
         Rope(),
     ),
     GEMMA_CONSTANTS,
     llama.LLAMA_TENSORS,
+    supported_values={"hidden_activation": ("gelu_pytorch_tanh",)},
 )
 GEMMA2 = family.Family(
     "gemma2",
@@ -52,15 +52,15 @@ GEMMA2 = family.Family(
     (
         *llama.sizes(256_000, 2304, 9216, 26, 8, 4, 8192, tied=True, head_dim=256),
         GEMMA_ACTIVATION,
-        GEMMA_HIDDEN_ACT,
         llama.ATTENTION_BIAS,
         *score_keys(50.0, 30.0),
         LayerTypes(),
-        Unused(("sliding_window_size",)),  # a duplicate of sliding_window in the 9B and 27B
         Rope(),
     ),
     GEMMA_CONSTANTS | {"norm_placement": "around"},
     GEMMA2_TENSORS,
+    supported_values=HIDDEN_ACT,
+    unused_keys=("sliding_window_size",),  # a duplicate of sliding_window in the 9B and 27B
 )
 GEMMA3 = family.Family(
     "gemma3_text",
@@ -68,13 +68,13 @@ GEMMA3 = family.Family(
     (
         *llama.sizes(262_208, 2304, 9216, 26, 8, 4, 131_072, tied=True, head_dim=256),
         GEMMA_ACTIVATION,
-        GEMMA_HIDDEN_ACT,
         llama.ATTENTION_BIAS,
         *score_keys(None, None),
         LayerTypes(period=6, period_key="sliding_window_pattern"),
-        Unused(("_sliding_window_pattern",)),
         TwoRopes(1_000_000.0, 10_000.0),
     ),
     GEMMA_CONSTANTS | {"norm_placement": "around", "qk_norm": True},
     GEMMA2_TENSORS,
+    supported_values=HIDDEN_ACT,
+    unused_keys=("_sliding_window_pattern",),
 )

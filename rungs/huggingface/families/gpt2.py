@@ -1,6 +1,6 @@
 """GPT-2, from 124M to 1.5B parameters, with the defaults of `models/gpt2` in transformers 5.23."""
 
-from rungs.huggingface.config_keys import Choice, Flag, Only, SameValue, Unused
+from rungs.huggingface.config_keys import Choice, Flag, SameValue
 from rungs.huggingface.families.family import Family
 from rungs.huggingface.tensor_rules import Rule, as_is, linear, norm
 
@@ -33,10 +33,6 @@ GPT2 = Family(
         Choice("activation_function", "feed_forward", ACTIVATIONS, "gelu_new"),
         SameValue("layer_norm_epsilon", "norm_epsilon", 1e-5),
         Flag("tie_word_embeddings", ("tied_embeddings",), True),
-        Only("scale_attn_weights", (True,)),
-        Only("scale_attn_by_inverse_layer_idx", (False,)),
-        Only("reorder_and_upcast_attn", (False,)),
-        Unused(("n_ctx", "n_special", "output_past", "predict_special_tokens")),
     ),
     {
         "positions": "learned",
@@ -59,4 +55,10 @@ GPT2 = Family(
     ),
     prefix="transformer.",
     buffers=((r"\.attn\.(masked_)?bias", "causal masks, which Rungs computes"),),
+    supported_values={
+        "scale_attn_weights": (True,),
+        "scale_attn_by_inverse_layer_idx": (False,),
+        "reorder_and_upcast_attn": (False,),
+    },
+    unused_keys=("n_ctx", "n_special", "output_past", "predict_special_tokens"),
 )

@@ -1,0 +1,127 @@
+"""Arrays that a frozen model computes for a run's sequences: what a teacher predicts, a reference's
+log-probabilities. They are stored for every run for which they are the same, in a folder
+`predictions-0123456789abcdef/` or `reference-train-0123456789abcdef/`, which has
+
+    predictions.json      what they depend on, and a sha256 of each file
+    00000.safetensors …   the arrays by name, of consecutive sequences
+
+The folder's name ends with a checksum of what they depend on."""
+
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Self
+
+import numpy as np
+import safetensors.numpy
+
+from rungs.common import disk, strict_json
+from rungs.common.disk import lock_folder, replace_folder
+from rungs.common.errors import UserError
+from rungs.common.paths import file_checksum, is_file
+from rungs.data.token_file import FileArray, read_header
+
+log = logging.getLogger("rungs")
+
+_FILE_BYTES = 64 << 20
+
+Arrays = Mapping[str, np.ndarray]
+"""Arrays by name, whose first axis is n sequences."""
+ArraysOf = Callable[[Sequence[int]], Arrays]
+"""Returns the arrays of some sequences, by their indices."""
+
+
+class Description(strict_json.StrictModel):
+    """The contents of `predictions.json`."""
+
+    format: Literal[1] = 1
+    key: dict[str, Any]
+    """What the arrays depend on."""
+    sequences: int
+    per_file: int
+    """Sequences in each file but the last."""
+    sha256: dict[str, str]
+    """Of each file, by name."""
+
+
+class Store(NamedTuple):
+    """A place for arrays, which may not exist yet."""
+
+    folder: Path
+    key: dict[str, Any]
+
+    @classmethod
+    def of(cls, parent: Path, name: str, key: dict[str, Any]) -> Self:
+        """Return the place in a folder for arrays that depend on `key`, JSON."""
+        return cls(parent / f"{name}-{strict_json.json_checksum(key)[:16]}", key)
+
+    @property
+    def description(self) -> Path:
+        """Path of the description, which is written last."""
+        return self.folder / f"{self.folder.name.rpartition('-')[0]}.json"
+
+    def exists(self) -> bool:
+        """Return whether all arrays were written."""
+        return is_file(self.description)
+
+    def write(self, arrays_of: ArraysOf, sequences: int) -> None:
+        """Write the arrays of so many sequences, a file at a time. Killed and called again, it goes
+        on with the first file that is missing. Raises UserError if the folder can't be written."""
+        row_bytes = sum(array.nbytes for array in arrays_of([0]).values())
+        per_file, sha256 = max(_FILE_BYTES // row_bytes, 1), {}
+        with lock_folder(self.folder), replace_folder(self.folder, resume=True) as folder:
+            for first in range(0, sequences, per_file):
+                path = folder / f"{first // per_file:05}.safetensors"
+                if not is_file(path):
+                    log.info("%s: sequence %s of %s", path, f"{first + 1:,}", f"{sequences:,}")
+                    arrays = arrays_of(range(first, min(first + per_file, sequences)))
+                    disk.replace_file(path, safetensors.numpy.save(dict(arrays)))
+                sha256[path.name] = file_checksum(path) or ""
+            description = Description(
+                key=self.key, sequences=sequences, per_file=per_file, sha256=sha256
+            )
+            text = json.dumps(description.model_dump(mode="json"), indent=2)
+            disk.replace_file(folder / self.description.name, text + "\n")
+
+    def open(self) -> "StoredArrays":
+        """Open the arrays. Raises UserError if they are missing or damaged."""
+        text = strict_json.read_text(self.description)
+        description = strict_json.parse(text, self.description, Description)
+        damaged = [
+            name
+            for name, sha256 in description.sha256.items()
+            if file_checksum(self.folder / name) != sha256
+        ]
+        if damaged:
+            raise UserError(
+                f"{self.folder}: {', '.join(damaged)}: missing or damaged; delete the folder and"
+                " run the same command again"
+            )
+        return StoredArrays(
+            [_open(self.folder / name) for name in sorted(description.sha256)], description.per_file
+        )
+
+
+class StoredArrays(NamedTuple):
+    """The arrays of a store."""
+
+    files: list[dict[str, FileArray]]
+    per_file: int
+
+    def read(self, indices: Sequence[int]) -> Arrays:
+        """Return the arrays of some sequences."""
+        places = [divmod(index, self.per_file) for index in indices]
+        return {
+            name: np.concatenate([self.files[file][name][row : row + 1] for file, row in places])
+            for name in self.files[0]
+        }
+
+    def read_all(self, name: str) -> np.ndarray:
+        """Return one of the arrays for all sequences."""
+        return np.concatenate([file[name][:] for file in self.files])
+
+
+def _open(path: Path) -> dict[str, FileArray]:
+    tensors, _ = read_header(path)
+    return {name: FileArray(path, tensor) for name, tensor in tensors.items()}
