@@ -5,7 +5,12 @@ from pathlib import Path
 import numpy as np
 
 from rungs.checkpointing import weights_file
-from rungs.checkpointing.checkpoint_folder import AVERAGE, list_checkpoints
+from rungs.checkpointing.checkpoint_folder import (
+    AVERAGE,
+    list_checkpoints,
+    order_by_name,
+    unusable_checkpoints,
+)
 from rungs.checkpointing.manifest import EMA_FOLDER, Checkpoint, write_checksums
 from rungs.checkpointing.optimizer_state import OPTIMIZER_FOLDER
 from rungs.checkpointing.weights_file import WEIGHTS_FILE
@@ -24,6 +29,9 @@ def average_checkpoints(run: RunFolder, count: int) -> tuple[Path, list[int]]:
             f"--average {count}: {run.path} has {len(last)} checkpoints; keep more with"
             " keep_checkpoints"
         )
+    for path, error in unusable_checkpoints(run.checkpoints).items():
+        if order_by_name(path.name) > last[0].order:
+            raise error
     for checkpoint in last:
         if damage := checkpoint.damage(_is_of_model):
             raise UserError(f"{checkpoint.folder}: damaged ({', '.join(damage)})")

@@ -252,7 +252,10 @@ def lock_folder(folder: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def replace_folder(folder: Path, *, resume: bool = False) -> Iterator[Path]:
     """Replace `folder` while `lock_folder` is held. Yields an empty folder beside it to fill, which
-    becomes `folder` at the end. `resume` yields the partly filled folder of a failed attempt."""
+    becomes `folder` at the end. `resume` yields the partly filled folder of a failed attempt.
+    Raises UserError if something else than a folder is there."""
+    if is_there(folder) and not is_folder(folder):
+        raise UserError(f"{folder}: is there and is no folder; move it away")
     partial, old = _sibling(folder, "partial"), _sibling(folder, "old")
     if not resume:
         _remove(partial)

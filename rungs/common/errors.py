@@ -118,14 +118,15 @@ def environment_error(error: Exception) -> UserError | None:
     )
 
 
-def system_error(error: Exception) -> RunFailure | None:
+def system_error(error: Exception) -> UserError | RunFailure | None:
     """Return the error to report for an exception about a file that can't be read or written right
-    now, or a lack of memory; None if it is about something else."""
+    now, or a lack of memory; None if it is about something else. Permissions are the user's."""
     if isinstance(error, MemoryError):
         return RunFailure("the memory does not suffice for what this command reads or makes")
     if not isinstance(error, OSError) or error.filename is None or error.strerror is None:
         return None
-    return RunFailure(
+    kind = UserError if isinstance(error, PermissionError) else RunFailure
+    return kind(
         f"{os.fsdecode(error.filename)}: {error.strerror}; check that it is there and may be used,"
         " then run the same command again"
     )

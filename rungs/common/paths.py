@@ -34,18 +34,29 @@ def checkout() -> Path | None:
 
 
 def is_file(path: Path | str) -> bool:
-    """Whether a path is a regular file."""
-    return os.path.isfile(path)  # noqa: PTH113
+    """Whether a path is a regular file. Raises UserError if permissions hide that."""
+    return stat.S_ISREG(_mode(path))
 
 
 def is_folder(path: Path | str) -> bool:
-    """Whether a path is a folder."""
-    return os.path.isdir(path)  # noqa: PTH112
+    """Whether a path is a folder. Raises UserError if permissions hide that."""
+    return stat.S_ISDIR(_mode(path))
 
 
 def is_there(path: Path | str) -> bool:
-    """Whether a path exists, possibly as a broken link."""
-    return os.path.lexists(path)
+    """Whether a path exists, possibly as a broken link. Raises UserError if permissions hide
+    that."""
+    return _mode(path, follow_links=False) > 0
+
+
+def _mode(path: Path | str, follow_links: bool = True) -> int:
+    """Return the mode of what is at a path, 0 if there is nothing."""
+    try:
+        return os.stat(path, follow_symlinks=follow_links).st_mode  # noqa: PTH116
+    except PermissionError as error:  # what can't be seen may not count as missing
+        raise cannot_be_read(Path(path), error) from None
+    except (OSError, ValueError):
+        return 0
 
 
 def require_regular(path: Path) -> None:

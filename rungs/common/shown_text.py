@@ -4,6 +4,7 @@ stdin, stdout and stderr of a command, always open and safe for a terminal."""
 from __future__ import annotations  # an older Python must reach the message of `command.py`
 
 import io
+import json
 import os
 import re
 import shlex
@@ -77,8 +78,14 @@ def _shown_url(url: re.Match[str]) -> str:
     return scheme + f"{_HIDDEN}@" * bool(user) + place + query[:1] + _HIDDEN * bool(query)
 
 
+def _in_quotes(secret: str) -> set[str]:
+    shown = json.dumps(secret), json.dumps(secret, ensure_ascii=False), repr(secret)
+    return {text[1:-1] for text in shown}
+
+
 def _known() -> set[str]:
-    """Return the secrets in the environment and the command line, as is and URL-decoded."""
+    """Return the secrets in the environment and the command line: as they are, URL-decoded, and as
+    JSON and Python show them."""
     named = [value for name, value in os.environ.items() if is_secret_name(name)]
     found = {*_noted, *(value for value in named if not value.startswith("/"))}  # a file with it
     for text in (*os.environ.values(), *sys.argv):
@@ -88,6 +95,7 @@ def _known() -> set[str]:
             # libraries end a password at a slash, and report the part before it as the port
             found.add(password.partition("/")[0])
     found |= {_decoded(secret) for secret in found}
+    found |= {form for secret in found for form in _in_quotes(secret)}
     return {secret for secret in found if len(secret) >= _LEAST_CHARACTERS}
 
 

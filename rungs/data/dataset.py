@@ -209,8 +209,12 @@ class Dataset:
 
 
 def read_description(folder: Path) -> DatasetDescription | None:
-    """Read `dataset.json`, without splits if its checksum is wrong; None if it can't be read."""
+    """Read `dataset.json`, without splits if its checksum is wrong; None if it is missing or not
+    valid. Raises UserError if it can't be read."""
     path = folder / DESCRIPTION_FILE
+    if not paths.is_file(path):
+        return None
+    paths.open_to_read(path).close()
     try:
         return strict_json.parse(strict_json.read_text(path), path, DatasetDescription).verified()
     except UserError:

@@ -7,24 +7,27 @@ log-probabilities. They are stored for every run for which they are the same, in
 
 The folder's name ends with a checksum of what they depend on."""
 
+import contextlib
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import numpy as np
 import safetensors.numpy
+from pydantic import Field
 
 from rungs.common import disk, strict_json
 from rungs.common.disk import lock_folder, replace_folder
 from rungs.common.errors import UserError
-from rungs.common.paths import file_checksum, is_file
+from rungs.common.paths import file_checksum, is_file, open_to_read
 from rungs.data.token_file import FileArray, read_header
 
 log = logging.getLogger("rungs")
 
 _FILE_BYTES = 64 << 20
+_MOST_DESCRIPTION_BYTES = 1 << 24
 
 Arrays = Mapping[str, np.ndarray]
 """Arrays by name, whose first axis is n sequences."""
@@ -38,11 +41,30 @@ class Description(strict_json.StrictModel):
     format: Literal[1] = 1
     key: dict[str, Any]
     """What the arrays depend on."""
-    sequences: int
-    per_file: int
+    sequences: Annotated[int, Field(ge=1)]
+    per_file: Annotated[int, Field(ge=1)]
     """Sequences in each file but the last."""
     sha256: dict[str, str]
     """Of each file, by name."""
+
+    @property
+    def counts(self) -> list[int]:
+        """Number of sequences in each file."""
+        firsts = range(0, self.sequences, self.per_file)
+        return [min(self.per_file, self.sequences - first) for first in firsts]
+
+
+class DamagedError(UserError):
+    """Stored arrays are missing or damaged."""
+
+
+@contextlib.contextmanager
+def errors_as_damage() -> Iterator[None]:
+    """Raise UserError as DamagedError."""
+    try:
+        yield
+    except UserError as error:
+        raise DamagedError(str(error)) from None
 
 
 class Store(NamedTuple):
@@ -85,22 +107,31 @@ class Store(NamedTuple):
             disk.replace_file(folder / self.description.name, text + "\n")
 
     def open(self) -> "StoredArrays":
-        """Open the arrays. Raises UserError if they are missing or damaged."""
-        text = strict_json.read_text(self.description)
-        description = strict_json.parse(text, self.description, Description)
-        damaged = [
+        """Open the arrays. Raises DamagedError if they are missing or damaged, UserError if they
+        can't be read."""
+        if not self.exists():
+            raise DamagedError(f"{self.description}: missing")
+        with open_to_read(self.description) as file:
+            content = file.read(_MOST_DESCRIPTION_BYTES)
+        with errors_as_damage():
+            text = content.decode(errors="replace")
+            description = strict_json.parse(text, self.description, Description)
+        wrong = [
             name
             for name, sha256 in description.sha256.items()
             if file_checksum(self.folder / name) != sha256
         ]
-        if damaged:
-            raise UserError(
-                f"{self.folder}: {', '.join(damaged)}: missing or damaged; delete the folder and"
-                " run the same command again"
+        if wrong or len(description.sha256) != len(description.counts):
+            raise DamagedError(
+                f"{self.folder}: {', '.join(wrong) or self.description.name}: missing or damaged;"
+                " delete the folder and run the same command again"
             )
-        return StoredArrays(
-            [_open(self.folder / name) for name in sorted(description.sha256)], description.per_file
-        )
+        with errors_as_damage():
+            files = [_open(self.folder / name) for name in sorted(description.sha256)]
+        for arrays, count in zip(files, description.counts, strict=True):
+            if not arrays or any(len(array) != count for array in arrays.values()):
+                raise DamagedError(f"{self.folder}: damaged; delete the folder and run this again")
+        return StoredArrays(files, description.per_file)
 
 
 class StoredArrays(NamedTuple):

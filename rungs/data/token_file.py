@@ -69,11 +69,14 @@ def read_header(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     missing or incomplete."""
     try:
         paths.require_regular(path)
-        with safe_open(path, framework="np"), path.open("rb") as file:  # safe_open checks it
+        # safe_open checks the file, but calls one without permission missing
+        with path.open("rb") as file, safe_open(path, framework="np"):
             header_bytes = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(header_bytes))
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
+    except PermissionError as error:
+        raise paths.cannot_be_read(path, error) from None
     except (SafetensorError, OSError) as error:
         raise UserError(f"{path}: not a complete safetensors file: {reason(error)}") from None
     metadata = header.pop("__metadata__", None) or {}

@@ -286,7 +286,7 @@ def row_keys(seed: int, rows: int) -> Array:
     return jax.vmap(row_key, (None, 0))(seed, jnp.arange(rows))
 
 
-def row_key(seed: int, row: int) -> Array:
+def row_key(seed: int, row: int | Array) -> Array:
     """Return a row's random key."""
     return jax.random.fold_in(jax.random.key(seed), row)
 

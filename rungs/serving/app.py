@@ -19,7 +19,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from rungs.common.errors import UserError, did_you_mean
+from rungs.common.errors import UserError, did_you_mean, reason
 from rungs.serving.answering import Answer, ClientGoneError, FailedError, event_lines
 from rungs.serving.engine import Engine, QueueFullError
 from rungs.serving.protocol import Body, ChatBody, CompletionBody, error_json, problems
@@ -198,8 +198,10 @@ class App:
             return failure(HTTPStatus.REQUEST_TIMEOUT, "the request took too long to arrive")
         except pydantic.ValidationError as error:
             return failure(HTTPStatus.BAD_REQUEST, problems(error))
-        except (ValueError, RecursionError) as error:
-            return failure(HTTPStatus.BAD_REQUEST, str(error) or "nested too deeply")
+        except RecursionError:
+            return failure(HTTPStatus.BAD_REQUEST, "the request is nested too deeply")
+        except ValueError as error:
+            return failure(HTTPStatus.BAD_REQUEST, reason(error))
         except QueueFullError:
             busy = "too many requests wait; try again"
             return failure(HTTPStatus.TOO_MANY_REQUESTS, busy, headers={"Retry-After": "1"})

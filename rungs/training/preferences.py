@@ -18,7 +18,7 @@ from rungs.common.paths import file_checksum
 from rungs.common.shown_text import counted
 from rungs.data.dataset import TRAIN, VALIDATION, Dataset, Split
 from rungs.data.loader import PreferenceBatch, ValidationData
-from rungs.data.stored_arrays import Store
+from rungs.data.stored_arrays import DamagedError, Store
 from rungs.parallel import processes
 from rungs.run.metrics import PreferenceFigures, StepMetrics
 from rungs.step.eval_step import Sums, make_evaluation_step, sequence_losses
@@ -175,7 +175,7 @@ def _read(store: Store) -> np.ndarray | None:
     """Return stored numbers, None if they are missing or damaged."""
     try:
         return store.open().read_all(_LOG_PROBS)
-    except UserError:
+    except DamagedError:
         return None
 
 

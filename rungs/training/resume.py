@@ -83,6 +83,9 @@ def find_branch_point(run: RunFolder, step: int) -> tuple[Path, str]:
     UserError, with the steps that there are, if it is missing, or damaged."""
     checkpoints = checkpoint_folder.list_checkpoints(run.checkpoints)
     found = [checkpoint for checkpoint in checkpoints if checkpoint.step == step]
+    for path, error in checkpoint_folder.unusable_checkpoints(run.checkpoints).items():
+        if checkpoint_folder.order_by_name(path.name)[0] == step and not found:
+            raise error
     if not found:
         steps = ", ".join(map(str, sorted({checkpoint.step for checkpoint in checkpoints})))
         raise UserError(

@@ -75,6 +75,17 @@ def test_what_it_cannot_average_is_said(run: RunFolder) -> None:
     assert not (run.checkpoints / "average-3").exists()
 
 
+def test_one_that_can_not_be_used_is_not_left_out(run: RunFolder) -> None:
+    for step, averaged in ((0, "the mean of steps 2, 3"), (2, None)):
+        meta = sorted(run.checkpoints.glob("*-step-*/meta.json"))[step]
+        meta.write_text("{")
+        if averaged:
+            assert averaged in average(run, 2)
+    write_checkpoint(run.checkpoints / "20260104T000000Z-step-000004", 4, 2.0)
+    with pytest.raises(UserError, match="step-000003"):
+        average(run, 2)
+
+
 def test_an_average_that_was_changed_is_refused(run: RunFolder) -> None:
     average(run, 2)
     path = run.checkpoints / "average-2" / "model.safetensors"

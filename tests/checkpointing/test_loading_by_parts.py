@@ -53,10 +53,10 @@ def test_a_model_is_read_by_parts_and_the_same(
     tied: bool, dtype: str, form: WeightFormat, live: LiveBytes, tmp_path: Path
 ) -> None:
     path = write_model(tmp_path / "model", tied_embeddings=tied, n_layers=LAYERS)
-    expected = Generator(load_model(path), jnp.dtype(dtype), form)._weights
+    expected = Generator(load_model(path), jnp.dtype(dtype), form).weights
     largest = live.most
     live.most = live.now = 0
-    found = load_token_generator(path, dtype, form)._weights
+    found = load_token_generator(path, dtype, form).weights
     assert live.most < largest / 3
     pairs = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
     for one, other in pairs:

@@ -90,7 +90,7 @@ def test_log_probabilities_are_those_of_the_model() -> None:
 
 
 def test_other_weights_have_rows_of_their_own() -> None:
-    first, second = (Generator(random_model()) for _ in range(2))
+    first, second = (Generator(random_model(context_length=32)) for _ in range(2))
     second.weights = jax.tree.map(lambda array: array * 1.5, second.weights)
     old = Slots(first, 2)
     new = old.with_weights(second)
