@@ -59,6 +59,11 @@ class Table(NamedTuple):
         names = [None, *self.adds]
         return None if name == self.base else self.base or names[names.index(name) - 1]
 
+    def with_below(self, only: Sequence[str]) -> list[str]:
+        """Return some rungs, all if none is given, and those that they add to, in order."""
+        chosen = {*only, *map(self.below, only)} if only else {*self.adds}
+        return [name for name in self.adds if name in chosen]
+
     def path(self, name: str, seed: int, into: Path) -> Path:
         """The run folder of a rung and a seed."""
         budget = "".join(f"-{key}-{value}" for key, value in self.changes.items())
@@ -138,7 +143,7 @@ TABLES = {"ladder": LADDER, "recipe": RECIPE, "distillation": DISTILLATION}
     "--only",
     multiple=True,
     type=click.Choice([name for table in TABLES.values() for name in table.adds]),
-    help="Train some rungs of the table; write nothing.",
+    help="Train some rungs of the table, and those they add to; other rows stay as they are.",
 )
 @click.option("--datasets-dir", type=click.Path(path_type=Path))
 def main(
@@ -150,13 +155,12 @@ def main(
         raise click.UsageError(f"--only {', '.join(sorted(absent))}: of another table")
     datasets_dir = find_datasets_dir(datasets_dir)
     rungs: list[Rung] = []
-    for rung in trained(chosen, only or tuple(chosen.adds), into, seeds, datasets_dir):
+    for rung in trained(chosen, chosen.with_below(only), into, seeds, datasets_dir):
         rungs.append(rung)
         click.echo(row(chosen, rung, rungs))
-        if not only:
-            write_table(chosen, rungs)
-            if len(rungs) > 1 and chosen is LADDER:
-                draw_ladder(rungs, PICTURES)
+        write_table(chosen, rungs)
+        if len(rungs) > 1 and chosen is LADDER and not only:
+            draw_ladder(rungs, PICTURES)
 
 
 def trained(
@@ -222,14 +226,19 @@ def row(table: Table, rung: Rung, rungs: Sequence[Rung]) -> str:
 
 
 def write_table(table: Table, rungs: Sequence[Rung]) -> None:
-    """Write the table of some rungs into the page, in place of the one that is there."""
-    head = "| run | what it adds | validation loss | gain | bits per byte | minutes |"
-    text = "\n".join(
-        [head, "|---|---|---|---|---|---|", *(row(table, rung, rungs) for rung in rungs), ""]
-    )
+    """Write the rows of some rungs into their table in the page; others stay as they are."""
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(table.begin)
-    after = rest.partition(END)[2]
-    PAGE.write_text(f"{before}{table.begin}\n{text}\n{END}{after}", encoding="utf-8")
+    old, _, after = rest.partition(END)
+    rows = {line.split("`")[1]: line for line in old.splitlines() if line.startswith("| `")} | {
+        rung.name: row(table, rung, rungs) for rung in rungs
+    }
+    lines = [
+        "| run | what it adds | validation loss | gain | bits per byte | minutes |",
+        "|---|---|---|---|---|---|",
+        *(rows[name] for name in table.adds if name in rows),
+    ]
+    text = "\n".join(lines)
+    PAGE.write_text(f"{before}{table.begin}\n{text}\n\n{END}{after}", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -60,16 +60,18 @@ def test_the_interval_is_students() -> None:
 def test_gains_are_paired_by_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seeds differ by much more than the gain does."""
     page = tmp_path / "README.md"
-    page.write_text(f"# The ladder\n\n{LADDER.begin}\nan old table\n{ladder.END}\nMore.\n")
+    kept = f"| `{NAMES[2]}` | measured before |"
+    page.write_text(f"# The ladder\n\n{LADDER.begin}\nold\n{kept}\n{ladder.END}\nMore.\n")
     monkeypatch.setattr(ladder, "PAGE", page)
     ladder.write_table(LADDER, [rung(NAMES[0], 4.0, 5.0, 6.0), rung(NAMES[1], 3.9, 4.9, 5.9)])
     text = page.read_text()
     assert text.startswith("# The ladder\n")
     assert text.endswith("\nMore.\n")
     assert "old" not in text
-    first, second = text.splitlines()[6:8]
+    first, second, third = text.splitlines()[6:9]
     assert f"| `{NAMES[0]}` | {LADDER.adds[NAMES[0]]} | 5.000 ± 2.484 |  | 2.500 | 3.0 |" == first
     assert "| 0.100 ± 0.000 |" in second
+    assert third == kept
 
 
 def test_pictures_are_drawn(tmp_path: Path) -> None:
@@ -121,6 +123,9 @@ def test_gains_are_over_the_rung_below_or_over_the_base() -> None:
     assert LADDER.below("norm") == "attention"
     assert RECIPE.below("qk-norm") is None
     assert {RECIPE.below(name) for name in [*RECIPE.adds][1:]} == {"qk-norm"}
+    assert RECIPE.with_below(["normuon"]) == ["qk-norm", "normuon"]
+    assert LADDER.with_below(["norm", "next-token"]) == ["next-token", "attention", "norm"]
+    assert DISTILLATION.with_below([]) == ["student", "distilled"]
     assert DISTILLATION.below("student") is None
     assert DISTILLATION.below("distilled") == "student"
 

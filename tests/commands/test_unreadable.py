@@ -14,6 +14,7 @@ from tests.support.tiny_run import make_dataset, make_run
 
 WITHOUT_ROOT = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
 """Begins a command to which permissions apply even if root runs it."""
+TRAIN = ("train.py", "run", "--datasets-dir", "datasets")
 
 
 @pytest.mark.skipif(
@@ -29,7 +30,8 @@ WITHOUT_ROOT = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
                 ("run/metrics.jsonl", ("charts.py", "run", "--page", "page.html")),
                 ("run/checkpoints", ("checkpointing.py", "run")),
                 ("run/checkpoints", ("generate.py", "run", "a")),
-                ("datasets/tiny", ("train.py", "run", "--datasets-dir", "datasets")),
+                ("datasets/tiny", TRAIN),
+                ("datasets/tiny/train.safetensors", TRAIN),
             ]
         ),
     ],

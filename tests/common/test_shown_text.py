@@ -1,5 +1,6 @@
 """What messages leave out, and what a terminal gets instead of control characters."""
 
+import json
 import time
 import urllib.parse
 
@@ -44,6 +45,15 @@ def test_values_of_the_environment_and_the_command_line_are_left_out(
     monkeypatch.setattr("sys.argv", ["train.py", "--mirror", "s3://k:planted-4@host/?k=planted-5"])
     text = "planted-1 planted-2 planted 3 planted%203 planted-4 planted-5 warning /tmp/agent"
     assert shown(text) == "*** *** *** *** *** *** warning /tmp/agent"
+
+
+def test_a_secret_is_left_out_in_quotes(monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = 'pa"ss\\wörd'
+    monkeypatch.setenv("MY_TOKEN", secret)
+    for text in (json.dumps(secret), json.dumps(secret, ensure_ascii=False), repr(secret)):
+        assert shown(f"learning_rate: {text} is not allowed").replace("'", '"') == (
+            'learning_rate: "***" is not allowed'
+        )
 
 
 def test_a_password_with_a_slash_is_left_out_where_a_library_takes_its_start_for_a_port(
