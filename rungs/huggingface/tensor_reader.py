@@ -2,15 +2,11 @@
 
 PyTorch's `.bin` files are read without PyTorch: a zip archive of `data.pkl`, which describes the
 tensors, and `data/<key>`, the content of each storage
-(https://docs.pytorch.org/docs/stable/notes/serialization.html, since 1.6). Nothing that the pickle
-names is looked up or called, except what describes tensors here
-(https://docs.python.org/3/library/pickle.html#restricting-globals). Any other opcode or name is an
-error."""
+(https://docs.pytorch.org/docs/stable/notes/serialization.html, since 1.6). The pickle is never
+executed: `pickletools.genops` splits it into opcodes, and those that describe tensors are applied
+to a stack of plain values. Any other opcode is an error."""
 
-import collections
-import io
 import math
-import pickle
 import pickletools
 import struct
 import zipfile
@@ -39,22 +35,17 @@ _DESCRIPTION = "/data.pkl"
 _ZIP_ERRORS = (OSError, ValueError, KeyError, EOFError, RuntimeError, OverflowError, struct.error)
 """Errors of `zipfile` for damaged archives, besides `BadZipFile`."""
 _STORAGES = {
-    "torch.FloatStorage": np.dtype(np.float32),
-    "torch.HalfStorage": np.dtype(np.float16),
-    "torch.BFloat16Storage": np.dtype(ml_dtypes.bfloat16),
-    "torch.DoubleStorage": np.dtype(np.float64),
-    "torch.LongStorage": np.dtype(np.int64),
-    "torch.IntStorage": np.dtype(np.int32),
-    "torch.ByteStorage": np.dtype(np.uint8),
-    "torch.BoolStorage": np.dtype(np.bool_),
+    "torch FloatStorage": np.dtype(np.float32),
+    "torch HalfStorage": np.dtype(np.float16),
+    "torch BFloat16Storage": np.dtype(ml_dtypes.bfloat16),
+    "torch DoubleStorage": np.dtype(np.float64),
+    "torch LongStorage": np.dtype(np.int64),
+    "torch IntStorage": np.dtype(np.int32),
+    "torch ByteStorage": np.dtype(np.uint8),
+    "torch BoolStorage": np.dtype(np.bool_),
 }
-_OPCODES = {
-    *("PROTO", "STOP", "NONE", "NEWTRUE", "NEWFALSE", "BINUNICODE", "BINFLOAT"),
-    *("BININT", "BININT1", "BININT2", "LONG1", "EMPTY_TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"),
-    *("MARK", "TUPLE", "EMPTY_DICT", "SETITEM", "SETITEMS", "BINPUT", "LONG_BINPUT", "BINGET"),
-    *("LONG_BINGET", "GLOBAL", "BINPERSID", "REDUCE", "BUILD"),
-}
-"""The opcodes that PyTorch writes for named tensors."""
+_LITERALS = {"BINUNICODE", "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT"}
+_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
 _MAX_INTEGER = 2**62
 
 
@@ -96,18 +87,18 @@ class TorchTensor(NamedTuple):
     strides: tuple[int, ...]
 
 
+class _Global(str):
+    """Module and name of a Python object, which is never looked up."""
+
+
 def parse_tensors(pickled: bytes) -> dict[str, TorchTensor]:
     """Return the tensors in a pickle, by name. Raises ValueError if it has anything else."""
-    for opcode, argument, _ in pickletools.genops(pickled):
-        if opcode.name not in _OPCODES:
-            raise ValueError(f"it holds {opcode.name}")
-        if opcode.name == "LONG_BINPUT" and (argument or 0) > len(
-            pickled
-        ):  # it would take much memory
-            raise ValueError(f"it holds {opcode.name} {argument}")
+    parser = _Parser()
     try:
-        value = _Unpickler(io.BytesIO(pickled)).load()
-    except (pickle.UnpicklingError, LookupError, TypeError, AttributeError, EOFError) as error:
+        for opcode, argument, _ in pickletools.genops(pickled):
+            parser.follow(opcode.name, argument)
+        (value,) = parser.stack
+    except (IndexError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"opcodes out of order ({error})") from None
     if not isinstance(value, dict):
         raise ValueError("no names")
@@ -117,26 +108,93 @@ def parse_tensors(pickled: bytes) -> dict[str, TorchTensor]:
     return value
 
 
-class _Unpickler(pickle.Unpickler):
-    """Builds tensors without their data. Any other object is an error."""
+class _Parser:
+    """Stack, marks and memo of a pickle interpreter that never calls anything."""
 
-    def find_class(self, module: str, name: str) -> Any:
-        if f"{module}.{name}" in _STORAGES:
-            return f"{module}.{name}"
-        match f"{module}.{name}":
-            case "collections.OrderedDict":
-                return collections.OrderedDict
-            case "torch._utils._rebuild_tensor_v2":
-                return lambda *arguments: _tensor(*arguments[:4])
-            case "torch._utils._rebuild_parameter":
-                return lambda tensor, *_: tensor
-        raise ValueError(f"{module}.{name}")
+    def __init__(self) -> None:
+        self.stack: list[Any] = []
+        self._marks: list[int] = []
+        self._memo: dict[int, Any] = {}
 
-    def persistent_load(self, reference: Any) -> Storage:
-        kind, name, key, *_ = reference
-        if kind != "storage" or name not in _STORAGES:
-            raise ValueError(f"a storage {name!r}")
-        return Storage(_STORAGES[name], str(key))
+    def follow(self, opcode: str, argument: Any) -> None:
+        """Apply an opcode. Raises ValueError for one that tensors do not need."""
+        match opcode:
+            case "PROTO" | "STOP":
+                pass
+            case "MARK":
+                self._marks.append(len(self.stack))
+            case "BINPUT" | "LONG_BINPUT":
+                self._memo[argument] = self.stack[-1]
+            case "BUILD":  # attributes of an OrderedDict: the versions of modules
+                self._pop(1)
+            case "SETITEM":
+                self._set_items(self._pop(2))
+            case "SETITEMS":
+                self._set_items(self._pop_to_mark())
+            case _:
+                self.stack.append(self._value(opcode, argument))
+
+    def _value(self, opcode: str, argument: Any) -> Any:
+        """Return the value that an opcode pushes onto the stack."""
+        if opcode in _LITERALS:
+            return argument
+        if opcode in _CONSTANTS:
+            return _CONSTANTS[opcode]
+        match opcode:
+            case "EMPTY_DICT":
+                return {}
+            case "BINGET" | "LONG_BINGET":
+                return self._memo[argument]
+            case "TUPLE":
+                return tuple(self._pop_to_mark())
+            case "TUPLE1" | "TUPLE2" | "TUPLE3":
+                return tuple(self._pop(int(opcode[-1])))
+            case "GLOBAL":
+                return _Global(argument)
+            case "BINPERSID":
+                return _storage(*self._pop(1))
+            case "REDUCE":
+                return _call(*self._pop(2))
+        raise ValueError(f"it holds {opcode}")
+
+    def _pop(self, count: int) -> list[Any]:
+        if count > len(self.stack):
+            raise IndexError("a value is missing")
+        values = self.stack[-count:]
+        del self.stack[-count:]
+        return values
+
+    def _pop_to_mark(self) -> list[Any]:
+        start = self._marks.pop()
+        values = self.stack[start:]
+        del self.stack[start:]
+        return values
+
+    def _set_items(self, values: list[Any]) -> None:
+        target = self.stack[-1]
+        if not isinstance(target, dict):
+            raise TypeError("items without a dictionary")
+        target.update(zip(values[::2], values[1::2], strict=True))
+
+
+def _storage(reference: Any) -> Storage:
+    kind, name, key, *_ = reference
+    if kind != "storage" or name not in _STORAGES or not isinstance(name, _Global):
+        raise ValueError(f"a storage {name!r}")
+    return Storage(_STORAGES[name], str(key))
+
+
+def _call(name: Any, arguments: Any) -> Any:
+    """Return the result of calling a global, for the few that tensors need."""
+    if isinstance(name, _Global) and isinstance(arguments, tuple):
+        match name:
+            case "collections OrderedDict" if arguments == ():
+                return {}
+            case "torch._utils _rebuild_tensor_v2":
+                return _tensor(*arguments[:4])
+            case "torch._utils _rebuild_parameter" if isinstance(arguments[0], TorchTensor):
+                return arguments[0]
+    raise ValueError(str(name).replace(" ", "."))
 
 
 def _tensor(storage: Any, offset: Any, shape: Any, strides: Any) -> TorchTensor:
