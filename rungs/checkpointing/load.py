@@ -27,7 +27,7 @@ from rungs.model.generation import Generator, Request
 from rungs.model.gpt import GPT
 from rungs.model.lora import DOWN, LOW_RANK_NAMES, UP
 from rungs.model.sampling import GREEDY, Sampling
-from rungs.model.weight_formats import UnreadTensor, WeightFormat
+from rungs.model.weight_formats import UnreadTensor, WeightFormat, refuse_impossible
 from rungs.optim.averages import UPDATES, WEIGHTS
 from rungs.optim.multi_steps import MultiSteps
 from rungs.parallel.sharding import Layout
@@ -58,6 +58,7 @@ def load_token_generator(
     if compute_dtype is None:
         compute_dtype = "float32" if jax.default_backend() == "cpu" else "bfloat16"
     weights = MergedWeights(find_valid_weights(path))
+    refuse_impossible(weight_format, weights.header.model)
     abstract = AbstractModel(weights.header.model)
     weights.check_tensors(abstract.shapes)
     dtypes = weights.dtypes()

@@ -50,6 +50,12 @@ def cast(dtype: jnp.dtype) -> Convert:
     return lambda param, array: param.replace(array.astype(dtype) if param.inputs else array)
 
 
+def refuse_impossible(weights: WeightFormat, config: ModelConfig) -> None:
+    """Raise UserError for a mixture of experts that can't be quantized."""
+    if weights == "int8" and config.n_experts:
+        raise UserError("--weights int8: not for a mixture of experts; leave it out")
+
+
 def converter(weights: WeightFormat, config: ModelConfig, dtype: jnp.dtype) -> Convert:
     """Return a function that converts parameters to a form. "int8" quantizes all matrices that
     tokens are multiplied with, including an embedding table used as output head; other tables and
@@ -57,8 +63,7 @@ def converter(weights: WeightFormat, config: ModelConfig, dtype: jnp.dtype) -> C
 
     Raises:
         UserError: the model is a mixture of experts, which can't be quantized."""
-    if weights == "int8" and config.n_experts:
-        raise UserError("--weights int8: not for a mixture of experts; leave it out")
+    refuse_impossible(weights, config)
     store: Store | None = None
     if weights == "int8":
         store = _quantized

@@ -5,12 +5,12 @@ import hmac
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from http import HTTPStatus
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import prometheus_client
 import pydantic
+from starlette import status
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -120,7 +120,7 @@ class App:
             given = request.headers.get("Authorization", "").removeprefix("Bearer ")
             if self._key and not hmac.compare_digest(given.encode(), self._key.encode()):
                 hint = "send the server's key: Authorization: Bearer KEY"
-                return failure(HTTPStatus.UNAUTHORIZED, hint, "invalid_api_key")
+                return failure(status.HTTP_401_UNAUTHORIZED, hint, "invalid_api_key")
             return await answer(request)
 
         return checked
@@ -133,7 +133,7 @@ class App:
     async def _health(self, _: Request) -> Response:
         if self._engine.is_alive():
             return JSONResponse({"status": "ok"})
-        return JSONResponse({"status": "failed"}, HTTPStatus.SERVICE_UNAVAILABLE)
+        return JSONResponse({"status": "failed"}, status.HTTP_503_SERVICE_UNAVAILABLE)
 
     async def _show_metrics(self, _: Request) -> Response:
         return Response(self._metrics.text(), media_type=prometheus_client.CONTENT_TYPE_LATEST)
@@ -160,7 +160,7 @@ class App:
     def _no_model(self, name: str) -> Response:
         known = ", ".join(self._models)
         hint = did_you_mean(name, self._models, f"this server has {known}")
-        return failure(HTTPStatus.NOT_FOUND, f"model: no {name!r}; {hint}", "model_not_found")
+        return failure(status.HTTP_404_NOT_FOUND, f"model: no {name!r}; {hint}", "model_not_found")
 
     async def _complete(self, request: Request) -> Response:
         return await self._counted(request, CompletionBody)
@@ -195,16 +195,16 @@ class App:
             answer = Answer(model, body, prompts)
             self._engine.submit(body.model, answer.texts)
         except TimeoutError:
-            return failure(HTTPStatus.REQUEST_TIMEOUT, "the request took too long to arrive")
+            return failure(status.HTTP_408_REQUEST_TIMEOUT, "the request took too long to arrive")
         except pydantic.ValidationError as error:
-            return failure(HTTPStatus.BAD_REQUEST, problems(error))
+            return failure(status.HTTP_400_BAD_REQUEST, problems(error))
         except RecursionError:
-            return failure(HTTPStatus.BAD_REQUEST, "the request is nested too deeply")
+            return failure(status.HTTP_400_BAD_REQUEST, "the request is nested too deeply")
         except ValueError as error:
-            return failure(HTTPStatus.BAD_REQUEST, reason(error))
+            return failure(status.HTTP_400_BAD_REQUEST, reason(error))
         except QueueFullError:
             busy = "too many requests wait; try again"
-            return failure(HTTPStatus.TOO_MANY_REQUESTS, busy, headers={"Retry-After": "1"})
+            return failure(status.HTTP_429_TOO_MANY_REQUESTS, busy, headers={"Retry-After": "1"})
         return answer
 
     async def _whole(self, request: Request, answer: Answer) -> Response:
@@ -212,9 +212,9 @@ class App:
             async with asyncio.timeout(self.limits.answer_seconds):
                 return JSONResponse(await answer.whole(request.is_disconnected))
         except TimeoutError:
-            return failure(HTTPStatus.GATEWAY_TIMEOUT, self._too_slow)
+            return failure(status.HTTP_504_GATEWAY_TIMEOUT, self._too_slow)
         except FailedError as error:
-            return failure(HTTPStatus.INTERNAL_SERVER_ERROR, str(error))
+            return failure(status.HTTP_500_INTERNAL_SERVER_ERROR, str(error))
         except ClientGoneError:
             return Response(status_code=_CLOSED_REQUEST)
 
@@ -252,12 +252,12 @@ class App:
                 async for event in answer.events(request.is_disconnected):
                     yield event_lines(event)
             yield "data: [DONE]\n\n"
-            code = HTTPStatus.OK
+            code = status.HTTP_200_OK
         except TimeoutError:
-            code = HTTPStatus.GATEWAY_TIMEOUT
+            code = status.HTTP_504_GATEWAY_TIMEOUT
             yield event_lines(error_json(self._too_slow, "server_error"))
         except FailedError as error:
-            code = HTTPStatus.INTERNAL_SERVER_ERROR
+            code = status.HTTP_500_INTERNAL_SERVER_ERROR
             yield event_lines(error_json(str(error), "server_error"))
         except ClientGoneError:
             pass
@@ -276,8 +276,12 @@ _UNBUFFERED = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
 def failure(
-    status: int, message: str, code: str | None = None, headers: Mapping[str, str] | None = None
+    http_status: int,
+    message: str,
+    code: str | None = None,
+    headers: Mapping[str, str] | None = None,
 ) -> Response:
     """Return a response that says what is wrong."""
-    kind = "server_error" if status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
-    return JSONResponse(error_json(message, kind, code), status, headers)
+    is_ours = http_status >= status.HTTP_500_INTERNAL_SERVER_ERROR
+    kind = "server_error" if is_ours else "invalid_request_error"
+    return JSONResponse(error_json(message, kind, code), http_status, headers)
