@@ -156,10 +156,19 @@ def test_the_page_shows_two_answers(tab: Any, tmp_path: Path) -> None:
         keys: dict[str, Any] = {"prompt": "hello", "seed": 0, "temperature": 0.8, "top_p": 0.95}
         answer = server.client.completions.create(model="two", max_tokens=40, **keys)
         assert tab.locator(".answer").nth(1).inner_text() == "hello" + answer.choices[0].text
-        tab.fill("#max_tokens", "4000")
-        tab.click("#send")
-        tab.wait_for_selector(".figures.bad")
-        assert "the model's context of 256" in tab.locator(".figures.bad").first.inner_text()
+
+
+def test_the_page_shows_what_the_server_refuses(chromium: Any, tmp_path: Path) -> None:
+    with serving(write_model(tmp_path / "model")) as server:
+        page = chromium.new_page()
+        page.goto(f"http://127.0.0.1:{server.port}/")
+        page.wait_for_selector("h2")
+        page.fill("#prompt", "hello")
+        page.fill("#max_tokens", "4000")
+        page.click("#send")
+        page.wait_for_selector(".figures.bad")
+        assert "the model's context of 64" in page.locator(".figures.bad").inner_text()
+        page.close()
 
 
 def test_other_machines_need_a_key(tmp_path: Path) -> None:
