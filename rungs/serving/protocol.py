@@ -158,14 +158,14 @@ class CompletionBody(Body):
     echo: bool = False
     logprobs: Annotated[int, Field(ge=0, le=MOST_LIKELY)] | None = None
 
-    def prompts(self, tokenizer: Tokenizer) -> list[list[int]]:
-        """Return the token ids of each prompt. Raises UserError if one has none."""
+    def prompts(self) -> list[str] | list[list[int]]:
+        """Return each prompt, a text or token ids. Raises UserError if there is none."""
         each = self.prompt
         if isinstance(each, str) or (each and isinstance(each[0], int)):
-            each = [each]  # type: ignore[assignment]
+            return [each]  # type: ignore[return-value]
         if not each:
             raise UserError("prompt: is an empty list")
-        return [tokenizer.encode_beginning(it) if isinstance(it, str) else it for it in each]  # type: ignore[misc]
+        return each  # type: ignore[return-value]
 
     @property
     def likely(self) -> int | None:

@@ -1,7 +1,7 @@
 """A model that clients may ask: its weights, tokenizer and chat template."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -14,6 +14,9 @@ from rungs.data.chats.chat_dataset import ChatFormat
 from rungs.model.generation import Generator
 from rungs.model.weight_formats import WeightFormat
 from rungs.serving.protocol import Body, ChatBody, CompletionBody
+
+_MOST_CHARACTERS_PER_TOKEN = 256
+"""More than a published tokenizer has, even for spaces."""
 
 
 class Loading(NamedTuple):
@@ -112,13 +115,26 @@ class Served:
         assert isinstance(body, CompletionBody)
         if body.max_tokens == 0 and not body.echo:
             raise UserError("max_tokens: 0 needs echo")
-        return body.prompts(self.tokenizer)
+        return [
+            self._encoded(each, self.tokenizer.encode_beginning) if isinstance(each, str) else each
+            for each in body.prompts()
+        ]
 
     def _chat(self, body: ChatBody) -> list[list[int]]:
         if self.form is None:
             raise UserError("this model has no chat template; use /v1/completions")
         text = self.form.template.render(body.conversation(), add_generation_prompt=True)
-        return [self.form.tokenizer.encode(text)]
+        return [self._encoded(text, self.form.tokenizer.encode)]
+
+    def _encoded(self, text: str, encode: Callable[[str], list[int]]) -> list[int]:
+        """Return a text's tokens. Raises UserError if it is too long to try, which would take
+        memory: hundreds of bytes a character."""
+        if len(text) > _MOST_CHARACTERS_PER_TOKEN * (self.context_length + 1):
+            raise UserError(
+                f"the prompt's {len(text):,} characters are more than the model's context of"
+                f" {self.context_length} tokens"
+            )
+        return encode(text)
 
 
 def names_of(places: Sequence[str]) -> list[str]:

@@ -1,6 +1,7 @@
 """The process that listens, from start to the last answer."""
 
 import asyncio
+import logging
 import socket
 from typing import Any
 
@@ -15,6 +16,8 @@ _SECONDS_FOR_HEADERS = 10
 _SECONDS_BETWEEN_REQUESTS = 5
 _MOST_HEADER_BYTES = 1 << 14
 _MOST_CONNECTIONS = 512
+_BACKLOG = 128
+"""New connections that wait to be accepted, which happens to all of them at once."""
 
 
 class _TimedProtocol(H11Protocol):
@@ -48,13 +51,14 @@ def listen(host: str, port: int) -> socket.socket:
     """Return a socket that listens. Raises UserError if it can't."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=1024)
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
         raise UserError(f"--host {host} --port {port}: {error.strerror}; choose another") from None
 
 
 def make_server(app: App, engine: Engine) -> uvicorn.Server:
     """Return the server of some routes; its `serve` listens until `should_exit` or a signal."""
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # else a line per hostile request
     config = uvicorn.Config(
         app.asgi,
         http=_TimedProtocol,
@@ -63,6 +67,7 @@ def make_server(app: App, engine: Engine) -> uvicorn.Server:
         log_config=None,
         access_log=False,
         limit_concurrency=_MOST_CONNECTIONS,
+        backlog=_BACKLOG,
         timeout_keep_alive=_SECONDS_BETWEEN_REQUESTS,
         timeout_graceful_shutdown=int(app.limits.answer_seconds),
         h11_max_incomplete_event_size=_MOST_HEADER_BYTES,
