@@ -21,7 +21,7 @@ MOST_TOKENS = 8
 """Most tokens per row and call."""
 MOST_LIKELY = 20
 """How many of the most likely tokens are given with log-probabilities."""
-_SHORTEST = 256
+_SHORTEST = 64
 """Cache slots that the program for short texts has."""
 
 
