@@ -54,7 +54,9 @@ def _mode(path: Path | str, follow_links: bool = True) -> int:
     try:
         return os.stat(path, follow_symlinks=follow_links).st_mode  # noqa: PTH116
     except PermissionError as error:  # what can't be seen may not count as missing
-        raise cannot_be_read(Path(path), error) from None
+        folders = reversed(Path(path).parents)
+        hidden_by = next((folder for folder in folders if not os.access(folder, os.X_OK)), path)
+        raise cannot_be_read(Path(hidden_by), error) from None
     except (OSError, ValueError):
         return 0
 

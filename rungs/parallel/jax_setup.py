@@ -132,10 +132,13 @@ _NEEDED = {
 
 def refuse_unusable() -> None:
     """Raise UserError with a line for each variable that Rungs doesn't work with."""
+    wrong = [
+        name for name, needed in _NEEDED.items() if jax.config.values.get(name, needed) != needed
+    ]
     lines = [
-        f"{name.upper()}: Rungs works only with the default, {needed}; unset it"
-        for name, needed in _NEEDED.items()
-        if jax.config.values.get(name, needed) != needed
+        f"{name.upper()}: Rungs works only with the default, {_NEEDED[name]}; unset it"
+        for name in wrong
+        if not any(name.startswith(f"{other}_") for other in wrong)  # JAX sets it with the other
     ]
     lines += [
         f"XLA_FLAGS: the installed XLA has no flag {name}; remove it"

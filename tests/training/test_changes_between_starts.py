@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
+from rungs.common.errors import UserError
+from rungs.data.provenance import Provenance
 from rungs.run import metrics as metrics_module
 from rungs.run.folder import RunFolder
 from tests.support.starting import go, refusal
@@ -120,6 +122,14 @@ def test_a_key_without_effect_is_reported_at_the_first_start(
     change(run, min_train_tokens=256)
     assert go(run, datasets_dir, extend=True) == 0
     assert run.log.read_text().count(line) == 1
+
+
+def test_a_checkpoint_without_a_checksum_of_its_tokens_is_refused() -> None:
+    here = Provenance({"tiny": {"train": "ab", "validation": "cd"}}, "tiny", None)
+    here.check_same_tokens({"tiny": {"train": "ab"}, "other": {}})
+    for before in ({"tiny": {}}, {"tiny": {"train": "other"}}):
+        with pytest.raises(UserError, match="its training tokens are not those"):
+            here.check_same_tokens(before)
 
 
 def test_changed_training_tokens_are_refused(copy: RunFolder, tmp_path: Path) -> None:
