@@ -32,15 +32,15 @@ class _Choice:
         self.index, self._prompt, self._body = index, prompt, body
         self._tokenizer = served.tokenizer
         self._text = AnswerText(served.tokenizer, prompt, body.stops)
-        self._tokens = 0
+        self._is_begun = False
         self._offset = 0
         self.count = 0
         self.finish: str | None = None
 
     def add(self, delivery: Delivery) -> tuple[str, list[TokenLogProbs] | None]:
         """Add new tokens, and return their text and log-probabilities."""
-        is_echo = self._body.is_echoed and not self._tokens
-        self._tokens += 1
+        is_echo = self._body.is_echoed and not self._is_begun
+        self._is_begun = True
         text = self._tokenizer.decode(self._prompt) if is_echo else ""
         found = self._log_probs(delivery)
         self.count += len(delivery.tokens)

@@ -18,6 +18,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from rungs.common.errors import UserError, did_you_mean, reason
 from rungs.serving.answering import Answer, ClientGoneError, FailedError, event_lines
@@ -175,8 +176,7 @@ class App:
             self._metrics.count(request.url.path, answer.status_code, began, None)
             return answer
         if answer.is_streamed:
-            lines = self._lines(request, answer, began)
-            return StreamingResponse(lines, media_type="text/event-stream", headers=_UNBUFFERED)
+            return _Stream(answer, self._lines(request, answer, began))
         response = await self._whole(request, answer)
         self._metrics.count(request.url.path, response.status_code, began, answer)
         return response
@@ -262,7 +262,6 @@ class App:
         except ClientGoneError:
             pass
         finally:
-            answer.forget()
             self._metrics.count(request.url.path, code, began, answer)
 
     async def _http_error(self, _: Request, error: HTTPException) -> Response:
@@ -272,7 +271,19 @@ class App:
         return Response(status_code=_CLOSED_REQUEST)
 
 
-_UNBUFFERED = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+class _Stream(StreamingResponse):
+    """The events of an answer, which nobody waits for once they end, or if they never began."""
+
+    def __init__(self, answer: Answer, lines: AsyncIterator[str]) -> None:
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        super().__init__(lines, media_type="text/event-stream", headers=headers)
+        self._answer = answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._answer.forget()
 
 
 def failure(

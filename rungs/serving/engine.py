@@ -78,18 +78,18 @@ class _Batch:
             key = row_key(text.seed, text.number)
             self.texts[self.slots.join(text.prompt, key, text.sampling)] = text
 
-    def add(self) -> int:
-        """Add tokens to all texts, deliver them, and let those that end leave. Returns how many
-        tokens were delivered."""
+    def add(self) -> None:
+        """Add tokens to all texts, deliver them, and let those that end leave."""
         self._leave_unwanted()
         if not self.texts:
-            return 0
+            return
         count = min(MOST_TOKENS, max(text.left for text in self.texts.values()))
         count = max(1, min(count, round(_SECONDS_PER_CALL / self._seconds_per_token)))
         start = time.perf_counter()
         new = self.slots.add(count, any(text.log_probs for text in self.texts.values()))
         self._seconds_per_token = (time.perf_counter() - start) / count
-        return sum(self._deliver(row, new) for row in list(self.texts))
+        for row in list(self.texts):
+            self._deliver(row, new)
 
     def _leave_unwanted(self) -> None:
         for row in [row for row, text in self.texts.items() if not text.is_wanted]:
@@ -99,8 +99,8 @@ class _Batch:
         self.slots.leave(row)
         del self.texts[row]
 
-    def _deliver(self, row: int, new: NewTokens) -> int:
-        """Deliver a row's new tokens, and return how many."""
+    def _deliver(self, row: int, new: NewTokens) -> None:
+        """Deliver a row's new tokens."""
         text = self.texts[row]
         tokens = new.ids_CR[: text.left, row].tolist()
         ends = {*text.sampling.stop_tokens, UNDEFINED}
@@ -117,7 +117,6 @@ class _Batch:
         text.deliver(Delivery(tokens[:count], log_probs, finish, problem))
         if finish:
             self._leave(row)
-        return count
 
 
 def _place(log_probs: LogProbs, place: int | tuple[int, int]) -> LogProbs:
@@ -134,7 +133,6 @@ class Engine(threading.Thread):
         most_waiting: the most texts that wait for a row, of all models.
 
     Attributes:
-        tokens: number of tokens generated so far.
         error: why the thread ended, if it failed."""
 
     def __init__(self, generators: Mapping[str, Generator], rows: int, most_waiting: int) -> None:
@@ -146,7 +144,6 @@ class Engine(threading.Thread):
             name: [_Batch(Slots(generator, rows))] for name, generator in generators.items()
         }
         self._is_ending = False
-        self.tokens = 0
         self.error: BaseException | None = None
 
     @property
@@ -217,8 +214,8 @@ class Engine(threading.Thread):
         newest = self._batches[name][0]
         while text := self._next(name, newest):
             newest.join(text)
-        for batch in self._batches[name]:
-            self.tokens += batch.add()
+        for batch in list(self._batches[name]):  # `replace` may insert one
+            batch.add()
         with self._wake:
             first, *others = self._batches[name]
             self._batches[name] = [first, *(batch for batch in others if batch.texts)]
