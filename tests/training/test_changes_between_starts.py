@@ -127,7 +127,11 @@ def test_a_key_without_effect_is_reported_at_the_first_start(
 def test_a_checkpoint_without_a_checksum_of_its_tokens_is_refused() -> None:
     here = Provenance({"tiny": {"train": "ab", "validation": "cd"}}, "tiny", None)
     here.check_same_tokens({"tiny": {"train": "ab"}, "other": {}})
-    for before in ({"tiny": {}}, {"tiny": {"train": "other"}}):
+    of_others: tuple[dict[str, dict[str, str]], ...] = (
+        {"tiny": {}},
+        {"tiny": {"train": "other"}},
+    )
+    for before in of_others:
         with pytest.raises(UserError, match="its training tokens are not those"):
             here.check_same_tokens(before)
 
