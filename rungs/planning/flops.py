@@ -17,6 +17,7 @@ from rungs.model.kernels import (
     triton_attention,
 )
 from rungs.optim.precision import dtype_of
+from rungs.planning.teacher import model_beside
 from rungs.step.state import Shapes, shapes_of
 
 TOKENS_PER_PARAMETER = 20
@@ -91,6 +92,22 @@ def model_flops_per_token(shapes: Shapes, model: ModelConfig, length: int) -> fl
     if not model.tied_embeddings:
         in_matmuls -= sizes["token_embedding.embedding"]
     return 6 * in_matmuls + 12 * model.n_layers * _heads_width(model) * length
+
+
+def training_flops_per_token(config: RunConfig) -> float:
+    """Return the model FLOPs per token of a run's step, those of a teacher beside it included."""
+    model, length = config.model, config.sequence_length
+    own = model_flops_per_token(shapes_of(model, config.train.lora), model, length)
+    return own + teacher_flops_per_token(config)
+
+
+def teacher_flops_per_token(config: RunConfig) -> float:
+    """Return the model FLOPs per token of a teacher that predicts beside each step: its forward
+    pass, a third of its training. Raises UserError if there is no such teacher any more."""
+    teacher = model_beside(config.train)
+    if teacher is None:
+        return 0.0
+    return model_flops_per_token(shapes_of(teacher, None), teacher, config.sequence_length) / 3
 
 
 def hardware_flops_per_token(config: RunConfig, vocabulary: int | None = None) -> Flops:

@@ -30,7 +30,8 @@ from rungs.planning.flops import (
     count_active_parameters,
     count_parameters,
     hardware_flops_per_token,
-    model_flops_per_token,
+    teacher_flops_per_token,
+    training_flops_per_token,
 )
 from rungs.planning.hardware import Hardware
 from rungs.planning.memory import (
@@ -95,7 +96,7 @@ class Speed(NamedTuple):
     """FLOP/s over all devices."""
 
     flops: float
-    """As `flops.model_flops_per_token` counts them."""
+    """As `flops.training_flops_per_token` counts them."""
     reason: str
     """Source of the figure."""
 
@@ -135,6 +136,9 @@ class Forecast(NamedTuple):
     """Memory of each device that JAX may use."""
     flops: Flops
     model_flops_per_token: float
+    """Those of the teacher included."""
+    teacher_flops_per_token: float
+    """Forward pass of a teacher beside each step."""
     tokens: Tokens
     disk: DiskSpace
     datasets: dict[str, Dataset]
@@ -217,8 +221,8 @@ def forecast(
     throughput: Throughput | None = None,
 ) -> Forecast:
     """Return a run's forecast on devices that may be absent. `sharding` must have both sizes;
-    `utilization` is the assumed share of peak, in `flops.model_flops_per_token`, if the throughput
-    is unknown. Raises UserError with a line per conflict of model, training, devices and
+    `utilization` is the assumed share of peak, in `flops.training_flops_per_token`, if the
+    throughput is unknown. Raises UserError with a line per conflict of model, training, devices and
     datasets."""
     with target_device.trace_for(hardware.target):
         train = resolve_compute_dtype(config.train).model_copy(update={"sharding": sharding})
@@ -260,7 +264,8 @@ def _without_time(
         stored=stored,
         usable_bytes=hardware.usable_bytes / sharing,
         flops=hardware_flops_per_token(config, layout.padded_vocab_size(model.vocab_size)),
-        model_flops_per_token=model_flops_per_token(shapes, model, config.sequence_length),
+        model_flops_per_token=training_flops_per_token(config),
+        teacher_flops_per_token=teacher_flops_per_token(config),
         tokens=tokens,
         disk=space if hardware.is_here else space._replace(free_bytes=math.inf),
         datasets=datasets,

@@ -15,12 +15,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
 
-from rungs.checkpointing.checkpoint_folder import find_weights
-from rungs.checkpointing.weights_file import Weights
-from rungs.common import paths
 from rungs.common.errors import RunFailure
 from rungs.common.run_log import log
-from rungs.config import run_config
 from rungs.config.base import AUTO
 from rungs.config.model_config import ModelConfig
 from rungs.config.optimization_config import Remat
@@ -34,7 +30,7 @@ from rungs.parallel import gpu_settings, target_device
 from rungs.parallel.devices import memory_bytes
 from rungs.parallel.sharding import BLOCKS, TOKEN_AXES, Layout, size_along
 from rungs.planning import peaks
-from rungs.run.folder import existing_run_path
+from rungs.planning.teacher import model_beside
 from rungs.step.state import AbstractArrays, AbstractModel, AbstractState, shapes_of
 
 Dtypes = Mapping[str, str]
@@ -163,16 +159,14 @@ class MemoryEstimates:
         )
 
     def _teacher_bytes(self, config: RunConfig) -> int:
-        """Return the bytes of the teacher and its predictions; see `_model_of`."""
+        """Return the bytes of the teacher and its predictions; see `teacher.model_beside`."""
         train, layout = config.train, Layout.of(config.train.sharding, self._mesh)
         if train.teacher is None:
             return 0
-        values = config.model.vocab_size * 4
-        weights = 0
-        if train.teacher_top_k:
-            values = train.teacher_top_k * 8 + 4
-        else:
-            abstract = AbstractModel(_model_of(train.teacher), layout)
+        values, weights = (train.teacher_top_k or 0) * 8 + 4, 0
+        if teacher := model_beside(train):
+            values = config.model.vocab_size * 4
+            abstract = AbstractModel(teacher, layout)
             weights = peaks.bytes_per_device(abstract.weights.values())
         devices = size_along(self._mesh, *TOKEN_AXES)
         return weights + config.most_tokens_per_step * values // devices
@@ -190,14 +184,6 @@ class MemoryEstimates:
         is_single = config.train.microbatches_per_step == 1
         weights = self._abstract.weights_in(layout.for_updates if is_single else layout)
         return {name: weights[name] for name in self._abstract.trained}
-
-
-def _model_of(name: str) -> ModelConfig:
-    """Return the config of a saved model, or of a run that isn't trained yet. Raises UserError if
-    there is neither."""
-    if (run := existing_run_path(name)) and paths.is_file(run / run_config.MODEL_FILE):
-        return run_config.load_any_run(run).model
-    return Weights(find_weights(name)).header.model
 
 
 def as_stored(abstract: AbstractState, stored: Dtypes) -> AbstractArrays:

@@ -129,6 +129,8 @@ def _flops(forecast: Forecast) -> Iterator[Part]:
         return f"{flops / 1e6:,.1f}"
 
     parts, model_flops = forecast.flops._asdict(), forecast.model_flops_per_token
+    if forecast.teacher_flops_per_token:
+        parts["teacher"] = Passes(forecast.teacher_flops_per_token, 0, 0)
     total = Passes(*map(sum, zip(*parts.values(), strict=True)))
     columns = [Column(name, 12, mega, name) for name in Passes._fields]
     found = [Row(name, name, (*passes, passes.total)) for name, passes in parts.items()]
@@ -138,7 +140,7 @@ def _flops(forecast: Forecast) -> Iterator[Part]:
     yield from table.lines()
     yield "  Utilization (MFU) is measured in model FLOPs: 6 × active weights in matmuls"
     yield "  + 12 × layers × heads × head width × sequence length."
-    totals = {"total": forecast.flops.total, "model_flops": model_flops}
+    totals = {"total": total.total, "model_flops": model_flops}
     yield {"flops_per_token": table.by_row() | totals}
 
 

@@ -22,7 +22,7 @@ from rungs.optim.multi_steps import MultiSteps
 from rungs.optim.precision import dtype_of
 from rungs.parallel.devices import idle_devices, recorded_sharding
 from rungs.planning import hardware, memory
-from rungs.planning.flops import count_active_parameters, count_parameters, model_flops_per_token
+from rungs.planning.flops import count_active_parameters, count_parameters, training_flops_per_token
 from rungs.run.folder import RunFolder
 from rungs.run.metrics import R
 from rungs.step.state import shapes_of
@@ -101,7 +101,7 @@ def log_size(
     shapes = shapes_of(config.model, config.train.lora)
     total = count_parameters(shapes).total
     active = count_active_parameters(shapes, config.model).total
-    flops = model_flops_per_token(shapes, config.model, config.sequence_length)
+    flops = training_flops_per_token(config)
     log.info(
         "%s parameters%s, %s MFLOPs per token; %s%s tokens, %.3g per parameter; weights, moments"
         " and gradients take %s of %s on each device; for more: uv run plan.py %s",
@@ -161,13 +161,9 @@ def log_finished(start: Start, edit: str) -> None:
 
 def peak_tokens_per_second(config: RunConfig, mesh: Mesh) -> float | None:
     """Return the tokens per second at the devices' peak FLOP/s, or None."""
-    model, train = config
     kind = hardware.device_of_kind(mesh.devices.flat[0].device_kind)
-    peak = kind and kind.peak(dtype_of(train))
-    if not peak:
-        return None
-    shapes = shapes_of(model, train.lora)
-    return mesh.size * peak / model_flops_per_token(shapes, model, config.sequence_length)
+    peak = kind and kind.peak(dtype_of(config.train))
+    return mesh.size * peak / training_flops_per_token(config) if peak else None
 
 
 def warn_of_idle_devices(train: TrainConfig, mesh: Mesh) -> None:

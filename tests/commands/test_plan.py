@@ -3,6 +3,7 @@
 from rungs.common.command import run_command
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -527,3 +528,28 @@ def test_a_ladder_has_no_price(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     ended = run_script("plan.py", run.path, "--ladder", "1e15", "--price-per-hour", "1")
     assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)
+
+
+def test_a_teacher_beside_the_steps_takes_its_forward_pass(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(ROOT)  # the teacher is named by its path from there
+    folders = {
+        name: RunFolder(ROOT / "runs" / name) for name in ("qk-norm", "student", "distilled")
+    }
+    stored = RunFolder(tmp_path / "stored")
+    shutil.copytree(folders["distilled"].path, stored.path)
+    change(stored, teacher_top_k=32)
+    teacher, alone, beside, reads = (
+        planned(run, datasets_dir=NOWHERE) for run in (*folders.values(), stored)
+    )
+    forward = beside.teacher_flops_per_token
+    assert forward == pytest.approx(teacher.model_flops_per_token / 3)
+    assert beside.model_flops_per_token == pytest.approx(alone.model_flops_per_token + forward)
+    assert beside.throughput is not None
+    assert alone.throughput is not None
+    assert beside.throughput.tokens_per_second < alone.throughput.tokens_per_second
+    assert as_json(beside)["flops_per_token"]["teacher"]["forward"] == pytest.approx(forward)
+    assert "teacher" in as_text(folders["distilled"], beside)
+    assert reads.teacher_flops_per_token == 0
+    assert "teacher" not in as_json(reads)["flops_per_token"]
