@@ -104,6 +104,8 @@ RECIPE = Table(
     {
         "qk-norm": "the rung of the ladder that each of these changes",
         "recipe": "all of the changes below",
+        "small-recipe": "the three that help here: `embedding-norm`, `value-embeddings`,"
+        " `residual-scalars`",
         "relu-squared": "ReLU² instead of a gated feed-forward layer, of the same size",
         "zero-init": "projections into the residual stream start at 0",
         "bare-norm": "norms without parameters",

@@ -10,7 +10,7 @@ NAMES = (
     *("next-token", "norm", "parity-dpo", "parity-pretrain", "qk-norm", "rope", "swiglu"),
     *("countdown-pretrain", "sort-pretrain"),
     *("bare-norm", "embedding-norm", "group-rates", "late-decay", "normuon", "recipe"),
-    *("relu-squared", "residual-scalars", "value-embeddings", "zero-init"),
+    *("relu-squared", "residual-scalars", "small-recipe", "value-embeddings", "zero-init"),
     *("distilled", "student"),
 )
 COMMITTED_RUNS = [ROOT / "runs" / name for name in NAMES]

@@ -25,6 +25,7 @@ from rungs.training.start import launch
 from tests.support.charts import draw_no_charts
 from tests.support.starting import Killed, die_before, overflow
 from tests.support.tiny_run import assert_same_outcome, change, make_dataset, make_run
+from tests.support.two_processes import train_to_end
 
 pytestmark = pytest.mark.usefixtures("no_charts")
 STEPS = 4
@@ -244,3 +245,26 @@ def test_the_parallel_check_passes(
     one = check.train(ParallelCase("dp", 1, 1, 1, 8, False))
     other = check.train(ParallelCase(mode, *sizes, 2, 4, False), one.gradient)
     assert not any(compare(other, one).exceeds)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("most", [None, 7])
+@pytest.mark.parametrize(
+    "mesh", [{"mode": "fsdp_tp", "data": 2, "tensor": 2}, {"mode": "cp", "context": 4}]
+)
+def test_two_processes_learn_as_one_does(
+    mesh: dict[str, Any], most: int | None, place: Path, tmp_path: Path
+) -> None:
+    alone, both = (
+        with_model(student(tmp_path / name, place, teacher_top_k=most, sharding=sharding), n_heads=4)
+        for name, sharding in (("alone", None), ("both", mesh))
+    )
+    if most:
+        store_predictions(alone, load_run(alone.path), place / "datasets")
+    assert train(alone, place) == 0  # on this process's eight virtual devices
+    train_to_end(both, place / "datasets")
+    one, other = metrics.read(both.metrics), metrics.read(alone.metrics)
+    assert len(one) == len(other) == STEPS
+    for found, expected in zip(one, other, strict=True):
+        assert found.train_loss == pytest.approx(expected.train_loss, rel=1e-5)
+    assert one[-1].validation_loss == pytest.approx(other[-1].validation_loss, rel=1e-5)
