@@ -27,6 +27,8 @@ LARGEST_VOCAB = 1 << 24
 REPLACEMENT_CHARACTER = "\ufffd"
 """The decoding of incomplete UTF-8."""
 _BYTE_TOKEN = "<0x"
+_PATTERN = '"Regex":'
+"""Sign of a regular expression in a definition."""
 _CHUNK_CHARACTERS = 1 << 18
 _CHUNKS_PER_BATCH = 8
 _CONTEXT_CHARACTERS = 200
@@ -135,17 +137,16 @@ class Tokenizer:
 
     def _encodings(self, encode: Callable[..., list[Any]], texts: Sequence[str]) -> list[Any]:
         call = functools.partial(encode, list(texts), add_special_tokens=False)
-        return self._limited(call, sum(map(len, texts)), "the text cannot be tokenized")
-
-    def _limited(self, call: Callable[[], T], size: int, problem: str) -> T:
-        """Return the library's result for `size` characters or tokens, within a time limit. `call`
-        must be a batch function, as the others hold the GIL."""
-        with library_errors(problem):
-            return _in_time(call, size) if self._has_patterns else call()
+        with library_errors("the text cannot be tokenized"):
+            return _in_time(call, sum(map(len, texts))) if self._has_patterns else call()
 
     @functools.cached_property
     def _has_patterns(self) -> bool:
-        return '"Regex":' in self._tokenizer.to_str()
+        return _PATTERN in self._tokenizer.to_str()
+
+    @functools.cached_property
+    def _decodes_by_patterns(self) -> bool:
+        return _PATTERN in json.dumps(self._decoder)
 
     @functools.cached_property
     def continuing(self) -> "Tokenizer":
@@ -172,7 +173,8 @@ class Tokenizer:
         call: Callable[[], list[str]] = functools.partial(
             self._tokenizer.decode_batch, batch, skip_special_tokens=skip_special_tokens
         )
-        return self._limited(call, sum(map(len, batch)), "the tokens have no text")
+        with library_errors("the tokens have no text"):
+            return _in_time(call, sum(map(len, batch))) if self._decodes_by_patterns else call()
 
     def decode_settled(self, ids: Sequence[int]) -> str:
         """Return the part of the text, without special tokens, that further ids cannot change."""
@@ -311,9 +313,10 @@ def library_errors(problem: str) -> Iterator[None]:
 
 
 def _in_time(call: Callable[[], T], size: int) -> T:
-    """Return a function's result. Runs it in a thread, which is abandoned after the time limit,
-    because a pattern may backtrack for years and can't be interrupted. Raises TimeoutError if it
-    takes much longer than any tokenizer needs for `size` characters or tokens."""
+    """Return the result of a batch function (others hold the GIL). Runs it in a thread, which is
+    abandoned after the time limit, because a pattern may backtrack for years and can't be
+    interrupted. Raises TimeoutError if it takes much longer than any tokenizer needs for `size`
+    characters or tokens."""
     result: Future[T] = Future()
 
     def work() -> None:

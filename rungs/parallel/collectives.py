@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import Array
 
 from rungs.parallel.sharding import CONTEXT, DATA, TENSOR
@@ -64,6 +65,17 @@ def all_gather(x: Array, axis: str, *, joined: int) -> Array:
     if axis_size(axis) == 1:
         return x
     return jax.lax.all_gather(x, axis, axis=joined, tiled=True)
+
+
+def replicate(x: Array, axis: str, *, joined: int) -> Array:
+    """Return what `all_gather` does, as the same on all devices along the mesh axis."""
+    size = axis_size(axis)
+    if size == 1:
+        return x
+    zeros = jnp.zeros_like(jnp.concatenate([x] * size, axis=joined))
+    first = axis_index(axis) * x.shape[joined]
+    placed = jax.lax.dynamic_update_slice_in_dim(*to_common_varying(zeros, x), first, joined)
+    return jax.lax.psum(placed, axis)
 
 
 def to_varying(x: Any, *axes: str) -> Any:

@@ -144,7 +144,7 @@ def make_teacher_step(train: TrainConfig, layout: Layout) -> TeacherStep:
         def of_microbatch(arrays: tuple[Array, Array | None]) -> Predictions:
             inputs_BS, starts_BS = arrays
             logits_BSV = teacher.forward(inputs_BS, compute=compute, starts_BS=starts_BS).logits_BSV
-            logits_BSV = collectives.all_gather(logits_BSV, TENSOR, joined=2)
+            logits_BSV = collectives.replicate(logits_BSV, TENSOR, joined=2)
             return predictions(logits_BSV[..., : teacher.config.vocab_size] / temperature, most)
 
         return jax.lax.map(of_microbatch, (inputs_ABS, starts_ABS))

@@ -12,16 +12,19 @@ from safetensors.numpy import load_file
 from rungs.checkpointing.checkpoint_folder import find_weights
 from rungs.common.errors import EXIT_FAILED, UserError
 from rungs.config.run_config import load_run
-from rungs.data.loader import DistillationBatch
+from rungs.data.catalog import open_datasets
+from rungs.data.loader import DistillationBatch, TrainingData
+from rungs.parallel.sharding import one_device
 from rungs.run import metrics
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.smoke_tests.parallel_check.check import ParallelCase, ParallelCheck
 from rungs.smoke_tests.parallel_check.table import compare
 from rungs.step.distillation import predictions
-from rungs.training.distillation import ComputedPredictions, store_predictions
+from rungs.training.distillation import ComputedPredictions, Teacher, store_predictions
+from rungs.training.learner import Start
 from rungs.training.objectives import training
 from rungs.training.replay import replay
-from rungs.training.start import launch
+from rungs.training.start import create_mesh, launch
 from tests.support.charts import draw_no_charts
 from tests.support.starting import Killed, die_before, overflow
 from tests.support.tiny_run import assert_same_outcome, change, make_dataset, make_run
@@ -29,6 +32,8 @@ from tests.support.two_processes import train_to_end
 
 pytestmark = pytest.mark.usefixtures("no_charts")
 STEPS = 4
+VOCAB = 65
+"""A mesh pads it."""
 KEYS: dict[str, Any] = {"min_train_tokens": STEPS * 128, "checkpoint_interval": 2}
 
 
@@ -39,7 +44,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_dataset(place / "datasets")
     with pytest.MonkeyPatch.context() as patch:
         draw_no_charts(patch)
-        assert train(make_run(place / "teacher", **KEYS), place) == 0
+        assert train(make_teacher(place / "teacher"), place) == 0
     return place
 
 
@@ -52,10 +57,14 @@ def train(run: RunFolder, place: Path) -> int:
     return launch(run, load_run(run.path), StartOptions(), training(place / "datasets"))
 
 
+def make_teacher(folder: Path, **keys: Any) -> RunFolder:
+    return with_model(make_run(folder, **KEYS | keys), vocab_size=VOCAB, n_heads=8)
+
+
 def student(folder: Path, place: Path, **keys: Any) -> RunFolder:
     own = {"objective": "distill", "teacher": str(place / "teacher"), "drop_rate": 0.0}
     run = make_run(folder, **KEYS | own | keys)
-    return with_model(run, n_layers=1)
+    return with_model(run, vocab_size=VOCAB, n_layers=1)
 
 
 def with_model(run: RunFolder, **keys: Any) -> RunFolder:
@@ -92,7 +101,7 @@ def test_it_learns_and_validates_like_any_run(place: Path, tmp_path: Path) -> No
 def test_stored_predictions_of_all_tokens_but_one_are_all(place: Path, tmp_path: Path) -> None:
     beside, from_files = (
         student(tmp_path / name, place, teacher_top_k=most)
-        for name, most in (("beside", None), ("stored", 63))
+        for name, most in (("beside", None), ("stored", VOCAB - 1))
     )
     assert train(beside, place) == 0
     with pytest.raises(UserError, match=r"not stored yet: uv run train\.py .*--store-teacher"):
@@ -170,7 +179,7 @@ def test_a_failed_step_is_left_out_and_replayed(
     ("changes", "message"),
     [
         ({"teacher": "nowhere"}, r"train\.json: teacher: .*nowhere"),
-        ({"teacher_top_k": 64}, r"teacher_top_k: 64 is not below the vocabulary of 64"),
+        ({"teacher_top_k": 65}, r"teacher_top_k: 65 is not below the vocabulary of 65"),
     ],
 )
 def test_what_does_not_fit_is_refused(
@@ -184,8 +193,8 @@ def test_what_does_not_fit_is_refused(
 
 def test_another_vocabulary_is_refused_by_name(place: Path, tmp_path: Path) -> None:
     run = student(tmp_path / "run", place)
-    with_model(run, vocab_size=65)
-    with pytest.raises(UserError, match="has a vocabulary of 64 tokens, this run one of 65"):
+    with_model(run, vocab_size=66)
+    with pytest.raises(UserError, match="has a vocabulary of 65 tokens, this run one of 66"):
         train(run, place)
 
 
@@ -209,7 +218,7 @@ def test_killed_and_resumed_it_is_the_same(
 def test_another_teacher_is_refused_on_resume(place: Path, tmp_path: Path) -> None:
     run = student(tmp_path / "run", place, min_train_tokens=2 * 128)
     assert train(run, place) == 0
-    other = make_run(tmp_path / "other", **KEYS, seed=1)
+    other = make_teacher(tmp_path / "other", seed=1)
     assert train(other, place) == 0
     longer = StartOptions(extend=True)
     change(run, teacher=str(other.path), min_train_tokens=4 * 128)
@@ -219,6 +228,35 @@ def test_another_teacher_is_refused_on_resume(place: Path, tmp_path: Path) -> No
     moved.write_bytes(find_weights(place / "teacher").read_bytes())
     change(run, teacher=str(moved))
     assert launch(run, load_run(run.path), longer, training(place / "datasets")) == 0
+
+
+@pytest.mark.parametrize("most", [None, 7])
+@pytest.mark.parametrize(
+    "sharding",
+    [
+        {"mode": "fsdp", "data": 8},
+        {"mode": "tp", "tensor": 8},
+        {"mode": "fsdp_tp", "data": 4, "tensor": 2},
+        {"mode": "cp", "data": 2, "context": 4},
+    ],
+    ids=lambda sharding: sharding["mode"],
+)
+def test_a_teacher_on_every_mesh_predicts_as_on_one_device(
+    sharding: dict[str, Any], most: int | None, place: Path, tmp_path: Path
+) -> None:
+    keys = {"teacher_top_k": most, "sharding": sharding, "microbatch_size": 8}
+    run = student(tmp_path / "run", place, **keys)
+    config = load_run(run.path)
+    datasets = open_datasets(config.train.datasets, place / "datasets")
+    teacher = Teacher.of(run, config, datasets)
+    data = TrainingData(config, datasets)
+    mesh = create_mesh(Start(run, config, StartOptions(), None, None))
+    found = ComputedPredictions(teacher, config, data, mesh).read(range(8))
+    alone = config._replace(train=config.train.model_copy(update={"sharding": None}))
+    expected = ComputedPredictions(teacher, alone, data, one_device()).read(range(8))
+    np.testing.assert_allclose(found["log_probs"], expected["log_probs"], atol=1e-5)
+    if most:
+        np.testing.assert_array_equal(found["tokens"], expected["tokens"])
 
 
 @pytest.mark.long
@@ -232,8 +270,8 @@ def test_the_parallel_check_passes(
     keys = {"teacher_top_k": most, "hard_target_weight": 0.25}
     config = load_run(student(tmp_path / "run", place, **keys).path)
     rng = np.random.default_rng(0)
-    tokens = rng.integers(0, 64, (1, 8, 17), np.int32)
-    found = predictions(jax.numpy.asarray(rng.normal(0, 2, (1, 8, 16, 64)), np.float32), most)
+    tokens = rng.integers(0, VOCAB, (1, 8, 17), np.int32)
+    found = predictions(jax.numpy.asarray(rng.normal(0, 2, (1, 8, 16, VOCAB)), np.float32), most)
     batch = DistillationBatch(
         tokens[..., :-1],
         tokens[..., 1:],
@@ -255,8 +293,9 @@ def test_the_parallel_check_passes(
 def test_two_processes_learn_as_one_does(
     mesh: dict[str, Any], most: int | None, place: Path, tmp_path: Path
 ) -> None:
+    keys = {"teacher_top_k": most, "microbatch_size": 8, "gradient_accumulation_steps": 1}
     alone, both = (
-        with_model(student(tmp_path / name, place, teacher_top_k=most, sharding=sharding), n_heads=4)
+        with_model(student(tmp_path / name, place, **keys, sharding=sharding), n_heads=8)
         for name, sharding in (("alone", None), ("both", mesh))
     )
     if most:
