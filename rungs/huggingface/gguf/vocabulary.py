@@ -142,12 +142,19 @@ def _spm_keys(content: Metadata, pieces: list[Piece]) -> tuple[Metadata, list[st
         raise UserError("llama.cpp does not handle spaces as the tokenizer does")
     normal = {piece.text for piece in pieces if piece.kind == TokenType.NORMAL}
     merges = [(a, b) for a, b in content["model"]["merges"] if {a, b, a + b} <= normal]
-    expected = SentencePieceModel(pieces, True, None, None, bool(prefix), False).merges()
-    if set(merges) != set(expected) or _results(merges) != _results(expected):
+    expected = SentencePieceModel(pieces, True, None, None, bool(prefix), False)
+    if set(merges) != set(expected.merges()) or _results(merges) != _results(expected.merges()):
         raise UserError("llama.cpp merges by score, and no scores give the tokenizer's merges")
-    notes = []
-    if prefix and _before_merges(raw, " a") != "▁▁a":
-        notes = ["llama.cpp adds a space also before a text that begins with one"]
+    special = next((piece.text for piece in pieces if piece.kind == TokenType.CONTROL), "")
+    theirs = expected.to_tokenizer(prefix_after_special_tokens=True)
+    notes = [
+        f"llama.cpp adds a space also {where}"
+        for where, probe in {
+            "before a text that begins with one": " a",
+            "after special tokens in a text": f"{special}a",
+        }.items()
+        if prefix and raw.encode(probe).tokens[-2:] != theirs.encode(probe).tokens[-2:]
+    ]
     return {
         "model": "llama",
         "pre": "default",
