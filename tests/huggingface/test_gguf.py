@@ -32,6 +32,7 @@ from tests.huggingface.test_exporting import GEMMA, LLAMA, from_scratch, train_s
 from tests.support.published_models import MODELS, arrays, copy
 
 TOKENIZERS = Path(__file__).parents[1] / "fixtures/tokenizers"
+TEMPLATE = "{% for one in messages %}{{ one.role }}: {{ one.content }}\n{% endfor %}"
 EXPRESSIBLE: dict[str, dict[str, Any]] = {
     "gemma": {},
     "gemma2": {"query_pre_attn_scalar": 6},
@@ -192,8 +193,8 @@ def test_names_are_those_of_the_gguf_package() -> None:
         }
         for rule in each.tensors:
             name = rule.hf_name.partition("/")[0].removesuffix(".weight").removesuffix(".bias")
-            # of `attn_q_norm`, for example, an architecture may have none
-            assert name in known or name.endswith(("_q_norm", "_k_norm")), (each.model_type, name)
+            # an architecture may have none of these
+            assert name in known or name.endswith(("_q_norm", "_k_norm", "output"))
 
 
 # Tokenizers
@@ -201,7 +202,7 @@ def test_names_are_those_of_the_gguf_package() -> None:
 
 @pytest.mark.parametrize("name", ["gpt2", "llama3", "qwen", "llama2", "gemma", "mistral"])
 def test_tokenizers_come_back(name: str, tmp_path: Path) -> None:
-    checkpoint = with_tokenizer(name, tmp_path, chat_template="{{ messages }}")
+    checkpoint = with_tokenizer(name, tmp_path, chat_template=TEMPLATE)
     export = GGUFExport(Export(str(checkpoint)), "q8_0")
     assert bool(export.notes) == (name in ("qwen", "mistral", "llama2")), export.notes
     export.write(tmp_path / "model.gguf")
@@ -213,7 +214,7 @@ def test_tokenizers_come_back(name: str, tmp_path: Path) -> None:
     for text in ["The lamp on the ladder's\n\n 1,024 rungs", "naïve  日本 😀\t½", "\x00<table>"]:
         assert after.encode(text) == before.encode(text)
         assert after.decode(after.encode(text)) == before.decode(before.encode(text))
-    assert ChatTemplate.load(run / "checkpoints/imported").source == "{{ messages }}"
+    assert ChatTemplate.load(run / "checkpoints/imported").source == TEMPLATE
 
 
 def test_tokenizers_that_llama_cpp_lacks_are_refused(tmp_path: Path) -> None:
@@ -228,7 +229,7 @@ def test_tokenizers_that_llama_cpp_lacks_are_refused(tmp_path: Path) -> None:
         GGUFExport(Export(str(checkpoint)), "f16")
     checkpoint = with_tokenizer("llama2", tmp_path / "third")
     content = json.loads((checkpoint / "tokenizer.json").read_text())
-    content["model"]["merges"].reverse()
+    content["model"]["merges"].pop()
     (checkpoint / "tokenizer.json").write_text(json.dumps(content))
     with pytest.raises(UserError, match="no scores give the tokenizer's merges"):
         GGUFExport(Export(str(checkpoint)), "f16")
@@ -244,7 +245,7 @@ def test_tokenizers_that_llama_cpp_lacks_are_refused(tmp_path: Path) -> None:
         ({"positions": "sinusoidal"}, "has no positions"),
         (LLAMA | {"value_embedding_every": 2, "emb_dim": 32}, "has no value_embedding_every 2"),
         (LLAMA | {"residual_scalars": True}, "has no residual_scalars true"),
-        (LLAMA | {"sliding_window": 4}, "has no sliding_window 4"),
+        (LLAMA | {"sliding_window": 4}, "sliding_window 4"),
         (LLAMA | {"query_pre_attn_scalar": 9.0}, "has no query_pre_attn_scalar 9"),
         (GEMMA | {"tied_embeddings": True, "final_soft_cap": 3.0}, "has no final_soft_cap 3"),
     ],
@@ -289,7 +290,9 @@ def rewritten(file: Path, target: Path, changed: dict[str, Any]) -> Path:
     values = {key: value for key, value in (fields | changed).items() if value is not None}
     writer = gguf.GGUFWriter(target, values.pop("general.architecture"))
     for key, value in values.items():
-XX        writer.add_key_value(key, value, kind)
+        kinds = gguf.GGUFValueType
+        kind = kinds.UINT32 if type(value) is int else kinds.get_type(value)
+        writer.add_key_value(key, value, kind)
     for tensor in reader.tensors:
         writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
     writer.write_header_to_file()
@@ -352,7 +355,7 @@ def test_any_damaged_byte_is_refused_or_harmless(file: Path, tmp_path: Path) -> 
         ({"split.count": 3}, "one of several parts"),
         ({"llama.attention.scale": 0.5}, "attention.scale: unknown key .* --ignore-key"),
         ({"llama.rope.scaling.type": "yarn"}, "rope.scaling.type: .* must be none or linear"),
-        ({"llama.attention.head_count": 3}, "has shape|must"),
+        ({"llama.attention.head_count": 3}, "n_kv_heads: 2 does not divide n_heads 3"),
         ({"llama.block_count": 3}, "blk.2.attn_norm.weight: missing"),
         ({"llama.block_count": 10**9}, "n_layers"),
         ({"llama.embedding_length": 64}, "must have"),
@@ -367,10 +370,7 @@ def test_any_damaged_byte_is_refused_or_harmless(file: Path, tmp_path: Path) -> 
 def test_metadata_that_lies_is_refused(
     changed: dict[str, Any], message: str, file: Path, tmp_path: Path
 ) -> None:
-    prefix = {k.replace("llama.", "mamba."): v for k, v in changed.items()}
-    other = rewritten(
-        file, tmp_path / "model.gguf", changed if "general.architecture" not in changed else prefix
-    )
+    other = rewritten(file, tmp_path / "model.gguf", changed)
     with pytest.raises(UserError, match=message):
         find_and_import(other, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
@@ -388,7 +388,7 @@ def test_other_quantizations_are_read(kind: Kind, tmp_path: Path) -> None:
     stored = {}
     for tensor in source.tensors:
         data = tensor.data
-        if tensor.name.startswith("blk.1.ffn_"):
+        if tensor.name in ("blk.1.ffn_up.weight", "blk.1.ffn_down.weight"):
             block, size = gguf.GGML_QUANT_SIZES[kind]
             data = rng.integers(0, 60, size=(256, 256 // block * size), dtype=np.uint8)
             stored[tensor.name] = data

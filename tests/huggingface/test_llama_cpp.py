@@ -15,7 +15,13 @@ import pytest
 from rungs.checkpointing import load
 from rungs.data.tokenizer_files import load_tokenizer
 from rungs.model.generation import Generator, Request
-from tests.huggingface.test_gguf import EXPRESSIBLE, exported, imported_fixture, with_tokenizer
+from tests.huggingface.test_gguf import (
+    EXPRESSIBLE,
+    TEMPLATE,
+    exported,
+    imported_fixture,
+    with_tokenizer,
+)
 from tests.support import llama_cpp
 
 pytestmark = [
@@ -54,7 +60,7 @@ def test_llama_cpp_computes_the_same(name: str, dtype: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", ["gpt2", "llama3", "qwen", "llama2", "gemma", "mistral"])
 def test_llama_cpp_has_the_same_tokens(name: str, tmp_path: Path) -> None:
-    checkpoint = with_tokenizer(name, tmp_path, chat_template="{{ messages[0].content }}")
+    checkpoint = with_tokenizer(name, tmp_path, chat_template=TEMPLATE)
     file = exported(checkpoint, tmp_path / "model.gguf", "q8_0")
     tokenizer = load_tokenizer(checkpoint)
     texts = list(json.loads((checkpoint / "expected.json").read_text()))
@@ -69,7 +75,7 @@ def test_llama_cpp_has_the_same_tokens(name: str, tmp_path: Path) -> None:
         assert json.loads(plain) == tokenizer.encode(text), text
         assert json.loads(prompt) == tokenizer.encode_prompt(text), text
     answer = llama_cpp.run("logits", file, tokenizer.encode("the lamp"), tmp_path)
-    assert str(answer["template"]) == "{{ messages[0].content }}"
+    assert str(answer["template"]) == TEMPLATE
 
 
 TEXT = (

@@ -102,11 +102,11 @@ ATTENTION = (
     *norm(f"{LAYER}.attn_q_norm", "blocks.attention.query_norm"),
     *norm(f"{LAYER}.attn_k_norm", "blocks.attention.key_norm"),
 )
-FEED_FORWARD = (
-    *linear(f"{LAYER}.ffn_gate", "blocks.feed_forward.gate"),
+UP_AND_DOWN = (
     *linear(f"{LAYER}.ffn_up", "blocks.feed_forward.up"),
     *linear(f"{LAYER}.ffn_down", "blocks.feed_forward.down"),
 )
+FEED_FORWARD = (*linear(f"{LAYER}.ffn_gate", "blocks.feed_forward.gate"), *UP_AND_DOWN)
 EXPERTS = (
     *linear(f"{LAYER}.ffn_gate_inp", "blocks.feed_forward.router"),
     *(
@@ -212,7 +212,7 @@ ARCHITECTURES = (
             *linear(f"{LAYER}.attn_qkv", *QUERY_KEY_VALUE),
             *linear(f"{LAYER}.attn_output", "blocks.attention.output"),
             *FEED_FORWARD_NORM,
-            *FEED_FORWARD,
+            *UP_AND_DOWN,
         ),
     ),
 )

@@ -16,7 +16,7 @@ from rungs.common import paths
 from rungs.common.errors import UserError, errors_at
 from rungs.data import tokenizer_files
 from rungs.data.chats.chat_template import TEMPLATE_FILE, ChatTemplate
-from rungs.data.sentencepiece_model import UNKNOWN, Piece, SentencePieceModel
+from rungs.data.sentencepiece_model import Piece, SentencePieceModel
 from rungs.data.tokenizer import LARGEST_VOCAB, TOKENIZER_FILE, Tokenizer, library_errors
 from rungs.huggingface.hf_tokenizer import write_json
 
@@ -34,7 +34,7 @@ _PATTERNS = {_LLAMA3: _WORDS + "{1,3}" + _REST, _QWEN2: _WORDS + _REST}
 """How texts are split before merges, by llama.cpp's names; GPT-2's way is part of ByteLevel."""
 _PROBE = "a  b ﬁ e\u0301 "
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
-_UNUSED = "[PAD{}]"
+_UNUSED, _UNKNOWN = "[PAD{}]", "<unk>"
 
 
 # Export
@@ -51,12 +51,12 @@ def to_metadata(
     tokenizer = tokenizer_files.load_tokenizer(folder)
     if tokenizer.vocab_size > vocab_size:
         raise UserError(
-            f"the tokenizer has {tokenizer.vocab_size} tokens and the model {vocab_size}; llama.cpp"
-            " needs a model that has all"
+            f"needs a model that has all of the tokenizer's {tokenizer.vocab_size} tokens, and this"
+            f" one has {vocab_size}"
         )
     content = json.loads(tokenizer.as_json())
     if content["model"]["type"] != "BPE":
-        raise UserError(f"llama.cpp has no tokenizer of type {content['model']['type']}")
+        raise UserError(f"has no tokenizer of type {content['model']['type']}")
     pieces = _pieces(content, vocab_size)
     is_spm = content["model"]["byte_fallback"]
     keys, notes = (_spm_keys if is_spm else _bpe_keys)(content, pieces)
@@ -93,7 +93,9 @@ def _pieces(content: Metadata, size: int) -> list[Piece]:
         texts[token["id"]] = token["content"]
     if model["byte_fallback"]:
         for number, text in texts.items():
-            if kinds[number] == TokenType.NORMAL and _BYTE.fullmatch(text):
+            if text == (model["unk_token"] or _UNKNOWN):
+                kinds[number] = TokenType.UNKNOWN
+            elif kinds[number] == TokenType.NORMAL and _BYTE.fullmatch(text):
                 kinds[number] = TokenType.BYTE
             elif kinds[number] == TokenType.USER_DEFINED:
                 texts[number] = text.replace("▁", " ")
@@ -112,12 +114,12 @@ def _bpe_keys(content: Metadata, pieces: list[Piece]) -> tuple[Metadata, list[st
     model, normalizer = content["model"], content["normalizer"]
     split = next((n for n in (_GPT2, *_PATTERNS) if _splits_like(content, n)), None)
     if split is None or model["ignore_merges"] != (split == _LLAMA3):
-        raise UserError("llama.cpp does not split texts as the tokenizer does")
+        raise UserError("does not split texts as the tokenizer does")
     notes = []
     if normalizer == {"type": "NFC"}:
         notes = ["llama.cpp does not compose accents (NFC) before it splits a text into tokens"]
     elif normalizer is not None:
-        raise UserError(f"llama.cpp lacks the tokenizer's normalizer, {normalizer['type']}")
+        raise UserError(f"lacks the tokenizer's normalizer, {normalizer['type']}")
     merges = [" ".join(pair) for pair in model["merges"]]
     return {"model": "gpt2", "pre": split, "merges": merges}, notes
 
@@ -138,13 +140,13 @@ def _spm_keys(content: Metadata, pieces: list[Piece]) -> tuple[Metadata, list[st
     raw = tokenizers.Tokenizer.from_str(json.dumps(content))
     marked = _PROBE.replace(" ", "▁")
     prefix = {marked: "", f"▁{marked}": "▁"}.get(_before_merges(raw, _PROBE))
-    if prefix is None:
-        raise UserError("llama.cpp does not handle spaces as the tokenizer does")
+    if prefix is None or not any(piece.kind == TokenType.UNKNOWN for piece in pieces):
+        raise UserError("does not handle spaces as the tokenizer does")
     normal = {piece.text for piece in pieces if piece.kind == TokenType.NORMAL}
     merges = [(a, b) for a, b in content["model"]["merges"] if {a, b, a + b} <= normal]
     expected = SentencePieceModel(pieces, True, None, None, bool(prefix), False)
     if set(merges) != set(expected.merges()) or _results(merges) != _results(expected.merges()):
-        raise UserError("llama.cpp merges by score, and no scores give the tokenizer's merges")
+        raise UserError("merges by score, and no scores give the tokenizer's merges")
     special = next((piece.text for piece in pieces if piece.kind == TokenType.CONTROL), "")
     theirs = expected.to_tokenizer(prefix_after_special_tokens=True)
     notes = [
@@ -219,9 +221,9 @@ def _read_pieces(found: Metadata) -> list[Piece]:
 
 
 def _read_spm(found: Metadata, pieces: list[Piece]) -> tokenizers.Tokenizer:
-    if not any(piece.kind == UNKNOWN for piece in pieces):
+    if not any(piece.kind == TokenType.UNKNOWN for piece in pieces):
         unknown = found.get("unknown_token_id", 0)
-        pieces[unknown] = pieces[unknown]._replace(kind=UNKNOWN)
+        pieces[unknown] = pieces[unknown]._replace(kind=int(TokenType.UNKNOWN))
     pieces = [
         piece._replace(text=piece.text.replace(" ", "▁"))
         if piece.kind == TokenType.USER_DEFINED
