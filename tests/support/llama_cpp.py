@@ -57,7 +57,8 @@ def logits(file: str, tokens: list[int]) -> dict[str, Any]:
 def greedy(file: str, question: list[Any]) -> dict[str, Any]:
     """Return the most likely tokens after a prompt."""
     tokens, count = question
-    model, found = _load(file, len(tokens) + count + 8), []
+    found: list[int] = []
+    model = _load(file, len(tokens) + count + 8)
     for _ in range(count):
         model.eval([*tokens, *found] if not found else found[-1:])
         found.append(int(np.argmax(model.scores[model.n_tokens - 1])))
