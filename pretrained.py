@@ -11,7 +11,7 @@ from typing import Any, get_args
 import click
 
 from rungs.commands.options import DATASETS_DIR_OPTION, WEIGHTS_OPTION
-from rungs.config.option_values import LinenFamily
+from rungs.config.option_values import GGUFDtype, LinenFamily
 
 
 @click.group()
@@ -48,7 +48,7 @@ def main() -> None:
 )
 def import_(**options: Any) -> None:
     """Create the run folder RUN (a path, or a name under runs/) from a Hugging Face model, given by
-    its hub id or its folder, or from a Linen checkpoint."""
+    its hub id or its folder, from a GGUF file, or from a Linen checkpoint."""
     with importing():
         from rungs.commands.pretrained import import_
     import_(**options)
@@ -62,9 +62,15 @@ def import_(**options: Any) -> None:
     is_flag=True,
     help="Write only the LoRA of the run, as an adapter for peft, instead of merging it.",
 )
+@click.option(
+    "--dtype",
+    type=click.Choice(get_args(GGUFDtype)),
+    help="The dtype of a GGUF file's matrices.  [default: f16]",
+)
 @WEIGHTS_OPTION
 def export(**options: Any) -> None:
-    """Write a model for transformers into the new folder FOLDER.
+    """Write a model for transformers into the new folder FOLDER, or for llama.cpp into a new file
+    whose name ends in .gguf.
 
     RUN_OR_CHECKPOINT is a checkpoint, a model.safetensors or a run folder. For a run folder, the
     best checkpoint is exported, or the imported model if there is no checkpoint.
@@ -79,6 +85,11 @@ def export(**options: Any) -> None:
 @click.argument("name", metavar="OWNER/NAME")
 @WEIGHTS_OPTION
 @click.option("--public", is_flag=True, help="Make a new repository public; private by default.")
+@click.option(
+    "--gguf",
+    type=click.Choice(get_args(GGUFDtype)),
+    help="Add a GGUF file of this dtype, for llama.cpp.",
+)
 @DATASETS_DIR_OPTION
 def upload(**options: Any) -> None:
     """Upload a model for transformers to the Hugging Face hub, with a model card.

@@ -13,11 +13,14 @@ from rungs.config.model_config import ModelConfig
 from rungs.config.option_values import LinenFamily
 from rungs.data.catalog import find_datasets_dir
 from rungs.huggingface import exporting, hf_tokenizer, importing, model_card
+from rungs.huggingface.gguf.reading import SUFFIX as GGUF_SUFFIX
+from rungs.huggingface.gguf.writing import GGUFExport
 from rungs.huggingface.transformers_check import DivergenceError, compare, require_transformers
 from rungs.run.folder import RunFolder
 
 EXIT_DIVERGED = 1
 MAX_EXAMPLE_TOKENS = 1024
+DEFAULT_DTYPE = "f16"
 
 
 def import_(
@@ -37,6 +40,8 @@ def import_(
     target = importing.target_folder(run)
     if python and not check:
         raise UserError("--python: is for --check; add it, or leave out --python")
+    if check and source.endswith(GGUF_SUFFIX):
+        raise UserError("--check: is for Hugging Face models; leave it out for a GGUF file")
     if check:
         require_transformers(python or sys.executable)
     found = (
@@ -64,13 +69,25 @@ def import_(
     click.echo(how_to_fine_tune(target, plan.model))
 
 
-def export(checkpoint: str, folder: Path, adapter: bool, averaged: str | None) -> None:
+def export(
+    checkpoint: str, folder: Path, adapter: bool, dtype: str | None, averaged: str | None
+) -> None:
     """Do what the options of `pretrained.py export` ask for."""
+    is_gguf = folder.suffix == GGUF_SUFFIX
+    if dtype and not is_gguf:
+        raise UserError(f"--dtype: is for a GGUF file, whose name ends in {GGUF_SUFFIX}")
+    if adapter and is_gguf:
+        raise UserError(
+            "--adapter: is for a folder; leave it out, and the file has the merged LoRA"
+        )
     checkpoint = str(find_averaged_weights(checkpoint)) if averaged else checkpoint
     if paths.is_there(folder):
         raise UserError(f"{folder}: exists already; choose another name, or move it away")
     if adapter:
         export_adapter(checkpoint, folder)
+        return
+    if is_gguf:
+        export_gguf(checkpoint, folder, dtype or DEFAULT_DTYPE)
         return
     plan = exporting.Export(checkpoint)
     click.echo(plan.summary())
@@ -83,21 +100,42 @@ def export(checkpoint: str, folder: Path, adapter: bool, averaged: str | None) -
 
 
 def upload(
-    checkpoint: str, name: str, public: bool, datasets_dir: Path | None, averaged: str | None
+    checkpoint: str,
+    name: str,
+    public: bool,
+    gguf: str | None,
+    datasets_dir: Path | None,
+    averaged: str | None,
 ) -> None:
     """Do what the options of `pretrained.py upload` ask for."""
     hub.check_upload(name)
     checkpoint = str(find_averaged_weights(checkpoint)) if averaged else checkpoint
     plan = exporting.Export(checkpoint)
-    card = model_card.ModelCard(name, plan, find_datasets_dir(datasets_dir))
+    file = GGUFExport(plan, gguf) if gguf else None
+    file_name = f"{name.partition('/')[2]}-{gguf}{GGUF_SUFFIX}" if gguf else None
+    card = model_card.ModelCard(name, plan, find_datasets_dir(datasets_dir), file_name)
     click.echo(plan.summary())
     with disk.temporary_folder(Path.cwd()) as folder:
         notes = plan.write(folder)
+        if file and file_name:
+            file.write(folder / file_name)
+            notes = [*notes, *(note for note in file.notes if note not in notes)]
         card.write(folder)
         address = hub.upload_model(name, folder, is_private=not public)
     for note in notes:
         click.echo(note)
     click.echo(f"{address}: uploaded. Its card names no license; add one there")
+
+
+def export_gguf(checkpoint: str, path: Path, dtype: str) -> None:
+    """Write a GGUF file, and print how to load it."""
+    plan = GGUFExport(exporting.Export(checkpoint), dtype)
+    click.echo(plan.summary())
+    with disk.create_file(path) as partial:
+        plan.write(partial)
+    for note in plan.notes:
+        click.echo(note)
+    click.echo(f"{path}: written. Try it with llama.cpp: llama-cli -m {shown_text.quoted(path)}")
 
 
 def export_adapter(checkpoint: str, folder: Path) -> None:

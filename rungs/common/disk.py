@@ -332,6 +332,19 @@ def temporary_folder(parent: Path) -> Iterator[Path]:
         raise UserError(f"{parent}: cannot be written: {error.strerror or error}") from error
 
 
+@contextlib.contextmanager
+def create_file(path: Path) -> Iterator[Path]:
+    """Create a new file. Yields a path to write to. When the block ends, that file is synced to
+    disk and takes the name `path`; if the block raises, it is deleted. Raises UserError as
+    `create_folder` does."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with temporary_folder(path.parent) as folder:
+        yield folder / path.name
+        if os.path.lexists(path):
+            raise UserError(f"{path}: just created by another process; left unchanged")
+        put_in_place(folder / path.name, path)
+
+
 def file_lock(path: Path) -> BaseFileLock:
     """Return the lock of a file. On file systems without locks, as on some clusters, the existence
     of another file is the lock; it outlives a process that was killed on another machine. Raises

@@ -164,7 +164,7 @@ def upload_model(name: str, folder: Path, *, is_private: bool) -> str:
             repo_id=name,
             folder_path=folder,
             commit_message="Upload a model trained with Rungs",
-            delete_patterns=["*.safetensors", "*.safetensors.index.json"],
+            delete_patterns=["*.safetensors", "*.safetensors.index.json", "*.gguf"],
         )
     return str(address)
 

@@ -8,6 +8,8 @@ DATASETS_VARIABLE = "RUNGS_DATASETS_DIR"
 ChartStyle = Literal["plain", "hand-drawn"]
 LinenFamily = Literal["gemma", "gpt2", "llama"]
 """Families whose Flax Linen checkpoints can be imported."""
+GGUFDtype = Literal["f16", "bf16", "q8_0", "f32"]
+"""Dtypes of the matrices in a GGUF file."""
 
 MAX_RESTARTS = 10
 """Crashes without a new checkpoint in between after which --supervise gives up."""

@@ -84,7 +84,7 @@ class SentencePieceModel(NamedTuple):
         text, as `"legacy": true` in `tokenizer_config.json` does."""
         model = models.BPE(
             {piece.text: number for number, piece in enumerate(self.pieces)},
-            self._merges(),
+            self.merges(),
             unk_token=self._texts_of(UNKNOWN)[0],
             fuse_unk=True,
             byte_fallback=self.byte_fallback,
@@ -108,7 +108,7 @@ class SentencePieceModel(NamedTuple):
     def _texts_of(self, kind: int) -> list[str]:
         return [piece.text for piece in self.pieces if piece.kind == kind]
 
-    def _merges(self) -> list[tuple[str, str]]:
+    def merges(self) -> list[tuple[str, str]]:
         """Return all pairs of pieces that merge into a third, those with the best result first."""
         scores = {piece.text: piece.score for piece in self.pieces if piece.kind == NORMAL}
         merges = [

@@ -1,6 +1,7 @@
 """Import, export and upload Hugging Face models, and compare imports with transformers.
 
 families/           families of models: GPT-2, Llama, Gemma, …; add a family here
+gguf/               the same for GGUF, the file format of llama.cpp
 config_keys         keys of config.json and of model.json: the same value, a flag, a choice
 attention_keys      the same for rotary positions and sliding-window attention
 tensor_rules        mapping between tensors and parameters, for import and export

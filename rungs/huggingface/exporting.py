@@ -1,10 +1,11 @@
 """Write a model as a folder that transformers loads, or a run's LoRA as an adapter for peft."""
 
 import contextlib
+import copy
 import dataclasses
 import itertools
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,11 +49,17 @@ class FamilyChoice:
     """Keys of the added biases."""
 
 
-def choose_family(model: ModelConfig, model_type: str | None = None) -> FamilyChoice:
-    """Return the first family, `model_type` before the others, that can express a model, if need be
-    with biases of 0. Raises UserError, with what the closest family lacks, if none can."""
+def choose_family(
+    model: ModelConfig,
+    model_type: str | None = None,
+    families: Iterable[Family] = FAMILIES.values(),
+) -> FamilyChoice:
+    """Return the first of some families, `model_type` before the others, that can express a model,
+    if need be with biases of 0. Raises UserError, with what the closest family lacks, if none
+    can."""
     closest: tuple[dict[str, tuple[Any, Any]], str] | None = None
-    for family, biases in _candidates(model, VISION_MODELS.get(model_type or "", model_type)):
+    first = VISION_MODELS.get(model_type or "", model_type)
+    for family, biases in _candidates(model, first, families):
         candidate = model.model_copy(update=dict.fromkeys(biases, True))
         differences = _differences(family, candidate)
         if not differences:
@@ -60,20 +67,29 @@ def choose_family(model: ModelConfig, model_type: str | None = None) -> FamilyCh
         if closest is None or len(differences) < len(closest[0]):
             closest = differences, family.model_type
     assert closest is not None
-    lacking = {key: value for key, (_, value) in closest[0].items() if value is not None}
-    lacks = ", ".join(f"{key} {strict_json.format_value(value)}" for key, value in lacking.items())
     raise UserError(
-        f"no supported family can express this model; the closest, {closest[1]}, has no {lacks}"
-        f" (families: {', '.join(sorted(FAMILIES))})"
+        f"no supported family can express this model; the closest, {closest[1]},"
+        f" {_describe_differences(closest[0])}"
+        f" (families: {', '.join(sorted({family.model_type for family in families}))})"
     )
 
 
-def _candidates(model: ModelConfig, first: str | None) -> list[tuple[Family, tuple[str, ...]]]:
+def _describe_differences(differences: dict[str, tuple[Any, Any]]) -> str:
+    """Say what a family lacks or always has, from its value and the model's for each key."""
+    lacks = {key: value for key, (_, value) in differences.items() if value is not None}
+    has = {key: value for key, (value, _) in differences.items()}
+    named = [f"{key} {strict_json.format_value(value)}" for key, value in (lacks or has).items()]
+    return f"{'has no' if lacks else 'always has'} {', '.join(named)}"
+
+
+def _candidates(
+    model: ModelConfig, first: str | None, families: Iterable[Family]
+) -> list[tuple[Family, tuple[str, ...]]]:
     """Return the families to try, in order, each with biases to add. Qwen 2 comes last unless it is
     `first`, as transformers splits its texts in its own way regardless of `tokenizer.json`."""
     absent = [key for key in BIASES if not getattr(model, key)]
     subsets = [keys for n in range(len(absent) + 1) for keys in itertools.combinations(absent, n)]
-    pairs = [(family, keys) for keys in subsets for family in FAMILIES.values()]
+    pairs = [(family, keys) for keys in subsets for family in families]
     return sorted(pairs, key=lambda pair: (pair[0].model_type != first, pair[0] is QWEN2))
 
 
@@ -98,13 +114,13 @@ class Export:
         with errors_at(f"{place}: "):
             self.choice = choose_family(header.model, model_type)
         self.weights.check_tensors(shapes_of(header.model))
-        self._groups = tensor_groups(self.choice.model, self.choice.family.tensors)
+        self.groups = tensor_groups(self.choice.model, self.choice.family.tensors)
         self.published = published.published_folder(self.weights)
         if self.published:
             published.published_files(self.published)  # none is a link out of it
         self.specs = {
             name: TensorSpec(self._dtype(group), group.shape)
-            for group in self._groups
+            for group in self.groups
             for name in group.names
         }
         """dtype and shape of each tensor, by Hugging Face name."""
@@ -118,9 +134,26 @@ class Export:
         model_type = self.choice.family.model_type
         return f"{self.weights.path}: {model_type}, {size / 1e9:.2f} GB as {dtypes}{added}"
 
+    def in_family(self, families: Iterable[Family]) -> "Export":
+        """Return the export in one of other families, in float32. Raises UserError if none can
+        express the model."""
+        other = copy.copy(self)
+        other.choice = choose_family(self.weights.header.model, None, families)
+        other.groups = tensor_groups(other.choice.model, other.choice.family.tensors)
+        other.specs = {
+            name: TensorSpec("float32", group.shape)
+            for group in other.groups
+            for name in group.names
+        }
+        return other
+
     def write(self, folder: Path) -> list[str]:
         """Fill an empty folder. Return notes on missing parts."""
         self._write_weights(folder)
+        return self.write_files(folder)
+
+    def write_files(self, folder: Path) -> list[str]:
+        """Write everything but the weights into a folder. Return notes on missing parts."""
         notes, token_ids = hf_tokenizer.write_tokenizer(folder, self.weights, self.published)
         if self.choice.family is QWEN2 and self.published is None and not notes:
             notes = [
@@ -161,22 +194,23 @@ class Export:
                 writer = stack.enter_context(TensorWriter(folder / file, specs, {"format": "pt"}))
                 writers |= dict.fromkeys(specs, writer)
             progress = tqdm(total=len(self.specs), unit=" tensors", disable=None)
-            for group in self._groups:
-                for name, tensor in self._tensors(group):
+            for group in self.groups:
+                for name, tensor in self.tensors(group):
                     writers[name].write(name, tensor)
                     progress.update()
             progress.close()
         weights_file.write_index(folder, files, sizes)
 
-    def _tensors(self, group: TensorGroup) -> Iterator[tuple[str, np.ndarray]]:
+    def tensors(self, group: TensorGroup) -> Iterator[tuple[str, np.ndarray]]:
+        """Yield the name and the content of a group's tensors, as unsigned integers."""
         weights = load.MergedWeights(self.weights.path)  # a new one, to free its memory afterwards
         arrays = {
             # a bias that is missing was added
             name: weights.array(name) if name in weights.names() else np.zeros(each.shape, "f4")
             for name, each in group.parameters.items()
         }
-        dtype = self._dtype(group)
         for name, index in group.names.items():
+            dtype = self.specs[name].dtype
             items = [cast(array[index], dtype) for array in arrays.values()]
             if dtype == "float16" and not all(np.isfinite(item).all() for item in items):
                 raise UserError(

@@ -21,6 +21,8 @@ from rungs.config import model_config, option_values, run_config
 from rungs.huggingface.config_keys import HFConfig, read_hf_config
 from rungs.huggingface.families.family import Family
 from rungs.huggingface.families.registry import family_of
+from rungs.huggingface.gguf.reading import SUFFIX as GGUF_SUFFIX
+from rungs.huggingface.gguf.reading import GGUFTensors
 from rungs.huggingface.hf_tokenizer import convert_tokenizer, write_json
 from rungs.huggingface.tensor_reader import TensorFolder, Tensors
 from rungs.huggingface.tensor_rules import TensorGroup, tensor_groups
@@ -47,18 +49,20 @@ class HFSource:
     name: str
     """Hub id or folder name."""
     folder: Path
+    """Or a GGUF file."""
     revision: str | None = None
     """The commit on the hub."""
     linen: LinenCheckpoint | None = None
 
 
 def find_source(place: str, revision: str | None = None) -> HFSource:
-    """Return the model in a folder or, if there is none, the one with that id on the hub. Raises
-    UserError if there is neither."""
+    """Return the model in a folder or a GGUF file or, if there is none, the one with that id on the
+    hub. Raises UserError if there is neither."""
     folder = Path(place)
-    if is_folder(folder):
+    if is_folder(folder) or folder.suffix == GGUF_SUFFIX:
         if revision is not None:
-            raise UserError(f"{place}: a folder has no revisions; leave out --revision")
+            kind = "folder" if is_folder(folder) else "file"
+            raise UserError(f"{place}: a {kind} has no revisions; leave out --revision")
         return HFSource(folder.resolve().name, folder)
     if place.count("/") > 1 or place.startswith((".", "/", "~")):
         raise UserError(f"{place}: no such folder, and not an id on the Hugging Face hub")
@@ -105,10 +109,14 @@ class Import:
     def from_source(cls, source: HFSource, ignored_keys: tuple[str, ...] = ()) -> "Import":
         """Check everything except the values of tensors. `ignored_keys` of `config.json` count as
         having no effect. Raises UserError with a line for each mistake."""
-        hf_config, tensors = _open(source)
-        hf_config.ignore(ignored_keys)
-        family = family_of(hf_config)
-        model = family.to_model_config(hf_config)
+        hf_config, tensors = _open(source, ignored_keys)
+        family: Family
+        if isinstance(tensors, GGUFTensors):
+            family, model = tensors.architecture, tensors.model
+        else:
+            hf_config.ignore(ignored_keys)
+            family = family_of(hf_config)
+            model = family.to_model_config(hf_config)
         linen = tensors if isinstance(tensors, LinenTensors) else None
         notes = linen.leave_out_padding(model.vocab_size) if linen else []
         groups = tensor_groups(model, family.tensors)
@@ -166,10 +174,14 @@ class Import:
         return [self.tensors.specs[name].dtype for name in self.match.names.values()]
 
 
-def _open(source: HFSource) -> tuple[HFConfig, Tensors]:
+def _open(source: HFSource, ignored_keys: tuple[str, ...]) -> tuple[HFConfig, Tensors]:
     """Return the config and the weights. Without a `config.json`, the config is inferred from the
-    shapes of a Linen model."""
+    metadata of a GGUF file, where `ignored_keys` count as having no effect, or from the shapes of a
+    Linen model."""
     path = source.folder / published.CONFIG_FILE
+    if source.folder.suffix == GGUF_SUFFIX and not is_folder(source.folder):
+        stored = GGUFTensors(source.folder, ignored_keys)
+        return stored.hf_config(), stored
     if source.linen is None:
         return read_hf_config(source.folder), TensorFolder(source.folder)
     tensors = LinenTensors(*source.linen)
@@ -303,6 +315,8 @@ def _fill(plan: Import, run: RunFolder, target: Path) -> list[str]:
         schema = os.path.relpath(root / "schemas" / "model.schema.json", target.resolve())
         keys = {"$schema": Path(schema).as_posix()} | keys
     write_json(run.path / run_config.MODEL_FILE, keys)
+    if isinstance(plan.tensors, GGUFTensors):
+        plan.tensors.write_files(run.imported)
     for name, path in published.published_files(plan.source.folder).items():
         shutil.copyfile(path, run.imported / name)
     if not is_file(run.imported / published.CONFIG_FILE):

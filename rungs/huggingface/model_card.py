@@ -24,11 +24,13 @@ Rows = list[tuple[str, str]]
 
 
 class ModelCard:
-    """The card of a checkpoint that is uploaded as `owner/name`. `datasets_dir` may still have the
-    datasets that it was trained on."""
+    """The card of a checkpoint that is uploaded as `owner/name`, with a GGUF file of the name
+    `gguf` if there is one. `datasets_dir` may still have the datasets that it was trained on."""
 
-    def __init__(self, name: str, export: Export, datasets_dir: Path) -> None:
-        self._name, self._export = name, export
+    def __init__(
+        self, name: str, export: Export, datasets_dir: Path, gguf: str | None = None
+    ) -> None:
+        self._name, self._export, self._gguf = name, export, gguf
         header, checkpoint = export.weights.header, export.weights.path.parent
         self._model, self._train, self._origin = header.model, header.train, header.origin
         has_meta = is_file(checkpoint / META_FILE)
@@ -70,7 +72,7 @@ class ModelCard:
         values = {
             "library_name": "transformers",
             "pipeline_tag": _TASK,
-            "tags": ["rungs", "jax"],
+            "tags": ["rungs", "jax", *(["gguf"] if self._gguf else [])],
             "base_model": source if source.count("/") == 1 else None,  # an id on the hub
             "datasets": sorted(on_hub),
             "model-index": [{"name": self._name, "results": results}] if results else None,
@@ -146,7 +148,7 @@ class ModelCard:
         return ", ".join(parts)
 
     def _use_section(self) -> str:
-        return f"""## Use
+        text = f"""## Use
 
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -160,6 +162,15 @@ With Rungs:
 ```sh
 uv run pretrained.py import {self._name} runs/{self._name.partition("/")[2]}
 ```"""
+        if self._gguf:
+            text += f"""
+
+With llama.cpp:
+
+```sh
+llama-cli -hf {self._name} -hff {self._gguf}
+```"""
+        return text
 
     def _config_section(self) -> str:
         configs: list[tuple[str, Any]] = [("model.json", self._model)]

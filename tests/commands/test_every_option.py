@@ -127,6 +127,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
         " --validation-percent 20 --tokenizer runs/tuned/checkpoints/imported",
         "train.py runs/tuned --datasets-dir datasets",
         "pretrained.py export runs/tuned adapter --adapter",
+        "pretrained.py export runs/tuned tuned.gguf --dtype q8_0",
     ),
     "reinforce": (
         "train.py parity --datasets-dir datasets",
@@ -172,7 +173,9 @@ FROM_THE_HUB = (
     " --name from-files --datasets-dir datasets",
     f"pretrained.py import {HUB_MODEL} imported --revision main",
 )
-TO_THE_HUB = ("pretrained.py upload run me/tiny --public --weights ema --datasets-dir datasets",)
+TO_THE_HUB = (
+    "pretrained.py upload run me/tiny --public --weights ema --datasets-dir datasets --gguf f16",
+)
 LONGER = (
     ("train.json", {"min_train_tokens": 4_096}, "train.py run --extend --datasets-dir datasets"),
     ("reinforce.json", {"steps": 5}, "reinforce.py rl --extend --trust-verifier"),

@@ -26,6 +26,7 @@ from rungs.data.dataset import (
     write_description,
 )
 from rungs.huggingface.exporting import Export
+from rungs.huggingface.gguf.reading import GGUFTensors
 from rungs.huggingface.tensor_rules import model_parameters
 from rungs.run import records
 from rungs.run.folder import RunFolder
@@ -223,3 +224,13 @@ def test_a_damaged_checkpoint_is_refused(run: RunFolder, hub: WritableHub) -> No
     weights.write_bytes(weights.read_bytes()[:-1] + b"x")
     assert isinstance(upload(run).exception, UserError)
     assert hub.repositories == {}
+
+
+def test_a_gguf_file_is_added_on_request(run: RunFolder, hub: WritableHub, tmp_path: Path) -> None:
+    result = upload(run, "--gguf", "q8_0")
+    assert result.exit_code == 0, result.output
+    (tmp_path / "tiny.gguf").write_bytes(hub.repositories[NAME]["tiny-q8_0.gguf"])
+    assert GGUFTensors(tmp_path / "tiny.gguf").model.emb_dim == 8
+    card = hub.repositories[NAME]["README.md"].decode()
+    assert "llama-cli -hf me/tiny -hff tiny-q8_0.gguf" in card
+    assert ModelCard(card).data.to_dict()["tags"] == ["rungs", "jax", "gguf"]

@@ -1,0 +1,98 @@
+"""A GGUF file as what the importer takes: tensors by name, and what they are for."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+from gguf import GGMLQuantizationType
+
+from rungs.checkpointing.weights_file import TensorSpec, bits, cast
+from rungs.common.errors import UserError, errors_at
+from rungs.huggingface.config_keys import HFConfig, Values
+from rungs.huggingface.exporting import choose_family
+from rungs.huggingface.gguf import vocabulary
+from rungs.huggingface.gguf.architectures import ARCHITECTURES, PART, architecture_of
+from rungs.huggingface.gguf.gguf_file import GGUFFile
+from rungs.huggingface.gguf.metadata_keys import FREQUENCIES, HasTensor
+
+SUFFIX = ".gguf"
+_EMBEDDING = "token_embd.weight"
+_DTYPES = {
+    GGMLQuantizationType.F16: "float16",
+    GGMLQuantizationType.BF16: "bfloat16",
+}
+"""Dtypes of tensors that are not float32 once they are read."""
+
+
+class GGUFTensors:
+    """The tensors of a file, under the names of its `architecture`, and its `model`. A tensor that
+    holds all experts counts as one for each. Raises UserError if it is damaged, its architecture is
+    not supported, or with a line for each metadata key that is unknown or asks for an unsupported
+    feature; `ignored_keys` count as having no effect."""
+
+    def __init__(self, path: Path, ignored_keys: Iterable[str] = ()) -> None:
+        self._file = GGUFFile(path)
+        metadata = self._metadata()
+        metadata.ignore(ignored_keys)
+        architecture = architecture_of(metadata)
+        if architecture is None:
+            known = ", ".join(sorted({each.model_type for each in ARCHITECTURES}))
+            raise UserError(
+                f"{path}: general.architecture: {metadata.model_type!r} is not supported; supported"
+                f" are {known}"
+            )
+        self.architecture = architecture
+        for key in architecture.keys:
+            if isinstance(key, HasTensor) and key.tensor in self._file.tensors:
+                metadata.values[key.tensor] = True
+        self.model = architecture.to_model_config(metadata)
+        self.specs = {
+            name: TensorSpec(self._dtype(stored), shape)
+            for stored, tensor in self._file.tensors.items()
+            if stored != FREQUENCIES or metadata.taken.get(FREQUENCIES) is None
+            for name, shape in _parts(stored, tensor.shape)
+        }
+
+    def _metadata(self) -> HFConfig:
+        """Return the keys of the architecture, without its name before them."""
+        found, tensors = self._file.metadata, self._file.tensors
+        name = str(found.get("general.architecture"))
+        begin = f"{name}."
+        keys: Values = {k.removeprefix(begin): v for k, v in found.items() if k.startswith(begin)}
+        if _EMBEDDING in tensors:
+            keys["vocab_size"] = tensors[_EMBEDDING].shape[0]
+        if FREQUENCIES in tensors:
+            keys[FREQUENCIES] = self._file.read(FREQUENCIES).tolist()
+        return HFConfig(self._file.path, keys | {"model_type": name})
+
+    def _dtype(self, stored: str) -> str:
+        """Return a tensor's dtype; all are float32 if any is quantized."""
+        kinds = {tensor.kind for tensor in self._file.tensors.values()}
+        is_plain = kinds <= {GGMLQuantizationType.F32, *_DTYPES}
+        return _DTYPES.get(self._file.tensors[stored].kind, "float32") if is_plain else "float32"
+
+    def bits(self, name: str) -> np.ndarray:
+        """Return a tensor's content as unsigned integers."""
+        stored, _, part = name.partition(PART)
+        values = self._file.read(stored, int(part) if part else None)
+        values = self.architecture.loaded(name, values, self.model)
+        return bits(cast(np.ascontiguousarray(values), self.specs[name].dtype))
+
+    def hf_config(self) -> HFConfig:
+        """Return a `config.json` for the model. Raises UserError if it has none."""
+        with errors_at(f"{self._file.path}: "):
+            choice = choose_family(self.model, self.architecture.model_type)
+        return HFConfig(self._file.path, choice.family.to_hf_config(choice.model))
+
+    def write_files(self, folder: Path) -> None:
+        """Write the tokenizer and its files into a folder. Raises UserError if it is damaged or
+        unsupported."""
+        with errors_at(f"{self._file.path}: "):
+            vocabulary.write_files(self._file.metadata, folder)
+
+
+def _parts(stored: str, shape: tuple[int, ...]) -> list[tuple[str, tuple[int, ...]]]:
+    """Return names and shapes of what the importer sees of a tensor."""
+    if len(shape) < 3:
+        return [(stored, shape)]
+    return [(f"{stored}{PART}{number}", shape[1:]) for number in range(shape[0])]

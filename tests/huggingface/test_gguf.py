@@ -1,0 +1,444 @@
+"""GGUF files: what an export holds comes back, and damaged or foreign files are refused."""
+
+import contextlib
+import json
+import shutil
+import struct
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from gguf import GGMLQuantizationType as Kind
+from gguf.quants import dequantize, quantize
+
+import pretrained
+from rungs.checkpointing.weights_file import Weights, WeightsHeader
+from rungs.common.errors import UserError
+from rungs.config.model_config import ModelConfig
+from rungs.data.chats.chat_template import ChatTemplate
+from rungs.data.tokenizer_files import load_tokenizer, save_tokenizer
+from rungs.huggingface.exporting import Export
+from rungs.huggingface.families.family import normal_form
+from rungs.huggingface.gguf.architectures import ARCHITECTURES
+from rungs.huggingface.gguf.gguf_file import GGUFFile
+from rungs.huggingface.gguf.reading import GGUFTensors
+from rungs.huggingface.gguf.writing import DTYPES, GGUFExport
+from rungs.huggingface.importing import Import, find_source, import_model
+from rungs.huggingface.tensor_rules import model_parameters
+from tests.huggingface.test_exporting import GEMMA, LLAMA, from_scratch, train_settings, trained
+from tests.support.published_models import MODELS, arrays, copy
+
+TOKENIZERS = Path(__file__).parents[1] / "fixtures/tokenizers"
+TEMPLATE = "{% for one in messages %}{{ one.role }}: {{ one.content }}\n{% endfor %}"
+EXPRESSIBLE: dict[str, dict[str, Any]] = {
+    "gemma": {},
+    "gemma2": {"query_pre_attn_scalar": 6},
+    "gemma3": {"query_pre_attn_scalar": 6},
+    "gpt2": {},
+    "gpt2-untied": {"activation_function": "gelu_new"},
+    "llama": {},
+    "llama-linear-scaling": {},
+    "llama-sharded": {},
+    "llama-tied-llama3-scaling": {},
+    "mistral": {"sliding_window": None},
+    "mixtral": {},
+    "qwen2": {},
+    "qwen3": {},
+}
+"""Models that llama.cpp can run, with the keys changed that it lacks."""
+
+
+def imported(source: Path, target: Path) -> Path:
+    import_model(Import.from_source(find_source(str(source))), target)
+    return target
+
+
+def imported_fixture(name: str, place: Path) -> Path:
+    return imported(copy(name, place / "source", **EXPRESSIBLE[name]), place / "run")
+
+
+def exported(run: Path, file: Path, dtype: str) -> Path:
+    GGUFExport(Export(str(run)), dtype).write(file)
+    return file
+
+
+def weights_of(run: Path) -> Weights:
+    return Weights(run / "checkpoints/imported/model.safetensors")
+
+
+def with_tokenizer(name: str, place: Path, chat_template: str | None = None) -> Path:
+    """Write a checkpoint of a small Llama with one of the tokenizers."""
+    folder = TOKENIZERS / name
+    size = load_tokenizer(folder).vocab_size
+    model = ModelConfig.model_validate(LLAMA | {"vocab_size": size, "emb_dim": 32})
+    rng = np.random.default_rng(0)
+    shapes = {name: each.shape for name, each in model_parameters(model).items()}
+    weights = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    header = WeightsHeader(model, train_settings(), "none")
+    checkpoint = trained(place / "made", weights, header, tokenizer=False)
+    shutil.copytree(folder, checkpoint, dirs_exist_ok=True)
+    save_tokenizer(load_tokenizer(folder), checkpoint)
+    if chat_template:
+        ChatTemplate(chat_template, {}).save(checkpoint)
+    return checkpoint
+
+
+# Round trips
+
+
+@pytest.mark.parametrize("name", EXPRESSIBLE)
+def test_export_then_import_gives_the_same_weights(name: str, tmp_path: Path) -> None:
+    run = imported_fixture(name, tmp_path)
+    back = imported(exported(run, tmp_path / "model.gguf", "f32"), tmp_path / "back")
+    before, after = weights_of(run), weights_of(back)
+    assert normal_form(after.header.model) == normal_form(before.header.model)
+    assert before.names() == after.names()
+    for each in sorted(before.names()):
+        ours, theirs = before.array(each).astype(np.float32), after.array(each)
+        if name.startswith("gemma") and each.endswith("scale"):  # 1 was added
+            assert np.abs(ours - theirs).max() < 2e-7
+        else:
+            assert ours.tobytes() == theirs.tobytes(), each
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_values_of_16_bits_come_back(dtype: str, tmp_path: Path) -> None:
+    kind = DTYPES[dtype][0]
+    rounded = {
+        name: dequantize(quantize(tensor.astype(np.float32), kind), kind)
+        for name, tensor in arrays(MODELS / "llama").items()
+    }
+    run = imported(copy("llama", tmp_path / "source", rounded), tmp_path / "run")
+    back = imported(exported(run, tmp_path / "model.gguf", dtype), tmp_path / "back")
+    before, after = weights_of(run), weights_of(back)
+    matrices = {name for name in before.names() if "norm" not in name}
+    stored = {"f16": "float16", "bf16": "bfloat16"}[dtype]
+    assert {after.dtypes()[name] for name in matrices} == {stored}
+    for name in before.names():
+        assert np.array_equal(before.array(name), after.array(name).astype(np.float32))
+
+
+def test_llama_3_scaling_is_recognized(tmp_path: Path) -> None:
+    factors = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "factor": 32.0}
+    rope = {"rope_type": "llama3", "original_max_position_embeddings": 8192, "rope_theta": 5e5}
+    source = copy("llama", tmp_path / "source", rope_parameters=rope | factors)
+    file = exported(imported(source, tmp_path / "run"), tmp_path / "model.gguf", "f32")
+    others = rewritten(file, tmp_path / "others.gguf", {"llama.rope.llama3": None})
+    assert GGUFTensors(others).model.rope_scaling == GGUFTensors(file).model.rope_scaling
+    lying = rewritten(file, tmp_path / "lying.gguf", {"llama.rope.llama3": [8.0, 1.0, 4.0, 8192.0]})
+    with pytest.raises(UserError, match=r"rope_freqs\.weight: .* must be those of Llama 3"):
+        GGUFTensors(lying)
+
+
+# Content
+
+
+def test_tensors_are_as_llama_cpp_wants_them(tmp_path: Path) -> None:
+    run = imported_fixture("llama", tmp_path)
+    reader = gguf.GGUFReader(exported(run, tmp_path / "model.gguf", "f32"))
+    found = {tensor.name: tensor.data for tensor in reader.tensors}
+    source = arrays(MODELS / "llama")
+    query = source["model.layers.1.self_attn.q_proj.weight"]
+    halves = query.reshape(6, 2, 4, 24)  # heads, halves, pairs, inputs
+    pairs = np.stack([halves[:, 0], halves[:, 1]], axis=2).reshape(48, 24)
+    assert np.array_equal(found["blk.1.attn_q.weight"], pairs)
+    assert np.array_equal(
+        found["blk.1.attn_v.weight"], source["model.layers.1.self_attn.v_proj.weight"]
+    )
+
+
+def test_gemma_norms_have_one_added(tmp_path: Path) -> None:
+    run = imported_fixture("gemma3", tmp_path)
+    file = GGUFFile(exported(run, tmp_path / "model.gguf", "f32"))
+    source = arrays(MODELS / "gemma3")
+    for ours, theirs in {
+        "blk.2.post_ffw_norm.weight": "model.layers.2.post_feedforward_layernorm.weight",
+        "blk.2.attn_q_norm.weight": "model.layers.2.self_attn.q_norm.weight",
+        "output_norm.weight": "model.norm.weight",
+    }.items():
+        assert np.array_equal(file.read(ours), source[theirs] + 1)
+
+
+def test_experts_are_stacked_and_routers_stay_float32(tmp_path: Path) -> None:
+    run = imported_fixture("mixtral", tmp_path)
+    file = GGUFFile(exported(run, tmp_path / "model.gguf", "f16"))
+    source = arrays(MODELS / "mixtral")
+    names = [f"model.layers.1.block_sparse_moe.experts.{n}.w2.weight" for n in range(5)]
+    wanted = np.stack([source[name] for name in names]).astype(np.float16)
+    assert np.array_equal(file.read("blk.1.ffn_down_exps.weight"), wanted)
+    assert np.array_equal(file.read("blk.1.ffn_down_exps.weight", part=3), wanted[3])
+    assert file.tensors["blk.0.ffn_gate_inp.weight"].kind == Kind.F32
+
+
+def test_q8_0_is_that_of_the_gguf_package(tmp_path: Path) -> None:
+    checkpoint, weights = from_scratch(tmp_path, **LLAMA | {"emb_dim": 64, "ffn_dim": 40})
+    file = exported(checkpoint, tmp_path / "model.gguf", "q8_0")
+    found = {tensor.name: tensor for tensor in gguf.GGUFReader(file).tensors}
+    up = weights["blocks.feed_forward.up.kernel"][1].T
+    assert np.array_equal(found["blk.1.ffn_up.weight"].data, quantize(up, Kind.Q8_0))
+    assert found["blk.1.ffn_down.weight"].tensor_type == Kind.F16  # 40 is no multiple of 32
+    assert found["blk.1.attn_norm.weight"].tensor_type == Kind.F32
+    assert found["token_embd.weight"].tensor_type == Kind.Q8_0
+
+
+def test_names_are_those_of_the_gguf_package() -> None:
+    names = {gguf.MODEL_ARCH_NAMES[each]: each for each in gguf.MODEL_ARCH}
+    for each in ARCHITECTURES:
+        known = {
+            gguf.TENSOR_NAMES[tensor].replace("{bid}", "{layer}")
+            for tensor in gguf.MODEL_TENSORS[names[each.model_type]]
+        }
+        for rule in each.tensors:
+            name = rule.hf_name.partition("/")[0].removesuffix(".weight").removesuffix(".bias")
+            # an architecture may have none of these
+            assert name in known or name.endswith(("_q_norm", "_k_norm", "output"))
+
+
+# Tokenizers
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama3", "qwen", "llama2", "gemma", "mistral"])
+def test_tokenizers_come_back(name: str, tmp_path: Path) -> None:
+    checkpoint = with_tokenizer(name, tmp_path, chat_template=TEMPLATE)
+    export = GGUFExport(Export(str(checkpoint)), "q8_0")
+    assert bool(export.notes) == (name in ("qwen", "mistral", "llama2")), export.notes
+    export.write(tmp_path / "model.gguf")
+    run = imported(tmp_path / "model.gguf", tmp_path / "run")
+    before, after = (load_tokenizer(p) for p in (checkpoint, run / "checkpoints/imported"))
+    assert after.begin == before.begin
+    assert after.ends[:2] == before.ends[:2]
+    assert after.vocab_size == before.vocab_size
+    for text in ["The lamp on the ladder's\n\n 1,024 rungs", "naïve  日本 😀\t½", "\x00<table>"]:
+        assert after.encode(text) == before.encode(text)
+        assert after.decode(after.encode(text)) == before.decode(before.encode(text))
+    assert ChatTemplate.load(run / "checkpoints/imported").source == TEMPLATE
+
+
+def test_tokenizers_that_llama_cpp_lacks_are_refused(tmp_path: Path) -> None:
+    checkpoint = with_tokenizer("open-llama", tmp_path)
+    with pytest.raises(UserError, match="does not handle spaces as the tokenizer does"):
+        GGUFExport(Export(str(checkpoint)), "f16")
+    checkpoint = with_tokenizer("gpt2", tmp_path / "second")
+    content = json.loads((checkpoint / "tokenizer.json").read_text())
+    content["pre_tokenizer"]["add_prefix_space"] = True
+    (checkpoint / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match="does not split texts as the tokenizer does"):
+        GGUFExport(Export(str(checkpoint)), "f16")
+    checkpoint = with_tokenizer("llama2", tmp_path / "third")
+    content = json.loads((checkpoint / "tokenizer.json").read_text())
+    content["model"]["merges"].pop()
+    (checkpoint / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match="no scores give the tokenizer's merges"):
+        GGUFExport(Export(str(checkpoint)), "f16")
+
+
+# Refused models
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"feed_forward": "relu_squared", "qkv_bias": True}, "has no feed_forward"),
+        ({"positions": "sinusoidal"}, "has no positions"),
+        (LLAMA | {"value_embedding_every": 2, "emb_dim": 32}, "has no value_embedding_every 2"),
+        (LLAMA | {"residual_scalars": True}, "has no residual_scalars true"),
+        (LLAMA | {"sliding_window": 4}, "sliding_window 4"),
+        (LLAMA | {"query_pre_attn_scalar": 9.0}, "has no query_pre_attn_scalar 9"),
+        (GEMMA | {"tied_embeddings": True, "final_soft_cap": 3.0}, "has no final_soft_cap 3"),
+    ],
+)
+def test_models_that_llama_cpp_lacks_are_refused(
+    keys: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    checkpoint, _ = from_scratch(tmp_path / "made", **keys)
+    result = CliRunner().invoke(
+        pretrained.main, ["export", str(checkpoint), str(tmp_path / "new/model.gguf")]
+    )
+    assert isinstance(result.exception, UserError)
+    assert message in str(result.exception)
+    assert not (tmp_path / "new").exists()
+
+
+def test_values_that_overflow_are_refused(tmp_path: Path) -> None:
+    tensors = arrays(MODELS / "llama")
+    tensors["lm_head.weight"][0, 0] = 1e5
+    run = imported(copy("llama", tmp_path / "source", tensors), tmp_path / "run")
+    result = CliRunner().invoke(
+        pretrained.main, ["export", str(run), str(tmp_path / "out/model.gguf")]
+    )
+    assert "output.weight: has values that overflow F16" in str(result.exception)
+    assert list((tmp_path / "out").iterdir()) == []
+    exported(run, tmp_path / "model.gguf", "bf16")
+
+
+# Files from elsewhere
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("gguf")
+    return exported(with_tokenizer("llama2", place), place / "model.gguf", "q8_0")
+
+
+def rewritten(file: Path, target: Path, changed: dict[str, Any]) -> Path:
+    """Copy a file with other metadata; None removes a key."""
+    reader = gguf.GGUFReader(file)
+    fields = {k: f.contents() for k, f in reader.fields.items() if not k.startswith("GGUF.")}
+    values = {key: value for key, value in (fields | changed).items() if value is not None}
+    writer = gguf.GGUFWriter(target, values.pop("general.architecture"))
+    for key, value in values.items():
+        kinds = gguf.GGUFValueType
+        kind = kinds.UINT32 if type(value) is int else kinds.get_type(value)
+        writer.add_key_value(key, value, kind)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return target
+
+
+def test_truncated_files_are_refused(file: Path, tmp_path: Path) -> None:
+    content = file.read_bytes()
+    for size in [0, 3, 4, 7, 20, 24, 60, 500, 5_000, 20_000, len(content) // 2, len(content) - 33]:
+        short = tmp_path / "short.gguf"
+        short.write_bytes(content[:size])
+        with pytest.raises(UserError, match=r"short\.gguf: not a complete GGUF file: "):
+            find_and_import(short, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["short.gguf"]
+
+
+def find_and_import(file: Path, place: Path) -> None:
+    imported(file, place / "run")
+
+
+@pytest.mark.parametrize(
+    ("at", "by", "message"),
+    [
+        (0, b"GGML", "does not begin with GGUF"),
+        (4, struct.pack(">I", 3), "big-endian"),
+        (4, struct.pack("<I", 1), "version 1"),
+        (8, struct.pack("<Q", 2**63), "ends too early"),  # tensors
+        (16, struct.pack("<Q", 2**63), "ends too early"),  # keys
+        (24, struct.pack("<Q", 2**64 - 1), "ends too early"),  # bytes of the first key
+    ],
+)
+def test_damaged_headers_are_refused(
+    at: int, by: bytes, message: str, file: Path, tmp_path: Path
+) -> None:
+    content = bytearray(file.read_bytes())
+    content[at : at + len(by)] = by
+    (tmp_path / "bad.gguf").write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        GGUFFile(tmp_path / "bad.gguf")
+
+
+def test_any_damaged_byte_is_refused_or_harmless(file: Path, tmp_path: Path) -> None:
+    content = file.read_bytes()
+    rng = np.random.default_rng(0)
+    for at in rng.integers(24, 3000, size=60).tolist() + rng.integers(24, 40_000, size=30).tolist():
+        bad = bytearray(content)
+        bad[at] ^= int(rng.integers(1, 256))
+        (tmp_path / "bad.gguf").write_bytes(bad)
+        with contextlib.suppress(UserError):
+            Import.from_source(find_source(str(tmp_path / "bad.gguf")))
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"general.architecture": "mamba"}, "general.architecture: 'mamba' is not supported"),
+        ({"split.count": 3}, "one of several parts"),
+        ({"llama.attention.scale": 0.5}, "attention.scale: unknown key .* --ignore-key"),
+        ({"llama.rope.scaling.type": "yarn"}, "rope.scaling.type: .* must be none or linear"),
+        ({"llama.attention.head_count": 3}, "n_kv_heads: 2 does not divide n_heads 3"),
+        ({"llama.block_count": 3}, "blk.2.attn_norm.weight: missing"),
+        ({"llama.block_count": 10**9}, "n_layers"),
+        ({"llama.embedding_length": 64}, "must have"),
+        ({"llama.embedding_length": None}, "emb_dim"),
+        ({"llama.attention.key_length": [4, 4]}, "must be equal"),
+        ({"tokenizer.ggml.model": "t5"}, "tokenizer.ggml.model: 't5' is not supported"),
+        ({"tokenizer.ggml.scores": [0.0]}, "zip|damaged"),
+        ({"tokenizer.ggml.bos_token_id": 10**6}, "model.gguf|list index|range"),
+        ({"general.alignment": 0}, "general.alignment"),
+    ],
+)
+def test_metadata_that_lies_is_refused(
+    changed: dict[str, Any], message: str, file: Path, tmp_path: Path
+) -> None:
+    other = rewritten(file, tmp_path / "model.gguf", changed)
+    with pytest.raises(UserError, match=message):
+        find_and_import(other, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
+
+
+@pytest.mark.parametrize("kind", [Kind.Q4_K, Kind.Q6_K, Kind.Q5_0, Kind.Q2_K])
+def test_other_quantizations_are_read(kind: Kind, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    checkpoint, _ = from_scratch(tmp_path, **LLAMA | {"emb_dim": 256, "ffn_dim": 256})
+    source = gguf.GGUFReader(exported(checkpoint, tmp_path / "f32.gguf", "f32"))
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
+    for key, field in source.fields.items():
+        if not key.startswith(("GGUF.", "general.architecture")):
+            writer.add_key_value(key, field.contents(), field.types[0], *field.types[1:])
+    stored = {}
+    for tensor in source.tensors:
+        data = tensor.data
+        if tensor.name in ("blk.1.ffn_up.weight", "blk.1.ffn_down.weight"):
+            block, size = gguf.GGML_QUANT_SIZES[kind]
+            data = rng.integers(0, 60, size=(256, 256 // block * size), dtype=np.uint8)
+            stored[tensor.name] = data
+        writer.add_tensor(
+            tensor.name, data, raw_dtype=kind if tensor.name in stored else tensor.tensor_type
+        )
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    run = imported(tmp_path / "model.gguf", tmp_path / "run")
+    for name, data in stored.items():
+        matrix = name.removeprefix("blk.1.ffn_").removesuffix(".weight")
+        found = weights_of(run).array(f"blocks.feed_forward.{matrix}.kernel")[1]
+        assert np.array_equal(found, dequantize(data, kind).T)
+
+
+def test_integer_tensors_are_refused(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
+    writer.add_tensor("token_embd.weight", np.zeros((4, 4), np.int32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(UserError, match="has the type I32, which is unsupported"):
+        GGUFFile(tmp_path / "model.gguf")
+
+
+# Commands
+
+
+def test_commands_export_and_import(tmp_path: Path) -> None:
+    run = imported_fixture("qwen3", tmp_path)
+
+    def command(*arguments: object) -> Any:
+        return CliRunner().invoke(pretrained.main, list(map(str, arguments)))
+
+    file = tmp_path / "model.gguf"
+    result = command("export", run, file, "--dtype", "bf16")
+    assert result.exit_code == 0, result.output
+    assert "written without a tokenizer" in result.output
+    assert "exists already" in str(command("export", run, file).exception)
+    result = command("import", file, tmp_path / "back")
+    assert result.exit_code == 0, result.output
+    assert "model.gguf: qwen3" in result.output
+    assert "leave out --revision" in str(
+        command("import", file, tmp_path / "x", "--revision", "main").exception
+    )
+    assert "leave it out" in str(command("import", file, tmp_path / "x", "--check").exception)
+    assert "whose name ends in .gguf" in str(
+        command("export", run, tmp_path / "folder", "--dtype", "f16").exception
+    )
+    assert "leave it out" in str(command("export", run, tmp_path / "a.gguf", "--adapter").exception)
