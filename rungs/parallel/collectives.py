@@ -74,8 +74,8 @@ def replicate(x: Array, axis: str, *, joined: int) -> Array:
         return x
     zeros = jnp.zeros_like(jnp.concatenate([x] * size, axis=joined))
     first = axis_index(axis) * x.shape[joined]
-    placed = jax.lax.dynamic_update_slice_in_dim(*to_common_varying(zeros, x), first, joined)
-    return jax.lax.psum(placed, axis)
+    zeros, x = to_common_varying(zeros, x)
+    return jax.lax.psum(jax.lax.dynamic_update_slice_in_dim(zeros, x, first, joined), axis)
 
 
 def to_varying(x: Any, *axes: str) -> Any:

@@ -139,7 +139,8 @@ def _without_offsets(part: Any) -> Any:
 def _spm_keys(content: Metadata, pieces: list[Piece]) -> tuple[Metadata, list[str]]:
     raw = tokenizers.Tokenizer.from_str(json.dumps(content))
     marked = _PROBE.replace(" ", "▁")
-    prefix = {marked: "", f"▁{marked}": "▁"}.get(_before_merges(raw, _PROBE))
+    found = _before_merges(raw, _PROBE)
+    prefix = next((prefix for prefix in ("", "▁") if found == f"{prefix}{marked}"), None)
     if prefix is None or not any(piece.kind == TokenType.UNKNOWN for piece in pieces):
         raise UserError("does not handle spaces as the tokenizer does")
     normal = {piece.text for piece in pieces if piece.kind == TokenType.NORMAL}
