@@ -8,7 +8,7 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from rungs.common.errors import UserError
+from rungs.common.errors import UserError, reason
 from rungs.serving.app import App
 from rungs.serving.engine import Engine
 
@@ -27,12 +27,17 @@ class _TimedProtocol(H11Protocol):
         super().connection_made(transport)
         self._timer = self.loop.call_later(_SECONDS_FOR_HEADERS, self._close_unused)
 
+    def on_response_complete(self) -> None:
+        self._timer.cancel()
+        self._timer = self.loop.call_later(_SECONDS_FOR_HEADERS, self._close_unused)
+        super().on_response_complete()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._timer.cancel()
         super().connection_lost(exc)
 
     def _close_unused(self) -> None:
-        if self.cycle is None:
+        if self.cycle is None or self.cycle.response_complete:
             self.transport.abort()
 
 
@@ -52,8 +57,9 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
-    except OSError as error:
-        raise UserError(f"--host {host} --port {port}: {error.strerror}; choose another") from None
+    except (OSError, UnicodeError) as error:  # of a name that DNS can't have
+        why = getattr(error, "strerror", None) or reason(error)
+        raise UserError(f"--host {host} --port {port}: {why}; choose another") from None
 
 
 def make_server(app: App, engine: Engine) -> uvicorn.Server:
