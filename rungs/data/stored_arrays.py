@@ -22,7 +22,7 @@ from rungs.common import disk, strict_json
 from rungs.common.disk import lock_folder, replace_folder
 from rungs.common.errors import UserError
 from rungs.common.paths import file_checksum, is_file, open_to_read
-from rungs.data.token_file import FileArray, read_header
+from rungs.data.token_file import DTYPES, FileArray, read_header
 
 log = logging.getLogger("rungs")
 
@@ -48,10 +48,9 @@ class Description(strict_json.StrictModel):
     """Of each file, by name."""
 
     @property
-    def counts(self) -> list[int]:
-        """Number of sequences in each file."""
-        firsts = range(0, self.sequences, self.per_file)
-        return [min(self.per_file, self.sequences - first) for first in firsts]
+    def files(self) -> int:
+        """Number of files."""
+        return -(-self.sequences // self.per_file)
 
 
 class DamagedError(UserError):
@@ -89,10 +88,17 @@ class Store(NamedTuple):
 
     def write(self, arrays_of: ArraysOf, sequences: int) -> None:
         """Write the arrays of so many sequences, a file at a time. Killed and called again, it goes
-        on with the first file that is missing. Raises UserError if the folder can't be written."""
+        on with the first file that is missing. Raises the error of `disk.unwritable`."""
         row_bytes = sum(array.nbytes for array in arrays_of([0]).values())
-        per_file, sha256 = max(_FILE_BYTES // row_bytes, 1), {}
-        with lock_folder(self.folder), replace_folder(self.folder, resume=True) as folder:
+        per_file, are_there = max(_FILE_BYTES // row_bytes, 1), self.exists()
+        with lock_folder(self.folder):
+            if self.exists() and not are_there:
+                return  # another process wrote them
+            self._write(arrays_of, sequences, per_file)
+
+    def _write(self, arrays_of: ArraysOf, sequences: int, per_file: int) -> None:
+        sha256: dict[str, str] = {}
+        with replace_folder(self.folder, resume=True) as folder:
             for first in range(0, sequences, per_file):
                 path = folder / f"{first // per_file:05}.safetensors"
                 if not is_file(path):
@@ -106,9 +112,12 @@ class Store(NamedTuple):
             text = json.dumps(description.model_dump(mode="json"), indent=2)
             disk.replace_file(folder / self.description.name, text + "\n")
 
-    def open(self) -> "StoredArrays":
-        """Open the arrays. Raises DamagedError if they are missing or damaged, UserError if they
-        can't be read."""
+    def open(
+        self, sequences: int, **rows: tuple[type[np.generic], tuple[int, ...]]
+    ) -> "StoredArrays":
+        """Open the arrays for so many sequences, with the dtype and shape of each array's row.
+        Raises DamagedError if they are missing, damaged or others, UserError if they can't be
+        read."""
         if not self.exists():
             raise DamagedError(f"{self.description}: missing")
         with open_to_read(self.description) as file:
@@ -121,15 +130,18 @@ class Store(NamedTuple):
             for name, sha256 in description.sha256.items()
             if file_checksum(self.folder / name) != sha256
         ]
-        if wrong or len(description.sha256) != len(description.counts):
+        is_other = (description.sequences, description.key) != (sequences, self.key)
+        if wrong or is_other or len(description.sha256) != description.files:
             raise DamagedError(
                 f"{self.folder}: {', '.join(wrong) or self.description.name}: missing or damaged;"
                 " delete the folder and run the same command again"
             )
         with errors_as_damage():
             files = [_open(self.folder / name) for name in sorted(description.sha256)]
-        for arrays, count in zip(files, description.counts, strict=True):
-            if not arrays or any(len(array) != count for array in arrays.values()):
+        for first, arrays in zip(range(0, sequences, description.per_file), files, strict=True):
+            count = min(description.per_file, sequences - first)
+            found = {name: (array.dtype, array.shape) for name, array in arrays.items()}
+            if found != {name: (dtype, (count, *row)) for name, (dtype, row) in rows.items()}:
                 raise DamagedError(f"{self.folder}: damaged; delete the folder and run this again")
         return StoredArrays(files, description.per_file)
 
@@ -155,4 +167,6 @@ class StoredArrays(NamedTuple):
 
 def _open(path: Path) -> dict[str, FileArray]:
     tensors, _ = read_header(path)
+    if not all(tensor.code in DTYPES and tensor.shape for tensor in tensors.values()):
+        raise DamagedError(f"{path}: damaged; delete its folder and run the same command again")
     return {name: FileArray(path, tensor) for name, tensor in tensors.items()}

@@ -20,7 +20,7 @@ from rungs.data import catalog
 from rungs.data.dataset import TRAIN, Dataset
 from rungs.data.loader import DistillationBatch, TrainingData
 from rungs.data.provenance import check_same_tokenizer
-from rungs.data.stored_arrays import Arrays, Store
+from rungs.data.stored_arrays import Arrays, Store, StoredArrays
 from rungs.model.gpt import GPT
 from rungs.parallel.sharding import Layout, one_device, place_batch
 from rungs.run.folder import RunFolder, StartOptions
@@ -106,6 +106,21 @@ class Teacher(NamedTuple):
         }
         return Store.of(datasets_dir, "predictions", key)
 
+    def stored(self, store: Store, config: RunConfig, data: TrainingData) -> StoredArrays:
+        """Open the predictions. Raises UserError if they are damaged."""
+        length, most = config.sequence_length, config.train.teacher_top_k
+        assert most is not None
+        return store.open(
+            data.distinct_sequences,
+            log_probs=(np.float32, (length, most + 1)),
+            tokens=(_id_type(config), (length, most)),
+        )
+
+
+def _id_type(config: RunConfig) -> type[np.generic]:
+    """Return the dtype of the predictions' tokens."""
+    return np.uint16 if config.model.vocab_size <= 2**16 else np.int32
+
 
 class DistillationLearner(NextTokenLearner):
     """Takes the steps of a run that learns from a teacher. See `learner.Learner`."""
@@ -138,7 +153,7 @@ class DistillationLearner(NextTokenLearner):
                     " predictions are not stored yet: uv run train.py"
                     f" {quoted(start.run.path)} --store-teacher"
                 )
-            data.predictions = store.open().read
+            data.predictions = teacher.stored(store, start.config, data).read
         return teacher
 
     @classmethod
@@ -194,7 +209,7 @@ class ComputedPredictions:
     def __init__(self, teacher: Teacher, config: RunConfig, data: TrainingData, mesh: Mesh) -> None:
         self._data, self._mesh, self._size = data, mesh, config.train.microbatch_size
         self._model, self._predict = teacher.place(config, mesh)
-        self._ids = np.uint16 if config.model.vocab_size <= 2**16 else np.int32
+        self._ids = _id_type(config)
 
     def read(self, indices: Sequence[int]) -> Arrays:
         """Return the predictions for some sequences."""

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from rungs.checkpointing.load import find_starting_weights, load_frozen
 from rungs.checkpointing.weights_file import Weights
-from rungs.common.errors import UserError
+from rungs.common.errors import RunFailure, UserError
 from rungs.common.paths import file_checksum
 from rungs.common.shown_text import counted
 from rungs.data.dataset import TRAIN, VALIDATION, Dataset, Split
@@ -132,7 +132,8 @@ class Reference:
         file or computed. Raises UserError if the weights were replaced since the run started."""
         here = {name: one for name, one in datasets.items() if split in one.description.splits}
         stores = {name: self._store(one, split) for name, one in here.items()}
-        found = {name: stored for name, one in stores.items() if (stored := _read(one)) is not None}
+        read = {name: _read(one, here[name], split) for name, one in stores.items()}
+        found = {name: stored for name, stored in read.items() if stored is not None}
         if not processes.AnyProcess(self.mesh)(len(found) < len(here)):
             return found
         computed = self._compute(here, split)
@@ -171,10 +172,13 @@ class Reference:
         return found
 
 
-def _read(store: Store) -> np.ndarray | None:
+def _read(store: Store, dataset: Dataset, split: Split) -> np.ndarray | None:
     """Return stored numbers, None if they are missing or damaged."""
+    answers = dataset.description.splits[split].pairs
+    assert answers is not None
     try:
-        return store.open().read_all(_LOG_PROBS)
+        stored = store.open(answers.pairs, log_probs=(np.float32, ()))
+        return stored.read_all(_LOG_PROBS)
     except DamagedError:
         return None
 
@@ -183,5 +187,5 @@ def _write(store: Store, log_probs: np.ndarray) -> None:
     """Store the numbers, float32, one per answer, if the folder can be written."""
     try:
         store.write(lambda rows: {_LOG_PROBS: log_probs[list(rows)]}, len(log_probs))
-    except UserError as error:
+    except (UserError, RunFailure) as error:
         log.warning("%s; so the reference's numbers are computed anew each start", error)

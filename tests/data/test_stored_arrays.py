@@ -2,20 +2,26 @@
 
 import json
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from rungs.common.errors import UserError
 from rungs.data import stored_arrays
-from rungs.data.stored_arrays import Arrays, DamagedError, Store
+from rungs.data.stored_arrays import Arrays, DamagedError, Store, StoredArrays
 
 COUNT = 10
 
 
 def arrays_of(indices: Sequence[int]) -> Arrays:
     return {"a": np.array([[n, n + 1] for n in indices], np.int32)}
+
+
+def opened(store: Store) -> StoredArrays:
+    return store.open(COUNT, a=(np.int32, (2,)))
 
 
 @pytest.fixture
@@ -29,7 +35,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
 
 def test_arrays_are_read_as_they_were_written(store: Store) -> None:
     assert store.exists()
-    found = store.open()
+    found = opened(store)
     np.testing.assert_array_equal(found.read([9, 0, 4])["a"], [[9, 10], [0, 1], [4, 5]])
     np.testing.assert_array_equal(found.read_all("a"), arrays_of(range(COUNT))["a"])
 
@@ -53,7 +59,7 @@ def test_writing_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.Monkey
     assert not other.exists()
     other.write(count, COUNT)
     assert asked[1:] == list(range(4, COUNT))
-    np.testing.assert_array_equal(other.open().read_all("a"), arrays_of(range(COUNT))["a"])
+    np.testing.assert_array_equal(opened(other).read_all("a"), arrays_of(range(COUNT))["a"])
 
 
 @pytest.mark.parametrize(
@@ -65,9 +71,12 @@ def test_writing_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.Monkey
         {"sequences": 1},
         {"sequences": 11},
         {"sequences": 12},
+        {"sequences": 2**62, "per_file": 1},
+        {"sequences": 2**70},
         {"sha256": {}},
         {"format": 2},
         {"key": 3},
+        {"key": {"of": "another model"}},
     ],
     ids=str,
 )
@@ -75,7 +84,53 @@ def test_a_changed_description_is_damage(store: Store, change: dict[str, object]
     keys = json.loads(store.description.read_text())
     store.description.write_text(json.dumps(keys | change))
     with pytest.raises(DamagedError):
-        store.open()
+        opened(store)
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        {"a": np.zeros((4, 2), np.float64)},
+        {"a": np.zeros((4, 2), np.float32)},
+        {"a": np.zeros((4, 3), np.int32)},
+        {"a": np.zeros((3, 2), np.int32)},
+        {"a": np.zeros((), np.int32)},
+        {"b": np.zeros((4, 2), np.int32)},
+        {"a": np.zeros((4, 2), np.int32), "b": np.zeros(4, np.int32)},
+    ],
+    ids=lambda arrays: " ".join(f"{name}{array.shape}" for name, array in arrays.items()),
+)
+def test_arrays_of_another_form_are_damage_even_with_their_checksums(
+    store: Store, arrays: dict[str, np.ndarray]
+) -> None:
+    path = store.folder / "00000.safetensors"
+    save_file(arrays, path)
+    keys = json.loads(store.description.read_text())
+    keys["sha256"][path.name] = stored_arrays.file_checksum(path)
+    store.description.write_text(json.dumps(keys))
+    with pytest.raises(DamagedError, match=store.folder.name):
+        opened(store)
+
+
+def test_arrays_that_another_process_wrote_meanwhile_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, asked = Store.of(tmp_path, "predictions", {}), list[int]()
+    lock = stored_arrays.lock_folder
+
+    def write_first(folder: Path) -> AbstractContextManager[None]:
+        monkeypatch.setattr(stored_arrays, "lock_folder", lock)
+        store.write(arrays_of, COUNT)
+        return lock(folder)
+
+    def count(indices: Sequence[int]) -> Arrays:
+        asked.extend(indices)
+        return arrays_of(indices)
+
+    monkeypatch.setattr(stored_arrays, "lock_folder", write_first)
+    store.write(count, COUNT)
+    assert asked == [0]
+    assert store.exists()
 
 
 @pytest.mark.parametrize("content", [b"", b"x", b"\xff" * 40, b"\x08\0\0\0\0\0\0\0{}      "])
@@ -83,19 +138,19 @@ def test_a_changed_file_is_damage_even_with_its_checksum(store: Store, content: 
     path = store.folder / "00001.safetensors"
     path.write_bytes(content)
     with pytest.raises(DamagedError, match="00001"):
-        store.open()
+        opened(store)
     keys = json.loads(store.description.read_text())
     keys["sha256"][path.name] = stored_arrays.file_checksum(path)
     store.description.write_text(json.dumps(keys))
     with pytest.raises(DamagedError):
-        store.open()
+        opened(store)
 
 
 def test_missing_arrays_are_no_error_of_reading(tmp_path: Path) -> None:
     store = Store.of(tmp_path, "predictions", {})
     assert not store.exists()
     with pytest.raises(DamagedError, match="missing"):
-        store.open()
+        opened(store)
 
 
 @pytest.mark.parametrize("function", ["Path.open", "os.stat"])
@@ -109,6 +164,6 @@ def test_what_can_not_be_read_is_not_missing(
 
     monkeypatch.setattr(f"{Path.__module__}.{function}" if "Path" in function else function, refuse)
     with pytest.raises(UserError, match="Permission denied") as error:
-        store.open()
+        opened(store)
     monkeypatch.undo()
     assert not isinstance(error.value, DamagedError)
