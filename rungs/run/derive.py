@@ -54,21 +54,22 @@ class NewRun:
         checkpoint, lines = branch.find()
         return dataclasses.replace(new, checkpoint=checkpoint, metrics=lines)
 
-    def make(self) -> Path:
-        """Write the folder atomically. An existing folder is left unchanged. Raises UserError if it
-        cannot be written."""
-        if not paths.is_there(self.folder):
-            with disk.create_folder(self.folder) as new:
-                for name, text in self.texts.items():
-                    (new / name).write_text(text, encoding="utf-8")
-                for name, content in self.task_files.items():
-                    (new / name).parent.mkdir(parents=True, exist_ok=True)
-                    (new / name).write_bytes(content)
-                if self.checkpoint is not None:
-                    place = RunFolder(new).checkpoints / self.checkpoint.name
-                    shutil.copytree(self.checkpoint, place, copy_function=disk.link_or_copy)
-                    RunFolder(new).metrics.write_text(self.metrics, encoding="utf-8")
-        return self.folder
+    def make(self) -> bool:
+        """Write the folder atomically, and return whether this call did: an existing folder is left
+        unchanged. Raises UserError or RunFailure if it cannot be written."""
+        if paths.is_there(self.folder):
+            return False
+        with disk.create_folder(self.folder) as new:
+            for name, text in self.texts.items():
+                (new / name).write_text(text, encoding="utf-8")
+            for name, content in self.task_files.items():
+                (new / name).parent.mkdir(parents=True, exist_ok=True)
+                (new / name).write_bytes(content)
+            if self.checkpoint is not None:
+                place = RunFolder(new).checkpoints / self.checkpoint.name
+                disk.copy(self.checkpoint, place, link=True)
+                RunFolder(new).metrics.write_text(self.metrics, encoding="utf-8")
+        return True
 
     def remove(self) -> None:
         """Remove the folder again, unless more than `make` wrote is in it by now."""
@@ -108,9 +109,9 @@ def create_like(
     target, origin = new_run_path(name), find_run(like)
     point = branch(origin) if branch else None
     new = NewRun.of(target, origin, parse_settings(settings), point)
-    is_new = not paths.is_there(target)
+    is_new = new.make()  # by another process meanwhile, it is not this one's to remove
     try:
-        yield new.make()
+        yield target
     except Exception:
         keep = False
         raise
