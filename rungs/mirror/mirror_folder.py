@@ -94,8 +94,10 @@ class MirrorFolder:
     def files(self, folder: str = "") -> dict[str, int]:
         """Return the size in bytes of every file below a folder, by path in the mirror."""
         self._files.invalidate_cache()
+        # by default fsspec leaves out local folders that can't be read, as if they were empty
+        strict = {"on_error": _raise_unless_missing} if self._is_local else {}
         try:
-            found = self._files.find(self._at(folder), detail=True)
+            found = self._files.find(self._at(folder), detail=True, **strict)
         except FileNotFoundError:
             return {}
         sizes = {path: info["size"] for path, info in found.items() if not path.endswith(_PARTIAL)}
@@ -165,6 +167,11 @@ class MirrorFolder:
     def _at(self, path: str) -> str:
         root = self._opened[1]
         return f"{root}/{path}" if path else root
+
+
+def _raise_unless_missing(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
 
 
 def is_mirrored(name: str) -> bool:
