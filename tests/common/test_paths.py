@@ -1,5 +1,6 @@
 """Files that are far too large for what they should be, which cost no memory."""
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 
 from rungs.checkpointing.manifest import CheckpointError, read_checkpoint
 from rungs.common import paths
-from rungs.common.errors import UserError, system_error
+from rungs.common.errors import RunFailure, UserError, system_error
 from rungs.config.run_config import load_run
 from rungs.data.text_dataset import TextSection, json_lines
 from rungs.data.tokenizer_files import load_tokenizer
@@ -54,3 +55,10 @@ def test_lines_without_end_are_refused_or_skipped(
 
 def test_lack_of_memory_is_one_line() -> None:
     assert "memory does not suffice" in str(system_error(MemoryError()))
+
+
+def test_a_full_disk_is_one_line_even_if_nobody_knows_the_file() -> None:
+    error = system_error(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    assert isinstance(error, RunFailure)
+    assert "No space left on device; free some space" in str(error)
+    assert system_error(OSError(errno.EBADF, os.strerror(errno.EBADF))) is None
