@@ -179,7 +179,7 @@ def is_mirrored(name: str) -> bool:
     first, *rest = parts = name.split("/")
     if first in _NOT_MIRRORED or any(part.startswith(".") for part in parts):
         return False
-    return first != CHECKPOINTS or rest[0] == IMPORTED
+    return first != CHECKPOINTS or rest[:1] == [IMPORTED]
 
 
 FileVersion = tuple[int, int]

@@ -171,7 +171,7 @@ class Copier:
             what = checkpoint.folder.name if checkpoint else "files beside the checkpoints"
             self._run.check()
             self.mirror.upload(staged, f"Copy {what}")
-        for gone in record.copied.keys() - files:
+        for gone in filter(mirror_folder.is_mirrored, record.copied.keys() - files):
             self.mirror.delete_file(gone)
         self._run.check()
         self._record = record.model_copy(update={"copied": files})
