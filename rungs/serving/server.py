@@ -13,6 +13,8 @@ from rungs.serving.app import App
 from rungs.serving.engine import Engine
 
 _SECONDS_FOR_HEADERS = 10
+_SECONDS_UNREAD = 60
+"""How long a client may read nothing of what waits for it."""
 _SECONDS_BETWEEN_REQUESTS = 5
 _MOST_HEADER_BYTES = 1 << 14
 _MOST_CONNECTIONS = 512
@@ -21,7 +23,8 @@ _BACKLOG = 128
 
 
 class _TimedProtocol(H11Protocol):
-    """Closes connections whose headers don't arrive in time, which uvicorn waits for."""
+    """Closes connections whose headers don't arrive in time, or whose answers nobody reads, both of
+    which uvicorn waits for."""
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -31,6 +34,14 @@ class _TimedProtocol(H11Protocol):
         self._timer.cancel()
         self._timer = self.loop.call_later(_SECONDS_FOR_HEADERS, self._close_unused)
         super().on_response_complete()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._unread = self.loop.call_later(_SECONDS_UNREAD, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._unread.cancel()
+        super().resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._timer.cancel()

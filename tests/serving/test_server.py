@@ -282,6 +282,28 @@ def test_a_second_request_that_does_not_arrive_is_cut_off(
         assert eventually(is_closed)
 
 
+def test_a_client_that_reads_nothing_is_cut_off(
+    answering: Answering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "_SECONDS_UNREAD", 1)
+    host, port = answering.url.removeprefix("http://").split(":")
+    with socket.socket() as deaf:
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        deaf.connect((host, int(port)))
+        deaf.setblocking(False)
+
+        def is_closed() -> bool:
+            try:
+                deaf.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 50)
+            except BlockingIOError:
+                return False
+            except ConnectionError:
+                return True
+            return False
+
+        assert eventually(is_closed)
+
+
 def test_a_host_that_can_not_be_is_one_line() -> None:
     with pytest.raises(UserError, match="choose another"):
         server.listen("a" * 70, 0)
