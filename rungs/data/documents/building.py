@@ -138,7 +138,7 @@ def build(folder: Path, request: Request) -> Source:
 
 
 def _check_space(folder: Path, request: Request) -> None:
-    """Raise UserError if the token files and downloads will probably not fit on the disk."""
+    """Raise RunFailure if the token files and downloads will probably not fit on the disk."""
     texts = sum(map(_text_bytes, request.files))
     if request.max_bytes is not None:
         texts = min(texts, request.max_bytes)
@@ -146,7 +146,7 @@ def _check_space(folder: Path, request: Request) -> None:
     waiting = sum(sorted(file.bytes for file in request.files)[-1 - FILES_AHEAD :])
     needed, free = texts / _BYTES_PER_TOKEN * size + waiting, disk.free_bytes(folder)
     if needed > free:
-        raise errors.UserError(
+        raise errors.RunFailure(
             f"{request.repository}: about {needed / 1e9:,.1f} GB needed, {free / 1e9:,.1f} GB free"
             f" at {folder.parent}; free some, or take a part with --max-bytes or --files"
         )
