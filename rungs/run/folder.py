@@ -239,8 +239,7 @@ def _place_of(descriptor: int) -> Path | None:
 def read_note(note: Path) -> str:
     """Return the text of a short file, or an empty string if it cannot be read."""
     try:
-        paths.require_regular(note)
-        return note.read_text(encoding="utf-8").strip()
+        return paths.read_bytes(note).decode().strip()
     except (OSError, ValueError):
         return ""
 
