@@ -54,11 +54,15 @@ class NewRun:
         checkpoint, lines = branch.find()
         return dataclasses.replace(new, checkpoint=checkpoint, metrics=lines)
 
-    def make(self) -> bool:
-        """Write the folder atomically, and return whether this call did: an existing folder is left
-        unchanged. Raises UserError or RunFailure if it cannot be written."""
-        if paths.is_there(self.folder):
-            return False
+    def make(self) -> Path:
+        """Write the folder as `create` does, unless it exists; return it."""
+        if not paths.is_there(self.folder):
+            self.create()
+        return self.folder
+
+    def create(self) -> None:
+        """Write the folder atomically. Raises UserError if it exists by now, or the error of
+        `disk.unwritable`."""
         with disk.create_folder(self.folder) as new:
             for name, text in self.texts.items():
                 (new / name).write_text(text, encoding="utf-8")
@@ -69,7 +73,6 @@ class NewRun:
                 place = RunFolder(new).checkpoints / self.checkpoint.name
                 disk.copy(self.checkpoint, place, link=True)
                 RunFolder(new).metrics.write_text(self.metrics, encoding="utf-8")
-        return True
 
     def remove(self) -> None:
         """Remove the folder again, unless more than `make` wrote is in it by now."""
@@ -109,7 +112,9 @@ def create_like(
     target, origin = new_run_path(name), find_run(like)
     point = branch(origin) if branch else None
     new = NewRun.of(target, origin, parse_settings(settings), point)
-    is_new = new.make()  # by another process meanwhile, it is not this one's to remove
+    is_new = not paths.is_there(target)
+    if is_new:  # if another process has created it meanwhile, it is not this one's to remove
+        new.create()
     try:
         yield target
     except Exception:

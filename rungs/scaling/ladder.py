@@ -100,9 +100,7 @@ def make(rungs: list[Rung], origin: Path, folder: Path) -> list[Path]:
         NewRun.of(folder / f"rung-{number}", origin, rung.changes)
         for number, rung in enumerate(rungs, start=1)
     ]
-    for run in runs:
-        run.make()
-    return [run.folder for run in runs]
+    return [run.make() for run in runs]
 
 
 def learning_rate(flops: float) -> float:

@@ -130,7 +130,12 @@ def test_a_replaced_folder_is_on_disk_before_it_has_its_name(
 ) -> None:
     synced = set[str]()
     place = tmp_path / "folder"
-    monkeypatch.setattr(disk, "sync_to_disk", lambda at: place.exists() or synced.add(at.name))
+
+    def note(path: Path) -> None:
+        if not place.exists():
+            synced.add(path.name)
+
+    monkeypatch.setattr(disk, "sync_to_disk", note)
     with disk.replace_folder(place) as partial:
         (partial / "inner").mkdir()
         (partial / "inner" / "file").write_text("content")

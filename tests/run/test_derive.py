@@ -151,7 +151,7 @@ def test_a_copy_that_another_process_made_is_never_removed(
         if path != place or len(seen) == 2:
             return is_there(path)
         seen.append(False)
-        if len(seen) == 2:
+        if len(seen) == 2:  # just before it is created
             with monkeypatch.context() as patch:
                 patch.setattr(derive.paths, "is_there", is_there)
                 create_like("new", "old", [])
