@@ -20,7 +20,7 @@ from rungs.data import catalog
 from rungs.data.dataset import TRAIN, Dataset
 from rungs.data.loader import DistillationBatch, TrainingData
 from rungs.data.provenance import check_same_tokenizer
-from rungs.data.stored_arrays import Arrays, Store, StoredArrays
+from rungs.data.stored_arrays import Arrays, Store
 from rungs.model.gpt import GPT
 from rungs.parallel.sharding import Layout, one_device, place_batch
 from rungs.run.folder import RunFolder, StartOptions
@@ -104,13 +104,12 @@ class Teacher(NamedTuple):
             "target_offset": train.target_offset,
             "sequences": data.distinct_sequences,
         }
-        return Store.of(datasets_dir, "predictions", key)
-
-    def stored(self, store: Store, config: RunConfig, data: TrainingData) -> StoredArrays:
-        """Open the predictions. Raises UserError if they are damaged."""
-        length, most = config.sequence_length, config.train.teacher_top_k
+        length, most = config.sequence_length, train.teacher_top_k
         assert most is not None
-        return store.open(
+        return Store.of(
+            datasets_dir,
+            "predictions",
+            key,
             data.distinct_sequences,
             log_probs=(np.float32, (length, most + 1)),
             tokens=(_id_type(config), (length, most)),
@@ -153,7 +152,7 @@ class DistillationLearner(NextTokenLearner):
                     " predictions are not stored yet: uv run train.py"
                     f" {quoted(start.run.path)} --store-teacher"
                 )
-            data.predictions = teacher.stored(store, start.config, data).read
+            data.predictions = store.open().read
         return teacher
 
     @classmethod
@@ -198,7 +197,7 @@ def store_predictions(run: RunFolder, config: RunConfig, datasets_dir: Path) -> 
         log.info("%s: the predictions are stored already", store.folder)
         return
     mesh = create_mesh(Start(run, config, StartOptions(), None, None))
-    store.write(ComputedPredictions(teacher, config, data, mesh).read, data.distinct_sequences)
+    store.write(ComputedPredictions(teacher, config, data, mesh).read)
     log.info("%s: stored what %s predicts", store.folder, teacher.weights.path)
 
 

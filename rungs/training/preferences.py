@@ -132,8 +132,7 @@ class Reference:
         file or computed. Raises UserError if the weights were replaced since the run started."""
         here = {name: one for name, one in datasets.items() if split in one.description.splits}
         stores = {name: self._store(one, split) for name, one in here.items()}
-        read = {name: _read(one, here[name], split) for name, one in stores.items()}
-        found = {name: stored for name, stored in read.items() if stored is not None}
+        found = {name: stored for name, one in stores.items() if (stored := _read(one)) is not None}
         if not processes.AnyProcess(self.mesh)(len(found) < len(here)):
             return found
         computed = self._compute(here, split)
@@ -150,7 +149,10 @@ class Reference:
             "answers": dataset.description.splits[split].sha256,
             "compute_dtype": train.compute_dtype,
         }
-        return Store.of(dataset.folder, f"reference-{split}", key)
+        answers = dataset.description.splits[split].pairs
+        assert answers is not None
+        name, row = f"reference-{split}", (np.float32, ())
+        return Store.of(dataset.folder, name, key, answers.pairs, log_probs=row)
 
     def _compute(self, datasets: Mapping[str, Dataset], split: Split) -> dict[str, np.ndarray]:
         weights, config = self._find_weights(), self.start.config
@@ -172,13 +174,10 @@ class Reference:
         return found
 
 
-def _read(store: Store, dataset: Dataset, split: Split) -> np.ndarray | None:
+def _read(store: Store) -> np.ndarray | None:
     """Return stored numbers, None if they are missing or damaged."""
-    answers = dataset.description.splits[split].pairs
-    assert answers is not None
     try:
-        stored = store.open(answers.pairs, log_probs=(np.float32, ()))
-        return stored.read_all(_LOG_PROBS)
+        return store.open().read_all(_LOG_PROBS)
     except DamagedError:
         return None
 
@@ -186,6 +185,6 @@ def _read(store: Store, dataset: Dataset, split: Split) -> np.ndarray | None:
 def _write(store: Store, log_probs: np.ndarray) -> None:
     """Store the numbers, float32, one per answer, if the folder can be written."""
     try:
-        store.write(lambda rows: {_LOG_PROBS: log_probs[list(rows)]}, len(log_probs))
+        store.write(lambda rows: {_LOG_PROBS: log_probs[list(rows)]})
     except (UserError, RunFailure) as error:
         log.warning("%s; so the reference's numbers are computed anew each start", error)

@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 
 from rungs.common.errors import UserError
 from rungs.data import stored_arrays
-from rungs.data.stored_arrays import Arrays, DamagedError, Store, StoredArrays
+from rungs.data.stored_arrays import Arrays, DamagedError, Store
 
 COUNT = 10
 
@@ -20,22 +20,22 @@ def arrays_of(indices: Sequence[int]) -> Arrays:
     return {"a": np.array([[n, n + 1] for n in indices], np.int32)}
 
 
-def opened(store: Store) -> StoredArrays:
-    return store.open(COUNT, a=(np.int32, (2,)))
+def store_in(folder: Path, of: str) -> Store:
+    return Store.of(folder, "predictions", {"of": of}, COUNT, a=(np.int32, (2,)))
 
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     """Ten sequences in files of four."""
     monkeypatch.setattr(stored_arrays, "_FILE_BYTES", 32)
-    store = Store.of(tmp_path, "predictions", {"of": "a model"})
-    store.write(arrays_of, COUNT)
+    store = store_in(tmp_path, "a model")
+    store.write(arrays_of)
     return store
 
 
 def test_arrays_are_read_as_they_were_written(store: Store) -> None:
     assert store.exists()
-    found = opened(store)
+    found = store.open()
     np.testing.assert_array_equal(found.read([9, 0, 4])["a"], [[9, 10], [0, 1], [4, 5]])
     np.testing.assert_array_equal(found.read_all("a"), arrays_of(range(COUNT))["a"])
 
@@ -53,13 +53,13 @@ def test_writing_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.Monkey
         asked.extend(indices)
         return arrays_of(indices)
 
-    other = Store.of(tmp_path, "predictions", {"of": "another model"})
+    other = store_in(tmp_path, "another model")
     with pytest.raises(KeyboardInterrupt):
-        other.write(stop_after_a_file, COUNT)
+        other.write(stop_after_a_file)
     assert not other.exists()
-    other.write(count, COUNT)
-    assert asked[1:] == list(range(4, COUNT))
-    np.testing.assert_array_equal(opened(other).read_all("a"), arrays_of(range(COUNT))["a"])
+    other.write(count)
+    assert asked == list(range(4, COUNT))
+    np.testing.assert_array_equal(other.open().read_all("a"), arrays_of(range(COUNT))["a"])
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_a_changed_description_is_damage(store: Store, change: dict[str, object]
     keys = json.loads(store.description.read_text())
     store.description.write_text(json.dumps(keys | change))
     with pytest.raises(DamagedError):
-        opened(store)
+        store.open()
 
 
 @pytest.mark.parametrize(
@@ -109,18 +109,18 @@ def test_arrays_of_another_form_are_damage_even_with_their_checksums(
     keys["sha256"][path.name] = stored_arrays.file_checksum(path)
     store.description.write_text(json.dumps(keys))
     with pytest.raises(DamagedError, match=store.folder.name):
-        opened(store)
+        store.open()
 
 
 def test_arrays_that_another_process_wrote_meanwhile_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store, asked = Store.of(tmp_path, "predictions", {}), list[int]()
+    store, asked = store_in(tmp_path, ""), list[int]()
     lock = stored_arrays.lock_folder
 
     def write_first(folder: Path) -> AbstractContextManager[None]:
         monkeypatch.setattr(stored_arrays, "lock_folder", lock)
-        store.write(arrays_of, COUNT)
+        store.write(arrays_of)
         return lock(folder)
 
     def count(indices: Sequence[int]) -> Arrays:
@@ -128,8 +128,8 @@ def test_arrays_that_another_process_wrote_meanwhile_are_kept(
         return arrays_of(indices)
 
     monkeypatch.setattr(stored_arrays, "lock_folder", write_first)
-    store.write(count, COUNT)
-    assert asked == [0]
+    store.write(count)
+    assert asked == []
     assert store.exists()
 
 
@@ -138,19 +138,19 @@ def test_a_changed_file_is_damage_even_with_its_checksum(store: Store, content: 
     path = store.folder / "00001.safetensors"
     path.write_bytes(content)
     with pytest.raises(DamagedError, match="00001"):
-        opened(store)
+        store.open()
     keys = json.loads(store.description.read_text())
     keys["sha256"][path.name] = stored_arrays.file_checksum(path)
     store.description.write_text(json.dumps(keys))
     with pytest.raises(DamagedError):
-        opened(store)
+        store.open()
 
 
 def test_missing_arrays_are_no_error_of_reading(tmp_path: Path) -> None:
-    store = Store.of(tmp_path, "predictions", {})
+    store = store_in(tmp_path, "")
     assert not store.exists()
     with pytest.raises(DamagedError, match="missing"):
-        opened(store)
+        store.open()
 
 
 @pytest.mark.parametrize("function", ["Path.open", "os.stat"])
@@ -164,6 +164,6 @@ def test_what_can_not_be_read_is_not_missing(
 
     monkeypatch.setattr(f"{Path.__module__}.{function}" if "Path" in function else function, refuse)
     with pytest.raises(UserError, match="Permission denied") as error:
-        opened(store)
+        store.open()
     monkeypatch.undo()
     assert not isinstance(error.value, DamagedError)
