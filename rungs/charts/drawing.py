@@ -20,7 +20,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
-from rungs.common import disk, errors
+from rungs.common import disk
 from rungs.common.shown_text import counted
 from rungs.config.optimization_config import OptimizationConfig
 from rungs.config.option_values import ChartStyle
@@ -87,7 +87,7 @@ def write_all(
 ) -> list[Path]:
     """Draw charts into PNG files of a folder, one figure at a time, and return their paths.
     `creates` makes the folder if it is missing. Files are replaced atomically, as others may read
-    or write them meanwhile. Raises UserError if a chart cannot be written."""
+    or write them meanwhile. Raises the error of `disk.unwritable` if a chart cannot be written."""
     paths = []
     for name, draw in charts.items():
         path, picture = folder / name, io.BytesIO()
@@ -100,7 +100,7 @@ def write_all(
                 folder.mkdir(parents=True, exist_ok=True)
             disk.replace_file(path, picture.getvalue())
         except OSError as error:
-            raise errors.UserError(f"{path}: cannot be written: {error.strerror}") from None
+            raise disk.unwritable(path, error, "the chart") from None
         paths.append(path)
     return paths
 

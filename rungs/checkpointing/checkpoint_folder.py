@@ -166,7 +166,7 @@ def follow_link(path: Path) -> Path:
     """Return `path` with `best` or `latest` resolved, if that is a text file instead of a link."""
     for pointer in (path, *path.parents):
         if pointer.name in LINKS and paths.is_file(pointer):
-            name = pointer.read_bytes().decode(errors="replace").strip()
+            name = paths.read_bytes(pointer).decode(errors="replace").strip()
             if not paths.is_plain_name(name):
                 raise broken_link(pointer)
             return pointer.parent / name / path.relative_to(pointer)

@@ -9,7 +9,7 @@ from rungs.checkpointing.checkpoint_folder import IMPORTED, find_weights
 from rungs.checkpointing.manifest import PUBLISHED_FOLDER
 from rungs.checkpointing.weights_file import Weights
 from rungs.common.errors import UserError
-from rungs.common.paths import is_file, refuse_link_out
+from rungs.common.paths import is_file, read_bytes, refuse_link_out
 from rungs.data.chats.chat_dataset import ChatFormat
 from rungs.data.chats.chat_template import ChatTemplate
 from rungs.data.tokenizer import Tokenizer
@@ -50,7 +50,7 @@ def read_published(weights: Weights | None) -> dict[str, bytes]:
     folder = published_folder(weights) if weights else None
     if folder is None:
         return {}
-    return {name: path.read_bytes() for name, path in published_files(folder).items()}
+    return {name: read_bytes(path) for name, path in published_files(folder).items()}
 
 
 def find_chat_template(weights: Path, file: Path | None = None) -> ChatTemplate | None:

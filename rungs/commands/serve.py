@@ -8,8 +8,8 @@ from typing import Literal
 
 import click
 
-from rungs.common import paths
 from rungs.common.errors import UserError
+from rungs.common.strict_json import read_text
 from rungs.parallel import jax_setup
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
@@ -60,10 +60,11 @@ def serve(
 
 
 def _read_key(file: Path | None) -> str | None:
-    """Return the key in a file. Raises UserError if it is too short or not printable ASCII."""
+    """Return the key in a file. Raises UserError if it can't be read, is too short or not printable
+    ASCII."""
     if file is None:
         return None
-    key = paths.read_bytes(file).decode(errors="replace").strip()
+    key = read_text(file).strip()
     if len(key) < _SHORTEST_KEY or not key.isascii() or not key.isprintable():
         raise UserError(
             f"{file}: must hold a key of at least {_SHORTEST_KEY} printable ASCII characters"

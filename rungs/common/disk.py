@@ -53,6 +53,12 @@ def sync_to_disk(path: Path) -> None:
         os.close(descriptor)
 
 
+def sync_folder(folder: Path) -> None:
+    """Wait until everything in a folder is durably on disk."""
+    for path in folder.rglob("*"):
+        sync_to_disk(path)
+
+
 def _sync(descriptor: int) -> None:
     """Sync a file or folder; do nothing on file systems without that operation, such as some
     network file systems for folders."""
@@ -124,18 +130,26 @@ def move_folder(source: Path, target: Path) -> None:
             raise
         unfinished = target.with_name(f".{target.name}")
         remove(unfinished)
-        shutil.copytree(source, unfinished)
-        unfinished.rename(target)
+        copy(source, unfinished)
+        sync_folder(unfinished)
+        put_in_place(unfinished, target)
         remove(source)
 
 
-def link_or_copy(source: str, target: str) -> None:
-    """Hard-link a file, or copy it where that is not possible. A `copy_function` of
-    `shutil.copytree`, for files that are replaced and never modified."""
-    with contextlib.suppress(OSError):
-        os.link(source, target)
+def copy(source: Path, target: Path, *, link: bool = False) -> None:
+    """Copy a file, or a folder with its contents, but not times and permissions, which some file
+    systems don't let one set. With `link`, files are hard-linked where that is possible: for files
+    that are replaced and never modified. Raises OSError."""
+    if source.is_dir():
+        target.mkdir(parents=True, exist_ok=True)
+        for path in source.iterdir():
+            copy(path, target / path.name, link=link)
         return
-    shutil.copy2(source, target)
+    if link:
+        with contextlib.suppress(OSError):
+            os.link(source, target)
+            return
+    shutil.copyfile(source, target)
 
 
 @contextlib.contextmanager
@@ -186,23 +200,31 @@ def write_failure(path: Path, what: str, error: Exception, needed_bytes: int = 0
     if number is None and not path.exists():
         number = errno.ENOENT
     if number is None:
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        why = f"{type(error).__name__}: {reason(error)}"
     else:
-        reason = getattr(error, "strerror", None) or os.strerror(number)
+        why = getattr(error, "strerror", None) or os.strerror(number)
     if number in FULL:
         existing = next(place for place in (path, *path.absolute().parents) if place.exists())
         free = free_bytes(existing)
         known = [f"{needed_bytes:,} bytes needed"] if needed_bytes else []
         known += [f"{free:,} bytes free there"] if math.isfinite(free) else []
-        reason += f" ({', '.join(known)})" if known else ""
+        why += f" ({', '.join(known)})" if known else ""
     elif number == errno.ELOOP:
-        reason = f"it is a link, which is not followed ({getattr(error, 'filename', path)})"
+        why = f"it is a link, which is not followed ({getattr(error, 'filename', path)})"
     elif named := getattr(error, "filename", None):
-        reason += f" ({named})"
+        why += f" ({named})"
     remedy = _REMEDIES.get(number, "fix that")
     return RunFailure(
-        f"{path}: {what} could not be written: {reason}; {remedy}, then run the same command again"
+        f"{path}: {what} could not be written: {why}; {remedy}, then run the same command again"
     )
+
+
+def unwritable(path: Path, error: OSError, what: str = "a file of it") -> UserError | RunFailure:
+    """Return the error for a place that can't be written to: RunFailure for a full disk, else
+    UserError."""
+    if error.errno in FULL:
+        return write_failure(path, what, error)
+    return UserError(f"{path}: cannot be written to: {error.strerror or reason(error)}")
 
 
 def _number_of(error: Exception) -> int | None:
@@ -225,8 +247,8 @@ def folder_bytes(folder: Path) -> int:
 @contextlib.contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
     """Hold the lock to build or replace `folder`. Waits while another process holds it. A UserError
-    in the block leaves no new lock file behind. Raises UserError if the folder cannot be written;
-    an OSError raised in the block counts as that."""
+    in the block leaves no new lock file behind. Raises the error of `unwritable` if the folder
+    cannot be written; an OSError raised in the block counts as that."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         path = _sibling(folder, "lock")
@@ -246,7 +268,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
                     path.unlink(missing_ok=True)  # processes that wait for it notice that
                 raise
     except OSError as error:
-        raise UserError(f"{folder}: cannot be built: {reason(error)}") from error
+        raise unwritable(folder, error) from error
 
 
 @contextlib.contextmanager
@@ -262,6 +284,7 @@ def replace_folder(folder: Path, *, resume: bool = False) -> Iterator[Path]:
     partial.mkdir(exist_ok=resume)
     try:
         yield partial
+        sync_folder(partial)
         if folder.exists():
             folder.rename(old)
         put_in_place(partial, folder)
@@ -299,9 +322,9 @@ def _remove(folder: Path) -> None:
 @contextlib.contextmanager
 def create_folder(folder: Path) -> Iterator[Path]:
     """Create a new folder. Yields an empty folder to fill. When the block ends, it is synced to
-    disk and takes the name `folder`; if the block raises, it is deleted. Raises UserError if the
-    folder cannot be written (an OSError raised in the block counts as that), or something with its
-    name was created in the meantime."""
+    disk and takes the name `folder`; if the block raises, it is deleted. Raises the error of
+    `unwritable` if the folder cannot be written (an OSError raised in the block counts as that),
+    UserError if something with its name was created in the meantime."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         for left in folder.parent.glob(f".{glob.escape(folder.name)}.*.partial"):
@@ -312,24 +335,23 @@ def create_folder(folder: Path) -> Iterator[Path]:
             new = Path(unfinished) / folder.name
             new.mkdir()
             yield new
-            for path in new.rglob("*"):
-                sync_to_disk(path)
+            sync_folder(new)
             if os.path.lexists(folder):
                 raise UserError(f"{folder}: just created by another process; left unchanged")
             put_in_place(new, folder)
     except OSError as error:
-        raise UserError(f"{folder}: cannot be written: {error.strerror or error}") from error
+        raise unwritable(folder, error) from error
 
 
 @contextlib.contextmanager
 def temporary_folder(parent: Path) -> Iterator[Path]:
-    """Yield an empty folder in `parent`, which is deleted at the end. Raises UserError if it cannot
-    be written; an OSError raised in the block counts as that."""
+    """Yield an empty folder in `parent`, which is deleted at the end. Raises the error of
+    `unwritable` if it cannot be written; an OSError raised in the block counts as that."""
     try:
         with tempfile.TemporaryDirectory(prefix=".", suffix=".partial", dir=parent) as folder:
             yield Path(folder)
     except OSError as error:
-        raise UserError(f"{parent}: cannot be written: {error.strerror or error}") from error
+        raise unwritable(parent, error) from error
 
 
 @contextlib.contextmanager

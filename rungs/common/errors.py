@@ -4,6 +4,7 @@ from __future__ import annotations  # an older Python must reach the message of 
 
 import contextlib
 import difflib
+import errno
 import os
 import re
 from typing import TYPE_CHECKING
@@ -123,8 +124,14 @@ def system_error(error: Exception) -> UserError | RunFailure | None:
     now, or a lack of memory; None if it is about something else. Permissions are the user's."""
     if isinstance(error, MemoryError):
         return RunFailure("the memory does not suffice for what this command reads or makes")
-    if not isinstance(error, OSError) or error.filename is None or error.strerror is None:
+    if not isinstance(error, OSError) or error.strerror is None:
         return None
+    if error.filename is None:  # of writing to an open file
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            return None
+        return RunFailure(
+            f"a file could not be written: {error.strerror}; free some space, then run this again"
+        )
     kind = UserError if isinstance(error, PermissionError) else RunFailure
     return kind(
         f"{os.fsdecode(error.filename)}: {error.strerror}; check that it is there and may be used,"

@@ -121,6 +121,7 @@ def start_python(
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
+        errors="replace",
         env=os.environ | environment | {"PYTHONPATH": path},
         start_new_session=True,
     )

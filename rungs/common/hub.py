@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rungs.common.errors import UserError
+from rungs.common import disk
+from rungs.common.errors import RunFailure, UserError
 from rungs.common.paths import is_inside
 from rungs.common.strict_json import format_value
 
@@ -298,6 +299,10 @@ def _hub_errors(what: str) -> Iterator[None]:
     except (OSError, HTTPError, EntryNotFoundError, RuntimeError, ValueError) as error:
         if isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError):
             raise NotOnHub(f"{what}: not on the Hugging Face hub") from None
+        if full := disk.reason_of_no_space(error):
+            raise RunFailure(
+                f"{what}: cannot be downloaded: {full}; free some space, then run this again"
+            ) from None
         raise UserError(
             f"{what}: cannot be downloaded from the Hugging Face hub ({_reason(error)}); check the"
             " connection and HF_HUB_OFFLINE, or copy its folder from a machine that has it"

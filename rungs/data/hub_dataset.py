@@ -1,6 +1,5 @@
 """Download datasets from the Hugging Face hub, and update the local copy."""
 
-import shutil
 from pathlib import Path
 
 from rungs.common import disk, errors, hub, paths
@@ -23,7 +22,7 @@ def download(name: str, folder: Path, *, update: bool) -> None:
         if known is None or known.source.revision != state.revision:
             with disk.lock_folder(folder):
                 _download_revision(name, folder, state)
-    except errors.UserError as error:
+    except (errors.UserError, errors.RunFailure) as error:
         if not paths.is_there(folder):
             raise
         log.warning("%s: using the copy in %s, which may be outdated: %s", name, folder, error)
@@ -58,14 +57,11 @@ def _download_revision(name: str, folder: Path, state: hub.HubRepository) -> Non
 
 def _copy_old_files(partial: Path, folder: Path) -> None:
     """Start from the existing copy, so that only changed files are downloaded."""
-
-    def copy(source: str, target: str) -> None:
-        # Token files are replaced, never modified, so they can be hard links. The hub's bookkeeping
-        # files are modified: a link would change the old copy's.
-        (disk.link_or_copy if source.endswith(".safetensors") else shutil.copy2)(source, target)
-
     if folder.exists() and not any(partial.iterdir()):
-        shutil.copytree(folder, partial, copy_function=copy, dirs_exist_ok=True)
+        for path in folder.iterdir():
+            # Token files are replaced, never modified, so they can be hard links. The hub's
+            # bookkeeping files are modified: a link would change the old copy's.
+            disk.copy(path, partial / path.name, link=path.suffix == ".safetensors")
     (partial / tokenizer.TOKENIZER_FILE).unlink(missing_ok=True)
 
 

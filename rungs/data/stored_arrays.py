@@ -22,7 +22,7 @@ from rungs.common import disk, strict_json
 from rungs.common.disk import lock_folder, replace_folder
 from rungs.common.errors import UserError
 from rungs.common.paths import file_checksum, is_file, open_to_read
-from rungs.data.token_file import FileArray, read_header
+from rungs.data.token_file import DTYPES, FileArray, read_header
 
 log = logging.getLogger("rungs")
 
@@ -31,6 +31,8 @@ _MOST_DESCRIPTION_BYTES = 1 << 24
 
 Arrays = Mapping[str, np.ndarray]
 """Arrays by name, whose first axis is n sequences."""
+Row = tuple[type[np.generic], tuple[int, ...]]
+"""Dtype and shape of a sequence's part of an array."""
 ArraysOf = Callable[[Sequence[int]], Arrays]
 """Returns the arrays of some sequences, by their indices."""
 
@@ -46,12 +48,6 @@ class Description(strict_json.StrictModel):
     """Sequences in each file but the last."""
     sha256: dict[str, str]
     """Of each file, by name."""
-
-    @property
-    def counts(self) -> list[int]:
-        """Number of sequences in each file."""
-        firsts = range(0, self.sequences, self.per_file)
-        return [min(self.per_file, self.sequences - first) for first in firsts]
 
 
 class DamagedError(UserError):
@@ -72,11 +68,15 @@ class Store(NamedTuple):
 
     folder: Path
     key: dict[str, Any]
+    sequences: int
+    rows: Mapping[str, Row]
 
     @classmethod
-    def of(cls, parent: Path, name: str, key: dict[str, Any]) -> Self:
-        """Return the place in a folder for arrays that depend on `key`, JSON."""
-        return cls(parent / f"{name}-{strict_json.json_checksum(key)[:16]}", key)
+    def of(cls, parent: Path, name: str, key: dict[str, Any], sequences: int, **rows: Row) -> Self:
+        """Return the place in a folder for arrays of so many sequences that depend on `key`, JSON;
+        `rows` has what each array has for a sequence."""
+        folder = parent / f"{name}-{strict_json.json_checksum(key)[:16]}"
+        return cls(folder, key, sequences, rows)
 
     @property
     def description(self) -> Path:
@@ -87,28 +87,31 @@ class Store(NamedTuple):
         """Return whether all arrays were written."""
         return is_file(self.description)
 
-    def write(self, arrays_of: ArraysOf, sequences: int) -> None:
-        """Write the arrays of so many sequences, a file at a time. Killed and called again, it goes
-        on with the first file that is missing. Raises UserError if the folder can't be written."""
-        row_bytes = sum(array.nbytes for array in arrays_of([0]).values())
-        per_file, sha256 = max(_FILE_BYTES // row_bytes, 1), {}
-        with lock_folder(self.folder), replace_folder(self.folder, resume=True) as folder:
-            for first in range(0, sequences, per_file):
-                path = folder / f"{first // per_file:05}.safetensors"
-                if not is_file(path):
-                    log.info("%s: sequence %s of %s", path, f"{first + 1:,}", f"{sequences:,}")
-                    arrays = arrays_of(range(first, min(first + per_file, sequences)))
-                    disk.replace_file(path, safetensors.numpy.save(dict(arrays)))
-                sha256[path.name] = file_checksum(path) or ""
-            description = Description(
-                key=self.key, sequences=sequences, per_file=per_file, sha256=sha256
-            )
-            text = json.dumps(description.model_dump(mode="json"), indent=2)
-            disk.replace_file(folder / self.description.name, text + "\n")
+    def write(self, arrays_of: ArraysOf) -> None:
+        """Write the arrays, a file at a time. Killed and called again, it goes on with the first
+        file that is missing. Raises the error of `disk.unwritable`."""
+        row_bytes = sum(np.dtype(row).itemsize for row in self.rows.values())
+        per_file, sha256, were_there = max(_FILE_BYTES // row_bytes, 1), {}, self.exists()
+        with lock_folder(self.folder):
+            if self.exists() and not were_there:
+                return  # another process wrote them
+            with replace_folder(self.folder, resume=True) as folder:
+                for first in range(0, self.sequences, per_file):
+                    path = folder / f"{first // per_file:05}.safetensors"
+                    if not is_file(path):
+                        log.info("%s: sequence %d of %d", path, first + 1, self.sequences)
+                        arrays = arrays_of(range(first, min(first + per_file, self.sequences)))
+                        disk.replace_file(path, safetensors.numpy.save(dict(arrays)))
+                    sha256[path.name] = file_checksum(path) or ""
+                description = Description(
+                    key=self.key, sequences=self.sequences, per_file=per_file, sha256=sha256
+                )
+                text = json.dumps(description.model_dump(mode="json"), indent=2)
+                disk.replace_file(folder / self.description.name, text + "\n")
 
     def open(self) -> "StoredArrays":
-        """Open the arrays. Raises DamagedError if they are missing or damaged, UserError if they
-        can't be read."""
+        """Open the arrays. Raises DamagedError if they are missing, damaged or others, UserError if
+        they can't be read."""
         if not self.exists():
             raise DamagedError(f"{self.description}: missing")
         with open_to_read(self.description) as file:
@@ -121,15 +124,19 @@ class Store(NamedTuple):
             for name, sha256 in description.sha256.items()
             if file_checksum(self.folder / name) != sha256
         ]
-        if wrong or len(description.sha256) != len(description.counts):
+        firsts = range(0, self.sequences, description.per_file)
+        is_other = (description.sequences, description.key) != (self.sequences, self.key)
+        if wrong or is_other or len(description.sha256) != len(firsts):
             raise DamagedError(
                 f"{self.folder}: {', '.join(wrong) or self.description.name}: missing or damaged;"
                 " delete the folder and run the same command again"
             )
         with errors_as_damage():
             files = [_open(self.folder / name) for name in sorted(description.sha256)]
-        for arrays, count in zip(files, description.counts, strict=True):
-            if not arrays or any(len(array) != count for array in arrays.values()):
+        for first, arrays in zip(firsts, files, strict=True):
+            count = min(description.per_file, self.sequences - first)
+            found = {name: (array.dtype, array.shape) for name, array in arrays.items()}
+            if found != {name: (dtype, (count, *row)) for name, (dtype, row) in self.rows.items()}:
                 raise DamagedError(f"{self.folder}: damaged; delete the folder and run this again")
         return StoredArrays(files, description.per_file)
 
@@ -155,4 +162,6 @@ class StoredArrays(NamedTuple):
 
 def _open(path: Path) -> dict[str, FileArray]:
     tensors, _ = read_header(path)
+    if not all(tensor.code in DTYPES and tensor.shape for tensor in tensors.values()):
+        raise DamagedError(f"{path}: damaged; delete its folder and run the same command again")
     return {name: FileArray(path, tensor) for name, tensor in tensors.items()}

@@ -64,8 +64,11 @@ class TextSection(NamedTuple):
             file.seek(self.start)
             for offset in range(self.start, self.end, _PIECE_BYTES):
                 end = min(offset + _PIECE_BYTES, self.end)
+                content = file.read(end - offset)
+                if len(content) < end - offset:
+                    raise changed_while_read(self.path)
                 try:
-                    yield decoder.decode(file.read(end - offset), final=end == self.end)
+                    yield decoder.decode(content, final=end == self.end)
                 except UnicodeDecodeError as error:
                     raise UserError(
                         f"{self.path}: not UTF-8 text, near byte {offset + error.start}; convert"
@@ -225,6 +228,8 @@ def json_lines(section: TextSection) -> Iterator[tuple[int, bytes]]:
             if line.strip():
                 yield offset, line
             offset += len(line)
+    if offset < section.end:
+        raise changed_while_read(section.path)
 
 
 def parse_json(line: bytes, make_object: Callable[[list[tuple[str, Any]]], Any] = dict) -> Any:
@@ -254,6 +259,11 @@ def read_lines(
             raise line_error(section.path, offset, str(error)) from None
         yield found
         progress(len(line))
+
+
+def changed_while_read(path: Path) -> UserError:
+    """Return the error for a file that ends before it did."""
+    return UserError(f"{path}: was shortened while it was read; run the same command again")
 
 
 class LineError(UserError):

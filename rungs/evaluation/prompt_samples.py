@@ -109,13 +109,12 @@ class SampleProcess:
         self._process.send(request.model_dump_json())
 
     def _stage(self, checkpoint: Path) -> None:
+        staged = self._folder / checkpoint.name
         with contextlib.suppress(FileNotFoundError):  # deleted by retention meanwhile
-            shutil.copytree(
-                checkpoint,
-                self._folder / checkpoint.name,
-                copy_function=disk.link_or_copy,
-                ignore=shutil.ignore_patterns(optimizer_state.OPTIMIZER_FOLDER),
-            )
+            for path in checkpoint.iterdir():
+                if path.name != optimizer_state.OPTIMIZER_FOLDER:
+                    staged.mkdir(parents=True, exist_ok=True)
+                    disk.copy(path, staged / path.name, link=True)
 
 
 class CheckpointSampler:

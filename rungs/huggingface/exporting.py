@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 from tqdm import tqdm
 
 from rungs.checkpointing import checkpoint_folder, load, published, weights_file
@@ -291,7 +291,7 @@ class Adapter:
         for module in modules:
             tensors[f"{_WRAPPER}{module.name}.lora_A.weight"] = module.a_RI
             tensors[f"{_WRAPPER}{module.name}.lora_B.weight"] = module.b_OR
-        save_file(tensors, folder / ADAPTER_WEIGHTS_FILE, metadata={"format": "pt"})
+        (folder / ADAPTER_WEIGHTS_FILE).write_bytes(save(tensors, metadata={"format": "pt"}))
         hf_tokenizer.write_json(folder / ADAPTER_CONFIG_FILE, self._config(modules))
 
     def _config(self, modules: list[AdaptedModule]) -> dict[str, Any]:

@@ -94,8 +94,10 @@ class MirrorFolder:
     def files(self, folder: str = "") -> dict[str, int]:
         """Return the size in bytes of every file below a folder, by path in the mirror."""
         self._files.invalidate_cache()
+        # by default fsspec leaves out local folders that can't be read, as if they were empty
+        strict = {"on_error": _raise_unless_missing} if self._is_local else {}
         try:
-            found = self._files.find(self._at(folder), detail=True)
+            found = self._files.find(self._at(folder), detail=True, **strict)
         except FileNotFoundError:
             return {}
         sizes = {path: info["size"] for path, info in found.items() if not path.endswith(_PARTIAL)}
@@ -167,12 +169,17 @@ class MirrorFolder:
         return f"{root}/{path}" if path else root
 
 
+def _raise_unless_missing(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
+
+
 def is_mirrored(name: str) -> bool:
     """Whether a run folder's file, given by relative path, is mirrored; not for checkpoints."""
     first, *rest = parts = name.split("/")
     if first in _NOT_MIRRORED or any(part.startswith(".") for part in parts):
         return False
-    return first != CHECKPOINTS or rest[0] == IMPORTED
+    return first != CHECKPOINTS or rest[:1] == [IMPORTED]
 
 
 FileVersion = tuple[int, int]

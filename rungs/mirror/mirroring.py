@@ -167,11 +167,11 @@ class Copier:
                 target = staged / name
                 target.parent.mkdir(parents=True, exist_ok=True)
                 with contextlib.suppress(FileNotFoundError):
-                    shutil.copy2(self._run.path / name, target)
+                    disk.copy(self._run.path / name, target)
             what = checkpoint.folder.name if checkpoint else "files beside the checkpoints"
             self._run.check()
             self.mirror.upload(staged, f"Copy {what}")
-        for gone in record.copied.keys() - files:
+        for gone in filter(mirror_folder.is_mirrored, record.copied.keys() - files):
             self.mirror.delete_file(gone)
         self._run.check()
         self._record = record.model_copy(update={"copied": files})
@@ -220,8 +220,8 @@ def _stage(checkpoint: manifest.Checkpoint, staged: Path) -> bool:
     """Link a checkpoint's files into the folder to upload; return whether it still exists."""
     target = staged / CHECKPOINTS / checkpoint.folder.name
     try:
-        shutil.copytree(checkpoint.folder, target, copy_function=disk.link_or_copy)
-    except (FileNotFoundError, shutil.Error):
+        disk.copy(checkpoint.folder, target, link=True)
+    except FileNotFoundError:
         if checkpoint.folder.exists():
             raise
         return False
@@ -237,7 +237,7 @@ def restore_if_empty(
     mirror is of another run or ahead of this folder, RunFailure if it can't be reached but is
     needed."""
     mirror = MirrorFolder(url)
-    with _failures(mirror):
+    with _failures(run, mirror):
         _refuse_place(run, mirror)
     if not _is_empty(run):
         try:
@@ -247,7 +247,7 @@ def restore_if_empty(
         except Exception as error:  # of any library behind fsspec
             log.warning("%s: %s; training goes on without it for now", mirror.url, reason(error))
         return
-    with _failures(mirror):
+    with _failures(run, mirror):
         mirror.require_login()
         names = sorted(mirror.checkpoints(), key=checkpoint_folder.order_by_name, reverse=True)
         if not names:
@@ -260,7 +260,7 @@ def restore_if_empty(
                 break
     run.path.mkdir(parents=True, exist_ok=True)
     run.refuse_links()
-    with disk.lock_folder(run.checkpoints), _failures(mirror):
+    with disk.lock_folder(run.checkpoints), _failures(run, mirror):
         if _is_empty(run):  # another process of the run may have been faster
             _Restoring(run, mirror).restore(names)
 
@@ -284,13 +284,15 @@ def _refuse_place(run: RunFolder, mirror: MirrorFolder) -> None:
 
 
 @contextlib.contextmanager
-def _failures(mirror: MirrorFolder) -> Iterator[None]:
+def _failures(run: RunFolder, mirror: MirrorFolder) -> Iterator[None]:
     """Turn a failure to read the mirror into a RunFailure, or a UserError for a local path."""
     try:
         yield
     except (UserError, RunFailure):
         raise
     except Exception as error:
+        if disk.reason_of_no_space(error):
+            raise disk.write_failure(run.path, "what its mirror has", error) from None
         if mirror.local_path is not None:
             raise UserError(f"--mirror {mirror.url}: cannot be read: {reason(error)}") from None
         raise RunFailure(
@@ -348,8 +350,7 @@ class _Restoring:
         if damage := _damage(folder):
             log.warning("%s: %s is damaged (%s); not restored", self._mirror.url, name, damage)
             return False
-        for path in [*folder.rglob("*"), folder]:
-            disk.sync_to_disk(path)
+        disk.sync_folder(folder)
         return True
 
     def _restore_other_files(self) -> None:

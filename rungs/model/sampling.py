@@ -123,7 +123,7 @@ class RowSampling(NamedTuple):
         everything = np.iinfo(np.int32).max
         return cls(
             np.array([each.temperature for each in samplings], np.float32),
-            np.array([each.top_k or everything for each in samplings], np.int32),
+            np.array([min(each.top_k or everything, everything) for each in samplings], np.int32),
             np.array([1 if each.top_p is None else each.top_p for each in samplings], np.float32),
             np.array([each.min_p or 0 for each in samplings], np.float32),
             np.array([each.repetition_penalty for each in samplings], np.float32),

@@ -55,20 +55,24 @@ class NewRun:
         return dataclasses.replace(new, checkpoint=checkpoint, metrics=lines)
 
     def make(self) -> Path:
-        """Write the folder atomically. An existing folder is left unchanged. Raises UserError if it
-        cannot be written."""
+        """Write the folder as `create` does, unless it exists; return it."""
         if not paths.is_there(self.folder):
-            with disk.create_folder(self.folder) as new:
-                for name, text in self.texts.items():
-                    (new / name).write_text(text, encoding="utf-8")
-                for name, content in self.task_files.items():
-                    (new / name).parent.mkdir(parents=True, exist_ok=True)
-                    (new / name).write_bytes(content)
-                if self.checkpoint is not None:
-                    place = RunFolder(new).checkpoints / self.checkpoint.name
-                    shutil.copytree(self.checkpoint, place, copy_function=disk.link_or_copy)
-                    RunFolder(new).metrics.write_text(self.metrics, encoding="utf-8")
+            self.create()
         return self.folder
+
+    def create(self) -> None:
+        """Write the folder atomically. Raises UserError if it exists by now, or the error of
+        `disk.unwritable`."""
+        with disk.create_folder(self.folder) as new:
+            for name, text in self.texts.items():
+                (new / name).write_text(text, encoding="utf-8")
+            for name, content in self.task_files.items():
+                (new / name).parent.mkdir(parents=True, exist_ok=True)
+                (new / name).write_bytes(content)
+            if self.checkpoint is not None:
+                place = RunFolder(new).checkpoints / self.checkpoint.name
+                disk.copy(self.checkpoint, place, link=True)
+                RunFolder(new).metrics.write_text(self.metrics, encoding="utf-8")
 
     def remove(self) -> None:
         """Remove the folder again, unless more than `make` wrote is in it by now."""
@@ -109,8 +113,10 @@ def create_like(
     point = branch(origin) if branch else None
     new = NewRun.of(target, origin, parse_settings(settings), point)
     is_new = not paths.is_there(target)
+    if is_new:  # if another process has created it meanwhile, it is not this one's to remove
+        new.create()
     try:
-        yield new.make()
+        yield target
     except Exception:
         keep = False
         raise

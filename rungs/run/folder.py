@@ -104,7 +104,7 @@ class RunFolder:
                 f"{self.path}: in use by {who}; wait for it or stop it{remedy}"
             ) from None
         except OSError as error:
-            raise self.unwritable(error) from None
+            raise disk.unwritable(self.path, error, "the lock of the run") from None
         with _opened(self.path) as descriptor:
             own = dataclasses.replace(self, identity=_identity(self.path), descriptor=descriptor)
             try:
@@ -121,7 +121,8 @@ class RunFolder:
                 if own.is_own():
                     with contextlib.suppress(OSError):
                         self.holder.unlink()
-                lock.release()
+                with contextlib.suppress(OSError):  # the process's end releases it, too
+                    lock.release()
 
     def is_own(self) -> bool:
         """Whether the folder and its lock are still those that this process trains."""
@@ -150,17 +151,11 @@ class RunFolder:
         )
 
     def write_note(self, note: Path, text: str) -> None:
-        """Write a short file; raises the error that `unwritable` returns."""
+        """Write a short file; raises the error of `disk.unwritable`."""
         try:
             disk.replace_file(note, text + "\n")
         except OSError as error:
-            raise self.unwritable(error) from None
-
-    def unwritable(self, error: OSError) -> UserError | RunFailure:
-        """Return the error for an unwritable folder: RunFailure for a full disk, else UserError."""
-        if error.errno not in disk.FULL:
-            return UserError(f"{self.path}: cannot be written to: {error.strerror}")
-        return disk.write_failure(self.path, "the lock of the run", error)
+            raise disk.unwritable(self.path, error, "the lock of the run") from None
 
     def refuse_links(self) -> None:
         """Raise UserError if a path that training writes to is a link, which would lead elsewhere,
@@ -244,8 +239,7 @@ def _place_of(descriptor: int) -> Path | None:
 def read_note(note: Path) -> str:
     """Return the text of a short file, or an empty string if it cannot be read."""
     try:
-        paths.require_regular(note)
-        return note.read_text(encoding="utf-8").strip()
+        return paths.read_bytes(note).decode().strip()
     except (OSError, ValueError):
         return ""
 

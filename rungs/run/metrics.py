@@ -301,7 +301,8 @@ class MetricsLog(Generic[R]):
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._file.close()
+        with disk.writing(self._path, "the metrics so far"):  # some systems only write now
+            self._file.close()
 
 
 class NullMetricsLog(MetricsLog[R]):

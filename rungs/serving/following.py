@@ -19,6 +19,7 @@ class Follower(threading.Thread):
         super().__init__(name="follower", daemon=True)
         self._engine, self._models = engine, models
         self._pause = threading.Event()
+        self._problems: dict[str, str] = {}
 
     def run(self) -> None:
         """Look again and again."""
@@ -31,8 +32,11 @@ class Follower(threading.Thread):
         try:
             generator = model.newer()
         except (UserError, OSError) as error:
-            click.echo(f"{name}: {reason(error)}; {model.step} goes on", err=True)
+            if self._problems.get(name) != (problem := reason(error)):
+                click.echo(f"{name}: {problem}; {model.step} goes on", err=True)
+            self._problems[name] = problem
             return
+        self._problems.pop(name, None)
         if generator is not None:
             self._engine.replace(name, generator)
             click.echo(f"{name}: now {model.step}", err=True)

@@ -18,7 +18,8 @@ from rungs.data.tokenizer import REPLACEMENT_CHARACTER, Tokenizer
 from rungs.model.sampling import Sampling
 from rungs.serving.slots import MOST_LIKELY, LogProbs
 
-MOST_STOPS = 4
+MOST_STOPS, MOST_STOP_CHARACTERS = 4, 1000
+"""Each piece of an answer is compared with all beginnings of its stop strings."""
 _IGNORED = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
 """Parameters that don't bear on the answer."""
 _ONLY: dict[str, tuple[object, ...]] = {
@@ -95,8 +96,9 @@ class Body(pydantic.BaseModel, abc.ABC):
     @classmethod
     def _few_stops(cls, stop: str | list[str] | None) -> str | list[str] | None:
         stops = [stop] if isinstance(stop, str) else stop or []
-        if len(stops) > MOST_STOPS or not all(stops):
-            raise ValueError(f"must be at most {MOST_STOPS} strings, none of them empty")
+        if len(stops) > MOST_STOPS or not all(0 < len(s) <= MOST_STOP_CHARACTERS for s in stops):
+            most = f"at most {MOST_STOPS} strings of 1 to {MOST_STOP_CHARACTERS:,} characters"
+            raise ValueError(f"must be {most}")
         return stop
 
     @property

@@ -10,6 +10,7 @@ from rungs.checkpointing.load import load_token_generator, load_tokenizer
 from rungs.checkpointing.published import all_stop_tokens, find_chat_template
 from rungs.checkpointing.weights_file import Weights
 from rungs.common.errors import UserError
+from rungs.common.paths import file_checksum
 from rungs.data.chats.chat_dataset import ChatFormat
 from rungs.model.generation import Generator
 from rungs.model.weight_formats import WeightFormat
@@ -61,6 +62,7 @@ class Served:
         self.place, self._loading = place, loading
         self.weights = loading.find(place)
         opened = Weights(self.weights)
+        self._kind = _kind(opened)
         config = opened.header.model
         self.context_length, self.vocab_size = config.context_length, config.vocab_size
         self.tokenizer = load_tokenizer(self.weights)
@@ -79,10 +81,12 @@ class Served:
 
     def newer(self) -> Generator | None:
         """Load the weights that are there now, None if they are those of before. Raises UserError
-        if they are damaged or just being deleted."""
+        if they are damaged, just being deleted, or of another model."""
         weights = self._loading.find(self.place)
         if weights == self.weights:
             return None
+        if _kind(Weights(weights)) != self._kind:
+            raise UserError(f"{weights}: is of another model or tokenizer; serve it anew")
         generator = self._loading.generator(weights)
         self.weights = weights
         return generator
@@ -90,6 +94,8 @@ class Served:
     def prompts(self, body: Body) -> list[list[int]]:
         """Return the token ids of a request's prompts. Raises UserError if they don't fit."""
         prompts = self._chat(body) if isinstance(body, ChatBody) else self._texts(body)
+        if body.asked_tokens == 0 and not body.is_echoed:
+            raise UserError("max_tokens: 0 needs echo")
         for prompt in prompts:
             if not prompt:
                 raise UserError("prompt: has no token")
@@ -113,8 +119,6 @@ class Served:
 
     def _texts(self, body: Body) -> list[list[int]]:
         assert isinstance(body, CompletionBody)
-        if body.max_tokens == 0 and not body.echo:
-            raise UserError("max_tokens: 0 needs echo")
         return [
             self._encoded(each, self.tokenizer.encode_beginning) if isinstance(each, str) else each
             for each in body.prompts()
@@ -135,6 +139,12 @@ class Served:
                 f" {self.context_length} tokens"
             )
         return encode(text)
+
+
+def _kind(weights: Weights) -> tuple[object, ...]:
+    """Return what all checkpoints of a run share: the model's shape and the tokenizer."""
+    file = weights.tokenizer_file
+    return weights.header.model, file_checksum(file) if file else weights.header.tokenizer
 
 
 def names_of(places: Sequence[str]) -> list[str]:

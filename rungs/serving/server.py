@@ -8,11 +8,13 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from rungs.common.errors import UserError
+from rungs.common.errors import UserError, reason
 from rungs.serving.app import App
 from rungs.serving.engine import Engine
 
 _SECONDS_FOR_HEADERS = 10
+_SECONDS_UNREAD = 60
+"""How long a client may read nothing of what waits for it."""
 _SECONDS_BETWEEN_REQUESTS = 5
 _MOST_HEADER_BYTES = 1 << 14
 _MOST_CONNECTIONS = 512
@@ -21,18 +23,32 @@ _BACKLOG = 128
 
 
 class _TimedProtocol(H11Protocol):
-    """Closes connections whose headers don't arrive in time, which uvicorn waits for."""
+    """Closes connections whose headers don't arrive in time, or whose answers nobody reads, both of
+    which uvicorn waits for."""
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self._timer = self.loop.call_later(_SECONDS_FOR_HEADERS, self._close_unused)
+
+    def on_response_complete(self) -> None:
+        self._timer.cancel()
+        self._timer = self.loop.call_later(_SECONDS_FOR_HEADERS, self._close_unused)
+        super().on_response_complete()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._unread = self.loop.call_later(_SECONDS_UNREAD, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._unread.cancel()
+        super().resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._timer.cancel()
         super().connection_lost(exc)
 
     def _close_unused(self) -> None:
-        if self.cycle is None:
+        if self.cycle is None or self.cycle.response_complete:
             self.transport.abort()
 
 
@@ -52,8 +68,9 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
-    except OSError as error:
-        raise UserError(f"--host {host} --port {port}: {error.strerror}; choose another") from None
+    except (OSError, UnicodeError) as error:  # of a name that DNS can't have
+        why = getattr(error, "strerror", None) or reason(error)
+        raise UserError(f"--host {host} --port {port}: {why}; choose another") from None
 
 
 def make_server(app: App, engine: Engine) -> uvicorn.Server:

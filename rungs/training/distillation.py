@@ -104,7 +104,21 @@ class Teacher(NamedTuple):
             "target_offset": train.target_offset,
             "sequences": data.distinct_sequences,
         }
-        return Store.of(datasets_dir, "predictions", key)
+        length, most = config.sequence_length, train.teacher_top_k
+        assert most is not None
+        return Store.of(
+            datasets_dir,
+            "predictions",
+            key,
+            data.distinct_sequences,
+            log_probs=(np.float32, (length, most + 1)),
+            tokens=(_id_type(config), (length, most)),
+        )
+
+
+def _id_type(config: RunConfig) -> type[np.generic]:
+    """Return the dtype of the predictions' tokens."""
+    return np.uint16 if config.model.vocab_size <= 2**16 else np.int32
 
 
 class DistillationLearner(NextTokenLearner):
@@ -183,7 +197,7 @@ def store_predictions(run: RunFolder, config: RunConfig, datasets_dir: Path) -> 
         log.info("%s: the predictions are stored already", store.folder)
         return
     mesh = create_mesh(Start(run, config, StartOptions(), None, None))
-    store.write(ComputedPredictions(teacher, config, data, mesh).read, data.distinct_sequences)
+    store.write(ComputedPredictions(teacher, config, data, mesh).read)
     log.info("%s: stored what %s predicts", store.folder, teacher.weights.path)
 
 
@@ -194,7 +208,7 @@ class ComputedPredictions:
     def __init__(self, teacher: Teacher, config: RunConfig, data: TrainingData, mesh: Mesh) -> None:
         self._data, self._mesh, self._size = data, mesh, config.train.microbatch_size
         self._model, self._predict = teacher.place(config, mesh)
-        self._ids = np.uint16 if config.model.vocab_size <= 2**16 else np.int32
+        self._ids = _id_type(config)
 
     def read(self, indices: Sequence[int]) -> Arrays:
         """Return the predictions for some sequences."""

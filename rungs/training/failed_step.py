@@ -9,7 +9,6 @@ failed-steps/step-000123/
 Earlier versions called the folder `capsules/` and the file `capsule.json`; both are still read."""
 
 import itertools
-import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from pydantic import ValidationError
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file, save
 
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.checkpointing.manifest import Checkpoint, read_checkpoint, run_config
@@ -172,12 +171,11 @@ class FailedStepRecorder(NamedTuple):
             sharding=self.sharding,
         )
         with disk.create_folder(folder) as unfinished:
-            save_file(dict(self.batch(step)), unfinished / BATCH_FILE)
+            (unfinished / BATCH_FILE).write_bytes(save(dict(self.batch(step))))
             text = meta.model_dump_json(indent=2) + "\n"
             (unfinished / STEP_FILE).write_text(text, encoding="utf-8")
             if saved is not None:
-                copy = unfinished / CHECKPOINT_FOLDER
-                shutil.copytree(saved.folder, copy, copy_function=disk.link_or_copy)
+                disk.copy(saved.folder, unfinished / CHECKPOINT_FOLDER, link=True)
 
 
 def find_failed_step(run: RunFolder, name: str) -> Path | None:

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from rungs.checkpointing.load import find_starting_weights, load_frozen
 from rungs.checkpointing.weights_file import Weights
-from rungs.common.errors import UserError
+from rungs.common.errors import RunFailure, UserError
 from rungs.common.paths import file_checksum
 from rungs.common.shown_text import counted
 from rungs.data.dataset import TRAIN, VALIDATION, Dataset, Split
@@ -149,7 +149,10 @@ class Reference:
             "answers": dataset.description.splits[split].sha256,
             "compute_dtype": train.compute_dtype,
         }
-        return Store.of(dataset.folder, f"reference-{split}", key)
+        answers = dataset.description.splits[split].pairs
+        assert answers is not None
+        name, row = f"reference-{split}", (np.float32, ())
+        return Store.of(dataset.folder, name, key, answers.pairs, log_probs=row)
 
     def _compute(self, datasets: Mapping[str, Dataset], split: Split) -> dict[str, np.ndarray]:
         weights, config = self._find_weights(), self.start.config
@@ -182,6 +185,6 @@ def _read(store: Store) -> np.ndarray | None:
 def _write(store: Store, log_probs: np.ndarray) -> None:
     """Store the numbers, float32, one per answer, if the folder can be written."""
     try:
-        store.write(lambda rows: {_LOG_PROBS: log_probs[list(rows)]}, len(log_probs))
-    except UserError as error:
+        store.write(lambda rows: {_LOG_PROBS: log_probs[list(rows)]})
+    except (UserError, RunFailure) as error:
         log.warning("%s; so the reference's numbers are computed anew each start", error)

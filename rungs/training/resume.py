@@ -175,8 +175,7 @@ def _create_aside(run: RunFolder, records: list[Path]) -> Path:
         unfinished.mkdir(parents=True)
         _create_aside_for_checkpoints(run, unfinished / "checkpoints", aside.name)
         for path in records:
-            copy = shutil.copytree if path.is_dir() else shutil.copy2
-            copy(path, unfinished / path.name)
+            disk.copy(path, unfinished / path.name)
     except OSError:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise

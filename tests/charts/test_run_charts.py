@@ -21,7 +21,7 @@ import charts
 from rungs.charts import comparison_charts, drawing, run_charts
 from rungs.charts.run_charts import loss_chart
 from rungs.commands.charts import comparison_folder
-from rungs.common.errors import UserError
+from rungs.common.errors import RunFailure, UserError
 from rungs.run.metrics import StepMetrics
 from rungs.run.recorded_run import (
     RecordedRun,
@@ -149,7 +149,7 @@ def test_old_charts_stay_intact_if_writing_fails(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "replace", full)
-    with pytest.raises(UserError, match="No space left"):
+    with pytest.raises(RunFailure, match="No space left"):
         run_charts.draw_run(folder)
     assert chart.read_bytes() == b"old"
     assert names_in(folder) == before
@@ -165,7 +165,7 @@ def test_a_run_folder_deleted_meanwhile_is_not_made_again(
         return loss_chart(run)
 
     monkeypatch.setitem(run_charts.TRAINING_CHARTS, "loss-chart.png", draw_and_delete)
-    with pytest.raises(UserError, match=r"loss-chart\.png: cannot be written: No such"):
+    with pytest.raises(UserError, match=r"loss-chart\.png: cannot be written to: No such"):
         run_charts.draw_run(folder)
     assert not folder.exists()
     again = make_run("a", [step(n) for n in range(5)])

@@ -3,12 +3,12 @@
 import errno
 import os
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
 from rungs.common import disk
-from rungs.common.errors import RunFailure
+from rungs.common.errors import RunFailure, UserError
 
 
 def _fail_with(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
@@ -94,3 +94,82 @@ def test_a_pipe_or_a_device_is_not_replaced(tmp_path: Path) -> None:
     assert pipe.is_fifo()
     assert link.is_symlink()
     assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize("folder", [disk.create_folder, disk.lock_folder, disk.temporary_folder])
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [(errno.ENOSPC, RunFailure), (errno.EDQUOT, RunFailure), (errno.EACCES, UserError)],
+)
+def test_a_full_disk_is_no_wrong_input(
+    folder: Any, number: int, kind: type[Exception], tmp_path: Path
+) -> None:
+    parent = tmp_path / "new"
+    parent.mkdir()
+    place = parent if folder is disk.temporary_folder else parent / "folder"
+    with pytest.raises(kind, match=os.strerror(number)), folder(place):
+        raise OSError(number, os.strerror(number))
+    assert {path.name for path in parent.iterdir()} <= {".folder.lock"}
+
+
+def test_a_file_in_the_place_of_a_folder_stays(tmp_path: Path) -> None:
+    place = tmp_path / "folder"
+    place.write_text("mine")
+    with (
+        pytest.raises(UserError, match="folder: is there and is no folder; move it away"),
+        disk.lock_folder(place),
+        disk.replace_folder(place),
+    ):
+        pass
+    assert place.read_text() == "mine"
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+def test_a_replaced_folder_is_on_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced = set[str]()
+    place = tmp_path / "folder"
+
+    def note(path: Path) -> None:
+        if not place.exists():
+            synced.add(path.name)
+
+    monkeypatch.setattr(disk, "sync_to_disk", note)
+    with disk.replace_folder(place) as partial:
+        (partial / "inner").mkdir()
+        (partial / "inner" / "file").write_text("content")
+    assert synced == {"inner", "file", ".folder.partial"}
+
+
+@pytest.mark.parametrize("link", [False, True])
+def test_a_copy_needs_no_times_and_permissions(
+    link: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """File systems of other systems refuse to set them, and have no hard links."""
+
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    (tmp_path / "folder" / "inner").mkdir(parents=True)
+    (tmp_path / "folder" / "inner" / "file").write_text("content")
+    for name in ("link", "utime", "chmod"):
+        monkeypatch.setattr(os, name, refuse)
+    disk.copy(tmp_path / "folder", tmp_path / "copy", link=link)
+    assert (tmp_path / "copy" / "inner" / "file").read_text() == "content"
+
+
+def test_a_folder_whose_copy_does_not_fit_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> NoReturn:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "file").write_text("content")
+    monkeypatch.setattr("shutil.copyfile", fail)
+    with (
+        pytest.raises(RunFailure, match=r"No space left on device .* free some space"),
+        disk.writing(tmp_path, "a copy"),
+    ):
+        disk.copy(tmp_path / "folder", tmp_path / "copy")

@@ -1,5 +1,6 @@
 """Files that are far too large for what they should be, which cost no memory."""
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -7,14 +8,16 @@ from typing import Any
 
 import pytest
 
+from rungs.checkpointing.checkpoint_folder import follow_link
 from rungs.checkpointing.manifest import CheckpointError, read_checkpoint
 from rungs.common import paths
-from rungs.common.errors import UserError, system_error
+from rungs.common.errors import RunFailure, UserError, system_error
 from rungs.config.run_config import load_run
+from rungs.data.chats.chat_template import read_template_files
 from rungs.data.text_dataset import TextSection, json_lines
 from rungs.data.tokenizer_files import load_tokenizer
 from rungs.run import metrics, records
-from rungs.run.folder import RunFolder
+from rungs.run.folder import RunFolder, read_note
 
 SIZE = 1 << 40
 """Of a sparse file, which takes no space."""
@@ -33,13 +36,20 @@ def huge(path: Path, size: int = SIZE) -> Path:
         ("model.json", load_run),
         ("meta.json", read_checkpoint),
         ("tokenizer.json", load_tokenizer),
+        ("best", lambda folder: follow_link(folder / "best")),
+        ("chat_template.jinja", lambda folder: read_template_files(folder)),
         ("events.jsonl", lambda folder: records.read(RunFolder(folder), records.Event)),
     ],
 )
 def test_it_is_refused(name: str, read: Callable[[Path], Any], tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text("{}")
     huge(tmp_path / name)
     with pytest.raises((UserError, CheckpointError), match=r"1,099,511,627,776 bytes"):
         read(tmp_path)
+
+
+def test_a_note_is_short(tmp_path: Path) -> None:
+    assert read_note(huge(tmp_path / "holder.lock")) == ""
 
 
 def test_lines_without_end_are_refused_or_skipped(
@@ -54,3 +64,10 @@ def test_lines_without_end_are_refused_or_skipped(
 
 def test_lack_of_memory_is_one_line() -> None:
     assert "memory does not suffice" in str(system_error(MemoryError()))
+
+
+def test_a_full_disk_is_one_line_even_if_nobody_knows_the_file() -> None:
+    error = system_error(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    assert isinstance(error, RunFailure)
+    assert "No space left on device; free some space" in str(error)
+    assert system_error(OSError(errno.EBADF, os.strerror(errno.EBADF))) is None

@@ -304,7 +304,7 @@ def test_a_killed_replacement_is_recovered(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
-    with pytest.raises(UserError, match="cannot be built"):
+    with pytest.raises(UserError, match="cannot be written to"):
         open_dataset("python-stdlib", tmp_path / "file")
 
 

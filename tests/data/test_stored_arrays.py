@@ -2,10 +2,12 @@
 
 import json
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from rungs.common.errors import UserError
 from rungs.data import stored_arrays
@@ -18,12 +20,16 @@ def arrays_of(indices: Sequence[int]) -> Arrays:
     return {"a": np.array([[n, n + 1] for n in indices], np.int32)}
 
 
+def store_in(folder: Path, of: str) -> Store:
+    return Store.of(folder, "predictions", {"of": of}, COUNT, a=(np.int32, (2,)))
+
+
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     """Ten sequences in files of four."""
     monkeypatch.setattr(stored_arrays, "_FILE_BYTES", 32)
-    store = Store.of(tmp_path, "predictions", {"of": "a model"})
-    store.write(arrays_of, COUNT)
+    store = store_in(tmp_path, "a model")
+    store.write(arrays_of)
     return store
 
 
@@ -47,12 +53,12 @@ def test_writing_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.Monkey
         asked.extend(indices)
         return arrays_of(indices)
 
-    other = Store.of(tmp_path, "predictions", {"of": "another model"})
+    other = store_in(tmp_path, "another model")
     with pytest.raises(KeyboardInterrupt):
-        other.write(stop_after_a_file, COUNT)
+        other.write(stop_after_a_file)
     assert not other.exists()
-    other.write(count, COUNT)
-    assert asked[1:] == list(range(4, COUNT))
+    other.write(count)
+    assert asked == list(range(4, COUNT))
     np.testing.assert_array_equal(other.open().read_all("a"), arrays_of(range(COUNT))["a"])
 
 
@@ -65,9 +71,12 @@ def test_writing_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.Monkey
         {"sequences": 1},
         {"sequences": 11},
         {"sequences": 12},
+        {"sequences": 2**62, "per_file": 1},
+        {"sequences": 2**70},
         {"sha256": {}},
         {"format": 2},
         {"key": 3},
+        {"key": {"of": "another model"}},
     ],
     ids=str,
 )
@@ -76,6 +85,52 @@ def test_a_changed_description_is_damage(store: Store, change: dict[str, object]
     store.description.write_text(json.dumps(keys | change))
     with pytest.raises(DamagedError):
         store.open()
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        {"a": np.zeros((4, 2), np.float64)},
+        {"a": np.zeros((4, 2), np.float32)},
+        {"a": np.zeros((4, 3), np.int32)},
+        {"a": np.zeros((3, 2), np.int32)},
+        {"a": np.zeros((), np.int32)},
+        {"b": np.zeros((4, 2), np.int32)},
+        {"a": np.zeros((4, 2), np.int32), "b": np.zeros(4, np.int32)},
+    ],
+    ids=lambda arrays: " ".join(f"{name}{array.shape}" for name, array in arrays.items()),
+)
+def test_arrays_of_another_form_are_damage_even_with_their_checksums(
+    store: Store, arrays: dict[str, np.ndarray]
+) -> None:
+    path = store.folder / "00000.safetensors"
+    save_file(arrays, path)
+    keys = json.loads(store.description.read_text())
+    keys["sha256"][path.name] = stored_arrays.file_checksum(path)
+    store.description.write_text(json.dumps(keys))
+    with pytest.raises(DamagedError, match=store.folder.name):
+        store.open()
+
+
+def test_arrays_that_another_process_wrote_meanwhile_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, asked = store_in(tmp_path, ""), list[int]()
+    lock = stored_arrays.lock_folder
+
+    def write_first(folder: Path) -> AbstractContextManager[None]:
+        monkeypatch.setattr(stored_arrays, "lock_folder", lock)
+        store.write(arrays_of)
+        return lock(folder)
+
+    def count(indices: Sequence[int]) -> Arrays:
+        asked.extend(indices)
+        return arrays_of(indices)
+
+    monkeypatch.setattr(stored_arrays, "lock_folder", write_first)
+    store.write(count)
+    assert asked == []
+    assert store.exists()
 
 
 @pytest.mark.parametrize("content", [b"", b"x", b"\xff" * 40, b"\x08\0\0\0\0\0\0\0{}      "])
@@ -92,7 +147,7 @@ def test_a_changed_file_is_damage_even_with_its_checksum(store: Store, content: 
 
 
 def test_missing_arrays_are_no_error_of_reading(tmp_path: Path) -> None:
-    store = Store.of(tmp_path, "predictions", {})
+    store = store_in(tmp_path, "")
     assert not store.exists()
     with pytest.raises(DamagedError, match="missing"):
         store.open()

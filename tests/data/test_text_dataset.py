@@ -1,5 +1,6 @@
 """Datasets built from text: the ids of the full text, and no text shared between splits."""
 
+import os
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +13,8 @@ from rungs.data import text_dataset
 from rungs.data.bpe import train_bpe
 from rungs.data.catalog import build_dataset
 from rungs.data.dataset import Dataset, read_description
-from rungs.data.text_dataset import TextSection, split_sections
+from rungs.data.text_dataset import TextSection, json_lines, split_sections
+from rungs.data.tokenizer import Tokenizer
 from rungs.data.tokenizer_files import load_tokenizer
 
 TEXT = "".join(f"Line {i}: you and\n\n\tsome naïve 😀 text.\r\n" for i in range(3000))
@@ -192,3 +194,26 @@ def test_a_taken_name_is_reported(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="already exists; choose another name"):
         build(tmp_path, write(tmp_path, a=TEXT[:1000]))
     assert read_description(dataset.folder) == before
+
+
+def test_a_file_that_is_shortened_while_it_is_read_is_no_dataset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (path,) = write(tmp_path, a=TEXT)
+
+    def shorten(*_: object) -> Tokenizer:
+        os.truncate(path, 1000)
+        return train_bpe([], 257)
+
+    monkeypatch.setattr(text_dataset, "train_tokenizer", shorten)
+    with pytest.raises(UserError, match=r"a\.txt: was shortened while it was read"):
+        build(tmp_path, [path])
+    assert not list(tmp_path.glob("datasets/[!.]*"))
+
+
+def test_lines_of_a_file_that_is_shortened_are_not_all(tmp_path: Path) -> None:
+    (path,) = write(tmp_path, a="{}\n" * 10)
+    section = TextSection.of_file(path)
+    os.truncate(path, 9)
+    with pytest.raises(UserError, match=r"a\.txt: was shortened while it was read"):
+        list(json_lines(section))

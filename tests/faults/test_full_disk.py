@@ -246,7 +246,7 @@ def test_the_disk_is_full_for_the_lock(run: RunFolder, monkeypatch: pytest.Monke
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("owner", "name"), [pytest.param(shutil, "copy2", marks=pytest.mark.long), (Path, "mkdir")]
+    ("owner", "name"), [pytest.param(shutil, "copyfile", marks=pytest.mark.long), (Path, "mkdir")]
 )
 @pytest.mark.usefixtures("no_charts")
 def test_the_disk_is_full_for_what_fresh_moves_aside(

@@ -74,7 +74,7 @@ def kill_at_change(count: int, patch: pytest.MonkeyPatch) -> None:
 
         def change(*args: Any, **kwargs: Any) -> Any:
             if next(changes) == count:
-                if name == "copy2":
+                if name == "copyfile":
                     Path(args[1]).write_bytes(Path(args[0]).read_bytes()[:10])
                 raise Killed
             return original(*args, **kwargs)
@@ -83,7 +83,7 @@ def kill_at_change(count: int, patch: pytest.MonkeyPatch) -> None:
 
     for name in ("rename", "unlink", "mkdir"):
         wrap(Path, name)
-    wrap(shutil, "copy2")
+    wrap(shutil, "copyfile")
 
 
 def files(folder: Path) -> dict[str, bytes]:

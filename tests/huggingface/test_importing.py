@@ -18,7 +18,7 @@ from rungs.checkpointing.load import load_model, load_tokenizer
 from rungs.checkpointing.weights_file import TensorWriter, Weights
 from rungs.common import strict_json
 from rungs.common.disk import create_folder
-from rungs.common.errors import UserError
+from rungs.common.errors import RunFailure, UserError
 from rungs.config import run_config
 from rungs.config.model_config import ModelConfig
 from rungs.data import tokenizer_files
@@ -247,7 +247,7 @@ def test_a_failed_import_leaves_nothing_behind(
             raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(TensorWriter, "write", fail)
-    with pytest.raises(UserError, match="run: cannot be written: No space left on device"):
+    with pytest.raises(RunFailure, match="run: a file of it could not be written: No space left"):
         import_model(found, tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
 

@@ -1,7 +1,10 @@
 """A run folder restored from its mirror: completely, only where it has no checkpoints."""
 
+import errno
+import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -205,3 +208,36 @@ def test_a_mirror_and_its_run_are_not_inside_each_other(
 ) -> None:
     with pytest.raises(UserError, match="inside"):
         restore(run, tmp_path / place)
+
+
+def test_a_folder_of_the_mirror_that_can_not_be_read_is_not_empty(
+    mirrored: RunFolder, mirror: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the run would start over."""
+    shutil.rmtree(mirrored.path)
+    scandir = os.scandir
+
+    def refuse(path: str) -> Any:
+        if Path(path).name == "checkpoints":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(UserError, match=r"cannot be read: .* Permission denied"):
+        restore(mirrored, mirror)
+
+
+def test_a_disk_that_fills_up_while_a_run_is_restored(
+    mirrored: RunFolder, mirror: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.rmtree(mirrored.path)
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MirrorFolder, "download", fail)
+        with pytest.raises(RunFailure, match=r"No space left on device .* free some space"):
+            restore(mirrored, mirror)
+    restore(mirrored, mirror)
+    assert steps(mirrored) == [1, 2]

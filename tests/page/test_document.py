@@ -1,10 +1,15 @@
 """The page as a file: its size, its policy, and text that must stay text."""
 
 import base64
+import contextlib
 import hashlib
 import html
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,6 +22,7 @@ import charts
 from rungs.common.errors import UserError
 from rungs.page import document
 from rungs.page.document import open_runs, page, page_data
+from tests.support.committed_runs import ROOT
 from tests.support.recorded_runs import record_run, step
 
 
@@ -195,3 +201,35 @@ def test_a_start_after_a_kill_says_so(tmp_path: Path) -> None:
         "resumed after step 1",
         "the best checkpoint",
     ]
+
+
+START_AND_NAME_THE_WORKER = """
+import multiprocessing, sys, time
+from pathlib import Path
+from rungs.page import document
+
+def name_and_wait(run):
+    print(*(worker.pid for worker in multiprocessing.active_children()), flush=True)
+    time.sleep(600)
+
+if __name__ == "__main__":
+    document.ShownRun.refresh = name_and_wait
+    document.open_runs([Path(sys.argv[1])])
+"""
+
+
+@pytest.mark.long
+def test_a_killed_page_leaves_no_worker(tmp_path: Path) -> None:
+    (program := tmp_path / "program.py").write_text(START_AND_NAME_THE_WORKER)
+    run = record_run(tmp_path / "run", [step(0)])
+    command = [sys.executable, str(program), str(run)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout
+        (worker,) = map(int, process.stdout.readline().split())
+        process.kill()
+        try:
+            process.communicate(timeout=120)  # until all that have inherited stdout have ended
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(worker, signal.SIGKILL)

@@ -7,6 +7,7 @@ import time
 import urllib.request
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,13 @@ import openai
 import pytest
 
 from rungs.checkpointing.load import load_generator, load_token_generator, load_tokenizer
+from rungs.common.errors import UserError
 from rungs.model.generation import Request
 from rungs.model.sampling import Sampling
-from rungs.serving.served import names_of
+from rungs.serving import server
+from rungs.serving.served import Loading, Served, names_of
 from tests.serving.conftest import KEY, ROWS, Answering, message
+from tests.support.layered_model import write_model
 
 PROMPT, NEW = "The river ", 24
 SAMPLED = Sampling(temperature=0.9, top_p=0.8)
@@ -187,6 +191,20 @@ def test_a_chat_needs_a_template(answering: Answering) -> None:
         answering.client.chat.completions.create(model="base", messages=[message("a")])
 
 
+def test_an_answer_without_tokens_is_refused(answering: Answering) -> None:
+    """It would never end."""
+    keys = {"model": "chat", "messages": [message("a")], "max_tokens": 0}
+    with pytest.raises(openai.BadRequestError, match="0 needs echo"):
+        answering.client.chat.completions.create(**keys)
+
+
+def test_huge_numbers_leave_the_server_alive(answering: Answering) -> None:
+    for key, value in (("top_k", 2**70), ("seed", 2**70), ("seed", -1)):
+        keys = SAME | {"extra_body": {key: value}}
+        assert answering.client.completions.create(prompt=PROMPT, **keys).choices[0].text
+    assert answering.engine.is_alive()
+
+
 def test_only_clients_with_the_key_are_answered(answering: Answering) -> None:
     for path in ("/v1/models", "/metrics", "/v1/models/base"):
         with pytest.raises(urllib.request.HTTPError) as error:
@@ -243,6 +261,73 @@ def test_slow_clients_are_cut_off_and_others_served(answering: Answering) -> Non
         each.settimeout(30)
         assert each.recv(15) == b"HTTP/1.1 408 Re"
         each.close()
+
+
+def test_a_second_request_that_does_not_arrive_is_cut_off(
+    answering: Answering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "_SECONDS_FOR_HEADERS", 1)
+    host, port = answering.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=30) as slow:
+        slow.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert b"200 OK" in slow.recv(1000)
+
+        def is_closed() -> bool:
+            try:
+                slow.sendall(b"G")
+            except ConnectionError:
+                return True
+            return False
+
+        assert eventually(is_closed)
+
+
+def test_a_client_that_reads_nothing_is_cut_off(
+    answering: Answering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "_SECONDS_UNREAD", 1)
+    host, port = answering.url.removeprefix("http://").split(":")
+    with socket.socket() as deaf:
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        deaf.connect((host, int(port)))
+        deaf.setblocking(False)
+
+        def is_closed() -> bool:
+            try:
+                deaf.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 50)
+            except BlockingIOError:
+                return False
+            except ConnectionError:
+                return True
+            return False
+
+        assert eventually(is_closed)
+
+
+def test_a_host_that_can_not_be_is_one_line() -> None:
+    with pytest.raises(UserError, match="choose another"):
+        server.listen("a" * 70, 0)
+
+
+def test_another_model_in_the_place_of_a_run_is_not_taken(tmp_path: Path) -> None:
+    """Its weights would not fit the programs, and end the server."""
+    checkpoints = tmp_path / "run" / "checkpoints"
+    write_model(checkpoints / "one")
+    (checkpoints / "latest").symlink_to("one")
+    served = Served(str(checkpoints.parent), Loading(follow=True))
+    assert served.newer() is None
+    kinds: tuple[tuple[str, dict[str, int]], ...] = (
+        ("same", {}),
+        ("wider", {"emb_dim": 32}),
+        ("longer", {"context_length": 128}),
+    )
+    for name, changes in kinds:
+        write_model(checkpoints / name, **changes)
+        (checkpoints / "latest").unlink()
+        (checkpoints / "latest").symlink_to(name)
+        with pytest.raises(UserError, match="another model") if changes else nullcontext():
+            assert served.newer() is not None
+        assert served.step == "same"
 
 
 def test_more_texts_than_may_wait_are_refused(answering: Answering) -> None:

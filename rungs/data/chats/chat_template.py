@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Self
 
 from rungs.common.errors import UserError
 from rungs.common.helper_process import AnsweringProcess
-from rungs.common.paths import is_file
+from rungs.common.paths import is_file, read_bytes
 from rungs.common.strict_json import read_text
 from rungs.data.chats.messages import ASSISTANT, TOOL_CALLS, Message, says_something
 from rungs.data.tokenizer_files import CONFIG_FILE, finder, json_object, special_tokens
@@ -211,8 +211,8 @@ def _without_marks(marked: str) -> tuple[str, list[Span]]:
 
 def read_template_files(folder: Path) -> dict[str, bytes]:
     """Return the files that `ChatTemplate.save` wrote into a folder, by name."""
-    paths = (folder / TEMPLATE_FILE, folder / CONFIG_FILE)
-    return {path.name: path.read_bytes() for path in paths} if all(map(is_file, paths)) else {}
+    files = (folder / TEMPLATE_FILE, folder / CONFIG_FILE)
+    return {file.name: read_bytes(file) for file in files} if all(map(is_file, files)) else {}
 
 
 def _find_sources(find: Callable[[str], Path | None], config: dict[str, Any]) -> dict[str, str]:

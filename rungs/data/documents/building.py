@@ -21,7 +21,13 @@ from rungs.data.bpe import train_bpe
 from rungs.data.dataset import SPLITS, TRAIN, DocumentFile, Documents, Source, Split, split_file
 from rungs.data.documents import files
 from rungs.data.documents.files import FILES_AHEAD, DataFile, FetchedFile, fetch_ahead
-from rungs.data.text_dataset import NO_TEXT, log_texts, stable_hash, token_dtype
+from rungs.data.text_dataset import (
+    NO_TEXT,
+    changed_while_read,
+    log_texts,
+    stable_hash,
+    token_dtype,
+)
 from rungs.data.token_file import TokenWriter
 from rungs.data.tokenizer import Tokenizer
 from rungs.data.tokenizer_files import load_tokenizer, save_tokenizer
@@ -132,7 +138,7 @@ def build(folder: Path, request: Request) -> Source:
 
 
 def _check_space(folder: Path, request: Request) -> None:
-    """Raise UserError if the token files and downloads will probably not fit on the disk."""
+    """Raise RunFailure if the token files and downloads will probably not fit on the disk."""
     texts = sum(map(_text_bytes, request.files))
     if request.max_bytes is not None:
         texts = min(texts, request.max_bytes)
@@ -140,7 +146,7 @@ def _check_space(folder: Path, request: Request) -> None:
     waiting = sum(sorted(file.bytes for file in request.files)[-1 - FILES_AHEAD :])
     needed, free = texts / _BYTES_PER_TOKEN * size + waiting, disk.free_bytes(folder)
     if needed > free:
-        raise errors.UserError(
+        raise errors.RunFailure(
             f"{request.repository}: about {needed / 1e9:,.1f} GB needed, {free / 1e9:,.1f} GB free"
             f" at {folder.parent}; free some, or take a part with --max-bytes or --files"
         )
@@ -212,6 +218,7 @@ class _Builder:
     def add_file(self, fetched: FetchedFile) -> bool:
         """Append a file's remaining documents; return whether `max_bytes` is reached."""
         file, most = fetched.file, self._request.max_bytes
+        size = fetched.path.stat().st_size
         rows = files.read(fetched.path, file.name, self._request.column, self._progress.rows)
         room = None if most is None else most - self._progress.text_bytes
         batches = _ahead(self._reader, _batches(rows, room))
@@ -219,6 +226,8 @@ class _Builder:
             self._add(batch, file.split)
             if number % _SAVED_BATCHES == 0:
                 self._save()
+        if fetched.path.stat().st_size < size:
+            raise changed_while_read(fetched.path)
         done = DocumentFile(
             name=file.name,
             bytes=file.bytes,

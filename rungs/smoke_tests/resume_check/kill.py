@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from rungs.checkpointing.checkpoint_folder import CHECKPOINT_GLOB, UNFINISHED, list_checkpoints
-from rungs.common.disk import link_or_copy
+from rungs.common import disk
 from rungs.common.errors import RunFailure, UserError
 from rungs.run.folder import RunFolder
 
@@ -233,7 +233,7 @@ def _copy(folder: Path, copy: Path) -> None:
     def copy_file(source: str, target: str) -> None:
         is_in_checkpoints = "checkpoints" in Path(source).parts[len(folder.parts) :]
         with contextlib.suppress(FileNotFoundError):  # a helper's temporary file
-            (link_or_copy if is_in_checkpoints else shutil.copy2)(source, target)
+            disk.copy(Path(source), Path(target), link=is_in_checkpoints)
 
     shutil.copytree(folder, copy, symlinks=True, copy_function=copy_file)
 

@@ -206,7 +206,7 @@ def test_too_little_disk_is_said_before_the_download(
 ) -> None:
     monkeypatch.setattr(disk, "free_bytes", lambda _: 1000)
     finished = download(tmp_path)
-    assert finished.returncode == 2
+    assert finished.returncode == 1
     assert "GB needed" in finished.stderr
     assert "--max-bytes" in finished.stderr
     assert not hub.downloads()
