@@ -73,8 +73,9 @@ def divergence(logits: Array, teacher: Predictions) -> Array:
         log_p = _own_part(teacher.log_probs, logits.shape[-1])
         log_q = logits - total[..., None]
         return collectives.psum(_relative_entropy(log_p, log_q), TENSOR)
-    log_q = _at(logits, teacher.tokens) - total[..., None]
-    others = _log_sum(_without(logits, teacher.tokens)) - total
+    own = _own_tokens(logits, teacher.tokens)
+    log_q = _at(logits, own) - total[..., None]
+    others = _log_sum(_without(logits, own)) - total
     return _relative_entropy(
         teacher.log_probs, jnp.concatenate([log_q, others[..., None]], axis=-1)
     )
@@ -103,28 +104,24 @@ def _own_part(log_probs: Array, rows: int) -> Array:
     return jax.lax.dynamic_slice_in_dim(padded, first, rows, axis=-1)
 
 
-def _at(logits: Array, tokens: Array) -> Array:
+def _own_tokens(logits: Array, tokens: Array) -> Array:
+    """Return tokens as indices into this device's part of the vocabulary, its length for others."""
+    own, rows = tokens - collectives.vocabulary_offset(logits.shape[-1]), logits.shape[-1]
+    return jnp.where((own >= 0) & (own < rows), own, rows)
+
+
+def _at(logits: Array, own: Array) -> Array:
     """Return the logits of some tokens, on all devices."""
-    own, is_here = _own_tokens(logits, tokens)
-    found = jnp.take_along_axis(logits, jnp.where(is_here, own, 0), axis=-1)
-    return collectives.psum(jnp.where(is_here, found, 0), TENSOR)
+    found = jnp.take_along_axis(logits, own, axis=-1, mode="fill", fill_value=0)
+    return collectives.psum(found, TENSOR)
 
 
-def _without(logits: Array, tokens: Array) -> Array:
+def _without(logits: Array, own: Array) -> Array:
     """Return the logits with −∞ for some tokens."""
-    own, is_here = _own_tokens(logits, tokens)
-    flat, rows = logits.reshape(-1, logits.shape[-1]), logits.shape[-1]
-    own = jnp.where(is_here, own, rows).reshape(len(flat), -1)  # dropped
-    is_left = (
-        jnp.ones_like(flat, bool).at[jnp.arange(len(flat))[:, None], own].set(False, mode="drop")
-    )
+    flat = logits.reshape(-1, logits.shape[-1])
+    rows = jnp.arange(len(flat))[:, None], own.reshape(len(flat), -1)
+    is_left = jnp.ones_like(flat, bool).at[rows].set(False, mode="drop")
     return jnp.where(is_left.reshape(logits.shape), logits, -jnp.inf)
-
-
-def _own_tokens(logits: Array, tokens: Array) -> tuple[Array, Array]:
-    """Return tokens as indices into this device's part of the vocabulary, and which lie in it."""
-    own = tokens - collectives.vocabulary_offset(logits.shape[-1])
-    return own, (own >= 0) & (own < logits.shape[-1])
 
 
 TeacherStep = Callable[[GPT, Array, Array | None], Predictions]

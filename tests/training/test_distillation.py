@@ -245,7 +245,7 @@ def test_a_teacher_on_every_mesh_predicts_as_on_one_device(
     sharding: dict[str, Any], most: int | None, place: Path, tmp_path: Path
 ) -> None:
     keys = {"teacher_top_k": most, "sharding": sharding, "microbatch_size": 8}
-    run = student(tmp_path / "run", place, **keys)
+    run = with_model(student(tmp_path / "run", place, **keys), n_heads=8)
     config = load_run(run.path)
     datasets = open_datasets(config.train.datasets, place / "datasets")
     teacher = Teacher.of(run, config, datasets)

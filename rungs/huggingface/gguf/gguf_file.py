@@ -66,9 +66,7 @@ class GGUFFile:
             for name, tensor in self.tensors.items():
                 self._check(name, tensor)
         if int(self.metadata.get("split.count", 1)) > 1:
-            raise UserError(
-                f"{path}: is one of several parts; join them with llama-gguf-split --merge"
-            )
+            raise UserError(f"{path}: is one of several parts; join them with llama-gguf-split")
 
     def read(self, name: str, part: int | None = None) -> np.ndarray:
         """Return a tensor, or one part along its first axis, as float32."""
