@@ -29,6 +29,7 @@ class _TimedProtocol(H11Protocol):
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self._timer = self.loop.call_later(_SECONDS_FOR_HEADERS, self._close_unused)
+        self._unread: asyncio.TimerHandle | None = None
 
     def on_response_complete(self) -> None:
         self._timer.cancel()
@@ -40,11 +41,14 @@ class _TimedProtocol(H11Protocol):
         self._unread = self.loop.call_later(_SECONDS_UNREAD, self.transport.abort)
 
     def resume_writing(self) -> None:
-        self._unread.cancel()
+        if self._unread:
+            self._unread.cancel()
         super().resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._timer.cancel()
+        for timer in (self._timer, self._unread):
+            if timer:
+                timer.cancel()
         super().connection_lost(exc)
 
     def _close_unused(self) -> None:
