@@ -35,6 +35,8 @@ _NO_SUCH_OPERATION = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSY
 UNFINISHED_FILES = ".*.new"
 """Pattern of files that `replace_file` leaves behind when the process is killed."""
 _NO_LINKS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+_SHORT_WRITE = re.compile(r"\d+ requested and \d+ written")
+"""What NumPy says of a full disk."""
 _NUMBER_IN_TEXT = re.compile(r"os[ _]error(?:_code)?\W+(\d+)", re.IGNORECASE)
 """The system's error number in messages of libraries not written in Python: `(os error 28)` in
 safetensors, `[os_error_code='28']` in TensorStore."""
@@ -222,7 +224,7 @@ def write_failure(path: Path, what: str, error: Exception, needed_bytes: int = 0
 def unwritable(path: Path, error: OSError, what: str = "a file of it") -> UserError | RunFailure:
     """Return the error for a place that can't be written to: RunFailure for a full disk, else
     UserError."""
-    if error.errno in FULL:
+    if _number_of(error) in FULL:
         return write_failure(path, what, error)
     return UserError(f"{path}: cannot be written to: {error.strerror or reason(error)}")
 
@@ -231,6 +233,8 @@ def _number_of(error: Exception) -> int | None:
     """Return the system's error number, even if a library gives it only in its message."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno
+    if _SHORT_WRITE.fullmatch(str(error)):
+        return errno.ENOSPC
     found = _NUMBER_IN_TEXT.search(str(error))
     return int(found[1]) if found else None
 

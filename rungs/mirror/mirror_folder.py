@@ -255,6 +255,16 @@ def check_same_run(run: RunFolder, mirror: MirrorFolder) -> MirrorRecord | None:
     return theirs
 
 
+def check_not_taken(mirror: MirrorFolder, ours: MirrorRecord) -> None:
+    """Raise UserError if another run has begun to copy to the mirror of a run."""
+    theirs = MirrorRecord.of_mirror(mirror)
+    if theirs is not None and theirs.run != ours.run:
+        raise UserError(
+            f"--mirror {mirror.url}: is the mirror of another run by now; name a new or empty"
+            " folder for each run"
+        )
+
+
 def _newer(run: RunFolder, mirror: MirrorFolder) -> str | None:
     """Return the newest checkpoint of a mirror if the run never got that far, else None."""
     here = [path.name for path in checkpoint_folder.checkpoint_folders(run.checkpoints)]

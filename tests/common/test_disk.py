@@ -112,6 +112,13 @@ def test_a_full_disk_is_no_wrong_input(
     assert {path.name for path in parent.iterdir()} <= {".folder.lock"}
 
 
+def test_a_short_write_of_numpy_is_a_full_disk(tmp_path: Path) -> None:
+    full = pytest.raises(RunFailure, match=os.strerror(errno.ENOSPC))
+    with full, disk.create_file(tmp_path / "file"):
+        raise OSError("8192 requested and 4000 written")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_file_in_the_place_of_a_folder_stays(tmp_path: Path) -> None:
     place = tmp_path / "folder"
     place.write_text("mine")

@@ -157,6 +157,20 @@ def test_the_mirror_of_another_run_is_refused(run: RunFolder, mirror: Path, tmp_
     assert "is the mirror of another run" in refusal(run, mirror)
 
 
+def test_a_mirror_that_another_run_has_begun_meanwhile_is_left_to_it(
+    run: RunFolder, mirror: Path, tmp_path: Path
+) -> None:
+    """Both began before either had a checkpoint there."""
+    slow = Copier(saved_run(tmp_path / "slow", steps=0), MirrorFolder(str(mirror)), -1)
+    slow.copy(everything=True)
+    copy(run, mirror)
+    before = files_of(mirror)
+    save(RunFolder(tmp_path / "slow"), 9)
+    with pytest.raises(UserError, match="is the mirror of another run by now"):
+        slow.copy(everything=True)
+    assert files_of(mirror) == before
+
+
 def test_a_mirror_that_is_ahead_is_refused(run: RunFolder, mirror: Path) -> None:
     newer = save(run, 3)
     copy(run, mirror)
