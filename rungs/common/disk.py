@@ -250,8 +250,8 @@ def folder_bytes(folder: Path) -> int:
 
 @contextlib.contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Hold the lock to build or replace `folder`. Waits while another process holds it. A UserError
-    in the block leaves no new lock file behind. Raises the error of `unwritable` if the folder
+    """Hold the lock to build or replace `folder`. Waits while another process holds it. An error in
+    the block leaves no new lock file behind. Raises the error of `unwritable` if the folder
     cannot be written; an OSError raised in the block counts as that."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -267,7 +267,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
             _restore(folder)
             try:
                 yield
-            except UserError:
+            except (UserError, RunFailure, OSError):
                 if is_new and not is_there(_sibling(folder, "partial")):
                     path.unlink(missing_ok=True)  # processes that wait for it notice that
                 raise
@@ -349,9 +349,11 @@ def create_folder(folder: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def temporary_folder(parent: Path) -> Iterator[Path]:
-    """Yield an empty folder in `parent`, which is deleted at the end. Raises the error of
-    `unwritable` if it cannot be written; an OSError raised in the block counts as that."""
+    """Yield an empty folder in `parent`, which is made if it is missing. It is deleted at the end.
+    Raises the error of `unwritable` if it cannot be written; an OSError raised in the block counts
+    as that."""
     try:
+        parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".", suffix=".partial", dir=parent) as folder:
             yield Path(folder)
     except OSError as error:
@@ -361,9 +363,8 @@ def temporary_folder(parent: Path) -> Iterator[Path]:
 @contextlib.contextmanager
 def create_file(path: Path) -> Iterator[Path]:
     """Create a new file. Yields a path to write to. When the block ends, that file is synced to
-    disk and takes the name `path`; if the block raises, it is deleted. Raises UserError as
-    `create_folder` does."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    disk and takes the name `path`; if the block raises, it is deleted. Raises what `create_folder`
+    does."""
     with temporary_folder(path.parent) as folder:
         yield folder / path.name
         if os.path.lexists(path):

@@ -125,8 +125,10 @@ class Copier:
         copies changed files even without a new checkpoint. Raises UserError if the mirror is of
         another run, RunFailure if the run is no longer in its folder."""
         self._run.check()
-        self._record = self._record or self._begin()
-        mirror_folder.check_not_taken(self.mirror, self._record)
+        if self._record is None:
+            self._record = self._begin()
+        else:
+            mirror_folder.check_not_taken(self.mirror, self._record)
         there = set(self.mirror.checkpoints())
         for left_behind in there & mirror_folder.names_aside(self._run):
             self.mirror.set_aside(left_behind)

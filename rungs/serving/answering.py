@@ -52,10 +52,10 @@ class _Choice:
         likely = self._body.likely
         if likely is None:
             return None
-        of_prompt = len(delivery.log_probs) > len(delivery.tokens)
-        tokens = self._prompt if of_prompt else delivery.tokens
+        tokens = [*delivery.tokens, *delivery.stop_token] or self._prompt
+        shown = len(tokens) - (0 if self._body.names_stop_token else len(delivery.stop_token))
         found = list[TokenLogProbs]()
-        for token, log_probs in zip(tokens, delivery.log_probs, strict=True):
+        for token, log_probs in zip(tokens[:shown], delivery.log_probs[:shown], strict=True):
             entry = TokenLogProbs.of(self._tokenizer, token, log_probs, likely, self._offset)
             self._offset += len(entry.content.decode())
             found.append(entry)

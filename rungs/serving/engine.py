@@ -26,12 +26,14 @@ class Delivery(NamedTuple):
     tokens: list[int]
     """Without the stop token."""
     log_probs: Sequence[LogProbs | None]
-    """Of each token, if requested. In the first delivery of a text whose prompt is scored those of
-    the prompt come before, None for its first token."""
+    """Of each token and the stop token, if requested. In the first delivery of a text whose prompt
+    is scored those of the prompt come before, None for its first token."""
     finish: str | None = None
     """Why this is the last delivery: "stop", "length", or "failed"."""
     problem: str = ""
     """What failed."""
+    stop_token: Sequence[int] = ()
+    """The token that ends the text, if one does."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -111,10 +113,11 @@ class _Batch:
             finish = "failed" if tokens[count] == UNDEFINED else "stop"
         log_probs = [
             _place(new.log_probs_CR, (n, row)) if new.log_probs_CR and text.log_probs else None
-            for n in range(count)
+            for n in range(count + (finish == "stop"))
         ]
         problem = "the model's logits are NaN" if finish == "failed" else ""
-        text.deliver(Delivery(tokens[:count], log_probs, finish, problem))
+        stop = tokens[count : count + 1] if finish == "stop" else ()
+        text.deliver(Delivery(tokens[:count], log_probs, finish, problem, stop))
         if finish:
             self._leave(row)
 

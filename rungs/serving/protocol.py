@@ -61,6 +61,9 @@ class Body(pydantic.BaseModel, abc.ABC):
     usual_tokens: ClassVar[int | None] = None
     """The most new tokens if the client doesn't say how many; None for as many as fit."""
 
+    names_stop_token: ClassVar[bool] = False
+    """Whether log-probabilities have the token that ends a text, too."""
+
     model: str
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     n: Annotated[int, Field(ge=1)] = 1
@@ -156,6 +159,7 @@ class CompletionBody(Body):
 
     kind = "text_completion"
     usual_tokens = NEW_TOKENS
+    names_stop_token = True
     prompt: str | Tokens | list[str] | list[Tokens]
     echo: bool = False
     logprobs: Annotated[int, Field(ge=0, le=MOST_LIKELY)] | None = None
