@@ -215,17 +215,21 @@ def read_sampling(settings: dict[str, float | None], num_samples: int) -> Sampli
     given = {name: value for name, value in settings.items() if value is not None}
     needs_sampling = given.keys() & {"top_k", "top_p", "min_p"}
     sampling = Sampling(**{"temperature": 1.0 if needs_sampling else 0.0, **given})  # type: ignore[arg-type]
-    sampling.check()
+    sampling.check(_option)
     if not sampling.temperature and needs_sampling:
-        name = min(needs_sampling).replace("_", "-")
+        name = _option(min(needs_sampling))
         raise UserError(
-            f"--{name}: has no effect at temperature 0, which is greedy; remove one of the two"
+            f"{name}: has no effect at temperature 0, which is greedy; remove one of the two"
         )
     if not sampling.temperature and num_samples > 1:
         raise UserError(
             f"--num-samples {num_samples}: greedy samples are all the same; add --temperature 1"
         )
     return sampling
+
+
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def read_prompts(path: Path) -> list[str]:

@@ -32,10 +32,11 @@ class Sampling(NamedTuple):
     stop_tokens: tuple[int, ...] = ()
     """Tokens that end the text."""
 
-    def check(self) -> None:
-        """Raise UserError with a line for each setting that is out of range."""
+    def check(self, name_of: Callable[[str], str] = str) -> None:
+        """Raise UserError with a line for each setting that is out of range; `name_of` gives a
+        setting's name in it."""
         lines = [
-            f"--{name.replace('_', '-')}: {value:.10g} is not allowed; must be {allowed}"
+            f"{name_of(name)}: {value:.10g} is not allowed; must be {allowed}"
             for name, allowed, is_valid in (
                 ("repetition_penalty", _SCALES, _is_scale),
                 ("temperature", f"0 (greedy) or {_SCALES}", lambda v: not v or _is_scale(v)),

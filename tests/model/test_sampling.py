@@ -135,11 +135,11 @@ def test_invalid_settings_are_reported_together() -> None:
     with pytest.raises(UserError) as raised:
         wrong.check()
     assert str(raised.value).splitlines() == [
-        "--repetition-penalty: 0 is not allowed; must be from 1e-06 to 1e+06",
-        "--temperature: -1 is not allowed; must be 0 (greedy) or from 1e-06 to 1e+06",
-        "--top-k: 0 is not allowed; must be at least 1",
-        "--top-p: 1.5 is not allowed; must be above 0 and at most 1",
-        "--min-p: 2 is not allowed; must be from 0 to 1",
+        "repetition_penalty: 0 is not allowed; must be from 1e-06 to 1e+06",
+        "temperature: -1 is not allowed; must be 0 (greedy) or from 1e-06 to 1e+06",
+        "top_k: 0 is not allowed; must be at least 1",
+        "top_p: 1.5 is not allowed; must be above 0 and at most 1",
+        "min_p: 2 is not allowed; must be from 0 to 1",
     ]
 
 

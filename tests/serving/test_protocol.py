@@ -62,7 +62,7 @@ def test_settings_are_those_of_the_api() -> None:
     }
     expected = Sampling(temperature=0, top_p=0.5, min_p=0.1)
     assert CompletionBody(**COMPLETION, **keys).sampling((7,)) == expected
-    with pytest.raises(ValueError, match=r"top-p: 1\.5 is not allowed"):
+    with pytest.raises(ValueError, match=r"^top_p: 1\.5 is not allowed"):
         CompletionBody(**COMPLETION, top_p=1.5).sampling(())
     assert CompletionBody(**COMPLETION, seed=-1).own_seed() == 2**32 - 1
     assert ChatBody(**CHAT).own_seed() != ChatBody(**CHAT).own_seed()
