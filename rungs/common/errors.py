@@ -24,6 +24,8 @@ EXIT_INTERRUPTED = 130
 EXIT_NOT_READ = 141
 """Exit code if the reader of the output is gone, as for a program that SIGPIPE ends."""
 _MOST_LINES, _MOST_CHARACTERS = 100, 600
+_ADVICE = "; use sys.set_int_max_str_digits() to increase the limit"
+"""Python's, for numbers that are too long."""
 _BACKENDS = "jax._src.xla_bridge"
 _JAX_MODULES = "jax._src.config", _BACKENDS
 """Where JAX reads its environment variables, and where it starts a platform."""
@@ -60,7 +62,7 @@ def errors_at(place: str, *kinds: type[Exception]) -> Iterator[None]:
     try:
         yield
     except caught as error:
-        lines = str(error).splitlines() or [type(error).__name__]
+        lines = str(error).removesuffix(_ADVICE).splitlines() or [type(error).__name__]
         raise UserError("\n".join(f"{place}{line}" for line in lines)) from None
 
 
@@ -91,8 +93,9 @@ def readable_line(line: str) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """Return a library's error message as one line without secrets."""
-    return " ".join(without_secrets(str(error)).split()) or type(error).__name__
+    """Return a library's error message as one line without secrets, or advice for programmers."""
+    message = without_secrets(str(error)).removesuffix(_ADVICE)
+    return " ".join(message.split()) or type(error).__name__
 
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str, prefix: str = "") -> str:
