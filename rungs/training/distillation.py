@@ -104,6 +104,8 @@ class Teacher(NamedTuple):
             "target_offset": train.target_offset,
             "sequences": data.distinct_sequences,
         }
+        if data.phases is not None:
+            key["phases"] = data.phases.settings
         length, most = config.sequence_length, train.teacher_top_k
         assert most is not None
         return Store.of(
