@@ -244,13 +244,16 @@ def _microbatch_keys(before: AnyRunConfig, now: AnyRunConfig) -> set[str]:
 
 
 def _keys_of_branches(before: AnyRunConfig, now: AnyRunConfig) -> set[str]:
-    """Return the keys of training that a branch can't change: those that its optimizer's state or
-    the position in the data depend on."""
+    """Return the keys of training that a branch can't change: those that its optimizer's state, the
+    position in the data or a stored reference depend on."""
     keys = {"optimizer", "normuon_beta2", "lora", "matmul_dtype", "sequence_length"}
     if before.train.averaging_decay and not now.train.averaging_decay:
         keys.add("ema_decay")
     if "float16" in (before.train.compute_dtype, now.train.compute_dtype):
         keys.add("compute_dtype")
+    begins_to_refer = getattr(now.train, "has_reference", False)
+    if not begins_to_refer or getattr(before.train, "has_reference", False):
+        keys.add("start_from")
     step = now.train.branch_step + 1
     if before.train.sequences_before(step) != now.train.sequences_before(step):
         keys |= {"microbatch_size", "gradient_accumulation_steps", "batch_growth"}
@@ -261,6 +264,8 @@ def _branch_hint(key: str, saved: CheckpointMeta) -> str:
     if key in ("microbatch_size", "gradient_accumulation_steps", "batch_growth"):
         growth = json.dumps({str(saved.global_step + 1): 2})
         return f"change it back; for a larger batch from there on, add batch_growth {growth}"
+    if key == "start_from":
+        return "a branch continues that step's weights and reference; change it back"
     return (
         "a branch continues the same model and optimizer; change it back, or start another run from"
         " the weights alone with start_from"
