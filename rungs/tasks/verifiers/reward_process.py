@@ -158,6 +158,9 @@ def _rewarded(value: Any) -> Verdict:
     if not rewards:
         return Verdict(status="error", message="returned {}, without any reward")
     for name, reward in rewards.items():
+        if not name.isprintable():
+            problem = f"returned a reward whose name can't be shown: {ascii(name)[:80]}"
+            return Verdict(status="error", message=problem)
         if not isinstance(reward, float) or not abs(reward) <= MOST_REWARD:
             allowed = f"a finite number from {-MOST_REWARD:g} to {MOST_REWARD:g}"
             problem = f"returned {reward} for {name}; a reward must be {allowed}"
