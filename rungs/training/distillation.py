@@ -91,6 +91,7 @@ class Teacher(NamedTuple):
         train = config.train
         key = {
             "teacher": self.sha256,
+            "compute_dtype": train.compute_dtype,
             "top_k": train.teacher_top_k,
             "temperature": train.teacher_temperature,
             "datasets": {
