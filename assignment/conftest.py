@@ -13,14 +13,17 @@ from pathlib import Path
 from types import ModuleType
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")  # compiles faster
 
 import jax
 import pytest
 
 from assignment.tests.blanks import is_blank
+from rungs.parallel import jax_setup
+from tests.support.compilation_flags import QUICK_COMPILATION
 
+os.environ.setdefault("XLA_FLAGS", " ".join(QUICK_COMPILATION))
 jax.config.update("jax_num_cpu_devices", 8)
+jax_setup.enable_compilation_cache()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -104,20 +104,20 @@ def test_unknown_modes_are_refused(code: ModuleType, name: str) -> None:
         getattr(code, name)("pp")
 
 
-def test_get_sharding_config_for_mode_splits_what_it_should(code: ModuleType) -> None:
-    configs = {mode: code.get_sharding_config_for_mode(mode) for mode in MESHES}
-    used = {
-        mode: {axis for spec in expected_specs(config).values() for axis in spec} - {None}
-        for mode, config in configs.items()
-    }
-    assert used == {
-        "dp": set(),
-        "fsdp": {"data"},
-        "tp": {"tensor"},
-        "fsdp_tp": {"data", "tensor"},
-    }
-    for mode in ("tp", "fsdp_tp"):  # so that a device needs nothing of the others in between
-        assert configs[mode].dense_in[1] == configs[mode].dense_out[0] == "tensor"
+@pytest.mark.parametrize(
+    ("mode", "axes"),
+    [("dp", set()), ("fsdp", {"data"}), ("tp", {"tensor"}), ("fsdp_tp", {"data", "tensor"})],
+)
+def test_get_sharding_config_for_mode_splits_all_but_norms(
+    code: ModuleType, mode: str, axes: set[str]
+) -> None:
+    config = code.get_sharding_config_for_mode(mode)
+    for spec in (config.dense_in, config.dense_out, config.embedding, config.lm_head):
+        assert len(spec) == 2
+        assert set(spec) - {None} == axes
+    assert config.norm == (None,)
+    if "tensor" in axes:  # so that a device needs nothing of the others in between
+        assert config.dense_in[1] == config.dense_out[0] == "tensor"
 
 
 def test_batch_sharding_splits_rows(code: ModuleType) -> None:
