@@ -112,60 +112,73 @@ class PairCounts:
     def __init__(self, word_counts: Counter[bytes]) -> None:
         self._words = [[bytes([byte]) for byte in word] for word in word_counts]
         self._word_counts = list(word_counts.values())
-        self._counts: Counter[Pair] = Counter()
+        self._counts: defaultdict[Pair, int] = defaultdict(int)
         self._places: defaultdict[Pair, set[int]] = defaultdict(set)
+        """Numbers of the words that have a pair, or had it once."""
         for number in range(len(self._words)):
-            self._add(number, 1)
-        self._candidates = [_Candidate(count, pair) for pair, count in self._counts.items()]
+            self._add(number)
+        self._candidates = [_candidate(pair, count) for pair, count in self._counts.items()]
         heapq.heapify(self._candidates)
 
     def most_frequent(self) -> Pair | None:
         """Return the pair to merge next, or None if there is none. Candidates whose count has
         changed since are dropped: there is another of the same pair."""
         while self._candidates:
-            candidate = heapq.heappop(self._candidates)
-            if candidate.count == self._counts[candidate.pair]:
-                return candidate.pair
+            negative_count, greatest = heapq.heappop(self._candidates)
+            if self._counts[greatest.pair] == -negative_count:
+                return greatest.pair
         return None
 
     def merge(self, pair: Pair) -> None:
         """Join a pair in every word that has it, and count again the pairs of these words."""
         changed: set[Pair] = set()
         for number in self._places.pop(pair):
-            changed |= self._add(number, -1)
-            self._words[number] = merge_pair(self._words[number], pair)
-            changed |= self._add(number, 1)
+            old, new = self._words[number], merge_pair(self._words[number], pair)
+            if len(new) < len(old):
+                changed.update(pairwise(old), pairwise(new))
+                self._take_away(number)
+                self._words[number] = new
+                self._add(number)
         for each in changed:
             if count := self._counts[each]:
-                heapq.heappush(self._candidates, _Candidate(count, each))
+                heapq.heappush(self._candidates, _candidate(each, count))
 
-    def _add(self, number: int, sign: int) -> set[Pair]:
-        """Add the pairs of a word to the counts, or with sign -1 take them away. Return them."""
-        pairs = list(pairwise(self._words[number]))
-        for pair in pairs:
-            self._counts[pair] += sign * self._word_counts[number]
-            if sign > 0:
-                self._places[pair].add(number)
-        return set(pairs)
+    def _add(self, number: int) -> None:
+        """Count the pairs of a word."""
+        for pair in pairwise(self._words[number]):
+            self._counts[pair] += self._word_counts[number]
+            self._places[pair].add(number)
+
+    def _take_away(self, number: int) -> None:
+        """Undo `_add`, but for the places."""
+        for pair in pairwise(self._words[number]):
+            self._counts[pair] -= self._word_counts[number]
 
 
-class _Candidate:
-    """A pair with its count at some time. The smallest is the most frequent, then the greatest."""
+class _Greatest:
+    """A pair that sorts before smaller ones."""
 
-    def __init__(self, count: int, pair: Pair) -> None:
-        self.count, self.pair = count, pair
+    def __init__(self, pair: Pair) -> None:
+        self.pair = pair
 
-    def __lt__(self, other: "_Candidate") -> bool:
-        return (self.count, self.pair) > (other.count, other.pair)
+    def __lt__(self, other: "_Greatest") -> bool:
+        return self.pair > other.pair
+
+
+def _candidate(pair: Pair, count: int) -> tuple[int, _Greatest]:
+    """Return what sorts by count, the largest first, then by pair, the greatest first."""
+    return -count, _Greatest(pair)
 
 
 def merge_pair(tokens: list[bytes], pair: Pair) -> list[bytes]:
     """Return a word with each occurrence of a pair joined, from left to right."""
+    first, second = pair
     merged: list[bytes] = []
+    last = len(tokens) - 1
     at = 0
-    while at < len(tokens):
-        is_pair = tuple(tokens[at : at + 2]) == pair
-        merged.append(pair[0] + pair[1] if is_pair else tokens[at])
+    while at <= last:
+        is_pair = tokens[at] == first and at < last and tokens[at + 1] == second
+        merged.append(first + second if is_pair else tokens[at])
         at += 2 if is_pair else 1
     return merged
 
