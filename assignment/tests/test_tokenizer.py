@@ -156,12 +156,13 @@ def test_decode_replaces_half_a_character(code: ModuleType, text_file: Path) -> 
     assert tokenizer.decode(tokenizer.encode("é")[:1]) == "\ufffd"
 
 
+@pytest.mark.parametrize("special", [[], SPECIAL], ids=["plain", "special"])
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 50])
 def test_encode_iterable_is_encode_however_a_text_is_cut(
-    code: ModuleType, text_file: Path, size: int
+    code: ModuleType, text_file: Path, size: int, special: list[str]
 ) -> None:
     vocab, merges = trained(code, text_file)
-    tokenizer = code.Tokenizer(vocab, merges, SPECIAL)
+    tokenizer = code.Tokenizer(vocab, merges, special)
     parts = [TEXT[at : at + size] for at in range(0, len(TEXT), size)]
     assert list(tokenizer.encode_iterable(parts)) == tokenizer.encode(TEXT)
 
