@@ -186,7 +186,7 @@ def _spec(path: Sequence[Any], config: ShardingConfig) -> Axes:
     return getattr(config, kind) if kind else ()
 
 
-def _constrain(module: nnx.Module, mesh: Mesh, config: ShardingConfig) -> None:
+def _constrain(module: nnx.Module | nnx.Optimizer, mesh: Mesh, config: ShardingConfig) -> None:
     """Inside a compiled function, say where the arrays of a module have to be."""
 
     def sharding(path: tuple[Any, ...], _: object) -> NamedSharding:

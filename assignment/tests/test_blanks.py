@@ -13,10 +13,13 @@ def described(path: Path) -> dict[str, str]:
     """Return the signature and the docstring of each function and class in a file, by name."""
     found = {}
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    parents = [("", tree), *((f"{n.name}.", n) for n in tree.body if isinstance(n, ast.ClassDef))]
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    parents: list[tuple[str, ast.Module | ast.ClassDef]] = [("", tree)]
+    parents += [(f"{node.name}.", node) for node in classes]
     for prefix, parent in parents:
         for node in parent.body:
             if isinstance(node, ast.FunctionDef):
+                assert node.returns
                 signature = f"({ast.unparse(node.args)}) -> {ast.unparse(node.returns)}"
                 found[prefix + node.name] = f"{signature}\n{ast.get_docstring(node)}"
             elif isinstance(node, ast.ClassDef):

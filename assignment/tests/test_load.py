@@ -22,7 +22,7 @@ from assignment.tests.reference import call, randomize
 from rungs.common.errors import UserError
 
 ROOT = Path(__file__).parents[2]
-CONFIG = {
+CONFIG: dict[str, Any] = {
     "d_model": 24,
     "num_heads": 3,
     "d_ff": 40,

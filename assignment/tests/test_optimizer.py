@@ -11,7 +11,13 @@ import optax
 import pytest
 from flax import nnx
 
-CONFIG = {"type": "adamw", "lr": 0.1, "betas": [0.9, 0.95], "eps": 1e-6, "weight_decay": 0.2}
+CONFIG: dict[str, Any] = {
+    "type": "adamw",
+    "lr": 0.1,
+    "betas": [0.9, 0.95],
+    "eps": 1e-6,
+    "weight_decay": 0.2,
+}
 
 
 def norm(tree: Any) -> float:
@@ -36,7 +42,8 @@ def test_gradient_clipping_takes_the_gradients_of_a_module(code: ModuleType) -> 
     module = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
     gradients = nnx.grad(lambda module: (module(jnp.ones((1, 3))) ** 2).sum())(module)
     clipped = code.gradient_clipping(gradients, 0.25)
-    assert jax.tree.structure(clipped) == jax.tree.structure(gradients)
+    found: Any = jax.tree.structure(clipped)
+    assert found == jax.tree.structure(gradients)
     assert norm(clipped) == pytest.approx(0.25, rel=1e-5)
 
 

@@ -40,8 +40,8 @@ def expected_specs(config: Any) -> dict[str, tuple]:
     return {f"{name}.weights": spec for name, spec in (specs | others).items()}
 
 
-def arrays(module: nnx.Module, *only: Any) -> dict[str, jax.Array]:
-    flat = nnx.to_flat_state(nnx.state(module, *only))
+def arrays(module: Any, only: Any = ...) -> dict[str, jax.Array]:
+    flat = nnx.to_flat_state(nnx.state(module, only))
     return {".".join(map(str, path)): variable.get_value() for path, variable in flat}
 
 
