@@ -104,7 +104,9 @@ class Teacher(NamedTuple):
             "target_offset": train.target_offset,
             "sequences": data.distinct_sequences,
         }
-        if train.has_random_windows or (train.phases and train.shuffle):  # else before shuffling
+        if data.phases is not None:
+            key["phases"] = data.phases.settings
+        if train.has_random_windows:
             key |= {"windows": train.windows, "seed": train.seed}
         length, most = config.sequence_length, train.teacher_top_k
         assert most is not None
