@@ -106,8 +106,9 @@ def test_devices_that_are_not_there_are_refused(
         devices.create_run_mesh(too_few, model_config(), None)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("no_charts")
-@pytest.mark.parametrize("mode", ["fsdp", pytest.param("dp", marks=pytest.mark.long)])
+@pytest.mark.parametrize("mode", ["fsdp", "dp"])
 def test_a_run_on_four_of_eight_devices_is_that_of_four(
     mode: str,
     datasets_dir: Path,
