@@ -23,6 +23,7 @@ from rungs.data.token_formats import TokenSection
 from tests.faults.fuzzing import (
     ODD_TEXTS,
     Fault,
+    absent,
     assert_clear,
     attempt,
     bad_bytes,
@@ -195,15 +196,14 @@ np.save(NPY, TOKENS.astype(">i8"))
 FOREIGN = {"a.bin": LLM_C, "a.npy": NPY.getvalue(), "a.safetensors": TEXT}
 
 
-@examples(60)
+@examples(40)
 @given(data=st.data(), percent=st.sampled_from([0.0, 10.0]))
 def test_any_tokens_of_another_program(data: st.DataObject, percent: float, tmp_path: Path) -> None:
     """The dataset is made completely or not at all."""
     name = data.draw(st.sampled_from(sorted(FOREIGN)))
     datasets_dir, source = tmp_path / "datasets", tmp_path / name
     for path in (datasets_dir, *map(tmp_path.joinpath, FOREIGN)):
-        shutil.rmtree(path, ignore_errors=True)
-        path.unlink(missing_ok=True)
+        absent(path)
     datasets_dir.mkdir()
     is_ours = name == "a.safetensors"
     data.draw(in_place((bad_weights if is_ours else bad_bytes)(FOREIGN[name])))(source)
