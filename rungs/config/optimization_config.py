@@ -196,7 +196,7 @@ class OptimizationConfig(base.Config):
     bfloat16 if it is faster there, float16 on GPUs without bfloat16, otherwise
     float32. Checkpoints record the choice, and resuming keeps it."""
     seed: Annotated[int, Field(ge=0, le=2**32 - 1)] = 0
-    """Seed of the initial weights, dropout and shuffling."""
+    """Seed of the initial weights, dropout, shuffling and random windows."""
     deterministic: bool = False
     """Use bit-reproducible operations on an accelerator, which are slower. CPUs always do."""
     sharding: ShardingConfig | None = None

@@ -360,8 +360,11 @@ def _in_objective(train: OptimizationConfig, has_validation: bool) -> Iterator[R
             yield from _each(
                 ("validation_tokens", "start_val_token"), " without a validation split"
             )
-        if train.start_from and not (train.drop_rate or train.shuffle or train.lora):
+        is_shuffled = train.shuffle or train.has_random_windows
+        if train.start_from and not (train.drop_rate or is_shuffled or train.lora):
             yield "seed", " with start_from and neither dropout nor shuffle nor lora"
+        if train.has_random_windows:
+            yield "shuffle", ' with windows "random"'
         if train.objective != "distill":
             keys = "teacher_temperature", "teacher_top_k", "hard_target_weight"
             yield from _each(keys, f' with objective "{train.objective}"')

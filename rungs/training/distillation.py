@@ -107,6 +107,8 @@ class Teacher(NamedTuple):
         }
         if data.phases is not None:
             key["phases"] = data.phases.settings
+        if train.has_random_windows:
+            key |= {"windows": train.windows, "seed": train.seed}
         length, most = config.sequence_length, train.teacher_top_k
         assert most is not None
         return Store.of(

@@ -11,6 +11,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rungs.tasks.parity import ALPHABET
@@ -90,6 +91,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
         " --max-bytes 20000 --tokenizer datasets/words --datasets-dir datasets",
         "download_dataset.py --parquet documents.parquet --name table --text-column body"
         " --tokenizer datasets/words --datasets-dir datasets",
+        "download_dataset.py --tokens train.bin --validation-file val.npy --name ids --tokenizer"
+        " datasets/words --datasets-dir datasets",
         "download_dataset.py words --check --datasets-dir datasets",
         "download_dataset.py words --items items.jsonl --datasets-dir datasets",
     ),
@@ -267,6 +270,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "{% for m in messages %}{{ m.role }}: {{ m.content }}<|endoftext|>{% endfor %}"
         "{% if add_generation_prompt %}assistant: {% endif %}"
     )
+    ids = np.arange(5_000, dtype="<u2") % 250
+    (place / "train.bin").write_bytes(ids.tobytes())
+    np.save(place / "val.npy", ids[:500])
     (place / "documents.parquet").write_bytes(parquet(body=[f"{n} {TEXT}" for n in range(100)]))
     write_run(place / "run", MODEL, train=TRAIN | {"ema_decay": 0.9})
     write_run(place / "wide", MODEL | {"mup": {"base_emb_dim": 32}}, train=TRAIN)

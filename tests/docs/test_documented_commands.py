@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
@@ -26,6 +27,9 @@ INSTEAD = {
     "charts.py RUN RUN …": "charts.py runs/layers runs/warmer",
     "download_dataset.py --text FILE --name NAME --vocab-size N": (
         "download_dataset.py --text books/models.txt --name small --vocab-size 300"
+    ),
+    "download_dataset.py --tokens FILE --name NAME --tokenizer gpt2": (
+        "download_dataset.py --tokens ids.npy --name ids --vocab-size 5000"
     ),
     "pretrained.py import ID RUN": "pretrained.py import openai-community/gpt2 runs/gpt2",
     "mup.py check RUN": "mup.py check runs/mup --widths 64,128,256",
@@ -53,6 +57,7 @@ NOT_RUN: dict[str, tuple[str, ...]] = {
     "needs the hub: tests/data/test_hub_dataset.py, tests/commands/test_upload.py": (
         *("download_dataset.py owner/name", "download_dataset.py gpjt/fineweb-gpt2-tokens"),
         *("download_dataset.py roneneldan/TinyStories", "download_dataset.py HuggingFaceFW"),
+        *("download_dataset.py --tokens train.bin", "download_dataset.py --tokens fineweb_train"),
         "pretrained.py upload runs/layers OWNER/NAME",
     ),
     "needs a bucket: tests/mirror/test_buckets.py": (
@@ -169,6 +174,7 @@ def write_files(checkout: Path) -> None:
     for name in ("recipes.jsonl", "examples.jsonl"):
         write_lines(checkout / name, pairs)
     chat = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}]
+    np.save(checkout / "ids.npy", np.arange(20_000) % 5_000)
     write_lines(checkout / "talk.jsonl", [{"messages": chat, "id": n} for n in range(400)])
     item = {"prompt": "def", "choices": [" main", " class"], "answer": 0}
     for name in ("quiz.jsonl", "hellaswag.jsonl"):
