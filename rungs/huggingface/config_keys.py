@@ -174,9 +174,13 @@ class SameValue:
     """Default in transformers."""
     is_integer: bool = False
     """Whether `config.json` has an integer and `model.json` a float."""
+    newer_key: str | None = None
+    """What transformers 5 writes instead of `hf_key`, which it reads as well."""
 
     def read(self, hf_config: HFConfig) -> Values:
-        return {self.key: hf_config.take(self.hf_key, self.default)}
+        newer = hf_config.take(self.newer_key) if self.newer_key else None
+        value = hf_config.take(self.hf_key, self.default)
+        return {self.key: value if newer is None else newer}
 
     def write(self, model: ModelConfig) -> Values:
         value = getattr(model, self.key)

@@ -39,6 +39,10 @@ INSTEAD = {
         "reinforce.py runs/parity-rl --replay step-000001"
     ),
     "train.py runs/NAME": "train.py runs/next-token",
+    "train.py RUN --preset gpt2-medium": (
+        "train.py runs/sized --preset gpt2-medium --set emb_dim=32 --set n_layers=2"
+        " --set sequence_length=128 --set min_train_tokens=8192"
+    ),
     "train.py runs/medium --preset gpt2-medium --set dataset=novels": (
         "train.py runs/medium --preset gpt2-medium --set emb_dim=32 --set n_layers=2"
         " --set sequence_length=128 --set min_train_tokens=8192"

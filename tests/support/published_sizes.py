@@ -1,6 +1,6 @@
 """The number of parameters of published models, by preset, from their publishers.
 
-GPT-2, Llama, Mistral, Mixtral and Qwen: the tensors in the weights on the Hugging Face hub
+GPT-2, Llama, Mistral, Mixtral, Qwen, OLMo and SmolLM: the tensors in the weights on the Hugging Face hub
 (`safetensors.total` of its API), without causal masks and a second copy of tied embeddings. Gemma 1
 and 2: the parameters beside the embedding in table 2 of both reports (Mesnard et al. 2024; Riviere
 et al. 2024), and an embedding for the 256,000 tokens of the published weights. Gemma 3 from 4B up:
@@ -46,4 +46,13 @@ PUBLISHED_SIZES = {
     "qwen3-8b": 8_190_735_360,
     "qwen3-14b": 14_768_307_200,
     "qwen3-32b": 32_762_123_264,
+    "qwen3-30b-a3b": 30_532_122_624,
+    "qwen3-235b-a22b": 235_093_634_560,
+    "olmo-2-1b": 1_484_916_736,
+    "olmo-2-7b": 7_298_617_344,
+    "olmo-2-13b": 13_716_198_400,
+    "olmo-2-32b": 32_234_279_936,
+    "olmo-3-7b": 7_298_011_136,
+    "olmo-3-32b": 32_233_522_176,
+    "smollm3-3b": 3_075_098_624,
 }
