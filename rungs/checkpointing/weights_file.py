@@ -15,7 +15,14 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from rungs.common import disk, strict_json
 from rungs.common.errors import UserError, reason
-from rungs.common.paths import is_file, is_plain_name, is_there, optional_file, refuse_link_out, require_regular
+from rungs.common.paths import (
+    is_file,
+    is_plain_name,
+    is_there,
+    optional_file,
+    refuse_link_out,
+    require_regular,
+)
 from rungs.common.strict_json import StrictModel, format_name
 from rungs.config.model_config import ModelConfig
 from rungs.config.optimization_config import OptimizationConfig

@@ -24,6 +24,9 @@ EXIT_INTERRUPTED = 130
 EXIT_NOT_READ = 141
 """Exit code if the reader of the output is gone, as for a program that SIGPIPE ends."""
 _MOST_LINES, _MOST_CHARACTERS = 100, 600
+NO_SPACE = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
+DISK_FULL = (*NO_SPACE, errno.EFBIG)
+"""Errors of a full disk, an exhausted quota or a limit on file size."""
 _ADVICE = "; use sys.set_int_max_str_digits() to increase the limit"
 """Python's, for numbers that are too long."""
 _BACKENDS = "jax._src.xla_bridge"
@@ -130,7 +133,7 @@ def system_error(error: Exception) -> UserError | RunFailure | None:
     if not isinstance(error, OSError) or error.strerror is None:
         return None
     if error.filename is None:  # of writing to an open file
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if error.errno not in DISK_FULL:
             return None
         return RunFailure(
             f"a file could not be written: {error.strerror}; free some space, then run this again"
