@@ -2,9 +2,10 @@
 
 GPT-2, Llama, Mistral, Mixtral, Qwen, OLMo and SmolLM: the tensors in the weights on the Hugging
 Face hub (`safetensors.total` of its API), without causal masks and a second copy of tied
-embeddings. Gemma 1 and 2: the parameters beside the embedding in table 2 of both reports (Mesnard et al. 2024; Riviere
-et al. 2024), and an embedding for the 256,000 tokens of the published weights. Gemma 3 from 4B up:
-the total on the hub without the vision tower and the projector from its width to the model's."""
+embeddings. Gemma 1 and 2: the parameters beside the embedding in table 2 of both reports (Mesnard
+et al. 2024; Riviere et al. 2024), and an embedding for the 256,000 tokens of the published weights.
+Gemma 3 from 4B up: the total on the hub without the vision tower and the projector from its width
+to the model's."""
 
 VISION_TOWER, VISION_WIDTH = 416_866_032, 1152
 """Parameters and width of SigLIP (So400m, 896 × 896 pixels) in Gemma 3."""
