@@ -79,10 +79,10 @@ def _is_writable(value: Any, depth: int) -> bool:
 
 
 class Lineage(StrictModel):
-    """The run folder that `train.py --like` copied, and the changes."""
+    """The run folder that `train.py --like` copied, or the preset, and the changes."""
 
     like: str
-    """The run folder that was copied."""
+    """The run folder that was copied; with `--preset`, the preset's name."""
     set: Annotated[dict[str, Any], AfterValidator(_writable)]
     """The keys that were changed, with their new values."""
     from_step: Annotated[int, Field(ge=0)] | None = None
@@ -239,7 +239,8 @@ class OptimizationConfig(base.Config):
     chart_style: ChartStyle = "plain"
     """Style of the charts."""
     lineage: Lineage | None = None
-    """The run that `train.py --like` copied, and the keys that it changed. Written by train.py."""
+    """The run that `train.py --like` copied, or the preset, and the keys that it changed. Written
+    by train.py."""
 
     @check
     def _microbatch_divides(self) -> str | None:

@@ -41,7 +41,7 @@ _KEYS_OF_LAYERS = (
     *("rope_scaling", "sliding_rope_theta", "sliding_window", "layer_pattern", "qk_norm"),
     *("query_pre_attn_scalar", "attention_soft_cap", "residual", "norm_placement", "feed_forward"),
     *("ffn_dim", "ffn_bias", "n_experts", "experts_per_token", "zero_init_residual"),
-    *("residual_scalars", "value_embedding_every"),
+    *("normalize_expert_weights", "residual_scalars", "value_embedding_every", "qk_norm_scope"),
 )
 """Keys of model.json that describe blocks."""
 Reason = tuple[str, str]
@@ -327,6 +327,10 @@ def _in_model(model: ModelConfig, train: OptimizationConfig) -> Iterator[Reason]
         yield from _each(("norm_placement", "norm_epsilon", "norm_parameters"), ' with norm "none"')
     if model.feed_forward == "none":
         yield "ffn_bias", ' with feed_forward "none"'
+    if not model.n_experts:
+        yield "normalize_expert_weights", " without n_experts"
+    if not model.qk_norm:
+        yield "qk_norm_scope", " without qk_norm"
     if model.positions != "rope":
         yield "rope_theta", f' with positions "{model.positions}"'
     if "sliding" not in kinds:

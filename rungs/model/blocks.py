@@ -48,17 +48,18 @@ class Block(nnx.Module):
         attention_key, feed_forward_key = jax.random.split(key)
         self.residual, self.norm_placement = config.residual, config.norm_placement
         width = {"emb": config.emb_dim}
-        norms_around = config.norm_placement == "around"
+        on_input = config.norm_placement != "output"
+        on_output = config.norm_placement in ("around", "output")
         self.residual_scale = make_vector({}, 1.0) if config.residual_scalars else None
         self.embedding_skip = make_vector({}, 0.0) if config.residual_scalars else None
-        self.attention_norm = make_norm(config, width)
+        self.attention_norm = make_norm(config, width) if on_input else None
         self.attention = Attention(config, attention_key)
-        self.attention_output_norm = make_norm(config, width) if norms_around else None
+        self.attention_output_norm = make_norm(config, width) if on_output else None
         self.feed_forward = make_feed_forward(config, feed_forward_key)
         has_feed_forward = self.feed_forward is not None
-        self.feed_forward_norm = make_norm(config, width) if has_feed_forward else None
+        self.feed_forward_norm = make_norm(config, width) if has_feed_forward and on_input else None
         self.feed_forward_output_norm = (
-            make_norm(config, width) if has_feed_forward and norms_around else None
+            make_norm(config, width) if has_feed_forward and on_output else None
         )
 
     def __call__(

@@ -43,6 +43,14 @@ INSTEAD = {
         "reinforce.py runs/parity-rl --replay step-000001"
     ),
     "train.py runs/NAME": "train.py runs/next-token",
+    "train.py RUN --preset gpt2-medium": (
+        "train.py runs/sized --preset gpt2-medium --set emb_dim=32 --set n_layers=2"
+        " --set sequence_length=128 --set min_train_tokens=8192"
+    ),
+    "train.py runs/medium --preset gpt2-medium --set dataset=novels": (
+        "train.py runs/medium --preset gpt2-medium --set emb_dim=32 --set n_layers=2"
+        " --set sequence_length=128 --set min_train_tokens=8192"
+    ),
 }
 """What is run in place of a command with a placeholder, or of one that takes long."""
 EDITED = {"train.py RUN --extend": f"{LONGER}uv run train.py runs/layers --extend"}
@@ -50,7 +58,7 @@ EDITED = {"train.py RUN --extend": f"{LONGER}uv run train.py runs/layers --exten
 NOT_RUN: dict[str, tuple[str, ...]] = {
     "a tool of those who work on Rungs": (
         *("pytest", "RUNGS_FUZZ_FACTOR=20 uv run pytest", "ruff", "mypy", "lint-imports"),
-        *("--group", "tests/fixtures/make_models.py"),
+        *("--group", "tests/fixtures/make_models.py", "RUNGS_TRANSFORMERS_PYTHON=PATH"),
     ),
     "writes committed files, which tests/config/test_run_config.py compares": ("config.py",),
     "takes minutes to hours; tests/benchmarks": ("benchmarks/",),
