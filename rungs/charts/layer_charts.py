@@ -119,11 +119,16 @@ def depth_chart(runs: Sequence[LayeredRun]) -> Figure:
 
 
 def _scale(panel: Axes) -> None:
-    """Make the y axis logarithmic if its positive values span a factor of ten."""
+    """Make the y axis logarithmic if its positive values span a factor of ten; from 0 to 1 if all
+    are 0."""
     values = np.concatenate([np.asarray(line.get_ydata(), float) for line in panel.get_lines()])
     finite = values[np.isfinite(values)]
     if len(finite) and finite.min() > 0 and finite.max() > 10 * finite.min():
         panel.set_yscale("log")
+        panel.set_ylim(panel.get_ylim())
+        drawing.set_log_ticks(panel.yaxis, "{x:g}")
+    elif not finite.any():
+        panel.set_ylim(0, 1)
 
 
 LAYER_CHARTS: dict[str, Callable[[Any], Figure]] = {
@@ -189,7 +194,12 @@ def _heat_map(panel: Axes, edges: FloatArray, cells: FloatArray, norm: Normalize
     rows = np.arange(len(cells) + 1) - 0.5
     masked = np.ma.masked_invalid(cells)
     mesh = panel.pcolormesh(edges, rows, masked, norm=norm, cmap=colours, rasterized=True)
-    panel.figure.colorbar(mesh, ax=panel, extend="both", pad=0.01, aspect=12)
+    bar = panel.figure.colorbar(mesh, ax=panel, extend="both", pad=0.01, aspect=12)
+    if isinstance(norm, LogNorm):
+        ticks = drawing.log_ticks(norm.vmin, norm.vmax)
+        bar.set_ticks(ticks[:: -(-len(ticks) // 5)], labels=None)
+        bar.ax.yaxis.set_major_formatter("{x:g}")
+        bar.minorticks_off()
     panel.set_ylabel("layer")
     panel.yaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
 

@@ -192,7 +192,7 @@ class NextTokenLearner:
         self.peak_tokens_per_second = run_report.peak_tokens_per_second(config, mesh)
         objective = inputs.make_objective(config.train)
         self._step: Step = make_step(objective, config.train, mesh)
-        self._watch = Watch(start.run.layers, config, objective, mesh)
+        self._watch = Watch(start.run, config, objective, mesh)
         self._evaluation_step = make_evaluation_step(config.train, mesh)
         self._spikes = LossSpikeDetector(steps)
         size = config.train.microbatch_size

@@ -1,7 +1,6 @@
 """The hook of the training loop that measures and records what each layer does."""
 
 import functools
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,6 +12,7 @@ from rungs.model.gpt import GPT
 from rungs.optim.multi_steps import MultiSteps
 from rungs.parallel.processes import is_first_process
 from rungs.run import layer_record
+from rungs.run.folder import RunFolder
 from rungs.step.objective import Objective
 from rungs.watch.program import Measure, make_measurement
 from rungs.watch.warnings import attention_warning
@@ -22,8 +22,8 @@ class Watch:
     """Measures each `watch_interval`-th step of a run, counted from 0, and adds it to `layers.npy`;
     the first process writes for all. Does nothing without the key."""
 
-    def __init__(self, path: Path, config: RunConfig, objective: Objective, mesh: Mesh) -> None:
-        self._path, self._config = path, config
+    def __init__(self, run: RunFolder, config: RunConfig, objective: Objective, mesh: Mesh) -> None:
+        self._run, self._config = run, config
         self._objective, self._mesh = objective, mesh
         self._unread: dict[int, Any] = {}
 
@@ -44,7 +44,8 @@ class Watch:
         if not is_first_process():
             return None
         warning = attention_warning(self._config.model, self._latest, row)
-        layer_record.append(self._path, row)
+        self._run.check()
+        layer_record.append(self._run.layers, row)
         self._latest = row
         if warning is not None:
             log.warning("step %d: %s", step, warning)
@@ -53,7 +54,7 @@ class Watch:
     @functools.cached_property
     def _latest(self) -> layer_record.Rows | None:
         """The last row of the file."""
-        rows = layer_record.read(self._path)
+        rows = layer_record.read(self._run.layers)
         return rows[-1:] if rows is not None and len(rows) else None
 
     @functools.cached_property
