@@ -51,7 +51,7 @@ STATISTICS: dict[str, Callable[[Rows], Any]] = {
     "update ÷ weight": _ratio,
     "gradient (root mean square)": lambda rows: rows["arrays"]["all"]["gradient_rms"],
     "residual stream (root mean square)": lambda rows: rows["activations"]["residual"]["rms"],
-    "attention entropy (nats, mean of heads)": lambda rows: rows["heads"]["entropy"].mean(axis=-1),
+    "attention entropy (nats)": lambda rows: rows["heads"]["entropy"].mean(axis=-1),
     "largest attention logit": lambda rows: rows["heads"]["largest_logit"].max(axis=-1),
     "share of dead units": lambda rows: rows["dead_units"],
 }
@@ -168,7 +168,7 @@ def _grid(
 
 
 def _title(panel: Axes, title: str, run: LayeredRun, runs: Sequence[LayeredRun]) -> None:
-    name = f"{drawing.shorten(run.name, 24)}: " if len(runs) > 1 else ""
+    name = f"{drawing.shorten(run.name, 20)}: " if len(runs) > 1 else ""
     panel.set_title(f"{name}{title}", fontsize=11)
     panel.grid(visible=False)
 
@@ -193,6 +193,8 @@ def _heat_map(panel: Axes, edges: FloatArray, cells: FloatArray, norm: Normalize
     colours = colormaps["viridis"].with_extremes(bad=VERMILLION)
     rows = np.arange(len(cells) + 1) - 0.5
     masked = np.ma.masked_invalid(cells)
+    if isinstance(norm, LogNorm):
+        masked = np.ma.maximum(masked, norm.vmin)  # 0 has no logarithm
     mesh = panel.pcolormesh(edges, rows, masked, norm=norm, cmap=colours, rasterized=True)
     bar = panel.figure.colorbar(mesh, ax=panel, extend="both", pad=0.01, aspect=12)
     if isinstance(norm, LogNorm):

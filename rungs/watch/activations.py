@@ -198,7 +198,7 @@ def _over_microbatches(measured: Measured) -> dict[str, Any]:
         ACTIVATIONS: {
             name: {
                 RMS: jnp.atleast_1d(jnp.sqrt(size.mean_square.mean(axis=0))),
-                LARGEST: jnp.atleast_1d(size.largest.max(axis=0)),
+                LARGEST: jnp.atleast_1d(_largest(size.largest, size.mean_square)),
             }
             for name, size in sizes.items()
         }
@@ -206,10 +206,16 @@ def _over_microbatches(measured: Measured) -> dict[str, Any]:
     if heads is not None:
         found[HEADS] = {
             ENTROPY: heads.entropy_N.mean(axis=0),
-            LARGEST_LOGIT: heads.largest_logit_N.max(axis=0),
+            LARGEST_LOGIT: _largest(heads.largest_logit_N, heads.entropy_N),
         }
     if units is not None:
         rms_L1 = jnp.sqrt(units.mean_square_F.mean(axis=(0, 2)))[:, None]
         shares_L = (units.largest_F.max(axis=0) < DEAD * rms_L1).mean(axis=1)
         found[DEAD_UNITS] = jnp.where(jnp.isfinite(rms_L1[:, 0]), shares_L, jnp.nan)
     return found
+
+
+def _largest(largest_A: Array, means_A: Array) -> Array:
+    """Return the largest value of all microbatches, NaN if a mean over the same is NaN: not every
+    compiler's maximum is."""
+    return jnp.where(jnp.isnan(means_A).any(axis=0), jnp.nan, largest_A.max(axis=0))

@@ -80,7 +80,7 @@ def test_a_model_without_some_parts_has_fewer_panels(tmp_path: Path) -> None:
 
 def test_scales_are_logarithmic_if_values_span_a_factor_of_ten() -> None:
     assert isinstance(layer_charts._norm([np.array([1.0, 20.0])]), LogNorm)
-    assert not isinstance(layer_charts._norm([np.array([0.0, 20.0])]), LogNorm)
+    assert not isinstance(layer_charts._norm([np.array([0.0, 0.0, 20.0])]), LogNorm)
     assert not isinstance(layer_charts._norm([np.array([1.0, 2.0])]), LogNorm)
     constant = layer_charts._norm([np.array([np.nan, 3.0])])
     assert constant.vmin == 3

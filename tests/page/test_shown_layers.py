@@ -89,7 +89,7 @@ def test_the_step_of_a_spike_is_one_click_from_the_layers_that_moved(
     first = opened.locator("#layer-moves tbody tr").filter(has_text="spiky").first
     assert first.locator("td").first.text_content() == "3"
     texts = first.locator("td").all_text_contents()
-    assert float(texts[4].removeprefix("× ")) == pytest.approx(50 * 1.4 / 1.6, rel=0.3)
+    assert float(texts[4].removeprefix("× ")) == pytest.approx(50 * 2.2 / 1.8, rel=0.02)
     assert "bias" not in opened.locator("#layer-moves").text_content()
     before = maps(opened)
     first.get_by_role("button").click()

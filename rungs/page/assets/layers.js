@@ -14,7 +14,7 @@ const STATISTICS = [
   { title: "attention: largest logit", series: plain("heads/largest_logit"), across: largest, note: "of all heads", hasHeads: true },
   { title: "share of dead units", series: plain("dead_units") },
 ];
-const MOST_MOVES = 10;
+const MOST_MOVES = 12;
 
 function ofArrays(title, name) {
   return { title, group: "arrays", series: (run, part) => decoded(run, `arrays/${part}/${name}`) };
@@ -203,7 +203,8 @@ const layers = {
   },
 
   drawMoves() {
-    const rows = layers.shown().flatMap((run) => movesOf(run).map((move) => {
+    const moves = layers.shown().flatMap(movesOf).sort((one, other) => other.size - one.size);
+    const rows = moves.slice(0, MOST_MOVES).map(({ run, ...move }) => {
       const button = element("button", { type: "button" }, move.what);
       button.addEventListener("click", () => layers.choose(move));
       const factor = move.before === 0 || !Number.isFinite(move.after) ? "" :
@@ -212,7 +213,7 @@ const layers = {
         element("td", { className: "number" }, String(move.layer)), element("td", {}, button),
         ...[valueText(move.before), valueText(move.after), factor].map((text) =>
           element("td", { className: "number" }, text)));
-    }));
+    });
     const heads = ["run", "layer", "what", "before", "after", "change"].map((name) =>
       element("th", { scope: "col" }, name));
     byId("layer-moves").replaceChildren(
@@ -253,8 +254,8 @@ function everyNumber(run, { layers: count, at }) {
     Array.from({ length: count }, (__, layer) => at(place, layer)));
 }
 
-// Return the numbers of a run that changed by the largest factors since the look before. Changes of
-// numbers far below their largest one are noise, and so are gradients of biases.
+// Return how the numbers of a run changed since the look before. Changes of numbers far below their
+// largest one are noise, and so are gradients of biases.
 function movesOf(run) {
   const place = layers.placeIn(run);
   if (place < 1) return [];
@@ -266,12 +267,11 @@ function movesOf(run) {
       const what = part ? `${statistic.title}: ${partTitle(part)}` : statistic.title;
       return Array.from({ length: numbers.layers }, (_, layer) => {
         const [before, after] = [place - 1, place].map((at) => numbers.at(at, layer));
-        return { what, statistic: number, part, layer, before, after,
+        return { run, what, statistic: number, part, layer, before, after,
                  size: sizeOfMove(before, after, least) };
       });
     }));
-  return found.filter(({ size }) => size > 0).sort((one, other) => other.size - one.size)
-    .slice(0, MOST_MOVES);
+  return found.filter(({ size }) => size > 0);
 }
 
 function sizeOfMove(before, after, least) {
