@@ -60,6 +60,10 @@ NOT_RUN: dict[str, tuple[str, ...]] = {
         ".uv/bin/uv run download_dataset.py",
         ".uv/bin/uv run train.py ~/bucket",
     ),
+    "needs a student's model: assignment/tests": (
+        *("assignment/load.py", "generate.py runs/mine", "train.py runs/mine"),
+        *("download_dataset.py --text text.txt --name mine", "charts.py runs/layers runs/mine"),
+    ),
     "needs PyTorch: tests/huggingface": (
         "pretrained.py import openai-community/gpt2 runs/gpt2 --check",
     ),
