@@ -355,7 +355,7 @@ def _in_optimization(model: ModelConfig, train: OptimizationConfig) -> Iterator[
     if not model.n_experts:
         yield "load_balancing_weight", " without n_experts in model.json"
     if not model.n_layers:
-        yield from _each(("remat", "scan_unroll"), " with n_layers 0")
+        yield from _each(("remat", "scan_unroll", "watch_interval"), " with n_layers 0")
 
 
 def _in_objective(train: OptimizationConfig, has_validation: bool) -> Iterator[Reason]:

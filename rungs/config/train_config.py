@@ -61,6 +61,7 @@ class TrainConfig(OptimizationConfig):
         "benchmark_limit",
         "task_files",
         "skip_spikes",
+        "watch_interval",
     }
 
     dataset: NameOrMixture
@@ -144,6 +145,11 @@ class TrainConfig(OptimizationConfig):
     """Whether to skip the update of a step with a loss spike, leaving weights and optimizer state
     unchanged. A spike is a loss more than 1.5 times the median of up to 128 steps before it, and
     more than six standard deviations and 0.1 nats above that median."""
+    watch_interval: Size | None = None
+    """Steps from one look into the layers to the next, counted from step 0: size of weights,
+    gradients, updates and activations, attention of each head, dead units, singular values, in
+    layers.npy. A look takes the time of about two steps, and a second compilation; the step itself
+    and its results stay the same. 200 costs about 1% of the time. null: off."""
     documents: Literal["joined", "separate"] = "joined"
     """joined: a sequence of text runs on from one document to the next; a pair or a chat is a
     sequence of its own, padded. separate: a token attends to its own document only, its position is

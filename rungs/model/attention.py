@@ -114,15 +114,7 @@ class Attention(nnx.Module):
         """Attend to the given tokens or, with a mask, to all tokens in the cache. Without dropout,
         causal attention uses the fastest kernel for this device. Return y_BSD, and the cache with
         the given tokens added."""
-        x_BSD = collectives.to_varying(x_BSD, TENSOR)
-        query_BSNH = apply_norm(self.query_norm, self.query(x_BSD))
-        key_BTKH = self._for_own_heads(apply_norm(self.key_norm, self.key(x_BSD)))
-        value_BSKH = self.value(x_BSD)
-        if context.value_embedding is not None:
-            value_BSKH = context.value_embedding.added_to(value_BSKH, x_BSD)
-        value_BTKH = self._for_own_heads(value_BSKH)
-        if context.rotary is not None:
-            query_BSNH, key_BTKH = context.rotary(query_BSNH), context.rotary(key_BTKH)
+        query_BSNH, key_BTKH, value_BTKH = self.projections(x_BSD, context)
         if cache is not None:
             cache = cache.update(key_BTKH, value_BTKH, jnp.asarray(context.first_slot))
             if context.mask is not None:
@@ -141,6 +133,20 @@ class Attention(nnx.Module):
                 scale, soft_cap = scoring.scale, scoring.soft_cap
                 y_BSNH = plain_attention(query, key, value, mask, dropout, scale, soft_cap)
         return self.output(from_heads_to_tokens(y_BSNH)), cache
+
+    def projections(self, x_BSD: Array, context: AttentionContext) -> tuple[Array, Array, Array]:
+        """Return query_BSNH, key_BTKH and value_BTKH of the given tokens, normalized and rotated,
+        for this device's query heads."""
+        x_BSD = collectives.to_varying(x_BSD, TENSOR)
+        query_BSNH = apply_norm(self.query_norm, self.query(x_BSD))
+        key_BTKH = self._for_own_heads(apply_norm(self.key_norm, self.key(x_BSD)))
+        value_BSKH = self.value(x_BSD)
+        if context.value_embedding is not None:
+            value_BSKH = context.value_embedding.added_to(value_BSKH, x_BSD)
+        value_BTKH = self._for_own_heads(value_BSKH)
+        if context.rotary is not None:
+            query_BSNH, key_BTKH = context.rotary(query_BSNH), context.rotary(key_BTKH)
+        return query_BSNH, key_BTKH, value_BTKH
 
     def _for_own_heads(self, key_BTKH: Array) -> Array:
         """Return the keys or values for this device's query heads. With fewer key/value heads than

@@ -63,9 +63,13 @@ class FeedForward(nnx.Module):
 
     @jax.named_scope("feed_forward")
     def __call__(self, x_BSD: Array) -> tuple[Array, Routing | None]:
+        return self.down(self.hidden(x_BSD)), None
+
+    def hidden(self, x_BSD: Array) -> Array:
+        """Return hidden_BSF, the input of `down`: this device's units."""
         x_BSD = collectives.to_varying(x_BSD, TENSOR)
         gate = None if self.gate is None else self.gate(x_BSD)
-        return self.down(activate(self.activation, self.up(x_BSD), gate)), None
+        return activate(self.activation, self.up(x_BSD), gate)
 
 
 class MixtureOfExperts(nnx.Module):

@@ -2,6 +2,7 @@
 
     shown_run      a run's data for the page as JSON, its metrics re-read as they grow; thins steps
                    without losing spikes
+    shown_layers   what the layers of a run did
     document       the page as one file: data, our scripts and styles, and uPlot
     server         `--watch`: the page on 127.0.0.1, with new steps as runs train
     assets/        HTML, CSS and JavaScript; uPlot is third-party, with its licence
@@ -19,6 +20,8 @@ In `assets/`, the scripts share one scope and run in the order of `document.SCRI
     lineage.js   the tree of copied runs
     events.js    resumes, spikes, skipped steps and the best one
     samples.js   samples by checkpoint
+    heat_map.js  a picture of numbers as colours
+    layers.js    what each layer did: over the steps, over depth, head by head, what moved
     watch.js     asks the server for new steps
     main.js      puts everything together
 
