@@ -11,12 +11,11 @@
 # %% [markdown]
 # # Look inside: an induction head
 #
-# *… Hermione turned to Ron and said: "Her…"* A model that has just read a name continues it by looking
-# at what came after the name's beginning the last time. An attention head that does this is an
-# *induction head* ([Olsson et al. 2022](https://arxiv.org/abs/2209.11895)). It needs a second head
-# in the layer below, which tells each token what came before it. We train a model of two layers of
-# attention on random tokens that repeat, find both heads in its attention maps, and switch heads
-# off.
+# A model that reads the beginning of a name again continues it by looking at what came after it the
+# last time. An attention head that does this is an *induction head*
+# ([Olsson et al. 2022](https://arxiv.org/abs/2209.11895)). It needs a second head in the layer
+# below, which tells each token what came before it. We train a model of two layers of attention on
+# random tokens that repeat, find both heads in its attention maps, and switch heads off.
 
 # %%
 import jax.numpy as jnp

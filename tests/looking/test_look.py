@@ -14,11 +14,11 @@ from tests.model.test_gpt import VARIANTS
 from tests.support import direct_contributions as direct
 from tests.support import published_models, reference_gpt
 from tests.support.commands import run_script
+from tests.support.long import long_except
 from tests.support.published_models import MODELS
 from tests.support.tiny_model import random_model, random_tokens
 
 QUICK = ("gpt2", "a-to-a", "norm-after", "no-residual", "llama-3", "mixtral", "gemma-2")
-LONG = [name for name in VARIANTS if name not in QUICK]
 
 
 def in_float64(model: rungs.GPT) -> dict[str, np.ndarray]:
@@ -39,9 +39,7 @@ def assert_close(found: Any, expected: Any, size: float | None = None) -> None:
     np.testing.assert_allclose(found, expected, atol=2e-5 * size, rtol=0)
 
 
-@pytest.mark.parametrize(
-    "name", [*QUICK, *(pytest.param(name, marks=pytest.mark.long) for name in LONG)]
-)
+@pytest.mark.parametrize("name", long_except(QUICK, VARIANTS))
 def test_it_is_what_a_plain_recomputation_gives(name: str) -> None:
     model = random_model(**VARIANTS[name])
     config, weights, tokens_BS = model.config, in_float64(model), random_tokens(2, 7)

@@ -45,7 +45,7 @@ def test_a_head_is_chosen_from_its_map_and_its_contribution(opened: Any) -> None
     assert opened.locator("#map-title").text_content() == "layer 0 head 2"
     assert heads.nth(2).get_attribute("aria-pressed") == "true"
     opened.locator("#map-canvas").hover(position={"x": 5, "y": 200})
-    assert " to token 0, o: " in opened.locator("#map-readout").text_content()
+    assert ' to token 0, "o": ' in opened.locator("#map-readout").text_content()
 
 
 def test_predictions_are_shown_after_each_layer(opened: Any) -> None:

@@ -78,14 +78,14 @@ const attention = {
   describe() {
     const weights = look.tokens.slice(0, chosen.token + 1).map((_, to) => [text.attended(to), to]);
     const most = weights.sort((one, other) => other[0] - one[0]).slice(0, 3);
-    const parts = most.map(([weight, to]) => `${look.tokens[to]} (token ${to}) ${percent(weight)}`);
-    byId("map-readout").textContent = `Token ${chosen.token}, ${look.tokens[chosen.token]}, attends to ${parts.join(", ")}.`;
+    const parts = most.map(([weight, to]) => `"${look.tokens[to]}" (token ${to}) ${percent(weight)}`);
+    byId("map-readout").textContent = `Token ${chosen.token}, "${look.tokens[chosen.token]}", attends to ${parts.join(", ")}.`;
   },
 
   read(event) {
     const [from, to] = attention.placeOf(event);
     const weight = to <= from ? percent(weightOf(chosen.layer, chosen.head, from, to)) : "nothing: it comes later";
     byId("map-readout").textContent =
-      `From token ${from}, ${look.tokens[from]}, to token ${to}, ${look.tokens[to]}: ${weight}.`;
+      `From token ${from}, "${look.tokens[from]}", to token ${to}, "${look.tokens[to]}": ${weight}.`;
   },
 };
