@@ -40,11 +40,9 @@ VOCAB, LENGTH = 64, 64
 # %%
 def repetitions(count: int, random: np.random.Generator) -> np.ndarray:
     """Return tokens: blocks of 8 to 24 random ones, each twice."""
-    blocks = []
-    while sum(map(len, blocks)) < count:
-        block = random.integers(VOCAB, size=random.integers(8, 25))
-        blocks += [block, block]
-    return np.concatenate(blocks)[:count].astype(np.uint16)
+    lengths = random.integers(8, 25, size=count // 16)
+    blocks = np.split(random.integers(VOCAB, size=lengths.sum()), np.cumsum(lengths)[:-1])
+    return np.concatenate([np.tile(block, 2) for block in blocks])[:count].astype(np.uint16)
 
 
 random = np.random.default_rng(0)
