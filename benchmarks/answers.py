@@ -37,7 +37,7 @@ def main(seeds: int, into: Path) -> None:
         for minutes, right in runs
     ]
     click.echo(processor())
-    click.echo("\n".join(align_columns([("task", "minutes", "before", "after"), *rows])))
+    click.echo(align_columns([("task", "minutes", "before", "after"), *rows]))
     with drawing.use_style("plain"):
         drawing.write_all({"answers.png": chart}, curves, into)
 

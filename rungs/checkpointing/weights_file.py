@@ -15,7 +15,14 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from rungs.common import disk, strict_json
 from rungs.common.errors import UserError, reason
-from rungs.common.paths import is_file, is_plain_name, is_there, refuse_link_out, require_regular
+from rungs.common.paths import (
+    is_file,
+    is_plain_name,
+    is_there,
+    optional_file,
+    refuse_link_out,
+    require_regular,
+)
 from rungs.common.strict_json import StrictModel, format_name
 from rungs.config.model_config import ModelConfig
 from rungs.config.optimization_config import OptimizationConfig
@@ -104,10 +111,9 @@ class Weights:
     def tokenizer_file(self) -> Path | None:
         """The tokenizer file in the same folder, None if there is none. Raises UserError if it is a
         link out of the folder, as it is copied and shared."""
-        file = self.path.with_name(TOKENIZER_FILE)
-        if not is_file(file):
-            return None
-        refuse_link_out(file)
+        file = optional_file(self.path.with_name(TOKENIZER_FILE))
+        if file is not None:
+            refuse_link_out(file)
         return file
 
     @property

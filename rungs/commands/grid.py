@@ -3,6 +3,7 @@
 import itertools
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -65,6 +66,9 @@ def cells(like: str, grid: Sequence[str], settings: Sequence[str], into: Path) -
     if len(combinations) > _MOST_RUNS:
         raise UserError(f"--grid: {len(combinations):,} runs are more than {_MOST_RUNS:,}")
     found = [Cell(like, into / _name(chosen), common | chosen) for chosen in combinations]
+    folder, count = Counter(cell.folder for cell in found).most_common(1)[0]
+    if count > 1:
+        raise UserError(f"--grid: {count} runs would be {folder}; make them by hand")
     for cell in found:
         cell.check()
     return found
@@ -72,22 +76,24 @@ def cells(like: str, grid: Sequence[str], settings: Sequence[str], into: Path) -
 
 def run_grid(runs: Sequence[Cell], into: Path, train_command: Sequence[str]) -> int:
     """Create and train the runs one after another; then print and draw their results. The same
-    command resumes a grid. A failed run doesn't stop the others. Return the exit code: 2 if a run
-    doesn't fit its data or devices, 128 + the number of a signal that stopped the grid, 1 for other
-    failures, else 0."""
-    failed = []
+    command resumes a grid. A failed run doesn't stop the others. Return the exit code: 128 + the
+    number of a signal that stopped the grid; 2 if all runs that failed don't fit their data or
+    devices; 1 for other failures; else 0."""
+    failed: dict[Path, int] = {}
     with StopSignal() as stop:
         stop.begin()
         for number, cell in enumerate(runs, 1):
             log.info("run %d of %d: %s", number, len(runs), cell.folder)
             code = cell.train(train_command, stop)
-            if code == EXIT_BAD_INPUT or stop.number is not None:
+            if stop.number is not None:
                 return stop.exit_code or code
             if code:
-                failed.append(cell.folder)
+                failed[cell.folder] = code
     report(runs, into)
     for folder in failed:
         log.warning("%s: failed; the same command tries it again", folder)
+    if failed and set(failed.values()) == {EXIT_BAD_INPUT}:
+        return EXIT_BAD_INPUT
     return EXIT_FAILED if failed else 0
 
 
@@ -115,7 +121,7 @@ def sweep(
 
 def report(runs: Sequence[Cell], into: Path) -> None:
     """Print a table of the runs with at least one step; draw comparison charts and a page."""
-    folders = [cell.folder for cell in runs]
+    folders = [cell.folder for cell in runs if RunFolder(cell.folder).metrics.exists()]
     loaded = recorded_run.load_runs(folders)
     taken = [(folder, run) for folder, run in zip(folders, loaded, strict=True) if len(run)]
     if not taken:

@@ -25,6 +25,8 @@ def train(
     command = StartCommand(**start)
     command.begin()
     datasets = find_datasets_dir(datasets_dir)
+    if store_teacher and (grid or into or command.replay):
+        raise UserError("--store-teacher: is for one RUN, and doesn't go with --grid or --replay")
     if grid or into:
         sys.exit(_train_grid(command, grid, into, datasets))
     with command.open_run() as path:

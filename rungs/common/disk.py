@@ -19,16 +19,13 @@ from typing import IO, Any, BinaryIO
 
 from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
-from rungs.common.errors import RunFailure, UserError, reason
+from rungs.common.errors import DISK_FULL, NO_SPACE, RunFailure, UserError, reason
 from rungs.common.paths import is_file, is_folder, is_there
 
-_NO_SPACE = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
-FULL = (*_NO_SPACE, errno.EFBIG)
-"""Errors of a full disk, an exhausted quota or a limit on file size."""
 _GONE = (errno.ENOENT, errno.ENOTDIR, getattr(errno, "ESTALE", errno.ENOENT))
 _REMEDIES: dict[int | None, str] = {
     **dict.fromkeys(_GONE, "restore what was removed or moved"),
-    **dict.fromkeys(_NO_SPACE, "free some space"),
+    **dict.fromkeys(NO_SPACE, "free some space"),
     errno.EFBIG: "raise the limit on file size (ulimit -f)",
 }
 _NO_SUCH_OPERATION = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
@@ -193,7 +190,7 @@ def check_free_space(path: Path, what: str, needed_bytes: int) -> None:
 def reason_of_no_space(error: Exception) -> str | None:
     """Return the system's words for an error of a full disk or exhausted quota, None for others."""
     number = _number_of(error)
-    return os.strerror(number) if number is not None and number in _NO_SPACE else None
+    return os.strerror(number) if number is not None and number in NO_SPACE else None
 
 
 def write_failure(path: Path, what: str, error: Exception, needed_bytes: int = 0) -> RunFailure:
@@ -205,7 +202,7 @@ def write_failure(path: Path, what: str, error: Exception, needed_bytes: int = 0
         why = f"{type(error).__name__}: {reason(error)}"
     else:
         why = getattr(error, "strerror", None) or os.strerror(number)
-    if number in FULL:
+    if number in DISK_FULL:
         existing = next(place for place in (path, *path.absolute().parents) if place.exists())
         free = free_bytes(existing)
         known = [f"{needed_bytes:,} bytes needed"] if needed_bytes else []
@@ -224,7 +221,7 @@ def write_failure(path: Path, what: str, error: Exception, needed_bytes: int = 0
 def unwritable(path: Path, error: OSError, what: str = "a file of it") -> UserError | RunFailure:
     """Return the error for a place that can't be written to: RunFailure for a full disk, else
     UserError."""
-    if _number_of(error) in FULL:
+    if _number_of(error) in DISK_FULL:
         return write_failure(path, what, error)
     return UserError(f"{path}: cannot be written to: {error.strerror or reason(error)}")
 

@@ -24,6 +24,11 @@ EXIT_INTERRUPTED = 130
 EXIT_NOT_READ = 141
 """Exit code if the reader of the output is gone, as for a program that SIGPIPE ends."""
 _MOST_LINES, _MOST_CHARACTERS = 100, 600
+NO_SPACE = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
+DISK_FULL = (*NO_SPACE, errno.EFBIG)
+"""Errors of a full disk, an exhausted quota or a limit on file size."""
+_ADVICE = "; use sys.set_int_max_str_digits() to increase the limit"
+"""Python's, for numbers that are too long."""
 _BACKENDS = "jax._src.xla_bridge"
 _JAX_MODULES = "jax._src.config", _BACKENDS
 """Where JAX reads its environment variables, and where it starts a platform."""
@@ -60,7 +65,7 @@ def errors_at(place: str, *kinds: type[Exception]) -> Iterator[None]:
     try:
         yield
     except caught as error:
-        lines = str(error).splitlines() or [type(error).__name__]
+        lines = str(error).removesuffix(_ADVICE).splitlines() or [type(error).__name__]
         raise UserError("\n".join(f"{place}{line}" for line in lines)) from None
 
 
@@ -91,8 +96,9 @@ def readable_line(line: str) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """Return a library's error message as one line without secrets."""
-    return " ".join(without_secrets(str(error)).split()) or type(error).__name__
+    """Return a library's error message as one line without secrets, or advice for programmers."""
+    message = without_secrets(str(error)).removesuffix(_ADVICE)
+    return " ".join(message.split()) or type(error).__name__
 
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str, prefix: str = "") -> str:
@@ -127,7 +133,7 @@ def system_error(error: Exception) -> UserError | RunFailure | None:
     if not isinstance(error, OSError) or error.strerror is None:
         return None
     if error.filename is None:  # of writing to an open file
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if error.errno not in DISK_FULL:
             return None
         return RunFailure(
             f"a file could not be written: {error.strerror}; free some space, then run this again"

@@ -38,6 +38,14 @@ def is_file(path: Path | str) -> bool:
     return stat.S_ISREG(_mode(path))
 
 
+def optional_file(path: Path) -> Path | None:
+    """Return a path, None if nothing is there. Raises UserError unless it is a regular file."""
+    mode = _mode(path)
+    if mode and not stat.S_ISREG(mode):
+        raise UserError(f"{path}: not a regular file")
+    return path if mode else None
+
+
 def is_folder(path: Path | str) -> bool:
     """Whether a path is a folder. Raises UserError if permissions hide that."""
     return stat.S_ISDIR(_mode(path))

@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar, get_args
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_validator
 
 from rungs.common import paths, shown_text
-from rungs.common.errors import UserError, did_you_mean
+from rungs.common.errors import UserError, did_you_mean, reason
 
 _MOST_ERRORS, _MOST_SHOWN = 50, 60
 _checks: set[Callable[..., Any]] = set()
@@ -132,7 +132,7 @@ def _parse_object(text: str, path: Path) -> tuple[dict[str, Any], list[str]]:
         place = f"{line}column {error.colno}"
         raise UserError(f"{path}: malformed JSON at {place}: {error.msg}") from None
     except (RecursionError, ValueError) as error:
-        raise UserError(f"{path}: unreadable JSON: {error}") from None
+        raise UserError(f"{path}: unreadable JSON: {reason(error)}") from None
     if not isinstance(value, dict):
         raise UserError(f"{path}: must hold a JSON object {{…}}, not {format_value(value)}")
     return value, twice

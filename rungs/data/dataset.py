@@ -203,9 +203,9 @@ class Dataset:
 
     @property
     def tokenizer_file(self) -> Path | None:
-        """Path of the dataset's own tokenizer, or None if it has none."""
-        path = self.folder / tokenizer.TOKENIZER_FILE
-        return path if paths.is_file(path) else None
+        """Path of the dataset's own tokenizer, or None if it has none. Raises UserError if it is no
+        regular file."""
+        return paths.optional_file(self.folder / tokenizer.TOKENIZER_FILE)
 
 
 def read_description(folder: Path) -> DatasetDescription | None:

@@ -268,6 +268,7 @@ class PhasedSequences:
 
     def __init__(self, parts: dict[str, Sequences], train: TrainConfig, total: int) -> None:
         self._names, self._total = list(parts), total
+        self._seed = train.seed if train.shuffle else None
         self._sources = [_source(part, train) for part in parts.values()]
         ends = [
             train.sequences_before(train.steps_of(round(phase.until * total)))
@@ -289,6 +290,11 @@ class PhasedSequences:
         before, after = self._counts_before(index), self._counts_before(index + 1)
         number = next(n for n, count in enumerate(after) if count > before[n])
         return self._sources[number][before[number]]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the order depends on besides the datasets and the mixture."""
+        return {"starts": self._starts, "seed": self._seed}
 
     def counts_before(self, index: int) -> dict[str, int]:
         """Return how many of the sequences before one are of each dataset."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from rungs.common import paths, run_log
-from rungs.common.errors import UserError
+from rungs.common.errors import UserError, reason
 from rungs.common.run_log import log
 from rungs.data import dataset, tokenizer_files
 from rungs.data.bpe import SMALLEST_VOCAB, train_bpe
@@ -241,8 +241,8 @@ def parse_json(line: bytes, make_object: Callable[[list[tuple[str, Any]]], Any] 
         raise ValueError(f"not UTF-8 text, near byte {error.start + 1}; convert it first") from None
     except json.JSONDecodeError as error:
         raise ValueError(f"malformed JSON at column {error.colno}: {error.msg}") from None
-    except RecursionError as error:
-        raise ValueError(f"unreadable JSON: {error}") from None
+    except (RecursionError, ValueError) as error:
+        raise ValueError(f"unreadable JSON: {reason(error)}") from None
 
 
 def read_lines(

@@ -59,7 +59,7 @@ def refuse_impossible(weights: WeightFormat, config: ModelConfig) -> None:
 def converter(weights: WeightFormat, config: ModelConfig, dtype: jnp.dtype) -> Convert:
     """Return a function that converts parameters to a form. "int8" quantizes all matrices that
     tokens are multiplied with, including an embedding table used as output head; other tables and
-    low-rank additions are cast. On CPUs and GPUs, 16-bit matrices have one row per output.
+    low-rank additions are cast. Matrices have one row per output on CPUs, on GPUs if 16-bit.
 
     Raises:
         UserError: the model is a mixture of experts, which can't be quantized."""
@@ -67,9 +67,14 @@ def converter(weights: WeightFormat, config: ModelConfig, dtype: jnp.dtype) -> C
     store: Store | None = None
     if weights == "int8":
         store = _quantized
-    elif dtype.itemsize == 2 and target_device.platform() != "tpu":
+    elif _is_output_major(dtype):
         store = _output_major
     return cast(dtype) if store is None else _storing(store, config, dtype)
+
+
+def _is_output_major(dtype: jnp.dtype) -> bool:
+    platform = target_device.platform()
+    return platform == "cpu" or (platform == "gpu" and dtype.itemsize == 2)
 
 
 def unstack_layers(stacked: nnx.State, layers: int, convert: Convert) -> list[nnx.State]:

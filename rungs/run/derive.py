@@ -25,8 +25,8 @@ class NewRun:
     """Contents of the files that tasks name in the run folder: items and verifiers."""
     checkpoint: Path | None = None
     """The folder of a checkpoint that the run begins with, hard-linked if possible."""
-    metrics: str = ""
-    """The lines of `metrics.jsonl` up to that checkpoint."""
+    records: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """The lines of files that belong to that checkpoint, by name."""
 
     @classmethod
     def of(
@@ -51,8 +51,10 @@ class NewRun:
         new = cls(folder, texts, _task_files(origin))
         if branch is None or paths.is_there(folder):
             return new
-        checkpoint, lines = branch.find()
-        return dataclasses.replace(new, checkpoint=checkpoint, metrics=lines)
+        checkpoint, records = branch.find()
+        if "max_minutes" in changes:  # the number of steps is decided anew
+            records = {k: v for k, v in records.items() if k != RunFolder(folder).length.name}
+        return dataclasses.replace(new, checkpoint=checkpoint, records=records)
 
     def make(self) -> Path:
         """Write the folder as `create` does, unless it exists; return it."""
@@ -72,7 +74,8 @@ class NewRun:
             if self.checkpoint is not None:
                 place = RunFolder(new).checkpoints / self.checkpoint.name
                 disk.copy(self.checkpoint, place, link=True)
-                RunFolder(new).metrics.write_text(self.metrics, encoding="utf-8")
+                for name, lines in self.records.items():
+                    (new / name).write_text(lines, encoding="utf-8")
 
     def remove(self) -> None:
         """Remove the folder again, unless more than `make` wrote is in it by now."""
@@ -82,7 +85,7 @@ class NewRun:
         files = {path for path in run.path.rglob("*") if path.is_file()}
         if self.checkpoint is not None:
             copied = run.checkpoints / self.checkpoint.name
-            files -= {run.metrics, *copied.rglob("*")}
+            files -= {*map(run.path.joinpath, self.records), *copied.rglob("*")}
         if files == {run.path / name for name in names}:
             shutil.rmtree(self.folder)
 
@@ -91,8 +94,9 @@ class BranchPoint(NamedTuple):
     """A step of another run at which a new one begins."""
 
     step: int
-    find: Callable[[], tuple[Path, str]]
-    """Returns the folder of the step's checkpoint, and the metrics up to it. Raises UserError."""
+    find: Callable[[], tuple[Path, Mapping[str, str]]]
+    """Returns the folder of the step's checkpoint, and the lines of files that belong to it, by
+    name. Raises UserError."""
 
 
 @contextlib.contextmanager

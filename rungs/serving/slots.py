@@ -1,5 +1,6 @@
 """Texts that are generated together, each in a row of one compiled program. A text joins a free row
-at any time and leaves it when it ends; other rows don't change.
+at any time and leaves it when it ends; other rows don't change. The caches have room for about what
+the texts need, and grow and shrink by powers of two.
 
 Axes as in `decoding.py`; R rows in use, C tokens of a call, K most likely tokens."""
 
@@ -22,7 +23,7 @@ MOST_TOKENS = 8
 MOST_LIKELY = 20
 """How many of the most likely tokens are given with log-probabilities."""
 _SHORTEST = 64
-"""Cache slots that the program for short texts has."""
+"""The fewest cache slots of a row."""
 
 
 class LogProbs(NamedTuple):
@@ -66,13 +67,13 @@ class Slots:
         self._ends = np.ones(rows, np.int32)
         self._samplings = [GREEDY] * rows
         self._is_free = np.ones(rows, bool)
-        self._jit_empty = jax.jit(self._empty)
-        self._jit_read = jax.jit(self._read, donate_argnames="state")
-        self._jit_add = jax.jit(
-            self._add, donate_argnames="state", static_argnames=("rows", "length", "log_probs")
-        )
+        self._jit_empty = jax.jit(self._empty, static_argnums=(0, 1))
+        self._jit_resize = jax.jit(self._resized, static_argnums=(1, 2))
+        self._jit_read = jax.jit(self._read)
+        self._jit_put = jax.jit(self._put, donate_argnums=0)
+        self._jit_add = jax.jit(self._add, donate_argnames="state", static_argnames="log_probs")
         self._jit_score = jax.jit(self._score)
-        self._state = self._jit_empty()
+        self._state = self._jit_empty(1, _SHORTEST)
 
     def with_weights(self, generator: Generator) -> "Slots":
         """Return free rows for other weights of the same model, with the same programs."""
@@ -81,11 +82,17 @@ class Slots:
         other._ends = np.ones_like(self._ends)
         other._samplings = [GREEDY] * len(self._ends)
         other._is_free = np.ones_like(self._is_free)
-        other._state = self._jit_empty()
+        other._state = self._jit_empty(1, _SHORTEST)
         return other
 
     def __len__(self) -> int:
         return len(self._ends)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and slots that the caches have now."""
+        rows, slots = self._state.tokens_BT.shape
+        return rows, slots
 
     @property
     def used(self) -> list[int]:
@@ -106,11 +113,11 @@ class Slots:
         row = int(np.argmax(self._is_free))
         self._is_free[row] = False
         self._samplings[row], self._ends[row] = sampling, len(prompt)
+        self._make_room(len(prompt) + MOST_TOKENS)
         read = list(prompt[:-1])  # the last one is read by the next call of `add`
         tokens_1S, padding_1 = pad_left([read], bucket_length([read]))
-        self._state = self._jit_read(
-            self._weights, self._state, tokens_1S, padding_1, row, prompt[-1], key
-        )
+        text = self._jit_read(self._weights, tokens_1S, padding_1, key)
+        self._state = self._jit_put(self._state, text, row, len(read), prompt[-1])
         return row
 
     def leave(self, row: int) -> None:
@@ -124,20 +131,14 @@ class Slots:
             count: tokens per row, at most MOST_TOKENS. A text that has its last one before gets
                 further ones, which mean nothing.
             log_probs: whether to compute log-probabilities."""
-        rows = 1
-        while rows <= self.used[-1]:
-            rows *= 2
-        rows, length = min(rows, len(self._ends)), _SHORTEST
-        while length < self._ends.max() + count:
-            length *= 2
+        self._make_room(int(self._ends.max()) + count)
+        rows, _ = self.shape
         self._state, added = self._jit_add(
             self._weights,
             self._state,
             RowSampling.of(self._samplings[:rows]),
             self._ends[:rows],
             count,
-            rows=rows,
-            length=min(length, self._slots),
             log_probs=log_probs,
         )
         self._ends = np.where(self._is_free, 1, self._ends + count).astype(np.int32)
@@ -150,8 +151,14 @@ class Slots:
         found = self._jit_score(self._weights, tokens_1S, padding_1)
         return jax.tree.map(lambda array: np.asarray(array)[padding_1[0] :], found)
 
-    def _empty(self) -> DecodingState:
-        rows = len(self._ends)
+    def _make_room(self, length: int) -> None:
+        """Resize the state for the rows with a text and some tokens in each."""
+        rows = _size(self.used[-1] + 1, self.shape[0], len(self))
+        slots = _size(max(length, _SHORTEST, int(self._ends.max())), self.shape[1], self._slots)
+        if (rows, slots) != self.shape:
+            self._state = self._jit_resize(self._state, rows, slots)
+
+    def _empty(self, rows: int, slots: int) -> DecodingState:
         prompts = Prompts(
             jnp.zeros((rows, 1), jnp.int32),
             jnp.zeros(rows, jnp.int32),
@@ -159,38 +166,46 @@ class Slots:
             jax.random.split(jax.random.key(0), rows),
             0,
         )
-        state = self._decoder.initial_state(prompts, self._slots)
+        state = self._decoder.initial_state(prompts, slots)
         return state._replace(sampling_offset=jnp.zeros(rows, jnp.int32))
 
+    def _resized(self, state: DecodingState, rows: int, slots: int) -> DecodingState:
+        def resized(empty: Array, old: Array) -> Array:
+            part = tuple(map(slice, map(min, empty.shape, old.shape)))
+            return empty.at[part].set(old[part])
+
+        return jax.tree.map(resized, self._empty(rows, slots), state)
+
     def _read(
-        self,
-        weights: Weights,
-        state: DecodingState,
-        tokens_1S: Array,
-        padding_1: Array,
-        row: Array,
-        last: Array,
-        key: Array,
+        self, weights: Weights, tokens_1S: Array, padding_1: Array, key: Array
     ) -> DecodingState:
-        """Return the state with a text in a row, from slot 0 on: its last token, and the others
-        with their keys and values."""
+        """Return a text that is read, from slot 0 on."""
         length = tokens_1S.shape[1]
         prompts = Prompts(tokens_1S, padding_1, jnp.zeros(1, bool), key[None], 0)
         own = self._decoder.initial_state(prompts, length)
         _, caches = self._decoder.last_logits(weights, own, tokens_1S, None)
-        count, most = length - padding_1[0], min(length, self._slots)
+        to_begin = functools.partial(jnp.roll, shift=-padding_1[0])
+        return own._replace(
+            tokens_BT=to_begin(tokens_1S, axis=1),
+            caches=jax.tree.map(functools.partial(to_begin, axis=2), caches),
+        )
+
+    def _put(
+        self, state: DecodingState, text: DecodingState, row: Array, count: Array, last: Array
+    ) -> DecodingState:
+        """Return the state with a text in a row: `count` tokens that are read, and the last one."""
+        slots = state.tokens_BT.shape[1]
 
         def put(into: Array, value: Array, axis: int) -> Array:
-            moved = jnp.roll(value, -padding_1[0], axis=axis)
-            moved = jax.lax.slice_in_dim(moved, 0, most, axis=axis)
-            return jax.lax.dynamic_update_slice_in_dim(into, moved.astype(into.dtype), row, axis=0)
+            part = jax.lax.slice_in_dim(value, 0, min(value.shape[axis], slots), axis=axis)
+            return jax.lax.dynamic_update_slice_in_dim(into, part.astype(into.dtype), row, axis=0)
 
-        tokens_BT = put(state.tokens_BT, tokens_1S, axis=1)
+        tokens_BT = put(state.tokens_BT, text.tokens_BT, axis=1)
         return state._replace(
             tokens_BT=tokens_BT.at[row, count].set(last),
             sampling_offset=state.sampling_offset.at[row].set(count),
-            keys_B=state.keys_B.at[row].set(key),
-            caches=jax.tree.map(functools.partial(put, axis=2), state.caches, caches),
+            keys_B=state.keys_B.at[row].set(text.keys_B[0]),
+            caches=jax.tree.map(functools.partial(put, axis=2), state.caches, text.caches),
         )
 
     def _add(
@@ -201,20 +216,11 @@ class Slots:
         ends_R: Array,
         count: Array,
         *,
-        rows: int,
-        length: int,
         log_probs: bool,
     ) -> tuple[DecodingState, NewTokens]:
-        """Add `count` tokens to each of the first rows, whose texts must fit `length` slots."""
-        used = state._replace(
-            tokens_BT=state.tokens_BT[:rows, :length],
-            sampling_offset=state.sampling_offset[:rows],
-            padding_B=state.padding_B[:rows],
-            keys_B=state.keys_B[:rows],
-            ends_B=ends_R,
-            caches=jax.tree.map(lambda cache: cache[:rows, :, :length], state.caches),
-        )
-        row_R, vocab_size = jnp.arange(rows), self._decoder.config.vocab_size
+        """Add `count` tokens to each row."""
+        rows, vocab_size = len(ends_R), self._decoder.config.vocab_size
+        row_R = jnp.arange(rows)
 
         def add_one(
             number: Array, carry: tuple[DecodingState, NewTokens]
@@ -233,15 +239,8 @@ class Slots:
             now = now._replace(tokens_BT=tokens_BT, ends_B=now.ends_B + 1, caches=caches)
             return now, added
 
-        none = self._none(rows, log_probs)
-        used, added = jax.lax.fori_loop(0, count, add_one, (used, none))
-        state = state._replace(
-            tokens_BT=state.tokens_BT.at[:rows, :length].set(used.tokens_BT),
-            caches=jax.tree.map(
-                lambda whole, part: whole.at[:rows, :, :length].set(part), state.caches, used.caches
-            ),
-        )
-        return state, added
+        start = state._replace(ends_B=ends_R), self._none(rows, log_probs)
+        return jax.lax.fori_loop(0, count, add_one, start)
 
     def _none(self, rows: int, log_probs: bool) -> NewTokens:
         """Return tokens that are not known yet."""
@@ -258,3 +257,10 @@ class Slots:
         state = self._decoder.initial_state(prompts, tokens_1S.shape[1])
         logits_1SV, _ = self._decoder.all_logits(weights, state, tokens_1S, None)
         return LogProbs.of(logits_1SV[0, :-1], tokens_1S[0, 1:])
+
+
+def _size(needed: int, now: int, most: int) -> int:
+    """Return the size of an axis: a power of two, at most `most`; what it is now unless that is too
+    small, or four times too large."""
+    size = min(1 << (needed - 1).bit_length(), most)
+    return now if size <= now < 4 * size else size

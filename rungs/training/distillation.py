@@ -104,6 +104,8 @@ class Teacher(NamedTuple):
             "target_offset": train.target_offset,
             "sequences": data.distinct_sequences,
         }
+        if data.phases is not None:
+            key["phases"] = data.phases.settings
         length, most = config.sequence_length, train.teacher_top_k
         assert most is not None
         return Store.of(
@@ -142,7 +144,7 @@ class DistillationLearner(NextTokenLearner):
         if recorded and recorded != teacher.record:
             raise UserError(
                 f"{start.run.path / start.config.train_file}: teacher: {teacher.weights.path} is"
-                " not what this run was started with; restore it, or start over with --fresh"
+                f" not what this run was started with; restore it, or {start.otherwise}"
             )
         if start.config.train.teacher_top_k is not None:
             store = teacher.store(start.config, data, datasets_dir)

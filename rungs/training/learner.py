@@ -73,6 +73,11 @@ class Start:
         """Whether it takes the first step of its own after another run's."""
         return self.saved is not None and self.saved.step == self.config.train.branch_step
 
+    @property
+    def otherwise(self) -> str:
+        """What to do, for a message, if the run can't go on from its checkpoint."""
+        return "make a run without --from-step" if self.is_branching else "start over with --fresh"
+
 
 def record_fields(
     start: Start, step: int, result: StepResult, tokens_seen: int, tokens: int, seconds: float

@@ -160,7 +160,7 @@ class Reference:
             raise UserError(
                 f"{self.start.run.path / config.train_file}: start_from: {weights.path} is not"
                 " what this run was started with, and the reference's log-probabilities are no"
-                " longer stored; restore one of the two, or start over with --fresh"
+                f" longer stored; restore one of the two, or {self.start.otherwise}"
             )
         model = load_frozen(weights, config, self.mesh)
         step, found = make_evaluation_step(config.train, self.mesh), {}

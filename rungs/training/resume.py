@@ -11,6 +11,8 @@ from rungs.checkpointing.checkpoint_folder import BEST, LATEST, LINKS, UNFINISHE
 from rungs.checkpointing.manifest import META_FILE, Checkpoint, CheckpointMeta
 from rungs.common import disk
 from rungs.common.errors import UserError
+from rungs.common.paths import is_file
+from rungs.common.strict_json import read_text
 from rungs.config import run_config
 from rungs.config.optimization_config import OptimizationConfig
 from rungs.config.reinforce_config import ReinforceConfig
@@ -78,9 +80,10 @@ def refuse_changes(saved: CheckpointMeta, now: AnyRunConfig, run: RunFolder, ext
         )
 
 
-def find_branch_point(run: RunFolder, step: int) -> tuple[Path, str]:
-    """Return the folder of a step's checkpoint, and the lines of `metrics.jsonl` up to it. Raises
-    UserError, with the steps that there are, if it is missing, or damaged."""
+def find_branch_point(run: RunFolder, step: int) -> tuple[Path, dict[str, str]]:
+    """Return the folder of a step's checkpoint, and by name the lines that a branch needs of
+    `metrics.jsonl`, up to the step, and of `length.jsonl`. Raises UserError, with the steps that
+    there are, if the checkpoint is missing, or damaged."""
     checkpoints = checkpoint_folder.list_checkpoints(run.checkpoints)
     found = [checkpoint for checkpoint in checkpoints if checkpoint.step == step]
     for path, error in checkpoint_folder.unusable_checkpoints(run.checkpoints).items():
@@ -96,7 +99,10 @@ def find_branch_point(run: RunFolder, step: int) -> tuple[Path, str]:
         raise UserError(f"{found[-1].folder}: damaged ({', '.join(damage)}); choose another")
     steps_before = metrics.stream(run.metrics, metrics.StepMetrics)
     lines = (one.as_line() for one in steps_before if one.global_step <= step)
-    return found[-1].folder, "".join(lines)
+    needed = {run.metrics.name: "".join(lines)}
+    if is_file(run.length):
+        needed[run.length.name] = read_text(run.length)
+    return found[-1].folder, needed
 
 
 def edit_to_extend(config: RunConfig, data: TrainingData) -> str:
@@ -238,13 +244,16 @@ def _microbatch_keys(before: AnyRunConfig, now: AnyRunConfig) -> set[str]:
 
 
 def _keys_of_branches(before: AnyRunConfig, now: AnyRunConfig) -> set[str]:
-    """Return the keys of training that a branch can't change: those that its optimizer's state or
-    the position in the data depend on."""
+    """Return the keys of training that a branch can't change: those that its optimizer's state, the
+    position in the data or a stored reference depend on."""
     keys = {"optimizer", "normuon_beta2", "lora", "matmul_dtype", "sequence_length"}
     if before.train.averaging_decay and not now.train.averaging_decay:
         keys.add("ema_decay")
     if "float16" in (before.train.compute_dtype, now.train.compute_dtype):
         keys.add("compute_dtype")
+    begins_to_refer = getattr(now.train, "has_reference", False)
+    if not begins_to_refer or getattr(before.train, "has_reference", False):
+        keys.add("start_from")
     step = now.train.branch_step + 1
     if before.train.sequences_before(step) != now.train.sequences_before(step):
         keys |= {"microbatch_size", "gradient_accumulation_steps", "batch_growth"}
@@ -255,6 +264,8 @@ def _branch_hint(key: str, saved: CheckpointMeta) -> str:
     if key in ("microbatch_size", "gradient_accumulation_steps", "batch_growth"):
         growth = json.dumps({str(saved.global_step + 1): 2})
         return f"change it back; for a larger batch from there on, add batch_growth {growth}"
+    if key == "start_from":
+        return "a branch continues that step's weights and reference; change it back"
     return (
         "a branch continues the same model and optimizer; change it back, or start another run from"
         " the weights alone with start_from"

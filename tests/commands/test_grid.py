@@ -49,6 +49,7 @@ def test_values_are_json_or_words(tmp_path: Path) -> None:
         (["seed=1"], ["seed=2"], "--grid and --set: both change seed"),
         (["learnig_rate=1"], [], "did you mean"),
         (["learning_rate=0.1,-1"], [], "learning_rate"),
+        (["tokenizer=a/b,a-b"], [], "2 runs would be .*tokenizer=a-b"),
         (["seed=" + ",".join(map(str, range(1001)))], [], "more than 1,000"),
     ],
 )
@@ -59,6 +60,20 @@ def test_wrong_grids_are_refused(
     with pytest.raises(UserError, match=line):
         cells(base, grid, settings, tmp_path / "into")
     assert not (tmp_path / "into").exists()
+
+
+@pytest.mark.long
+def test_a_run_without_its_data_does_not_stop_the_others(tmp_path: Path) -> None:
+    make_dataset(tmp_path / "datasets")
+    base, into = make_run(tmp_path / "base", min_train_tokens=256), tmp_path / "grid"
+    command = [sys.executable, str(ROOT / "train.py"), "--like", str(base.path), "--into"]
+    command += [str(into), "--grid", "dataset=absent,tiny"]
+    command += ["--datasets-dir", str(tmp_path / "datasets")]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 2, result.stderr
+    assert "dataset=tiny" in result.stdout
+    assert (into / "compare.html").is_file()
+    assert f"{into / 'dataset=absent'}: failed" in result.stderr
 
 
 @pytest.mark.long

@@ -71,3 +71,14 @@ def test_a_full_disk_is_one_line_even_if_nobody_knows_the_file() -> None:
     assert isinstance(error, RunFailure)
     assert "No space left on device; free some space" in str(error)
     assert system_error(OSError(errno.EBADF, os.strerror(errno.EBADF))) is None
+
+
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
+def test_what_is_no_file_does_not_count_as_missing(
+    make: Callable[[Path], None], tmp_path: Path
+) -> None:
+    path = tmp_path / "tokenizer.json"
+    assert paths.optional_file(path) is None
+    make(path)
+    with pytest.raises(UserError, match=r"tokenizer\.json: not a regular file"):
+        paths.optional_file(path)

@@ -271,11 +271,13 @@ def test_the_layer_pattern_repeats_until_the_last_layer() -> None:
         ("[1]", "must hold a JSON object {…}, not [1]"),
         ("", "malformed JSON at column 1: Expecting value"),
         ("[" * 100_000, "unreadable JSON: "),
+        ('{"seed": ' + "1" * 5000 + "}", "unreadable JSON: Exceeds the limit (4300 digits)"),
     ],
 )
 def test_malformed_json_is_reported(tmp_path: Path, text: str, line: str) -> None:
     (found,) = errors_of(tmp_path, train=text)
     assert found.startswith(f"train.json: {line}")
+    assert "sys." not in found
 
 
 def test_duplicate_keys_and_numbers_that_are_not_finite_are_reported(tmp_path: Path) -> None:

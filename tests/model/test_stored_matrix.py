@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.typing import DTypeLike
 
 from rungs.model.decoding import Decoder, Prompts, states_of
 from rungs.model.generation import row_keys
@@ -18,8 +19,8 @@ KERNEL = np.random.default_rng(0).normal(size=(3, 40, 7)).astype(np.float32)
 """Its first two axes are inputs."""
 
 
-def stored() -> OutputMajorMatrix:
-    matrix_OI = outputs_first(jnp.asarray(KERNEL), 2).astype(jnp.bfloat16)
+def stored(dtype: DTypeLike = jnp.bfloat16) -> OutputMajorMatrix:
+    matrix_OI = outputs_first(jnp.asarray(KERNEL), 2).astype(dtype)
     return OutputMajorMatrix(matrix_OI, KERNEL.shape)
 
 
@@ -37,6 +38,25 @@ def test_products_of_any_number_of_rows_have_sums_in_float32(rows: int, platform
     assert found.dtype == jnp.float32
     expected = rounded(x) @ rounded(KERNEL).reshape(120, 7)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 32, 33])
+def test_float32_products(rows: int) -> None:
+    x = np.random.default_rng(1).normal(size=(rows, 120)).astype(np.float32)
+    found = jax.jit(stored(jnp.float32).multiply)(jnp.asarray(x))
+    expected = x.astype(np.float64) @ KERNEL.astype(np.float64).reshape(120, 7)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_cpu_multiplies_a_few_rows_from_the_right() -> None:
+    """By the compiled program: the large matrix is the left operand, which is not packed anew."""
+    matrix = OutputMajorMatrix(jnp.ones((200, 96)), (96, 200))
+    for rows, shape in ((4, "f32[200,4]"), (64, "f32[64,200]")):
+        multiply = jax.jit(lambda x, matrix=matrix: matrix.multiply(jnp.tanh(x)) + 1)
+        program = str(multiply.lower(jnp.ones((rows, 96))).compile().as_text())
+        products = [line for line in program.splitlines() if " dot(" in line]
+        assert len(products) == 1
+        assert shape in products[0]
 
 
 def test_rows_are_exact() -> None:

@@ -70,5 +70,5 @@ def test_logits_after_texts_beyond_the_context_are_refused(model: GPT) -> None:
 
 def test_a_generator_refuses_sampling_out_of_range(model: GPT) -> None:
     request = Request(1, Sampling(temperature=-1.0, top_k=0))
-    with pytest.raises(UserError, match=r"temperature: -1 is not allowed.*\n.*top-k: 0"):
+    with pytest.raises(UserError, match=r"temperature: -1 is not allowed.*\n.*top_k: 0"):
         Generator(model).generate([[1, 2]], request)

@@ -69,6 +69,24 @@ def run_in_turn(slots: Slots, jobs: list[tuple[list[int], Sampling, int]]) -> It
     yield from found
 
 
+def test_caches_have_about_the_room_that_texts_need() -> None:
+    generator = Generator(random_model(context_length=512))
+    slots, short, long = Slots(generator, 4), [1, 2, 3], list(range(1, 31)) * 11
+    of_short = slots.join(short, row_key(0, 0), GREEDY)
+    found = slots.add(MOST_TOKENS).ids_CR[:, of_short].tolist()
+    shapes = [slots.shape]
+    of_long = slots.join(long, row_key(0, 0), GREEDY)
+    both = slots.add(MOST_TOKENS).ids_CR
+    shapes.append(slots.shape)
+    slots.leave(of_long)
+    last = slots.add(MOST_TOKENS).ids_CR[:, of_short]
+    shapes.append(slots.shape)
+    assert shapes == [(1, 64), (2, 512), (2, 64)]
+    [expected] = generator.generate([short], Request(3 * MOST_TOKENS))
+    assert [*found, *both[:, of_short].tolist(), *last.tolist()] == expected
+    assert both[:, of_long].tolist() == generator.generate([long], Request(MOST_TOKENS))[0]
+
+
 def test_log_probabilities_are_those_of_the_model() -> None:
     model = random_model(context_length=64)
     slots, text = Slots(Generator(model), 2), list(range(1, 20))

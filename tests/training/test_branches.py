@@ -156,6 +156,7 @@ def test_a_branch_of_a_killed_parent_is_itself_killed_and_resumed(
         ({"microbatch_size": 8}, "change it back; for a larger batch from there on, add batch_gr"),
         ({"batch_growth": {"10": 2}}, 'add batch_growth {"11": 2}'),
         ({"compute_dtype": "float16"}, "a branch continues the same model and optimizer"),
+        ({"start_from": "b"}, "continues that step's weights and reference; change it back"),
         ({"batch_growth": {"11": 2}, "schedule": "linear", "dataset": "b", "epochs": 9}, None),
     ],
 )

@@ -151,6 +151,22 @@ def test_a_longer_run_needs_predictions_of_its_own(place: Path, tmp_path: Path) 
         train(run, place)
 
 
+@pytest.mark.parametrize("changed", [{"seed": 7}, {"shuffle": False}, {"microbatch_size": 8}])
+def test_phases_in_another_order_need_predictions_of_their_own(
+    place: Path, tmp_path: Path, changed: dict[str, Any]
+) -> None:
+    make_dataset(tmp_path / "datasets", "tiny")
+    make_dataset(tmp_path / "datasets", "good", seed=1)
+    phases = [{"until": 0.5, "weights": {"tiny": 1}}, {"until": 1, "weights": {"good": 1}}]
+    keys = {"dataset": phases, "max_steps": 6, "shuffle": True, "min_train_tokens": -1}
+    run = student(tmp_path / "run", place, teacher_top_k=2, **keys)
+    store_predictions(run, load_run(run.path), tmp_path / "datasets")
+    assert train(run, tmp_path) == 0
+    other = student(tmp_path / "other", place, teacher_top_k=2, **keys | changed)
+    with pytest.raises(UserError, match="not stored yet"):
+        train(other, tmp_path)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("most", [None, 7])
 def test_a_failed_step_is_left_out_and_replayed(

@@ -1,5 +1,6 @@
 """`max_minutes`: a run takes as many steps as fit, and the same ones when it is resumed."""
 
+import functools
 import os
 import shutil
 import signal
@@ -14,11 +15,13 @@ from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig, load_run
 from rungs.optim.schedule import learning_rate_schedule
 from rungs.run import metrics, records
+from rungs.run.derive import BranchPoint, NewRun
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.run.records import Length
 from rungs.training import run_length
 from rungs.training.learner import Start
 from rungs.training.next_token import next_token
+from rungs.training.resume import find_branch_point
 from rungs.training.run_length import RunLength, TimedLength
 from rungs.training.start import launch
 from tests.support.charts import draw_no_charts
@@ -198,6 +201,23 @@ def test_an_extension_that_is_stopped_before_it_is_decided_goes_on(
     change(run, max_minutes=0.2)
     assert train(run, datasets, rewind_to=f"{first - 2}") == 0
     assert len(metrics.read(run.metrics)) == first
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_branch_has_the_length_of_its_parent_or_minutes_of_its_own(
+    datasets: Path, tmp_path: Path
+) -> None:
+    keys = {"max_minutes": 0.2, "epochs": 100, "keep_checkpoints": -1}
+    parent = make_run(tmp_path / "parent", **keys)
+    assert train(parent, datasets) == 0
+    point = BranchPoint(5, functools.partial(find_branch_point, parent, 5))
+    same = NewRun.of(tmp_path / "same", parent.path, {}, point).make()
+    assert train(RunFolder(same), datasets) == 0
+    assert_same_outcome(RunFolder(same), parent)
+    longer = NewRun.of(tmp_path / "longer", parent.path, {"max_minutes": 0.5}, point).make()
+    assert not RunFolder(longer).length.exists()
+    assert train(RunFolder(longer), datasets) == 0
+    assert len(metrics.read(RunFolder(longer).metrics)) > len(metrics.read(parent.metrics))
 
 
 def stop_at(last: int) -> Callable[..., None]:

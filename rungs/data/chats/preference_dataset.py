@@ -34,6 +34,8 @@ from rungs.data.tokenizer import Tokenizer
 logger = logging.getLogger("rungs.dataset")
 
 _ANSWERS = ("chosen", "rejected")
+_MOST_STEM = 50
+"""Characters of a file's name that are kept in that of a copy."""
 _OF_CHATS = ("tools", "documents", "chat_template_kwargs", "system")
 
 
@@ -111,6 +113,8 @@ class PreferenceFormat:
 
     def _encode_chat(self, found: Preference, answer: list[Any]) -> list[Turn]:
         messages = [*found.prompt, *answer]
+        if not messages:
+            raise ValueError("chosen and rejected: must each have a message, or prompt one")
         is_sharegpt = isinstance(messages[0], dict) and "from" in messages[0]
         key = "conversations" if is_sharegpt else "messages"
         chat = chat_of({**found.variables, key: messages})
@@ -186,10 +190,11 @@ def as_json_lines(
             return hub.dataset_file(*repository, file.name, Path(place))
 
         plain: dict[Path, Split | None] = {}
-        for fetched in fetch_ahead(found, fetch):
+        for number, fetched in enumerate(fetch_ahead(found, fetch)):
             path = fetched.path
             if path.suffix not in (".jsonl", ".ndjson", ".json"):
-                path = Path(place) / (fetched.file.name.replace("/", "-") + ".jsonl")
+                path = Path(place) / f"rows-{number}" / f"{path.stem[-_MOST_STEM:]}.jsonl"
+                path.parent.mkdir()
                 with path.open("w", encoding="utf-8") as lines:
                     for row in files.rows(fetched.path, fetched.file.name):
                         lines.write(json.dumps(row, default=str) + "\n")

@@ -111,7 +111,17 @@ class Progress(strict_json.StrictModel):
 def build(folder: Path, request: Request) -> Source:
     """Write the token files and the tokenizer into a folder, which may hold part of them. A
     repository's files are downloaded a few ahead, and each is deleted after it was read. Raises
-    UserError if a file cannot be read or downloaded, or a split has no text."""
+    UserError if a file cannot be read or downloaded, or a split has no text; without any progress
+    the folder is then removed."""
+    try:
+        return _build(folder, request)
+    except errors.UserError:
+        if not (folder / Progress.FILE).exists():
+            shutil.rmtree(folder)
+        raise
+
+
+def _build(folder: Path, request: Request) -> Source:
     is_local = request.repository is None
     if not is_local:
         _check_space(folder, request)

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from rungs.common import hub
 from rungs.common.errors import UserError, errors_at, reason
-from rungs.common.paths import MOST_LINE, file_checksum, require_regular
+from rungs.common.paths import MOST_LINE, file_checksum, lines_of, require_regular
 from rungs.common.strict_json import format_name, format_value
 from rungs.data.dataset import TRAIN, VALIDATION, Split
 from rungs.data.tokenizer import END_OF_TEXT
@@ -258,6 +258,8 @@ def rows(path: Path, name: str) -> Iterator[dict[str, Any]]:
         require_regular(path)
         if format_of(name) == "parquet":
             with pq.ParquetFile(path) as file:
+                if len({*file.schema_arrow.names}) < len(file.schema_arrow.names):
+                    raise UserError(f"{name}: has two columns of one name; rename one")
                 for batch in file.iter_batches(_BATCH_ROWS):
                     yield from batch.to_pylist()
         else:
@@ -279,6 +281,10 @@ def _parquet(path: Path, name: str, column: str | None, first: int) -> Iterator[
         schema = file.schema_arrow
         texts = [field.name for field in schema if _holds_text(field.type)]
         column = _text_column(name, column, schema.names, texts)
+        if schema.names.count(column) > 1:
+            raise UserError(
+                f"{name}: has {schema.names.count(column)} columns {column}; rename one"
+            )
         start, groups = 0, range(file.num_row_groups)
         for group in groups:
             rows = file.metadata.row_group(group).num_rows
@@ -325,7 +331,12 @@ def _json_lines(path: Path, name: str, column: str | None, first: int) -> Iterat
 def _json_rows(path: Path, name: str, first: int = 0) -> Iterator[dict[str, Any] | None]:
     """Yield the object of each line, None for a blank one."""
     with _opened(path, name) as file:
-        for number, line in enumerate(itertools.islice(file, first, None), first + 1):
+        for number, line in enumerate(itertools.islice(lines_of(file), first, None), first + 1):
+            if len(line) == MOST_LINE:
+                raise UserError(
+                    f"{name}: line {number} has {MOST_LINE:,} bytes or more; one object is to be in"
+                    " each line"
+                )
             yield _parsed(line, name, number) if line.strip() else None
 
 

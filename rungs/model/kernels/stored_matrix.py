@@ -1,9 +1,10 @@
 """Matrices in the forms in which generation multiplies them; there is no derivative.
 
-XLA multiplies a few rows with a 16-bit matrix fastest if the sum is over the matrix's last axis in
-memory. Otherwise its GPU compiler writes a transposed copy of each matrix for every single-row
+XLA multiplies a few rows with a matrix fastest if the sum is over the matrix's last axis in memory.
+Otherwise its GPU compiler writes a transposed copy of each 16-bit matrix for every single-row
 token, and its CPU compiler a float32 copy of the whole matrix; the latter also for a single row,
-and of a whole table to look up 16-bit rows, so these are moved as integers.
+and of a whole table to look up 16-bit rows, so these are moved as integers. Its CPU library packs
+the right operand of each matmul anew, so a float32 matrix is the left one for a few rows.
 
 Axes as in `matmul.py`."""
 
@@ -19,6 +20,8 @@ from rungs.parallel import target_device
 
 LARGEST = 127
 """The largest integer; −128 is not used, to keep the range symmetric."""
+_FEW_ROWS = 32
+"""Up to here packing a float32 matrix takes longer on a CPU than multiplying it."""
 _PARTS = 2 * LARGEST
 """Steps of an activation's second, finer part in one step of its first."""
 
@@ -41,17 +44,21 @@ class StoredMatrix(abc.ABC):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class OutputMajorMatrix(StoredMatrix):
-    """A matrix of 16-bit floats with one row per output."""
+    """A matrix of floats with one row per output."""
 
     values_OI: Array
     shape: tuple[int, ...] = dataclasses.field(metadata={"static": True})
 
     def multiply(self, x_MI: Array) -> Array:
-        """Return x · matrix. On a CPU a single row is computed twice."""
-        rows = len(x_MI)
-        is_doubled = rows == 1 and target_device.platform() == "cpu"
-        x_MI = jnp.concatenate([x_MI, x_MI]) if is_doubled else x_MI
-        return dot(x_MI.astype(self.values_OI.dtype), self.values_OI, jnp.float32)[:rows]
+        """Return x · matrix. On a CPU a single row of 16-bit floats is computed twice."""
+        rows, on_cpu = len(x_MI), target_device.platform() == "cpu"
+        x_MI = x_MI.astype(self.values_OI.dtype)
+        if on_cpu and x_MI.dtype.itemsize == 2:
+            x_MI = jnp.concatenate([x_MI, x_MI]) if rows == 1 else x_MI
+        elif on_cpu and 1 < rows <= _FEW_ROWS:
+            y_OM = dot(self.values_OI, x_MI, jnp.float32)
+            return jax.lax.optimization_barrier(y_OM).T  # else XLA exchanges the operands
+        return dot(x_MI, self.values_OI, jnp.float32)[:rows]
 
     def rows(self, indices: Array) -> Array:
         """Return rows in float32."""

@@ -21,6 +21,8 @@ from rungs.tasks.verifiers.verdict import Verdict
 CHILD = Path(__file__).with_name("reward_child.py")
 START_SECONDS = 120
 """Time limit for loading the code, which may import from a slow disk."""
+MOST_REWARD = 1e12
+"""Squares of larger ones would overflow in sums of float32."""
 _ALARM_AFTER_SECONDS = 2
 """The process ends itself this long after its time limit, in case its parent is gone."""
 _MOST_ANSWER_BYTES = 1 << 20
@@ -156,8 +158,12 @@ def _rewarded(value: Any) -> Verdict:
     if not rewards:
         return Verdict(status="error", message="returned {}, without any reward")
     for name, reward in rewards.items():
-        if not isinstance(reward, float) or not math.isfinite(reward):
-            problem = f"returned {reward} for {name}; a reward must be a finite number"
+        if not name.isprintable():
+            problem = f"returned a reward whose name can't be shown: {ascii(name)[:80]}"
+            return Verdict(status="error", message=problem)
+        if not isinstance(reward, float) or not abs(reward) <= MOST_REWARD:
+            allowed = f"a finite number from {-MOST_REWARD:g} to {MOST_REWARD:g}"
+            problem = f"returned {reward} for {name}; a reward must be {allowed}"
             return Verdict(status="error", message=problem)
     return Verdict(rewards)
 

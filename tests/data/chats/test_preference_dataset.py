@@ -1,6 +1,7 @@
 """Building datasets of preferences: TRL's formats, what counts, and which lines are refused."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,13 @@ TEXTS = {"prompt": "Who lit", "chosen": " the lamp?", "rejected": " it?"}
 
 
 def build(
-    model: Path, *rows: Any, options: tuple[Any, ...] = (), file: Path | None = None
+    model: Path, *rows: Any, options: tuple[Any, ...] = (), files: Sequence[Path] = ()
 ) -> Result:
-    if file is None:
-        file = model.parent / "prefs.jsonl"
-        file.write_text("\n".join(map(json.dumps, rows)) + "\n")
+    if not files:
+        files = [model.parent / "prefs.jsonl"]
+        files[0].write_text("\n".join(map(json.dumps, rows)) + "\n")
     place = ("--datasets-dir", model.parent / "datasets", "--validation-percent", 0)
-    arguments = ["--preferences", file, "--name", "prefs", "--tokenizer", model, *place, *options]
+    arguments = ["--preferences", *files, "--name", "prefs", "--tokenizer", model, *place, *options]
     return CliRunner().invoke(download_dataset.main, [*map(str, arguments)])
 
 
@@ -77,9 +78,22 @@ def test_texts_end_with_end_of_text(model: Path, row: Any) -> None:
 def test_parquet_gives_the_same_documents(model: Path) -> None:
     file = model.parent / "prefs.parquet"
     pq.write_table(pa.Table.from_pylist([EXPLICIT, IMPLICIT]), file)
-    assert build(model, file=file).exit_code == 0
+    assert build(model, files=[file]).exit_code == 0
     assert len(documents(model)) == 4
     assert documents(model)[:2] == documents(model)[2:]
+
+
+def test_files_with_similar_names_are_all_read(model: Path) -> None:
+    folder = model.parent / "many"
+    names = "x/a", "x-a", "x" * 240
+    files = [folder / f"{name}.parquet" for name in names]
+    for name, file in zip(names, files, strict=True):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.Table.from_pylist([{**TEXTS, "prompt": name}]), file)
+    result = build(model, files=files)
+    assert result.exit_code == 0, result.output
+    found = {text.removesuffix(answer) for text, answer in documents(model)}
+    assert found == set(names)
 
 
 def test_equal_and_long_pairs_are_left_out(model: Path) -> None:
@@ -98,6 +112,7 @@ def test_equal_and_long_pairs_are_left_out(model: Path) -> None:
         ({**EXPLICIT, "chosen": [ASKED]}, "has no message from the assistant to learn"),
         ({**TEXTS, "chosen": ""}, "has no tokens"),
         (["prompt"], "must be"),
+        ({"prompt": [], "chosen": [GOOD], "rejected": []}, "must each have a message"),
     ],
 )
 def test_other_lines_are_refused_by_number(model: Path, row: Any, problem: str) -> None:

@@ -196,6 +196,14 @@ def test_a_split_without_text_is_refused(tmp_path: Path) -> None:
         build("d", request([path], validation_percent=0.001), tmp_path)
 
 
+def test_a_build_that_never_began_leaves_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"{\n")
+    with pytest.raises(UserError, match="line 1 is not JSON"):
+        build("d", request([path]), tmp_path)
+    assert list((tmp_path / "datasets").iterdir()) == []
+
+
 def test_the_next_files_are_fetched_while_one_is_read(files: list[Path]) -> None:
     started = [threading.Event() for _ in files]
 

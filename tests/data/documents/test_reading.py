@@ -7,7 +7,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from rungs.common import paths
 from rungs.common.errors import UserError
+from rungs.data.documents import files
 from rungs.data.documents.files import format_of, read
 from tests.support.document_files import compressed, json_lines, parquet, texts
 
@@ -20,6 +22,7 @@ FILES = {
     "a.jsonl.gz": compressed(LINES, "gzip"),
     "a.jsonl.zst": compressed(LINES, "zstd"),
 }
+TWICE = parquet(text=["x"], txet=["y"]).replace(b"txet", b"text")
 
 
 def write(folder: Path, name: str, content: bytes) -> Path:
@@ -78,6 +81,7 @@ def test_a_long_plain_text_is_cut_at_line_ends(tmp_path: Path) -> None:
         ("a.parquet", parquet(a=["x"], b=["y"], c=[1]), None, "choose a column .* text: a, b"),
         ("a.parquet", parquet(a=["x"], c=[1]), "c", '"c" has no text; columns with text: a'),
         ("a.parquet", parquet(a=["x"]), "b", '"b" is not there; columns with text: a'),
+        ("a.parquet", TWICE, None, "has 2 columns text; rename one"),
         ("a.parquet", parquet(a=[1]), None, "columns with text: none"),
         ("a.parquet", b"PAR1 nothing", None, "cannot be read: .*; is it complete?"),
         ("a.parquet", FILES["a.parquet"][:-20], None, "cannot be read"),
@@ -99,6 +103,18 @@ def test_files_that_cannot_be_read_are_refused(
     with pytest.raises(UserError, match=f"^{re.escape(name)}: .*{message}") as error:
         rows_of(tmp_path, name, content, column)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
+def test_a_line_without_end_is_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (files, paths):
+        monkeypatch.setattr(module, "MOST_LINE", 1000)
+    lines = json_lines({"text": "x" * 900}, {"text": "y" * 2000})
+    content = compressed(lines, "gzip") if name.endswith(".gz") else lines
+    with pytest.raises(UserError, match="line 2 has 1,000 bytes or more"):
+        rows_of(tmp_path, name, content)
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,12 @@ BAD: dict[str, tuple[str, str, str]] = {
         "returned nan for reward",
     ),
     "infinity": ("error", "return {'x': 1e999 if completion == 'bad' else 1}", "inf for x"),
+    "large": ("error", "return {'x': 1e308 if completion == 'bad' else 1}", "from -1e+12 to 1e+12"),
+    "unnamed": (
+        "error",
+        "return {'\\ud800': 1} if completion == 'bad' else 1",
+        "name can't be shown: '\\ud800'",
+    ),
     "empty": ("error", "return {} if completion == 'bad' else 1", "without any reward"),
     "nested": ("error", "return {'x': {'y': 1} if completion == 'bad' else 1}", "for x"),
     "huge": ("error", "return 10**400 if completion == 'bad' else 1", "OverflowError"),
