@@ -1,4 +1,5 @@
-"""Show the model of a run as it is built: `uv run model.py runs/a-to-a`.
+"""Show the model of a run: as it is built, `uv run model.py runs/a-to-a`, or what it does with a
+text, `uv run model.py runs/layers --look "def main():"`.
 
 In Python, `from model import GPT` gives the model itself.
 """
@@ -45,15 +46,22 @@ def __getattr__(name: str) -> Any:
     help="Devices along the context axis, in cp.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+@click.option(
+    "--look",
+    metavar="TEXT",
+    help="Write a page of what the trained model does with a text: attention maps, predictions"
+    " after each layer, losses, contributions to the logits.",
+)
 def main(**options: Any) -> None:
     """Show the model of RUN as it is before training.
 
     Prints the module tree, then each array's name, axes, shape, dtype, initial standard deviation
-    and share of the parameters, and along which axis each sharding mode splits it.
+    and share of the parameters, and along which axis each sharding mode splits it. With --look,
+    writes look.html into the run folder instead, from its best checkpoint.
     """
     with importing():
-        from rungs.commands.model import show_model
-    show_model(**options)
+        from rungs.commands.model import show
+    show(**options)
 
 
 if __name__ == "__main__":

@@ -48,6 +48,13 @@ from rungs.commands.options import DATASETS_DIR_OPTION, PRESET_OPTION, start_opt
     help="With --grid: the folder of the runs, instead of RUN.",
 )
 @click.option(
+    "--profile",
+    type=click.IntRange(1),
+    metavar="STEPS",
+    help="Take so many steps under JAX's profiler and print how long each part of a step takes."
+    " Writes the trace into RUN/profile, and keeps nothing else.",
+)
+@click.option(
     "--store-teacher",
     is_flag=True,
     help="Only store what the teacher of RUN predicts for its data, for teacher_top_k.",

@@ -22,6 +22,7 @@ before it; `uv run lint-imports` checks the layers in `pyproject.toml`):
     linen          checkpoints of Flax Linen, and Linen and NNX modules inside each other
     mirror         a copy of a run on another machine, and restoring from it
     planning       forecasts of memory, FLOPs, communication and time
+    looking        what a model does inside; changing it
     huggingface    import and export of published models
     monitoring     events, hooks, restarts after a crash
     tracking       experiment trackers: wandb, tensorboard, trackio, mlflow
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
     from rungs.config.train_config import TrainConfig
     from rungs.data.catalog import open_dataset
     from rungs.data.tokenizer import Tokenizer
+    from rungs.looking.look import Look, look
+    from rungs.looking.patch import patch
     from rungs.model.generation import Generator, Request
     from rungs.model.gpt import GPT
     from rungs.model.sampling import Sampling
@@ -56,6 +59,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "GPT": "model.gpt",
     "Generator": "model.generation",
+    "Look": "looking.look",
     "ModelConfig": "config.model_config",
     "RecordedRun": "run.recorded_run",
     "Request": "model.generation",
@@ -70,12 +74,15 @@ _MODULES = {
     "load_model": "checkpointing.load",
     "load_run": "config.run_config",
     "load_tokenizer": "checkpointing.load",
+    "look": "looking.look",
     "open_dataset": "data.catalog",
+    "patch": "looking.patch",
 }
 
 __all__ = [
     "GPT",
     "Generator",
+    "Look",
     "ModelConfig",
     "RecordedRun",
     "Request",
@@ -90,7 +97,9 @@ __all__ = [
     "load_model",
     "load_run",
     "load_tokenizer",
+    "look",
     "open_dataset",
+    "patch",
 ]
 
 

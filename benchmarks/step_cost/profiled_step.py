@@ -9,13 +9,11 @@ count in full, so the sum may be more than the step.
 
 from rungs.common.command import run_command
 
-import itertools
-import re
 import statistics
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -32,9 +30,16 @@ from rungs.config.sharding_config import ShardingConfig
 from rungs.data.catalog import find_datasets_dir
 from rungs.parallel import jax_setup
 from rungs.parallel.sharding import one_device
-from rungs.planning.compiled.collectives import CONTROL_FLOW
 from rungs.planning.compiled.hlo import Module
-from rungs.planning.compiled.roofline import PARTS, Roofline, Work, part_of, roofline, step_flops
+from rungs.planning.compiled.profile import (
+    OTHER,
+    SHARED,
+    Kernel,
+    kernels_in,
+    part_by_name,
+    seconds_by_part,
+)
+from rungs.planning.compiled.roofline import PARTS, Roofline, Work, roofline, step_flops
 from rungs.planning.forecast import forecast
 from rungs.planning.hardware import device_of_kind
 from rungs.run.folder import RunFolder
@@ -42,21 +47,7 @@ from rungs.smoke_tests.device_check.check import on_mesh
 from rungs.smoke_tests.device_check.step import RunningStep, release
 from rungs.step.state import copy_bytes
 
-OTHER = "not in the program"
-"""What ran on the device without being an instruction of the program."""
-SHARED = "of several parts"
-"""Kernels that instructions of different parts share."""
-KERNEL_NAME = re.compile(r'deduplicated_name="([^"]+)"')
 WARM_UP = 3
-
-
-class Kernel(NamedTuple):
-    """A kernel that ran, with the instruction of the program that it computes."""
-
-    name: str
-    instruction: str
-    """Empty if there is none."""
-    seconds: float
 
 
 @click.command()
@@ -113,11 +104,8 @@ class Profile(NamedTuple):
     @property
     def seconds_by_part(self) -> dict[str, float]:
         """Measured, of a step; in the order of the parts."""
-        seconds: dict[str, float] = defaultdict(float)
-        for kernel in self.kernels:
-            part = self.part_by_name.get(kernel.instruction, OTHER)
-            seconds[part] += kernel.seconds / self.steps
-        return {part: seconds[part] for part in (*PARTS, SHARED, OTHER) if part in seconds}
+        seconds = seconds_by_part(self.kernels, self.part_by_name)
+        return {part: each / self.steps for part, each in seconds.items()}
 
 
 def measure(run: RunFolder, config: RunConfig, turns: int, steps: int) -> Profile:
@@ -179,39 +167,13 @@ def least_time(run: RunFolder, config: RunConfig, mesh: Mesh, program: str) -> R
 
 
 def profiled(step: RunningStep, steps: int, module: Module) -> list[Kernel]:
-    """Return the kernels of all steps, without loops and calls, which consist of others."""
+    """Return the kernels of all steps."""
     step.run(WARM_UP)
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
             step.run(steps)
         (file,) = Path(folder).rglob("*.xplane.pb")
-        found = list(kernels_of(ProfileData.from_file(str(file))))
-    instructions = itertools.chain.from_iterable(module.computations.values())
-    outer = {one.name for one in instructions if one.opcode in CONTROL_FLOW}
-    return [kernel for kernel in found if kernel.instruction not in outer]
-
-
-def kernels_of(profile: ProfileData) -> Iterator[Kernel]:
-    """Yield what ran on the device: on a GPU in its streams, on a CPU in threads of the host."""
-    lines = [(plane.name, line) for plane in profile.planes for line in plane.lines]
-    streams = [line for _, line in lines if line.name.startswith("Stream")]
-    threads = [line for plane, line in lines if plane == "/host:CPU"]
-    for event in itertools.chain.from_iterable(line.events for line in streams or threads):
-        instruction = next((str(it) for name, it in event.stats if name == "hlo_op"), "")
-        if instruction or streams:
-            yield Kernel(event.name, instruction, event.duration_ns / 1e9)
-
-
-def part_by_name(module: Module) -> dict[str, str]:
-    """Return the part of each instruction of a program, and of each kernel that several of them
-    share, by their names."""
-    own: dict[str, str] = {}
-    shared: dict[str, set[str]] = defaultdict(set)
-    for one in itertools.chain.from_iterable(module.computations.values()):
-        own[one.name] = part_of(one)
-        for name in KERNEL_NAME.findall(one.rest):
-            shared[name].add(own[one.name])
-    return {name: min(parts) if len(parts) == 1 else SHARED for name, parts in shared.items()} | own
+        return kernels_in(ProfileData.from_file(str(file)), module)
 
 
 def table(found: Profile) -> str:

@@ -43,12 +43,15 @@ class StartCommand:
     process: int | None
     from_step: int | None = None
     preset: str | None = None
+    profile: int | None = None
 
     @property
     def start(self) -> StartOptions:
         """The options of a single start."""
+        is_dry = self.dry_run or self.profile is not None
         return StartOptions(
-            self.fresh, self.rewind_to, self.extend, self.mirror, self.on_event, self.dry_run
+            *(self.fresh, self.rewind_to, self.extend, self.mirror, self.on_event, is_dry),
+            self.profile,
         )
 
     @cached_property
@@ -101,6 +104,11 @@ class StartCommand:
             raise UserError(
                 "--dry-run: goes with a single process and no --mirror, which it would write"
             )
+        if self.profile is not None and (self.mirror or cluster or self.dry_run):
+            raise UserError(
+                "--profile: goes with a single process, no --mirror and no --dry-run, as it also"
+                " keeps nothing of its steps"
+            )
         if start.fresh and start.rewind_to:
             raise UserError("--fresh and --from: give one of them, not both")
         if cluster and self.origin:
@@ -114,7 +122,7 @@ class StartCommand:
             )
         if self.max_restarts is not None and not self.supervise:
             raise UserError("--max-restarts: needs --supervise")
-        if self.supervise and (self.dry_run or self.replay or not self.run):
+        if self.supervise and (start.dry_run or self.replay or not self.run):
             raise UserError("--supervise: is for training a single run")
 
     @property

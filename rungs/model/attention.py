@@ -114,7 +114,7 @@ class Attention(nnx.Module):
         """Attend to the given tokens or, with a mask, to all tokens in the cache. Without dropout,
         causal attention uses the fastest kernel for this device. Return y_BSD, and the cache with
         the given tokens added."""
-        query_BSNH, key_BTKH, value_BTKH = self.projections(x_BSD, context)
+        query_BSNH, key_BTKH, value_BTKH = self.project(x_BSD, context)
         if cache is not None:
             cache = cache.update(key_BTKH, value_BTKH, jnp.asarray(context.first_slot))
             if context.mask is not None:
@@ -134,9 +134,9 @@ class Attention(nnx.Module):
                 y_BSNH = plain_attention(query, key, value, mask, dropout, scale, soft_cap)
         return self.output(from_heads_to_tokens(y_BSNH)), cache
 
-    def projections(self, x_BSD: Array, context: AttentionContext) -> tuple[Array, Array, Array]:
-        """Return query_BSNH, key_BTKH and value_BTKH of the given tokens, normalized and rotated,
-        for this device's query heads."""
+    def project(self, x_BSD: Array, context: AttentionContext) -> tuple[Array, Array, Array]:
+        """Return query_BSNH, key_BTKH and value_BTKH of this device's heads, as attention compares
+        them: normalized and rotated."""
         x_BSD = collectives.to_varying(x_BSD, TENSOR)
         query_BSNH = apply_norm(self.query_norm, self.query(x_BSD))
         key_BTKH = self._for_own_heads(apply_norm(self.key_norm, self.key(x_BSD)))
@@ -205,6 +205,22 @@ def plain_attention(
             axes.
         scale: None for 1 ÷ √H.
         soft_cap: bound on the absolute value of scores; None for no bound."""
+    weights = attention_weights(query, key, mask, scale, soft_cap)
+    weights = save_for_backward(dropout(weights).astype(value.dtype))
+    heads, kv_heads = query.shape[-2], key.shape[-2]
+    weights = weights.reshape(*weights.shape[:-3], kv_heads, heads // kv_heads, *weights.shape[-2:])
+    y = jnp.einsum("...kgst,...tkh->...skgh", weights, value, preferred_element_type=jnp.float32)
+    return save_for_backward(y.reshape(query.shape).astype(query.dtype))
+
+
+def attention_weights(
+    query: Array,
+    key: Array,
+    mask: Array | None = None,
+    scale: float | None = None,
+    soft_cap: float | None = None,
+) -> Array:
+    """Return weights_BNST, float32, or without B; arguments as for `plain_attention`."""
     *_, heads, width = query.shape
     kv_heads = key.shape[-2]
     grouped = query.reshape(*query.shape[:-2], kv_heads, heads // kv_heads, width)
@@ -213,10 +229,7 @@ def plain_attention(
     scores = apply_soft_cap(scores * (width**-0.5 if scale is None else scale), soft_cap)
     if mask is not None:
         scores = jnp.where(mask, scores, jnp.finfo(scores.dtype).min)
-    weights = save_for_backward(dropout(jax.nn.softmax(scores)).astype(value.dtype))
-    weights = weights.reshape(*weights.shape[:-3], kv_heads, heads // kv_heads, *weights.shape[-2:])
-    y = jnp.einsum("...kgst,...tkh->...skgh", weights, value, preferred_element_type=jnp.float32)
-    return save_for_backward(y.reshape(query.shape).astype(query.dtype))
+    return jax.nn.softmax(scores)
 
 
 def apply_soft_cap(x: Array, cap: float | None) -> Array:

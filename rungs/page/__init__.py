@@ -1,13 +1,17 @@
-"""One HTML page to look at runs and compare them: `uv run charts.py RUN… --page compare.html`.
+"""HTML pages of one file: to look at runs and compare them, `uv run charts.py RUN… --page
+compare.html`, and at what a model does with a text, `uv run model.py RUN --look TEXT`.
 
     shown_run      a run's data for the page as JSON, its metrics re-read as they grow; thins steps
                    without losing spikes
     shown_layers   what the layers of a run did
-    document       the page as one file: data, our scripts and styles, and uPlot
-    server         `--watch`: the page on 127.0.0.1, with new steps as runs train
+    document       the page of runs: data, our scripts and styles, and uPlot
+    look_document  the page of `--look`
+    single_file    a page as one file, with its content security policy
+    server         `--watch`: the page of runs on 127.0.0.1, with new steps as runs train
     assets/        HTML, CSS and JavaScript; uPlot is third-party, with its licence
 
-In `assets/`, the scripts share one scope and run in the order of `document.SCRIPTS`:
+In `assets/`, the scripts of a page share one scope. Those of the page of runs, in the order of
+`document.SCRIPTS`:
 
     theme.js     colours of runs, dark and light
     tables.js    the steps of a run as arrays, decoded
@@ -25,5 +29,14 @@ In `assets/`, the scripts share one scope and run in the order of `document.SCRI
     watch.js     asks the server for new steps
     main.js      puts everything together
 
-The page loads nothing: its content security policy allows its own script and style, by hash, and
+Those of `--look`, after `theme.js`, in the order of `look_document.SCRIPTS`:
+
+    look_data.js           what the model does, decoded; what the reader has chosen
+    look_text.js           the tokens, coloured by loss or attention
+    look_predictions.js    the likeliest next tokens after each layer
+    look_attention.js      the attention maps
+    look_contributions.js  what adds to the logit
+    look.js                puts everything together
+
+A page loads nothing: its content security policy allows its own script and style, by hash, and
 with `--watch` requests to its server."""

@@ -1,23 +1,19 @@
-"""The page as one file that opens without a network."""
+"""The page of runs as one file."""
 
-import base64
-import hashlib
 import json
 import os
-import re
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context, parent_process
 from pathlib import Path
 
-from rungs.common import disk
 from rungs.config import run_config
+from rungs.page import single_file
 from rungs.page.shown_run import NOT_DRAWN, ShownRun, StepTable, differing_keys
 from rungs.run import recorded_run
 from rungs.run.folder import RunFolder
 
-ASSETS = Path(__file__).parent / "assets"
 SCRIPTS = (
     *("theme", "tables", "curves", "chart", "charts", "readout", "run_list", "results"),
     *("lineage", "events", "samples", "heat_map", "layers", "watch", "main"),
@@ -31,7 +27,6 @@ _BYTES_OF_NUMBER = 16 / 3
 """Size of a float32 in base64."""
 _MOST_ROWS = 20_000
 """Most steps of a run."""
-_ESCAPED = {ord(character): f"\\u{ord(character):04x}" for character in "<>&"}
 
 
 def open_runs(folders: Sequence[Path]) -> list[ShownRun]:
@@ -118,41 +113,17 @@ def _caution(runs: Sequence[ShownRun]) -> str | None:
 
 def page(runs: Sequence[ShownRun], version: int | None = None) -> str:
     """Return the page as HTML. With a `version`, as in `page_data`, it asks for later steps."""
-    script = "\n".join(_asset(f"{name}.js") for name in SCRIPTS)
-    script = f'"use strict";\n(() => {{\n{script}\n}})();'
-    library = f"/*\n{_asset('uPlot-LICENSE.txt')}*/\n{_asset('uPlot.iife.min.js')}"
-    style = _asset("uPlot.min.css") + _asset("page.css")
-    policy = [
-        "default-src 'none'",
-        f"script-src {_hash(library)} {_hash(script)}",
-        f"style-src {_hash(style)}",
-        "connect-src 'none'" if version is None else "connect-src 'self'",
-        "base-uri 'none'",
-        "form-action 'none'",
-    ]
-    parts = {
-        "POLICY": "; ".join(policy),
-        "STYLE": style,
-        "LIBRARY": library,
-        "SCRIPT": script,
-        # without characters that could end its script element
-        "DATA": page_data(runs, runs, version).translate(_ESCAPED),
-    }
-    return re.sub(r"\{\{(\w+)\}\}", lambda name: parts[name[1]], _asset("page.html"))
+    return single_file.assemble(
+        "page.html",
+        styles=("uPlot.min.css", "page.css"),
+        scripts=SCRIPTS,
+        data=page_data(runs, runs, version),
+        library=f"/*\n{single_file.asset('uPlot-LICENSE.txt')}*/\n"
+        + single_file.asset("uPlot.iife.min.js"),
+        connects=version is not None,
+    )
 
 
 def write_page(path: Path, runs: Sequence[ShownRun]) -> None:
     """Write the page atomically; raises RunFailure."""
-    content = page(runs).encode()
-    with disk.writing(path, "the page", len(content)):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        disk.replace_file(path, content)
-
-
-def _asset(name: str) -> str:
-    return (ASSETS / name).read_text(encoding="utf-8")
-
-
-def _hash(text: str) -> str:
-    digest = hashlib.sha256(text.encode()).digest()
-    return f"'sha256-{base64.b64encode(digest).decode()}'"
+    single_file.write(path, page(runs))

@@ -67,6 +67,10 @@ class RunFolder:
     """What each layer did at the steps of `watch_interval`."""
     length = _PathInside("length.jsonl")
     """Number of steps of a run with `max_minutes`."""
+    look = _PathInside("look.html")
+    """What the model does with a text, by `model.py --look`."""
+    profile = _PathInside("profile")
+    """Traces of steps, by `train.py --profile`."""
     trackers = _PathInside("trackers")
     """State of experiment trackers, and files that they store in the run."""
 
@@ -261,6 +265,8 @@ class StartOptions:
     """Commands and URLs that receive events."""
     dry_run: bool = False
     """Whether to take a few steps without keeping anything, instead of training."""
+    profile: int | None = None
+    """How many steps of a dry run to profile."""
 
 
 def find_run(name: str) -> Path:

@@ -15,6 +15,7 @@
     progress       a progress bar on a terminal, plain lines elsewhere and in `train.log`
     loss_spikes    detects loss spikes
     failed_step    non-finite steps: save them for replay, end a run that cannot continue
+    profiling      `--profile`: where the time of a step goes
     replay         repeats a failed step and names its first non-finite tensor
     benchmarks     measures checkpoints on benchmarks during training
     background     work beside the steps: charts, samples, trackers, alerts, the mirror

@@ -41,6 +41,8 @@ def never() -> bool:
 
 
 NEVER = Stops(never, never)
+DATA = "data"
+"""Name in profiles of what the host does for a step's data."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -43,7 +43,7 @@ from rungs.step.state import averaged_model
 from rungs.step.train_step import Step, StepResult, make_step, objective_of
 from rungs.training import resume, run_report
 from rungs.training.benchmarks import Benchmarks
-from rungs.training.learner import Kind, Replayed, Start, Stops, record_fields
+from rungs.training.learner import DATA, Kind, Replayed, Start, Stops, record_fields
 from rungs.training.loss_spikes import LossSpikeDetector
 from rungs.training.start import model_and_optimizer
 from rungs.training.trainer import Trainer, is_validation_step
@@ -221,7 +221,8 @@ class NextTokenLearner:
 
     def take(self, step: int, _: Stops, learning_rate: np.float32 | None) -> StepResult:
         limit = self._spikes.loss_limit(step) if self._train.skip_spikes else None
-        batch = self.complete(next(self._next_batch))
+        with jax.profiler.TraceAnnotation(DATA):
+            batch = self.complete(next(self._next_batch))
         scalars = self._scalars(limit, learning_rate)
         arguments = self.model, self.optimizer, *batch
         with jax.transfer_guard("disallow"):
@@ -328,10 +329,22 @@ class NextTokenLearner:
         return {name: array for name, array in arrays.items() if array is not None}
 
     def retake(self, step: int, learning_rate: np.float32 | None, *, skipped: bool) -> StepResult:
+        arguments, scalars = self._repeated(step, learning_rate, skipped)
+        return self._step(*arguments, **scalars)
+
+    def program(self, step: int, learning_rate: np.float32 | None) -> str:
+        """Return the compiled program of a step, as HLO text."""
+        arguments, scalars = self._repeated(step, learning_rate)
+        lowered = self._step.lower(*arguments, **scalars)  # type: ignore[attr-defined]
+        return str(lowered.compile().compiled.as_text())
+
+    def _repeated(
+        self, step: int, learning_rate: np.float32 | None, skipped: bool = False
+    ) -> tuple[tuple[Any, ...], dict[str, jax.Array]]:
+        """Return the arguments of a step that is not the next one of the data."""
         batch = self.complete(sharding.place_batch(self._mesh, *self._inputs.data.batch(step)))
         limit = (-np.inf if skipped else np.inf) if self._train.skip_spikes else None
-        scalars = self._scalars(limit, learning_rate)
-        return self._step(self.model, self.optimizer, *batch, **scalars)
+        return (self.model, self.optimizer, *batch), self._scalars(limit, learning_rate)
 
     @staticmethod
     def headline(steps: Sequence[StepMetrics]) -> dict[str, str]:

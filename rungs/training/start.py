@@ -31,14 +31,14 @@ from rungs.model.kernels import float8
 from rungs.model.remat import LayerLoop, layer_loop
 from rungs.optim.multi_steps import MultiSteps
 from rungs.optim.precision import T, resolve_compute_dtype
-from rungs.parallel import devices, jax_setup, processes
+from rungs.parallel import devices, gpu_settings, jax_setup, processes
 from rungs.run import layer_record, metrics, records
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.run.metrics import MetricsLog, NullMetricsLog
 from rungs.step.state import copy_bytes, create_model_and_optimizer
 from rungs.tracking import feed
 from rungs.tracking.tracker import check_trackers
-from rungs.training import run_report
+from rungs.training import profiling, run_report
 from rungs.training.background import Background
 from rungs.training.failed_step import FailedStepRecorder, FailedSteps
 from rungs.training.learner import NEVER, Inputs, Kind, Start
@@ -83,6 +83,7 @@ def launch(
             check_sample_prompts(config, inputs.record.tokenizer_place)
         # 4. A finished run has nothing left to train.
         length = run_length(start, inputs.total_steps, time.monotonic() if began is None else began)
+        profiling.refuse_if_short(start, length.total_steps)
         if start.is_branching and start.first_step >= inputs.total_steps:
             raise UserError(
                 f"{run.path / config.train_file}: it has {counted(inputs.total_steps, 'step')}, so"
@@ -97,8 +98,9 @@ def launch(
         # 6. Values of "auto": the compute dtype, the loop over layers.
         start = with_device_choices(start)
         if options.dry_run:
+            take_steps = profiling.profile_steps if options.profile else dry_run
             with inputs.resources(start, mesh):
-                dry_run(start, inputs, mesh, length)
+                take_steps(start, inputs, mesh, length)
             return 0
         # 7. Discarded checkpoints move aside; what a crash left unfinished is removed.
         with disk.writing(run.path, "what this start changes"):
@@ -270,6 +272,8 @@ def create_mesh(start: Start) -> Mesh:
     recorded = saved.meta.sharding if saved else None
     if not processes.is_multi_process():
         jax_setup.prepare(config.train, partial(copy_bytes, config), recorded)
+        if start.options.profile:
+            gpu_settings.disable_graphs()
     with errors_at(f"{start.run.path}/"):
         mesh = _create_run_mesh(config, recorded)
         float8.check_device(config.train)

@@ -123,7 +123,7 @@ def activation_statistics(
 def measure(block: Block, context: AttentionContext, passed: Passed) -> Measured:
     """Measure this device's part of a layer; see `blocks.Observe`."""
     sizes = {RESIDUAL: Size.of(passed.x_BSD), ATTENTION_OUTPUT: Size.of(passed.attention_BSD)}
-    query, key, _ = block.attention.projections(passed.attention_input_BSD, context)
+    query, key, _ = block.attention.project(passed.attention_input_BSD, context)
     query, key = from_tokens_to_heads(query), from_tokens_to_heads(key)
     heads, units = attention_of_heads(query, key, context.scoring), None
     if passed.feed_forward_BSD is not None:

@@ -79,6 +79,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
         "train.py other --from step-000004 --datasets-dir datasets --coordinator localhost:29517"
         " --processes 1 --process 0",
         "train.py other --fresh --dry-run --datasets-dir datasets",
+        "train.py other --fresh --profile 1 --datasets-dir datasets",
         "train.py --like run --grid learning_rate=0.01,0.02 --into grid --datasets-dir datasets",
         f"train.py sized --preset qwen3-0.6b {SMALLER} --datasets-dir datasets",
     ),
@@ -118,6 +119,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "show": (
         "checkpointing.py run --verify --json",
         "model.py run --json --data 2 --tensor 2 --context 2",
+        "model.py run --look 'The quick brown fox'",
         "charts.py run --output-dir drawn --style plain",
         "charts.py run --page page.html",
         "charts.py run --samples",

@@ -15,6 +15,7 @@ from rungs.parallel.gpu_settings import (
     PIPELINING_FLAGS,
     SHARE_VARIABLES,
     FlagValue,
+    disable_graphs,
     gpu_flags,
     set_gpu_flags,
 )
@@ -62,6 +63,13 @@ def test_the_users_own_flags_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XLA_FLAGS", f"--{FIRST}=false --xla_other=1")
     assert FIRST not in gpu_flags(microbatches=1)
     assert flags_set() == {**as_text(ALL), FIRST: "false", "xla_other": "1"}
+
+
+@pytest.mark.usefixtures("libraries")
+def test_profiles_are_without_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XLA_FLAGS", "--xla_other=1")
+    disable_graphs()
+    assert flags_set() == as_text(ALL) | {"xla_other": "1", "xla_gpu_enable_command_buffer": ""}
 
 
 @pytest.mark.usefixtures("libraries")

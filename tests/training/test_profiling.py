@@ -1,0 +1,67 @@
+"""`--profile`: a trace and a table of the step's parts, and nothing else."""
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import train as train_command
+from rungs.common.errors import UserError
+from tests.support.tiny_run import assert_same_outcome, make_dataset, make_run, train
+
+pytestmark = pytest.mark.usefixtures("no_charts")
+
+
+@pytest.fixture(scope="module")
+def datasets_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("datasets")
+    make_dataset(folder)
+    return folder
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.long
+def test_it_writes_a_trace_and_a_table_and_changes_nothing(
+    datasets_dir: Path, tmp_path: Path
+) -> None:
+    run, other = make_run(tmp_path / "run"), make_run(tmp_path / "other")
+    for one in (run, other):
+        assert train(one, datasets_dir).returncode == 0
+    before = contents(run.path)
+    done = train(run, datasets_dir, "--profile", "3", "--fresh")
+    assert done.returncode == 0, done.stderr
+    after = contents(run.path)
+    new = after.keys() - before.keys()
+    assert {path: after[path] for path in before} == before
+    assert all(Path(path).is_relative_to(run.profile) for path in new)
+    assert {Path(path).name.partition(".")[2] for path in new} >= {"xplane.pb", "trace.json.gz"}
+    assert (run.profile / "parts.txt").read_text() == done.stdout
+    assert_same_outcome(run, other)
+    check_table(done.stdout)
+
+
+def check_table(text: str) -> None:
+    rows = [line.rsplit("  ", 2) for line in text.splitlines()]
+    names = [row[0].strip() for row in rows]
+    for part in ("attention kernel", "attention projections", "feed-forward", "head and loss"):
+        assert part in names
+    assert "optimizer" in names
+    assert names[-3:] == ["sum of kernels", "data, on the host", "a step, by the clock"]
+
+
+@pytest.mark.long
+def test_a_run_without_steps_left_is_refused(datasets_dir: Path, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", min_train_tokens=4 * 128)
+    done = train(run, datasets_dir, "--profile", "2")
+    assert done.returncode == 2
+    assert "--profile 2: needs 5 steps, and the run has 4 left; --fresh" in done.stderr
+    assert not run.profile.exists()
+
+
+@pytest.mark.parametrize("option", [("--dry-run",), ("--mirror", "copies"), ("--supervise",)])
+def test_options_that_do_not_fit_are_refused(option: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(train_command.main, ["run", "--profile", "2", *option])
+    assert isinstance(result.exception, UserError)
