@@ -30,7 +30,10 @@ _MOST_HEADER = 1 << 16
 _BLOCK_TOKENS = 1 << 20
 _LLM_C_HEADER = 256
 """Numbers in llm.c's header."""
-_LLM_C_FORMATS = {(20240520, 1): np.dtype("<u2"), (20240801, 7): np.dtype("<u4")}
+_LLM_C_FORMATS: dict[tuple[int, int], np.dtype] = {
+    (20240520, 1): np.dtype("<u2"),
+    (20240801, 7): np.dtype("<u4"),
+}
 """Dtype of the tokens by magic number and version."""
 _LLM_C_MAGICS = range(20240101, 20250101)
 """llm.c's formats are numbered by the date; the others are of models, tokenizers and questions. As

@@ -237,7 +237,7 @@ REFUSED: dict[str, tuple[str, Make, str]] = {
     "a pickle": ("a.npy", lambda path: path.write_bytes(pickle.dumps(Payload())), "not a complete"),
     "cut array": (
         "a.npy",
-        lambda path: (np.save(path, IDS), os.truncate(path, 20_000)),
+        lambda path: [make(path) for make in (npy(IDS), lambda p: os.truncate(p, 20_000))],
         "has 20,000 bytes, but should have 40,128 with the 5,000 tokens",
     ),
     "a header that nests": (

@@ -23,7 +23,7 @@ from tests.support.tiny_run import (
     train,
 )
 
-FOUR = {"devices": 4}
+FOUR: dict[str, Any] = {"devices": 4}
 KEYS: dict[str, Any] = {"min_train_tokens": 4 * 128, "checkpoint_interval": 2}
 BY_EIGHT = {"microbatch_size": 8, "gradient_accumulation_steps": 1}
 
