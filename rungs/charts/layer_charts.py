@@ -193,13 +193,14 @@ def _heat_map(panel: Axes, edges: FloatArray, cells: FloatArray, norm: Normalize
     colours = colormaps["viridis"].with_extremes(bad=VERMILLION)
     rows = np.arange(len(cells) + 1) - 0.5
     masked = np.ma.masked_invalid(cells)
+    low, high = norm.vmin or 0.0, norm.vmax or 0.0
     if isinstance(norm, LogNorm):
-        masked = np.ma.maximum(masked, norm.vmin)  # 0 has no logarithm
+        masked = np.ma.maximum(masked, low)  # 0 has no logarithm
     mesh = panel.pcolormesh(edges, rows, masked, norm=norm, cmap=colours, rasterized=True)
     bar = panel.figure.colorbar(mesh, ax=panel, extend="both", pad=0.01, aspect=12)
     if isinstance(norm, LogNorm):
-        ticks = drawing.log_ticks(norm.vmin, norm.vmax)
-        bar.set_ticks(ticks[:: -(-len(ticks) // 5)], labels=None)
+        ticks = drawing.log_ticks(low, high)
+        bar.set_ticks(list(ticks[:: -(-len(ticks) // 5)]), labels=None)
         bar.ax.yaxis.set_major_formatter("{x:g}")
         bar.minorticks_off()
     panel.set_ylabel("layer")

@@ -224,11 +224,10 @@ class NextTokenLearner:
         with jax.profiler.TraceAnnotation(DATA):
             batch = self.complete(next(self._next_batch))
         scalars = self._scalars(limit, learning_rate)
-        arguments = self.model, self.optimizer, *batch
         with jax.transfer_guard("disallow"):
             if not self._start.options.dry_run:
-                self._watch.begin(step, *arguments, **scalars)
-            return self._step(*arguments, **scalars)
+                self._watch.begin(step, self.model, self.optimizer, *batch, **scalars)
+            return self._step(self.model, self.optimizer, *batch, **scalars)
 
     def _scalars(
         self, loss_limit: float | None, learning_rate: np.float32 | None

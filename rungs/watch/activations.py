@@ -128,8 +128,9 @@ def measure(block: Block, context: AttentionContext, passed: Passed) -> Measured
     heads, units = attention_of_heads(query, key, context.scoring), None
     if passed.feed_forward_BSD is not None:
         sizes[FEED_FORWARD_OUTPUT] = Size.of(passed.feed_forward_BSD)
-    if isinstance(block.feed_forward, FeedForward):
-        hidden_BSF = block.feed_forward.hidden(passed.feed_forward_input_BSD).astype(jnp.float32)
+    x_BSD = passed.feed_forward_input_BSD
+    if isinstance(block.feed_forward, FeedForward) and x_BSD is not None:
+        hidden_BSF = block.feed_forward.hidden(x_BSD).astype(jnp.float32)
         largest_F = jnp.abs(hidden_BSF).max(axis=(0, 1))
         units = Units(largest_F, jnp.square(hidden_BSF).mean(axis=(0, 1)))
     return Measured(sizes, heads, units)
@@ -144,15 +145,14 @@ def attention_of_heads(query_BSNH: Array, key_BTKH: Array, scoring: Scoring) -> 
         query_1SNH, key_1TKH, starts_1S = jax.tree.map(lambda array: array[None], part)
         own = dataclasses.replace(scoring, starts_BS=starts_1S)
         query_XGSH, key_XTH = grouped_queries(query_1SNH, key_1TKH), merged_keys(key_1TKH)
-        entropies_N: Array | float = 0.0
-        largest = []
+        entropies, largest = [], []
         for block in query_blocks(length, scoring.window):
             scores_XQT, _ = block_scores(own, block, query_XGSH, key_XTH)
             log_weights_XQT = jax.nn.log_softmax(scores_XQT)
             entropy_XQ = -(jnp.exp(log_weights_XQT) * log_weights_XQT).sum(axis=-1)
-            entropies_N += entropy_XQ.reshape(heads, -1).sum(axis=1)
+            entropies.append(entropy_XQ.reshape(heads, -1).sum(axis=1))
             largest.append(scores_XQT.reshape(heads, -1).max(axis=1))
-        return Heads(entropies_N / length, jnp.stack(largest).max(axis=0))
+        return Heads(jnp.stack(entropies).sum(axis=0) / length, jnp.stack(largest).max(axis=0))
 
     each_BN = jax.lax.map(of_sequence, (query_BSNH, key_BTKH, scoring.starts_BS))
     return Heads(each_BN.entropy_N.mean(axis=0), each_BN.largest_logit_N.max(axis=0))
