@@ -192,7 +192,7 @@ def _run_layer(
     if inner.feed_forward is not None:
         Slot(inner, "feed_forward").innermost.hook(keep("feed_forward_output"))
         hook(block, "feed-forward", keep("feed_forward"))
-    x_BSD = block(x_BSD, context)[0]
+    x_BSD = block(x_BSD, context).x_BSD
     query_BSNH, key_BTKH, _ = attention.project(seen["input"], context)
     scoring = context.scoring
     mask_ST = scoring.mask(x_BSD.shape[1])

@@ -14,7 +14,7 @@ from flax import nnx
 from jax import Array
 
 from rungs.config.model_config import ModelConfig
-from rungs.model.blocks import Block
+from rungs.model.blocks import Block, Passed
 
 Change = Callable[[Array], Array]
 """From an activation to the one in its place."""
@@ -74,7 +74,10 @@ class Hooked(nnx.Module):
         result = self.module(x, *args, **kwargs)
         if not isinstance(result, tuple):
             return self.change(result)
-        return self.change(result[0]), *result[1:]
+        changed = self.change(result[0])
+        if isinstance(result, Passed):
+            return result._replace(x_BSD=changed)
+        return changed, *result[1:]
 
 
 class Slot(NamedTuple):
