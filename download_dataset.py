@@ -45,12 +45,18 @@ from rungs.config.option_values import (
     is_flag=True,
     help='Build a dataset from your own JSON lines {"text": "..."}, also .gz and .zst.',
 )
+@click.option(
+    "--tokens",
+    is_flag=True,
+    help="Build a dataset from token ids in your own files: .npy, .safetensors, .bin of nanoGPT,"
+    " llm.c and modded-nanogpt. Needs --tokenizer or --vocab-size.",
+)
 @click.option("--name", help="Name of the dataset to build.  [default: that on the hub]")
 @click.option(
     "--vocab-size",
     type=click.IntRange(max=LARGEST_VOCAB),
-    help="Vocabulary size of the BPE tokenizer trained on the text or pairs."
-    f"  [default: {VOCAB_SIZE}]",
+    help="Vocabulary size of the BPE tokenizer trained on the text or pairs; with --tokens, of the"
+    f" one that made them.  [default: {VOCAB_SIZE}; none for tokens]",
 )
 @click.option(
     "--tokenizer",
@@ -62,6 +68,12 @@ from rungs.config.option_values import (
     type=FiniteRange(0, 100, max_open=True),
     help="Share of the text to use for validation, unless a repository has a split for it."
     f"  [default: {VALIDATION_PERCENT}; of documents {DOCUMENTS_VALIDATION_PERCENT:g}]",
+)
+@click.option(
+    "--validation-file",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="With --tokens: a file of tokens for validation, instead of a share. Can be repeated.",
 )
 @click.option("--text-column", help="The column with the documents.  [default: text]")
 @click.option(
@@ -105,9 +117,9 @@ def main(**options: Any) -> None:
     With --text, the dataset is built from FILEs of text; with --parquet or --jsonl from FILEs with
     a document in each row. With --pairs, each line of a FILE is a prompt and the answer to learn;
     with --chats a chat, of which what the assistant says is to be learned; with --preferences a
-    prompt with a chosen and a rejected answer.
-    Some of the files or documents are kept for validation; if there is only one file of text, its
-    end is.
+    prompt with a chosen and a rejected answer; with --tokens FILEs of token ids.
+    Some of the files or documents are kept for validation; if there is only one file of text or
+    tokens, its end is.
 
     The name of a special token inside a text, such as <|endoftext|>, becomes that token.
     """

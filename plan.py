@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from rungs.commands.options import DATASETS_DIR_OPTION, FiniteRange
+from rungs.commands.options import DATASETS_DIR_OPTION, PRESET_OPTION, FiniteRange
 from rungs.config.option_values import LADDER_RUNGS, UTILIZATION_PERCENT
 from rungs.planning.hardware import DESCRIPTION_FORMAT, NAMES
 
@@ -86,6 +86,13 @@ from rungs.planning.hardware import DESCRIPTION_FORMAT, NAMES
     type=FiniteRange(0),
     help="Price of one device for an hour, as clouds quote it, or of this machine if the device is"
     " its CPU. Adds the cost of the run, in the same currency.",
+)
+@PRESET_OPTION
+@click.option(
+    *("--set", "settings"),
+    metavar="KEY=VALUE",
+    multiple=True,
+    help="With --preset: change a key. Can be repeated.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 @DATASETS_DIR_OPTION

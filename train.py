@@ -18,7 +18,7 @@ from typing import Any
 
 import click
 
-from rungs.commands.options import DATASETS_DIR_OPTION, start_options
+from rungs.commands.options import DATASETS_DIR_OPTION, PRESET_OPTION, start_options
 
 
 @click.command()
@@ -35,6 +35,7 @@ from rungs.commands.options import DATASETS_DIR_OPTION, start_options
     help="With --like: continue that run's checkpoint of step N, with its weights and optimizer"
     " state; --set may change schedule, data or length.",
 )
+@PRESET_OPTION
 @click.option(
     "--grid",
     metavar="KEY=VALUE,VALUE,…",

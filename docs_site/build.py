@@ -23,6 +23,7 @@ OUTSIDE_DOCS = {
     "README.md": "index.md",
     "runs/README.md": "ladder.md",
     "notebooks/README.md": "notebooks.md",
+    "assignment/README.md": "assignment.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
 }

@@ -17,6 +17,7 @@ before it; `uv run lint-imports` checks the layers in `pyproject.toml`):
     model          the decoder, its kernels, generation
     optim          optimizers, schedules, precision
     step           the compiled training and evaluation steps
+    watch          what each layer does while it trains
     checkpointing  checkpoints and weight files
     linen          checkpoints of Flax Linen, and Linen and NNX modules inside each other
     mirror         a copy of a run on another machine, and restoring from it

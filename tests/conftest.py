@@ -27,16 +27,9 @@ from rungs.optim import precision
 from rungs.parallel import jax_setup
 from tests.support import reused_contexts, triton_lowering
 from tests.support.charts import draw_no_charts
+from tests.support.compilation_flags import QUICK_COMPILATION
 from tests.support.shared_traces import share_traces
 
-QUICK_COMPILATION = (
-    "--xla_backend_optimization_level=0",
-    "--xla_cpu_parallel_codegen_split_count=1",
-    # emit LLVM's code without MLIR's passes in between, which take most of the time; jax 0.12 no
-    # longer can, and ignores it
-    "--xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters,xla_cpu_disable_tiled_emitter",
-)
-"""A third of the time, for programs that are slower."""
 LEFT_OUT = pytest.StashKey[int]()
 """How many long tests were not chosen."""
 

@@ -2,6 +2,7 @@
 
 run_charts         draws the charts of one run: losses, learning rate, throughput; reward, pass@k
 preference_charts  margins, accuracy and log-probabilities of preferences
+layer_charts       what each layer did: over steps, over depth, head by head
 drawer             the program that redraws them while training continues
 comparison_charts  several runs compared, the power law, the coordinate check of muP, the
                    learning-rate sweep

@@ -16,6 +16,7 @@ from matplotlib.ticker import NullLocator
 
 from rungs.charts import drawing, run_charts
 from rungs.charts.drawing import BLACK, COLOURS, MARKERS, SKY_BLUE
+from rungs.charts.layer_charts import LAYER_CHARTS, LayeredRun
 from rungs.run import recorded_run
 from rungs.run.recorded_run import Curve, FloatArray, RecordedRun
 from rungs.scaling.mup import Point, WidthMeasurement, best_rates, points_by_series
@@ -32,12 +33,18 @@ _BEST: dict[str, Any] = {"linestyle": ":", "linewidth": 1.5}
 
 
 def draw_comparison(
-    runs: list[RecordedRun], output_folder: Path, chart_style: str | None = None
+    runs: list[RecordedRun],
+    output_folder: Path,
+    chart_style: str | None = None,
+    layered: Sequence[LayeredRun] = (),
 ) -> list[Path]:
-    """Draw charts with all the runs on each, in one of `drawing.STYLES`, the first run's if None.
-    Return the files written. Raises UserError if a chart cannot be written."""
+    """Draw charts with all the runs on each, in one of `drawing.STYLES`, the first run's if None,
+    and charts of the layers of those in `layered`. Return the files written. Raises UserError if a
+    chart cannot be written."""
     with drawing.use_style(chart_style or runs[0].config.train.chart_style):
-        return drawing.write_all(COMPARISON_CHARTS, runs, output_folder)
+        written = drawing.write_all(COMPARISON_CHARTS, runs, output_folder)
+        layer_charts = LAYER_CHARTS if layered else {}
+        return written + drawing.write_all(layer_charts, layered, output_folder)
 
 
 def loss_by_step(runs: list[RecordedRun]) -> Figure:

@@ -109,7 +109,7 @@ def new_chart(title: str, x_label: str, y_label: str, panels: int = 1) -> tuple[
     """Return an empty chart with panels side by side that share their y axis."""
     figure = Figure()
     axes = list(figure.subplots(1, panels, sharey=True, squeeze=False)[0])
-    figure.suptitle(_shorten(title, 80), x=0.01, horizontalalignment="left", fontsize=14)
+    figure.suptitle(shorten(title, 80), x=0.01, horizontalalignment="left", fontsize=14)
     for panel in axes:
         panel.set_xlabel(x_label)
         panel.use_sticky_edges = False
@@ -117,7 +117,7 @@ def new_chart(title: str, x_label: str, y_label: str, panels: int = 1) -> tuple[
     return figure, axes
 
 
-def _shorten(text: str, length: int) -> str:
+def shorten(text: str, length: int) -> str:
     """Return a text with its middle left out if it is too long."""
     if len(text) <= length:
         return text
@@ -127,14 +127,14 @@ def _shorten(text: str, length: int) -> str:
 def legend(figure: Figure, lines: Mapping[str, Artist], notes: Sequence[str] = ()) -> None:
     """Add a legend below the chart, where it covers no data, with lines of small text above it."""
     # The leading space: Matplotlib leaves out labels that begin with an underscore.
-    labels = [f" {_shorten(label, 42)}" for label in lines]
+    labels = [f" {shorten(label, 42)}" for label in lines]
     columns = min(len(labels), max(1, 130 // (14 + max(map(len, labels)))))
     figure.legend(
         list(lines.values()),
         labels,
         loc="outside lower center",
         ncols=columns,
-        title="\n".join(_shorten(note, 140) for note in notes) or None,
+        title="\n".join(shorten(note, 140) for note in notes) or None,
         title_fontsize=10,
     )
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from rungs.charts import drawing
 from rungs.charts.drawing import BLACK, BLUE, GREEN, ORANGE, PALE, PURPLE, SKY_BLUE, VERMILLION
+from rungs.charts.layer_charts import LAYER_CHARTS, layered_runs
 from rungs.charts.preference_charts import PREFERENCE_CHARTS
 from rungs.config.run_config import REINFORCE_FILE, config_files, load_run
 from rungs.data import catalog, overlap
@@ -52,7 +53,11 @@ def draw_run(
     with drawing.use_style(chart_style or run.config.train.chart_style):
         # A run folder that was deleted while its charts are drawn stays deleted.
         creates = output_folder is not None
-        return drawing.write_all(charts, run, output_folder or run_folder, creates=creates)
+        folder = output_folder or run_folder
+        written = drawing.write_all(charts, run, folder, creates=creates)
+        if layered := layered_runs({run.name: run_folder}):
+            written += drawing.write_all(LAYER_CHARTS, layered, folder, creates=creates)
+        return written
 
 
 def _kind_of(run_folder: Path) -> tuple[Any, Charts]:

@@ -89,6 +89,7 @@ def _compare(
     folders: list[Path], output_dir: Path | None, chart_style: str | None, power_law: bool
 ) -> None:
     from rungs.charts.comparison_charts import draw_comparison
+    from rungs.charts.layer_charts import layered_runs
 
     runs = recorded_run.load_runs(folders)
     empty = [folder for folder, run in zip(folders, runs, strict=True) if not len(run)]
@@ -96,10 +97,11 @@ def _compare(
         raise UserError("\n".join(map(_no_steps, empty)))
     output = output_dir or comparison_folder([folder.resolve().name for folder in folders])
     text = _draw_power_law(runs, output, chart_style) if power_law else ""
-    for path in draw_comparison(runs, output, chart_style):
+    by_name = {run.name: path for run, path in zip(runs, folders, strict=True)}
+    for path in draw_comparison(runs, output, chart_style, layered_runs(by_name)):
         click.echo(path)
     click.echo(f"\n{recorded_run.results_table(runs)}\n\n{recorded_run.differences_table(runs)}")
-    named = {run.name: RunFolder(path) for run, path in zip(runs, folders, strict=True)}
+    named = {name: RunFolder(path) for name, path in by_name.items()}
     if scores := records.scores_table(named):
         click.echo(f"\n{scores}")
     if recorded_run.use_different_datasets([run.config for run in runs]):

@@ -10,16 +10,25 @@ import click
 from rungs.common import hub, paths
 from rungs.common.shown_text import counted
 from rungs.config import option_values
-from rungs.data import catalog, hub_dataset, overlap, pair_dataset, text_dataset, tokenizer_files
+from rungs.data import (
+    catalog,
+    hub_dataset,
+    overlap,
+    pair_dataset,
+    text_dataset,
+    tokenizer_files,
+    tokens_dataset,
+)
 from rungs.data.chats import chat_dataset, preference_dataset
 from rungs.data.chats.chat_template import ChatTemplate
 from rungs.data.chats.preference_dataset import PreferenceFormat
 from rungs.data.dataset import Dataset, Source
 from rungs.data.documents.building import Request
 from rungs.data.documents.files import Choice, DataFile, Format, format_of, hub_files, local_files
+from rungs.data.token_formats import TokenSection
 from rungs.data.tokenizer import Tokenizer
 
-_OWN_FILES = ("text", "pairs", "chats", "preferences", "parquet", "jsonl")
+_OWN_FILES = ("text", "pairs", "chats", "preferences", "parquet", "jsonl", "tokens")
 
 
 def download_dataset(
@@ -50,10 +59,12 @@ class Options(NamedTuple):
     preferences: bool
     parquet: bool
     jsonl: bool
+    tokens: bool
     name: str | None
     vocab_size: int | None
     tokenizer: str | None
     validation_percent: float | None
+    validation_file: tuple[Path, ...]
     text_column: str | None
     chat_template: Path | None
     max_tokens: int | None
@@ -81,6 +92,12 @@ class Options(NamedTuple):
         return size
 
     @property
+    def text_percent(self) -> float:
+        """Percentage of text, pairs or tokens to use for validation."""
+        percent = self.validation_percent
+        return option_values.VALIDATION_PERCENT if percent is None else percent
+
+    @property
     def documents_percent(self) -> float:
         """Percentage of documents to use for validation."""
         percent = self.validation_percent
@@ -91,6 +108,8 @@ def _dataset(what: tuple[str, ...], datasets_dir: Path, options: Options) -> Dat
     """Build, download or open the dataset."""
     if options.text or options.pairs or options.chats:
         return _from_text(what, datasets_dir, options)
+    if options.tokens:
+        return _from_tokens(what, datasets_dir, options)
     if options.preferences:
         return _from_preferences(what, datasets_dir, options)
     if options.parquet or options.jsonl:
@@ -103,8 +122,7 @@ def _dataset(what: tuple[str, ...], datasets_dir: Path, options: Options) -> Dat
 
 
 def _from_text(what: tuple[str, ...], datasets_dir: Path, options: Options) -> Dataset:
-    files, percent = [Path(file) for file in what], options.validation_percent
-    percent = option_values.VALIDATION_PERCENT if percent is None else percent
+    files, percent = [Path(file) for file in what], options.text_percent
     tokenizer = options.load_tokenizer()
     assert options.name is not None
     build: Callable[[Path, list[text_dataset.TextSection]], Source]
@@ -120,13 +138,25 @@ def _from_text(what: tuple[str, ...], datasets_dir: Path, options: Options) -> D
     return catalog.build_dataset(options.name, files, datasets_dir, build)
 
 
+def _from_tokens(what: tuple[str, ...], datasets_dir: Path, options: Options) -> Dataset:
+    assert options.name is not None
+    vocabulary = options.vocab_size or options.load_tokenizer()
+    build = partial(
+        tokens_dataset.build,
+        validation=[TokenSection.of_file(path) for path in options.validation_file],
+        vocabulary=vocabulary,
+        validation_percent=options.text_percent,
+    )
+    files = [Path(file) for file in what]
+    return catalog.build_dataset(options.name, files, datasets_dir, build, TokenSection.of_file)
+
+
 def _from_preferences(what: tuple[str, ...], datasets_dir: Path, options: Options) -> Dataset:
-    tokenizer, percent = options.load_tokenizer(), options.validation_percent
+    tokenizer, percent = options.load_tokenizer(), options.text_percent
     assert isinstance(tokenizer, Tokenizer)
     assert options.name is not None
     assert options.tokenizer is not None
     form = PreferenceFormat(tokenizer, options.tokenizer, options.chat_template, options.max_tokens)
-    percent = option_values.VALIDATION_PERCENT if percent is None else percent
     found, place = [], None
     if _is_hub_id(what):
         repository = hub.dataset_repository(what[0], options.revision)
@@ -198,8 +228,7 @@ def _check_options(what: tuple[str, ...], options: Options) -> None:
     if of_hub and not is_hub_id:
         raise click.UsageError(f"--{of_hub[0]} is for repositories on the hub")
     of_documents = [key for key in ("text_column", "max_bytes") if getattr(options, key)]
-    is_other = options.text or options.pairs or options.chats or options.preferences
-    if of_documents and is_other:
+    if of_documents and kinds and not (options.parquet or options.jsonl):
         raise click.UsageError(
             f"--{of_documents[0].replace('_', '-')} is for documents, not for {kinds[0]}"
         )
@@ -209,6 +238,14 @@ def _check_options(what: tuple[str, ...], options: Options) -> None:
         raise click.UsageError(f"--{of_chats[0].replace('_', '-')} is for --chats")
     if needs_tokenizer and (options.vocab_size or not options.tokenizer):
         raise click.UsageError(f"{kinds[0]} needs the --tokenizer of the model to fine-tune")
+    if options.tokens and not (options.vocab_size or options.tokenizer):
+        raise click.UsageError("--tokens needs the --tokenizer that made them, or its --vocab-size")
+    if options.validation_file and not options.tokens:
+        raise click.UsageError("--validation-file is for --tokens")
+    if options.validation_file and options.validation_percent is not None:
+        raise click.UsageError(
+            "--validation-file and --validation-percent do not go together; leave out one"
+        )
     if options.vocab_size and options.tokenizer:
         raise click.UsageError("--vocab-size and --tokenizer do not go together; leave out one")
 

@@ -28,6 +28,15 @@ WEIGHTS_OPTION = click.option(
 """The option of commands that read a model, for `find_averaged_weights`."""
 
 
+PRESET_OPTION = click.option(
+    "--preset",
+    metavar="NAME",
+    help="First create RUN, to train a published architecture of this size from scratch, such as"
+    " gpt2-medium; --set changes its keys. docs/models.md lists them.",
+)
+"""The option of commands that make a run of a published size, for `create_preset`."""
+
+
 class FiniteRange(click.FloatRange):
     """A range without infinity and NaN. Click lets NaN through, as NaN is not below any minimum."""
 

@@ -4,6 +4,7 @@ import math
 import os
 import re
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_args
@@ -50,6 +51,10 @@ class PlanOptions(NamedTuple):
     price_per_hour: float | None
     as_json: bool
     datasets_dir: Path | None
+    preset: str | None = None
+    """The published size of which a run is planned that isn't there yet."""
+    settings: tuple[str, ...] = ()
+    """Changes of the preset's keys."""
 
     @property
     def is_as_recorded(self) -> bool:
@@ -71,6 +76,16 @@ class PlanOptions(NamedTuple):
             raise UserError("--compile: compile one run; leave out --ladder")
         if self.price_per_hour is not None and self.budget is not None:
             raise UserError("--price-per-hour: gives the cost of one run; leave out --ladder")
+        if self.settings and self.preset is None:
+            raise UserError("--set: needs --preset; without it, edit the run folder's files")
+
+    def open_run(self) -> AbstractContextManager[Path]:
+        """Find the run folder or, with a preset, create it until the context ends."""
+        if self.preset is None:
+            return nullcontext(find_run(self.run))
+        from rungs.huggingface.presets import create_preset
+
+        return create_preset(self.run, self.preset, self.settings, keep=False)
 
     def check_for_policy(self) -> None:
         """Raise UserError for options that don't apply to reinforcement learning."""
@@ -86,7 +101,13 @@ def plan(sharding: str | None, **given: Any) -> None:
     UserError if options don't go together, or the run is not readable."""
     options = PlanOptions(sharding=parse_sharding(sharding) if sharding else None, **given)
     options.check()
-    folder = RunFolder(find_run(options.run))
+    with options.open_run() as path:
+        fits = _plan(RunFolder(path), options)
+    sys.exit(0 if fits else 1)
+
+
+def _plan(folder: RunFolder, options: PlanOptions) -> bool:
+    """Print the plan of a run; return whether it fits."""
     model, train = config = run_config.load_any_run(folder.path)
     if isinstance(train, ReinforceConfig):
         options.check_for_policy()
@@ -94,11 +115,9 @@ def plan(sharding: str | None, **given: Any) -> None:
         click.echo(f"warning: {folder.path}/{line}", err=True)
     _prepare_jax(options)
     if isinstance(train, ReinforceConfig):
-        fits = _plan_policy(folder, run_config.RunConfig(model, train), options)
-    else:
-        assert isinstance(train, TrainConfig)
-        fits = _plan_training(folder, run_config.RunConfig(model, train), options)
-    sys.exit(0 if fits else 1)
+        return _plan_policy(folder, run_config.RunConfig(model, train), options)
+    assert isinstance(train, TrainConfig)
+    return _plan_training(folder, run_config.RunConfig(model, train), options)
 
 
 def _prepare_jax(options: PlanOptions) -> None:

@@ -42,6 +42,7 @@ class StartCommand:
     processes: int | None
     process: int | None
     from_step: int | None = None
+    preset: str | None = None
     profile: int | None = None
 
     @property
@@ -59,6 +60,11 @@ class StartCommand:
         return find_cluster(self.coordinator, self.processes, self.process)
 
     @property
+    def origin(self) -> str | None:
+        """The run or the preset that the run is made from, if any."""
+        return self.like or self.preset
+
+    @property
     def log_options(self) -> list[str]:
         """`--quiet` and `--json-log`, if given."""
         return ["--quiet"] * self.quiet + ["--json-log"] * self.json_log
@@ -66,7 +72,7 @@ class StartCommand:
     @property
     def starts_run(self) -> bool:
         """Whether an option is given that only applies to starting a run."""
-        return self.start != StartOptions() or bool(self.like or self.cluster)
+        return self.start != StartOptions() or bool(self.origin or self.cluster)
 
     def begin(self) -> None:
         """Print messages as the options say from now on. With --supervise, run this command in a
@@ -83,8 +89,13 @@ class StartCommand:
         """Raise UserError if options don't go together."""
         check_hooks(self.on_event)
         start, like, cluster = self.start, self.like, self.cluster
-        if self.settings and not like:
-            raise UserError("--set: needs --like; without it, edit the run folder's files")
+        if like and self.preset:
+            raise UserError("--like and --preset: give one of them, not both")
+        if self.settings and not self.origin:
+            raise UserError(
+                "--set: needs --like, or train.py --preset; without them, edit the run folder's"
+                " files"
+            )
         if self.from_step is not None and (not like or start.fresh or start.rewind_to):
             raise UserError(
                 "--from-step: needs --like RUN, whose step it is, and no --fresh or --from"
@@ -100,9 +111,10 @@ class StartCommand:
             )
         if start.fresh and start.rewind_to:
             raise UserError("--fresh and --from: give one of them, not both")
-        if cluster and like:
+        if cluster and self.origin:
+            option = "--like" if like else "--preset"
             raise UserError(
-                "--like: create the run folder with one process, then start all of them"
+                f"{option}: create the run folder with one process, then start all of them"
             )
         if self.replay and self.starts_run:
             raise UserError(
@@ -121,14 +133,18 @@ class StartCommand:
         raise UserError("no RUN; give a run folder, or the name of one in runs/")
 
     def open_run(self) -> AbstractContextManager[Path]:
-        """Find the run folder, restore it from its mirror, or create it with --like; see
-        `restore_if_empty` and `create_like`."""
+        """Find the run folder, restore it from its mirror, or create it with --like or --preset;
+        see `restore_if_empty` and `create_like`."""
         run = self.given_run
         if self.mirror:
             self._restore(RunFolder(existing_run_path(run) or new_run_path(run)), self.mirror)
         if self.like:
             branch = None if self.from_step is None else self._branch
             return create_like(run, self.like, self.settings, not self.dry_run, branch)
+        if self.preset:
+            from rungs.huggingface.presets import create_preset
+
+            return create_preset(run, self.preset, self.settings, not self.dry_run)
         return nullcontext(find_run(run))
 
     def _branch(self, origin: Path) -> BranchPoint:

@@ -54,7 +54,9 @@ def _replay(run: RunFolder, name: str, datasets: Path) -> int:
 
 def _store_teacher(command: StartCommand, run: RunFolder, config: RunConfig, datasets: Path) -> int:
     if command.start != StartOptions() or command.cluster:
-        raise UserError("--store-teacher: of the options of a start, only --like and --set go")
+        raise UserError(
+            "--store-teacher: of the options of a start, only --like, --preset and --set go"
+        )
     with importing():
         from rungs.training.distillation import store_predictions
     store_predictions(run, config, datasets)
@@ -66,7 +68,7 @@ def _train_grid(
 ) -> int:
     if command.run or command.like is None or not grid or into is None:
         raise UserError("--grid: needs --like RUN and --into FOLDER, and no RUN")
-    others = command.cluster, command.replay, command.from_step
+    others = command.cluster, command.replay, command.from_step, command.preset
     if command.start != StartOptions() or any(one is not None for one in others):
         raise UserError("--grid: of the options of a start, only --like and --set go with it")
 

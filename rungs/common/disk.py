@@ -79,6 +79,11 @@ def open_to_append(path: Path, buffering: int = -1) -> BinaryIO:
     return open(path, "a+b", buffering, opener=_open_regular)
 
 
+def open_to_change(path: Path) -> BinaryIO:
+    """Open an existing regular file to read and change. Raises OSError for anything else."""
+    return open(path, "r+b", opener=_open_regular)
+
+
 def _open_regular(path: str, flags: int) -> int:
     descriptor = os.open(path, flags | _NO_LINKS, 0o666)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):

@@ -10,7 +10,7 @@ from rungs.common.strict_json import StrictModel, check
 from rungs.config.base import Config, Positive, Size
 
 MOST_LAYERS = 10_000
-LayerKind = Literal["sliding", "global"]
+LayerKind = Literal["sliding", "global", "nope"]
 FeedForwardKind = Literal[
     "none", "gelu_tanh", "gelu", "relu_squared", "swiglu", "geglu_tanh", "geglu"
 ]
@@ -19,29 +19,38 @@ FeedForwardKind = Literal[
 class RopeScaling(StrictModel):
     """How rotary positions are stretched to a context longer than in the original training."""
 
-    type: Literal["linear", "llama3"]
+    type: Literal["linear", "llama3", "yarn"]
     """linear: every angle is divided by `factor` (Chen et al. 2023). llama3: only low frequencies
-    are, with a smooth transition (Llama 3.1; Grattafiori et al. 2024, section 3.4.2)."""
+    are, with a smooth transition (Llama 3.1; Grattafiori et al. 2024, section 3.4.2). yarn: the
+    same, with a transition that is linear in the number of the pair of elements, and rotated
+    queries and keys are multiplied by attention_factor (Peng et al. 2023, sections 3.2 to 3.4;
+    OLMo 3)."""
     factor: Positive
     """How many times longer the context is."""
     low_frequency_factor: Positive | None = None
-    """llama3: frequencies of wavelengths above original_context_length ÷ this are divided by
+    """llama3, yarn: frequencies of wavelengths above original_context_length ÷ this are divided by
     factor."""
     high_frequency_factor: Positive | None = None
-    """llama3: frequencies of wavelengths below original_context_length ÷ this are unchanged."""
+    """llama3, yarn: frequencies of wavelengths below original_context_length ÷ this are
+    unchanged."""
     original_context_length: Size | None = None
-    """llama3: the context length of the original training."""
+    """llama3, yarn: the context length of the original training."""
+    attention_factor: Positive | None = None
+    """yarn: factor on rotated queries and keys; 0.1 · ln(factor) + 1 in the paper."""
 
     @check
-    def _llama3_keys_are_complete(self) -> str | None:
-        bounds = (self.low_frequency_factor, self.high_frequency_factor)
-        llama3_keys = (*bounds, self.original_context_length)
+    def _keys_are_those_of_the_type(self) -> str | None:
+        low, high = self.low_frequency_factor, self.high_frequency_factor
+        bounds = (low, high, self.original_context_length)
         if self.type == "linear":
-            return 'type "linear" takes only factor' if any(llama3_keys) else None
-        low, high = bounds
+            return (
+                'type "linear" takes only factor' if any((*bounds, self.attention_factor)) else None
+            )
+        if (self.attention_factor is None) == (self.type == "yarn"):
+            return 'attention_factor is for type "yarn", which needs it'
         if low is None or high is None or self.original_context_length is None:
             return (
-                'type "llama3" needs low_frequency_factor, high_frequency_factor and'
+                f'type "{self.type}" needs low_frequency_factor, high_frequency_factor and'
                 " original_context_length"
             )
         return None if low < high else "low_frequency_factor must be below high_frequency_factor"
@@ -93,20 +102,24 @@ class ModelConfig(Config):
     """rope: the base of the wavelengths 2π · rope_theta^(2i ÷ head_dim)."""
     rope_scaling: RopeScaling | None = None
     """rope: stretch positions to a longer context: `{"type": "linear", "factor": 8}`, or type
-    llama3."""
+    llama3 or yarn."""
     sliding_rope_theta: Positive | None = None
     """rope: a separate base for layers with a sliding window, which then don't use rope_scaling
-    (Gemma 3, Kamath et al. 2025). Absent: the same as in other layers."""
+    (Gemma 3, Kamath et al. 2025; OLMo 3). Absent: the same as in other layers."""
     sliding_window: Size | None = None
     """Sliding-window attention: a token attends to itself and the sliding_window − 1 tokens before
     it (Beltagy et al. 2020; Mistral 7B, Jiang et al. 2023). Absent: to all tokens before it."""
     layer_pattern: Annotated[tuple[LayerKind, ...], Field(strict=False, min_length=1)] | None = None
     """The kinds of layers, repeated over all layers: `["sliding", "global"]` alternates layers with
-    and without the sliding window (Gemma 2). Absent: if sliding_window is given, all layers have
-    it."""
+    and without the sliding window (Gemma 2); nope is a layer without window and without rope's
+    rotation (NoPE, Kazemnejad et al. 2023; SmolLM3). Absent: if sliding_window is given, all layers
+    have it."""
     qk_norm: bool = False
     """Whether each head's query and key are normalized, before rope rotates them (Dehghani et al.
     2023; Qwen 3, Gemma 3)."""
+    qk_norm_scope: Literal["head", "all_heads"] = "head"
+    """qk_norm: head normalizes each head by itself, all_heads a token's query over all of its
+    heads, and its key (OLMo 2, OLMo Team 2025, section 3.2). all_heads needs an RMS norm."""
     query_pre_attn_scalar: Positive | None = None
     """Attention scores are divided by the square root of this (Gemma 2). Absent: head_dim."""
     attention_soft_cap: Positive | None = None
@@ -130,10 +143,11 @@ class ModelConfig(Config):
     """Normalization. none: no norms. layer_norm: LayerNorm with scale and bias (Ba et al. 2016).
     rms_norm: RMSNorm with scale (Zhang & Sennrich 2019). rms_norm_plus_one: RMSNorm times 1 +
     scale, with a scale that starts at 0 (Gemma)."""
-    norm_placement: Literal["before", "after", "around"] = "before"
+    norm_placement: Literal["before", "after", "around", "output"] = "before"
     """before: a norm before each sub-layer and one before the head (GPT-2). after: a norm after
     each sub-layer's residual sum (the original transformer). around: as before, and another norm on
-    the output of each sub-layer before it is added (Gemma 2)."""
+    the output of each sub-layer before it is added (Gemma 2). output: a norm on the output of each
+    sub-layer before it is added, and one before the head (OLMo 2, OLMo Team 2025, section 3.2)."""
     norm_epsilon: Positive = 1e-5
     """Added to the variance or mean square inside each norm."""
     norm_parameters: bool = True
@@ -154,7 +168,11 @@ class ModelConfig(Config):
     dropped. Absent: one feed-forward sub-layer for all tokens."""
     experts_per_token: Size | None = None
     """Mixture of experts: how many experts each token goes through, those with the highest routing
-    probability. The probabilities are scaled to sum to 1."""
+    probability."""
+    normalize_expert_weights: bool = True
+    """Mixture of experts: whether the probabilities of a token's experts, by which their outputs
+    are weighted, are scaled to sum to 1 (Mixtral, Qwen 3). false: they are those among all experts
+    (OLMoE, Muennighoff et al. 2024)."""
     tied_embeddings: bool = False
     """Whether the output head uses the weights of the token embedding (Press & Wolf 2017)."""
     embedding_scale: Literal["none", "sqrt_emb_dim"] = "none"
@@ -236,15 +254,29 @@ class ModelConfig(Config):
 
     @check
     def _pattern_has_a_window(self) -> str | None:
-        keys = {"layer_pattern": self.layer_pattern, "sliding_rope_theta": self.sliding_rope_theta}
-        given = next((key for key, value in keys.items() if value is not None), None)
+        kinds = set(self.layer_pattern or ())
+        has_window = kinds and ("sliding" in kinds or "nope" not in kinds)
+        keys = {"layer_pattern": has_window, "sliding_rope_theta": self.sliding_rope_theta}
+        given = next((key for key, value in keys.items() if value), None)
         return None if self.sliding_window or given is None else f"{given}: needs sliding_window"
+
+    @check
+    def _layers_without_rotation_are_an_exception(self) -> str | None:
+        if "nope" not in (self.layer_pattern or ()) or self.positions == "rope":
+            return None
+        return f'layer_pattern: "nope" needs positions "rope", not "{self.positions}"'
 
     @check
     def _qk_norm_has_a_norm(self) -> str | None:
         if self.qk_norm and self.norm == "none":
             return 'qk_norm: true, but norm is "none"; choose a norm or remove qk_norm'
         return None
+
+    @check
+    def _norm_over_all_heads_fits(self) -> str | None:
+        if self.qk_norm_scope == "head" or not self.qk_norm or self.norm.startswith("rms_norm"):
+            return None
+        return f'qk_norm_scope: "all_heads" needs norm "rms_norm", not "{self.norm}"'
 
     @check
     def _embedding_norm_has_a_norm(self) -> str | None:

@@ -79,10 +79,10 @@ def _is_writable(value: Any, depth: int) -> bool:
 
 
 class Lineage(StrictModel):
-    """The run folder that `train.py --like` copied, and the changes."""
+    """The run folder that `train.py --like` copied, or the preset, and the changes."""
 
     like: str
-    """The run folder that was copied."""
+    """The run folder that was copied; with `--preset`, the preset's name."""
     set: Annotated[dict[str, Any], AfterValidator(_writable)]
     """The keys that were changed, with their new values."""
     from_step: Annotated[int, Field(ge=0)] | None = None
@@ -196,7 +196,7 @@ class OptimizationConfig(base.Config):
     bfloat16 if it is faster there, float16 on GPUs without bfloat16, otherwise
     float32. Checkpoints record the choice, and resuming keeps it."""
     seed: Annotated[int, Field(ge=0, le=2**32 - 1)] = 0
-    """Seed of the initial weights, dropout and shuffling."""
+    """Seed of the initial weights, dropout, shuffling and random windows."""
     deterministic: bool = False
     """Use bit-reproducible operations on an accelerator, which are slower. CPUs always do."""
     sharding: ShardingConfig | None = None
@@ -239,7 +239,8 @@ class OptimizationConfig(base.Config):
     chart_style: ChartStyle = "plain"
     """Style of the charts."""
     lineage: Lineage | None = None
-    """The run that `train.py --like` copied, and the keys that it changed. Written by train.py."""
+    """The run that `train.py --like` copied, or the preset, and the keys that it changed. Written
+    by train.py."""
 
     @check
     def _microbatch_divides(self) -> str | None:

@@ -1,9 +1,11 @@
 """Generates the JSON schemas of the config files and the page of all their keys."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
+from rungs.common.paths import checkout
 from rungs.common.strict_json import StrictModel
 from rungs.config.base import Config
 from rungs.config.run_config import FILE_TYPES, NESTED
@@ -12,6 +14,20 @@ from rungs.config.run_config import FILE_TYPES, NESTED
 def json_schema(config_type: type[Config]) -> str:
     """Return the JSON schema of a config file, as in `schemas/`."""
     return json.dumps(config_type.model_json_schema(), indent=2, ensure_ascii=False) + "\n"
+
+
+def schema_key(folder: Path, name: str) -> dict[str, str]:
+    """Return the key that names the JSON schema of a config file in `folder`, relative to it; no
+    key outside of a checkout, which has the schemas."""
+    root, target = checkout(), folder.resolve()
+    if root is None or not target.is_relative_to(root):
+        return {}
+    path = os.path.relpath(root / "schemas" / _schema_file(name), target)
+    return {"$schema": Path(path).as_posix()}
+
+
+def _schema_file(name: str) -> str:
+    return name.replace(".json", ".schema.json")
 
 
 def reference_page() -> str:
@@ -60,6 +76,6 @@ def _allowed(entry: dict[str, Any]) -> str:
 def write_generated_files(root: Path) -> None:
     """Write the JSON schemas and the page of keys."""
     for name, file_type in FILE_TYPES.items():
-        path = root / "schemas" / name.replace(".json", ".schema.json")
+        path = root / "schemas" / _schema_file(name)
         path.write_text(json_schema(file_type), encoding="utf-8")
     (root / "docs" / "configuration.md").write_text(reference_page(), encoding="utf-8")

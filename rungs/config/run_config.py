@@ -41,7 +41,7 @@ _KEYS_OF_LAYERS = (
     *("rope_scaling", "sliding_rope_theta", "sliding_window", "layer_pattern", "qk_norm"),
     *("query_pre_attn_scalar", "attention_soft_cap", "residual", "norm_placement", "feed_forward"),
     *("ffn_dim", "ffn_bias", "n_experts", "experts_per_token", "zero_init_residual"),
-    *("residual_scalars", "value_embedding_every"),
+    *("normalize_expert_weights", "residual_scalars", "value_embedding_every", "qk_norm_scope"),
 )
 """Keys of model.json that describe blocks."""
 Reason = tuple[str, str]
@@ -327,6 +327,10 @@ def _in_model(model: ModelConfig, train: OptimizationConfig) -> Iterator[Reason]
         yield from _each(("norm_placement", "norm_epsilon", "norm_parameters"), ' with norm "none"')
     if model.feed_forward == "none":
         yield "ffn_bias", ' with feed_forward "none"'
+    if not model.n_experts:
+        yield "normalize_expert_weights", " without n_experts"
+    if not model.qk_norm:
+        yield "qk_norm_scope", " without qk_norm"
     if model.positions != "rope":
         yield "rope_theta", f' with positions "{model.positions}"'
     if "sliding" not in kinds:
@@ -351,7 +355,7 @@ def _in_optimization(model: ModelConfig, train: OptimizationConfig) -> Iterator[
     if not model.n_experts:
         yield "load_balancing_weight", " without n_experts in model.json"
     if not model.n_layers:
-        yield from _each(("remat", "scan_unroll"), " with n_layers 0")
+        yield from _each(("remat", "scan_unroll", "watch_interval"), " with n_layers 0")
 
 
 def _in_objective(train: OptimizationConfig, has_validation: bool) -> Iterator[Reason]:
@@ -360,8 +364,11 @@ def _in_objective(train: OptimizationConfig, has_validation: bool) -> Iterator[R
             yield from _each(
                 ("validation_tokens", "start_val_token"), " without a validation split"
             )
-        if train.start_from and not (train.drop_rate or train.shuffle or train.lora):
+        is_shuffled = train.shuffle or train.has_random_windows
+        if train.start_from and not (train.drop_rate or is_shuffled or train.lora):
             yield "seed", " with start_from and neither dropout nor shuffle nor lora"
+        if train.has_random_windows:
+            yield "shuffle", ' with windows "random"'
         if train.objective != "distill":
             keys = "teacher_temperature", "teacher_top_k", "hard_target_weight"
             yield from _each(keys, f' with objective "{train.objective}"')

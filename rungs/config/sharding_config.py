@@ -1,11 +1,12 @@
 """`sharding` of `train.json` and `reinforce.json`: how devices share the work."""
 
+import math
 from typing import Annotated, Literal, Self
 
 from pydantic import Field
 
 from rungs.common.strict_json import StrictModel, check
-from rungs.config.base import CountOrAll
+from rungs.config.base import CountOrAll, Size
 
 Mode = Literal["dp", "fsdp", "tp", "fsdp_tp", "cp"]
 
@@ -32,12 +33,17 @@ class ShardingConfig(StrictModel):
     context: Annotated[CountOrAll | None, Field(exclude_if=lambda size: size is None)] = None
     """Devices along the context axis, in cp; must divide sequence_length and n_heads. -1 or absent:
     all remaining devices."""
+    devices: Annotated[Size | None, Field(exclude_if=lambda count: count is None)] = None
+    """How many of this machine's devices to use, the first ones; the others stay idle. For a single
+    process. Absent: all."""
 
     @check
     def _sizes_fit_mode(self) -> str | None:
         if self.sizes == (-1, -1):
             last = self.axes[1]
             return f"mode {self.mode!r} needs data or {last}; one of them may be -1 (all remaining)"
+        if self.devices is not None and math.prod(self.sizes) != self.devices:
+            return f"devices: {self.devices}, but {self.text} makes {math.prod(self.sizes)}"
         if self.mode == "cp" and self.tensor not in (None, 1):
             return f"mode 'cp' needs tensor 1, not {self.tensor}"
         if self.mode != "cp" and self.context not in (None, 1):
@@ -56,11 +62,17 @@ class ShardingConfig(StrictModel):
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """Devices along both mesh axes; -1 for all remaining devices."""
+        """Devices along both mesh axes; -1 for all remaining devices, if `devices` doesn't say how
+        many these are."""
         data = self.data or (1 if self.mode in ("tp", "cp") else -1)
         if self.mode == "cp":
-            return data, self.context or -1
-        return data, self.tensor or (-1 if "tp" in self.mode else 1)
+            last = self.context or -1
+        else:
+            last = self.tensor or (-1 if "tp" in self.mode else 1)
+        if self.devices is None or (data, last) == (-1, -1):
+            return data, last
+        rest = max(self.devices // abs(data * last), 1)
+        return rest if data == -1 else data, rest if last == -1 else last
 
     @property
     def text(self) -> str:

@@ -14,6 +14,7 @@ Step = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,8}$")]
 Factor = Annotated[int, Field(ge=2, le=2**16)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Objective = Literal["next_token", "dpo", "ipo", "simpo", "distill"]
+Windows = Literal["consecutive", "random"]
 _BETAS = {"dpo": 0.1, "ipo": 0.1, "simpo": 2.0}
 Mixture = Annotated[dict[str, Positive], Field(min_length=1)]
 
@@ -60,6 +61,7 @@ class TrainConfig(OptimizationConfig):
         "benchmark_limit",
         "task_files",
         "skip_spikes",
+        "watch_interval",
     }
 
     dataset: NameOrMixture
@@ -132,12 +134,22 @@ class TrainConfig(OptimizationConfig):
     the learning rate follows; a resumed run keeps it. null: all steps of the data."""
     shuffle: bool = False
     """Whether to shuffle the sequences, differently in each epoch. The order depends on seed."""
+    windows: Windows = "consecutive"
+    """Which windows of a text are its training sequences. consecutive: one after the other. random:
+    each starts at a random token, all equally likely, as in nanoGPT; they depend on seed. Some
+    tokens are then read more often than others, and an epoch, in epochs and min_train_tokens, is as
+    many sequences as there are consecutive ones. Validation always has consecutive windows."""
     target_offset: Literal[0, 1] = 1
     """1: predict the next token. 0: predict the input token itself (A-to-A)."""
     skip_spikes: bool = False
     """Whether to skip the update of a step with a loss spike, leaving weights and optimizer state
     unchanged. A spike is a loss more than 1.5 times the median of up to 128 steps before it, and
     more than six standard deviations and 0.1 nats above that median."""
+    watch_interval: Size | None = None
+    """Steps from one look into the layers to the next, counted from step 0: size of weights,
+    gradients, updates and activations, attention of each head, dead units, singular values, in
+    layers.npy. A look takes the time of about two steps, and a second compilation; the step itself
+    and its results stay the same. 200 costs about 1% of the time. null: off."""
     documents: Literal["joined", "separate"] = "joined"
     """joined: a sequence of text runs on from one document to the next; a pair or a chat is a
     sequence of its own, padded. separate: a token attends to its own document only, its position is
@@ -304,6 +316,11 @@ class TrainConfig(OptimizationConfig):
     def uses_float8(self) -> bool:
         """Whether matmuls of the blocks are in FP8."""
         return self.matmul_dtype == "float8"
+
+    @property
+    def has_random_windows(self) -> bool:
+        """Whether the sequences of a text start at random tokens."""
+        return self.windows == "random"
 
     @property
     def datasets(self) -> dict[str, float]:

@@ -4,7 +4,7 @@ import functools
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rungs.common import disk, paths, shown_text, strict_json
 from rungs.common.errors import UserError, did_you_mean
@@ -70,16 +70,17 @@ def build_dataset(
     name: str,
     files: list[Path],
     datasets_dir: Path,
-    build: Callable[[Path, list[text_dataset.TextSection]], Source],
+    build: Callable[[Path, list[Any]], Source],
+    open_file: Callable[[Path], Any] = text_dataset.TextSection.of_file,
 ) -> Dataset:
     """Build a dataset from the user's files with `build` of `text_dataset`, `pair_dataset`,
-    `chat_dataset` or `preference_dataset`. Raises UserError if the name is taken, or a file is
-    missing or not UTF-8."""
+    `chat_dataset`, `preference_dataset` or `tokens_dataset`, which gets what `open_file` makes of
+    each. Raises UserError if the name is taken, or a file is missing or not of its kind."""
     folder = dataset_folder(name, datasets_dir)
     if "/" in name or name in BUILT_IN:
         raise UserError(f"dataset {name!r}: this name is reserved; choose another one, without /")
-    texts = [text_dataset.TextSection.of_file(path) for path in dict.fromkeys(files)]
-    if paths.is_there(folder) or not _build_folder(folder, lambda partial: build(partial, texts)):
+    opened = [open_file(path) for path in dict.fromkeys(files)]
+    if paths.is_there(folder) or not _build_folder(folder, lambda partial: build(partial, opened)):
         raise UserError(f"{folder}: already exists; choose another name, or delete it first")
     return Dataset(name, folder)
 

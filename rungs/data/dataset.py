@@ -74,14 +74,16 @@ class Source(strict_json.StrictModel):
         "task",
         "text",
         "documents",
+        "tokens",
         "pairs",
         "chats",
         "preferences",
         "hub",
         "folder",
     ]
-    """Python's standard library, a built-in task, the user's text, files of documents, pairs, chats
-    or preferences, tokens from the hub, or a folder that the user made."""
+    """Python's standard library, a built-in task, the user's text, files of documents, tokens of
+    another program, pairs, chats or preferences, tokens from the hub, or a folder that the user
+    made."""
     python_version: str | None = None
     """Version of Python that the standard library is from."""
     files: list[str] | None = None

@@ -1,6 +1,6 @@
 """Batches for training and validation, and checks that a run's config fits its datasets. The batch
 of step N depends only on the config and N. A step reads A·B sequences, in the order of the file or
-mixture, or shuffled within each epoch.
+mixture, or shuffled within each epoch; or random windows of the text.
 
 Axes: A microbatches of a step, B sequences of a microbatch, S tokens of a sequence."""
 
@@ -94,7 +94,9 @@ class TrainingData(_Data):
         _raise_if_any(problems(config, datasets))
         train = config.train
         self._train, self._length = train, config.sequence_length
-        self._parts = parts = sequences.sequences_by_dataset(config, datasets, TRAIN)
+        self._parts = parts = sequences.sequences_by_dataset(
+            config, datasets, TRAIN, may_be_random=True
+        )
         mixture: Any = None if train.phases else sequences.mix(parts, train)
         available = sequences.longest(parts, train) if train.phases else len(mixture)
         self.datasets = datasets
@@ -114,15 +116,18 @@ class TrainingData(_Data):
         """The order of the sequences, if the mixture changes."""
         self.predictions: ArraysOf | None = None
         """Returns what a teacher predicts: log_probs and, of its most likely tokens, tokens."""
-        if train.phases:
+        is_one_pass = bool(train.phases) or train.has_random_windows
+        if is_one_pass:
             total = train.sequences_before(self.total_steps)
-            self.phases = mixture = sequences.PhasedSequences(parts, train, total)
+            mixture = sequences.PhasedSequences(parts, train, total)
+            self.phases = mixture if train.phases else None
         self._sequences = mixture
         epoch = train.sequences_before(self.steps_per_epoch)
-        self.distinct_sequences = len(mixture) if train.phases else epoch
-        """How many sequences `read` may be asked for: those of an epoch or, with phases, of all."""
+        self.distinct_sequences = len(mixture) if is_one_pass else epoch
+        """How many sequences `read` may be asked for: those of an epoch or, with phases or random
+        windows, of all."""
         examples = epoch // train.sequences_per_example
-        self._order: Any = range(len(mixture)) if train.phases else _order(examples, train)
+        self._order: Any = range(len(mixture)) if is_one_pass else _order(examples, train)
 
     def dataset_tokens(self, steps: int) -> dict[str, int]:
         """Return the input tokens of each dataset in the first steps; empty without phases."""
@@ -372,6 +377,11 @@ def _pairs_problems(config: RunConfig, dataset: Dataset, split: Split, where: st
     if start := getattr(train, key):
         lines.append(
             f"{TRAIN_FILE}: {key}: {start} is for text only; the {where} holds pairs, which need 0"
+        )
+    if split == TRAIN and train.has_random_windows:
+        lines.append(
+            f'{TRAIN_FILE}: windows: "{train.windows}" is for text only; the {where} holds pairs,'
+            ' which need "consecutive"'
         )
     pairs = dataset.description.splits[split].pairs
     assert pairs is not None

@@ -13,8 +13,9 @@ import numpy as np
 
 from rungs.common.errors import UserError
 from rungs.config.run_config import TRAIN_FILE, RunConfig
-from rungs.config.train_config import TrainConfig
+from rungs.config.train_config import Phase, TrainConfig
 from rungs.data.dataset import TRAIN, Dataset, Split
+from rungs.data.text_dataset import stable_hash
 from rungs.data.token_file import AnsweredDocuments, FileArray, Texts
 from rungs.data.tokenizer_files import load_tokenizer
 
@@ -61,7 +62,7 @@ class TextWindows:
         return max(len(self._tokens) - self._start - self._target_offset, 0) // self._length
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, ...]:
-        first = self._start + index * self._length
+        first = self._start + self._offset(index)
         window = self._tokens[first : first + self._length + self._target_offset]
         inputs_S, targets_S = window[: self._length], window[self._target_offset :]
         if self._texts:
@@ -70,6 +71,23 @@ class TextWindows:
             return inputs_S, targets_S
         starts_S = np.where(inputs_S == self._separator, np.arange(self._length), 0)
         return inputs_S, targets_S, np.maximum.accumulate(starts_S)
+
+    def _offset(self, index: int) -> int:
+        """Return the first token of a window, counted from the start."""
+        return index * self._length
+
+
+class RandomWindows(TextWindows):
+    """Windows of a text's tokens that start at random ones, all equally likely. Window i depends on
+    `key` and i, which may be beyond the length: that is the number of consecutive windows."""
+
+    def __init__(self, *text: Any, key: str) -> None:
+        super().__init__(*text)
+        self._key = key
+
+    def _offset(self, index: int) -> int:
+        offsets = len(self._tokens) - self._start - self._target_offset - self._length + 1
+        return stable_hash(f"{self._key} {index}") * offsets >> 64
 
 
 def _with_begin(
@@ -189,18 +207,20 @@ def _sequence(
 
 
 def sequences_by_dataset(
-    config: RunConfig, datasets: dict[str, Dataset], split: Split
+    config: RunConfig, datasets: dict[str, Dataset], split: Split, *, may_be_random: bool = False
 ) -> dict[str, Sequences]:
-    """Return the sequences of each dataset that has the split. Raises UserError if documents should
-    be separate but a text has no separator."""
+    """Return the sequences of each dataset that has the split. Only if they `may_be_random` does a
+    text have random windows, if the config asks for them. Raises UserError if documents should be
+    separate but a text has no separator."""
+    is_random = may_be_random and config.train.has_random_windows
     return {
-        name: _of_split(config, datasets[name], split)
+        name: _of_split(config, datasets[name], split, is_random)
         for name in config.train.datasets
         if split in datasets[name].splits
     }
 
 
-def _of_split(config: RunConfig, dataset: Dataset, split: Split) -> Sequences:
+def _of_split(config: RunConfig, dataset: Dataset, split: Split, is_random: bool) -> Sequences:
     train, length = config.train, config.sequence_length
     is_separate = train.documents == "separate"
     if dataset.description.splits[split].pairs:
@@ -211,7 +231,10 @@ def _of_split(config: RunConfig, dataset: Dataset, split: Split) -> Sequences:
     start = getattr(train, start_key(split))
     separator = _separator(train, dataset) if is_separate else None
     file = dataset.open(split)
-    return TextWindows(file.tokens, start, length, train.target_offset, separator, file.texts)
+    text = file.tokens, start, length, train.target_offset, separator, file.texts
+    if is_random:
+        return RandomWindows(*text, key=f"{train.seed} {dataset.name}")
+    return TextWindows(*text)
 
 
 def _separator(train: TrainConfig, dataset: Dataset) -> int:
@@ -264,20 +287,19 @@ def dataset_numbers(parts: dict[str, Sequences], config: TrainConfig, count: int
 class PhasedSequences:
     """The sequences of a run of `total` in order, by the phases of `dataset` in `train.json`: a
     mixture whose weights change. Each dataset is read from its start on, over all phases, and again
-    when it ends; with `shuffle` in another order each time."""
+    when it ends; with `shuffle` in another order each time. Random windows have no end."""
 
     def __init__(self, parts: dict[str, Sequences], train: TrainConfig, total: int) -> None:
+        phases = train.phases or (Phase(until=1, weights=train.datasets),)
         self._names, self._total = list(parts), total
         self._seed = train.seed if train.shuffle else None
         self._sources = [_source(part, train) for part in parts.values()]
         ends = [
             train.sequences_before(train.steps_of(round(phase.until * total)))
-            for phase in train.phases[:-1]
+            for phase in phases[:-1]
         ]
         self._starts = [0, *ends]
-        self._weights = [
-            _whole([phase.weights.get(name, 0) for name in parts]) for phase in train.phases
-        ]
+        self._weights = [_whole([phase.weights.get(name, 0) for name in parts]) for phase in phases]
         self._before = [[0] * len(parts)]
         for begin, end, weights in zip(self._starts, ends, self._weights, strict=False):
             counts = _counts(end - begin, weights)
@@ -323,6 +345,8 @@ def longest(parts: dict[str, Sequences], train: TrainConfig) -> int:
 def _source(part: Sequences, train: TrainConfig) -> Any:
     import grain
 
+    if train.has_random_windows:
+        return part
     source = grain.MapDataset.source(part)
     return (source.seed(train.seed).shuffle() if train.shuffle else source).repeat()
 

@@ -56,7 +56,10 @@ def build(name: str, folder: Path) -> Source:
     assert task.alphabet is not None
     tokenizer = character_tokenizer(task.alphabet)
     tokenizer.save(folder / TOKENIZER_FILE)
-    train_prompts, dtype = recipe.preferences or TRAIN_PAIRS, text_dataset.token_dtype(tokenizer)
+    train_prompts, dtype = (
+        recipe.preferences or TRAIN_PAIRS,
+        text_dataset.token_dtype(tokenizer.vocab_size),
+    )
     splits = {TRAIN: (task.train, train_prompts), VALIDATION: (task.validation, VALIDATION_PAIRS)}
     open_writer = token_file.PreferenceWriter if recipe.preferences else token_file.PairWriter
     for split, (items, count) in splits.items():

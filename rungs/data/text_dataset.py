@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 from rungs.common import paths, run_log
 from rungs.common.errors import UserError, reason
@@ -31,6 +31,22 @@ Progress = Callable[[int], object]
 """Called with the number of bytes read."""
 T = TypeVar("T")
 W = TypeVar("W", bound=TokenWriter)
+
+
+class Section(Protocol):
+    """A part of a file."""
+
+    @property
+    def path(self) -> Path: ...
+    @property
+    def size(self) -> int:
+        """Number of bytes or tokens."""
+
+    def split(self, percent: float) -> tuple[Self, Self]:
+        """Return the section without its last `percent`, and those."""
+
+
+S = TypeVar("S", bound=Section)
 
 
 class TextSection(NamedTuple):
@@ -125,13 +141,13 @@ def _is_json(section: TextSection) -> bool:
 
 
 def split_sections(
-    sections: list[TextSection],
+    sections: list[S],
     percent: float,
-    split: Callable[[TextSection, float], tuple[TextSection, TextSection]] = TextSection.split,
-) -> Sections:
-    """Split text into training and validation. A single file is cut near its end by `split`. Of
-    several files, those that fit into `percent` of the bytes are for validation, tried in the order
-    of a hash of their names, or the smallest if none fits."""
+    split: Callable[[S, float], tuple[S, S]] = lambda section, percent: section.split(percent),
+) -> dict[dataset.Split, list[S]]:
+    """Split files into training and validation. A single file is cut near its end by `split`. Of
+    several files, those that fit into `percent` of the bytes or tokens are for validation, tried in
+    the order of a hash of their names, or the smallest if none fits."""
     sections = [section for section in sections if section.size]
     if percent == 0:
         return {"train": sections}
@@ -139,7 +155,7 @@ def split_sections(
         parts = [split(section, percent) for section in sections]
         return {"train": [first for first, _ in parts], "validation": [last for _, last in parts]}
     room = sum(section.size for section in sections) * percent / 100
-    chosen: set[TextSection] = set()
+    chosen: set[S] = set()
     for section in sorted(sections, key=lambda section: stable_hash(section.path.name)):
         if section.size <= room:
             chosen.add(section)
@@ -195,7 +211,7 @@ def write_splits(
     with run_log.byte_progress("tokenizing", size) as bar:
         for split, parts in sections.items():
             path = folder / dataset.split_file(split)
-            with open_writer(path, token_dtype(tokenizer)) as writer:
+            with open_writer(path, token_dtype(tokenizer.vocab_size)) as writer:
                 for section in parts:
                     write_section(writer, section, bar.update)
             if not writer.tokens:
@@ -209,9 +225,9 @@ def log_texts(tokenizer: Tokenizer, end: int | None) -> Texts | None:
     return Texts(begin=tokenizer.begin, end=end) if tokenizer.begin else None
 
 
-def token_dtype(tokenizer: Tokenizer) -> str:
+def token_dtype(vocab_size: int) -> str:
     """Return the safetensors name of the 2- or 4-byte dtype that holds every token id."""
-    return "U16" if tokenizer.vocab_size <= _LARGEST_UINT16_VOCAB else "U32"
+    return "U16" if vocab_size <= _LARGEST_UINT16_VOCAB else "U32"
 
 
 def json_lines(section: TextSection) -> Iterator[tuple[int, bytes]]:

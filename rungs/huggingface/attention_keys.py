@@ -1,5 +1,6 @@
 """The `config.json` keys of rotary positions and sliding-window attention, read and written."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,10 +28,12 @@ _ROPES = ("full_attention", "sliding_attention")
 
 @dataclass(frozen=True)
 class TwoRopes:
-    """Like `Rope`, with a separate base for sliding-window layers (Gemma 3)."""
+    """Like `Rope`, with a separate base for sliding-window layers, which are never scaled (Gemma
+    3)."""
 
     default_theta: float
     default_sliding_theta: float
+    sliding_key: str = "rope_local_base_freq"
 
     def read(self, hf_config: HFConfig) -> Values:
         parameters = hf_config.take("rope_parameters") or {}
@@ -43,15 +46,31 @@ class TwoRopes:
             return {}
         full, sliding = (parameters.get(layer_type) or {} for layer_type in _ROPES)
         values = _read_rope(hf_config, {**full, **scaling}, self.default_theta)
-        base, key = self.default_sliding_theta, "rope_local_base_freq"
-        sliding_values = _read_rope(hf_config, sliding, base, key, "sliding_attention")
+        base = self.default_sliding_theta
+        sliding_values = _read_rope(hf_config, sliding, base, self.sliding_key, "sliding_attention")
         if sliding_values.get("rope_scaling"):
             hf_config.reject("rope_parameters", "sliding_attention cannot be scaled")
         return values | {"sliding_rope_theta": sliding_values.get("rope_theta")}
 
     def write(self, model: ModelConfig) -> Values:
         base = model.sliding_rope_theta or model.rope_theta
-        return Rope().write(model) | {"rope_local_base_freq": base}
+        return Rope().write(model) | {self.sliding_key: base}
+
+
+@dataclass(frozen=True)
+class SameRopes(TwoRopes):
+    """Like `TwoRopes`, with one base for all layers unless `rope_parameters` has two (OLMo 3)."""
+
+    sliding_key: str = "rope_theta"
+
+    def write(self, model: ModelConfig) -> Values:
+        full = {"rope_theta": model.rope_theta} | (
+            _write_scaling(model) or {"rope_type": "default"}
+        )
+        base = model.sliding_rope_theta or model.rope_theta
+        sliding = {"rope_theta": base, "rope_type": "default"}
+        parameters = dict(zip(_ROPES, (full, sliding), strict=True))
+        return Rope().write(model) | {"rope_parameters": parameters}
 
 
 _LLAMA3_KEYS = {
@@ -61,7 +80,15 @@ _LLAMA3_KEYS = {
     "original_max_position_embeddings": "original_context_length",
 }
 """Keys of Llama 3's RoPE scaling, with their names in `model.json`."""
-_ROPE_KEYS = {*_LLAMA3_KEYS, "type", "rope_type", "rope_theta", "partial_rotary_factor"}
+_YARN_KEYS = {
+    "factor": "factor",
+    "beta_slow": "low_frequency_factor",
+    "beta_fast": "high_frequency_factor",
+    "original_max_position_embeddings": "original_context_length",
+    "attention_factor": "attention_factor",
+}
+"""The same for YaRN."""
+_ROPE_KEYS = {"type", "rope_type", "rope_theta", "partial_rotary_factor"}
 
 
 def _read_rope(
@@ -80,10 +107,15 @@ def _read_rope(
         hf_config.reject(name, "must be an object {…}")
         return {}
     kind = str(rope.get("rope_type", rope.get("type", "default")))
-    if kind not in ("default", "linear", "llama3"):
-        hf_config.reject(name, f"{layer_type or 'its type'} must be default, linear or llama3")
-    elif rope.keys() - _ROPE_KEYS:
-        hf_config.reject(name, f"its keys are {', '.join(sorted(_ROPE_KEYS))}")
+    known = _ROPE_KEYS | ({*_YARN_KEYS, "truncate"} if kind == "yarn" else {*_LLAMA3_KEYS})
+    if kind not in ("default", "linear", "llama3", "yarn"):
+        hf_config.reject(
+            name, f"{layer_type or 'its type'} must be default, linear, llama3 or yarn"
+        )
+    elif rope.keys() - known:
+        hf_config.reject(name, f"its keys are {', '.join(sorted(known))}")
+    elif rope.get("truncate") not in (None, True):
+        hf_config.reject(name, "truncate must be true")
     elif rope.get("partial_rotary_factor") not in (None, 1):
         hf_config.reject(name, "partial_rotary_factor must be 1")
     return {
@@ -95,24 +127,43 @@ def _read_rope(
 def _read_scaling(hf_config: HFConfig, rope: Values, kind: str) -> Values | None:
     if kind == "linear":
         return {"type": kind, "factor": rope.get("factor")}
-    if kind != "llama3":
+    if kind not in ("llama3", "yarn"):
         return None
     default = {"original_max_position_embeddings": hf_config.taken["max_position_embeddings"]}
-    found = default | rope
-    return {"type": kind} | {key: found.get(theirs) for theirs, key in _LLAMA3_KEYS.items()}
+    if kind == "yarn":
+        attention_factor = _yarn_attention_factor(rope.get("factor"))
+        default |= {"beta_fast": 32, "beta_slow": 1, "attention_factor": attention_factor}
+    found = default | {key: value for key, value in rope.items() if value is not None}
+    return {"type": kind} | {key: found.get(theirs) for theirs, key in _keys_of(kind).items()}
+
+
+def _keys_of(kind: str) -> dict[str, str]:
+    return _YARN_KEYS if kind == "yarn" else _LLAMA3_KEYS
+
+
+def _yarn_attention_factor(factor: Any) -> float:
+    """Return the default (Peng et al. 2023, section 3.4)."""
+    is_longer = isinstance(factor, int | float) and factor > 1
+    return 0.1 * math.log(factor) + 1 if is_longer else 1.0
 
 
 def _write_scaling(model: ModelConfig) -> Values | None:
     scaling = model.rope_scaling
     if scaling is None:
         return None
-    values = {theirs: getattr(scaling, key, None) for theirs, key in _LLAMA3_KEYS.items()}
+    keys = _keys_of(scaling.type).items()
+    values = {theirs: getattr(scaling, key, None) for theirs, key in keys}
     given = {key: value for key, value in values.items() if value is not None}
     return {"rope_type": scaling.type} | given
 
 
 _KINDS = {"sliding_attention": "sliding", "full_attention": "global"}
 _LAYER_TYPES = {kind: layer_type for layer_type, kind in _KINDS.items()}
+
+
+def _layer_types(model: ModelConfig) -> list[str]:
+    """Return the type of each layer's mask; a layer without rotation has that of a global one."""
+    return [_LAYER_TYPES.get(kind, "full_attention") for kind in model.layer_kinds()]
 
 
 @dataclass(frozen=True)
@@ -132,11 +183,10 @@ class LayerTypes:
         return _read_layer_types(hf_config, default if layer_types is None else layer_types, window)
 
     def write(self, model: ModelConfig) -> Values:
-        kinds = list(model.layer_kinds())
-        layer_types = [_LAYER_TYPES[kind] for kind in kinds]
+        layer_types = _layer_types(model)
         keys = {"sliding_window": model.sliding_window, "layer_types": layer_types}
-        periods = range(1, len(kinds) + 2)
-        matches = [n for n in periods if _periodic(n, len(kinds)) == layer_types]
+        periods = range(1, len(layer_types) + 2)
+        matches = [n for n in periods if _periodic(n, len(layer_types)) == layer_types]
         return keys | ({self.period_key: matches[0]} if self.period_key and matches else {})
 
     def _default(self, hf_config: HFConfig, n_layers: int) -> list[str]:
@@ -151,6 +201,22 @@ def _periodic(period: int, n_layers: int) -> list[str]:
     """Return layer types in which the last layer of each period has no window."""
     is_sliding = [layer % period != period - 1 for layer in range(n_layers)]
     return [_LAYER_TYPES["sliding" if sliding else "global"] for sliding in is_sliding]
+
+
+@dataclass(frozen=True)
+class SwitchedWindow:
+    """A sliding window in all layers, if `use_sliding_window` (Qwen 3 with experts)."""
+
+    default_window: int = 4096
+
+    def read(self, hf_config: HFConfig) -> Values:
+        window = hf_config.take("sliding_window", self.default_window)
+        is_used = hf_config.take("use_sliding_window", False)
+        return {"sliding_window": window if is_used else None}
+
+    def write(self, model: ModelConfig) -> Values:
+        window = model.sliding_window
+        return {"use_sliding_window": window is not None, "sliding_window": window}
 
 
 @dataclass(frozen=True)
@@ -180,7 +246,41 @@ class UpperWindows:
             "use_sliding_window": "sliding" in kinds,
             "sliding_window": model.sliding_window,
             "max_window_layers": kinds.index("sliding") if "sliding" in kinds else len(kinds),
-            "layer_types": [_LAYER_TYPES[kind] for kind in kinds],
+            "layer_types": _layer_types(model),
+        }
+
+
+@dataclass(frozen=True)
+class UnrotatedLayers:
+    """Layers without rotary positions, which `no_rope_layers` marks with 0: by default the last of
+    each `no_rope_layer_interval`. No layer has a window (SmolLM3)."""
+
+    default_interval: int = 4
+
+    def read(self, hf_config: HFConfig) -> Values:
+        rotated = hf_config.take("no_rope_layers")
+        interval = hf_config.take("no_rope_layer_interval", self.default_interval)
+        layers = _layer_count(hf_config)
+        layer_types = hf_config.take("layer_types")
+        if layer_types not in (None, ["full_attention"] * layers):
+            hf_config.reject("layer_types", f"must be full_attention for all {layers} layers")
+        if rotated is None and isinstance(interval, int) and interval > 0:
+            rotated = [int((layer + 1) % interval != 0) for layer in range(layers)]
+        elif rotated is None:
+            hf_config.reject("no_rope_layer_interval", "must be an integer above 0")
+            return {}
+        is_list = isinstance(rotated, list) and len(rotated) == layers
+        if not is_list or not all(isinstance(each, int) and each in (0, 1) for each in rotated):
+            hf_config.reject("no_rope_layers", f"must be 0 or 1 for each of {layers} layers")
+            return {}
+        kinds = ["global" if each else "nope" for each in rotated]
+        return {"layer_pattern": shortest_period(kinds)} if "nope" in kinds else {}
+
+    def write(self, model: ModelConfig) -> Values:
+        return {
+            "no_rope_layers": [int(kind != "nope") for kind in model.layer_kinds()],
+            "layer_types": ["full_attention"] * model.n_layers,
+            "use_sliding_window": False,
         }
 
 

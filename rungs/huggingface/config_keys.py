@@ -11,9 +11,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Protocol
 
-from rungs.checkpointing.published import CONFIG_FILE
 from rungs.common import errors, strict_json
 from rungs.config.model_config import ModelConfig
+from rungs.data.tokenizer_files import MODEL_CONFIG_FILE
 
 _NO_EFFECT_KEYS = re.findall(
     r"\S+",
@@ -142,7 +142,7 @@ class HFConfig:
 
 def read_hf_config(folder: Path) -> HFConfig:
     """Read a folder's `config.json`. Raises UserError if it is missing or unreadable."""
-    path = folder / CONFIG_FILE
+    path = folder / MODEL_CONFIG_FILE
     text = strict_json.read_text(path)
     with errors.errors_at(f"{path}: unreadable JSON: ", ValueError, RecursionError):
         values = json.loads(text)
@@ -174,9 +174,13 @@ class SameValue:
     """Default in transformers."""
     is_integer: bool = False
     """Whether `config.json` has an integer and `model.json` a float."""
+    newer_key: str | None = None
+    """What transformers 5 writes instead of `hf_key`, which it reads as well."""
 
     def read(self, hf_config: HFConfig) -> Values:
-        return {self.key: hf_config.take(self.hf_key, self.default)}
+        newer = hf_config.take(self.newer_key) if self.newer_key else None
+        value = hf_config.take(self.hf_key, self.default)
+        return {self.key: value if newer is None else newer}
 
     def write(self, model: ModelConfig) -> Values:
         value = getattr(model, self.key)

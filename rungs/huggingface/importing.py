@@ -1,7 +1,6 @@
 """Make a run folder from a Hugging Face model: check its tensors, then write them one by one."""
 
 import dataclasses
-import os
 import re
 import shutil
 from collections import Counter
@@ -15,17 +14,18 @@ from tqdm import tqdm
 from rungs.checkpointing import manifest, published, weights_file
 from rungs.common import disk, hub
 from rungs.common.errors import UserError
-from rungs.common.paths import checkout, is_file, is_folder, is_there
+from rungs.common.paths import is_file, is_folder, is_there
 from rungs.common.strict_json import format_name
 from rungs.config import model_config, option_values, run_config
+from rungs.config.reference import schema_key
 from rungs.huggingface.config_keys import HFConfig, read_hf_config
 from rungs.huggingface.families.family import Family
 from rungs.huggingface.families.registry import family_of
 from rungs.huggingface.gguf.reading import SUFFIX as GGUF_SUFFIX
 from rungs.huggingface.gguf.reading import GGUFTensors
 from rungs.huggingface.hf_tokenizer import convert_tokenizer, write_json
+from rungs.huggingface.tensor_groups import TensorGroup, tensor_groups
 from rungs.huggingface.tensor_reader import TensorFolder, Tensors
-from rungs.huggingface.tensor_rules import TensorGroup, tensor_groups
 from rungs.linen.checkpoint import LinenTensors
 from rungs.run.folder import RunFolder, new_run_path
 
@@ -310,11 +310,8 @@ def _fill(plan: Import, run: RunFolder, target: Path) -> list[str]:
     """Write `model.json` and `checkpoints/imported/` into an empty folder, later `target`."""
     run.imported.mkdir(parents=True)
     keys = plan.model.model_dump(mode="json", exclude_defaults=True)
-    root = checkout()
-    if root and target.resolve().is_relative_to(root):
-        schema = os.path.relpath(root / "schemas" / "model.schema.json", target.resolve())
-        keys = {"$schema": Path(schema).as_posix()} | keys
-    write_json(run.path / run_config.MODEL_FILE, keys)
+    schema = schema_key(target, run_config.MODEL_FILE)
+    write_json(run.path / run_config.MODEL_FILE, schema | keys)
     if isinstance(plan.tensors, GGUFTensors):
         plan.tensors.write_files(run.imported)
     for name, path in published.published_files(plan.source.folder).items():

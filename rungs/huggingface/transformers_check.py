@@ -1,10 +1,11 @@
-"""Compare an imported model with transformers, hidden state by hidden state."""
+"""Compare an imported model with transformers, hidden state by hidden state, and its tokenizer."""
 
+import json
 import subprocess
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,27 +15,22 @@ from flax import nnx
 from rungs.checkpointing import load
 from rungs.checkpointing.weights_file import WEIGHTS_FILE, Weights
 from rungs.common.errors import RunFailure, UserError
+from rungs.common.paths import is_file
+from rungs.common.shown_text import align_columns
 from rungs.config.model_config import ModelConfig
+from rungs.data.chats.chat_template import ChatTemplate
+from rungs.data.tokenizer import TOKENIZER_FILE
+from rungs.data.tokenizer_files import load_tokenizer
+from rungs.huggingface import tokenizer_check
+from rungs.huggingface.agreement import TOLERANCE, Activations, Nearness, nearness, predictions
 from rungs.model.gpt import GPT
 
-TOLERANCE = 1e-4
-"""Largest difference of a token's vector, relative to its norm. Rounding gave 4e-6 in a Llama of
-1.1B parameters; tanh GELU instead of exact GELU gives 2e-4, other mistakes far more."""
-_FORWARD = Path(__file__).with_name("transformers_forward.py")
 MIN_TOKENS, MAX_TOKENS = 64, 1040
 """Tokens to compare: more than the sliding window, if `MAX_TOKENS` allows."""
 
 
 class DivergenceError(Exception):
     """The import computes something else than transformers. The message says from where on."""
-
-
-class Activations(NamedTuple):
-    """A model's hidden states and logits for one sequence, in float32."""
-
-    hidden_states: list[np.ndarray]
-    """x_SD of the embedding, then of each block; the last one after the final norm."""
-    logits_SV: np.ndarray
 
 
 def require_transformers(python: str) -> None:
@@ -55,28 +51,52 @@ def require_transformers(python: str) -> None:
 
 
 def compare(source: Path, imported: Path, python: str, echo: Callable[[str], None]) -> None:
-    """Compare a Hugging Face model with its import, in float32, with one at a time in memory.
-    `python` has PyTorch and transformers. Raises RunFailure if transformers can't run it,
-    DivergenceError, which names the first differing hidden state, if the results differ."""
-    tokens_S = sample_tokens(Weights(imported / WEIGHTS_FILE).header.model)
-    expected = _transformers_activations(source, tokens_S, python)
-    found = _rungs_activations(imported, tokens_S)
-    errors = relative_errors(found, expected)
-    echo(f"compared with transformers on {len(tokens_S)} tokens; largest relative difference:")
-    for name, error in errors.items():
-        echo(f"  {name:12} {error:.1e}" + "  diverges" * (not error <= TOLERANCE))
-    first = next((name for name, error in errors.items() if not error <= TOLERANCE), None)
-    if first is not None:
-        raise DivergenceError(f"diverges from transformers at {first} ({errors[first]:.1e})")
+    """Compare a Hugging Face model with its import: hidden states and logits, in float32, with one
+    model at a time in memory, and token ids. `python` has PyTorch and transformers. Raises
+    RunFailure if transformers can't run it, DivergenceError, which names the first difference, if
+    the results differ."""
+    _compare_activations(source, imported, python, echo)
+    _compare_tokenizers(source, imported, python, echo)
     echo(f"agrees with transformers: no difference is above {TOLERANCE:g}")
 
 
-def relative_errors(found: Activations, expected: Activations) -> dict[str, float]:
-    """Return the largest error of a vector, relative to its norm, per hidden state and logits."""
-    pairs = list(zip(found.hidden_states, expected.hidden_states, strict=True))
-    names = ["embedding", *(f"block {number}" for number in range(len(pairs) - 1))]
-    errors = {name: _error(*pair) for name, pair in zip(names, pairs, strict=True)}
-    return errors | {"logits": _error(found.logits_SV, expected.logits_SV)}
+def _compare_activations(
+    source: Path, imported: Path, python: str, echo: Callable[[str], None]
+) -> None:
+    tokens_S = sample_tokens(Weights(imported / WEIGHTS_FILE).header.model)
+    expected = _transformers_activations(source, tokens_S, python)
+    found = _rungs_activations(imported, tokens_S)
+    near = nearness(found, expected)
+    rows = [_row(name, each) for name, each in near.items()]
+    echo(f"compared with transformers on {len(tokens_S)} tokens:")
+    echo(align_columns([("", "largest relative difference", "smallest cosine", ""), *rows]))
+    next_token = predictions(found.logits_SV, expected.logits_SV)
+    echo(
+        f"next token: KL divergence at most {next_token.divergence:.1e} nats; the first choice"
+        f" agrees after {next_token.same} of {next_token.tokens} tokens"
+    )
+    first = next((name for name, each in near.items() if not each.agrees), None)
+    if first is not None:
+        error = near[first].difference
+        raise DivergenceError(f"diverges from transformers at {first} ({error:.1e})")
+
+
+def _row(name: str, near: Nearness) -> tuple[str, ...]:
+    mark = "" if near.agrees else "diverges"
+    return f"  {name}", f"{near.difference:.1e}", f"{near.cosine:.9f}", mark
+
+
+def _compare_tokenizers(
+    source: Path, imported: Path, python: str, echo: Callable[[str], None]
+) -> None:
+    if not is_file(imported / TOKENIZER_FILE):
+        return
+    tokenizer, template = load_tokenizer(imported), ChatTemplate.find(imported)
+    request = tokenizer_check.request_for(tokenizer, template)
+    answers = _transformers_ids(source, request, python)
+    echo(f"compared the tokenizer with transformers: {request.describe()}")
+    for difference in tokenizer_check.differences(tokenizer, template, request, answers):
+        raise DivergenceError(f"the tokenizer diverges from transformers: {difference}")
 
 
 def sample_tokens(model: ModelConfig) -> np.ndarray:
@@ -85,11 +105,6 @@ def sample_tokens(model: ModelConfig) -> np.ndarray:
     wanted = window + 16 if window + 16 <= MAX_TOKENS else MIN_TOKENS
     length = min(max(wanted, MIN_TOKENS), model.context_length)
     return np.random.default_rng(0).integers(model.vocab_size, size=length, dtype=np.int32)
-
-
-def _error(found: np.ndarray, expected: np.ndarray) -> float:
-    norms = np.linalg.norm(expected, axis=-1)
-    return float(np.max(np.linalg.norm(found - expected, axis=-1) / np.maximum(norms, 1e-30)))
 
 
 def _rungs_activations(folder: Path, tokens_S: np.ndarray) -> Activations:
@@ -109,10 +124,28 @@ def _transformers_activations(source: Path, tokens_S: np.ndarray, python: str) -
     with tempfile.TemporaryDirectory() as folder:
         tokens, result = Path(folder, "tokens.npy"), Path(folder, "result.npz")
         np.save(tokens, tokens_S)
-        command = [python, str(_FORWARD), str(source.resolve()), str(tokens), str(result)]
-        done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
-        if done.returncode:
-            cause = (done.stderr.strip() or "killed, perhaps for lack of memory").splitlines()[-1]
-            raise RunFailure(f"could not be checked, because transformers failed: {cause}")
+        _run(python, "transformers_forward.py", source, tokens, result)
         with np.load(result) as arrays:
             return Activations(list(arrays["hidden_states"]), arrays["logits"])
+
+
+def _transformers_ids(
+    source: Path, request: tokenizer_check.Request, python: str
+) -> dict[str, list[Any]]:
+    with tempfile.TemporaryDirectory() as folder:
+        asked, result = Path(folder, "asked.json"), Path(folder, "result.json")
+        asked.write_text(json.dumps(request._asdict()), encoding="utf-8")
+        _run(python, "transformers_tokenizer.py", source, asked, result)
+        answers: dict[str, list[Any]] = json.loads(result.read_text(encoding="utf-8"))
+        return answers
+
+
+def _run(python: str, program: str, source: Path, *files: Path) -> None:
+    """Run a program beside this file with PyTorch and transformers. Raises RunFailure."""
+    command = [python, str(Path(__file__).with_name(program)), str(source.resolve())]
+    done = subprocess.run(
+        [*command, *map(str, files)], stderr=subprocess.PIPE, text=True, check=False
+    )
+    if done.returncode:
+        cause = (done.stderr.strip() or "killed, perhaps for lack of memory").splitlines()[-1]
+        raise RunFailure(f"could not be checked, because transformers failed: {cause}")

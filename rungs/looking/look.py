@@ -82,7 +82,7 @@ class Look(NamedTuple):
         ValueError if there is no such place."""
         layer, part, head = Place.find(place, self.config)
         assert self.layers is not None
-        arrays = {
+        arrays: dict[str, Any] = {
             "residual": self.layers.residual_LBSD,
             "attention": self.layers.attention_LBSD,
             "feed-forward": self.layers.feed_forward_LBSD,

@@ -35,8 +35,9 @@ class Place(NamedTuple):
         """Return the place with this name. Raises ValueError, which lists the places, if the model
         has none of that name."""
         if found := _NAME.fullmatch(name):
-            layer, part, head = found.groups()
-            place = cls(int(layer), part or "heads", int(head) if head else None)
+            layer, named, head = found.groups()
+            part: Part = named or "heads"  # type: ignore[assignment]
+            place = cls(int(layer), part, int(head) if head else None)
             if place._is_in(config):
                 return place
         raise ValueError(f'"{name}": no such place; {_places(config)}')

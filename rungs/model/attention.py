@@ -99,8 +99,9 @@ class Attention(nnx.Module):
         self.value = Linear(width, kv_heads, init(), keys[2], config.qkv_bias)
         output_init = init(into_residual=True)
         self.output = Linear(heads, width, output_init, keys[3], config.attention_output_bias)
-        self.query_norm = make_norm(config, head) if config.qk_norm else None
-        self.key_norm = make_norm(config, head) if config.qk_norm else None
+        normed = (heads, kv_heads) if config.qk_norm_scope == "all_heads" else (head, head)
+        self.query_norm = make_norm(config, normed[0]) if config.qk_norm else None
+        self.key_norm = make_norm(config, normed[1]) if config.qk_norm else None
 
     @jax.named_scope("attention_projections")
     def __call__(

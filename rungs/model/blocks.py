@@ -41,6 +41,22 @@ class Compute(NamedTuple):
     """Dtype of the head's logits in `GPT.summed_loss`."""
 
 
+class Passed(NamedTuple):
+    """What a block made of its input."""
+
+    x_BSD: Array
+    """The residual stream after the block."""
+    cache: Cache | None
+    """The cache with these tokens added."""
+    routing: Routing | None
+    attention_input_BSD: Array
+    attention_BSD: Array
+    """Output of attention, before a norm after it."""
+    feed_forward_input_BSD: Array | None = None
+    feed_forward_BSD: Array | None = None
+    """Likewise of the feed-forward layer; None without one."""
+
+
 class Block(nnx.Module):
     """Attention, then feed-forward, each with its norms, dropout and residual connection."""
 
@@ -48,17 +64,18 @@ class Block(nnx.Module):
         attention_key, feed_forward_key = jax.random.split(key)
         self.residual, self.norm_placement = config.residual, config.norm_placement
         width = {"emb": config.emb_dim}
-        norms_around = config.norm_placement == "around"
+        on_input = config.norm_placement != "output"
+        on_output = config.norm_placement in ("around", "output")
         self.residual_scale = make_vector({}, 1.0) if config.residual_scalars else None
         self.embedding_skip = make_vector({}, 0.0) if config.residual_scalars else None
-        self.attention_norm = make_norm(config, width)
+        self.attention_norm = make_norm(config, width) if on_input else None
         self.attention = Attention(config, attention_key)
-        self.attention_output_norm = make_norm(config, width) if norms_around else None
+        self.attention_output_norm = make_norm(config, width) if on_output else None
         self.feed_forward = make_feed_forward(config, feed_forward_key)
         has_feed_forward = self.feed_forward is not None
-        self.feed_forward_norm = make_norm(config, width) if has_feed_forward else None
+        self.feed_forward_norm = make_norm(config, width) if has_feed_forward and on_input else None
         self.feed_forward_output_norm = (
-            make_norm(config, width) if has_feed_forward and norms_around else None
+            make_norm(config, width) if has_feed_forward and on_output else None
         )
 
     def __call__(
@@ -67,18 +84,21 @@ class Block(nnx.Module):
         context: AttentionContext,
         dropout: Dropout = NO_DROPOUT,
         cache: Cache | None = None,
-    ) -> tuple[Array, Cache | None, Routing | None]:
-        """Return x_BSD, the cache with these tokens added, and the routing of experts."""
+    ) -> Passed:
+        """Return what the block makes of x_BSD."""
         x_BSD = self._with_skip(x_BSD, context.embedding_BSD)
         attention_input = self._sublayer_input(x_BSD, self.attention_norm)
-        y_BSD, cache = self.attention(attention_input, context, dropout.fold(0), cache)
-        y_BSD = dropout.fold(1).of_tokens(apply_norm(self.attention_output_norm, y_BSD))
+        attention, cache = self.attention(attention_input, context, dropout.fold(0), cache)
+        y_BSD = dropout.fold(1).of_tokens(apply_norm(self.attention_output_norm, attention))
         x_BSD = self._add_sublayer(x_BSD, y_BSD, self.attention_norm)
         if self.feed_forward is None:
-            return x_BSD, cache, None
-        y_BSD, routing = self.feed_forward(self._sublayer_input(x_BSD, self.feed_forward_norm))
-        y_BSD = dropout.fold(2).of_tokens(apply_norm(self.feed_forward_output_norm, y_BSD))
-        return self._add_sublayer(x_BSD, y_BSD, self.feed_forward_norm), cache, routing
+            return Passed(x_BSD, cache, None, attention_input, attention)
+        feed_forward_input = self._sublayer_input(x_BSD, self.feed_forward_norm)
+        feed_forward, routing = self.feed_forward(feed_forward_input)
+        y_BSD = dropout.fold(2).of_tokens(apply_norm(self.feed_forward_output_norm, feed_forward))
+        x_BSD = self._add_sublayer(x_BSD, y_BSD, self.feed_forward_norm)
+        attended = attention_input, attention
+        return Passed(x_BSD, cache, routing, *attended, feed_forward_input, feed_forward)
 
     def _with_skip(self, x_BSD: Array, embedding_BSD: Array | None) -> Array:
         """Return λ_r · x + λ_0 · x_0 if the block has these scalars, else x."""
@@ -96,6 +116,19 @@ class Block(nnx.Module):
         return apply_norm(norm, y_BSD) if self.norm_placement == "after" else y_BSD
 
 
+Observe = Callable[[Block, AttentionContext, Passed], Any]
+"""Returns what to keep of a layer: a tree of arrays, or None."""
+
+
+def keep_nothing(*_: Any) -> None:
+    """Keep nothing of a layer."""
+
+
+def keep_output(_: Block, __: AttentionContext, passed: Passed) -> Array:
+    """Keep the residual stream after a layer."""
+    return passed.x_BSD
+
+
 def make_blocks(config: ModelConfig, key: Array) -> Block:
     """Return all blocks as one module whose parameters are stacked along a leading axis L."""
     make = nnx.vmap(functools.partial(Block, config))
@@ -108,21 +141,22 @@ def run_blocks(
     x_BSD: Array,
     dropout: Dropout,
     compute: Compute,
-    keep_hidden_states: bool = False,
+    observe: Observe = keep_nothing,
     starts_BS: Array | None = None,
     values: ValueEmbedding | None = None,
-) -> tuple[Array, list[Array], Routing | None]:
+) -> tuple[Array, Any, Routing | None]:
     """Apply the blocks in order, scanning over periods of the layer pattern. Each layer of a period
     is compiled once; layers after the last full period follow the scan.
 
     Args:
+        observe: says what to keep of each layer.
         starts_BS: as for `GPT.forward`.
         values: stacked value embeddings of all layers that have one.
 
     Returns:
-        x_BSD; each block's x_BSD if `keep_hidden_states`; the routing of all layers."""
+        x_BSD; what `observe` keeps, stacked over layers; the routing of all layers."""
     if blocks is None:
-        return x_BSD, [], None
+        return x_BSD, None, None
     graph, stacked = nnx.split(blocks)
     contexts = with_embedding(config, sequence_contexts(config, x_BSD.shape[-2], starts_BS), x_BSD)
     kinds = config.repeated_kinds
@@ -131,10 +165,11 @@ def run_blocks(
 
     def run_layer(
         place: int, layers: nnx.State, x_BSD: Array, context: AttentionContext, dropout: Dropout
-    ) -> tuple[Array, Routing | None]:
+    ) -> tuple[Array, Routing | None, Any]:
         layer = jax.tree.map(lambda array: array[place], layers)
-        x_BSD, _, routing = nnx.merge(graph, compute.gather(layer))(x_BSD, context, dropout)
-        return x_BSD, routing
+        block: Block = nnx.merge(graph, compute.gather(layer))
+        passed = block(x_BSD, context, dropout)
+        return passed.x_BSD, passed.routing, observe(block, context, passed)
 
     def run_period(
         carry: tuple[Array, Array], period: tuple[nnx.State, ValueEmbedding | None]
@@ -149,8 +184,8 @@ def run_blocks(
             context = contexts[kind]
             if place in value_places:
                 context = with_values(context, values, value_places.index(place))
-            x_BSD, routing = run(layers, x_BSD, context, dropout.fold(number + place))
-            outputs.append((x_BSD if keep_hidden_states else None, routing))
+            x_BSD, routing, kept = run(layers, x_BSD, context, dropout.fold(number + place))
+            outputs.append((kept, routing))
         return (x_BSD, number + len(outputs)), jax.tree.map(lambda *a: jnp.stack(a), *outputs)
 
     scanned, with_value = periods * len(kinds), periods * len(value_places)
@@ -165,8 +200,7 @@ def run_blocks(
         left = jax.tree.map(lambda a: a[scanned:], stacked)
         carry, last = run_period(carry, (left, jax.tree.map(lambda a: a[with_value:], values)))
         outputs = jax.tree.map(lambda *a: jnp.concatenate(a), outputs, last)
-    hidden_LBSD, routing = outputs
-    return carry[0], [] if hidden_LBSD is None else list(hidden_LBSD), routing
+    return carry[0], *outputs
 
 
 def with_embedding(

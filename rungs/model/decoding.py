@@ -226,8 +226,9 @@ class Decoder:
         of_layers = layer_contexts(self.config, contexts, x_BSD, values)
         for layer, context, old in zip(layers, of_layers, state.caches, strict=True):
             block = nnx.merge(self._block_graph, layer)
-            x_BSD, cache, _ = block(x_BSD, context, cache=old)
-            caches.append(cache)
+            passed = block(x_BSD, context, cache=old)
+            x_BSD = passed.x_BSD
+            caches.append(passed.cache)
         return outer, x_BSD, caches
 
     def _contexts(

@@ -63,9 +63,13 @@ class FeedForward(nnx.Module):
 
     @jax.named_scope("feed_forward")
     def __call__(self, x_BSD: Array) -> tuple[Array, Routing | None]:
+        return self.down(self.hidden(x_BSD)), None
+
+    def hidden(self, x_BSD: Array) -> Array:
+        """Return hidden_BSF, the input of `down`: this device's units."""
         x_BSD = collectives.to_varying(x_BSD, TENSOR)
         gate = None if self.gate is None else self.gate(x_BSD)
-        return self.down(activate(self.activation, self.up(x_BSD), gate)), None
+        return activate(self.activation, self.up(x_BSD), gate)
 
 
 class MixtureOfExperts(nnx.Module):
@@ -81,6 +85,7 @@ class MixtureOfExperts(nnx.Module):
         width, hidden = {"emb": config.emb_dim}, {"ffn": config.hidden_dim}
         self.n_experts = config.n_experts or 1
         self.experts_per_token = config.experts_per_token or 1
+        self.normalizes_weights = config.normalize_expert_weights
         experts = {"experts": self.n_experts}
         init = functools.partial(initializer, config, mup_power=0.5)
         bias = config.ffn_bias
@@ -97,7 +102,8 @@ class MixtureOfExperts(nnx.Module):
         x_MD = x_BSD.reshape(-1, x_BSD.shape[-1])
         probabilities_ME = jax.nn.softmax(self.router(x_MD).astype(jnp.float32))
         weights_MK, chosen_MK = jax.lax.top_k(probabilities_ME, self.experts_per_token)
-        weights_MK /= weights_MK.sum(axis=-1, keepdims=True)
+        if self.normalizes_weights:
+            weights_MK /= weights_MK.sum(axis=-1, keepdims=True)
         counts_E = jnp.bincount(chosen_MK.reshape(-1), length=self.n_experts)
         own_MD = collectives.to_varying(x_MD, TENSOR)
         if is_dense():

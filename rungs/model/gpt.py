@@ -18,7 +18,14 @@ from jax.typing import DTypeLike
 
 from rungs.config.model_config import ModelConfig
 from rungs.model.attention import ValueEmbedding, apply_soft_cap
-from rungs.model.blocks import Compute, make_blocks, run_blocks
+from rungs.model.blocks import (
+    Compute,
+    Observe,
+    keep_nothing,
+    keep_output,
+    make_blocks,
+    run_blocks,
+)
 from rungs.model.feed_forward import Routing
 from rungs.model.kernels import cross_entropy, stored_matrix
 from rungs.model.kernels.matmul import matmul
@@ -138,13 +145,30 @@ class GPT(nnx.Module):
         if self.value_embedding is not None and tokens_BS is None:
             raise ValueError("the model has value embeddings; give tokens_BS")
         values = None if tokens_BS is None else self.embed_values(tokens_BS, compute.dtype)
-        y_BSD, inner, routing = run_blocks(
-            *(self.blocks, self.config, x_BSD, dropout, compute, keep_hidden_states, starts_BS),
-            values,
+        observe = keep_output if keep_hidden_states else keep_nothing
+        y_BSD, inner_LBSD, routing = run_blocks(
+            self.blocks, self.config, x_BSD, dropout, compute, observe, starts_BS, values
         )
-        hidden_states = [x_BSD, *inner]
+        hidden_states = [x_BSD] if inner_LBSD is None else [x_BSD, *inner_LBSD]
         hidden_states[-1] = apply_norm(self.final_norm, y_BSD)
         return Forward(self.unembed(y_BSD), routing, hidden_states if keep_hidden_states else None)
+
+    def observed(
+        self,
+        observe: Observe,
+        tokens_BS: Array,
+        dropout: Dropout = NO_DROPOUT,
+        compute: Compute = Compute(),  # noqa: B008 — a tuple
+        starts_BS: Array | None = None,
+    ) -> tuple[Array, Any]:
+        """Return the first block's input x_BSD, and what `observe` keeps of each layer, stacked
+        along a leading axis L; None without layers. Other arguments as for `forward`."""
+        x_BSD = self._embed_sequences(tokens_BS, dropout, compute, starts_BS)
+        values = self.embed_values(tokens_BS, compute.dtype)
+        _, kept, _ = run_blocks(
+            self.blocks, self.config, x_BSD, dropout, compute, observe, starts_BS, values
+        )
+        return x_BSD, kept
 
     def summed_loss(
         self,

@@ -184,20 +184,30 @@ class LayerNorm(nnx.Module):
 
 
 class RMSNorm(nnx.Module):
-    """RMS norm with factor `offset + scale`, or without parameters; see `kernels/norms.py`. Gemma's
-    has offset 1, and a scale that starts at 0."""
+    """RMS norm over the axes `width`, which may be split over devices, with factor `offset +
+    scale`, or without parameters; see `kernels/norms.py`. Gemma's has offset 1, and a scale that
+    starts at 0."""
 
     def __init__(
         self, width: Axes, epsilon: float, offset: float = 0.0, parameters: bool = True
     ) -> None:
         self.scale = make_vector(width, 1.0 - offset) if parameters else None
+        self.axes, self.width = len(width), math.prod(width.values())
         self.epsilon, self.offset = epsilon, offset
 
-    def __call__(self, x_BSD: Array) -> Array:
+    def __call__(self, x: Array) -> Array:
+        flat = x.reshape(*x.shape[: x.ndim - self.axes], -1)
+        if flat.shape[-1] < self.width:
+            y = norms.split_rms_norm(flat, self.epsilon, self.width, *self._scales())
+        else:
+            y = norms.rms_norm(flat, self.epsilon, *self._scales())
+        return y.reshape(x.shape)
+
+    def _scales(self) -> tuple[Array, ...]:
         if self.scale is None:
-            return norms.rms_norm(x_BSD, self.epsilon)
-        scale = self.scale[...].astype(jnp.float32)
-        return norms.rms_norm(x_BSD, self.epsilon, self.offset + scale if self.offset else scale)
+            return ()
+        scale = self.scale[...].astype(jnp.float32).reshape(-1)
+        return (self.offset + scale if self.offset else scale,)
 
 
 Norm = LayerNorm | RMSNorm

@@ -2,7 +2,7 @@
     none        no positions
     learned     a trained vector per position, added to the token embedding
     sinusoidal  fixed sines and cosines, added to the token embedding
-    rope        queries and keys rotated in every attention layer
+    rope        queries and keys rotated in every attention layer but those of kind "nope"
 
 `make_position_embedding` makes those that are added, `rotary_for` the rotation. A new kind is a
 name in `ModelConfig.positions` and a case in one of the two; also add it to the model check
@@ -98,32 +98,59 @@ class Rotary(NamedTuple):
 def rotary_for(config: ModelConfig, kind: LayerKind, positions_BS: Array) -> Rotary | None:
     """Return the rotation of queries and keys in layers of this kind, None without rotary
     positions; positions_BS with or without B."""
-    if config.positions != "rope":
+    if config.positions != "rope" or kind == "nope":
         return None
     angles_BSR = positions_BS[..., None] * jnp.asarray(
         rotary_frequencies(config, kind), jnp.float32
     )
-    return Rotary(jnp.cos(angles_BSR), jnp.sin(angles_BSR))
+    rotary = Rotary(jnp.cos(angles_BSR), jnp.sin(angles_BSR))
+    scaling = _scaling(config, kind)
+    if scaling is None or scaling.attention_factor is None:
+        return rotary
+    return Rotary(*(array * scaling.attention_factor for array in rotary))
 
 
 def rotary_frequencies(config: ModelConfig, kind: LayerKind) -> np.ndarray:
     """Return frequencies_R: radians per position of each pair, float64."""
     sliding_base = config.sliding_rope_theta if kind == "sliding" else None
-    exponents = np.arange(0, config.head_width, 2) / config.head_width
-    frequencies = (sliding_base or config.rope_theta) ** -exponents
-    if sliding_base or config.rope_scaling is None:
-        return frequencies
-    return scale_frequencies(frequencies, config.rope_scaling)
+    base = sliding_base or config.rope_theta
+    frequencies = base ** -(np.arange(0, config.head_width, 2) / config.head_width)
+    scaling = _scaling(config, kind)
+    return frequencies if scaling is None else scale_frequencies(frequencies, scaling, base)
 
 
-def scale_frequencies(frequencies: np.ndarray, scaling: RopeScaling) -> np.ndarray:
-    """Return the frequencies stretched over a longer context; see `model_config.RopeScaling`."""
+def _scaling(config: ModelConfig, kind: LayerKind) -> RopeScaling | None:
+    """Return how positions are stretched in layers of this kind."""
+    has_own_base = kind == "sliding" and config.sliding_rope_theta
+    return None if has_own_base else config.rope_scaling
+
+
+def scale_frequencies(frequencies: np.ndarray, scaling: RopeScaling, base: float) -> np.ndarray:
+    """Return the frequencies, from 1 to `base`^(2 ÷ head_dim − 1), stretched over a longer context;
+    see `model_config.RopeScaling`."""
     if scaling.type == "linear":
         return frequencies / scaling.factor
     low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
     assert low is not None
     assert high is not None
     assert scaling.original_context_length is not None
-    turns = scaling.original_context_length * frequencies / (2 * math.pi)
-    unscaled = np.clip((turns - low) / (high - low), 0, 1)
+    if scaling.type == "yarn":
+        unscaled = _unscaled_by_yarn(
+            len(frequencies), scaling.original_context_length, low, high, base
+        )
+    else:
+        turns = scaling.original_context_length * frequencies / (2 * math.pi)
+        unscaled = np.clip((turns - low) / (high - low), 0, 1)
     return unscaled * frequencies + (1 - unscaled) * frequencies / scaling.factor
+
+
+def _unscaled_by_yarn(pairs: int, length: int, low: float, high: float, base: float) -> np.ndarray:
+    """Return the share of each pair's frequency that YaRN leaves as it is: 1 up to the pair that
+    makes `high` turns in `length` positions, 0 from the one that makes `low`, and linear between
+    them, both rounded to whole pairs (Peng et al. 2023, appendix A.2)."""
+    first, last = (
+        pairs * math.log(length / (2 * math.pi * turns)) / math.log(base) for turns in (high, low)
+    )
+    first, last = max(math.floor(first), 0), min(math.ceil(last), 2 * pairs - 1)
+    share: np.ndarray = 1 - np.clip((np.arange(pairs) - first) / max(last - first, 1e-3), 0, 1)
+    return share

@@ -52,11 +52,13 @@ class Alerts:
         self._watchdog.start()
 
     def step_taken(self, metrics: StepRecord) -> None:
-        """Record a step, with an event if it is a loss spike."""
+        """Record a step, with an event if it is a loss spike or has a warning about a layer."""
         self._watchdog.step_taken()
         self._step, self._metrics = metrics.global_step, metrics
         if spike := getattr(metrics, "spike", None):
             self.note("spike", "loss spike" + ", step skipped" * (spike == "skipped"))
+        if warning := getattr(metrics, "layer_warning", None):
+            self.note("warning", warning)
 
     def note(self, kind: EventKind, text: str) -> None:
         """Record an event and send it to the hooks."""

@@ -3,6 +3,7 @@ compare.html`, and at what a model does with a text, `uv run model.py RUN --look
 
     shown_run      a run's data for the page as JSON, its metrics re-read as they grow; thins steps
                    without losing spikes
+    shown_layers   what the layers of a run did
     document       the page of runs: data, our scripts and styles, and uPlot
     look_document  the page of `--look`
     single_file    a page as one file, with its content security policy
@@ -23,6 +24,8 @@ In `assets/`, the scripts of a page share one scope. Those of the page of runs, 
     lineage.js   the tree of copied runs
     events.js    resumes, spikes, skipped steps and the best one
     samples.js   samples by checkpoint
+    heat_map.js  a picture of numbers as colours
+    layers.js    what each layer did: over the steps, over depth, head by head, what moved
     watch.js     asks the server for new steps
     main.js      puts everything together
 

@@ -16,11 +16,13 @@ from rungs.run.folder import RunFolder
 
 SCRIPTS = (
     *("theme", "tables", "curves", "chart", "charts", "readout", "run_list", "results"),
-    *("lineage", "events", "samples", "watch", "main"),
+    *("lineage", "events", "samples", "heat_map", "layers", "watch", "main"),
 )
 """Scripts in order of execution, after uPlot."""
 _DATA_BYTES = 2_400_000
-"""Most base64 for the steps of all runs, which keeps the page below 3 MB."""
+"""Most base64 for the steps and layers of all runs, which keeps the page below 3 MB."""
+_LAYERS_BYTES = 600_000
+"""Part of that for the layers of all runs that have them."""
 _BYTES_OF_NUMBER = 16 / 3
 """Size of a float32 in base64."""
 _MOST_ROWS = 20_000
@@ -85,12 +87,15 @@ def page_data(
     """Return the page's data on the `included` runs as JSON; all `runs` share the page's bytes.
     `version` numbers the runs' state, for requesting later steps, or is None."""
     columns = sum(len(run.steps.columns) for run in runs)
-    rows = min(_MOST_ROWS, int(_DATA_BYTES / _BYTES_OF_NUMBER / max(columns, 1)))
+    watched = sum(run.folder.layers.exists() for run in runs)
+    steps_bytes = _DATA_BYTES - _LAYERS_BYTES * bool(watched)
+    rows = min(_MOST_ROWS, int(steps_bytes / _BYTES_OF_NUMBER / max(columns, 1)))
+    layers_bytes = _LAYERS_BYTES // max(watched, 1)
     return json.dumps(
         {
             "version": version,
             "notDrawn": sorted(NOT_DRAWN),
-            "runs": [run.as_json(rows) for run in included],
+            "runs": [run.as_json(rows, layers_bytes) for run in included],
             "differences": differing_keys(runs),
             "caution": _caution(runs),
         },

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from rungs.common.paths import GrowingFile
 from rungs.common.shown_text import counted
 from rungs.config import run_config
-from rungs.run import records
+from rungs.page.shown_layers import layers_as_json
+from rungs.run import layer_record, records
 from rungs.run.folder import RunFolder
 from rungs.run.recorded_run import FloatArray
 
@@ -28,6 +29,8 @@ _FEWEST_STRETCHES = 50
 _SAMPLE_CHARACTERS = 60_000
 """Most characters of a run's samples; beyond that, some checkpoints are left out."""
 _MOST_EVENTS = 300
+_TURNS = ("spike", "dropped", "warning", "failure")
+"""Events around which the layers are shown."""
 
 
 class StepTable:
@@ -140,13 +143,18 @@ class ShownRun:
 
     def refresh(self) -> bool:
         """Read new data from the run folder; return whether there was any."""
-        files = self.folder.evaluations, self.folder.prompt_samples, self.folder.events
+        folder = self.folder
+        files = folder.evaluations, folder.prompt_samples, folder.events, folder.layers
         stamps = tuple(path.stat().st_mtime if path.exists() else 0.0 for path in files)
         has_new, self._stamps = stamps != self._stamps, stamps
         return self.steps.refresh() or has_new
 
-    def as_json(self, rows: int) -> dict[str, Any]:
-        """Return the run for the page, with at most this many steps, or means and extremes."""
+    def as_json(self, rows: int, layers_bytes: int) -> dict[str, Any]:
+        """Return the run for the page, with at most this many steps, or means and extremes, and
+        layers in about so many bytes."""
+        events = self._events()
+        turns = [one["step"] for one in events if one["event"] in _TURNS]
+        layers = layer_record.read(self.folder.layers)
         lineage = self.config.train.lineage
         scores = records.latest_scores(records.read(self.folder, records.Evaluation)).values()
         return {
@@ -158,7 +166,8 @@ class ShownRun:
             "figures": self._figures(),
             "scores": [one.model_dump(exclude_none=True) for one in scores],
             "lineage": lineage.model_dump() if lineage else None,
-            "events": self._events(),
+            "events": events,
+            "layers": layers_as_json(layers, turns, layers_bytes),
             "samples": _some_samples(records.read_samples(self.folder)),
         }
 
@@ -235,6 +244,8 @@ class ShownRun:
         for step, spike in self.steps.texts.get("spike", {}).items():
             text = "loss spike" + ", step skipped" * (spike == "skipped")
             found.append(_event("spike", step, text))
+        for step, text in self.steps.texts.get("layer_warning", {}).items():
+            found.append(_event("warning", step, text))
         branched = self.config.train.lineage
         if branched and branched.from_step is not None:
             text = f"branched from {branched.like}"
@@ -250,14 +261,14 @@ class ShownRun:
 
 
 def _with_kills(recorded: list[records.Event]) -> list[dict[str, Any]]:
-    """Return events without spikes, which the metrics have. A start without an end before it says
-    that the previous process was killed."""
+    """Return events without spikes and warnings, which the metrics have. A start without an end
+    before it says that the previous process was killed."""
     found: list[dict[str, Any]] = []
     is_running = False
     for one in recorded:
         text = one.text + ", having been killed" * (one.event == "start" and is_running)
-        is_running = one.event in ("start", "spike", "stall")
-        if one.event != "spike":
+        is_running = one.event in ("start", "spike", "warning", "stall")
+        if one.event not in ("spike", "warning"):
             found.append(one.model_dump() | {"text": text})
     return found
 

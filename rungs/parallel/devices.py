@@ -90,18 +90,36 @@ def create_run_mesh(
     train: OptimizationConfig, model: ModelConfig, recorded: ShardingConfig | None
 ) -> Mesh:
     """Return the mesh that a run trains on: all devices, or possibly fewer with a single process
-    and no `sharding` in `train.json`. `recorded` is the sharding in the run's last checkpoint.
-    Raises ValueError with a line for each conflict between devices, mode, model and batch."""
+    and either no `sharding` in `train.json`, or `devices` in it. `recorded` is the sharding in the
+    run's last checkpoint. Raises ValueError with a line for each conflict between devices, mode,
+    model and batch."""
     if train.sharding is None and jax.process_count() == 1:
         count = jax.device_count()
         data = _recorded_data_size(train, count, recorded) or _divisor(train, count)
         return create_mesh((data, 1), devices=jax.devices()[:data])
     sharding = train.sharding or ShardingConfig()
-    mesh = create_mesh(sharding.sizes, sharding.axes)
+    mesh = create_mesh(sharding.sizes, sharding.axes, _devices_of(sharding))
     lines = Layout.of(sharding, mesh).problems(model) + indivisible_batch(model, train, mesh)
     if lines:
         raise ValueError("\n".join(lines))
     return mesh
+
+
+def _devices_of(sharding: ShardingConfig) -> list[jax.Device]:
+    """Return all devices, or the first ones if `devices` asks for fewer. Raises ValueError if there
+    are not as many, or there are other processes, which may have none of them."""
+    found, wanted = jax.devices(), sharding.devices
+    if wanted is None or wanted == len(found):
+        return found
+    key = f"sharding.devices: {wanted}, but there are {len(found)}"
+    if wanted > len(found):
+        raise ValueError(f"{key}; at most {len(found)}")
+    if jax.process_count() > 1:
+        raise ValueError(
+            f"{key} in {jax.process_count()} processes, and only a single process can leave some"
+            " idle; remove the key, or start fewer processes or let them see fewer devices"
+        )
+    return found[:wanted]
 
 
 def indivisible_batch(

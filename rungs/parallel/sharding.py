@@ -78,6 +78,8 @@ def _resolve_shape(
     if -1 in shape and available % given:
         raise ValueError(f"{mesh}: {given} does not divide the {available} devices; {suggestion}")
     if -1 not in shape and given != available:
+        if given < available and jax.process_count() == 1:
+            suggestion += f', and "devices": {given} would leave the others idle'
         raise ValueError(f"{mesh} needs {given} devices; there are {available}; {suggestion}")
     return tuple(available // given if size == -1 else size for size in shape)
 

@@ -275,7 +275,8 @@ class _Step(NamedTuple):
         sums = 1 if model.feed_forward == "none" else 2
         # recomputing later parts of the layer needs the sums before them
         again = sums - 1 if model.norm_placement == "before" else sums
-        in_forward = sums + (again if self.recomputed.matmuls else 0)
+        recomputed = int(self.recomputed.matmuls)
+        in_forward = sums + again * recomputed
         routed = tokens * (model.experts_per_token or 0)
         all_reduces = [
             (FLOAT32_BYTES * tokens * model.emb_dim, 1 + model.n_layers * in_forward),
@@ -284,10 +285,20 @@ class _Step(NamedTuple):
             (self.element_bytes * tokens * model.value_width, 1),
             (FLOAT32_BYTES * tokens, 3),  # of the loss: largest logit, sum, the target's logit
             (FLOAT32_BYTES * routed, model.n_layers),  # weights of the chosen experts
+            (FLOAT32_BYTES * tokens, model.n_layers * self._split_norms * (2 + recomputed)),
         ]
         for array_bytes, runs in all_reduces:
             count = runs * self.microbatches
             yield self._planned("activations", "all-reduce", (TENSOR,), array_bytes, count)
+
+    @property
+    def _split_norms(self) -> int:
+        """Number of norms in a layer whose elements are split: of queries and keys of all heads."""
+        model = self.run.model
+        if not model.qk_norm or model.qk_norm_scope == "head":
+            return 0
+        heads = model.n_heads or 1, model.n_kv_heads or model.n_heads or 1
+        return sum(count % self._devices(TENSOR) == 0 for count in heads)
 
     def for_attention(self) -> Iterator[PlannedCollective]:
         """Yield the all-to-alls along the context axis: of queries, keys and values before

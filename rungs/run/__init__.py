@@ -6,6 +6,7 @@
                   reading, appending, repair after a crash
     records       files with a record per line: evaluations.jsonl (benchmark scores), samples.jsonl
                   (completions of sample_prompts), events.jsonl (starts, stops)
+    layer_record  layers.npy: what each layer did, with `watch_interval`
     recorded_run  configs and metrics of a run, as arrays and tables for charts and comparison
 
 To add a metric: compute it as a field of `StepResult` in `rungs/step/train_step.py`, add it to

@@ -1,4 +1,4 @@
-"""New run folders made from another with some keys changed."""
+"""New run folders made from another, or from a preset, with some keys changed."""
 
 import contextlib
 import dataclasses
@@ -13,6 +13,9 @@ from rungs.common import disk, errors, paths, strict_json
 from rungs.config import reinforce_config, run_config
 from rungs.run.folder import RunFolder, find_run, new_run_path
 
+Contents = dict[str, dict[str, Any]]
+"""The contents of `model.json` and of the file beside it, by name, in this order."""
+
 
 @dataclasses.dataclass(frozen=True)
 class NewRun:
@@ -21,7 +24,7 @@ class NewRun:
     folder: Path
     texts: dict[str, str]
     """Contents of its two config files, by name."""
-    task_files: dict[str, bytes]
+    task_files: dict[str, bytes] = dataclasses.field(default_factory=dict)
     """Contents of the files that tasks name in the run folder: items and verifiers."""
     checkpoint: Path | None = None
     """The folder of a checkpoint that the run begins with, hard-linked if possible."""
@@ -39,7 +42,28 @@ class NewRun:
         """Prepare a copy of the run folder `origin` with `changes`, new values for keys of either
         file, without writing anything. Raises UserError if a change is wrong, or `folder` already
         exists with other contents."""
-        texts = _changed_files(origin, folder, changes, branch)
+        contents, step = _read_files(origin, folder), branch.step if branch else None
+        new = cls.from_contents(folder, contents, origin.as_posix(), changes, step)
+        new = dataclasses.replace(new, task_files=_task_files(origin))
+        if branch is None or paths.is_there(folder):
+            return new
+        checkpoint, records = branch.find()
+        if "max_minutes" in changes:  # the number of steps is decided anew
+            records = {k: v for k, v in records.items() if k != RunFolder(folder).length.name}
+        return dataclasses.replace(new, checkpoint=checkpoint, records=records)
+
+    @classmethod
+    def from_contents(
+        cls,
+        folder: Path,
+        contents: Contents,
+        origin: str,
+        changes: Mapping[str, Any],
+        from_step: int | None = None,
+    ) -> Self:
+        """Like `of`, from the contents of `model.json` and of the file beside it, and the name of
+        what they are from."""
+        texts = _changed(contents, origin, changes, from_step)
         run_config.check_texts(folder, texts)
         if paths.is_there(folder) and any(
             strict_json.read_text(folder / name) != text for name, text in texts.items()
@@ -48,13 +72,7 @@ class NewRun:
                 f"{folder}: already exists with other keys than this copy of {origin} would have;"
                 " choose another name or use it as it is"
             )
-        new = cls(folder, texts, _task_files(origin))
-        if branch is None or paths.is_there(folder):
-            return new
-        checkpoint, records = branch.find()
-        if "max_minutes" in changes:  # the number of steps is decided anew
-            records = {k: v for k, v in records.items() if k != RunFolder(folder).length.name}
-        return dataclasses.replace(new, checkpoint=checkpoint, records=records)
+        return cls(folder, texts)
 
     def make(self) -> Path:
         """Write the folder as `create` does, unless it exists; return it."""
@@ -99,14 +117,13 @@ class BranchPoint(NamedTuple):
     name. Raises UserError."""
 
 
-@contextlib.contextmanager
 def create_like(
     name: str,
     like: str,
     settings: Sequence[str],
     keep: bool = True,
     branch: Callable[[Path], BranchPoint] | None = None,
-) -> Iterator[Path]:
+) -> contextlib.AbstractContextManager[Path]:
     """Create the run folder `name` from the run `like` with `settings` (`key=value`) changed, and
     yield it. If the same call created it before, it is unchanged, so the same command resumes. If
     the block raises, for example UserError because the run does not fit its data or devices, or
@@ -115,12 +132,24 @@ def create_like(
     UserError, before writing anything, if a setting is wrong or the folder cannot be created."""
     target, origin = new_run_path(name), find_run(like)
     point = branch(origin) if branch else None
-    new = NewRun.of(target, origin, parse_settings(settings), point)
-    is_new = not paths.is_there(target)
+    return _created(NewRun.of(target, origin, parse_settings(settings), point), keep)
+
+
+def create_from(
+    name: str, contents: Contents, origin: str, settings: Sequence[str], keep: bool = True
+) -> contextlib.AbstractContextManager[Path]:
+    """Like `create_like`, from the contents of the config files instead of another run."""
+    changes = parse_settings(settings)
+    return _created(NewRun.from_contents(new_run_path(name), contents, origin, changes), keep)
+
+
+@contextlib.contextmanager
+def _created(new: NewRun, keep: bool) -> Iterator[Path]:
+    is_new = not paths.is_there(new.folder)
     if is_new:  # if another process has created it meanwhile, it is not this one's to remove
         new.create()
     try:
-        yield target
+        yield new.folder
     except Exception:
         keep = False
         raise
@@ -152,19 +181,28 @@ def _task_files(origin: Path) -> dict[str, bytes]:
     return {name: (origin / name).read_bytes() for name in names if paths.is_file(origin / name)}
 
 
-def _changed_files(
-    origin: Path, target: Path, changes: Mapping[str, Any], branch: BranchPoint | None
-) -> dict[str, str]:
+def _read_files(origin: Path, target: Path) -> Contents:
+    """Return the contents of a run's config files, with their schemas' paths from `target`."""
     run_config.load_any_run(origin)
-    model_file, train_file = files = run_config.config_files(origin)
+    files = run_config.config_files(origin)
     contents = {name: json.loads(strict_json.read_text(origin / name)) for name in files}
-    for key, value in changes.items():
-        in_model = key in run_config.FILE_TYPES[model_file].model_fields
-        contents[model_file if in_model else train_file][key] = value
     for content in contents.values():
         schema = content.get("$schema")
         if isinstance(schema, str) and schema and "://" not in schema:
             content["$schema"] = Path(os.path.relpath(origin / schema, target)).as_posix()
-    lineage = {"like": origin.as_posix(), "set": dict(changes)}
-    contents[train_file]["lineage"] = lineage | ({"from_step": branch.step} if branch else {})
-    return {name: json.dumps(content, indent=2) + "\n" for name, content in contents.items()}
+    return contents
+
+
+def _changed(
+    contents: Contents, origin: str, changes: Mapping[str, Any], from_step: int | None
+) -> dict[str, str]:
+    """Return the texts of config files after `changes`, with the run's lineage."""
+    model_file, train_file = contents
+    changed = {name: dict(content) for name, content in contents.items()}
+    for key, value in changes.items():
+        in_model = key in run_config.FILE_TYPES[model_file].model_fields
+        changed[model_file if in_model else train_file][key] = value
+    lineage = {"like": origin, "set": dict(changes)}
+    step = {} if from_step is None else {"from_step": from_step}
+    changed[train_file]["lineage"] = lineage | step
+    return {name: json.dumps(content, indent=2) + "\n" for name, content in changed.items()}

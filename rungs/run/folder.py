@@ -63,6 +63,8 @@ class RunFolder:
     """Completions of `sample_prompts` by each checkpoint."""
     events = _PathInside("events.jsonl")
     """Starts, stops, failures etc., with times."""
+    layers = _PathInside("layers.npy")
+    """What each layer did at the steps of `watch_interval`."""
     length = _PathInside("length.jsonl")
     """Number of steps of a run with `max_minutes`."""
     look = _PathInside("look.html")
@@ -81,6 +83,7 @@ class RunFolder:
         """The existing files that a run writes, besides checkpoints and failed steps."""
         files = [self.metrics, self.log, *self.charts, self.samples, self.rollouts]
         files += [self.evaluations, self.prompt_samples, self.events, self.length, self.trackers]
+        files.append(self.layers)
         return [path for path in files if path.exists()]
 
     @property
@@ -165,7 +168,7 @@ class RunFolder:
         """Raise UserError if a path that training writes to is a link, which would lead elsewhere,
         or is a folder or pipe instead of a file."""
         files = [self.lock_file, self.holder, self.log, self.events, self.metrics, self.samples]
-        files += [self.evaluations, self.prompt_samples, self.length]
+        files += [self.evaluations, self.prompt_samples, self.length, self.layers]
         folders = self.aside, self.failed_steps, self.rollouts
         for path in (*files, *folders, self.trackers, *self.trackers.glob("*")):
             if path.is_symlink():

@@ -114,6 +114,8 @@ class StepMetrics(StepRecord):
     """Mixture of experts: tokens that were routed to each expert of each layer."""
     spike: Spike | None = None
     """A loss far above the recent ones (`loss_spikes.py`): whether the update was skipped."""
+    layer_warning: str | None = None
+    """With `watch_interval`: what is wrong in a layer, with advice."""
     validation_data: str | None = None
     """Data behind `validation_loss`: number of tokens, first token, sha256 of files."""
     preferences: PreferenceFigures | None = None

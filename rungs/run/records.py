@@ -17,7 +17,7 @@ from rungs.common import disk, paths, shown_text, strict_json
 from rungs.config.base import Size
 from rungs.run.folder import RunFolder
 
-EventKind = Literal["start", "stop", "failure", "finish", "spike", "stall"]
+EventKind = Literal["start", "stop", "failure", "finish", "spike", "warning", "stall"]
 SAMPLE_KINDS = ("greedy", "sampled")
 _Z = 1.959964
 """A standard normal variable is within ± this with probability 95%."""

@@ -105,6 +105,15 @@ def summed_gradients(
     return functools.partial(sharded, *states)
 
 
+def microbatch_of(part: tuple[tuple[Any, ...], Array | int], key: Array) -> Microbatch:
+    """Return a microbatch from its arrays and its number in the step, inside `jax.shard_map`."""
+    arrays, number = part
+    rows = len(arrays[0])
+    first_row = collectives.axis_index(DATA) * rows
+    sequences_B = number * rows * collectives.axis_size(DATA) + first_row + jnp.arange(rows)
+    return Microbatch(arrays, sequences_B, key)
+
+
 def _add_if_finite(
     differentiate: Callable[..., tuple[tuple[Array, Aux], Sources]],
     sources: Sources,
@@ -118,11 +127,7 @@ def _add_if_finite(
     Args:
         total: of the previous microbatches; None for a single one, whose gradient is the total.
         part: the arrays of the microbatch, and its number."""
-    arrays, number = part
-    rows = len(arrays[0])
-    first_row = collectives.axis_index(DATA) * rows
-    sequences_B = number * rows * collectives.axis_size(DATA) + first_row + jnp.arange(rows)
-    (_, aux), (gradient, observed) = differentiate(sources, Microbatch(arrays, sequences_B, key))
+    (_, aux), (gradient, observed) = differentiate(sources, microbatch_of(part, key))
     if amaxes := jax.tree.leaves(observed):
         aux = aux._replace(observed_PL2=collectives.maximum(jnp.stack(amaxes)))
     with jax.named_scope("gradient_sum"):

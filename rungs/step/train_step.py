@@ -49,6 +49,8 @@ class StepResult(NamedTuple):
     """In float16, the factor on the loss."""
     outputs_ABS: Any = ()
     """See `Aux.outputs`."""
+    gradient: Any = ()
+    """The mean gradient before clipping, where it is kept; see `step_function`."""
 
     @property
     def overflowed_A(self) -> np.ndarray:
@@ -137,6 +139,20 @@ def make_step(
         mesh: the one that model and optimizer were created on; default: one device.
         shortcuts: for padded texts, some possibly without weight."""
     layout = Layout.of(train.sharding, mesh)
+    step = step_function(objective, train, layout, shortcuts)
+    return nnx.jit(step, donate_argnums=(0, 1))
+
+
+def step_function(
+    objective: Objective,
+    train: OptimizationConfig,
+    layout: Layout,
+    shortcuts: Shortcuts | None = None,
+    *,
+    keeps_gradient: bool = False,
+) -> Step:
+    """Return the function that `make_step` compiles. With `keeps_gradient`, it returns the gradient
+    as well."""
 
     def step(
         model: GPT,
@@ -176,9 +192,15 @@ def make_step(
             routing=routing and Routing(routing.counts_E.sum(0), routing.balance_loss.mean()),
             loss_scale=loss_scale,
             outputs_ABS=replicated(layout, aux.outputs),
+            gradient=_mean(gradient_sum, weight) if keeps_gradient else (),
         )
 
-    return nnx.jit(step, donate_argnums=(0, 1))
+    return step
+
+
+def _mean(gradient_sum: nnx.State, weight: Array) -> nnx.State:
+    """Return the mean gradient; if no microbatch is finite, the sum."""
+    return jax.tree.map(lambda total: total / jnp.where(weight > 0, weight, 1), gradient_sum)
 
 
 def _weigh(aux: Aux, is_finite_A: Array) -> tuple[Array, Array, Array]:

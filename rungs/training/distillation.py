@@ -91,6 +91,7 @@ class Teacher(NamedTuple):
         train = config.train
         key = {
             "teacher": self.sha256,
+            "compute_dtype": train.compute_dtype,
             "top_k": train.teacher_top_k,
             "temperature": train.teacher_temperature,
             "datasets": {
@@ -106,6 +107,8 @@ class Teacher(NamedTuple):
         }
         if data.phases is not None:
             key["phases"] = data.phases.settings
+        if train.has_random_windows:
+            key |= {"windows": train.windows, "seed": train.seed}
         length, most = config.sequence_length, train.teacher_top_k
         assert most is not None
         return Store.of(

@@ -47,6 +47,7 @@ from rungs.training.learner import DATA, Kind, Replayed, Start, Stops, record_fi
 from rungs.training.loss_spikes import LossSpikeDetector
 from rungs.training.start import model_and_optimizer
 from rungs.training.trainer import Trainer, is_validation_step
+from rungs.watch.watch import Watch
 
 log = logging.getLogger("rungs")
 
@@ -189,7 +190,9 @@ class NextTokenLearner:
         self._validation_data = inputs.record.validation_data(config.train)
         self.record = inputs.record
         self.peak_tokens_per_second = run_report.peak_tokens_per_second(config, mesh)
-        self._step: Step = make_step(inputs.make_objective(config.train), config.train, mesh)
+        objective = inputs.make_objective(config.train)
+        self._step: Step = make_step(objective, config.train, mesh)
+        self._watch = Watch(start.run, config, objective, mesh)
         self._evaluation_step = make_evaluation_step(config.train, mesh)
         self._spikes = LossSpikeDetector(steps)
         size = config.train.microbatch_size
@@ -222,6 +225,8 @@ class NextTokenLearner:
             batch = self.complete(next(self._next_batch))
         scalars = self._scalars(limit, learning_rate)
         with jax.transfer_guard("disallow"):
+            if not self._start.options.dry_run:
+                self._watch.begin(step, self.model, self.optimizer, *batch, **scalars)
             return self._step(self.model, self.optimizer, *batch, **scalars)
 
     def _scalars(
@@ -248,6 +253,7 @@ class NextTokenLearner:
             load_balancing_loss=float(routing.balance_loss) if routing else None,
             expert_tokens=routing.counts_E.tolist() if routing else None,
             spike=self._spike(step, result.trained_loss, bool(result.skipped)),
+            layer_warning=self._watch.end(step),
         )
         self._spikes.add(read)
         return read, result

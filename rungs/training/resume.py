@@ -274,7 +274,8 @@ def _branch_hint(key: str, saved: CheckpointMeta) -> str:
 
 def _extendable_keys(before: OptimizationConfig, now: OptimizationConfig) -> set[str]:
     """Return the keys that `--extend` may change: those that only add steps at the end. More epochs
-    always do; more tokens only in a single epoch in file order, else they reorder earlier steps."""
+    always do; more tokens only in a single epoch in file order or with random windows, else they
+    reorder earlier steps."""
     if isinstance(before, ReinforceConfig) and isinstance(now, ReinforceConfig):
         return {"steps"} if now.steps > before.steps else set()
     assert isinstance(before, TrainConfig)
@@ -288,7 +289,8 @@ def _extendable_keys(before: OptimizationConfig, now: OptimizationConfig) -> set
         longer.add("max_steps")
     in_order = before.epochs == now.epochs == 1 and not now.shuffle
     more = now.min_train_tokens == -1 or now.min_train_tokens > before.min_train_tokens > 0
-    return longer | ({"min_train_tokens"} if in_order and more else set())
+    keeps_order = in_order or now.has_random_windows
+    return longer | ({"min_train_tokens"} if keeps_order and more else set())
 
 
 def _hint(

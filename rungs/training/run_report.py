@@ -47,6 +47,7 @@ def log_start(start: Start, mesh: Mesh, steps: int, step_size: str, notes: str) 
         *(start.run.path, begins, _most(train), shown_text.counted(steps, "step"), step_size),
         *(describe_devices(recorded_sharding(train, mesh)), train.compute_dtype, notes),
     )
+    _log_chosen_devices(train, mesh)
 
 
 def _most(train: OptimizationConfig) -> str:
@@ -164,6 +165,15 @@ def peak_tokens_per_second(config: RunConfig, mesh: Mesh) -> float | None:
     kind = hardware.device_of_kind(mesh.devices.flat[0].device_kind)
     peak = kind and kind.peak(dtype_of(config.train))
     return mesh.size * peak / training_flops_per_token(config) if peak else None
+
+
+def _log_chosen_devices(train: OptimizationConfig, mesh: Mesh) -> None:
+    """Log which devices are used if `sharding.devices` asks for fewer than there are."""
+    if train.sharding and train.sharding.devices and mesh.size < jax.device_count():
+        log.info(
+            "uses %d of %d devices, as sharding.devices in the config says: %s",
+            *(mesh.size, jax.device_count(), ", ".join(map(str, mesh.devices.flat))),
+        )
 
 
 def warn_of_idle_devices(train: TrainConfig, mesh: Mesh) -> None:

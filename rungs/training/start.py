@@ -32,7 +32,7 @@ from rungs.model.remat import LayerLoop, layer_loop
 from rungs.optim.multi_steps import MultiSteps
 from rungs.optim.precision import T, resolve_compute_dtype
 from rungs.parallel import devices, gpu_settings, jax_setup, processes
-from rungs.run import metrics, records
+from rungs.run import layer_record, metrics, records
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.run.metrics import MetricsLog, NullMetricsLog
 from rungs.step.state import copy_bytes, create_model_and_optimizer
@@ -321,7 +321,9 @@ def tidy(start: Start) -> None:
     aside = move_aside(run, saved)
     if aside is not None and start.options.rewind_to:
         feed.forget(run)
-    records.drop_samples_after(run, saved.step if saved else -1)
+    last_step = saved.step if saved else -1
+    records.drop_samples_after(run, last_step)
+    layer_record.drop_after(run.layers, last_step)
     retention.clean_up(run.checkpoints)
     retention.delete_old(run.checkpoints, start.config.train.keep_checkpoints)
     for unfinished in run.unfinished_files:

@@ -18,6 +18,9 @@ from tests.support.document_files import parquet, texts
         ("--text a --name x --text-column c", "--text-column is for documents, not for --text"),
         ("--text a --name x --max-bytes 9", "--max-bytes is for documents, not for --text"),
         ("a/b c/d", "to build a dataset from files"),
+        ("--tokens --jsonl a --name x", "--jsonl and --tokens build different datasets"),
+        ("--tokens a.bin --name x", "--tokens needs the --tokenizer that made them, or its"),
+        ("python-stdlib --validation-file a.bin", "to build a dataset from files, add --text"),
         ("--jsonl missing.jsonl --name x", "missing.jsonl: cannot be read"),
         (
             "--jsonl a.txt --name x",

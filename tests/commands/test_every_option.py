@@ -11,6 +11,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rungs.tasks.parity import ALPHABET
@@ -62,6 +63,15 @@ SETUP = (
     "train.py run --datasets-dir datasets --json-log --mirror copies --on-event true",
 )
 """What the other commands work with."""
+SMALLER = " ".join(
+    f"--set {key}={value}"
+    for key, value in {
+        **{"emb_dim": 32, "n_layers": 2, "n_heads": 2, "n_kv_heads": 1, "head_dim": 8},
+        **{"ffn_dim": 16, "vocab_size": 257, "dataset": "words", "sequence_length": 64},
+        **{"min_train_tokens": 2_048, "validation_tokens": 512},
+    }.items()
+)
+"""Changes of a preset's keys, for a model that trains in seconds."""
 COMMANDS: dict[str, tuple[str, ...]] = {
     "train": (
         "train.py other --like run --set learning_rate=0.02 --datasets-dir datasets --quiet"
@@ -71,6 +81,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
         "train.py other --fresh --dry-run --datasets-dir datasets",
         "train.py other --fresh --profile 1 --datasets-dir datasets",
         "train.py --like run --grid learning_rate=0.01,0.02 --into grid --datasets-dir datasets",
+        f"train.py sized --preset qwen3-0.6b {SMALLER} --datasets-dir datasets",
     ),
     "generate": (
         "generate.py run The --new-tokens 9 --dtype bfloat16 --lookahead 3 --past-the-end",
@@ -91,6 +102,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
         " --max-bytes 20000 --tokenizer datasets/words --datasets-dir datasets",
         "download_dataset.py --parquet documents.parquet --name table --text-column body"
         " --tokenizer datasets/words --datasets-dir datasets",
+        "download_dataset.py --tokens train.bin --validation-file val.npy --name ids --tokenizer"
+        " datasets/words --datasets-dir datasets",
         "download_dataset.py words --check --datasets-dir datasets",
         "download_dataset.py words --items items.jsonl --datasets-dir datasets",
     ),
@@ -151,6 +164,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
         "plan.py run --device h100 --sharding fsdp:2 --utilization 40 --price-per-hour 2 --json"
         " --datasets-dir datasets",
         "plan.py run --tokens-per-second 1000 --datasets-dir datasets",
+        f"plan.py planned --preset qwen3-0.6b {SMALLER} --datasets-dir datasets",
         "plan.py run --ladder 1e12 --rungs 2 --into ladder --datasets-dir datasets",
     ),
     "mup": (
@@ -269,6 +283,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "{% for m in messages %}{{ m.role }}: {{ m.content }}<|endoftext|>{% endfor %}"
         "{% if add_generation_prompt %}assistant: {% endif %}"
     )
+    ids = np.arange(5_000, dtype="<u2") % 250
+    (place / "train.bin").write_bytes(ids.tobytes())
+    np.save(place / "val.npy", ids[:500])
     (place / "documents.parquet").write_bytes(parquet(body=[f"{n} {TEXT}" for n in range(100)]))
     write_run(place / "run", MODEL, train=TRAIN | {"ema_decay": 0.9})
     write_run(place / "wide", MODEL | {"mup": {"base_emb_dim": 32}}, train=TRAIN)

@@ -11,13 +11,8 @@ import pretrained
 from rungs.common.errors import RunFailure, UserError
 from rungs.config.model_config import ModelConfig
 from rungs.huggingface import transformers_check
-from rungs.huggingface.transformers_check import (
-    TOLERANCE,
-    Activations,
-    DivergenceError,
-    relative_errors,
-    sample_tokens,
-)
+from rungs.huggingface.agreement import TOLERANCE, Activations, nearness, predictions
+from rungs.huggingface.transformers_check import DivergenceError, sample_tokens
 from tests.support.published_models import MODELS, arrays, assert_same, copy, expected
 
 
@@ -100,7 +95,13 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Activations:
 def test_a_check_passes_if_all_layers_agree(tmp_path: Path) -> None:
     result = run("import", MODELS / "gpt2", tmp_path / "run", "--check")
     assert result.exit_code == 0, result.output
-    assert "block 2" in result.output
+    states = ("  embedding", "  block", "  logits")
+    rows = [line.split() for line in result.output.splitlines() if line.startswith(states)]
+    assert len(rows) == 5
+    for *_, difference, cosine in rows:
+        assert float(difference) < 1e-5
+        assert float(cosine) == pytest.approx(1, abs=1e-9)
+    assert "agrees after 24 of 24 tokens" in result.output
     assert "agrees with transformers: no difference is above 0.0001" in result.output
     assert "diverges" not in result.output
 
@@ -130,10 +131,27 @@ def imported(folder: Path) -> Path:
 def test_errors_are_relative_to_the_norm_of_each_token() -> None:
     states = np.asarray([[1e6, 0], [0, 1.0]], np.float32)
     other = states + np.asarray([[1.0, 0], [0, 0.01]], np.float32)
-    errors = relative_errors(Activations([other], states), Activations([states], states))
-    assert errors["embedding"] == pytest.approx(0.01)
-    assert errors["logits"] == 0
+    found = nearness(Activations([other], states), Activations([states], states))
+    assert found["embedding"].difference == pytest.approx(0.01)
+    assert found["logits"].difference == 0
     assert TOLERANCE < 0.01
+
+
+def test_cosines_and_predictions_are_those_of_the_formulas() -> None:
+    expected = np.asarray([[3.0, 0.0, 1.0], [0.0, 2.0, 0.0], [1.0, 1.1, 0.0]], np.float32)
+    found = expected.copy()
+    found[1], found[2] = [0.0, 1.9, 0.2], [1.1, 1.0, 0.0]
+    near = nearness(Activations([found], found), Activations([expected], expected))
+    cosines = [
+        float(a @ b / (np.linalg.norm(a) * np.linalg.norm(b)))
+        for a, b in zip(found, expected, strict=True)
+    ]
+    assert near["embedding"].cosine == pytest.approx(min(cosines))
+    p, q = (np.exp(x) / np.exp(x).sum(-1, keepdims=True) for x in (expected, found))
+    divergence, same, tokens = predictions(found, expected)
+    assert divergence == pytest.approx((p * np.log(p / q)).sum(-1).max(), rel=1e-4)
+    assert (same, tokens) == (2, 3)
+    assert predictions(expected + 50, expected).divergence == pytest.approx(0, abs=1e-12)
 
 
 def test_sample_is_longer_than_the_window_if_affordable() -> None:

@@ -154,13 +154,22 @@ LORA = {"rank": 8, "alpha": 16, "targets": ["query"]}
         ),
         (ROPE | {"sliding_rope_theta": 1e4}, "sliding_rope_theta: needs sliding_window"),
         ({"layer_pattern": ["sliding", "global"]}, "layer_pattern: needs sliding_window"),
+        (ROPE | {"layer_pattern": ["sliding", "nope"]}, "layer_pattern: needs sliding_window"),
+        (
+            {"layer_pattern": ["global", "nope"]},
+            'layer_pattern: "nope" needs positions "rope", not "learned"',
+        ),
         (
             {"sliding_window": 4, "layer_pattern": ["sliding", "local"]},
-            "layer_pattern.1: \"local\" is not allowed; must be 'sliding' or 'global'",
+            "layer_pattern.1: \"local\" is not allowed; must be 'sliding', 'global' or 'nope'",
         ),
         (
             {"sliding_window": 4, "layer_pattern": []},
             "layer_pattern: [] is not allowed; must not be empty",
+        ),
+        (
+            {"qk_norm": True, "qk_norm_scope": "all_heads"},
+            'qk_norm_scope: "all_heads" needs norm "rms_norm", not "layer_norm"',
         ),
         (
             {"qk_norm": True, "norm": "none"},
@@ -219,6 +228,20 @@ def test_inconsistent_architectures_are_reported(
             " original_context_length",
         ),
         (
+            LLAMA_3 | {"type": "yarn"},
+            'attention_factor is for type "yarn", which needs it',
+        ),
+        (
+            LLAMA_3 | {"attention_factor": 1.2},
+            'attention_factor is for type "yarn", which needs it',
+        ),
+        (
+            without(LLAMA_3, "factor", "low_frequency_factor")
+            | {"type": "yarn", "factor": 2, "attention_factor": 1},
+            'type "yarn" needs low_frequency_factor, high_frequency_factor and'
+            " original_context_length",
+        ),
+        (
             LLAMA_3 | {"high_frequency_factor": 1},
             "low_frequency_factor must be below high_frequency_factor",
         ),
@@ -238,7 +261,7 @@ def test_errors_in_nested_objects_name_the_full_key(tmp_path: Path) -> None:
     assert errors_of(tmp_path, REFERENCE_MODEL | ROPE | {"rope_scaling": scaling}, train) == [
         "model.json: rope_scaling.factor: 0 is not allowed; must be greater than 0",
         "model.json: rope_scaling.base: unknown key (value 1); the keys are type, factor,"
-        " low_frequency_factor, high_frequency_factor, original_context_length",
+        " low_frequency_factor, high_frequency_factor, original_context_length, attention_factor",
         "train.json: lora.targets.0: \"q\" is not allowed; must be 'query', 'key', 'value',"
         " 'output', 'gate', 'up' or 'down'",
     ]

@@ -107,6 +107,12 @@ def test_a_key_of_train_json_without_effect_is_named(
             {},
             'norm_parameters: has no effect with norm "none"',
         ),
+        ({"qk_norm_scope": "head"}, {}, "qk_norm_scope: has no effect without qk_norm"),
+        (
+            {"normalize_expert_weights": False},
+            {},
+            "normalize_expert_weights: has no effect without n_experts",
+        ),
     ],
 )
 def test_a_key_of_model_json_without_effect_is_named(

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
@@ -27,6 +28,9 @@ INSTEAD = {
     "download_dataset.py --text FILE --name NAME --vocab-size N": (
         "download_dataset.py --text books/models.txt --name small --vocab-size 300"
     ),
+    "download_dataset.py --tokens FILE --name NAME --tokenizer gpt2": (
+        "download_dataset.py --tokens ids.npy --name ids --vocab-size 5000"
+    ),
     "pretrained.py import ID RUN": "pretrained.py import openai-community/gpt2 runs/gpt2",
     "mup.py check RUN": "mup.py check runs/mup --widths 64,128,256",
     "mup.py check runs/mup": "mup.py check runs/mup --widths 64,128,256",
@@ -39,6 +43,14 @@ INSTEAD = {
         "reinforce.py runs/parity-rl --replay step-000001"
     ),
     "train.py runs/NAME": "train.py runs/next-token",
+    "train.py RUN --preset gpt2-medium": (
+        "train.py runs/sized --preset gpt2-medium --set emb_dim=32 --set n_layers=2"
+        " --set sequence_length=128 --set min_train_tokens=8192"
+    ),
+    "train.py runs/medium --preset gpt2-medium --set dataset=novels": (
+        "train.py runs/medium --preset gpt2-medium --set emb_dim=32 --set n_layers=2"
+        " --set sequence_length=128 --set min_train_tokens=8192"
+    ),
 }
 """What is run in place of a command with a placeholder, or of one that takes long."""
 EDITED = {"train.py RUN --extend": f"{LONGER}uv run train.py runs/layers --extend"}
@@ -46,19 +58,24 @@ EDITED = {"train.py RUN --extend": f"{LONGER}uv run train.py runs/layers --exten
 NOT_RUN: dict[str, tuple[str, ...]] = {
     "a tool of those who work on Rungs": (
         *("pytest", "RUNGS_FUZZ_FACTOR=20 uv run pytest", "ruff", "mypy", "lint-imports"),
-        *("--group", "tests/fixtures/make_models.py"),
+        *("--group", "tests/fixtures/make_models.py", "RUNGS_TRANSFORMERS_PYTHON=PATH"),
     ),
     "writes committed files, which tests/config/test_run_config.py compares": ("config.py",),
     "takes minutes to hours; tests/benchmarks": ("benchmarks/",),
     "needs the hub: tests/data/test_hub_dataset.py, tests/commands/test_upload.py": (
         *("download_dataset.py owner/name", "download_dataset.py gpjt/fineweb-gpt2-tokens"),
         *("download_dataset.py roneneldan/TinyStories", "download_dataset.py HuggingFaceFW"),
+        *("download_dataset.py --tokens train.bin", "download_dataset.py --tokens fineweb_train"),
         "pretrained.py upload runs/layers OWNER/NAME",
     ),
     "needs a bucket: tests/mirror/test_buckets.py": (
         "train.py runs/layers --mirror s3://bucket/layers",
         ".uv/bin/uv run download_dataset.py",
         ".uv/bin/uv run train.py ~/bucket",
+    ),
+    "needs a student's model: assignment/tests": (
+        *("assignment/load.py", "generate.py runs/mine", "train.py runs/mine"),
+        *("download_dataset.py --text text.txt --name mine", "charts.py runs/layers runs/mine"),
     ),
     "needs PyTorch: tests/huggingface": (
         "pretrained.py import openai-community/gpt2 runs/gpt2 --check",
@@ -165,6 +182,7 @@ def write_files(checkout: Path) -> None:
     for name in ("recipes.jsonl", "examples.jsonl"):
         write_lines(checkout / name, pairs)
     chat = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}]
+    np.save(checkout / "ids.npy", np.arange(20_000) % 5_000)
     write_lines(checkout / "talk.jsonl", [{"messages": chat, "id": n} for n in range(400)])
     item = {"prompt": "def", "choices": [" main", " class"], "answer": 0}
     for name in ("quiz.jsonl", "hellaswag.jsonl"):

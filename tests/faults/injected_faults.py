@@ -29,6 +29,7 @@ from rungs.common.signals import StopSignal
 from rungs.data.loader import Batch, TrainingData
 from rungs.parallel import target_device
 from rungs.planning import memory
+from rungs.run import layer_record
 from rungs.run.metrics import MetricsLog
 from rungs.step import eval_step, train_step
 from rungs.training import next_token, start
@@ -131,6 +132,7 @@ MOMENTS = {
     "between a late validation and its save": Moment(saver.Saver, "save"),
     "in the optimizer's part": Moment(saver, "named_arrays"),
     "between two moves": Moment(pathlib.Path, "rename"),
+    "between a row of layers and its header": Moment(layer_record, "_header"),
 }
 
 

@@ -245,7 +245,8 @@ def test_evaluate(arguments: list[str], capsys: Capture) -> None:
 @given(
     arguments=also_after(
         arguments_of("--text", "--pairs", "--name", "--vocab-size", "--tokenizer")
-        | arguments_of("--validation-percent", "--datasets-dir", "--name", "--text"),
+        | arguments_of("--validation-percent", "--datasets-dir", "--name", "--text")
+        | arguments_of("--tokens", "--vocab-size", "--validation-file", "--name"),
         "--text",
         "file",
         "--name",

@@ -1,5 +1,6 @@
 """Whatever a dataset's files contain, it is read correctly or reported in clear lines."""
 
+import io
 import json
 import shutil
 from functools import partial
@@ -13,14 +14,16 @@ from safetensors.numpy import save
 
 from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig
-from rungs.data import pair_dataset, text_dataset
+from rungs.data import pair_dataset, text_dataset, tokens_dataset
 from rungs.data.bpe import train_bpe
 from rungs.data.catalog import build_dataset, dataset_folder, open_dataset
 from rungs.data.dataset import DESCRIPTION_FILE, Dataset
 from rungs.data.loader import TrainingData
+from rungs.data.token_formats import TokenSection
 from tests.faults.fuzzing import (
     ODD_TEXTS,
     Fault,
+    absent,
     assert_clear,
     attempt,
     bad_bytes,
@@ -185,6 +188,35 @@ def test_names_that_lead_elsewhere_are_an_error(name: str, tmp_path: Path) -> No
         error = attempt(action, tmp_path)
         assert isinstance(error, UserError)
         assert "not a name" in str(error)
+
+
+LLM_C = np.array([20240520, 1, len(TOKENS), *253 * [0]], "<i4").tobytes() + TOKENS.tobytes()
+NPY = io.BytesIO()
+np.save(NPY, TOKENS.astype(">i8"))
+FOREIGN = {"a.bin": LLM_C, "a.npy": NPY.getvalue(), "a.safetensors": TEXT}
+
+
+@examples(40)
+@given(data=st.data(), percent=st.sampled_from([0.0, 10.0]))
+def test_any_tokens_of_another_program(data: st.DataObject, percent: float, tmp_path: Path) -> None:
+    """The dataset is made completely or not at all."""
+    name = data.draw(st.sampled_from(sorted(FOREIGN)))
+    datasets_dir, source = tmp_path / "datasets", tmp_path / name
+    for path in (datasets_dir, *map(tmp_path.joinpath, FOREIGN)):
+        absent(path)
+    datasets_dir.mkdir()
+    is_ours = name == "a.safetensors"
+    data.draw(in_place((bad_weights if is_ours else bad_bytes)(FOREIGN[name])))(source)
+    build = partial(tokens_dataset.build, validation=[], vocabulary=16, validation_percent=percent)
+    before = {path: path.lstat().st_mode for path in tmp_path.iterdir()}
+    try:
+        with deadline():
+            found = build_dataset("new", [source], datasets_dir, build, TokenSection.of_file)
+        assert found.description.splits["train"].largest_token_id < 16
+    except UserError as error:
+        assert_clear(str(error), ("a.", "there are no tokens"))
+        assert not (datasets_dir / "new").exists()
+    assert {path: path.lstat().st_mode for path in tmp_path.iterdir()} == before
 
 
 TOKENIZER = train_bpe(["a b c d"], 257)

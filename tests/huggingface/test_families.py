@@ -1,6 +1,7 @@
 """Configs of Hugging Face models, read and written."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,14 @@ LLAMA = {
     "max_position_embeddings": 128,
 }
 GEMMA3 = LLAMA | {"model_type": "gemma3_text", "head_dim": 8}
+QWEN3_MOE = LLAMA | {
+    "model_type": "qwen3_moe",
+    "num_key_value_heads": 2,
+    "moe_intermediate_size": 24,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+}
+SMOLLM3 = LLAMA | {"model_type": "smollm3", "num_key_value_heads": 2}
 QWEN2 = LLAMA | {"model_type": "qwen2", "num_key_value_heads": 4}
 
 
@@ -91,6 +100,36 @@ def test_both_layouts_of_rotary_positions_are_read() -> None:
     assert read(GEMMA3 | since).sliding_rope_theta == 20
 
 
+def test_yarn_has_the_defaults_of_the_paper() -> None:
+    found = read(LLAMA | {"rope_scaling": {"type": "yarn", "factor": 4.0, "truncate": True}})
+    assert found.rope_scaling == RopeScaling(
+        type="yarn",
+        factor=4.0,
+        low_frequency_factor=1,
+        high_frequency_factor=32,
+        original_context_length=128,
+        attention_factor=0.1 * math.log(4) + 1,
+    )
+    given = {"type": "yarn", "factor": 4.0, "beta_fast": 20, "attention_factor": None}
+    scaling = read(LLAMA | {"rope_scaling": given}).rope_scaling
+    assert scaling is not None
+    assert scaling.high_frequency_factor == 20
+    assert scaling.attention_factor == pytest.approx(1.1386, abs=1e-4)
+
+
+def test_both_layouts_of_olmo_3() -> None:
+    olmo = LLAMA | {"model_type": "olmo3"}
+    yarn = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64}
+    before = {"rope_theta": 300.0, "rope_scaling": yarn}
+    sliding = {"rope_type": "default", "rope_theta": 300.0}
+    ropes = {"full_attention": {"rope_theta": 300.0} | yarn, "sliding_attention": sliding}
+    found = read(olmo | before)
+    assert found == read(olmo | {"rope_parameters": ropes})
+    assert (found.rope_theta, found.sliding_rope_theta) == (300.0, 300.0)
+    assert list(found.layer_kinds()) == ["sliding", "sliding", "sliding", "global"]
+    assert read(olmo).rope_theta == 500_000.0
+
+
 def test_windows_of_the_upper_layers() -> None:
     window = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 3}
     found = read(QWEN2 | window)
@@ -107,8 +146,20 @@ def test_windows_of_the_upper_layers() -> None:
             {"model_type": "gpt_neox"},
             'model_type: "gpt_neox" is not supported; supported are gemma',
         ),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_scaling: .*yarn"),
-        ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "must be default, linear or llama3"),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 4.0}}, "rope_scaling: .*longrope"),
+        (
+            {"rope_scaling": {"type": "dynamic", "factor": 4.0}},
+            "must be default, linear, llama3 or",
+        ),
+        (
+            {"rope_scaling": {"type": "yarn", "factor": 4.0, "mscale": 1.0}},
+            "rope_scaling: .*mscale.*its keys are attention_factor, beta_fast",
+        ),
+        (
+            {"rope_scaling": {"type": "yarn", "factor": 4.0, "truncate": False}},
+            "rope_scaling: .*truncate must be true",
+        ),
+        ({"rope_scaling": {"type": "yarn"}}, "factor"),
         (
             {"rope_scaling": {"type": "linear", "factor": 2.0, "mscale": 1}},
             "rope_scaling: .*mscale",
@@ -154,6 +205,56 @@ def test_unsupported_keys(keys: dict[str, Any], error: str) -> None:
 def test_unsupported_keys_of_gemma_3(keys: dict[str, Any], error: str) -> None:
     with pytest.raises(UserError, match=error):
         read(GEMMA3 | keys)
+
+
+@pytest.mark.parametrize(
+    ("keys", "error"),
+    [
+        ({"no_rope_layers": [1, 0]}, "no_rope_layers: .*must be 0 or 1 for each of 4 layers"),
+        ({"no_rope_layers": [1, 0, 2, 1]}, "no_rope_layers: .*must be 0 or 1"),
+        ({"no_rope_layers": 3}, "no_rope_layers: 3 is not supported"),
+        ({"no_rope_layer_interval": 0}, "no_rope_layer_interval: 0 is not supported"),
+        ({"use_sliding_window": True}, "use_sliding_window: true is not supported"),
+        ({"sliding_window": 5}, "sliding_window: 5 is not supported"),
+        ({"layer_types": ["sliding_attention"] * 4}, "layer_types: .*full_attention for all 4"),
+    ],
+)
+def test_unsupported_keys_of_smollm_3(keys: dict[str, Any], error: str) -> None:
+    with pytest.raises(UserError, match=error):
+        read(SMOLLM3 | keys)
+
+
+def test_layers_without_rotation() -> None:
+    assert list(read(SMOLLM3).layer_kinds()) == ["global", "global", "global", "nope"]
+    found = read(SMOLLM3 | {"no_rope_layers": [0, 1, 0, 1], "no_rope_layer_interval": 3})
+    assert found.layer_pattern == ("nope", "global")
+    assert read(SMOLLM3 | {"no_rope_layer_interval": 5}).layer_pattern is None
+
+
+@pytest.mark.parametrize(
+    ("keys", "error"),
+    [
+        ({"decoder_sparse_step": 2}, "decoder_sparse_step: 2 is not supported; must be 1"),
+        ({"mlp_only_layers": [1]}, r"mlp_only_layers: \[1\] is not supported; must be \[\]"),
+        ({"num_experts_per_tok": 9}, "experts_per_token: 9 is above n_experts 4"),
+        ({"shared_expert_intermediate_size": 8}, "shared_expert_intermediate_size: unknown key"),
+    ],
+)
+def test_unsupported_keys_of_qwen_3_with_experts(keys: dict[str, Any], error: str) -> None:
+    with pytest.raises(UserError, match=error):
+        read(QWEN3_MOE | keys)
+
+
+def test_keys_of_qwen_3_with_experts() -> None:
+    found = read(QWEN3_MOE | {"sliding_window": 5})
+    assert (found.n_experts, found.experts_per_token, found.ffn_dim) == (4, 2, 24)
+    assert not found.normalize_expert_weights
+    assert found.sliding_window is None
+    assert read(QWEN3_MOE | {"norm_topk_prob": True}).normalize_expert_weights
+    newer = {key: value for key, value in QWEN3_MOE.items() if key != "num_experts"}
+    assert read(newer | {"num_local_experts": 4}) == read(QWEN3_MOE)
+    windows = read(QWEN3_MOE | {"sliding_window": 5, "use_sliding_window": True})
+    assert set(windows.layer_kinds()) == {"sliding"}
 
 
 @pytest.mark.parametrize(

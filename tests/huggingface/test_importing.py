@@ -19,11 +19,10 @@ from rungs.checkpointing.weights_file import TensorWriter, Weights
 from rungs.common import strict_json
 from rungs.common.disk import create_folder
 from rungs.common.errors import RunFailure, UserError
-from rungs.config import run_config
+from rungs.config import reference, run_config
 from rungs.config.model_config import ModelConfig
 from rungs.data import tokenizer_files
 from rungs.data.bpe import train_bpe
-from rungs.huggingface import importing
 from rungs.huggingface.exporting import Export
 from rungs.huggingface.importing import Import, find_source, import_model, target_folder
 from rungs.run.folder import RunFolder
@@ -286,7 +285,7 @@ def test_model_json_names_its_schema_within_the_project(
     """Elsewhere the key is left out."""
     run = imported(MODELS / "gpt2", tmp_path / "run")
     assert "$schema" not in json.loads((run.path / "model.json").read_text())
-    monkeypatch.setattr(importing, "checkout", lambda: tmp_path)
+    monkeypatch.setattr(reference, "checkout", lambda: tmp_path)
     run = imported(MODELS / "gpt2", tmp_path / "runs" / "name")
     keys = json.loads((run.path / "model.json").read_text())
     assert keys["$schema"] == "../../schemas/model.schema.json"

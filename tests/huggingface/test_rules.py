@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from rungs.huggingface.tensor_rules import AbstractParameter, TensorGroup, linear
+from rungs.huggingface.tensor_groups import AbstractParameter, TensorGroup
+from rungs.huggingface.tensor_rules import linear
 
 QUERY, KEY = AbstractParameter((3, 6, 4, 2), inputs=1), AbstractParameter((3, 6, 1, 2), inputs=1)
 

@@ -46,7 +46,7 @@ def test_the_forward_scan_keeps_no_copy_of_the_weights(
     def loss(weights: nnx.State) -> jax.Array:
         compute = Compute(jnp.dtype(jnp.bfloat16), remat)
         blocks = nnx.merge(graph, weights)
-        return run_blocks(blocks, config, x_BSD, NO_DROPOUT, compute, False)[0].sum()
+        return run_blocks(blocks, config, x_BSD, NO_DROPOUT, compute)[0].sum()
 
     forward, backward = scans_in(jax.make_jaxpr(jax.grad(loss))(weights).jaxpr)
     kernels = Shapes(leaf.size for leaf in jax.tree.leaves(weights) if leaf.ndim > 2)

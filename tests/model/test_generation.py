@@ -43,6 +43,16 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "attention_soft_cap": 3.0,
         "final_soft_cap": 5.0,
     },
+    "olmo-and-nope": LLAMA
+    | {
+        **{"n_layers": 4, "layer_pattern": ["sliding", "global", "nope"], "sliding_window": 4},
+        **{"norm_placement": "output", "qk_norm": True, "qk_norm_scope": "all_heads"},
+        "rope_scaling": {
+            **{"type": "yarn", "factor": 2.0, "attention_factor": 1.1},
+            **{"low_frequency_factor": 1.0, "high_frequency_factor": 8.0},
+            "original_context_length": 32,
+        },
+    },
     "experts": LLAMA | {"n_experts": 3, "experts_per_token": 2},
     "recipe": RECIPE | {"n_layers": 4, "n_heads": 4},
 }

@@ -100,6 +100,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "n_kv_heads": 2,
         "ffn_dim": 12,
     },
+    "experts-weighted-among-all": EXPERTS | {"normalize_expert_weights": False, "ffn_dim": 6},
     "qwen-2": LLAMA | {"qkv_bias": True, "n_heads": 4, "n_kv_heads": 2, "tied_embeddings": True},
     "qwen-3": LLAMA
     | {
@@ -110,6 +111,43 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "qk_norm": True,
         "rope_theta": 1e6,
         "norm_epsilon": 1e-6,
+    },
+    "olmo-2": LLAMA
+    | {
+        "emb_dim": 20,
+        "n_heads": 4,
+        "n_kv_heads": 2,
+        "head_dim": 6,
+        "norm_placement": "output",
+        "qk_norm": True,
+        "qk_norm_scope": "all_heads",
+    },
+    "olmo-3": LLAMA
+    | {
+        **{"emb_dim": 20, "n_layers": 5, "n_heads": 4, "n_kv_heads": 2, "head_dim": 12},
+        **{"norm_placement": "output", "qk_norm": True, "qk_norm_scope": "all_heads"},
+        **{"sliding_window": 3, "layer_pattern": ["sliding", "sliding", "sliding", "global"]},
+        **{"rope_theta": 60.0, "sliding_rope_theta": 60.0},
+        "rope_scaling": {
+            **{"type": "yarn", "factor": 6.0, "attention_factor": 1.3},
+            **{"low_frequency_factor": 1.0, "high_frequency_factor": 6.0},
+            "original_context_length": 60,
+        },
+    },
+    "smollm-3": LLAMA
+    | {
+        **{"emb_dim": 24, "n_layers": 5, "n_heads": 6, "n_kv_heads": 2, "rope_theta": 200.0},
+        **{"layer_pattern": ["global", "global", "global", "nope"], "tied_embeddings": True},
+    },
+    "windows-and-no-rotation": LLAMA
+    | {"n_layers": 4, "sliding_window": 2, "layer_pattern": ["sliding", "nope", "global"]},
+    "norms-of-all-heads": {
+        **{"norm": "rms_norm_plus_one", "norm_placement": "output", "feed_forward": "none"},
+        **{"qk_norm": True, "qk_norm_scope": "all_heads", "n_layers": 3},
+    },
+    "bare-norms-of-all-heads": {
+        **{"norm": "rms_norm", "norm_parameters": False, "norm_placement": "output"},
+        **{"qk_norm": True, "qk_norm_scope": "all_heads"},
     },
     "gemma-2": GEMMA
     | {
@@ -153,7 +191,7 @@ def forward(model: GPT, tokens_BS: np.ndarray, **options: Any) -> Forward:
 LAYERED = [name for name in VARIANTS if VARIANTS[name].get("n_layers") != 0]
 QUICK = {
     *("gpt2", "a-to-a", "sinusoidal", "no-residual", "norm-after", "pattern-longer-than-the-model"),
-    *("experts-with-biases", "llama-3", "mistral", "mixtral", "gemma-3", "recipe"),
+    *("experts-with-biases", "llama-3", "mistral", "mixtral", "olmo-3", "gemma-3", "recipe"),
 }
 """Not long."""
 

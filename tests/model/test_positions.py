@@ -18,6 +18,7 @@ LLAMA_3 = {
     "high_frequency_factor": 4.0,
     "original_context_length": 8192,
 }
+YARN = LLAMA_3 | {"type": "yarn", "high_frequency_factor": 32.0, "attention_factor": 1.2}
 SCALINGS = {
     "plain": {},
     "linear": {"rope_scaling": {"type": "linear", "factor": 4.0}},
@@ -119,7 +120,34 @@ def test_llama3_scaling_is_continuous_between_regimes() -> None:
     scaling = RopeScaling.model_validate(LLAMA_3)
     for bound, ratio in ((8192 / 4, 1.0), (8192 / 1, 1 / 8)):
         around = 2 * math.pi / (bound * np.array([1 - 1e-9, 1, 1 + 1e-9]))
-        np.testing.assert_allclose(scale_frequencies(around, scaling) / around, ratio, rtol=1e-8)
+        np.testing.assert_allclose(
+            scale_frequencies(around, scaling, 10_000.0) / around, ratio, rtol=1e-8
+        )
+
+
+def test_yarn_scales_pairs_in_a_ramp_and_lengthens_rotated_heads() -> None:
+    """OLMo 3's numbers; transformers 5.23 has these bounds."""
+    plain = rotary_frequencies(rope_config(), "global")
+    architecture = rope_config(rope_scaling=YARN)
+    ratio = rotary_frequencies(architecture, "global") / plain
+    first, last = 18, 35  # 128 · ln(8192 ÷ 2π · 32) ÷ (2 · ln 500,000) = 18.08, and 34.98
+    np.testing.assert_allclose(ratio[: first + 1], 1, rtol=1e-12)
+    np.testing.assert_allclose(ratio[last:], 1 / 8, rtol=1e-12)
+    ramp = (np.arange(first, last + 1) - first) / (last - first)
+    np.testing.assert_allclose(ratio[first : last + 1], 1 - ramp * 7 / 8, rtol=1e-12)
+    x_SNH = random_heads(3, 2, 128)
+    lengths = jnp.linalg.norm(rotary(architecture, 0, 7, 5000)(x_SNH), axis=-1)
+    np.testing.assert_allclose(lengths, 1.2 * jnp.linalg.norm(x_SNH, axis=-1), rtol=1e-5)
+
+
+def test_yarn_leaves_sliding_layers_with_their_own_base_alone() -> None:
+    keys = {"rope_scaling": YARN, "sliding_window": 4}
+    shared, own = rope_config(**keys), rope_config(**keys, sliding_rope_theta=500_000.0)
+    x_SNH = random_heads(2, 2, 128)
+    for architecture, factor in ((shared, 1.2), (own, 1.0)):
+        rotated = rotary(architecture, 3, 4, kind="sliding")(x_SNH)
+        lengths = jnp.linalg.norm(rotated, axis=-1)
+        np.testing.assert_allclose(lengths, factor * jnp.linalg.norm(x_SNH, axis=-1), rtol=1e-5)
 
 
 def test_sliding_layers_may_have_their_own_base_which_is_never_scaled() -> None:

@@ -62,6 +62,7 @@ TRAININGS: dict[str, dict[str, Any]] = {
     "experts": {"drop_rate": 0.3, "load_balancing_weight": 1.0},
     "no-layers": {"drop_rate": 0.3},
     "recipe": {"drop_rate": 0.3},
+    "olmo": {},
 }
 
 
@@ -190,6 +191,10 @@ CASES: list[tuple[str, str, int, int, int, tuple[Any, ...]]] = [
     ("recipe", "tp", 1, 8, 2, (FULL,)),
     ("recipe", "fsdp_tp", 4, 2, 2, (TWICE,)),
     ("recipe", "cp", 2, 4, 1, (DOTS,)),
+    ("olmo", "fsdp", 8, 1, 1, ()),
+    ("olmo", "tp", 1, 4, 1, (FULL,)),
+    ("olmo", "fsdp_tp", 4, 2, 2, (DOTS,)),
+    ("olmo", "cp", 2, 4, 1, (DOTS,)),
     ("gpt2", "cp", 1, 4, 2, (DOTS,)),
     ("gpt2", "cp", 2, 2, 1, (FULL,)),
     ("llama", "cp", 1, 8, 2, (DOTS,)),
@@ -200,7 +205,7 @@ CASES: list[tuple[str, str, int, int, int, tuple[Any, ...]]] = [
     ("no-layers", "cp", 1, 8, 2, ()),
 ]
 
-QUICK = {"no-layers-fsdp_tp-4x2", "llama-cp-2x4", "recipe-fsdp_tp-4x2"}
+QUICK = {"no-layers-fsdp_tp-4x2", "llama-cp-2x4", "olmo-fsdp_tp-4x2"}
 """Not long."""
 
 
@@ -233,6 +238,7 @@ def test_the_gradient_of_every_parameter_is_that_of_one_device(
     [
         ("gpt2", "fsdp_tp", 4, 2),
         pytest.param("llama", "tp", 1, 8, marks=pytest.mark.long),
+        pytest.param("olmo", "fsdp_tp", 2, 4, marks=pytest.mark.long),
         pytest.param("llama", "cp", 2, 4, marks=pytest.mark.long),
         pytest.param("no-layers", "tp", 1, 8, marks=pytest.mark.long),
     ],

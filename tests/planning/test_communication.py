@@ -47,6 +47,10 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     },
 }
 ARCHITECTURES["recipe"] = {**RECIPE, "n_layers": 4, "n_heads": 8, "n_kv_heads": 4, "ffn_dim": 32}
+ARCHITECTURES["olmo"] = {
+    **ARCHITECTURES["llama"],
+    **{"norm_placement": "output", "qk_norm": True, "qk_norm_scope": "all_heads"},
+}
 ARCHITECTURES["gemma"] = {
     **ARCHITECTURES["llama"],
     "n_layers": 4,  # a layer after the last period would be gathered once, outside the loop
@@ -105,6 +109,8 @@ def bytes_in_program(run: RunConfig) -> dict[tuple[str, tuple[str, ...]], int]:
                 ("gpt2", "cp", (1, 8), {"remat": "none"}),
                 ("llama", "cp", (2, 4), {"gradient_accumulation_steps": 2}),
                 ("gemma", "cp", (1, 8), {"remat": "full"}),
+                ("olmo", "fsdp_tp", (2, 2), {"remat": "full"}),
+                ("olmo", "tp", (1, 4), {}),
                 ("recipe", "dp", (8, 1), {}),
                 ("recipe", "fsdp", (8, 1), {"gradient_accumulation_steps": 2}),
                 ("recipe", "fsdp_tp", (4, 2), {"remat": "full"}),

@@ -81,6 +81,11 @@ SOUND: dict[str, dict[str, Any]] = {
     "gpt2": {"qkv_bias": True},
     "bare": {"positions": "none", "norm": "none", "residual": False, "n_layers": 1},
     "after": {"positions": "sinusoidal", "norm_placement": "after", "init": "truncated_normal"},
+    "nope": LLAMA | {"layer_pattern": ["global", "nope"]},
+    "output": {
+        **{"norm": "rms_norm", "norm_placement": "output"},
+        **{"qk_norm": True, "qk_norm_scope": "all_heads"},
+    },
     "windows": WINDOWS,
     "gemma": WINDOWS
     | {

@@ -11,6 +11,7 @@ PAGES = [
     "README.md",
     "runs/README.md",
     "CONTRIBUTING.md",
+    "assignment/README.md",
     *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/**/*.md")),
     *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("notebooks/[0-9R]*")),
 ]

@@ -43,6 +43,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "tied_embeddings": True,
         "embedding_scale": "sqrt_emb_dim",
     },
+    "olmo": {
+        **{**LLAMA, "norm_placement": "output", "qk_norm": True, "qk_norm_scope": "all_heads"},
+    },
     "recipe": {**SIZE, **RECIPE, "n_kv_heads": 4},
     "a-to-a": {**SIZE, "n_layers": 0, "n_heads": None, "positions": "none", "norm": "none"},
 }

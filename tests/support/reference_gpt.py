@@ -32,7 +32,10 @@ def forward(config: ModelConfig, weights: Weights, tokens: NDArray[np.int32]) ->
         if config.residual_scalars:
             scale, skip = layer["blocks.residual_scale"], layer["blocks.embedding_skip"]
             x = scale * x + skip * states[0]
-        states.append(block(config, layer, x, is_sliding(config, number), extra))
+        pattern = config.layer_pattern or ("",)
+        is_unrotated = pattern[number % len(pattern)] == "nope"
+        own = config.model_copy(update={"positions": "none"}) if is_unrotated else config
+        states.append(block(own, layer, x, is_sliding(config, number), extra))
     if config.norm_placement != "after":
         states[-1] = norm(config, weights, "final_norm", states[-1])
     head = embedding.T if config.tied_embeddings else weights["head.kernel"]
@@ -86,12 +89,13 @@ def block(
     sublayers = ["attention"] if config.feed_forward == "none" else ["attention", "feed_forward"]
     for part in sublayers:
         name = f"blocks.{part}"
-        y = x if config.norm_placement == "after" else norm(config, layer, f"{name}_norm", x)
+        on_input = config.norm_placement in ("before", "around")
+        y = norm(config, layer, f"{name}_norm", x) if on_input else x
         if part == "attention":
             y = self_attention(config, layer, y, sliding, extra)
         else:
             y = feed_forward_part(config, layer, y)
-        if config.norm_placement == "around":
+        if config.norm_placement in ("around", "output"):
             y = norm(config, layer, f"{name}_output_norm", y)
         x = x + y if config.residual else y
         if config.norm_placement == "after":
@@ -105,6 +109,7 @@ def norm(config: ModelConfig, weights: Weights, name: str, x: Floats) -> Floats:
     scale, bias = np.ones(x.shape[-1]), np.zeros(x.shape[-1])
     if config.norm_parameters:
         scale, bias = weights[f"{name}.scale"], weights.get(f"{name}.bias", bias)
+    scale = scale.reshape(-1)  # of all heads
     if config.norm == "layer_norm":
         return layer_norm(x, scale, bias, config.norm_epsilon)
     return rms_norm(x, 1 + scale if "plus_one" in config.norm else scale, config.norm_epsilon)
@@ -130,12 +135,18 @@ def self_attention(
 ) -> Floats:
     """(S, D) to (S, D)."""
 
+    factor = 1.0  # of YaRN
+    if config.rope_scaling and not (sliding and config.sliding_rope_theta):
+        factor = config.rope_scaling.attention_factor or 1.0
+
     def project(name: str) -> Floats:
         y = np.einsum("sd,dnh->snh", x, layer[f"blocks.attention.{name}.kernel"])
         y = y + layer[f"blocks.attention.{name}.bias"] if config.qkv_bias else y
         if config.qk_norm and name != "value":
-            y = norm(config, layer, f"blocks.attention.{name}_norm", y)
-        return rotate(config, y, sliding) if config.positions == "rope" and name != "value" else y
+            together = y.reshape(len(y), -1) if config.qk_norm_scope == "all_heads" else y
+            y = norm(config, layer, f"blocks.attention.{name}_norm", together).reshape(y.shape)
+        is_rotated = config.positions == "rope" and name != "value"
+        return factor * rotate(config, y, sliding) if is_rotated else y
 
     visible = np.zeros((len(x), len(x)), bool)
     for s in range(len(x)):
@@ -208,6 +219,10 @@ def wavelength(config: ModelConfig, pair: int, width: int, sliding: bool) -> flo
     assert scaling.original_context_length
     assert scaling.low_frequency_factor
     assert scaling.high_frequency_factor
+    if scaling.type == "yarn":
+        return 1 / (
+            (1 - (r := yarn_ramp(config, pair, width))) / plain + r / plain / scaling.factor
+        )
     if plain > scaling.original_context_length / scaling.low_frequency_factor:
         return plain * scaling.factor
     if plain < scaling.original_context_length / scaling.high_frequency_factor:
@@ -216,6 +231,24 @@ def wavelength(config: ModelConfig, pair: int, width: int, sliding: bool) -> flo
     turns = scaling.original_context_length / plain
     smooth = (turns - scaling.low_frequency_factor) / between
     return 1 / ((1 - smooth) / (plain * scaling.factor) + smooth / plain)
+
+
+def yarn_ramp(config: ModelConfig, pair: int, width: int) -> float:
+    """Return how much of a pair's frequency is divided (Peng et al. 2023, equation 17, with the
+    bounds as whole numbers of pairs, as in the authors' code)."""
+    scaling = config.rope_scaling
+    assert scaling
+    assert scaling.original_context_length
+    assert scaling.low_frequency_factor
+    assert scaling.high_frequency_factor
+
+    def pair_that_makes(turns: float) -> float:
+        length = scaling.original_context_length / turns
+        return width * math.log(length / (2 * math.pi)) / (2 * math.log(config.rope_theta))
+
+    first = max(math.floor(pair_that_makes(scaling.high_frequency_factor)), 0)
+    last = min(math.ceil(pair_that_makes(scaling.low_frequency_factor)), width - 1)
+    return min(max((pair - first) / (last - first), 0.0), 1.0)
 
 
 def feed_forward(config: ModelConfig, layer: Weights, x: Floats) -> Floats:
@@ -253,5 +286,6 @@ def experts(config: ModelConfig, layer: Weights, x: Floats) -> Floats:
         chosen = sorted(range(len(scores)), key=lambda e: -scores[e])[: config.experts_per_token]
         for e in chosen:
             own = {name: w[e] for name, w in layer.items() if name.startswith(EXPERTS)}
-            result[s] += scores[e] / scores[chosen].sum() * feed_forward(config, own, x[s])
+            whole = scores[chosen].sum() if config.normalize_expert_weights else 1.0
+            result[s] += scores[e] / whole * feed_forward(config, own, x[s])
     return result

@@ -85,6 +85,13 @@ RECIPE_OF_MUON: dict[str, Any] = {
 }
 """Every key of its optimizer; the multipliers are arbitrary."""
 ARCHITECTURES["recipe"] = {**RECIPE, "n_layers": 3, "n_heads": 8, "n_kv_heads": 4, "ffn_dim": 32}
+ARCHITECTURES["olmo"] = {
+    **{"n_layers": 3, "n_heads": 8, "n_kv_heads": 2, "head_dim": 4, "ffn_dim": 32},
+    **{"positions": "rope", "norm": "rms_norm", "norm_placement": "output", "qk_norm": True},
+    **{"qk_norm_scope": "all_heads", "feed_forward": "swiglu", "ffn_bias": False},
+    "attention_output_bias": False,
+}
+"""With a norm over heads that are split, and on four devices one over heads that are not."""
 ARCHITECTURES["even-llama"] = {**ARCHITECTURES["llama"], "layer_pattern": None}
 ARCHITECTURES["odd-llama"] = {**ARCHITECTURES["even-llama"], "emb_dim": 18}
 """So wide that four devices cannot divide it."""

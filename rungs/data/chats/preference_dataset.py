@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from rungs.common import hub
-from rungs.common.errors import check_characters
+from rungs.common.errors import UserError, check_characters, reason
 from rungs.common.strict_json import format_value
 from rungs.data.chats.chat_dataset import ChatFormat, Turn, save_template, token_count
 from rungs.data.chats.chat_template import ChatTemplate
@@ -37,6 +37,7 @@ _ANSWERS = ("chosen", "rejected")
 _MOST_STEM = 50
 """Characters of a file's name that are kept in that of a copy."""
 _OF_CHATS = ("tools", "documents", "chat_template_kwargs", "system")
+_KEYS = (*_ANSWERS, "prompt", *_OF_CHATS)
 
 
 class Preference(NamedTuple):
@@ -181,7 +182,8 @@ def as_json_lines(
     found: Sequence[DataFile], repository: tuple[str, str] | None
 ) -> Iterator[dict[Path, Split | None]]:
     """Fetch files, from a repository's name and revision if given, and yield those that are plain
-    JSON lines, or were made so, with their splits; they are deleted at the end."""
+    JSON lines, or were made so, with their splits; they are deleted at the end. Errors name the
+    files as given."""
     with TemporaryDirectory() as place:
 
         def fetch(file: DataFile) -> Path:
@@ -190,6 +192,7 @@ def as_json_lines(
             return hub.dataset_file(*repository, file.name, Path(place))
 
         plain: dict[Path, Split | None] = {}
+        names: dict[Path, str] = {}
         for number, fetched in enumerate(fetch_ahead(found, fetch)):
             path = fetched.path
             if path.suffix not in (".jsonl", ".ndjson", ".json"):
@@ -197,6 +200,21 @@ def as_json_lines(
                 path.parent.mkdir()
                 with path.open("w", encoding="utf-8") as lines:
                     for row in files.rows(fetched.path, fetched.file.name):
-                        lines.write(json.dumps(row, default=str) + "\n")
-            plain[path] = fetched.file.split
-        yield plain
+                        lines.write(_as_line(row, fetched.file.name))
+            plain[path], names[path] = fetched.file.split, fetched.file.name
+        try:
+            yield plain
+        except UserError as error:
+            message = str(error)
+            for path, name in names.items():
+                message = message.replace(str(path), name)
+            raise UserError(message) from None
+
+
+def _as_line(row: dict[str, Any], name: str) -> str:
+    """Return the parts of a row that make a preference as JSON. Raises UserError if one holds
+    something else than text, such as bytes."""
+    try:
+        return json.dumps({key: row[key] for key in _KEYS if key in row}) + "\n"
+    except TypeError as error:
+        raise UserError(f"{name}: a preference must hold texts: {reason(error)}") from None

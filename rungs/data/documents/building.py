@@ -215,7 +215,10 @@ class _Builder:
     ) -> None:
         self._folder, self._request, self._progress = folder, request, progress
         self._encoder, self._tokenizer = BatchEncoder(tokenizer), tokenizer
-        dtype, texts = token_dtype(tokenizer), log_texts(tokenizer, tokenizer.end_of_text)
+        dtype, texts = (
+            token_dtype(tokenizer.vocab_size),
+            log_texts(tokenizer, tokenizer.end_of_text),
+        )
         done, paths = progress.tokens, {split: folder / split_file(split) for split in SPLITS}
         self._writers = {
             split: stack.enter_context(TokenWriter(path, dtype, texts, done.get(split, 0)))

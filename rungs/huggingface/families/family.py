@@ -16,6 +16,7 @@ _BLOCK_KEYS = (
     *("n_heads", "n_kv_heads", "head_dim", "qkv_bias", "attention_output_bias", "qk_norm"),
     *("query_pre_attn_scalar", "attention_soft_cap", "residual", "feed_forward", "ffn_dim"),
     *("ffn_bias", "n_experts", "experts_per_token", "residual_scalars", "value_embedding_every"),
+    *("normalize_expert_weights", "qk_norm_scope"),
 )
 
 
@@ -78,16 +79,20 @@ def normal_form(model: ModelConfig) -> ModelConfig:
     keys["n_kv_heads"] = model.n_kv_heads or model.n_heads
     keys["head_dim"] = model.head_width
     keys["ffn_dim"] = None if model.feed_forward == "none" else model.hidden_dim
+    if not model.n_experts:
+        del keys["normalize_expert_weights"]
+    if not model.qk_norm:
+        del keys["qk_norm_scope"]
     if not (model.mup and model.mup.base_head_dim):  # muP has its own attention scale
         keys["query_pre_attn_scalar"] = model.query_pre_attn_scalar or model.head_width
     if model.positions != "rope":
         del keys["rope_theta"]
     kinds = list(model.layer_kinds())
+    keys["layer_pattern"] = None if set(kinds) == {"global"} else kinds
     if "sliding" in kinds:
-        keys["layer_pattern"] = kinds
         keys["sliding_rope_theta"] = _sliding_base(model)
     else:
-        del keys["layer_pattern"], keys["sliding_window"], keys["sliding_rope_theta"]
+        del keys["sliding_window"], keys["sliding_rope_theta"]
     return ModelConfig.model_validate(keys)
 
 

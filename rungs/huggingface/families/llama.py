@@ -1,7 +1,7 @@
-"""Llama and families with the same design: Mistral, Mixtral, Qwen 2 and Qwen 3. Defaults are those
-of `models/<model_type>` in transformers 5.23."""
+"""Llama and families with the same design: Mistral, Mixtral, Qwen 2, Qwen 3 with experts or
+without, and SmolLM3. Defaults are those of `models/<model_type>` in transformers 5.23."""
 
-from rungs.huggingface.attention_keys import Rope, UpperWindows
+from rungs.huggingface.attention_keys import Rope, SwitchedWindow, UnrotatedLayers, UpperWindows
 from rungs.huggingface.config_keys import Choice, Flag, Key, SameValue
 from rungs.huggingface.families.family import Family
 from rungs.huggingface.tensor_rules import as_is, linear, norm
@@ -34,12 +34,14 @@ def sizes(
     epsilon: float = 1e-6,
     tied: bool = False,
     head_dim: int | None = None,
+    ffn_key: str = "intermediate_size",
 ) -> tuple[Key, ...]:
-    """Return the keys shared by all families except GPT-2, with the given defaults."""
+    """Return the keys shared by all families except GPT-2, with the given defaults. `ffn_key` is
+    that of the feed-forward sub-layer's width."""
     return (
         SameValue("vocab_size", "vocab_size", vocab_size),
         SameValue("hidden_size", "emb_dim", hidden_size),
-        SameValue("intermediate_size", "ffn_dim", intermediate_size),
+        SameValue(ffn_key, "ffn_dim", intermediate_size),
         SameValue("num_hidden_layers", "n_layers", layers),
         SameValue("num_attention_heads", "n_heads", heads),
         SameValue("num_key_value_heads", "n_kv_heads", kv_heads),
@@ -77,6 +79,13 @@ EXPERTS = (
     *linear(f"{EXPERT}.w1", "blocks.feed_forward.gate"),
     *linear(f"{EXPERT}.w3", "blocks.feed_forward.up"),
     *linear(f"{EXPERT}.w2", "blocks.feed_forward.down"),
+)
+QWEN_EXPERT = f"{LAYER}.mlp.experts.{{expert}}"
+QWEN_EXPERTS = (
+    *linear(f"{LAYER}.mlp.gate", "blocks.feed_forward.router"),
+    *linear(f"{QWEN_EXPERT}.gate_proj", "blocks.feed_forward.gate"),
+    *linear(f"{QWEN_EXPERT}.up_proj", "blocks.feed_forward.up"),
+    *linear(f"{QWEN_EXPERT}.down_proj", "blocks.feed_forward.down"),
 )
 FEED_FORWARD_NORM = norm(f"{LAYER}.post_attention_layernorm", "blocks.feed_forward_norm")
 LLAMA_TENSORS = (*ATTENTION, *FEED_FORWARD_NORM, *FEED_FORWARD)
@@ -144,4 +153,37 @@ QWEN3 = Family(
     ),
     LLAMA_CONSTANTS | {"qk_norm": True},
     LLAMA_TENSORS,
+)
+QWEN3_MOE = Family(
+    "qwen3_moe",
+    "Qwen3MoeForCausalLM",
+    (
+        *sizes(151_936, 2048, 768, 24, 32, 4, 32_768, ffn_key="moe_intermediate_size"),
+        ACTIVATION,
+        ATTENTION_BIAS,
+        SwitchedWindow(),
+        SameValue("num_experts", "n_experts", 128, newer_key="num_local_experts"),
+        SameValue("num_experts_per_tok", "experts_per_token", 8),
+        Flag("norm_topk_prob", ("normalize_expert_weights",), False),
+        Rope(),
+    ),
+    LLAMA_CONSTANTS | {"qk_norm": True},
+    (*ATTENTION, *FEED_FORWARD_NORM, *QWEN_EXPERTS),
+    supported_values={"decoder_sparse_step": (1,), "mlp_only_layers": ([],)},  # all have experts
+    unused_keys=("intermediate_size", "max_window_layers"),  # of layers without; of Qwen 3
+)
+SMOLLM3 = Family(
+    "smollm3",
+    "SmolLM3ForCausalLM",
+    (
+        *sizes(128_256, 2048, 11_008, 36, 16, 4, 32_768, tied=True),
+        ACTIVATION,
+        ATTENTION_BIAS,
+        Flag("mlp_bias", ("ffn_bias",), False),
+        UnrotatedLayers(),
+        Rope(2_000_000.0),
+    ),
+    LLAMA_CONSTANTS,
+    LLAMA_TENSORS,
+    unused_keys=("max_window_layers",),  # of Qwen
 )

@@ -5,11 +5,23 @@ from rungs.huggingface.config_keys import HFConfig
 from rungs.huggingface.families.family import Family
 from rungs.huggingface.families.gemma import GEMMA, GEMMA2, GEMMA3
 from rungs.huggingface.families.gpt2 import GPT2
-from rungs.huggingface.families.llama import LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3
+from rungs.huggingface.families.llama import (
+    LLAMA,
+    MISTRAL,
+    MIXTRAL,
+    QWEN2,
+    QWEN3,
+    QWEN3_MOE,
+    SMOLLM3,
+)
+from rungs.huggingface.families.olmo import OLMO2, OLMO3
 
 FAMILIES = {
     family.model_type: family
-    for family in (LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, MIXTRAL, GPT2)
+    for family in (
+        *(LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, MIXTRAL, GPT2),
+        *(QWEN3_MOE, OLMO2, OLMO3, SMOLLM3),
+    )
 }
 """Families by model type. Export uses the first that can express a model, so order matters."""
 VISION_MODELS = {"gemma3": "gemma3_text"}

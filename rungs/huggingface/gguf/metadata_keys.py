@@ -133,7 +133,7 @@ class Rope:
     def write(self, model: ModelConfig) -> Values:
         values: Values = {"rope.freq_base": model.rope_theta}
         scaling = model.rope_scaling
-        if scaling is None:
+        if scaling is None or scaling.type == "yarn":
             return values
         if scaling.type == "linear":
             return values | {"rope.scaling.type": "linear", "rope.scaling.factor": scaling.factor}
@@ -161,4 +161,4 @@ def _read_llama3(metadata: HFConfig, theta: float) -> Values | None:
 
 def _divisors(scaling: RopeScaling, theta: float, head_width: int) -> np.ndarray:
     frequencies = theta ** -(np.arange(0, head_width, 2) / head_width)
-    return frequencies / scale_frequencies(frequencies, scaling)
+    return frequencies / scale_frequencies(frequencies, scaling, theta)

@@ -130,10 +130,14 @@ def _attention(scoring: Scoring, query: Array, key: Array, value: Array) -> Arra
 def _forward(
     scoring: Scoring, query: Array, key: Array, value: Array
 ) -> tuple[Array, tuple[Scoring, Residuals]]:
-    query_XGSH, key_XTH, value_XTH = _queries(query, key), _keys(key), _keys(value)
+    query_XGSH, key_XTH, value_XTH = (
+        grouped_queries(query, key),
+        merged_keys(key),
+        merged_keys(value),
+    )
     parts, totals, weights = [], [], []
     for block in query_blocks(query.shape[1], scoring.window):
-        scores_XQT, slope_XQT = _scores(scoring, block, query_XGSH, key_XTH)
+        scores_XQT, slope_XQT = block_scores(scoring, block, query_XGSH, key_XTH)
         shifted_XQT = scores_XQT - scores_XQT.max(axis=-1, keepdims=True)
         exponentials_XQT = target_device.cpu_barrier(jnp.exp(shifted_XQT).astype(value.dtype))
         total_XQ1 = sum_over_last_axis(exponentials_XQT)
@@ -151,8 +155,12 @@ def _backward(
     saved: tuple[Scoring, Residuals], gradient: Array
 ) -> tuple[None, Array, Array, Array]:
     scoring, (query, key, value, y, weights, totals_XGS1) = saved
-    query_XGSH, key_XTH, value_XTH = _queries(query, key), _keys(key), _keys(value)
-    y_XGSH, dy_XGSH = (_queries(a, key).astype(jnp.float32) for a in (y, gradient))
+    query_XGSH, key_XTH, value_XTH = (
+        grouped_queries(query, key),
+        merged_keys(key),
+        merged_keys(value),
+    )
+    y_XGSH, dy_XGSH = (grouped_queries(a, key).astype(jnp.float32) for a in (y, gradient))
     # divided by the totals here, where there are fewer elements than weights
     dy_XGSH = (dy_XGSH / totals_XGS1).astype(query.dtype)
     query_parts, key_parts, value_parts = [], [], []
@@ -181,7 +189,7 @@ def _backward(
 _attention.defvjp(_forward, _backward)
 
 
-def _scores(
+def block_scores(
     scoring: Scoring, block: QueryBlock, query_XGSH: Array, key_XTH: Array
 ) -> tuple[Array, Array | None]:
     """Return scores_XQT of a block and, with a soft cap, its derivative."""
@@ -204,7 +212,7 @@ def _sum_over_queries(x_XQH: Array, weights_XQT: Array) -> Array:
     return target_device.cpu_barrier(_dot(transpose_in_memory(x_XQH), weights_XQT, 2, 1))
 
 
-def _queries(x_BSNH: Array, key_BSKH: Array) -> Array:
+def grouped_queries(x_BSNH: Array, key_BSKH: Array) -> Array:
     """Return x_XGSH."""
     batch, length, heads, width = x_BSNH.shape
     kv_heads = key_BSKH.shape[2]
@@ -219,7 +227,7 @@ def _as_queries(query_BSNH: Array, x_XGSH: Array) -> Array:
     return x.astype(query_BSNH.dtype)
 
 
-def _keys(x_BSKH: Array) -> Array:
+def merged_keys(x_BSKH: Array) -> Array:
     """Return x_XTH."""
     batch, length, heads, width = x_BSKH.shape
     return x_BSKH.swapaxes(1, 2).reshape(batch * heads, length, width)

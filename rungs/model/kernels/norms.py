@@ -12,6 +12,7 @@ from jax import Array
 
 from rungs.model.remat import save_for_backward
 from rungs.parallel import collectives, target_device
+from rungs.parallel.sharding import TENSOR
 
 
 class Norm(NamedTuple):
@@ -33,6 +34,16 @@ def rms_norm(x: Array, epsilon: float, *scale: Array) -> Array:
     """Return x / √(mean of x² + ε) · scale (Zhang & Sennrich 2019), in the dtype of x. Without
     scale, x is only normalized."""
     return _norm(Norm(epsilon, is_centered=False), x, *scale)
+
+
+def split_rms_norm(x: Array, epsilon: float, width: int, *scale: Array) -> Array:
+    """Like `rms_norm` of `width` elements, which are split over devices along TENSOR: x and scale
+    have this device's."""
+    x_float32 = x.astype(jnp.float32)
+    square = collectives.psum(jnp.square(x_float32).sum(axis=-1, keepdims=True), TENSOR)
+    factor = save_for_backward(jax.lax.rsqrt(square / width + epsilon))
+    normalized = x_float32 * collectives.to_varying(factor, TENSOR)
+    return _scaled(normalized, scale).astype(x.dtype)
 
 
 def _norm(norm: Norm, x: Array, *vectors: Array) -> Array:

@@ -78,7 +78,11 @@ const charts = {
       zoomed: (low, high) => isAlone ? charts.zoomAlone(low, high) : charts.zoomTo(low, high),
       reset: () => isAlone ? charts.zoomAlone(null, null) : charts.zoomTo(null, null),
       moved: (chart, x) => readout.show(chart, x),
-      chosen: (x) => { if (charts.settings.xName === "step" && !isAlone) samples.goTo(x); },
+      chosen: (x) => {
+        if (charts.settings.xName !== "step" || isAlone) return;
+        samples.goTo(x);
+        layers.goTo(x);
+      },
     };
   },
 

@@ -11,6 +11,7 @@ function drawAll() {
   byId("caution").textContent = state.caution ?? "";
   byId("caution").hidden = !state.caution;
   samples.drawChoices();
+  layers.drawChoices();
   drawRunList();
   charts.draw();
   drawMetricChoice();
@@ -18,6 +19,7 @@ function drawAll() {
   drawLineage();
   drawEvents();
   samples.draw();
+  layers.draw();
 }
 
 function showSmoothing() {
@@ -47,7 +49,17 @@ function listen() {
     samples.place = Number(byId("sample-step").value);
     samples.draw();
   });
-  addEventListener("resize", () => charts.all.forEach((chart) => chart.resize()));
+  byId("layer-statistic").addEventListener("change", () => {
+    layers.drawChoices();
+    layers.draw();
+  });
+  byId("layer-part").addEventListener("change", () => layers.draw());
+  byId("layer-step").addEventListener("input", () =>
+    layers.goTo(layers.steps()[Number(byId("layer-step").value)]));
+  addEventListener("resize", () => {
+    charts.all.forEach((chart) => chart.resize());
+    layers.draw();
+  });
 }
 
 theme.apply(theme.name);

@@ -21,6 +21,7 @@ function toggleRun(run, isHidden) {
   run.hidden = isHidden;
   charts.all.forEach((chart) => chart.showRuns());
   samples.draw();
+  layers.draw();
 }
 
 function showOnly(chosen) {
@@ -29,4 +30,5 @@ function showOnly(chosen) {
   charts.all.forEach((chart) => chart.showRuns());
   drawRunList();
   samples.draw();
+  layers.draw();
 }

@@ -70,7 +70,7 @@ def _influence_beyond_windows(
     reaches: list[int] = []
     for layer, kind in enumerate(model.layer_kinds()):
         steps = (layer + 1) * ((model.sliding_window or length) - 1)
-        if kind == "global" or steps >= length - 1:
+        if kind != "sliding" or steps >= length - 1:
             break
         reaches.append(steps)
     if not reaches:
@@ -120,7 +120,7 @@ def check_rows(
 
 def guaranteed_window(model: ModelConfig) -> int:
     """Return the number of tokens that a position certainly sees, itself included."""
-    is_global = "global" in model.layer_kinds()
+    is_global = any(kind != "sliding" for kind in model.layer_kinds())
     return model.context_length if is_global else model.sliding_window or model.context_length
 
 

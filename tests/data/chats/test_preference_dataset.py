@@ -96,6 +96,21 @@ def test_files_with_similar_names_are_all_read(model: Path) -> None:
     assert found == set(names)
 
 
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ({**TEXTS, "rejected": b"\xff"}, "a preference must hold texts: Object of type bytes"),
+        ({"prompt": "a", "chosen": "b"}, "line 1: rejected: missing"),
+    ],
+)
+def test_errors_name_the_file_as_given(model: Path, row: Any, problem: str) -> None:
+    file = model.parent / "prefs.parquet"
+    pq.write_table(pa.Table.from_pylist([row]), file)
+    result = build(model, files=[file])
+    assert result.exit_code
+    assert f"{file}: {problem}" in str(result.exception)
+
+
 def test_equal_and_long_pairs_are_left_out(model: Path) -> None:
     long = {**EXPLICIT, "chosen": [{**GOOD, "content": "Nobody could say. " * 50}]}
     rows = EXPLICIT, long, {**EXPLICIT, "rejected": [GOOD]}

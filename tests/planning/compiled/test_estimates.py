@@ -22,6 +22,7 @@ LARGE: dict[str, dict[str, Any]] = {
     "gpt2": {**_SIZE, "vocab_size": 50_257, "n_heads": 16, "tied_embeddings": True},
     "llama": _LLAMA,
     "mistral": {**_LLAMA, "sliding_window": 512},
+    "olmo": _LLAMA,
     "mixtral": {**_LLAMA, "ffn_dim": 1408},
     "gemma": {**_LLAMA, "sliding_window": 512, "head_dim": 256, "n_heads": 4, "n_kv_heads": 2},
     "a-to-a": {**_SIZE, "vocab_size": 32_768, "n_heads": None, "n_layers": 0},

@@ -1,0 +1,42 @@
+"""Encodes with transformers: `python transformers_tokenizer.py FOLDER IN.json OUT.json`. Its Python
+may lack Rungs. IN has `texts` and `chats`, lists of messages. OUT has their ids: `texts` without
+special tokens around them, `whole` with them, and `chats` with the start of an answer, null where
+there is no chat template or it refuses the chat."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import transformers
+
+
+def chat_ids(tokenizer: Any, messages: list[dict[str, str]]) -> list[int] | None:
+    """Return the ids of a chat and of the start of an answer."""
+    if not tokenizer.chat_template:
+        return None
+    import jinja2  # not there in every environment with transformers
+
+    try:
+        found: list[int] = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, tokenize=True, return_dict=False
+        )
+    except jinja2.TemplateError:
+        return None
+    return found
+
+
+def main(folder: str, asked_file: str, target: str) -> None:
+    """Write the ids of texts and chats."""
+    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    asked = json.loads(Path(asked_file).read_text(encoding="utf-8"))
+    answers = {
+        "texts": [tokenizer(t, add_special_tokens=False)["input_ids"] for t in asked["texts"]],
+        "whole": [tokenizer(t)["input_ids"] for t in asked["texts"]],
+        "chats": [chat_ids(tokenizer, messages) for messages in asked["chats"]],
+    }
+    Path(target).write_text(json.dumps(answers), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,185 @@
+"""Presets: their sizes, the runs made from them, and the table in the documentation."""
+
+from rungs.common.command import run_command
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+import plan
+import train
+from rungs.common.errors import UserError
+from rungs.config import run_config
+from rungs.config.sharding_config import ShardingConfig
+from rungs.huggingface.config_keys import HFConfig
+from rungs.huggingface.families.family import normal_form
+from rungs.huggingface.families.registry import FAMILIES, family_of
+from rungs.huggingface.presets import create_preset, preset_model, preset_names, preset_source
+from rungs.planning.compiled import step, targets
+from rungs.planning.flops import count_parameters
+from rungs.planning.hardware import device_by_name
+from rungs.step.state import shapes_of
+from tests.planning.compiled.test_targets import has_compiler
+from tests.support.committed_runs import ROOT
+from tests.support.long import long_except
+from tests.support.published_configs import PUBLISHED
+from tests.support.published_sizes import PUBLISHED_SIZES
+
+QUICK = {"gpt2", "gemma-3-4b", "llama-3.1-8b"}
+EVERY = long_except(QUICK, preset_names())
+
+
+def parameters(name: str) -> int:
+    return count_parameters(shapes_of(preset_model(name), None)).total
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_preset_has_as_many_parameters_as_the_published_model(name: str) -> None:
+    assert parameters(name) == PUBLISHED_SIZES[name]
+
+
+def test_every_preset_has_a_published_size_and_every_family_a_preset() -> None:
+    assert set(PUBLISHED_SIZES) == set(preset_names())
+    types = {json.loads(line)["model_type"] for line in _configs()}
+    assert types == set(FAMILIES) - {"qwen2"}
+
+
+def _configs() -> list[str]:
+    content = json.loads((ROOT / "rungs/huggingface/presets.json").read_text())
+    return [json.dumps(each["config"]) for each in content["models"].values()]
+
+
+WHOLE = {name.replace("-it", "-pt"): config for name, (config, _) in PUBLISHED.items()}
+"""Published configs with all of their keys, by hub id."""
+
+
+@pytest.mark.parametrize("name", [n for n in preset_names() if preset_source(n) in WHOLE])
+def test_a_preset_is_what_the_published_config_says(name: str) -> None:
+    hf_config = HFConfig(Path("config.json"), WHOLE[preset_source(name)])
+    whole = family_of(hf_config).to_model_config(hf_config)
+    assert run_config.differences(normal_form(preset_model(name)), normal_form(whole)) == {}
+
+
+def made(place: Path, preset: str, *settings: str) -> run_config.RunConfig:
+    with create_preset(str(place), preset, settings) as folder:
+        return run_config.load_run(folder)
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_a_preset_is_a_valid_run(name: str, tmp_path: Path) -> None:
+    config = made(tmp_path / "run", name)
+    assert config.model == preset_model(name)
+    assert run_config.unused_keys(config) == []
+    assert config.sequence_length == 1024
+    assert 5e-5 < config.train.learning_rate < 1e-3
+    assert config.train.lineage is not None
+    assert config.train.lineage.like == name
+
+
+def test_keys_of_a_preset_can_be_changed_and_the_same_command_takes_the_same_run(
+    tmp_path: Path,
+) -> None:
+    settings = ("n_layers=2", "learning_rate=0.01", "dataset=mine")
+    config = made(tmp_path / "run", "gpt2", *settings)
+    assert (config.model.n_layers, config.model.n_heads) == (2, 12)
+    assert (config.train.learning_rate, config.train.dataset) == (0.01, "mine")
+    assert made(tmp_path / "run", "gpt2", *settings) == config
+    with pytest.raises(UserError, match="already exists with other keys than this copy of gpt2"):
+        made(tmp_path / "run", "gpt2", "n_layers=3")
+    with pytest.raises(UserError, match=r"did you mean learning_rate\?"):
+        made(tmp_path / "other", "gpt2", "learning_rat=3")
+    assert not (tmp_path / "other").exists()
+
+
+def test_runs_in_the_checkout_name_their_schemas() -> None:
+    with create_preset(str(ROOT / "runs/never-kept"), "gpt2", (), keep=False) as folder:
+        content = json.loads((folder / "train.json").read_text())
+    assert content["$schema"] == "../../schemas/train.schema.json"
+    assert not folder.exists()
+
+
+def command(script: Any, *arguments: object) -> Result:
+    return CliRunner().invoke(script.main, list(map(str, arguments)))
+
+
+@pytest.mark.parametrize("script", [train, plan])
+def test_an_unknown_preset_is_one_line_with_a_suggestion(
+    script: Any,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    words = [f"{script.__name__}.py", str(tmp_path / "run"), "--preset", "gpt2-mdium"]
+    monkeypatch.setattr("sys.argv", words)
+    with pytest.raises(SystemExit) as ended:
+        run_command(script.main)
+    assert ended.value.code == 2
+    expected = "error: --preset: no preset is called 'gpt2-mdium'; did you mean gpt2-medium?\n"
+    assert capsys.readouterr().err == expected
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("script", "options", "message"),
+    [
+        (train, ("--preset", "gpt2", "--like", "runs/layers"), "give one of them, not both"),
+        (train, ("--set", "seed=1"), "--set: needs --like, or train.py --preset"),
+        (train, ("--preset", "gpt2", "--grid", "seed=1"), "--grid: needs --like RUN"),
+        (train, ("--preset", "gpt2", "--replay", "step-000001"), "--replay: runs a recorded"),
+        (plan, ("--set", "seed=1"), "--set: needs --preset"),
+    ],
+)
+def test_options_that_do_not_go_with_a_preset(
+    script: Any, options: tuple[str, ...], message: str, tmp_path: Path
+) -> None:
+    result = command(script, tmp_path / "run", *options)
+    assert isinstance(result.exception, UserError)
+    assert message in str(result.exception)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("shared_traces")
+@pytest.mark.parametrize("name", long_except({"gpt2"}, preset_names()))
+def test_a_preset_is_planned_without_a_run_folder(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in ("JAX_PLATFORMS", "XLA_PYTHON_CLIENT_PREALLOCATE"):
+        monkeypatch.setenv(variable, "")
+    options = ("--device", "h200", "--sharding", "fsdp:8", "--json", "--datasets-dir", tmp_path)
+    result = command(plan, tmp_path / "run", "--preset", name, *options)
+    assert result.exit_code in (0, 1), result.output
+    found = json.loads(result.output)
+    assert found["parameters"]["total"] == PUBLISHED_SIZES[name]
+    assert found["fits"] or PUBLISHED_SIZES[name] > 5e9
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", preset_names())
+def test_a_step_of_a_preset_compiles_ahead_of_time(name: str, tmp_path: Path) -> None:
+    """For the first installed compiler of an accelerator; on as many devices as hold the run."""
+    device = next((each for each in ("tpu-v5p", "h100") if has_compiler(each)), None)
+    if device is None:
+        pytest.skip("no compiler of an accelerator is installed")
+    config = made(tmp_path / "run", name)
+    devices = 64 if PUBLISHED_SIZES[name] > 5e9 else 8
+    keys = {"sharding": ShardingConfig.of("fsdp", (devices, 1)), "compute_dtype": "bfloat16"}
+    keys["microbatch_size"] = devices
+    config = config._replace(train=config.train.model_copy(update=keys))
+    targets.prepare()
+    compiled = step.compile_step(config, device_by_name(device))
+    assert isinstance(compiled.result, step.Compiled), compiled.result
+    assert compiled.result.arguments * devices >= 3 * 4 * PUBLISHED_SIZES[name]
+
+
+def test_the_documentation_lists_every_preset() -> None:
+    page = (ROOT / "docs/models.md").read_text()
+    rows = re.findall(r"^\| `([^`]+)` \| \[[^\]]+\]\((\S+)\) \| ([\d,]+) \|$", page, re.MULTILINE)
+    assert rows == [
+        (name, f"https://huggingface.co/{preset_source(name)}", f"{PUBLISHED_SIZES[name]:,}")
+        for name in preset_names()
+    ]

@@ -1,0 +1,97 @@
+"""layers.npy: rows survive kills, and any NumPy reads it."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rungs.common.errors import RunFailure
+from rungs.run import layer_record
+
+
+def row(step: int, layers: int = 3) -> layer_record.Rows:
+    rng = np.random.default_rng(step)
+    statistics: dict[str, Any] = {
+        "arrays": {"query.kernel": {"weight_rms": rng.normal(size=layers)}},
+        "heads": {"entropy": rng.normal(size=(layers, 2))},
+    }
+    return layer_record.row_of(step, statistics)
+
+
+def written(path: Path, steps: int) -> Path:
+    for step in range(steps):
+        layer_record.append(path, row(step))
+    return path
+
+
+def test_numpy_reads_each_row_that_was_added(tmp_path: Path) -> None:
+    path = written(tmp_path / "layers.npy", 12)
+    for rows in (np.load(path), layer_record.read(path)):
+        assert rows is not None
+        assert rows["step"].tolist() == list(range(12))
+        expected = np.random.default_rng(11).normal(size=3).astype(np.float32)
+        np.testing.assert_array_equal(rows["arrays"]["query.kernel"]["weight_rms"][11], expected)
+        assert rows["heads"]["entropy"].shape == (12, 3, 2)
+
+
+@pytest.mark.parametrize("lost", [1, 20, 43])
+def test_a_row_that_a_kill_tore_is_written_again(tmp_path: Path, lost: int) -> None:
+    path, whole = tmp_path / "layers.npy", written(tmp_path / "whole.npy", 3).read_bytes()
+    # the header still has the number of rows before
+    two = written(tmp_path / "two.npy", 2).read_bytes()
+    path.write_bytes(two[: len(whole) - 3 * row(0).nbytes] + whole[len(two) - 2 * row(0).nbytes :])
+    path.write_bytes(path.read_bytes()[:-lost])
+    assert len(np.load(path)) == 2
+    rows = layer_record.read(path)
+    assert rows is not None
+    assert rows["step"].tolist() == [0, 1]
+    layer_record.append(path, row(2))
+    assert path.read_bytes() == whole
+
+
+def test_rows_after_a_step_are_dropped(tmp_path: Path) -> None:
+    path = written(tmp_path / "layers.npy", 11)
+    layer_record.drop_after(path, 1)
+    assert path.read_bytes() == written(tmp_path / "two.npy", 2).read_bytes()
+    before = path.stat().st_ino
+    layer_record.drop_after(path, 5)
+    assert path.stat().st_ino == before
+    layer_record.drop_after(path, -1)
+    assert not path.exists()
+    layer_record.drop_after(path, -1)
+
+
+def test_a_file_with_other_fields_is_kept_under_another_name(tmp_path: Path) -> None:
+    path = written(tmp_path / "layers.npy", 2)
+    before = path.read_bytes()
+    layer_record.append(path, row(5, layers=4))
+    assert (tmp_path / "layers-before-step-5.npy").read_bytes() == before
+    assert len(np.load(path)) == 1
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\x93NUMPY\x02\x00", b"text", b"\x93NUMPY\x01\x00v\x00" + b"{" * 118, b"\x00" * 99],
+)
+def test_another_file_is_no_record(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "layers.npy"
+    path.write_bytes(content)
+    assert layer_record.read(path) is None
+    layer_record.drop_after(path, 0)
+    assert path.read_bytes() == content
+
+
+def test_a_pickle_is_not_opened(tmp_path: Path) -> None:
+    path = tmp_path / "layers.npy"
+    np.save(path, np.array([(0, None)], [("step", "<i8"), ("x", "O")]), allow_pickle=True)
+    assert layer_record.read(path) is None
+
+
+def test_a_link_is_not_written_through(tmp_path: Path) -> None:
+    target = written(tmp_path / "target.npy", 1)
+    before = target.read_bytes()
+    (tmp_path / "layers.npy").symlink_to(target)
+    with pytest.raises(RunFailure, match="layers of step 7 could not be written: it is a link"):
+        layer_record.append(tmp_path / "layers.npy", row(7))
+    assert target.read_bytes() == before

@@ -1,0 +1,195 @@
+"""Runs with `watch_interval`: the same training to the last bit, and the same file after a kill."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rungs.run import metrics, records
+from rungs.run.folder import RunFolder
+from tests.faults.short_runs import train_with_fault
+from tests.support.starting import go, overflow
+from tests.support.tiny_run import (
+    MODEL,
+    assert_same_outcome,
+    change,
+    make_dataset,
+    make_run,
+    train,
+)
+from tests.support.two_processes import two_processes
+
+WATCHED = {"watch_interval": 4}
+
+
+@pytest.fixture(scope="module")
+def datasets_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("datasets")
+    make_dataset(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory, datasets_dir: Path) -> RunFolder:
+    run = make_run(tmp_path_factory.mktemp("runs") / "plain")
+    assert go(run, datasets_dir) == 0
+    return run
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory, datasets_dir: Path) -> RunFolder:
+    run = make_run(tmp_path_factory.mktemp("runs") / "watched", **WATCHED)
+    assert go(run, datasets_dir) == 0
+    return run
+
+
+def test_watching_changes_no_bit_of_training(plain: RunFolder, watched: RunFolder) -> None:
+    assert not plain.layers.exists()
+    assert_same_outcome(watched, plain)
+    assert plain.layers not in plain.records
+    assert watched.layers in watched.records
+
+
+def test_every_so_many_steps_are_in_the_file(watched: RunFolder) -> None:
+    rows = np.load(watched.layers)
+    assert rows["step"].tolist() == [0, 4, 8, 12, 16, 20]
+    for name in flat_names(rows.dtype):
+        values = rows
+        for part in name.split("/"):
+            values = values[part]
+        assert np.all(np.isfinite(values)), name
+    layers, heads = MODEL["n_layers"], MODEL["n_heads"]
+    assert rows["heads"]["entropy"].shape == (6, layers, heads)
+    assert rows["arrays"]["attention.query.kernel"]["singular_values"].shape == (6, layers, 4)
+
+
+def flat_names(dtype: Any) -> list[str]:
+    return [
+        f"{name}/{inner}" if inner else name
+        for name in dtype.names
+        for inner in (flat_names(dtype[name]) if dtype[name].names else [""])
+    ]
+
+
+def test_the_gradient_norm_of_the_metrics_follows_from_the_file(watched: RunFolder) -> None:
+    """The measured gradient is that of the step, up to rounding."""
+    arrays = np.load(watched.layers)["arrays"]
+    sizes = {
+        "token_embedding.embedding": 64 * 32,
+        "position_embedding.embedding": 16 * 32,
+        "head.kernel": 64 * 32,
+        "final_norm.scale": 32,
+        "final_norm.bias": 32,
+        "all": None,
+    }
+    layer = 4 * 32 * 32 + 32 + 2 * 4 * 32 * 32 + 4 * 32 + 32 + 4 * 32
+    found = sum(
+        np.square(arrays[name]["gradient_rms"].astype(np.float64)).sum(axis=-1) * (size or layer)
+        for name, size in sizes.items()
+        if name in arrays.dtype.names
+    )
+    steps = metrics.read(watched.metrics)
+    expected = [steps[step].gradient_norm for step in np.load(watched.layers)["step"]]
+    np.testing.assert_allclose(np.sqrt(found), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "moment", ["before a step is recorded:9", "between a row of layers and its header:3"]
+)
+@pytest.mark.long
+def test_a_killed_run_has_the_file_of_one_that_is_not(
+    watched: RunFolder, datasets_dir: Path, tmp_path: Path, moment: str
+) -> None:
+    run = make_run(tmp_path / "killed", **WATCHED)
+    killed = train_with_fault(f"kill_at:{moment}", run, datasets_dir)
+    assert killed.returncode == -9, killed.stderr
+    assert len(np.load(run.layers)) == (3 if "recorded" in moment else 2)
+    assert train(run, datasets_dir).returncode == 0
+    assert run.layers.read_bytes() == watched.layers.read_bytes()
+    assert_same_outcome(run, watched)
+
+
+def test_going_back_drops_later_rows(
+    watched: RunFolder, datasets_dir: Path, tmp_path: Path
+) -> None:
+    run = make_run(tmp_path / "run", **WATCHED)
+    assert go(run, datasets_dir) == 0
+    assert go(run, datasets_dir, rewind_to="step-000015") == 0
+    assert run.layers.read_bytes() == watched.layers.read_bytes()
+    assert [len(np.load(path)) for path in run.aside.glob("*/layers.npy")] == [6]
+    change(run, watch_interval=None)
+    assert go(run, datasets_dir, rewind_to="step-000015") == 0
+    assert np.load(run.layers)["step"].tolist() == [0, 4, 8, 12]
+
+
+def test_a_dry_run_writes_nothing(datasets_dir: Path, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", **WATCHED)
+    assert go(run, datasets_dir, dry_run=True) == 0
+    assert not run.layers.exists()
+
+
+def test_a_failed_step_shows_where_it_failed(
+    datasets_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overflow(3, monkeypatch)
+    run = make_run(tmp_path / "run", watch_interval=1, max_steps=2)
+    assert go(run, datasets_dir) == 0
+    first, second = metrics.read(run.metrics)
+    assert (first.dropped_microbatches, second.dropped_microbatches) == (2, 1)
+    rows = np.load(run.layers)
+    assert rows["step"].tolist() == [0, 1]
+    for size in ("rms", "largest"):
+        assert not np.isfinite(rows["activations"]["residual"][size]).any()
+    assert np.isinf(rows["arrays"]["token_embedding.embedding"]["weight_rms"]).all()
+    assert np.isfinite(rows["arrays"]["all"]["weight_rms"]).all()
+    assert (rows["arrays"]["all"]["update_rms"][0] == 0).all()
+    assert (rows["arrays"]["all"]["update_rms"][1] > 0).all()
+    assert np.isfinite(rows["arrays"]["all"]["gradient_rms"][1]).all()
+
+
+def test_growing_attention_logits_are_an_event_with_advice(
+    datasets_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = make_run(tmp_path / "run", watch_interval=1, max_steps=12, learning_rate=8.0)
+    logging.getLogger("rungs").propagate = True
+    with caplog.at_level(logging.WARNING, "rungs"):
+        assert go(run, datasets_dir) == 0
+    logits = np.load(run.layers)["heads"]["largest_logit"].max(axis=(1, 2))
+    assert logits.max() > 1000
+    first = int(np.argmax(logits > 1000))
+    warnings = {
+        step.global_step: step.layer_warning
+        for step in metrics.read(run.metrics)
+        if step.layer_warning
+    }
+    assert min(warnings) == first
+    told = [(one.step, one.text) for one in records.read(run, records.Event)]
+    assert set(warnings.items()) <= set(told)
+    assert "'s attention logits grow" in warnings[first]
+    assert '"qk_norm": true' in warnings[first]
+    assert warnings[first] in caplog.text
+
+
+@pytest.mark.long
+def test_two_processes_record_what_one_does(
+    watched: RunFolder, datasets_dir: Path, tmp_path: Path
+) -> None:
+    run = make_run(tmp_path / "run", **WATCHED, sharding={"mode": "dp", "data": 2})
+    with two_processes(run, datasets_dir) as both:
+        assert both.exit_codes() == [0, 0], both.outputs()
+    found, expected = np.load(run.layers), np.load(watched.layers)
+    assert found["step"].tolist() == expected["step"].tolist()
+    for name in ("residual", "attention_output"):
+        rms = found["activations"][name]["rms"], expected["activations"][name]["rms"]
+        np.testing.assert_allclose(*rms, rtol=1e-3)
+
+
+@pytest.mark.parametrize("value", [0, -1, 2.5, "often"])
+def test_a_wrong_interval_is_one_clear_line(datasets_dir: Path, tmp_path: Path, value: Any) -> None:
+    run = make_run(tmp_path / "run", watch_interval=value)
+    refused = train(run, datasets_dir)
+    assert refused.returncode == 2
+    (line,) = refused.stderr.strip().splitlines()
+    assert "train.json: watch_interval: " in line
