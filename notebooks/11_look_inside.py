@@ -50,14 +50,14 @@ def repetitions(count: int, random: np.random.Generator) -> np.ndarray:
 random = np.random.default_rng(0)
 dataset = WORK / "datasets" / "repetitions"
 dataset.mkdir(parents=True)
-for split, count in (("train", 2_000_000), ("validation", 32_768)):
+for split, count in (("train", 3_500_000), ("validation", 32_768)):
     save_file({"tokens": repetitions(count, random)}, dataset / f"{split}.safetensors")
 
 run = make_run(
     WORK / "induction",
     train={
         "dataset": "repetitions",
-        "max_steps": 800,
+        "max_steps": 1600,
         "microbatch_size": 32,
         "optimizer": "muon",
         "learning_rate": 0.03,
