@@ -10,13 +10,15 @@ import re
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, Self
 
+import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import Array
 
 from rungs.config.model_config import ModelConfig
 from rungs.model.blocks import Block, Passed
 
-Change = Callable[[Array], Array]
+Change = Callable[[Array], Array | np.ndarray]
 """From an activation to the one in its place."""
 Part = Literal["residual", "attention", "heads", "feed-forward"]
 _NAME = re.compile(r"layer (\d+) (?:(residual|attention|feed-forward)|head (\d+))", re.ASCII)
@@ -76,7 +78,7 @@ class Hooked(nnx.Module):
             return self.change(result)
         changed = self.change(result[0])
         if isinstance(result, Passed):
-            return result._replace(x_BSD=changed)
+            return result._replace(x_BSD=jnp.asarray(changed))
         return changed, *result[1:]
 
 

@@ -54,6 +54,7 @@ def test_an_ablated_head_is_one_without_its_output_projection() -> None:
     ablated = rungs.patch(model, {"layer 1 head 1": jnp.zeros_like})
     graph, state = nnx.split(model)
     without = nnx.merge(graph, jax.tree.map(jnp.copy, state))
+    assert without.blocks is not None
     kernel = without.blocks.attention.output.kernel
     kernel.set_value(kernel.get_value().at[1, 1].set(0))
     np.testing.assert_allclose(ablated(tokens_BS), without(tokens_BS), rtol=1e-5, atol=1e-6)

@@ -31,7 +31,8 @@ def see(config: ModelConfig, weights: Weights, tokens: np.ndarray) -> Seen:
     x = reference.forward(plain, _with_head(weights), tokens)[0]
     if config.embedding_norm:
         x = reference.norm(config, weights, "embedding_norm", x)
-    states, parts, lists = [x], {"embedding": x, "biases": np.zeros_like(x)}, ([], [], [], [])
+    states, parts = [x], {"embedding": x, "biases": np.zeros_like(x)}
+    lists: list[list[Floats]] = [[], [], [], []]
     for number in range(config.n_layers):
         layer = {name: w[number] for name, w in weights.items() if name.startswith("blocks.")}
         if config.residual_scalars:
@@ -56,7 +57,8 @@ def see(config: ModelConfig, weights: Weights, tokens: np.ndarray) -> Seen:
             x, parts, fed = _add(config, layer, "feed_forward", x, parts, new, np.zeros_like(x))
             lists[3].append(fed)
         states.append(x)
-    return Seen(*map(np.array, lists), states, parts)
+    maps, heads, attended, fed = map(np.array, lists)
+    return Seen(maps, heads, attended, fed, states, parts)
 
 
 def _with_head(weights: Weights) -> Weights:

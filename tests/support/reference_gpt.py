@@ -238,12 +238,13 @@ def yarn_ramp(config: ModelConfig, pair: int, width: int) -> float:
     bounds as whole numbers of pairs, as in the authors' code)."""
     scaling = config.rope_scaling
     assert scaling
-    assert scaling.original_context_length
+    context = scaling.original_context_length
+    assert context
     assert scaling.low_frequency_factor
     assert scaling.high_frequency_factor
 
     def pair_that_makes(turns: float) -> float:
-        length = scaling.original_context_length / turns
+        length = context / turns
         return width * math.log(length / (2 * math.pi)) / (2 * math.log(config.rope_theta))
 
     first = max(math.floor(pair_that_makes(scaling.high_frequency_factor)), 0)

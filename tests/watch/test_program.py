@@ -90,15 +90,18 @@ def watch(
     return Watched(run, jax.device_get(found), before, after, gradient, inputs, batch)
 
 
+def _flat(batch: tuple[Any, ...]) -> Any:
+    """Return the arrays of a batch as (sequences, length)."""
+    return tuple(None if one is None else one.reshape(SEQUENCES, LENGTH) for one in batch)
+
+
 def reference_gradient(run: RunConfig, batch: tuple[Any, ...]) -> dict[str, np.ndarray]:
     """Return the mean gradient over counted targets, of optax's cross-entropy on one device."""
     one = RunConfig(run.model, run.train.model_copy(update={"sharding": None}))
     weights = random_weights(one, mesh_of(1))
     model, optimizer = create_model_and_optimizer(one, TOTAL_STEPS, mesh_of(1), weights)
-    graph, trained, frozen = nnx.split(model, optimizer.wrt, ...)
-    inputs_BS, targets_BS, starts_BS = (
-        None if array is None else array.reshape(SEQUENCES, LENGTH) for array in batch
-    )
+    graph, trained, frozen = nnx.split(model, optimizer.wrt, ...)  # type: ignore[misc]
+    inputs_BS, targets_BS, starts_BS = _flat(batch)
 
     def loss(trained: nnx.State) -> jax.Array:
         logits_BSV = nnx.merge(graph, trained, frozen).forward(inputs_BS, starts_BS=starts_BS)[0]
@@ -147,10 +150,9 @@ def test_statistics_are_those_of_float64(
         for arrays in (watched.before, watched.gradient, watched.after)
     ]
     trained = {name: parts[0][name] for name in parts[2]}
-    expected = {"arrays": reference_statistics.arrays(trained, *parts[1:], watched.inputs)}
-    inputs_BS, _, starts_BS = (
-        None if array is None else array.reshape(SEQUENCES, LENGTH) for array in watched.batch
-    )
+    _, gradient, after = parts
+    expected = {"arrays": reference_statistics.arrays(trained, gradient, after, watched.inputs)}
+    inputs_BS, _, starts_BS = _flat(watched.batch)
     assert inputs_BS is not None
     weights = merged(parts[0], 2.0)  # alpha ÷ rank
     arguments = watched.run.model, weights, inputs_BS, starts_BS, monkeypatch
@@ -194,7 +196,7 @@ def test_dropout_is_that_of_the_step() -> None:
     model, _ = create_model_and_optimizer(run, TOTAL_STEPS, mesh_of(1), weights)
     key = jax.random.fold_in(jax.random.fold_in(jax.random.key(run.train.seed), DROPOUT), 0)
     dropout = Dropout.of(0.5, key, jnp.arange(SEQUENCES))
-    inputs_BS = watched.batch[0].reshape(SEQUENCES, LENGTH)  # type: ignore[union-attr]
+    inputs_BS, _, _ = _flat(watched.batch)
     states = model.forward(inputs_BS, dropout, keep_hidden_states=True).hidden_states
     assert states is not None
     sizes = watched.found["activations"]
