@@ -82,7 +82,7 @@ def test_a_branch_that_changes_nothing_is_its_parent_bit_for_bit(
     lineage = {"like": str(place / "parent"), "set": {"keep_checkpoints": 9}, "from_step": 10}
     assert list_checkpoints(child.checkpoints)[-1].meta.train["lineage"] == lineage
     (shown,) = open_runs([child.path])
-    events = [one["text"] for one in shown.as_json(100)["events"] if one["step"] == 10]
+    events = [one["text"] for one in shown.as_json(100, 0)["events"] if one["step"] == 10]
     assert f"branched from {place / 'parent'}" in events
     assert branch(place, child.path, 10, "keep_checkpoints=9") == child  # finished
     go(child, place, rewind_to="step-000010")
