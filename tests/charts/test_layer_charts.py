@@ -57,6 +57,7 @@ def test_colours_survive_outliers_and_steps_that_failed(run: Path) -> None:
     low, high = mesh[0].get_clim()
     assert (low, high) == pytest.approx((1, 1.75), rel=1e-6)
     cells = mesh[0].get_array()
+    assert cells is not None
     assert np.ma.getmaskarray(cells).any(axis=0).sum() == 2
     for draw in LAYER_CHARTS.values():
         draw([LayeredRun("run", rows)])
