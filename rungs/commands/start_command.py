@@ -93,7 +93,7 @@ class StartCommand:
             raise UserError("--like and --preset: give one of them, not both")
         if self.settings and not self.origin:
             raise UserError(
-                "--set: needs --like or --preset; without them, edit the run folder's"
+                "--set: needs an option that makes a run, as --like does; else edit the run folder's"
                 " files"
             )
         if self.from_step is not None and (not like or start.fresh or start.rewind_to):
