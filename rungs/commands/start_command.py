@@ -93,8 +93,8 @@ class StartCommand:
             raise UserError("--like and --preset: give one of them, not both")
         if self.settings and not self.origin:
             raise UserError(
-                "--set: needs an option that makes a run, as --like does; else edit the run folder's"
-                " files"
+                "--set: needs an option that makes a run, as --like does; else edit the files in"
+                " the run folder"
             )
         if self.from_step is not None and (not like or start.fresh or start.rewind_to):
             raise UserError(
