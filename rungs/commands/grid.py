@@ -92,7 +92,7 @@ def run_grid(runs: Sequence[Cell], into: Path, train_command: Sequence[str]) -> 
     report(runs, into)
     for folder in failed:
         log.warning("%s: failed; the same command tries it again", folder)
-    if failed and set(failed.values()) == {EXIT_BAD_INPUT}:
+    if set(failed.values()) == {EXIT_BAD_INPUT}:
         return EXIT_BAD_INPUT
     return EXIT_FAILED if failed else 0
 

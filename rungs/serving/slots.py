@@ -113,7 +113,7 @@ class Slots:
         row = int(np.argmax(self._is_free))
         self._is_free[row] = False
         self._samplings[row], self._ends[row] = sampling, len(prompt)
-        self._make_room(len(prompt) + MOST_TOKENS)
+        self._make_room()
         read = list(prompt[:-1])  # the last one is read by the next call of `add`
         tokens_1S, padding_1 = pad_left([read], bucket_length([read]))
         text = self._jit_read(self._weights, tokens_1S, padding_1, key)
@@ -131,7 +131,7 @@ class Slots:
             count: tokens per row, at most MOST_TOKENS. A text that has its last one before gets
                 further ones, which mean nothing.
             log_probs: whether to compute log-probabilities."""
-        self._make_room(int(self._ends.max()) + count)
+        self._make_room()
         rows, _ = self.shape
         self._state, added = self._jit_add(
             self._weights,
@@ -151,10 +151,11 @@ class Slots:
         found = self._jit_score(self._weights, tokens_1S, padding_1)
         return jax.tree.map(lambda array: np.asarray(array)[padding_1[0] :], found)
 
-    def _make_room(self, length: int) -> None:
-        """Resize the state for the rows with a text and some tokens in each."""
+    def _make_room(self) -> None:
+        """Resize the state for the rows with a text, and the tokens of a call in each."""
+        length = int(self._ends.max()) + MOST_TOKENS
         rows = _size(self.used[-1] + 1, self.shape[0], len(self))
-        slots = _size(max(length, _SHORTEST, int(self._ends.max())), self.shape[1], self._slots)
+        slots = _size(max(length, _SHORTEST), self.shape[1], self._slots)
         if (rows, slots) != self.shape:
             self._state = self._jit_resize(self._state, rows, slots)
 
