@@ -129,6 +129,12 @@ class Sequences:
         return Batch(tokens[..., :-1], tokens[..., 1:])
 
 
+def run_of_eight(**train: object) -> RunConfig:
+    """A run that takes all of `Sequences` in each step."""
+    split = train_config(microbatch_size=4, gradient_accumulation_steps=2, **train)
+    return RunConfig(model_config(vocab_size=61), split)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("is_padding_seen", [False, True])
 def test_updates_that_depend_on_padding_are_found(
@@ -137,9 +143,7 @@ def test_updates_that_depend_on_padding_are_found(
     """61 rows of the vocabulary are 62 on two devices."""
     if is_padding_seen:
         monkeypatch.setattr(sharding, "padded_axis", lambda _: None)
-    run = RunConfig(
-        model_config(vocab_size=61), train_config(optimizer="adafactor", clipping_max_norm=1.0)
-    )
+    run = run_of_eight(optimizer="adafactor", clipping_max_norm=1.0)
     data = cast(TrainingData, Sequences())
     check = ParallelCheck.from_data(run, data, None, ParallelLimits(2, 8, 8))
     one = check.train(ParallelCase("dp", 1, 1, 1, 8, False))
@@ -157,7 +161,7 @@ def test_updates_that_are_wrong_in_parts_are_found(monkeypatch: pytest.MonkeyPat
         if layout.mode == "fsdp" and only:
             nnx.update(module, jax.tree.map(lambda weight: 2 * weight, nnx.state(module, *only)))
 
-    run = RunConfig(model_config(vocab_size=61), train_config(optimizer="sgd"))
+    run = run_of_eight(optimizer="sgd")
     check = ParallelCheck.from_data(
         run, cast(TrainingData, Sequences()), None, ParallelLimits(1, 8, 8)
     )
