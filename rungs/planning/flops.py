@@ -9,7 +9,7 @@ from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig
 from rungs.config.train_config import TrainConfig
 from rungs.model import lora, remat
-from rungs.model.attention import causal_kernel
+from rungs.model.attention import fastest_kernel
 from rungs.model.kernels import (
     blockwise_attention,
     grouped_matmul,
@@ -207,7 +207,7 @@ def _repeated_matmuls(config: RunConfig) -> int:
     model, train = config
     shape = 1, config.sequence_length, 1, model.head_width
     query = jax.ShapeDtypeStruct(shape, dtype_of(train))
-    kernel = causal_kernel(query, model.attention_soft_cap, train.documents == "separate")
+    kernel = fastest_kernel(query, model.attention_soft_cap, train.documents == "separate")
     if kernel in (splash_attention, triton_attention):
         return 3
     recomputed = remat.RECOMPUTED[remat.layer_loop(train, model).remat]
