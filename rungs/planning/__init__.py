@@ -1,6 +1,6 @@
 """What a run needs, before it starts: memory, FLOPs, communication, disk, time.
 
-hardware       known devices: FLOP/s, memory, bandwidth; add a device here
+hardware       known devices: FLOP/s, memory, bandwidth; add a device to `devices.toml`
 flops          parameters and FLOPs per token
 memory         bytes per device, by component; which keys to change if they do not suffice
 teacher        the model beside the steps of a distilled run
