@@ -6,6 +6,8 @@ terms: `dimensions` of the torus that connects the chips, `devices_per_chip` and
 import contextlib
 import importlib.util
 import os
+from pathlib import Path
+from string import Template
 from typing import Any
 
 from rungs.common.errors import UserError
@@ -82,38 +84,17 @@ def _gpus(hardware: Hardware, count: int) -> list[Any]:
 
 def gpu_description(hardware: Hardware) -> str:
     """Return XLA's `GpuTargetConfigProto` of a GPU, as text."""
-    gpu = TABLE["devices"][hardware.name]["compiler"]
-    multiprocessor = TABLE["multiprocessors"][hardware.compute_capability]
     major, minor = hardware.compute_capability.split(".")
-    features = "feature_extension: ACCELERATED_FEATURES" * (int(major) >= 9)
-    return f"""
-gpu_device_info {{
-  threads_per_block_limit: 1024
-  threads_per_warp: 32
-  shared_memory_per_block: 49152
-  shared_memory_per_core: {multiprocessor["shared_bytes"]}
-  shared_memory_per_block_optin: {multiprocessor["shared_bytes_per_block"]}
-  threads_per_core_limit: {multiprocessor["threads"]}
-  core_count: {gpu["multiprocessors"]}
-  fpus_per_core: {multiprocessor["fpus"]}
-  block_dim_limit_x: 2147483647
-  block_dim_limit_y: 65535
-  block_dim_limit_z: 65535
-  registers_per_core_limit: 65536
-  registers_per_block_limit: 65536
-  memory_bandwidth: {hardware.bandwidth:.0f}
-  l2_cache_size: {gpu["l2_bytes"]}
-  clock_rate_ghz: {gpu["clock_ghz"]}
-  device_memory_size: {hardware.memory_bytes:.0f}
-  runtime_version: "{_CUDA}"
-  compile_time_toolkit_version: "{_CUDA}"
-  driver_version: "{_CUDA}"
-  cuda_compute_capability {{ major: {major} minor: {minor} {features} }}
-}}
-platform_name: "CUDA"
-dnn_version_info {{ major: 9 minor: 8 }}
-device_description_str: "{gpu.get("kind", hardware.jax_kinds[0])}"
-"""
+    figures = {
+        **TABLE["multiprocessors"][hardware.compute_capability],
+        "kind": hardware.jax_kinds[0],
+        **TABLE["devices"][hardware.name]["compiler"],
+        "bandwidth": f"{hardware.bandwidth:.0f}",
+        "memory_bytes": f"{hardware.memory_bytes:.0f}",
+        "features": "feature_extension: ACCELERATED_FEATURES" * (int(major) >= 9),
+    }
+    template = Template(Path(__file__).with_name("gpu.textproto").read_text("utf-8"))
+    return template.substitute(figures, cuda=_CUDA, major=major, minor=minor)
 
 
 def _tpus(hardware: Hardware, count: int) -> list[Any]:
