@@ -5,6 +5,10 @@ from typing import NamedTuple
 
 import jax
 
+from rungs.checkpointing.checkpoint_folder import find_weights
+from rungs.checkpointing.weights_file import Weights
+from rungs.common import paths
+from rungs.config import run_config
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig
 from rungs.config.train_config import TrainConfig
@@ -17,7 +21,7 @@ from rungs.model.kernels import (
     triton_attention,
 )
 from rungs.optim.precision import dtype_of
-from rungs.planning.teacher import model_beside
+from rungs.run.folder import existing_run_path
 from rungs.step.state import Shapes, shapes_of
 
 TOKENS_PER_PARAMETER = 20
@@ -99,6 +103,18 @@ def training_flops_per_token(config: RunConfig) -> float:
     model, length = config.model, config.sequence_length
     own = model_flops_per_token(shapes_of(model, config.train.lora), model, length)
     return own + teacher_flops_per_token(config)
+
+
+def model_beside(train: TrainConfig) -> ModelConfig | None:
+    """Return the config of the teacher that predicts beside a run's steps, which may be a run that
+    isn't trained yet; None without one, or if its predictions are stored. Raises UserError if it
+    isn't there."""
+    if train.teacher is None or train.teacher_top_k:
+        return None
+    run = existing_run_path(train.teacher)
+    if run and paths.is_file(run / run_config.MODEL_FILE):
+        return run_config.load_any_run(run).model
+    return Weights(find_weights(train.teacher)).header.model
 
 
 def teacher_flops_per_token(config: RunConfig) -> float:
