@@ -5,6 +5,7 @@ import contextlib
 import math
 import random
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -88,6 +89,17 @@ class TrainingProcess:
             with contextlib.suppress(OSError):  # a file was replaced during reading
                 yield self.activity(), time.monotonic() - self._start
             time.sleep(_POLL_SECONDS)
+
+    def stop_if_in(self, phases: tuple[Phase, ...]) -> bool:
+        """Stop the process (SIGSTOP) if it is in one of these phases; return whether it is."""
+        if not hasattr(signal, "SIGSTOP"):
+            return True
+        self.process.send_signal(signal.SIGSTOP)
+        with contextlib.suppress(OSError):
+            if self.activity().phase in phases:
+                return True
+        self.process.send_signal(signal.SIGCONT)
+        return False
 
     def kill(self) -> Observed | None:
         """Kill the process. Returns None if too late: the last checkpoint is complete."""
@@ -178,7 +190,7 @@ class ProcessKiller:
             if is_wanted and deadline == math.inf:
                 duration = self._seconds.get(activity.phase, 0)
                 deadline = seconds + self._random.random() * duration
-            if is_wanted and seconds >= deadline:
+            if is_wanted and seconds >= deadline and process.stop_if_in(wanted):
                 return process.kill()
         process.finish()
         return None
