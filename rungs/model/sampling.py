@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import ArrayLike
 
 from rungs.common.errors import UserError
 from rungs.config.option_values import LEAST_SCALE, MOST_SCALE
@@ -90,7 +91,7 @@ def apply_repetition_penalty(logits_BV: Array, seen_BV: Array, penalty: float) -
     )
 
 
-def _lowered(logits_BV: Array, penalty: float | Array) -> Array:
+def _lowered(logits_BV: Array, penalty: ArrayLike) -> Array:
     return jnp.where(logits_BV > 0, logits_BV / penalty, logits_BV * penalty)
 
 
@@ -111,7 +112,7 @@ def _mask_below(logits_BV: Array, least_B1: Array) -> Array:
     return jnp.where(logits_BV < least_B1, -jnp.inf, logits_BV)
 
 
-def _least_in_nucleus(descending_BV: Array, top_p: float | Array) -> Array:
+def _least_in_nucleus(descending_BV: Array, top_p: ArrayLike) -> Array:
     """Return the smallest logit in the nucleus of `top_p`, from sorted logits."""
     probabilities = jax.nn.softmax(descending_BV)
     top_p = jnp.maximum(top_p, jnp.finfo(jnp.float32).tiny)  # not 0 in float32

@@ -243,7 +243,7 @@ class ParallelCheck(NamedTuple):
         objective, layout = self.make_objective(config.train), Layout.of(case.sharding, mesh)
         kept = step_function(objective, config.train, layout, keeps_gradient=True)
         step = nnx.jit(kept, donate_argnums=(0, 1))
-        lowered = step.lower(model, optimizer, *batches[0])
+        lowered: Any = step.lower(model, optimizer, *batches[0])
         state_bytes = bytes_per_device(jax.tree.leaves((nnx.state(model), nnx.state(optimizer))))
         level = 2 if mesh.size * state_bytes > _LARGE_BYTES else 0
         compiled = lowered.compile({"xla_backend_optimization_level": level})
