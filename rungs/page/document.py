@@ -10,9 +10,10 @@ from pathlib import Path
 
 from rungs.config import run_config
 from rungs.page import single_file
-from rungs.page.shown_run import NOT_DRAWN, ShownRun, StepTable, differing_keys
+from rungs.page.shown_run import NOT_DRAWN, ShownRun, differing_keys
 from rungs.run import recorded_run
 from rungs.run.folder import RunFolder
+from rungs.run.step_table import StepTable
 
 SCRIPTS = (
     *("theme", "tables", "curves", "chart", "charts", "readout", "run_list", "results"),
