@@ -68,17 +68,6 @@ class ShownRun:
             "samples": _some_samples(records.read_samples(self.folder)),
         }
 
-    @property
-    def keys(self) -> dict[str, Any]:
-        """The keys of both configs with their values."""
-        model, train = self.config
-        return {
-            f"{file}: {key}": value
-            for file, config in ((run_config.MODEL_FILE, model), (self.config.train_file, train))
-            for key, value in config.as_json().items()
-            if key != "lineage"
-        }
-
     def _tables(self, rows: int) -> dict[str, Any]:
         """Return the steps to show and, if those are not all, the means of stretches."""
         columns = self.steps.columns | {"seconds": self.steps.seconds}
@@ -207,14 +196,3 @@ def _encoded(columns: Mapping[str, FloatArray], rows: Any) -> dict[str, Any]:
         return {"bytes": numbers.itemsize, "base64": base64.b64encode(numbers.tobytes()).decode()}
 
     return {name: encode(name, column[rows]) for name, column in columns.items()}
-
-
-def differing_keys(runs: Iterable[ShownRun]) -> dict[str, dict[str, Any]]:
-    """Return the config keys in which runs differ, defaults included, with their values by run."""
-    keys = {run.name: run.keys for run in runs}
-    names = dict.fromkeys(name for values in keys.values() for name in values)
-    return {
-        name: {run: values.get(name) for run, values in keys.items()}
-        for name in names
-        if len({repr(values.get(name)) for values in keys.values()}) > 1
-    }

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
@@ -180,21 +180,31 @@ def use_different_datasets(configs: Sequence[run_config.AnyRunConfig]) -> bool:
     return len({str(train.dataset) for train in trains if isinstance(train, TrainConfig)}) > 1
 
 
+def differing_keys(configs: Mapping[str, run_config.AnyRunConfig]) -> dict[str, dict[str, Any]]:
+    """Return the keys, as "file: key", in which the configs of runs differ, defaults included, with
+    the value of each run. `configs` has them by the run's name."""
+    keys = {run: _keys(config) for run, config in configs.items()}
+    names = dict.fromkeys(name for values in keys.values() for name in values)
+    found = {name: {run: values.get(name) for run, values in keys.items()} for name in names}
+    return {name: one for name, one in found.items() if len(set(map(repr, one.values()))) > 1}
+
+
+def _keys(config: run_config.AnyRunConfig) -> dict[str, Any]:
+    files = {run_config.MODEL_FILE: config.model, config.train_file: config.train}
+    return {
+        f"{file}: {key}": value
+        for file, own in files.items()
+        for key, value in own.as_json().items()
+        if key != "lineage"
+    }
+
+
 def differences_table(runs: list[RecordedRun]) -> str:
     """Return a table of the config keys in which the runs differ, defaults included."""
-    keys = [(file, key) for file, values in _configs(runs[0]).items() for key in values]
     rows = [["file", "key", *(run.name for run in runs)]]
-    for file, key in keys:
-        values = [json.dumps(_configs(run)[file][key], ensure_ascii=False) for run in runs]
-        if key != "lineage" and len(set(values)) > 1:
-            rows.append([file, key, *values])
+    for name, values in differing_keys({run.name: run.config for run in runs}).items():
+        shown = [json.dumps(value, ensure_ascii=False) for value in values.values()]
+        rows.append([*name.split(": "), *shown])
     return (
         align_columns(rows, left=2) if len(rows) > 1 else "The configs of these runs are the same."
     )
-
-
-def _configs(run: RecordedRun) -> dict[str, dict[str, Any]]:
-    return {
-        run_config.MODEL_FILE: run.config.model.as_json(),
-        run_config.TRAIN_FILE: run.config.train.as_json(),
-    }
