@@ -16,7 +16,8 @@ from rungs.common.errors import UserError, errors_at
 from rungs.common.shown_text import counted
 from rungs.optim.schedule import learning_rate_schedule
 from rungs.planning.flops import model_flops_per_token
-from rungs.run.recorded_run import FloatArray, RecordedRun, finite_points
+from rungs.run.recorded_run import RecordedRun, finite_points
+from rungs.run.step_table import FloatArray
 from rungs.step.state import shapes_of
 
 CONFIDENCE = 0.95
