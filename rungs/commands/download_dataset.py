@@ -10,22 +10,14 @@ import click
 from rungs.common import hub, paths
 from rungs.common.shown_text import counted
 from rungs.config import option_values
-from rungs.data import (
-    catalog,
-    hub_dataset,
-    overlap,
-    pair_dataset,
-    text_dataset,
-    tokenizer_files,
-    tokens_dataset,
-)
+from rungs.data import catalog, overlap, tokenizer_files
+from rungs.data.builders import hub_dataset, pair_dataset, text_dataset, tokens_dataset
 from rungs.data.chats import chat_dataset, preference_dataset
 from rungs.data.chats.chat_template import ChatTemplate
 from rungs.data.chats.preference_dataset import PreferenceFormat
 from rungs.data.dataset import Dataset, Source
 from rungs.data.documents.building import Request
 from rungs.data.documents.files import Choice, DataFile, Format, format_of, hub_files, local_files
-from rungs.data.token_formats import TokenSection
 from rungs.data.tokenizer import Tokenizer
 
 _OWN_FILES = ("text", "pairs", "chats", "preferences", "parquet", "jsonl", "tokens")
@@ -125,7 +117,7 @@ def _from_text(what: tuple[str, ...], datasets_dir: Path, options: Options) -> D
     files, percent = [Path(file) for file in what], options.text_percent
     tokenizer = options.load_tokenizer()
     assert options.name is not None
-    build: Callable[[Path, list[text_dataset.TextSection]], Source]
+    build: Callable[[Path, list[Path]], Source]
     if options.chats:
         assert isinstance(tokenizer, Tokenizer)
         assert options.tokenizer is not None
@@ -143,12 +135,12 @@ def _from_tokens(what: tuple[str, ...], datasets_dir: Path, options: Options) ->
     vocabulary = options.vocab_size or options.load_tokenizer()
     build = partial(
         tokens_dataset.build,
-        validation=[TokenSection.of_file(path) for path in options.validation_file],
+        validation_files=list(options.validation_file),
         vocabulary=vocabulary,
         validation_percent=options.text_percent,
     )
     files = [Path(file) for file in what]
-    return catalog.build_dataset(options.name, files, datasets_dir, build, TokenSection.of_file)
+    return catalog.build_dataset(options.name, files, datasets_dir, build)
 
 
 def _from_preferences(what: tuple[str, ...], datasets_dir: Path, options: Options) -> Dataset:
@@ -157,19 +149,17 @@ def _from_preferences(what: tuple[str, ...], datasets_dir: Path, options: Option
     assert options.name is not None
     assert options.tokenizer is not None
     form = PreferenceFormat(tokenizer, options.tokenizer, options.chat_template, options.max_tokens)
-    found, place = [], None
+    build = partial(preference_dataset.build, form=form, validation_percent=percent)
+    found: list[DataFile] = []
     if _is_hub_id(what):
         repository = hub.dataset_repository(what[0], options.revision)
         choice = Choice(options.config, options.split, options.files)
-        found, place = hub_files(what[0], repository, choice), (what[0], repository.revision)
+        found = hub_files(what[0], repository, choice)
+        build = partial(build, repository=what[0], revision=repository.revision)
     else:
         for path in map(Path, what):
             found += local_files([path], format_of(path.name) or "json lines")
-    with preference_dataset.as_json_lines(found, place) as splits:
-        build = partial(
-            preference_dataset.build, form=form, validation_percent=percent, splits=splits
-        )
-        return catalog.build_dataset(options.name, [*splits], datasets_dir, build)
+    return catalog.build_dataset(options.name, found, datasets_dir, build)
 
 
 def _is_hub_id(what: tuple[str, ...]) -> bool:

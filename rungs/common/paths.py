@@ -93,6 +93,15 @@ def lines_of(file: IO[AnyStr]) -> Iterator[AnyStr]:
     return iter(lambda: file.readline(MOST_LINE), file.read(0))
 
 
+def open_given(path: Path) -> BinaryIO:
+    """Open a regular file that the user named. Raises UserError if it is missing or unreadable."""
+    try:
+        require_regular(path)
+        return path.open("rb")
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+
+
 def open_to_read(path: Path) -> BinaryIO:
     """Open an existing file. Raises UserError if it can't be read."""
     try:

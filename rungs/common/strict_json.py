@@ -155,7 +155,10 @@ def _typed(model: type[M], key: str, value: Any) -> Any:
     return TypeAdapter(kind).validate_python(value)
 
 
-_ALLOWED = {"too_short": "must not be empty", "model_type": "must be an object {…}"}
+_ALLOWED = {
+    **dict.fromkeys(("too_short", "string_too_short"), "must not be empty"),
+    "model_type": "must be an object {…}",
+}
 _WORDING = {
     "Value error, ": "",
     "Input should be": "must be",
