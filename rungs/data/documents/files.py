@@ -343,13 +343,13 @@ def _json_rows(path: Path, name: str, first: int = 0) -> Iterator[dict[str, Any]
     """Yield the object of each line, None for a blank one."""
     with _opened(path, name) as file:
         for number, line in itertools.islice(numbered_lines(file, name), first, None):
+            if not line.strip():
+                yield None
+                continue
             with errors_at(f"{name}: line {number}: ", ValueError):
-                row = parse_json(line) if line.strip() else None
-            if not isinstance(row, dict | None):
-                raise UserError(
-                    f"{name}: line {number}: no JSON object; each line must be one, such as"
-                    ' {"text": "..."}'
-                )
+                row = parse_json(line)
+                if not isinstance(row, dict):
+                    raise ValueError('no JSON object; each line must be one, as {"text": "..."}')
             yield row
 
 

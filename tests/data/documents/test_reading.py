@@ -88,6 +88,7 @@ def test_a_long_plain_text_is_cut_at_line_ends(tmp_path: Path) -> None:
         ("a.jsonl.zst", FILES["a.jsonl.zst"][:40], None, "cannot be read"),
         ("a.jsonl", LINES + b"{", None, f"line {len(ROWS) + 1}: malformed JSON"),
         ("a.jsonl", LINES + b"[1]", None, "no JSON object"),
+        ("a.jsonl", LINES + b"null", None, "no JSON object"),
         ("a.jsonl", LINES + b'{"txt": "x"}', None, 'has no "text"; its keys: txt'),
         ("a.jsonl", LINES + b'{"text": 3}', None, '"text" is 3, which is no text'),
         ("a.jsonl", LINES + b'{"text": "\xff"}', None, "not UTF-8 text"),
