@@ -2,6 +2,7 @@
 names that are too long or contain a NUL, and in folders without permission; opening a pipe or
 device may block forever."""
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -93,11 +94,14 @@ def lines_of(file: IO[AnyStr]) -> Iterator[AnyStr]:
     return iter(lambda: file.readline(MOST_LINE), file.read(0))
 
 
-def open_given(path: Path) -> BinaryIO:
-    """Open a regular file that the user named. Raises UserError if it is missing or unreadable."""
+@contextlib.contextmanager
+def open_given(path: Path) -> Iterator[BinaryIO]:
+    """Open a regular file that the user named, to be read in the block. Raises UserError if it is
+    missing or unreadable."""
     try:
         require_regular(path)
-        return path.open("rb")
+        with path.open("rb") as file:
+            yield file
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
 

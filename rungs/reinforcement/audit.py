@@ -105,6 +105,10 @@ def _reward(completion: Completion) -> float:
     return completion.reward
 
 
+def _reward_beyond(measure: Callable[[Completion], float]) -> Callable[[Completion], float]:
+    return lambda completion: completion.reward - measure(completion)
+
+
 def _is_correct(completion: Completion) -> bool:
     return completion.correct
 
@@ -183,7 +187,7 @@ def _findings(first: Part, last: Part) -> Iterator[str]:
     """Yield a line for each sign that the verifier rewards something other than right answers."""
     measures = {"are correct": _is_correct, "end with the answer": _ends_with_answer}
     for what, measure in measures.items():
-        gap = Change.of(first, last, lambda c, measure=measure: c.reward - measure(c))
+        gap = Change.of(first, last, _reward_beyond(measure))
         if gap.size > _RISE:
             rise, gain = (Change.of(first, last, value) for value in (_reward, measure))
             yield (

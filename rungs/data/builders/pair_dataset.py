@@ -92,5 +92,5 @@ def read_pairs(section: LineSection, progress: Progress = lambda _: None) -> Ite
     for place, line in section.lines(progress):
         with errors_at(f"{place}: ", ValueError):
             text = text_of(line)
-        found = strict_json.parse(text, Path(place), PairLine)
+        found = strict_json.parse(text, place, PairLine)
         yield Pair(f"{place}: ", found.prompt, found.answer)
