@@ -29,7 +29,7 @@ import numpy as np
 from benchmarks.generation_speed.generation_speed import GPT2
 from benchmarks.report import spread
 from rungs.checkpointing.load import load_model
-from rungs.data import python_stdlib
+from rungs.data.builders import python_stdlib
 from rungs.data.catalog import find_datasets_dir, open_dataset
 from rungs.data.dataset import VALIDATION
 from rungs.model.generation import Generator, Request, Texts

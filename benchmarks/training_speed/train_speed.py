@@ -26,7 +26,7 @@ from benchmarks.processor import processor
 from benchmarks.side_process import Side, start
 from benchmarks.training_speed.sides import Peaks, all_sides, measure_peaks
 from benchmarks.training_speed.speed_table import Row, Shape, speed_table
-from rungs.data import python_stdlib
+from rungs.data.builders import python_stdlib
 from rungs.data.catalog import find_datasets_dir, open_dataset
 from rungs.data.dataset import TRAIN
 

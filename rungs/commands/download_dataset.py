@@ -10,22 +10,14 @@ import click
 from rungs.common import hub, paths
 from rungs.common.shown_text import counted
 from rungs.config import option_values
-from rungs.data import (
-    catalog,
-    hub_dataset,
-    overlap,
-    pair_dataset,
-    text_dataset,
-    tokenizer_files,
-    tokens_dataset,
-)
+from rungs.data import catalog, overlap, tokenizer_files
+from rungs.data.builders import hub_dataset, pair_dataset, text_dataset, tokens_dataset
 from rungs.data.chats import chat_dataset, preference_dataset
 from rungs.data.chats.chat_template import ChatTemplate
 from rungs.data.chats.preference_dataset import PreferenceFormat
 from rungs.data.dataset import Dataset, Source
 from rungs.data.documents.building import Request
 from rungs.data.documents.files import Choice, DataFile, Format, format_of, hub_files, local_files
-from rungs.data.token_formats import TokenSection
 from rungs.data.tokenizer import Tokenizer
 
 _OWN_FILES = ("text", "pairs", "chats", "preferences", "parquet", "jsonl", "tokens")
@@ -119,9 +111,8 @@ def _dataset(what: tuple[str, ...], datasets_dir: Path, options: Options) -> Dat
         request = _request(local_files(map(Path, what), kind), options)
         return catalog.build_documents_dataset(options.own_name, request, datasets_dir)
     if options.own_files:
-        files, build = [*map(Path, what)], _builder(options)
-        read = TokenSection.of_file if options.tokens else text_dataset.TextSection.of_file
-        return catalog.build_dataset(options.own_name, files, datasets_dir, build, read)
+        files = [*map(Path, what)]
+        return catalog.build_dataset(options.own_name, files, datasets_dir, _builder(options))
     name = what[0]
     asks_to_build = any(options._replace(validation_percent=None))
     if "/" in name and (asks_to_build or _holds_documents(name, datasets_dir)):
@@ -135,7 +126,7 @@ def _builder(options: Options) -> Callable[[Path, list[Any]], Source]:
     if options.tokens:
         return partial(
             tokens_dataset.build,
-            validation=[TokenSection.of_file(path) for path in options.validation_file],
+            validation_files=list(options.validation_file),
             vocabulary=options.vocab_size or options.load_tokenizer(),
             validation_percent=percent,
         )
@@ -155,18 +146,15 @@ def _from_preferences(what: tuple[str, ...], datasets_dir: Path, options: Option
     assert isinstance(tokenizer, Tokenizer)
     assert options.tokenizer is not None
     form = PreferenceFormat(tokenizer, options.tokenizer, options.chat_template, options.max_tokens)
-    found, place = list[DataFile](), None
+    build = partial(preference_dataset.build, form=form, validation_percent=percent)
+    found: list[DataFile] = []
     if _is_hub_id(what):
         repository, found = _on_hub(what[0], options)
-        place = what[0], repository.revision
+        build = partial(build, repository=what[0], revision=repository.revision)
     else:
         for path in map(Path, what):
             found += local_files([path], format_of(path.name) or "json lines")
-    with preference_dataset.as_json_lines(found, place) as splits:
-        build = partial(
-            preference_dataset.build, form=form, validation_percent=percent, splits=splits
-        )
-        return catalog.build_dataset(options.own_name, [*splits], datasets_dir, build)
+    return catalog.build_dataset(options.own_name, found, datasets_dir, build)
 
 
 def _is_hub_id(what: tuple[str, ...]) -> bool:

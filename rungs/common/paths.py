@@ -2,6 +2,7 @@
 names that are too long or contain a NUL, and in folders without permission; opening a pipe or
 device may block forever."""
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -91,6 +92,18 @@ def read_bytes(path: Path) -> bytes:
 def lines_of(file: IO[AnyStr]) -> Iterator[AnyStr]:
     """Yield the lines of an open file; a longer one than `MOST_LINE` in parts."""
     return iter(lambda: file.readline(MOST_LINE), file.read(0))
+
+
+@contextlib.contextmanager
+def open_given(path: Path) -> Iterator[BinaryIO]:
+    """Open a regular file that the user named, to be read in the block. Raises UserError if it is
+    missing or unreadable."""
+    try:
+        require_regular(path)
+        with path.open("rb") as file:
+            yield file
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def open_to_read(path: Path) -> BinaryIO:

@@ -78,19 +78,23 @@ M = TypeVar("M", bound=StrictModel)
 
 
 def parse(
-    text: str, path: Path, model: type[M], elsewhere: Mapping[str, type[StrictModel]] | None = None
+    text: str,
+    path: Path | str,
+    model: type[M],
+    elsewhere: Mapping[str, type[StrictModel]] | None = None,
 ) -> M:
-    """Parse `text`, the contents of `path`, as a `model`. Raises UserError with a line for each
-    error: file, key, value and what is allowed. `elsewhere` has the models of the folder's other
-    files by file name, as an unknown key may belong there."""
+    """Parse `text`, the contents of `path`, a file or a line of one, as a `model`. Raises UserError
+    with a line for each error: file, key, value and what is allowed. `elsewhere` has the models of
+    the folder's other files by file name, as an unknown key may belong there."""
     values, lines = _parse_object(text, path)
     try:
         config = model.model_validate(values)
     except ValidationError as error:
-        others: dict[str, type[StrictModel]] = {path.name: model, **(elsewhere or {})}
+        name = Path(path).name
+        others: dict[str, type[StrictModel]] = {name: model, **(elsewhere or {})}
         found = error.errors()
         for each in found[:_MOST_ERRORS]:
-            lines += [f"{path}: {line}" for line in _error_lines(each, path.name, others)]
+            lines += [f"{path}: {line}" for line in _error_lines(each, name, others)]
         if (more := len(found) - _MOST_ERRORS) > 0:
             lines.append(f"{path}: and {more:,} more errors")
         if wrong := {str(e["loc"][0]) for e in found if e["loc"]}:
@@ -110,7 +114,7 @@ def value_problems(values: Any, model: type[StrictModel]) -> list[str]:
     return []
 
 
-def _parse_object(text: str, path: Path) -> tuple[dict[str, Any], list[str]]:
+def _parse_object(text: str, path: Path | str) -> tuple[dict[str, Any], list[str]]:
     """Return the JSON object in `text` and a line for each key given twice."""
     twice: list[str] = []
 
@@ -156,7 +160,10 @@ def _typed(model: type[M], key: str, value: Any) -> Any:
     return TypeAdapter(kind).validate_python(value)
 
 
-_ALLOWED = {"too_short": "must not be empty", "model_type": "must be an object {…}"}
+_ALLOWED = {
+    **dict.fromkeys(("too_short", "string_too_short"), "must not be empty"),
+    "model_type": "must be an object {…}",
+}
 _WORDING = {
     "Value error, ": "",
     "Input should be": "must be",

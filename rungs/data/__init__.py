@@ -1,15 +1,9 @@
 """From text to batches: dataset builders, tokenizers, the batches of a run.
 
 Build a dataset folder (`catalog` calls these for `download_dataset.py`):
-    text_dataset    text; also JSON lines and splits, which others share
-    tokens_dataset  tokens that another program made
-    token_formats   read its files: NumPy, nanoGPT, llm.c, safetensors
-    pair_dataset    prompts with answers
-    chats           chats, chat templates, and preferences
-    documents       files of documents, local or on the hub
-    python_stdlib   the source of Python's standard library
-    task_dataset    the tasks of reinforcement learning
-    hub_dataset     download a dataset of tokens from the Hugging Face hub
+    builders   text, pairs, tokens, the standard library, tasks
+    chats      chats, chat templates, and preferences
+    documents  files of documents, local or on the hub
 
 Open a dataset folder:
     catalog     open a dataset by name; build or download it if it is missing

@@ -2,7 +2,7 @@
 
 import functools
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,8 @@ from rungs.common import disk, paths, shown_text, strict_json
 from rungs.common.errors import UserError, did_you_mean
 from rungs.common.run_log import log
 from rungs.config.option_values import DATASETS_VARIABLE
-from rungs.data import dataset, hub_dataset, python_stdlib, task_dataset, text_dataset
+from rungs.data import dataset
+from rungs.data.builders import hub_dataset, python_stdlib, task_dataset
 from rungs.data.dataset import Dataset, Source
 
 if TYPE_CHECKING:  # else every command would import PyArrow
@@ -67,20 +68,16 @@ def open_datasets(
 
 
 def build_dataset(
-    name: str,
-    files: list[Path],
-    datasets_dir: Path,
-    build: Callable[[Path, list[Any]], Source],
-    open_file: Callable[[Path], Any] = text_dataset.TextSection.of_file,
+    name: str, files: Sequence[Any], datasets_dir: Path, build: Callable[[Path, list[Any]], Source]
 ) -> Dataset:
     """Build a dataset from the user's files with `build` of `text_dataset`, `pair_dataset`,
-    `chat_dataset`, `preference_dataset` or `tokens_dataset`, which gets what `open_file` makes of
-    each. Raises UserError if the name is taken, or a file is missing or not of its kind."""
+    `chat_dataset`, `preference_dataset` or `tokens_dataset`. Raises UserError if the name is taken,
+    or a file is missing or not of its kind."""
     folder = dataset_folder(name, datasets_dir)
     if "/" in name or name in BUILT_IN:
         raise UserError(f"dataset {name!r}: this name is reserved; choose another one, without /")
-    opened = [open_file(path) for path in dict.fromkeys(files)]
-    if paths.is_there(folder) or not _build_folder(folder, lambda partial: build(partial, opened)):
+    different = list(dict.fromkeys(files))
+    if paths.is_there(folder) or not _build_folder(folder, lambda at: build(at, different)):
         raise UserError(f"{folder}: already exists; choose another name, or delete it first")
     return Dataset(name, folder)
 

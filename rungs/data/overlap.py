@@ -6,7 +6,6 @@ of very many texts are examined, and duplicates are counted in a hash-based samp
 
 import functools
 import itertools
-import json
 import string
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -16,8 +15,8 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from rungs.common import errors, strict_json
+from rungs.data.builders.sections import LineSection, parse_json, stable_hash
 from rungs.data.dataset import TRAIN, VALIDATION, Dataset, Split, read_description
-from rungs.data.text_dataset import stable_hash
 from rungs.data.token_file import FileArray
 from rungs.data.tokenizer_files import load_tokenizer
 
@@ -162,9 +161,9 @@ def _pairs(tokens: FileArray, bounds: FileArray) -> Iterator[np.ndarray]:
 
 def _items(path: Path) -> Iterator[str]:
     """Yield each item's strings, joined."""
-    for number, line in enumerate(strict_json.read_text(path).splitlines(), 1):
-        with errors.errors_at(f"{path}: line {number} is not JSON: ", ValueError):
-            item = json.loads(line)
+    for place, line in LineSection.of_file(path).lines():
+        with errors.errors_at(f"{place}: ", ValueError):
+            item = parse_json(line)
         yield " ".join(_strings(item))
 
 

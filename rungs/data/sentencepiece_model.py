@@ -1,12 +1,10 @@
 """Convert SentencePiece models (`tokenizer.model`) to tokenizers, without SentencePiece's library.
-Format: https://github.com/google/sentencepiece/blob/master/src/sentencepiece_model.proto
-Encoding: https://protobuf.dev/programming-guides/encoding/"""
+Format: https://github.com/google/sentencepiece/blob/master/src/sentencepiece_model.proto"""
 
 import math
 import struct
 from collections import Counter
-from collections.abc import Iterator
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
@@ -24,7 +22,7 @@ _LONGEST_PIECE = 1000
 """Characters of a piece, which limit its number of merges; SentencePiece trains at most 16."""
 _SPACE = "▁"  # U+2581 LOWER ONE EIGHTH BLOCK stands for a space inside pieces
 
-_Fields = dict[int, int | bytes]
+_Fields = dict[int, Any]
 
 
 class Piece(NamedTuple):
@@ -53,12 +51,12 @@ class SentencePieceModel(NamedTuple):
     def from_bytes(cls, data: bytes) -> Self:
         """Parse the contents of a `tokenizer.model`. Raises ValueError if it is damaged, not from
         SentencePiece, or cannot be converted."""
-        parts = list(_fields(data))
+        parts = _numbered_fields(data)
         specs = dict(parts)
         if _TRAINER not in specs or _NORMALIZER not in specs:
             raise ValueError("it is incomplete")
-        trainer = dict(_fields(_as_bytes(specs[_TRAINER])))
-        normalizer = dict(_fields(_as_bytes(specs[_NORMALIZER])))
+        trainer = _fields(_as_bytes(specs[_TRAINER]))
+        normalizer = _fields(_as_bytes(specs[_NORMALIZER]))
         pieces = [_piece(value) for field, value in parts if field == _PIECES]
         _check_supported(pieces, trainer, normalizer)
         controls = {piece.text for piece in pieces if piece.kind == CONTROL}
@@ -76,9 +74,9 @@ class SentencePieceModel(NamedTuple):
     def to_tokenizer(self, *, prefix_after_special_tokens: bool = False) -> tokenizers.Tokenizer:
         """Return a tokenizer that gives the same ids as SentencePiece, with three differences:
 
-        - The name of a control or unknown piece inside a text becomes that piece, not text. - A
-        dummy prefix is not added before a user-defined piece, and never becomes part of one. -
-        Pieces of equal score, which trained models do not have, are merged in another order.
+        - The name of a control or unknown piece inside a text becomes that piece, not text.
+        - A dummy prefix is not added before a user-defined piece, and never becomes part of one.
+        - Pieces of equal score, which trained models do not have, are merged in another order.
 
         `prefix_after_special_tokens` adds the dummy prefix also after each special token inside a
         text, as `"legacy": true` in `tokenizer_config.json` does."""
@@ -162,56 +160,37 @@ def _check_supported(pieces: list[Piece], trainer: _Fields, normalizer: _Fields)
 
 
 def _piece(message: int | bytes) -> Piece:
-    fields = dict(_fields(_as_bytes(message)))
-    packed, kind = _as_bytes(fields.get(_SCORE, bytes(4))), fields.get(_KIND, NORMAL)
-    if len(packed) != 4 or not isinstance(kind, int) or not NORMAL <= kind <= BYTE:
+    fields = _fields(_as_bytes(message))
+    kind, bits = fields.get(_KIND, NORMAL), fields.get(_SCORE, 0)
+    is_number = isinstance(kind, int) and isinstance(bits, int) and bits < 1 << 32
+    if not is_number or not NORMAL <= kind <= BYTE:
         raise ValueError("a piece cannot be read")
-    (score,) = struct.unpack("<f", packed)
+    (score,) = struct.unpack("<f", struct.pack("<I", bits))
     if not math.isfinite(score):
         raise ValueError(f"a piece has the score {score}")
     return Piece(_as_bytes(fields.get(_TEXT, b"")).decode(), score, kind)
 
 
-# Protocol Buffers
+def _numbered_fields(message: bytes) -> list[tuple[int, Any]]:
+    """Return the number and the value of each field: an integer, or bytes. Raises ValueError."""
+    # few tokenizers need it
+    from google.protobuf.empty_pb2 import Empty
+    from google.protobuf.message import DecodeError
+    from google.protobuf.unknown_fields import UnknownFieldSet
+
+    fields = Empty()
+    try:
+        fields.ParseFromString(message)
+    except DecodeError:
+        raise ValueError("it is incomplete, or not from SentencePiece") from None
+    return [(field.field_number, field.data) for field in UnknownFieldSet(fields)]
 
 
-def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield the number and the value of each field: an integer, or bytes for all other types."""
-    offset = 0
-    while offset < len(message):
-        key, offset = _varint(message, offset)
-        field, wire_type = key >> 3, key & 7
-        if wire_type == 0:
-            number, offset = _varint(message, offset)
-            yield field, number
-            continue
-        if wire_type == 2:
-            length, offset = _varint(message, offset)
-        elif wire_type in (1, 5):
-            length = 8 if wire_type == 1 else 4
-        else:
-            raise ValueError(f"byte {offset} is not part of a field")
-        if offset + length > len(message):
-            raise ValueError("it is incomplete")
-        yield field, message[offset : offset + length]
-        offset += length
-
-
-def _varint(message: bytes, offset: int) -> tuple[int, int]:
-    """Decode an integer of seven bits per byte, lowest bits first; return it and its end."""
-    number = 0
-    for shift in range(0, 70, 7):
-        if offset == len(message):
-            raise ValueError("it is incomplete")
-        byte = message[offset]
-        offset += 1
-        number |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return number, offset
-    raise ValueError(f"byte {offset} is not part of a number")
+def _fields(message: bytes) -> _Fields:
+    return dict(_numbered_fields(message))
 
 
 def _as_bytes(value: int | bytes) -> bytes:
-    if isinstance(value, int):
-        raise ValueError(f"the number {value} is in the place of text")
+    if not isinstance(value, bytes):
+        raise ValueError(f"{value} is in the place of text")
     return value

@@ -14,8 +14,8 @@ import numpy as np
 from rungs.common.errors import UserError
 from rungs.config.run_config import TRAIN_FILE, RunConfig
 from rungs.config.train_config import Phase, TrainConfig
+from rungs.data.builders.sections import stable_hash
 from rungs.data.dataset import TRAIN, Dataset, Split
-from rungs.data.text_dataset import stable_hash
 from rungs.data.token_file import AnsweredDocuments, FileArray, Texts
 from rungs.data.tokenizer_files import load_tokenizer
 

@@ -5,6 +5,7 @@ import contextlib
 import functools
 import itertools
 import json
+import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
@@ -293,8 +294,12 @@ class Tokenizer:
             uncut, first, second = self.encode_batch([left + right, left, right])
             return uncut == first + second
 
-        line_ends = [place + 1 for place in _rfind_all(text, "\n", size - 1)]
-        before_spaces = [place for place in _rfind_all(text, " ", size) if place]
+        def last(separator: str, end: int) -> list[int]:
+            found = [match.start() for match in re.finditer(separator, text[:end])]
+            return found[: -_MAX_CUTS_TRIED - 1 : -1]
+
+        line_ends = [place + 1 for place in last("\n", size - 1)]
+        before_spaces = [place for place in last(" ", size) if place]
         places = [*line_ends, *before_spaces, size]
         return next(filter(keeps_ids, places), places[0])
 
@@ -347,15 +352,6 @@ def _template(tokenizer: tokenizers.Tokenizer) -> tuple[list[int], list[int]]:
         whole = tokenizer.post_process(text)
     place = [*whole.special_tokens_mask, 0].index(0)
     return whole.ids[:place], whole.ids[place + 1 :]
-
-
-def _rfind_all(text: str, separator: str, end: int) -> Iterator[int]:
-    """Yield up to 100 positions of a separator before `end`, last first."""
-    for _ in range(_MAX_CUTS_TRIED):
-        end = text.rfind(separator, 0, end)
-        if end < 0:
-            return
-        yield end
 
 
 def only_adds(decoder: dict[str, Any] | None) -> bool:

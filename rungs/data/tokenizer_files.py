@@ -7,9 +7,10 @@ import contextlib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import tokenizers
+from pydantic import ConfigDict
 from tokenizers import AddedToken, models, pre_tokenizers, processors
 
 from rungs.common import hub, paths, strict_json
@@ -35,10 +36,6 @@ _END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eot|>", "<end_of_turn>", "<turn|>
 """Tokens that end an answer of a chat model but do not separate documents."""
 FindFile = Callable[[str], Path | None]
 """Function from a file name to its path; None if the tokenizer has no such file."""
-_KEYS = {
-    "tokenizer_class": str,
-    **dict.fromkeys(("add_bos_token", "add_eos_token", "add_prefix_space", "legacy"), bool),
-}
 _TOKEN_KEYS = ("lstrip", "rstrip", "single_word", "normalized", "special")
 SENTENCEPIECE_FILE, VOCABULARY_FILE, MERGES_FILE = "tokenizer.model", "vocab.json", "merges.txt"
 TOKENIZER_FILES = (
@@ -48,14 +45,16 @@ TOKENIZER_FILES = (
 )
 
 
-class TokenizerConfig(NamedTuple):
+class TokenizerConfig(strict_json.StrictModel):
     """The keys that matter. A missing key is None, as its default depends on the tokenizer."""
 
-    tokenizer_class: str | None
-    add_bos_token: bool | None
-    add_eos_token: bool | None
-    add_prefix_space: bool | None
-    legacy: bool | None
+    model_config = ConfigDict(extra="ignore", arbitrary_types_allowed=True)
+
+    tokenizer_class: str | None = None
+    add_bos_token: bool | None = None
+    add_eos_token: bool | None = None
+    add_prefix_space: bool | None = None
+    legacy: bool | None = None
     added_tokens: dict[int, AddedToken]
     """Tokens by id, some of which may be in the vocabulary already."""
 
@@ -73,11 +72,10 @@ class TokenizerConfig(NamedTuple):
                 int(number): _token(token)
                 for number, token in keys.get("added_tokens_decoder", {}).items()
             }
-            typed: dict[str, Any] = {key: keys.get(key) for key in _KEYS}
-            for key, value in typed.items():
-                if not isinstance(value, _KEYS[key] | None):
-                    raise TypeError(f"{key} is {value!r}")
-            return cls(**typed, added_tokens=tokens)
+            values = keys | {"added_tokens": tokens}
+            if problems := strict_json.value_problems(values, cls):
+                raise ValueError(problems[0])
+            return cls.model_validate(values)
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
             names = " or ".join(str(path) for path in (config, added_tokens) if path)
             raise UserError(f"{names}: not as transformers writes it: {reason(error)}") from None

@@ -35,7 +35,7 @@ from rungs.run import folder, metrics
 from rungs.run.metrics import PolicyMetrics, Validation
 from rungs.step.train_step import StepResult, make_step
 from rungs.tasks.opening import open_task
-from rungs.tasks.task import Task, all_of
+from rungs.tasks.task import Task
 from rungs.tasks.verifiers.checkup import Checkup, check
 from rungs.tasks.verifiers.opening import Verifier, open_verifier
 from rungs.training import run_report
@@ -362,7 +362,8 @@ def record_of(
     of the KL divergence."""
     record: Checksums = {}
     for number, (config, task, verifier) in enumerate(zip(configs, tasks, verifiers, strict=True)):
-        parts = {dataset.VALIDATION: _items_checksum(task), **task.sha256}
+        held_out = [[item.prompt, item.answer, item.info] for item in task.validation]
+        parts = {dataset.VALIDATION: json_checksum(held_out), **task.sha256}
         if verifier.sha256 is not None:
             parts[verifier.name] = verifier.sha256
         record[f"{number} {config.source}"] = parts
@@ -381,8 +382,3 @@ def check_same_tasks(before: Checksums, now: Checksums) -> None:
                     f"task {name}: {part} is not what this run was started with (sha256 {was}, now"
                     f" {checksum}); restore it, or start over with --fresh"
                 )
-
-
-def _items_checksum(task: Task) -> str:
-    lines = [[item.prompt, item.answer, item.info] for item in all_of(task.validation)]
-    return json_checksum(lines)

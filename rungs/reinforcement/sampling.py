@@ -5,7 +5,7 @@ import functools
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ from rungs.data.tokenizer import Tokenizer
 from rungs.model.rollouts import Rollout, RolloutRequest, RolloutSampler
 from rungs.parallel.processes import broadcast_from_first
 from rungs.reinforcement.rollout_files import Completion, Prompt, known_verdicts
-from rungs.tasks.task import Item, Items, Task
+from rungs.tasks.task import Item, Task
 from rungs.tasks.verifiers.opening import Verifier
 from rungs.tasks.verifiers.verdict import Verdict
 
@@ -51,16 +51,16 @@ class Prompts:
         return [
             self._prompt(number, item)
             for number, task in enumerate(self._tasks)
-            for item in _first(task.validation, len(task.validation))
+            for item in task.validation
         ]
 
     def longest(self) -> int:
         """Return the tokens of the longest prompt among held-out and training items, the first ones
         if they are generated. Raises UserError if one is too long."""
         first = (
-            self._prompt(number, item)
+            self._prompt(number, task.train[index])
             for number, task in enumerate(self._tasks)
-            for item in _first(task.train, len(task.train) if task.sha256 else _CHECKED_ITEMS)
+            for index in range(len(task.train))[: None if task.sha256 else _CHECKED_ITEMS]
         )
         return max(len(prompt.tokens) for prompt in (*self.of_validation(), *first))
 
@@ -96,10 +96,6 @@ class Prompts:
         with contextlib.suppress(UserError):
             return bool(self._tokenizer.encode(character))
         return False
-
-
-def _first(items: Items, count: int) -> Iterator[Item]:
-    return (items[index] for index in range(min(count, len(items))))
 
 
 @functools.lru_cache(maxsize=8)

@@ -7,7 +7,7 @@ is a hash of the prompt alone: a prompt held out from one run is held out from a
 
 import hashlib
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -48,18 +48,13 @@ class Items(Protocol):
     def __getitem__(self, index: int, /) -> Item: ...
 
 
-def all_of(items: Items) -> Iterator[Item]:
-    """Yield the items in order."""
-    return (items[index] for index in range(len(items)))
-
-
 @dataclass(frozen=True)
 class Task:
     """A task, as provided by its source."""
 
     name: str
     train: Items
-    validation: Items
+    validation: list[Item]
     """Held-out items, whose prompts are not in `train`."""
     verifier: str
     """Name of the source's own verifier, for items that don't name one."""

@@ -74,22 +74,12 @@ def launch(
     # 2. The starting weights: the checkpoint's, those of start_from, or random ones. Only some keys
     #    may differ from the checkpoint's config.
     start = start_of(run, config, options, saved)
-    config = start.config
     with ExitStack() as stack:
         # 3. Data, or tasks and verifiers, unchanged for a resumed run.
-        inputs = kind.open_inputs(start, stack)
-        check_trackers(config.train.trackers, f"{run.path / config.train_file}: trackers")
-        with errors_at(f"{run.path}/"):
-            check_sample_prompts(config, inputs.record.tokenizer_place)
+        inputs = _open_inputs(start, kind, stack)
         # 4. A finished run has nothing left to train.
         length = run_length(start, inputs.total_steps, time.monotonic() if began is None else began)
         profiling.refuse_if_short(start, length.total_steps)
-        if start.is_branching and start.first_step >= inputs.total_steps:
-            raise UserError(
-                f"{run.path / config.train_file}: it has {counted(inputs.total_steps, 'step')}, so"
-                f" none is left after step {config.train.branch_step:,}; set more max_steps,"
-                " min_train_tokens or epochs"
-            )
         beside = Background(start, inputs.datasets_dir)
         if start.first_step >= length.total_steps or start.stopped_after:
             return _finish(start, inputs, beside)
@@ -116,6 +106,22 @@ def launch(
                 beside.early_end = trainer.early_stop.reason
                 processes.run_on_first(lambda: run_report.log_end(start, trainer, last))
             return 0 if beside.is_complete else beside.stop.exit_code or EXIT_STOPPED_ELSEWHERE
+
+
+def _open_inputs(start: Start, kind: Kind, stack: ExitStack) -> Inputs[Any]:
+    """Open and check everything that steps need besides devices. Raises UserError."""
+    run, config = start.run, start.config
+    inputs = kind.open_inputs(start, stack)
+    check_trackers(config.train.trackers, f"{run.path / config.train_file}: trackers")
+    with errors_at(f"{run.path}/"):
+        check_sample_prompts(config, inputs.record.tokenizer_place)
+    if start.is_branching and start.first_step >= inputs.total_steps:
+        raise UserError(
+            f"{run.path / config.train_file}: it has {counted(inputs.total_steps, 'step')}, so none"
+            f" is left after step {config.train.branch_step:,}; set more max_steps,"
+            " min_train_tokens or epochs"
+        )
+    return inputs
 
 
 def _finish(start: Start, inputs: Inputs[Any], background: Background) -> int:

@@ -45,7 +45,7 @@ def test_items_of_a_benchmark_are_looked_for(datasets_dir: Path, tmp_path: Path)
     assert "3 items" in finished.stdout
     assert "50.00% of the 2 with 13 words or more" in finished.stdout
     items.write_text("{")
-    assert "line 1 is not JSON" in run_script(*arguments).stderr
+    assert "line 1: malformed JSON" in run_script(*arguments).stderr
 
 
 @pytest.mark.parametrize(("clean", "is_shown"), [(3, True), (200, False)])

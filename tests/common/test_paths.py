@@ -13,8 +13,8 @@ from rungs.checkpointing.manifest import CheckpointError, read_checkpoint
 from rungs.common import paths
 from rungs.common.errors import RunFailure, UserError, system_error
 from rungs.config.run_config import load_run
+from rungs.data.builders.sections import LineSection
 from rungs.data.chats.chat_template import read_template_files
-from rungs.data.text_dataset import TextSection, json_lines
 from rungs.data.tokenizer_files import load_tokenizer
 from rungs.run import metrics, records
 from rungs.run.folder import RunFolder, read_note
@@ -58,8 +58,8 @@ def test_lines_without_end_are_refused_or_skipped(
     monkeypatch.setattr(paths, "MOST_LINE", 1000)
     file = huge(tmp_path / "metrics.jsonl", 10_000)
     assert list(metrics.stream(file, metrics.StepMetrics)) == []
-    with pytest.raises(UserError, match="a line has 1,000 bytes or more"):
-        list(json_lines(TextSection(file, 0, 10_000)))
+    with pytest.raises(UserError, match="line 1 has 1,000 bytes or more"):
+        list(LineSection.of_file(file).lines())
 
 
 def test_lack_of_memory_is_one_line() -> None:

@@ -12,7 +12,8 @@ import tokenizers
 from tokenizers import models, pre_tokenizers, processors
 
 from rungs.common.errors import UserError
-from rungs.data import catalog, pair_dataset, text_dataset
+from rungs.data import catalog
+from rungs.data.builders import pair_dataset, text_dataset
 from rungs.data.dataset import Dataset
 from rungs.data.documents.building import Request
 from rungs.data.documents.files import local_files

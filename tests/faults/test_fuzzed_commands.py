@@ -27,9 +27,9 @@ from rungs.checkpointing.checkpoint_folder import find_weights
 from rungs.commands.generate import read_prompts
 from rungs.common.errors import EXIT_BAD_INPUT, UserError
 from rungs.data.bpe import train_bpe
+from rungs.data.builders.sections import TextSection
 from rungs.data.catalog import open_dataset
 from rungs.data.dataset import Dataset
-from rungs.data.text_dataset import TextSection
 from rungs.data.tokenizer_files import load_tokenizer
 from rungs.huggingface.importing import find_source
 from rungs.run import recorded_run

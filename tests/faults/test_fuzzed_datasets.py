@@ -14,12 +14,11 @@ from safetensors.numpy import save
 
 from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig
-from rungs.data import pair_dataset, text_dataset, tokens_dataset
 from rungs.data.bpe import train_bpe
+from rungs.data.builders import pair_dataset, text_dataset, tokens_dataset
 from rungs.data.catalog import build_dataset, dataset_folder, open_dataset
 from rungs.data.dataset import DESCRIPTION_FILE, Dataset
 from rungs.data.loader import TrainingData
-from rungs.data.token_formats import TokenSection
 from tests.faults.fuzzing import (
     ODD_TEXTS,
     Fault,
@@ -207,11 +206,13 @@ def test_any_tokens_of_another_program(data: st.DataObject, percent: float, tmp_
     datasets_dir.mkdir()
     is_ours = name == "a.safetensors"
     data.draw(in_place((bad_weights if is_ours else bad_bytes)(FOREIGN[name])))(source)
-    build = partial(tokens_dataset.build, validation=[], vocabulary=16, validation_percent=percent)
+    build = partial(
+        tokens_dataset.build, validation_files=[], vocabulary=16, validation_percent=percent
+    )
     before = {path: path.lstat().st_mode for path in tmp_path.iterdir()}
     try:
         with deadline():
-            found = build_dataset("new", [source], datasets_dir, build, TokenSection.of_file)
+            found = build_dataset("new", [source], datasets_dir, build)
         assert found.description.splits["train"].largest_token_id < 16
     except UserError as error:
         assert_clear(str(error), ("a.", "there are no tokens"))

@@ -11,7 +11,7 @@ import numpy as np
 from rungs.checkpointing.weights_file import WeightsHeader, write_weights
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import load_reinforcement_run
-from rungs.data.task_dataset import character_tokenizer
+from rungs.data.builders.task_dataset import character_tokenizer
 from rungs.data.tokenizer import TOKENIZER_FILE
 from rungs.model.gpt import GPT
 from rungs.reinforcement.learner import reinforcement

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rungs.common.errors import UserError
 from rungs.config.reinforce_config import SETTINGS, TaskConfig
 from rungs.tasks.opening import BUILT_IN, open_task
-from rungs.tasks.task import ITEMS, Draws, Item, Task, TrainingItems, all_of, by_hash
+from rungs.tasks.task import ITEMS, Draws, Item, Task, TrainingItems, by_hash
 from rungs.tasks.verifiers.built_in import BUILT_IN as VERIFIERS
 
 HERE = Path()
@@ -117,7 +117,7 @@ def test_training_and_validation_share_no_prompt(
     name, values = case
     task = task_of(name, settings=values, seed=seed, validation_items=32)
     other = task_of(name, settings=values, seed=seed + 1 if seed < 2**31 - 1 else 0)
-    held_out = [item.prompt for item in all_of(task.validation)]
+    held_out = [item.prompt for item in task.validation]
     assert len(set(held_out)) == len(held_out) == 32
     trained = {task.train[start + index].prompt for index in range(40)}
     trained |= {other.train[start + index].prompt for index in range(40)}
@@ -126,7 +126,7 @@ def test_training_and_validation_share_no_prompt(
 
 def test_a_small_task_is_split_without_repeats_or_shared_prompts() -> None:
     task = task_of("parity", settings={"min_bits": 7, "max_bits": 7}, validation_items=5)
-    held_out = {item.prompt for item in all_of(task.validation)}
+    held_out = {item.prompt for item in task.validation}
     trained = {item.prompt for item in first(task, 3000)}
     assert len(held_out) == 5
     assert not held_out & trained
@@ -163,7 +163,7 @@ GOLDEN = {
 @pytest.mark.parametrize("name", TASKS)
 def test_items_do_not_change_between_versions(name: str) -> None:
     task = task_of(name, validation_items=8)
-    items = [asdict(item) for item in [*first(task, 8), *all_of(task.validation)]]
+    items = [asdict(item) for item in [*first(task, 8), *task.validation]]
     digest = hashlib.sha256(json.dumps(items).encode()).hexdigest()
     assert digest[:16] == GOLDEN[name], "items changed: runs that were started cannot resume"
 

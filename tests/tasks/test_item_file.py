@@ -13,7 +13,7 @@ from rungs.common.errors import UserError
 from rungs.config.reinforce_config import TaskConfig
 from rungs.tasks.item_file import ItemFile, _split, gold_text, read
 from rungs.tasks.opening import open_task
-from rungs.tasks.task import Item, Task, all_of
+from rungs.tasks.task import Item, Task
 from rungs.tasks.verifiers.built_in import BUILT_IN
 
 GOOD = '{"prompt": "2+2?", "answer": "4"}'
@@ -147,8 +147,9 @@ def test_what_is_held_out_does_not_depend_on_the_order(tmp_path: Path) -> None:
     task = open_file(tmp_path, validation_items=10)
     write(tmp_path / "items.jsonl", *items(50)[::-1])
     again = open_file(tmp_path, validation_items=10)
-    assert list(all_of(task.validation)) == list(all_of(again.validation))
-    assert list(all_of(task.train)) == list(all_of(again.train))[::-1]
+    assert list(task.validation) == list(again.validation)
+    one, other = ([each.train[n] for n in range(40)] for each in (task, again))
+    assert one == other[::-1]
     assert task.sha256 != again.sha256
 
 
@@ -161,8 +162,8 @@ def test_two_files(tmp_path: Path) -> None:
     task = open_file(
         tmp_path, validation_source="held-out.jsonl", validation_items=3, train_items=4
     )
-    assert [item.answer for item in all_of(task.train)] == ["0", "1", "2", "3"]
-    assert [item.prompt for item in all_of(task.validation)] == ["new 0?", "new 1?", "new 2?"]
+    assert [task.train[n].answer for n in range(len(task.train))] == ["0", "1", "2", "3"]
+    assert [item.prompt for item in task.validation] == ["new 0?", "new 1?", "new 2?"]
     assert sorted(task.sha256) == ["held-out.jsonl", "items.jsonl"]
 
 

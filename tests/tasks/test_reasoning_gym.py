@@ -16,7 +16,7 @@ from rungs.common.errors import UserError
 from rungs.config.reinforce_config import TaskConfig
 from rungs.tasks import reasoning_gym
 from rungs.tasks.opening import open_task
-from rungs.tasks.task import Task, all_of
+from rungs.tasks.task import Task
 from rungs.tasks.verifiers.checkup import check
 from rungs.tasks.verifiers.opening import open_verifier
 
@@ -81,7 +81,7 @@ def test_seeds_of_training_and_validation_are_apart(seed: int) -> None:
     trained = set(StandIn.numbers)
     assert min(held_out) > max(trained)
     assert max(held_out) < 2**32  # the largest seed of NumPy
-    assert not {item.prompt for item in all_of(task.validation)} & set(prompts)
+    assert not {item.prompt for item in task.validation} & set(prompts)
 
 
 @pytest.mark.usefixtures("stand_in")
@@ -89,7 +89,7 @@ def test_items_are_json_and_small_tasks_are_split_by_prompt() -> None:
     task = task_of("sums", settings={"largest": 15}, validation_items=10)
     item = task.train[0]
     assert item.info == {"terms": list(map(int, item.prompt[1:-2].split(","))), "half": "1/2"}
-    held_out = {item.prompt for item in all_of(task.validation)}
+    held_out = {item.prompt for item in task.validation}
     assert len(held_out) == 10
     trained = {task.train[index].prompt for index in range(2000)}
     assert not trained & held_out
@@ -137,7 +137,7 @@ def test_the_librarys_tasks_pass_the_checkup(name: str) -> None:
     with open_verifier(config, task, HERE, trust_verifier=False) as verifier:
         assert verifier.name == reasoning_gym.VERIFIER
         assert check(verifier, task).items == 8
-        for item in all_of(task.validation):
+        for item in task.validation:
             assert verifier(item, item.answer).total == 1
             assert verifier(item, "").total < 1
 
@@ -150,4 +150,4 @@ def test_the_librarys_items_are_pure() -> None:
 
     for task, again in zip(opened(), opened(), strict=True):
         assert [task.train[index] for index in range(5)] == [again.train[i] for i in range(5)]
-        assert list(all_of(task.validation)) == list(all_of(again.validation))
+        assert list(task.validation) == list(again.validation)

@@ -21,7 +21,7 @@ from rungs.checkpointing.checkpoint_folder import find_averaged_weights, list_ch
 from rungs.checkpointing.load import load_model
 from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig, load_run
-from rungs.data.task_dataset import character_tokenizer
+from rungs.data.builders.task_dataset import character_tokenizer
 from rungs.optim.averages import WEIGHTS, AveragedWeights
 from rungs.parallel.sharding import place_batch
 from rungs.planning.memory import memory_of

@@ -16,7 +16,7 @@ from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.checkpointing.load import load_model
 from rungs.common.errors import UserError
 from rungs.config.run_config import load_run
-from rungs.data.task_dataset import character_tokenizer
+from rungs.data.builders.task_dataset import character_tokenizer
 from rungs.data.token_file import TokenFile
 from rungs.run import metrics
 from rungs.run.folder import RunFolder, StartOptions

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rungs.common.errors import errors_at
 from rungs.common.run_log import log
+from rungs.data.builders.sections import LineSection, Progress, parse_json, split_lines
+from rungs.data.builders.writing import write_splits
 from rungs.data.chats.chat_template import ChatTemplate
-from rungs.data.chats.messages import ASSISTANT, Message, parse_chat
+from rungs.data.chats.messages import ASSISTANT, Message, chat_of
 from rungs.data.dataset import Chats, Source
-from rungs.data.pair_dataset import split_sections
-from rungs.data.text_dataset import Progress, TextSection, read_lines, write_splits
 from rungs.data.token_file import ChatWriter
 from rungs.data.tokenizer import Tokenizer
 
@@ -58,36 +59,36 @@ class ChatFormat(NamedTuple):
         return place + 1 if is_special else end
 
 
-def build(
-    folder: Path, texts: list[TextSection], form: ChatFormat, validation_percent: float
-) -> Source:
+def build(folder: Path, files: list[Path], form: ChatFormat, validation_percent: float) -> Source:
     """Write the token files, tokenizer and chat template of a dataset of chats into its folder.
-    `texts` has a section per file. Raises UserError if a file has no chats, or a line isn't one."""
+    Raises UserError if a file is missing or has no chats, or a line isn't one."""
     left_out, unused = 0, set[str]()
 
-    def encode(_: int, line: bytes) -> list[Turn]:
-        chat = parse_chat(line)
+    def encode(line: bytes) -> list[Turn]:
+        chat = chat_of(parse_json(line))
         unused.update(chat.unused)
         turns = form.encode(chat.messages, chat.variables)
         if token_count(turns) < 2:
             raise ValueError("has no answer, in the format of the chat template")
         return turns
 
-    def write_section(writer: ChatWriter, section: TextSection, progress: Progress) -> None:
+    def write_section(writer: ChatWriter, section: LineSection, progress: Progress) -> None:
         nonlocal left_out
-        for turns in read_lines(section, encode, progress):
+        for place, line in section.lines(progress):
+            with errors_at(f"{place}: ", ValueError):
+                turns = encode(line)
             if form.max_tokens is not None and token_count(turns) > form.max_tokens:
                 left_out += 1
             else:
                 writer.append_chat(turns)
 
-    sections = split_sections(texts, validation_percent)
+    sections = split_lines(list(map(LineSection.of_file, files)), validation_percent)
     lacking = f"the {{}} split has no chat of at most {form.max_tokens} tokens"
     write_splits(folder, sections, form.tokenizer, ChatWriter, write_section, lacking)
     if unused:
         log.warning("keys of chats that are not used: %s", ", ".join(sorted(unused)))
     chats = save_template(folder, form.template, form.max_tokens, left_out)
-    return Source(kind="chats", files=[text.path.name for text in texts], chats=chats)
+    return Source(kind="chats", files=[path.name for path in files], chats=chats)
 
 
 def token_count(turns: Sequence[Turn]) -> int:

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 from rungs.common.errors import check_characters
 from rungs.common.strict_json import format_value
-from rungs.data.text_dataset import parse_json
 
 ASSISTANT = "assistant"
 ROLES = ("system", "developer", "user", ASSISTANT, "tool")
@@ -74,13 +73,9 @@ _FORMATS = (
 )
 
 
-def parse_chat(line: bytes) -> Chat:
-    """Parse a line as a chat. Raises ValueError if it is none, or has no answer to train on."""
-    return chat_of(parse_json(line))
-
-
 def chat_of(value: Any) -> Chat:
-    """Return the chat in the value of a line; errors as for `parse_chat`."""
+    """Return the chat in the value of a line. Raises ValueError if it is none, or has no answer to
+    train on."""
     if not isinstance(value, dict):
         raise ValueError(f'must be {{"messages": […]}}, not {format_value(value)}')
     kind = next((kind for kind in _FORMATS if kind.chat in value), None)

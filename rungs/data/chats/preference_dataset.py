@@ -11,23 +11,21 @@ import functools
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-from rungs.common import hub
-from rungs.common.errors import UserError, check_characters, reason
+from rungs.common.errors import UserError, check_characters, errors_at, reason
 from rungs.common.strict_json import format_value
+from rungs.data.builders.pair_dataset import Pair, encode_pairs
+from rungs.data.builders.sections import LineSection, Progress, parse_json, split_lines
+from rungs.data.builders.writing import write_splits
 from rungs.data.chats.chat_dataset import ChatFormat, Turn, save_template, token_count
 from rungs.data.chats.chat_template import ChatTemplate
 from rungs.data.chats.messages import chat_of
 from rungs.data.dataset import Source, Split
 from rungs.data.documents import files
-from rungs.data.documents.files import DataFile, fetch_ahead
-from rungs.data.pair_dataset import Pair, encode_pairs, split_sections
-from rungs.data.text_dataset import Progress, TextSection, parse_json, read_lines, write_splits
+from rungs.data.documents.files import DataFile, FetchedFile, fetch_ahead
 from rungs.data.token_file import PreferenceWriter
 from rungs.data.tokenizer import Tokenizer
 
@@ -103,14 +101,17 @@ class PreferenceFormat:
     max_tokens: int | None
     """Pairs with a longer answer are left out; None for no limit."""
 
-    def encode(self, path: Path, offset: int, found: Preference) -> list[list[Turn]]:
-        """Return the turns of both documents. Raises UserError or ValueError."""
+    def encode(self, found: Preference) -> list[list[Turn]]:
+        """Return the turns of both documents. Raises ValueError."""
         if isinstance(found.chosen, str):
             for text in (found.prompt, *found.answers):
                 check_characters(text, "a text")
-            pairs = [Pair(path, offset, found.prompt, answer) for answer in found.answers]
+            pairs = [Pair("", found.prompt, answer) for answer in found.answers]
             return [[turn] for turn in encode_pairs(pairs, self.tokenizer)]
-        return [self._encode_chat(found, answer) for answer in found.answers]
+        documents = [self._encode_chat(found, answer) for answer in found.answers]
+        if not all(documents):
+            raise ValueError("has an answer without anything to learn")
+        return documents
 
     def _encode_chat(self, found: Preference, answer: list[Any]) -> list[Turn]:
         messages = [*found.prompt, *answer]
@@ -131,25 +132,22 @@ class PreferenceFormat:
 
 def build(
     folder: Path,
-    texts: list[TextSection],
+    chosen: list[DataFile],
     form: PreferenceFormat,
     validation_percent: float,
-    splits: dict[Path, Split | None],
+    repository: str | None = None,
+    revision: str | None = None,
 ) -> Source:
     """Write the token files, tokenizer and chat template of a dataset of preferences into its
-    folder. `texts` has a section per file, `splits` the split of each file, None to divide it.
-    Raises UserError if a file has no preferences, or a line isn't one."""
+    folder, from files of the user or of a repository. Raises UserError if a file has no
+    preferences, or a line isn't one."""
     counts: Counter[str] = Counter()
 
-    def write_section(writer: PreferenceWriter, section: TextSection, progress: Progress) -> None:
-        def encode(offset: int, line: bytes) -> tuple[Preference, list[list[Turn]]]:
-            found = parse_preference(line)
-            documents = form.encode(section.path, offset, found)
-            if not all(documents):
-                raise ValueError("has an answer without anything to learn")
-            return found, documents
-
-        for found, documents in read_lines(section, encode, progress):
+    def write_section(writer: PreferenceWriter, section: LineSection, progress: Progress) -> None:
+        for place, line in section.lines(progress):
+            with errors_at(f"{place}: ", ValueError):
+                found = parse_preference(line)
+                documents = form.encode(found)
             if documents[0] == documents[1]:
                 counts["equal"] += 1
             elif form.max_tokens is not None and max(map(token_count, documents)) > form.max_tokens:
@@ -159,12 +157,12 @@ def build(
                 for turns in documents:
                     writer.append_chat(turns)
 
-    if known := {split for split in splits.values() if split}:
-        sections = {split: [t for t in texts if splits[t.path] == split] for split in sorted(known)}
-    else:
-        sections = split_sections(texts, validation_percent)
     lacking = "the {} split has no preferences" + " that are short enough" * bool(form.max_tokens)
-    write_splits(folder, sections, form.tokenizer, PreferenceWriter, write_section, lacking)
+    with TemporaryDirectory() as place:
+        fetched = fetch_ahead(chosen, files.fetcher(repository, revision, Path(place)))
+        texts = [_lines_of(file, Path(place, f"rows-{n}")) for n, file in enumerate(fetched)]
+        sections = _divided(texts, [file.split for file in chosen], validation_percent)
+        write_splits(folder, sections, form.tokenizer, PreferenceWriter, write_section, lacking)
     if equal := counts["equal"]:
         logger.warning("left out %s preferences, as both answers are the same", f"{equal:,}")
     template = form.chats.template if counts["chats"] else None
@@ -172,43 +170,31 @@ def build(
     chats = save_template(folder, template, form.max_tokens, counts["left out"])
     return Source(
         kind="preferences",
-        files=[text.path.name for text in texts],
+        files=[Path(file.name).name for file in chosen],
         chats=chats if has_selection else None,
     )
 
 
-@contextmanager
-def as_json_lines(
-    found: Sequence[DataFile], repository: tuple[str, str] | None
-) -> Iterator[dict[Path, Split | None]]:
-    """Fetch files, from a repository's name and revision if given, and yield those that are plain
-    JSON lines, or were made so, with their splits; they are deleted at the end. Errors name the
-    files as given."""
-    with TemporaryDirectory() as place:
+def _divided(
+    texts: list[LineSection], splits: list[Split | None], percent: float
+) -> dict[Split, list[LineSection]]:
+    """Return the files of each split; divided files if none has one."""
+    if known := {split for split in splits if split}:
+        pairs = list(zip(texts, splits, strict=True))
+        return {split: [text for text, of in pairs if of == split] for split in sorted(known)}
+    return split_lines(texts, percent)
 
-        def fetch(file: DataFile) -> Path:
-            if repository is None:
-                return Path(file.name)
-            return hub.dataset_file(*repository, file.name, Path(place))
 
-        plain: dict[Path, Split | None] = {}
-        names: dict[Path, str] = {}
-        for number, fetched in enumerate(fetch_ahead(found, fetch)):
-            path = fetched.path
-            if path.suffix not in (".jsonl", ".ndjson", ".json"):
-                path = Path(place) / f"rows-{number}" / f"{path.stem[-_MOST_STEM:]}.jsonl"
-                path.parent.mkdir()
-                with path.open("w", encoding="utf-8") as lines:
-                    for row in files.rows(fetched.path, fetched.file.name):
-                        lines.write(_as_line(row, fetched.file.name))
-            plain[path], names[path] = fetched.file.split, fetched.file.name
-        try:
-            yield plain
-        except UserError as error:
-            message = str(error)
-            for path, name in names.items():
-                message = message.replace(str(path), name)
-            raise UserError(message) from None
+def _lines_of(fetched: FetchedFile, folder: Path) -> LineSection:
+    """Return the lines of a file. If it is not plain JSON lines, its rows are written as those into
+    a new folder."""
+    path, name = fetched.path, fetched.file.name
+    if path.suffix not in (".jsonl", ".ndjson", ".json"):
+        path = folder / f"{path.stem[-_MOST_STEM:]}.jsonl"
+        folder.mkdir()
+        with path.open("w", encoding="utf-8") as lines:
+            lines.writelines(_as_line(row, name) for row in files.rows(fetched.path, name))
+    return LineSection.of_file(path)._replace(name=name)
 
 
 def _as_line(row: dict[str, Any], name: str) -> str:

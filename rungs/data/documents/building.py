@@ -8,26 +8,21 @@ import json
 import shutil
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import ClassVar, NamedTuple, TypeVar
 
 from pydantic import Field
 
-from rungs.common import disk, errors, hub, run_log, strict_json
+from rungs.common import disk, errors, run_log, strict_json
 from rungs.common.run_log import log
 from rungs.data.batch_encoder import BatchEncoder
 from rungs.data.bpe import train_bpe
+from rungs.data.builders.sections import changed_while_read, stable_hash
+from rungs.data.builders.writing import NO_TEXT, log_texts, token_dtype
 from rungs.data.dataset import SPLITS, TRAIN, DocumentFile, Documents, Source, Split, split_file
 from rungs.data.documents import files
 from rungs.data.documents.files import FILES_AHEAD, DataFile, FetchedFile, fetch_ahead
-from rungs.data.text_dataset import (
-    NO_TEXT,
-    changed_while_read,
-    log_texts,
-    stable_hash,
-    token_dtype,
-)
 from rungs.data.token_file import TokenWriter
 from rungs.data.tokenizer import Tokenizer
 from rungs.data.tokenizer_files import load_tokenizer, save_tokenizer
@@ -126,23 +121,18 @@ def _build(folder: Path, request: Request) -> Source:
     if not is_local:
         _check_space(folder, request)
 
-    def fetch(file: DataFile) -> Path:
-        if request.repository is None or request.revision is None:
-            return Path(file.name)
-        place = request.repository, request.revision, file.name
-        return hub.dataset_file(*place, folder / DOWNLOADS)
-
     progress = Progress.of(folder, request.checksum)
     if progress.text_bytes:
         log.info("going on after %s bytes of text", f"{progress.text_bytes:,}")
-    files = fetch_ahead(request.files[len(progress.finished) :], fetch, keep=is_local)
-    first = next(files, None)
-    tokenizer = _tokenizer(folder, request, progress, first)
+    fetch = files.fetcher(request.repository, request.revision, folder / DOWNLOADS)
+    left = request.files[len(progress.finished) :]
     with ExitStack() as stack:
+        fetched = stack.enter_context(closing(fetch_ahead(left, fetch, keep=is_local)))
+        first = next(fetched, None)
+        tokenizer = _tokenizer(folder, request, progress, first)
         builder = _Builder(folder, request, tokenizer, progress, stack)
-        for file in itertools.chain([first] if first else [], files):
+        for file in itertools.chain([first] if first else [], fetched):
             if builder.add_file(file):
-                files.close()
                 break
     return builder.finish()
 
@@ -240,7 +230,7 @@ class _Builder:
             if number % _SAVED_BATCHES == 0:
                 self._save()
         if fetched.path.stat().st_size < size:
-            raise changed_while_read(fetched.path)
+            raise changed_while_read(file.name)
         done = DocumentFile(
             name=file.name,
             bytes=file.bytes,

@@ -4,7 +4,6 @@ a few ahead, and reading the documents from Parquet, JSON lines or plain text as
 import fnmatch
 import io
 import itertools
-import json
 import re
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -18,8 +17,9 @@ import pyarrow.parquet as pq
 
 from rungs.common import hub
 from rungs.common.errors import UserError, errors_at, reason
-from rungs.common.paths import MOST_LINE, file_checksum, lines_of, require_regular
+from rungs.common.paths import MOST_LINE, file_checksum, open_given, require_regular
 from rungs.common.strict_json import format_name, format_value
+from rungs.data.builders.sections import numbered_lines, parse_json
 from rungs.data.dataset import TRAIN, VALIDATION, Split
 from rungs.data.tokenizer import END_OF_TEXT
 
@@ -83,11 +83,8 @@ def local_files(paths: Iterable[Path], kind: Format) -> list[DataFile]:
     """Return the user's files. Raises UserError if one is missing or of another format."""
     found = []
     for path in dict.fromkeys(paths):
-        try:
-            require_regular(path)
-            found.append(DataFile(str(path), path.stat().st_size, None, None))
-        except OSError as error:
-            raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+        with open_given(path) as file:
+            found.append(DataFile(str(path), file.seek(0, io.SEEK_END), None, None))
         if format_of(path.name) != kind:
             raise UserError(f"{path}: its name does not end like the name of a file of {kind}")
     return found
@@ -194,6 +191,20 @@ def split_of(name: str) -> str:
         if any(word in spellings for word in words):
             return split
     return ""
+
+
+def fetcher(
+    repository: str | None, revision: str | None, folder: Path
+) -> Callable[[DataFile], Path]:
+    """Return a function that returns a file's path on this machine; with a repository, it downloads
+    the file into a folder first."""
+
+    def fetch(file: DataFile) -> Path:
+        if repository is None or revision is None:
+            return Path(file.name)
+        return hub.dataset_file(repository, revision, file.name, folder)
+
+    return fetch
 
 
 def fetch_ahead(
@@ -331,30 +342,15 @@ def _json_lines(path: Path, name: str, column: str | None, first: int) -> Iterat
 def _json_rows(path: Path, name: str, first: int = 0) -> Iterator[dict[str, Any] | None]:
     """Yield the object of each line, None for a blank one."""
     with _opened(path, name) as file:
-        for number, line in enumerate(itertools.islice(lines_of(file), first, None), first + 1):
-            if len(line) == MOST_LINE:
-                raise UserError(
-                    f"{name}: line {number} has {MOST_LINE:,} bytes or more; one object is to be in"
-                    " each line"
-                )
-            yield _parsed(line, name, number) if line.strip() else None
-
-
-def _parsed(line: bytes, name: str, number: int) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except UnicodeDecodeError:
-        raise UserError(
-            f"{name}: line {number} is not UTF-8 text; convert the file first"
-        ) from None
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{name}: line {number} is not JSON: {reason(error)}") from None
-    if not isinstance(row, dict):
-        raise UserError(
-            f"{name}: line {number} is no JSON object; each line must be one, such as"
-            ' {"text": "..."}'
-        )
-    return row
+        for number, line in itertools.islice(numbered_lines(file, name), first, None):
+            if not line.strip():
+                yield None
+                continue
+            with errors_at(f"{name}: line {number}: ", ValueError):
+                row = parse_json(line)
+                if not isinstance(row, dict):
+                    raise ValueError('no JSON object; each line must be one, as {"text": "..."}')
+            yield row
 
 
 def _value(row: dict[str, Any], column: str, name: str, number: int) -> str | None:

@@ -11,7 +11,7 @@ import download_dataset
 from rungs.common.errors import UserError
 from rungs.config.train_config import TrainConfig
 from rungs.data.chats.chat_template import ChatTemplate, read_template_files
-from rungs.data.chats.messages import parse_chat
+from rungs.data.chats.messages import chat_of
 from rungs.data.dataset import Dataset
 from rungs.data.provenance import Provenance
 from rungs.data.token_file import AnsweredDocuments
@@ -115,9 +115,7 @@ def test_an_empty_message_is_no_answer(model: Path) -> None:
 
 def test_a_marked_message_in_several_parts_has_no_weight() -> None:
     source = CHATML["marked"] + "{% generation %}!{% endgeneration %}"
-    messages = parse_chat(
-        json.dumps({"messages": [ASKED, {**ANSWERED, "weight": 0}, ANSWERED]}).encode()
-    ).messages
+    messages = chat_of({"messages": [ASKED, {**ANSWERED, "weight": 0}, ANSWERED]}).messages
     with pytest.raises(UserError, match="marks 3 parts in 2 messages from the assistant"):
         ChatTemplate(source, {}).render_answers(messages)
 
@@ -129,7 +127,7 @@ def test_keys_that_are_not_used_are_named(model: Path, caplog: pytest.LogCapture
 
 def test_a_system_message_beside_the_others() -> None:
     line = {"system": "Be brief.", "conversations": [{"from": "gpt", "value": "yes"}]}
-    messages = parse_chat(json.dumps(line).encode()).messages
+    messages = chat_of(line).messages
     assert [message[:2] for message in messages] == [("system", "Be brief."), ("assistant", "yes")]
 
 
@@ -137,7 +135,7 @@ def test_sharegpt_is_read_too() -> None:
     turns = [("system", "Be brief."), ("human", "hi"), ("gpt", "yes?"), ("observation", "3")]
     line = {"id": 7, "conversations": [{"from": who, "value": text} for who, text in turns]}
     roles = ("system", "user", "assistant", "tool")
-    assert [message[:2] for message in parse_chat(json.dumps(line).encode()).messages] == [
+    assert [message[:2] for message in chat_of(line).messages] == [
         (role, text) for role, (_, text) in zip(roles, turns, strict=True)
     ]
 
@@ -145,7 +143,7 @@ def test_sharegpt_is_read_too() -> None:
 def test_parts_of_text_are_joined() -> None:
     parts = [{"type": "text", "text": "ye"}, {"type": "text", "text": "s"}]
     line = {"messages": [ASKED, {"role": "assistant", "content": parts}]}
-    assert parse_chat(json.dumps(line).encode()).messages[1].content == "yes"
+    assert chat_of(line).messages[1].content == "yes"
 
 
 @pytest.mark.parametrize(

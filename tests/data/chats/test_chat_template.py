@@ -11,7 +11,7 @@ from tokenizers import AddedToken
 from rungs.common.errors import UserError
 from rungs.data.chats.chat_dataset import ChatFormat
 from rungs.data.chats.chat_template import ChatTemplate
-from rungs.data.chats.messages import Chat, Message, parse_chat
+from rungs.data.chats.messages import Chat, Message, chat_of
 from rungs.data.tokenizer import Tokenizer
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
@@ -33,7 +33,7 @@ def format_of(case: dict[str, Any], key: str = "source") -> ChatFormat:
 
 def parsed(chat: dict[str, Any]) -> Chat:
     line = {"messages": chat["messages"], **chat.get("variables", {})}
-    return parse_chat(json.dumps(line).encode())
+    return chat_of(line)
 
 
 @pytest.mark.parametrize("key", ["marked", "source"])

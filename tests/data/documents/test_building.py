@@ -199,7 +199,7 @@ def test_a_split_without_text_is_refused(tmp_path: Path) -> None:
 def test_a_build_that_never_began_leaves_nothing(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(b"{\n")
-    with pytest.raises(UserError, match="line 1 is not JSON"):
+    with pytest.raises(UserError, match="line 1: malformed JSON"):
         build("d", request([path]), tmp_path)
     assert list((tmp_path / "datasets").iterdir()) == []
 

@@ -15,7 +15,7 @@ from rungs.common.errors import UserError
 from rungs.common.hub import dataset_repository, download_model
 from rungs.data.dataset import Dataset
 from rungs.data.documents.files import Choice, hub_files
-from tests.data.test_hub_dataset import go_offline
+from tests.data.builders.test_hub_dataset import go_offline
 from tests.support.commands import Finished, run_script
 from tests.support.committed_runs import ROOT
 from tests.support.document_files import compressed, json_lines, parquet, texts

@@ -9,7 +9,6 @@ import pytest
 
 from rungs.common import paths
 from rungs.common.errors import UserError
-from rungs.data.documents import files
 from rungs.data.documents.files import format_of, read
 from tests.support.document_files import compressed, json_lines, parquet, texts
 
@@ -87,11 +86,12 @@ def test_a_long_plain_text_is_cut_at_line_ends(tmp_path: Path) -> None:
         ("a.parquet", FILES["a.parquet"][:-20], None, "cannot be read"),
         ("a.jsonl.gz", FILES["a.jsonl.gz"][:-20], None, "cannot be read"),
         ("a.jsonl.zst", FILES["a.jsonl.zst"][:40], None, "cannot be read"),
-        ("a.jsonl", LINES + b"{", None, f"line {len(ROWS) + 1} is not JSON"),
-        ("a.jsonl", LINES + b"[1]", None, "is no JSON object"),
+        ("a.jsonl", LINES + b"{", None, f"line {len(ROWS) + 1}: malformed JSON"),
+        ("a.jsonl", LINES + b"[1]", None, "no JSON object"),
+        ("a.jsonl", LINES + b"null", None, "no JSON object"),
         ("a.jsonl", LINES + b'{"txt": "x"}', None, 'has no "text"; its keys: txt'),
         ("a.jsonl", LINES + b'{"text": 3}', None, '"text" is 3, which is no text'),
-        ("a.jsonl", LINES + b'{"text": "\xff"}', None, "is not UTF-8 text"),
+        ("a.jsonl", LINES + b'{"text": "\xff"}', None, "not UTF-8 text"),
         ("a.jsonl", json_lines({"a": "x", "b": "y"}), None, "choose a column"),
         ("a.jsonl", json_lines({"a": "x"}), "b", 'has no "b"; its keys: a'),
         ("a.txt", b"one\xfftwo", None, "not UTF-8 text"),
@@ -109,8 +109,7 @@ def test_files_that_cannot_be_read_are_refused(
 def test_a_line_without_end_is_refused(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (files, paths):
-        monkeypatch.setattr(module, "MOST_LINE", 1000)
+    monkeypatch.setattr(paths, "MOST_LINE", 1000)
     lines = json_lines({"text": "x" * 900}, {"text": "y" * 2000})
     content = compressed(lines, "gzip") if name.endswith(".gz") else lines
     with pytest.raises(UserError, match="line 2 has 1,000 bytes or more"):

@@ -93,7 +93,7 @@ def test_each_item_of_a_file_has_its_own_verifier(tmp_path: Path) -> None:
     (tmp_path / "items.jsonl").write_text("\n".join(map(json.dumps, lines)))
     config = TaskConfig(source="items.jsonl", validation_items=1)
     task = open_task(config, tmp_path)
-    items = {item.verifier: item for item in [*task.validation, task.train[0], task.train[1]]}  # type: ignore[misc]
+    items = {item.verifier: item for item in [*task.validation, task.train[0], task.train[1]]}
     with open_verifier(config, task, tmp_path, trust_verifier=False) as verifier:
         found = {
             text: {name for name, item in items.items() if verifier(item, text).correct}

@@ -9,11 +9,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rungs.common.errors import UserError
-from rungs.data import text_dataset
 from rungs.data.bpe import train_bpe
+from rungs.data.builders import sections, text_dataset
+from rungs.data.builders.sections import LineSection, TextSection, split_sections
 from rungs.data.catalog import build_dataset
 from rungs.data.dataset import Dataset, read_description
-from rungs.data.text_dataset import TextSection, json_lines, split_sections
 from rungs.data.tokenizer import Tokenizer
 from rungs.data.tokenizer_files import load_tokenizer
 
@@ -43,7 +43,7 @@ def read(section: TextSection) -> str:
 def test_the_end_of_a_single_file_is_for_validation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(text_dataset, "_PIECE_BYTES", 4097)
+    monkeypatch.setattr(sections, "PIECE_BYTES", 4097)
     dataset = build(tmp_path, write(tmp_path, a=TEXT))
     tokenizer = load_tokenizer(dataset.folder)
     parts = [tokenizer.decode(dataset.tokens(split)[:]) for split in ("train", "validation")]
@@ -124,7 +124,7 @@ def test_a_byte_order_mark_is_skipped(tmp_path: Path) -> None:
 
 
 def test_a_large_text_is_sampled_evenly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_dataset, "_PIECE_BYTES", 1000)
+    monkeypatch.setattr(sections, "PIECE_BYTES", 1000)
     monkeypatch.setattr(text_dataset, "_TRAINING_BYTES", 10_000)
     seen: list[str] = []
     monkeypatch.setattr(text_dataset, "train_bpe", lambda texts, _: seen.extend(texts))
@@ -153,7 +153,7 @@ def test_errors_are_reported_and_nothing_is_built(
     options: dict[str, object],
     message: str,
 ) -> None:
-    monkeypatch.setattr(text_dataset, "_PIECE_BYTES", 10_000)
+    monkeypatch.setattr(sections, "PIECE_BYTES", 10_000)
     files = write(tmp_path, **{k: v.encode("utf-8", "surrogateescape") for k, v in texts.items()})
     with pytest.raises(UserError, match=message):
         build(tmp_path, files, **options)  # type: ignore[arg-type]
@@ -213,7 +213,7 @@ def test_a_file_that_is_shortened_while_it_is_read_is_no_dataset(
 
 def test_lines_of_a_file_that_is_shortened_are_not_all(tmp_path: Path) -> None:
     (path,) = write(tmp_path, a="{}\n" * 10)
-    section = TextSection.of_file(path)
+    section = LineSection.of_file(path)
     os.truncate(path, 9)
     with pytest.raises(UserError, match=r"a\.txt: was shortened while it was read"):
-        list(json_lines(section))
+        list(section.lines())

@@ -22,7 +22,7 @@ from numpy.lib import format as npy
 from rungs.common import paths
 from rungs.common.errors import UserError, reason
 from rungs.data import token_file
-from rungs.data.text_dataset import Progress
+from rungs.data.builders.sections import Progress
 from rungs.data.token_file import FileArray, Tensor, Texts
 
 _MOST_HEADER = 1 << 16
@@ -67,12 +67,8 @@ class TokenSection(NamedTuple):
     def of_file(cls, path: Path) -> "TokenSection":
         """Return all tokens of a file. Raises UserError if it can't be read, has no tokens, not as
         many as its header says, or another dtype or number of dimensions."""
-        try:
-            paths.require_regular(path)
-            with path.open("rb") as file:
-                head = file.read(_MOST_HEADER)
-        except OSError as error:
-            raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+        with paths.open_given(path) as file:
+            head = file.read(_MOST_HEADER)
         if path.suffix == ".safetensors":
             return _of_safetensors(path)
         if path.suffix not in (".npy", ".bin"):

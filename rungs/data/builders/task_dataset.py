@@ -10,9 +10,10 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from rungs.config.reinforce_config import TaskConfig
-from rungs.data import dataset, text_dataset, token_file
+from rungs.data import dataset, token_file
+from rungs.data.builders.pair_dataset import Pair, write_pairs
+from rungs.data.builders.writing import token_dtype
 from rungs.data.dataset import TRAIN, VALIDATION, Source
-from rungs.data.pair_dataset import Pair, write_pairs
 from rungs.data.tokenizer import END_OF_TEXT, TOKENIZER_FILE, Tokenizer
 from rungs.tasks.opening import open_task
 from rungs.tasks.task import Draws, Items, Task
@@ -56,27 +57,26 @@ def build(name: str, folder: Path) -> Source:
     assert task.alphabet is not None
     tokenizer = character_tokenizer(task.alphabet)
     tokenizer.save(folder / TOKENIZER_FILE)
-    train_prompts, dtype = (
-        recipe.preferences or TRAIN_PAIRS,
-        text_dataset.token_dtype(tokenizer.vocab_size),
-    )
-    splits = {TRAIN: (task.train, train_prompts), VALIDATION: (task.validation, VALIDATION_PAIRS)}
+    splits = {
+        TRAIN: (task.train, recipe.preferences or TRAIN_PAIRS),
+        VALIDATION: (task.validation, VALIDATION_PAIRS),
+    }
     open_writer = token_file.PreferenceWriter if recipe.preferences else token_file.PairWriter
     for split, (items, count) in splits.items():
         path = folder / dataset.split_file(split)
-        with open_writer(path, dtype) as writer:
-            write_pairs(writer, _pairs(path, task, items, count, recipe), tokenizer)
+        with open_writer(path, token_dtype(tokenizer.vocab_size)) as writer:
+            write_pairs(writer, _pairs(task, items, count, recipe), tokenizer)
     return Source(kind="task")
 
 
-def _pairs(path: Path, task: Task, items: Items, count: int, recipe: TaskPairs) -> Iterator[Pair]:
+def _pairs(task: Task, items: Items, count: int, recipe: TaskPairs) -> Iterator[Pair]:
     for index in range(count):
         answers = [task.worked, task.short]
         if not recipe.preferences:
             is_worked = Draws(_SEED, index).below(100) < recipe.worked_percent
             answers = answers[:1] if is_worked else answers[1:]
         for answer in answers:
-            yield Pair(path, index, items[index].prompt, answer(items[index]))
+            yield Pair(f"{recipe.source}: ", items[index].prompt, answer(items[index]))
 
 
 def character_tokenizer(alphabet: str) -> Tokenizer:

@@ -18,12 +18,13 @@ from tokenizers import models, pre_tokenizers, processors
 import download_dataset
 from rungs.common.errors import UserError
 from rungs.data import dataset as dataset_module
-from rungs.data import pair_dataset, text_dataset, token_file
+from rungs.data import token_file
 from rungs.data.bpe import train_bpe
+from rungs.data.builders import pair_dataset
+from rungs.data.builders.pair_dataset import read_pairs
+from rungs.data.builders.sections import LineSection, split_lines
 from rungs.data.catalog import build_dataset
 from rungs.data.dataset import Dataset, Split
-from rungs.data.pair_dataset import read_pairs, split_sections
-from rungs.data.text_dataset import TextSection
 from rungs.data.tokenizer import Tokenizer
 from rungs.data.tokenizer_files import load_tokenizer
 from tests.support.committed_runs import ROOT
@@ -109,7 +110,7 @@ def test_a_prompt_gets_a_begin_token_but_no_end_token(tmp_path: Path) -> None:
 def test_an_answer_gets_no_space_that_it_does_not_have(tmp_path: Path) -> None:
     """SentencePiece adds a space before every text: before the prompt, or the answer if there is no
     prompt."""
-    llama = load_tokenizer(Path(__file__).parents[1] / "fixtures" / "tokenizers" / "llama2")
+    llama = load_tokenizer(Path(__file__).parents[2] / "fixtures" / "tokenizers" / "llama2")
     pairs = [("Is it so?", "yes"), ("Is it so?", " yes"), ("", "yes")]
     lines = [line(*pair) for pair in pairs]
     (_, tight), (_, spaced), (_, alone) = read(
@@ -145,7 +146,7 @@ def test_a_file_is_split_between_two_pairs(
 ) -> None:
     lines = [line("x" * size, str(i)) for i, size in enumerate(sizes)]
     path = write(tmp_path, "a", *lines, end=b"\n" * (blanks + 1))
-    parts = split_sections([TextSection.of_file(path)], percent)
+    parts = split_lines([LineSection.of_file(path)], percent)
     answers = {
         split: [int(pair.answer) for section in sections for pair in read_pairs(section, int)]
         for split, sections in parts.items()
@@ -183,43 +184,40 @@ GOOD = line("a", "b")
         ("[" * 100_000, "unreadable JSON|malformed JSON"),
         ('{"prompt": ' + "1" * 5000 + "}", "Exceeds the limit"),
         (b'{"prompt": "\xff", "answer": "b"}', "not UTF-8 text, near byte 13"),
-        ('["a", "b"]', 'must be {"prompt": …, "answer": …}, not ["a", "b"]'),
-        ('"a"', "must be"),
-        ('{"prompt": "a"}', "answer: missing; a pair needs prompt and answer"),
+        ('["a", "b"]', 'must hold a JSON object {…}, not ["a", "b"]'),
+        ('"a"', "must hold a JSON object"),
+        ('{"prompt": "a"}', "answer: missing; this key is required"),
         ('{"answer": "a"}', "prompt: missing"),
         ("{}", "prompt: missing"),
-        (line("a", 3), "answer: 3 is not allowed; must be a string"),
+        (line("a", 3), "answer: 3 is not allowed; must be of type string"),
         (line(None, "b"), "prompt: null is not allowed"),
         (line(["a"], "b"), 'prompt: ["a"] is not allowed'),
         (line({"role": "user"}, "b"), 'prompt: {"role": "user"} is not allowed'),
-        (line("a", ""), "answer: must not be empty"),
-        ('{"prompt": "a", "anser": "b"}', "anser: unknown key; did you mean answer?"),
+        (line("a", ""), 'answer: "" is not allowed; must not be empty'),
+        ('{"prompt": "a", "anser": "b"}', 'anser: unknown key (value "b"); did you mean answer?'),
         (
             '{"prompt": "a", "answer": "b", "id": 3}',
-            "id: unknown key; the keys are prompt and answer",
+            "id: unknown key (value 3); the keys are prompt, answer",
         ),
-        ('{"prompt": "a", "prompt": "b", "answer": "c"}', '"prompt": given more than once'),
-        (line("a", "\ud800", ascii=True), "answer: has an invalid character"),
-        (line("\udc00", "b", ascii=True), "prompt: has an invalid character"),
+        ('{"prompt": "a", "prompt": "b", "answer": "c"}', "prompt: given more than once"),
+        (line("a", "\ud800", ascii=True), "holds an invalid character"),
+        (line("\udc00", "b", ascii=True), "holds an invalid character"),
         ('{"prompt": "a\tb", "answer": "c"}', "malformed JSON at column 14: Invalid control"),
     ],
 )
 @pytest.mark.parametrize("percent", [0, 50])
 def test_a_bad_line_is_reported_and_nothing_is_built(
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     bad: str | bytes,
     message: str,
     percent: float,
 ) -> None:
-    monkeypatch.setattr(text_dataset, "_PIECE_BYTES", 50)
     path = write(tmp_path, "a", *[GOOD] * 5, "", bad, GOOD)
     with pytest.raises(UserError) as caught:
         build(tmp_path, path, percent=percent)
     found = str(caught.value)
-    assert found.startswith(f"{path}: line 7: ")
+    assert all(line.startswith(f"{path}: line 7: ") for line in found.split("\n"))
     assert any(option in found for option in message.split("|"))
-    assert "\n" not in found
     assert not [*(tmp_path / "datasets").iterdir()]
 
 

@@ -9,10 +9,11 @@ import pytest
 
 from rungs.common.errors import UserError
 from rungs.config.reinforce_config import TaskConfig
-from rungs.data import catalog, pair_dataset, task_dataset
+from rungs.data import catalog
+from rungs.data.builders import pair_dataset, task_dataset
+from rungs.data.builders.task_dataset import TASK_DATASETS, TaskPairs, character_tokenizer
 from rungs.data.catalog import build_dataset, open_dataset
 from rungs.data.dataset import Dataset, Split
-from rungs.data.task_dataset import TASK_DATASETS, TaskPairs, character_tokenizer
 from rungs.data.tokenizer_files import load_tokenizer
 from rungs.tasks.opening import BUILT_IN, open_task
 from rungs.tasks.task import Task

@@ -14,12 +14,12 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from rungs.common.errors import UserError
-from rungs.data import token_formats, tokens_dataset
 from rungs.data.bpe import train_bpe
+from rungs.data.builders import token_formats, tokens_dataset
+from rungs.data.builders.token_formats import TokenSection
 from rungs.data.catalog import build_dataset
 from rungs.data.dataset import Dataset
 from rungs.data.token_file import PairWriter
-from rungs.data.token_formats import TokenSection
 from rungs.data.tokenizer import Tokenizer
 from tests.faults.fuzzing import limited_memory, snapshot
 from tests.support.commands import Finished, run_script
@@ -77,11 +77,11 @@ def build(
 ) -> Dataset:
     build = partial(
         tokens_dataset.build,
-        validation=[TokenSection.of_file(path) for path in validation],
+        validation_files=[*validation],
         vocabulary=vocabulary,
         validation_percent=percent,
     )
-    return build_dataset(name, [*files], place / "datasets", build, TokenSection.of_file)
+    return build_dataset(name, [*files], place / "datasets", build)
 
 
 def write(folder: Path, name: str, ids: np.ndarray = IDS) -> Path:

@@ -8,7 +8,9 @@ from pathlib import Path
 
 from rungs.common.errors import UserError
 from rungs.config.option_values import VALIDATION_PERCENT, VOCAB_SIZE
-from rungs.data import dataset, text_dataset
+from rungs.data import dataset
+from rungs.data.builders import text_dataset
+from rungs.data.builders.sections import TextSection, stable_hash
 
 NAME = "python-stdlib"
 _EXCLUDED = {
@@ -30,9 +32,9 @@ def _split_library(library: Path) -> text_dataset.Sections:
     """Assign each file to training or validation by a hash of its path."""
     sections: text_dataset.Sections = {"train": [], "validation": []}
     for path in _source_files(library):
-        number = text_dataset.stable_hash(path.relative_to(library).as_posix()) % 100
+        number = stable_hash(path.relative_to(library).as_posix()) % 100
         sections["validation" if number < VALIDATION_PERCENT else "train"].append(
-            text_dataset.TextSection.of_file(path)
+            TextSection.of_file(path)
         )
     if not all(sections.values()):
         raise UserError(

@@ -9,9 +9,10 @@ from rungs.common import disk, run_log
 from rungs.common.errors import UserError
 from rungs.common.run_log import log
 from rungs.data import dataset, tokenizer_files
-from rungs.data.text_dataset import Progress, log_texts, split_sections, token_dtype
+from rungs.data.builders.sections import Progress, split_sections
+from rungs.data.builders.token_formats import TokenSection
+from rungs.data.builders.writing import log_texts, token_dtype
 from rungs.data.token_file import Texts, TokenWriter
-from rungs.data.token_formats import TokenSection
 from rungs.data.tokenizer import Tokenizer
 
 _NO_TOKENS = (
@@ -22,8 +23,8 @@ _NO_TOKENS = (
 
 def build(
     folder: Path,
-    files: list[TokenSection],
-    validation: list[TokenSection],
+    files: list[Path],
+    validation_files: list[Path],
     vocabulary: Tokenizer | int,
     validation_percent: float,
 ) -> dataset.Source:
@@ -31,9 +32,12 @@ def build(
     `vocabulary` can be the number of its tokens. Without files for validation, it is
     `validation_percent` of the others. Raises UserError if a token is not in the vocabulary, or a
     split has none."""
-    splits = split_sections(files, validation_percent)
-    if validation:
-        splits = {"train": files, "validation": validation}
+    found, held_out = (
+        [TokenSection.of_file(path) for path in paths] for paths in (files, validation_files)
+    )
+    splits = split_sections(found, validation_percent)
+    if held_out:
+        splits = {"train": found, "validation": held_out}
     vocab_size = vocabulary if isinstance(vocabulary, int) else vocabulary.vocab_size
     texts = _texts(splits["train"][0], vocabulary)
     size = sum(part.size * part.dtype.itemsize for parts in splits.values() for part in parts)
@@ -48,7 +52,7 @@ def build(
                 _write(path, parts, vocab_size, texts, bar.update)
     if isinstance(vocabulary, Tokenizer):
         tokenizer_files.save_tokenizer(vocabulary, folder)
-    return dataset.Source(kind="tokens", files=[each.path.name for each in [*files, *validation]])
+    return dataset.Source(kind="tokens", files=[path.name for path in [*files, *validation_files]])
 
 
 def _texts(first: TokenSection, vocabulary: Tokenizer | int) -> Texts | None:

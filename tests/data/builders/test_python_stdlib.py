@@ -14,7 +14,8 @@ from click.testing import CliRunner
 
 import download_dataset
 from rungs.common.errors import UserError
-from rungs.data import catalog, python_stdlib
+from rungs.data import catalog
+from rungs.data.builders import python_stdlib
 from rungs.data.catalog import open_dataset
 from rungs.data.dataset import Dataset
 from rungs.data.tokenizer_files import load_tokenizer

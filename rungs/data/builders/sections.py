@@ -1,0 +1,206 @@
+"""Sections of the user's files: of UTF-8 text, and of JSON lines, such as pairs and chats. They are
+divided between training and validation, and read in bounded memory."""
+
+import codecs
+import hashlib
+import io
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, Protocol, Self, TypeVar
+
+from rungs.common import paths
+from rungs.common.errors import UserError, reason
+from rungs.data.dataset import Split
+
+PIECE_BYTES = 1 << 20
+_BOM = codecs.BOM_UTF8
+
+Progress = Callable[[int], object]
+"""Called with the number of bytes read."""
+
+
+class Section(Protocol):
+    """A part of a file."""
+
+    @property
+    def path(self) -> Path: ...
+    @property
+    def size(self) -> int:
+        """Number of bytes or tokens."""
+
+    def split(self, percent: float) -> tuple[Self, Self]:
+        """Return the section without its last `percent`, and those."""
+
+
+S = TypeVar("S", bound=Section)
+
+
+class TextSection(NamedTuple):
+    """A range of bytes in a UTF-8 text file."""
+
+    path: Path
+    start: int
+    end: int
+    name: str
+    """The user's name for the file."""
+    first_line: int = 1
+    """Number of its first line in the file, in a section of lines."""
+
+    @classmethod
+    def of_file(cls, path: Path) -> Self:
+        """Return a whole file except a byte order mark. Raises UserError if it is unreadable."""
+        with paths.open_given(path) as file:
+            start = len(_BOM) if file.read(len(_BOM)) == _BOM else 0
+            return cls(path, start, file.seek(0, io.SEEK_END), str(path))
+
+    @property
+    def size(self) -> int:
+        """Number of bytes."""
+        return self.end - self.start
+
+    def pieces(self, progress: Progress) -> Iterator[str]:
+        """Yield the text in pieces, with line ends as "\\n". Raises UserError unless UTF-8."""
+        utf8 = codecs.getincrementaldecoder("utf-8")()
+        decoder = io.IncrementalNewlineDecoder(utf8, translate=True)
+        with self.path.open("rb") as file:
+            file.seek(self.start)
+            for offset in range(self.start, self.end, PIECE_BYTES):
+                end = min(offset + PIECE_BYTES, self.end)
+                content = file.read(end - offset)
+                if len(content) < end - offset:
+                    raise changed_while_read(self.name)
+                try:
+                    yield decoder.decode(content, final=end == self.end)
+                except UnicodeDecodeError as error:
+                    raise UserError(
+                        f"{self.path}: not UTF-8 text, near byte {offset + error.start}; convert"
+                        " it first"
+                    ) from None
+                progress(end - offset)
+
+    def split(self, percent: float) -> tuple[Self, Self]:
+        """Return the section without its last `percent`, and those, cut at a near line end."""
+        target = self.end - round(self.size * percent / 100)
+        with self.path.open("rb") as file:
+            file.seek(target)
+            following = file.read(min(PIECE_BYTES, self.end - target))
+        cut = following.find(b"\n") + 1
+        if cut in (0, len(following)):
+            character_starts = (i for i, byte in enumerate(following) if byte & 0xC0 != 0x80)
+            cut = next(character_starts, len(following))
+        return self._replace(end=target + cut), self._replace(start=target + cut)
+
+
+class LineSection(TextSection):
+    """A range of lines, one value of JSON each."""
+
+    def lines(self, progress: Progress = lambda _: None) -> Iterator[tuple[str, bytes]]:
+        """Yield the place, such as `a.jsonl: line 7`, and the content of each line that is not
+        blank. Raises UserError if a line is too long, or the file was shortened."""
+        for number, _, line in self._numbered():
+            yield f"{self.name}: line {number}", line
+            progress(len(line))
+
+    def split(self, percent: float) -> tuple[Self, Self]:
+        """Return the section without its last `percent`, and those; both have at least a line.
+        Raises UserError if there is only one."""
+        target = self.end - round(self.size * percent / 100)
+        lines = self._numbered()
+        first = last = next(lines)
+        for last in lines:
+            if last[1] >= target:
+                break
+        number, cut, _ = last
+        if last is first:
+            raise UserError(
+                f"{self.name}: line {number}: this is the only line, so none is left"
+                " for validation; give more, or a --validation-percent of 0"
+            )
+        return self._replace(end=cut), self._replace(start=cut, first_line=number)
+
+    def _numbered(self) -> Iterator[tuple[int, int, bytes]]:
+        """Yield the number, the offset and the content of each line that is not blank."""
+        offset = self.start
+        with self.path.open("rb") as file:
+            file.seek(offset)
+            for number, line in numbered_lines(file, self.name, self.first_line):
+                if offset >= self.end:
+                    return
+                if line.strip():
+                    yield number, offset, line
+                offset += len(line)
+        if offset < self.end:
+            raise changed_while_read(self.name)
+
+
+def numbered_lines(file: BinaryIO, name: str, first: int = 1) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines of an open file with their numbers, from `first` on. Raises UserError if one
+    is too long."""
+    for number, line in enumerate(paths.lines_of(file), first):
+        if len(line) == paths.MOST_LINE:
+            raise UserError(
+                f"{name}: line {number} has {len(line):,} bytes or more; one value is to be in"
+                " each line"
+            )
+        yield number, line
+
+
+def changed_while_read(name: str) -> UserError:
+    """Return the error for a file that ends before it did."""
+    return UserError(f"{name}: was shortened while it was read; run the same command again")
+
+
+def text_of(line: bytes) -> str:
+    """Return the text of a line. Raises ValueError if it is not UTF-8."""
+    try:
+        return line.rstrip().decode("utf-8-sig", "surrogatepass")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not UTF-8 text, near byte {error.start + 1}; convert it first") from None
+
+
+def parse_json(line: bytes) -> Any:
+    """Return the value of a line. Raises ValueError with the reason if it is not JSON."""
+    text = text_of(line)
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"malformed JSON at column {error.colno}: {error.msg}") from None
+    except (RecursionError, ValueError) as error:
+        raise ValueError(f"unreadable JSON: {reason(error)}") from None
+
+
+def split_sections(sections: list[S], percent: float) -> dict[Split, list[S]]:
+    """Divide files between training and validation. A single file is cut near its end. Of several
+    files, those that fit into `percent` of the bytes or tokens are for validation, tried in the
+    order of a hash of their names, or the smallest if none fits."""
+    sections = [section for section in sections if section.size]
+    if percent == 0:
+        return {"train": sections}
+    if len(sections) <= 1:
+        parts = [section.split(percent) for section in sections]
+        return {"train": [first for first, _ in parts], "validation": [last for _, last in parts]}
+    room = sum(section.size for section in sections) * percent / 100
+    chosen: set[S] = set()
+    for section in sorted(sections, key=lambda section: stable_hash(section.path.name)):
+        if section.size <= room:
+            chosen.add(section)
+            room -= section.size
+    chosen = chosen or {min(sections, key=lambda section: section.size)}
+    return {
+        "train": [section for section in sections if section not in chosen],
+        "validation": [section for section in sections if section in chosen],
+    }
+
+
+def split_lines(sections: list[LineSection], percent: float) -> dict[Split, list[LineSection]]:
+    """Like `split_sections`. Raises UserError if a file has no lines, or a single file only one."""
+    for section in sections:
+        if next(section.lines(), None) is None:
+            raise UserError(f"{section.name}: has no lines; each line must be a pair or a chat")
+    return split_sections(sections, percent)
+
+
+def stable_hash(text: str) -> int:
+    """Return a 64-bit hash of a text or a file's name that is the same on every machine."""
+    return int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()[:8])

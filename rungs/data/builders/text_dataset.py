@@ -1,0 +1,80 @@
+"""The dataset builder for UTF-8 text, streamed in bounded memory."""
+
+import itertools
+import json
+from functools import partial
+from pathlib import Path
+
+from rungs.common import run_log
+from rungs.common.errors import UserError
+from rungs.common.run_log import log
+from rungs.data import dataset
+from rungs.data.bpe import SMALLEST_VOCAB, train_bpe
+from rungs.data.builders.sections import PIECE_BYTES, Progress, TextSection, split_sections
+from rungs.data.builders.writing import log_texts, write_splits
+from rungs.data.token_file import TokenWriter
+from rungs.data.tokenizer import Tokenizer
+
+_TRAINING_BYTES = 32 << 20
+"""Bytes of text, in pieces spread evenly over all of it, to train a tokenizer on."""
+_JSON_SUFFIXES = (".json", ".jsonl", ".ndjson")
+
+Sections = dict[dataset.Split, list[TextSection]]
+
+
+def build(
+    folder: Path, files: list[Path], tokenizer: Tokenizer | int, validation_percent: float
+) -> dataset.Source:
+    """Write the token files and tokenizer of a dataset into its folder. `tokenizer` can be the
+    vocabulary size of one to train on the training text. Raises UserError if a file is missing or
+    not UTF-8, a split has no text, or the vocabulary is too small."""
+    if isinstance(tokenizer, int) and tokenizer < SMALLEST_VOCAB:
+        raise UserError(f"a vocabulary of {tokenizer} is too small; use at least {SMALLEST_VOCAB}")
+    texts = list(map(TextSection.of_file, files))
+    if as_json := [section.path for section in texts if _is_json(section)]:
+        log.warning(
+            "%s: looks like JSON%s; with --text its brackets, keys and escapes are trained on, too."
+            " Put the plain text into files of their own, or use --pairs for prompts and answers",
+            as_json[0],
+            f", and so do {len(as_json) - 1:,} other files" if len(as_json) > 1 else "",
+        )
+    sections = split_sections(texts, validation_percent)
+    if isinstance(tokenizer, int):
+        tokenizer = train_tokenizer(sections["train"], tokenizer)
+    write(folder, sections, tokenizer)
+    return dataset.Source(kind="text", files=[path.name for path in files])
+
+
+def _is_json(section: TextSection) -> bool:
+    """Whether a file's name or first line suggests JSON."""
+    with section.path.open("rb") as file:
+        first_line, *_ = file.read(PIECE_BYTES).strip().splitlines() or [b""]
+    try:
+        return section.path.suffix in _JSON_SUFFIXES or isinstance(json.loads(first_line), dict)
+    except (RecursionError, ValueError):
+        return False
+
+
+def train_tokenizer(sections: list[TextSection], vocab_size: int) -> Tokenizer:
+    """Train a BPE tokenizer on text, or on an evenly spread sample of a long one."""
+    size = sum(section.size for section in sections)
+    every = -(-size // _TRAINING_BYTES)
+    with run_log.byte_progress("training the tokenizer", size) as bar:
+        pieces = (piece for section in sections for piece in section.pieces(bar.update))
+        return train_bpe(itertools.islice(pieces, 0, None, max(every, 1)), vocab_size)
+
+
+def write(folder: Path, sections: Sections, tokenizer: Tokenizer) -> None:
+    """Write the token files and tokenizer of a dataset into its folder, each section between the
+    tokenizer's begin and end tokens. Raises UserError if a split has no text, or not UTF-8."""
+    end = [] if tokenizer.end_of_text is None else [tokenizer.end_of_text]
+
+    def write_section(writer: TokenWriter, section: TextSection, progress: Progress) -> None:
+        if section.size:
+            writer.append(tokenizer.begin)
+            for ids in tokenizer.encode_stream(section.pieces(progress)):
+                writer.append(ids)
+            writer.append(end)
+
+    open_writer = partial(TokenWriter, texts=log_texts(tokenizer, tokenizer.end_of_text))
+    write_splits(folder, sections, tokenizer, open_writer, write_section)
