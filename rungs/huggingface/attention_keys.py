@@ -279,11 +279,11 @@ class UnrotatedLayers:
         elif rotated is None:
             hf_config.reject("no_rope_layer_interval", "must be an integer above 0")
             return {}
-        is_list = isinstance(rotated, list) and len(rotated) == layers
+        is_list = isinstance(rotated, list) and len(rotated) >= layers
         if not is_list or not all(isinstance(each, int) and each in (0, 1) for each in rotated):
             hf_config.reject("no_rope_layers", f"must be 0 or 1 for each of {layers} layers")
             return {}
-        kinds = ["global" if each else "nope" for each in rotated]
+        kinds = ["global" if each else "nope" for each in rotated[:layers]]
         return {"layer_pattern": shortest_period(kinds)} if "nope" in kinds else {}
 
     def write(self, model: ModelConfig) -> Values:

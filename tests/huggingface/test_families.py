@@ -232,6 +232,8 @@ def test_layers_without_rotation() -> None:
     assert list(read(SMOLLM3).layer_kinds()) == ["global", "global", "global", "nope"]
     found = read(SMOLLM3 | {"no_rope_layers": [0, 1, 0, 1], "no_rope_layer_interval": 3})
     assert found.layer_pattern == ("nope", "global")
+    longer = read(SMOLLM3 | {"no_rope_layers": [0, 1, 0, 1, 0, 0]})  # as transformers allows
+    assert longer.layer_pattern == ("nope", "global")
     assert read(SMOLLM3 | {"no_rope_layer_interval": 5}).layer_pattern is None
 
 

@@ -45,7 +45,7 @@ TEMPLATE = "{% for one in messages %}{{ one.role }}: {{ one.content }}\n{% endfo
 YARN = {"rope_type": "yarn", "rope_theta": 60.0, "factor": 3.0} | {
     "original_max_position_embeddings": 40
 }
-KNOWN_TOKENIZERS = ("gpt2", "llama3", "llama3-merged", "qwen", "llama2", "gemma", "mistral")
+KNOWN_TOKENIZERS = ("gpt2", "llama3", "olmo2", "qwen", "llama2", "gemma", "mistral")
 EXPRESSIBLE: dict[str, dict[str, Any]] = {
     "gemma": {},
     "gemma2": {"query_pre_attn_scalar": 6},
@@ -90,9 +90,9 @@ def weights_of(run: Path) -> Weights:
 
 
 def with_tokenizer(name: str, place: Path, chat_template: str | None = None) -> Path:
-    """Write a checkpoint of a small Llama with one of the tokenizers; `-merged` is for one that
-    merges also words that are tokens."""
-    folder = TOKENIZERS / name.removesuffix("-merged")
+    """Write a checkpoint of a small Llama with one of the tokenizers. OLMo 2's splits texts as
+    Llama 3's, written in another way, and merges also words that are tokens."""
+    folder = TOKENIZERS / name.replace("olmo2", "llama3")
     size = load_tokenizer(folder).vocab_size
     model = ModelConfig.model_validate(LLAMA | {"vocab_size": size, "emb_dim": 32})
     rng = np.random.default_rng(0)
@@ -102,9 +102,10 @@ def with_tokenizer(name: str, place: Path, chat_template: str | None = None) -> 
     checkpoint = trained(place / "made", weights, header, tokenizer=False)
     shutil.copytree(folder, checkpoint, dirs_exist_ok=True)
     save_tokenizer(load_tokenizer(folder), checkpoint)
-    if name.endswith("-merged"):
+    if name == "olmo2":
         content = json.loads((checkpoint / "tokenizer.json").read_text())
         content["model"]["ignore_merges"] = False
+        content["pre_tokenizer"]["pretokenizers"][0] |= {"behavior": "Removed", "invert": True}
         (checkpoint / "tokenizer.json").write_text(json.dumps(content))
     if chat_template:
         ChatTemplate(chat_template, {}).save(checkpoint)

@@ -131,15 +131,18 @@ def _bpe_keys(content: Metadata) -> tuple[Metadata, list[str]]:
 
 def _splits_like(content: Metadata, name: str) -> bool:
     expected = json.loads(_byte_level({}, [], name).to_str())
-    same = _without_offsets(content["pre_tokenizer"]) == _without_offsets(expected["pre_tokenizer"])
+    same = _plain(content["pre_tokenizer"]) == _plain(expected["pre_tokenizer"])
     return same and content["model"]["ignore_merges"] == expected["model"]["ignore_merges"]
 
 
-def _without_offsets(part: Any) -> Any:
-    """Return a pre-tokenizer without the key that only moves offsets."""
+def _plain(part: Any) -> Any:
+    """Return a pre-tokenizer without the key that only moves offsets. Removing all but the matches
+    of a pattern that matches everything is splitting by it (OLMo 2)."""
     if isinstance(part, dict):
-        return {k: _without_offsets(v) for k, v in part.items() if k != "trim_offsets"}
-    return [_without_offsets(each) for each in part] if isinstance(part, list) else part
+        removes_rest = part.get("behavior") == "Removed" and part.get("invert")
+        part = part | ({"behavior": "Isolated", "invert": False} if removes_rest else {})
+        return {k: _plain(v) for k, v in part.items() if k != "trim_offsets"}
+    return [_plain(each) for each in part] if isinstance(part, list) else part
 
 
 def _spm_keys(content: Metadata, pieces: list[Piece]) -> tuple[Metadata, list[str]]:
