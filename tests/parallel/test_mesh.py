@@ -116,7 +116,7 @@ PLACES: dict[str, dict[str, str]] = {
         "final_norm.scale": "16/d | 16 | 16/d",
         "blocks.*_output_norm.scale": "3 16/d | 3 16 | 3 16/d",
         # a scale for each element of each head
-        "blocks.attention.query_norm.scale": "3 8/d 4 | 3 8/t 4 | 3 8/t 4",
+        "blocks.attention.query_norm.scale": "3 8/d 4 | 3 8/t 4 | 3 8/t 4/d",
         "blocks.attention.key_norm.scale": "3 2 4 | 3 2 4 | 3 2 4/d",
         "blocks.attention.query.kernel": "3 16/d 8 4 | 3 16 8/t 4 | 3 16/d 8/t 4",
         "blocks.attention.[kv]*.kernel": "3 16/d 2 4 | 3 16 2 4 | 3 16/d 2 4",
