@@ -44,8 +44,10 @@ class Predictions(NamedTuple):
 def nearness(found: Activations, expected: Activations) -> dict[str, Nearness]:
     """Return how near each hidden state and the logits are, by name."""
     pairs = list(zip(found.hidden_states, expected.hidden_states, strict=True))
-    names = ["embedding", *(f"block {number}" for number in range(len(pairs) - 1))]
-    by_name = {name: _nearness(*pair) for name, pair in zip(names, pairs, strict=True)}
+    blocks = [f"block {number}" for number in range(len(pairs) - 1)]
+    blocks[-1:] = [f"{name} and final norm" for name in blocks[-1:]]
+    named = zip(("embedding", *blocks), pairs, strict=True)
+    by_name = {name: _nearness(*pair) for name, pair in named}
     return by_name | {"logits": _nearness(found.logits_SV, expected.logits_SV)}
 
 

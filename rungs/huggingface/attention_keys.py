@@ -63,6 +63,16 @@ class SameRopes(TwoRopes):
 
     sliding_key: str = "rope_theta"
 
+    def read(self, hf_config: HFConfig) -> Values:
+        values = super().read(hf_config)
+        if not values or hf_config.taken["rope_theta"] == self.default_theta:
+            return values
+        sliding = (hf_config.taken["rope_parameters"] or {}).get("sliding_attention") or {}
+        if "rope_theta" not in sliding:
+            other = "transformers 5 ignores it in layers with a window; write it in rope_parameters"
+            hf_config.reject("rope_theta", other)
+        return values
+
     def write(self, model: ModelConfig) -> Values:
         full = {"rope_theta": model.rope_theta} | (
             _write_scaling(model) or {"rope_type": "default"}
@@ -131,7 +141,7 @@ def _read_scaling(hf_config: HFConfig, rope: Values, kind: str) -> Values | None
         return None
     default = {"original_max_position_embeddings": hf_config.taken["max_position_embeddings"]}
     if kind == "yarn":
-        attention_factor = _yarn_attention_factor(rope.get("factor"))
+        attention_factor = yarn_attention_factor(rope.get("factor"))
         default |= {"beta_fast": 32, "beta_slow": 1, "attention_factor": attention_factor}
     found = default | {key: value for key, value in rope.items() if value is not None}
     return {"type": kind} | {key: found.get(theirs) for theirs, key in _keys_of(kind).items()}
@@ -141,8 +151,8 @@ def _keys_of(kind: str) -> dict[str, str]:
     return _YARN_KEYS if kind == "yarn" else _LLAMA3_KEYS
 
 
-def _yarn_attention_factor(factor: Any) -> float:
-    """Return the default (Peng et al. 2023, section 3.4)."""
+def yarn_attention_factor(factor: Any) -> float:
+    """Return the factor on rotated queries and keys in YaRN (Peng et al. 2023, section 3.4)."""
     is_longer = isinstance(factor, int | float) and factor > 1
     return 0.1 * math.log(factor) + 1 if is_longer else 1.0
 
@@ -269,11 +279,11 @@ class UnrotatedLayers:
         elif rotated is None:
             hf_config.reject("no_rope_layer_interval", "must be an integer above 0")
             return {}
-        is_list = isinstance(rotated, list) and len(rotated) == layers
+        is_list = isinstance(rotated, list) and len(rotated) >= layers
         if not is_list or not all(isinstance(each, int) and each in (0, 1) for each in rotated):
             hf_config.reject("no_rope_layers", f"must be 0 or 1 for each of {layers} layers")
             return {}
-        kinds = ["global" if each else "nope" for each in rotated]
+        kinds = ["global" if each else "nope" for each in rotated[:layers]]
         return {"layer_pattern": shortest_period(kinds)} if "nope" in kinds else {}
 
     def write(self, model: ModelConfig) -> Values:

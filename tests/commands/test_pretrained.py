@@ -117,6 +117,12 @@ def test_a_failed_check_names_the_first_layer_and_undoes_the_import(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_final_norm_is_part_of_the_last_layer(tmp_path: Path, recorded: Activations) -> None:
+    recorded.hidden_states[-1][5] *= 1.001
+    result = run("import", MODELS / "gpt2", tmp_path / "run", "--check")
+    assert "error: diverges from transformers at block 2 and final norm (1.0e-03)" in result.output
+
+
 def test_a_nan_diverges(tmp_path: Path, recorded: Activations) -> None:
     recorded.hidden_states[0][0, 0] = np.nan
     with pytest.raises(DivergenceError, match="at embedding"):

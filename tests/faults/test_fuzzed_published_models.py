@@ -36,7 +36,10 @@ FAMILIES = [
     "llama",
     "llama-tied-llama3-scaling",
     "mixtral",
+    "olmo3",
     "qwen2-sliding",
+    "qwen3-moe-sliding",
+    "smollm3",
 ]
 CONFIGS = {name: json.loads((MODELS / name / "config.json").read_text()) for name in FAMILIES}
 SHARDED = MODELS / "llama-sharded"
@@ -72,7 +75,7 @@ def test_any_config_json(name: str, data: st.DataObject, tmp_path: Path) -> None
     attempt(lambda: check(folder), tmp_path, "config.json", str(folder))
 
 
-@pytest.mark.parametrize("name", ["qwen2-sliding", "gemma2", "llama"])
+@pytest.mark.parametrize("name", ["qwen2-sliding", "gemma2", "llama", "smollm3", "olmo3"])
 def test_a_config_of_very_many_layers_is_an_error_at_once(name: str, tmp_path: Path) -> None:
     folder = copy_model(name, tmp_path / "model")
     config = json.loads((folder / "config.json").read_text()) | {"num_hidden_layers": 10**10}

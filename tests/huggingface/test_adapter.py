@@ -51,6 +51,10 @@ def trained(name: str, place: Path, **keys: Any) -> Path:
         ("llama", [*ALL, "gate"]),
         ("gemma3", ["value", "gate"]),
         ("qwen2", ["key"]),
+        ("olmo2", [*ALL, "gate"]),
+        ("olmo3", ["query", "key"]),
+        ("smollm3", [*ALL, "gate"]),
+        ("qwen3-moe", ["query", "output"]),
     ],
 )
 def test_the_formula_of_peft_gives_the_merged_model(

@@ -42,6 +42,8 @@ LLAMA = SMALL | {
     "attention_output_bias": False,
     "ffn_bias": False,
 }
+MOE = {"n_experts": 4, "experts_per_token": 2, "qk_norm": True, "normalize_expert_weights": False}
+OLMO = {"norm_placement": "output", "qk_norm": True, "qk_norm_scope": "all_heads"}
 GEMMA = LLAMA | {
     "norm": "rms_norm_plus_one",
     "feed_forward": "geglu_tanh",
@@ -306,6 +308,11 @@ def test_a_sharded_checkpoint_is_exported_like_a_single_file(tmp_path: Path) -> 
         (LLAMA | {"qkv_bias": True} | WINDOW, "qwen2", ()),
         (LLAMA | {"qk_norm": True}, "qwen3", ()),
         (LLAMA | {"qk_norm": True} | WINDOW, "qwen3", ()),
+        (LLAMA | MOE, "qwen3_moe", ()),
+        (LLAMA | MOE | {"sliding_window": 4}, "qwen3_moe", ()),
+        (LLAMA | OLMO, "olmo2", ()),
+        (LLAMA | OLMO | WINDOW | {"sliding_rope_theta": 5.0}, "olmo3", ()),
+        (LLAMA | {"layer_pattern": ["nope", "global"]}, "smollm3", ()),
         (GEMMA, "gemma", ()),
         (GEMMA | {"norm_placement": "around", "final_soft_cap": 9.0}, "gemma2", ()),
         (
@@ -336,6 +343,9 @@ def test_the_family_that_a_model_was_imported_as_comes_first() -> None:
         (LLAMA | {"feed_forward": "gelu"}, 'llama, has no feed_forward "gelu"'),
         (LLAMA | {"feed_forward": "relu_squared"}, 'llama, has no feed_forward "relu_squared"'),
         (LLAMA | {"query_pre_attn_scalar": 3.0}, "llama, has no query_pre_attn_scalar 3"),
+        (LLAMA | OLMO | {"qk_norm_scope": "head"}, 'has no norm_placement "output"'),
+        (LLAMA | {"qk_norm": True, "layer_pattern": ["nope"]}, "has no "),
+        (LLAMA | WINDOW | {"layer_pattern": ["nope", "sliding"]}, "has no "),
         (LLAMA | WINDOW | {"sliding_rope_theta": 7.0}, "has no sliding_rope_theta 7"),
         (GEMMA | {"norm_placement": "around", "query_pre_attn_scalar": 2.5}, "query_pre_attn_s"),
         (SMALL | {"norm_parameters": False}, "the closest, gpt2, has no norm_parameters false"),

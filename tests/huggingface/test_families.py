@@ -120,14 +120,18 @@ def test_yarn_has_the_defaults_of_the_paper() -> None:
 def test_both_layouts_of_olmo_3() -> None:
     olmo = LLAMA | {"model_type": "olmo3"}
     yarn = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64}
-    before = {"rope_theta": 300.0, "rope_scaling": yarn}
-    sliding = {"rope_type": "default", "rope_theta": 300.0}
-    ropes = {"full_attention": {"rope_theta": 300.0} | yarn, "sliding_attention": sliding}
+    before = {"rope_theta": 5e5, "rope_scaling": yarn}
+    sliding = {"rope_type": "default", "rope_theta": 5e5}
+    ropes = {"full_attention": {"rope_theta": 5e5} | yarn, "sliding_attention": sliding}
     found = read(olmo | before)
     assert found == read(olmo | {"rope_parameters": ropes})
-    assert (found.rope_theta, found.sliding_rope_theta) == (300.0, 300.0)
+    assert (found.rope_theta, found.sliding_rope_theta) == (5e5, 5e5)
+    own = {"full_attention": {"rope_theta": 300.0}, "sliding_attention": {"rope_theta": 20.0}}
+    found = read(olmo | {"rope_theta": 70.0, "rope_parameters": own})
+    assert (found.rope_theta, found.sliding_rope_theta) == (300.0, 20.0)
     assert list(found.layer_kinds()) == ["sliding", "sliding", "sliding", "global"]
     assert read(olmo).rope_theta == 500_000.0
+    assert "rope_theta: 300 is not supported; transformers 5" in message(olmo | {"rope_theta": 300})
 
 
 def test_windows_of_the_upper_layers() -> None:
@@ -228,6 +232,8 @@ def test_layers_without_rotation() -> None:
     assert list(read(SMOLLM3).layer_kinds()) == ["global", "global", "global", "nope"]
     found = read(SMOLLM3 | {"no_rope_layers": [0, 1, 0, 1], "no_rope_layer_interval": 3})
     assert found.layer_pattern == ("nope", "global")
+    longer = read(SMOLLM3 | {"no_rope_layers": [0, 1, 0, 1, 0, 0]})  # as transformers allows
+    assert longer.layer_pattern == ("nope", "global")
     assert read(SMOLLM3 | {"no_rope_layer_interval": 5}).layer_pattern is None
 
 

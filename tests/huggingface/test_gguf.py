@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import shutil
 import struct
 from pathlib import Path
@@ -28,11 +29,23 @@ from rungs.huggingface.gguf.reading import GGUFTensors
 from rungs.huggingface.gguf.writing import DTYPES, GGUFExport
 from rungs.huggingface.importing import Import, find_source, import_model
 from rungs.huggingface.tensor_groups import model_parameters
-from tests.huggingface.test_exporting import GEMMA, LLAMA, from_scratch, train_settings, trained
+from tests.huggingface.test_exporting import (
+    GEMMA,
+    LLAMA,
+    MOE,
+    OLMO,
+    from_scratch,
+    train_settings,
+    trained,
+)
 from tests.support.published_models import MODELS, arrays, copy
 
 TOKENIZERS = Path(__file__).parents[1] / "fixtures/tokenizers"
 TEMPLATE = "{% for one in messages %}{{ one.role }}: {{ one.content }}\n{% endfor %}"
+YARN = {"rope_type": "yarn", "rope_theta": 60.0, "factor": 3.0} | {
+    "original_max_position_embeddings": 40
+}
+KNOWN_TOKENIZERS = ("gpt2", "llama3", "olmo2", "qwen", "llama2", "gemma", "mistral")
 EXPRESSIBLE: dict[str, dict[str, Any]] = {
     "gemma": {},
     "gemma2": {"query_pre_attn_scalar": 6},
@@ -45,8 +58,12 @@ EXPRESSIBLE: dict[str, dict[str, Any]] = {
     "llama-tied-llama3-scaling": {},
     "mistral": {"sliding_window": None},
     "mixtral": {},
+    "olmo2": {"attention_bias": False},
+    "olmo3": {"rope_parameters": {"full_attention": YARN, "sliding_attention": {"rope_theta": 60}}},
     "qwen2": {},
     "qwen3": {},
+    "qwen3-moe": {},
+    "smollm3": {"no_rope_layers": [1, 1, 1, 0, 1]},
 }
 """Models that llama.cpp can run, with the keys changed that it lacks."""
 
@@ -57,7 +74,10 @@ def imported(source: Path, target: Path) -> Path:
 
 
 def imported_fixture(name: str, place: Path) -> Path:
-    return imported(copy(name, place / "source", **EXPRESSIBLE[name]), place / "run")
+    keys, tensors = EXPRESSIBLE[name], None
+    if "attention_bias" in keys:
+        tensors = {n: array for n, array in arrays(MODELS / name).items() if "bias" not in n}
+    return imported(copy(name, place / "source", tensors, **keys), place / "run")
 
 
 def exported(run: Path, file: Path, dtype: str) -> Path:
@@ -70,8 +90,9 @@ def weights_of(run: Path) -> Weights:
 
 
 def with_tokenizer(name: str, place: Path, chat_template: str | None = None) -> Path:
-    """Write a checkpoint of a small Llama with one of the tokenizers."""
-    folder = TOKENIZERS / name
+    """Write a checkpoint of a small Llama with one of the tokenizers. OLMo 2's splits texts as
+    Llama 3's, written in another way, and merges also words that are tokens."""
+    folder = TOKENIZERS / name.replace("olmo2", "llama3")
     size = load_tokenizer(folder).vocab_size
     model = ModelConfig.model_validate(LLAMA | {"vocab_size": size, "emb_dim": 32})
     rng = np.random.default_rng(0)
@@ -81,6 +102,11 @@ def with_tokenizer(name: str, place: Path, chat_template: str | None = None) -> 
     checkpoint = trained(place / "made", weights, header, tokenizer=False)
     shutil.copytree(folder, checkpoint, dirs_exist_ok=True)
     save_tokenizer(load_tokenizer(folder), checkpoint)
+    if name == "olmo2":
+        content = json.loads((checkpoint / "tokenizer.json").read_text())
+        content["model"]["ignore_merges"] = False
+        content["pre_tokenizer"]["pretokenizers"][0] |= {"behavior": "Removed", "invert": True}
+        (checkpoint / "tokenizer.json").write_text(json.dumps(content))
     if chat_template:
         ChatTemplate(chat_template, {}).save(checkpoint)
     return checkpoint
@@ -131,6 +157,36 @@ def test_llama_3_scaling_is_recognized(tmp_path: Path) -> None:
     lying = rewritten(file, tmp_path / "lying.gguf", {"llama.rope.llama3": [8.0, 1.0, 4.0, 8192.0]})
     with pytest.raises(UserError, match=r"rope_freqs\.weight: .* must be those of Llama 3"):
         GGUFTensors(lying)
+
+
+YARN_KEYS = {
+    "yarn_attn_factor": 0.1 * math.log(3) + 1,
+    "yarn_beta_fast": 32.0,
+    "yarn_beta_slow": 1.0,
+}
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({}, None),
+        ({"freq_base_swa": 50.0}, "rope.freq_base_swa: 50.0 is not supported; must be rope.freq_b"),
+        *(({f"scaling.{key}": 1.5}, f"{key}: 1.5 is not supported; must be") for key in YARN_KEYS),
+    ],
+)
+def test_positions_of_olmo_3_are_those_that_llama_cpp_computes(
+    changed: dict[str, float], message: str | None, tmp_path: Path
+) -> None:
+    file = exported(imported_fixture("olmo3", tmp_path), tmp_path / "model.gguf", "f32")
+    keys = {f"scaling.{key}": value for key, value in YARN_KEYS.items()}
+    keys |= {"freq_base_swa": 60.0} | changed
+    named = {f"olmo2.rope.{key}": value for key, value in keys.items()}
+    converted = rewritten(file, tmp_path / "converted.gguf", named)
+    if message is None:
+        assert GGUFTensors(converted).model == GGUFTensors(file).model
+        return
+    with pytest.raises(UserError, match=message):
+        GGUFTensors(converted)
 
 
 # Content
@@ -200,7 +256,7 @@ def test_names_are_those_of_the_gguf_package() -> None:
 # Tokenizers
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama3", "qwen", "llama2", "gemma", "mistral"])
+@pytest.mark.parametrize("name", KNOWN_TOKENIZERS)
 def test_tokenizers_come_back(name: str, tmp_path: Path) -> None:
     checkpoint = with_tokenizer(name, tmp_path, chat_template=TEMPLATE)
     export = GGUFExport(Export(str(checkpoint)), "q8_0")
@@ -247,6 +303,9 @@ def test_tokenizers_that_llama_cpp_lacks_are_refused(tmp_path: Path) -> None:
         (LLAMA | {"residual_scalars": True}, "has no residual_scalars true"),
         (LLAMA | {"sliding_window": 4}, "sliding_window 4"),
         (LLAMA | {"query_pre_attn_scalar": 9.0}, "has no query_pre_attn_scalar 9"),
+        (LLAMA | MOE, "closest, qwen3moe, has no normalize_expert_weights false"),
+        (LLAMA | {"layer_pattern": ["global", "nope"]}, "has no layer_pattern"),
+        (LLAMA | OLMO | {"tied_embeddings": True}, "closest, olmo2, has no tied_embeddings true"),
         (GEMMA | {"tied_embeddings": True, "final_soft_cap": 3.0}, "has no final_soft_cap 3"),
     ],
 )

@@ -17,6 +17,7 @@ from rungs.data.tokenizer_files import load_tokenizer
 from rungs.model.generation import Generator, Request
 from tests.huggingface.test_gguf import (
     EXPRESSIBLE,
+    KNOWN_TOKENIZERS,
     TEMPLATE,
     exported,
     imported_fixture,
@@ -58,7 +59,7 @@ def test_llama_cpp_computes_the_same(name: str, dtype: str, tmp_path: Path) -> N
         assert found.tolist() == own
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama3", "qwen", "llama2", "gemma", "mistral"])
+@pytest.mark.parametrize("name", KNOWN_TOKENIZERS)
 def test_llama_cpp_has_the_same_tokens(name: str, tmp_path: Path) -> None:
     checkpoint = with_tokenizer(name, tmp_path, chat_template=TEMPLATE)
     file = exported(checkpoint, tmp_path / "model.gguf", "q8_0")

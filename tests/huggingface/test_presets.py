@@ -14,14 +14,12 @@ import plan
 import train
 from rungs.common.errors import UserError
 from rungs.config import run_config
-from rungs.config.sharding_config import ShardingConfig
 from rungs.huggingface.config_keys import HFConfig
 from rungs.huggingface.families.family import normal_form
 from rungs.huggingface.families.registry import FAMILIES, family_of
 from rungs.huggingface.presets import create_preset, preset_model, preset_names, preset_source
-from rungs.planning.compiled import step, targets
 from rungs.planning.flops import count_parameters
-from rungs.planning.hardware import device_by_name
+from rungs.planning.memory import format_bytes
 from rungs.step.state import shapes_of
 from tests.planning.compiled.test_targets import has_compiler
 from tests.support.committed_runs import ROOT
@@ -142,44 +140,76 @@ def test_options_that_do_not_go_with_a_preset(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.usefixtures("shared_traces")
-@pytest.mark.parametrize("name", long_except({"gpt2"}, preset_names()))
-def test_a_preset_is_planned_without_a_run_folder(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for variable in ("JAX_PLATFORMS", "XLA_PYTHON_CLIENT_PREALLOCATE"):
-        monkeypatch.setenv(variable, "")
-    options = ("--device", "h200", "--sharding", "fsdp:8", "--json", "--datasets-dir", tmp_path)
-    result = command(plan, tmp_path / "run", "--preset", name, *options)
-    assert result.exit_code in (0, 1), result.output
-    found = json.loads(result.output)
-    assert found["parameters"]["total"] == PUBLISHED_SIZES[name]
-    assert found["fits"] or PUBLISHED_SIZES[name] > 5e9
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", preset_names())
-def test_a_step_of_a_preset_compiles_ahead_of_time(name: str, tmp_path: Path) -> None:
-    """For the first installed compiler of an accelerator; on as many devices as hold the run."""
-    device = next((each for each in ("tpu-v5p", "h100") if has_compiler(each)), None)
-    if device is None:
-        pytest.skip("no compiler of an accelerator is installed")
-    config = made(tmp_path / "run", name)
-    devices = 64 if PUBLISHED_SIZES[name] > 5e9 else 8
-    keys = {"sharding": ShardingConfig.of("fsdp", (devices, 1)), "compute_dtype": "bfloat16"}
-    keys["microbatch_size"] = devices
-    config = config._replace(train=config.train.model_copy(update=keys))
-    targets.prepare()
-    compiled = step.compile_step(config, device_by_name(device))
-    assert isinstance(compiled.result, step.Compiled), compiled.result
-    assert compiled.result.arguments * devices >= 3 * 4 * PUBLISHED_SIZES[name]
+DEVICE = "tpu-v5p"
+ROW = re.compile(
+    r"^\| `(?P<preset>[^`]+)` \| \[[^\]]+\]\((?P<link>\S+)\) \| (?P<parameters>[\d,]+)"
+    r" \| (?P<devices>\d+) \| (?P<planned>[^|]+) \|(?P<compiled>[^|]+)\|$",
+    re.MULTILINE,
+)
+ROWS = {row["preset"]: row for row in ROW.finditer((ROOT / "docs/models.md").read_text())}
+"""The documentation's table: on how many devices each preset's step fits, with its memory on
+each."""
 
 
 def test_the_documentation_lists_every_preset() -> None:
-    page = (ROOT / "docs/models.md").read_text()
-    rows = re.findall(r"^\| `([^`]+)` \| \[[^\]]+\]\((\S+)\) \| ([\d,]+) \|$", page, re.MULTILINE)
-    assert rows == [
+    found = [(name, row["link"], row["parameters"]) for name, row in ROWS.items()]
+    assert found == [
         (name, f"https://huggingface.co/{preset_source(name)}", f"{PUBLISHED_SIZES[name]:,}")
         for name in preset_names()
     ]
+
+
+def planned(
+    name: str, devices: int, place: Path, monkeypatch: pytest.MonkeyPatch, *options: str
+) -> dict[str, Any]:
+    """Plan a preset on this many devices, with a sequence on each or eight in all."""
+    for variable in ("JAX_PLATFORMS", "XLA_PYTHON_CLIENT_PREALLOCATE"):
+        monkeypatch.setenv(variable, "")
+    keys = f"microbatch_size={max(8, devices)}", "compute_dtype=bfloat16"
+    changes = [word for key in keys for word in ("--set", key)]
+    mesh = ("--device", DEVICE, "--sharding", f"fsdp:{devices}", "--datasets-dir", place)
+    run = (place / "run", "--preset", name, "--json")
+    result = command(plan, *run, *changes, *mesh, *options)
+    assert result.exit_code in (0, 1), result.output
+    assert list(place.iterdir()) == []
+    found: dict[str, Any] = json.loads(result.output)
+    return found
+
+
+@pytest.mark.usefixtures("shared_traces")
+@pytest.mark.parametrize("name", long_except({"gpt2"}, preset_names()))
+def test_a_preset_is_planned_on_the_fewest_devices_that_hold_it(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = ROWS[name]
+    found = planned(name, int(row["devices"]), tmp_path, monkeypatch)
+    assert found["parameters"]["total"] == PUBLISHED_SIZES[name]
+    assert format_bytes(found["bytes_per_device"]["total"]) == row["planned"], "correct the table"
+    assert holds(found)
+    assert row["devices"] == "1" or not holds(
+        planned(name, int(row["devices"]) // 2, tmp_path, monkeypatch)
+    )
+
+
+def holds(plan: dict[str, Any]) -> bool:
+    """Whether the step fits even if it needs as much more as the plan may be wrong."""
+    most = plan["bytes_per_device"]["total"] * (1 + plan["memory_error"])
+    return most <= plan["usable_bytes_per_device"]
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not has_compiler(DEVICE), reason="the extra tpu is not installed")
+@pytest.mark.parametrize("name", preset_names())
+def test_a_step_of_a_preset_compiles_ahead_of_time(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = ROWS[name]
+    found = planned(name, int(row["devices"]), tmp_path, monkeypatch, "--compile")
+    compiled = found["compiled"]
+    assert compiled["fits"], compiled
+    memory = compiled["bytes_per_device"]
+    assert memory["arguments"] * int(row["devices"]) >= 3 * 4 * PUBLISHED_SIZES[name]
+    shown = row["compiled"].strip()
+    assert not shown or memory["total"] == pytest.approx(float(shown.split()[0]) * 1e9, rel=0.02)
+    wanted = pytest.approx(memory["total"], rel=found["memory_error"])
+    assert found["bytes_per_device"]["total"] == wanted

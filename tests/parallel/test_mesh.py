@@ -41,6 +41,7 @@ MESHES: dict[str, dict[str, tuple[int, int]]] = {
     "experts": {"dp": (4, 1), "fsdp": (8, 1), "tp": (1, 4), "fsdp_tp": (4, 2), "cp": (2, 4)},
     "no-layers": {"dp": (8, 1), "fsdp": (4, 1), "tp": (1, 8), "fsdp_tp": (2, 2), "cp": (2, 2)},
     "recipe": {"dp": (8, 1), "fsdp": (8, 1), "tp": (1, 4), "fsdp_tp": (2, 4), "cp": (2, 4)},
+    "olmo": {"dp": (8, 1), "fsdp": (8, 1), "tp": (1, 4), "fsdp_tp": (2, 4), "cp": (2, 4)},
 }
 # Sizes of each axis; one that is split over data or tensor is followed by /d or /t. An axis of the
 # vocabulary has as many rows as divide. What has one place in fsdp, tp and fsdp_tp has one entry.
@@ -106,6 +107,21 @@ PLACES: dict[str, dict[str, str]] = {
         "blocks.attention.query.kernel": "3 16/d 8 2 | 3 16 8/t 2 | 3 16/d 8/t 2",
         "blocks.attention.[kv]*.kernel": "3 16/d 4 2 | 3 16 4/t 2 | 3 16/d 4/t 2",
         "blocks.attention.output.kernel": "3 8 2 16/d | 3 8/t 2 16 | 3 8/t 2 16/d",
+        "blocks.feed_forward.up.kernel": "3 16/d 32 | 3 16 32/t | 3 16/d 32/t",
+        "blocks.feed_forward.down.kernel": "3 32 16/d | 3 32/t 16 | 3 32/t 16/d",
+    },
+    "olmo": {
+        "token_embedding.embedding": "61 16/d | 64/t 16 | 64/t 16/d",
+        "head.kernel": "16/d 61 | 16 64/t | 16/d 64/t",
+        "final_norm.scale": "16/d | 16 | 16/d",
+        "blocks.*_output_norm.scale": "3 16/d | 3 16 | 3 16/d",
+        # a scale for each element of each head
+        "blocks.attention.query_norm.scale": "3 8/d 4 | 3 8/t 4 | 3 8/t 4/d",
+        "blocks.attention.key_norm.scale": "3 2 4 | 3 2 4 | 3 2 4/d",
+        "blocks.attention.query.kernel": "3 16/d 8 4 | 3 16 8/t 4 | 3 16/d 8/t 4",
+        "blocks.attention.[kv]*.kernel": "3 16/d 2 4 | 3 16 2 4 | 3 16/d 2 4",
+        "blocks.attention.output.kernel": "3 8 4 16/d | 3 8/t 4 16 | 3 8/t 4 16/d",
+        "blocks.feed_forward.gate.kernel": "3 16/d 32 | 3 16 32/t | 3 16/d 32/t",
         "blocks.feed_forward.up.kernel": "3 16/d 32 | 3 16 32/t | 3 16/d 32/t",
         "blocks.feed_forward.down.kernel": "3 32 16/d | 3 32/t 16 | 3 32/t 16/d",
     },

@@ -13,11 +13,13 @@ from rungs.huggingface.families.family import Family
 from rungs.huggingface.families.gemma import GEMMA_CONSTANTS
 from rungs.huggingface.families.gpt2 import GPT2, QUERY_KEY_VALUE
 from rungs.huggingface.families.llama import LLAMA_CONSTANTS
+from rungs.huggingface.families.olmo import OLMO_CONSTANTS
 from rungs.huggingface.gguf.metadata_keys import (
     AttentionScale,
     HasTensor,
     HeadWidth,
     Rope,
+    SameBase,
     SlidingLayers,
 )
 from rungs.huggingface.tensor_rules import Rule, as_is, linear, norm
@@ -86,6 +88,7 @@ BIASES = (
     HasTensor("blk.0.ffn_up.bias", "ffn_bias"),
 )
 EXPERT_COUNT = SameValue("expert_count", "n_experts")
+EXPERT_KEYS = (EXPERT_COUNT, SameValue("expert_used_count", "experts_per_token"))
 
 LAYER = "blk.{layer}"
 ENDS = (
@@ -93,8 +96,11 @@ ENDS = (
     *norm("output_norm", "final_norm"),
     *linear("output", "head"),
 )
-ATTENTION = (
+INPUT_NORMS = (
     *norm(f"{LAYER}.attn_norm", "blocks.attention_norm"),
+    *norm(f"{LAYER}.ffn_norm", "blocks.feed_forward_norm"),
+)
+ATTENTION = (
     *linear(f"{LAYER}.attn_q", "blocks.attention.query"),
     *linear(f"{LAYER}.attn_k", "blocks.attention.key"),
     *linear(f"{LAYER}.attn_v", "blocks.attention.value"),
@@ -118,12 +124,12 @@ EXPERTS = (
         for name in ("gate", "up", "down")
     ),
 )
-FEED_FORWARD_NORM = norm(f"{LAYER}.ffn_norm", "blocks.feed_forward_norm")
 OUTPUT_NORMS = (
     *norm(f"{LAYER}.post_attention_norm", "blocks.attention_output_norm"),
     *norm(f"{LAYER}.post_ffw_norm", "blocks.feed_forward_output_norm"),
 )
-LLAMA_TENSORS = (*ENDS, *ATTENTION, *FEED_FORWARD_NORM, *FEED_FORWARD)
+LLAMA_TENSORS = (*ENDS, *INPUT_NORMS, *ATTENTION, *FEED_FORWARD)
+EXPERT_TENSORS = (*ENDS, *INPUT_NORMS, *ATTENTION, *EXPERTS)
 GEMMA2_TENSORS = (*LLAMA_TENSORS, *OUTPUT_NORMS)
 
 SWIGLU = {"feed_forward": "swiglu"}
@@ -144,9 +150,9 @@ ARCHITECTURES = (
     Architecture(
         "llama",
         "llama",
-        (*LLAMA_KEYS, EXPERT_COUNT, SameValue("expert_used_count", "experts_per_token")),
+        (*LLAMA_KEYS, *EXPERT_KEYS),
         LLAMA_CONSTANTS | SWIGLU,
-        (*ENDS, *ATTENTION, *FEED_FORWARD_NORM, *EXPERTS),
+        EXPERT_TENSORS,
         interleaves=True,
     ),
     Architecture(
@@ -162,6 +168,41 @@ ARCHITECTURES = (
         (*RMS_KEYS, HEAD_IS_TIED, Rope()),
         LLAMA_CONSTANTS | SWIGLU | {"qk_norm": True},
         LLAMA_TENSORS,
+    ),
+    Architecture(
+        "qwen3moe",
+        "qwen3moe",
+        (
+            *RMS_KEYS,
+            *EXPERT_KEYS,
+            SameValue("expert_feed_forward_length", "ffn_dim"),
+            HEAD_IS_TIED,
+            Rope(),
+        ),
+        LLAMA_CONSTANTS | SWIGLU | {"qk_norm": True},
+        EXPERT_TENSORS,
+    ),
+    Architecture(
+        "olmo2",
+        "olmo2",
+        (
+            *SIZES,
+            RMS_EPSILON,
+            HeadWidth(is_square=True),
+            SlidingLayers(period=4),
+            Rope(yarn=True),
+            SameBase(),
+        ),
+        OLMO_CONSTANTS | SWIGLU,
+        (*ENDS, *ATTENTION, *FEED_FORWARD, *OUTPUT_NORMS),
+    ),
+    Architecture(
+        "smollm3",
+        "smollm3",
+        (*RMS_KEYS, HEAD_IS_TIED, Rope()),
+        LLAMA_CONSTANTS | SWIGLU | {"layer_pattern": ["global", "global", "global", "nope"]},
+        LLAMA_TENSORS,
+        interleaves=True,
     ),
     Architecture(
         "gemma", "gemma", (*RMS_KEYS, Rope()), GEMMA | {"tied_embeddings": True}, LLAMA_TENSORS
@@ -208,10 +249,9 @@ ARCHITECTURES = (
         (
             *ENDS,
             as_is("position_embd.weight", "position_embedding.embedding"),
-            *norm(f"{LAYER}.attn_norm", "blocks.attention_norm"),
+            *INPUT_NORMS,
             *linear(f"{LAYER}.attn_qkv", *QUERY_KEY_VALUE),
             *linear(f"{LAYER}.attn_output", "blocks.attention.output"),
-            *FEED_FORWARD_NORM,
             *UP_AND_DOWN,
         ),
     ),

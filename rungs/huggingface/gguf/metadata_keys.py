@@ -2,18 +2,21 @@
 and back. A key in the place of a tensor's name says something about that tensor: that the file has
 it, or what it holds."""
 
+import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from rungs.config.model_config import MOST_LAYERS, ModelConfig, RopeScaling
-from rungs.huggingface.attention_keys import shortest_period
+from rungs.huggingface.attention_keys import shortest_period, yarn_attention_factor
 from rungs.huggingface.config_keys import HFConfig, Values
 from rungs.model.positions import scale_frequencies
 
 WIDTHS = ("attention.key_length", "attention.value_length", "rope.dimension_count")
 FREQUENCIES = "rope_freqs.weight"
 """By what each rotary frequency is divided."""
+_SCALING, _LENGTH = "rope.scaling.", "context_length"
 _LLAMA3 = "rope.llama3"
 """Rungs' own key: the numbers from which `FREQUENCIES` were computed."""
 _LLAMA3_DEFAULTS = (1.0, 4.0, 8192)
@@ -112,20 +115,28 @@ def _periodic(period: int, layers: int) -> list[bool]:
 @dataclass(frozen=True)
 class Rope:
     """Rotary positions; `divides` if llama.cpp divides the architecture's frequencies one by one,
-    as Llama 3 needs it."""
+    as Llama 3 needs it, `yarn` if it scales them by YaRN, in layers without a window alone."""
 
     divides: bool = False
+    yarn: bool = False
+
+    @property
+    def _kinds(self) -> tuple[str, ...]:
+        return ("none", "linear", "yarn") if self.yarn else ("none", "linear")
 
     def read(self, metadata: HFConfig) -> Values:
         theta = metadata.take("rope.freq_base", 10_000.0)
-        kind = metadata.take("rope.scaling.type", "linear")
-        factor = metadata.take("rope.scaling.factor")
-        metadata.ignore(("rope.scaling.finetuned", "rope.scaling.original_context_length"))
-        if kind not in ("none", "linear"):
-            metadata.reject("rope.scaling.type", "must be none or linear")
+        kind = metadata.take(f"{_SCALING}type", "linear")
+        factor = metadata.take(f"{_SCALING}factor")
+        length = metadata.take(f"{_SCALING}original_context_length", metadata.taken[_LENGTH])
+        metadata.ignore((f"{_SCALING}finetuned",))
+        if kind not in self._kinds:
+            metadata.reject(f"{_SCALING}type", f"must be {' or '.join(self._kinds)}")
         values = {"rope_theta": theta, "rope_scaling": None}
         if self.divides and metadata.take(FREQUENCIES) is not None:
             return values | {"rope_scaling": _read_llama3(metadata, theta)}
+        if kind == "yarn" and self.yarn:
+            return values | {"rope_scaling": _read_yarn(metadata, factor, length)}
         if kind == "linear" and factor not in (None, 0, 1):
             return values | {"rope_scaling": {"type": "linear", "factor": factor}}
         return values
@@ -133,13 +144,53 @@ class Rope:
     def write(self, model: ModelConfig) -> Values:
         values: Values = {"rope.freq_base": model.rope_theta}
         scaling = model.rope_scaling
-        if scaling is None or scaling.type == "yarn":
+        if scaling is None:
             return values
-        if scaling.type == "linear":
-            return values | {"rope.scaling.type": "linear", "rope.scaling.factor": scaling.factor}
+        if scaling.type in self._kinds:
+            length = scaling.original_context_length
+            keys = {
+                "type": scaling.type,
+                "factor": scaling.factor,
+                "original_context_length": length,
+            }
+            return values | {_SCALING + key: value for key, value in keys.items()}
+        if scaling.type == "yarn":
+            return values
         numbers = [float(getattr(scaling, key)) for key in ("factor", *_LLAMA3_KEYS)]
         divisors = _divisors(scaling, model.rope_theta, model.head_width).tolist()
         return values | ({_LLAMA3: numbers, FREQUENCIES: divisors} if self.divides else {})
+
+
+@dataclass(frozen=True)
+class SameBase:
+    """The base of layers with a window, which are never scaled: that of the others."""
+
+    def read(self, metadata: HFConfig) -> Values:
+        base = metadata.taken["rope.freq_base"]
+        if metadata.take("rope.freq_base_swa", base) != base:
+            metadata.reject("rope.freq_base_swa", "must be rope.freq_base")
+        return {"sliding_rope_theta": base}
+
+    def write(self, model: ModelConfig) -> Values:
+        del model
+        return {}
+
+
+def _read_yarn(metadata: HFConfig, factor: Any, length: Any) -> Values:
+    """Return YaRN as in the paper, which is what llama.cpp computes whatever these keys say."""
+    attention_factor = yarn_attention_factor(factor)
+    for key, value in {"attn_factor": attention_factor, "beta_fast": 32, "beta_slow": 1}.items():
+        given = metadata.take(f"{_SCALING}yarn_{key}", value)
+        if not isinstance(given, int | float) or not math.isclose(given, value, rel_tol=1e-6):
+            metadata.reject(f"{_SCALING}yarn_{key}", f"must be {value:g}")
+    return {
+        "type": "yarn",
+        "factor": factor,
+        "low_frequency_factor": 1.0,
+        "high_frequency_factor": 32.0,
+        "original_context_length": length,
+        "attention_factor": attention_factor,
+    }
 
 
 def _read_llama3(metadata: HFConfig, theta: float) -> Values | None:

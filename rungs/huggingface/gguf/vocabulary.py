@@ -1,6 +1,7 @@
 """A tokenizer in the metadata of a GGUF file: of type `gpt2`, BPE over bytes with a named way to
 split texts, or `llama`, SentencePiece's BPE, which merges the pair with the best score
-(llama.cpp's `src/llama-vocab.cpp`)."""
+(llama.cpp's `src/llama-vocab.cpp`). `gguf.SpecialVocab` isn't used: it guesses special tokens, and
+has no names of ways to split."""
 
 import itertools
 import json
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from gguf import TokenType
+from gguf import Keys, TokenType
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
 from rungs.common import paths
@@ -22,16 +23,29 @@ from rungs.huggingface.hf_tokenizer import write_json
 
 Metadata = dict[str, Any]
 
-_PREFIX = "tokenizer.ggml."
-_TEMPLATE = "tokenizer.chat_template"
-_STOPS = ("eos_token_id", "eot_token_id", "eom_token_id")
-_NAMED = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
-"""Special tokens, with their names in transformers."""
+_KEYS = Keys.Tokenizer
+_STOPS = (_KEYS.EOS_ID, _KEYS.EOT_ID, _KEYS.EOM_ID)
+_SPECIAL = {
+    _KEYS.BOS_ID: "bos_token",
+    _KEYS.EOS_ID: "eos_token",
+    _KEYS.UNK_ID: "unk_token",
+    _KEYS.PAD_ID: "pad_token",
+}
+"""Keys of special tokens, with their names in transformers."""
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_GPT2, _LLAMA3, _QWEN2 = "gpt-2", "llama-bpe", "qwen2"
-_PATTERNS = {_LLAMA3: _WORDS + "{1,3}" + _REST, _QWEN2: _WORDS + _REST}
-"""How texts are split before merges, by llama.cpp's names; GPT-2's way is part of ByteLevel."""
+_LLAMA3, _QWEN2 = "llama-bpe", "qwen2"
+_GROUPED_DIGITS = _WORDS + "{1,3}" + _REST
+_PATTERNS = {
+    "gpt-2": None,
+    _LLAMA3: _GROUPED_DIGITS,
+    _QWEN2: _WORDS + _REST,
+    "dbrx": _GROUPED_DIGITS,
+    "smaug-bpe": _GROUPED_DIGITS,
+}
+"""How texts are split into words before merges, by llama.cpp's names, of which the first that fits
+is written; GPT-2's way is part of ByteLevel. Llama 3 keeps a word that is a token, as
+`ignore_merges` says."""
 _PROBE = "a  b ﬁ e\u0301 "
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 _UNUSED, _UNKNOWN = "[PAD{}]", "<unk>"
@@ -47,7 +61,7 @@ def to_metadata(
     llama.cpp does in another way. `stops` end a generated text. Raises UserError if llama.cpp has
     no such tokenizer."""
     if not paths.is_file(folder / TOKENIZER_FILE):
-        return {f"{_PREFIX}model": "none"}, []
+        return {_KEYS.MODEL: "none"}, []
     tokenizer = tokenizer_files.load_tokenizer(folder)
     if tokenizer.vocab_size > vocab_size:
         raise UserError(
@@ -59,61 +73,52 @@ def to_metadata(
         raise UserError(f"has no tokenizer of type {content['model']['type']}")
     pieces = _pieces(content, vocab_size)
     is_spm = content["model"]["byte_fallback"]
-    keys, notes = (_spm_keys if is_spm else _bpe_keys)(content, pieces)
-    special = tokenizer_files.special_tokens(tokenizer_files.finder(folder))
+    keys, notes = _spm_keys(content, pieces) if is_spm else _bpe_keys(content)
+    keys |= {
+        _KEYS.LIST: [piece.text for piece in pieces],
+        _KEYS.TOKEN_TYPE: [piece.kind for piece in pieces],
+        _KEYS.ADD_BOS: bool(tokenizer.begin),
+        _KEYS.ADD_EOS: False,
+    }
+    names = tokenizer_files.special_tokens(tokenizer_files.finder(folder))
     ids = {piece.text: number for number, piece in enumerate(pieces)}
-    keys |= {
-        f"{name}_token_id": ids[special[f"{theirs}_token"]]
-        for name, theirs in _NAMED.items()
-        if special.get(f"{theirs}_token") in ids
-    }
+    keys |= {key: ids[names[name]] for key, name in _SPECIAL.items() if names.get(name) in ids}
     keys |= dict(zip(_STOPS, stops, strict=False))
-    keys |= dict(zip(("bos_token_id",), tokenizer.begin, strict=False))
-    keys |= {
-        "tokens": [piece.text for piece in pieces],
-        "token_type": [piece.kind for piece in pieces],
-        "add_bos_token": bool(tokenizer.begin),
-        "add_eos_token": False,
-    }
+    keys |= dict(zip((_KEYS.BOS_ID,), tokenizer.begin, strict=False))
     template = ChatTemplate.find(folder)
-    named = {_PREFIX + key: value for key, value in keys.items()}
-    return named | ({_TEMPLATE: template.source} if template else {}), notes
+    return keys | ({_KEYS.CHAT_TEMPLATE: template.source} if template else {}), notes
 
 
 def _pieces(content: Metadata, size: int) -> list[Piece]:
-    """Return the tokens by id, those of SentencePiece with scores."""
+    """Return the tokens by id, those of SentencePiece with scores: the sooner merged, the
+    higher."""
     model = content["model"]
     scores: dict[str, float] = {}
     for rank, (left, right) in enumerate(model["merges"]):
         scores.setdefault(left + right, -float(rank))
-    kinds = dict.fromkeys(model["vocab"].values(), TokenType.NORMAL)
-    texts = {number: text for text, number in model["vocab"].items()}
-    for token in content["added_tokens"]:
-        kinds[token["id"]] = TokenType.CONTROL if token["special"] else TokenType.USER_DEFINED
-        texts[token["id"]] = token["content"]
+    kinds = {True: TokenType.CONTROL, False: TokenType.USER_DEFINED}
+    tokens = {number: (text, TokenType.NORMAL) for text, number in model["vocab"].items()}
+    tokens |= {t["id"]: (t["content"], kinds[t["special"]]) for t in content["added_tokens"]}
     if model["byte_fallback"]:
-        for number, text in texts.items():
-            if text == (model["unk_token"] or _UNKNOWN):
-                kinds[number] = TokenType.UNKNOWN
-            elif kinds[number] == TokenType.NORMAL and _BYTE.fullmatch(text):
-                kinds[number] = TokenType.BYTE
-            elif kinds[number] == TokenType.USER_DEFINED:
-                texts[number] = text.replace("▁", " ")
-    return [
-        Piece(
-            texts.get(number, _UNUSED.format(number)),
-            scores.get(texts.get(number, ""), 0.0),
-            int(kinds.get(number, TokenType.UNUSED)),
-        )
-        for number in range(size)
-    ]
+        unknown = model["unk_token"] or _UNKNOWN
+        tokens = {number: _of_sentencepiece(*each, unknown) for number, each in tokens.items()}
+    every = (tokens.get(n, (_UNUSED.format(n), TokenType.UNUSED)) for n in range(size))
+    return [Piece(text, scores.get(text, 0.0), int(kind)) for text, kind in every]
 
 
-def _bpe_keys(content: Metadata, pieces: list[Piece]) -> tuple[Metadata, list[str]]:
-    del pieces
+def _of_sentencepiece(text: str, kind: TokenType, unknown: str) -> tuple[str, TokenType]:
+    """Return text and kind of a token as llama.cpp's SentencePiece has them."""
+    if text == unknown:
+        return text, TokenType.UNKNOWN
+    if kind == TokenType.NORMAL and _BYTE.fullmatch(text):
+        return text, TokenType.BYTE
+    return (text.replace("▁", " ") if kind == TokenType.USER_DEFINED else text), kind
+
+
+def _bpe_keys(content: Metadata) -> tuple[Metadata, list[str]]:
     model, normalizer = content["model"], content["normalizer"]
-    split = next((n for n in (_GPT2, *_PATTERNS) if _splits_like(content, n)), None)
-    if split is None or model["ignore_merges"] != (split == _LLAMA3):
+    split = next((name for name in _PATTERNS if _splits_like(content, name)), None)
+    if split is None:
         raise UserError("does not split texts as the tokenizer does")
     notes = []
     if normalizer == {"type": "NFC"}:
@@ -121,19 +126,23 @@ def _bpe_keys(content: Metadata, pieces: list[Piece]) -> tuple[Metadata, list[st
     elif normalizer is not None:
         raise UserError(f"lacks the tokenizer's normalizer, {normalizer['type']}")
     merges = [" ".join(pair) for pair in model["merges"]]
-    return {"model": "gpt2", "pre": split, "merges": merges}, notes
+    return {_KEYS.MODEL: "gpt2", _KEYS.PRE: split, _KEYS.MERGES: merges}, notes
 
 
-def _splits_like(content: Metadata, split: str) -> bool:
-    expected = json.loads(_byte_level(models.BPE(), split).to_str())["pre_tokenizer"]
-    return _without_offsets(content["pre_tokenizer"]) == _without_offsets(expected)
+def _splits_like(content: Metadata, name: str) -> bool:
+    expected = json.loads(_byte_level({}, [], name).to_str())
+    same = _plain(content["pre_tokenizer"]) == _plain(expected["pre_tokenizer"])
+    return same and content["model"]["ignore_merges"] == expected["model"]["ignore_merges"]
 
 
-def _without_offsets(part: Any) -> Any:
-    """Return a pre-tokenizer without the key that only moves offsets."""
+def _plain(part: Any) -> Any:
+    """Return a pre-tokenizer without the key that only moves offsets. Removing all but the matches
+    of a pattern that matches everything is splitting by it (OLMo 2)."""
     if isinstance(part, dict):
-        return {k: _without_offsets(v) for k, v in part.items() if k != "trim_offsets"}
-    return [_without_offsets(each) for each in part] if isinstance(part, list) else part
+        removes_rest = part.get("behavior") == "Removed" and part.get("invert")
+        part = part | ({"behavior": "Isolated", "invert": False} if removes_rest else {})
+        return {k: _plain(v) for k, v in part.items() if k != "trim_offsets"}
+    return [_plain(each) for each in part] if isinstance(part, list) else part
 
 
 def _spm_keys(content: Metadata, pieces: list[Piece]) -> tuple[Metadata, list[str]]:
@@ -159,10 +168,10 @@ def _spm_keys(content: Metadata, pieces: list[Piece]) -> tuple[Metadata, list[st
         if prefix and raw.encode(probe).tokens[-2:] != theirs.encode(probe).tokens[-2:]
     ]
     return {
-        "model": "llama",
-        "pre": "default",
-        "scores": [piece.score for piece in pieces],
-        "add_space_prefix": bool(prefix),
+        _KEYS.MODEL: "llama",
+        _KEYS.PRE: "default",
+        _KEYS.SCORES: [piece.score for piece in pieces],
+        _KEYS.ADD_PREFIX: bool(prefix),
     }, notes
 
 
@@ -184,46 +193,46 @@ def _results(merges: list[tuple[str, str]]) -> list[str]:
 def write_files(metadata: Metadata, folder: Path) -> None:
     """Write a file's tokenizer, chat template and the tokens that end a text into a folder. Raises
     UserError if the tokenizer is damaged, or of a kind that is not supported."""
-    found = {k.removeprefix(_PREFIX): v for k, v in metadata.items() if k.startswith(_PREFIX)}
-    kind = found.get("model", "none")
+    kind = metadata.get(_KEYS.MODEL, "none")
     if kind in ("none", "no_vocab"):
         return
     if kind not in ("gpt2", "llama"):
-        raise UserError(f"{_PREFIX}model: {kind!r} is not supported; supported are gpt2 and llama")
+        raise UserError(f"{_KEYS.MODEL}: {kind!r} is not supported; supported are gpt2 and llama")
     with errors_at("", KeyError, TypeError, IndexError, AttributeError), library_errors("damaged"):
-        pieces = _read_pieces(found)
-        raw = (_read_spm if kind == "llama" else _read_bpe)(found, pieces)
-        ids = {name: found.get(f"{name}_token_id") for name in _NAMED}
-        names = {name: pieces[number].text for name, number in ids.items() if number is not None}
-        if found.get("add_bos_token", kind == "llama" or found.get("pre") == _LLAMA3):
-            begin = names["bos"]
+        pieces = _read_pieces(metadata)
+        raw = (_read_spm if kind == "llama" else _read_bpe)(metadata, pieces)
+        given = ((name, metadata.get(key)) for key, name in _SPECIAL.items())
+        ids = {name: number for name, number in given if number is not None}
+        names = {name: pieces[number].text for name, number in ids.items()}
+        if metadata.get(_KEYS.ADD_BOS, kind == "llama" or metadata.get(_KEYS.PRE) == _LLAMA3):
+            begin = names["bos_token"]
             raw.post_processor = processors.TemplateProcessing(
-                [begin, "$A"], special_tokens=[(begin, ids["bos"])]
+                [begin, "$A"], special_tokens=[(begin, ids["bos_token"])]
             )
     Tokenizer(raw).save(folder / TOKENIZER_FILE)
-    config = {f"{_NAMED[name]}_token": text for name, text in names.items()}
-    config |= {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-    write_json(folder / tokenizer_files.CONFIG_FILE, config)
-    stops = [found[key] for key in _STOPS if found.get(key) is not None]
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    write_json(folder / tokenizer_files.CONFIG_FILE, names | config)
+    stops = [metadata[key] for key in _STOPS if metadata.get(key) is not None]
     if stops:
-        keys = {"eos_token_id": stops if stops[1:] else stops[0], "bos_token_id": ids["bos"]}
+        ends = stops if stops[1:] else stops[0]
+        keys = {"eos_token_id": ends, "bos_token_id": ids.get("bos_token")}
         write_json(folder / tokenizer_files.GENERATION_FILE, keys)
-    if template := metadata.get(_TEMPLATE):
+    if template := metadata.get(_KEYS.CHAT_TEMPLATE):
         (folder / TEMPLATE_FILE).write_text(str(template), encoding="utf-8", newline="")
 
 
-def _read_pieces(found: Metadata) -> list[Piece]:
-    tokens = found["tokens"]
-    kinds = found.get("token_type", [TokenType.NORMAL] * len(tokens))
-    scores = found.get("scores", [0.0] * len(tokens))
+def _read_pieces(metadata: Metadata) -> list[Piece]:
+    tokens = metadata[_KEYS.LIST]
+    kinds = metadata.get(_KEYS.TOKEN_TYPE, [TokenType.NORMAL] * len(tokens))
+    scores = metadata.get(_KEYS.SCORES, [0.0] * len(tokens))
     if len(tokens) > LARGEST_VOCAB or len(set(tokens)) < len(tokens):
-        raise UserError(f"{_PREFIX}tokens: must all be different")
+        raise UserError(f"{_KEYS.LIST}: must all be different")
     return [Piece(*each) for each in zip(tokens, scores, kinds, strict=True)]
 
 
-def _read_spm(found: Metadata, pieces: list[Piece]) -> tokenizers.Tokenizer:
+def _read_spm(metadata: Metadata, pieces: list[Piece]) -> tokenizers.Tokenizer:
     if not any(piece.kind == TokenType.UNKNOWN for piece in pieces):
-        unknown = found.get("unknown_token_id", 0)
+        unknown = metadata.get(_KEYS.UNK_ID, 0)
         pieces[unknown] = pieces[unknown]._replace(kind=int(TokenType.UNKNOWN))
     pieces = [
         piece._replace(text=piece.text.replace(" ", "▁"))
@@ -231,41 +240,40 @@ def _read_spm(found: Metadata, pieces: list[Piece]) -> tokenizers.Tokenizer:
         else piece
         for piece in pieces
     ]
-    adds_space = found.get("add_space_prefix", True)
+    adds_space = metadata.get(_KEYS.ADD_PREFIX, True)
     model = SentencePieceModel(pieces, True, None, None, bool(adds_space), False)
     return model.to_tokenizer(prefix_after_special_tokens=True)
 
 
-def _read_bpe(found: Metadata, pieces: list[Piece]) -> tokenizers.Tokenizer:
-    split = found.get("pre")
-    if split not in (_GPT2, *_PATTERNS):
-        known = ", ".join((_GPT2, *_PATTERNS))
-        raise UserError(f"{_PREFIX}pre: {split!r} is not supported; supported are {known}")
+def _read_bpe(metadata: Metadata, pieces: list[Piece]) -> tokenizers.Tokenizer:
+    split = metadata.get(_KEYS.PRE)
+    if split not in _PATTERNS:
+        known = ", ".join(_PATTERNS)
+        raise UserError(f"{_KEYS.PRE}: {split!r} is not supported; supported are {known}")
     vocabulary = {
         piece.text: number for number, piece in enumerate(pieces) if piece.kind != TokenType.UNUSED
     }
-    merges = [tuple(merge.split(" ", 1)) for merge in found["merges"]]
-    raw = _byte_level(models.BPE(vocabulary, merges, ignore_merges=split == _LLAMA3), split)
+    merges = [tuple(merge.split(" ", 1)) for merge in metadata[_KEYS.MERGES]]
+    raw = _byte_level(vocabulary, merges, split)
     if split == _QWEN2:
         raw.normalizer = normalizers.NFC()
-    raw.add_special_tokens(
-        [AddedToken(p.text, normalized=False) for p in pieces if p.kind == TokenType.CONTROL]
-    )
-    raw.add_tokens(
-        [AddedToken(p.text, normalized=False) for p in pieces if p.kind == TokenType.USER_DEFINED]
-    )
+    for kind, add in {
+        TokenType.CONTROL: raw.add_special_tokens,
+        TokenType.USER_DEFINED: raw.add_tokens,
+    }.items():
+        add([AddedToken(piece.text, normalized=False) for piece in pieces if piece.kind == kind])
     return raw
 
 
-def _byte_level(model: models.BPE, split: str) -> tokenizers.Tokenizer:
+def _byte_level(vocabulary: dict[str, int], merges: list[Any], name: str) -> tokenizers.Tokenizer:
     """Return a tokenizer of bytes that splits texts in one of the known ways."""
-    raw = tokenizers.Tokenizer(model)
+    model = models.BPE(vocabulary, merges, ignore_merges=name == _LLAMA3)
+    raw, pattern = tokenizers.Tokenizer(model), _PATTERNS[name]
     raw.decoder = decoders.ByteLevel()
-    if split == _GPT2:
+    if pattern is None:
         raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         return raw
-    pattern = tokenizers.Regex(_PATTERNS[split])
-    words = pre_tokenizers.Split(pattern, "isolated")
+    words = pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated")
     bytes_only = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     raw.pre_tokenizer = pre_tokenizers.Sequence([words, bytes_only])
     return raw
