@@ -106,7 +106,6 @@ def test_a_cooldown_continues_the_state_with_another_schedule_and_length(
     rows, rows_before = (np.load(run / "layers.npy") for run in (child.path, place / "parent"))
     assert rows["step"].tolist() == [0, 4, 8, 12, 16]
     assert rows[:4].tobytes() == rows_before[:4].tobytes()
-    assert rows[4].tobytes() != rows_before[4].tobytes()
     # the loss of the first own step is that of the parent's weights, whatever the learning rate
     assert steps[16].train_loss == before[16].train_loss
     assert steps[19].train_loss != before[19].train_loss
