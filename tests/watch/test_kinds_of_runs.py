@@ -90,8 +90,8 @@ class Step(NamedTuple):
 
 
 def take(kind: Kind, **options: float) -> Step:
-    *sizes, mode = kind.mesh
-    mesh = mesh_of(*sizes, mode)
+    data, last, mode = kind.mesh
+    mesh = mesh_of(data, last, mode)
     keys = {"gradient_accumulation_steps": 2, "load_balancing_weight": 0.0} | kind.train
     run = run_of(kind.architecture, mode, mesh, **keys)
     model_keys = SMALL | ARCHITECTURES[kind.architecture] | kind.model
