@@ -31,11 +31,12 @@ class LayeredRun(NamedTuple):
     rows: Rows
 
     def values(self, of: Callable[[Rows], Any]) -> FloatArray | None:
-        """Return a statistic as (steps, layers), None if the run lacks it."""
+        """Return a statistic with two axes, such as (steps, layers), None if the run lacks it."""
         try:
-            return np.asarray(of(self.rows), np.float64)
-        except ValueError:  # no field of that name
+            found = np.asarray(of(self.rows), np.float64)
+        except (ValueError, IndexError):  # no field of that name
             return None
+        return found if found.ndim == 2 else None
 
     @property
     def steps(self) -> FloatArray:

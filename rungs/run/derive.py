@@ -28,8 +28,8 @@ class NewRun:
     """Contents of the files that tasks name in the run folder: items and verifiers."""
     checkpoint: Path | None = None
     """The folder of a checkpoint that the run begins with, hard-linked if possible."""
-    records: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """The lines of files that belong to that checkpoint, by name."""
+    records: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
+    """Contents of files that belong to that checkpoint, by name."""
 
     @classmethod
     def of(
@@ -92,8 +92,8 @@ class NewRun:
             if self.checkpoint is not None:
                 place = RunFolder(new).checkpoints / self.checkpoint.name
                 disk.copy(self.checkpoint, place, link=True)
-                for name, lines in self.records.items():
-                    (new / name).write_text(lines, encoding="utf-8")
+                for name, content in self.records.items():
+                    (new / name).write_bytes(content)
 
     def remove(self) -> None:
         """Remove the folder again, unless more than `make` wrote is in it by now."""
@@ -112,8 +112,8 @@ class BranchPoint(NamedTuple):
     """A step of another run at which a new one begins."""
 
     step: int
-    find: Callable[[], tuple[Path, Mapping[str, str]]]
-    """Returns the folder of the step's checkpoint, and the lines of files that belong to it, by
+    find: Callable[[], tuple[Path, Mapping[str, bytes]]]
+    """Returns the folder of the step's checkpoint, and the contents of files that belong to it, by
     name. Raises UserError."""
 
 

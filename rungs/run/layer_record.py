@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from rungs.common import disk, paths
 from rungs.common.run_log import log
+from rungs.common.shown_text import counted
 
 ARRAYS, ACTIVATIONS, HEADS, DEAD_UNITS = "arrays", "activations", "heads", "dead_units"
 ALL_ARRAYS = "all"
@@ -69,31 +70,42 @@ def _fill(row: Rows, statistics: Mapping[str, Any]) -> None:
 
 
 def read(path: Path) -> Rows | None:
-    """Return the rows of a file; None if there is none, or it is no such file."""
+    """Return the rows of a file; None if there is none or, with a warning, if it is damaged."""
     if not paths.is_file(path):
         return None
-    content = paths.read_bytes(path)
+    rows, damage = _parse(paths.read_bytes(path))
+    if damage:
+        log.warning("%s: %s", path, damage)
+    return rows
+
+
+def _parse(content: bytes) -> tuple[Rows | None, str]:
+    """Return the rows of a file, None if they can't be read, and what is damaged, if anything."""
+    header = io.BytesIO(content)
     try:
-        dtype, start = _read_header(io.BytesIO(content))
+        dtype, promised = _read_header(header)
     except ValueError:
-        return None
-    count = (len(content) - start) // dtype.itemsize
-    return np.frombuffer(content, dtype, count, start)
+        return None, "damaged, or not a record of layers"
+    start = header.tell()
+    rows = np.frombuffer(content, dtype, (len(content) - start) // dtype.itemsize, start)
+    is_cut = len(rows) < promised
+    return rows, f"cut off: has {len(rows):,} of its {counted(promised, 'look')}" * is_cut
 
 
 def append(path: Path, row: Rows) -> None:
-    """Add a row, durably, and start the file if it is missing. A file with other fields, as of
-    another version, is renamed. Raises RunFailure."""
+    """Add a row, durably, and start the file if it is missing. A damaged file, or one with other
+    fields, as of another version, is renamed. Raises RunFailure."""
     with disk.writing(path, f"the layers of step {row[STEP][0]}", row.nbytes):
         if not paths.is_there(path):
             disk.replace_file(path, _as_bytes(row))
             return
         with disk.open_to_change(path) as file:
             try:
-                dtype, start = _read_header(file)
+                dtype, _ = _read_header(file)
             except ValueError:
-                dtype, start = None, 0
+                dtype = None
             if dtype == row.dtype:
+                start = file.tell()
                 size = os.fstat(file.fileno()).st_size
                 count = (size - start) // row.itemsize
                 file.seek(start + count * row.itemsize)
@@ -104,28 +116,46 @@ def append(path: Path, row: Rows) -> None:
                 file.write(_header(row.dtype, count + 1))
                 disk.flush(file)
                 return
-        aside = path.with_name(f"{path.stem}-before-step-{row[STEP][0]}{path.suffix}")
-        log.warning("%s: has other fields than now; renamed to %s", path, aside.name)
-        path.replace(aside)
+        _set_aside(path, row[STEP][0], "damaged, or has other fields than now")
         disk.replace_file(path, _as_bytes(row))
 
 
-def drop_after(path: Path, step: int) -> None:
-    """Remove the rows of steps after the one that a start goes back to; raises RunFailure."""
+def _set_aside(path: Path, step: int, why: str) -> None:
+    """Rename a file to which a step can't be added."""
+    aside = path.with_name(f"{path.stem}-before-step-{step}{path.suffix}")
+    log.warning("%s: %s; renamed to %s", path, why, aside.name)
+    path.replace(aside)
+
+
+def up_to(path: Path, step: int) -> bytes:
+    """Return a file with the rows up to a step; empty if there are none."""
     rows = read(path)
-    if rows is None:
+    return b"" if rows is None else _as_bytes(rows[rows[STEP] <= step])
+
+
+def drop_after(path: Path, step: int) -> None:
+    """Remove the rows of steps after the one that a start goes back to, and rename a damaged file;
+    raises RunFailure."""
+    if not paths.is_file(path):
         return
-    kept = rows[rows[STEP] <= step]
-    content = _as_bytes(kept) if len(kept) else b""
-    with disk.writing(path, "the layers so far", len(content)):
+    before = paths.read_bytes(path)
+    rows, damage = _parse(before)
+    with disk.writing(path, "the layers so far", len(before)):
+        if rows is None:
+            _set_aside(path, step + 1, damage)
+            return
+        if damage:
+            log.warning("%s: %s", path, damage)
+        content = _as_bytes(rows[rows[STEP] <= step])
         if not content:
             disk.remove(path)
-        elif content != paths.read_bytes(path):
+        elif content != before:
             disk.replace_file(path, content)
 
 
 def _as_bytes(rows: Rows) -> bytes:
-    return _header(rows.dtype, len(rows)) + rows.tobytes()
+    """Return the content of a file; empty without rows."""
+    return _header(rows.dtype, len(rows)) + rows.tobytes() if len(rows) else b""
 
 
 def _header(dtype: np.dtype[Any], count: int) -> bytes:
@@ -138,11 +168,27 @@ def _header(dtype: np.dtype[Any], count: int) -> bytes:
 
 
 def _read_header(file: Any) -> tuple[np.dtype[Any], int]:
-    """Return the fields of a row, and where the first one starts. Raises ValueError if the file is
-    of another kind."""
+    """Return the fields of a row, and the number of rows. Raises ValueError if the file is of
+    another kind."""
     if np.lib.format.read_magic(file) != (2, 0):
         raise ValueError("not version 2.0")
-    _, is_fortran, dtype = np.lib.format.read_array_header_2_0(file, _LARGEST_HEADER)
-    if is_fortran or dtype.hasobject or STEP not in (dtype.names or ()):
+    try:
+        shape, is_fortran, dtype = np.lib.format.read_array_header_2_0(file, _LARGEST_HEADER)
+    except Exception as error:  # NumPy also tries what Python 2 wrote
+        raise ValueError("damaged") from error
+    if is_fortran or len(shape) != 1 or not _is_record(dtype):
         raise ValueError("not a structured array with steps")
-    return dtype, file.tell()
+    return dtype, shape[0]
+
+
+def _is_record(dtype: np.dtype[Any]) -> bool:
+    """Whether fields are a step and, also in groups, float32."""
+    kinds = {name: dtype[name] for name in dtype.names or ()}
+    step = kinds.pop(STEP, None)
+    return step == np.int64 and all(map(_is_of_numbers, kinds.values()))
+
+
+def _is_of_numbers(dtype: np.dtype[Any]) -> bool:
+    if dtype.names is None:
+        return bool(dtype.base == np.float32)
+    return all(_is_of_numbers(dtype[name]) for name in dtype.names)

@@ -11,8 +11,7 @@ from rungs.checkpointing.checkpoint_folder import BEST, LATEST, LINKS, UNFINISHE
 from rungs.checkpointing.manifest import META_FILE, Checkpoint, CheckpointMeta
 from rungs.common import disk
 from rungs.common.errors import UserError
-from rungs.common.paths import is_file
-from rungs.common.strict_json import read_text
+from rungs.common.paths import is_file, read_bytes
 from rungs.config import run_config
 from rungs.config.base import may_change
 from rungs.config.optimization_config import OptimizationConfig
@@ -20,7 +19,7 @@ from rungs.config.reinforce_config import ReinforceConfig
 from rungs.config.run_config import MODEL_FILE, TRAIN_FILE, AnyRunConfig, RunConfig
 from rungs.config.train_config import TrainConfig
 from rungs.data.loader import TrainingData
-from rungs.run import metrics
+from rungs.run import layer_record, metrics
 from rungs.run.folder import RunFolder, StartOptions
 
 
@@ -81,9 +80,9 @@ def refuse_changes(saved: CheckpointMeta, now: AnyRunConfig, run: RunFolder, ext
         )
 
 
-def find_branch_point(run: RunFolder, step: int) -> tuple[Path, dict[str, str]]:
-    """Return the folder of a step's checkpoint, and by name the lines that a branch needs of
-    `metrics.jsonl`, up to the step, and of `length.jsonl`. Raises UserError, with the steps that
+def find_branch_point(run: RunFolder, step: int) -> tuple[Path, dict[str, bytes]]:
+    """Return the folder of a step's checkpoint, and by name what a branch needs of `metrics.jsonl`
+    and `layers.npy`, up to the step, and of `length.jsonl`. Raises UserError, with the steps that
     there are, if the checkpoint is missing, or damaged."""
     checkpoints = checkpoint_folder.list_checkpoints(run.checkpoints)
     found = [checkpoint for checkpoint in checkpoints if checkpoint.step == step]
@@ -100,9 +99,11 @@ def find_branch_point(run: RunFolder, step: int) -> tuple[Path, dict[str, str]]:
         raise UserError(f"{found[-1].folder}: damaged ({', '.join(damage)}); choose another")
     steps_before = metrics.stream(run.metrics, metrics.StepMetrics)
     lines = (one.as_line() for one in steps_before if one.global_step <= step)
-    needed = {run.metrics.name: "".join(lines)}
+    needed = {run.metrics.name: "".join(lines).encode()}
     if is_file(run.length):
-        needed[run.length.name] = read_text(run.length)
+        needed[run.length.name] = read_bytes(run.length)
+    if layers := layer_record.up_to(run.layers, step):
+        needed[run.layers.name] = layers
     return found[-1].folder, needed
 
 

@@ -45,7 +45,8 @@ from rungs.step.objective import Objective
 
 DEAD = 0.01
 """A unit is dead if none of a step's tokens makes it larger than this × the root mean square of
-all units of its layer. A ReLU is dead at 0; other activations come close to 0 only."""
+all units of its layer, a share that we chose: a ReLU is dead at 0, but other activations only come
+close to 0."""
 
 
 class Size(NamedTuple):

@@ -34,6 +34,8 @@ def make_measurement(objective: Objective, train: TrainConfig, mesh: Mesh | None
     ) -> dict[str, Any]:
         model, optimizer = nnx.merge(graph, state)
         key = dropout_key(train, optimizer.step[...])
+        if optimizer.float8:
+            optimizer.float8.start(model)
         activations = activation_statistics(objective, train, layout, model, batch_ABS, key)
         before = _parameters(model, optimizer)
         gradient = step(model, optimizer, *batch_ABS, **options).gradient

@@ -7,11 +7,11 @@ from rungs.config.model_config import ModelConfig
 from rungs.run.layer_record import HEADS, LARGEST_LOGIT, Rows
 
 LOGIT_LIMITS = (1_000, 10_000)
-"""Attention logits above the first preceded loss spikes in a model of 53B parameters (Kimi Team
-2025, "Kimi K2", section 2.1); above the second, the models of Wortsman et al. (2023, "Small-scale
-proxies for large-scale Transformer training instabilities", section 3.4) became unstable. With
-logits above 50,000, attention of a ViT of 8B parameters was one-hot, and its loss diverged
-(Dehghani et al. 2023, section 2)."""
+"""Round numbers that we chose from two papers. Logits at 1,000 usually come with loss spikes and
+sometimes with divergence (Kimi Team 2025, "Kimi K2", section 2.1); a model of 10M parameters with
+logits set to that learned worse (Wortsman et al. 2023, "Small-scale proxies for large-scale
+Transformer training instabilities", figure 10). All their models with logits above 10,000, of the
+first layer at step 2,000, diverged (figure 9)."""
 
 
 def attention_warning(model: ModelConfig, before: Rows | None, now: Rows) -> str | None:

@@ -13,6 +13,7 @@ import tokenizers
 from tokenizers import normalizers
 
 import rungs
+from rungs.data.task_dataset import character_tokenizer
 from rungs.data.tokenizer import TOKENIZER_FILE
 from tests.support.commands import Finished, run_script
 from tests.support.layered_model import write_model
@@ -90,6 +91,21 @@ def test_what_does_not_fit_is_refused_in_one_line(run: Path, tmp_path: Path) -> 
     untrained = make_run(tmp_path / "untrained").path
     assert "no checkpoint there yet" in refused(look(untrained))
     assert not (untrained / "look.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [("", "--look: the value is empty"), ("\udcff", "has an invalid character")],
+)
+def test_a_text_that_is_none_is_refused_in_one_line(run: Path, text: str, line: str) -> None:
+    assert line in refused(look(run, text))
+
+
+def test_unknown_characters_are_refused_in_one_line(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "run", vocab_size=4)
+    character_tokenizer("abc").save(folder / TOKENIZER_FILE)
+    assert look(folder, "abca").returncode == 0
+    assert "the text cannot be tokenized" in refused(look(folder, "abcé"))
 
 
 def test_a_text_without_tokens_is_refused(run: Path, tmp_path: Path) -> None:

@@ -86,6 +86,10 @@ def is_metrics(path: Path, *_: Any) -> bool:
     return path.name == "metrics.jsonl"
 
 
+def is_layers(path: Path, *_: Any) -> bool:
+    return path.name == "layers.npy"
+
+
 AT_THE_START = {
     "before the lock": Moment(filelock.FileLock, "acquire"),
     "while the lock is taken": Moment(filelock.FileLock, "acquire", is_after=True),
@@ -133,6 +137,7 @@ MOMENTS = {
     "in the optimizer's part": Moment(saver, "named_arrays"),
     "between two moves": Moment(pathlib.Path, "rename"),
     "between a row of layers and its header": Moment(layer_record, "_header"),
+    "while the layers are cut": Moment(disk, "replace_file", is_after=True, condition=is_layers),
 }
 
 

@@ -1,5 +1,6 @@
 """layers.npy: rows survive kills, and any NumPy reads it."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -74,12 +75,68 @@ def test_a_file_with_other_fields_is_kept_under_another_name(tmp_path: Path) -> 
     "content",
     [b"", b"\x93NUMPY\x02\x00", b"text", b"\x93NUMPY\x01\x00v\x00" + b"{" * 118, b"\x00" * 99],
 )
-def test_another_file_is_no_record(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "layers.npy"
+def test_another_file_is_no_record(
+    tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, aside = tmp_path / "layers.npy", tmp_path / "layers-before-step-8.npy"
     path.write_bytes(content)
+    damaged = f"{path}: damaged, or not a record of layers"
+    with caplog.at_level(logging.WARNING):
+        assert layer_record.read(path) is None
+        assert layer_record.up_to(path, 7) == b""
+        assert path.read_bytes() == content
+        layer_record.drop_after(path, 7)
+    assert caplog.messages == [damaged, damaged, f"{damaged}; renamed to {aside.name}"]
+    assert aside.read_bytes() == content
+    assert not path.exists()
+
+
+def test_a_file_that_lost_rows_is_told_of_and_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = written(tmp_path / "layers.npy", 5)
+    path.write_bytes(path.read_bytes()[: -2 * row(0).nbytes - 9])
+    with caplog.at_level(logging.WARNING):
+        layer_record.drop_after(path, 3)
+    assert caplog.messages == [f"{path}: cut off: has 2 of its 5 looks"]
+    assert path.read_bytes() == written(tmp_path / "two.npy", 2).read_bytes()
+
+
+def test_the_rows_up_to_a_step_are_a_file(tmp_path: Path) -> None:
+    path = written(tmp_path / "layers.npy", 5)
+    assert layer_record.up_to(path, 1) == written(tmp_path / "two.npy", 2).read_bytes()
+    assert layer_record.up_to(path, -1) == b""
+    assert layer_record.up_to(tmp_path / "none.npy", 9) == b""
+    assert len(np.load(path)) == 5
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        [("step", "<f8")],
+        [("step", "<i8", 2)],
+        [("x", "<f4")],
+        [("step", "<i8"), ("heads", "<f8")],
+        [("step", "<i8"), ("heads", [("entropy", "<U3")])],
+    ],
+)
+def test_other_fields_are_no_record(tmp_path: Path, dtype: Any) -> None:
+    path = tmp_path / "layers.npy"
+    path.write_bytes(layer_record._as_bytes(np.zeros(3, dtype)))
     assert layer_record.read(path) is None
-    layer_record.drop_after(path, 0)
-    assert path.read_bytes() == content
+
+
+def test_any_damage_leaves_a_record_or_none(tmp_path: Path) -> None:
+    rng, path = np.random.default_rng(0), tmp_path / "layers.npy"
+    whole = written(path, 4).read_bytes()
+    for _ in range(2000):
+        damaged = bytearray(whole[: rng.integers(len(whole) + 1)])
+        for place in rng.integers(0, 400, rng.integers(0, 4)):
+            if place < len(damaged):
+                damaged[place] = rng.integers(256)
+        path.write_bytes(damaged)
+        rows = layer_record.read(path)
+        assert rows is None or rows["step"].dtype == np.int64
 
 
 def test_a_pickle_is_not_opened(tmp_path: Path) -> None:

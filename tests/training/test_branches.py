@@ -36,11 +36,11 @@ KEYS: dict[str, Any] = {"schedule": "constant", "keep_checkpoints": -1, "shuffle
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with datasets and a trained run of 24 steps, saved every 5."""
+    """A folder with datasets and a trained run of 24 steps, saved every 5, and watched."""
     place = tmp_path_factory.mktemp("place")
     make_dataset(place / "datasets")
     make_dataset(place / "datasets", "other", seed=1)
-    go(make_run(place / "parent", **KEYS), place)
+    go(make_run(place / "parent", **KEYS, watch_interval=4), place)
     return place
 
 
@@ -76,8 +76,12 @@ def message(*arguments: Any, **keywords: Any) -> str:
 def test_a_branch_that_changes_nothing_is_its_parent_bit_for_bit(
     place: Path, tmp_path: Path
 ) -> None:
-    child = branch(place, tmp_path / "child", 10, "keep_checkpoints=9")
-    assert_same_outcome(child, RunFolder(place / "parent"))
+    child, parent = (
+        branch(place, tmp_path / "child", 10, "keep_checkpoints=9"),
+        RunFolder(place / "parent"),
+    )
+    assert_same_outcome(child, parent)
+    assert child.layers.read_bytes() == parent.layers.read_bytes()
     assert [c.step for c in list_checkpoints(child.checkpoints)] == [10, 15, 20, 23]
     lineage = {"like": str(place / "parent"), "set": {"keep_checkpoints": 9}, "from_step": 10}
     assert list_checkpoints(child.checkpoints)[-1].meta.train["lineage"] == lineage
@@ -99,6 +103,9 @@ def test_a_cooldown_continues_the_state_with_another_schedule_and_length(
     steps, before = metrics.read(child.metrics), metrics.read(place / "parent" / "metrics.jsonl")
     assert [one.global_step for one in steps] == list(range(20))
     assert steps[:16] == before[:16]
+    rows, rows_before = (np.load(run / "layers.npy") for run in (child.path, place / "parent"))
+    assert rows["step"].tolist() == [0, 4, 8, 12, 16]
+    assert rows[:4].tobytes() == rows_before[:4].tobytes()
     # the loss of the first own step is that of the parent's weights, whatever the learning rate
     assert steps[16].train_loss == before[16].train_loss
     assert steps[19].train_loss != before[19].train_loss
