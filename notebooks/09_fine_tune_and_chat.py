@@ -304,4 +304,4 @@ shutil.rmtree(WORK)
 # %% [markdown]
 # For a model and conversations of your own: [the page for this
 # task](../docs/tasks/fine-tune-and-chat.md). When a program can tell a good answer from a bad one,
-# go on with [reinforcement learning](10_reinforcement.ipynb).
+# go on with [reinforcement learning](10_reinforcement.py).
