@@ -68,7 +68,7 @@ def executed(script: Path) -> NotebookNode:
         rungs={"source": checksum(script)},
     )
     for number, cell in enumerate(notebook.cells):
-        cell.id = str(number)
+        cell.id, cell.metadata = str(number), NotebookNode()
         for output in cell.get("outputs", []):
             _clean(output)
     return notebook
