@@ -1,7 +1,7 @@
 """Build the docs site: `uv run --group docs docs_site/build.py`.
 
-The pages are the Markdown files of the repository and a reference made from docstrings. Links
-between pages are kept, links to other files become plain text.
+The pages are the Markdown files of the repository, the executed notebooks, and a reference made
+from docstrings. Links between pages are kept, links to other files become plain text.
 """
 
 import ast
@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import rungs
+from docs_site.notebook_page import markdown_of
 
 ROOT = Path(__file__).resolve().parents[1]
 SITE = ROOT / "docs_site"
@@ -43,7 +44,7 @@ def main() -> int:
     shutil.rmtree(PAGES, ignore_errors=True)
     pages = sources()
     for source, page in pages.items():
-        write(page, with_own_links(source.read_text(encoding="utf-8"), source, pages))
+        write(page, with_own_links(text_of(source), source, pages))
     shutil.copytree(IMAGES, PAGES / "images")
     shutil.copy(SITE / "site.css", PAGES)
     write_reference()
@@ -52,10 +53,18 @@ def main() -> int:
 
 
 def sources() -> dict[Path, Path]:
-    """Return the Markdown files of the site, each with its page."""
+    """Return the Markdown files and notebooks of the site, each with its page."""
     docs = ROOT / "docs"
     found = {ROOT / name: Path(page) for name, page in OUTSIDE_DOCS.items()}
-    return found | {path: path.relative_to(docs) for path in sorted(docs.rglob("*.md"))}
+    found |= {path: path.relative_to(docs) for path in sorted(docs.rglob("*.md"))}
+    notebooks = sorted((ROOT / "notebooks").glob("*.ipynb"))
+    return found | {path: path.relative_to(ROOT).with_suffix(".md") for path in notebooks}
+
+
+def text_of(source: Path) -> str:
+    """Return a page's Markdown, before its links are rewritten."""
+    is_notebook = source.suffix == ".ipynb"
+    return markdown_of(source) if is_notebook else source.read_text(encoding="utf-8")
 
 
 def with_own_links(text: str, source: Path, pages: dict[Path, Path]) -> str:

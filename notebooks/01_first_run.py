@@ -169,5 +169,5 @@ assert losses_of(WORK / "slow")[-1] > losses_of(run)[-1]
 shutil.rmtree(WORK)
 
 # %% [markdown]
-# The other notebooks import such helpers from [tools.py](tools.py). Next: [GPT-2](02_gpt2.py), or
-# climb [the ladder](../runs/README.md).
+# The other notebooks import such helpers from [tools.py](tools.py). Next: [GPT-2](02_gpt2.ipynb),
+# or climb [the ladder](../runs/README.md).

@@ -228,4 +228,4 @@ assert means["no LayerNorm"] > means["GPT-2"]
 # there to make training work. Without the feed-forward layer it learns more slowly. Learned
 # positions cost something at first: attention can use the table only once it has been learned.
 #
-# Next: [Llama](03_llama.py) replaces most of these parts.
+# Next: [Llama](03_llama.ipynb) replaces most of these parts.

@@ -195,7 +195,7 @@ show_differences(model, expected)
 # ## 4. Generation
 #
 # Greedy tokens are those of `transformers`, and the same with the key/value cache and without it:
-# [GPT-2](02_gpt2.py) shows what the cache saves.
+# [GPT-2](02_gpt2.ipynb) shows what the cache saves.
 
 # %%
 show_generation(model, expected)

@@ -1,5 +1,6 @@
 """The docs site: its pages, and the links between them."""
 
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -28,7 +29,7 @@ def test_every_page_is_in_the_navigation() -> None:
 def test_links_lead_to_pages_and_to_headings() -> None:
     pages = build.sources()
     for source in pages:
-        for link in build.LINK.finditer(source.read_text(encoding="utf-8")):
+        for link in build.LINK.finditer(build.text_of(source)):
             target = link[3]
             if "://" in target or target.startswith("#"):
                 continue
@@ -89,3 +90,26 @@ def test_without_the_group_of_the_docs_a_line_says_how_to_build_them(
 def test_task_pages_fit_two_screens() -> None:
     for page in (ROOT / "docs" / "tasks").glob("*.md"):
         assert len(page.read_text(encoding="utf-8").splitlines()) <= 80, page
+
+
+def test_a_notebook_is_a_page_with_its_outputs(tmp_path: Path) -> None:
+    code = {"cell_type": "code", "id": "1", "metadata": {}, "execution_count": 1}
+    outputs = [
+        {"output_type": "stream", "name": "stdout", "text": "3\n"},
+        {"output_type": "stream", "name": "stdout", "text": "\n"},
+        {"output_type": "display_data", "metadata": {}, "data": {"image/png": "iVBO\n"}},
+    ]
+    cells = [
+        {"cell_type": "markdown", "id": "0", "metadata": {}, "source": "# Sums"},
+        {**code, "source": "print(1 + 2)", "outputs": outputs},
+    ]
+    path = tmp_path / "01_sums.ipynb"
+    path.write_text(
+        json.dumps({"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": cells})
+    )
+    title, source, printed, drawn, origin = build.text_of(path).split("\n\n")
+    assert title == "# Sums"
+    assert source == "``` { .python }\nprint(1 + 2)\n```"
+    assert printed == "``` { .text .output }\n3\n```"
+    assert 'src="data:image/png;base64,iVBO"' in drawn
+    assert "`notebooks/01_sums.py`" in origin

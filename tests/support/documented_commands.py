@@ -13,7 +13,7 @@ PAGES = [
     "CONTRIBUTING.md",
     "assignment/README.md",
     *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/**/*.md")),
-    *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("notebooks/[0-9R]*")),
+    *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("notebooks/[0-9R]*.[mp]*")),
 ]
 _BLOCK = re.compile(r"^ *```\w*\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 _IN_A_LINE = re.compile(r"(?:[A-Z_]+=\S+ )*\S*\buv run .*?(?= && |\s+# |$)", re.MULTILINE)
