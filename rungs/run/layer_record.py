@@ -106,7 +106,7 @@ def append(path: Path, row: Rows) -> None:
                 return
         aside = path.with_name(f"{path.stem}-before-step-{row[STEP][0]}{path.suffix}")
         log.warning("%s: has other fields than now; renamed to %s", path, aside.name)
-        path.replace(aside)
+        disk.replace(path, aside)
         disk.replace_file(path, _as_bytes(row))
 
 

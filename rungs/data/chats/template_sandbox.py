@@ -7,6 +7,7 @@ answer is an object with a `text`, or with an `error` of one line."""
 
 import contextlib
 import datetime
+import faulthandler
 import functools
 import json
 import signal
@@ -41,9 +42,14 @@ def main() -> None:
 
 
 def _limit_seconds(seconds: float) -> None:
-    """Kill the process after this much more processor time; 0 for no limit."""
+    """Kill the process after this much more processor time, on Windows after this time; 0 for no
+    limit."""
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_PROF, seconds)
+    elif seconds:
+        faulthandler.dump_traceback_later(seconds, exit=True)
+    else:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def _answer(line: bytes) -> str:
