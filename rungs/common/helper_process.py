@@ -29,7 +29,9 @@ _SECONDS_UNTIL_MESSAGE = 2.0
 if sys.platform == "win32":
     _OWN_GROUP = subprocess.CREATE_NEW_PROCESS_GROUP
     OWN_SESSION: dict[str, Any] = {"creationflags": _OWN_GROUP}
-    _LOW_PRIORITY = {"creationflags": _OWN_GROUP | subprocess.BELOW_NORMAL_PRIORITY_CLASS}
+    _LOW_PRIORITY: dict[str, Any] = {
+        "creationflags": _OWN_GROUP | subprocess.BELOW_NORMAL_PRIORITY_CLASS
+    }
 else:
     OWN_SESSION = _LOW_PRIORITY = {"start_new_session": True}
 """Options of `subprocess.Popen` for a process that Ctrl-C doesn't reach; see `kill_session`."""
@@ -171,18 +173,18 @@ def forward(number: int, process: "subprocess.Popen[Any]") -> None:
 
 def pause(process: "subprocess.Popen[Any]", *, is_over: bool = False) -> None:
     """Stop a process for a while, or let it go on; nothing on Windows, which can't do that."""
-    if hasattr(signal, "SIGSTOP"):
+    if sys.platform != "win32":
         process.send_signal(signal.SIGCONT if is_over else signal.SIGSTOP)
 
 
 def kill_session(process: "subprocess.Popen[Any]") -> None:
     """Kill a process that was started with `OWN_SESSION`, and all that it started in it; on Windows
     only itself."""
-    if hasattr(os, "killpg"):
+    if sys.platform == "win32":
+        process.kill()
+    else:
         with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: the other one
             os.killpg(process.pid, signal.SIGKILL)
-    else:
-        process.kill()
     process.wait()
 
 

@@ -3,6 +3,7 @@
 import errno
 import logging
 import os
+import sys
 from pathlib import Path
 
 from filelock import BaseFileLock, FileLock, SoftFileLock
@@ -28,10 +29,10 @@ def file_lock(path: Path) -> BaseFileLock:
 
 def _problem(path: Path) -> str:
     """Return why a file can't be locked, or an empty text if it can be or is locked."""
-    try:
-        import fcntl
-    except ImportError:  # Windows, whose locks all its file systems have
+    if sys.platform == "win32":  # all its file systems have locks
         return ""
+    import fcntl
+
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

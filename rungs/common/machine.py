@@ -37,10 +37,10 @@ def memory_bytes() -> float:
 
 def allow_open_files(wanted: int) -> float:
     """Let this process open this many files at once, if it may. Return how many it can."""
-    try:
-        import resource
-    except ImportError:
+    if sys.platform == "win32":
         return math.inf
+    import resource
+
     few, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if few < wanted and few < most:
         few = min(wanted, most)
