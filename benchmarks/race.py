@@ -95,7 +95,8 @@ def main(
         result for group, result in zip(racing, results, strict=True) if group[0].side == PYTORCH
     ]
     name = processor() if device.platform == "cpu" else device.device_kind
-    _report(results, rivals or results, f"{minutes:g} minutes on {name}", into)
+    longest = max(entry.minutes for group in racing for entry in group)
+    _report(results, rivals or results, f"{longest:g} minutes on {name}", into)
 
 
 def _entries(
