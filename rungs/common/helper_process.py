@@ -26,12 +26,12 @@ _AUTOGROUP = "/proc/{}/autogroup"
 _SECONDS_UNTIL_MESSAGE = 2.0
 """A longer wait is explained to the user."""
 
+OWN_SESSION: dict[str, Any]
+_LOW_PRIORITY: dict[str, Any]
 if sys.platform == "win32":
     _OWN_GROUP = subprocess.CREATE_NEW_PROCESS_GROUP
-    OWN_SESSION: dict[str, Any] = {"creationflags": _OWN_GROUP}
-    _LOW_PRIORITY: dict[str, Any] = {
-        "creationflags": _OWN_GROUP | subprocess.BELOW_NORMAL_PRIORITY_CLASS
-    }
+    OWN_SESSION = {"creationflags": _OWN_GROUP}
+    _LOW_PRIORITY = {"creationflags": _OWN_GROUP | subprocess.BELOW_NORMAL_PRIORITY_CLASS}
 else:
     OWN_SESSION = _LOW_PRIORITY = {"start_new_session": True}
 """Options of `subprocess.Popen` for a process that Ctrl-C doesn't reach; see `kill_session`."""
@@ -168,7 +168,9 @@ def start_in_foreground(command: Sequence[str]) -> "subprocess.Popen[bytes]":
 
 def forward(number: int, process: "subprocess.Popen[Any]") -> None:
     """Send a signal that this process received to one that `start_in_foreground` started."""
-    process.send_signal(signal.CTRL_BREAK_EVENT if sys.platform == "win32" else number)
+    if sys.platform == "win32":  # knows no other that a process can be sent
+        number = signal.CTRL_BREAK_EVENT
+    process.send_signal(number)
 
 
 def pause(process: "subprocess.Popen[Any]", *, is_over: bool = False) -> None:

@@ -313,7 +313,7 @@ def differences(tree: ast.AST) -> Iterator[str]:
             if asks and ast.unparse(node.args[0]) in ASKED_MODULES:
                 yield ast.unparse(node)
         elif isinstance(node, ast.Constant) and str(node.value).startswith(KERNEL_FILES):
-            yield from [] if id(node) in docstrings else [node.value]
+            yield from [] if id(node) in docstrings else [str(node.value)]
 
 
 def texts_without_encoding(tree: ast.AST) -> Iterator[str]:

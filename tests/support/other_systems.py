@@ -128,7 +128,7 @@ def _caller() -> str:
 def _windows_signals() -> _Hiding:
     numbers = {"SIGINT": 2, "SIGILL": 4, "SIGFPE": 8, "SIGSEGV": 11, "SIGTERM": 15, "SIGBREAK": 21}
     numbers |= {"CTRL_C_EVENT": 0, "CTRL_BREAK_EVENT": _CTRL_BREAK, "SIGABRT": 22}
-    names = enum.IntEnum("Signals", numbers)  # type: ignore[misc]
+    names = enum.IntEnum("Signals", numbers)
     hidden = {name for name in dir(signal) if name.startswith("SIG") and name.isupper()}
     hidden = hidden - {*numbers, "SIG_DFL", "SIG_IGN"} | {"alarm", "setitimer", "ITIMER_PROF"}
     return _Hiding(signal, hidden, Signals=names, **{one.name: one for one in names})
@@ -223,9 +223,8 @@ def _behave_like_windows() -> None:
         raise OSError(errno.EINVAL, "A required privilege is not held by the client")
 
     real_replace, real_unlink, real_open, real_fsync = os.replace, os.unlink, os.open, os.fsync
-    os.replace, os.rename, os.open, os.fsync = replace, rename, open_file, fsync
-    os.unlink = os.remove = unlink
-    os.symlink = symlink
+    changed = {"replace": replace, "rename": rename, "unlink": unlink, "remove": unlink}
+    vars(os).update(changed, open=open_file, fsync=fsync, symlink=symlink)
 
 
 def _refuse_open(path: Any) -> None:
