@@ -29,7 +29,7 @@ _RESERVED = re.compile(
     re.IGNORECASE,
 )
 """https://learn.microsoft.com/en-us/windows/win32/fileio/naming-a-file"""
-_LINES_AT_ONCE = 10_000
+_LINES_AT_ONCE = 2_000
 MOST_BYTES = 1 << 30
 """Of a file that is read at once; one of weights, tokens or texts never is."""
 MOST_LINE = 1 << 26
