@@ -18,7 +18,6 @@
 # %%
 import json
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -130,7 +129,7 @@ process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess
 while not (killed / "checkpoints" / "latest").exists():
     assert process.poll() is None, "training ended before its first checkpoint"
     time.sleep(0.02)
-process.send_signal(signal.SIGKILL)
+process.kill()
 process.wait()
 print("killed after step", len(losses_of(killed)) - 1)
 run_command("train.py", killed, *DATASETS)

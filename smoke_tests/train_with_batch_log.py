@@ -24,7 +24,7 @@ from rungs.training import next_token
 
 def log_batches(path: Path, module: Any) -> None:
     """Let every step that a module makes with `make_step` log its batches to a file."""
-    make_step, file = module.make_step, path.open("w")
+    make_step, file = module.make_step, path.open("w", encoding="utf-8")
 
     def make_logged_step(*args: Any, **keys: Any) -> Callable[..., Any]:
         step = make_step(*args, **keys)

@@ -20,7 +20,7 @@ from rungs.checkpointing.manifest import (
     refuse_damaged,
 )
 from rungs.checkpointing.weights_file import WEIGHTS_FILE, file_or_index
-from rungs.common import disk, paths
+from rungs.common import disk, links, paths
 from rungs.common.errors import UserError
 from rungs.common.shown_text import quoted
 from rungs.run.folder import RUNS, RunFolder, known_runs
@@ -31,7 +31,7 @@ IMPORTED = "imported"
 AVERAGE = "average-"
 """Prefix of the folders that `checkpointing.py --average` fills."""
 UNFINISHED = "."
-"""Prefix of checkpoints that are being written or deleted, and of links that are being made."""
+"""Prefix of checkpoints that are being written or deleted."""
 LINKS = BEST, LATEST = "best", "latest"
 
 _STAMP = "%Y%m%dZ%H%M%S"
@@ -142,18 +142,11 @@ def update_links(folder: Path) -> None:
 
 
 def _point(link: Path, target: str) -> None:
-    """Make `link` a relative symlink to `target`, or a text file that names it, atomically."""
-    new = link.with_name(UNFINISHED + link.name)
-    new.unlink(missing_ok=True)
-    try:
-        new.symlink_to(target, target_is_directory=True)
-    except OSError:
-        disk.replace_file(new, target + "\n")
     if link.is_dir() and not link.is_symlink():  # the run was copied with links followed
         aside = link.parent.parent / "aside"
         aside.mkdir(exist_ok=True)
-        link.rename(aside / f"{time_stamp()}-{link.name}")
-    new.replace(link)
+        disk.rename(link, aside / f"{time_stamp()}-{link.name}")
+    links.point(link, target)
 
 
 def link_target(link: Path) -> str | None:

@@ -259,7 +259,7 @@ def write_manifest(folder: Path, meta: CheckpointMeta, needed: Collection[str] =
     checksums = {path.relative_to(folder).as_posix(): file_checksum(path) or "" for path in files}
     content = meta.model_copy(update={"checksums": checksums}).with_own_checksum()
     meta_path = folder / META_FILE
-    meta_path.write_text(json.dumps(content.as_json(), indent=2) + "\n")
+    meta_path.write_text(json.dumps(content.as_json(), indent=2) + "\n", "utf-8")
     for path in [*files, meta_path, *(p for p in folder.rglob("*") if p.is_dir()), folder]:
         disk.sync_to_disk(path)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rungs.common import links
 from rungs.common.errors import reason
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ def literal_path(folder: Path) -> Path:
         return path
     link = Path(_links().name, hashlib.sha256(os.fsencode(path)).hexdigest())
     if not link.is_symlink():
-        link.symlink_to(path, target_is_directory=True)
+        links.link_folder(link, path)
     return link
 
 

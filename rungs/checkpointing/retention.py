@@ -89,7 +89,7 @@ def _delete(checkpoints: Iterable[Checkpoint]) -> None:
     for checkpoint in checkpoints:
         renamed = checkpoint.folder.with_name(checkpoint_folder.UNFINISHED + checkpoint.folder.name)
         with contextlib.suppress(FileNotFoundError):  # already deleted by the user
-            checkpoint.folder.rename(renamed)
+            disk.rename(checkpoint.folder, renamed)
             disk.remove(renamed)
 
 

@@ -249,7 +249,7 @@ class Saver(contextlib.AbstractContextManager["Saver"]):
         """Rename a written checkpoint, update the links and delete old checkpoints."""
         with self._failures_of(snapshot):
             if nonfinite_names(snapshot.flags):  # the training loop reports it and stops
-                shutil.rmtree(unfinished.folder)
+                disk.remove(unfinished.folder)
                 return
             name = unfinished.folder.name.removeprefix(UNFINISHED)
             disk.put_in_place(unfinished.folder, self._folder / name)

@@ -4,9 +4,12 @@ errors        UserError (exit code 2), RunFailure (1), "did you mean"
 shown_text    text without secrets and control characters; tables and durations; the standard
               streams
 command       begins and runs a command: imports, errors, exit code
-paths         checks on paths from users and files; where the checkout is; growing files
+machine       cores, memory, limits
+paths         checks on paths and names from users and files; where the checkout is; growing files
 disk          writes that follow no link and survive a power cut; messages for a full disk;
-              folders that appear complete or not at all; locks that end with their process
+              folders that appear complete or not at all
+links         links to folders, or what replaces them
+locks         locks of files, which end with their process
 strict_json   JSON parsed strictly, all errors reported at once
 hub           the Hugging Face hub
 run_log       messages on the terminal and in `train.log`

@@ -7,7 +7,6 @@ import gc
 import importlib.metadata
 import io
 import os
-import resource
 import shlex
 import sys
 import time
@@ -17,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
-from rungs.common import errors, shown_text
+from rungs.common import errors, machine, shown_text
 
 if TYPE_CHECKING:
     import click
@@ -34,9 +33,7 @@ def begin_command() -> None:
     sys.excepthook = _report
     os.environ.pop("MPLBACKEND", None)  # not needed, and an unknown back end raises
     shown_text.open_missing_streams()
-    few, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if few < _ENOUGH_FILES and few < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(_ENOUGH_FILES, most), most))
+    machine.allow_open_files(_ENOUGH_FILES)
 
 
 @contextlib.contextmanager
@@ -93,7 +90,7 @@ def run_command(command: click.Command, *, may_be_empty: bool = False) -> None:
                 " one, or leave it out"
             )
         )
-    if (files := resource.getrlimit(resource.RLIMIT_NOFILE)[0]) < _FEWEST_FILES:
+    if (files := machine.allow_open_files(_ENOUGH_FILES)) < _FEWEST_FILES:
         _end_with(
             errors.UserError(
                 f"only {files} files may be open at once, which libraries fail with; allow more"

@@ -1,6 +1,6 @@
 """Writing files and folders with clear messages on failure: never through a link, which could lead
 out of a folder from someone else; durable after a power cut where the system can promise it.
-Folders appear complete or not at all, built by one process at a time; locks of files."""
+Folders appear complete or not at all, built by one process at a time."""
 
 import contextlib
 import errno
@@ -12,14 +12,18 @@ import re
 import secrets
 import shutil
 import stat
+import sys
 import tempfile
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
-from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
+from filelock import Timeout
 
 from rungs.common.errors import DISK_FULL, NO_SPACE, RunFailure, UserError, reason
+from rungs.common.locks import file_lock
 from rungs.common.paths import is_file, is_folder, is_there
 
 _GONE = (errno.ENOENT, errno.ENOTDIR, getattr(errno, "ESTALE", errno.ENOENT))
@@ -32,20 +36,22 @@ _NO_SUCH_OPERATION = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSY
 UNFINISHED_FILES = ".*.new"
 """Pattern of files that `replace_file` leaves behind when the process is killed."""
 _NO_LINKS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+_SECONDS_WHILE_OPEN = 10.0
+_SEEK_LOCK = threading.Lock()
 _SHORT_WRITE = re.compile(r"\d+ requested and \d+ written")
 """What NumPy says of a full disk."""
 _NUMBER_IN_TEXT = re.compile(r"os[ _]error(?:_code)?\W+(\d+)", re.IGNORECASE)
 """The system's error number in messages of libraries not written in Python: `(os error 28)` in
 safetensors, `[os_error_code='28']` in TensorStore."""
 log = logging.getLogger("rungs")
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL)
 
 
 def sync_to_disk(path: Path) -> None:
     """Wait until a file's content, or a folder's list of names, is durably on disk."""
-    if path.is_dir() and os.name != "posix":
+    is_windows = sys.platform == "win32"  # syncs no folders, and no files open for reading only
+    if is_windows and path.is_dir():
         return
-    descriptor = os.open(path, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDWR if is_windows else os.O_RDONLY)
     try:
         _sync(descriptor)
     finally:
@@ -62,6 +68,12 @@ def _sync(descriptor: int) -> None:
     """Sync a file or folder; do nothing on file systems without that operation, such as some
     network file systems for folders."""
     try:
+        if sys.platform == "darwin":  # where fsync doesn't wait for the drive: fsync(2)
+            import fcntl
+
+            with contextlib.suppress(OSError):  # not on every file system
+                fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+                return
         os.fsync(descriptor)
     except OSError as error:
         if error.errno not in _NO_SUCH_OPERATION:
@@ -82,6 +94,28 @@ def open_to_append(path: Path, buffering: int = -1) -> BinaryIO:
 def open_to_change(path: Path) -> BinaryIO:
     """Open an existing regular file to read and change. Raises OSError for anything else."""
     return open(path, "r+b", opener=_open_regular)
+
+
+def open_to_read_at(path: Path) -> int:
+    """Open a file for `read_at`; return its descriptor. Raises OSError."""
+    return os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+
+
+def read_at(descriptor: int, offset: int, size: int) -> bytes:
+    """Return `size` bytes of an open file, or fewer if it ends before. Raises OSError."""
+    content = b""
+    while len(content) < size:
+        start, missing = offset + len(content), size - len(content)
+        if hasattr(os, "pread"):
+            more = os.pread(descriptor, missing, start)
+        else:  # Windows
+            with _SEEK_LOCK:
+                os.lseek(descriptor, start, os.SEEK_SET)
+                more = os.read(descriptor, missing)
+        if not more:
+            break
+        content += more
+    return content
 
 
 def _open_regular(path: str, flags: int) -> int:
@@ -112,23 +146,45 @@ def put_in_place(unfinished: Path, path: Path) -> None:
     if path.exists() and not (is_file(path) or is_folder(path)):
         raise OSError(errno.EINVAL, "not a regular file", str(path))
     sync_to_disk(unfinished)
-    unfinished.replace(path)
+    replace(unfinished, path)
     sync_to_disk(path.parent)
+
+
+def replace(source: Path, target: Path) -> None:
+    """Rename a file, folder or link; a file or link replaces one of that name. Raises OSError."""
+    _once_closed(lambda: source.replace(target))
+
+
+def rename(source: Path, target: Path) -> None:
+    """Rename a file, folder or link to a name that nothing has. Raises OSError."""
+    _once_closed(lambda: source.rename(target))
 
 
 def remove(path: Path) -> None:
     """Delete a file, a folder with its contents, or a link but not its target, if there is one."""
+    is_folder = path.is_dir() and not path.is_symlink()
     with contextlib.suppress(FileNotFoundError):
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
+        _once_closed(lambda: shutil.rmtree(path) if is_folder else path.unlink())
+
+
+def _once_closed(change: Callable[[], object]) -> None:
+    """Rename or remove. Windows refuses that while any program, such as a virus scanner, has a file
+    open, so try again there for a while."""
+    deadline = time.monotonic() + (_SECONDS_WHILE_OPEN if sys.platform == "win32" else 0)
+    while True:
+        try:
+            change()
+            return
+        except PermissionError:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(0.05)
 
 
 def move_folder(source: Path, target: Path) -> None:
     """Move a folder, also to another disk, so that it appears there complete or not at all."""
     try:
-        source.rename(target)
+        rename(source, target)
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
@@ -271,7 +327,8 @@ def lock_folder(folder: Path) -> Iterator[None]:
                 yield
             except (UserError, RunFailure, OSError):
                 if is_new and not is_there(_sibling(folder, "partial")):
-                    path.unlink(missing_ok=True)  # processes that wait for it notice that
+                    with contextlib.suppress(OSError):  # Windows: it is open
+                        path.unlink()  # processes that wait for it notice that
                 raise
     except OSError as error:
         raise unwritable(folder, error) from error
@@ -292,7 +349,7 @@ def replace_folder(folder: Path, *, resume: bool = False) -> Iterator[Path]:
         yield partial
         sync_folder(partial)
         if folder.exists():
-            folder.rename(old)
+            rename(folder, old)
         put_in_place(partial, folder)
     except BaseException:
         _restore(folder)
@@ -313,7 +370,7 @@ def _restore(folder: Path) -> None:
     """Undo a replacement that stopped between its two renames; delete an old folder left over."""
     old = _sibling(folder, "old")
     if old.exists() and not folder.exists():
-        old.rename(folder)
+        rename(old, folder)
     _remove(old)
 
 
@@ -372,34 +429,3 @@ def create_file(path: Path) -> Iterator[Path]:
         if os.path.lexists(path):
             raise UserError(f"{path}: just created by another process; left unchanged")
         put_in_place(folder / path.name, path)
-
-
-def file_lock(path: Path) -> BaseFileLock:
-    """Return the lock of a file. On file systems without locks, as on some clusters, the existence
-    of another file is the lock; it outlives a process that was killed on another machine. Raises
-    OSError if the file cannot be created."""
-    if not (problem := _problem(path)):
-        return FileLock(path)
-    lock = path.with_name(f"{path.stem}.soft.lock")
-    log.warning(
-        "%s: its file system has no locks (%s), so %s tells that a process uses it; if one was"
-        " killed on another machine, delete that file",
-        *(path.parent, problem, lock.name),
-    )
-    return SoftFileLock(lock)
-
-
-def _problem(path: Path) -> str:
-    """Return why a file can't be locked, or an empty text if it can be or is locked."""
-    if os.name != "posix":
-        return ""
-    import fcntl
-
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        return os.strerror(error.errno) if error.errno in _NO_LOCKS else ""
-    finally:
-        os.close(descriptor)
-    return ""

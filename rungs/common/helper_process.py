@@ -1,4 +1,5 @@
-"""Child processes: low-priority modules of Rungs beside training, and Python files that answer."""
+"""Child processes: low-priority modules of Rungs beside training, and Python files that answer. How
+systems start, signal and kill processes."""
 
 import contextlib
 import math
@@ -24,6 +25,16 @@ _AUTOGROUP = "/proc/{}/autogroup"
 """File with the name and niceness of a process's autogroup; empty for a machine's first session."""
 _SECONDS_UNTIL_MESSAGE = 2.0
 """A longer wait is explained to the user."""
+
+OWN_SESSION: dict[str, Any]
+_LOW_PRIORITY: dict[str, Any]
+if sys.platform == "win32":
+    _OWN_GROUP = subprocess.CREATE_NEW_PROCESS_GROUP
+    OWN_SESSION = {"creationflags": _OWN_GROUP}
+    _LOW_PRIORITY = {"creationflags": _OWN_GROUP | subprocess.BELOW_NORMAL_PRIORITY_CLASS}
+else:
+    OWN_SESSION = _LOW_PRIORITY = {"start_new_session": True}
+"""Options of `subprocess.Popen` for a process that Ctrl-C doesn't reach; see `kill_session`."""
 
 ENDED, KILLED = "\n", ""
 """Last item of the queue that `receive` returns."""
@@ -120,10 +131,10 @@ def start_python(
         stdin=stdin,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
-        text=True,
+        encoding="utf-8",
         errors="replace",
-        env=os.environ | environment | {"PYTHONPATH": path},
-        start_new_session=True,
+        env=os.environ | environment | {"PYTHONPATH": path, "PYTHONUTF8": "1"},
+        **_LOW_PRIORITY,
     )
     with contextlib.suppress(OSError):  # not Linux, or no autogroups
         _set_group_priority(Path(_AUTOGROUP.format(process.pid)), LOWEST)
@@ -134,7 +145,7 @@ def restore_priority(process: subprocess.Popen[str]) -> None:
     """Restore normal priority to a process that `start_python` started, via its autogroup if there
     is one: a process may not lower its own niceness again."""
     with contextlib.suppress(OSError):
-        words = Path(_AUTOGROUP.format("self")).read_text().split()
+        words = Path(_AUTOGROUP.format("self")).read_text("utf-8").split()
         # a machine's first session has no autogroup and counts as 0, the default
         niceness = int(words[-1]) if words else 0
         _set_group_priority(Path(_AUTOGROUP.format(process.pid)), niceness)
@@ -144,19 +155,38 @@ def _set_group_priority(autogroup: Path, niceness: int) -> None:
     """Set the priority of a session. Users other than root may change one per 0.1 s."""
     for _ in range(_TRIES - 1):
         with contextlib.suppress(BlockingIOError):
-            autogroup.write_text(f"{niceness}")
+            autogroup.write_text(f"{niceness}", "utf-8")
             return
         time.sleep(0.05)
-    autogroup.write_text(f"{niceness}")
+    autogroup.write_text(f"{niceness}", "utf-8")
+
+
+def start_in_foreground(command: Sequence[str]) -> "subprocess.Popen[bytes]":
+    """Start a process that gets Ctrl-C from the terminal as this one does, or by `forward`."""
+    return subprocess.Popen(command, **(OWN_SESSION if sys.platform == "win32" else {}))
+
+
+def forward(number: int, process: "subprocess.Popen[Any]") -> None:
+    """Send a signal that this process received to one that `start_in_foreground` started."""
+    if sys.platform == "win32":  # knows no other that a process can be sent
+        number = signal.CTRL_BREAK_EVENT
+    process.send_signal(number)
+
+
+def pause(process: "subprocess.Popen[Any]", *, is_over: bool = False) -> None:
+    """Stop a process for a while, or let it go on; nothing on Windows, which can't do that."""
+    if sys.platform != "win32":
+        process.send_signal(signal.SIGCONT if is_over else signal.SIGSTOP)
 
 
 def kill_session(process: "subprocess.Popen[Any]") -> None:
-    """Kill a process that was started with a session of its own, and all that it started in it."""
-    if hasattr(os, "killpg"):
+    """Kill a process that was started with `OWN_SESSION`, and all that it started in it; on Windows
+    only itself."""
+    if sys.platform == "win32":
+        process.kill()
+    else:
         with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: the other one
             os.killpg(process.pid, signal.SIGKILL)
-    else:
-        process.kill()
     process.wait()
 
 
@@ -205,7 +235,7 @@ class AnsweringProcess:
             stderr=subprocess.DEVNULL,
             cwd=self._folder,
             env=self._environment,
-            start_new_session=True,  # no Ctrl-C, and the whole group can be killed at once
+            **OWN_SESSION,
         )
 
     @property

@@ -6,7 +6,9 @@ import contextlib
 import errno
 import hashlib
 import os
+import re
 import stat
+import sys
 import unicodedata
 from collections.abc import Iterator
 from itertools import islice
@@ -22,6 +24,11 @@ NO_FILE = (
 """Error numbers of reading where there is no regular file. Others, such as EIO, may pass."""
 _NAME_BYTES = 200
 """Longest name in bytes. File systems allow 255, but Rungs adds prefixes and suffixes."""
+_RESERVED = re.compile(
+    r'(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[0-9¹²³]) *(\..*)?|.*[. ]|.*[:*?"<>|].*',
+    re.IGNORECASE,
+)
+"""https://learn.microsoft.com/en-us/windows/win32/fileio/naming-a-file"""
 _LINES_AT_ONCE = 2_000
 MOST_BYTES = 1 << 30
 """Of a file that is read at once; one of weights, tokens or texts never is."""
@@ -130,6 +137,14 @@ def cannot_be_read(path: Path, error: OSError) -> UserError:
     return UserError(f"{path}: cannot be read just now: {error.strerror}; try again when it can be")
 
 
+def path_of(descriptor: int) -> Path | None:
+    """Return the current path of an open folder; None if it was removed, or not on Linux."""
+    with contextlib.suppress(OSError):
+        place = Path(f"/proc/self/fd/{descriptor}").readlink()
+        return place if place.is_dir() else None
+    return None
+
+
 def file_checksum(path: Path) -> str | None:
     """Return the sha256 of a file, None if it is missing. Raises UserError if it cannot be read."""
     try:
@@ -184,7 +199,13 @@ def is_plain_name(name: str) -> bool:
         and name not in ("", ".", "..")
         and not set(name) & set('/\\:*?"<>|')
         and len(name.encode()) <= _NAME_BYTES
+        and not is_reserved(name)
     )
+
+
+def is_reserved(name: str) -> bool:
+    """Whether Windows, if this is it, gives a file name another meaning or changes it."""
+    return sys.platform == "win32" and bool(_RESERVED.fullmatch(name))
 
 
 class GrowingFile:

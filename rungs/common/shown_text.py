@@ -136,9 +136,13 @@ class ClosedStream(io.TextIOWrapper):
 
 def open_missing_streams() -> None:
     """Open the null device for each stream that was closed at startup. Otherwise the next opened
-    file would get its number, and everything that native code prints."""
+    file would get its number, and everything that native code prints. Others are in UTF-8 on
+    Windows, too, which has another encoding for pipes and files."""
     for name, mode in (("stdin", "rb"), ("stdout", "wb"), ("stderr", "wb")):
-        if getattr(sys, name) is None:
+        stream = getattr(sys, name)
+        if sys.platform == "win32" and isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors=stream.errors)
+        if stream is None:
             null = Path(os.devnull).open(mode)  # noqa: SIM115
             os.set_inheritable(null.fileno(), True)
             kind = ClosedStream if name == "stdout" else io.TextIOWrapper

@@ -18,8 +18,8 @@ from rungs.common import shown_text
 if TYPE_CHECKING:
     from typing import Self
 
-_REQUESTS = ("SIGINT", "SIGTERM", "SIGHUP")
-"""Ctrl-C, `kill`, a closed terminal or a dropped SSH connection."""
+_REQUESTS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")
+"""Ctrl-C, `kill`, a closed terminal or a dropped SSH connection; on Windows Ctrl-Break."""
 _WARNINGS = ("SIGUSR1", "SIGUSR2", "SIGXCPU")
 """Signals that Slurm, Grid Engine, LSF and CPU-time limits send some time before they end a job.
 They never count as the second signal, as the kernel repeats SIGXCPU every second."""
@@ -136,6 +136,11 @@ def stopping_signals() -> list[signal.Signals]:
     """Return the signals that stop a run and that this system has, except ignored ones."""
     there = [number for number in signal.Signals if number.name in _REQUESTS + _WARNINGS]
     return [number for number in there if signal.getsignal(number) != signal.SIG_IGN]
+
+
+def number_of(name: str) -> int:
+    """Return the number of a signal, 0 if this system doesn't have it."""
+    return getattr(signal, name, 0)
 
 
 def _print(line: str) -> None:

@@ -71,7 +71,7 @@ class Overlap(strict_json.StrictModel):
 
     def save(self, folder: Path) -> None:
         """Write the file; raises OSError."""
-        (folder / self.FILE).write_text(self.model_dump_json(indent=2) + "\n")
+        (folder / self.FILE).write_text(self.model_dump_json(indent=2) + "\n", "utf-8")
 
 
 def recorded(folder: Path) -> Overlap | None:

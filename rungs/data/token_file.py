@@ -13,7 +13,6 @@ import math
 import os
 import shutil
 import tempfile
-import threading
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -162,7 +161,7 @@ class FileArray:
         self._path, self.dtype = path, DTYPES[tensor.code]
         _, self.shape, self.offset = tensor
         self._row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
-        self._descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        self._descriptor = disk.open_to_read_at(path)
         weakref.finalize(self, os.close, self._descriptor)
         self._as_opened = self._size_and_time()
 
@@ -174,7 +173,7 @@ class FileArray:
         start, stop, _ = rows.indices(len(self))
         size = max(stop - start, 0) * self._row_bytes
         try:
-            content = _read_at(self._descriptor, self.offset + start * self._row_bytes, size)
+            content = disk.read_at(self._descriptor, self.offset + start * self._row_bytes, size)
         except OSError as error:
             raise RunFailure(f"{self._path}: cannot be read: {error.strerror}") from error
         if len(content) < size or self._size_and_time() != self._as_opened:
@@ -187,26 +186,6 @@ class FileArray:
     def _size_and_time(self) -> tuple[int, int]:
         status = os.fstat(self._descriptor)
         return status.st_size, status.st_mtime_ns
-
-
-_SEEK_LOCK = threading.Lock()
-
-
-def _read_at(descriptor: int, offset: int, size: int) -> bytes:
-    """Return `size` bytes of a file, or fewer if it ends before."""
-    content = b""
-    while len(content) < size:
-        start, missing = offset + len(content), size - len(content)
-        if hasattr(os, "pread"):
-            more = os.pread(descriptor, missing, start)
-        else:  # Windows
-            with _SEEK_LOCK:
-                os.lseek(descriptor, start, os.SEEK_SET)
-                more = os.read(descriptor, missing)
-        if not more:
-            break
-        content += more
-    return content
 
 
 class AnsweredDocuments:

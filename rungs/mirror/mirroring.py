@@ -337,7 +337,7 @@ class _Restoring:
         self._run.checkpoints.mkdir(exist_ok=True)
         for name in valid:
             disk.move_folder(self._staged / CHECKPOINTS / name, self._run.checkpoints / name)
-        shutil.rmtree(self._staged)
+        disk.remove(self._staged)
         for damaged in wanted.keys() - valid:
             self._mirror.set_aside(damaged)
         log.info("%s: restored from %s", self._run.path, self._mirror.url)

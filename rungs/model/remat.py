@@ -26,12 +26,12 @@ import jax
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
+from rungs.common.machine import memory_bytes
 from rungs.config.base import AUTO
 from rungs.config.model_config import ModelConfig
 from rungs.config.optimization_config import OptimizationConfig, Remat
 from rungs.config.train_config import TrainConfig
 from rungs.parallel import target_device
-from rungs.parallel.devices import memory_bytes
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -223,7 +223,7 @@ def _run(
         stderr=stderr,
         encoding="utf-8",
         errors="replace",
-        start_new_session=True,
+        **helper_process.OWN_SESSION,
     )
     try:
         _, problem = process.communicate(text + "\n", seconds)

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 
+from rungs.common import helper_process
 from rungs.common.errors import EXIT_BAD_INPUT, RunFailure
 from rungs.common.run_log import log
 from rungs.common.signals import StopSignal, stopping_signals
@@ -57,13 +58,13 @@ def supervise(
 
 def run_child(command: Sequence[str], stop: StopSignal) -> int:
     """Run the command to its end, forwarding signals, and return its exit code."""
-    process = subprocess.Popen(command)
+    process = helper_process.start_in_foreground(command)
     told = None
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
             return process.wait(0.2)
         if stop.number is not None and stop.number != told:
-            process.send_signal(stop.number)
+            helper_process.forward(stop.number, process)
             told = stop.number
 
 

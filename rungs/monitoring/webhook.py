@@ -3,8 +3,7 @@ server is slow: a socket's timeout restarts with each byte. It reads the URL and
 each, from stdin: on a command line, all users would see a secret in the URL."""
 
 import base64
-import contextlib
-import signal
+import faulthandler
 import sys
 import urllib.parse
 import urllib.request
@@ -15,8 +14,7 @@ _LONGEST_SECONDS = 60
 
 def main() -> None:
     """Send a POST request; on failure print a line and exit with code 1."""
-    with contextlib.suppress(AttributeError):  # Windows has none
-        signal.alarm(_LONGEST_SECONDS)
+    faulthandler.dump_traceback_later(_LONGEST_SECONDS, exit=True)
     url, text = sys.stdin.read().split("\n", 1)
     try:
         with urllib.request.urlopen(_request(url, text)):

@@ -1,13 +1,13 @@
 """The compute dtype of a run, and the loss scale against underflow of float16 gradients."""
 
 import re
-from pathlib import Path
 from typing import TypeVar
 
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
+from rungs.common import machine
 from rungs.config.base import AUTO
 from rungs.config.optimization_config import ComputeDtype, ComputeDtypeOrAuto, OptimizationConfig
 from rungs.parallel.target_device import target
@@ -17,9 +17,8 @@ LARGEST_SCALE = 2.0**24
 STEPS_UNTIL_LARGER = 2000
 """Steps without overflow before the loss scale doubles, as in PyTorch's GradScaler."""
 T = TypeVar("T", bound=OptimizationConfig)
-_CPU_INFO = Path("/proc/cpuinfo")
 _FAST_BFLOAT16 = r"\bamx_bf16\b|\bAuthenticAMD\b.*?\bavx512_bf16\b"
-"""Pattern in `/proc/cpuinfo` of CPUs with fast bfloat16: AMX, or AMD's AVX512-BF16. On Intel
+"""Pattern in the description of CPUs with fast bfloat16: AMX, or AMD's AVX512-BF16. On Intel
 without AMX, bfloat16 takes 1.2 to 1.5 times as long as float32, in XLA and in PyTorch."""
 
 
@@ -44,8 +43,8 @@ def fastest_dtype() -> ComputeDtype:
     if platform == "tpu":
         return "bfloat16"
     if platform == "cpu":
-        about = _CPU_INFO.read_text() if _CPU_INFO.exists() else ""
-        return "bfloat16" if re.search(_FAST_BFLOAT16, about, re.DOTALL) else "float32"
+        is_fast = re.search(_FAST_BFLOAT16, machine.cpu_description(), re.DOTALL)
+        return "bfloat16" if is_fast else "float32"
     match = re.match(r"\d+", compute_capability)
     generation = int(match[0]) if match else 0
     return "bfloat16" if generation >= 8 else "float16" if generation == 7 else "float32"

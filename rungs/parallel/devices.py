@@ -1,14 +1,12 @@
 """Choose a run's devices: those of its `sharding`, else as many as divide its microbatch."""
 
-import contextlib
 import math
-import os
 from collections.abc import Callable
-from pathlib import Path
 
 import jax
 from jax.sharding import AbstractMesh, Mesh
 
+from rungs.common.machine import core_count, memory_bytes
 from rungs.config.model_config import ModelConfig
 from rungs.config.optimization_config import OptimizationConfig, indivisible_microbatch
 from rungs.config.run_config import indivisible_sequence
@@ -24,7 +22,6 @@ _COPIES_SHARE = 0.5
 """Share of memory for the copies of weights, moments and gradients; the rest is for activations."""
 _DP_KEY = '"sharding": {"mode": "dp"}'
 """The key that uses all devices, regardless of the last checkpoint."""
-_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 def host_device() -> jax.Device | None:
@@ -67,23 +64,6 @@ def cpu_device_count(
     needed = abs(math.prod(sizes))
     rest = max(available // needed, 1) if -1 in sizes else 1
     return max(needed * rest // processes, 1)
-
-
-def core_count() -> int:
-    """Return the number of cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def memory_bytes() -> float:
-    """Return the memory of this machine or container in bytes; infinity if unknown."""
-    if not hasattr(os, "sysconf"):
-        return math.inf
-    limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    with contextlib.suppress(OSError, ValueError):  # not a container, or no limit
-        limit = min(limit, int(_CGROUP_LIMIT.read_text()))
-    return limit
 
 
 def create_run_mesh(

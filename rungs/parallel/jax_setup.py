@@ -2,10 +2,8 @@
 determinism. Imports nothing that starts a backend, after which these settings have no effect."""
 
 import contextlib
-import ctypes
 import os
 import re
-import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import Any
 import jax
 import platformdirs
 
+from rungs.common import machine
 from rungs.common.errors import UserError
 from rungs.common.run_log import log
 from rungs.config.optimization_config import OptimizationConfig
@@ -23,7 +22,6 @@ from rungs.parallel import devices, gpu_settings
 TRUNCATED_ENTRY = r"Error reading persistent compilation cache entry for '(.+?)'"
 WRITE_FAILURE = r"Error writing persistent compilation cache entry for '.+?': (.*)"
 CACHE_VARIABLE = "JAX_COMPILATION_CACHE_DIR"
-_TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8  # from <malloc.h>
 
 
 def prepare(
@@ -48,22 +46,14 @@ def prepare(
 def settle(platform: str) -> None:
     """Undo settings that only help on a CPU, once JAX has chosen a platform: cpu, gpu or tpu."""
     if platform != "cpu":
-        _mallopt(arena_max=0, mmap_max=65_536, trim_threshold=128 * 1024)
+        machine.set_malloc(arena_max=0, mmap_max=65_536, trim_threshold=128 * 1024)
 
 
 def keep_freed_memory() -> None:
     """Make glibc reuse freed memory between steps. Otherwise, on a CPU, each step maps and zeroes
     its memory again, which took a fifth of the step. It must be set before JAX starts its threads;
     for accelerators `settle` undoes it, as it would keep every checkpoint copy's memory."""
-    _mallopt(arena_max=1, mmap_max=0, trim_threshold=-1)
-
-
-def _mallopt(arena_max: int, mmap_max: int, trim_threshold: int) -> None:
-    """Set parameters of glibc's malloc; mallopt(3) has their defaults."""
-    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
-        libc.mallopt(_ARENA_MAX, arena_max)
-        libc.mallopt(_MMAP_MAX, mmap_max)
-        libc.mallopt(_TRIM_THRESHOLD, trim_threshold)
+    machine.set_malloc(arena_max=1, mmap_max=0, trim_threshold=-1)
 
 
 def enable_compilation_cache() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from rungs.common import machine
 from rungs.common.errors import UserError
 from rungs.parallel import gpu_settings
 
@@ -131,15 +132,13 @@ def this_device() -> Hardware:
     """Return this machine's first device. Starts JAX."""
     import jax
 
-    from rungs.parallel.devices import memory_bytes
-
     device = jax.devices()[0]
     if device.platform == "cpu":
         return cpu()
     found = device_of_kind(device.device_kind)
     if found is None:
         capability = str(getattr(device, "compute_capability", ""))
-        figures = None, None, memory_bytes(), None, None
+        figures = None, None, machine.memory_bytes(), None, None
         found = Hardware(device.device_kind, device.platform, *figures, capability)
     found = found._replace(is_here=True)
     stats = device.memory_stats() or {}
@@ -150,9 +149,7 @@ def this_device() -> Hardware:
 
 def cpu() -> Hardware:
     """Return this machine's CPU as one device, without FLOP/s, which nobody publishes for CPUs."""
-    from rungs.parallel.devices import memory_bytes
-
-    return Hardware("cpu", "cpu", None, None, memory_bytes(), None, is_here=True)
+    return Hardware("cpu", "cpu", None, None, machine.memory_bytes(), None, is_here=True)
 
 
 def _described(text: str) -> Hardware:

@@ -16,6 +16,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from rungs.common.errors import RunFailure
+from rungs.common.machine import memory_bytes
 from rungs.common.run_log import log
 from rungs.config.base import AUTO
 from rungs.config.model_config import ModelConfig
@@ -27,7 +28,6 @@ from rungs.model.gpt import GPT
 from rungs.model.remat import LayerLoop, kept_scores, layer_loop, settings_from
 from rungs.optim.multi_steps import MultiSteps
 from rungs.parallel import gpu_settings, target_device
-from rungs.parallel.devices import memory_bytes
 from rungs.parallel.sharding import BLOCKS, TOKEN_AXES, Layout, size_along
 from rungs.planning import peaks
 from rungs.planning.flops import model_beside

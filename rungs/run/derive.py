@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -105,7 +104,7 @@ class NewRun:
             copied = run.checkpoints / self.checkpoint.name
             files -= {*map(run.path.joinpath, self.records), *copied.rglob("*")}
         if files == {run.path / name for name in names}:
-            shutil.rmtree(self.folder)
+            disk.remove(self.folder)
 
 
 class BranchPoint(NamedTuple):

@@ -14,6 +14,7 @@ from filelock import SoftFileLock, Timeout
 
 from rungs.common import disk, paths
 from rungs.common.errors import RunFailure, UserError, did_you_mean
+from rungs.common.locks import file_lock
 from rungs.config.run_config import MODEL_FILE, TRAIN_FILE
 
 RUNS = Path("runs")
@@ -101,7 +102,7 @@ class RunFolder:
         self.refuse_links()
         is_new = not self.lock_file.exists()
         try:
-            lock = disk.file_lock(self.lock_file)
+            lock = file_lock(self.lock_file)
             lock.acquire(blocking=False)
         except Timeout as held:
             who = read_note(self.holder) or "another process"
@@ -147,7 +148,7 @@ class RunFolder:
             )
         another = ", and another folder took its place" if paths.is_folder(self.path) else ""
         lost = "the progress since its last checkpoint is lost"
-        if place := _place_of(self.descriptor):
+        if place := paths.path_of(self.descriptor):
             raise RunFailure(
                 f"{self.path}: the run folder was moved to {place} during training{another};"
                 f" {lost}; resume it there"
@@ -235,14 +236,6 @@ def _identity(folder: Path) -> str:
     return " ".join(found)
 
 
-def _place_of(descriptor: int) -> Path | None:
-    """Return the current path of an open folder, None if removed or unknown."""
-    with contextlib.suppress(OSError):
-        place = Path(f"/proc/self/fd/{descriptor}").readlink()
-        return place if place.is_dir() else None
-    return None
-
-
 def read_note(note: Path) -> str:
     """Return the text of a short file, or an empty string if it cannot be read."""
     try:
@@ -300,7 +293,10 @@ def existing_run_path(name: str) -> Path | None:
 def new_run_path(name: str) -> Path:
     """Return the path of a new run folder with this name: a path, or a name in `runs/`. Raises
     UserError if no run can be there."""
-    paths.refuse_control_characters(Path(name).absolute())
+    path = Path(name).absolute()
+    paths.refuse_control_characters(path)
+    if any(map(paths.is_reserved, path.relative_to(path.anchor).parts)):
+        raise UserError(f"{name}: not a name that Windows allows; choose another")
     return Path(name) if len(Path(name).parts) > 1 else RUNS / name
 
 

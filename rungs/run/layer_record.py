@@ -124,7 +124,7 @@ def _set_aside(path: Path, step: int, why: str) -> None:
     """Rename a file to which a step can't be added."""
     aside = path.with_name(f"{path.stem}-before-step-{step}{path.suffix}")
     log.warning("%s: %s; renamed to %s", path, why, aside.name)
-    path.replace(aside)
+    disk.replace(path, aside)
 
 
 def up_to(path: Path, step: int) -> bytes:

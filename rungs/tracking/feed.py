@@ -17,8 +17,8 @@ import pydantic_core
 from pydantic import Field
 
 from rungs.common import disk, errors, paths, signals, strict_json
-from rungs.common.disk import file_lock
 from rungs.common.helper_process import ENDED, KILLED, HelperProcess, receive
+from rungs.common.locks import file_lock
 from rungs.common.run_log import log
 from rungs.config import run_config
 from rungs.run import records

@@ -9,7 +9,7 @@ from pathlib import Path
 from rungs.checkpointing import checkpoint_folder
 from rungs.checkpointing.checkpoint_folder import BEST, LATEST, LINKS, UNFINISHED
 from rungs.checkpointing.manifest import META_FILE, Checkpoint, CheckpointMeta
-from rungs.common import disk
+from rungs.common import disk, links
 from rungs.common.errors import UserError
 from rungs.common.paths import is_file, read_bytes
 from rungs.config import run_config
@@ -152,7 +152,7 @@ def move_aside(run: RunFolder, saved: Checkpoint | None) -> Path | None:
     if saved is None:
         for folder in (run.failed_steps, run.old_failed_steps):
             if folder.exists():
-                folder.rename(aside / folder.name)
+                disk.rename(folder, aside / folder.name)
         for path in reversed(records):  # metrics last, see above
             disk.remove(path)
     return aside
@@ -160,10 +160,10 @@ def move_aside(run: RunFolder, saved: Checkpoint | None) -> Path | None:
 
 def _move(path: Path, target: Path) -> None:
     if path.is_symlink() and path.name not in LINKS:  # a relative link would break
-        target.symlink_to(path.resolve(), target_is_directory=True)
+        links.link_folder(target, path.resolve())
         path.unlink()
     else:
-        path.rename(target)
+        disk.rename(path, target)
 
 
 def _is_saved_by_runs(path: Path) -> bool:
@@ -187,7 +187,7 @@ def _create_aside(run: RunFolder, records: list[Path]) -> Path:
     except OSError:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
-    unfinished.rename(aside)
+    disk.rename(unfinished, aside)
     return aside
 
 
@@ -200,7 +200,7 @@ def _create_aside_for_checkpoints(run: RunFolder, aside: Path, name: str) -> Non
         return
     place = folder / run.aside.name / name
     place.mkdir(parents=True)
-    aside.symlink_to(place, target_is_directory=True)
+    links.link_folder(aside, place)
 
 
 def _newest(run: RunFolder) -> Checkpoint | None:

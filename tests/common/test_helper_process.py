@@ -72,10 +72,10 @@ def test_another_change_of_priority_just_before_is_waited_for(
     refusals = [BlockingIOError(errno.EAGAIN, "too soon")] * 2
     autogroup, write = tmp_path / "autogroup", Path.write_text
 
-    def write_or_refuse(path: Path, text: str) -> int:
+    def write_or_refuse(path: Path, text: str, encoding: str) -> int:
         if refusals:
             raise refusals.pop()
-        return write(path, text)
+        return write(path, text, encoding)
 
     monkeypatch.setattr(Path, "write_text", write_or_refuse)
     helper_process._set_group_priority(autogroup, LOWEST)

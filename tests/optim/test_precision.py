@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rungs.common import machine
 from rungs.common.errors import UserError
 from rungs.config import run_config
 from rungs.optim import precision
@@ -43,7 +44,7 @@ def chosen(monkeypatch: pytest.MonkeyPatch, **device: Any) -> str:
     precision.__spec__.loader.exec_module(module)  # type: ignore[union-attr]
     monkeypatch.setattr(jax, "devices", lambda: [SimpleNamespace(**device)])
     if "cpu_info" in device:
-        monkeypatch.setattr(module, "_CPU_INFO", device["cpu_info"])
+        monkeypatch.setattr(machine, "_CPU_INFO", device["cpu_info"])
     return str(module.fastest_dtype())
 
 

@@ -6,8 +6,9 @@ import sys
 import jax.numpy as jnp
 import pytest
 
+from rungs.common import machine
 from rungs.common.errors import UserError
-from rungs.parallel import devices, gpu_settings
+from rungs.parallel import gpu_settings
 from rungs.planning import hardware
 from rungs.planning.hardware import DEVICES, NAMES, device_by_name, device_of_kind
 from tests.support.committed_runs import ROOT
@@ -89,8 +90,8 @@ def test_jax_preallocates_a_share_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_cpu_has_the_memory_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert devices.memory_bytes() > 0
-    monkeypatch.setattr(devices, "memory_bytes", lambda: 7e9)
+    assert machine.memory_bytes() > 0
+    monkeypatch.setattr(machine, "memory_bytes", lambda: 7e9)
     cpu = device_by_name("cpu")
     assert cpu.usable_bytes == 7e9
     assert cpu.peak(jnp.dtype("float32")) is None

@@ -7,6 +7,7 @@ answer is an object with a `text`, or with an `error` of one line."""
 
 import contextlib
 import datetime
+import faulthandler
 import functools
 import json
 import signal
@@ -27,11 +28,12 @@ MOST_BYTES = 1 << 30
 
 def main() -> None:
     """Answer requests until the input ends."""
-    with contextlib.suppress(ImportError, OSError, ValueError):  # not on every system
+    if sys.platform != "win32":
         import resource
 
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
+        with contextlib.suppress(OSError, ValueError):  # macOS can't limit it
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
     for line in sys.stdin.buffer:
         _limit_seconds(MOST_SECONDS)
         answer = _answer(line)
@@ -41,9 +43,14 @@ def main() -> None:
 
 
 def _limit_seconds(seconds: float) -> None:
-    """Kill the process after this much more processor time; 0 for no limit."""
-    if hasattr(signal, "setitimer"):
+    """Kill the process after this much more processor time, on Windows after this time; 0 for no
+    limit."""
+    if sys.platform != "win32":
         signal.setitimer(signal.ITIMER_PROF, seconds)
+    elif seconds:
+        faulthandler.dump_traceback_later(seconds, exit=True)
+    else:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def _answer(line: bytes) -> str:

@@ -112,7 +112,7 @@ def build(folder: Path, request: Request) -> Source:
         return _build(folder, request)
     except errors.UserError:
         if not (folder / Progress.FILE).exists():
-            shutil.rmtree(folder)
+            disk.remove(folder)
         raise
 
 

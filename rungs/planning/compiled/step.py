@@ -186,7 +186,7 @@ def kernels_of(program: hlo.Program, log: list[str]) -> Kernels:
 def captured_stderr() -> Iterator[list[str]]:
     """Yield a list that receives the lines that C++ code writes to stderr in this context."""
     lines: list[str] = []
-    with tempfile.TemporaryFile("w+", errors="replace") as log:
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
         sys.stderr.flush()
         saved = os.dup(2)
         os.dup2(log.fileno(), 2)

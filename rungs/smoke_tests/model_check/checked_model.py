@@ -13,13 +13,13 @@ from jax import Array
 
 from rungs.checkpointing import load, weights_file
 from rungs.common.errors import UserError
+from rungs.common.machine import memory_bytes
 from rungs.config.run_config import RunConfig
 from rungs.config.train_config import TrainConfig
 from rungs.data import catalog, loader, provenance
 from rungs.data.sequences import IGNORED
 from rungs.model.gpt import GPT
 from rungs.optim.multi_steps import MultiSteps
-from rungs.parallel.devices import memory_bytes
 from rungs.parallel.sharding import one_device
 from rungs.planning.forecast import checkpoint_bytes
 from rungs.run.folder import RunFolder

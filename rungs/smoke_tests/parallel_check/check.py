@@ -14,13 +14,13 @@ from jax.sharding import Mesh
 
 from rungs.checkpointing import load, weights_file
 from rungs.common.errors import UserError
+from rungs.common.machine import memory_bytes
 from rungs.config.run_config import RunConfig
 from rungs.config.sharding_config import Mode, ShardingConfig, mode_problem
 from rungs.data import catalog, loader
 from rungs.data.sequences import IGNORED
 from rungs.model.gpt import GPT
 from rungs.optim.multi_steps import MultiSteps
-from rungs.parallel.devices import memory_bytes
 from rungs.parallel.sharding import CONTEXT, Layout, create_mesh, dotted, place_batch, size_along
 from rungs.planning.compiled.collectives import Traffic, collectives, summary
 from rungs.planning.peaks import bytes_per_device

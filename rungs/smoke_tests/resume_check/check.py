@@ -132,7 +132,7 @@ class BatchLog:
     step taken, in order, with its batch's checksum."""
 
     def __init__(self, path: Path) -> None:
-        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        lines = path.read_text("utf-8").splitlines(keepends=True) if path.exists() else []
         # a kill can leave a partial line at the end
         entries = [json.loads(line) for line in lines if line.endswith("\n")]
         self.platform: str | None = entries[0] if entries else None
@@ -161,7 +161,7 @@ class TrainedRun(NamedTuple):
         is_policy = run_config.config_files(run.path)[1] == run_config.REINFORCE_FILE
         kind: type[StepRecord] = PolicyMetrics if is_policy else StepMetrics
         steps = list(metrics_module.stream(run.metrics, kind))
-        texts = {path.name: path.read_text() for path in sorted(run.rollouts.glob("*"))}
+        texts = {path.name: path.read_text("utf-8") for path in sorted(run.rollouts.glob("*"))}
         logs = list(map(BatchLog, batch_logs))
         return cls(last.step, *read_arrays(last), lines, steps, texts, logs)
 
@@ -223,7 +223,7 @@ class ResumeCheck:
         config = self._short.config
         for file, content in zip((run_config.MODEL_FILE, config.train_file), config, strict=True):
             keys = content.model_dump(exclude={"schema_address"}, exclude_unset=True)
-            (run / file).write_text(json.dumps(keys, indent=2) + "\n")
+            (run / file).write_text(json.dumps(keys, indent=2) + "\n", "utf-8")
         for path in self._short.files:
             (run / path.name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(path, run / path.name)

@@ -5,7 +5,6 @@ import contextlib
 import math
 import random
 import shutil
-import signal
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from rungs.checkpointing.checkpoint_folder import CHECKPOINT_GLOB, UNFINISHED, list_checkpoints
-from rungs.common import disk
+from rungs.common import disk, helper_process
 from rungs.common.errors import RunFailure, UserError
 from rungs.run.folder import RunFolder
 
@@ -91,14 +90,12 @@ class TrainingProcess:
             time.sleep(_POLL_SECONDS)
 
     def stop_if_in(self, phases: tuple[Phase, ...]) -> bool:
-        """Stop the process (SIGSTOP) if it is in one of these phases; return whether it is."""
-        if not hasattr(signal, "SIGSTOP"):
-            return True
-        self.process.send_signal(signal.SIGSTOP)
+        """Stop the process if it is in one of these phases; return whether it is."""
+        helper_process.pause(self.process)
         with contextlib.suppress(OSError):
             if self.activity().phase in phases:
                 return True
-        self.process.send_signal(signal.SIGCONT)
+        helper_process.pause(self.process, is_over=True)
         return False
 
     def kill(self) -> Observed | None:
@@ -111,7 +108,7 @@ class TrainingProcess:
     def finish(self) -> None:
         """Wait for the process to end. Raises the UserError or RunFailure that ended it."""
         if code := self.process.wait():
-            lines = self.output.read_text(errors="replace").splitlines()
+            lines = self.output.read_text("utf-8", "replace").splitlines()
             errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
             if code == 2 and errors:
                 raise UserError("\n".join(errors))
@@ -171,10 +168,10 @@ class ProcessKiller:
             _copy(self._run.path, backup)
             kill = self._try_kill(wanted, self._random.choice(steps))
             if kill is not None:
-                shutil.rmtree(backup)
+                disk.remove(backup)
                 return kill
             discard(self._run.path)
-            backup.rename(self._run.path)
+            disk.rename(backup, self._run.path)
             if phase in LATE:
                 wanted = LATE  # the phase may be too short to be observed
         raise RunFailure(f"{_MAX_ATTEMPTS} processes ended before they could be killed")
@@ -218,8 +215,8 @@ class ProcessKiller:
 def discard(folder: Path) -> None:
     """Delete a folder in which helpers of killed processes may still be writing."""
     renamed = folder.with_name(f".{folder.name}-discarded")
-    folder.rename(renamed)
-    shutil.rmtree(renamed)
+    disk.rename(folder, renamed)
+    disk.remove(renamed)
 
 
 def _copy(folder: Path, copy: Path) -> None:

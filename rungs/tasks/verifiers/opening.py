@@ -1,6 +1,7 @@
 """Opens the verifier of a task."""
 
 import hashlib
+import sys
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -65,6 +66,8 @@ def open_verifier(
 
 
 def _started(name: str, text: str, config: TaskConfig, sha256: str | None) -> Verifier:
+    if sys.platform == "win32":
+        raise UserError(f"{name}: Windows can't limit a verifier's memory and time; use WSL2")
     limits = config.verifier_timeout_seconds, config.verifier_memory_bytes
     process = RewardProcess(name, text, *limits)
     if problem := process.start():
