@@ -18,7 +18,8 @@ from rungs.charts import drawing, run_charts
 from rungs.charts.drawing import BLACK, COLOURS, MARKERS, SKY_BLUE
 from rungs.charts.layer_charts import LAYER_CHARTS, LayeredRun
 from rungs.run import recorded_run
-from rungs.run.recorded_run import Curve, FloatArray, RecordedRun
+from rungs.run.recorded_run import Curve, RecordedRun
+from rungs.run.step_table import FloatArray
 from rungs.scaling.mup import Point, WidthMeasurement, best_rates, points_by_series
 from rungs.scaling.power_law import EXTRAPOLATION, ScaledRuns
 

@@ -25,7 +25,8 @@ from rungs.common.shown_text import counted
 from rungs.config.optimization_config import OptimizationConfig
 from rungs.config.option_values import ChartStyle
 from rungs.run import recorded_run
-from rungs.run.recorded_run import Curve, FloatArray, RecordedSteps, finite_points
+from rungs.run.recorded_run import Curve, RecordedSteps, finite_points
+from rungs.run.step_table import FloatArray
 
 # Okabe & Ito's palette without yellow, which is too pale for lines on white.
 BLACK, ORANGE, SKY_BLUE, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"

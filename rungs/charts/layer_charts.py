@@ -17,7 +17,7 @@ from rungs.charts import drawing
 from rungs.charts.drawing import COLOURS, DASHES, VERMILLION
 from rungs.run import layer_record
 from rungs.run.layer_record import Rows
-from rungs.run.recorded_run import FloatArray
+from rungs.run.step_table import FloatArray
 
 OUTLIERS = 2.0
 """Percentage of values at each end that share a colour."""

@@ -4,20 +4,19 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from rungs.charts import drawing
 from rungs.charts.drawing import BLUE, ORANGE, PURPLE, Lines, median_line, resumes, steps_chart
-from rungs.run.recorded_run import RecordedPreferenceRun
+from rungs.run.recorded_run import RecordedRun, finite_points
 
 
 def _chart(
     title: str,
     y_label: str,
     fields: dict[str, str],
-    run: RecordedPreferenceRun,
+    run: RecordedRun,
     scale: Callable[[Axes], object] | None = None,
 ) -> Figure:
     """Return a chart of figures of pairs, with a colour for each: in training and held-out."""
@@ -30,13 +29,9 @@ def _chart(
             values = run.column(f"preferences.{field}")
             drawing.faint_line(axes, run.column("global_step"), values)
             lines[name] = median_line(axes, run, values, color=color, linewidth=2)
-            points = [
-                (step.global_step, getattr(step.validation_preferences, field))
-                for step in run.notable
-                if step.validation_preferences is not None
-            ]
-            if points:
-                curve = np.array(points, dtype=float).T
+            held_out = run.column(f"validation_preferences.{field}")
+            curve = finite_points(run.column("global_step"), held_out)
+            if curve[0].size:
                 lines[f"{name}, held-out"] = drawing.line(axes, *curve, color=color, **look)
         return lines | resumes(axes, run)
 

@@ -20,8 +20,9 @@ from rungs.charts.layer_charts import LAYER_CHARTS, layered_runs
 from rungs.charts.preference_charts import PREFERENCE_CHARTS
 from rungs.config.run_config import REINFORCE_FILE, config_files, load_run
 from rungs.data import catalog, overlap
-from rungs.run import metrics, recorded_run
-from rungs.run.recorded_run import FloatArray, RecordedPolicyRun, RecordedPreferenceRun, RecordedRun
+from rungs.run import recorded_run
+from rungs.run.recorded_run import RecordedPolicyRun, RecordedRun
+from rungs.run.step_table import BestStep, FloatArray
 
 Charts = dict[str, Callable[[Any], Figure]]
 FEWEST_INTERVALS, MOST_INTERVALS = 10, 500
@@ -64,9 +65,9 @@ def _kind_of(run_folder: Path) -> tuple[Any, Charts]:
     """Return the type of a run, and its charts. Raises UserError if a config is wrong."""
     if config_files(run_folder)[1] == REINFORCE_FILE:
         return RecordedPolicyRun, POLICY_CHARTS | STEP_CHARTS
-    if load_run(run_folder).train.learns_preferences:
-        return RecordedPreferenceRun, TRAINING_CHARTS | PREFERENCE_CHARTS | STEP_CHARTS
-    return RecordedRun, TRAINING_CHARTS | STEP_CHARTS
+    learns_preferences = load_run(run_folder).train.learns_preferences
+    charts = PREFERENCE_CHARTS if learns_preferences else {}
+    return RecordedRun, TRAINING_CHARTS | charts | STEP_CHARTS
 
 
 def loss_chart(run: RecordedRun) -> Figure:
@@ -123,33 +124,31 @@ def _training_loss(axes: Axes, run: RecordedRun) -> drawing.Lines:
 
 def _losses_of_datasets(axes: Axes, run: RecordedRun) -> drawing.Lines:
     """Draw the validation loss on each of several datasets."""
-    found = [(step.global_step, step.validation_losses or {}) for step in run.notable]
-    names = dict.fromkeys(name for _, losses in found for name in losses)
+    colours, steps = itertools.cycle(drawing.COLOURS[2:]), run.column("global_step")
     lines: drawing.Lines = {}
-    for name, color in zip(names, itertools.cycle(drawing.COLOURS[2:]), strict=False):
-        points = [(step, losses[name]) for step, losses in found if name in losses]
-        x, y = np.array(points, dtype=float).T
-        lines[f"validation on {name}"] = drawing.line(axes, x, y, color=color, linestyle=":")
+    for (name, losses), color in zip(
+        run.steps.parts("validation_losses").items(), colours, strict=False
+    ):
+        curve = recorded_run.finite_points(steps, losses)
+        lines[f"validation on {name}"] = drawing.line(axes, *curve, color=color, linestyle=":")
     return lines
 
 
 def _spikes(axes: Axes, run: RecordedRun) -> drawing.Lines:
-    spikes = [step for step in run.notable if step.spike is not None]
+    spikes, steps = run.steps.texts.get("spike", {}), run.column("global_step")
     if not spikes:
         return {}
-    skipped = sum(step.spike == "skipped" for step in spikes)
+    skipped = sum(kind == "skipped" for kind in spikes.values())
     label = f"loss spikes ({len(spikes):,} steps, {skipped:,} skipped)"
-    x, y = np.array([(step.global_step, step.train_loss) for step in spikes], dtype=float).T
+    at = np.isin(steps, [*spikes])
     look: dict[str, Any] = {"color": VERMILLION, "markersize": 9, "markeredgewidth": 2}
-    return {label: drawing.marks(axes, x, y, "x", **look)}
+    return {label: drawing.marks(axes, steps[at], run.column("train_loss")[at], "x", **look)}
 
 
-def _mark_best(axes: Axes, best: metrics.StepMetrics) -> Line2D:
+def _mark_best(axes: Axes, best: BestStep) -> Line2D:
     """Draw a star at the best step, and its loss above the chart, where it covers no data."""
-    kind = "training" if best.validation_loss is None else "validation"
-    loss = best.train_loss if best.validation_loss is None else best.validation_loss
-    assert loss is not None
-    step, (left, right) = best.global_step, axes.get_xlim()
+    kind = "training" if best.field == "train_loss" else "validation"
+    step, loss, (left, right) = best.step, best.loss, axes.get_xlim()
     third = int(np.clip(3 * (step - left) / (right - left), 0, 2))
     axes.axvline(step, color=BLACK, linestyle=":", linewidth=1, zorder=1)
     axes.annotate(
@@ -249,8 +248,9 @@ def reward_chart(run: RecordedPolicyRun) -> Figure:
     def draw(axes: Axes) -> drawing.Lines:
         lines = drawing.steps_and_median(axes, run, "reward")
         lines = {f"training reward, {name}": line for name, line in lines.items()}
-        if len(run.rewards) > 1:
-            for (name, values), color in zip(run.rewards.items(), drawing.COLOURS, strict=False):
+        rewards = run.steps.parts("rewards")
+        if len(rewards) > 1:
+            for (name, values), color in zip(rewards.items(), drawing.COLOURS, strict=False):
                 lines[f"reward {name}"] = drawing.median_line(axes, run, values, color=color)
         return lines | _validations(axes, run) | drawing.resumes(axes, run)
 
@@ -258,10 +258,10 @@ def reward_chart(run: RecordedPolicyRun) -> Figure:
 
 
 def _validations(axes: Axes, run: RecordedPolicyRun) -> drawing.Lines:
-    if not run.validations:
+    if not (validations := run.validations):
         return {}
-    steps = np.array([step for step, _ in run.validations], dtype=float)
-    found = [validation for _, validation in run.validations]
+    steps = np.array([step for step, _ in validations], dtype=float)
+    found = [validation for _, validation in validations]
     low, high = np.array([validation.pass_at_1_interval for validation in found]).T
     pass_at_1 = np.array([validation.pass_at_1 for validation in found])
     lines: drawing.Lines = {
@@ -273,7 +273,7 @@ def _validations(axes: Axes, run: RecordedPolicyRun) -> drawing.Lines:
         values = np.array([validation.pass_at[k] for validation in found])
         look: dict[str, Any] = {"color": PURPLE, "linestyle": "--", "marker": "s"}
         lines[f"pass@{k}"] = drawing.line(axes, steps, values, **look)
-    if run.validations[0][0] == 0:
+    if steps[0] == 0:
         look = {"color": BLACK, "linestyle": ":", "linewidth": 1}
         lines["pass@1 of the start"] = axes.axhline(pass_at_1[0], **look)
     return lines

@@ -10,19 +10,6 @@ from rungs.checkpointing.checkpoint_folder import ListedCheckpoint, list_run
 from rungs.common import errors, shown_text
 from rungs.run.folder import RunFolder, find_run
 
-HEADER = (
-    "step",
-    "train loss",
-    "validation loss",
-    "pass@1",
-    "size",
-    "saved (UTC)",
-    "",
-    "state",
-    "checkpoint",
-)
-PASS_AT_1 = HEADER.index("pass@1")
-
 
 def list_checkpoints(run: str, verify: bool, average: int | None, as_json: bool) -> None:
     """Do what the options of `checkpointing.py` ask for. The exit code is 1 if a checkpoint is
@@ -54,32 +41,33 @@ def _average(run: RunFolder, count: int, lists: bool) -> None:
 
 
 def _table(checkpoints: Sequence[ListedCheckpoint], verified: bool) -> str:
-    rows = [HEADER, *(_row(checkpoint, verified) for checkpoint in checkpoints)]
+    rows = [_cells(checkpoint, verified) for checkpoint in checkpoints]
     if all(checkpoint.pass_at_1 is None for checkpoint in checkpoints):
-        rows = [row[:PASS_AT_1] + row[PASS_AT_1 + 1 :] for row in rows]
-    lines = [shown_text.align_columns(rows, left=0)]
-    lines += [f"{c.name}: damaged: {', '.join(c.damage)}" for c in checkpoints if c.damage]
-    return "\n".join(lines)
+        for row in rows:
+            del row["pass@1"]
+    table = [[*rows[0]], *([*row.values()] for row in rows)]
+    damaged = [f"{c.name}: damaged: {', '.join(c.damage)}" for c in checkpoints if c.damage]
+    return "\n".join([shown_text.align_columns(table, left=0), *damaged])
 
 
-def _row(checkpoint: ListedCheckpoint, verified: bool) -> tuple[str, ...]:
+def _cells(checkpoint: ListedCheckpoint, verified: bool) -> dict[str, str]:
     if checkpoint.damage or checkpoint.problem:
         state = checkpoint.problem or "damaged"
     elif verified and checkpoint.has_checksums:
         state = "verified"
     else:
         state = "complete" if checkpoint.has_checksums else "no checksums"
-    return (
-        "–" if checkpoint.step is None else f"{checkpoint.step:,}",
-        _loss(checkpoint.train_loss),
-        _loss(checkpoint.validation_loss),
-        "–" if checkpoint.pass_at_1 is None else f"{checkpoint.pass_at_1:.1%}",
-        f"{checkpoint.bytes / 1e6:,.1f} MB",
-        checkpoint.created[:19].replace("T", " ") or "–",
-        " ".join(checkpoint.links),
-        state,
-        checkpoint.name,
-    )
+    return {
+        "step": "–" if checkpoint.step is None else f"{checkpoint.step:,}",
+        "train loss": _loss(checkpoint.train_loss),
+        "validation loss": _loss(checkpoint.validation_loss),
+        "pass@1": "–" if checkpoint.pass_at_1 is None else f"{checkpoint.pass_at_1:.1%}",
+        "size": f"{checkpoint.bytes / 1e6:,.1f} MB",
+        "saved (UTC)": checkpoint.created[:19].replace("T", " ") or "–",
+        "": " ".join(checkpoint.links),
+        "state": state,
+        "checkpoint": checkpoint.name,
+    }
 
 
 def _loss(loss: float | None) -> str:

@@ -84,6 +84,12 @@ class Options(NamedTuple):
         return size
 
     @property
+    def own_name(self) -> str:
+        """The name of a dataset of one's own files, which needs one."""
+        assert self.name is not None
+        return self.name
+
+    @property
     def text_percent(self) -> float:
         """Percentage of text, pairs or tokens to use for validation."""
         percent = self.validation_percent
@@ -98,14 +104,15 @@ class Options(NamedTuple):
 
 def _dataset(what: tuple[str, ...], datasets_dir: Path, options: Options) -> Dataset:
     """Build, download or open the dataset."""
-    if options.text or options.pairs or options.chats:
-        return _from_text(what, datasets_dir, options)
-    if options.tokens:
-        return _from_tokens(what, datasets_dir, options)
     if options.preferences:
         return _from_preferences(what, datasets_dir, options)
     if options.parquet or options.jsonl:
-        return _from_documents(what, datasets_dir, options)
+        kind: Format = "parquet" if options.parquet else "json lines"
+        request = _request(local_files(map(Path, what), kind), options)
+        return catalog.build_documents_dataset(options.own_name, request, datasets_dir)
+    if options.own_files:
+        files = [*map(Path, what)]
+        return catalog.build_dataset(options.own_name, files, datasets_dir, _builder(options))
     name = what[0]
     asks_to_build = any(options._replace(validation_percent=None))
     if "/" in name and (asks_to_build or _holds_documents(name, datasets_dir)):
@@ -113,53 +120,41 @@ def _dataset(what: tuple[str, ...], datasets_dir: Path, options: Options) -> Dat
     return catalog.open_dataset(name, datasets_dir)
 
 
-def _from_text(what: tuple[str, ...], datasets_dir: Path, options: Options) -> Dataset:
-    files, percent = [Path(file) for file in what], options.text_percent
+def _builder(options: Options) -> Callable[[Path, list[Any]], Source]:
+    """Return the function that builds a dataset of texts, pairs, chats or tokens."""
+    percent = options.text_percent
+    if options.tokens:
+        return partial(
+            tokens_dataset.build,
+            validation_files=list(options.validation_file),
+            vocabulary=options.vocab_size or options.load_tokenizer(),
+            validation_percent=percent,
+        )
     tokenizer = options.load_tokenizer()
-    assert options.name is not None
-    build: Callable[[Path, list[Path]], Source]
-    if options.chats:
-        assert isinstance(tokenizer, Tokenizer)
-        assert options.tokenizer is not None
-        template = ChatTemplate.load(options.tokenizer, options.chat_template)
-        form = chat_dataset.ChatFormat(template, tokenizer, options.max_tokens)
-        build = partial(chat_dataset.build, form=form, validation_percent=percent)
-    else:
+    if not options.chats:
         module = pair_dataset if options.pairs else text_dataset
-        build = partial(module.build, tokenizer=tokenizer, validation_percent=percent)
-    return catalog.build_dataset(options.name, files, datasets_dir, build)
-
-
-def _from_tokens(what: tuple[str, ...], datasets_dir: Path, options: Options) -> Dataset:
-    assert options.name is not None
-    vocabulary = options.vocab_size or options.load_tokenizer()
-    build = partial(
-        tokens_dataset.build,
-        validation_files=list(options.validation_file),
-        vocabulary=vocabulary,
-        validation_percent=options.text_percent,
-    )
-    files = [Path(file) for file in what]
-    return catalog.build_dataset(options.name, files, datasets_dir, build)
+        return partial(module.build, tokenizer=tokenizer, validation_percent=percent)
+    assert isinstance(tokenizer, Tokenizer)
+    assert options.tokenizer is not None
+    template = ChatTemplate.load(options.tokenizer, options.chat_template)
+    form = chat_dataset.ChatFormat(template, tokenizer, options.max_tokens)
+    return partial(chat_dataset.build, form=form, validation_percent=percent)
 
 
 def _from_preferences(what: tuple[str, ...], datasets_dir: Path, options: Options) -> Dataset:
     tokenizer, percent = options.load_tokenizer(), options.text_percent
     assert isinstance(tokenizer, Tokenizer)
-    assert options.name is not None
     assert options.tokenizer is not None
     form = PreferenceFormat(tokenizer, options.tokenizer, options.chat_template, options.max_tokens)
     build = partial(preference_dataset.build, form=form, validation_percent=percent)
     found: list[DataFile] = []
     if _is_hub_id(what):
-        repository = hub.dataset_repository(what[0], options.revision)
-        choice = Choice(options.config, options.split, options.files)
-        found = hub_files(what[0], repository, choice)
+        repository, found = _on_hub(what[0], options)
         build = partial(build, repository=what[0], revision=repository.revision)
     else:
         for path in map(Path, what):
             found += local_files([path], format_of(path.name) or "json lines")
-    return catalog.build_dataset(options.name, found, datasets_dir, build)
+    return catalog.build_dataset(options.own_name, found, datasets_dir, build)
 
 
 def _is_hub_id(what: tuple[str, ...]) -> bool:
@@ -169,20 +164,19 @@ def _is_hub_id(what: tuple[str, ...]) -> bool:
     return "/" in only and not is_file
 
 
-def _from_documents(what: tuple[str, ...], datasets_dir: Path, options: Options) -> Dataset:
-    kind: Format = "parquet" if options.parquet else "json lines"
-    request = _request(local_files(map(Path, what), kind), options)
-    assert options.name is not None
-    return catalog.build_documents_dataset(options.name, request, datasets_dir)
-
-
 def _from_hub(name: str, datasets_dir: Path, options: Options) -> Dataset:
-    repository = hub.dataset_repository(name, options.revision)
-    choice = Choice(options.config, options.split, options.files)
-    request = _request(hub_files(name, repository, choice), options)._replace(
+    repository, files = _on_hub(name, options)
+    request = _request(files, options)._replace(
         repository=name, revision=repository.revision, license=repository.license
     )
     return catalog.build_documents_dataset(options.name or name, request, datasets_dir)
+
+
+def _on_hub(name: str, options: Options) -> tuple[hub.HubRepository, list[DataFile]]:
+    """Return a dataset repository, and those of its files that the options choose."""
+    repository = hub.dataset_repository(name, options.revision)
+    choice = Choice(options.config, options.split, options.files)
+    return repository, hub_files(name, repository, choice)
 
 
 def _request(files: list[DataFile], options: Options) -> Request:

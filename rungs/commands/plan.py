@@ -167,10 +167,7 @@ def _forecast(folder: RunFolder, config: run_config.RunConfig, options: PlanOpti
     return forecast(
         folder,
         config,
-        _hardware(options),
-        options.sharding or _configured_sharding(folder, config, is_here=options.device is None),
-        find_datasets_dir(options.datasets_dir),
-        options.utilized_share,
+        *_setup(folder, config, options),
         throughput,
     )._replace(price_per_device_hour=options.price_per_hour)
 
@@ -181,26 +178,25 @@ def _plan_policy(
     """Print the plan of a run of reinforcement learning; return whether it fits."""
     from rungs.planning import policy_plan
 
-    plan = policy_plan.plan(
-        folder,
-        config,
-        _hardware(options),
-        options.sharding or _configured_sharding(folder, config, is_here=options.device is None),
-        find_datasets_dir(options.datasets_dir),
-        options.utilized_share,
-        use_recorded=options.is_as_recorded,
-    )
+    setup = _setup(folder, config, options)
+    plan = policy_plan.plan(folder, config, *setup, use_recorded=options.is_as_recorded)
     show = policy_plan.as_json if options.as_json else policy_plan.as_text
     click.echo(show(folder, plan))
     return plan.fits
 
 
-def _hardware(options: PlanOptions) -> "Hardware":
-    from rungs.planning import hardware
+def _setup(
+    folder: RunFolder, config: run_config.AnyRunConfig, options: PlanOptions
+) -> "tuple[Hardware, ShardingConfig, Path, float]":
+    """Return the hardware to plan for, its sharding, the datasets folder, and the share of the peak
+    FLOP/s."""
+    from rungs.planning.hardware import device_by_name, this_device
 
-    if options.device is None:
-        return hardware.this_device()
-    return hardware.device_by_name(options.device)
+    is_here = options.device is None
+    hardware = device_by_name(options.device) if options.device else this_device()
+    sharding = options.sharding or _configured_sharding(folder, config, is_here)
+    datasets = find_datasets_dir(options.datasets_dir)
+    return hardware, sharding, datasets, options.utilized_share
 
 
 def _propose_ladder(

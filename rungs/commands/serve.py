@@ -2,6 +2,7 @@
 
 from rungs.common.command import importing
 
+import threading
 import time
 from pathlib import Path
 from typing import Literal
@@ -38,7 +39,7 @@ def serve(
     with importing():
         from rungs.serving.app import App, Limits
         from rungs.serving.engine import Engine
-        from rungs.serving.following import Follower
+        from rungs.serving.following import follow as follow_runs
         from rungs.serving.served import Loading, Served, names_of
         from rungs.serving.server import answer_until_signal, listen
     jax_setup.enable_compilation_cache()
@@ -51,7 +52,7 @@ def serve(
     engine.warm_up()
     click.echo(f"compiled in {time.perf_counter() - began:.1f} s", err=True)
     if follow:
-        Follower(engine, served).start()
+        threading.Thread(target=follow_runs, args=(engine, served), daemon=True).start()
     limits = Limits(answer_seconds=most_seconds, new_tokens=most_tokens, texts=rows)
     hosts = [*LOOPBACK] if key is None else None
     shown = f"[{host}]" if ":" in host else host

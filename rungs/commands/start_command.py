@@ -20,19 +20,13 @@ from rungs.run.derive import BranchPoint, create_like
 from rungs.run.folder import RunFolder, StartOptions, existing_run_path, find_run, new_run_path
 
 
-@dataclasses.dataclass(frozen=True)
-class StartCommand:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StartCommand(StartOptions):
     """The options that `train.py` and `reinforce.py` share, as given; see `start_options`."""
 
     run: str | None
     like: str | None
     settings: tuple[str, ...]
-    rewind_to: str | None
-    fresh: bool
-    extend: bool
-    mirror: str | None
-    on_event: tuple[str, ...]
-    dry_run: bool
     supervise: bool
     max_restarts: int | None
     quiet: bool
@@ -43,16 +37,14 @@ class StartCommand:
     process: int | None
     from_step: int | None = None
     preset: str | None = None
-    profile: int | None = None
 
     @property
     def start(self) -> StartOptions:
-        """The options of a single start."""
+        """The options of a single start, which is dry if it is profiled."""
+        names = [field.name for field in dataclasses.fields(StartOptions)]
+        options = StartOptions(**{name: getattr(self, name) for name in names})
         is_dry = self.dry_run or self.profile is not None
-        return StartOptions(
-            *(self.fresh, self.rewind_to, self.extend, self.mirror, self.on_event, is_dry),
-            self.profile,
-        )
+        return dataclasses.replace(options, dry_run=is_dry)
 
     @cached_property
     def cluster(self) -> Cluster | None:

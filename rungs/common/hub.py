@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rungs.common import disk
-from rungs.common.errors import RunFailure, UserError
+from rungs.common.errors import RunFailure, UserError, reason
 from rungs.common.paths import is_inside
 from rungs.common.strict_json import format_value
 
@@ -182,7 +182,7 @@ def _upload_errors(name: str) -> Iterator[None]:
     # RuntimeError: from the Xet back end of the hub.
     except (OSError, HTTPError, RuntimeError, ValueError, *_ERRORS_OF_FORM) as error:
         raise UserError(
-            f"model {name}: cannot be uploaded to the Hugging Face hub ({_reason(error)}); check"
+            f"model {name}: cannot be uploaded to the Hugging Face hub ({reason(error)}); check"
             " the connection, and that you may write there"
         ) from error
 
@@ -304,7 +304,7 @@ def _hub_errors(what: str) -> Iterator[None]:
                 f"{what}: cannot be downloaded: {full}; free some space, then run this again"
             ) from None
         raise UserError(
-            f"{what}: cannot be downloaded from the Hugging Face hub ({_reason(error)}); check the"
+            f"{what}: cannot be downloaded from the Hugging Face hub ({reason(error)}); check the"
             " connection and HF_HUB_OFFLINE, or copy its folder from a machine that has it"
         ) from error
     except _ERRORS_OF_FORM as error:
@@ -312,7 +312,3 @@ def _hub_errors(what: str) -> Iterator[None]:
             f"{what}: the Hugging Face hub, or what HF_ENDPOINT names, describes it in an unknown"
             f" form ({type(error).__name__}: {error}); try again, or update huggingface_hub"
         ) from error
-
-
-def _reason(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

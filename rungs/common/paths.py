@@ -22,7 +22,7 @@ NO_FILE = (
 """Error numbers of reading where there is no regular file. Others, such as EIO, may pass."""
 _NAME_BYTES = 200
 """Longest name in bytes. File systems allow 255, but Rungs adds prefixes and suffixes."""
-_LINES_AT_ONCE = 10_000
+_LINES_AT_ONCE = 2_000
 MOST_BYTES = 1 << 30
 """Of a file that is read at once; one of weights, tokens or texts never is."""
 MOST_LINE = 1 << 26

@@ -4,7 +4,7 @@ import functools
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FunctionType
 from typing import Any, Self, TypeVar, get_args
@@ -16,11 +16,11 @@ from rungs.common.errors import UserError, did_you_mean, reason
 
 _MOST_ERRORS, _MOST_SHOWN = 50, 60
 _checks: set[Callable[..., Any]] = set()
-F = TypeVar("F", bound=Callable[[Any], str | None])
+F = TypeVar("F", bound=Callable[[Any], Iterator[str]])
 
 
 def check(method: F) -> F:
-    """Register a `StrictModel` method that checks keys: it returns "key: what is wrong" or None."""
+    """Register a `StrictModel` method that checks keys and yields lines "key: what is wrong"."""
     _checks.add(method)
     return method
 
@@ -50,15 +50,16 @@ class StrictModel(BaseModel):
         return self
 
     def problems(self) -> list[str]:
-        """Return the lines of the failed checks. A check whose keys are missing is skipped."""
-        lines = []
+        """Return the lines of all checks. A check ends where it needs a key that is missing."""
+        lines: list[str] = []
         for each in _checks_of(type(self)):
             try:
-                lines.append(each(self))
+                for line in each(self):
+                    lines.append(line)
             except AttributeError:
                 if len(self.__dict__) == len(type(self).model_fields):
                     raise
-        return [line for line in lines if line]
+        return lines
 
 
 def read_text(path: Path) -> str:

@@ -1,6 +1,6 @@
 """The base class of the config files and the types that their keys share."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, Field, ValidationError, WrapValidator
 from pydantic import ValidatorFunctionWrapHandler as Handler
@@ -42,11 +42,22 @@ SizeOrAuto = Annotated[Size | Literal["auto"], WrapValidator(_size_or_auto)]
 Positive = Annotated[float, Field(gt=0), AfterValidator(_in_float32)]
 NotNegative = Annotated[float, Field(ge=0), AfterValidator(_in_float32)]
 
+T = TypeVar("T")
+_MAY_CHANGE = "may change"
+MayChange = Annotated[T, _MAY_CHANGE]
+"""The type of a key that may change when a run is resumed: it affects neither the mathematics nor
+the order of the data."""
+
+
+def may_change(config: type[StrictModel]) -> set[str]:
+    """Return the keys of a file that may change when a run is resumed."""
+    return {key for key, field in config.model_fields.items() if _MAY_CHANGE in field.metadata}
+
 
 class Config(StrictModel):
     """The base class of the types of config files."""
 
-    schema_address: str | None = Field(default=None, alias="$schema")
+    schema_address: MayChange[str | None] = Field(default=None, alias="$schema")
     """Path of the JSON schema of this file, for editors."""
 
     def with_choices(self, **values: Any) -> Self:

@@ -39,21 +39,21 @@ class RopeScaling(StrictModel):
     """yarn: factor on rotated queries and keys; 0.1 · ln(factor) + 1 in the paper."""
 
     @check
-    def _keys_are_those_of_the_type(self) -> str | None:
+    def _keys_are_those_of_the_type(self) -> Iterator[str]:
         low, high = self.low_frequency_factor, self.high_frequency_factor
         bounds = (low, high, self.original_context_length)
         if self.type == "linear":
-            return (
-                'type "linear" takes only factor' if any((*bounds, self.attention_factor)) else None
-            )
-        if (self.attention_factor is None) == (self.type == "yarn"):
-            return 'attention_factor is for type "yarn", which needs it'
-        if low is None or high is None or self.original_context_length is None:
-            return (
+            if any((*bounds, self.attention_factor)):
+                yield 'type "linear" takes only factor'
+        elif (self.attention_factor is None) == (self.type == "yarn"):
+            yield 'attention_factor is for type "yarn", which needs it'
+        elif low is None or high is None or self.original_context_length is None:
+            yield (
                 f'type "{self.type}" needs low_frequency_factor, high_frequency_factor and'
                 " original_context_length"
             )
-        return None if low < high else "low_frequency_factor must be below high_frequency_factor"
+        elif low >= high:
+            yield "low_frequency_factor must be below high_frequency_factor"
 
 
 class MupConfig(StrictModel):
@@ -195,139 +195,79 @@ class ModelConfig(Config):
     null: the standard parametrization."""
 
     @check
-    def _mup_keys_fit(self) -> str | None:
+    def _mup_keys_fit(self) -> Iterator[str]:
         if self.mup is None:
-            return None
-        if self.init != "gpt2":
-            return f'mup: needs init "gpt2"; "{self.init}" depends on the width'
-        if self.embedding_scale != "none":
-            return (
-                f'mup: needs embedding_scale "none"; "{self.embedding_scale}" depends on the width'
-            )
+            return
+        for key, value, needed in (
+            ("init", self.init, "gpt2"),
+            ("embedding_scale", self.embedding_scale, "none"),
+        ):
+            if value != needed:
+                yield f'mup: needs {key} "{needed}"; "{value}" depends on the width'
         if self.mup.base_head_dim and self.query_pre_attn_scalar:
-            return "mup: base_head_dim and query_pre_attn_scalar both scale attention; give one"
-        return None
+            yield "mup: base_head_dim and query_pre_attn_scalar both scale attention; give one"
 
     @check
-    def _heads_are_given(self) -> str | None:
-        missing = self.n_layers and self.n_heads is None
-        return "n_heads: missing; required if n_layers is above 0" if missing else None
+    def _heads_fit(self) -> Iterator[str]:
+        heads, kv_heads = self.n_heads, self.n_kv_heads
+        if heads and kv_heads and heads % kv_heads:
+            yield _does_not_divide("n_kv_heads", kv_heads, "n_heads", heads)
+        if not self.n_layers:
+            return
+        if heads is None:
+            yield "n_heads: missing; required if n_layers is above 0"
+        elif not self.head_dim and self.emb_dim % heads:
+            yield _does_not_divide("n_heads", heads, "emb_dim", self.emb_dim)
+        elif self.positions == "rope" and self.head_width % 2:
+            yield f'head_dim: {self.head_width} is odd; positions "rope" needs an even number'
 
     @check
-    def _heads_divide_width(self) -> str | None:
-        if not self.n_layers or not self.n_heads or self.head_dim:
-            return None
-        if self.emb_dim % self.n_heads == 0:
-            return None
-        near = _nearest_divisor(self.emb_dim, self.n_heads)
-        return (
-            f"n_heads: {self.n_heads} does not divide emb_dim {self.emb_dim}; the nearest that does"
-            f" is {near}"
-        )
-
-    @check
-    def _kv_heads_divide_heads(self) -> str | None:
-        if not self.n_heads or not self.n_kv_heads or self.n_heads % self.n_kv_heads == 0:
-            return None
-        near = _nearest_divisor(self.n_heads, self.n_kv_heads)
-        return (
-            f"n_kv_heads: {self.n_kv_heads} does not divide n_heads {self.n_heads}; the nearest"
-            f" that does is {near}"
-        )
-
-    @check
-    def _rope_width_is_even(self) -> str | None:
-        divides = self.head_dim or (self.n_heads and self.emb_dim % self.n_heads == 0)
-        if self.positions != "rope" or not self.n_layers or not self.n_heads or not divides:
-            return None
-        if self.head_width % 2 == 0:
-            return None
-        return f'head_dim: {self.head_width} is odd; positions "rope" needs an even number'
-
-    @check
-    def _rope_keys_are_used(self) -> str | None:
-        keys = {"rope_scaling": self.rope_scaling, "sliding_rope_theta": self.sliding_rope_theta}
-        given = next((key for key, value in keys.items() if value is not None), None)
-        if self.positions == "rope" or given is None:
-            return None
-        return f'{given}: needs positions "rope", not "{self.positions}"'
-
-    @check
-    def _pattern_has_a_window(self) -> str | None:
-        kinds = set(self.layer_pattern or ())
-        has_window = kinds and ("sliding" in kinds or "nope" not in kinds)
-        keys = {"layer_pattern": has_window, "sliding_rope_theta": self.sliding_rope_theta}
-        given = next((key for key, value in keys.items() if value), None)
-        return None if self.sliding_window or given is None else f"{given}: needs sliding_window"
-
-    @check
-    def _layers_without_rotation_are_an_exception(self) -> str | None:
-        if "nope" not in (self.layer_pattern or ()) or self.positions == "rope":
-            return None
-        return f'layer_pattern: "nope" needs positions "rope", not "{self.positions}"'
-
-    @check
-    def _qk_norm_has_a_norm(self) -> str | None:
-        if self.qk_norm and self.norm == "none":
-            return 'qk_norm: true, but norm is "none"; choose a norm or remove qk_norm'
-        return None
-
-    @check
-    def _norm_over_all_heads_fits(self) -> str | None:
-        if self.qk_norm_scope == "head" or not self.qk_norm or self.norm.startswith("rms_norm"):
-            return None
-        return f'qk_norm_scope: "all_heads" needs norm "rms_norm", not "{self.norm}"'
-
-    @check
-    def _embedding_norm_has_a_norm(self) -> str | None:
-        if self.embedding_norm and self.norm == "none":
-            return (
-                'embedding_norm: true, but norm is "none"; choose a norm or remove embedding_norm'
-            )
-        return None
-
-    @check
-    def _zeros_are_added_to_something(self) -> str | None:
-        if self.zero_init_residual and not self.residual:
-            return "zero_init_residual: needs residual; without it every block would return zeros"
-        return None
-
-    @check
-    def _norm_parameters_fit(self) -> str | None:
-        if not self.norm_parameters and self.norm == "rms_norm_plus_one":
-            return (
-                'norm_parameters: false, but norm "rms_norm_plus_one" has a scale; use "rms_norm"'
-            )
-        return None
-
-    @check
-    def _sinusoidal_width_is_even(self) -> str | None:
+    def _positions_fit(self) -> Iterator[str]:
         if self.positions == "sinusoidal" and self.emb_dim % 2:
-            return f'emb_dim: {self.emb_dim} is odd; positions "sinusoidal" needs an even number'
-        return None
+            yield f'emb_dim: {self.emb_dim} is odd; positions "sinusoidal" needs an even number'
+        if self.positions == "rope":
+            return
+        if "nope" in (self.layer_pattern or ()):
+            yield f'layer_pattern: "nope" needs positions "rope", not "{self.positions}"'
+        for key in ("rope_scaling", "sliding_rope_theta"):
+            if getattr(self, key) is not None:
+                yield f'{key}: needs positions "rope", not "{self.positions}"'
 
     @check
-    def _ffn_dim_is_used(self) -> str | None:
-        if self.ffn_dim and self.feed_forward == "none":
-            return f'ffn_dim: {self.ffn_dim}, but feed_forward is "none"; remove one of them'
-        return None
+    def _layers_have_a_window(self) -> Iterator[str]:
+        if self.sliding_window:
+            return
+        kinds = set(self.layer_pattern or ())
+        if kinds and ("sliding" in kinds or "nope" not in kinds):
+            yield "layer_pattern: needs sliding_window"
+        if self.sliding_rope_theta:
+            yield "sliding_rope_theta: needs sliding_window"
 
     @check
-    def _experts_are_valid(self) -> str | None:
-        total, each = self.n_experts, self.experts_per_token
-        if total is None and each is None:
-            return None
-        if total is None or each is None:
-            return "n_experts and experts_per_token: give both or neither"
-        if self.feed_forward == "none":
-            return f'n_experts: {total}, but feed_forward is "none"; remove one of them'
-        return None if each <= total else f"experts_per_token: {each} is above n_experts {total}"
-
-    @check
-    def _norm_after_needs_layers(self) -> str | None:
+    def _norms_fit(self) -> Iterator[str]:
+        for key in ("qk_norm", "embedding_norm") if self.norm == "none" else ():
+            if getattr(self, key):
+                yield f'{key}: true, but norm is "none"; choose a norm or remove {key}'
+        if not self.norm_parameters and self.norm == "rms_norm_plus_one":
+            yield 'norm_parameters: false, but norm "rms_norm_plus_one" has a scale; use "rms_norm"'
+        if self.qk_norm and self.qk_norm_scope != "head" and not self.norm.startswith("rms_norm"):
+            yield f'qk_norm_scope: "all_heads" needs norm "rms_norm", not "{self.norm}"'
         if self.norm != "none" and self.norm_placement == "after" and not self.n_layers:
-            return 'norm_placement: "after" has no effect if n_layers is 0; set norm to "none"'
-        return None
+            yield 'norm_placement: "after" has no effect if n_layers is 0; set norm to "none"'
+
+    @check
+    def _sublayers_fit(self) -> Iterator[str]:
+        if self.zero_init_residual and not self.residual:
+            yield "zero_init_residual: needs residual; without it every block would return zeros"
+        if self.ffn_dim and self.feed_forward == "none":
+            yield f'ffn_dim: {self.ffn_dim}, but feed_forward is "none"; remove one of them'
+        total, each = self.n_experts, self.experts_per_token
+        if (total is None) != (each is None):
+            yield "n_experts and experts_per_token: give both or neither"
+        elif total and self.feed_forward == "none":
+            yield f'n_experts: {total}, but feed_forward is "none"; remove one of them'
+        elif total and each and each > total:
+            yield f"experts_per_token: {each} is above n_experts {total}"
 
     @property
     def head_width(self) -> int:
@@ -383,6 +323,7 @@ class ModelConfig(Config):
         return len(self.value_layers) * heads * self.head_width if self.value_layers else 0
 
 
-def _nearest_divisor(number: int, near: int) -> int:
-    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
-    return min(sorted({*small, *(number // d for d in small)}), key=lambda d: abs(d - near))
+def _does_not_divide(key: str, number: int, of: str, whole: int) -> str:
+    small = [d for d in range(1, math.isqrt(whole) + 1) if whole % d == 0]
+    near = min(sorted({*small, *(whole // d for d in small)}), key=lambda d: abs(d - number))
+    return f"{key}: {number} does not divide {of} {whole}; the nearest that does is {near}"

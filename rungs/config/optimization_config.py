@@ -3,6 +3,7 @@ checkpoints."""
 
 import bisect
 import math
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
@@ -94,26 +95,6 @@ class OptimizationConfig(base.Config):
     """How a model is optimized, whatever the objective. The base class of `TrainConfig` and
     `ReinforceConfig`."""
 
-    MAY_CHANGE: ClassVar[frozenset[str]] = frozenset(
-        {
-            "schema_address",
-            "lineage",
-            "checkpoint_interval",
-            "keep_checkpoints",
-            "max_weights_file_bytes",
-            "chart_style",
-            "sample_prompts",
-            "sample_tokens",
-            "trackers",
-            "sharding",
-            "remat",
-            "scan_unroll",
-            "deterministic",
-            "max_non_finite_steps",
-        }
-    )
-    """Keys that may change when a run is resumed: they affect neither the mathematics nor the order
-    of the data."""
     SAMPLES: ClassVar[bool] = False
     """Whether a run trains on texts that its model generates."""
 
@@ -125,7 +106,7 @@ class OptimizationConfig(base.Config):
     """Other learning rates for groups of parameters, as factors: `{"embedding": 3, "head": 2}`.
     They multiply what schedule, mup and optimizer make of the learning rate. null: one learning
     rate for all."""
-    checkpoint_interval: base.Size
+    checkpoint_interval: base.MayChange[base.Size]
     """Steps between checkpoints, counted from step 0. The last step always has a checkpoint."""
     start_from: str | None = None
     """Weights to start from: "imported" (the model that `pretrained.py import` wrote to this run
@@ -184,7 +165,7 @@ class OptimizationConfig(base.Config):
     clipping_max_norm: base.Positive | None = None
     """The largest global norm of a step's gradient. A larger gradient is scaled down to it. null:
     off."""
-    max_non_finite_steps: base.Size = 10
+    max_non_finite_steps: base.MayChange[base.Size] = 10
     """Stop after this many steps in a row in which every microbatch had a NaN or infinite loss or
     gradient."""
     load_balancing_weight: base.NotNegative = 0.01
@@ -197,67 +178,63 @@ class OptimizationConfig(base.Config):
     float32. Checkpoints record the choice, and resuming keeps it."""
     seed: Annotated[int, Field(ge=0, le=2**32 - 1)] = 0
     """Seed of the initial weights, dropout, shuffling and random windows."""
-    deterministic: bool = False
+    deterministic: base.MayChange[bool] = False
     """Use bit-reproducible operations on an accelerator, which are slower. CPUs always do."""
-    sharding: ShardingConfig | None = None
+    sharding: base.MayChange[ShardingConfig | None] = None
     """How devices share the work: `{"mode": "fsdp_tp", "data": 4, "tensor": 2}`. null: data
     parallelism over as many devices as divide microbatch_size. In train.json a CPU is one device,
     whose cores share each operation; `{"mode": "dp"}` makes a virtual device of each core. In
     reinforce.json, which samples texts, it has a virtual device per core, at most 8, and fewer if
     their copies of the weights would take much of the memory."""
-    remat: RematOrAuto = base.AUTO
+    remat: base.MayChange[RematOrAuto] = base.AUTO
     """Which parts of a layer's forward pass are recomputed in the backward pass. dots: everything
     but matmuls and attention; this is cheap and saves memory. activations: as dots, but the
     activations of feed-forward layers are kept, too; a step on a GPU is 3% faster and takes a
     fourth more memory. none: nothing. full: everything, which takes the least memory (Chen et al.
     2016). auto: none on a CPU if all layers are unrolled and its memory is large enough for what
     they keep; otherwise dots."""
-    scan_unroll: base.SizeOrAuto = base.AUTO
+    scan_unroll: base.MayChange[base.SizeOrAuto] = base.AUTO
     """How many layers (or periods of layer_pattern) to unroll in each iteration of the loop over
     layers. More may run faster but takes longer to compile. In fsdp, keep it below the number of
     layers: without a loop the compiler all-gathers the weights of all layers at once, which undoes
     the memory savings of fsdp. auto: all, if there are at most 12 layers on a CPU or 24 on a GPU
     and the mode is not fsdp, fsdp_tp or cp. On a GPU remat must not be full; on a CPU it must be
     none or auto, and what is then kept must take at most half of the memory. Otherwise 1."""
-    keep_checkpoints: base.CountOrAll = 3
+    keep_checkpoints: base.MayChange[base.CountOrAll] = 3
     """How many of the latest checkpoints to keep, in addition to the best. If the next one would
     not fit on the disk, as many fewer as it takes, but the newest valid one stays. -1: all."""
-    max_weights_file_bytes: base.Bytes = 5_000_000_000
+    max_weights_file_bytes: base.MayChange[base.Bytes] = 5_000_000_000
     """Weights larger than this are saved in several files of at most this many bytes (more only if
     a single tensor is larger) with an index, as on the Hugging Face hub:
     model-00001-of-0000N.safetensors and model.safetensors.index.json instead of
     model.safetensors."""
-    sample_prompts: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    sample_prompts: base.MayChange[Annotated[tuple[str, ...], Field(strict=False)]] = ()
     """Prompts that the model continues at each checkpoint, in the background: greedily and, with
     seed, at temperature 1. The texts are in samples.jsonl. A model that is trained on chats answers
     them."""
-    sample_tokens: base.Size = 64
+    sample_tokens: base.MayChange[base.Size] = 64
     """Maximum number of tokens to add to each of the sample_prompts."""
-    trackers: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    trackers: base.MayChange[Annotated[tuple[str, ...], Field(strict=False)]] = ()
     """Experiment trackers that the run is sent to in the background: wandb, tensorboard, trackio,
     mlflow, each with the extra of its name (`uv sync --extra wandb`), or one of another package."""
-    chart_style: ChartStyle = "plain"
+    chart_style: base.MayChange[ChartStyle] = "plain"
     """Style of the charts."""
-    lineage: Lineage | None = None
+    lineage: base.MayChange[Lineage | None] = None
     """The run that `train.py --like` copied, or the preset, and the keys that it changed. Written
     by train.py."""
 
     @check
-    def _microbatch_divides(self) -> str | None:
+    def _microbatch_divides(self) -> Iterator[str]:
         data = self.sharding.sizes[0] if self.sharding else -1
-        return None if data == -1 else indivisible_microbatch(self, data)
+        if data != -1 and (line := indivisible_microbatch(self, data)):
+            yield line
 
     @check
-    def _lora_has_start_weights(self) -> str | None:
+    def _lora_fits(self) -> Iterator[str]:
         if self.lora and self.start_from is None:
-            return 'lora: needs start_from, the weights to adapt, for example "imported"'
-        return None
-
-    @check
-    def _muon_trains_kernels(self) -> str | None:
+            yield 'lora: needs start_from, the weights to adapt, for example "imported"'
         if self.lora and self.optimizer == "muon":
-            return 'optimizer: "muon" is for kernels, but lora trains none; use "adamw"'
-        return None
+            yield 'optimizer: "muon" is for kernels, but lora trains none; use "adamw"'
 
     @property
     def branch_step(self) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 
 from rungs.common.paths import checkout
 from rungs.common.strict_json import StrictModel
-from rungs.config.base import Config
+from rungs.config.base import Config, may_change
 from rungs.config.run_config import FILE_TYPES, NESTED
 
 
@@ -49,11 +49,11 @@ def _key_table(config_type: type[StrictModel]) -> list[str]:
     schema = config_type.model_json_schema()
     rows = ["| key | allowed | default | meaning |", "|---|---|---|---|"]
     own = vars(config_type)["__annotations__"]
-    properties = schema["properties"].items()
+    properties, changeable = schema["properties"].items(), may_change(config_type)
     for key, entry in sorted(properties, key=lambda property: property[0] not in own):
         default = f"`{json.dumps(entry['default'])}`" if "default" in entry else "required"
         meaning = entry.get("description", "").replace("\n", " ")
-        if key in getattr(config_type, "MAY_CHANGE", ()):
+        if key in changeable:
             meaning += " *May change when a run is resumed.*"
         rows.append(f"| `{key}` | {_allowed(entry)} | {default} | {meaning} |")
     return rows

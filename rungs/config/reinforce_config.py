@@ -2,13 +2,14 @@
 tasks, each with a source of items, a verifier, and the settings of the built-in tasks, which assume
 one token per character."""
 
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field
 
 from rungs.common import errors, paths, strict_json
 from rungs.common.strict_json import StrictModel, check
-from rungs.config.base import Bytes, NotNegative, Positive, Size
+from rungs.config.base import Bytes, MayChange, NotNegative, Positive, Size
 from rungs.config.optimization_config import BelowOne, OptimizationConfig, Schedule
 from rungs.config.option_values import LEAST_SCALE, MOST_SCALE
 
@@ -37,13 +38,12 @@ class RangeSettings(StrictModel):
     """Settings with pairs of keys `min_…` and `max_…`."""
 
     @check
-    def _least_is_not_above_most(self) -> str | None:
+    def _least_is_not_above_most(self) -> Iterator[str]:
         values = dict(self)
         for key, least in values.items():
             most_key = key.replace("min_", "max_", 1)
             if key.startswith("min_") and least > values[most_key]:
-                return f"{key}: {least} is more than {most_key} {values[most_key]}"
-        return None
+                yield f"{key}: {least} is more than {most_key} {values[most_key]}"
 
 
 class ParitySettings(RangeSettings):
@@ -144,42 +144,38 @@ class TaskConfig(StrictModel):
     """How much address space the process of such a verifier may have."""
 
     @check
-    def _source_is_known(self) -> str | None:
-        if self.is_file or self.reasoning_gym_name or self.source in SETTINGS:
-            return None
-        known = f"use {', '.join(SETTINGS)}, a file *{ITEM_FILE_ENDING} or {REASONING_GYM}NAME"
-        advice = errors.did_you_mean(self.source, SETTINGS, known)
-        return f'source: "{self.source}" is unknown; {advice}'
+    def _source_is_known(self) -> Iterator[str]:
+        if not (self.is_file or self.reasoning_gym_name or self.source in SETTINGS):
+            known = f"use {', '.join(SETTINGS)}, a file *{ITEM_FILE_ENDING} or {REASONING_GYM}NAME"
+            advice = errors.did_you_mean(self.source, SETTINGS, known)
+            yield f'source: "{self.source}" is unknown; {advice}'
 
     @check
-    def _settings_fit(self) -> str | None:
+    def _settings_fit(self) -> Iterator[str]:
         if self.is_file and self.settings:
-            return "settings: files of items have none; remove them"
-        if self.source not in SETTINGS:
-            return None  # reasoning-gym checks its own when the task is opened
-        lines = strict_json.value_problems(self.settings, SETTINGS[self.source])
-        return f"settings of {self.source}: {'; '.join(lines)}" if lines else None
+            yield "settings: files of items have none; remove them"
+        known = SETTINGS.get(self.source)  # reasoning-gym checks its own when the task is opened
+        if known and (lines := strict_json.value_problems(self.settings, known)):
+            yield f"settings of {self.source}: {'; '.join(lines)}"
 
     @check
-    def _only_files_split(self) -> str | None:
-        if self.validation_source is None:
-            return None
-        if not self.is_file:
-            return f"validation_source: {self.source} generates its own held-out items; remove it"
-        if not self.validation_source.endswith(ITEM_FILE_ENDING):
-            return f'validation_source: "{self.validation_source}" is no file *{ITEM_FILE_ENDING}'
-        return None
+    def _only_files_split(self) -> Iterator[str]:
+        held_out = self.validation_source
+        if held_out is not None and not self.is_file:
+            yield f"validation_source: {self.source} generates its own held-out items; remove it"
+        elif held_out is not None and not held_out.endswith(ITEM_FILE_ENDING):
+            yield f'validation_source: "{held_out}" is no file *{ITEM_FILE_ENDING}'
 
     @check
-    def _verifier_is_known(self) -> str | None:
+    def _verifier_is_known(self) -> Iterator[str]:
         if self.verifier is None or self.verifier in VERIFIERS:
-            return None
-        if self.verifier.endswith(VERIFIER_FILE_ENDING):
-            inside = paths.is_inside(self.verifier)
-            return None if inside else f'verifier: "{self.verifier}" is not in the run folder'
-        known = f"use {', '.join(VERIFIERS)} or a file *{VERIFIER_FILE_ENDING}"
-        advice = errors.did_you_mean(self.verifier, VERIFIERS, known)
-        return f'verifier: "{self.verifier}" is unknown; {advice}'
+            return
+        if not self.verifier.endswith(VERIFIER_FILE_ENDING):
+            known = f"use {', '.join(VERIFIERS)} or a file *{VERIFIER_FILE_ENDING}"
+            advice = errors.did_you_mean(self.verifier, VERIFIERS, known)
+            yield f'verifier: "{self.verifier}" is unknown; {advice}'
+        elif not paths.is_inside(self.verifier):
+            yield f'verifier: "{self.verifier}" is not in the run folder'
 
     @property
     def is_file(self) -> bool:
@@ -203,10 +199,6 @@ class TaskConfig(StrictModel):
 class ReinforceConfig(OptimizationConfig):
     """How a model is trained by reinforcement learning."""
 
-    MAY_CHANGE: ClassVar[frozenset[str]] = OptimizationConfig.MAY_CHANGE | {
-        "validation_samples",
-        "sampling_batch_size",
-    }
     SAMPLES: ClassVar[bool] = True
 
     start_from: str
@@ -259,9 +251,9 @@ class ReinforceConfig(OptimizationConfig):
     mask_truncated: bool = False
     """Whether to leave completions that reached max_new_tokens out of the loss and of the means of
     their groups."""
-    validation_samples: Size = 8
+    validation_samples: MayChange[Size] = 8
     """Completions of each held-out item in a validation, for pass@1 and for pass@k up to this k."""
-    sampling_batch_size: Size | None = None
+    sampling_batch_size: MayChange[Size | None] = None
     """Completions to sample at once, rounded up to a multiple of the devices; fewer take less
     memory. Absent: all completions of a step."""
     schedule: Schedule = "constant"
@@ -274,20 +266,18 @@ class ReinforceConfig(OptimizationConfig):
     null: off."""
 
     @check
-    def _microbatches_fill_step(self) -> str | None:
-        if self.sequences_per_step % self.microbatch_size == 0:
-            return None
-        return (
-            f"microbatch_size: {self.microbatch_size} does not divide the"
-            f" {self.sequences_per_step} completions of a step (prompts_per_step ×"
-            " samples_per_prompt)"
-        )
+    def _microbatches_fill_step(self) -> Iterator[str]:
+        if self.sequences_per_step % self.microbatch_size:
+            yield (
+                f"microbatch_size: {self.microbatch_size} does not divide the"
+                f" {self.sequences_per_step} completions of a step (prompts_per_step ×"
+                " samples_per_prompt)"
+            )
 
     @check
-    def _reference_is_used(self) -> str | None:
+    def _reference_is_used(self) -> Iterator[str]:
         if self.reference is not None and not self.kl_coefficient:
-            return "reference: needs a kl_coefficient above 0; without one, remove it"
-        return None
+            yield "reference: needs a kl_coefficient above 0; without one, remove it"
 
     @property
     def sequences_per_step(self) -> int:

@@ -44,8 +44,10 @@ _KEYS_OF_LAYERS = (
     *("normalize_expert_weights", "residual_scalars", "value_embedding_every", "qk_norm_scope"),
 )
 """Keys of model.json that describe blocks."""
-Reason = tuple[str, str]
-"""A key and when it has no effect."""
+_KEYS_OF_NORMS = ("norm_placement", "norm_epsilon", "norm_parameters")
+_KEYS_OF_WINDOWS = ("sliding_window", "sliding_rope_theta")
+Reason = tuple[Any, ...]
+"""Whether something is so, in words, and the keys that then have no effect."""
 
 
 class RunConfig(NamedTuple, Generic[T]):
@@ -299,17 +301,18 @@ def unused_keys(config: AnyRunConfig, has_validation: bool = True) -> list[str]:
     """Return a line "file: key: …" for each key that is set to a value other than null but has no
     effect. `has_validation`: whether a dataset has a validation split, True if unknown."""
     model, train = config
+    of_train = [*_in_optimization(model, train), *_in_objective(train, has_validation)]
     return [
         *_lines(MODEL_FILE, model, _in_model(model, train)),
-        *_lines(config.train_file, train, _in_optimization(model, train)),
-        *_lines(config.train_file, train, _in_objective(train, has_validation)),
+        *_lines(config.train_file, train, of_train),
     ]
 
 
-def _lines(file: str, config: Config, reasons: Iterator[Reason]) -> list[str]:
+def _lines(file: str, config: Config, reasons: list[Reason]) -> list[str]:
     first: dict[str, str] = {}
-    for key, reason in reasons:
-        first.setdefault(key, reason)
+    for applies, reason, *keys in reasons:
+        for key in keys if applies else ():
+            first.setdefault(key, reason)
     return [
         f"{file}: {key}: has no effect{reason}; remove it"
         for key, reason in first.items()
@@ -317,71 +320,59 @@ def _lines(file: str, config: Config, reasons: Iterator[Reason]) -> list[str]:
     ]
 
 
-def _in_model(model: ModelConfig, train: OptimizationConfig) -> Iterator[Reason]:
-    kinds = set(model.layer_kinds())
-    if not model.n_layers:
-        yield from _each(_KEYS_OF_LAYERS, " with n_layers 0")
-        if model.positions == "rope":
-            yield "positions", " with n_layers 0"
-    if model.norm == "none":
-        yield from _each(("norm_placement", "norm_epsilon", "norm_parameters"), ' with norm "none"')
-    if model.feed_forward == "none":
-        yield "ffn_bias", ' with feed_forward "none"'
-    if not model.n_experts:
-        yield "normalize_expert_weights", " without n_experts"
-    if not model.qk_norm:
-        yield "qk_norm_scope", " without qk_norm"
-    if model.positions != "rope":
-        yield "rope_theta", f' with positions "{model.positions}"'
-    if "sliding" not in kinds:
-        yield from _each(("sliding_window", "sliding_rope_theta"), ", as no layer is sliding")
-    if model.sliding_rope_theta and "global" not in kinds:
-        yield from _each(("rope_theta", "rope_scaling"), ", as every layer has sliding_rope_theta")
-    if train.start_from:
-        yield from _each(("init", "zero_init_residual"), " with start_from")
+def _in_model(model: ModelConfig, train: OptimizationConfig) -> list[Reason]:
+    kinds, is_rope = set(model.layer_kinds()), model.positions == "rope"
+    only_sliding = model.sliding_rope_theta and "global" not in kinds
+    return [
+        (not model.n_layers, " with n_layers 0", *_KEYS_OF_LAYERS),
+        (not model.n_layers and is_rope, " with n_layers 0", "positions"),
+        (model.norm == "none", ' with norm "none"', *_KEYS_OF_NORMS),
+        (model.feed_forward == "none", ' with feed_forward "none"', "ffn_bias"),
+        (not model.n_experts, " without n_experts", "normalize_expert_weights"),
+        (not model.qk_norm, " without qk_norm", "qk_norm_scope"),
+        (not is_rope, f' with positions "{model.positions}"', "rope_theta"),
+        ("sliding" not in kinds, ", as no layer is sliding", *_KEYS_OF_WINDOWS),
+        (only_sliding, ", as every layer has sliding_rope_theta", "rope_theta", "rope_scaling"),
+        (train.start_from, " with start_from", "init", "zero_init_residual"),
+    ]
 
 
-def _in_optimization(model: ModelConfig, train: OptimizationConfig) -> Iterator[Reason]:
-    for key, optimizers in _KEYS_OF_OPTIMIZERS.items():
-        if train.optimizer in BUILT_IN_OPTIMIZERS and train.optimizer not in optimizers:
-            yield key, f' with optimizer "{train.optimizer}"'
-    for key, schedules in _KEYS_OF_SCHEDULES.items():
-        if train.schedule not in schedules:
-            yield key, f' with schedule "{train.schedule}"'
-    if not train.warmup_period_percent:
-        yield "start_learning_rate_percent", " without a warm-up"
-    if not train.weight_decay:
-        yield from _each(("decayed_parameters", "cautious_weight_decay"), " with weight_decay 0")
-    if not model.n_experts:
-        yield "load_balancing_weight", " without n_experts in model.json"
-    if not model.n_layers:
-        yield from _each(("remat", "scan_unroll", "watch_interval"), " with n_layers 0")
+def _in_optimization(model: ModelConfig, train: OptimizationConfig) -> list[Reason]:
+    optimizer, schedule, decay = train.optimizer, train.schedule, train.weight_decay
+    is_built_in = optimizer in BUILT_IN_OPTIMIZERS
+    return [
+        *(
+            (is_built_in and optimizer not in having, f' with optimizer "{optimizer}"', key)
+            for key, having in _KEYS_OF_OPTIMIZERS.items()
+        ),
+        *(
+            (schedule not in having, f' with schedule "{schedule}"', key)
+            for key, having in _KEYS_OF_SCHEDULES.items()
+        ),
+        (not train.warmup_period_percent, " without a warm-up", "start_learning_rate_percent"),
+        (not decay, " with weight_decay 0", "decayed_parameters", "cautious_weight_decay"),
+        (not model.n_experts, " without n_experts in model.json", "load_balancing_weight"),
+        (not model.n_layers, " with n_layers 0", "remat", "scan_unroll", "watch_interval"),
+    ]
 
 
-def _in_objective(train: OptimizationConfig, has_validation: bool) -> Iterator[Reason]:
-    if isinstance(train, TrainConfig):
-        if not has_validation:
-            yield from _each(
-                ("validation_tokens", "start_val_token"), " without a validation split"
-            )
-        is_shuffled = train.shuffle or train.has_random_windows
-        if train.start_from and not (train.drop_rate or is_shuffled or train.lora):
-            yield "seed", " with start_from and neither dropout nor shuffle nor lora"
-        if train.has_random_windows:
-            yield "shuffle", ' with windows "random"'
-        if train.objective != "distill":
-            keys = "teacher_temperature", "teacher_top_k", "hard_target_weight"
-            yield from _each(keys, f' with objective "{train.objective}"')
-        if not train.learns_preferences:
-            yield "beta", f' with objective "{train.objective}"'
-        if train.objective != "simpo":
-            yield "simpo_gamma", f' with objective "{train.objective}"'
+def _in_objective(train: OptimizationConfig, has_validation: bool) -> list[Reason]:
     if isinstance(train, ReinforceConfig):
-        if train.updates_per_rollout == 1:
-            yield from _each(("clip_low", "clip_high"), " with updates_per_rollout 1")
-        if train.loss == "cispo":
-            yield "clip_low", ' with loss "cispo"'
-
-
-def _each(keys: tuple[str, ...], reason: str) -> Iterator[Reason]:
-    return ((key, reason) for key in keys)
+        is_once = train.updates_per_rollout == 1
+        return [
+            (is_once, " with updates_per_rollout 1", "clip_low", "clip_high"),
+            (train.loss == "cispo", ' with loss "cispo"', "clip_low"),
+        ]
+    assert isinstance(train, TrainConfig)
+    objective, is_random = f' with objective "{train.objective}"', train.has_random_windows
+    uses_seed = not train.start_from or train.drop_rate or train.shuffle or is_random or train.lora
+    no_seed = " with start_from and neither dropout nor shuffle nor lora"
+    of_teacher = "teacher_temperature", "teacher_top_k", "hard_target_weight"
+    return [
+        (not has_validation, " without a validation split", "validation_tokens", "start_val_token"),
+        (not uses_seed, no_seed, "seed"),
+        (is_random, ' with windows "random"', "shuffle"),
+        (train.objective != "distill", objective, *of_teacher),
+        (not train.learns_preferences, objective, "beta"),
+        (train.objective != "simpo", objective, "simpo_gamma"),
+    ]

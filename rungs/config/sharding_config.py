@@ -1,6 +1,7 @@
 """`sharding` of `train.json` and `reinforce.json`: how devices share the work."""
 
 import math
+from collections.abc import Iterator
 from typing import Annotated, Literal, Self
 
 from pydantic import Field
@@ -38,17 +39,18 @@ class ShardingConfig(StrictModel):
     process. Absent: all."""
 
     @check
-    def _sizes_fit_mode(self) -> str | None:
+    def _sizes_fit_mode(self) -> Iterator[str]:
         if self.sizes == (-1, -1):
             last = self.axes[1]
-            return f"mode {self.mode!r} needs data or {last}; one of them may be -1 (all remaining)"
-        if self.devices is not None and math.prod(self.sizes) != self.devices:
-            return f"devices: {self.devices}, but {self.text} makes {math.prod(self.sizes)}"
-        if self.mode == "cp" and self.tensor not in (None, 1):
-            return f"mode 'cp' needs tensor 1, not {self.tensor}"
-        if self.mode != "cp" and self.context not in (None, 1):
-            return f"mode {self.mode!r} needs context 1, not {self.context}; or use mode 'cp'"
-        return mode_problem(self.mode, *self.sizes)
+            yield f"mode {self.mode!r} needs data or {last}; one of them may be -1 (all remaining)"
+        elif self.devices is not None and math.prod(self.sizes) != self.devices:
+            yield f"devices: {self.devices}, but {self.text} makes {math.prod(self.sizes)}"
+        elif self.mode == "cp" and self.tensor not in (None, 1):
+            yield f"mode 'cp' needs tensor 1, not {self.tensor}"
+        elif self.mode != "cp" and self.context not in (None, 1):
+            yield f"mode {self.mode!r} needs context 1, not {self.context}; or use mode 'cp'"
+        elif line := mode_problem(self.mode, *self.sizes):
+            yield line
 
     @classmethod
     def of(cls, mode: Mode, sizes: tuple[int, int]) -> Self:

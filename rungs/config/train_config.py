@@ -1,12 +1,13 @@
 """`train.json`: training on a dataset. Its keys of optimizer, schedule, precision, devices and
 checkpoints are in `optimization_config.py`. A key's docstring is its description everywhere."""
 
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
 from rungs.common.strict_json import StrictModel, check
-from rungs.config.base import AUTO, CountOrAll, NotNegative, Positive, Size
+from rungs.config.base import AUTO, CountOrAll, MayChange, NotNegative, Positive, Size
 from rungs.config.optimization_config import BelowOne, OptimizationConfig
 
 TokenIndex = Annotated[int, Field(ge=0, le=2**62)]
@@ -46,24 +47,6 @@ NameOrMixture = Annotated[
 class TrainConfig(OptimizationConfig):
     """How a model is trained."""
 
-    MAY_CHANGE: ClassVar[frozenset[str]] = OptimizationConfig.MAY_CHANGE | {
-        "tokenizer",
-        "teacher",
-        "validation_tokens",
-        "validation_interval",
-        "validation_minutes",
-        "checkpoint_minutes",
-        "stop_after",
-        "validation_datasets",
-        "start_val_token",
-        "evaluate_every",
-        "benchmarks",
-        "benchmark_limit",
-        "task_files",
-        "skip_spikes",
-        "watch_interval",
-    }
-
     dataset: NameOrMixture
     """Name of a dataset: `python-stdlib` or the pairs of a task, such as `parity-pairs` (built in),
     a folder under `datasets/`, or a Hugging Face id `owner/name`. Or a mixture of datasets:
@@ -80,7 +63,7 @@ class TrainConfig(OptimizationConfig):
     larger one stays closer to the reference. null: 0.1; for simpo 2."""
     simpo_gamma: NotNegative = 0.5
     """simpo: the margin, in beta × nats per token, by which the chosen answer should win."""
-    tokenizer: str = "gpt2"
+    tokenizer: MayChange[str] = "gpt2"
     """Hugging Face id of the tokenizer for datasets that do not come with one."""
     gradient_accumulation_steps: Size = 1
     """Microbatches in a step: a step trains on this many × microbatch_size sequences."""
@@ -93,34 +76,34 @@ class TrainConfig(OptimizationConfig):
     data has."""
     start_train_token: TokenIndex = 0
     """Index of the first training token to use."""
-    start_val_token: TokenIndex = 0
+    start_val_token: MayChange[TokenIndex] = 0
     """Index of the first validation token to use."""
-    validation_tokens: Size = 524_288
+    validation_tokens: MayChange[Size] = 524_288
     """Maximum number of tokens in each validation, rounded up to full sequences."""
-    validation_interval: Size | None = None
+    validation_interval: MayChange[Size | None] = None
     """Steps between validations, counted from step 0. null: one with each checkpoint at
     checkpoint_interval. The last step always has one."""
-    validation_minutes: Positive | None = None
+    validation_minutes: MayChange[Positive | None] = None
     """Also validate when the last validation is this long ago. null: only steps count."""
-    stop_after: Size | None = None
+    stop_after: MayChange[Size | None] = None
     """End the run after this many validations in a row without a validation loss below the lowest
     so far: of those at validation_interval, on the same data. Needs a validation split. null: the
     run ends after its last step."""
-    checkpoint_minutes: Positive | None = None
+    checkpoint_minutes: MayChange[Positive | None] = None
     """Also save a checkpoint when the last one is this long ago. It can't become the best one.
     null: only checkpoint_interval counts."""
-    validation_datasets: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    validation_datasets: MayChange[Annotated[tuple[str, ...], Field(strict=False)]] = ()
     """More datasets to measure the loss on at each validation. The run's own validation loss, which
     decides which checkpoint is the best, does not include them."""
-    evaluate_every: Size | None = None
+    evaluate_every: MayChange[Size | None] = None
     """Steps from one measurement on the benchmarks to the next: a multiple of checkpoint_interval.
     The last checkpoint is measured too. null: none is."""
-    benchmarks: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    benchmarks: MayChange[Annotated[tuple[str, ...], Field(strict=False)]] = ()
     """Tasks of the lm-evaluation-harness, such as hellaswag (the extra `eval`), and files of
     multiple-choice items, such as quiz.jsonl; paths start at the run folder."""
-    benchmark_limit: Size | None = None
+    benchmark_limit: MayChange[Size | None] = None
     """Items of each benchmark at most. null: all."""
-    task_files: str | None = None
+    task_files: MayChange[str | None] = None
     """Folder with your own tasks for the lm-evaluation-harness, in YAML; its path starts at the run
     folder."""
     epochs: Size = 1
@@ -141,11 +124,11 @@ class TrainConfig(OptimizationConfig):
     many sequences as there are consecutive ones. Validation always has consecutive windows."""
     target_offset: Literal[0, 1] = 1
     """1: predict the next token. 0: predict the input token itself (A-to-A)."""
-    skip_spikes: bool = False
+    skip_spikes: MayChange[bool] = False
     """Whether to skip the update of a step with a loss spike, leaving weights and optimizer state
     unchanged. A spike is a loss more than 1.5 times the median of up to 128 steps before it, and
     more than six standard deviations and 0.1 nats above that median."""
-    watch_interval: Size | None = None
+    watch_interval: MayChange[Size | None] = None
     """Steps from one look into the layers to the next, counted from step 0: size of weights,
     gradients, updates and activations, attention of each head, dead units, singular values, in
     layers.npy. A look takes the time of about two steps, and a second compilation; the step itself
@@ -175,7 +158,7 @@ class TrainConfig(OptimizationConfig):
     from compute capability 8.9; smaller ones get slower. A CPU emulates it, slowly. Needs
     compute_dtype bfloat16 (or auto); not with lora or experts. null: compute_dtype."""
 
-    teacher: str | None = None
+    teacher: MayChange[str | None] = None
     """distill: the model to learn from: a run, a checkpoint, or a weights file, with the same
     vocabulary. It is read at each start and must stay the same, but may move."""
     teacher_temperature: Positive = 1.0
@@ -189,82 +172,71 @@ class TrainConfig(OptimizationConfig):
     """distill: weight of the cross-entropy of the targets; the KL divergence has the rest of 1."""
 
     @check
-    def _has_teacher(self) -> str | None:
+    def _has_teacher(self) -> Iterator[str]:
         if self.objective == "distill" and self.teacher is None:
-            return 'teacher: needed by objective "distill"'
-        if self.teacher is not None and self.objective != "distill":
-            return f'teacher: is for objective "distill", not "{self.objective}"'
-        return None
+            yield 'teacher: needed by objective "distill"'
+        if self.objective != "distill" and self.teacher is not None:
+            yield f'teacher: is for objective "distill", not "{self.objective}"'
 
     @check
-    def _fits_preferences(self) -> str | None:
+    def _fits_preferences(self) -> Iterator[str]:
         if not self.learns_preferences:
-            return None
+            return
         if self.has_reference and self.start_from is None:
-            return f'start_from: needed by objective "{self.objective}", as the reference'
+            yield f'start_from: needed by objective "{self.objective}", as the reference'
         if self.documents == "separate":
-            return f'documents: "separate" is not supported with objective "{self.objective}"'
+            yield f'documents: "separate" is not supported with objective "{self.objective}"'
         if self.phases:
-            return f'dataset: phases are not supported with objective "{self.objective}"'
+            yield f'dataset: phases are not supported with objective "{self.objective}"'
         if self.microbatch_size % 2:
-            return f"microbatch_size: {self.microbatch_size} is odd, but a pair is two sequences"
-        return None
+            yield f"microbatch_size: {self.microbatch_size} is odd, but a pair is two sequences"
 
     @check
-    def _matmuls_fit_dtype(self) -> str | None:
-        if self.uses_float8 and self.compute_dtype not in ("bfloat16", AUTO):
-            return f'matmul_dtype: "float8" needs compute_dtype bfloat16, not {self.compute_dtype}'
+    def _dtypes_fit(self) -> Iterator[str]:
+        is_wide = self.compute_dtype not in ("bfloat16", AUTO)
+        if self.uses_float8 and is_wide:
+            yield f'matmul_dtype: "float8" needs compute_dtype bfloat16, not {self.compute_dtype}'
+        if self.logits_dtype == "bfloat16" and is_wide:
+            yield f'logits_dtype: "bfloat16" gains nothing with compute_dtype {self.compute_dtype}'
         if self.uses_float8 and self.lora:
-            return 'matmul_dtype: "float8" is not supported with lora; remove one of the two'
-        return None
+            yield 'matmul_dtype: "float8" is not supported with lora; remove one of the two'
 
     @check
-    def _logits_are_no_wider(self) -> str | None:
-        if self.logits_dtype == "bfloat16" and self.compute_dtype not in ("bfloat16", AUTO):
-            return f'logits_dtype: "bfloat16" gains nothing with compute_dtype {self.compute_dtype}'
-        return None
-
-    @check
-    def _validated_once(self) -> str | None:
+    def _validated_once(self) -> Iterator[str]:
         """Check that no dataset is validated on twice."""
         names = [*self.datasets, *self.validation_datasets]
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice is None:
-            return None
-        place = " and is validated anyway" if twice in self.datasets else ""
-        return f"validation_datasets: {twice} is there already{place}; name each dataset once"
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            place = " and is validated anyway" if twice in self.datasets else ""
+            yield f"validation_datasets: {twice} is there already{place}; name each dataset once"
 
     @check
-    def _benchmarks_are_due(self) -> str | None:
+    def _benchmarks_are_due(self) -> Iterator[str]:
         """Check that benchmarks are given, and measured at steps with a checkpoint."""
-        if self.evaluate_every is None:
-            return "evaluate_every: needed by benchmarks" if self.benchmarks else None
-        if not self.benchmarks:
-            return "benchmarks: evaluate_every needs at least one"
-        if self.evaluate_every % self.checkpoint_interval:
-            return (
+        if self.benchmarks and self.evaluate_every is None:
+            yield "evaluate_every: needed by benchmarks"
+        if self.evaluate_every and not self.benchmarks:
+            yield "benchmarks: evaluate_every needs at least one"
+        if self.evaluate_every and self.evaluate_every % self.checkpoint_interval:
+            yield (
                 f"evaluate_every: {self.evaluate_every} is not a multiple of checkpoint_interval"
                 f" ({self.checkpoint_interval})"
             )
-        return None
 
     @check
-    def _batch_grows(self) -> str | None:
+    def _batch_grows(self) -> Iterator[str]:
         steps, factors = [*map(int, self.batch_growth)], [*self.batch_growth.values()]
-        if steps == sorted(set(steps)) and factors == sorted(set(factors)):
-            return None
-        found = ", ".join(f"{step}: {factor}" for step, factor in self.batch_growth.items())
-        return f"batch_growth: {found}: steps and factors must rise, as in 100: 2, 300: 4"
+        if steps != sorted(set(steps)) or factors != sorted(set(factors)):
+            found = ", ".join(f"{step}: {factor}" for step, factor in self.batch_growth.items())
+            yield f"batch_growth: {found}: steps and factors must rise, as in 100: 2, 300: 4"
 
     @check
-    def _phases_end(self) -> str | None:
+    def _phases_end(self) -> Iterator[str]:
         ends = [phase.until for phase in self.phases]
         if ends and (ends != sorted(set(ends)) or ends[-1] != 1):
             shown = ", ".join(f"{end:g}" for end in ends)
-            return f"dataset: until: {shown}: must rise to 1, as in 0.8, 1"
+            yield f"dataset: until: {shown}: must rise to 1, as in 0.8, 1"
         if ends and self.max_minutes is not None:
-            return "max_minutes: dataset has phases, which need a known length; use max_steps"
-        return None
+            yield "max_minutes: dataset has phases, which need a known length; use max_steps"
 
     @property
     def sequences_per_step(self) -> int:

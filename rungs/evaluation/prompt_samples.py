@@ -41,8 +41,6 @@ class SamplingRequest(strict_json.StrictModel):
     """See `RunFolder.identity`."""
     prompts: list[str]
     new_tokens: int
-    temperature: float
-    """Temperature of the non-greedy text."""
     seed: int
 
 
@@ -103,7 +101,6 @@ class SampleProcess:
             identity=self._run.identity,
             prompts=list(self._train.sample_prompts),
             new_tokens=self._train.sample_tokens,
-            temperature=TEMPERATURE,
             seed=self._train.seed,
         )
         self._process.send(request.model_dump_json())
@@ -136,7 +133,7 @@ class CheckpointSampler:
         rows = encode_prompts(asked.prompts, tokenizer, template)
         stops = published.all_stop_tokens(checkpoint.weights, tokenizer, template)
         found = []
-        for sampling in (GREEDY, Sampling(temperature=asked.temperature)):
+        for sampling in (GREEDY, Sampling(temperature=TEMPERATURE)):
             request = Request(asked.new_tokens, sampling._replace(stop_tokens=stops), asked.seed)
             continued = self._generator.generate(rows, request)
             for prompt, row, new in zip(asked.prompts, rows, continued, strict=True):

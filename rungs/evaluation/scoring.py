@@ -118,17 +118,12 @@ class Item(strict_json.StrictModel):
     """Index of the correct choice."""
 
     @strict_json.check
-    def _has_choices(self) -> str | None:
-        if len(self.choices) < 2 or not all(self.choices):
-            return "choices: must be two or more strings that are not empty"
-        return None
-
-    @strict_json.check
-    def _answer_is_a_choice(self) -> str | None:
+    def _answer_is_a_choice(self) -> Iterator[str]:
         last = len(self.choices) - 1
+        if last < 1 or not all(self.choices):
+            yield "choices: must be two or more strings that are not empty"
         if not 0 <= self.answer <= last:
-            return f"answer: {self.answer} is not the index of a choice, from 0 to {last}"
-        return None
+            yield f"answer: {self.answer} is not the index of a choice, from 0 to {last}"
 
 
 class Share(NamedTuple):

@@ -20,7 +20,7 @@ from rungs.model.kernels.blockwise_attention import Scoring
 from rungs.model.layers import NO_DROPOUT, Dropout, Linear, apply_norm, initializer, make_norm
 from rungs.model.positions import Rotary, own_positions, rotary_for
 from rungs.model.remat import save_for_backward
-from rungs.parallel import collectives
+from rungs.parallel import collectives, target_device
 from rungs.parallel.sharding import CONTEXT, TENSOR
 
 
@@ -126,7 +126,7 @@ class Attention(nnx.Module):
         scoring, mask = context.scoring, context.mask
         with jax.named_scope("attention"):
             if mask is None and dropout.keys is None:
-                kernel = causal_kernel(query, scoring.soft_cap, scoring.starts_BS is not None)
+                kernel = causal_kernel(query, scoring)
                 y_BSNH = kernel.causal_attention(query, key, value, scoring)
             else:
                 mask = scoring.mask(length) if mask is None else mask
@@ -172,7 +172,15 @@ def from_heads_to_tokens(y_BSNH: Array) -> Array:
     return collectives.all_to_all(y_BSNH, CONTEXT, split=1, joined=2)
 
 
-def causal_kernel(
+def causal_kernel(query_BSNH: Array, scoring: Scoring) -> ModuleType:
+    """Return `fastest_kernel`, but in plans for another device `blockwise_attention`, which keeps
+    as much for the backward pass."""
+    if not target_device.is_compiled():
+        return blockwise_attention
+    return fastest_kernel(query_BSNH, scoring.soft_cap, scoring.starts_BS is not None)
+
+
+def fastest_kernel(
     query_BSNH: Array | jax.ShapeDtypeStruct, soft_cap: float | None, separate_documents: bool
 ) -> ModuleType:
     """Return the module with the fastest `causal_attention` for these queries on the target device;

@@ -180,7 +180,7 @@ class LayerNorm(nnx.Module):
 
     def __call__(self, x_BSD: Array) -> Array:
         vectors = [vector[...] for vector in (self.scale, self.bias) if vector is not None]
-        return norms.layer_norm(x_BSD, self.epsilon, *vectors)
+        return norms.normalize(norms.Norm(self.epsilon, is_centered=True), x_BSD, *vectors)
 
 
 class RMSNorm(nnx.Module):
@@ -200,7 +200,7 @@ class RMSNorm(nnx.Module):
         if flat.shape[-1] < self.width:
             y = norms.split_rms_norm(flat, self.epsilon, self.width, *self._scales())
         else:
-            y = norms.rms_norm(flat, self.epsilon, *self._scales())
+            y = norms.normalize(norms.Norm(self.epsilon, is_centered=False), flat, *self._scales())
         return y.reshape(x.shape)
 
     def _scales(self) -> tuple[Array, ...]:

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import ArrayLike
 
 from rungs.common.errors import UserError
 from rungs.config.option_values import LEAST_SCALE, MOST_SCALE
@@ -85,28 +86,40 @@ def first_largest(logits_BV: Array) -> Array:
 
 def apply_repetition_penalty(logits_BV: Array, seen_BV: Array, penalty: float) -> Array:
     """Return logits with seen tokens made less likely."""
-    if penalty == 1.0:
-        return logits_BV
-    lowered = jnp.where(logits_BV > 0, logits_BV / penalty, logits_BV * penalty)
-    return jnp.where(seen_BV, lowered, logits_BV)
+    return (
+        logits_BV if penalty == 1.0 else jnp.where(seen_BV, _lowered(logits_BV, penalty), logits_BV)
+    )
+
+
+def _lowered(logits_BV: Array, penalty: ArrayLike) -> Array:
+    return jnp.where(logits_BV > 0, logits_BV / penalty, logits_BV * penalty)
 
 
 def mask_unlikely(logits_BV: Array, sampling: Sampling) -> Array:
     """Return logits with −∞ for tokens excluded by top-k, top-p and min-p, in that order."""
     if sampling.top_k is not None and sampling.top_k < logits_BV.shape[-1]:
-        least = jax.lax.top_k(logits_BV, sampling.top_k)[0][:, -1:]
-        logits_BV = jnp.where(logits_BV < least, -jnp.inf, logits_BV)
+        logits_BV = _mask_below(logits_BV, jax.lax.top_k(logits_BV, sampling.top_k)[0][:, -1:])
     if sampling.top_p is not None and sampling.top_p < 1:
-        descending = -jnp.sort(-logits_BV, axis=-1)
-        probabilities = jax.nn.softmax(descending)
-        top_p = max(sampling.top_p, float(jnp.finfo(jnp.float32).tiny))  # not 0 in float32
-        in_nucleus = jnp.cumsum(probabilities, axis=-1) - probabilities < top_p
-        least = jnp.min(jnp.where(in_nucleus, descending, jnp.inf), axis=-1, keepdims=True)
-        logits_BV = jnp.where(logits_BV < least, -jnp.inf, logits_BV)
+        descending_BV = -jnp.sort(-logits_BV, axis=-1)
+        logits_BV = _mask_below(logits_BV, _least_in_nucleus(descending_BV, sampling.top_p))
     if sampling.min_p:
-        least = logits_BV.max(axis=-1, keepdims=True) + jnp.log(sampling.min_p)
-        logits_BV = jnp.where(logits_BV < least, -jnp.inf, logits_BV)
+        least_B1 = logits_BV.max(axis=-1, keepdims=True) + jnp.log(sampling.min_p)
+        logits_BV = _mask_below(logits_BV, least_B1)
     return logits_BV
+
+
+def _mask_below(logits_BV: Array, least_B1: Array) -> Array:
+    return jnp.where(logits_BV < least_B1, -jnp.inf, logits_BV)
+
+
+def _least_in_nucleus(descending_BV: Array, top_p: ArrayLike) -> Array:
+    """Return the smallest logit in the nucleus of `top_p`, from sorted logits."""
+    probabilities = jax.nn.softmax(descending_BV)
+    top_p = jnp.maximum(top_p, jnp.finfo(jnp.float32).tiny)  # not 0 in float32
+    is_in = jnp.cumsum(probabilities, axis=-1) - probabilities < top_p
+    return jnp.min(
+        descending_BV, axis=-1, keepdims=True, where=is_in | (top_p >= 1), initial=jnp.inf
+    )
 
 
 class RowSampling(NamedTuple):
@@ -136,8 +149,8 @@ class RowSampling(NamedTuple):
         penalty_B1 = self.repetition_penalty_B[:, None]
 
         def penalized() -> Array:
-            lowered = jnp.where(logits_BV > 0, logits_BV / penalty_B1, logits_BV * penalty_B1)
-            return jnp.where(seen_BV() & (penalty_B1 != 1), lowered, logits_BV)
+            is_lowered_BV = seen_BV() & (penalty_B1 != 1)
+            return jnp.where(is_lowered_BV, _lowered(logits_BV, penalty_B1), logits_BV)
 
         logits_BV = jax.lax.cond((penalty_B1 != 1).any(), penalized, lambda: logits_BV)
         is_greedy_B = self.temperature_B == 0
@@ -154,18 +167,11 @@ class RowSampling(NamedTuple):
 
     def _masked(self, logits_BV: Array) -> Array:
         """`mask_unlikely` with the settings of each row."""
-        vocab_size = logits_BV.shape[-1]
-        descending = -jnp.sort(-logits_BV, axis=-1)
-        last_B1 = jnp.minimum(self.top_k_B, vocab_size)[:, None] - 1
-        least = jnp.take_along_axis(descending, last_B1, axis=-1)
-        logits_BV = jnp.where(logits_BV < least, -jnp.inf, logits_BV)
-        descending = jnp.where(descending < least, -jnp.inf, descending)
-        probabilities = jax.nn.softmax(descending)
-        top_p_B1 = jnp.maximum(self.top_p_B, jnp.finfo(jnp.float32).tiny)[:, None]
-        in_nucleus = jnp.cumsum(probabilities, axis=-1) - probabilities < top_p_B1
-        in_nucleus |= top_p_B1 >= 1
-        least = jnp.min(jnp.where(in_nucleus, descending, jnp.inf), axis=-1, keepdims=True)
-        logits_BV = jnp.where(logits_BV < least, -jnp.inf, logits_BV)
-        largest_B1 = logits_BV.max(axis=-1, keepdims=True)
-        least = largest_B1 + jnp.log(self.min_p_B)[:, None]
-        return jnp.where(logits_BV < least, -jnp.inf, logits_BV)
+        descending_BV = -jnp.sort(-logits_BV, axis=-1)
+        last_B1 = jnp.minimum(self.top_k_B, logits_BV.shape[-1])[:, None] - 1
+        least_B1 = jnp.take_along_axis(descending_BV, last_B1, axis=-1)
+        nucleus_BV = _mask_below(descending_BV, least_B1)
+        least_B1 = jnp.maximum(least_B1, _least_in_nucleus(nucleus_BV, self.top_p_B[:, None]))
+        logits_BV = _mask_below(logits_BV, least_B1)
+        least_B1 = logits_BV.max(axis=-1, keepdims=True) + jnp.log(self.min_p_B)[:, None]
+        return _mask_below(logits_BV, least_B1)

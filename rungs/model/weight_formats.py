@@ -27,8 +27,8 @@ from rungs.parallel import sharding, target_device
 WeightFormat = Literal["dtype", "int8"]
 Convert = Callable[[nnx.Param, Array], nnx.Variable]
 """From a parameter and its array, or one layer's, to the parameter in another form."""
-Store = Callable[[Array, tuple[int, ...], jnp.dtype], StoredMatrix]
-"""From matrix_OI, its parameter's shape and the compute dtype to a stored matrix."""
+_CAST_AXES = (sharding.VOCABULARY, sharding.POSITION, "experts")
+"""First axes of parameters that aren't stored: tables that are looked up, and experts."""
 _PART_BYTES = 1 << 22
 """Maximum size of a part of a table that is read at once."""
 
@@ -64,17 +64,10 @@ def converter(weights: WeightFormat, config: ModelConfig, dtype: jnp.dtype) -> C
     Raises:
         UserError: the model is a mixture of experts, which can't be quantized."""
     refuse_impossible(weights, config)
-    store: Store | None = None
-    if weights == "int8":
-        store = _quantized
-    elif _is_output_major(dtype):
-        store = _output_major
-    return cast(dtype) if store is None else _storing(store, config, dtype)
-
-
-def _is_output_major(dtype: jnp.dtype) -> bool:
     platform = target_device.platform()
-    return platform == "cpu" or (platform == "gpu" and dtype.itemsize == 2)
+    is_output_major = platform == "cpu" or (platform == "gpu" and dtype.itemsize == 2)
+    is_stored = weights == "int8" or is_output_major
+    return _storing(weights, config, dtype) if is_stored else cast(dtype)
 
 
 def unstack_layers(stacked: nnx.State, layers: int, convert: Convert) -> list[nnx.State]:
@@ -159,33 +152,24 @@ def _as_dtype(array: Array, dtype: jnp.dtype) -> Array:
     return array if array.dtype == dtype else jax.device_put(np.asarray(array).view(dtype))
 
 
-def _storing(store: Store, config: ModelConfig, dtype: jnp.dtype) -> Convert:
+def _storing(weights: WeightFormat, config: ModelConfig, dtype: jnp.dtype) -> Convert:
     """Return a function that stores matrices and casts the rest."""
 
     def convert(param: nnx.Param, array: Array) -> nnx.Variable:
-        first_axis = param.axes[0] if param.axes else None
         if config.tied_embeddings and param.axes == (sharding.VOCABULARY, "emb"):
-            return param.replace(_stored(array, store, None, dtype))
-        is_looked_up = first_axis in (sharding.VOCABULARY, sharding.POSITION)
-        is_of_experts = first_axis == "experts"
+            return param.replace(_stored(array, weights, None, dtype))
         is_low_rank = isinstance(param, LowRankParam)
-        if not param.inputs or is_looked_up or is_of_experts or is_low_rank:
+        if not param.inputs or is_low_rank or param.axes[0] in _CAST_AXES:
             return cast(dtype)(param, array)
-        return param.replace(_stored(array, store, param.inputs, dtype))
+        return param.replace(_stored(array, weights, param.inputs, dtype))
 
     return convert
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))
-def _stored(array: Array, store: Store, inputs: int | None, dtype: jnp.dtype) -> Any:
+def _stored(array: Array, weights: WeightFormat, inputs: int | None, dtype: jnp.dtype) -> Any:
     """Return a stored kernel, summed over its first `inputs` axes, or table, over its last axis."""
     matrix_OI = array if inputs is None else outputs_first(array, inputs)
-    return store(matrix_OI, array.shape, dtype)
-
-
-def _output_major(matrix_OI: Array, shape: tuple[int, ...], dtype: jnp.dtype) -> StoredMatrix:
-    return OutputMajorMatrix(matrix_OI.astype(dtype), shape)
-
-
-def _quantized(matrix_OI: Array, shape: tuple[int, ...], _: jnp.dtype) -> StoredMatrix:
-    return quantize(matrix_OI, shape)
+    if weights == "int8":
+        return quantize(matrix_OI, array.shape)
+    return OutputMajorMatrix(matrix_OI.astype(dtype), array.shape)

@@ -2,6 +2,7 @@
 with clipping, weight decay and learning rate. Unlike in `optax.MultiSteps`, the inner optimizer
 runs once per global step, and microbatches with non-finite gradients are left out."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -83,52 +84,31 @@ class MultiSteps(nnx.Optimizer):
 def _transformation(
     train: OptimizationConfig, model: GPT, wrt: type[nnx.Param]
 ) -> optax.GradientTransformationExtraArgs:
-    """Return the optimizer of `train.json` with scaling, weight decay and learning rate."""
+    """Return the optimizer of `train.json` with scaling, weight decay and learning rate. The places
+    of the first four are part of names in checkpoints."""
     trained = nnx.state(model, wrt)
-    direction = optax.chain(
-        _scale_gradient(),
+    return optax.chain(
+        _by_arguments(lambda gradient, *, scale, **_: gradient * scale),
         update_rule(train, trained, model.config),
         _decay_weights(train, trained),
         multiply_groups(train, trained),
+        _by_arguments(_step),
     )
-    return _apply_learning_rate(direction)
 
 
-def _scale_gradient() -> optax.GradientTransformationExtraArgs:
-    """Return a transformation that multiplies the gradient by the argument `scale`."""
+def _step(direction: Array, *, learning_rate: Array, applied: Array, **_: Array) -> Array:
+    return jnp.where(applied, -learning_rate * direction, 0)
+
+
+def _by_arguments(change: Callable[..., Array]) -> optax.GradientTransformationExtraArgs:
+    """Return a transformation that applies a function of an array and the arguments of `update`."""
 
     def update(
-        gradient: optax.Updates,
-        state: optax.OptState,
-        _: optax.Params | None,
-        *,
-        scale: Array,
-        **__: Any,
+        updates: optax.Updates, state: optax.OptState, _: optax.Params | None, **arguments: Array
     ) -> tuple[optax.Updates, optax.OptState]:
-        return jax.tree.map(lambda g: g * scale, gradient), state
+        return jax.tree.map(lambda array: change(array, **arguments), updates), state
 
     return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
-
-
-def _apply_learning_rate(
-    inner: optax.GradientTransformationExtraArgs,
-) -> optax.GradientTransformationExtraArgs:
-    """Return a transformation that multiplies the direction of `inner` by −learning_rate, or by
-    zero if the update is not `applied`."""
-
-    def update(
-        gradient: optax.Updates,
-        state: optax.OptState,
-        params: optax.Params | None = None,
-        *,
-        scale: Array,
-        learning_rate: Array,
-        applied: Array,
-    ) -> tuple[optax.Updates, optax.OptState]:
-        direction, state = inner.update(gradient, state, params, scale=scale, applied=applied)
-        return jax.tree.map(lambda d: jnp.where(applied, -learning_rate * d, 0), direction), state
-
-    return optax.GradientTransformationExtraArgs(inner.init, update)
 
 
 def _decay_weights(train: OptimizationConfig, trained: nnx.State) -> optax.GradientTransformation:

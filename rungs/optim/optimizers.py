@@ -121,66 +121,39 @@ def keeping_state(rule: optax.GradientTransformation) -> optax.GradientTransform
     return optax.GradientTransformationExtraArgs(rule.init, update)
 
 
-def adamw(
-    train: OptimizationConfig, params: nnx.State, model: ModelConfig
-) -> optax.GradientTransformation:
-    """Adam (Kingma & Ba 2015); `MultiSteps` adds the decoupled weight decay that makes it AdamW
-    (Loshchilov & Hutter 2019)."""
-    del params, model
-    return _adam(train)
-
-
-def muon(
-    train: OptimizationConfig, params: nnx.State, model: ModelConfig
-) -> optax.GradientTransformation:
+def muon(train: OptimizationConfig, params: nnx.State, *_: Any) -> optax.GradientTransformation:
     """Muon (Jordan et al. 2024) for the kernels of the blocks, and AdamW for everything else."""
-    del model
-    rules = {MATRIX: _orthogonal(train, nnx.map_state(_matrix_axes, params)), OTHER: _adam(train)}
+    rules = {MATRIX: _orthogonal(train, nnx.map_state(_matrix_axes, params)), OTHER: adamw(train)}
     kinds = nnx.map_state(lambda *param: MATRIX if is_hidden_matrix(*param) else OTHER, params)
     return optax.partition(rules, kinds)
 
 
-def lion(
-    train: OptimizationConfig, params: nnx.State, model: ModelConfig
-) -> optax.GradientTransformation:
+def lion(train: OptimizationConfig, *_: Any) -> optax.GradientTransformation:
     """Lion (Chen et al. 2023)."""
-    del params, model
     return keeping_state(optax.scale_by_lion(train.beta1, train.beta2))
 
 
 def adafactor(
-    train: OptimizationConfig, params: nnx.State, model: ModelConfig
+    _: OptimizationConfig, params: nnx.State, model: ModelConfig
 ) -> optax.GradientTransformation:
     """Adafactor (Shazeer & Stern 2018) without momentum, with an external learning rate. It keeps
     only the row and column means of a matrix's squared gradients, over its two largest axes. Unlike
     in the paper, all layers of a kernel are clipped together."""
-    del train
     rule = optax.chain(optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0))
     return keeping_state(_on_matrices(rule, params, model.vocab_size))
 
 
-def sgd(
-    train: OptimizationConfig, params: nnx.State, model: ModelConfig
-) -> optax.GradientTransformation:
+def sgd(train: OptimizationConfig, *_: Any) -> optax.GradientTransformation:
     """Stochastic gradient descent with momentum."""
-    del params, model
     return keeping_state(optax.trace(train.momentum))
 
 
-BUILT_IN: dict[str, MakeOptimizer] = {
-    "adamw": adamw,
-    "muon": muon,
-    "lion": lion,
-    "adafactor": adafactor,
-    "sgd": sgd,
-}
-
-
-def _adam(train: OptimizationConfig) -> optax.GradientTransformation:
-    """Return Adam (algorithm 1), like `optax.scale_by_adam`, with a barrier between moments and
-    directions. Without it XLA's CPU compiler computes the new moments twice, for themselves and for
-    the weights, and copies the old ones, which it would otherwise overwrite too early: 15 passes
-    over arrays of the parameters' size instead of 10."""
+def adamw(train: OptimizationConfig, *_: Any) -> optax.GradientTransformation:
+    """Adam (Kingma & Ba 2015, algorithm 1), like `optax.scale_by_adam`; `MultiSteps` adds the
+    decoupled weight decay that makes it AdamW (Loshchilov & Hutter 2019). There is a barrier
+    between moments and directions. Without it XLA's CPU compiler computes the new moments twice,
+    for themselves and for the weights, and copies the old ones, which it would otherwise overwrite
+    too early: 15 passes over arrays of the parameters' size instead of 10."""
     adam = optax.scale_by_adam(train.beta1, train.beta2, train.epsilon)
 
     def update(
@@ -199,6 +172,15 @@ def _adam(train: OptimizationConfig) -> optax.GradientTransformation:
         return scaled, kept
 
     return optax.GradientTransformationExtraArgs(adam.init, update)
+
+
+BUILT_IN: dict[str, MakeOptimizer] = {
+    "adamw": adamw,
+    "muon": muon,
+    "lion": lion,
+    "adafactor": adafactor,
+    "sgd": sgd,
+}
 
 
 def _orthogonal(train: OptimizationConfig, axes: Any) -> optax.GradientTransformation:

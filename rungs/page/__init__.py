@@ -1,8 +1,7 @@
 """HTML pages of one file: to look at runs and compare them, `uv run charts.py RUN… --page
 compare.html`, and at what a model does with a text, `uv run model.py RUN --look TEXT`.
 
-    shown_run      a run's data for the page as JSON, its metrics re-read as they grow; thins steps
-                   without losing spikes
+    shown_run      a run's data for the page as JSON; thins steps without losing spikes
     shown_layers   what the layers of a run did
     document       the page of runs: data, our scripts and styles, and uPlot
     look_document  the page of `--look`

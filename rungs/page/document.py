@@ -10,9 +10,10 @@ from pathlib import Path
 
 from rungs.config import run_config
 from rungs.page import single_file
-from rungs.page.shown_run import NOT_DRAWN, ShownRun, StepTable, differing_keys
+from rungs.page.shown_run import NOT_DRAWN, ShownRun
 from rungs.run import recorded_run
 from rungs.run.folder import RunFolder
+from rungs.run.step_table import StepTable
 
 SCRIPTS = (
     *("theme", "tables", "curves", "chart", "charts", "readout", "run_list", "results"),
@@ -96,7 +97,7 @@ def page_data(
             "version": version,
             "notDrawn": sorted(NOT_DRAWN),
             "runs": [run.as_json(rows, layers_bytes) for run in included],
-            "differences": differing_keys(runs),
+            "differences": recorded_run.differing_keys({run.name: run.config for run in runs}),
             "caution": _caution(runs),
         },
         allow_nan=False,

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from rungs.parallel.sharding import CONTEXT, DATA, TENSOR
+from rungs.parallel.sharding import TENSOR
 
 
 def axis_size(*axes: str) -> int:
@@ -35,20 +35,15 @@ def psum(x: Any, *axes: str) -> Any:
     return jax.lax.psum(x, present) if present else x
 
 
-def pmax(x: Array, axis: str) -> Array:
-    """Return the maximum of x over the devices along a mesh axis."""
-    return jax.lax.pmax(x, axis) if axis_size(axis) > 1 else x
-
-
-def maximum(x: Array) -> Array:
-    """Return the maximum of x over all devices of the mesh."""
-    present = present_axes((DATA, CONTEXT, TENSOR))
+def pmax(x: Array, *axes: str) -> Array:
+    """Return the maximum of x over the devices along mesh axes."""
+    present = present_axes(axes)
     return jax.lax.pmax(x, present) if present else x
 
 
-def pmin(x: Array) -> Array:
-    """Return the minimum of x over all devices of the mesh."""
-    present = present_axes((DATA, CONTEXT, TENSOR))
+def pmin(x: Array, *axes: str) -> Array:
+    """Return the minimum of x over the devices along mesh axes."""
+    present = present_axes(axes)
     return jax.lax.pmin(x, present) if present else x
 
 
@@ -85,15 +80,15 @@ def to_varying(x: Any, *axes: str) -> Any:
     return jax.lax.pcast(x, present, to="varying") if present else x
 
 
-def to_common_varying(*arrays: Array) -> tuple[Array, ...]:
-    """Return the arrays, each varying along every mesh axis along which any of them varies."""
-    axes = frozenset[str]().union(*map(_varying_axes, arrays))
+def to_common_varying(*trees: Any) -> tuple[Any, ...]:
+    """Return the trees with each array varying along every mesh axis along which any varies."""
+    axes = frozenset[str]().union(*map(_varying_axes, jax.tree.leaves(trees)))
 
     def lift(array: Array) -> Array:
         missing = tuple(sorted(axes - _varying_axes(array)))
         return jax.lax.pcast(array, missing, to="varying") if missing else array
 
-    return tuple(map(lift, arrays))
+    return jax.tree.map(lift, trees)
 
 
 def present_axes(axes: tuple[str, ...]) -> tuple[str, ...]:

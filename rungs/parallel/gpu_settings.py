@@ -16,6 +16,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 DEFAULT_SHARE = 0.9
@@ -23,39 +24,11 @@ DEFAULT_SHARE = 0.9
 SHARE_VARIABLES = "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"
 """JAX's names for the share, the old one last. JAX refuses to start with both."""
 FlagValue = bool | int | str
-COMMON_FLAGS: dict[str, FlagValue] = {
-    # This pass (https://github.com/openxla/xla/pull/44359, since jaxlib 0.11) lets slice copies run
-    # beside other kernels. Collectives then overlap these copies, and end before the matmuls that
-    # should hide them. Earlier versions ignore the name.
-    "xla_disable_hlo_passes": "dynamic-slice-copy-fusion-async-wrapper",
-    # Otherwise Q, K and V, as one matmul, would be copied apart for the attention kernel.
-    "xla_gpu_dot_merger_threshold_mb": 0,
-}
-"""Flags for every step."""
-PIPELINING_FLAGS: dict[str, FlagValue] = {
-    # The loop over layers gathers the next layer's weights while it computes one, and reduces the
-    # previous layer's gradients.
-    "xla_gpu_pipeline_all_gather": "on",
-    "xla_gpu_pipeline_all_reduce": "on",
-    "xla_gpu_pipeline_reduce_scatter": "on",
-    # Without it, gathering the next layer waits until the gradients are sent.
-    "xla_gpu_experimental_parallel_collective_overlap_limit": 2,
-    # All weights of a layer of up to 64M parameters are gathered at once, but not the head.
-    "xla_gpu_all_gather_combine_threshold_bytes": 128 << 20,
-}
-"""More flags for steps of one microbatch. With several, the compiler would also pipeline the loop
-over microbatches, and hold the activations of two in memory."""
-FLOAT8_FLAGS: dict[str, FlagValue] = {
-    # Triton's matmuls would be chosen before cuBLASLt's FP8.
-    "xla_gpu_enable_triton_gemm": False,
-}
-"""More flags for steps with FP8 matmuls."""
-FORMER_NAMES = {
-    "xla_gpu_pipeline_all_gather": "xla_gpu_enable_pipelined_all_gather",
-    "xla_gpu_pipeline_all_reduce": "xla_gpu_enable_pipelined_all_reduce",
-    "xla_gpu_pipeline_reduce_scatter": "xla_gpu_enable_pipelined_reduce_scatter",
-}
-"""Names before jaxlib 0.11.1, with the value true; later versions accept and ignore them."""
+_FLAGS = tomllib.loads(Path(__file__).with_name("gpu_flags.toml").read_text("utf-8"))
+COMMON_FLAGS: dict[str, FlagValue] = _FLAGS["common"]
+PIPELINING_FLAGS: dict[str, FlagValue] = _FLAGS["one_microbatch"]
+FLOAT8_FLAGS: dict[str, FlagValue] = _FLAGS["float8"]
+FORMER_NAMES: dict[str, str] = _FLAGS["former_names"]
 _AS_OPTION: dict[FlagValue, FlagValue] = {"on": "COLLECTIVE_PIPELINING_MODE_ON"}
 """Values that are written differently as options of `jax.stages.Lowered.compile`."""
 _LIBRARY = "libjax_common.so"

@@ -19,6 +19,7 @@ from rungs.parallel import target_device
 
 DATA, CONTEXT, TENSOR = "data", "context", "tensor"
 """The mesh axes. A mesh has `DATA` and one of the other two."""
+ALL_AXES = (DATA, CONTEXT, TENSOR)
 TOKEN_AXES = (DATA, CONTEXT)
 """Mesh axes along which devices have different tokens: sequences or parts of them."""
 BLOCKS, HEAD, TOKEN_EMBEDDING = "blocks", "head", "token_embedding"

@@ -1,9 +1,8 @@
 """What a run needs, before it starts: memory, FLOPs, communication, disk, time.
 
-hardware       known devices: FLOP/s, memory, bandwidth; add a device here
+hardware       known devices: FLOP/s, memory, bandwidth; add a device to `devices.toml`
 flops          parameters and FLOPs per token
 memory         bytes per device, by component; which keys to change if they do not suffice
-teacher        the model beside the steps of a distilled run
 peaks          sizes of a step, its activations, and rules for peak memory under XLA's compilers
 communication  bytes sent per step, computed from the config
 compiled       the step as compiled for a device

@@ -5,11 +5,15 @@ from typing import NamedTuple
 
 import jax
 
+from rungs.checkpointing.checkpoint_folder import find_weights
+from rungs.checkpointing.weights_file import Weights
+from rungs.common import paths
+from rungs.config import run_config
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig
 from rungs.config.train_config import TrainConfig
 from rungs.model import lora, remat
-from rungs.model.attention import causal_kernel
+from rungs.model.attention import fastest_kernel
 from rungs.model.kernels import (
     blockwise_attention,
     grouped_matmul,
@@ -17,7 +21,7 @@ from rungs.model.kernels import (
     triton_attention,
 )
 from rungs.optim.precision import dtype_of
-from rungs.planning.teacher import model_beside
+from rungs.run.folder import existing_run_path
 from rungs.step.state import Shapes, shapes_of
 
 TOKENS_PER_PARAMETER = 20
@@ -99,6 +103,18 @@ def training_flops_per_token(config: RunConfig) -> float:
     model, length = config.model, config.sequence_length
     own = model_flops_per_token(shapes_of(model, config.train.lora), model, length)
     return own + teacher_flops_per_token(config)
+
+
+def model_beside(train: TrainConfig) -> ModelConfig | None:
+    """Return the config of the teacher that predicts beside a run's steps, which may be a run that
+    isn't trained yet; None without one, or if its predictions are stored. Raises UserError if it
+    isn't there."""
+    if train.teacher is None or train.teacher_top_k:
+        return None
+    run = existing_run_path(train.teacher)
+    if run and paths.is_file(run / run_config.MODEL_FILE):
+        return run_config.load_any_run(run).model
+    return Weights(find_weights(train.teacher)).header.model
 
 
 def teacher_flops_per_token(config: RunConfig) -> float:
@@ -207,7 +223,7 @@ def _repeated_matmuls(config: RunConfig) -> int:
     model, train = config
     shape = 1, config.sequence_length, 1, model.head_width
     query = jax.ShapeDtypeStruct(shape, dtype_of(train))
-    kernel = causal_kernel(query, model.attention_soft_cap, train.documents == "separate")
+    kernel = fastest_kernel(query, model.attention_soft_cap, train.documents == "separate")
     if kernel in (splash_attention, triton_attention):
         return 3
     recomputed = remat.RECOMPUTED[remat.layer_loop(train, model).remat]

@@ -30,7 +30,7 @@ from rungs.parallel import gpu_settings, target_device
 from rungs.parallel.devices import memory_bytes
 from rungs.parallel.sharding import BLOCKS, TOKEN_AXES, Layout, size_along
 from rungs.planning import peaks
-from rungs.planning.teacher import model_beside
+from rungs.planning.flops import model_beside
 from rungs.step.state import AbstractArrays, AbstractModel, AbstractState, shapes_of
 
 Dtypes = Mapping[str, str]
@@ -159,7 +159,7 @@ class MemoryEstimates:
         )
 
     def _teacher_bytes(self, config: RunConfig) -> int:
-        """Return the bytes of the teacher and its predictions; see `teacher.model_beside`."""
+        """Return the bytes of the teacher and its predictions; see `flops.model_beside`."""
         train, layout = config.train, Layout.of(config.train.sharding, self._mesh)
         if train.teacher is None:
             return 0

@@ -369,7 +369,7 @@ def activations_of(config: RunConfig, mesh: Mesh, model: GPT, optimizer: MultiSt
     both = (_residuals(config, mesh, model, optimizer, count * rows) for count in (1, 2))
     in_layers = total = widened = 0
     for one, two in zip(*both, strict=True):
-        growth = _bytes(two) - _bytes(one)
+        growth = (two.size - one.size) * one.dtype.itemsize
         in_layers += growth if one.shape[:1] == two.shape[:1] else 0  # the first axis is layers
         total += growth
         widened += growth * (2 if one.dtype.itemsize == 2 else 1)
@@ -410,7 +410,3 @@ def _residuals(
 
     jax.eval_shape(traced, state, tokens, tokens)
     return found
-
-
-def _bytes(array: jax.ShapeDtypeStruct) -> int:
-    return math.prod(array.shape) * array.dtype.itemsize

@@ -7,7 +7,8 @@
     records       files with a record per line: evaluations.jsonl (benchmark scores), samples.jsonl
                   (completions of sample_prompts), events.jsonl (starts, stops)
     layer_record  layers.npy: what each layer did, with `watch_interval`
-    recorded_run  configs and metrics of a run, as arrays and tables for charts and comparison
+    step_table    metrics.jsonl as columns, re-read as it grows; the step of the best checkpoint
+    recorded_run  configs and metrics of a run, smoothed for charts, and as tables
 
 To add a metric: compute it as a field of `StepResult` in `rungs/step/train_step.py`, add it to
 `StepMetrics` in `metrics`, fill it in `NextTokenLearner.read` in `rungs/training/next_token.py`,

@@ -321,18 +321,5 @@ class NullMetricsLog(MetricsLog[R]):
     def __exit__(self, *_: object) -> None: ...
 
 
-def best_step(steps: list[StepMetrics], checkpoint_interval: int) -> StepMetrics | None:
-    """Return the step of the best checkpoint: the lowest validation loss on the same data as the
-    latest one. Losses of earlier versions, which didn't record the data, are compared here too,
-    though not for the link `best`. Without validation, the lowest training loss among steps with a
-    checkpoint."""
-    data = next((s.validation_data for s in reversed(steps) if s.validation_loss is not None), None)
-    due = [step for step in steps if step.global_step % checkpoint_interval == 0] + steps[-1:]
-    alike = [step for step in due if step.validation_data in (None, data)]
-    validated = [(step.validation_loss, step) for step in alike if step.validation_loss is not None]
-    trained = [(step.train_loss, step) for step in due if step.train_loss is not None]
-    return min(validated or trained, key=lambda pair: pair[0], default=(None, None))[1]
-
-
 def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -2,164 +2,85 @@
 
 import dataclasses
 import json
-import operator
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rungs.common.shown_text import align_columns, format_duration
 from rungs.config import optimization_config, reinforce_config, run_config
 from rungs.config.train_config import TrainConfig
 from rungs.run import metrics
+from rungs.run.step_table import BestStep, FloatArray, StepTable
 
 DIFFERENT_DATASETS = (
     "These runs use different datasets, so their losses are not comparable; compare bits per byte"
 )
-FloatArray = NDArray[np.float64]
 Curve = tuple[FloatArray, FloatArray]
 """x and y of a line's points."""
-
-
-_SHARED_COLUMNS = (
-    *("global_step", "tokens_seen", "learning_rate", "gradient_norm", "clipped"),
-    *("dropped_microbatches", "step_seconds", "tokens_per_second", "resumed"),
-)
 C = TypeVar("C", bound=optimization_config.OptimizationConfig, covariant=True)
 
 
 @dataclasses.dataclass(frozen=True)
 class RecordedSteps(Generic[C]):
-    """The configs and charted metrics of a run; nothing else in its folder is read."""
-
-    COLUMNS: ClassVar[tuple[str, ...]]
-    """The metrics in `table`."""
+    """The configs and metrics of a run; nothing else in its folder is read."""
 
     name: str
     config: run_config.RunConfig[C]
-    table: FloatArray
-    """One row per step and one column for each of `COLUMNS`, in a tenth of the memory of the steps.
-    NaN where a value was not recorded or not finite."""
+    steps: StepTable
 
     def __len__(self) -> int:
-        return len(self.table)
+        return len(self.steps)
 
     def column(self, field: str) -> FloatArray:
-        """Return one of `COLUMNS` for all steps."""
-        return self.table[:, self.COLUMNS.index(field)]
+        """Return a metric of all steps, or a part of one, such as `validation_losses.NAME`; NaN
+        where it was not recorded or not finite."""
+        return self.steps.column(field)
 
     @property
     def seconds(self) -> FloatArray:
         """Training time up to the end of each step, without pauses between starts."""
-        return np.cumsum(np.nan_to_num(self.column("step_seconds")))
+        return self.steps.seconds
 
-    @classmethod
-    def _table(cls, steps: Iterator[metrics.StepRecord]) -> FloatArray:
-        row = operator.attrgetter(*cls.COLUMNS)
-        rows = np.fromiter(map(row, steps), dtype=np.dtype((np.float64, len(cls.COLUMNS))))
-        table = rows.view(np.float64)
-        table[~np.isfinite(table)] = np.nan
-        return table
-
-
-@dataclasses.dataclass(frozen=True)
-class RecordedRun(RecordedSteps[TrainConfig]):
-    """A training run."""
-
-    COLUMNS: ClassVar[tuple[str, ...]] = (
-        *_SHARED_COLUMNS,
-        "train_loss",
-        "validation_loss",
-        "ema_validation_loss",
-    )
-
-    notable: list[metrics.StepMetrics]
-    """The steps with a validation, a checkpoint or a loss spike, and the last step."""
+    @property
+    def best_step(self) -> BestStep | None:
+        """The step of the best checkpoint."""
+        return self.steps.best(self.config.train.checkpoint_interval)
 
     @classmethod
     def load(cls, run_folder: Path, name: str | None = None) -> Self:
         """Read the run in a folder; its default name is the folder's. Raises UserError with a line
-        for each error in its configs."""
-        config = run_config.load_run(run_folder)
-        notable: list[metrics.StepMetrics] = []
-        steps = metrics.stream(run_folder / metrics.METRICS_FILE, metrics.StepMetrics)
-        steps = _pick_notable(steps, config.train.checkpoint_interval, notable)
-        name = name or run_folder.resolve().name
-        return cls(name, config, cls._table(steps), notable)
+        for each error in its configs, or if it is a run of another kind."""
+        config = cls._load_config(run_folder)
+        steps = StepTable.read(run_folder / metrics.METRICS_FILE)
+        return cls(name or run_folder.resolve().name, config, steps)
 
-    @property
-    def best_step(self) -> metrics.StepMetrics | None:
-        """The step of the best checkpoint."""
-        return metrics.best_step(self.notable, self.config.train.checkpoint_interval)
+    @staticmethod
+    def _load_config(run_folder: Path) -> Any:
+        raise NotImplementedError
 
 
-@dataclasses.dataclass(frozen=True)
-class RecordedPreferenceRun(RecordedRun):
-    """A training run that learns from preferences."""
+class RecordedRun(RecordedSteps[TrainConfig]):
+    """A training run."""
 
-    COLUMNS: ClassVar[tuple[str, ...]] = (
-        *RecordedRun.COLUMNS,
-        *(f"preferences.{field.name}" for field in dataclasses.fields(metrics.PreferenceFigures)),
-    )
-
-    @classmethod
-    def _table(cls, steps: Iterator[metrics.StepRecord]) -> FloatArray:
-        return super()._table(map(_with_figures, steps))
+    _load_config = staticmethod(run_config.load_run)
 
 
-def _with_figures(step: metrics.StepRecord) -> metrics.StepRecord:
-    if getattr(step, "preferences", None) is not None:
-        return step
-    return dataclasses.replace(step, preferences=metrics.PreferenceFigures())  # type: ignore[call-arg]
-
-
-def _pick_notable(
-    steps: Iterator[metrics.StepMetrics], interval: int, notable: list[metrics.StepMetrics]
-) -> Iterator[metrics.StepMetrics]:
-    """Yield the steps, and add the notable ones to a list."""
-    step = None
-    for step in steps:
-        is_measured = step.spike is not None or step.validation_loss is not None
-        if is_picked := is_measured or step.global_step % interval == 0:
-            notable.append(step)
-        yield step
-    if step is not None and not is_picked:
-        notable.append(step)
-
-
-@dataclasses.dataclass(frozen=True)
 class RecordedPolicyRun(RecordedSteps[reinforce_config.ReinforceConfig]):
     """A reinforcement learning run."""
 
-    COLUMNS = (
-        *_SHARED_COLUMNS,
-        *("reward", "correct", "mean_tokens", "truncated", "groups_wrong", "groups_mixed"),
-        *("groups_right", "equal_groups", "entropy", "log_prob_gap", "largest_log_prob_gap"),
-        *("exact_ratios", "kl", "clipped_ratios", "failed_verdicts"),
-        *("sampling_seconds", "verifying_seconds", "updating_seconds"),
-    )
+    _load_config = staticmethod(run_config.load_reinforcement_run)
 
-    rewards: dict[str, FloatArray]
-    """Each part of the reward, by name, at each step; NaN where absent."""
-    validations: list[tuple[int, metrics.Validation]]
-    """Number of steps before each validation, and its result."""
-
-    @classmethod
-    def load(cls, run_folder: Path, name: str | None = None) -> Self:
-        """Read the run in a folder, like `RecordedRun.load`."""
-        config = run_config.load_reinforcement_run(run_folder)
-        steps = list(metrics.stream(run_folder / metrics.METRICS_FILE, metrics.PolicyMetrics))
-        validations = [(0, step.start_validation) for step in steps if step.start_validation] + [
-            (step.global_step + 1, step.validation) for step in steps if step.validation
-        ]
-        names = dict.fromkeys(name for step in steps for name in step.rewards)
-        rewards = {
-            part: np.array([step.rewards.get(part, np.nan) for step in steps]) for part in names
-        }
-        name = name or run_folder.resolve().name
-        return cls(name, config, cls._table(iter(steps)), rewards, validations)
+    @property
+    def validations(self) -> list[tuple[int, metrics.Validation]]:
+        """Number of steps before each validation, and its result."""
+        found: list[tuple[int, metrics.Validation]] = []
+        for step in metrics.stream(self.steps.path, metrics.PolicyMetrics):
+            found += [(0, step.start_validation)] if step.start_validation else []
+            found += [(step.global_step + 1, step.validation)] if step.validation else []
+        return found
 
 
 def load_runs(run_folders: list[Path]) -> list[RecordedRun]:
@@ -233,23 +154,22 @@ def results_table(runs: list[RecordedRun]) -> str:
 
 
 def _figures(run: RecordedRun) -> list[str]:
-    last, best = run.notable[-1], run.best_step
-    validated = [step for step in run.notable if step.validation_loss is not None]
-    seconds = float(run.seconds[-1])
+    tokens, seconds, best = run.column("tokens_seen")[-1], run.seconds[-1], run.best_step
+    _, validations = finite_points(run.seconds, run.column("validation_loss"))
     return [
         run.name,
         f"{len(run):,}",
-        f"{last.tokens_seen:,}",
-        _loss(last.train_loss),
-        _loss(validated[-1].validation_loss if validated else None),
-        f"{_loss(best.validation_loss)} at step {best.global_step}" if validated and best else "-",
-        f"{last.tokens_seen / seconds:,.0f}" if seconds else "-",
+        f"{tokens:,.0f}",
+        _loss(run.column("train_loss")[-1]),
+        _loss(validations[-1]) if len(validations) else "-",
+        f"{_loss(best.loss)} at step {best.step}" if len(validations) and best else "-",
+        f"{tokens / seconds:,.0f}" if seconds else "-",
         format_duration(seconds),
     ]
 
 
-def _loss(loss: float | None) -> str:
-    if loss is None:
+def _loss(loss: float) -> str:
+    if math.isnan(loss):
         return "-"
     return f"{loss:.4f}" if loss >= 0.01 else f"{loss:.3g}"
 
@@ -260,21 +180,31 @@ def use_different_datasets(configs: Sequence[run_config.AnyRunConfig]) -> bool:
     return len({str(train.dataset) for train in trains if isinstance(train, TrainConfig)}) > 1
 
 
+def differing_keys(configs: Mapping[str, run_config.AnyRunConfig]) -> dict[str, dict[str, Any]]:
+    """Return the keys, as "file: key", in which the configs of runs differ, defaults included, with
+    the value of each run. `configs` has them by the run's name."""
+    keys = {run: _keys(config) for run, config in configs.items()}
+    names = dict.fromkeys(name for values in keys.values() for name in values)
+    found = {name: {run: values.get(name) for run, values in keys.items()} for name in names}
+    return {name: one for name, one in found.items() if len(set(map(repr, one.values()))) > 1}
+
+
+def _keys(config: run_config.AnyRunConfig) -> dict[str, Any]:
+    files = {run_config.MODEL_FILE: config.model, config.train_file: config.train}
+    return {
+        f"{file}: {key}": value
+        for file, own in files.items()
+        for key, value in own.as_json().items()
+        if key != "lineage"
+    }
+
+
 def differences_table(runs: list[RecordedRun]) -> str:
     """Return a table of the config keys in which the runs differ, defaults included."""
-    keys = [(file, key) for file, values in _configs(runs[0]).items() for key in values]
     rows = [["file", "key", *(run.name for run in runs)]]
-    for file, key in keys:
-        values = [json.dumps(_configs(run)[file][key], ensure_ascii=False) for run in runs]
-        if key != "lineage" and len(set(values)) > 1:
-            rows.append([file, key, *values])
+    for name, values in differing_keys({run.name: run.config for run in runs}).items():
+        shown = [json.dumps(value, ensure_ascii=False) for value in values.values()]
+        rows.append([*name.split(": "), *shown])
     return (
         align_columns(rows, left=2) if len(rows) > 1 else "The configs of these runs are the same."
     )
-
-
-def _configs(run: RecordedRun) -> dict[str, dict[str, Any]]:
-    return {
-        run_config.MODEL_FILE: run.config.model.as_json(),
-        run_config.TRAIN_FILE: run.config.train.as_json(),
-    }

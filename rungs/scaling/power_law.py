@@ -16,7 +16,8 @@ from rungs.common.errors import UserError, errors_at
 from rungs.common.shown_text import counted
 from rungs.optim.schedule import learning_rate_schedule
 from rungs.planning.flops import model_flops_per_token
-from rungs.run.recorded_run import FloatArray, RecordedRun, finite_points
+from rungs.run.recorded_run import RecordedRun, finite_points
+from rungs.run.step_table import FloatArray
 from rungs.step.state import shapes_of
 
 CONFIDENCE = 0.95
@@ -125,28 +126,23 @@ def fit(compute: ArrayLike, loss: ArrayLike) -> PowerLaw:
         )
     runs, from_centre = len(x), x - x.mean()
     spread = float(from_centre @ from_centre)
-    slope = float(from_centre @ y) / spread
-    residuals = y - y.mean() - slope * from_centre
-    deviation = float(np.sqrt(residuals @ residuals / (runs - 2)))
+    slope, error = _leading_coefficient(from_centre, y, 1)
     has_curvature = runs >= MIN_RUNS_FOR_CURVATURE
+    bow = _leading_coefficient(from_centre, y, 2) if has_curvature else None
     return PowerLaw(
-        exponent=Estimate.around(-slope, deviation / spread**0.5, runs - 2),
-        deviation=deviation,
-        curvature=_curvature(from_centre, residuals) if has_curvature else None,
+        exponent=Estimate.around(-slope, error, runs - 2),
+        deviation=error * spread**0.5,
+        curvature=bow and Estimate.around(*bow, runs - 3),
         runs=runs,
         centre=(float(x.mean()), float(y.mean())),
         spread=spread,
     )
 
 
-def _curvature(from_centre: FloatArray, residuals: FloatArray) -> Estimate:
-    """Return the coefficient of x² in a parabola: the slope of the residuals on the part of x² that
-    the line does not explain (Frisch & Waugh 1933)."""
-    bow = from_centre**2
-    bow = bow - bow.mean() - from_centre * (from_centre @ bow) / (from_centre @ from_centre)
-    value = float(bow @ residuals / (bow @ bow))
-    left, freedom = residuals - value * bow, len(bow) - 3
-    return Estimate.around(value, float(np.sqrt(left @ left / freedom / (bow @ bow))), freedom)
+def _leading_coefficient(x: FloatArray, y: FloatArray, degree: int) -> tuple[float, float]:
+    """Return the first coefficient of the polynomial through the points, and its standard error."""
+    coefficients, covariance = np.polyfit(x, y, degree, cov=True)
+    return float(coefficients[0]), float(np.sqrt(covariance[0, 0]))
 
 
 def _exp(logarithm: float) -> float:

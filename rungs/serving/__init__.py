@@ -4,7 +4,7 @@ slots        texts that are generated together, each in a row of one compiled pr
 engine       the thread that lets texts join and leave the slots of their model
 protocol     what clients may ask for, and the form of answers
 served       a model that clients may ask: its weights, tokenizer and chat template
-following    the thread that loads each new checkpoint of the runs that are served
+following    loads each new checkpoint of the runs that are served
 answer_text  the text of tokens as they arrive, up to a stop string
 answering    the answer to one request, from the engine's tokens to JSON
 app          the routes, with limits, keys and metrics; `chat.html` is the page at /

@@ -30,7 +30,11 @@ class AnswerText:
         if self.is_stopped:
             return ""
         self._tokens += tokens
-        whole = self._settled() if not is_last else self._all()
+        whole = (
+            continuation(self._tokenizer, self._prompt, self._tokens)
+            if is_last
+            else self._settled()
+        )
         stop = min((place for s in self._stops if (place := whole.find(s)) >= 0), default=-1)
         if stop >= 0:
             self.is_stopped, whole = True, whole[:stop]
@@ -39,9 +43,6 @@ class AnswerText:
         new = whole[len(self.text) :]
         self.text += new
         return new
-
-    def _all(self) -> str:
-        return continuation(self._tokenizer, self._prompt, self._tokens)
 
     def _settled(self) -> str:
         """Return the part of the answer that further tokens can't change."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from rungs.serving.answer_text import AnswerText
 from rungs.serving.engine import Delivery, Text
-from rungs.serving.protocol import Body, ChatBody, Header, TokenLogProbs, Usage
+from rungs.serving.protocol import Body, ChatBody, TokenLogProbs
 from rungs.serving.served import Served
 
 _SECONDS_BETWEEN_LOOKS = 0.5
@@ -70,7 +70,7 @@ class Answer:
         first_at: when the first token arrived, by `time.monotonic`; None before."""
 
     def __init__(self, served: Served, body: Body, prompts: list[list[int]]) -> None:
-        self._body, self._prompts, self._header = body, prompts, Header(body, served.step)
+        self._body, self._prompts, self._header = body, prompts, body.header()
         self._arrived: asyncio.Queue[tuple[_Choice, Delivery]] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
         self._look_at = 0.0
@@ -98,9 +98,15 @@ class Answer:
         return self._body.stream
 
     @property
-    def usage(self) -> Usage:
-        """How many tokens were read and made."""
-        return Usage(sum(map(len, self._prompts)), sum(choice.count for choice in self._choices))
+    def usage(self) -> dict[str, int]:
+        """How many tokens were read and made, as in the JSON of an answer."""
+        read, made = sum(map(len, self._prompts)), sum(choice.count for choice in self._choices)
+        return {"prompt_tokens": read, "completion_tokens": made, "total_tokens": read + made}
+
+    def _begin(self, *texts: Text) -> dict[str, Any]:
+        """Return the keys with which a part of the answer begins that is of some of its texts."""
+        weights = dict.fromkeys(text.weights for text in texts)
+        return self._header | {"system_fingerprint": ", ".join(weights)}
 
     async def whole(self, is_gone: Callable[[], Awaitable[bool]]) -> dict[str, Any]:
         """Return the JSON of the finished answer. Raises ClientGoneError, FailedError."""
@@ -114,23 +120,27 @@ class Answer:
             | {"index": n, "finish_reason": choice.finish}
             for n, choice in enumerate(self._choices)
         ]
-        return self._header.as_json() | {"choices": choices, "usage": self.usage.as_json()}
+        return self._begin(*self.texts) | {"choices": choices, "usage": self.usage}
 
     async def events(self, is_gone: Callable[[], Awaitable[bool]]) -> AsyncIterator[dict[str, Any]]:
         """Yield the JSON of the answer's pieces. Raises ClientGoneError, FailedError."""
-        is_chat = isinstance(self._body, ChatBody)
-        header = self._header.as_json(".chunk" if is_chat else "")
+        left_to_begin = set[_Choice]()
+        if isinstance(self._body, ChatBody):
+            self._header["object"] += ".chunk"
+            left_to_begin.update(self._choices)
         options = self._body.stream_options
         usage = {"usage": None} if options and options.include_usage else {}
-        for choice in self._choices if is_chat else ():
-            begin = {"index": choice.index, "delta": {"role": "assistant", "content": ""}}
-            yield header | usage | {"choices": [begin | {"logprobs": None, "finish_reason": None}]}
         async for choice, text, log_probs in self._pieces(is_gone):
+            header = self._begin(self.texts[choice.index]) | usage
+            if choice in left_to_begin:
+                left_to_begin.remove(choice)
+                begin = {"index": choice.index, "delta": {"role": "assistant", "content": ""}}
+                yield header | {"choices": [begin | {"logprobs": None, "finish_reason": None}]}
             if text or log_probs or choice.finish:
                 ending = {"index": choice.index, "finish_reason": choice.finish}
-                yield header | usage | {"choices": [self._body.piece(text, log_probs) | ending]}
+                yield header | {"choices": [self._body.piece(text, log_probs) | ending]}
         if usage:
-            yield header | {"choices": [], "usage": self.usage.as_json()}
+            yield self._begin(*self.texts) | {"choices": [], "usage": self.usage}
 
     async def _pieces(
         self, is_gone: Callable[[], Awaitable[bool]]

@@ -1,6 +1,7 @@
 """The routes of the server, its limits and keys, and its metrics."""
 
 import asyncio
+import functools
 import hmac
 import json
 import time
@@ -69,8 +70,8 @@ class Metrics:
         self._requests.labels(path, code).inc()
         if answer is None:
             return
-        self._prompt_tokens.inc(answer.usage.prompt_tokens)
-        self._new_tokens.inc(answer.usage.completion_tokens)
+        self._prompt_tokens.inc(answer.usage["prompt_tokens"])
+        self._new_tokens.inc(answer.usage["completion_tokens"])
         self._whole.observe(time.monotonic() - began)
         if answer.first_at is not None:
             self._first.observe(answer.first_at - began)
@@ -105,9 +106,10 @@ class App:
             Route("/metrics", self._keyed(self._show_metrics)),
             Route("/v1/models", self._keyed(self._list_models)),
             Route("/v1/models/{name:path}", self._keyed(self._show_model)),
-            Route("/v1/completions", self._keyed(self._complete), methods=["POST"]),
-            Route("/v1/chat/completions", self._keyed(self._chat), methods=["POST"]),
         ]
+        for path, kind in (("completions", CompletionBody), ("chat/completions", ChatBody)):
+            endpoint = self._keyed(functools.partial(self._answer, kind=kind))
+            routes.append(Route(f"/v1/{path}", endpoint, methods=["POST"]))
         trusted = [Middleware(TrustedHostMiddleware, allowed_hosts=hosts)] if hosts else []
         handlers = {HTTPException: self._http_error, ClientDisconnect: self._gone}
         self.asgi = Starlette(routes=routes, middleware=trusted, exception_handlers=handlers)  # type: ignore[arg-type]
@@ -163,13 +165,7 @@ class App:
         hint = did_you_mean(name, self._models, f"this server has {known}")
         return failure(status.HTTP_404_NOT_FOUND, f"model: no {name!r}; {hint}", "model_not_found")
 
-    async def _complete(self, request: Request) -> Response:
-        return await self._counted(request, CompletionBody)
-
-    async def _chat(self, request: Request) -> Response:
-        return await self._counted(request, ChatBody)
-
-    async def _counted(self, request: Request, kind: type[Body]) -> Response:
+    async def _answer(self, request: Request, kind: type[Body]) -> Response:
         began = time.monotonic()
         answer = await self._begun(request, kind)
         if isinstance(answer, Response):  # it was refused
@@ -211,16 +207,17 @@ class App:
         try:
             async with asyncio.timeout(self.limits.answer_seconds):
                 return JSONResponse(await answer.whole(request.is_disconnected))
-        except TimeoutError:
-            return failure(status.HTTP_504_GATEWAY_TIMEOUT, self._too_slow)
-        except FailedError as error:
-            return failure(status.HTTP_500_INTERNAL_SERVER_ERROR, str(error))
         except ClientGoneError:
             return Response(status_code=_CLOSED_REQUEST)
+        except (TimeoutError, FailedError) as error:
+            return failure(*self._problem(error))
 
-    @property
-    def _too_slow(self) -> str:
-        return f"the answer took more than {self.limits.answer_seconds:.0f} seconds"
+    def _problem(self, error: TimeoutError | FailedError) -> tuple[int, str]:
+        """Return the status and message of an answer that failed."""
+        if isinstance(error, FailedError):
+            return status.HTTP_500_INTERNAL_SERVER_ERROR, str(error)
+        slow = f"the answer took more than {self.limits.answer_seconds:.0f} seconds"
+        return status.HTTP_504_GATEWAY_TIMEOUT, slow
 
     async def _read(self, request: Request) -> bytes:
         """Return the body. Raises ValueError if it is too large or no JSON is announced."""
@@ -253,12 +250,9 @@ class App:
                     yield event_lines(event)
             yield "data: [DONE]\n\n"
             code = status.HTTP_200_OK
-        except TimeoutError:
-            code = status.HTTP_504_GATEWAY_TIMEOUT
-            yield event_lines(error_json(self._too_slow, "server_error"))
-        except FailedError as error:
-            code = status.HTTP_500_INTERNAL_SERVER_ERROR
-            yield event_lines(error_json(str(error), "server_error"))
+        except (TimeoutError, FailedError) as error:
+            code, message = self._problem(error)
+            yield event_lines(error_json(message, "server_error"))
         except ClientGoneError:
             pass
         finally:

@@ -16,6 +16,13 @@ _SECONDS_PER_CALL = 0.05
 """How long a call may take before texts are delivered in smaller pieces."""
 
 
+class NamedGenerator(NamedTuple):
+    """A model to generate with, and what its weights are called."""
+
+    name: str
+    generator: Generator
+
+
 class QueueFullError(Exception):
     """Too many texts wait for a row."""
 
@@ -45,7 +52,8 @@ class Text:
         number: the text's number within its request, for its random key.
         new_tokens: the most tokens to add; 0 only scores the prompt.
         deliver: called from the engine's thread, until a delivery has a `finish`.
-        is_wanted: False as soon as nobody waits for it."""
+        is_wanted: False as soon as nobody waits for it.
+        weights: name of the weights that it is generated with, from the first delivery on."""
 
     prompt: list[int]
     sampling: Sampling
@@ -56,6 +64,7 @@ class Text:
     scores_prompt: bool
     deliver: Callable[[Delivery], None]
     is_wanted: bool = True
+    weights: str = ""
     left: int = 0
 
     def __post_init__(self) -> None:
@@ -65,13 +74,14 @@ class Text:
 class _Batch:
     """The rows of one model's weights, and their texts."""
 
-    def __init__(self, slots: Slots) -> None:
-        self.slots = slots
+    def __init__(self, slots: Slots, weights: str) -> None:
+        self.slots, self._weights = slots, weights
         self.texts: dict[int, Text] = {}
         self._seconds_per_token = _SECONDS_PER_CALL / MOST_TOKENS
 
     def join(self, text: Text) -> None:
         """Put a text into a free row."""
+        text.weights = self._weights
         if text.scores_prompt:
             scores = self.slots.score(text.prompt) if len(text.prompt) > 1 else None
             places = [] if scores is None else [_place(scores, n) for n in range(len(scores[0]))]
@@ -82,7 +92,8 @@ class _Batch:
 
     def add(self) -> None:
         """Add tokens to all texts, deliver them, and let those that end leave."""
-        self._leave_unwanted()
+        for row in [row for row, text in self.texts.items() if not text.is_wanted]:
+            self.leave(row)
         if not self.texts:
             return
         count = min(MOST_TOKENS, max(text.left for text in self.texts.values()))
@@ -93,11 +104,8 @@ class _Batch:
         for row in list(self.texts):
             self._deliver(row, new)
 
-    def _leave_unwanted(self) -> None:
-        for row in [row for row, text in self.texts.items() if not text.is_wanted]:
-            self._leave(row)
-
-    def _leave(self, row: int) -> None:
+    def leave(self, row: int) -> None:
+        """Free the row of a text."""
         self.slots.leave(row)
         del self.texts[row]
 
@@ -119,7 +127,7 @@ class _Batch:
         stop = tokens[count : count + 1] if finish == "stop" else ()
         text.deliver(Delivery(tokens[:count], log_probs, finish, problem, stop))
         if finish:
-            self._leave(row)
+            self.leave(row)
 
 
 def _place(log_probs: LogProbs, place: int | tuple[int, int]) -> LogProbs:
@@ -138,13 +146,16 @@ class Engine(threading.Thread):
     Attributes:
         error: why the thread ended, if it failed."""
 
-    def __init__(self, generators: Mapping[str, Generator], rows: int, most_waiting: int) -> None:
+    def __init__(
+        self, generators: Mapping[str, NamedGenerator], rows: int, most_waiting: int
+    ) -> None:
         super().__init__(name="engine", daemon=True)
         self._most_waiting = most_waiting
         self._wake = threading.Condition()
         self._waiting = {name: collections.deque[Text]() for name in generators}
         self._batches = {
-            name: [_Batch(Slots(generator, rows))] for name, generator in generators.items()
+            name: [_Batch(Slots(generator, rows), weights)]
+            for name, (weights, generator) in generators.items()
         }
         self._is_ending = False
         self.error: BaseException | None = None
@@ -167,12 +178,12 @@ class Engine(threading.Thread):
             self._waiting[name] += texts
             self._wake.notify()
 
-    def replace(self, name: str, generator: Generator) -> None:
+    def replace(self, name: str, new: NamedGenerator) -> None:
         """Use other weights of the same model for texts that join from now on; those in progress
         end with the weights that they began with."""
         with self._wake:
-            new = _Batch(self._batches[name][0].slots.with_weights(generator))
-            self._batches[name].insert(0, new)
+            slots = self._batches[name][0].slots.with_weights(new.generator)
+            self._batches[name].insert(0, _Batch(slots, new.name))
 
     def end(self) -> None:
         """End the thread, without waiting for texts."""
@@ -204,7 +215,7 @@ class Engine(threading.Thread):
                 batch.slots.add(1)
                 rows = 2 * rows or 1
             for row in list(batch.texts):
-                batch._leave(row)
+                batch.leave(row)
 
     def _wait(self) -> bool:
         """Wait for something to do; False if there will be nothing more."""

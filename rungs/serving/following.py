@@ -1,7 +1,8 @@
-"""The thread that loads each new checkpoint of the runs that are served."""
+"""Loading each new checkpoint of the runs that are served."""
 
-import threading
+import time
 from collections.abc import Mapping
+from typing import NoReturn
 
 import click
 
@@ -12,31 +13,21 @@ from rungs.serving.served import Served
 SECONDS_BETWEEN_LOOKS = 2.0
 
 
-class Follower(threading.Thread):
-    """Gives an engine the newest weights of its models until the process ends."""
-
-    def __init__(self, engine: Engine, models: Mapping[str, Served]) -> None:
-        super().__init__(name="follower", daemon=True)
-        self._engine, self._models = engine, models
-        self._pause = threading.Event()
-        self._problems: dict[str, str] = {}
-
-    def run(self) -> None:
-        """Look again and again."""
-        while not self._pause.wait(SECONDS_BETWEEN_LOOKS):
-            for name in self._models:
-                self._look(name)
-
-    def _look(self, name: str) -> None:
-        model = self._models[name]
-        try:
-            generator = model.newer()
-        except (UserError, OSError) as error:
-            if self._problems.get(name) != (problem := reason(error)):
-                click.echo(f"{name}: {problem}; {model.step} goes on", err=True)
-            self._problems[name] = problem
-            return
-        self._problems.pop(name, None)
-        if generator is not None:
-            self._engine.replace(name, generator)
-            click.echo(f"{name}: now {model.step}", err=True)
+def follow(engine: Engine, models: Mapping[str, Served]) -> NoReturn:
+    """Give an engine the newest weights of its models, again and again. A problem with those of a
+    model is printed once, and the earlier ones go on."""
+    problems: dict[str, str] = {}
+    while True:
+        time.sleep(SECONDS_BETWEEN_LOOKS)
+        for name, model in models.items():
+            try:
+                newer = model.newer()
+            except (UserError, OSError) as error:
+                if problems.get(name) != (problem := reason(error)):
+                    click.echo(f"{name}: {problem}; {model.step} goes on", err=True)
+                problems[name] = problem
+                continue
+            problems.pop(name, None)
+            if newer is not None:
+                engine.replace(name, newer)
+                click.echo(f"{name}: now {model.step}", err=True)

@@ -3,7 +3,6 @@
 (`top_k`, `min_p`, `repetition_penalty`, `ignore_eos`). What isn't supported is refused by name."""
 
 import abc
-import dataclasses
 import secrets
 import time
 from typing import Annotated, Any, ClassVar, NamedTuple
@@ -58,6 +57,8 @@ class Body(pydantic.BaseModel, abc.ABC):
     model_config = pydantic.ConfigDict(extra="forbid", strict=True)
     kind: ClassVar[str]
     """The `object` of an answer."""
+    id_prefix: ClassVar[str]
+    """How the `id` of an answer begins."""
     usual_tokens: ClassVar[int | None] = None
     """The most new tokens if the client doesn't say how many; None for as many as fit."""
 
@@ -105,9 +106,9 @@ class Body(pydantic.BaseModel, abc.ABC):
         return stop
 
     @property
-    @abc.abstractmethod
     def asked_tokens(self) -> int | None:
         """The most new tokens that the client asked for."""
+        return self.max_tokens
 
     @property
     @abc.abstractmethod
@@ -123,9 +124,18 @@ class Body(pydantic.BaseModel, abc.ABC):
     def choice(self, text: str, log_probs: "list[TokenLogProbs] | None") -> dict[str, Any]:
         """Return the part of a choice that holds its text."""
 
-    @abc.abstractmethod
     def piece(self, text: str, log_probs: "list[TokenLogProbs] | None") -> dict[str, Any]:
         """The same for a piece of a stream."""
+        return self.choice(text, log_probs)
+
+    def header(self) -> dict[str, Any]:
+        """Return the keys with which all parts of one answer begin."""
+        return {
+            "id": f"{self.id_prefix}-{secrets.token_hex(12)}",
+            "object": self.kind,
+            "created": int(time.time()),
+            "model": self.model,
+        }
 
     @property
     def stops(self) -> list[str]:
@@ -157,7 +167,7 @@ Tokens = list[Annotated[int, Field(ge=0)]]
 class CompletionBody(Body):
     """`/v1/completions`."""
 
-    kind = "text_completion"
+    kind, id_prefix = "text_completion", "cmpl"
     usual_tokens = NEW_TOKENS
     names_stop_token = True
     prompt: str | Tokens | list[str] | list[Tokens]
@@ -176,10 +186,6 @@ class CompletionBody(Body):
     @property
     def likely(self) -> int | None:
         return self.logprobs
-
-    @property
-    def asked_tokens(self) -> int | None:
-        return self.max_tokens
 
     @property
     def is_echoed(self) -> bool:
@@ -201,14 +207,11 @@ class CompletionBody(Body):
             }
         return {"text": text, "logprobs": found}
 
-    def piece(self, text: str, log_probs: "list[TokenLogProbs] | None") -> dict[str, Any]:
-        return self.choice(text, log_probs)
-
 
 class ChatBody(Body):
     """`/v1/chat/completions`."""
 
-    kind = "chat.completion"
+    kind, id_prefix = "chat.completion", "chatcmpl"
     messages: list[dict[str, Any]]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool = False
@@ -281,39 +284,6 @@ def token_text(tokenizer: Tokenizer, token: int) -> tuple[str, bytes]:
     text = tokenizer.decode([token])
     is_text = text and REPLACEMENT_CHARACTER not in text
     return (text, text.encode()) if is_text else (f"token_id:{token}", b"")
-
-
-class Usage(NamedTuple):
-    """How many tokens a request took."""
-
-    prompt_tokens: int
-    completion_tokens: int
-
-    def as_json(self) -> dict[str, int]:
-        """Return the `usage` of an answer."""
-        return {**self._asdict(), "total_tokens": sum(self)}
-
-
-@dataclasses.dataclass
-class Header:
-    """The keys with which all parts of an answer begin."""
-
-    body: Body
-    fingerprint: str
-    """Names the weights that answer."""
-    made_at: int = dataclasses.field(default_factory=lambda: int(time.time()))
-    number: str = dataclasses.field(default_factory=lambda: secrets.token_hex(12))
-
-    def as_json(self, ending: str = "") -> dict[str, Any]:
-        """Return the keys; `ending` is for the `object` of pieces of a stream."""
-        prefix = "cmpl" if self.body.kind == "text_completion" else "chatcmpl"
-        return {
-            "id": f"{prefix}-{self.number}",
-            "object": self.body.kind + ending,
-            "created": self.made_at,
-            "model": self.body.model,
-            "system_fingerprint": self.fingerprint,
-        }
 
 
 def error_json(message: str, kind: str, code: str | None = None) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from rungs.checkpointing.weights_file import Weights
 from rungs.common.errors import UserError
 from rungs.common.paths import file_checksum
 from rungs.data.chats.chat_dataset import ChatFormat
-from rungs.model.generation import Generator
 from rungs.model.weight_formats import WeightFormat
+from rungs.serving.engine import NamedGenerator
 from rungs.serving.protocol import Body, ChatBody, CompletionBody
 
 _MOST_CHARACTERS_PER_TOKEN = 256
@@ -38,10 +38,10 @@ class Loading(NamedTuple):
         weights = find_weights(newest if is_followed else place).resolve()
         return find_averaged_weights(weights) if self.weight_format == "ema" else weights
 
-    def generator(self, weights: Path) -> Generator:
+    def load(self, weights: Path) -> NamedGenerator:
         """Load a model. Raises UserError if it is damaged or can't be quantized."""
         form: WeightFormat = "int8" if self.weight_format == "int8" else "dtype"
-        return load_token_generator(weights, self.dtype, form)
+        return NamedGenerator(weights.parent.name, load_token_generator(weights, self.dtype, form))
 
 
 class Served:
@@ -72,14 +72,14 @@ class Served:
 
     @property
     def step(self) -> str:
-        """Name of the checkpoint that answers."""
+        """Name of the checkpoint that answers new requests."""
         return self.weights.parent.name
 
-    def load(self) -> Generator:
-        """Load the weights; errors as for `Loading.generator`."""
-        return self._loading.generator(self.weights)
+    def load(self) -> NamedGenerator:
+        """Load the weights; errors as for `Loading.load`."""
+        return self._loading.load(self.weights)
 
-    def newer(self) -> Generator | None:
+    def newer(self) -> NamedGenerator | None:
         """Load the weights that are there now, None if they are those of before. Raises UserError
         if they are damaged, just being deleted, or of another model."""
         weights = self._loading.find(self.place)
@@ -87,7 +87,7 @@ class Served:
             return None
         if _kind(Weights(weights)) != self._kind:
             raise UserError(f"{weights}: is of another model or tokenizer; serve it anew")
-        generator = self._loading.generator(weights)
+        generator = self._loading.load(weights)
         self.weights = weights
         return generator
 

@@ -18,7 +18,7 @@ from rungs.model.kernels.float8 import Observed
 from rungs.optim.precision import dtype_of
 from rungs.parallel import collectives
 from rungs.parallel.fsdp import GradientSum, WeightGatherer
-from rungs.parallel.sharding import CONTEXT, DATA, TENSOR, Layout
+from rungs.parallel.sharding import ALL_AXES, DATA, Layout
 from rungs.step.forward import compute_of
 from rungs.step.nonfinite import ALL_FINITE, first_nonfinite
 from rungs.step.objective import Aux, Microbatch, Objective
@@ -79,7 +79,7 @@ def summed_gradients(
         differentiate = jax.value_and_grad(loss, has_aux=True)
         if shortcuts is not None:
             differentiate = shortcuts.around(differentiate, loss)
-        varying = collectives.to_varying(observed, DATA, CONTEXT, TENSOR)
+        varying = collectives.to_varying(observed, *ALL_AXES)
         sources = gradient_sum.sources(trained), varying
         add = functools.partial(_add_if_finite, differentiate, sources, key)
         if microbatches == 1:  # without memory for a sum
@@ -129,9 +129,9 @@ def _add_if_finite(
         part: the arrays of the microbatch, and its number."""
     (_, aux), (gradient, observed) = differentiate(sources, microbatch_of(part, key))
     if amaxes := jax.tree.leaves(observed):
-        aux = aux._replace(observed_PL2=collectives.maximum(jnp.stack(amaxes)))
+        aux = aux._replace(observed_PL2=collectives.pmax(jnp.stack(amaxes), *ALL_AXES))
     with jax.named_scope("gradient_sum"):
-        first = collectives.pmin(first_nonfinite((aux.loss, gradient)))
+        first = collectives.pmin(first_nonfinite((aux.loss, gradient)), *ALL_AXES)
     if total is None:
         return gradient, (aux, first)
     is_finite = first == ALL_FINITE

@@ -163,9 +163,14 @@ def named_arrays(module: nnx.Module | nnx.Optimizer, vocab_size: int | None = No
 
 
 def host_copies(module: nnx.Module | nnx.Optimizer, vocab_size: int) -> dict[str, np.ndarray]:
+    """Return `host_arrays` of a module's state."""
+    return host_arrays(nnx.state(module), vocab_size)
+
+
+def host_arrays(state: nnx.State, vocab_size: int) -> dict[str, np.ndarray]:
     """Return host copies of every array by its dotted name, transferred concurrently. Vocabulary
     padding is removed on the host, so that devices need no memory for it."""
-    flat = nnx.to_flat_state(nnx.state(module))
+    flat = nnx.to_flat_state(state)
     for _, variable in flat:
         variable.get_value().copy_to_host_async()
     return {dotted(path): _host_copy(variable, vocab_size) for path, variable in flat}

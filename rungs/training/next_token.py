@@ -31,6 +31,7 @@ from rungs.planning import forecast, memory
 from rungs.run import metrics
 from rungs.run.folder import RunFolder
 from rungs.run.metrics import Spike, StepMetrics
+from rungs.run.step_table import StepTable
 from rungs.step.eval_step import (
     Sums,
     ValidationLosses,
@@ -375,17 +376,16 @@ class NextTokenLearner:
         run_report.warn_of_emulation(config.train, mesh)
 
     def summary(self, run: RunFolder, last: StepMetrics | None) -> str:
-        steps = metrics.read(run.metrics)
-        last = last or steps[-1]
-        seconds = sum(step.step_seconds for step in steps)
-        best = metrics.best_step(steps, self._train.checkpoint_interval)
+        steps = StepTable.read(run.metrics)
+        last = last or metrics.read(run.metrics)[-1]
+        seconds, best = steps.seconds[-1], steps.best(self._train.checkpoint_interval)
         losses = {"train loss": last.train_loss, "validation loss": last.validation_loss}
         losses["validation loss of the average"] = last.ema_validation_loss
         return (
             f"{last.tokens_seen:,} tokens in {seconds:,.1f} s,"
             f" {last.tokens_seen / seconds:,.0f} tokens/s;"
             f" {', '.join(f'{k} {loss:.4f}' for k, loss in losses.items() if loss is not None)};"
-            f" best {f'at step {best.global_step:,}' if best else 'none'}"
+            f" best {f'at step {best.step:,}' if best else 'none'}"
         )
 
 

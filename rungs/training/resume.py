@@ -14,6 +14,7 @@ from rungs.common.errors import UserError
 from rungs.common.paths import is_file
 from rungs.common.strict_json import read_text
 from rungs.config import run_config
+from rungs.config.base import may_change
 from rungs.config.optimization_config import OptimizationConfig
 from rungs.config.reinforce_config import ReinforceConfig
 from rungs.config.run_config import MODEL_FILE, TRAIN_FILE, AnyRunConfig, RunConfig
@@ -49,7 +50,7 @@ def refuse_changes(saved: CheckpointMeta, now: AnyRunConfig, run: RunFolder, ext
         )
     is_branch = now.train.branch_step >= 0 and saved.global_step == now.train.branch_step
     extendable = _extendable_keys(before.train, now.train)
-    allowed = now.train.MAY_CHANGE | _microbatch_keys(before, now)
+    allowed = may_change(type(now.train)) | _microbatch_keys(before, now)
     if is_branch:
         allowed |= now.train.__class__.model_fields.keys() - _keys_of_branches(before, now)
     elif extend:

@@ -8,7 +8,7 @@ import pytest
 from rungs.charts import run_charts
 from rungs.charts.preference_charts import PREFERENCE_CHARTS
 from rungs.run.metrics import PreferenceFigures, StepMetrics
-from rungs.run.recorded_run import RecordedPreferenceRun
+from rungs.run.recorded_run import RecordedRun
 from tests.support.tiny_run import make_run
 
 
@@ -28,7 +28,7 @@ def make(folder: Path, with_reference: bool = True) -> Path:
 
 
 def test_each_figure_has_a_curve(tmp_path: Path) -> None:
-    run = RecordedPreferenceRun.load(make(tmp_path))
+    run = RecordedRun.load(make(tmp_path))
     (axes, *_) = PREFERENCE_CHARTS["answers-chart.png"](run).axes
     held_out = [line for line in axes.get_lines() if line.get_marker() == "s"]
     assert [line.get_ydata()[1] for line in held_out] == pytest.approx([-6.0, -7.0])  # type: ignore[index]

@@ -48,11 +48,11 @@ def test_a_norm_and_its_gradients_are_exact(
         scale, bias = jnp.ones_like(scale), jnp.zeros_like(bias)
     of_kind = (scale, bias) if kind == "layer norm" else (scale,)
     vectors = of_kind if has_parameters else ()
-    norm = norms.layer_norm if kind == "layer norm" else norms.rms_norm
+    norm = norms.Norm(EPSILON, is_centered=kind == "layer norm")
 
     @quick_jit
     def both(x: jax.Array, dy: jax.Array, *vectors: jax.Array) -> Any:
-        y, pull = jax.vjp(lambda x, *vectors: norm(x, EPSILON, *vectors), x, *vectors)
+        y, pull = jax.vjp(lambda *arrays: norms.normalize(norm, *arrays), x, *vectors)
         return y, *pull(dy)
 
     with trace_for(Target(platform)):

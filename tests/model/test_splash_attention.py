@@ -146,8 +146,8 @@ def lowered(
 
     def layer(x: jax.Array) -> jax.Array:
         heads = jnp.sin(x)
-        kernel = causal_kernel(heads, 5.0, separate_documents=False)
-        y = kernel.causal_attention(heads, heads, heads, Scoring(0.125, 100, 5.0))
+        scoring = Scoring(0.125, 100, 5.0)
+        y = causal_kernel(heads, scoring).causal_attention(heads, heads, heads, scoring)
         return collectives.psum(jnp.sin(y.astype(jnp.float32)).sum(), DATA)
 
     step = jax.shard_map(

@@ -161,8 +161,8 @@ def test_attention_never_has_all_scores_in_memory(
 ) -> None:
     query, key, value, _ = arrays(512, width, 2, 1, dtype)
     with target_device.trace_for(target, is_compiled):
-        kernel = causal_kernel(query, cap, separate_documents=False)
-        run = functools.partial(kernel.causal_attention, scoring=Scoring(0.1, soft_cap=cap))
+        scoring = Scoring(0.1, soft_cap=cap)
+        run = functools.partial(causal_kernel(query, scoring).causal_attention, scoring=scoring)
         calls, text = calls_in(jax.jit(run).trace(query, key, value))
     assert calls == kernels
     assert "512x512x" not in text

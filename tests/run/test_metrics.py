@@ -1,6 +1,5 @@
 """`metrics.jsonl`: each step exactly once, also if a crash has torn the last line."""
 
-import dataclasses
 import json
 import math
 from pathlib import Path
@@ -62,23 +61,3 @@ def test_reopening_drops_steps_after_the_checkpoint(path: Path) -> None:
 def test_keys_of_another_version_are_ignored(path: Path) -> None:
     path.write_text(json.dumps(json.loads(step(0).as_line()) | {"of_a_later_version": [1]}) + "\n")
     assert metrics.read(path) == [step(0)]
-
-
-def test_the_best_step_has_a_checkpoint() -> None:
-    trained = [step(n, loss=5 - n) for n in range(5)]
-    assert metrics.best_step(trained, checkpoint_interval=3) == trained[4]
-    assert metrics.best_step(trained[:4], checkpoint_interval=2) == trained[3]
-    validated = [step(0, 9.0, 2.0), step(1, 0.1), step(2, 8.0, 1.0), step(3, 7.0, 1.5)]
-    assert metrics.best_step(validated, checkpoint_interval=2) == validated[2]
-    assert metrics.best_step([step(0, None)], checkpoint_interval=1) is None
-    assert metrics.best_step([], checkpoint_interval=1) is None
-
-
-def test_the_best_step_is_chosen_among_losses_on_the_same_validation_data() -> None:
-    def on(data: str | None, number: int, loss: float) -> StepMetrics:
-        return dataclasses.replace(step(number, 5.0, loss), validation_data=data)
-
-    steps = [on("easy", 0, 0.4), on("hard", 1, 2.0), step(2), on("hard", 3, 2.5)]
-    assert metrics.best_step(steps, checkpoint_interval=1) == steps[1]
-    of_an_earlier_version = [on(None, 0, 1.0), on("hard", 1, 2.0)]
-    assert metrics.best_step(of_an_earlier_version, 1) == of_an_earlier_version[0]

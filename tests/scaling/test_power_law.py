@@ -1,7 +1,6 @@
 """The power law against SciPy's regression, its intervals against simulation, and the command on
 hand-written runs."""
 
-import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +22,8 @@ from rungs.config.train_config import TrainConfig
 from rungs.optim.schedule import learning_rate_schedule
 from rungs.planning.flops import model_flops_per_token
 from rungs.run.metrics import StepMetrics
-from rungs.run.recorded_run import FloatArray, RecordedRun, load_runs
+from rungs.run.recorded_run import load_runs
+from rungs.run.step_table import FloatArray
 from rungs.scaling import power_law
 from rungs.scaling.power_law import ScaledRuns
 from rungs.step.state import shapes_of
@@ -314,13 +314,11 @@ def test_unsuitable_runs_are_rejected_and_nothing_is_written(
 
 def test_a_loss_of_zero_is_rejected(make_run: MakeRun) -> None:
     folders = [make_run(width) for width in WIDTHS[:3]]
-    runs = load_runs(folders)
     for field in ("validation_loss", "tokens_seen"):
-        table = runs[2].table.copy()
-        table[-1, RecordedRun.COLUMNS.index(field)] = 0
-        odd = dataclasses.replace(runs[2], table=table)
+        *runs, odd = load_runs(folders)
+        odd.column(field)[-1] = 0
         with pytest.raises(UserError, match=r"w64 ends at loss .* needs both above 0"):
-            ScaledRuns.of([*runs[:2], odd])
+            ScaledRuns.of([*runs, odd])
 
 
 def markers(figure: Figure) -> list[Any]:

@@ -113,6 +113,7 @@ def test_a_chat_is_rendered_by_its_template(answering: Answering, models: dict[s
         **keys,
     )
     choices = [choice for event in events for choice in event.choices]
+    assert [choice.delta.role for choice in choices[:2]] == ["assistant", None]
     pieces = [choice.delta.content or "" for choice in choices]
     assert "".join(pieces) == answer.choices[0].message.content
     found = [one for choice in choices if choice.logprobs for one in choice.logprobs.content or []]
@@ -348,17 +349,21 @@ def test_more_texts_than_may_wait_are_refused(answering: Answering) -> None:
 def test_new_weights_answer_without_dropping_a_text(
     answering: Answering, tmp_path: Path, models: dict[str, Path]
 ) -> None:
-    """A text in progress ends with the weights that it began with."""
+    """A text in progress ends with the weights that it began with, and says so."""
     served = answering.models["base"]
     other = tmp_path / "other"
     other.symlink_to(models["base"])
     stream = answering.client.completions.create(prompt=PROMPT, **SAME, stream=True)
-    begun = [next(iter(stream)).choices[0].text]
-    answering.engine.replace("base", served.load())
-    begun += [event.choices[0].text for event in stream]
-    assert "".join(begun) == expected_texts(models["base"])[0]
-    assert answering.client.completions.create(prompt=PROMPT, **SAME).choices[0].text
+    events = [next(iter(stream))]
+    answering.engine.replace("base", served.load()._replace(name="newer"))
+    events += stream
+    text = "".join(event.choices[0].text for event in events)
+    assert text == expected_texts(models["base"])[0]
+    assert {event.system_fingerprint for event in events} == {"base"}
+    answer = answering.client.completions.create(prompt=PROMPT, **SAME)
+    assert (answer.choices[0].text, answer.system_fingerprint) == (text, "newer")
     assert len(answering.engine._batches["base"]) == 1
+    answering.engine.replace("base", served.load())
 
 
 def test_models_are_named_by_run_and_checkpoint() -> None:

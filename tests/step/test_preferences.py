@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 from safetensors.numpy import load_file
 
 from rungs.checkpointing.weights_file import Weights
@@ -15,11 +16,10 @@ from rungs.config.train_config import TrainConfig
 from rungs.data.loader import PreferenceBatch
 from rungs.data.sequences import IGNORED
 from rungs.huggingface.importing import Import, find_source, import_model
-from rungs.parallel.sharding import place_batch
-from rungs.smoke_tests.parallel_check.check import GradientRecorder
+from rungs.parallel.sharding import Layout, place_batch
 from rungs.step.preferences import LogProbs, Preferences, dpo, ipo, loss_of, simpo
-from rungs.step.state import create_model_and_optimizer
-from rungs.step.train_step import make_step, objective_of
+from rungs.step.state import create_model_and_optimizer, host_arrays
+from rungs.step.train_step import objective_of, step_function
 from tests.support.configs import mesh_of, train_config
 from tests.support.published_models import Arrays, copy
 
@@ -67,12 +67,12 @@ def test_loss_and_gradient_are_those_of_trl(objective: str, tmp_path: Path) -> N
     mesh = mesh_of(1)
     start = {name: jax.numpy.asarray(weights.array(name)) for name in weights.names()}
     model, optimizer = create_model_and_optimizer(run, 2, mesh, start)
-    recorder = GradientRecorder(model, optimizer)
-    step: Any = make_step(objective_of(run.train), run.train, mesh)
+    layout = Layout.of(None, mesh)
+    step = nnx.jit(step_function(objective_of(run.train), run.train, layout, keeps_gradient=True))
     given = batch() if run.train.has_reference else batch()._replace(reference_ABS=None)
-    result = step(model, recorder, *place_batch(mesh, *given))
+    result: Any = step(model, optimizer, *place_batch(mesh, *given))
     np.testing.assert_allclose(result.losses_A[0], TRL["losses"][objective], rtol=1e-5)
-    found = recorder.arrays(run.model.vocab_size)
+    found = host_arrays(result.gradient, run.model.vocab_size)
     largest = max(float(np.abs(array).max()) for array in found.values())
     assert found.keys() == wanted.names()
     for name, array in found.items():

@@ -28,6 +28,7 @@ from rungs.planning.memory import memory_of
 from rungs.run import metrics
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.run.recorded_run import RecordedRun
+from rungs.run.step_table import StepTable
 from rungs.step.state import AbstractState, create_model_and_optimizer, named_arrays
 from rungs.step.train_step import make_train_step
 from rungs.training.next_token import NextTokenLearner, next_token
@@ -163,9 +164,9 @@ def test_a_run_is_the_same_with_averages_and_has_their_loss(place: Path, tmp_pat
     assert metrics.read(plain.metrics)[-1].ema_validation_loss is None
     arguments = [str(run), "--datasets-dir", str(place / "datasets")]
     told = CliRunner().invoke(evaluate.main, [*arguments, "--weights", "ema"]).output
-    best = metrics.best_step(steps, 3)
+    best = StepTable.read(RunFolder(run).metrics).best(3)
     assert best is not None
-    assert f"loss           {best.ema_validation_loss:.4f} nats" in told
+    assert f"loss           {steps[best.step].ema_validation_loss:.4f} nats" in told
     chart = loss_chart(RecordedRun.load(run))
     labels = [text.get_text().strip() for legend in chart.legends for text in legend.get_texts()]
     assert "validation, averaged weights" in labels

@@ -15,6 +15,7 @@ from rungs.parallel.sharding import Layout
 from rungs.parallel.target_device import Target, trace_for
 from rungs.run import metrics as metrics_module
 from rungs.run.folder import RunFolder
+from rungs.run.step_table import StepTable
 from rungs.step.eval_step import ValidationLosses
 from tests.support.long import long_except
 from tests.support.sharded_models import RECIPE, RECIPE_OF_MUON, assert_close
@@ -44,10 +45,10 @@ def test_a_finished_run_has_checkpoints_metrics_and_charts(finished: RunFolder) 
     validated = [step.global_step for step in steps if step.validation_loss is not None]
     assert validated == [0, 5, 10, 15, 20, 23]
     best = best_of(list_checkpoints(finished.checkpoints))
-    expected = metrics_module.best_step(steps, checkpoint_interval=5)
+    expected = StepTable.read(finished.metrics).best(checkpoint_interval=5)
     assert best is not None
     assert expected is not None
-    assert best.step == expected.global_step
+    assert best.step == expected.step
     assert (finished.checkpoints / "best").readlink() == Path(best.folder.name)
     assert str((finished.checkpoints / "latest").readlink()).endswith("-step-000023")
     assert {chart.name for chart in finished.charts} == {

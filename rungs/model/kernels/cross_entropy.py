@@ -83,7 +83,8 @@ class TargetScores(NamedTuple):
 def target_scores(head: Head, x_MD: Array, matrix: Array, targets_M: Array) -> TargetScores:
     """Return the scores of targets; arguments as for `weighted_loss`."""
 
-    def score(softmax: Softmax, targets_M: Array) -> TargetScores:
+    def score(logits_MV: Array, targets_M: Array) -> TargetScores:
+        softmax = _softmax(logits_MV, targets_M)
         is_largest_M = softmax.losses == jnp.log(softmax.totals)  # its logit is the largest
         return TargetScores(-softmax.losses, is_largest_M | (targets_M < 0))
 
@@ -92,23 +93,29 @@ def target_scores(head: Head, x_MD: Array, matrix: Array, targets_M: Array) -> T
 
 def target_statistics(head: Head, x_MD: Array, matrix: Array, targets_M: Array) -> TargetStatistics:
     """Return only the statistics; arguments as for `weighted_loss`."""
-    return _map_chunks(_statistics, head, x_MD, matrix, targets_M)
+
+    def statistics(logits_MV: Array, targets_M: Array) -> TargetStatistics:
+        return _statistics(_softmax(logits_MV, targets_M), targets_M)
+
+    return _map_chunks(statistics, head, x_MD, matrix, targets_M)
 
 
 def _map_chunks(
-    function: Callable[["Softmax", Array], T],
+    function: Callable[..., T],
     head: Head,
     x_MD: Array,
     matrix: Array,
     targets_M: Array,
+    *extras: Array,
 ) -> T:
-    """Apply a function to each chunk's softmax and targets; return its results for all tokens."""
+    """Return a function of logits_MV, targets_M and extras for all tokens, chunk by chunk."""
 
-    def of_chunk(chunk: tuple[Array, Array]) -> T:
-        x_MD, targets_M = chunk
-        return function(_softmax(head(x_MD, matrix), targets_M), targets_M)
+    @jax.checkpoint
+    def of_chunk(chunk: tuple[Array, ...]) -> T:
+        x_MD, *arrays = chunk
+        return function(head(x_MD, matrix), *arrays)
 
-    by_chunk = jax.lax.map(of_chunk, _chunks(matrix, targets_M, x_MD))
+    by_chunk = jax.lax.map(of_chunk, _chunks(matrix, targets_M, x_MD, *extras))
     return _joined(by_chunk, len(targets_M))
 
 
@@ -127,15 +134,7 @@ def map_logits(
     Args:
         function: from a chunk's logits_MV, targets_M and extras to an array with leading axis M."""
     x_MD, matrix = collectives.to_common_varying(x_MD, matrix.astype(jnp.float32))
-
-    @jax.checkpoint
-    def of_chunk(chunk: tuple[Array, ...]) -> Array:
-        x_MD, *arrays = chunk
-        return function(head(x_MD, matrix), *arrays)
-
-    by_chunk = jax.lax.map(of_chunk, _chunks(matrix, targets_M, x_MD, *extras))
-    joined: Array = _joined(by_chunk, len(targets_M))
-    return joined
+    return _map_chunks(function, head, x_MD, matrix, targets_M, *extras)
 
 
 def target_losses(logits: Array, targets: Array) -> Array:
@@ -217,12 +216,6 @@ def _statistics(softmax: Softmax, targets_M: Array) -> TargetStatistics:
     return TargetStatistics(-softmax.losses, jnp.where(targets_M >= 0, entropies_M, 0))
 
 
-def _weights(
-    weight_of: WeightOf, log_probs_M: Array, targets_M: Array, extras: tuple[Array, ...]
-) -> Array:
-    return jnp.where(targets_M >= 0, weight_of(log_probs_M, *extras), 0.0)
-
-
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _weighted_loss(
     head: Head,
@@ -233,7 +226,7 @@ def _weighted_loss(
     extras: tuple[Array, ...],
 ) -> tuple[Array, TargetStatistics]:
     statistics = target_statistics(head, x_MD, matrix, targets_M)
-    weights_M = _weights(weight_of, statistics.log_probs_M, targets_M, extras)
+    weights_M = jnp.where(targets_M >= 0, weight_of(statistics.log_probs_M, *extras), 0.0)
     return -(weights_M * statistics.log_probs_M).sum(), statistics
 
 
@@ -253,7 +246,7 @@ def _forward(
         logits_MV, pull = jax.vjp(head, x_MD, operand.astype(matrix.dtype))
         softmax = _softmax(logits_MV, targets_M)
         statistics = _statistics(softmax, targets_M)
-        weights_M = _weights(weight_of, statistics.log_probs_M, targets_M, tuple(extras))
+        weights_M = jnp.where(targets_M >= 0, weight_of(statistics.log_probs_M, *extras), 0.0)
         x_gradient_MD, gradient = pull(_logits_gradient(softmax, weights_M))
         loss = (weights_M * softmax.losses).sum()
         return total + gradient, (loss, statistics, x_gradient_MD)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from rungs.model.kernels import blockwise_attention
+from rungs.model.kernels.blockwise_attention import Scoring
 from rungs.parallel import target_device
 
 MAX_HEAD_SIZE = 128
@@ -20,14 +20,9 @@ def supports(query_BSNH: Array | jax.ShapeDtypeStruct) -> bool:
 
 
 def causal_attention(
-    query_BSNH: Array, key_BSKH: Array, value_BSKH: Array, scoring: blockwise_attention.Scoring
+    query_BSNH: Array, key_BSKH: Array, value_BSKH: Array, scoring: Scoring
 ) -> Array:
-    """Like `blockwise_attention.causal_attention`, without soft cap or documents. Plans for another
-    device use that function, which keeps as much for the backward pass."""
-    assert scoring.soft_cap is None
-    assert scoring.starts_BS is None
-    if not target_device.is_compiled():
-        return blockwise_attention.causal_attention(query_BSNH, key_BSKH, value_BSKH, scoring)
+    """Like `blockwise_attention.causal_attention`, without soft cap or documents."""
     return jax.nn.dot_product_attention(
         query_BSNH,
         key_BSKH,

@@ -24,20 +24,8 @@ class Norm(NamedTuple):
     """Whether the mean is subtracted: layer norm rather than RMS norm."""
 
 
-def layer_norm(x: Array, epsilon: float, *scale_and_bias: Array) -> Array:
-    """Return (x − mean) / √(variance + ε) · scale + bias (Ba et al. 2016), in the dtype of x.
-    Without scale and bias, x is only normalized."""
-    return _norm(Norm(epsilon, is_centered=True), x, *scale_and_bias)
-
-
-def rms_norm(x: Array, epsilon: float, *scale: Array) -> Array:
-    """Return x / √(mean of x² + ε) · scale (Zhang & Sennrich 2019), in the dtype of x. Without
-    scale, x is only normalized."""
-    return _norm(Norm(epsilon, is_centered=False), x, *scale)
-
-
 def split_rms_norm(x: Array, epsilon: float, width: int, *scale: Array) -> Array:
-    """Like `rms_norm` of `width` elements, which are split over devices along TENSOR: x and scale
+    """Like an RMS norm of `width` elements, which are split over devices along TENSOR: x and scale
     have this device's."""
     x_float32 = x.astype(jnp.float32)
     square = collectives.psum(jnp.square(x_float32).sum(axis=-1, keepdims=True), TENSOR)
@@ -46,15 +34,17 @@ def split_rms_norm(x: Array, epsilon: float, width: int, *scale: Array) -> Array
     return _scaled(normalized, scale).astype(x.dtype)
 
 
-def _norm(norm: Norm, x: Array, *vectors: Array) -> Array:
-    """Return the norm of x; `vectors` are the scale and the bias, the scale, or nothing."""
+def normalize(norm: Norm, x: Array, *vectors: Array) -> Array:
+    """Return (x − mean) / √(variance + ε) · scale + bias (layer norm, Ba et al. 2016) or x / √(mean
+    of x² + ε) · scale (RMS norm, Zhang & Sennrich 2019), in the dtype of x. `vectors` are the scale
+    and the bias, the scale, or nothing, to only normalize x."""
     if target_device.platform() != "gpu":
         return plain_norm(norm, x, *vectors)
     return _with_own_derivative(norm, *collectives.to_common_varying(x, *vectors))
 
 
 def plain_norm(norm: Norm, x: Array, *vectors: Array) -> Array:
-    """Return the norm of x, with JAX's derivative."""
+    """Like `normalize`, with JAX's derivative."""
     return _scaled(_normalize(norm, x)[0], vectors).astype(x.dtype)
 
 

@@ -18,7 +18,6 @@ from jax.experimental.pallas.ops.tpu.splash_attention import (
     splash_attention_mask,
 )
 
-from rungs.model.kernels import blockwise_attention
 from rungs.model.kernels.blockwise_attention import Scoring
 from rungs.model.remat import SAVED
 from rungs.parallel import collectives, target_device
@@ -40,10 +39,7 @@ def supports(query_BSNH: Array | jax.ShapeDtypeStruct) -> bool:
 def causal_attention(
     query_BSNH: Array, key_BSKH: Array, value_BSKH: Array, scoring: Scoring
 ) -> Array:
-    """Like `blockwise_attention.causal_attention`. Plans for another device use that function,
-    which keeps as much for the backward pass."""
-    if not target_device.is_compiled():
-        return blockwise_attention.causal_attention(query_BSNH, key_BSKH, value_BSKH, scoring)
+    """Like `blockwise_attention.causal_attention`."""
     return pallas_attention(query_BSNH, key_BSKH, value_BSKH, scoring, interpret=False)
 
 
@@ -138,9 +134,8 @@ def _varying_pallas_call(kernel: Any, out_shape: Any, **options: Any) -> Callabl
 
     def run(*inputs: Any) -> Any:
         def outputs() -> Any:
-            arrays = jax.tree.leaves(inputs)
             empty = jax.tree.map(lambda like: jnp.empty(like.shape, like.dtype), out_shape)
-            return jax.tree.map(lambda x: collectives.to_common_varying(x, *arrays)[0], empty)
+            return collectives.to_common_varying(empty, inputs)[0]
 
         return pl.pallas_call(kernel, jax.eval_shape(outputs), **options)(*inputs)
 

@@ -25,7 +25,6 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from rungs.model.kernels import blockwise_attention
 from rungs.model.kernels.blockwise_attention import MASKED_SCORE, Scoring
 from rungs.model.remat import save_for_backward
 from rungs.parallel import collectives, target_device
@@ -88,20 +87,11 @@ def supports(query_BSNH: Array | jax.ShapeDtypeStruct) -> bool:
 def causal_attention(
     query_BSNH: Array, key_BSKH: Array, value_BSKH: Array, scoring: Scoring
 ) -> Array:
-    """Like `blockwise_attention.causal_attention`. Plans for another device use that function,
-    which keeps as much for the backward pass."""
-    arrays = query_BSNH, key_BSKH, value_BSKH
-    if not target_device.is_compiled():
-        return blockwise_attention.causal_attention(*arrays, scoring)
+    """Like `blockwise_attention.causal_attention`."""
     starts_BS = scoring.starts_BS
     documents = None if starts_BS is None else Documents.of(starts_BS, key_BSKH.shape[2])
-    *arrays, documents = _to_common_varying((*arrays, documents))
-    return pallas_attention(*arrays, documents, dataclasses.replace(scoring, starts_BS=None), False)
-
-
-def _to_common_varying(tree: Any) -> Any:
-    arrays, structure = jax.tree.flatten(tree)
-    return jax.tree.unflatten(structure, collectives.to_common_varying(*arrays))
+    inputs = collectives.to_common_varying(query_BSNH, key_BSKH, value_BSKH, documents)
+    return pallas_attention(*inputs, dataclasses.replace(scoring, starts_BS=None), False)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))

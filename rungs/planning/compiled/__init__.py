@@ -1,6 +1,6 @@
 """A run's step as compiled for a device, present or not.
 
-targets      descriptions of absent devices for their compilers; add a device here as well
+targets      descriptions of absent devices for their compilers
 step         compiles a run's real step for them: its memory, kernels and spills
 collectives  bytes that devices send per step, and which of them overlap with computation
 roofline     the least time of a step, part by part; add a named scope here as well

@@ -2,15 +2,16 @@
 computation are in execution order, except inside a fusion, which runs as one."""
 
 import dataclasses
+import itertools
 import math
 import re
 from collections.abc import Iterator
-from typing import NamedTuple, Self
+from typing import NamedTuple, TypeAlias
 
 import jax
 
-Program = str | jax.stages.Compiled
-"""A compiled program, or its HLO text."""
+Program: TypeAlias = "str | jax.stages.Compiled | Module"
+"""A compiled program, its HLO text, or that parsed."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -128,8 +129,10 @@ class Module:
     is_scheduled: bool
 
     @classmethod
-    def parse(cls, program: Program) -> Self:
+    def parse(cls, program: Program) -> "Module":
         """Parse a program. Raises ValueError if the text has no ENTRY computation."""
+        if isinstance(program, Module):
+            return program
         text = program if isinstance(program, str) else program.as_text() or ""
         header = text.lstrip().partition("\n")[0]
         counts = re.findall(r"(?:replica_count|num_partitions)=(\d+)", header)
@@ -149,6 +152,10 @@ class Module:
         if not module.entry:
             raise ValueError("no HLO of a compiled program: it has no ENTRY computation")
         return module
+
+    def instructions(self) -> Iterator[Instruction]:
+        """Yield the instructions of all computations."""
+        return itertools.chain.from_iterable(self.computations.values())
 
     def find(self, computation: str, name: str) -> Instruction:
         """Return an instruction by its name."""

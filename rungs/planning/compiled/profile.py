@@ -35,8 +35,7 @@ class Kernel(NamedTuple):
 def kernels_in(trace: ProfileData, module: Module) -> list[Kernel]:
     """Return the kernels of a trace, without a program's loops and calls, which consist of
     others."""
-    instructions = itertools.chain.from_iterable(module.computations.values())
-    outer = {one.name for one in instructions if one.opcode in CONTROL_FLOW}
+    outer = {one.name for one in module.instructions() if one.opcode in CONTROL_FLOW}
     return [kernel for kernel in kernels_of(trace) if kernel.instruction not in outer]
 
 
@@ -67,7 +66,7 @@ def part_by_name(module: Module) -> dict[str, str]:
     share, by their names."""
     own: dict[str, str] = {}
     shared: dict[str, set[str]] = defaultdict(set)
-    for one in itertools.chain.from_iterable(module.computations.values()):
+    for one in module.instructions():
         own[one.name] = part_of(one)
         for name in _KERNEL_NAME.findall(one.rest):
             shared[name].add(own[one.name])

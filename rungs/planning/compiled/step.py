@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding
 from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig
 from rungs.parallel import sharding, target_device
-from rungs.planning.compiled import collectives, targets
+from rungs.planning.compiled import collectives, hlo, targets
 from rungs.planning.hardware import Hardware
 from rungs.step.state import AbstractState
 from rungs.step.train_step import make_train_step
@@ -30,8 +30,6 @@ _COMPILERS = {
 }
 """Distributions that compile for a platform."""
 _OUT_OF_MEMORY = re.compile(r"Ran out of memory[^\n]*?(?=\.\s|\.?\n|\.?$)")
-
-
 KERNEL_PARTS = "attention", "experts", "loss"
 """Parts of the model with kernels, as `jax.named_scope`s, which XLA keeps in operation names."""
 XLA = "XLA"
@@ -42,10 +40,6 @@ _MAKERS = {
     "tpu_custom_call": "Pallas for Mosaic",
 }
 """Origin of a kernel by the prefix of its custom call's target."""
-_CUSTOM_CALL = re.compile(
-    r'custom_call_target="([^"]+)"(?:.|\n(?!\s*(?:ROOT )?%))*?op_name="([^"]*)"'
-)
-"""A kernel's attributes may span several lines."""
 _SPILL = re.compile(r"Registers are spilled to local memory in function '([^']+)'")
 
 
@@ -132,8 +126,9 @@ def _compile(
             reason = str(error).strip().splitlines()[0]
             raise UserError(f"--compile: the compiler for {hardware.name} says: {reason}") from None
     text, memory = program.as_text() or "", program.memory_analysis()
+    module = hlo.Module.parse(text)
     try:
-        traffic, uncounted = collectives.summary(collectives.overlaps(text), mesh), ""
+        traffic, uncounted = collectives.summary(collectives.overlaps(module), mesh), ""
     except ValueError as error:
         traffic, uncounted = [], str(error)
     return Compiled(
@@ -141,7 +136,7 @@ def _compile(
         needed_bytes(program, hardware.platform) - memory.argument_size_in_bytes,
         traffic,
         uncounted,
-        kernels_of(text, log),
+        kernels_of(module, log),
         text,
     )
 
@@ -171,17 +166,18 @@ def is_kernel(target: str) -> bool:
     return target.startswith(tuple(_MAKERS))
 
 
-def kernels_of(program: str, log: list[str]) -> Kernels:
-    """Return the kernels of a compiled step from its HLO text and the compiler's log."""
+def kernels_of(program: hlo.Program, log: list[str]) -> Kernels:
+    """Return the kernels of a compiled step, with the compiler's log."""
+    instructions = list(hlo.Module.parse(program).instructions())
     calls: dict[str, Counter[str]] = {}
-    for target, op_name in _CUSTOM_CALL.findall(program):
-        part = next((part for part in KERNEL_PARTS if re.search(rf"\b{part}\b", op_name)), None)
-        maker = next((name for start, name in _MAKERS.items() if target.startswith(start)), None)
-        if part and maker:
+    for call in filter(lambda one: is_kernel(one.target), instructions):
+        maker = next(name for start, name in _MAKERS.items() if call.target.startswith(start))
+        scopes = set(re.findall(r"\w+", call.op_name))
+        if part := next((part for part in KERNEL_PARTS if part in scopes), None):
             calls.setdefault(part, Counter())[maker] += 1
     return Kernels(
         {part: dict(counts) for part, counts in calls.items()},
-        len(re.findall(r"^\s*(?:ROOT )?%?[\w.-]+\.remat[\w.]* =", program, re.MULTILINE)),
+        sum(".remat" in one.name for one in instructions),
         sorted(set(_SPILL.findall("".join(log)))),
     )
 

@@ -1,14 +1,18 @@
 """Descriptions of absent devices for the installed compilers of XLA, for NVIDIA GPUs and TPUs. To
-add a device, add it to `hardware.DEVICES` and here, to `_GPUS` or `_TPUS`."""
+add a device, add it to `planning/devices.toml`. Of an entry's `compiler`, a GPU's figures are as
+CUDA reports them, and its `kind` is what to tell JAX instead of its own. A TPU is in libtpu's
+terms: `dimensions` of the torus that connects the chips, `devices_per_chip` and `chip_config`."""
 
 import contextlib
 import importlib.util
 import os
-from typing import Any, NamedTuple
+from pathlib import Path
+from string import Template
+from typing import Any
 
 from rungs.common.errors import UserError
 from rungs.parallel.gpu_settings import FlagValue, gpu_options
-from rungs.planning.hardware import DEVICES, Hardware
+from rungs.planning.hardware import DEVICES, TABLE, Hardware
 
 _ENVIRONMENT = {
     "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",  # else the plugin looks for a driver
@@ -19,80 +23,12 @@ _ENVIRONMENT = {
     "TPU_MIN_LOG_LEVEL": "3",
     "TPU_STDERR_LOG_LEVEL": "3",
 }
-
-
 _COMPILERS = {"gpu": ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12"), "tpu": ("libtpu",)}
 """Modules that compile for a platform; any one suffices."""
 _EXTRAS = {"gpu": "cuda", "tpu": "tpu"}
 """Extras that install them."""
-
-
-class _Multiprocessor(NamedTuple):
-    """Properties of a multiprocessor, by compute capability."""
-
-    threads: int
-    fpus: int
-    shared_bytes: int
-    shared_bytes_per_block: int
-    has_accelerated_features: bool = False
-
-
-_MULTIPROCESSORS = {
-    "8.0": _Multiprocessor(2048, 64, 167_936, 166_912),
-    "8.6": _Multiprocessor(1536, 128, 102_400, 101_376),
-    "8.9": _Multiprocessor(1536, 128, 102_400, 101_376),
-    "9.0": _Multiprocessor(2048, 128, 233_472, 232_448, has_accelerated_features=True),
-    "10.0": _Multiprocessor(2048, 128, 233_472, 232_448, has_accelerated_features=True),
-}
-"""https://docs.nvidia.com/cuda/cuda-c-programming-guide/#compute-capabilities"""
-
-
 _CUDA = "13.0.0"
 """CUDA version to compile for. Without one XLA has no FP8 matmuls."""
-
-
-class _Gpu(NamedTuple):
-    """Properties of a GPU, as CUDA reports them, that `Hardware` doesn't have."""
-
-    multiprocessors: int
-    l2_bytes: int
-    clock_ghz: float
-    kind: str = ""
-    """Kind to tell JAX; default: its own. Since 0.11 JAX lowers Triton kernels for an absent GPU
-    only if it knows the kind, so another of the same compute capability stands in."""
-
-
-_MIB = 2**20
-_GPUS = {
-    "h100": _Gpu(132, 50 * _MIB, 1.98),
-    "h200": _Gpu(132, 50 * _MIB, 1.98),
-    "b200": _Gpu(148, 132_644_864, 1.965),
-    "a100": _Gpu(108, 40 * _MIB, 1.41),
-    "l4": _Gpu(58, 48 * _MIB, 2.04),
-    "rtx3090": _Gpu(82, 6 * _MIB, 1.695, kind="NVIDIA A10"),
-    "rtx4090": _Gpu(128, 72 * _MIB, 2.52),
-}
-"""https://github.com/openxla/xla/tree/main/xla/backends/gpu/target_config/specs, and NVIDIA's
-architecture papers (see `hardware.DEVICES`) for L4 and GeForce."""
-
-
-class _Tpu(NamedTuple):
-    """A TPU in libtpu's terms."""
-
-    name: str
-    dimensions: int
-    """Dimensions of the torus that connects the chips."""
-    devices_per_chip: int = 1
-    chip_config: str = "default"
-
-
-_TPUS = {
-    "tpu-v4": _Tpu("v4", 3, chip_config="megacore"),
-    "tpu-v5e": _Tpu("v5e", 2),
-    "tpu-v5p": _Tpu("v5p", 3),
-    "tpu-v6e": _Tpu("v6e", 2),
-    "tpu7x": _Tpu("tpu7x", 3, devices_per_chip=2),
-}
 _CHIPS_PER_HOST = 4
 
 
@@ -112,7 +48,7 @@ def options(platform: str, microbatches: int, float8: bool = False) -> dict[str,
 def devices(hardware: Hardware, count: int) -> list[Any]:
     """Return `jax.Device`s to compile for. Raises UserError if the compiler is not installed or
     doesn't know the device."""
-    if hardware.name not in {**_GPUS, **_TPUS}:
+    if hardware.name not in TABLE["devices"]:
         known = ", ".join(device.name for device in DEVICES)
         raise UserError(f"--compile: no compiler knows {hardware.name}; choose from {known}")
     if not is_installed(hardware):
@@ -148,48 +84,28 @@ def _gpus(hardware: Hardware, count: int) -> list[Any]:
 
 def gpu_description(hardware: Hardware) -> str:
     """Return XLA's `GpuTargetConfigProto` of a GPU, as text."""
-    gpu, shared = _GPUS[hardware.name], _MULTIPROCESSORS[hardware.compute_capability]
     major, minor = hardware.compute_capability.split(".")
-    features = "feature_extension: ACCELERATED_FEATURES" * shared.has_accelerated_features
-    return f"""
-gpu_device_info {{
-  threads_per_block_limit: 1024
-  threads_per_warp: 32
-  shared_memory_per_block: 49152
-  shared_memory_per_core: {shared.shared_bytes}
-  shared_memory_per_block_optin: {shared.shared_bytes_per_block}
-  threads_per_core_limit: {shared.threads}
-  core_count: {gpu.multiprocessors}
-  fpus_per_core: {shared.fpus}
-  block_dim_limit_x: 2147483647
-  block_dim_limit_y: 65535
-  block_dim_limit_z: 65535
-  registers_per_core_limit: 65536
-  registers_per_block_limit: 65536
-  memory_bandwidth: {hardware.bandwidth:.0f}
-  l2_cache_size: {gpu.l2_bytes}
-  clock_rate_ghz: {gpu.clock_ghz}
-  device_memory_size: {hardware.memory_bytes:.0f}
-  runtime_version: "{_CUDA}"
-  compile_time_toolkit_version: "{_CUDA}"
-  driver_version: "{_CUDA}"
-  cuda_compute_capability {{ major: {major} minor: {minor} {features} }}
-}}
-platform_name: "CUDA"
-dnn_version_info {{ major: 9 minor: 8 }}
-device_description_str: "{gpu.kind or hardware.jax_kinds[0]}"
-"""
+    figures = {
+        **TABLE["multiprocessors"][hardware.compute_capability],
+        "kind": hardware.jax_kinds[0],
+        **TABLE["devices"][hardware.name]["compiler"],
+        "bandwidth": f"{hardware.bandwidth:.0f}",
+        "memory_bytes": f"{hardware.memory_bytes:.0f}",
+        "features": "feature_extension: ACCELERATED_FEATURES" * (int(major) >= 9),
+    }
+    template = Template(Path(__file__).with_name("gpu.textproto").read_text("utf-8"))
+    return template.substitute(figures, cuda=_CUDA, major=major, minor=minor)
 
 
 def _tpus(hardware: Hardware, count: int) -> list[Any]:
     from jax.experimental import topologies
 
-    tpu = _TPUS[hardware.name]
-    chips = torus(-(-count // tpu.devices_per_chip), tpu.dimensions)
+    tpu = TABLE["devices"][hardware.name]["compiler"]
+    chips = torus(-(-count // tpu.get("devices_per_chip", 1)), tpu["dimensions"])
     found = topologies.get_topology_desc(
-        f"{tpu.name}:{'x'.join(map(str, chips))}",
+        f"{tpu['name']}:{'x'.join(map(str, chips))}",
         "tpu",
-        chip_config_name=tpu.chip_config,
+        chip_config_name=tpu.get("chip_config", "default"),
         chips_per_host_bounds=_host(chips),
     )
     return list(found.devices[:count])

@@ -17,7 +17,7 @@ from rungs.model.kernels.blockwise_attention import Scoring
 from rungs.model.kernels.cross_entropy import summed_loss, target_losses
 from rungs.model.kernels.grouped_matmul import grouped_matmul, plain_grouped_matmul
 from rungs.model.kernels.matmul import matmul, plain_matmul
-from rungs.model.kernels.norms import Norm, layer_norm, plain_norm, rms_norm
+from rungs.model.kernels.norms import Norm, normalize, plain_norm
 from rungs.parallel import devices, target_device
 from rungs.planning.compiled.step import XLA, kernels_of
 from rungs.smoke_tests.device_check.report import Figure
@@ -91,8 +91,8 @@ def cases() -> list[KernelCase]:
         _attention("attention, wide heads", 4, 2, 256, window=100, soft_cap=2.0),
         _cross_entropy(),
         _grouped_matmul(),
-        KernelCase("layer norm", "", *_norms(layer_norm, True), ((500, 768),), ((768,), (768,))),
-        KernelCase("RMS norm", "", *_norms(rms_norm, False), ((500, 768),), ((768,),)),
+        KernelCase("layer norm", "", *_norms(True), ((500, 768),), ((768,), (768,))),
+        KernelCase("RMS norm", "", *_norms(False), ((500, 768),), ((768,),)),
         KernelCase("matmul", "", matmul, plain_matmul, ((1000, 256),), ((256, 512),)),
     ]
 
@@ -109,7 +109,7 @@ def _attention(
     scoring = Scoring(width**-0.5, window, soft_cap)
 
     def kernel(query: Array, key: Array, value: Array) -> Array:
-        kernel = causal_kernel(query, soft_cap, separate_documents=False)
+        kernel = causal_kernel(query, scoring)
         with jax.named_scope("attention"):  # as in `Attention`
             y: Array = kernel.causal_attention(query, key, value, scoring)
         return y
@@ -140,13 +140,9 @@ def _cross_entropy() -> KernelCase:
     )
 
 
-def _norms(kernel: Function, is_centered: bool) -> tuple[Function, Function]:
+def _norms(is_centered: bool) -> tuple[Function, Function]:
     norm = Norm(1e-5, is_centered)
-
-    def of_model(x: Array, *vectors: Array) -> Array:
-        return kernel(x, norm.epsilon, *vectors)
-
-    return of_model, functools.partial(plain_norm, norm)
+    return functools.partial(normalize, norm), functools.partial(plain_norm, norm)
 
 
 def _grouped_matmul() -> KernelCase:
@@ -196,7 +192,7 @@ def _on_device(
     """Return result and gradients, and the name of what computed them."""
     placed = [jnp.asarray(array) for array in arrays]
     compiled = jax.jit(_with_gradients(function, placed[0].dtype)).lower(*placed).compile()
-    makers = kernels_of(compiled.as_text() or "", []).calls.get(part, {XLA: 0})
+    makers = kernels_of(compiled, []).calls.get(part, {XLA: 0})
     return [np.asarray(array) for array in compiled(*placed)], ", ".join(makers)
 
 

@@ -88,6 +88,8 @@ class CheckedModel(NamedTuple):
     targets_BS: np.ndarray
     steps: int
     """Maximum number of training steps."""
+    overfitting: TrainConfig
+    """Settings for training on the one batch."""
     model: GPT
     optimizer: MultiSteps
     """Optimizer for the settings in `overfitting`."""
@@ -130,15 +132,11 @@ class CheckedModel(NamedTuple):
         model_config = config.model.model_copy(update={"zero_init_residual": False})
         config = RunConfig(model_config, _single_device(config.train, len(inputs_BS)))
         overfitting = RunConfig(config.model, _overfitting_config(config))
-        mesh = one_device()
-        weights = load.place_starting_weights(start_weights, overfitting, limits.steps, mesh)
-        model, optimizer = create_model_and_optimizer(overfitting, limits.steps, mesh, weights)
-        return cls(config, start_weights, inputs_BS, targets_BS, limits.steps, model, optimizer)
-
-    @property
-    def overfitting(self) -> TrainConfig:
-        """Settings for training on the one batch."""
-        return _overfitting_config(self.config)
+        mesh, steps = one_device(), limits.steps
+        weights = load.place_starting_weights(start_weights, overfitting, steps, mesh)
+        created = create_model_and_optimizer(overfitting, steps, mesh, weights)
+        batch = inputs_BS, targets_BS
+        return cls(config, start_weights, *batch, steps, overfitting.train, *created)
 
     def changed_tokens(self, mask: np.ndarray) -> np.ndarray:
         """Return the inputs with different tokens where the mask is true."""

@@ -2,7 +2,6 @@
 
 import functools
 import math
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Self, get_args
@@ -11,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax import Array
 from jax.sharding import Mesh
 
 from rungs.checkpointing import load, weights_file
@@ -21,14 +19,19 @@ from rungs.config.sharding_config import Mode, ShardingConfig, mode_problem
 from rungs.data import catalog, loader
 from rungs.data.sequences import IGNORED
 from rungs.model.gpt import GPT
-from rungs.optim.multi_steps import MultiSteps, Update
+from rungs.optim.multi_steps import MultiSteps
 from rungs.parallel.devices import memory_bytes
 from rungs.parallel.sharding import CONTEXT, Layout, create_mesh, dotted, place_batch, size_along
 from rungs.planning.compiled.collectives import Traffic, collectives, summary
 from rungs.planning.peaks import bytes_per_device
 from rungs.run.folder import RunFolder, StartOptions
-from rungs.step.state import AbstractState, create_model_and_optimizer, named_arrays
-from rungs.step.train_step import StepResult, make_step, objective_of, update_parts
+from rungs.step.state import (
+    AbstractState,
+    create_model_and_optimizer,
+    host_arrays,
+    host_copies,
+)
+from rungs.step.train_step import StepResult, objective_of, step_function, update_parts
 from rungs.training.learner import Start
 from rungs.training.next_token import MakeObjective
 from rungs.training.objectives import learner_of
@@ -73,7 +76,7 @@ class CaseResult(NamedTuple):
     expert_tokens: np.ndarray
     """Tokens by step, layer and expert; 0 without experts."""
     bytes_per_device: int
-    """Parameters and optimizer state after the last step, on the fullest device."""
+    """Parameters and optimizer state."""
     traffic: list[Traffic]
     """Communication of the compiled step."""
 
@@ -232,27 +235,30 @@ class ParallelCheck(NamedTuple):
     def _train_steps(self, case: ParallelCase) -> CaseResult:
         config, mesh = self.config_of(case), _mesh(case.sharding)
         model, optimizer = self._create(config, mesh)
-        recorder = GradientRecorder(model, optimizer)
 
         def split(array: np.ndarray) -> np.ndarray:
             return array.reshape(case.microbatches, case.microbatch_size, *array.shape[2:])
 
         batches = [place_batch(mesh, *jax.tree.map(split, tuple(batch))) for batch in self.batches]
-        step = make_step(self.make_objective(config.train), config.train, mesh)
-        lowered = step.lower(model, recorder, *batches[0])  # type: ignore[attr-defined]
-        level = 2 if mesh.size * _bytes_per_device(model, optimizer) > _LARGE_BYTES else 0
+        objective, layout = self.make_objective(config.train), Layout.of(case.sharding, mesh)
+        kept = step_function(objective, config.train, layout, keeps_gradient=True)
+        step = nnx.jit(kept, donate_argnums=(0, 1))
+        lowered: Any = step.lower(model, optimizer, *batches[0])
+        state_bytes = bytes_per_device(jax.tree.leaves((nnx.state(model), nnx.state(optimizer))))
+        level = 2 if mesh.size * state_bytes > _LARGE_BYTES else 0
         compiled = lowered.compile({"xla_backend_optimization_level": level})
         results: list[StepResult] = []
         gradient: dict[str, np.ndarray] = {}
         for batch in batches:
-            results.append(StepResult(*jax.device_get(tuple(compiled(model, recorder, *batch)))))
-            gradient = gradient or recorder.arrays(config.model.vocab_size)
+            result = compiled(model, optimizer, *batch)
+            gradient = gradient or host_arrays(result.gradient, config.model.vocab_size)
+            results.append(jax.device_get(result._replace(gradient=())))
         return CaseResult(
             np.array([result.trained_loss for result in results], float),
             gradient,
             {},
             np.stack([result.routing.counts_E if result.routing else 0 for result in results]),
-            _bytes_per_device(model, optimizer),
+            state_bytes,
             summary(collectives(compiled.as_text()), mesh),
         )
 
@@ -262,48 +268,19 @@ class ParallelCheck(NamedTuple):
         parameter in opposite directions."""
         config, mesh = self.config_of(case), _mesh(case.sharding)
         model, optimizer = self._create(config, mesh)
-        before = {name: np.array(array) for name, array in _arrays(model, config).items()}
+        before = host_copies(model, config.model.vocab_size)
         placed = nnx.state(model, optimizer.wrt)
         for path, param in nnx.to_flat_state(placed):
             param.set_value(load.place_padded(gradient[dotted(path)], param.get_value()))
         update = nnx.jit(functools.partial(update_parts, Layout.of(config.train.sharding, mesh)))
         for divisor in _GRADIENT_DIVISORS:
             update(model, optimizer, placed, jnp.asarray(divisor))
-        after = _arrays(model, config)
-        return {name: np.asarray(after[name]) - before[name] for name in gradient}
+        after = host_copies(model, config.model.vocab_size)
+        return {name: after[name] - before[name] for name in gradient}
 
     def _create(self, config: RunConfig, mesh: Mesh) -> tuple[GPT, MultiSteps]:
         weights = load.place_starting_weights(self.start_weights, config, self.total_steps, mesh)
         return create_model_and_optimizer(config, self.total_steps, mesh, weights)
-
-
-class GradientRecorder(nnx.Module):
-    """A run's optimizer that also keeps the mean gradient of its last step, before clipping."""
-
-    def __init__(self, model: GPT, optimizer: MultiSteps) -> None:
-        self.optimizer = optimizer
-        self.wrt, self.loss_scale = optimizer.wrt, optimizer.loss_scale
-        self.float8 = optimizer.float8
-        self.gradient = nnx.data(jax.tree.map(jnp.zeros_like, nnx.state(model, optimizer.wrt)))
-
-    @property
-    def step(self) -> nnx.Variable:
-        return self.optimizer.step
-
-    def update(self, model: GPT, gradient_sum: Any, weight: Array, *others: Any) -> Update:
-        self.gradient = jax.tree.map(lambda total: total / weight, gradient_sum)
-        return self.optimizer.update(model, gradient_sum, weight, *others)
-
-    def arrays(self, vocab_size: int) -> dict[str, np.ndarray]:
-        """Return the gradient of each trained parameter by dotted name."""
-        arrays, prefix = named_arrays(self, vocab_size), "gradient."
-        return {
-            n.removeprefix(prefix): np.asarray(arrays[n]) for n in arrays if n.startswith(prefix)
-        }
-
-
-def _arrays(model: GPT, config: RunConfig) -> dict[str, jax.Array]:
-    return named_arrays(model, config.model.vocab_size)
 
 
 def _cut(batch: loader.Batch, sequences: int, tokens: int) -> loader.Batch:
@@ -313,14 +290,6 @@ def _cut(batch: loader.Batch, sequences: int, tokens: int) -> loader.Batch:
         return array.reshape(1, -1, *array.shape[2:])[:, :sequences, :tokens]
 
     return type(batch)(*jax.tree.map(cut, tuple(batch)))
-
-
-def _bytes_per_device(model: GPT, optimizer: MultiSteps) -> int:
-    held: Counter[jax.Device] = Counter()
-    for array in (*named_arrays(model).values(), *named_arrays(optimizer).values()):
-        for part in array.addressable_shards:
-            held[part.device] += part.data.nbytes
-    return max(held.values())
 
 
 def _mesh(sharding: ShardingConfig) -> Mesh:

@@ -12,6 +12,7 @@ import numpy as np
 
 from rungs.checkpointing import manifest, optimizer_state
 from rungs.checkpointing.checkpoint_folder import IMPORTED, find_weights, list_checkpoints
+from rungs.checkpointing.weights_file import bits
 from rungs.config import reinforce_config, run_config, train_config
 from rungs.data.catalog import open_datasets
 from rungs.data.dataset import TRAIN, Dataset
@@ -20,7 +21,7 @@ from rungs.run import metrics as metrics_module
 from rungs.run.folder import RunFolder
 from rungs.run.metrics import PolicyMetrics, StepMetrics, StepRecord
 from rungs.smoke_tests.resume_check.kill import (
-    Kill,
+    Observed,
     Phase,
     ProcessKiller,
     StepPlan,
@@ -191,7 +192,7 @@ class ResumeCheck:
         self._uninterrupted.train()
         return time.monotonic() - start
 
-    def train_killed(self, kills: int) -> Iterator[Kill]:
+    def train_killed(self, kills: int) -> Iterator[Observed]:
         """Train from start to end with this many kills, yielding each."""
         discard(self._folder / "killed")
         self._killed = self._make_run("killed")
@@ -247,8 +248,8 @@ def run_check(path: Path, short: ShortRun, check: ResumeCheck, kills: int) -> bo
             " run). Without it, a difference below may not be a bug."
         )
     print("", _KILL_ROW.format("kill", "after", "during"), sep="\n", flush=True)
-    for number, kill in enumerate(check.train_killed(kills), 1):
-        print(_KILL_ROW.format(number, f"{kill.seconds:.2f} s", kill.activity), flush=True)
+    for number, (activity, seconds) in enumerate(check.train_killed(kills), 1):
+        print(_KILL_ROW.format(number, f"{seconds:.2f} s", activity), flush=True)
     return _print_comparisons(check.comparisons())
 
 
@@ -299,16 +300,12 @@ def _compare_arrays(uninterrupted: Arrays, killed: Arrays) -> str | None:
         if (expected.dtype, expected.shape) != (found.dtype, found.shape):
             one, other = (f"{array.dtype}{list(array.shape)}" for array in (expected, found))
             return f"{name}: {one} uninterrupted, {other} killed"
-        if differing := np.flatnonzero(_bits(expected) != _bits(found)).tolist():
+        if differing := np.flatnonzero(bits(expected) != bits(found)).tolist():
             index = [int(i) for i in np.unravel_index(differing[0], expected.shape)]
             values = f"{expected[*index]!s} uninterrupted, {found[*index]!s} killed"
             count = f"{len(differing):,} of {expected.size:,} elements differ"
             return f"{name}{index}: {values}; {count}"
     return None
-
-
-def _bits(array: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(array).reshape(-1).view(f"u{array.itemsize}")
 
 
 def _compare_batches(uninterrupted: list[BatchLog], killed: list[BatchLog]) -> str | None:

@@ -49,13 +49,8 @@ class Activity(NamedTuple):
         return f"{prefix}step {self.step}" + " or its validation" * (self.phase == "validation")
 
 
-class Kill(NamedTuple):
-    """A successful kill."""
-
-    activity: Activity
-    """The process's activity, inferred from what it left behind."""
-    seconds: float
-    """Time since the start of the process."""
+Observed = tuple[Activity, float]
+"""The activity of a process, inferred from what it left behind, and the seconds since its start."""
 
 
 class TrainingProcess:
@@ -88,8 +83,8 @@ class TrainingProcess:
         has_checkpoint = is_last or step % self._plan.interval == 0
         return Activity("validation" if has_checkpoint else "step", step)
 
-    def activities(self) -> Iterator[tuple[Activity, float]]:
-        """Yield the process's activity, with the seconds since its start, until it ends."""
+    def activities(self) -> Iterator[Observed]:
+        """Yield the process's activity until it ends."""
         while self.process.poll() is None:
             with contextlib.suppress(OSError):  # a file was replaced during reading
                 yield self.activity(), time.monotonic() - self._start
@@ -106,12 +101,12 @@ class TrainingProcess:
         self.process.send_signal(signal.SIGCONT)
         return False
 
-    def kill(self) -> Kill | None:
+    def kill(self) -> Observed | None:
         """Kill the process. Returns None if too late: the last checkpoint is complete."""
         self.process.kill()
         self.process.wait()
         activity = self.activity()
-        return None if activity.phase == "end" else Kill(activity, time.monotonic() - self._start)
+        return None if activity.phase == "end" else (activity, time.monotonic() - self._start)
 
     def finish(self) -> None:
         """Wait for the process to end. Raises the UserError or RunFailure that ended it."""
@@ -150,7 +145,7 @@ class ProcessKiller:
             pass
         process.finish()
 
-    def kill(self, times: int) -> Iterator[Kill]:
+    def kill(self, times: int) -> Iterator[Observed]:
         """Start and kill this many processes. Those killed in a step or later progress each time,
         beyond a checkpoint that the next can resume from."""
         first = self._plan.interval + 1
@@ -168,7 +163,7 @@ class ProcessKiller:
             phases.append(self._random.choice([phase for phase in kind if phase not in recent]))
         return phases
 
-    def _kill_in(self, phase: Phase, steps: range) -> Kill:
+    def _kill_in(self, phase: Phase, steps: range) -> Observed:
         """Kill a process in a phase. If a process ends before that, undo its work and retry."""
         backup = self._run.path.with_name(f".{self._run.path.name}")
         wanted: tuple[Phase, ...] = (phase,)
@@ -184,7 +179,7 @@ class ProcessKiller:
                 wanted = LATE  # the phase may be too short to be observed
         raise RunFailure(f"{_MAX_ATTEMPTS} processes ended before they could be killed")
 
-    def _try_kill(self, wanted: tuple[Phase, ...], step: int) -> Kill | None:
+    def _try_kill(self, wanted: tuple[Phase, ...], step: int) -> Observed | None:
         """Kill a process in one of these phases, from the step on; None if it ended first."""
         process = self.start()
         deadline = math.inf
@@ -200,7 +195,7 @@ class ProcessKiller:
         process.finish()
         return None
 
-    def _watch(self, process: TrainingProcess) -> Iterator[tuple[Activity, float]]:
+    def _watch(self, process: TrainingProcess) -> Iterator[Observed]:
         """Yield what a process does until it ends, as `activities` does, and note how long. Later
         starts are shorter, as the code is compiled already."""
         last, since = Activity("start", 0), 0.0

@@ -9,6 +9,7 @@ from rungs.planning.compiled.step import KERNEL_PARTS, captured_stderr, kernels_
 from tests.support.plan_cases import PlanCase, lowered
 
 PROGRAM = """
+ENTRY %main {
   %dot_product_attention_fwd.25 = (bf16[1,4,128,32], u8[0]) custom-call(%a), custom_call_target="__cudnn$fmhaSoftmax", metadata={op_name="jit(train_step)/while/body/jvp(attention)/dot_product_attention_fwd" stack_frame_id=289}
   %dot_product_attention_bwd.2 = (bf16[1,4,128,32], u8[0]) custom-call(%a), custom_call_target="__cudnn$fmhaSoftmaxBackward", metadata={op_name="jit(train_step)/while/body/transpose(jvp(attention))/checkpoint/dot_product_attention_bwd"}
   %pallas_call.48 = f32[256,172]{1,0} custom-call(%b), custom_call_target="__gpu$xla.gpu.triton", metadata={op_name="jit(train_step)/while/body/jvp(experts)/pallas_call"}
@@ -20,6 +21,7 @@ PROGRAM = """
   %convert.7.remat = bf16[8]{0} convert(%c), metadata={op_name="jit(train_step)/convert"}
   ROOT %add.3.remat2 = bf16[8]{0} add(%c, %c), metadata={op_name="loss"}
   %fusion.remat_compressed.clone = bf16[8]{0} copy(%convert.7.remat)
+}
 """  # noqa: E501 — as compilers write it
 LOG = [
     "I0000 ptxas: Registers are spilled to local memory in function 'fusion_3', 8 bytes spill\n",

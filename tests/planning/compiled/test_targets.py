@@ -12,7 +12,7 @@ import pytest
 
 from rungs.common.errors import UserError
 from rungs.planning.compiled import targets
-from rungs.planning.hardware import DEVICES, device_by_name
+from rungs.planning.hardware import DEVICES, TABLE, device_by_name
 from tests.support.committed_runs import ROOT
 
 
@@ -25,8 +25,11 @@ NEEDS_CUDA = pytest.mark.skipif(not has_compiler("h100"), reason="the extra cuda
 
 
 def test_every_known_device_has_a_compiler() -> None:
-    known = {*targets._GPUS, *targets._TPUS}
-    assert known == {device.name for device in DEVICES}
+    for device in DEVICES:
+        of_gpu, of_tpu = {"multiprocessors", "l2_bytes", "clock_ghz"}, {"name", "dimensions"}
+        known = TABLE["devices"][device.name]["compiler"].keys()
+        assert known >= (of_gpu if device.platform == "gpu" else of_tpu)
+        assert device.platform == "tpu" or device.compute_capability in TABLE["multiprocessors"]
 
 
 @pytest.mark.parametrize(
