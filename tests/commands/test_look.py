@@ -13,7 +13,7 @@ import tokenizers
 from tokenizers import normalizers
 
 import rungs
-from rungs.data.task_dataset import character_tokenizer
+from rungs.data.builders.task_dataset import character_tokenizer
 from rungs.data.tokenizer import TOKENIZER_FILE
 from tests.support.commands import Finished, run_script
 from tests.support.layered_model import write_model
