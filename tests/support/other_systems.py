@@ -128,13 +128,14 @@ def _caller() -> str:
 def _windows_signals() -> _Hiding:
     numbers = {"SIGINT": 2, "SIGILL": 4, "SIGFPE": 8, "SIGSEGV": 11, "SIGTERM": 15, "SIGBREAK": 21}
     numbers |= {"CTRL_C_EVENT": 0, "CTRL_BREAK_EVENT": _CTRL_BREAK, "SIGABRT": 22}
-    names = enum.IntEnum("Signals", numbers)
+    make: Any = enum.IntEnum
+    names = make("Signals", numbers)
     hidden = {name for name in dir(signal) if name.startswith("SIG") and name.isupper()}
     hidden = hidden - {*numbers, "SIG_DFL", "SIG_IGN"} | {"alarm", "setitimer", "ITIMER_PROF"}
     return _Hiding(signal, hidden, Signals=names, **{one.name: one for one in names})
 
 
-class _WindowsProcess(subprocess.Popen):  # type: ignore[type-arg]
+class _WindowsProcess(subprocess.Popen):
     """A process with the options and signals of Windows."""
 
     def __init__(self, *arguments: Any, creationflags: int = 0, **options: Any) -> None:
