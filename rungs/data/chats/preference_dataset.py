@@ -11,6 +11,7 @@ import functools
 import json
 import logging
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -158,8 +159,10 @@ def build(
                     writer.append_chat(turns)
 
     lacking = "the {} split has no preferences" + " that are short enough" * bool(form.max_tokens)
-    with TemporaryDirectory() as place:
-        fetched = fetch_ahead(chosen, files.fetcher(repository, revision, Path(place)))
+    with (
+        TemporaryDirectory() as place,
+        closing(fetch_ahead(chosen, files.fetcher(repository, revision, Path(place)))) as fetched,
+    ):
         texts = [_lines_of(file, Path(place, f"rows-{n}")) for n, file in enumerate(fetched)]
         sections = _divided(texts, [file.split for file in chosen], validation_percent)
         write_splits(folder, sections, form.tokenizer, PreferenceWriter, write_section, lacking)
