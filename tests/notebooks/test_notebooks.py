@@ -14,8 +14,6 @@ from tests.support.committed_runs import ROOT
 
 SCRIPTS = execute.scripts([])
 NOT_YET = {
-    "01_first_run",
-    "04_gemma",
     "05_mistral_mixtral",
     "08_memory_flops_mup",
     "09_fine_tune_and_chat",
