@@ -96,6 +96,7 @@ NOT_RUN: dict[str, tuple[str, ...]] = {
         "charts.py runs/layers runs/relu",
     ),
     "needs a package: tests/docs/test_task_pages.py, tests/notebooks": ("--with-editable",),
+    "needs a GPU of AMD": ("--with jax-rocm7-plugin",),
 }
 """How commands that don't run begin, by where else they are tried or why they can't be."""
 
