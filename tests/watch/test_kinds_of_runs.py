@@ -73,7 +73,6 @@ KINDS = {
     "clipped": Kind(train={"clipping_max_norm": 1e-3, "ema_decay": 0.5}),
     "moments divided, as on a GPU": Kind("even-llama", mesh=(4, 1, "dp"), device="gpu"),
     "norms of all heads": Kind("olmo", mesh=(2, 4, "fsdp_tp")),
-    "attention only": Kind(model={"feed_forward": "none"}),
 }
 QUICK = {"float16 with a loss scale", "distill"}
 
@@ -138,8 +137,6 @@ def test_statistics_are_those_of_the_step(name: str, monkeypatch: pytest.MonkeyP
         config = config.model_copy(update=own)
     weights = {name: array.astype(np.float64) for name, array in step.before.items()}
     expected = reference_statistics.activations(config, weights, step.inputs_BS, None, monkeypatch)
-    if config.feed_forward == "none":
-        del expected["activations"]["feed_forward_output"], expected["dead_units"]
     assert expected.keys() == step.found.keys() - {"arrays"}
     check_numbers({n: step.found[n] for n in expected}, expected, kind.within)
 

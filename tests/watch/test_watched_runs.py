@@ -25,7 +25,7 @@ from tests.support.tiny_run import (
     make_run,
     train,
 )
-from tests.support.two_processes import train_to_end, two_processes
+from tests.support.two_processes import two_processes
 
 ONE_DEVICE = {"sharding": {"mode": "dp", "devices": 1}}
 """As in a process of its own: other meshes round otherwise."""
@@ -165,7 +165,10 @@ def test_a_run_killed_from_outside_is_one_that_was_not(
 
 
 def size_of(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:  # or between two
+        return 0
 
 
 def test_a_branch_begins_with_the_rows_so_far(watched: RunFolder, tmp_path: Path) -> None:
@@ -243,34 +246,13 @@ def test_growing_attention_logits_are_an_event_with_advice(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("mode", ["dp", "fsdp"])
-def test_two_processes_record_what_one_does(
-    watched: RunFolder, datasets_dir: Path, tmp_path: Path, mode: str
-) -> None:
-    run = make_run(tmp_path / "run", watch_interval=4, sharding={"mode": mode, "data": 2})
+def test_two_processes_on_cpus_are_refused(datasets_dir: Path, tmp_path: Path) -> None:
+    """Gloo would mix the messages of loops that run at once, and end them."""
+    run = make_run(tmp_path / "run", watch_interval=4, sharding={"mode": "fsdp", "data": 2})
     with two_processes(run, datasets_dir) as both:
-        assert both.exit_codes() == [0, 0], both.outputs()
-    found, expected = np.load(run.layers), np.load(watched.layers)
-    assert found["step"].tolist() == expected["step"].tolist()
-    for name in flat_names(found.dtype):
-        values, wanted = at(found, name), at(expected, name)
-        least = 1e-3 * np.abs(wanted).max()
-        within = 1e-2 if "update" in name or "gradient" in name else 1e-3
-        np.testing.assert_allclose(values, wanted, rtol=within, atol=least, err_msg=name)
-
-
-@pytest.mark.long
-def test_two_killed_processes_go_on_as_if_they_were_not(datasets_dir: Path, tmp_path: Path) -> None:
-    keys = {**WATCHED, "sharding": {"mode": "fsdp", "data": 2}}
-    whole, killed = (make_run(tmp_path / name, **keys) for name in ("whole", "killed"))
-    train_to_end(whole, datasets_dir)
-    with two_processes(killed, datasets_dir) as both:
-        both.wait_for_step(9)
-        for process in both.processes:
-            process.kill()
-    train_to_end(killed, datasets_dir)
-    assert killed.layers.read_bytes() == whole.layers.read_bytes()
-    assert_same_outcome(killed, whole)
+        assert both.exit_codes() == [2, 2], both.outputs()
+        assert "watch_interval: not with several processes on CPUs" in both.outputs()[0]
+    assert not run.metrics.exists()
 
 
 def test_a_longer_interval_than_the_run_is_one_look(datasets_dir: Path, tmp_path: Path) -> None:
