@@ -117,6 +117,12 @@ def is_multi_process() -> bool:
     return jax.distributed.is_initialized()
 
 
+def is_sending_with_gloo() -> bool:
+    """Return whether the processes' messages go through Gloo, as those of CPUs do. It confuses the
+    messages of loops of a program that run at once."""
+    return is_multi_process() and jax.default_backend() == "cpu"
+
+
 def is_first_process() -> bool:
     """Return whether this is process 0, which writes everything that is written once."""
     return not is_multi_process() or jax.process_index() == 0

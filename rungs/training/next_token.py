@@ -141,8 +141,7 @@ def _open(
     model_tokenizer = start.weights.tokenizer if start.weights and is_new else None
     check_same_tokenizer(datasets | others, train.tokenizer, model_tokenizer)
     with errors_at(f"{start.run.path}/"):
-        has_others = processes.is_multi_process() and jax.default_backend() == "cpu"
-        if train.watch_interval and has_others:
+        if train.watch_interval and processes.is_sending_with_gloo():
             raise UserError(
                 f"{TRAIN_FILE}: watch_interval: not with several processes on CPUs, which confuse"
                 " the messages of what is measured at once; leave it out, or use one process"
