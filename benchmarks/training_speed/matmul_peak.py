@@ -32,7 +32,7 @@ def main() -> None:
 
 def peak(make: Callable[[str, int], Matmul], dtype: str, largest: int) -> float:
     """Return the best of all tries with matrices that double until a matmul takes long."""
-    best, size, seconds = 0.0, LEAST, 0.0
+    best, size, seconds = 0.0, min(LEAST, largest), 0.0
     while seconds < LONG_SECONDS and size <= largest:
         seconds = fastest(make(dtype, size))
         best = max(best, 2 * size**3 / seconds)
