@@ -254,22 +254,26 @@ def yarn_ramp(config: ModelConfig, pair: int, width: int) -> float:
 
 def feed_forward(config: ModelConfig, layer: Weights, x: Floats) -> Floats:
     """From (S, D) to (S, D), or (D,) to (D,)."""
+    return feed_forward_linear(config, layer, "down", hidden_units(config, layer, x))
 
-    def linear(name: str, x: Floats) -> Floats:
-        y = x @ layer[f"blocks.feed_forward.{name}.kernel"]
-        return y + layer[f"blocks.feed_forward.{name}.bias"] if config.ffn_bias else y
 
-    hidden = linear("up", x)
+def hidden_units(config: ModelConfig, layer: Weights, x: Floats) -> Floats:
+    """From (S, D) to (S, F), or (D,) to (F,)."""
+    hidden = feed_forward_linear(config, layer, "up", x)
     if config.feed_forward == "swiglu":
-        gate = linear("gate", x)
-        hidden = gate / (1 + np.exp(-gate)) * hidden
-    elif config.feed_forward in ("geglu", "geglu_tanh"):
-        hidden = gelu(linear("gate", x), config.feed_forward == "geglu_tanh") * hidden
-    elif config.feed_forward == "relu_squared":
-        hidden = np.maximum(hidden, 0) ** 2
-    else:
-        hidden = gelu(hidden, config.feed_forward == "gelu_tanh")
-    return linear("down", hidden)
+        gate = feed_forward_linear(config, layer, "gate", x)
+        return gate / (1 + np.exp(-gate)) * hidden
+    if config.feed_forward in ("geglu", "geglu_tanh"):
+        gate = feed_forward_linear(config, layer, "gate", x)
+        return gelu(gate, config.feed_forward == "geglu_tanh") * hidden
+    if config.feed_forward == "relu_squared":
+        return np.maximum(hidden, 0) ** 2
+    return gelu(hidden, config.feed_forward == "gelu_tanh")
+
+
+def feed_forward_linear(config: ModelConfig, layer: Weights, name: str, x: Floats) -> Floats:
+    y = x @ layer[f"blocks.feed_forward.{name}.kernel"]
+    return y + layer[f"blocks.feed_forward.{name}.bias"] if config.ffn_bias else y
 
 
 def gelu(x: Floats, tanh_form: bool) -> Floats:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from rungs.config.model_config import ModelConfig
 from rungs.run.layer_record import SINGULAR_VALUES
 from tests.support import reference_gpt
-from tests.support.reference_gpt import Floats, Weights, gelu, softmax
+from tests.support.reference_gpt import Floats, Weights, hidden_units, softmax
 
 Numbers = dict[str, Any]
 
@@ -80,21 +80,6 @@ class Recorder:
         self.logits[-1].append(logits.max(axis=0))
 
 
-def hidden_units(config: ModelConfig, layer: Weights, x: Floats) -> Floats:
-    """Return hidden units (S, F)."""
-
-    def linear(name: str) -> Floats:
-        y = x @ layer[f"blocks.feed_forward.{name}.kernel"]
-        return y + layer[f"blocks.feed_forward.{name}.bias"] if config.ffn_bias else y
-
-    if config.feed_forward == "swiglu":
-        gate = linear("gate")
-        return gate / (1 + np.exp(-gate)) * linear("up")
-    if config.feed_forward == "relu_squared":
-        return np.maximum(linear("up"), 0) ** 2
-    return gelu(linear("up"), config.feed_forward == "gelu_tanh")
-
-
 def activations(
     config: ModelConfig,
     weights: Weights,
@@ -116,13 +101,15 @@ def activations(
             "embedding": sizes([[x] for x in embeddings]),
             "residual": sizes(states),
             "attention_output": sizes(recorder.outputs["attention"]),
-            "feed_forward_output": sizes(recorder.outputs["feed_forward"]),
         },
         "heads": {
             "entropy": np.mean(recorder.entropies, axis=0),
             "largest_logit": np.max(recorder.logits, axis=0),
         },
     }
+    if config.feed_forward == "none":
+        return found
+    found["activations"]["feed_forward_output"] = sizes(recorder.outputs["feed_forward"])
     if config.n_experts is None:
         hidden_BLSF = np.array(recorder.hidden)
         rms_L = np.sqrt((hidden_BLSF**2).mean(axis=(0, 2, 3)))

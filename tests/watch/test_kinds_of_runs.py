@@ -73,6 +73,8 @@ KINDS = {
     "clipped": Kind(train={"clipping_max_norm": 1e-3, "ema_decay": 0.5}),
     "moments divided, as on a GPU": Kind("even-llama", mesh=(4, 1, "dp"), device="gpu"),
     "norms of all heads": Kind("olmo", mesh=(2, 4, "fsdp_tp")),
+    "gated by GELU": Kind("llama", model={"feed_forward": "geglu_tanh"}, mesh=(1, 2, "tp")),
+    "attention only": Kind(model={"feed_forward": "none"}),
 }
 QUICK = {"float16 with a loss scale", "distill"}
 
