@@ -19,6 +19,7 @@ import click
 from rungs.commands.options import DATASETS_DIR_OPTION, FiniteRange
 from rungs.config.option_values import (
     COORDINATE_CHECK_LEARNING_RATE,
+    COORDINATE_CHECK_SEEDS,
     COORDINATE_CHECK_STEPS,
     MIN_COORDINATE_CHECK_STEPS,
 )
@@ -72,6 +73,13 @@ def main() -> None:
     show_default=True,
     type=FiniteRange(0, min_open=True),
     help="Constant learning rate for every width.",
+)
+@click.option(
+    "--seeds",
+    default=COORDINATE_CHECK_SEEDS,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Models at each width, from different initial weights.",
 )
 @click.option(
     "--chart",

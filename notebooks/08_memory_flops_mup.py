@@ -150,8 +150,8 @@ for remat in ("none", "dots", "full"):
 # With the usual parametrization a wider model wants a smaller learning rate. muP ([Yang et al.
 # 2022](https://arxiv.org/abs/2203.03466)) scales initial weights and learning rates with the width
 # so that activations, and what a step changes in them, stay equally large. Then the best rate
-# stays the best. The check trains a few steps at several widths and fits a power of the width to
-# each activation's size: it should be near 0.
+# stays the best. The check trains three models, from different initial weights, for a few steps at
+# several widths and fits a power of the width to each activation's size: it should be near 0.
 
 # %%
 docs_dataset(WORK / "datasets")

@@ -31,6 +31,7 @@ def check(
     widths: list[int] | None,
     steps: int,
     learning_rate: float,
+    seeds: int,
     chart: Path | None,
     datasets_dir: Path | None,
 ) -> None:
@@ -47,9 +48,8 @@ def check(
             f"--steps {steps}: the run has {data.total_steps} steps, and the last one is kept for"
             " measuring; give fewer"
         )
-    measurements = mup.measure(
-        config, widths or _default_widths(config), data, steps, learning_rate
-    )
+    widths = widths or _default_widths(config)
+    measurements = mup.measure(config, widths, data, steps, learning_rate, seeds)
     growth = mup.fit_growth(measurements)
     _print_growth(growth, steps)
     draw = functools.partial(coordinate_chart, folder.name, steps)

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from rungs.common.errors import UserError
 from rungs.config.model_config import ModelConfig
-from rungs.config.option_values import COORDINATE_CHECK_LEARNING_RATE
+from rungs.config.option_values import COORDINATE_CHECK_LEARNING_RATE, COORDINATE_CHECK_SEEDS
 from rungs.config.run_config import RunConfig
 from rungs.data.loader import TrainingData
 from rungs.model.gpt import GPT
@@ -87,7 +87,8 @@ def _sizes_that_grow(model: ModelConfig) -> dict[str, int]:
 
 
 class WidthMeasurement(NamedTuple):
-    """Root mean squares of a batch's activations in a model of one width, by place in the model."""
+    """Root mean squares of a batch's activations in models of one width that start from different
+    weights, by place in the model."""
 
     width: int
     sizes: dict[str, float]
@@ -115,8 +116,10 @@ def measure(
     data: TrainingData,
     steps: int,
     learning_rate: float = COORDINATE_CHECK_LEARNING_RATE,
+    seeds: int = COORDINATE_CHECK_SEEDS,
 ) -> list[WidthMeasurement]:
-    """Train a model of each width for a few steps, in float32, and measure its activations."""
+    """Train models of each width for a few steps, in float32, and measure their activations. Their
+    weights are those of the run's seed and the next ones; their data are the same."""
     changes = {
         "learning_rate": learning_rate,
         "warmup_period_percent": 0.0,
@@ -127,25 +130,29 @@ def measure(
     }
     train = config.train.model_copy(update=changes)
     models = [with_width(config.model, width) for width in widths]
-    return [_measure_one(RunConfig(model, train), data, steps) for model in models]
+    return [_measure_one(RunConfig(model, train), data, steps, seeds) for model in models]
 
 
-def _measure_one(config: RunConfig, data: TrainingData, steps: int) -> WidthMeasurement:
+def _measure_one(config: RunConfig, data: TrainingData, steps: int, seeds: int) -> WidthMeasurement:
     mesh = one_device()
-    model, optimizer = create_model_and_optimizer(config, steps, mesh)
     train_step = make_train_step(config.train, mesh)
     inputs_BS = jnp.asarray(data.batch(data.total_steps - 1).inputs_ABS[0])
-    before = _activations(model, inputs_BS)
-    for step in range(steps):
-        train_step(model, optimizer, *place_batch(mesh, *data.batch(step)))
-    after = _activations(model, inputs_BS)
+    sizes, changes = [], []
+    for seed in range(config.train.seed, config.train.seed + seeds):
+        own = RunConfig(config.model, config.train.model_copy(update={"seed": seed}))
+        model, optimizer = create_model_and_optimizer(own, steps, mesh)
+        before = _activations(model, inputs_BS)
+        for step in range(steps):
+            train_step(model, optimizer, *place_batch(mesh, *data.batch(step)))
+        after = _activations(model, inputs_BS)
+        sizes.append([_rms(new) for new in after])
+        changes.append([_rms(new - old) for new, old in zip(after, before, strict=True)])
     places = ["embedding", *(f"block {n}" for n in range(1, config.model.n_layers)), "logits"]
-    changes = [_rms(new - old) for new, old in zip(after, before, strict=True)]
-    return WidthMeasurement(
-        config.model.emb_dim,
-        dict(zip(places, map(_rms, after), strict=True)),
-        dict(zip(places, changes, strict=True)),
-    )
+
+    def over_seeds(values: list[list[float]]) -> dict[str, float]:
+        return dict(zip(places, np.sqrt(np.mean(np.square(values), axis=0)), strict=True))
+
+    return WidthMeasurement(config.model.emb_dim, over_seeds(sizes), over_seeds(changes))
 
 
 @nnx.jit

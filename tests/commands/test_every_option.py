@@ -168,8 +168,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
         "plan.py run --ladder 1e12 --rungs 2 --into ladder --datasets-dir datasets",
     ),
     "mup": (
-        "mup.py check wide --widths 32,64 --steps 4 --learning-rate 0.01 --chart check.png"
-        " --datasets-dir datasets",
+        "mup.py check wide --widths 32,64 --steps 4 --learning-rate 0.01 --seeds 2"
+        " --chart check.png --datasets-dir datasets",
         "mup.py sweep wide --widths 32,64 --learning-rates 0.01,0.02 --standard --into sweep"
         " --datasets-dir datasets",
     ),

@@ -7,9 +7,14 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from rungs.config.run_config import RunConfig, load_run
+from rungs.data.catalog import open_datasets
+from rungs.data.loader import TrainingData
 from rungs.run.folder import RunFolder
+from rungs.scaling.mup import measure
 from tests.support.committed_runs import ROOT
 from tests.support.tiny_run import MODEL, change, make_dataset, make_run
 
@@ -57,6 +62,23 @@ def test_the_coordinate_check_passes_in_mup_only(
     assert ("off" in done.stdout) == bool(code)
     assert ("has no key mup" in done.stdout) == bool(code)
     assert (run.path / "coordinate-check.png").stat().st_size > 10_000
+
+
+def test_a_check_averages_over_seeds(tmp_path: Path, datasets: Path) -> None:
+    config = load_run(run_with(tmp_path / "run", 32).path)
+    data = TrainingData(config, open_datasets(config.train.datasets, datasets))
+    first = measure(config, [32, 64], data, steps=4, seeds=1)
+    second = measure(with_seed(config, config.train.seed + 1), [32, 64], data, steps=4, seeds=1)
+    both = measure(config, [32, 64], data, steps=4, seeds=2)
+    for one, other, mean in zip(first, second, both, strict=True):
+        for place, found in mean.changes.items():
+            squares = one.changes[place] ** 2, other.changes[place] ** 2
+            assert squares[0] != pytest.approx(squares[1], rel=1e-4)
+            assert found**2 == pytest.approx(np.mean(squares), rel=1e-5)
+
+
+def with_seed(config: RunConfig, seed: int) -> RunConfig:
+    return RunConfig(config.model, config.train.model_copy(update={"seed": seed}))
 
 
 def test_a_sweep_trains_what_is_left_and_draws_a_chart(tmp_path: Path, datasets: Path) -> None:

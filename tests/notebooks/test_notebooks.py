@@ -13,14 +13,6 @@ from notebooks import execute
 from tests.support.committed_runs import ROOT
 
 SCRIPTS = execute.scripts([])
-NOT_YET = {
-    "05_mistral_mixtral",
-    "08_memory_flops_mup",
-    "09_fine_tune_and_chat",
-    "10_reinforcement",
-}
-"""Notebooks that are still to be executed, added to `notebooks/README.md` and to the site."""
-EXECUTED = [script for script in SCRIPTS if script.stem not in NOT_YET]
 MAKE = "make it anew: uv run notebooks/execute.py"
 LOCAL = re.compile(r"/(?:home|root|Users|work|mnt|opt|usr)/|site-packages|\x1b|\r")
 """Paths of a machine, colours of a terminal, and redrawn lines."""
@@ -32,14 +24,14 @@ def test_it_runs(script: Path) -> None:
     assert outputs_of(execute.executed(script))
 
 
-@pytest.mark.parametrize("script", EXECUTED, ids=lambda path: path.stem)
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_the_executed_notebook_is_of_the_current_script(script: Path) -> None:
     notebook, source = read(script), jupytext.read(script)
     assert notebook.metadata.rungs.source == execute.checksum(script), f"{MAKE} {script.stem}"
     assert sources_of(notebook) == sources_of(source), f"{MAKE} {script.stem}"
 
 
-@pytest.mark.parametrize("script", EXECUTED, ids=lambda path: path.stem)
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_the_executed_notebook_ran_once_from_start_to_end(script: Path) -> None:
     notebook = read(script)
     counts = [cell.execution_count for cell in notebook.cells if cell.cell_type == "code"]
@@ -50,7 +42,7 @@ def test_the_executed_notebook_ran_once_from_start_to_end(script: Path) -> None:
     assert "stderr" not in {output.get("name") for output in outputs}
 
 
-@pytest.mark.parametrize("script", EXECUTED, ids=lambda path: path.stem)
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_the_executed_notebook_is_of_no_machine(script: Path) -> None:
     notebook = read(script)
     for output in outputs_of(notebook):
@@ -60,10 +52,6 @@ def test_the_executed_notebook_is_of_no_machine(script: Path) -> None:
     assert set(notebook.metadata) == {"kernelspec", "language_info", "rungs"}
     assert not any(cell.metadata for cell in notebook.cells)
     assert script.with_suffix(".ipynb").stat().st_size < 500_000
-
-
-def test_all_others_are_executed() -> None:
-    assert {path.stem for path in SCRIPTS if not path.with_suffix(".ipynb").exists()} == NOT_YET
 
 
 def test_a_changed_helper_makes_notebooks_old(
