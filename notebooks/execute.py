@@ -21,7 +21,7 @@ NOTEBOOKS = Path(__file__).resolve().parent
 ROOT = NOTEBOOKS.parent
 TOOLS = NOTEBOOKS / "tools.py"
 SECONDS_PER_CELL = 300
-"""On a busy machine; a notebook takes one to three minutes on a quiet one."""
+"""On a busy machine; a notebook takes a few minutes on a quiet one."""
 _WORK_FOLDER = re.compile(re.escape(tempfile.gettempdir()) + r"/rungs-([a-z0-9-]+)-\w{8}\b")
 """A folder of `tools.work_folder`."""
 _COLORS = 128

@@ -42,6 +42,6 @@ COORDINATE_CHECK_STEPS = 5
 MIN_COORDINATE_CHECK_STEPS = 4
 """In muP, initial logits shrink with the square root of the width; this many steps hide that."""
 COORDINATE_CHECK_SEEDS = 3
-"""One seed's initial weights at the smallest width change the exponents by up to 0.2."""
+"""The initial weights of a single seed change the exponents by up to 0.2."""
 COORDINATE_CHECK_LEARNING_RATE = 0.002
 """Small enough to keep activations stable over a few steps; otherwise noise hides the exponents."""
