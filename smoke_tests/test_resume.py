@@ -15,13 +15,12 @@ if __name__ == "__main__":
 
 import contextlib
 import sys
-import tempfile
 from pathlib import Path
 
 import click
 
 from rungs.commands.options import DATASETS_DIR_OPTION
-from rungs.common import run_log
+from rungs.common import disk, run_log
 from rungs.common.errors import UserError
 from rungs.config.run_config import load_any_run
 from rungs.data.catalog import find_datasets_dir
@@ -63,7 +62,7 @@ def main(run: str, kills: int, tokens: int, keep: Path | None, datasets_dir: Pat
     run_log.log_to_terminal()
     short = shorten(folder, config, find_datasets_dir(datasets_dir), tokens)
     with contextlib.ExitStack() as stack:
-        place = _new(keep) if keep else Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        place = _new(keep) if keep else stack.enter_context(disk.scratch_folder())
         check = ResumeCheck(place, short, TRAIN_COMMAND)
         sys.exit(0 if run_check(folder.path, short, check, kills) else 1)
 

@@ -12,7 +12,6 @@ import itertools
 import os
 import random
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -22,6 +21,7 @@ import numpy as np
 
 from benchmarks.soak.faults import FINISHED, Fault, ended_with, in_the_process, on_the_disk
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
+from rungs.common import disk
 from rungs.run import metrics
 from rungs.run.folder import RunFolder
 from tests.support.tiny_run import final_arrays, losses, make_dataset, make_run, train
@@ -45,12 +45,12 @@ class Survived(NamedTuple):
 def main(faults: int, seed: int) -> None:
     """Survive so many faults."""
     rng = random.Random(seed)
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["JAX_COMPILATION_CACHE_DIR"] = str(Path(folder, "compiled"))
+    with disk.scratch_folder() as folder:
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder / "compiled")
         os.environ["JAX_PLATFORMS"] = "cpu"
-        datasets = Path(folder, "datasets")
+        datasets = folder / "datasets"
         make_dataset(datasets)
-        straight, soaked = (long_run(Path(folder, name), faults) for name in ("straight", "soaked"))
+        straight, soaked = (long_run(folder / name, faults) for name in ("straight", "soaked"))
         undisturbed(straight, datasets)
         began = time.monotonic()
         survived = soak(soaked, datasets, faults, rng)

@@ -167,6 +167,23 @@ def remove(path: Path) -> None:
         _once_closed(lambda: shutil.rmtree(path) if is_folder else path.unlink())
 
 
+def discard(folder: Path) -> None:
+    """Delete a folder in which helpers of killed processes may still be writing. Raises OSError."""
+    renamed = folder.with_name(f".{folder.name}-discarded")
+    rename(folder, renamed)
+    remove(renamed)
+
+
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """Yield an empty folder for temporary files, for processes that get killed. See `discard`."""
+    folder = Path(tempfile.mkdtemp())
+    try:
+        yield folder
+    finally:
+        discard(folder)
+
+
 def _once_closed(change: Callable[[], object]) -> None:
     """Rename or remove. Windows refuses that while any program, such as a virus scanner, has a file
     open, so try again there for a while."""

@@ -1,7 +1,10 @@
 """File systems that refuse to sync, that fail, or that don't tell their space."""
 
 import errno
+import itertools
 import os
+import tempfile
+import threading
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -180,3 +183,28 @@ def test_a_folder_whose_copy_does_not_fit_says_so(
         disk.writing(tmp_path, "a copy"),
     ):
         disk.copy(tmp_path / "folder", tmp_path / "copy")
+
+
+def test_helpers_of_killed_processes_may_write_while_their_folder_is_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for _ in range(5):
+        with disk.scratch_folder() as folder:
+            run, has_begun = folder / "run", threading.Event()
+            run.mkdir()
+            helper = threading.Thread(target=_write_files, args=(run, has_begun), daemon=True)
+            helper.start()
+            has_begun.wait()
+        helper.join()
+    assert list(tmp_path.iterdir()) == []
+
+
+def _write_files(folder: Path, has_begun: threading.Event) -> None:
+    for number in itertools.count():
+        try:
+            (folder / f"{number}").touch()
+        except FileNotFoundError:
+            return
+        if number == 100:
+            has_begun.set()

@@ -1,8 +1,6 @@
 """The resume check without its processes: the short run, and the comparison."""
 
 import dataclasses
-import itertools
-import threading
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,7 +25,6 @@ from rungs.smoke_tests.resume_check.kill import (
     Activity,
     ProcessKiller,
     StepPlan,
-    discard,
 )
 from rungs.training import next_token
 from smoke_tests.train_with_batch_log import log_batches
@@ -214,26 +211,3 @@ def test_the_loss_limit_is_not_part_of_a_batch(
     assert log.batches[0][0] == 7
     assert len(log.batches) == 3
     assert len(set(log.batches)) == 1
-
-
-def test_helpers_of_a_killed_process_may_write_while_its_folder_is_deleted(tmp_path: Path) -> None:
-    for attempt in range(5):
-        folder = tmp_path / f"{attempt}"
-        folder.mkdir()
-        enough = threading.Event()
-
-        def write(folder: Path = folder, enough: threading.Event = enough) -> None:
-            for number in itertools.count():
-                try:
-                    (folder / f"{number}").touch()
-                except FileNotFoundError:
-                    return
-                if number == 100:
-                    enough.set()
-
-        helper = threading.Thread(target=write, daemon=True)
-        helper.start()
-        enough.wait()
-        discard(folder)
-        helper.join()
-    assert list(tmp_path.iterdir()) == []

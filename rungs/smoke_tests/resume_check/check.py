@@ -13,6 +13,7 @@ import numpy as np
 from rungs.checkpointing import manifest, optimizer_state
 from rungs.checkpointing.checkpoint_folder import IMPORTED, find_weights, list_checkpoints
 from rungs.checkpointing.weights_file import bits
+from rungs.common import disk
 from rungs.config import reinforce_config, run_config, train_config
 from rungs.data.catalog import open_datasets
 from rungs.data.dataset import TRAIN, Dataset
@@ -25,7 +26,6 @@ from rungs.smoke_tests.resume_check.kill import (
     Phase,
     ProcessKiller,
     StepPlan,
-    discard,
 )
 
 MAX_STEPS = 14
@@ -194,7 +194,7 @@ class ResumeCheck:
 
     def train_killed(self, kills: int) -> Iterator[Observed]:
         """Train from start to end with this many kills, yielding each."""
-        discard(self._folder / "killed")
+        disk.discard(self._folder / "killed")
         self._killed = self._make_run("killed")
         yield from self._killed.kill(kills)
         self._killed.start().finish()

@@ -170,7 +170,7 @@ class ProcessKiller:
             if kill is not None:
                 disk.remove(backup)
                 return kill
-            discard(self._run.path)
+            disk.discard(self._run.path)
             disk.rename(backup, self._run.path)
             if phase in LATE:
                 wanted = LATE  # the phase may be too short to be observed
@@ -210,13 +210,6 @@ class ProcessKiller:
         self.batch_logs.append(log)
         command = [*self._command, str(log), str(run), *self._options]
         return TrainingProcess(self._run, self._plan, command, log.with_suffix(".txt"))
-
-
-def discard(folder: Path) -> None:
-    """Delete a folder in which helpers of killed processes may still be writing."""
-    renamed = folder.with_name(f".{folder.name}-discarded")
-    disk.rename(folder, renamed)
-    disk.remove(renamed)
 
 
 def _copy(folder: Path, copy: Path) -> None:
