@@ -96,7 +96,7 @@ def main(
     ]
     name = processor() if device.platform == "cpu" else device.device_kind
     longest = max(entry.minutes for group in racing for entry in group)
-    _report(results, rivals or results, f"{longest:g} minutes on {name}", into)
+    _report(results, rivals or results, f"{longest:g} min on {name}", into)
 
 
 def _entries(
