@@ -42,7 +42,8 @@ def lower_look(config: RunConfig, mesh: Mesh) -> Any:
     """Return the measurement of a run's step, traced without arrays, as `lower_step` does."""
     train = config.train
     state = AbstractState(config, 1, mesh)
-    graph, arrays = nnx.split(state.fill(state.weights, state.optimizer))
+    model = state.fill(state.weights, state.optimizer)  # type: ignore[arg-type]
+    graph, arrays = nnx.split(model)
     measure = make_measurement(objective_without_teacher(train), train, mesh)
     shape = train.microbatches_per_step, train.microbatch_size, config.sequence_length
     batch = jax.ShapeDtypeStruct(

@@ -336,10 +336,12 @@ function roundNumbers(low, high) {
 function logSplits(plot, axis, low, high) {
   const decades = Math.log10(high / low);
   if (decades < 0.8) return roundNumbers(low, high);
-  const factors = decades > 3 ? [1] : decades > 1 ? [1, 2, 5] : [1, 1.5, 2, 3, 4, 5, 7];
+  const most = axis === 0 ? Math.min(9, plot.width / 50) : 9;
+  const factors = [[1, 1.5, 2, 3, 4, 5, 7], [1, 2, 5], [1]]
+    .find(({ length }) => length * decades <= most) ?? [1];
   const powers = [];
   for (let power = Math.floor(Math.log10(low)); 10 ** power <= high; power++) powers.push(power);
-  const apart = Math.ceil(decades / 8) || 1;
+  const apart = Math.ceil(decades / most) || 1;
   const ticks = powers.filter((power) => power % apart === 0)
     .flatMap((power) => factors.map((factor) => Number(`${factor}e${power}`)));
   const inside = ticks.filter((tick) => tick >= low && tick <= high);

@@ -13,7 +13,7 @@ function weightOf(layer, head, from, to) {
 }
 
 function percent(share) {
-  return share >= 0.0995 ? `${Math.round(100 * share)} %` : `${(100 * share).toPrecision(1)} %`;
+  return share >= 0.095 ? `${Math.round(100 * share)} %` : `${Number((100 * share).toPrecision(1))} %`;
 }
 
 function nats(loss) {
