@@ -61,6 +61,20 @@ def test_an_ablated_head_is_one_without_its_output_projection() -> None:
     assert not np.allclose(ablated(tokens_BS), model(tokens_BS))
 
 
+def test_an_output_is_that_of_its_own_norm() -> None:
+    """Its norm would undo a factor before it. The scale of Gemma's is 1 + what is stored."""
+    model, tokens_BS = model_of("gemma-2"), jnp.asarray(random_tokens(2, 7))
+    doubled = rungs.patch(model, {"layer 1 attention": lambda x: 2 * x})
+    graph, state = nnx.split(model)
+    larger = nnx.merge(graph, jax.tree.map(jnp.copy, state))
+    assert larger.blocks is not None
+    assert larger.blocks.attention_output_norm is not None
+    scale: Any = larger.blocks.attention_output_norm.scale
+    scale.set_value(scale.get_value().at[1].set(1 + 2 * scale.get_value()[1]))
+    np.testing.assert_allclose(doubled(tokens_BS), larger(tokens_BS), rtol=1e-4, atol=1e-5)
+    assert not np.allclose(doubled(tokens_BS), model(tokens_BS))
+
+
 def test_the_model_itself_is_unchanged() -> None:
     model, tokens_BS = model_of("gpt2"), jnp.asarray(random_tokens(2, 7))
     graph, before = nnx.graphdef(model), model(tokens_BS)
