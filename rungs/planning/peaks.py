@@ -296,7 +296,7 @@ class AcceleratorPeak(StepSizes):
         logits decide and larger where a layer does: the compiler orders the operations in a layer,
         or in several that it compiles together, and may copy whole gradients that it sums. On
         several TPUs with replicated weights a step needs up to a quarter more, and in a small step
-        many small arrays matter. With six layers in a pattern, steps needed 14% less and 6% more."""
+        many small arrays matter. Patterns of six layers took from 14% less to 6% more."""
         logits, layer = self.logits_bytes, self.layer_bytes
         is_whole = not (self.gathered_layers or self.gathered_outside)
         if max(logits, layer) < _SMALL:
