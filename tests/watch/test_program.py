@@ -204,7 +204,7 @@ def assert_same(found: dict[str, Any], expected: dict[str, Any], place: str = ""
 def test_dropout_is_that_of_the_step() -> None:
     watched = watch("gpt2", "dp", 1, 1, drop_rate=0.5)
     run = watched.run
-    weights = random_weights(run, mesh_of(1))
+    weights = weights_of(run, mesh_of(1))
     model, _ = create_model_and_optimizer(run, TOTAL_STEPS, mesh_of(1), weights)
     key = jax.random.fold_in(jax.random.fold_in(jax.random.key(run.train.seed), DROPOUT), 0)
     dropout = Dropout.of(0.5, key, jnp.arange(SEQUENCES))
