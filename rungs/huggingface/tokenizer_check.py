@@ -47,18 +47,18 @@ class Request(NamedTuple):
     texts: list[str]
     chats: list[list[dict[str, str]]]
 
-    def describe(self) -> str:
-        """Say how much there is."""
+    def describe(self, answers: dict[str, list[Any]]) -> str:
+        """Say how much both encoded: a chat counts unless transformers refused it."""
         special = counted(len(self.texts) - len(TEXTS), "special token")
-        return f"{len(TEXTS)} texts, {special} and {counted(len(self.chats), 'chat')}"
+        chats = sum(ids is not None for ids in answers["chats"])
+        return f"{len(TEXTS)} texts, {special} and {counted(chats, 'chat')}"
 
 
-def request_for(tokenizer: Tokenizer, template: ChatTemplate | None) -> Request:
-    """Return the texts to compare, some of them with a special token of the tokenizer, and chats if
-    there is a template."""
+def request_for(tokenizer: Tokenizer) -> Request:
+    """Return the texts to compare, some of them with a special token of the tokenizer, and the
+    chats: also without a template, which the import may have lost."""
     names = [tokenizer.decode([number]) for number in sorted(tokenizer.special_ids)[:MOST_SPECIAL]]
-    shown = CHATS if template else ()
-    chats = [[{"role": role, "content": content} for role, content in chat] for chat in shown]
+    chats = [[{"role": role, "content": content} for role, content in chat] for chat in CHATS]
     return Request([*TEXTS, *(f"a {name}b" for name in names)], chats)
 
 
@@ -74,6 +74,9 @@ def differences(
         yield from _difference(repr(text), tokenizer.encode(text), plain)
         ours = [*tokenizer.encode_prompt(text), *tokenizer.template_end]
         yield from _difference(f"{text!r}, with what begins and ends it,", ours, whole)
+    for text, ids in answers["special"]:
+        if text not in request.texts:
+            yield from _difference(repr(text), tokenizer.encode(text), ids)
     for chat, ids in zip(request.chats, answers["chats"], strict=True):
         yield from _difference(
             f"a chat of {counted(len(chat), 'message')}", _chat_ids(tokenizer, template, chat), ids

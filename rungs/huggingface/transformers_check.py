@@ -90,11 +90,12 @@ def _compare_tokenizers(
     source: Path, imported: Path, python: str, echo: Callable[[str], None]
 ) -> None:
     if not is_file(imported / TOKENIZER_FILE):
+        echo("no tokenizer was imported, so none was compared")
         return
     tokenizer, template = load_tokenizer(imported), ChatTemplate.find(imported)
-    request = tokenizer_check.request_for(tokenizer, template)
+    request = tokenizer_check.request_for(tokenizer)
     answers = _transformers_ids(source, request, python)
-    echo(f"compared the tokenizer with transformers: {request.describe()}")
+    echo(f"compared the tokenizer with transformers: {request.describe(answers)}")
     for difference in tokenizer_check.differences(tokenizer, template, request, answers):
         raise DivergenceError(f"the tokenizer diverges from transformers: {difference}")
 

@@ -1,7 +1,8 @@
 """Encodes with transformers: `python transformers_tokenizer.py FOLDER IN.json OUT.json`. Its Python
 may lack Rungs. IN has `texts` and `chats`, lists of messages. OUT has their ids: `texts` without
 special tokens around them, `whole` with them, and `chats` with the start of an answer, null where
-there is no chat template or it refuses the chat."""
+there is no chat template or it refuses the chat. `special` has texts with a special token of its
+own, each with its ids."""
 
 import json
 import sys
@@ -9,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import transformers
+
+MOST_SPECIAL = 100
+"""Special tokens to compare; some vocabularies have thousands that are not used."""
 
 
 def chat_ids(tokenizer: Any, messages: list[dict[str, str]]) -> list[int] | None:
@@ -30,8 +34,16 @@ def main(folder: str, asked_file: str, target: str) -> None:
     """Write the ids of texts and chats."""
     tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
     asked = json.loads(Path(asked_file).read_text(encoding="utf-8"))
+    added = tokenizer.added_tokens_decoder.values()
+    special = [f"a {token.content}b" for token in added if token.special][:MOST_SPECIAL]
+
+    def plain(text: str) -> list[int]:
+        ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ids
+
     answers = {
-        "texts": [tokenizer(t, add_special_tokens=False)["input_ids"] for t in asked["texts"]],
+        "texts": [plain(text) for text in asked["texts"]],
+        "special": [(text, plain(text)) for text in special],
         "whole": [tokenizer(t)["input_ids"] for t in asked["texts"]],
         "chats": [chat_ids(tokenizer, messages) for messages in asked["chats"]],
     }

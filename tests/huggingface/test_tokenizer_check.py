@@ -35,8 +35,10 @@ def answers_of(folder: Path, request: Request) -> dict[str, list[Any]]:
     for chat in request.chats:
         text = "".join(f"[{turn['role']}] {turn['content']}\n" for turn in chat) + "[assistant] "
         ids = library.encode(text, add_special_tokens=False).ids
-        chats.append(None if chat[0]["role"] == "system" else ids)
-    return {"texts": texts, "whole": whole, "chats": chats}
+        has_template = (folder / "chat_template.jinja").exists()
+        refused = chat[0]["role"] == "system" or not has_template
+        chats.append(None if refused else ids)
+    return {"texts": texts, "special": [], "whole": whole, "chats": chats}
 
 
 def with_template(name: str, folder: Path) -> Path:
@@ -49,38 +51,51 @@ def with_template(name: str, folder: Path) -> Path:
 def test_equal_tokenizers_have_no_difference(name: str, tmp_path: Path) -> None:
     folder = with_template(name, tmp_path / name)
     tokenizer, template = load_tokenizer(folder), ChatTemplate.find(folder)
-    request = request_for(tokenizer, template)
+    request = request_for(tokenizer)
     assert list(differences(tokenizer, template, request, answers_of(folder, request))) == []
 
 
 def test_each_kind_of_difference_is_named(tmp_path: Path) -> None:
     folder = with_template("llama3", tmp_path / "llama3")
     tokenizer, template = load_tokenizer(folder), ChatTemplate.find(folder)
-    request = request_for(tokenizer, template)
+    request = request_for(tokenizer)
     answers = answers_of(folder, request)
     answers["texts"][0] = answers["texts"][0][1:]
     answers["whole"][1] = answers["whole"][1][1:]
+    answers["special"] = [["a <x>b", [3]], [request.texts[-1], [4]]]
     answers["chats"][1], answers["chats"][2] = None, [1, 2]
     found = list(differences(tokenizer, template, request, answers))
     assert found[0].startswith(f"{TEXTS[0]!r} is [")
     assert found[1].startswith(f"{TEXTS[1]!r}, with what begins and ends it, is [")
-    assert found[2].startswith("a chat of 3 messages is [")
-    assert found[2].endswith("in transformers refused")
-    assert found[3] == "a chat of 4 messages is refused, in transformers [1, 2]"
-    assert len(found) == 4
+    assert found[2].startswith("'a <x>b' is [")
+    assert found[2].endswith("in transformers [3]")
+    assert found[3].startswith("a chat of 3 messages is [")
+    assert found[3].endswith("in transformers refused")
+    assert found[4] == "a chat of 4 messages is refused, in transformers [1, 2]"
+    assert len(found) == 5
 
 
 def test_the_request_has_many_scripts_and_the_special_tokens() -> None:
     blocks = {ord(character) // 0x80 for character in "".join(TEXTS)}
     assert len(blocks) > 50
     tokenizer = load_tokenizer(TOKENIZERS / "llama3")
-    request = request_for(tokenizer, None)
+    request = request_for(tokenizer)
     special = [tokenizer.decode([number]) for number in sorted(tokenizer.special_ids)]
     assert special
     assert request.texts == [*TEXTS, *(f"a {name}b" for name in special)]
     count = f"{len(TEXTS)} texts, {len(special)} special token"
-    assert request.describe().startswith(count)
-    assert request.chats == []
+    described = request.describe({"chats": [[1], None, [2]]})
+    assert described.startswith(count)
+    assert described.endswith(" and 2 chats")
+
+
+def test_a_lost_template_is_a_difference(tmp_path: Path) -> None:
+    folder = with_template("qwen", tmp_path / "qwen")
+    tokenizer = load_tokenizer(folder)
+    request = request_for(tokenizer)
+    found = list(differences(tokenizer, None, request, answers_of(folder, request)))
+    assert found[0].startswith("a chat of 1 message is refused, in transformers [")
+    assert len(found) == 2
 
 
 @pytest.fixture
@@ -120,6 +135,7 @@ def test_a_tokenizer_that_differs_undoes_the_import(
         "tests.huggingface.test_tokenizer_check.answers_of",
         lambda _, request: {
             "texts": [[7]] * len(request.texts),
+            "special": [],
             "whole": [[7]] * len(request.texts),
             "chats": [],
         },
