@@ -261,8 +261,8 @@ def draw_traffic(traffic: dict[str, list[Traffic]]) -> None:
         plt.bar(list(traffic), sizes, bottom=bottom, label=kind)
         bottom += sizes
     plt.ylabel("megabytes that one device sends in a step")
-    plt.margins(y=0.1)
-    plt.legend()
+    plt.ylim(0, 1.05 * bottom.max())
+    plt.legend(loc="lower center", ncols=len(kinds), bbox_to_anchor=(0.5, 1), columnspacing=1)
     plt.show()
 
 

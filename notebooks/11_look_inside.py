@@ -146,7 +146,7 @@ figure, panels = plt.subplots(1, 2, figsize=(9, 3), sharey=True)
 for layer, panel in enumerate(panels):
     panel.plot(short_LK[layer], marker="o", label="repeated after 12 tokens")
     panel.plot(long_LK[layer], marker="o", label=f"repeated after {PERIOD}")
-    panel.set(title=f"layer {layer}", xlabel="tokens back")
+    panel.set(title=f"layer {layer}", xlabel="tokens back", xticks=range(0, PERIOD, 3))
 panels[0].set_ylabel("attention")
 panels[0].legend()
 plt.show()
