@@ -216,26 +216,32 @@ def gather_to_first(array: jax.Array) -> np.ndarray | None:
     return result
 
 
+def in_any_process(mesh: Mesh, flag: bool) -> bool:
+    """Wait for all processes, and return whether the flag is set in any."""
+    return bool(jax.device_get(_flag_of_all(mesh, flag))) if is_multi_process() else flag
+
+
 class AnyProcess:
-    """Whether a flag is set in any process. With several processes the answer is one call late, so
-    that no step waits for it."""
+    """Like `in_any_process`, but with several processes the answer is one call late, so that no
+    step waits for it."""
 
     def __init__(self, mesh: Mesh) -> None:
-        self._sharded = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
-        self._replicated = NamedSharding(mesh, PartitionSpec())
+        self._mesh = mesh
         self._pending: jax.Array | None = None
 
     def __call__(self, flag: bool) -> bool:
         """Return whether the flag was set anywhere; with several processes, one call ago."""
         if not is_multi_process():
             return flag
-        pending, self._pending = self._pending, self._start(flag)
+        pending, self._pending = self._pending, _flag_of_all(self._mesh, flag)
         return pending is not None and bool(jax.device_get(pending))
 
-    def _start(self, flag: bool) -> jax.Array:
-        devices = self._sharded.mesh.size
-        flags = jax.make_array_from_callback((devices,), self._sharded, lambda _: np.array([flag]))
-        return _any(flags, self._replicated)
+
+def _flag_of_all(mesh: Mesh, flag: bool) -> jax.Array:
+    """Return whether the flag is set in any process, still to be computed."""
+    sharded = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+    flags = jax.make_array_from_callback((mesh.size,), sharded, lambda _: np.array([flag]))
+    return _any(flags, NamedSharding(mesh, PartitionSpec()))
 
 
 @functools.partial(jax.jit, static_argnums=1)

@@ -133,7 +133,7 @@ class Reference:
         here = {name: one for name, one in datasets.items() if split in one.description.splits}
         stores = {name: self._store(one, split) for name, one in here.items()}
         found = {name: stored for name, one in stores.items() if (stored := _read(one)) is not None}
-        if not processes.AnyProcess(self.mesh)(len(found) < len(here)):
+        if not processes.in_any_process(self.mesh, len(found) < len(here)):
             return found
         computed = self._compute(here, split)
         if processes.is_first_process():

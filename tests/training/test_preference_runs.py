@@ -1,6 +1,7 @@
 """Runs that learn from preferences: the reference's log-probabilities, metrics, validation,
 resuming bit for bit, failed steps, LoRA, every mesh."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from tests.support.tiny_run import (
     make_dataset,
     make_run,
 )
+from tests.support.two_processes import train_to_end
 
 RARE = VOCAB - 1
 PAIRS = 48
@@ -44,6 +46,7 @@ DPO: dict[str, Any] = {
     "drop_rate": 0.0,
     "learning_rate": 0.01,
 }
+LORA = {"rank": 2, "alpha": 4, "targets": ["query", "value"]}
 
 
 def make_preferences(datasets_dir: Path, rare_pair: int | None = None) -> None:
@@ -154,6 +157,30 @@ def test_a_resumed_run_keeps_its_reference(base: Path, tmp_path: Path) -> None:
     assert len(metrics.read(run.metrics)) == PAIRS * 4 // 8
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("stored", ["nothing", "damaged"])
+def test_two_processes_learn_as_one_does(stored: str, base: Path, tmp_path: Path) -> None:
+    mesh = {"mode": "fsdp_tp", "data": 2, "tensor": 2}
+    keys = {"microbatch_size": 8, "gradient_accumulation_steps": 1, "lora": LORA}
+    alone, both = (
+        make(base, tmp_path / stored, name, **keys, sharding=sharding)
+        for name, sharding in (("alone", None), ("both", mesh))
+    )
+    train(alone, tmp_path / stored)
+    for file in (tmp_path / stored / "prefs").glob("reference-*/00000.safetensors"):
+        content = bytearray(file.read_bytes())
+        content[-1] ^= stored == "damaged"
+        file.write_bytes(content)
+        if stored == "nothing":
+            shutil.rmtree(file.parent)
+    train_to_end(both, tmp_path / stored)
+    one, other = metrics.read(both.metrics), metrics.read(alone.metrics)
+    assert len(one) == len(other) > 4
+    for found, expected in zip(one, other, strict=True):
+        assert found.train_loss == pytest.approx(expected.train_loss, rel=1e-5)
+    assert one[-1].validation_loss == pytest.approx(other[-1].validation_loss, rel=1e-5)
+
+
 def test_batches_hold_whole_pairs(tmp_path: Path) -> None:
     run = make(tmp_path, tmp_path)
     config = load_run(run.path)
@@ -225,8 +252,7 @@ def test_it_resumes_bit_for_bit(
 
 @pytest.mark.long
 def test_lora_starts_at_the_reference(base: Path, tmp_path: Path) -> None:
-    lora = {"rank": 2, "alpha": 4, "targets": ["query", "value"]}
-    run = make(base, tmp_path, lora=lora, epochs=2)
+    run = make(base, tmp_path, lora=LORA, epochs=2)
     train(run, tmp_path)
     losses = [step.train_loss or 0 for step in metrics.read(run.metrics)]
     assert losses[0] == pytest.approx(np.log(2), rel=1e-5)
