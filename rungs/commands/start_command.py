@@ -13,7 +13,7 @@ from rungs.common import run_log
 from rungs.common.errors import UserError
 from rungs.config.option_values import MAX_RESTARTS
 from rungs.config.run_config import AnyRunConfig
-from rungs.monitoring.alerts import check_hooks
+from rungs.monitoring.hooks import check_hooks
 from rungs.monitoring.supervisor import supervise as supervise_run
 from rungs.parallel.launchers import Cluster, find_cluster
 from rungs.run.derive import BranchPoint, create_like

@@ -11,7 +11,7 @@ from rungs.common import helper_process
 from rungs.common.errors import EXIT_BAD_INPUT, RunFailure
 from rungs.common.run_log import log
 from rungs.common.signals import StopSignal, stopping_signals
-from rungs.monitoring.alerts import Hooks
+from rungs.monitoring.hooks import Hooks
 from rungs.run import folder, records
 
 FIRST_DELAY, LONGEST_DELAY = 10.0, 600.0
