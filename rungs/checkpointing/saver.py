@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import logging
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -325,7 +324,7 @@ def _removed_on_failure(unfinished: Path) -> Iterator[None]:
         yield
     except Exception:
         if not processes.is_multi_process():
-            shutil.rmtree(unfinished, ignore_errors=True)
+            disk.remove_folder(unfinished)
         raise
 
 

@@ -360,7 +360,7 @@ def replace_folder(folder: Path, *, resume: bool = False) -> Iterator[Path]:
         raise UserError(f"{folder}: is there and is no folder; move it away")
     partial, old = _sibling(folder, "partial"), _sibling(folder, "old")
     if not resume:
-        _remove(partial)
+        remove_folder(partial)
     partial.mkdir(exist_ok=resume)
     try:
         yield partial
@@ -371,9 +371,9 @@ def replace_folder(folder: Path, *, resume: bool = False) -> Iterator[Path]:
     except BaseException:
         _restore(folder)
         if not resume:
-            _remove(partial)
+            remove_folder(partial)
         raise
-    _remove(old)
+    remove_folder(old)
 
 
 def recover_folder(folder: Path) -> None:
@@ -388,14 +388,17 @@ def _restore(folder: Path) -> None:
     old = _sibling(folder, "old")
     if old.exists() and not folder.exists():
         rename(old, folder)
-    _remove(old)
+    remove_folder(old)
 
 
 def _sibling(folder: Path, kind: str) -> Path:
     return folder.with_name(f".{folder.name}.{kind}")
 
 
-def _remove(folder: Path) -> None:
+def remove_folder(folder: Path) -> None:
+    """Delete a folder if it is there; of a link to one only the link."""
+    if folder.is_symlink():
+        folder.unlink()
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -3,7 +3,6 @@ its `mirror.json`, which identifies the run."""
 
 import contextlib
 import functools
-import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -157,7 +156,7 @@ class MirrorFolder:
         for path in self.files(folder):  # `rm` would read the `[1]` in a path as a pattern
             self.delete_file(path)
         if self.local_path is not None:
-            shutil.rmtree(self.local_path / folder, ignore_errors=True)
+            disk.remove_folder(self.local_path / folder)
 
     def delete_file(self, path: str) -> None:
         """Delete a file if it exists."""

@@ -3,7 +3,6 @@ machine."""
 
 import contextlib
 import secrets
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -215,7 +214,7 @@ class Copier:
             yield staged
         finally:
             if self._run.is_own():
-                shutil.rmtree(staged, ignore_errors=True)
+                disk.remove_folder(staged)
 
 
 def _stage(checkpoint: manifest.Checkpoint, staged: Path) -> bool:

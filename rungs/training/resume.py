@@ -3,7 +3,6 @@ move to `aside/`. Only `move_aside` changes the disk, and it never deletes a che
 
 import fnmatch
 import json
-import shutil
 from pathlib import Path
 
 from rungs.checkpointing import checkpoint_folder
@@ -185,7 +184,7 @@ def _create_aside(run: RunFolder, records: list[Path]) -> Path:
         for path in records:
             disk.copy(path, unfinished / path.name)
     except OSError:
-        shutil.rmtree(unfinished, ignore_errors=True)
+        disk.remove_folder(unfinished)
         raise
     disk.rename(unfinished, aside)
     return aside

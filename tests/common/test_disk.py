@@ -135,6 +135,21 @@ def test_a_file_in_the_place_of_a_folder_stays(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
 
 
+def test_a_link_is_replaced_by_a_folder_again_and_again(tmp_path: Path) -> None:
+    elsewhere, place = tmp_path / "elsewhere", tmp_path / "folder"
+    elsewhere.mkdir()
+    (elsewhere / "file").write_text("of others")
+    for name in ("folder", ".folder.partial", ".folder.old"):
+        (tmp_path / name).symlink_to(elsewhere)
+    for content in ("one", "two"):
+        with disk.lock_folder(place), disk.replace_folder(place) as partial:
+            (partial / "file").write_text(content)
+        assert (place / "file").read_text() == content
+        assert not place.is_symlink()
+    assert (elsewhere / "file").read_text() == "of others"
+    assert not list(tmp_path.glob(".folder.*[dl]"))
+
+
 def test_a_replaced_folder_is_on_disk_before_it_has_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
