@@ -188,11 +188,11 @@ class OptimizationConfig(base.Config):
     their copies of the weights would take much of the memory."""
     remat: base.MayChange[RematOrAuto] = base.AUTO
     """Which parts of a layer's forward pass are recomputed in the backward pass. dots: everything
-    but matmuls and attention; this is cheap and saves memory. activations: as dots, but the
-    activations of feed-forward layers are kept, too; a step on a GPU is 3% faster and takes a
-    fourth more memory. none: nothing. full: everything, which takes the least memory (Chen et al.
-    2016). auto: none on a CPU if all layers are unrolled and its memory is large enough for what
-    they keep; otherwise dots."""
+    but matmuls and attention; this is cheap and saves memory. activations: as dots, but activations
+    of feed-forward layers, what norms return and sums with the residual stream are kept, too; a GPU
+    then reads and writes less, and a step takes up to half more memory. none: nothing. full:
+    everything, which takes the least memory (Chen et al. 2016). auto: none on a CPU if all layers
+    are unrolled and its memory is large enough for what they keep; otherwise dots."""
     scan_unroll: base.MayChange[base.SizeOrAuto] = base.AUTO
     """How many layers (or periods of layer_pattern) to unroll in each iteration of the loop over
     layers. More may run faster but takes longer to compile. In fsdp, keep it below the number of

@@ -131,7 +131,7 @@ class TrainConfig(OptimizationConfig):
     watch_interval: MayChange[Size | None] = None
     """Steps from one look into the layers to the next, counted from step 0: size of weights,
     gradients, updates and activations, attention of each head, dead units, singular values, in
-    layers.npy. A look takes the time of about two steps, and a second compilation; the step itself
+    layers.npy. A look takes the time of one or two steps, and a second compilation; the step itself
     and its results stay the same. 200 costs about 1% of the time. null: off."""
     documents: Literal["joined", "separate"] = "joined"
     """joined: a sequence of text runs on from one document to the next; a pair or a chat is a

@@ -22,7 +22,7 @@ from rungs.model.attention import (
 )
 from rungs.model.feed_forward import Routing, make_feed_forward
 from rungs.model.layers import NO_DROPOUT, Dropout, Norm, apply_norm, make_norm, make_vector
-from rungs.model.remat import checkpoint_layer
+from rungs.model.remat import checkpoint_layer, save_activation
 from rungs.parallel.fsdp import no_gather
 
 
@@ -108,11 +108,13 @@ class Block(nnx.Module):
         return (scaled + self.embedding_skip[...] * embedding_BSD).astype(x_BSD.dtype)
 
     def _sublayer_input(self, x_BSD: Array, norm: Norm | None) -> Array:
-        return x_BSD if self.norm_placement == "after" else apply_norm(norm, x_BSD)
+        if norm is None or self.norm_placement == "after":
+            return x_BSD
+        return save_activation(apply_norm(norm, x_BSD))
 
     def _add_sublayer(self, x_BSD: Array, y_BSD: Array, norm: Norm | None) -> Array:
         """Return the residual stream after a sublayer with output y."""
-        y_BSD = x_BSD + y_BSD if self.residual else y_BSD
+        y_BSD = save_activation(x_BSD + y_BSD) if self.residual else y_BSD
         return apply_norm(norm, y_BSD) if self.norm_placement == "after" else y_BSD
 
 

@@ -3,7 +3,7 @@
 
     setting      keeps                                      recomputes
     none         everything                                 nothing
-    activations  as dots, and feed-forward activations      norms, rotations, sums
+    activations  as dots, and activations, norms and sums   rotations, head norms
     dots         results of matmuls and of attention        norms, activations, rotations, sums
     full         the layer's input                          the whole layer
 
@@ -77,7 +77,8 @@ def save_for_backward(x: Array) -> Array:
 
 
 def save_activation(x: Array) -> Array:
-    """Return x, marked to be kept by "activations"."""
+    """Return x, marked to be kept by "activations": cheap to compute, but not to read and write
+    again."""
     return checkpoint_name(x, ACTIVATION)
 
 
@@ -116,7 +117,8 @@ def save_marked(primitive: Any, *inputs: Any, **parameters: Any) -> Any:
 _save_activations = jax.checkpoint_policies.save_from_both_policies(
     save_marked, jax.checkpoint_policies.save_only_these_names(ACTIVATION)
 )
-"""Policy of `jax.checkpoint`: also keep activations of feed-forward layers."""
+"""Policy of `jax.checkpoint`: also keep what `save_activation` marks. A projection of which only a
+kept sum is computed is not kept itself."""
 
 
 def _save_all_but_weights(primitive: Any, *_: Any, **__: Any) -> bool:

@@ -12,6 +12,7 @@ from flax import nnx
 from jax.extend.core import jaxprs_in_params
 
 from rungs.config.optimization_config import Remat
+from rungs.model.attention import sequence_contexts
 from rungs.model.blocks import Compute, make_blocks, run_blocks
 from rungs.model.feed_forward import FeedForward
 from rungs.model.gpt import GPT
@@ -64,6 +65,32 @@ def test_what_a_feed_forward_layer_keeps(remat: Remat, hidden: int) -> None:
     run = checkpoint_layer(lambda x: layer(x)[0], remat)
     kept = jax.tree.leaves(jax.eval_shape(lambda x: jax.vjp(run, x)[1], x_BSD))
     assert sum(array.size == 3 * 7 * 13 for array in kept) == hidden
+
+
+WIDE = {
+    ("before", "dots"): 6,  # input; query, key, value; attention, and its projection
+    ("before", "activations"): 8,  # two norms more; the sum instead of the projection
+    ("after", "dots"): 7,  # the feed-forward layer's result, too, which the last norm needs
+    ("after", "activations"): 7,  # two sums instead of two projections
+    ("around", "dots"): 7,
+    ("around", "activations"): 10,  # two norms and the sum more
+}
+"""How many arrays of the width of the residual stream a block keeps."""
+
+
+@pytest.mark.parametrize(("placement", "remat"), WIDE)
+def test_what_a_block_keeps_of_its_width(placement: str, remat: Remat) -> None:
+    config = model_config(emb_dim=12, n_heads=2, ffn_dim=13, norm_placement=placement)
+    graph, weights = nnx.split(make_blocks(config, jax.random.key(0)))
+    context = sequence_contexts(config, 7, None)[config.repeated_kinds[0]]
+
+    def layer(weights: nnx.State, x_BSD: jax.Array) -> jax.Array:
+        block = nnx.merge(graph, jax.tree.map(lambda array: array[0], weights))
+        return block(x_BSD, context).x_BSD
+
+    run, x_BSD = checkpoint_layer(layer, remat), jnp.zeros((3, 7, 12), jnp.bfloat16)
+    kept = jax.tree.leaves(jax.eval_shape(lambda *a: jax.vjp(run, *a)[1], weights, x_BSD))
+    assert sum(array.size == x_BSD.size for array in kept) == WIDE[placement, remat]
 
 
 def test_six_calls_lead_from_the_loss_to_the_attention_kernel(

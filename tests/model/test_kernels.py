@@ -203,6 +203,22 @@ def test_loss_in_chunks_matches_the_loss_of_all_logits(
     assert not np.asarray(log_probs)[np.asarray(targets) < 0].any()
 
 
+@pytest.mark.parametrize("vocabulary", [1_000, 32_000, 50_304, 151_936, 262_144])
+@pytest.mark.parametrize("tokens", [1, 511, 1024, 8 * 1024, 12 * 2048, 96 * 1024, 100_001])
+def test_a_gpus_chunks_are_whole_tiles_where_that_takes_few_more(
+    tokens: int, vocabulary: int
+) -> None:
+    def size_on(platform: str) -> int:
+        with target_device.trace_for(target_device.Target(platform)):
+            return cross_entropy.chunk_tokens(tokens, vocabulary)
+
+    size, any_size = size_on("gpu"), size_on("tpu")
+    assert any_size / 2 <= size <= any_size
+    if size != any_size or not tokens % 1024:
+        assert not tokens % size
+        assert not size % 128
+
+
 def reduce_by_halves(operands: Any, _starts: Any, combine: Any, _axes: Any) -> Any:
     """Do what `jax.lax.reduce` does to the last axis, of a power of two, in the order in which a
     GPU may: pairs first. A CPU combines one element after another with the start."""

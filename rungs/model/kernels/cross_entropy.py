@@ -25,6 +25,9 @@ LONGEST_ROW = 8192
 reads one number at a time."""
 MIN_CHUNK_TOKENS = 512
 """With fewer tokens per chunk, accumulating the matrix's gradient takes as long as the matmuls."""
+TILE_ROWS = 128
+"""A GPU's matmuls compute this many rows together. Chunks of whole tiles that need no padding are
+preferred, if they are at least half as large."""
 
 T = TypeVar("T")
 Head = Callable[[Array, Array], Array]
@@ -69,6 +72,8 @@ def weighted_loss(
         targets_M: token ids, negative where a target is ignored.
         extras: arrays with leading axis M."""
     x_MD, matrix = collectives.to_common_varying(x_MD, matrix.astype(jnp.float32))
+    # Else the gradient of what made x would read the factor's product in float32.
+    x_MD = target_device.gpu_gradient_barrier(x_MD)
     return _weighted_loss(head, weight_of, x_MD, matrix, targets_M, extras)
 
 
@@ -300,6 +305,12 @@ def _joined(by_chunk: Any, tokens: int) -> Any:
 
 def chunk_tokens(tokens: int, vocabulary: int) -> int:
     """Return the number of tokens per chunk for this many in total."""
-    max_bytes = LOGITS_BYTES.get(target_device.platform(), OTHER_LOGITS_BYTES)
-    chunks = math.ceil(tokens * vocabulary * jnp.float32.dtype.itemsize / max_bytes)
-    return math.ceil(tokens / max(min(chunks, tokens // MIN_CHUNK_TOKENS), 1))
+    platform = target_device.platform()
+    max_bytes = LOGITS_BYTES.get(platform, OTHER_LOGITS_BYTES)
+    needed = math.ceil(tokens * vocabulary * jnp.float32.dtype.itemsize / max_bytes)
+    most = max(tokens // MIN_CHUNK_TOKENS, 1)
+    chunks = max(min(needed, most), 1)
+    if platform == "gpu":
+        counts = range(chunks, min(2 * chunks, most) + 1)
+        chunks = next((n for n in counts if tokens % (n * TILE_ROWS) == 0), chunks)
+    return math.ceil(tokens / chunks)
