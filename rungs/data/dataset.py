@@ -269,7 +269,7 @@ def _describe_split(path: Path, known: SplitDescription | None) -> SplitDescript
     return SplitDescription(
         tokens=tokens,
         dtype=dtype,
-        largest_token_id=largest,
+        largest_token_id=max(largest, *(file.texts.begin if file.texts else [0])),
         file_bytes=actual[0],
         sha256=sha256,
         sample_sha256=sample,

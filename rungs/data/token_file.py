@@ -45,11 +45,14 @@ _TEXTS = "texts"
 _PREFERENCES = "preferences"
 
 
+_TokenId = Annotated[int, Field(ge=0, lt=LARGEST_VOCAB)]
+
+
 class Texts(strict_json.StrictModel):
     """The tokens that begin and end each text, pairs included."""
 
-    begin: list[Annotated[int, Field(ge=0, lt=LARGEST_VOCAB)]] = Field(min_length=1)
-    end: int | None = None
+    begin: list[_TokenId] = Field(min_length=1)
+    end: _TokenId | None = None
     """Id of the token that ends a text or an answer."""
 
 

@@ -181,12 +181,12 @@ def split_sections(sections: list[S], percent: float) -> dict[Split, list[S]]:
         parts = [section.split(percent) for section in sections]
         return {"train": [first for first, _ in parts], "validation": [last for _, last in parts]}
     room = sum(section.size for section in sections) * percent / 100
-    chosen: set[S] = set()
+    chosen: list[S] = []
     for section in sorted(sections, key=lambda section: stable_hash(section.path.name)):
         if section.size <= room:
-            chosen.add(section)
+            chosen.append(section)
             room -= section.size
-    chosen = chosen or {min(sections, key=lambda section: section.size)}
+    chosen = chosen or [min(sections, key=lambda section: section.size)]
     return {
         "train": [section for section in sections if section not in chosen],
         "validation": [section for section in sections if section in chosen],

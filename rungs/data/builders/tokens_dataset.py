@@ -39,6 +39,8 @@ def build(
     if held_out:
         splits = {"train": found, "validation": held_out}
     vocab_size = vocabulary if isinstance(vocabulary, int) else vocabulary.vocab_size
+    for part in (*found, *held_out):
+        _check_texts(part, vocab_size)
     texts = _texts(splits["train"][0], vocabulary)
     size = sum(part.size * part.dtype.itemsize for parts in splits.values() for part in parts)
     with run_log.byte_progress("reading tokens", size) as bar:
@@ -63,6 +65,15 @@ def _texts(first: TokenSection, vocabulary: Tokenizer | int) -> Texts | None:
     begin = vocabulary.begin
     begins_texts = bool(begin) and first.first(len(begin)) == begin
     return log_texts(vocabulary, vocabulary.end_of_text) if begins_texts else None
+
+
+def _check_texts(file: TokenSection, vocab_size: int) -> None:
+    for token in file.texts.begin if file.texts else []:
+        if token >= vocab_size:
+            raise UserError(
+                f"{file.path}: its texts begin with the token id {token}, which is not in the"
+                f" vocabulary of {vocab_size:,}"
+            )
 
 
 def _link(path: Path, file: TokenSection, vocab_size: int, progress: Progress) -> None:

@@ -52,6 +52,10 @@ def tensors(**arrays: np.ndarray) -> Make:
     return lambda path: save_file(arrays, path)
 
 
+def with_texts(ids: np.ndarray, texts: str) -> Make:
+    return lambda path: save_file({"tokens": ids.astype(np.uint16)}, path, {"texts": texts})
+
+
 FORMATS: dict[str, Make] = {
     **{
         f"{order}{kind}.npy": npy(IDS.astype(f"{order}{kind}"))
@@ -197,6 +201,24 @@ def test_texts_begin_as_the_tokenizers_do_if_the_file_does(tmp_path: Path) -> No
         assert dataset.tokenizer_file is not None
 
 
+def test_shards_that_say_what_begins_texts_are_split_by_file(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{number}.safetensors" for number in range(3)]
+    for path in paths:
+        with_texts(IDS % 300, '{"begin":[3],"end":2}')(path)
+    dataset = build(tmp_path, *paths, percent=40)
+    assert {split: len(tokens) for split, tokens in tokens_of(dataset).items()} == {
+        "train": 2 * len(IDS),
+        "validation": len(IDS),
+    }
+    assert dataset.begin == [3]
+
+
+def test_what_begins_texts_counts_as_a_token_of_the_dataset(tmp_path: Path) -> None:
+    path = tmp_path / "begun.safetensors"
+    with_texts(IDS % 300, '{"begin":[400],"end":2}')(path)
+    assert build(tmp_path, path).description.splits["train"].largest_token_id == 400
+
+
 def test_a_file_larger_than_memory_is_read_in_blocks(tmp_path: Path) -> None:
     path = tmp_path / "large.bin"
     with path.open("wb") as file:
@@ -284,6 +306,16 @@ REFUSED: dict[str, tuple[str, Make, str]] = {
     "empty tensor": ("a.safetensors", tensors(tokens=np.zeros(0, np.int32)), "has no tokens"),
     "no tensor": ("a.safetensors", tensors(), "has 0 tensors, of which none is called 'tokens'"),
     "which tensor": ("a.safetensors", tensors(a=IDS, b=IDS), "has 2 tensors, of which none"),
+    "first token outside": (
+        "a.safetensors",
+        with_texts(IDS % 300, '{"begin":[3,300],"end":2}'),
+        "its texts begin with the token id 300, which is not in the vocabulary of 300",
+    ),
+    "negative last token": (
+        "a.safetensors",
+        with_texts(IDS % 300, '{"begin":[3],"end":-1}'),
+        "its metadata doesn't say what begins and ends texts",
+    ),
     "linked but outside": ("a.safetensors", tensors(tokens=IDS), "but the vocabulary has 300"),
 }
 
