@@ -324,7 +324,7 @@ def _removed_on_failure(unfinished: Path) -> Iterator[None]:
         yield
     except Exception:
         if not processes.is_multi_process():
-            disk.remove_folder(unfinished)
+            disk.try_to_remove(unfinished)
         raise
 
 

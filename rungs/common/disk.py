@@ -24,6 +24,7 @@ from filelock import Timeout
 
 from rungs.common.errors import DISK_FULL, NO_SPACE, RunFailure, UserError, reason
 from rungs.common.locks import file_lock
+from rungs.common.machine import limits_file_size
 from rungs.common.paths import is_file, is_folder, is_there
 
 _GONE = (errno.ENOENT, errno.ENOTDIR, getattr(errno, "ESTALE", errno.ENOENT))
@@ -39,7 +40,7 @@ _NO_LINKS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 _SECONDS_WHILE_OPEN = 10.0
 _SEEK_LOCK = threading.Lock()
 _SHORT_WRITE = re.compile(r"\d+ requested and \d+ written")
-"""What NumPy says of a full disk."""
+"""What NumPy says of a full disk, or of a limit on file sizes."""
 _NUMBER_IN_TEXT = re.compile(r"os[ _]error(?:_code)?\W+(\d+)", re.IGNORECASE)
 """The system's error number in messages of libraries not written in Python: `(os error 28)` in
 safetensors, `[os_error_code='28']` in TensorStore."""
@@ -165,6 +166,12 @@ def remove(path: Path) -> None:
     is_folder = path.is_dir() and not path.is_symlink()
     with contextlib.suppress(FileNotFoundError):
         _once_closed(lambda: shutil.rmtree(path) if is_folder else path.unlink())
+
+
+def try_to_remove(path: Path) -> None:
+    """Like `remove`, where it does no harm if something stays."""
+    with contextlib.suppress(OSError):
+        remove(path)
 
 
 def discard(folder: Path) -> None:
@@ -309,7 +316,7 @@ def _number_of(error: Exception) -> int | None:
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno
     if _SHORT_WRITE.fullmatch(str(error)):
-        return errno.ENOSPC
+        return errno.EFBIG if limits_file_size() else errno.ENOSPC
     found = _NUMBER_IN_TEXT.search(str(error))
     return int(found[1]) if found else None
 
@@ -360,7 +367,7 @@ def replace_folder(folder: Path, *, resume: bool = False) -> Iterator[Path]:
         raise UserError(f"{folder}: is there and is no folder; move it away")
     partial, old = _sibling(folder, "partial"), _sibling(folder, "old")
     if not resume:
-        remove_folder(partial)
+        try_to_remove(partial)
     partial.mkdir(exist_ok=resume)
     try:
         yield partial
@@ -371,9 +378,9 @@ def replace_folder(folder: Path, *, resume: bool = False) -> Iterator[Path]:
     except BaseException:
         _restore(folder)
         if not resume:
-            remove_folder(partial)
+            try_to_remove(partial)
         raise
-    remove_folder(old)
+    try_to_remove(old)
 
 
 def recover_folder(folder: Path) -> None:
@@ -388,18 +395,11 @@ def _restore(folder: Path) -> None:
     old = _sibling(folder, "old")
     if old.exists() and not folder.exists():
         rename(old, folder)
-    remove_folder(old)
+    try_to_remove(old)
 
 
 def _sibling(folder: Path, kind: str) -> Path:
     return folder.with_name(f".{folder.name}.{kind}")
-
-
-def remove_folder(folder: Path) -> None:
-    """Delete a folder if it is there; of a link to one only the link."""
-    if folder.is_symlink():
-        folder.unlink()
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -48,6 +48,15 @@ def allow_open_files(wanted: int) -> float:
     return few
 
 
+def limits_file_size() -> bool:
+    """Return whether files of this process may not grow beyond a limit (`ulimit -f`)."""
+    if sys.platform == "win32":
+        return False
+    import resource
+
+    return resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY
+
+
 def set_malloc(arena_max: int, mmap_max: int, trim_threshold: int) -> None:
     """Set parameters of glibc's malloc, if this process has it; mallopt(3) has their defaults."""
     import ctypes  # not needed by `--help`

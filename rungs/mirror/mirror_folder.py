@@ -99,7 +99,11 @@ class MirrorFolder:
             found = self._files.find(self._at(folder), detail=True, **strict)
         except FileNotFoundError:
             return {}
-        sizes = {path: info["size"] for path, info in found.items() if not path.endswith(_PARTIAL)}
+        sizes = {
+            path: info["size"]
+            for path, info in found.items()
+            if not path.endswith(_PARTIAL) and info.get("type") != "other"  # a pipe or device
+        }
         return {path[len(self._at("")) + 1 :]: size for path, size in sizes.items()}
 
     def checkpoints(self) -> list[str]:
@@ -156,7 +160,7 @@ class MirrorFolder:
         for path in self.files(folder):  # `rm` would read the `[1]` in a path as a pattern
             self.delete_file(path)
         if self.local_path is not None:
-            disk.remove_folder(self.local_path / folder)
+            disk.try_to_remove(self.local_path / folder)
 
     def delete_file(self, path: str) -> None:
         """Delete a file if it exists."""

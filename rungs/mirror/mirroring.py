@@ -214,7 +214,7 @@ class Copier:
             yield staged
         finally:
             if self._run.is_own():
-                disk.remove_folder(staged)
+                disk.try_to_remove(staged)
 
 
 def _stage(checkpoint: manifest.Checkpoint, staged: Path) -> bool:
@@ -254,6 +254,12 @@ def restore_if_empty(
         if not names:
             check_same_run(run, mirror)
             return
+        if MirrorRecord.of_mirror(mirror) is None:
+            raise UserError(
+                f"--mirror {mirror.url}: has checkpoints but no {mirror_folder.RECORD_FILE}; copy"
+                f" that file there, too, or {CHECKPOINTS}/ from there into {run.path}, and leave"
+                " out --mirror or name an empty folder"
+            )
         for name in names:
             with contextlib.suppress(ValidationError):
                 content = mirror.read(f"{CHECKPOINTS}/{name}/{manifest.META_FILE}")
@@ -357,7 +363,7 @@ class _Restoring:
     def _restore_other_files(self) -> None:
         """Restore the files outside the run's checkpoints."""
         record = MirrorRecord.of_mirror(self._mirror)
-        assert record is not None
+        assert record is not None  # see `restore_if_empty`
         for name in list(filter(self._is_restored, filter(mirror_folder.is_mirrored, self._files))):
             target = self._run.path / name
             self._mirror.download(name, self._staged / name)

@@ -184,7 +184,7 @@ def _create_aside(run: RunFolder, records: list[Path]) -> Path:
         for path in records:
             disk.copy(path, unfinished / path.name)
     except OSError:
-        disk.remove_folder(unfinished)
+        disk.try_to_remove(unfinished)
         raise
     disk.rename(unfinished, aside)
     return aside

@@ -115,8 +115,12 @@ def test_a_full_disk_is_no_wrong_input(
     assert list(parent.iterdir()) == []
 
 
-def test_a_short_write_of_numpy_is_a_full_disk(tmp_path: Path) -> None:
-    full = pytest.raises(RunFailure, match=os.strerror(errno.ENOSPC))
+@pytest.mark.parametrize(("is_limited", "number"), [(False, errno.ENOSPC), (True, errno.EFBIG)])
+def test_a_short_write_of_numpy_is_a_full_disk_or_a_limit(
+    is_limited: bool, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk, "limits_file_size", lambda: is_limited)
+    full = pytest.raises(RunFailure, match=os.strerror(number))
     with full, disk.create_file(tmp_path / "new" / "file"):
         raise OSError("8192 requested and 4000 written")
     assert list((tmp_path / "new").iterdir()) == []

@@ -411,7 +411,11 @@ def test_any_damaged_byte_is_refused_or_harmless(file: Path, tmp_path: Path) -> 
     ("changed", "message"),
     [
         ({"general.architecture": "mamba"}, "general.architecture: 'mamba' is not supported"),
-        ({"split.count": 3}, "one of several parts"),
+        ({"split.count": 3}, r"one of several parts \(split.count: 3\)"),
+        ({"split.count": "\x1b[1m"}, r"\(split.count: \\x1b\[1m\)"),
+        ({"split.count": [1.0]}, r"\(split.count: \[1.0\]\)"),
+        ({"split.count": math.inf}, r"\(split.count: inf\)"),
+        ({"split.count": math.nan}, r"\(split.count: nan\)"),
         ({"llama.attention.scale": 0.5}, "attention.scale: unknown key .* --ignore-key"),
         ({"llama.rope.scaling.type": "yarn"}, "rope.scaling.type: .* must be none or linear"),
         ({"llama.attention.head_count": 3}, "n_kv_heads: 2 does not divide n_heads 3"),

@@ -51,6 +51,24 @@ def test_a_restored_run_goes_on_with_its_mirror(mirrored: RunFolder, failing: st
     assert uploads - Failing.left == only_new
 
 
+def test_a_mirror_that_lost_its_record_is_refused(mirrored: RunFolder, mirror: Path) -> None:
+    (mirror / "mirror.json").unlink()
+    shutil.rmtree(mirrored.path)
+    with pytest.raises(UserError, match=r"has checkpoints but no mirror\.json"):
+        restore(mirrored, mirror)
+    assert not mirrored.path.exists()
+    shutil.copytree(mirror / "checkpoints", mirrored.checkpoints)
+    assert steps(mirrored) == [1, 2]
+
+
+def test_a_pipe_in_a_mirror_is_no_file_of_it(mirrored: RunFolder, mirror: Path) -> None:
+    os.mkfifo(mirror / "pipe")
+    shutil.rmtree(mirrored.path)
+    restore(mirrored, mirror)
+    assert steps(mirrored) == [1, 2]
+    assert not (mirrored.path / "pipe").exists()
+
+
 def test_configs_and_files_of_the_user_are_kept(mirrored: RunFolder, mirror: Path) -> None:
     shutil.rmtree(mirrored.checkpoints)
     for name in ("train.json", "verifier.py", "metrics.jsonl"):

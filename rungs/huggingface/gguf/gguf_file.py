@@ -13,6 +13,7 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 from gguf.quants import dequantize
 
+from rungs.common import shown_text
 from rungs.common.errors import UserError, reason
 from rungs.common.paths import require_regular
 from rungs.common.strict_json import format_name
@@ -65,8 +66,13 @@ class GGUFFile:
             self.metadata, self.tensors = _parse(self._content)
             for name, tensor in self.tensors.items():
                 self._check(name, tensor)
-        if int(self.metadata.get("split.count", 1)) > 1:
-            raise UserError(f"{path}: is one of several parts; join them with llama-gguf-split")
+        parts = self.metadata.get("split.count", 1)
+        if parts not in (0, 1):
+            count = shown_text.shown(str(parts))[:40]
+            raise UserError(
+                f"{path}: is one of several parts (split.count: {count}); join them with"
+                " llama-gguf-split"
+            )
 
     def read(self, name: str, part: int | None = None) -> np.ndarray:
         """Return a tensor, or one part along its first axis, as float32."""
