@@ -396,6 +396,17 @@ def test_damaged_headers_are_refused(
         GGUFFile(tmp_path / "bad.gguf")
 
 
+@pytest.mark.parametrize("axes", [(0,), (0, 0, 2**60), (4, 0), (2**62, 2**62)])
+def test_a_tensor_of_an_impossible_shape_is_refused(axes: tuple[int, ...], tmp_path: Path) -> None:
+    """Axes are in GGUF's order, the first one last."""
+    name = b"blk.0.ffn_up_exps.weight"
+    tensor = struct.pack("<I", len(axes)) + struct.pack(f"<{len(axes)}QIQ", *axes, 0, 0)
+    head = b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + struct.pack("<Q", len(name)) + name
+    (tmp_path / "bad.gguf").write_bytes((head + tensor).ljust(256, b"\0"))
+    with pytest.raises(UserError, match=r"has no elements|reaches beyond its end"):
+        GGUFFile(tmp_path / "bad.gguf")
+
+
 def test_any_damaged_byte_is_refused_or_harmless(file: Path, tmp_path: Path) -> None:
     content = file.read_bytes()
     rng = np.random.default_rng(0)

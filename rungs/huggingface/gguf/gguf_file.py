@@ -83,6 +83,8 @@ class GGUFFile:
         return dequantize(stored if part is None else stored[part], tensor.kind)
 
     def _check(self, name: str, tensor: StoredTensor) -> None:
+        if not math.prod(tensor.bytes_shape):  # a huge first axis would take no bytes
+            raise ValueError(f"tensor {format_name(name)} has no elements")
         if tensor.begin + math.prod(tensor.bytes_shape) > len(self._content):
             raise ValueError(f"tensor {format_name(name)} reaches beyond its end")
         try:
