@@ -293,11 +293,12 @@ class AcceleratorPeak(StepSizes):
     @property
     def error(self) -> float:
         """Relative error of the total against the compiled step. It is smallest on a GPU where the
-        logits decide and larger where a layer does: the compiler orders the operations in a layer,
-        or in several that it compiles together, and may copy whole gradients that it sums. On
-        several TPUs with replicated weights a step needs up to a quarter more, and in a small step
-        many small arrays matter. Patterns of six layers took from 14% less to 6% more; unrolled
-        layers of large microbatches up to 15% less, as nothing is copied out of a stack."""
+        logits decide, and larger where a layer does or with experts: the compiler orders the
+        operations in a layer, or in several that it compiles together, and may copy whole gradients
+        that it sums. On several TPUs with replicated weights a step needs up to a quarter more, and
+        in a small step many small arrays matter. Patterns of six layers took from 14% less to 6%
+        more; unrolled layers of large microbatches up to 15% less, as nothing is copied out of a
+        stack."""
         logits, layer = self.logits_bytes, self.layer_bytes
         is_whole = not (self.gathered_layers or self.gathered_outside)
         if max(logits, layer) < _SMALL:
@@ -308,7 +309,8 @@ class AcceleratorPeak(StepSizes):
             return 0.2
         if layer > logits:
             return 0.2 if self.is_unrolled else 0.15
-        is_scheduled = self._is_tpu or self.period > 1 or layer > _LAYER_MAY_DECIDE * logits
+        is_large = layer > _LAYER_MAY_DECIDE * logits
+        is_scheduled = self._is_tpu or self.period > 1 or is_large or self.config.model.n_experts
         return 0.1 if is_scheduled or (is_whole and self.accumulates) else 0.05
 
     @property

@@ -42,6 +42,8 @@ ENTROPY, LARGEST_LOGIT = "entropy", "largest_logit"
 STEP = "step"
 
 _LARGEST_HEADER = 1_000_000
+_LARGEST_STEP = 1 << 40
+"""More are numbers of another kind."""
 
 Rows = NDArray[np.void]
 
@@ -88,8 +90,20 @@ def _parse(content: bytes) -> tuple[Rows | None, str]:
         return None, "damaged, or not a record of layers"
     start = header.tell()
     rows = np.frombuffer(content, dtype, (len(content) - start) // dtype.itemsize, start)
+    if len(rows) > promised and not _ascends(rows):
+        rows = rows[:promised]
+    if not _ascends(rows):
+        return None, "damaged: its steps don't ascend"
     is_cut = len(rows) < promised
     return rows, f"cut off: has {len(rows):,} of its {counted(promised, 'look')}" * is_cut
+
+
+def _ascends(rows: Rows) -> bool:
+    """Return whether each row is of a step, and a later one than the row before: with a changed
+    header or step, they rarely are."""
+    steps = rows[STEP]
+    is_step = (steps >= 0) & (steps < _LARGEST_STEP)
+    return bool(is_step.all() and (steps[1:] > steps[:-1]).all())
 
 
 def append(path: Path, row: Rows) -> None:
@@ -134,19 +148,16 @@ def up_to(path: Path, step: int) -> bytes:
 
 
 def drop_after(path: Path, step: int) -> None:
-    """Remove the rows of steps after the one that a start goes back to, and rename a damaged file;
-    raises RunFailure."""
+    """Remove the rows of steps after the one that a start goes back to. A damaged file is renamed;
+    of one that is cut off, the rows that are left are copied. Raises RunFailure."""
     if not paths.is_file(path):
         return
     before = paths.read_bytes(path)
     rows, damage = _parse(before)
     with disk.writing(path, "the layers so far", len(before)):
-        if rows is None:
-            _set_aside(path, step + 1, damage)
-            return
         if damage:
-            log.warning("%s: %s", path, damage)
-        content = _as_bytes(rows[rows[STEP] <= step])
+            _set_aside(path, step + 1, damage)
+        content = b"" if rows is None else _as_bytes(rows[rows[STEP] <= step])
         if not content:
             disk.remove(path)
         elif content != before:

@@ -98,7 +98,8 @@ def test_a_file_that_lost_rows_is_told_of_and_goes_on(
     path.write_bytes(path.read_bytes()[: -2 * row(0).nbytes - 9])
     with caplog.at_level(logging.WARNING):
         layer_record.drop_after(path, 3)
-    assert caplog.messages == [f"{path}: cut off: has 2 of its 5 looks"]
+    [message] = caplog.messages
+    assert message.startswith(f"{path}: cut off: has 2 of its 5 looks; renamed to ")
     assert path.read_bytes() == written(tmp_path / "two.npy", 2).read_bytes()
 
 
@@ -152,3 +153,44 @@ def test_a_link_is_not_written_through(tmp_path: Path) -> None:
     with pytest.raises(RunFailure, match="layers of step 7 could not be written: it is a link"):
         layer_record.append(tmp_path / "layers.npy", row(7))
     assert target.read_bytes() == before
+
+
+@pytest.mark.parametrize("what", ["a smaller row", "a larger row", "a step", "a negative step"])
+def test_a_changed_layout_or_step_is_noticed_and_nothing_is_lost(
+    what: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = written(tmp_path / "layers.npy", 6)
+    content = path.read_bytes()
+    start = len(content) - 6 * row(0).nbytes
+    if what.endswith("row"):
+        shape = b"(2, 2)" if what == "a smaller row" else b"(9, 2)"
+        damaged = content.replace(b"(3, 2)", shape)
+    else:
+        changed = bytearray(content)
+        changed[start + 3 * row(0).nbytes + 7] ^= 128 if what == "a negative step" else 1
+        damaged = bytes(changed)
+    assert damaged != content
+    path.write_bytes(damaged)
+    assert layer_record.read(path) is None
+    layer_record.drop_after(path, 4)
+    assert (tmp_path / "layers-before-step-5.npy").read_bytes() == damaged
+    assert not path.exists()
+    assert "damaged: its steps don't ascend; renamed to" in caplog.text
+
+
+def test_what_is_left_of_a_record_goes_on_beside_the_one_that_was_cut_off(tmp_path: Path) -> None:
+    path = written(tmp_path / "layers.npy", 6)
+    path.write_bytes(path.read_bytes()[: -2 * row(0).nbytes])
+    cut = path.read_bytes()
+    layer_record.drop_after(path, 3)
+    assert (tmp_path / "layers-before-step-4.npy").read_bytes() == cut
+    assert path.read_bytes() == written(tmp_path / "four.npy", 4).read_bytes()
+
+
+def test_a_last_row_of_zeros_is_dropped(tmp_path: Path) -> None:
+    """A power cut may lose a row that the header doesn't count yet."""
+    path = written(tmp_path / "layers.npy", 3)
+    whole = path.read_bytes()
+    path.write_bytes(whole + bytes(row(0).nbytes))
+    layer_record.drop_after(path, 9)
+    assert path.read_bytes() == whole
