@@ -60,7 +60,7 @@ def _check_url(hook: str) -> None:
 
 def is_url(hook: str) -> bool:
     """Whether a hook is a webhook rather than a command."""
-    return hook.startswith(("https://", "http://"))
+    return hook.lower().startswith(("https://", "http://"))
 
 
 def _name(hook: str) -> str:

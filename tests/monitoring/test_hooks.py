@@ -105,7 +105,7 @@ def test_a_webhook_gets_json() -> None:
     with HTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.handle_request)
         thread.start()
-        told = Hooks([f"http://127.0.0.1:{server.server_port}/hook"])
+        told = Hooks([f"HTTP://127.0.0.1:{server.server_port}/hook"])
         told.tell({"event": "spike", "step": 7})
         told.finish()
         thread.join()
