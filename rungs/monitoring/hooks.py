@@ -25,6 +25,7 @@ _DELAYS = (0.0, 2.0, 10.0)
 """Seconds before each attempt to reach a webhook; each may take `_SECONDS_PER_TRY`."""
 _SECONDS_AT_END = 60.0
 """How long the end of a run waits for its hooks."""
+_URL = re.compile(r"([\w+.-]+://)([^/]*)(.*)")
 _PLACE = re.compile(r"[./][\w./-]*|[\w.-]*")
 """A path that begins with a dot or slash, or the first part of another one, perhaps a host."""
 
@@ -67,10 +68,9 @@ def _name(hook: str) -> str:
     """Return a hook's name for messages: its program, or its scheme and host. Arguments and paths
     may be secret, as in Slack's webhooks; and so may what is no program: assignments before one,
     URLs without a scheme, JSON."""
-    scheme, separator, rest = hook.partition("://")
-    if separator:
-        return f"{scheme}://{rest.split('/')[0].rpartition('@')[2]}"
     word = hook.split(maxsplit=1)[0] if hook.strip() else "''"
+    if url := _URL.match(word):
+        return f"{url[1]}{'***' if '@' in url[3] else url[2].rpartition('@')[2]}"
     if shutil.which(word):
         return word
     shown = "".join(_PLACE.findall(word)[:1])

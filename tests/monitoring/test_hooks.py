@@ -206,11 +206,15 @@ def test_what_a_hook_runs_ends_with_the_run(
         "https://user:planted/rest@127.0.0.1:1/",  # a slash in the password
         "http://127.0.0.1:1/services/planted",
         "htps://user:planted@127.0.0.1:1/planted?x=planted",  # a slip
+        "htps://user:planted/rest@127.0.0.1:1/",
         "https://127.0.0.1:1/planted space",
         "false --header planted",
         "no-such-program --header planted",
         "no-such-program 'planted",
         "HOOK_TOKEN=planted true",
+        "HOOK_TOKEN=planted https://127.0.0.1:1/hook",
+        "no-such-program -H planted https://127.0.0.1:1/hook",
+        "false -H planted https://127.0.0.1:1/hook",
         "https:/127.0.0.1/services/planted",
         "hooks.example.com/services/planted",
         "hooks/planted",

@@ -309,7 +309,7 @@ def chunk_tokens(tokens: int, vocabulary: int) -> int:
     max_bytes = LOGITS_BYTES.get(platform, OTHER_LOGITS_BYTES)
     needed = math.ceil(tokens * vocabulary * jnp.float32.dtype.itemsize / max_bytes)
     most = max(tokens // MIN_CHUNK_TOKENS, 1)
-    chunks = max(min(needed, most), 1)
+    chunks = min(needed, most)
     if platform == "gpu":
         counts = range(chunks, min(2 * chunks, most) + 1)
         chunks = next((n for n in counts if tokens % (n * TILE_ROWS) == 0), chunks)
