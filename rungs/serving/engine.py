@@ -184,6 +184,7 @@ class Engine(threading.Thread):
         with self._wake:
             slots = self._batches[name][0].slots.with_weights(new.generator)
             self._batches[name].insert(0, _Batch(slots, new.name))
+            self._wake.notify()  # to free the weights of before, if no text has them
 
     def end(self) -> None:
         """End the thread, without waiting for texts."""
@@ -220,8 +221,14 @@ class Engine(threading.Thread):
     def _wait(self) -> bool:
         """Wait for something to do; False if there will be nothing more."""
         with self._wake:
-            self._wake.wait_for(lambda: self._is_ending or self.waiting or self.running)
+            self._wake.wait_for(
+                lambda: self._is_ending or self.waiting or self.running or self._has_several_weights
+            )
             return not self._is_ending
+
+    @property
+    def _has_several_weights(self) -> bool:
+        return any(len(each) > 1 for each in self._batches.values())
 
     def _advance(self, name: str) -> None:
         """Let texts join, and add tokens to all of a model's texts."""

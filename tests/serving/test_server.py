@@ -1,10 +1,12 @@
 """The server as its clients see it: OpenAI's, ordinary and hostile ones."""
 
+import gc
 import json
 import math
 import socket
 import time
 import urllib.request
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -364,6 +366,20 @@ def test_new_weights_answer_without_dropping_a_text(
     assert (answer.choices[0].text, answer.system_fingerprint) == (text, "newer")
     assert len(answering.engine._batches["base"]) == 1
     answering.engine.replace("base", served.load())
+
+
+def test_weights_that_no_text_has_are_freed_without_a_request(answering: Answering) -> None:
+    served = answering.models["base"]
+    batches, replaced = answering.engine._batches, []
+    for _ in range(3):
+        replaced.append(weakref.ref(batches["base"][0]))
+        answering.engine.replace("base", served.load())
+    deadline = time.monotonic() + 30
+    while len(batches["base"]) > 1 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert len(batches["base"]) == 1
+    gc.collect()
+    assert not [one for one in replaced if one()]
 
 
 def test_models_are_named_by_run_and_checkpoint() -> None:
