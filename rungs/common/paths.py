@@ -219,7 +219,8 @@ class GrowingFile:
 
     def new_lines(self) -> Iterator[list[bytes]]:
         """Yield the complete lines added since the last call, in lists of some thousands; all lines
-        if the file was replaced. Raises UserError if it exists and can't be read."""
+        if the file was replaced. Of a longer line than `MOST_LINE` only the end counts. Raises
+        UserError if it exists and can't be read."""
         if not is_file(self.path):
             self.is_replaced = self._offset > 0
             self._inode, self._offset = 0, 0
@@ -233,9 +234,15 @@ class GrowingFile:
                 self._offset = 0
             self._inode = status.st_ino
             file.seek(self._offset)
-            while lines := list(islice(file, _LINES_AT_ONCE)):
-                if not lines[-1].endswith(b"\n"):  # still being written, or torn
-                    lines.pop()
-                self._offset += sum(map(len, lines))
-                if lines:
-                    yield lines
+            complete = self._complete_lines(file)
+            while lines := list(islice(complete, _LINES_AT_ONCE)):
+                yield lines
+
+    def _complete_lines(self, file: BinaryIO) -> Iterator[bytes]:
+        for line in lines_of(file):
+            is_complete = line.endswith(b"\n")
+            if not is_complete and len(line) < MOST_LINE:  # still being written, or torn
+                return
+            self._offset += len(line)
+            if is_complete:
+                yield line

@@ -18,6 +18,7 @@ from rungs.data.chats.chat_template import read_template_files
 from rungs.data.tokenizer_files import load_tokenizer
 from rungs.run import metrics, records
 from rungs.run.folder import RunFolder, read_note
+from tests.faults.fuzzing import limited_memory
 
 SIZE = 1 << 40
 """Of a sparse file, which takes no space."""
@@ -60,6 +61,26 @@ def test_lines_without_end_are_refused_or_skipped(
     assert list(metrics.stream(file, metrics.StepMetrics)) == []
     with pytest.raises(UserError, match="line 1 has 1,000 bytes or more"):
         list(LineSection.of_file(file).lines())
+
+
+def test_a_line_without_end_in_a_growing_file_takes_no_memory(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    growing = paths.GrowingFile(path)
+    path.write_bytes(b"one\n")
+    assert list(growing.new_lines()) == [[b"one\n"]]
+    with path.open("r+b") as file:
+        file.truncate(400 << 20)
+        file.seek(0, os.SEEK_END)
+        file.write(b"\ntwo\nthr")
+    with limited_memory(250 << 20):
+        found = [line for lines in growing.new_lines() for line in lines]
+    assert found[-1] == b"two\n"
+    assert len(found) == 2
+    with path.open("ab") as file:
+        file.write(b"ee\n")
+    assert list(growing.new_lines()) == [[b"three\n"]]
+    assert not growing.is_replaced
+    assert list(growing.new_lines()) == []
 
 
 def test_lack_of_memory_is_one_line() -> None:
