@@ -160,7 +160,7 @@ def _from_preferences(what: tuple[str, ...], datasets_dir: Path, options: Option
 def _is_hub_id(what: tuple[str, ...]) -> bool:
     """Whether an argument is the id of a repository rather than a file."""
     only = what[0]
-    is_file = len(what) > 1 or Path(only).exists() or format_of(only) is not None
+    is_file = len(what) > 1 or paths.is_there(only) or format_of(only) is not None
     return "/" in only and not is_file
 
 

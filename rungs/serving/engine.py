@@ -8,12 +8,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from rungs.model.generation import Generator, row_key
 from rungs.model.sampling import UNDEFINED, Sampling
 from rungs.serving.slots import MOST_TOKENS, LogProbs, NewTokens, Slots
 
 _SECONDS_PER_CALL = 0.05
 """How long a call may take before texts are delivered in smaller pieces."""
+_NOT_NUMBERS = "the model's logits are NaN"
 
 
 class NamedGenerator(NamedTuple):
@@ -84,6 +87,9 @@ class _Batch:
         text.weights = self._weights
         if text.scores_prompt:
             scores = self.slots.score(text.prompt) if len(text.prompt) > 1 else None
+            if scores is not None and np.isnan(scores.top_K).any():
+                text.deliver(Delivery([], [], "failed", _NOT_NUMBERS))
+                return
             places = [] if scores is None else [_place(scores, n) for n in range(len(scores[0]))]
             text.deliver(Delivery([], [None, *places], None if text.left else "length"))
         if text.left:
@@ -123,7 +129,7 @@ class _Batch:
             _place(new.log_probs_CR, (n, row)) if new.log_probs_CR and text.log_probs else None
             for n in range(count + (finish == "stop"))
         ]
-        problem = "the model's logits are NaN" if finish == "failed" else ""
+        problem = _NOT_NUMBERS if finish == "failed" else ""
         stop = tokens[count : count + 1] if finish == "stop" else ()
         text.deliver(Delivery(tokens[:count], log_probs, finish, problem, stop))
         if finish:

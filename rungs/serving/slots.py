@@ -24,6 +24,8 @@ MOST_LIKELY = 20
 """How many of the most likely tokens are given with log-probabilities."""
 _SHORTEST = 64
 """The fewest cache slots of a row."""
+_LOWEST = -9999.0
+"""Of a token without any probability, as in OpenAI's API; JSON has no infinity."""
 
 
 class LogProbs(NamedTuple):
@@ -39,7 +41,7 @@ class LogProbs(NamedTuple):
     @classmethod
     def of(cls, logits: Array, tokens: Array) -> "LogProbs":
         """Return those of some tokens, from logits with one more axis."""
-        log_probs = jax.nn.log_softmax(logits)
+        log_probs = jnp.maximum(jax.nn.log_softmax(logits), _LOWEST)
         of_token = jnp.take_along_axis(log_probs, tokens[..., None], axis=-1)[..., 0]
         count = min(MOST_LIKELY, logits.shape[-1])
         return cls(of_token, *jax.lax.top_k(log_probs, count))

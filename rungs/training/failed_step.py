@@ -21,7 +21,7 @@ from safetensors.numpy import load_file, save
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.checkpointing.manifest import Checkpoint, read_checkpoint, run_config
 from rungs.checkpointing.saver import Saver
-from rungs.common import disk, shown_text, strict_json
+from rungs.common import disk, paths, shown_text, strict_json
 from rungs.common.errors import RunFailure, UserError, errors_at
 from rungs.common.run_log import log
 from rungs.config.run_config import AnyRunConfig
@@ -181,7 +181,7 @@ class FailedStepRecorder(NamedTuple):
 def find_failed_step(run: RunFolder, name: str) -> Path | None:
     """Return the folder of a failed step, None if there is none; see `open_failed_step`."""
     places = Path(name), run.failed_steps / name, run.old_failed_steps / name
-    return next((place for place in places if place.is_dir()), None)
+    return next((place for place in places if paths.is_folder(place)), None)
 
 
 def open_failed_step(run: RunFolder, name: str) -> FailedStep:

@@ -28,6 +28,7 @@ from rungs.commands.generate import read_prompts
 from rungs.common.errors import EXIT_BAD_INPUT, UserError
 from rungs.data.bpe import train_bpe
 from rungs.data.builders.sections import TextSection
+from rungs.data.builders.token_formats import TokenSection
 from rungs.data.catalog import open_dataset
 from rungs.data.dataset import Dataset
 from rungs.data.tokenizer_files import load_tokenizer
@@ -37,6 +38,7 @@ from rungs.run.derive import create_like
 from rungs.run.folder import RunFolder, find_run
 from rungs.run.metrics import MetricsLog, StepMetrics
 from rungs.run.recorded_run import RecordedRun
+from rungs.training.failed_step import open_failed_step
 from tests.commands.test_commands import byte_model
 from tests.faults.fuzzing import (
     ODD_TEXTS,
@@ -289,6 +291,8 @@ READERS: dict[str, Callable[[str], object]] = {
     "a dataset of the hub": lambda place: open_dataset("owner/name", Path(place)),
     "prompts": lambda place: read_prompts(Path(place)),
     "text": lambda place: TextSection.of_file(Path(place)),
+    "tokens": lambda place: TokenSection.of_file(Path(place)),
+    "a failed step": lambda place: open_failed_step(RunFolder(Path("runs/none")), place),
 }
 
 
