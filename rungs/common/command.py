@@ -6,6 +6,7 @@ import contextlib
 import gc
 import importlib.metadata
 import io
+import math
 import os
 import shlex
 import sys
@@ -75,15 +76,16 @@ def _say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
 
-def run_command(command: click.Command, *, may_be_empty: bool = False) -> None:
+def run_command(command: click.Command, *, empty_from: float = math.inf) -> None:
     """Run a command. Errors go to stderr in one line each; the exit code is 2 for a `UserError`, 1
     for a `RunFailure` or a file that can't be used, 130 for Ctrl-C and 141 if nobody reads the
-    output any more. `may_be_empty` allows empty arguments."""
+    output any more. No option may be empty, and of the other arguments only those from `empty_from`
+    on, counted from 1."""
     import click
 
     begin_command()
     shown_text.protect_terminal()
-    if not may_be_empty and (empty := _first_empty(sys.argv[1:])):
+    if empty := _first_empty(command, sys.argv[1:], empty_from):
         _end_with(
             errors.UserError(
                 f"{empty}: the value is empty, as that of a shell variable that is not set; give"
@@ -119,16 +121,20 @@ def run_command(command: click.Command, *, may_be_empty: bool = False) -> None:
         _end_with(reported)
 
 
-def _first_empty(arguments: list[str]) -> str | None:
+def _first_empty(command: click.Command, arguments: list[str], empty_from: float) -> str | None:
     """Return the name of the first option, or the number of the first argument, whose value is
     empty. An empty value would count as not given, or as the current folder."""
+    flags = {name for one in command.params if getattr(one, "is_flag", False) for name in one.opts}
+    before, others = "", 0
     for number, argument in enumerate(arguments, start=1):
         name, separator, value = argument.partition("=")
         if name.startswith("--") and separator and not value:
             return name
-        if not argument:
-            before = arguments[number - 2] if number > 1 else ""
-            return before if before.startswith("--") else f"argument {number}"
+        is_value = before.startswith("--") and "=" not in before and before not in {*flags, "--"}
+        others += not is_value and not argument.startswith("--")
+        if not argument and (is_value or others < empty_from):
+            return before if is_value else f"argument {number}"
+        before = argument
     return None
 
 

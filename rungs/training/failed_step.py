@@ -8,6 +8,7 @@ failed-steps/step-000123/
 
 Earlier versions called the folder `capsules/` and the file `capsule.json`; both are still read."""
 
+import hashlib
 import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -55,6 +56,8 @@ class FailedStepMeta(strict_json.StrictModel):
     train: dict[str, Any]
     sharding: ShardingConfig
     """The mesh and sharding mode it was trained on."""
+    batch_sha256: str | None = None
+    """None if an earlier version of Rungs saved it."""
 
 
 class FailedStep(NamedTuple):
@@ -161,6 +164,7 @@ class FailedStepRecorder(NamedTuple):
         self.run.check()
         earlier = [c for c in list_checkpoints(self.run.checkpoints) if c.step < step]
         saved = earlier[-1] if earlier else None
+        batch = save(dict(self.batch(step)))
         meta = FailedStepMeta(
             global_step=step,
             total_steps=self.length.total_steps,
@@ -169,9 +173,10 @@ class FailedStepRecorder(NamedTuple):
             model=self.config.model.as_json(),
             train=self.config.train.as_json(),
             sharding=self.sharding,
+            batch_sha256=hashlib.sha256(batch).hexdigest(),
         )
         with disk.create_folder(folder) as unfinished:
-            (unfinished / BATCH_FILE).write_bytes(save(dict(self.batch(step))))
+            (unfinished / BATCH_FILE).write_bytes(batch)
             text = meta.model_dump_json(indent=2) + "\n"
             (unfinished / STEP_FILE).write_text(text, encoding="utf-8")
             if saved is not None:
@@ -209,4 +214,9 @@ def open_failed_step(run: RunFolder, name: str) -> FailedStep:
     file = folder / BATCH_FILE
     with errors_at(f"{file}: cannot be read as a batch: ", OSError, SafetensorError):
         batch = load_file(file)
+    if meta.batch_sha256 not in (None, paths.file_checksum(file)):
+        raise UserError(f"{file}: damaged")
+    microbatches = min((len(array) for array in batch.values()), default=0)
+    if not all(0 <= number < microbatches for number in meta.bad):
+        raise UserError(f"{path}: bad: {file} has {shown_text.counted(microbatches, 'microbatch')}")
     return FailedStep(folder, meta, run_config(meta.model, meta.train), batch, checkpoint)

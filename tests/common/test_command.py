@@ -61,6 +61,12 @@ def ended(*command: str, **variables: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.parametrize("place", [("--chat", ""), ("", "--chat"), ("--", ""), ("a", "")])
+def test_a_prompt_may_be_empty(place: tuple[str, ...]) -> None:
+    result = ended("generate.py", "no/such/run", *place)
+    assert result.stderr.startswith("error: no/such/run: ")
+
+
 @pytest.mark.parametrize(
     ("command", "name"),
     [
@@ -70,6 +76,10 @@ def ended(*command: str, **variables: str) -> subprocess.CompletedProcess[str]:
         (("train.py", "runs/layers", "--mirror", ""), "--mirror"),
         (("download_dataset.py", "--text", "a", "--name", "b", "--tokenizer", ""), "--tokenizer"),
         (("checkpointing.py", ""), "argument 1"),
+        (("generate.py", "", "a prompt"), "argument 1"),
+        (("generate.py", "runs/layers", "", "--chat", "--system", ""), "--system"),
+        (("generate.py", "runs/layers", "--chat", "", "--prompts-file="), "--prompts-file"),
+        (("generate.py", "--chat", ""), "argument 2"),
     ],
 )
 def test_an_empty_value_does_not_count_as_none(command: tuple[str, ...], name: str) -> None:

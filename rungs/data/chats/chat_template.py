@@ -58,6 +58,11 @@ class ChatTemplate:
     ) -> None:
         self.source, self.special_tokens = source, special_tokens
         self._tool_source = tool_source or source
+        for text in (source, self._tool_source, *special_tokens.values()):
+            if any("\ud800" <= character <= "\udfff" for character in text):
+                raise UserError(
+                    "the chat template or a special token has a lone surrogate (\\ud800 …)"
+                )
         for template in (source, self._tool_source):
             _process().render(template, None)
 
