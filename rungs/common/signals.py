@@ -143,6 +143,14 @@ def number_of(name: str) -> int:
     return getattr(signal, name, 0)
 
 
+def name_of(number: int) -> str:
+    """Return the name of a signal, such as SIGTERM; of one without a name `signal 40`."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 def _print(line: str) -> None:
     with contextlib.suppress(OSError):  # a closed terminal must not prevent the save
         os.write(2, f"\n{line}\n".encode())

@@ -185,8 +185,7 @@ def _error_lines(error: Any, file: str, models: Mapping[str, type[StrictModel]])
     if error["type"] == "extra_forbidden":
         nested = len(parts) > 1
         advice = _nested_advice(parts, models[file]) if nested else _advice(key, file, models)
-        is_secret = isinstance(error["input"], str) and shown_text.is_secret_name(parts[-1])
-        value = "***" if is_secret else format_value(error["input"])
+        value = "***" if _is_secret(parts[-1], error["input"]) else format_value(error["input"])
         return [f"{key}: unknown key (value {value}){advice}"]
     if error["type"] == "missing":
         return [f"{key}: missing; this key is required"]
@@ -194,6 +193,13 @@ def _error_lines(error: Any, file: str, models: Mapping[str, type[StrictModel]])
     for theirs, ours in _WORDING.items():
         allowed = allowed.replace(theirs, ours)
     return [f"{key}: {format_value(error['input'])} is not allowed; {allowed}"]
+
+
+def _is_secret(key: str, value: Any) -> bool:
+    """Return whether the value of an unknown key is probably a secret. A number of tokens isn't."""
+    is_number = isinstance(value, int | float)
+    is_count = is_number and key.lower().endswith(("token", "tokens"))
+    return shown_text.is_secret_name(key) and not is_count
 
 
 def _advice(key: str, file: str, models: Mapping[str, type[StrictModel]]) -> str:

@@ -1,7 +1,6 @@
 """`--supervise`: training in a child process that is restarted after a crash."""
 
 import contextlib
-import signal
 import subprocess
 import sys
 import time
@@ -10,7 +9,7 @@ from collections.abc import Sequence
 from rungs.common import helper_process
 from rungs.common.errors import EXIT_BAD_INPUT, RunFailure
 from rungs.common.run_log import log
-from rungs.common.signals import StopSignal, stopping_signals
+from rungs.common.signals import StopSignal, name_of, stopping_signals
 from rungs.monitoring.hooks import Hooks
 from rungs.run import folder, records
 
@@ -69,7 +68,7 @@ def run_child(command: Sequence[str], stop: StopSignal) -> int:
 
 
 def _note_death(run: folder.RunFolder, hooks: Sequence[str], number: int) -> None:
-    step, text = -1, f"killed by {signal.Signals(number).name}"
+    step, text = -1, f"killed by {name_of(number)}"
     with contextlib.suppress(OSError):  # no metrics yet
         step = sum(1 for _ in run.metrics.open("rb")) - 1
     event = records.Event(time=records.now(), event="failure", step=step, text=text)

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from rungs.common import signals
+
 SCRIPT = """
 import os, signal, sys
 from rungs.common import signals
@@ -123,3 +125,7 @@ def test_signals_act_while_native_code_runs(names: tuple[str, ...]) -> None:
     said = [line for line in ended.stderr.splitlines() if line]
     expected = [noted, ended_at_once][-len(names) :]
     assert [line[: len(start)] for line, start in zip(said, expected, strict=True)] == expected
+
+
+def test_a_signal_without_a_name_has_its_number() -> None:
+    assert (signals.name_of(signal.SIGKILL), signals.name_of(40)) == ("SIGKILL", "signal 40")

@@ -6,6 +6,7 @@ import atexit
 import functools
 import json
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +31,10 @@ _REASONING = ("reasoning_content", "thinking", "reasoning")
 """Keys for a message's reasoning; templates get the first two, as in transformers."""
 _SAID: tuple[tuple[str, ...], ...] = ((TOOL_CALLS,), ("function_call",), _REASONING)
 """Keys of the assistant's output other than the content, synonyms together."""
+_MOST_ADDED, _MOST_TIMES = 1_000_000, 10
+"""The most characters that a template makes: this number, and so many of each that it is given.
+Tokenizing takes some hundred bytes of memory for each."""
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 Span = tuple[int, int]
 """Indices of the first character and after the last."""
@@ -59,10 +64,7 @@ class ChatTemplate:
         self.source, self.special_tokens = source, special_tokens
         self._tool_source = tool_source or source
         for text in (source, self._tool_source, *special_tokens.values()):
-            if any("\ud800" <= character <= "\udfff" for character in text):
-                raise UserError(
-                    "the chat template or a special token has a lone surrogate (\\ud800 …)"
-                )
+            _refuse_surrogates(text)
         for template in (source, self._tool_source):
             _process().render(template, None)
 
@@ -234,6 +236,12 @@ def _find_sources(find: Callable[[str], Path | None], config: dict[str, Any]) ->
     }
 
 
+def _refuse_surrogates(text: str) -> None:
+    """Raise UserError if a text can't be encoded."""
+    if _SURROGATE.search(text):
+        raise UserError(r"the chat template or a special token has a lone surrogate (\ud800 …)")
+
+
 class _TemplateProcess:
     """Renders templates in another process, which is restarted if a template kills it."""
 
@@ -256,7 +264,11 @@ class _TemplateProcess:
             answer = json.loads(self._exchange(line + b"\n"))
         if problem := answer.get("error"):
             raise UserError(f"the chat template {problem}")
-        return str(answer["text"])
+        text = str(answer["text"])
+        if len(text) > _MOST_ADDED + _MOST_TIMES * len(line):
+            raise UserError(f"the chat template makes {len(text):,} characters of {len(line):,}")
+        _refuse_surrogates(text)
+        return text
 
     def _exchange(self, line: bytes) -> bytes:
         if not self._process.is_started or self._process.exit_code(0) is not None:

@@ -8,7 +8,6 @@ import math
 import os
 import secrets
 import selectors
-import signal
 import tempfile
 import time
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 from rungs.common.errors import readable_line
 from rungs.common.helper_process import AnsweringProcess
+from rungs.common.signals import name_of
 from rungs.tasks.verifiers.verdict import Verdict
 
 CHILD = Path(__file__).with_name("reward_child.py")
@@ -174,5 +174,5 @@ def _exit_text(process: AnsweringProcess) -> str:
     if code is None:
         return "closed the pipe to Rungs"
     if code < 0:
-        return f"its process was ended by {signal.Signals(-code).name}"
+        return f"its process was ended by {name_of(-code)}"
     return f"ended its process with exit code {code}"

@@ -209,3 +209,16 @@ def test_a_lone_surrogate_is_refused(where: str, tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | {where: "{# \ud800 #}"}))
     with pytest.raises(UserError, match="lone surrogate"):
         ChatTemplate.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("{{ 'a b ' * 3000000 }}", "makes 12,000,000 characters of"),
+        (r'{{ "\ud800" }}', "lone surrogate"),
+    ],
+)
+def test_what_a_tokenizer_could_not_take_is_refused(source: str, message: str) -> None:
+    template = ChatTemplate(source, {})
+    with pytest.raises(UserError, match=message):
+        template.render([Message("user", "Hi")])
