@@ -15,6 +15,8 @@ from typing import Any
 
 import click
 
+from rungs.commands.options import FiniteRange
+
 
 @click.command()
 @click.argument("models", metavar="RUN_OR_CHECKPOINT...", nargs=-1, required=True)
@@ -50,7 +52,7 @@ import click
 )
 @click.option(
     "--most-seconds",
-    type=click.FloatRange(1),
+    type=FiniteRange(1),
     default=300.0,
     show_default=True,
     help="Time for an answer.",

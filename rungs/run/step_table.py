@@ -16,6 +16,8 @@ FloatArray = NDArray[np.float64]
 Columns = dict[str, FloatArray]
 Steps = list[dict[str, Any]]
 STEP = "global_step"
+_LONGEST_STEP = 1e9
+"""Seconds; more are a damaged number."""
 _NO_STEPS: Columns = {STEP: np.zeros(0)}
 
 
@@ -62,7 +64,7 @@ class StepTable:
     @property
     def seconds(self) -> FloatArray:
         """Training time up to the end of each step, without pauses between starts."""
-        return np.cumsum(np.nan_to_num(self.column("step_seconds")))
+        return np.cumsum(np.nan_to_num(self.column("step_seconds")).clip(0, _LONGEST_STEP))
 
     def best(self, checkpoint_interval: int) -> BestStep | None:
         """Return the step of the best checkpoint: the lowest validation loss on the same data as

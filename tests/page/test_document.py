@@ -233,3 +233,13 @@ def test_a_killed_page_leaves_no_worker(tmp_path: Path) -> None:
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(worker, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("seconds", [1.7e308, -1.7e308, 5e-324])
+def test_numbers_that_overflow_are_left_out(seconds: float, tmp_path: Path) -> None:
+    steps = [step(number, step_seconds=seconds, tokens_seen=2**52) for number in range(3)]
+    run = record_run(tmp_path / "run", steps)
+    [figures] = [one["figures"] for one in data_of(page(open_runs([run])))["runs"]]
+    assert 0 <= figures["seconds"] <= 3e9
+    result = CliRunner().invoke(charts.main, [str(run), str(run)])
+    assert result.exception is None or isinstance(result.exception, UserError)
