@@ -112,12 +112,15 @@ _NEEDED = {
     "jax_no_tracing": False,
     "jax_numpy_dtype_promotion": "standard",
     "jax_numpy_rank_promotion": "allow",
+    "jax_debug_nans": False,
+    "jax_debug_infs": False,
     "jax_transfer_guard": None,
     "jax_transfer_guard_host_to_device": None,
     "jax_transfer_guard_device_to_host": None,
     "jax_transfer_guard_device_to_device": None,
 }
-"""Required settings: Rungs mixes dtypes of at most 32 bits, and moves arrays without saying so."""
+"""Required settings: Rungs mixes dtypes of at most 32 bits, moves arrays without saying so, and
+leaves out NaN by itself."""
 
 
 def refuse_unusable() -> None:

@@ -119,6 +119,7 @@ def _in_environment(run: RunFolder, name: str, value: str) -> subprocess.Complet
         ("JAX_ENABLE_X64", "1"),
         ("JAX_ENABLE_X64", "maybe"),
         ("JAX_DISABLE_JIT", "1"),
+        ("JAX_DEBUG_NANS", "1"),
         ("JAX_TRANSFER_GUARD", "disallow"),
         ("JAX_NUMPY_RANK_PROMOTION", "raise"),
         ("JAX_DEFAULT_PRNG_IMPL", "nonsense"),
