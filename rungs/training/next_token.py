@@ -386,12 +386,13 @@ class NextTokenLearner:
         seconds, best = steps.seconds[-1], steps.best(self._train.checkpoint_interval)
         losses = {"train loss": last.train_loss, "validation loss": last.validation_loss}
         losses["validation loss of the average"] = last.ema_validation_loss
-        return (
+        parts = (
             f"{last.tokens_seen:,} tokens in {seconds:,.1f} s,"
-            f" {last.tokens_seen / seconds:,.0f} tokens/s;"
-            f" {', '.join(f'{k} {loss:.4f}' for k, loss in losses.items() if loss is not None)};"
-            f" best {f'at step {best.step:,}' if best else 'none'}"
+            f" {last.tokens_seen / seconds:,.0f} tokens/s",
+            ", ".join(f"{k} {loss:.4f}" for k, loss in losses.items() if loss is not None),
+            f"best {f'at step {best.step:,}' if best else 'none'}",
         )
+        return "; ".join(filter(None, parts))
 
 
 def _finite(step: int, losses: ValidationLosses) -> ValidationLosses:

@@ -63,6 +63,8 @@ def test_options_override_launcher_variables() -> None:
         (("host:port", 2, 0), "--coordinator host:port: give host:port"),
         (("host:0", 2, 0), "--coordinator host:0: give host:port"),
         (("host:65536", 2, 0), "--coordinator host:65536: give host:port"),
+        (("host:1234", 0, 0), "--processes 0: must be from 1 to"),
+        (("host:1234", 10**20, 0), "--processes 100000000000000000000: must be from 1 to"),
         (("host:1234", 2, 2), "--process 2: must be from 0 to 1"),
         (("host:1234", 2, -1), "--process -1: must be from 0 to 1"),
     ],

@@ -260,6 +260,8 @@ class _TemplateProcess:
             line = json.dumps([source, _MARK, variables]).encode()
         except RecursionError:
             raise UserError("the chat is nested too deeply") from None
+        if line.count(json.dumps(_MARK).strip('"').encode()) > 1:
+            raise UserError("the chat has the text that marks answers in templates; remove it")
         with self._lock:
             answer = json.loads(self._exchange(line + b"\n"))
         if problem := answer.get("error"):

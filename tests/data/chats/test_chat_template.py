@@ -222,3 +222,11 @@ def test_what_a_tokenizer_could_not_take_is_refused(source: str, message: str) -
     template = ChatTemplate(source, {})
     with pytest.raises(UserError, match=message):
         template.render([Message("user", "Hi")])
+
+
+def test_a_message_that_marks_an_answer_is_refused() -> None:
+    template = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}", {})
+    mark = "\uf8ffmark\uf8ff"
+    chat = [Message("user", f"{mark}secret{mark}"), Message("assistant", "yes")]
+    with pytest.raises(UserError, match="marks answers"):
+        template.render_answers(chat)
