@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from rungs.common import helper_process
 from rungs.common.errors import EXIT_BAD_INPUT, RunFailure
+from rungs.common.paths import lines_of
 from rungs.common.run_log import log
 from rungs.common.signals import StopSignal, name_of, stopping_signals
 from rungs.monitoring.hooks import Hooks
@@ -69,8 +70,8 @@ def run_child(command: Sequence[str], stop: StopSignal) -> int:
 
 def _note_death(run: folder.RunFolder, hooks: Sequence[str], number: int) -> None:
     step, text = -1, f"killed by {name_of(number)}"
-    with contextlib.suppress(OSError):  # no metrics yet
-        step = sum(1 for _ in run.metrics.open("rb")) - 1
+    with contextlib.suppress(OSError), run.metrics.open("rb") as file:  # no metrics yet
+        step = sum(line.endswith(b"\n") for line in lines_of(file)) - 1
     event = records.Event(time=records.now(), event="failure", step=step, text=text)
     with contextlib.suppress(RunFailure):
         records.append(run, [event])

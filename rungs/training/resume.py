@@ -224,16 +224,22 @@ def _find_by_name(run: RunFolder, name: str) -> Checkpoint:
         return checkpoints[-1]
     if name == BEST:
         return checkpoint_folder.best_of(checkpoints) or checkpoints[-1]
-    matches = [c for c in checkpoints if name and c.folder.name.endswith(name)]
+    matches = [c for c in checkpoints if _is_called(c.folder, name)]
     if len({c.step for c in matches}) == 1:
         return matches[-1]
     for path, error in checkpoint_folder.unusable_checkpoints(run.checkpoints).items():
-        if name and path.name.endswith(name):
+        if _is_called(path, name):
             is_damaged = error.state == "damaged"
             reason = f"{path}: damaged ({META_FILE})" if is_damaged else error
             raise UserError(f"{reason}; choose another")
     names = ", ".join([*LINKS, *(c.folder.name for c in checkpoints)])
     raise UserError(f"--from {name}: no such checkpoint in {run.path}; there are {names}")
+
+
+def _is_called(checkpoint: Path, name: str) -> bool:
+    """Return whether a name is that of a checkpoint's folder, or the end of it with its step."""
+    whole = checkpoint.name
+    return name == whole or (name.startswith("step-") and whole.endswith(f"-{name}"))
 
 
 def _microbatch_keys(before: AnyRunConfig, now: AnyRunConfig) -> set[str]:
