@@ -237,9 +237,11 @@ def _find_by_name(run: RunFolder, name: str) -> Checkpoint:
 
 
 def _is_called(checkpoint: Path, name: str) -> bool:
-    """Return whether a name is that of a checkpoint's folder, or the end of it with its step."""
+    """Return whether a name is that of a checkpoint's folder, or the end of it with its step, or
+    the step's number."""
+    end = f"step-{name:0>6}" if name.isdecimal() else name
     whole = checkpoint.name
-    return name == whole or (name.startswith("step-") and whole.endswith(f"-{name}"))
+    return end == whole or (end.startswith("step-") and whole.endswith(f"-{end}"))
 
 
 def _microbatch_keys(before: AnyRunConfig, now: AnyRunConfig) -> set[str]:
