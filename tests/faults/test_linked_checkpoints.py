@@ -37,7 +37,7 @@ def test_a_run_starts_over_and_goes_back(
     with linked.lock() as own:
         assert train_here(own, datasets_dir) == 0
         assert_same_outcome(own, uninterrupted)
-        assert train_here(own, datasets_dir, rewind_to="-step-000003") == 0
+        assert train_here(own, datasets_dir, rewind_to="step-000003") == 0
         assert train_here(own, datasets_dir, fresh=True) == 0
         assert_same_outcome(own, uninterrupted)
     first, second = sorted(own.aside.iterdir())
@@ -67,7 +67,7 @@ def test_an_old_checkpoint_that_is_a_link(
     last.folder.symlink_to(Path("..", "..", last.folder.name))
     with run.lock() as own:
         assert train_here(own, datasets_dir) == 0
-        assert train_here(own, datasets_dir, rewind_to="-step-000003") == 0
+        assert train_here(own, datasets_dir, rewind_to="step-000003") == 0
     (aside,) = run.aside.iterdir()
     assert [c.step for c in list_checkpoints(aside / "checkpoints")] == [6, 7]
     assert_same_outcome(run, uninterrupted)

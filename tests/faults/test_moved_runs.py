@@ -63,7 +63,7 @@ def test_a_run_at_any_path(
     run = short_run(tmp_path / name)
     assert train_here(run, datasets_dir) == 0
     assert checkpoint_steps(run) == [0, 3, 6, 7]
-    assert train_here(run, datasets_dir, rewind_to="-step-000003") == 0
+    assert train_here(run, datasets_dir, rewind_to="step-000003") == 0
     assert_same_outcome(run, uninterrupted)
     assert [path.name for path in tmp_path.iterdir()] == [name]
 

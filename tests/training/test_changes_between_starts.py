@@ -76,7 +76,7 @@ def test_the_shard_size_may_change_between_starts(
 ) -> None:
     def resume_from(step: int, limit: int) -> None:
         change(copy, max_weights_file_bytes=limit)
-        assert go(copy, datasets_dir, rewind_to=f"-step-{step:06d}") == 0
+        assert go(copy, datasets_dir, rewind_to=f"step-{step:06d}") == 0
         assert_same_outcome(copy, finished)
 
     resume_from(15, limit=20_000)
