@@ -29,9 +29,7 @@ def run(uninterrupted: RunFolder, tmp_path: Path) -> RunFolder:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "start", [StartOptions(fresh=True), StartOptions(rewind_to="step-000003")]
-)
+@pytest.mark.parametrize("start", [StartOptions(fresh=True), StartOptions(rewind_to="step-000003")])
 def test_a_run_resumes_after_a_crash_between_any_two_moves(
     start: StartOptions, run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
