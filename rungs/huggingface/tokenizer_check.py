@@ -74,7 +74,7 @@ def differences(
         yield from _difference(repr(text), tokenizer.encode(text), plain)
         ours = [*tokenizer.encode_prompt(text), *tokenizer.template_end]
         yield from _difference(f"{text!r}, with what begins and ends it,", ours, whole)
-    for text, ids in answers["special"]:
+    for text, ids in answers["special"][:MOST_SPECIAL]:
         if text not in request.texts:
             yield from _difference(repr(text), tokenizer.encode(text), ids)
     for chat, ids in zip(request.chats, answers["chats"], strict=True):

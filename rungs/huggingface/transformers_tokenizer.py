@@ -11,9 +11,6 @@ from typing import Any
 
 import transformers
 
-MOST_SPECIAL = 100
-"""Special tokens to compare; some vocabularies have thousands that are not used."""
-
 
 def chat_ids(tokenizer: Any, messages: list[dict[str, str]]) -> list[int] | None:
     """Return the ids of a chat and of the start of an answer."""
@@ -35,7 +32,7 @@ def main(folder: str, asked_file: str, target: str) -> None:
     tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
     asked = json.loads(Path(asked_file).read_text(encoding="utf-8"))
     added = tokenizer.added_tokens_decoder.values()
-    special = [f"a {token.content}b" for token in added if token.special][:MOST_SPECIAL]
+    special = [f"a {token.content}b" for token in added if token.special]
 
     def plain(text: str) -> list[int]:
         ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]

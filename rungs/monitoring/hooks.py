@@ -150,7 +150,7 @@ class _Hook:
                 continue
             if code == 0:
                 return
-        raise OSError(problem)
+        raise OSError(problem or "its sender failed")
 
     def _run(
         self, command: Sequence[str], text: str, seconds: float, stderr: int = subprocess.DEVNULL

@@ -2,7 +2,6 @@
 
 import base64
 import dataclasses
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -88,11 +87,9 @@ class ShownRun:
         if not len(self.steps):
             return {}
         figures = {name: _last(column) for name, column in self.steps.columns.items()}
-        tokens, seconds = figures.get("tokens_seen"), float(self.steps.seconds[-1])
-        speed = tokens / seconds if tokens and seconds else math.inf
         return figures | {
-            "seconds": seconds,
-            "mean_tokens_per_second": speed if math.isfinite(speed) else None,
+            "seconds": float(self.steps.seconds[-1]),
+            "mean_tokens_per_second": self.steps.mean_tokens_per_second,
             "best_step": self._best.step if self._best else None,
             "best_loss": self._best.loss if self._best else None,
         }

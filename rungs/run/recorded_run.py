@@ -155,6 +155,7 @@ def results_table(runs: list[RecordedRun]) -> str:
 
 def _figures(run: RecordedRun) -> list[str]:
     tokens, seconds, best = run.column("tokens_seen")[-1], run.seconds[-1], run.best_step
+    speed = run.steps.mean_tokens_per_second
     _, validations = finite_points(run.seconds, run.column("validation_loss"))
     return [
         run.name,
@@ -163,7 +164,7 @@ def _figures(run: RecordedRun) -> list[str]:
         _loss(run.column("train_loss")[-1]),
         _loss(validations[-1]) if len(validations) else "-",
         f"{_loss(best.loss)} at step {best.step}" if len(validations) and best else "-",
-        f"{tokens / seconds:,.0f}" if seconds else "-",
+        "-" if speed is None else f"{speed:,.0f}",
         format_duration(seconds),
     ]
 

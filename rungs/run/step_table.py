@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -65,6 +66,13 @@ class StepTable:
     def seconds(self) -> FloatArray:
         """Training time up to the end of each step, without pauses between starts."""
         return np.cumsum(np.nan_to_num(self.column("step_seconds")).clip(0, _LONGEST_STEP))
+
+    @property
+    def mean_tokens_per_second(self) -> float | None:
+        """Tokens of all steps ÷ their training time; None if that is not known."""
+        tokens, seconds = (float(each[-1]) for each in (self.column("tokens_seen"), self.seconds))
+        speed = tokens / seconds if seconds else math.nan
+        return speed if math.isfinite(speed) else None
 
     def best(self, checkpoint_interval: int) -> BestStep | None:
         """Return the step of the best checkpoint: the lowest validation loss on the same data as

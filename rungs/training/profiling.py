@@ -27,7 +27,7 @@ _TRACE = "*.xplane.pb"
 log = logging.getLogger("rungs")
 
 
-def refuse(start: Start, total_steps: int) -> None:
+def check(start: Start, total_steps: int) -> None:
     """Raise UserError if too few steps are left to profile, or a link is where the trace goes."""
     steps, left = start.options.profile, max(total_steps - start.first_step, 0)
     if steps is None:

@@ -79,7 +79,7 @@ def launch(
         inputs = _open_inputs(start, kind, stack)
         # 4. A finished run has nothing left to train.
         length = run_length(start, inputs.total_steps, time.monotonic() if began is None else began)
-        profiling.refuse(start, length.total_steps)
+        profiling.check(start, length.total_steps)
         beside = Background(start, inputs.datasets_dir)
         if start.first_step >= length.total_steps or start.stopped_after:
             return _finish(start, inputs, beside)

@@ -204,8 +204,8 @@ def test_a_step_of_a_preset_compiles_ahead_of_time(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row = ROWS[name]
-    if "ends" in row["compiled"]:
-        pytest.skip("libtpu ends with the process: docs/log.md")
+    if "crashes" in row["compiled"]:
+        pytest.skip("libtpu crashes: docs/log.md")
     found = planned(name, int(row["devices"]), tmp_path, monkeypatch, "--compile")
     compiled = found["compiled"]
     assert compiled["fits"], compiled

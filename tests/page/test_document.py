@@ -22,6 +22,7 @@ import charts
 from rungs.common.errors import UserError
 from rungs.page import document
 from rungs.page.document import open_runs, page, page_data
+from rungs.run.recorded_run import RecordedRun, results_table
 from tests.support.committed_runs import ROOT
 from tests.support.recorded_runs import record_run, step
 
@@ -241,5 +242,5 @@ def test_numbers_that_overflow_are_left_out(seconds: float, tmp_path: Path) -> N
     run = record_run(tmp_path / "run", steps)
     [figures] = [one["figures"] for one in data_of(page(open_runs([run])))["runs"]]
     assert 0 <= figures["seconds"] <= 3e9
-    result = CliRunner().invoke(charts.main, [str(run), str(run)])
-    assert result.exception is None or isinstance(result.exception, UserError)
+    _, line = results_table([RecordedRun.load(run)]).splitlines()
+    assert line.startswith("run")

@@ -79,4 +79,4 @@ def test_a_trace_is_not_written_through_a_link(place: str, tmp_path: Path) -> No
     link.symlink_to(tmp_path)
     start: Any = SimpleNamespace(run=run, options=StartOptions(profile=2), first_step=0)
     with pytest.raises(UserError, match=f"{place}: is a link"):
-        profiling.refuse(start, 100)
+        profiling.check(start, 100)

@@ -27,6 +27,7 @@ _OLDER_TEMPLATE_FILE = "chat_template.json"
 _TEMPLATE_KEY, _DEFAULT, _FOR_TOOLS = "chat_template", "default", "tool_use"
 _PLACEHOLDER, _MARK = "\uf8ffcontent\uf8ff", "\uf8ffmark\uf8ff"
 """Placeholders for a message's content and around answers, of a character for private use."""
+_MARK_IN_JSON = json.dumps(_MARK).strip('"').encode()
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 """Keys for a message's reasoning; templates get the first two, as in transformers."""
 _SAID: tuple[tuple[str, ...], ...] = ((TOOL_CALLS,), ("function_call",), _REASONING)
@@ -260,7 +261,7 @@ class _TemplateProcess:
             line = json.dumps([source, _MARK, variables]).encode()
         except RecursionError:
             raise UserError("the chat is nested too deeply") from None
-        if line.count(json.dumps(_MARK).strip('"').encode()) > 1:
+        if line.count(_MARK_IN_JSON) > 1:
             raise UserError("the chat has the text that marks answers in templates; remove it")
         with self._lock:
             answer = json.loads(self._exchange(line + b"\n"))
