@@ -149,7 +149,7 @@ def _plan_training(folder: RunFolder, config: run_config.RunConfig, options: Pla
     if options.is_compiled:
         from rungs.planning.compiled import roofline, step
 
-        compiled = step.compile_step(forecast.config, forecast.hardware)
+        compiled = step.compile_apart(forecast.config, forecast.hardware)
         bound = roofline.step_roofline(forecast, compiled) if options.has_roofline else None
     show = rows.as_json if options.as_json else rows.as_text
     click.echo(show(report.sections(folder, forecast, compiled, bound)))

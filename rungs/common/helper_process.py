@@ -1,5 +1,5 @@
-"""Child processes: low-priority modules of Rungs beside training, and Python files that answer. How
-systems start, signal and kill processes."""
+"""Child processes: low-priority modules of Rungs beside training, Python files that answer, and
+functions that take long or crash. How systems start, signal and kill processes."""
 
 import contextlib
 import math
@@ -11,6 +11,8 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context, parent_process
 from pathlib import Path
 from queue import SimpleQueue
 from typing import IO, Any, BinaryIO
@@ -38,6 +40,24 @@ else:
 
 ENDED, KILLED = "\n", ""
 """Last item of the queue that `receive` returns."""
+
+
+def own_process() -> ProcessPoolExecutor:
+    """Return an executor that calls functions in one new process, which ends at Ctrl-C at once, and
+    with this process. Its futures raise BrokenProcessPool if it crashes."""
+    context = get_context("spawn")
+    return ProcessPoolExecutor(1, mp_context=context, initializer=_end_with_parent)
+
+
+def _end_with_parent() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    def wait() -> None:
+        if (parent := parent_process()) is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 class HelperProcess:

@@ -4,7 +4,6 @@ of checkpoints in FOLDER, and finally an empty line. It appends to `samples.json
 checkpoint when done."""
 
 import contextlib
-import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -83,7 +82,7 @@ class SampleProcess:
             self._process.finish(stop, "sampling from the last checkpoints")
         self._process.kill()
         if self._run.is_own():
-            shutil.rmtree(self._folder, ignore_errors=True)
+            disk.try_to_remove(self._folder)
 
     def _unsampled(self) -> Iterator[manifest.Checkpoint]:
         prompts, known = self._train.sample_prompts, records.read_samples(self._run)
@@ -200,7 +199,7 @@ def main(folder: Path, lines: TextIO) -> None:
             records.append(run, sampler.sample(checkpoint))
         except Exception as error:  # the next checkpoint may work
             print(f"{checkpoint.name}: not sampled from: {error}", file=sys.stderr, flush=True)
-        shutil.rmtree(checkpoint, ignore_errors=True)
+        disk.try_to_remove(checkpoint)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@ its `mirror.json`, which identifies the run."""
 
 import contextlib
 import functools
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -22,6 +23,9 @@ CHECKPOINTS, ASIDE, RECORD_FILE = "checkpoints", "aside", "mirror.json"
 _NOT_MIRRORED = (ASIDE, "train.lock", "train.soft.lock", "holder.lock", RECORD_FILE)
 _CHECKPOINT = f"{CHECKPOINTS}/{CHECKPOINT_GLOB}"
 _PARTIAL = ".partial"
+_HOST = re.compile(r"[^/\\:]{2,}:(?!//|:)")
+"""How a place on another machine without a scheme begins, or a URL with a slash too few; a folder
+of such a name is written ./NAME. One letter is a drive of Windows."""
 
 
 class MirrorFolder:
@@ -34,6 +38,11 @@ class MirrorFolder:
         import fsspec
 
         refuse_control_characters(url)
+        if _HOST.match(url):  # not shown: it may hold a password
+            raise UserError(
+                "--mirror: has ':' but is no URL; write s3://…, sftp://… or another of"
+                " docs/training.md, and a folder of this name as ./…"
+            )
         self.progress_at = time.monotonic()
         """When an upload last made progress, on the monotonic clock, in seconds."""
         self._progress = fsspec.Callback(hooks={"progress": self._note_progress})

@@ -2,12 +2,10 @@
 
 import json
 import os
-import threading
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context, parent_process
 from pathlib import Path
 
+from rungs.common.helper_process import own_process
 from rungs.config import run_config
 from rungs.page import single_file
 from rungs.page.shown_run import NOT_DRAWN, ShownRun
@@ -45,25 +43,13 @@ def open_runs(folders: Sequence[Path]) -> list[ShownRun]:
         for folder, name, config in zip(folders, names, configs, strict=True)
     ]
     # Importing JAX to count parameters takes seconds; this process reads metrics meanwhile.
-    context = get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=context, initializer=_end_with_parent) as counter:
+    with own_process() as counter:
         counted = counter.submit(_flops_per_token, configs)
         for run in runs:
             run.refresh()
         for run, flops in zip(runs, counted.result(), strict=True):
             run.flops_per_token = flops
     return runs
-
-
-def _end_with_parent() -> None:
-    """End this process when its parent is killed, which would leave it waiting."""
-
-    def wait() -> None:
-        if (parent := parent_process()) is not None:
-            parent.join()
-            os._exit(1)
-
-    threading.Thread(target=wait, daemon=True).start()
 
 
 def _flops_per_token(configs: Sequence[run_config.AnyRunConfig]) -> list[float]:

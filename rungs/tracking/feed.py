@@ -5,7 +5,6 @@ training was killed, it sends what is there and leaves the run open."""
 import contextlib
 import os
 import queue
-import shutil
 import sys
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -70,7 +69,7 @@ def forget(run: RunFolder) -> None:
     """Make the next start a new run in each tracker, as it goes back to before what was sent."""
     for sent in run.trackers.glob("*/sent.json"):
         sent.unlink()
-        shutil.rmtree(sent.parent, ignore_errors=True)
+        disk.try_to_remove(sent.parent)
 
 
 class Sent(strict_json.StrictModel):

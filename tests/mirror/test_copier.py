@@ -178,6 +178,18 @@ def test_a_mirror_that_is_ahead_is_refused(run: RunFolder, mirror: Path) -> None
     assert f"has {newer.name}, which is newer" in refusal(run, mirror)
 
 
+@pytest.mark.parametrize("place", ["me:hunter22@host", "host:runs/a", "s3:/bucket", "file:runs"])
+def test_a_place_elsewhere_without_a_scheme_is_refused_and_not_shown(place: str) -> None:
+    with pytest.raises(UserError, match="has ':' but is no URL; write s3://") as error:
+        MirrorFolder(place)
+    assert place not in str(error.value)
+
+
+@pytest.mark.parametrize("place", ["./runs:a/b", "a/b:c", "C:/runs", "file:///a:b", "/a:b"])
+def test_a_folder_with_a_colon_is_a_place(place: str) -> None:
+    assert MirrorFolder(place).local_path is not None
+
+
 def test_a_folder_that_is_not_a_mirror_is_refused(run: RunFolder, mirror: Path) -> None:
     mirror.mkdir(parents=True)
     (mirror / "thesis.tex").touch()

@@ -5,7 +5,6 @@ it and continues with the next row, so the bytes are the same however often it w
 import hashlib
 import itertools
 import json
-import shutil
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
@@ -185,7 +184,7 @@ def _first_texts(rows: Iterator[str | None]) -> Iterator[str]:
 def remove_leftovers(folder: Path) -> None:
     """Remove from a finished dataset's folder the files of an unfinished one."""
     (folder / Progress.FILE).unlink(missing_ok=True)
-    shutil.rmtree(folder / DOWNLOADS, ignore_errors=True)
+    disk.try_to_remove(folder / DOWNLOADS)
 
 
 class _Batch(NamedTuple):

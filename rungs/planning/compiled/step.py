@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any, NamedTuple
 
 import jax
@@ -17,6 +18,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 
 from rungs.common.errors import UserError
+from rungs.common.helper_process import own_process
 from rungs.config.run_config import RunConfig
 from rungs.parallel import sharding, target_device
 from rungs.planning.compiled import collectives, hlo, targets
@@ -83,6 +85,23 @@ class CompiledStep(NamedTuple):
     """Versions of JAX and of the compiler."""
     result: Compiled | str
     """The compiled step, or the compiler's message if it needs more memory than the device has."""
+
+
+def compile_apart(config: RunConfig, hardware: Hardware) -> CompiledStep:
+    """Like `compile_step`, in a process of its own, with which a compiler may crash. Raises
+    UserError then, too."""
+    with own_process() as compiler:
+        try:
+            return compiler.submit(compile_step, config, hardware).result()
+        except BrokenProcessPool:
+            versions = ", ".join(
+                f"{name} {version}" for name, version in _versions(hardware).items()
+            )
+            raise UserError(
+                f"--compile: the compiler for {hardware.name} crashed, or the system ended it for"
+                f" lack of memory ({versions}); try another version, number of devices or"
+                " microbatch_size"
+            ) from None
 
 
 def compile_step(config: RunConfig, hardware: Hardware) -> CompiledStep:

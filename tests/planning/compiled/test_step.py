@@ -1,5 +1,6 @@
-"""What a compiled program needs of a device's memory."""
+"""What a compiled program needs of a device's memory; a compiler that crashes."""
 
+import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,13 +10,26 @@ import pytest
 from jax import Array, lax
 from jax.sharding import SingleDeviceSharding
 
-from rungs.planning.compiled import targets
+from rungs.common.errors import UserError
+from rungs.planning.compiled import step, targets
 from rungs.planning.compiled.step import needed_bytes
 from rungs.planning.hardware import device_by_name
 
 V5E = device_by_name("tpu-v5e")
 MIB = 2**20
 targets.prepare()
+
+
+def crash(*_: object) -> None:
+    """What libtpu does with some programs."""
+    os.abort()
+
+
+def test_a_compiler_that_crashes_is_an_error_of_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step, "compile_step", crash)
+    config: Any = None
+    with pytest.raises(UserError, match=r"--compile: the compiler for tpu-v5e crashed, .*\(jax "):
+        step.compile_apart(config, V5E)
 
 
 def program(arguments: int, results: int, aliased: int, temporary: int, peak: int) -> Any:
