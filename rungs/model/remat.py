@@ -85,17 +85,17 @@ def save_activation(x: Array) -> Array:
 def checkpoint_layer(
     layer: Callable[P, T], remat: Remat, gathers_weights: bool = False
 ) -> Callable[P, T]:
-    """Return a layer's function with a backward pass that recomputes as `remat` says.
+    """Return a layer's function of (weights, input, context, dropout) with a backward pass that
+    recomputes as `remat` says.
 
     Args:
-        gathers_weights: the layer, a function of (weights, input, context, dropout), begins with an
-            all-gather of its weights. The backward pass always gathers them again, as keeping them
-            would undo the memory savings of FSDP."""
+        gathers_weights: the layer begins with an all-gather of its weights. The backward pass
+            always gathers them again, as keeping them would undo the memory savings of FSDP."""
     recomputed = RECOMPUTED[remat]
     # The barrier against common subexpressions makes its arguments wait for the gradient of the
-    # layer above. Gathered weights must not wait, as they are gathered ahead.
-    waiting = (False, True, True, True) if gathers_weights else True
-    checkpoint = functools.partial(jax.checkpoint, prevent_cse=waiting)
+    # layer above. Weights must not wait: they are gathered ahead, and unrolled layers would keep a
+    # copy of each and cast it again.
+    checkpoint = functools.partial(jax.checkpoint, prevent_cse=(False, True, True, True))
     if recomputed.matmuls:
         return checkpoint(layer)
     if recomputed.elementwise:

@@ -88,7 +88,7 @@ def _transformation(
     of the first four are part of names in checkpoints."""
     trained = nnx.state(model, wrt)
     return optax.chain(
-        _by_arguments(lambda gradient, *, scale, **_: gradient * scale),
+        _by_arguments(lambda gradient, _, *, scale, **__: gradient * scale),
         update_rule(train, trained, model.config),
         _decay_weights(train, trained),
         multiply_groups(train, trained),
@@ -96,17 +96,21 @@ def _transformation(
     )
 
 
-def _step(direction: Array, *, learning_rate: Array, applied: Array, **_: Array) -> Array:
-    return jnp.where(applied, -learning_rate * direction, 0)
+def _step(
+    direction: Array, param: Array, *, learning_rate: Array, applied: Array, **_: Array
+) -> Array:
+    # Of what isn't applied a direction may be NaN. XLA would keep zeros in its place in memory.
+    return jnp.where(applied, -learning_rate, 0) * jnp.where(applied, direction, param)
 
 
 def _by_arguments(change: Callable[..., Array]) -> optax.GradientTransformationExtraArgs:
-    """Return a transformation that applies a function of an array and the arguments of `update`."""
+    """Return a transformation that applies a function of an array, its parameter and the arguments
+    of `update`."""
 
     def update(
-        updates: optax.Updates, state: optax.OptState, _: optax.Params | None, **arguments: Array
+        updates: optax.Updates, state: optax.OptState, params: optax.Params, **arguments: Array
     ) -> tuple[optax.Updates, optax.OptState]:
-        return jax.tree.map(lambda array: change(array, **arguments), updates), state
+        return jax.tree.map(lambda *arrays: change(*arrays, **arguments), updates, params), state
 
     return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
 

@@ -1,5 +1,6 @@
 """What the scan over blocks keeps for its backward pass, and the calls that lead through it."""
 
+import re
 import traceback
 from collections import Counter
 from collections.abc import Iterator
@@ -57,13 +58,32 @@ def test_the_forward_scan_keeps_no_copy_of_the_weights(
     assert not kernels & kept
 
 
+@pytest.mark.parametrize("remat", ["activations", "dots", "full"])
+def test_the_weights_of_unrolled_layers_do_not_wait_for_the_backward_pass(remat: Remat) -> None:
+    """Behind a barrier they would be float32 copies, cast once more."""
+    config = model_config(n_layers=2)
+    graph, weights = nnx.split(make_blocks(config, jax.random.key(0)))
+    x_BSD = jnp.ones((3, 7, config.emb_dim))
+
+    def loss(weights: nnx.State, x_BSD: jax.Array) -> jax.Array:
+        compute, blocks = Compute(jnp.dtype(jnp.bfloat16), remat, 2), nnx.merge(graph, weights)
+        return run_blocks(blocks, config, x_BSD, NO_DROPOUT, compute)[0].sum()
+
+    program = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(weights, x_BSD).as_text()
+    barriers = "".join(re.findall(r"optimization_barrier.*", program))
+    waiting = set(re.findall(r"tensor<([\dx]+)xf32>", barriers))
+    assert "x".join(map(str, x_BSD.shape)) in waiting
+    layer_shapes = ((1, *leaf.shape[1:]) for leaf in jax.tree.leaves(weights) if leaf.ndim > 2)
+    assert not waiting & {"x".join(map(str, shape)) for shape in layer_shapes}
+
+
 @pytest.mark.parametrize(("remat", "hidden"), [("activations", 2), ("dots", 1), ("full", 0)])
 def test_what_a_feed_forward_layer_keeps(remat: Remat, hidden: int) -> None:
     """Of the hidden width: what `up` returns, and the activation."""
     layer = FeedForward(model_config(ffn_dim=13), jax.random.key(0))
     x_BSD = jax.ShapeDtypeStruct((3, 7, layer.up.kernel.shape[0]), jnp.bfloat16)
-    run = checkpoint_layer(lambda x: layer(x)[0], remat)
-    kept = jax.tree.leaves(jax.eval_shape(lambda x: jax.vjp(run, x)[1], x_BSD))
+    run = checkpoint_layer(lambda _, x, *__: layer(x)[0], remat)
+    kept = jax.tree.leaves(jax.eval_shape(lambda x: jax.vjp(run, 0.0, x, 0.0, 0.0)[1], x_BSD))
     assert sum(array.size == 3 * 7 * 13 for array in kept) == hidden
 
 
@@ -84,12 +104,13 @@ def test_what_a_block_keeps_of_its_width(placement: str, remat: Remat) -> None:
     graph, weights = nnx.split(make_blocks(config, jax.random.key(0)))
     context = sequence_contexts(config, 7, None)[config.repeated_kinds[0]]
 
-    def layer(weights: nnx.State, x_BSD: jax.Array) -> jax.Array:
+    def layer(weights: nnx.State, x_BSD: jax.Array, *_: Any) -> jax.Array:
         block = nnx.merge(graph, jax.tree.map(lambda array: array[0], weights))
         return block(x_BSD, context).x_BSD
 
     run, x_BSD = checkpoint_layer(layer, remat), jnp.zeros((3, 7, 12), jnp.bfloat16)
-    kept = jax.tree.leaves(jax.eval_shape(lambda *a: jax.vjp(run, *a)[1], weights, x_BSD))
+    pull = jax.eval_shape(lambda *a: jax.vjp(run, *a, 0.0, 0.0)[1], weights, x_BSD)
+    kept = jax.tree.leaves(pull)
     assert sum(array.size == x_BSD.size for array in kept) == WIDE[placement, remat]
 
 

@@ -110,8 +110,8 @@ def test_what_stands_in_keeps_as_much_for_the_backward_pass() -> None:
     q, k, v, _ = inputs(1024, 64, 4, 2)
 
     def kept_bytes(attend: Any) -> int:
-        layer = checkpoint_layer(lambda q, k, v: attend(jnp.sin(q), jnp.sin(k), jnp.sin(v)), "dots")
-        kept = jax.tree.leaves(jax.eval_shape(lambda *x: jax.vjp(layer, *x)[1], q, k, v))
+        layer = checkpoint_layer(lambda _, *qkv: attend(*map(jnp.sin, qkv)), "dots")
+        kept = jax.tree.leaves(jax.eval_shape(lambda *x: jax.vjp(layer, 0.0, *x)[1], q, k, v))
         return sum(array.size * array.dtype.itemsize for array in kept)
 
     stand_in = functools.partial(blockwise_attention.causal_attention, scoring=Scoring(0.3))
@@ -144,14 +144,15 @@ def lowered(
 ) -> str:
     """Return the program of a step with a layer of attention on a mesh, as lowered for TPUs."""
 
-    def layer(x: jax.Array) -> jax.Array:
+    def layer(_: Any, x: jax.Array, *__: Any) -> jax.Array:
         heads = jnp.sin(x)
         scoring = Scoring(0.125, 100, 5.0)
         y = causal_kernel(heads, scoring).causal_attention(heads, heads, heads, scoring)
         return collectives.psum(jnp.sin(y.astype(jnp.float32)).sum(), DATA)
 
+    run = checkpoint_layer(layer, remat)
     step = jax.shard_map(
-        jax.value_and_grad(checkpoint_layer(layer, remat)),
+        jax.value_and_grad(lambda x: run(None, x, None, None)),
         mesh=mesh_of(2),
         in_specs=PartitionSpec(DATA),
         out_specs=(PartitionSpec(), PartitionSpec(DATA)),
