@@ -11,7 +11,13 @@ from typing import Any, NamedTuple
 import click
 
 from rungs.charts.comparison_charts import draw_comparison
-from rungs.common.errors import EXIT_BAD_INPUT, EXIT_FAILED, RunFailure, UserError
+from rungs.common.errors import (
+    EXIT_BAD_INPUT,
+    EXIT_FAILED,
+    RunFailure,
+    UserError,
+    readable_line,
+)
 from rungs.common.paths import is_plain_name, refuse_control_characters
 from rungs.common.run_log import log
 from rungs.common.signals import StopSignal
@@ -156,5 +162,6 @@ def _name(chosen: Mapping[str, Any]) -> str:
     ]
     name = ",".join(words).replace("/", "-").replace('"', "").replace(" ", "")
     if not is_plain_name(name):
-        raise UserError(f"--grid: {name[:80]} can't be the name of a folder; make the runs by hand")
+        shown = readable_line(name[:80])
+        raise UserError(f"--grid: {shown} can't be the name of a folder; make the runs by hand")
     return name

@@ -7,6 +7,7 @@ import difflib
 import errno
 import os
 import re
+import sys
 from typing import TYPE_CHECKING
 
 from rungs.common.shown_text import without_secrets
@@ -79,11 +80,18 @@ def check_characters(text: str, place: str) -> None:
 
 def _readable(message: str) -> str:
     """Return a message as printable lines of limited length without secrets."""
+    for argument in filter(_has_line_breaks, sys.argv):
+        for text in (argument, argument.partition("=")[2]):
+            message = message.replace(text, readable_line(text)) if text else message
     lines = without_secrets(message).split("\n")
     lines = [readable_line(line) for line in lines if line.strip()]
     if len(lines) > _MOST_LINES:
         lines[_MOST_LINES - 1 :] = [f"… and {len(lines) - _MOST_LINES + 1:,} more"]
     return "\n".join(lines)
+
+
+def _has_line_breaks(text: str) -> bool:
+    return "\n" in text
 
 
 def readable_line(line: str) -> str:

@@ -1,5 +1,6 @@
 """Error messages: which of JAX's environment variables they name, where each problem is."""
 
+import sys
 import types
 from collections.abc import Callable
 
@@ -47,3 +48,9 @@ def test_the_variable_at_fault_is_named(
 def test_each_line_says_where_its_problem_is() -> None:
     assert str(UserError.at("a.json", "x: one\ny: two")) == "a.json: x: one\na.json: y: two"
     assert str(UserError.at("a.json", ["x: one"])) == "a.json: x: one"
+
+
+@pytest.mark.parametrize("argument", ["a\nb\n\nc", "--grid=a\nb\n\nc"])
+def test_an_argument_stays_on_its_line(argument: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["train.py", argument])
+    assert str(UserError("--grid a\nb\n\nc: no")) == r"--grid a\nb\n\nc: no"
