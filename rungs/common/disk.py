@@ -88,12 +88,13 @@ def flush(file: IO[Any]) -> None:
 
 
 def open_to_append(path: Path, buffering: int = -1) -> BinaryIO:
-    """Open or create a regular file to read and append. Raises OSError for anything else."""
+    """Open or create a regular file to read and append. If it has another name, a hard link, as in
+    a backup, that keeps its content. Raises OSError for anything else."""
     return open(path, "a+b", buffering, opener=_open_regular)
 
 
 def open_to_change(path: Path) -> BinaryIO:
-    """Open an existing regular file to read and change. Raises OSError for anything else."""
+    """Like `open_to_append`, for an existing file whose content changes."""
     return open(path, "r+b", opener=_open_regular)
 
 
@@ -121,10 +122,14 @@ def read_at(descriptor: int, offset: int, size: int) -> bytes:
 
 def _open_regular(path: str, flags: int) -> int:
     descriptor = os.open(path, flags | _NO_LINKS, 0o666)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
+    status = os.fstat(descriptor)
+    if stat.S_ISREG(status.st_mode) and status.st_nlink <= 1:
+        return descriptor
+    os.close(descriptor)
+    if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "not a regular file", path)
-    return descriptor
+    replace_file(Path(path), Path(path).read_bytes())
+    return os.open(path, flags | _NO_LINKS, 0o666)
 
 
 def replace_file(path: Path, content: str | bytes) -> None:

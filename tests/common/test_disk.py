@@ -227,3 +227,16 @@ def _write_files(folder: Path, has_begun: threading.Event) -> None:
             return
         if number == 100:
             has_begun.set()
+
+
+@pytest.mark.parametrize("opened", [disk.open_to_append, disk.open_to_change])
+def test_a_file_with_another_name_is_left_as_it_is_there(opened: Any, tmp_path: Path) -> None:
+    """As in a backup by `cp -al`."""
+    file, backup = tmp_path / "train.log", tmp_path / "backup.log"
+    backup.write_text("one")
+    file.hardlink_to(backup)
+    with opened(file) as written:
+        written.seek(0, os.SEEK_END)
+        written.write(b" two")
+    assert (file.read_text(), backup.read_text()) == ("one two", "one")
+    assert set(tmp_path.iterdir()) == {file, backup}
