@@ -92,7 +92,7 @@ def parse(
     except ValidationError as error:
         name = Path(path).name
         others: dict[str, type[StrictModel]] = {name: model, **(elsewhere or {})}
-        found = error.errors()
+        found = _errors_in(error)
         for each in found[:_MOST_ERRORS]:
             lines += [f"{path}: {line}" for line in _error_lines(each, name, others)]
         if (more := len(found) - _MOST_ERRORS) > 0:
@@ -109,9 +109,18 @@ def value_problems(values: Any, model: type[StrictModel]) -> list[str]:
     try:
         model.model_validate(values)
     except ValidationError as error:
-        found = error.errors()[:_MOST_ERRORS]
+        found = _errors_in(error)[:_MOST_ERRORS]
         return [line for e in found for line in _error_lines(e, "", {"": model})]
     return []
+
+
+def _errors_in(error: ValidationError) -> list[Any]:
+    """Return pydantic's errors, but not "too short" of an array all of whose elements are wrong."""
+    return [
+        each
+        for each in error.errors()
+        if each["type"] != "too_short" or len(each["input"]) < each["ctx"]["min_length"]
+    ]
 
 
 def _parse_object(text: str, path: Path | str) -> tuple[dict[str, Any], list[str]]:

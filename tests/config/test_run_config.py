@@ -164,6 +164,10 @@ LORA = {"rank": 8, "alpha": 16, "targets": ["query"]}
             "layer_pattern.1: \"local\" is not allowed; must be 'sliding', 'global' or 'nope'",
         ),
         (
+            {"sliding_window": 4, "layer_pattern": ["local"]},
+            "layer_pattern.0: \"local\" is not allowed; must be 'sliding', 'global' or 'nope'",
+        ),
+        (
             {"sliding_window": 4, "layer_pattern": []},
             "layer_pattern: [] is not allowed; must not be empty",
         ),
