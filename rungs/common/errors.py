@@ -30,6 +30,8 @@ DISK_FULL = (*NO_SPACE, errno.EFBIG)
 """Errors of a full disk, an exhausted quota or a limit on file size."""
 _ADVICE = "; use sys.set_int_max_str_digits() to increase the limit"
 """Python's, for numbers that are too long."""
+_UNMAPPED = re.compile("failed to map segment|cannot allocate memory", re.IGNORECASE)
+"""What the system's loader says of a library without enough memory (ulimit -v)."""
 _BACKENDS = "jax._src.xla_bridge"
 _JAX_MODULES = "jax._src.config", _BACKENDS
 """Where JAX reads its environment variables, and where it starts a platform."""
@@ -135,9 +137,12 @@ def environment_error(error: Exception) -> UserError | None:
 
 def system_error(error: Exception) -> UserError | RunFailure | None:
     """Return the error to report for an exception about a file that can't be read or written right
-    now, or a lack of memory; None if it is about something else. Permissions are the user's."""
+    now, or a lack of memory, also for a library; None if it is about something else. Permissions
+    are the user's."""
     if isinstance(error, MemoryError):
         return RunFailure("the memory does not suffice for what this command reads or makes")
+    if isinstance(error, ImportError) and _UNMAPPED.search(str(error)):
+        return RunFailure(f"{reason(error)}: the memory that this process may use is too small")
     if not isinstance(error, OSError) or error.strerror is None:
         return None
     if error.filename is None:  # of writing to an open file

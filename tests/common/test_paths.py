@@ -85,6 +85,9 @@ def test_a_line_without_end_in_a_growing_file_takes_no_memory(tmp_path: Path) ->
 
 def test_lack_of_memory_is_one_line() -> None:
     assert "memory does not suffice" in str(system_error(MemoryError()))
+    loader = "libjax_common.so: failed to map segment from shared object"
+    assert "memory that this process may use" in str(system_error(ImportError(loader)))
+    assert system_error(ImportError("no module named jax")) is None
 
 
 def test_a_full_disk_is_one_line_even_if_nobody_knows_the_file() -> None:
