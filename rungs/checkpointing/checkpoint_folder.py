@@ -156,9 +156,14 @@ def link_target(link: Path) -> str | None:
 
 
 def follow_link(path: Path) -> Path:
-    """Return `path` with `best` or `latest` resolved, if that is a text file instead of a link."""
+    """Return `path` with `best` or `latest` resolved, if that is a text file instead of a link.
+    Raises UserError if it leads to another folder's checkpoint."""
     for pointer in (path, *path.parents):
-        if pointer.name in LINKS and paths.is_file(pointer):
+        if pointer.name in LINKS and pointer.parent.name == "checkpoints" and pointer.is_symlink():
+            target = pointer.parent / pointer.readlink()
+            if target.parent.resolve() != pointer.parent.resolve():
+                raise broken_link(pointer)
+        elif pointer.name in LINKS and paths.is_file(pointer):
             name = paths.read_bytes(pointer).decode(errors="replace").strip()
             if not paths.is_plain_name(name):
                 raise broken_link(pointer)

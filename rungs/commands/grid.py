@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import click
 
 from rungs.charts.comparison_charts import draw_comparison
+from rungs.common import strict_json
 from rungs.common.errors import (
     EXIT_BAD_INPUT,
     EXIT_FAILED,
@@ -145,10 +146,9 @@ def _axis(text: str) -> tuple[str, list[Any]]:
     key, equals, values = text.partition("=")
     if not (key and equals and values):
         raise UserError(f"--grid {text}: must have the form key=value,value,…")
-    try:
-        found: list[Any] = json.loads(f"[{values}]")
-    except (ValueError, RecursionError):
-        found = [derive.parse_settings([f"{key}={value}"])[key] for value in values.split(",")]
+    found = strict_json.parse_value(f"[{values}]")
+    if not isinstance(found, list):
+        found = list(map(strict_json.parse_value, values.split(",")))
     if len({json.dumps(value) for value in found}) < len(found):
         raise UserError(f"--grid {text}: a value is there twice")
     return key, found

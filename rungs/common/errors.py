@@ -137,12 +137,14 @@ def environment_error(error: Exception) -> UserError | None:
 
 def system_error(error: Exception) -> UserError | RunFailure | None:
     """Return the error to report for an exception about a file that can't be read or written right
-    now, or a lack of memory, also for a library; None if it is about something else. Permissions
-    are the user's."""
+    now, or a lack of memory or threads, also for a library; None if it is about something else.
+    Permissions are the user's."""
     if isinstance(error, MemoryError):
         return RunFailure("the memory does not suffice for what this command reads or makes")
     if isinstance(error, ImportError) and _UNMAPPED.search(str(error)):
         return RunFailure(f"{reason(error)}: the memory that this process may use is too small")
+    if isinstance(error, RuntimeError) and str(error) == "can't start new thread":
+        return RunFailure("no more threads may be started; allow more with ulimit -u")
     if not isinstance(error, OSError) or error.strerror is None:
         return None
     if error.filename is None:  # of writing to an open file

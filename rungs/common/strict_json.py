@@ -123,6 +123,24 @@ def _errors_in(error: ValidationError) -> list[Any]:
     ]
 
 
+def parse_value(text: str) -> Any:
+    """Return a JSON value, or `text` itself if it is none. Raises UserError if it has a key
+    twice."""
+    try:
+        return json.loads(text, object_pairs_hook=_without_duplicates)
+    except UserError:
+        raise
+    except (ValueError, RecursionError):
+        return text
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    counts = Counter(key for key, _ in pairs)
+    for key in (key for key, count in counts.items() if count > 1):
+        raise UserError(f"{format_name(key)}: given more than once; keep one")
+    return dict(pairs)
+
+
 def _parse_object(text: str, path: Path | str) -> tuple[dict[str, Any], list[str]]:
     """Return the JSON object in `text` and a line for each key given twice."""
     twice: list[str] = []

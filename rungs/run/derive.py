@@ -65,7 +65,7 @@ class NewRun:
         texts = _changed(contents, origin, changes, from_step)
         run_config.check_texts(folder, texts)
         if paths.is_there(folder) and any(
-            strict_json.read_text(folder / name) != text for name, text in texts.items()
+            not _holds(folder / name, text) for name, text in texts.items()
         ):
             raise errors.UserError(
                 f"{folder}: already exists with other keys than this copy of {origin} would have;"
@@ -157,6 +157,13 @@ def _created(new: NewRun, keep: bool) -> Iterator[Path]:
             new.remove()
 
 
+def _holds(path: Path, text: str) -> bool:
+    """Return whether a file has the JSON of `text`, possibly written in another way."""
+    found = strict_json.read_text(path)
+    with errors.errors_at(f"{path}: "):
+        return bool(strict_json.parse_value(found) == json.loads(text))
+
+
 def parse_settings(settings: Sequence[str]) -> dict[str, Any]:
     """Return keys with their new values from `key=value`; values that are not JSON are strings.
     Raises UserError."""
@@ -165,10 +172,10 @@ def parse_settings(settings: Sequence[str]) -> dict[str, Any]:
         key, equals, value = setting.partition("=")
         if not equals:
             raise errors.UserError(f"--set {setting}: must have the form key=value")
-        try:
-            changes[key] = json.loads(value)
-        except (ValueError, RecursionError):
-            changes[key] = value
+        if key in changes:
+            raise errors.UserError(f"--set {key}: given more than once; keep one")
+        with errors.errors_at(f"--set {setting}: "):
+            changes[key] = strict_json.parse_value(value)
     return changes
 
 

@@ -87,6 +87,7 @@ def test_lack_of_memory_is_one_line() -> None:
     assert "memory does not suffice" in str(system_error(MemoryError()))
     loader = "libjax_common.so: failed to map segment from shared object"
     assert "memory that this process may use" in str(system_error(ImportError(loader)))
+    assert "ulimit -u" in str(system_error(RuntimeError("can't start new thread")))
     assert system_error(ImportError("no module named jax")) is None
 
 

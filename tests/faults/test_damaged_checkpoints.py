@@ -285,6 +285,20 @@ def test_a_dangling_link_does_not_fall_back_to_imported_weights(copy: RunFolder)
         find_weights(copy.path)
 
 
+def test_a_link_to_another_runs_checkpoint_is_not_followed(
+    copy: RunFolder, with_tokenizer: Path, tmp_path: Path
+) -> None:
+    other = RunFolder(tmp_path / "other")
+    shutil.copytree(copy.path, other.path, symlinks=True)
+    (copy.checkpoints / "best").unlink()
+    (copy.checkpoints / "best").symlink_to("../../other/checkpoints/latest")
+    for path in (copy.path, copy.checkpoints / "best", copy.checkpoints / "best/model.safetensors"):
+        with pytest.raises(UserError, match="best: does not point to a checkpoint; choose one"):
+            find_weights(path)
+    assert train_here(copy, with_tokenizer) == 0
+    assert find_weights(copy.path).is_file()
+
+
 READERS: dict[str, Callable[[RunFolder], object]] = {
     "load_model": lambda run: load_model(run.path),
     "export": lambda run: Export(str(run.path)),

@@ -73,6 +73,9 @@ def test_a_folder_that_cannot_be_written_is_reported() -> None:
 def test_the_same_command_reuses_the_copy_and_another_is_rejected() -> None:
     settings = ["learning_rate=3e-4"]
     assert create_like("new", "old", settings) == create_like("new", "old", settings)
+    train = Path("runs/new/train.json")
+    train.write_text(json.dumps(dict(reversed(json.loads(train.read_text()).items()))))
+    create_like("new", "old", settings)
     with pytest.raises(UserError, match="already exists with other keys"):
         create_like("new", "old", ["learning_rate=4e-4"])
 
@@ -83,6 +86,8 @@ def test_the_same_command_reuses_the_copy_and_another_is_rejected() -> None:
         (["learning_rat=1"], r"learning_rat: unknown key .*did you mean learning_rate\?"),
         (["learning_rate=fast"], 'learning_rate: "fast" is not allowed'),
         (["learning_rate"], "must have the form key=value"),
+        (["learning_rate=1", "learning_rate=1"], "--set learning_rate: given more than once"),
+        (['dataset={"a": 1, "a": 2}'], "--set dataset=.*: a: given more than once; keep one"),
         (["n_heads=3"], "n_heads: 3 does not divide emb_dim 32"),
     ],
 )
