@@ -32,6 +32,8 @@ _ADVICE = "; use sys.set_int_max_str_digits() to increase the limit"
 """Python's, for numbers that are too long."""
 _UNMAPPED = re.compile("failed to map segment|cannot allocate memory", re.IGNORECASE)
 """What the system's loader says of a library without enough memory (ulimit -v)."""
+OUT_OF_MEMORY_SIGNS = "RESOURCE_EXHAUSTED", "Out of memory"
+"""Substrings of XLA's messages, on accelerators and CPUs."""
 _BACKENDS = "jax._src.xla_bridge"
 _JAX_MODULES = "jax._src.config", _BACKENDS
 """Where JAX reads its environment variables, and where it starts a platform."""
@@ -143,6 +145,8 @@ def system_error(error: Exception) -> UserError | RunFailure | None:
         return RunFailure("the memory does not suffice for what this command reads or makes")
     if isinstance(error, ImportError) and _UNMAPPED.search(str(error)):
         return RunFailure(f"{reason(error)}: the memory that this process may use is too small")
+    if isinstance(error, RuntimeError) and any(sign in str(error) for sign in OUT_OF_MEMORY_SIGNS):
+        return RunFailure("out of memory; make the batch, the texts or the model smaller")
     if isinstance(error, RuntimeError) and str(error) == "can't start new thread":
         return RunFailure("no more threads may be started; allow more with ulimit -u")
     if not isinstance(error, OSError) or error.strerror is None:

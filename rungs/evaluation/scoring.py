@@ -74,24 +74,25 @@ class Scorer:
         RunFailure if log-probabilities are NaN."""
         sizes = [len(one.context) + len(one.tokens) for one in continuations]
         order = sorted(range(len(sizes)), key=lambda index: -sizes[index])
-        for first in range(0, len(order), self.batch_size):
+        size = min(self.batch_size, _round_up(max(len(order), 1), self._mesh.size))
+        for first in range(0, len(order), size):
             if self._should_stop():
                 raise Interrupted
-            indices = order[first : first + self.batch_size]
-            found = self._score([continuations[index] for index in indices])
+            indices = order[first : first + size]
+            found = self._score([continuations[index] for index in indices], size)
             yield from zip(indices, found, strict=False)
 
-    def _score(self, continuations: Sequence[Continuation]) -> list[Score]:
-        """Return the scores of a batch, whose longest text must come first."""
+    def _score(self, continuations: Sequence[Continuation], size: int) -> list[Score]:
+        """Return the scores of a batch of up to `size` texts, of which the longest comes first."""
         rows = []
         for one in continuations:
             tokens = (one.context + one.tokens)[-self.context_length - 1 :]
             rows.append((tokens[:-1], tokens[1:][-len(one.tokens) :]))  # only these targets count
         length = min(_round_up(len(rows[0][0]), _LENGTH_MULTIPLE), self.context_length)
-        inputs_BS = np.zeros((self.batch_size, length), np.int32)
+        inputs_BS = np.zeros((size, length), np.int32)
         count = min(1 << (max(len(targets) for _, targets in rows) - 1).bit_length(), length)
-        places_BT = np.zeros((self.batch_size, count), np.int32)
-        targets_BT = np.full((self.batch_size, count), IGNORED, np.int32)
+        places_BT = np.zeros((size, count), np.int32)
+        targets_BT = np.full((size, count), IGNORED, np.int32)
         for row, (inputs, targets) in enumerate(rows):
             inputs_BS[row, : len(inputs)] = inputs
             places_BT[row, : len(targets)] = np.arange(len(inputs) - len(targets), len(inputs))

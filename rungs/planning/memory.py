@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
 
-from rungs.common.errors import RunFailure
+from rungs.common.errors import OUT_OF_MEMORY_SIGNS, RunFailure
 from rungs.common.machine import memory_bytes
 from rungs.common.run_log import log
 from rungs.config.base import AUTO
@@ -35,8 +35,6 @@ from rungs.step.state import AbstractArrays, AbstractModel, AbstractState, shape
 
 Dtypes = Mapping[str, str]
 """NumPy names of dtypes, by parameter name."""
-OUT_OF_MEMORY_SIGNS = ("RESOURCE_EXHAUSTED", "Out of memory")
-"""Substrings of XLA's messages, on accelerators and CPUs."""
 USABLE_SHARE = 0.9
 """Share of a device's memory that an edit may use; the rest is for what is not counted."""
 MAX_EDITS = 3

@@ -88,6 +88,8 @@ def test_lack_of_memory_is_one_line() -> None:
     loader = "libjax_common.so: failed to map segment from shared object"
     assert "memory that this process may use" in str(system_error(ImportError(loader)))
     assert "ulimit -u" in str(system_error(RuntimeError("can't start new thread")))
+    xla = "RESOURCE_EXHAUSTED: Out of memory allocating 409599999960 bytes."
+    assert "make the batch" in str(system_error(RuntimeError(xla)))
     assert system_error(ImportError("no module named jax")) is None
 
 
