@@ -5,7 +5,6 @@ from __future__ import annotations  # so that an older Python reaches the error 
 import contextlib
 import gc
 import importlib.metadata
-import io
 import math
 import os
 import shlex
@@ -107,12 +106,14 @@ def run_command(command: click.Command, *, empty_from: float = math.inf) -> None
                 sys.stdout.flush()
     except (errors.UserError, errors.RunFailure) as error:
         _end_with(error)
-    except click.ClickException as error:
-        usage = io.StringIO()
-        error.show(usage)
-        for line in usage.getvalue().rstrip("\n").split("\n"):
-            _say(errors.readable_line(shown_text.without_secrets(line)))
+    except click.exceptions.NoArgsIsHelpError as error:
+        _say(error.format_message())
         sys.exit(error.exit_code)
+    except click.ClickException as error:
+        context = getattr(error, "ctx", None)
+        advice = f" (see {context.command_path} --help)" if context else ""
+        message = " ".join(error.format_message().split()).removesuffix(".")
+        _end_with(errors.UserError(message[:1].lower() + message[1:] + advice))
     except click.Abort:
         sys.exit(errors.EXIT_INTERRUPTED)
     except Exception as error:

@@ -113,3 +113,21 @@ def test_a_file_that_can_not_be_used_is_one_line(tmp_path: Path) -> None:
     assert result.returncode == 1
     assert result.stderr.startswith(f"error: {tmp_path / 'gone'}: No such file or directory; ")
     assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "begins"),
+    [
+        (["plan.py"], "missing argument 'RUN'"),
+        (["plan.py", "runs/layers", "--devic", "h100"], "no such option"),
+        (["plan.py", "runs/layers", "--price-per-hour", "nan"], "invalid value for '--price-per-"),
+        (["pretrained.py", "impor", "x"], "no such command 'impor'"),
+        (["config.py", "a\nb"], "got unexpected extra argument (a b)"),
+    ],
+)
+def test_a_wrong_argument_is_one_line(arguments: list[str], begins: str) -> None:
+    refused = ended(*arguments)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    (line,) = refused.stderr.splitlines()
+    assert line.startswith(f"error: {begins}")
+    assert line.endswith(f" (see {arguments[0]} --help)")
