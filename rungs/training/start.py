@@ -99,7 +99,7 @@ def launch(
         with run_log.log_failures(), inputs.resources(start, mesh):
             trainer = make_trainer(start, inputs, mesh, length, beside)
             trainer.learner.log_start(start, mesh)
-            with beside:
+            with beside.working():
                 last = trainer.train(beside.stop)
                 taken = last.global_step + 1 if last else start.first_step
                 beside.is_complete = taken == length.total_steps
