@@ -15,7 +15,7 @@ from typing import Any, TextIO
 import pydantic_core
 from pydantic import Field
 
-from rungs.common import disk, errors, paths, signals, strict_json
+from rungs.common import backoff, disk, errors, paths, signals, strict_json
 from rungs.common.helper_process import ENDED, KILLED, HelperProcess, receive
 from rungs.common.locks import file_lock
 from rungs.common.run_log import log
@@ -26,8 +26,6 @@ from rungs.tracking.tracker import OpenTracker, TrackedRun, Tracker, find_tracke
 
 _SECONDS_BETWEEN = 2.0
 """Polling interval for new steps."""
-_FIRST_DELAY, _LONGEST_DELAY = 10.0, 600.0
-"""Seconds before a failed tracker is retried; doubled each time up to the second."""
 _SECONDS_AT_END = 60.0
 """How long the end of a run waits for a tracker."""
 _SECONDS_AFTER_SIGNAL = 10.0
@@ -222,8 +220,8 @@ def main(run: RunFolder, name: str, lines: TextIO) -> None:
             feed.reopen()
         if last_line in (ENDED, KILLED):
             return
-        delay = min(_FIRST_DELAY * 2 ** (failures - 1), _LONGEST_DELAY)
-        last_line = _last_line(received, delay if failures else _SECONDS_BETWEEN)
+        delay = backoff.delay_after(failures) if failures else _SECONDS_BETWEEN
+        last_line = _last_line(received, delay)
 
 
 def _last_line(received: SimpleQueue[str], seconds: float) -> str | None:
