@@ -13,6 +13,7 @@ locks         locks of files, which end with their process
 strict_json   JSON parsed strictly, all errors reported at once
 hub           the Hugging Face hub
 run_log       messages on the terminal and in `train.log`
+backoff       how long to wait before another try
 plugins       objects that other installed packages add as entry points
 helper_process  child processes: beside training with low priority, or answering requests
 signals       handling of signals that stop a run"""

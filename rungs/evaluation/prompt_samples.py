@@ -62,6 +62,8 @@ class SampleProcess:
 
     def request(self) -> None:
         """Queue the checkpoints without samples; return at once. Failures only cause warnings."""
+        if not self._train.sample_prompts:
+            return
         try:
             self._run.check()
             for checkpoint in self._unsampled():

@@ -13,15 +13,13 @@ from pydantic import ValidationError
 
 from rungs.checkpointing import checkpoint_folder, manifest
 from rungs.checkpointing.retention import superfluous
-from rungs.common import disk, paths
+from rungs.common import backoff, disk, paths
 from rungs.common.errors import RunFailure, UserError, reason
 from rungs.common.run_log import log
 from rungs.mirror import mirror_folder
 from rungs.mirror.mirror_folder import CHECKPOINTS, MirrorFolder, MirrorRecord, check_same_run
 from rungs.run.folder import RunFolder
 
-_FIRST_DELAY, _LONGEST_DELAY = 10.0, 600.0
-"""Seconds before a failed copy is retried; doubled each time up to the second."""
 _TRIES_AT_END = 3
 _SECONDS_AT_END = 1800.0
 """How long the end of a run waits for a stalled upload."""
@@ -82,7 +80,7 @@ class Mirroring:
                 if is_last and failures >= _TRIES_AT_END:
                     log.warning("%s: %s; the mirror is not complete", self._url, reason(error))
                     return
-                delay = min(_FIRST_DELAY * 2 ** (failures - 1), _LONGEST_DELAY)
+                delay = backoff.delay_after(failures)
                 log.warning("%s: %s; trying again in %.0f s", self._url, reason(error), delay)
                 if self._is_ending.is_set():
                     time.sleep(delay)

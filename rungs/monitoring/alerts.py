@@ -54,7 +54,8 @@ class Alerts:
             for key, value in (vars(self._metrics) if self._metrics else {}).items()
             if isinstance(value, int | float) and math.isfinite(value)
         }
-        self._hooks.tell(records.event_message(self._run, event, figures))
+        place = str(self._run.path.resolve())
+        self._hooks.tell({"run": place, **event.model_dump(), "figures": figures})
 
     def finish(self) -> None:
         """Wait until the hooks have received everything."""

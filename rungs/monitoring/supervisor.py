@@ -6,16 +6,14 @@ import sys
 import time
 from collections.abc import Sequence
 
-from rungs.common import helper_process
-from rungs.common.errors import EXIT_BAD_INPUT, RunFailure
+from rungs.common import backoff, helper_process
+from rungs.common.errors import EXIT_BAD_INPUT
 from rungs.common.paths import lines_of
 from rungs.common.run_log import log
 from rungs.common.signals import StopSignal, name_of, stopping_signals
-from rungs.monitoring.hooks import Hooks
-from rungs.run import folder, records
+from rungs.monitoring.alerts import Alerts
+from rungs.run import folder
 
-FIRST_DELAY, LONGEST_DELAY = 10.0, 600.0
-"""Seconds before a crashed run is restarted; doubled each time up to the second."""
 _FINAL = frozenset({0, EXIT_BAD_INPUT, *(128 + number for number in stopping_signals())})
 """Exit codes that end supervision: the run finished, its input is wrong, or a signal stopped it."""
 _ONLY_FIRST = {"--fresh": 0, "--from": 1}
@@ -42,7 +40,7 @@ def supervise(
             if restarts > max_restarts:
                 log.warning("ended with exit code %d; not started again: see --max-restarts", code)
                 return code if code > 0 else 128 - code
-            delay = min(FIRST_DELAY * 2 ** (restarts - 1), LONGEST_DELAY)
+            delay = backoff.delay_after(restarts)
             log.warning(
                 "ended with exit code %d; restart %d of %d in %.0f s",
                 *(code, restarts, max_restarts, delay),
@@ -69,15 +67,12 @@ def run_child(command: Sequence[str], stop: StopSignal) -> int:
 
 
 def _note_death(run: folder.RunFolder, hooks: Sequence[str], number: int) -> None:
-    step, text = -1, f"killed by {name_of(number)}"
+    step = -1
     with contextlib.suppress(OSError), run.metrics.open("rb") as file:  # no metrics yet
         step = sum(line.endswith(b"\n") for line in lines_of(file)) - 1
-    event = records.Event(time=records.now(), event="failure", step=step, text=text)
-    with contextlib.suppress(RunFailure):
-        records.append(run, [event])
-    teller = Hooks(hooks)
-    teller.tell(records.event_message(run, event, {}))
-    teller.finish()
+    alerts = Alerts(run, hooks, step)
+    alerts.note("failure", f"killed by {name_of(number)}")
+    alerts.finish()
 
 
 def _checkpoints(run: folder.RunFolder) -> set[str]:

@@ -9,7 +9,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
 from pydantic import ValidationError
 
@@ -153,11 +153,6 @@ def _as_text(records: Sequence[Record]) -> str:
 def now() -> str:
     """Return the time in UTC."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-
-
-def event_message(run: RunFolder, event: Event, figures: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the message about an event for hooks. `figures` are the metrics of the last step."""
-    return {"run": str(run.path.resolve()), **event.model_dump(), "figures": dict(figures)}
 
 
 def read_samples(run: RunFolder) -> list[Sample]:

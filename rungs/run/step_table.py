@@ -96,7 +96,7 @@ class StepTable:
         whether anything changed."""
         parts: list[Columns] = []
         for lines in self._file.new_lines():
-            steps = _steps_in(lines)
+            steps = steps_in(lines)
             if self._file.is_replaced and not parts:
                 self._forget()
             parts.append(self._as_columns(steps) if steps else _NO_STEPS)
@@ -133,7 +133,8 @@ class StepTable:
         return columns
 
 
-def _steps_in(lines: list[bytes]) -> Steps:
+def steps_in(lines: list[bytes]) -> Steps:
+    """Return the metrics of each step in lines of `metrics.jsonl`, without damaged lines."""
     try:
         values = pydantic_core.from_json(b"[" + b",".join(lines) + b"]")
     except ValueError:

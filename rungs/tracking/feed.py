@@ -12,26 +12,23 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, TextIO
 
-import pydantic_core
 from pydantic import Field
 
-from rungs.common import disk, errors, paths, signals, strict_json
+from rungs.common import backoff, disk, errors, paths, signals, strict_json
 from rungs.common.helper_process import ENDED, KILLED, HelperProcess, receive
 from rungs.common.locks import file_lock
 from rungs.common.run_log import log
 from rungs.config import run_config
-from rungs.run import records
+from rungs.run import records, step_table
 from rungs.run.folder import RunFolder
 from rungs.tracking.tracker import OpenTracker, TrackedRun, Tracker, find_tracker
 
 _SECONDS_BETWEEN = 2.0
 """Polling interval for new steps."""
-_FIRST_DELAY, _LONGEST_DELAY = 10.0, 600.0
-"""Seconds before a failed tracker is retried; doubled each time up to the second."""
 _SECONDS_AT_END = 60.0
 """How long the end of a run waits for a tracker."""
 _SECONDS_AFTER_SIGNAL = 10.0
-_NOT_SENT = frozenset({"global_step", "resumed"})
+_NOT_SENT = frozenset({step_table.STEP, "resumed"})
 
 
 class TrackingProcesses:
@@ -145,7 +142,7 @@ class Feed:
                 self._sent = self._sent.model_copy(update={"last_step": last, "last_metrics": ()})
         return self._tracker
 
-    def _send_steps(self, tracker: Tracker, lines: Sequence[bytes]) -> None:
+    def _send_steps(self, tracker: Tracker, lines: list[bytes]) -> None:
         last, names = self._sent.last_step, self._sent.last_metrics
         is_new = False
         for step, metrics in _steps_in(lines):
@@ -183,15 +180,10 @@ class Feed:
         disk.replace_file(self._state, self._sent.model_dump_json() + "\n")
 
 
-def _steps_in(lines: Sequence[bytes]) -> Iterator[tuple[int, dict[str, float]]]:
+def _steps_in(lines: list[bytes]) -> Iterator[tuple[int, dict[str, float]]]:
     """Yield each step's number and metrics."""
-    for line in lines:
-        try:
-            values = pydantic_core.from_json(line)
-        except ValueError:
-            continue
-        if isinstance(values, dict) and isinstance(values.get("global_step"), int):
-            yield values["global_step"], dict(_numbers(values))
+    for values in step_table.steps_in(lines):
+        yield values[step_table.STEP], dict(_numbers(values))
 
 
 def _numbers(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
@@ -222,8 +214,8 @@ def main(run: RunFolder, name: str, lines: TextIO) -> None:
             feed.reopen()
         if last_line in (ENDED, KILLED):
             return
-        delay = min(_FIRST_DELAY * 2 ** (failures - 1), _LONGEST_DELAY)
-        last_line = _last_line(received, delay if failures else _SECONDS_BETWEEN)
+        delay = backoff.delay_after(failures) if failures else _SECONDS_BETWEEN
+        last_line = _last_line(received, delay)
 
 
 def _last_line(received: SimpleQueue[str], seconds: float) -> str | None:

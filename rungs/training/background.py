@@ -4,7 +4,6 @@ import contextlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Self
 
 from rungs.common.helper_process import HelperProcess
 from rungs.common.run_log import log
@@ -68,16 +67,15 @@ class Background:
     of each checkpoint. With several processes, the first does so; others wait for it at the end."""
 
     def __init__(self, start: Start, datasets_dir: Path | None = None) -> None:
-        run, train, is_first = start.run, start.config.train, is_first_process()
+        run, train = start.run, start.config.train
         self.stop = StopSignal()
         """Records signals, which also end the wait for samples and trackers."""
         self._mirror = _mirror_of(start)
-        self._charts = ChartProcess(run, datasets_dir)
-        has_samples = train.sample_prompts and is_first
-        self._samples = SampleProcess(run, train, datasets_dir) if has_samples else None
-        self._trackers = TrackingProcesses(run, train.trackers if is_first else ())
         hooks, last_step = start.options.on_event, start.first_step - 1
-        self._alerts = Alerts(run, hooks, last_step) if is_first else None
+        self._alerts = Alerts(run, hooks, last_step) if is_first_process() else None
+        self._trackers = TrackingProcesses(run, train.trackers)
+        self._samples = SampleProcess(run, train, datasets_dir)
+        self._charts = ChartProcess(run, datasets_dir)
         self.is_complete = False
         """To be set once the run has taken its last step: the end then waits for the samples of all
         checkpoints. Otherwise the next start makes the missing ones."""
@@ -91,54 +89,51 @@ class Background:
 
     def checkpoint_saved(self) -> None:
         """Start the work after a checkpoint; return at once."""
-        self._charts.request()
-        if self._samples is not None:
-            self._samples.request()
-        self._trackers.request()
-        self._mirror.request()
+        for worker in (self._charts, self._samples, self._trackers, self._mirror):
+            worker.request()
 
     @contextlib.contextmanager
     def catching_up(self) -> Iterator[None]:
         """For a finished run: after a kill, update charts, samples, trackers and mirror."""
         self._alerts, self.is_complete = None, True
-        with self:
+        with self.working():
             if is_first_process():
                 self._charts.request()
             yield
 
-    def __enter__(self) -> Self:
-        self.stop.__enter__()
-        self._mirror.__enter__()
-        if self._alerts is not None:
-            self._alerts.start()
-        self._trackers.start()
-        if self._samples is not None:
-            self._samples.request()
-        return self
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if self._alerts is not None:
-            self._note_end(self._alerts, error)
-        self._charts.finish(self.stop)
-        if self._samples is not None:
-            self._samples.finish(wait=self.is_complete, stop=self.stop)
-        self._trackers.finish(self.stop)
-        if self._alerts is not None:
-            self._alerts.finish()
-        self._mirror.__exit__(None, error, None)
-        if error is None:
+    @contextlib.contextmanager
+    def working(self) -> Iterator[None]:
+        """Work beside the steps in the block; at its end, wait for what is left."""
+        with self.stop:
+            with self._work() if is_first_process() else contextlib.nullcontext():
+                yield
             wait_for_first()
-        self.stop.__exit__()
 
-    def _note_end(self, alerts: Alerts, error: BaseException | None) -> None:
+    @contextlib.contextmanager
+    def _work(self) -> Iterator[None]:
+        with self._mirror, contextlib.ExitStack() as ends:  # which come in reverse order
+            if self._alerts is not None:
+                self._alerts.start()
+                ends.callback(self._alerts.finish)
+            self._trackers.start()
+            ends.callback(self._trackers.finish, self.stop)
+            self._samples.request()
+            ends.callback(lambda: self._samples.finish(wait=self.is_complete, stop=self.stop))
+            ends.callback(self._charts.finish, self.stop)
+            ends.push(self._note_end)
+            yield
+
+    def _note_end(self, _: object, error: BaseException | None, __: object) -> None:
+        if self._alerts is None:
+            return
         if error is not None:
             lines = str(error).splitlines() or [type(error).__name__]
-            alerts.note("failure", lines[0])
+            self._alerts.note("failure", lines[0])
         elif self.is_complete:
             early = f" early: {self.early_end}" if self.early_end else ""
-            alerts.note("finish", f"finished{early}")
+            self._alerts.note("finish", f"finished{early}")
         else:
-            alerts.note("stop", "stopped by a signal")
+            self._alerts.note("stop", "stopped by a signal")
 
 
 def _mirror_of(start: Start) -> Mirroring | NoMirroring:

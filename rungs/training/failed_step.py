@@ -10,7 +10,7 @@ Earlier versions called the folder `capsules/` and the file `capsule.json`; both
 
 import hashlib
 import itertools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,7 +33,7 @@ from rungs.run.metrics import StepRecord
 from rungs.step.nonfinite import Flags, checked_names, describe_first, finite_flags, nonfinite_names
 from rungs.step.state import named_arrays
 from rungs.step.train_step import StepResult
-from rungs.training.learner import Learner
+from rungs.training.learner import Learner, Start
 from rungs.training.run_length import RunLength
 
 MAX_FAILED_STEPS = 10
@@ -72,22 +72,25 @@ class FailedStep(NamedTuple):
 
 
 class FailedSteps:
-    """Tracks non-finite values in the steps of a run: saves failed steps with `recorder`, and ends
-    a run that cannot continue, after `max_in_a_row` failed steps. `before` are the steps before
-    this start, in order; saving a failed step waits for a pending save of `saver`."""
+    """Tracks non-finite values in the steps of a start: saves failed steps, in the first process,
+    and ends a run that cannot continue, after `max_non_finite_steps` failed steps in a row.
+    `before` are the steps before this start, in order; saving a failed step waits for a pending
+    save of `saver`."""
 
     def __init__(
         self,
-        recorder: "FailedStepRecorder",
+        start: Start,
+        length: RunLength,
         learner: Learner[Any],
         saver: Saver,
+        sharding: ShardingConfig,
         before: Sequence[StepRecord],
-        max_in_a_row: int,
     ) -> None:
-        self._recorder, self._learner, self._saver = recorder, learner, saver
+        self._run, self._config, self._length = start.run, start.config, length
+        self._learner, self._saver, self._sharding = learner, saver, sharding
         self._names = checked_names(learner.model, learner.optimizer.wrt)
         lost = itertools.takewhile(lambda step: step.train_loss is None, reversed(before))
-        self._in_a_row, self._most = len(list(lost)), max_in_a_row
+        self._in_a_row = len(list(lost))
         self._skipped_steps: list[int] = []
 
     def note(self, step: int, result: StepResult) -> None:
@@ -96,7 +99,7 @@ class FailedSteps:
         if result.skipped and result.trained_loss is not None:
             self._skipped_steps.append(step)
         if bad := result.nonfinite(self._names):
-            replay = self._record(step, bad)
+            replay = self.record(step, bad)
             log.warning(
                 "step %d: %d of %d microbatches dropped: %s is not finite; %s",
                 *(step, len(bad), len(result.first_nonfinite_A), describe_first(bad), replay),
@@ -106,7 +109,7 @@ class FailedSteps:
         """Raise RunFailure if the run cannot continue after a step without a finite microbatch: a
         parameter is not finite, or too many steps in a row failed."""
         self.check_state(step, finite_flags(named_arrays(self._learner.model)))
-        if self._in_a_row >= self._most:
+        if self._in_a_row >= self._config.train.max_non_finite_steps:
             raise RunFailure(
                 f"step {step}: no finite loss and gradient in {self._in_a_row} steps in a row;"
                 " training stopped, with weights and optimizer state unchanged by them. The failed"
@@ -117,62 +120,46 @@ class FailedSteps:
     def check_state(self, step: int, flags: Flags) -> None:
         """Raise RunFailure if a parameter or optimizer moment is not finite."""
         if names := nonfinite_names(flags):
-            replay = self._record(step, {})
+            replay = self.record(step, {})
             others = f" and {len(names) - 1} more" * (len(names) > 1)
             raise RunFailure(
                 f"step {step}: {names[0]}{others} not finite; training stopped without saving: the"
                 f" same command resumes from the newest checkpoint; {replay}"
             )
 
-    def _record(self, step: int, bad: dict[int, str]) -> str:
-        """Save a failed step; return the end of a log message on how to replay it."""
-        self._saver.wait()  # it may be saving the newest checkpoint or deleting an old one
-        return self._recorder.record(step, bad, self._skipped_steps)
-
-
-class FailedStepRecorder(NamedTuple):
-    """Saves a run's failed steps, in the first process."""
-
-    run: RunFolder
-    config: AnyRunConfig
-    length: RunLength
-    batch: Callable[[int], Mapping[str, np.ndarray]]
-    """Returns the arrays (A, B, S) of a step, by name."""
-    sharding: ShardingConfig
-
-    def record(self, step: int, bad: dict[int, str], skipped_steps: Collection[int]) -> str:
+    def record(self, step: int, bad: dict[int, str]) -> str:
         """Save a failed step, unless it exists or there are enough. Return the end of a log
         message: how to replay it, or why it was not saved. `bad` has the first non-finite tensor by
-        dropped microbatch; `skipped_steps` were skipped because of a loss spike."""
-        folder = self.run.failed_steps / f"step-{step:06d}"
+        dropped microbatch."""
+        self._saver.wait()  # it may be saving the newest checkpoint or deleting an old one
+        folder = self._run.failed_steps / f"step-{step:06d}"
         if not processes.is_first_process():
             return "process 0 logs where the step is saved"
-        saved = list(self.run.failed_steps.glob(_FOLDERS))
+        saved = list(self._run.failed_steps.glob(_FOLDERS))
         if len(saved) >= MAX_FAILED_STEPS and not folder.exists():
             return f"not saved for replay: there are {MAX_FAILED_STEPS} failed steps already"
         try:
             if not folder.exists():
-                self._write(folder, step, bad, skipped_steps)
+                self._write(folder, step, bad)
         except (UserError, RunFailure) as error:  # training continues without it
             return f"not saved for replay: {error}"
-        command = f"uv run {self.config.command} {shown_text.quoted(self.run.path)}"
+        command = f"uv run {self._config.command} {shown_text.quoted(self._run.path)}"
         return f"to replay it: {command} --replay {folder.name}"
 
-    def _write(
-        self, folder: Path, step: int, bad: dict[int, str], skipped_steps: Collection[int]
-    ) -> None:
-        self.run.check()
-        earlier = [c for c in list_checkpoints(self.run.checkpoints) if c.step < step]
+    def _write(self, folder: Path, step: int, bad: dict[int, str]) -> None:
+        self._run.check()
+        earlier = [c for c in list_checkpoints(self._run.checkpoints) if c.step < step]
         saved = earlier[-1] if earlier else None
-        batch = save(dict(self.batch(step)))
+        skipped = [at for at in self._skipped_steps if saved is None or at > saved.step]
+        batch = save(dict(self._learner.batch(step)))
         meta = FailedStepMeta(
             global_step=step,
-            total_steps=self.length.total_steps,
+            total_steps=self._length.total_steps,
             bad=bad,
-            skipped_steps=[at for at in skipped_steps if saved is None or at > saved.step],
-            model=self.config.model.as_json(),
-            train=self.config.train.as_json(),
-            sharding=self.sharding,
+            skipped_steps=skipped,
+            model=self._config.model.as_json(),
+            train=self._config.train.as_json(),
+            sharding=self._sharding,
             batch_sha256=hashlib.sha256(batch).hexdigest(),
         )
         with disk.create_folder(folder) as unfinished:

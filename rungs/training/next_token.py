@@ -373,12 +373,9 @@ class NextTokenLearner:
         elif processes.is_first_process():  # not for a resumed run, which must keep its keys
             run_report.warn_of_unused_keys(start.run, config, bool(inputs.validation))
         run_report.log_size(start.run, config, inputs.data, self.model, self.optimizer, mesh)
-        if not config.train.learns_preferences:  # which can't be packed
-            run_report.log_padding(inputs.data)
-        run_report.log_beginnings(inputs.data, self._tokenizer)
+        run_report.log_data(config, inputs.data, self._tokenizer)
         run_report.log_trainable(self.model, self.optimizer)
-        run_report.warn_of_idle_devices(config.train, mesh)
-        run_report.warn_of_emulation(config.train, mesh)
+        run_report.warn_of_devices(config.train, mesh)
 
     def summary(self, run: RunFolder, last: StepMetrics | None) -> str:
         steps = StepTable.read(run.metrics)

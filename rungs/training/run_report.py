@@ -66,20 +66,17 @@ def log_validation_change(before: str | None, now: str | None) -> None:
         )
 
 
-def log_padding(data: TrainingData) -> None:
-    """Log which datasets of pairs or chats are mostly padding."""
+def log_data(config: RunConfig, data: TrainingData, tokenizer: Tokenizer | None) -> None:
+    """Log which datasets of pairs or chats are mostly padding, and the special tokens that the
+    sequences begin with or lack."""
     for name, share in data.padding.items():
-        if share > _MUCH_PADDING:
+        if share > _MUCH_PADDING and not config.train.learns_preferences:  # which can't be packed
             log.info(
                 'dataset %s: %.0f%% of its sequences is padding; with "documents": "separate" in'
                 " train.json, a sequence holds several pairs or chats",
                 name,
                 100 * share,
             )
-
-
-def log_beginnings(data: TrainingData, tokenizer: Tokenizer | None) -> None:
-    """Log the special tokens that the sequences begin with or lack."""
     for note in notes_on_beginnings(data.datasets, tokenizer) if tokenizer else []:
         log.info("dataset %s", note)
 
@@ -176,22 +173,18 @@ def _log_chosen_devices(train: OptimizationConfig, mesh: Mesh) -> None:
         )
 
 
-def warn_of_idle_devices(train: TrainConfig, mesh: Mesh) -> None:
-    """Warn of idle accelerators. Virtual CPU devices share all cores."""
+def warn_of_devices(train: TrainConfig, mesh: Mesh) -> None:
+    """Warn of idle accelerators, or if a CPU would emulate FP8. Virtual CPU devices, which share
+    all cores, are never idle."""
     is_cpu = mesh.devices.flat[0].platform == "cpu"
-    line = None if is_cpu else idle_devices(train, mesh.size, jax.device_count())
-    if line:
-        log.warning("%s", line)
-
-
-def warn_of_emulation(train: OptimizationConfig, mesh: Mesh) -> None:
-    """Warn if a CPU would emulate FP8."""
-    if train.uses_float8 and mesh.devices.flat[0].platform == "cpu":
+    if is_cpu and train.uses_float8:
         log.warning(
             "matmul_dtype: a CPU emulates FP8: numbers are rounded to 8 bits and multiplied in %s,"
             " which is slower than without",
             train.compute_dtype,
         )
+    if not is_cpu and (line := idle_devices(train, mesh.size, jax.device_count())):
+        log.warning("%s", line)
 
 
 def describe_loop(train: OptimizationConfig, model: ModelConfig) -> str:

@@ -40,7 +40,7 @@ from rungs.tracking import feed
 from rungs.tracking.tracker import check_trackers
 from rungs.training import profiling, run_report
 from rungs.training.background import Background
-from rungs.training.failed_step import FailedStepRecorder, FailedSteps
+from rungs.training.failed_step import FailedSteps
 from rungs.training.learner import NEVER, Inputs, Kind, Start
 from rungs.training.resume import checkpoint_to_resume, move_aside, refuse_changes
 from rungs.training.run_length import RunLength, run_length
@@ -99,7 +99,7 @@ def launch(
         with run_log.log_failures(), inputs.resources(start, mesh):
             trainer = make_trainer(start, inputs, mesh, length, beside)
             trainer.learner.log_start(start, mesh)
-            with beside:
+            with beside.working():
                 last = trainer.train(beside.stop)
                 taken = last.global_step + 1 if last else start.first_step
                 beside.is_complete = taken == length.total_steps
@@ -161,8 +161,6 @@ def make_trainer(
         check=run.check,
     )
     sharding = devices.recorded_sharding(config.train, mesh)
-    recorder = FailedStepRecorder(run, config, length, learner.batch, sharding)
-    limit = config.train.max_non_finite_steps
     trainer = Trainer(
         start=start,
         mesh=mesh,
@@ -170,7 +168,7 @@ def make_trainer(
         learner=learner,
         metrics=written,
         saver=saver,
-        failed_steps=FailedSteps(recorder, learner, saver, steps, limit),
+        failed_steps=FailedSteps(start, length, learner, saver, sharding, steps),
         early_stop=EarlyStop(
             config.train, [s for s in steps if s.global_step > config.train.branch_step]
         ),

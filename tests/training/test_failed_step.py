@@ -1,17 +1,21 @@
 """Failed steps are saved and read back, also those of earlier versions."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+from flax import nnx
 
 from rungs.common.errors import UserError
 from rungs.config.run_config import load_run
 from rungs.config.sharding_config import ShardingConfig
 from rungs.data.catalog import open_dataset
 from rungs.data.loader import TrainingData
-from rungs.run.folder import RunFolder
-from rungs.training.failed_step import MAX_FAILED_STEPS, FailedStepRecorder, open_failed_step
+from rungs.run.folder import RunFolder, StartOptions
+from rungs.training.failed_step import MAX_FAILED_STEPS, FailedSteps, open_failed_step
+from rungs.training.learner import Start
 from rungs.training.resume import move_aside
 from rungs.training.run_length import RunLength
 from tests.support.tiny_run import make_dataset, make_run
@@ -38,14 +42,24 @@ def data(run: RunFolder, datasets_dir: Path) -> TrainingData:
 
 
 @pytest.fixture
-def recorder(run: RunFolder, data: TrainingData) -> FailedStepRecorder:
-    sharding = ShardingConfig(mode="fsdp", data=2, tensor=1)
-
+def recorder(run: RunFolder, data: TrainingData) -> FailedSteps:
     def batch(step: int) -> dict[str, np.ndarray]:
         arrays = data.batch(step)._asdict()
         return {name: array for name, array in arrays.items() if array is not None}
 
-    return FailedStepRecorder(run, load_run(run.path), RunLength(data.total_steps), batch, sharding)
+    learner: Any = SimpleNamespace(
+        model=nnx.Linear(1, 1, rngs=nnx.Rngs(0)),
+        optimizer=SimpleNamespace(wrt=nnx.Param),
+        batch=batch,
+    )
+    return FailedSteps(
+        Start(run, load_run(run.path), StartOptions(), None, None),
+        RunLength(data.total_steps),
+        learner,
+        SimpleNamespace(wait=lambda: None),  # type: ignore[arg-type]
+        ShardingConfig(mode="fsdp", data=2, tensor=1),
+        (),
+    )
 
 
 def rename_as_in_earlier_versions(run: RunFolder) -> None:
@@ -56,9 +70,11 @@ def rename_as_in_earlier_versions(run: RunFolder) -> None:
 
 @pytest.mark.parametrize("is_old", [False, True])
 def test_a_saved_step_is_read_back(
-    is_old: bool, run: RunFolder, data: TrainingData, recorder: FailedStepRecorder
+    is_old: bool, run: RunFolder, data: TrainingData, recorder: FailedSteps
 ) -> None:
-    message = recorder.record(7, BAD, [3])
+    skipped: Any = SimpleNamespace(loss=9.0, trained_loss=9.0, skipped=True, nonfinite=lambda _: {})
+    recorder.note(3, skipped)
+    message = recorder.record(7, BAD)
     assert message == f"to replay it: uv run train.py {run.path} --replay step-000007"
     if is_old:
         rename_as_in_earlier_versions(run)
@@ -76,11 +92,11 @@ def test_a_saved_step_is_read_back(
 
 
 def test_failed_steps_of_earlier_versions_are_listed_and_moved_aside(
-    run: RunFolder, recorder: FailedStepRecorder
+    run: RunFolder, recorder: FailedSteps
 ) -> None:
-    recorder.record(3, BAD, [])
+    recorder.record(3, BAD)
     rename_as_in_earlier_versions(run)
-    recorder.record(7, BAD, [])
+    recorder.record(7, BAD)
     with pytest.raises(UserError, match=r"there are step-000003, step-000007$"):
         open_failed_step(run, "step-000004")
     run.checkpoints.mkdir()
@@ -93,12 +109,10 @@ def test_failed_steps_of_earlier_versions_are_listed_and_moved_aside(
     assert not run.old_failed_steps.exists()
 
 
-def test_only_the_first_failed_steps_are_saved(
-    run: RunFolder, recorder: FailedStepRecorder
-) -> None:
+def test_only_the_first_failed_steps_are_saved(run: RunFolder, recorder: FailedSteps) -> None:
     for step in range(MAX_FAILED_STEPS):
-        recorder.record(step, BAD, [])
-    refused = recorder.record(MAX_FAILED_STEPS, BAD, [])
+        recorder.record(step, BAD)
+    refused = recorder.record(MAX_FAILED_STEPS, BAD)
     assert refused == f"not saved for replay: there are {MAX_FAILED_STEPS} failed steps already"
     assert len(list(run.failed_steps.iterdir())) == MAX_FAILED_STEPS
-    assert recorder.record(4, BAD, []).endswith("--replay step-000004")
+    assert recorder.record(4, BAD).endswith("--replay step-000004")

@@ -14,7 +14,7 @@ from tests.support.configs import train_config
 def warnings_on(platform: str, caplog: pytest.LogCaptureFixture) -> list[str]:
     mesh: Any = SimpleNamespace(size=6, devices=np.array([SimpleNamespace(platform=platform)]))
     caplog.clear()
-    run_report.warn_of_idle_devices(train_config(microbatch_size=6), mesh)
+    run_report.warn_of_devices(train_config(microbatch_size=6), mesh)
     return [record.message for record in caplog.records if record.levelno == logging.WARNING]
 
 
