@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rungs.config.run_config import load_run
-from rungs.monitoring.alerts import Watchdog
+from rungs.monitoring.alerts import Alerts, Watchdog
 from rungs.run import records
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.run.records import Event
@@ -81,6 +81,19 @@ def test_a_stall_is_told_once_until_the_next_step() -> None:
     watchdog.step_taken()
     watchdog.finish()
     assert stalls[0] > 0.2
+
+
+def test_what_a_run_waits_for_at_its_end_is_no_stall(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Watchdog.__init__, "__defaults__", (0.2,))
+    alerts = Alerts(RunFolder(tmp_path), [], 3)
+    alerts.start()
+    alerts.end("finish", "finished")
+    time.sleep(0.5)
+    alerts.finish()
+    kinds = [event.event for event in records.read(RunFolder(tmp_path), Event)]
+    assert kinds == ["start", "finish"]
 
 
 def test_old_runs_have_no_events(tmp_path: Path) -> None:
