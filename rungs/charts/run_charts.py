@@ -199,7 +199,7 @@ def _marked_steps(axes: Axes, run: drawing.AnySteps) -> drawing.Lines:
     if clipped.any():
         label = f"clipped ({clipped.sum():,} of {len(steps):,} steps)"
         if clipped.mean() > _MANY:
-            marks[label] = _share_line(axes, steps, clipped, "share of clipped steps")
+            marks[label] = _share_of_clipped(axes, steps, clipped)
         else:
             look: dict[str, Any] = {"color": ORANGE, "markersize": 5.5, "zorder": 2.5}
             marks[label] = drawing.marks(axes, steps[clipped], norm[clipped], "v", **look)
@@ -210,15 +210,15 @@ def _marked_steps(axes: Axes, run: drawing.AnySteps) -> drawing.Lines:
     return marks
 
 
-def _share_line(axes: Axes, steps: FloatArray, is_marked: NDArray[np.bool_], name: str) -> Line2D:
-    """Draw the share of marked steps around each step, with an axis of its own."""
+def _share_of_clipped(axes: Axes, steps: FloatArray, clipped: NDArray[np.bool_]) -> Line2D:
+    """Draw the share of clipped steps around each step, with an axis of its own."""
     shares = axes.twinx()
     shares.set_ylim(0, 1.02)
     shares.yaxis.set_major_formatter(PercentFormatter(1))
-    shares.set_ylabel(name)
+    shares.set_ylabel("share of clipped steps")
     shares.grid(visible=False)
     length = -(-len(steps) // _STRETCHES)
-    x, y = recorded_run.binned_means(steps, is_marked.astype(float), length)
+    x, y = recorded_run.binned_means(steps, clipped.astype(float), length)
     return drawing.line(shares, x, y, color=ORANGE, linewidth=2)
 
 

@@ -99,7 +99,11 @@ def try_learning_rates(
     into = into or folder.with_name(f"{folder.name}-sweep")
     sweeps: dict[str, list[mup.Point]] = {}
     for name, change in _parametrisations(config.model, standard).items():
-        runs = _sweep_runs(config.model, widths or _default_widths(config), rates, change)
+        runs = [
+            mup.SweepRun(f"emb_dim {width}", rate, mup.keys_for_width(config.model, width) | change)
+            for width in widths or _default_widths(config)
+            for rate in rates
+        ]
         sweeps[name] = []
         for point in sweep(folder, into / name.lower(), runs, datasets, TRAIN_COMMAND):
             sweeps[name].append(point)
@@ -128,13 +132,3 @@ def _parametrisations(model: ModelConfig, standard: bool) -> dict[str, dict[str,
             raise UserError("--standard: the run has no key mup; leave the option out")
         return {STANDARD: {}}
     return {STANDARD: {"mup": None}, MUP: {}} if standard else {MUP: {}}
-
-
-def _sweep_runs(
-    model: ModelConfig, widths: list[int], rates: list[float], change: dict[str, Any]
-) -> list[mup.SweepRun]:
-    return [
-        mup.SweepRun(f"emb_dim {width}", rate, {**mup.keys_for_width(model, width), **change})
-        for width in widths
-        for rate in rates
-    ]

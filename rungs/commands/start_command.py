@@ -1,6 +1,7 @@
 """The options that `train.py` and `reinforce.py` share, and the lock that both hold."""
 
 import dataclasses
+import logging
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -183,7 +184,7 @@ def hold_run(
     jax_setup.prepare(config.train, partial(copy_bytes, config), processes=cluster.processes or 1)
     join(cluster)
     if not is_first_process():
-        run_log.only_warnings()
+        run_log.log.setLevel(logging.WARNING)  # the first process logs the rest
     with end_if_lost(), ExitStack() as hold:
         held = [folder]
         run_on_first(lambda: held.append(hold.enter_context(folder.lock())))

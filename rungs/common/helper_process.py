@@ -15,7 +15,7 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context, parent_process
 from pathlib import Path
 from queue import SimpleQueue
-from typing import IO, Any, BinaryIO
+from typing import Any, BinaryIO
 
 from rungs.common.run_log import log
 from rungs.common.signals import StopSignal
@@ -80,7 +80,7 @@ class HelperProcess:
 
     def start(self) -> None:
         """Start the process; raises OSError."""
-        process = self._process = start_python(self._command, self._environment, subprocess.PIPE)
+        process = self._process = start_python(self._command, self._environment)
         self._listener = threading.Thread(target=self._log_errors, args=(process,), daemon=True)
         self._listener.start()
 
@@ -134,13 +134,9 @@ class HelperProcess:
                 log.warning("%s: %s", self._name, line.strip())
 
 
-def start_python(
-    arguments: Sequence[str],
-    environment: Mapping[str, str],
-    stdin: int | IO[str] | None = None,
-) -> subprocess.Popen[str]:
-    """Start Python with the lowest priority; what the program prints to stderr can be read. It gets
-    a session of its own, so that Ctrl-C stops the training alone. Where Linux shares its processors
+def start_python(arguments: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
+    """Start Python with the lowest priority and pipes to its stdin and from its stderr. It gets a
+    session of its own, so that Ctrl-C stops the training alone. Where Linux shares its processors
     between sessions (autogroups, sched(7)), a process's niceness counts only within its session, so
     the session gets it as well. Raises OSError if it can't be started. `environment` is added to
     that of this process."""
@@ -148,7 +144,7 @@ def start_python(
     path = os.pathsep.join(filter(None, sys.path))
     process = subprocess.Popen(
         [*nice, sys.executable, *arguments],
-        stdin=stdin,
+        stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         encoding="utf-8",

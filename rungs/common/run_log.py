@@ -136,11 +136,6 @@ def log_to_terminal(*, quiet: bool = False, as_json: bool = False) -> None:
     log.handlers = [terminal, MemoryHandler(1000, flushLevel=logging.CRITICAL + 1)]
 
 
-def only_warnings() -> None:
-    """Log only warnings from now on, because another process logs the rest."""
-    log.setLevel(logging.WARNING)
-
-
 def log_to_file(path: Path) -> None:
     """Also write messages to this file from now on, with UTC times, including those kept since
     `log_to_terminal`. If the file cannot be written, only the terminal gets them."""

@@ -153,11 +153,10 @@ class Tokenizer:
     def continuing(self) -> "Tokenizer":
         """The tokenizer for texts that continue another, such as answers: without the space that
         SentencePiece and others add before a text (the oldest also after special tokens)."""
-
-        def without_prefix(part: dict[str, Any]) -> dict[str, Any]:
-            return part | _NO_PREFIX.get(part.get("type", ""), {})
-
-        definition = json.loads(self._tokenizer.to_str(), object_hook=without_prefix)
+        definition = json.loads(
+            self._tokenizer.to_str(),
+            object_hook=lambda part: part | _NO_PREFIX.get(part.get("type", ""), {}),
+        )
         with library_errors("the tokenizer's definition is not valid"):
             return Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(definition)), self.ends)
 

@@ -31,16 +31,6 @@ class Nearness(NamedTuple):
         return self.difference <= TOLERANCE
 
 
-class Predictions(NamedTuple):
-    """How near predictions of the next token are to the reference's."""
-
-    divergence: float
-    """Largest Kullback-Leibler divergence from the reference's distribution, in nats."""
-    same: int
-    """Tokens after which the most likely token is the reference's."""
-    tokens: int
-
-
 def nearness(found: Activations, expected: Activations) -> dict[str, Nearness]:
     """Return how near each hidden state and the logits are, by name."""
     pairs = list(zip(found.hidden_states, expected.hidden_states, strict=True))
@@ -51,12 +41,13 @@ def nearness(found: Activations, expected: Activations) -> dict[str, Nearness]:
     return by_name | {"logits": _nearness(found.logits_SV, expected.logits_SV)}
 
 
-def predictions(found_SV: np.ndarray, expected_SV: np.ndarray) -> Predictions:
-    """Return how near predictions are, from the logits."""
+def predictions(found_SV: np.ndarray, expected_SV: np.ndarray) -> tuple[float, int, int]:
+    """Return the largest Kullback-Leibler divergence from the reference's predictions, in nats, and
+    after how many tokens the most likely one is the reference's, of how many; from the logits."""
     ours_SV, theirs_SV = _log_softmax(found_SV), _log_softmax(expected_SV)
     divergence_S = (np.exp(theirs_SV) * (theirs_SV - ours_SV)).sum(axis=-1)
     same_S = found_SV.argmax(axis=-1) == expected_SV.argmax(axis=-1)
-    return Predictions(max(float(divergence_S.max()), 0.0), int(same_S.sum()), len(same_S))
+    return max(float(divergence_S.max()), 0.0), int(same_S.sum()), len(same_S)
 
 
 def _nearness(found_SD: np.ndarray, expected_SD: np.ndarray) -> Nearness:

@@ -70,10 +70,10 @@ def _compare_activations(
     rows = [_row(name, each) for name, each in near.items()]
     echo(f"compared with transformers on {len(tokens_S)} tokens:")
     echo(align_columns([("", "largest relative difference", "smallest cosine", ""), *rows]))
-    next_token = predictions(found.logits_SV, expected.logits_SV)
+    divergence, same, tokens = predictions(found.logits_SV, expected.logits_SV)
     echo(
-        f"next token: KL divergence at most {next_token.divergence:.1e} nats; the first choice"
-        f" agrees after {next_token.same} of {next_token.tokens} tokens"
+        f"next token: KL divergence at most {divergence:.1e} nats; the first choice"
+        f" agrees after {same} of {tokens} tokens"
     )
     first = next((name for name, each in near.items() if not each.agrees), None)
     if first is not None:

@@ -222,11 +222,7 @@ def plain_attention(
 
 
 def attention_weights(
-    query: Array,
-    key: Array,
-    mask: Array | None = None,
-    scale: float | None = None,
-    soft_cap: float | None = None,
+    query: Array, key: Array, mask: Array | None, scale: float | None, soft_cap: float | None
 ) -> Array:
     """Return weights_BNST, float32, or without B; arguments as for `plain_attention`."""
     *_, heads, width = query.shape

@@ -67,7 +67,9 @@ def next_tokens(sampling: Sampling, logits_BV: Array, seen_BV: Array, keys_B: Ar
         logits_BV: float32.
         seen_BV: true for tokens that occur in the row's text; for the repetition penalty only.
         keys_B: one random key per row; unused if greedy."""
-    logits_BV = apply_repetition_penalty(logits_BV, seen_BV, sampling.repetition_penalty)
+    if sampling.repetition_penalty != 1.0:
+        lowered_BV = _lowered(logits_BV, sampling.repetition_penalty)
+        logits_BV = jnp.where(seen_BV, lowered_BV, logits_BV)
     if not sampling.temperature:
         return first_largest(logits_BV)
     logits_BV = mask_unlikely(logits_BV / sampling.temperature, sampling)
@@ -84,14 +86,8 @@ def first_largest(logits_BV: Array) -> Array:
     return jnp.where(is_largest_BV, index_V, UNDEFINED).min(axis=-1)
 
 
-def apply_repetition_penalty(logits_BV: Array, seen_BV: Array, penalty: float) -> Array:
-    """Return logits with seen tokens made less likely."""
-    return (
-        logits_BV if penalty == 1.0 else jnp.where(seen_BV, _lowered(logits_BV, penalty), logits_BV)
-    )
-
-
 def _lowered(logits_BV: Array, penalty: ArrayLike) -> Array:
+    """Return the logits of tokens made less likely by the repetition penalty."""
     return jnp.where(logits_BV > 0, logits_BV / penalty, logits_BV * penalty)
 
 

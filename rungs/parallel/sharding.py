@@ -122,16 +122,10 @@ MESH_AXES: dict[Mode, dict[str, MeshAxes]] = {
 one axis of an array: the first listed here whose size it divides."""
 
 
-def get_sharding_config_for_mode(mode: str) -> dict[str, MeshAxes]:
-    """Return the table from array axis to mesh axes. Raises ValueError for an unknown mode."""
-    if mode not in MESH_AXES:
-        raise ValueError(f"sharding.mode: {mode!r} must be one of {', '.join(MESH_AXES)}")
-    return MESH_AXES[mode]
-
-
 def validate_mesh_for_mode(mesh: Mesh, mode: str) -> None:
     """Raise ValueError if there is no such mode, or the mesh's axes or sizes do not fit it."""
-    get_sharding_config_for_mode(mode)
+    if mode not in MESH_AXES:
+        raise ValueError(f"sharding.mode: {mode!r} must be one of {', '.join(MESH_AXES)}")
     if mesh.axis_names != mesh_axes(mode):
         raise ValueError(
             f"the mesh has the axes {mesh.axis_names}; mode {mode!r} needs {mesh_axes(mode)}"

@@ -50,14 +50,6 @@ def make_evaluation_step(train: TrainConfig, mesh: Mesh | None = None) -> Evalua
     return nnx.jit(evaluation_step)
 
 
-class ValidationLoss(NamedTuple):
-    """Mean cross-entropy over the targets that count, in nats."""
-
-    mean: float
-    by_dataset: dict[str, float]
-    """For each dataset with a validation split."""
-
-
 class ValidationLosses(NamedTuple):
     """The losses of a run on all its validation data, in nats."""
 
@@ -88,12 +80,12 @@ def validation_losses(
 ) -> ValidationLosses:
     """Return the losses on all validation data; arguments as for `validation_loss`."""
 
-    def loss(data: ValidationData) -> ValidationLoss:
+    def loss(data: ValidationData) -> tuple[float, dict[str, float]]:
         return validation_loss(model, evaluation_step, data, mesh, should_stop, measure)
 
     mean, by_dataset = loss(sets.own) if sets.own else (None, {})
     several = by_dataset if len(by_dataset) > 1 else {}
-    others = {name: loss(data).mean for name, data in sets.others.items()}
+    others = {name: loss(data)[0] for name, data in sets.others.items()}
     return ValidationLosses(mean, several | others)
 
 
@@ -104,17 +96,18 @@ def validation_loss(
     mesh: Mesh,
     should_stop: Callable[[], bool] = lambda: False,
     measure: Measure = cross_entropy,
-) -> ValidationLoss:
-    """Return the loss on validation data; arguments and errors as for `sequence_losses`."""
+) -> tuple[float, dict[str, float]]:
+    """Return the mean loss over the targets that count, in nats, and that of each dataset with a
+    validation split; arguments and errors as for `sequence_losses`."""
     sums = sequence_losses(model, evaluation_step, validation, mesh, should_stop)
     sums_N, counts_N = measure(validation, sums)
     mean = float(sums_N.sum(dtype=np.float64) / counts_N.sum())
     if len(validation.datasets) == 1:
-        return ValidationLoss(mean, {validation.datasets[0]: mean})
+        return mean, {validation.datasets[0]: mean}
     numbers_N, size = validation.dataset_numbers, len(validation.datasets)
     totals, counts = (np.bincount(numbers_N, array_N, size) for array_N in (sums_N, counts_N))
     of_each = zip(validation.datasets, totals.tolist(), counts.tolist(), strict=True)
-    return ValidationLoss(mean, {name: total / count for name, total, count in of_each if count})
+    return mean, {name: total / count for name, total, count in of_each if count}
 
 
 def sequence_losses(

@@ -1,27 +1,21 @@
 """Opens the task of a config."""
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rungs.config.reinforce_config import SETTINGS, TaskConfig
 from rungs.tasks import addition, brackets, countdown, item_file, parity, reasoning_gym, sorting
 from rungs.tasks.task import Draws, Item, Task, TrainingItems, by_hash, held_out_items
 
-
-class _BuiltIn(NamedTuple):
-    module: Any
-    """Module with `draw`, `worked`, `short` and `ALPHABET`."""
-    verifier: str
-
-
-BUILT_IN = {
-    "parity": _BuiltIn(parity, "parity"),
-    "countdown": _BuiltIn(countdown, "countdown"),
-    "sort": _BuiltIn(sorting, "sorted"),
-    "brackets": _BuiltIn(brackets, "brackets"),
-    "add": _BuiltIn(addition, "last_number"),
+BUILT_IN: dict[str, tuple[Any, str]] = {
+    "parity": (parity, "parity"),
+    "countdown": (countdown, "countdown"),
+    "sort": (sorting, "sorted"),
+    "brackets": (brackets, "brackets"),
+    "add": (addition, "last_number"),
 }
-"""The built-in tasks with their own verifiers."""
+"""Modules of the built-in tasks, with `draw`, `worked`, `short` and `ALPHABET`, and their
+verifiers."""
 
 
 def open_task(config: TaskConfig, run_folder: Path) -> Task:

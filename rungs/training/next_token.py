@@ -299,7 +299,7 @@ class NextTokenLearner:
             return None
         averaged = averaged_model(self.model, self.optimizer, layout)
         parts = averaged, self._evaluation_step, own, self._mesh
-        loss = validation_loss(*parts, stops.anywhere, self.measure).mean
+        loss, _ = validation_loss(*parts, stops.anywhere, self.measure)
         return loss if math.isfinite(loss) else None
 
     def measure(self, _: ValidationData, sums: Sums) -> Sums:

@@ -60,14 +60,12 @@ class Progress(Generic[R]):
         if is_first:
             self._first_shown = self._clock()
         if is_first or _seconds(self._unshown) >= run_log.SECONDS_BETWEEN_LINES:
-            self._log(self._line(has_speed=not is_first))  # the first step includes compilation
+            line = self._line(has_speed=not is_first)  # the first step includes compilation
+            if self._has_bar:
+                run_log.log_to_file_only(logging.INFO, line)
+            else:
+                log.info("%s", line)
             self._unshown.clear()
-
-    def _log(self, line: str) -> None:
-        if self._has_bar:
-            run_log.log_to_file_only(logging.INFO, line)
-        else:
-            log.info("%s", line)
 
     def _postfix(self, metrics: R) -> dict[str, str]:
         postfix = {**self._headline([metrics]), "lr": f"{metrics.learning_rate:.2e}"}

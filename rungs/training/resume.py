@@ -147,7 +147,12 @@ def move_aside(run: RunFolder, saved: Checkpoint | None) -> Path | None:
         later = list(filter(_is_saved_by_runs, run.checkpoints.glob("*")))
     aside = _create_aside(run, records)
     for path in sorted(later, reverse=True):
-        _move(path, aside / "checkpoints" / path.name)
+        target = aside / "checkpoints" / path.name
+        if path.is_symlink() and path.name not in LINKS:  # a relative link would break
+            links.link_folder(target, path.resolve())
+            path.unlink()
+        else:
+            disk.rename(path, target)
     if saved is None:
         for folder in (run.failed_steps, run.old_failed_steps):
             if folder.exists():
@@ -155,14 +160,6 @@ def move_aside(run: RunFolder, saved: Checkpoint | None) -> Path | None:
         for path in reversed(records):  # metrics last, see above
             disk.remove(path)
     return aside
-
-
-def _move(path: Path, target: Path) -> None:
-    if path.is_symlink() and path.name not in LINKS:  # a relative link would break
-        links.link_folder(target, path.resolve())
-        path.unlink()
-    else:
-        disk.rename(path, target)
 
 
 def _is_saved_by_runs(path: Path) -> bool:

@@ -22,7 +22,7 @@ from rungs.watch.arrays import Change, array_statistics
 Measure = Callable[..., dict[str, Any]]
 
 
-def make_measurement(objective: Objective, train: TrainConfig, mesh: Mesh | None = None) -> Measure:
+def make_measurement(objective: Objective, train: TrainConfig, mesh: Mesh) -> Measure:
     """Return a compiled function of a step's arguments, see `make_step`, that returns what the
     fields of `layers.npy` are. It takes the step on copies and leaves its arguments unchanged, so
     the program of the step itself stays the same to the last bit whether or not it is watched."""

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -26,7 +25,7 @@ SHOW = "import os, pathlib, sys; sys.stdin.readline(); {what}; print(text, file=
 
 def shown(what: str) -> str:
     """Return what a program prints, which waits until it is started and has its priority."""
-    process = start_python(["-c", SHOW.format(what=what)], {"OWN": "here"}, subprocess.PIPE)
+    process = start_python(["-c", SHOW.format(what=what)], {"OWN": "here"})
     _, text = process.communicate("\n")
     return text.strip()
 
@@ -54,7 +53,7 @@ def test_its_session_can_get_the_priority_of_this_one_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, own: str, expected: str
 ) -> None:
     what = f"text = pathlib.Path('{AUTOGROUP}').read_text()"
-    process = start_python(["-c", SHOW.format(what=what)], {}, subprocess.PIPE)
+    process = start_python(["-c", SHOW.format(what=what)], {})
     autogroup = tmp_path / "self" / "autogroup"
     autogroup.parent.mkdir()
     autogroup.write_text(own)

@@ -38,7 +38,9 @@ def test_losses_are_those_of_each_dataset(
     validation = ValidationData.of(config, datasets)
     assert validation is not None
     model = GPT(config.model, jax.random.key(1))
-    found = validation_loss(model, make_evaluation_step(config.train), validation, one_device())
+    mean, by_dataset = validation_loss(
+        model, make_evaluation_step(config.train), validation, one_device()
+    )
 
     inputs_NS, targets_NS = validation_rows(validation).swapaxes(0, 1)
     logits_NSV = nnx.jit(lambda model: model(inputs_NS))(model)
@@ -53,8 +55,8 @@ def test_losses_are_those_of_each_dataset(
         "pairs": (inputs_NS == 29_999).any(axis=1) | (targets_NS == 29_999).any(axis=1),
     }
     own["many"] = ~(own["few"] | own["pairs"])
-    assert found.mean == pytest.approx(float(losses_NS[counts_NS].mean()), rel=1e-5)
-    assert list(found.by_dataset) == list(weights)
-    for name, loss in found.by_dataset.items():
+    assert mean == pytest.approx(float(losses_NS[counts_NS].mean()), rel=1e-5)
+    assert list(by_dataset) == list(weights)
+    for name, loss in by_dataset.items():
         counted_NS = counts_NS & own[name][:, None]
         assert loss == pytest.approx(float(losses_NS[counted_NS].mean()), rel=1e-5)

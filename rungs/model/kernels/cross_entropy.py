@@ -77,21 +77,14 @@ def weighted_loss(
     return _weighted_loss(head, weight_of, x_MD, matrix, targets_M, extras)
 
 
-class TargetScores(NamedTuple):
-    """Like `TargetStatistics`, with greedy matches instead of entropies."""
+def target_scores(head: Head, x_MD: Array, matrix: Array, targets_M: Array) -> tuple[Array, Array]:
+    """Return log_probs_M as in `TargetStatistics`, and is_largest_M, whether no token has a larger
+    logit, True where a target is ignored; arguments as for `weighted_loss`."""
 
-    log_probs_M: Array
-    is_largest_M: Array
-    """Whether no token has a larger logit; True where a target is ignored."""
-
-
-def target_scores(head: Head, x_MD: Array, matrix: Array, targets_M: Array) -> TargetScores:
-    """Return the scores of targets; arguments as for `weighted_loss`."""
-
-    def score(logits_MV: Array, targets_M: Array) -> TargetScores:
+    def score(logits_MV: Array, targets_M: Array) -> tuple[Array, Array]:
         softmax = _softmax(logits_MV, targets_M)
         is_largest_M = softmax.losses == jnp.log(softmax.totals)  # its logit is the largest
-        return TargetScores(-softmax.losses, is_largest_M | (targets_M < 0))
+        return -softmax.losses, is_largest_M | (targets_M < 0)
 
     return _map_chunks(score, head, x_MD, matrix, targets_M)
 

@@ -20,7 +20,8 @@ from jax.typing import DTypeLike
 
 from rungs.common.errors import UserError
 from rungs.config.optimization_config import OptimizationConfig
-from rungs.model.kernels.matmul import dot, rounded_dtype, sum_over_rows
+from rungs.model.kernels.matmul import rounded_dtype, sum_over_rows
+from rungs.model.kernels.stored_matrix import dot
 from rungs.parallel import collectives, target_device
 
 INPUT, WEIGHT, GRADIENT = range(3)

@@ -13,7 +13,7 @@ from jax import Array
 from jax.experimental.layout import Layout, with_layout_constraint
 from jax.typing import DTypeLike
 
-from rungs.model.kernels.stored_matrix import StoredMatrix
+from rungs.model.kernels.stored_matrix import StoredMatrix, dot
 from rungs.parallel import collectives, target_device
 
 
@@ -88,18 +88,3 @@ def sum_over_last_axis(x: Array) -> Array:
     """Return the sum over the last axis, kept, in float32. Without the barrier, XLA's CPU compiler
     would write a float32 copy of a 16-bit x that others also read."""
     return target_device.cpu_barrier(x).astype(jnp.float32).sum(axis=-1, keepdims=True)
-
-
-def dot(
-    left: Array,
-    right: Array,
-    left_axis: int,
-    right_axis: int,
-    dtype: DTypeLike = jnp.float32,
-    precision: jax.lax.Precision | None = None,
-) -> Array:
-    """Return the products of two matrices summed over an axis of each, in `dtype`."""
-    contracted = (((left_axis,), (right_axis,)), ((), ()))
-    return jax.lax.dot_general(
-        left, right, contracted, precision=precision, preferred_element_type=dtype
-    )

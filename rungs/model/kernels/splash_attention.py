@@ -52,7 +52,7 @@ def pallas_attention(
     block = block_size(length)
     query_BSNH = (query_BSNH.astype(jnp.float32) * scoring.scale).astype(query_BSNH.dtype)
     arrays = collectives.to_common_varying(query_BSNH, key_BSKH, value_BSKH)
-    kernel = _splash_kernel(heads, _round_up(length, block), block, scoring, interpret)
+    kernel = _splash_kernel(heads, length + -length % block, block, scoring, interpret)
     segments = None if scoring.starts_BS is None else _segments(scoring.starts_BS, block)
     y_BNSH = jax.vmap(kernel)(*(_by_head(array, block) for array in arrays), segments)
     return y_BNSH[:, :, :length].swapaxes(1, 2)
@@ -60,11 +60,8 @@ def pallas_attention(
 
 def block_size(length: int) -> int:
     """Return the block's queries, and keys, for as few equal blocks as `MAX_BLOCK` allows."""
-    return _round_up(-(-length // -(-length // MAX_BLOCK)), LANES)
-
-
-def _round_up(number: int, multiple: int) -> int:
-    return -(-number // multiple) * multiple
+    blocks = pl.cdiv(length, MAX_BLOCK)
+    return pl.cdiv(length, blocks * LANES) * LANES
 
 
 def _by_head(x_BSNH: Array, block: int) -> Array:

@@ -15,6 +15,7 @@ import math
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import DTypeLike
 
 from rungs.parallel import target_device
 
@@ -56,9 +57,9 @@ class OutputMajorMatrix(StoredMatrix):
         if on_cpu and x_MI.dtype.itemsize == 2:
             x_MI = jnp.concatenate([x_MI, x_MI]) if rows == 1 else x_MI
         elif on_cpu and 1 < rows <= _FEW_ROWS:
-            y_OM = dot(self.values_OI, x_MI, jnp.float32)
+            y_OM = dot(self.values_OI, x_MI, 1, 1)
             return jax.lax.optimization_barrier(y_OM).T  # else XLA exchanges the operands
-        return dot(x_MI, self.values_OI, jnp.float32)[:rows]
+        return dot(x_MI, self.values_OI, 1, 1)[:rows]
 
     def rows(self, indices: Array) -> Array:
         """Return rows in float32."""
@@ -86,7 +87,7 @@ class Int8Matrix(StoredMatrix):
         """Return x · matrix: y_MO, in float32."""
         if target_device.platform() == "cpu":
             return _multiply_integers(x_MI.astype(jnp.float32), self.integers_OI) * self.scales_O
-        products = dot(x_MI, self.integers_OI.astype(x_MI.dtype), jnp.float32)
+        products = dot(x_MI, self.integers_OI.astype(x_MI.dtype), 1, 1)
         return products * self.scales_O
 
     def rows(self, indices: Array) -> Array:
@@ -111,7 +112,7 @@ def _multiply_integers(x_MI: Array, integers_OI: Array) -> Array:
     high_MI, scales_M1 = _as_integers(x_MI)
     low_MI = jnp.round((x_MI / scales_M1 - high_MI) * _PARTS)
     parts = jnp.concatenate([high_MI, low_MI]).astype(jnp.int8)
-    high_MO, low_MO = jnp.split(dot(parts, integers_OI, jnp.int32), 2)
+    high_MO, low_MO = jnp.split(dot(parts, integers_OI, 1, 1, jnp.int32), 2)
     return (high_MO + low_MO / _PARTS) * scales_M1
 
 
@@ -120,10 +121,18 @@ def outputs_first(kernel: Array, inputs: int) -> Array:
     return kernel.reshape(math.prod(kernel.shape[:inputs]), -1).T
 
 
-def dot(left_MI: Array, right_OI: Array, dtype: jnp.dtype) -> Array:
-    """Return left · rightᵀ, accumulated in `dtype`."""
+def dot(
+    left: Array,
+    right: Array,
+    left_axis: int,
+    right_axis: int,
+    dtype: DTypeLike = jnp.float32,
+    precision: jax.lax.Precision | None = None,
+) -> Array:
+    """Return the products of two matrices summed over an axis of each, in `dtype`."""
+    contracted = (((left_axis,), (right_axis,)), ((), ()))
     return jax.lax.dot_general(
-        left_MI, right_OI, (((1,), (1,)), ((), ())), preferred_element_type=dtype
+        left, right, contracted, precision=precision, preferred_element_type=dtype
     )
 
 

@@ -170,17 +170,9 @@ class ExpressionError(ValueError):
     """A text is not an expression, or is beyond the limits, or divides by zero."""
 
 
-class Expression(NamedTuple):
-    """An evaluated expression."""
-
-    value: Fraction
-    numbers: tuple[int, ...]
-    """Its integers, from left to right."""
-
-
-def evaluate(text: str) -> Expression:
-    """Return the value of an expression and its numbers. Raises ExpressionError if the text is not
-    an expression, is too long, or divides by zero."""
+def evaluate(text: str) -> tuple[Fraction, tuple[int, ...]]:
+    """Return the value of an expression and its integers from left to right. Raises ExpressionError
+    if the text is not an expression, is too long, or divides by zero."""
     depth = max(itertools.accumulate((c == "(") - (c == ")") for c in text), default=0)
     is_long = len(text) > MAX_CHARACTERS or re.search(rf"[0-9]{{{MAX_DIGITS + 1}}}", text)
     if is_long or depth >= MAX_DEPTH or not re.fullmatch(r"[-+*/()0-9 ]+", text):
@@ -200,6 +192,6 @@ def evaluate(text: str) -> Expression:
         raise ExpressionError(text)
 
     try:
-        return Expression(value(ast.parse(without_zeros, mode="eval").body), tuple(numbers))
+        return value(ast.parse(without_zeros, mode="eval").body), tuple(numbers)
     except (SyntaxError, ZeroDivisionError):
         raise ExpressionError(text) from None

@@ -93,9 +93,9 @@ def test_what_is_refused(text: str) -> None:
     ],
 )
 def test_precedence(text: str, expected: int) -> None:
-    assert evaluate(text).value == expected
+    assert evaluate(text)[0] == expected
 
 
 def test_the_deepest_nesting_that_is_allowed() -> None:
     depth = MAX_DEPTH - 1
-    assert evaluate("(" * depth + "7" + ")" * depth).value == 7
+    assert evaluate("(" * depth + "7" + ")" * depth)[0] == 7
