@@ -5,7 +5,7 @@ GPT-2's and those trained here."""
 import itertools
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 import tiktoken
 import tokenizers
 
-from rungs.data.tokenizer import Tokenizer
+from rungs.data.tokenizer import Tokenizer, byte_characters
 
 _GPT2_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
 """The pattern of ByteLevel: https://github.com/openai/gpt-2/blob/master/src/encoder.py"""
@@ -109,7 +109,7 @@ def _ranks(model: dict[str, Any], special: dict[str, int]) -> dict[bytes, int] |
     options = ("dropout", "continuing_subword_prefix", "end_of_word_suffix")
     if model["type"] != "BPE" or any(model[option] for option in options):
         return None
-    spelled = dict(_byte_characters())
+    spelled = byte_characters()
     vocabulary = {token: rank for token, rank in model["vocab"].items() if token not in special}
     singles = {token: -1 for token in vocabulary if len(token) == 1}
     ranks = vocabulary | singles
@@ -133,14 +133,3 @@ def _ranks(model: dict[str, Any], special: dict[str, int]) -> dict[bytes, int] |
     if [found.ids for found in encodings] != [[rank] for rank in vocabulary.values()]:
         return None
     return {bytes(spelled[c] for c in token): rank for token, rank in vocabulary.items()}
-
-
-def _byte_characters() -> Iterator[tuple[str, int]]:
-    """Yield each byte's character in byte-level BPE: itself if printable, else from U+0100 on."""
-    following = 0x100
-    for byte in range(256):
-        if 0x21 <= byte <= 0x7E or 0xA1 <= byte <= 0xAC or byte >= 0xAE:
-            yield chr(byte), byte
-        else:
-            yield chr(following), byte
-            following += 1

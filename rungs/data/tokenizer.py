@@ -214,6 +214,20 @@ class Tokenizer:
         pairs = zip(numbers.tolist(), counts.tolist(), strict=True)
         return sum(count * self._bytes_of.get(number, 0) for number, count in pairs)
 
+    def bytes_of(self, number: int) -> bytes:
+        """Return what a token adds to a text that has begun, in UTF-8, or a part of a character;
+        nothing for special tokens and ids beyond the vocabulary."""
+        name = self._tokenizer.id_to_token(number)
+        if name is None or number in self.special_ids:
+            return b""
+        if number not in self._tokenizer.get_added_tokens_decoder():
+            if self._bytes_of is not None:
+                return bytes(_BYTES.get(character, 0) for character in name)
+            if byte := re.fullmatch(rf"{_BYTE_TOKEN}([0-9A-F]{{2}})>", name):
+                return bytes.fromhex(byte[1])
+        once, twice = self.decode_batch([[number], [number, number]])
+        return twice[len(once) :].encode()
+
     @functools.cached_property
     def _bytes_of(self) -> dict[int, int] | None:
         """Number of bytes per id, or None if the tokenizer is not byte-level."""
@@ -337,6 +351,19 @@ def _in_time(call: Callable[[], T], size: int) -> T:
             f"takes more than {seconds:.0f} s; the tokenizer's patterns may backtrack without end"
         )
     return result.result()
+
+
+def byte_characters() -> dict[str, int]:
+    """Return the byte of each character in byte-level BPE: its own if printable, else, from U+0100
+    on, those that are not."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = (byte for byte in range(256) if byte not in printable)
+    return {chr(byte): byte for byte in printable} | {
+        chr(number): byte for number, byte in enumerate(others, start=0x100)
+    }
+
+
+_BYTES = byte_characters()
 
 
 def name_in(vocabulary: Mapping[str, int]) -> str | None:

@@ -1,5 +1,6 @@
-"""The text of a text's new tokens as they arrive, up to a stop string."""
+"""The text of a text's new tokens as they arrive, up to a stop string; where each token begins."""
 
+import codecs
 from collections.abc import Sequence
 
 from rungs.checkpointing.load import continuation
@@ -54,3 +55,24 @@ class AnswerText:
         longest = max(map(len, self._stops), default=0)
         ends = range(min(longest - 1, len(text)), 0, -1)
         return next((n for n in ends if any(s.startswith(text[-n:]) for s in self._stops)), 0)
+
+
+class TokenOffsets:
+    """Counts the characters of a text before each token. `before` are tokens that come before the
+    text; without any that has text, a decoder may drop the first space."""
+
+    def __init__(self, tokenizer: Tokenizer, before: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        self._has_begun = any(map(tokenizer.bytes_of, before))
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._characters = 0
+
+    def add(self, token: int, name: str) -> int:
+        """Return the characters before a token. `name` is what a special token adds."""
+        offset, content = self._characters, self._tokenizer.bytes_of(token)
+        if content and not self._has_begun:
+            self._has_begun = True
+            drops_space = not self._tokenizer.decode([token]).startswith(" ")
+            content = content.removeprefix(b" ") if drops_space else content
+        self._characters += len(self._decoder.decode(content) if content else name)
+        return offset

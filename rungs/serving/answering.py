@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-from rungs.serving.answer_text import AnswerText
+from rungs.serving.answer_text import AnswerText, TokenOffsets
 from rungs.serving.engine import Delivery, Text
 from rungs.serving.protocol import Body, ChatBody, TokenLogProbs
 from rungs.serving.served import Served
@@ -32,8 +32,10 @@ class _Choice:
         self.index, self._prompt, self._body = index, prompt, body
         self._tokenizer = served.tokenizer
         self._text = AnswerText(served.tokenizer, prompt, body.stops)
+        begin = len(served.tokenizer.begin)
+        self._added = begin if prompt[:begin] == served.tokenizer.begin else 0
+        self._offsets = TokenOffsets(served.tokenizer, [] if body.is_echoed else prompt)
         self._is_begun = False
-        self._offset = 0
         self.count = 0
         self.finish: str | None = None
 
@@ -41,7 +43,7 @@ class _Choice:
         """Add new tokens, and return their text and log-probabilities."""
         is_echo = self._body.is_echoed and not self._is_begun
         self._is_begun = True
-        text = self._tokenizer.decode(self._prompt) if is_echo else ""
+        text = self._tokenizer.decode(self._prompt[self._added :]) if is_echo else ""
         found = self._log_probs(delivery)
         self.count += len(delivery.tokens)
         text += self._text.add(delivery.tokens, is_last=delivery.finish is not None)
@@ -52,13 +54,16 @@ class _Choice:
         likely = self._body.likely
         if likely is None:
             return None
-        tokens = [*delivery.tokens, *delivery.stop_token] or self._prompt
+        new = [*delivery.tokens, *delivery.stop_token]
+        tokens = new or self._prompt
         shown = len(tokens) - (0 if self._body.names_stop_token else len(delivery.stop_token))
         found = list[TokenLogProbs]()
-        for token, log_probs in zip(tokens[:shown], delivery.log_probs[:shown], strict=True):
-            entry = TokenLogProbs.of(self._tokenizer, token, log_probs, likely, self._offset)
-            self._offset += len(entry.content.decode())
-            found.append(entry)
+        pairs = zip(tokens[:shown], delivery.log_probs[:shown], strict=True)
+        for place, (token, log_probs) in enumerate(pairs):
+            is_name_shown = not new and place >= self._added
+            name = self._tokenizer.decode([token]) if is_name_shown else ""
+            offset = self._offsets.add(token, name)
+            found.append(TokenLogProbs.of(self._tokenizer, token, log_probs, likely, offset))
         return found
 
 

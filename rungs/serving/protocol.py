@@ -13,7 +13,7 @@ from pydantic import Field
 from rungs.common.errors import UserError, did_you_mean
 from rungs.config.option_values import NEW_TOKENS
 from rungs.data.chats.messages import Message, messages_of
-from rungs.data.tokenizer import REPLACEMENT_CHARACTER, Tokenizer
+from rungs.data.tokenizer import Tokenizer
 from rungs.model.sampling import Sampling
 from rungs.serving.slots import MOST_LIKELY, LogProbs
 
@@ -279,11 +279,15 @@ class TokenLogProbs(NamedTuple):
 
 
 def token_text(tokenizer: Tokenizer, token: int) -> tuple[str, bytes]:
-    """Return a token's text and its UTF-8; for part of a character, or no text, a name with its id
-    and no bytes."""
-    text = tokenizer.decode([token])
-    is_text = text and REPLACEMENT_CHARACTER not in text
-    return (text, text.encode()) if is_text else (f"token_id:{token}", b"")
+    """Return a token's name, and what it adds to a text: UTF-8, or a part of a character, whose
+    name shows its bytes; nothing for a special token."""
+    content = tokenizer.bytes_of(token)
+    if not content:
+        return tokenizer.decode([token]) or f"token_id:{token}", b""
+    try:
+        return content.decode(), content
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in content), content
 
 
 def error_json(message: str, kind: str, code: str | None = None) -> dict[str, Any]:

@@ -468,3 +468,14 @@ def test_older_files_are_not_used_if_the_hub_cannot_be_reached(
     with pytest.raises(UserError, match="cannot be downloaded"):
         load_tokenizer(MODEL)
     assert requested == ["tokenizer.json"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_bytes_of_tokens_make_up_the_text(family: str) -> None:
+    tokenizer = load_tokenizer(TOKENIZERS / family)
+    text = "The model of  é→x 🙂, two\n\n  lines: naïve 日本語 ..."
+    ids = tokenizer.encode(text)
+    found = b"".join(map(tokenizer.bytes_of, ids)).decode()
+    assert found.removeprefix(" ") == tokenizer.decode(ids)
+    assert tokenizer.decode([ids[0], *ids])[len(tokenizer.decode([ids[0]])) :] == found
+    assert {tokenizer.bytes_of(number) for number in (*tokenizer.special_ids, 10**6)} == {b""}

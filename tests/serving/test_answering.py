@@ -1,5 +1,6 @@
 """What a client gets of what the engine delivers."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,11 +8,13 @@ import numpy as np
 import pytest
 
 from rungs.data.bpe import train_bpe
+from rungs.data.tokenizer_files import load_tokenizer
 from rungs.serving.answering import _Choice
 from rungs.serving.engine import Delivery
-from rungs.serving.protocol import Body, ChatBody, CompletionBody
+from rungs.serving.protocol import Body, ChatBody, CompletionBody, token_text
 from rungs.serving.slots import LogProbs
 
+TOKENIZERS = Path(__file__).parents[1] / "fixtures" / "tokenizers"
 ASK: dict[str, Any] = {"model": "m"}
 
 
@@ -31,3 +34,35 @@ def test_completions_name_the_token_that_ends_them(body: Body, entries: int) -> 
     assert len(found or []) == entries
     assert (choice.count, choice.finish) == (2, "stop")
     assert len(text) == 2
+
+
+PROMPT = "the model of  é→x 🙂, y"
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama2", "llama3", "gemma"])
+@pytest.mark.parametrize("is_echoed", [True, False])
+def test_offsets_lead_to_the_tokens_in_the_text(family: str, is_echoed: bool) -> None:
+    tokenizer = load_tokenizer(TOKENIZERS / family)
+    body = CompletionBody(**ASK, prompt=PROMPT, logprobs=1, echo=is_echoed)
+    served: Any = SimpleNamespace(tokenizer=tokenizer)
+    prompt, answer = tokenizer.encode_prompt(PROMPT), tokenizer.encode("é 🙂 of it")
+    one = LogProbs(np.array(-1.0), np.array([-1.0]), np.array([65]))
+    choice = _Choice(served, body, prompt, 0)
+    text, found = choice.add(Delivery([], [one] * len(prompt), None)) if is_echoed else ("", [])
+    assert text == PROMPT * is_echoed
+    more, rest = choice.add(Delivery(answer, [one] * len(answer), "length"))
+    text, entries = text + more, [*(found or []), *(rest or [])]
+    assert len(entries) == len(prompt) * is_echoed + len(answer)
+    begun = b"".join(each.content for each in entries).decode()
+    assert begun.removeprefix(" ") == text.removeprefix(" ")
+    for place, each in enumerate(entries):
+        if each.content and not each.name.startswith("bytes:"):
+            is_first = is_echoed and place <= len(tokenizer.begin)
+            name = each.name.removeprefix(" ") if is_first else each.name
+            assert text[each.offset :].startswith(name)
+
+
+def test_tokens_that_differ_in_a_space_have_different_names() -> None:
+    tokenizer = load_tokenizer(TOKENIZERS / "llama2")
+    one, two = tokenizer.encode("a a")[-1], tokenizer.continuing.encode("a")[0]
+    assert [token_text(tokenizer, token) for token in (one, two)] == [(" a", b" a"), ("a", b"a")]
