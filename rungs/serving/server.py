@@ -22,9 +22,9 @@ _BACKLOG = 128
 """New connections that wait to be accepted, which happens to all of them at once."""
 
 
-class _TimedProtocol(H11Protocol):
+class _Protocol(H11Protocol):
     """Closes connections whose headers don't arrive in time, or whose answers nobody reads, both of
-    which uvicorn waits for."""
+    which uvicorn waits for; ends the answer to a request whose body turns out to be malformed."""
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -35,6 +35,15 @@ class _TimedProtocol(H11Protocol):
         self._timer.cancel()
         self._timer = self.loop.call_later(_SECONDS_FOR_HEADERS, self._close_unused)
         super().on_response_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+            if self.cycle.response_started:
+                self.transport.abort()
+                return
+        super().send_400_response(msg)
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -82,7 +91,7 @@ def make_server(app: App, engine: Engine) -> uvicorn.Server:
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # else a line per hostile request
     config = uvicorn.Config(
         app.asgi,
-        http=_TimedProtocol,
+        http=_Protocol,
         ws="none",
         lifespan="off",
         log_config=None,

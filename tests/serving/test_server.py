@@ -307,6 +307,28 @@ def test_a_client_that_reads_nothing_is_cut_off(
         assert eventually(is_closed)
 
 
+MALFORMED = (
+    "GET /health HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+    "POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+    f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"
+    "Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\nzz\r\n",
+)
+
+
+@pytest.mark.parametrize("request_text", MALFORMED)
+def test_a_malformed_body_is_refused_without_a_word_in_the_log(
+    answering: Answering, request_text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    host, port = answering.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=30) as client:
+        client.sendall(request_text.encode())
+        assert client.recv(1000).startswith(b"HTTP/1.1 400 ")
+        while client.recv(1000):
+            pass
+    assert answering.client.completions.create(prompt=PROMPT, **SAME).choices[0].text
+    assert caplog.text == ""
+
+
 def test_a_host_that_can_not_be_is_one_line() -> None:
     with pytest.raises(UserError, match="choose another"):
         server.listen("a" * 70, 0)
