@@ -72,13 +72,19 @@ def load_chat_template(weights: Path, file: Path | None = None) -> ChatTemplate:
     )
 
 
-def stop_tokens(folder: Path, tokenizer: Tokenizer) -> tuple[int, ...]:
+def stop_token_ids(folder: Path) -> tuple[int, ...]:
     """Return the tokens that end a text of a published model: those in its generation_config.json,
-    else in its config.json, else the tokenizer's. Raises UserError if a config is damaged."""
+    else in its config.json; empty if neither names any. Raises UserError if one is damaged."""
     for name in (GENERATION_FILE, CONFIG_FILE):
         if tokens := eos_token_ids(folder / name if is_file(folder / name) else None):
             return tokens
-    return _known(tokenizer.end_of_answer, tokenizer.end_of_text)
+    return ()
+
+
+def stop_tokens(folder: Path, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Return `stop_token_ids`, or the tokenizer's if there are none. Raises UserError if a config
+    is damaged."""
+    return stop_token_ids(folder) or _known(tokenizer.end_of_answer, tokenizer.end_of_text)
 
 
 def all_stop_tokens(

@@ -250,7 +250,10 @@ class Tokenizer:
 
     def names(self, ids: Sequence[int | None]) -> str:
         """Return the names and ids of special tokens, for people to read."""
-        found = [f"{self._tokenizer.id_to_token(i)} ({i})" for i in ids if i is not None]
+        known = dict.fromkeys(number for number in ids if number is not None)
+        found = (
+            f"{self._tokenizer.id_to_token(i) or 'beyond the vocabulary'} ({i})" for i in known
+        )
         return " ".join(found) or "no special token"
 
     @functools.cached_property

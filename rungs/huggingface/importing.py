@@ -320,9 +320,15 @@ def _fill(plan: Import, run: RunFolder, target: Path) -> list[str]:
         write_json(run.imported / published.CONFIG_FILE, plan.hf_config.values)
     try:
         notes = convert_tokenizer(run.imported, plan.model.vocab_size)
+        stops = published.stop_token_ids(run.imported)
     except UserError as error:  # it names copies that are about to be deleted
         message = str(error).replace(str(run.imported), str(plan.source.folder))
         raise UserError(message) from None
+    notes += [
+        f"warning: eos_token_id {number} is beyond the model's vocabulary, and ends no text"
+        for number in stops
+        if number >= plan.model.vocab_size
+    ]
     plan.write_weights(run.imported / weights_file.WEIGHTS_FILE)
     manifest.write_checksums(run.imported)
     return notes

@@ -470,6 +470,14 @@ def test_older_files_are_not_used_if_the_hub_cannot_be_reached(
     assert requested == ["tokenizer.json"]
 
 
+def test_names_are_given_once_and_say_which_tokens_are_none() -> None:
+    tokenizer = load_tokenizer(TOKENIZERS / "llama2")
+    assert (
+        tokenizer.names([2, 1, 2, None, 10**6])
+        == "</s> (2) <s> (1) beyond the vocabulary (1000000)"
+    )
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_bytes_of_tokens_make_up_the_text(family: str) -> None:
     tokenizer = load_tokenizer(TOKENIZERS / family)

@@ -378,6 +378,33 @@ def test_the_message_on_a_damaged_tokenizer_names_the_file_that_was_given(
     assert list(tmp_path.iterdir()) == [source]
 
 
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("[[", "not readable as JSON"),
+        ('{"eos_token_id": "x"}', "eos_token_id: must be a token id"),
+        ('{"eos_token_id": [[1]]}', "eos_token_id: must be a token id"),
+        ('{"eos_token_id": true}', "eos_token_id: must be a token id"),
+    ],
+)
+def test_a_damaged_generation_config_is_refused(text: str, wrong: str, tmp_path: Path) -> None:
+    source = copy("llama", tmp_path / "source")
+    (source / "generation_config.json").write_text(text)
+    with pytest.raises(UserError) as raised:
+        imported(source, tmp_path / "run")
+    assert str(raised.value).startswith(f"{source / 'generation_config.json'}: {wrong}")
+    assert list(tmp_path.iterdir()) == [source]
+
+
+def test_a_token_beyond_the_vocabulary_that_would_end_texts_is_reported(tmp_path: Path) -> None:
+    source = copy("llama", tmp_path / "source")
+    (source / "generation_config.json").write_text('{"eos_token_id": [2, 1000000]}')
+    notes = import_model(Import.from_source(find_source(str(source))), tmp_path / "run")
+    assert [note for note in notes if "eos_token_id" in note] == [
+        "warning: eos_token_id 1000000 is beyond the model's vocabulary, and ends no text"
+    ]
+
+
 def test_a_text_config_where_none_belongs_is_named(tmp_path: Path) -> None:
     source = copy("llama", tmp_path / "source")
     config = json.loads((source / "config.json").read_text())
