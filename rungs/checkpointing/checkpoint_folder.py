@@ -159,7 +159,11 @@ def follow_link(path: Path) -> Path:
     """Return `path` with `best` or `latest` resolved, if that is a text file instead of a link.
     Raises UserError if it leads to another folder's checkpoint."""
     for pointer in (path, *path.parents):
-        if pointer.name in LINKS and pointer.parent.name == "checkpoints" and pointer.is_symlink():
+        if (
+            pointer.name in LINKS
+            and pointer.parent.name == "checkpoints"
+            and paths.is_link(pointer)
+        ):
             target = pointer.parent / pointer.readlink()
             if target.parent.resolve() != pointer.parent.resolve():
                 raise broken_link(pointer)

@@ -48,6 +48,8 @@ def generate(
     the model or a file is not readable."""
     sampling = read_sampling(settings, num_samples)
     texts = [*prompts, *(read_prompts(prompts_file) if prompts_file else ())]
+    if prompts_file and not texts:
+        raise UserError(f"{prompts_file}: has no prompt")
     if not texts and not chat:
         raise UserError("no prompt; add one in quotes, or --prompts-file")
     if chat and num_samples > 1:
@@ -174,6 +176,7 @@ def start_conversation(
     if (end := form.end_of_turn) is not None:
         stops = (*request.sampling.stop_tokens, end)
         request = request._replace(sampling=request.sampling._replace(stop_tokens=stops))
+    check_characters(system or "", "--system")
     first = [Message("system", system)] if system else []
     say_what_begins(form, first, request.sampling.stop_tokens)
     return Conversation(model.generator(request), form, request, first)
@@ -200,10 +203,18 @@ def converse(conversation: "Conversation", messages: Sequence[str]) -> None:
 def print_answer(conversation: "Conversation", message: str) -> None:
     """Print an answer while it is generated, then how long that took; Ctrl-C stops it."""
     start = time.perf_counter()
+    check_characters(message, "the message")
     with contextlib.suppress(KeyboardInterrupt):
         for piece in conversation.answer(message):
             _write(piece)
     _write("\n")
+    length = conversation.generator.context_length
+    if conversation.prompt_tokens + conversation.answer_tokens > length + 1:
+        click.echo(
+            f"the conversation is longer than the model's context of {length:,} tokens; it read"
+            " only the last part",
+            err=True,
+        )
     speed = _speed(conversation.answer_tokens, time.perf_counter() - start)
     click.echo(click.style(speed, dim=True), err=True)
 
@@ -235,7 +246,8 @@ def _option(name: str) -> str:
 def read_prompts(path: Path) -> list[str]:
     """Return the prompts in a file: its lines, or the "prompt" of each line of a .jsonl file.
     Raises UserError if the file is not readable, or a line of a .jsonl file has no prompt."""
-    lines = [(n, line) for n, line in enumerate(read_text(path).split("\n"), 1) if line.strip()]
+    numbered = enumerate(read_text(path).replace("\r\n", "\n").split("\n"), 1)
+    lines = [(n, line) for n, line in numbered if line.strip()]
     if path.suffix != ".jsonl":
         return [line for _, line in lines]
     return [_read_jsonl_prompt(line, f"{path}: line {number}") for number, line in lines]

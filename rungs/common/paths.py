@@ -59,6 +59,11 @@ def is_folder(path: Path | str) -> bool:
     return stat.S_ISDIR(_mode(path))
 
 
+def is_link(path: Path | str) -> bool:
+    """Whether a path is a symbolic link. Raises UserError if permissions hide that."""
+    return stat.S_ISLNK(_mode(path, follow_links=False))
+
+
 def is_there(path: Path | str) -> bool:
     """Whether a path exists, possibly as a broken link. Raises UserError if permissions hide
     that."""

@@ -126,7 +126,7 @@ def describe_ends(folder: Path) -> str:
 
 def _token_ids(tokenizer: Tokenizer | None) -> TokenIds:
     end = tokenizer.end_of_answer if tokenizer else None
-    begin = next(iter(tokenizer.begin), end) if tokenizer else None
+    begin = next(iter(tokenizer.begin), tokenizer.end_of_text) if tokenizer else None
     return {"bos_token_id": begin, "eos_token_id": end, "pad_token_id": None}
 
 

@@ -232,12 +232,14 @@ class Conversation:
 
     Attributes:
         request: for the first answer; later ones use the next seeds.
+        prompt_tokens: number of tokens before the last answer.
         answer_tokens: number of tokens of the last answer so far."""
 
     generator: Generator
     form: ChatFormat
     request: Request
     messages: list[Message] = dataclasses.field(default_factory=list)
+    prompt_tokens: int = 0
     answer_tokens: int = 0
 
     def answer(self, content: str) -> Iterator[str]:
@@ -249,7 +251,7 @@ class Conversation:
         prompt, number = self.form.tokenizer.encode(text), len(self.messages)
         self.messages = [*asked, Message(ASSISTANT, "")]
         request = self.request._replace(seed=self.request.seed + number)
-        self.answer_tokens = 0
+        self.prompt_tokens, self.answer_tokens = len(prompt), 0
         for piece in decode_stream(self._stream(prompt, request), self.form.tokenizer):
             said = self.messages[-1].content or ""
             self.messages[-1] = Message(ASSISTANT, said + piece)

@@ -213,6 +213,7 @@ class ChatBody(Body):
 
     kind, id_prefix = "chat.completion", "chatcmpl"
     messages: list[dict[str, Any]]
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_LIKELY)] | None = None

@@ -18,6 +18,7 @@ import generate
 import pretrained
 import train
 from rungs.commands.generate import converse
+from rungs.common.errors import UserError
 from rungs.data.chats.chat_dataset import ChatFormat
 from rungs.data.chats.chat_template import ChatTemplate
 from rungs.data.chats.messages import Message
@@ -164,6 +165,24 @@ def test_a_chat_says_how_fast_each_answer_was(capsys: pytest.CaptureFixture[str]
     for line, answer in zip(lines, answers, strict=True):
         tokens = len(form.tokenizer.encode(answer))
         assert re.fullmatch(rf"{tokens} tokens in \d+\.\d s \(.+ tokens per second\)", line)
+
+
+def test_a_message_that_is_not_utf_8_is_named() -> None:
+    form = format_of(CHATML)
+    generator: Any = FakeGenerator(form, "the lamp")
+    with pytest.raises(UserError, match="the message: has an invalid character"):
+        converse(Conversation(generator, form, Request(9)), ["hi\udcff"])
+
+
+def test_a_conversation_longer_than_the_context_is_reported(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeGenerator, "context_length", 40)
+    form = format_of(CHATML)
+    generator: Any = FakeGenerator(form, "the lamp", "the river")
+    converse(Conversation(generator, form, Request(9)), ["one", "two " * 40])
+    warned = ["longer than the model's context" in e for e in capsys.readouterr().err.splitlines()]
+    assert warned == [False, True, False]
 
 
 def test_pieces_are_complete_characters() -> None:

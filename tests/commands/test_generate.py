@@ -191,6 +191,19 @@ def test_prompts_in_jsonl_may_contain_line_breaks(tmp_path: Path) -> None:
         read_prompts(path)
 
 
+def test_lines_of_a_prompts_file_may_end_as_on_windows(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.txt"
+    path.write_bytes("\ufeffone\r\n\r\ntwo\r\n".encode())
+    assert read_prompts(path) == ["one", "two"]
+
+
+def test_a_prompts_file_without_a_prompt_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.txt"
+    path.write_text("\n \n")
+    result = run("no-such-model", "--prompts-file", path)
+    assert str(result.exception) == f"{path}: has no prompt"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

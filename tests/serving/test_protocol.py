@@ -31,6 +31,7 @@ CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "
         (CompletionBody, {"prompt": [1, "a"]}, "prompt: "),
         (ChatBody, {"tools": [{"type": "function"}]}, "tools is not supported"),
         (ChatBody, {"response_format": {"type": "json_object"}}, "response_format is not"),
+        (ChatBody, {"max_tokens": 0}, "max_tokens: Input should be greater than or equal to 1"),
         (ChatBody, {"echo": True}, "unknown parameter echo"),
         (ChatBody, {"stream_options": {"x": 1}}, "stream_options: Extra inputs"),
     ],

@@ -29,7 +29,7 @@ KERNELS = Kernels({"attention": {"cuDNN": 3}}, 2, ["fusion_3"])
 def planned(monkeypatch: pytest.MonkeyPatch, result: Any, *options: str) -> tuple[int, str]:
     """Return exit code and output of a plan whose compiler answers with `result`."""
     step = CompiledStep(61.0, {"jax": "0.10.2"}, result)
-    monkeypatch.setattr(compiled_step, "compile_step", lambda *_: step)
+    monkeypatch.setattr(compiled_step, "compile_apart", lambda *_: step)
     for name in ("JAX_PLATFORMS", "XLA_PYTHON_CLIENT_PREALLOCATE"):
         monkeypatch.setenv(name, "cpu" if name == "JAX_PLATFORMS" else "false")
     arguments = [str(ROOT / "runs/mixtral"), "--device", "h100", "--sharding", "fsdp:8"]
