@@ -20,7 +20,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
-from rungs.common import disk
+from rungs.common import disk, paths
+from rungs.common.errors import UserError
 from rungs.common.shown_text import counted
 from rungs.config.optimization_config import OptimizationConfig
 from rungs.config.option_values import ChartStyle
@@ -88,8 +89,11 @@ def write_all(
 ) -> list[Path]:
     """Draw charts into PNG files of a folder, one figure at a time, and return their paths.
     `creates` makes the folder if it is missing. Files are replaced atomically, as others may read
-    or write them meanwhile. Raises the error of `disk.unwritable` if a chart cannot be written."""
-    paths = []
+    or write them meanwhile. Raises UserError if `folder` is a file, or the error of
+    `disk.unwritable` if a chart cannot be written."""
+    if paths.is_there(folder) and not paths.is_folder(folder):
+        raise UserError(f"{folder}: is a file; choose a folder for charts")
+    written = []
     for name, draw in charts.items():
         path, picture = folder / name, io.BytesIO()
         with warnings.catch_warnings():
@@ -102,8 +106,8 @@ def write_all(
             disk.replace_file(path, picture.getvalue())
         except OSError as error:
             raise disk.unwritable(path, error, "the chart") from None
-        paths.append(path)
-    return paths
+        written.append(path)
+    return written
 
 
 def new_chart(title: str, x_label: str, y_label: str, panels: int = 1) -> tuple[Figure, list[Axes]]:

@@ -291,7 +291,7 @@ def find_weights(path: Path | str) -> Path:
     ):
         if paths.is_file(weights := file_or_index(candidate)):
             return weights
-    if os.path.lexists(link):
+    if os.path.lexists(link) and not paths.is_folder(follow_link(link)):
         raise broken_link(link)
     imported = file_or_index(path / "checkpoints" / IMPORTED / WEIGHTS_FILE)
     if paths.is_file(imported):

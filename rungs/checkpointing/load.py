@@ -18,7 +18,7 @@ from rungs.checkpointing.checkpoint_folder import IMPORTED, find_valid_weights, 
 from rungs.checkpointing.manifest import Checkpoint
 from rungs.checkpointing.weights_file import WEIGHTS_FILE, Weights, file_or_index
 from rungs.common import paths, shown_text
-from rungs.common.errors import UserError
+from rungs.common.errors import UserError, errors_at
 from rungs.config import run_config
 from rungs.config.run_config import MODEL_FILE, TRAIN_FILE, AnyRunConfig
 from rungs.data import catalog, tokenizer_files
@@ -245,15 +245,15 @@ def _starting_file(run: RunFolder, config: AnyRunConfig) -> Path | None:
     name = config.train.start_from
     if name is None:
         return None
-    imported = file_or_index(run.imported / WEIGHTS_FILE)
-    path = imported if name == IMPORTED else find_weights(name)
-    if not paths.is_file(path):
-        raise UserError(
-            f"{run.path / config.train_file}: start_from: nothing was imported into this run; name"
-            " a run or a checkpoint, or import into a new folder: uv run pretrained.py import"
-            " HUB_ID RUN"
-        )
-    return path
+    with errors_at(f"{run.path / config.train_file}: start_from: "):
+        if name != IMPORTED:
+            return find_weights(name)
+        if not paths.is_file(path := file_or_index(run.imported / WEIGHTS_FILE)):
+            raise UserError(
+                "nothing was imported into this run; name a run or a checkpoint, or import into a"
+                " new folder: uv run pretrained.py import HUB_ID RUN"
+            )
+        return path
 
 
 def restore(

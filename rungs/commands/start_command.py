@@ -165,6 +165,7 @@ def hold_run(
     """Hold the run's lock and yield the run that this process trains. With several processes, the
     first holds the lock, once all are connected. `dry` takes no lock, as it writes nothing."""
     if dry:
+        folder.refuse_links()
         yield folder
         return
     if cluster is None:

@@ -32,6 +32,8 @@ _ADVICE = "; use sys.set_int_max_str_digits() to increase the limit"
 """Python's, for numbers that are too long."""
 _UNMAPPED = re.compile("failed to map segment|cannot allocate memory", re.IGNORECASE)
 """What the system's loader says of a library without enough memory (ulimit -v)."""
+_NO_THREAD = "can't start new thread", os.strerror(errno.EAGAIN)
+"""Messages of Python and of C++ when the system starts no further thread."""
 OUT_OF_MEMORY_SIGNS = "RESOURCE_EXHAUSTED", "Out of memory"
 """Substrings of XLA's messages, on accelerators and CPUs."""
 _BACKENDS = "jax._src.xla_bridge"
@@ -147,7 +149,7 @@ def system_error(error: Exception) -> UserError | RunFailure | None:
         return RunFailure(f"{reason(error)}: the memory that this process may use is too small")
     if isinstance(error, RuntimeError) and any(sign in str(error) for sign in OUT_OF_MEMORY_SIGNS):
         return RunFailure("out of memory; make the batch, the texts or the model smaller")
-    if isinstance(error, RuntimeError) and str(error) == "can't start new thread":
+    if isinstance(error, RuntimeError) and str(error) in _NO_THREAD:
         return RunFailure("no more threads may be started; allow more with ulimit -u")
     if not isinstance(error, OSError) or error.strerror is None:
         return None

@@ -129,6 +129,7 @@ def _finish(start: Start, inputs: Inputs[Any], background: Background) -> int:
 
     def finish() -> None:
         retention.clean_up(start.run.checkpoints)
+        retention.delete_old(start.run.checkpoints, start.config.train.keep_checkpoints)
         run_report.log_finished(start, inputs.edit_to_extend())
 
     if start.options.dry_run:

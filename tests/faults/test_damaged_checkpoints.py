@@ -299,6 +299,11 @@ def test_a_link_to_another_runs_checkpoint_is_not_followed(
     assert find_weights(copy.path).is_file()
 
 
+def test_what_is_no_weights_in_a_linked_checkpoint_is_named(copy: RunFolder) -> None:
+    with pytest.raises(UserError, match=r"optimizer: no checkpoint there yet"):
+        find_weights(copy.checkpoints / "best" / "optimizer")
+
+
 READERS: dict[str, Callable[[RunFolder], object]] = {
     "load_model": lambda run: load_model(run.path),
     "export": lambda run: Export(str(run.path)),

@@ -77,6 +77,19 @@ def test_lowering_keep_checkpoints_lets_a_run_on_a_full_disk_continue(
 
 
 @pytest.mark.usefixtures("no_charts")
+def test_lowering_keep_checkpoints_of_a_finished_run_takes_effect_at_the_next_start(
+    uninterrupted: RunFolder, datasets_dir: Path, tmp_path: Path
+) -> None:
+    run = RunFolder(shutil.copytree(uninterrupted.path, tmp_path / "run", symlinks=True))
+    before = checkpoint_steps(run)
+    change(run, keep_checkpoints=1)
+    assert train_here(run, datasets_dir, dry_run=True) == 0
+    assert checkpoint_steps(run) == before
+    assert train_here(run, datasets_dir) == 0
+    assert checkpoint_steps(run) == [7] != before
+
+
+@pytest.mark.usefixtures("no_charts")
 def test_a_start_warns_of_a_disk_that_is_too_small_and_makes_room(
     run: RunFolder,
     datasets_dir: Path,

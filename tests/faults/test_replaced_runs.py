@@ -15,8 +15,10 @@ import pytest
 
 from rungs.checkpointing import manifest, optimizer_state
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
+from rungs.commands import start_command
 from rungs.common import disk
 from rungs.common.errors import RunFailure, UserError
+from rungs.config import run_config
 from rungs.mirror.mirror_folder import MirrorFolder
 from rungs.mirror.mirroring import Copier
 from rungs.reinforcement.rollout_files import RolloutFiles
@@ -183,6 +185,8 @@ def test_a_link_in_the_place_of_what_training_writes_is_refused(
     before = sorted(run.path.rglob("*"))
     with pytest.raises(UserError, match=f"{name}: is a link, and a run writes nothing outside"):
         run.lock().__enter__()
+    with pytest.raises(UserError, match=f"{name}: is a link"):
+        start_command.hold_run(run, run_config.load_run(run.path), None, dry=True).__enter__()
     assert sorted(run.path.rglob("*")) == before
     assert target.exists() == is_there
     assert not is_there or target.read_text() == "mine"

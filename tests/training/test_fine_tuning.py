@@ -228,7 +228,7 @@ def validation_losses(model: GPT, datasets_dir: Path) -> list[float]:
 @pytest.mark.parametrize(
     ("train", "message"),
     [
-        ({"start_from": "no-such-run"}, "no-such-run: no such run, checkpoint"),
+        ({"start_from": "no-such-run"}, "train.json: start_from: no-such-run: no such run, check"),
     ],
 )
 def test_unknown_weights_to_start_from_are_refused(
