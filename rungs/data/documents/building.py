@@ -300,9 +300,8 @@ def _batches(rows: Iterator[str | None], room: int | None) -> Iterator[_Batch]:
     for row in rows:
         count += 1
         if row:
-            text, text_bytes = _valid(row)
-            texts.append(text)
-            size += text_bytes
+            texts.append(row)
+            size += len(row.encode())
         is_last = room is not None and size >= room
         if is_last or size >= _BATCH_BYTES or count >= _BATCH_ROWS:
             yield _Batch(count, texts, size)
@@ -312,15 +311,6 @@ def _batches(rows: Iterator[str | None], room: int | None) -> Iterator[_Batch]:
             texts, count, size = [], 0, 0
     if count:
         yield _Batch(count, texts, size)
-
-
-def _valid(text: str) -> tuple[str, int]:
-    """Return a text with U+FFFD for lone surrogates, and its size in bytes of UTF-8."""
-    try:
-        return text, len(text.encode())
-    except UnicodeEncodeError:
-        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        return text, len(text.encode())
 
 
 def _ahead(reader: ThreadPoolExecutor, items: Iterator[T]) -> Iterator[T]:
