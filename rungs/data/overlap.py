@@ -15,7 +15,12 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from rungs.common import errors, strict_json
-from rungs.data.builders.sections import LineSection, parse_json, stable_hash
+from rungs.data.builders.sections import (
+    LineSection,
+    parse_json,
+    stable_hash,
+    without_surrogates,
+)
 from rungs.data.dataset import TRAIN, VALIDATION, Dataset, Split, read_description
 from rungs.data.token_file import FileArray
 from rungs.data.tokenizer_files import load_tokenizer
@@ -169,7 +174,7 @@ def _items(path: Path) -> Iterator[str]:
 
 def _strings(value: Any) -> Iterator[str]:
     if isinstance(value, str):
-        yield value
+        yield without_surrogates(value)
     elif isinstance(value, dict | list):
         for part in value.values() if isinstance(value, dict) else value:
             yield from _strings(part)
