@@ -34,12 +34,13 @@ def download_dataset(
     UserError if a file, a dataset or the hub is not readable."""
     chosen = Options(**options)
     _check_options(what, chosen)
+    examined = overlap.read_items(items) if items else None
     dataset = _dataset(what, catalog.find_datasets_dir(datasets_dir), chosen)
     if check:
         overlap.check(dataset).save(dataset.folder)
     _report(dataset)
-    if items is not None:
-        _report_found(str(items), "items", overlap.check_items(dataset, items))
+    if examined:
+        _report_found(str(items), "items", overlap.check_items(dataset, examined))
 
 
 class Options(NamedTuple):
