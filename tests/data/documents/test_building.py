@@ -190,7 +190,7 @@ def test_lone_surrogates_are_replaced(tmp_path: Path, vocabulary: Tokenizer | in
     assert documents_of(dataset, "train", tokenizer) == ["a\ufffdb", "\ufffd \U0001f600"]
 
 
-def test_a_split_without_text_is_refused(tmp_path: Path) -> None:
+def test_a_split_without_text_is_refused_and_nothing_left(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(json_lines({"text": ""}, {"text": None}))
     with pytest.raises(UserError, match="there is no text for the train split"):
@@ -198,6 +198,7 @@ def test_a_split_without_text_is_refused(tmp_path: Path) -> None:
     path.write_bytes(json_lines({"text": "x"}))
     with pytest.raises(UserError, match="there is no text for the validation split"):
         build("d", request([path], validation_percent=0.001), tmp_path)
+    assert list((tmp_path / "datasets").iterdir()) == []
 
 
 def test_a_build_that_never_began_leaves_nothing(tmp_path: Path) -> None:
