@@ -27,6 +27,7 @@ with importing():
 
     from rungs.common.errors import UserError, reason
     from rungs.common.paths import is_file, is_folder, is_there
+    from rungs.common.strict_json import format_value
     from rungs.data.tokenizer_files import TOKENIZER_FILES, load_tokenizer
     from rungs.huggingface.importing import HFSource, Import, import_model, target_folder
     from rungs.run.folder import RunFolder
@@ -135,7 +136,7 @@ def read_checkpoint(path: Path) -> StudentModel:
             config = json.loads((file.metadata() or {}).get("config", "{}"))
             names = [name for name in file.keys() if name.startswith("model.")]  # noqa: SIM118
             weights = {name.removeprefix("model."): file.get_tensor(name) for name in names}
-    except (SafetensorError, OSError, ValueError, TypeError) as error:
+    except (SafetensorError, OSError, ValueError, TypeError, RecursionError) as error:
         raise UserError(
             f"{path}: not a checkpoint that save_checkpoint wrote: {reason(error)}"
         ) from None
@@ -151,10 +152,11 @@ def config_problem(config: Any) -> str | None:
     for key in CONFIG_KEYS:
         if key not in config:
             return f"its config has no {key}"
-        if not isinstance(config[key], int | float) or config[key] <= 0:
-            return f"its config has {key} {config[key]!r}, which must be a positive number"
-        if key != "theta" and not isinstance(config[key], int):
-            return f"its config has {key} {config[key]!r}, which must be a whole number"
+        value, shown = config[key], format_value(config[key])
+        if not isinstance(value, int | float) or value <= 0:
+            return f"its config has {key} {shown}, which must be a positive number"
+        if key != "theta" and not isinstance(value, int):
+            return f"its config has {key} {shown}, which must be a whole number"
     if config["d_model"] % (2 * config["num_heads"]):
         return "d_model is not num_heads times an even number"
     return None

@@ -96,6 +96,14 @@ def of_another_program(path: Path) -> None:
     safetensors.numpy.save_file({"weight": np.zeros(3, np.float32)}, path)
 
 
+def with_config(path: Path, text: str) -> None:
+    safetensors.numpy.save_file(safetensors.numpy.load_file(path), path, {"config": text})
+
+
+def nested(depth: int) -> str:
+    return "[" * depth + "]" * depth
+
+
 def not_finite(path: Path) -> None:
     tensors = safetensors.numpy.load_file(path)
     tensors["model.ln1.weights"][0] = np.nan
@@ -117,6 +125,14 @@ def not_finite(path: Path) -> None:
             r"TransformerLM: layers\.1\.SwiGLU\.w2\.weights is missing",
         ),
         (not_finite, "NaN or infinite"),
+        (
+            lambda path: with_config(path, nested(100_000)),
+            "not a checkpoint that save_checkpoint wrote: maximum recursion depth exceeded",
+        ),
+        (
+            lambda path: with_config(path, f'{{"vocab_size": {nested(900)}}}'),
+            "its config has vocab_size .*, which must be a positive number",
+        ),
     ],
 )
 def test_a_wrong_file_is_refused_in_a_line(tmp_path: Path, spoil: Any, message: str) -> None:
@@ -126,6 +142,7 @@ def test_a_wrong_file_is_refused_in_a_line(tmp_path: Path, spoil: Any, message: 
     with pytest.raises(UserError, match=message) as caught:
         run(tmp_path / "checkpoint", tmp_path / "mine")
     assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < len(str(tmp_path)) + 200
     assert str(caught.value).startswith(f"{tmp_path}/checkpoint: ")
     assert sorted(tmp_path.iterdir()) == before
 
