@@ -15,6 +15,7 @@ if __name__ == "__main__":
 import json
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +28,7 @@ with importing():
 
     from rungs.common.errors import UserError, reason
     from rungs.common.paths import is_file, is_folder, is_there
-    from rungs.common.strict_json import format_value
+    from rungs.common.strict_json import format_name, format_value
     from rungs.data.tokenizer_files import TOKENIZER_FILES, load_tokenizer
     from rungs.huggingface.importing import HFSource, Import, import_model, target_folder
     from rungs.run.folder import RunFolder
@@ -165,32 +166,33 @@ def config_problem(config: Any) -> str | None:
 def weights_problem(config: dict[str, Any], weights: dict[str, np.ndarray]) -> str | None:
     """Return a difference between a checkpoint's weights and those of its config; None if there is
     none."""
-    expected = expected_shapes(config)
-    for name in sorted(expected.keys() | weights.keys()):
+    unknown = {*weights}
+    for name, shape in expected_shapes(config):
         if name not in weights:
             return f"{name} is missing"
-        if name not in expected:
-            return f"{name} is unknown"
-        if weights[name].shape != expected[name]:
-            return f"{name} has shape {weights[name].shape}, must have {expected[name]}"
+        if weights[name].shape != shape:
+            return f"{name} has shape {weights[name].shape}, must have {shape}"
         if weights[name].dtype.name not in ("float32", "float16", "bfloat16"):
             return f"{name} is {weights[name].dtype.name}, must be float32, float16 or bfloat16"
-    return None
+        unknown.remove(name)
+    return f"{format_name(min(unknown))} is unknown" if unknown else None
 
 
-def expected_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each weight of a TransformerLM, by path."""
+def expected_shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield the path and the shape of each weight of a TransformerLM. A config can claim any number
+    of layers."""
     vocab, width, hidden = config["vocab_size"], config["d_model"], config["d_ff"]
     layer = {
         **{f"MHA.{name}_proj": (width, width) for name in "QKVO"},
         **{"SwiGLU.w1": (width, hidden), "SwiGLU.w2": (hidden, width)},
         **{"SwiGLU.w3": (width, hidden), "RMSNorm1": (width,), "RMSNorm2": (width,)},
     }
-    shapes: dict[str, tuple[int, ...]] = {"token_embeddings": (vocab, width), "ln1": (width,)}
-    shapes["linear"] = (width, vocab)
+    yield "token_embeddings.weights", (vocab, width)
+    yield "ln1.weights", (width,)
+    yield "linear.weights", (width, vocab)
     for number in range(config["num_layers"]):
-        shapes |= {f"layers.{number}.{name}": shape for name, shape in layer.items()}
-    return {f"{name}.weights": shape for name, shape in shapes.items()}
+        for name, shape in layer.items():
+            yield f"layers.{number}.{name}.weights", shape
 
 
 def write_llama(student: StudentModel, folder: Path) -> None:

@@ -1,5 +1,6 @@
 """`assignment/load.py`: a student's model as a run."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -132,6 +133,14 @@ def not_finite(path: Path) -> None:
         (
             lambda path: with_config(path, f'{{"vocab_size": {nested(900)}}}'),
             "its config has vocab_size .*, which must be a positive number",
+        ),
+        (
+            lambda path: with_config(path, json.dumps(CONFIG | {"num_layers": 10**18})),
+            r"TransformerLM: layers\.2\.MHA\.Q_proj\.weights is missing",
+        ),
+        (
+            lambda path: with_config(path, json.dumps(CONFIG | {"num_layers": 1})),
+            r"TransformerLM: layers\.1\.MHA\.K_proj\.weights is unknown",
         ),
     ],
 )
