@@ -27,7 +27,7 @@ with importing():
     from safetensors import SafetensorError, safe_open
 
     from rungs.common.errors import UserError, reason
-    from rungs.common.paths import is_file, is_folder, is_there
+    from rungs.common.paths import is_file, is_folder, is_there, refuse_link_out
     from rungs.common.strict_json import format_name, format_value
     from rungs.data.tokenizer_files import TOKENIZER_FILES, load_tokenizer
     from rungs.huggingface.importing import HFSource, Import, import_model, target_folder
@@ -95,14 +95,12 @@ def load(checkpoint: Path, run: str, tokenizer: Path | None, dataset: str) -> No
     tokenizer can't be read, or the folder exists."""
     target = target_folder(run)
     student = read_checkpoint(checkpoint)
-    if tokenizer is not None:
-        check_tokenizer(tokenizer)
+    copied = tokenizer_files(tokenizer) if tokenizer else []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_llama(student, folder)
-        for path in tokenizer.iterdir() if tokenizer else ():
-            if path.name in TOKENIZER_FILES:
-                shutil.copyfile(path, folder / path.name)
+        for path in copied:
+            shutil.copyfile(path, folder / path.name)
 
         def add_train_config(new: RunFolder) -> None:
             text = json.dumps({"dataset": dataset} | TRAINING, indent=2) + "\n"
@@ -118,11 +116,16 @@ def load(checkpoint: Path, run: str, tokenizer: Path | None, dataset: str) -> No
     click.echo(f"{target}: imported, to train on {dataset}: uv run train.py {target}")
 
 
-def check_tokenizer(folder: Path) -> None:
-    """Raise UserError unless a folder has a tokenizer that Rungs can read."""
+def tokenizer_files(folder: Path) -> list[Path]:
+    """Return the files of the tokenizer in a folder. Raises UserError if Rungs can't read it, or
+    one is a link out of the folder, as they are copied."""
     if not is_folder(folder):
         raise UserError(f"{folder}: no such folder; give one that Tokenizer.save wrote")
+    found = [folder / name for name in TOKENIZER_FILES if is_file(folder / name)]
+    for path in found:
+        refuse_link_out(path)
     load_tokenizer(folder)
+    return found
 
 
 def read_checkpoint(path: Path) -> StudentModel:

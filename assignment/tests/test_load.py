@@ -1,6 +1,7 @@
 """`assignment/load.py`: a student's model as a run."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -170,6 +171,16 @@ def test_a_missing_tokenizer_is_refused(tmp_path: Path) -> None:
     save(tmp_path / "checkpoint")
     with pytest.raises(UserError, match="tokenizer"):
         run(tmp_path / "checkpoint", tmp_path / "mine", "--tokenizer", tmp_path)
+    assert not (tmp_path / "mine").exists()
+
+
+def test_a_tokenizer_with_links_out_of_its_folder_is_refused(tmp_path: Path) -> None:
+    save(tmp_path / "checkpoint")
+    shutil.copytree(ROOT / "tests/fixtures/tokenizers/qwen", tmp_path / "tokenizer")
+    (tmp_path / "secret").write_text("{}")
+    (tmp_path / "tokenizer/chat_template.jinja").symlink_to(tmp_path / "secret")
+    with pytest.raises(UserError, match=r"tokenizer/chat_template\.jinja: is a link out of its"):
+        run(tmp_path / "checkpoint", tmp_path / "mine", "--tokenizer", tmp_path / "tokenizer")
     assert not (tmp_path / "mine").exists()
 
 
