@@ -110,7 +110,10 @@ def load(checkpoint: Path, run: str, tokenizer: Path | None, dataset: str) -> No
             plan = Import.from_source(HFSource(checkpoint.name, folder))
             notes = import_model(plan, target, add_train_config)
         except UserError as error:
-            raise UserError(str(error).replace(str(folder), str(checkpoint))) from None
+            message = str(error)
+            for path in (*folder.iterdir(), folder):
+                message = message.replace(str(path), str(checkpoint))
+            raise UserError(message) from None
     for note in notes:
         click.echo(note)
     click.echo(f"{target}: imported, to train on {dataset}: uv run train.py {target}")

@@ -1,6 +1,7 @@
 """`assignment/load.py`: a student's model as a run."""
 
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -142,6 +143,10 @@ def not_finite(path: Path) -> None:
         (
             lambda path: with_config(path, json.dumps(CONFIG | {"num_layers": 1})),
             r"TransformerLM: layers\.1\.MHA\.K_proj\.weights is unknown",
+        ),
+        (
+            lambda path: with_config(path, json.dumps(CONFIG | {"theta": math.inf})),
+            "rope_theta: Infinity is not allowed",
         ),
     ],
 )
