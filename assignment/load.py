@@ -15,6 +15,7 @@ if __name__ == "__main__":
 import json
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +27,8 @@ with importing():
     from safetensors import SafetensorError, safe_open
 
     from rungs.common.errors import UserError, reason
-    from rungs.common.paths import is_file, is_folder, is_there
+    from rungs.common.paths import is_file, is_folder, is_there, refuse_link_out
+    from rungs.common.strict_json import format_name, format_value
     from rungs.data.tokenizer_files import TOKENIZER_FILES, load_tokenizer
     from rungs.huggingface.importing import HFSource, Import, import_model, target_folder
     from rungs.run.folder import RunFolder
@@ -93,14 +95,12 @@ def load(checkpoint: Path, run: str, tokenizer: Path | None, dataset: str) -> No
     tokenizer can't be read, or the folder exists."""
     target = target_folder(run)
     student = read_checkpoint(checkpoint)
-    if tokenizer is not None:
-        check_tokenizer(tokenizer)
+    copied = tokenizer_files(tokenizer) if tokenizer else []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_llama(student, folder)
-        for path in tokenizer.iterdir() if tokenizer else ():
-            if path.name in TOKENIZER_FILES:
-                shutil.copyfile(path, folder / path.name)
+        for path in copied:
+            shutil.copyfile(path, folder / path.name)
 
         def add_train_config(new: RunFolder) -> None:
             text = json.dumps({"dataset": dataset} | TRAINING, indent=2) + "\n"
@@ -110,17 +110,25 @@ def load(checkpoint: Path, run: str, tokenizer: Path | None, dataset: str) -> No
             plan = Import.from_source(HFSource(checkpoint.name, folder))
             notes = import_model(plan, target, add_train_config)
         except UserError as error:
-            raise UserError(str(error).replace(str(folder), str(checkpoint))) from None
+            message = str(error)
+            for path in (*folder.iterdir(), folder):
+                message = message.replace(str(path), str(checkpoint))
+            raise UserError(message) from None
     for note in notes:
         click.echo(note)
     click.echo(f"{target}: imported, to train on {dataset}: uv run train.py {target}")
 
 
-def check_tokenizer(folder: Path) -> None:
-    """Raise UserError unless a folder has a tokenizer that Rungs can read."""
+def tokenizer_files(folder: Path) -> list[Path]:
+    """Return the files of the tokenizer in a folder. Raises UserError if Rungs can't read it, or
+    one is a link out of the folder, as they are copied."""
     if not is_folder(folder):
         raise UserError(f"{folder}: no such folder; give one that Tokenizer.save wrote")
+    found = [folder / name for name in TOKENIZER_FILES if is_file(folder / name)]
+    for path in found:
+        refuse_link_out(path)
     load_tokenizer(folder)
+    return found
 
 
 def read_checkpoint(path: Path) -> StudentModel:
@@ -135,7 +143,7 @@ def read_checkpoint(path: Path) -> StudentModel:
             config = json.loads((file.metadata() or {}).get("config", "{}"))
             names = [name for name in file.keys() if name.startswith("model.")]  # noqa: SIM118
             weights = {name.removeprefix("model."): file.get_tensor(name) for name in names}
-    except (SafetensorError, OSError, ValueError, TypeError) as error:
+    except (SafetensorError, OSError, ValueError, TypeError, RecursionError) as error:
         raise UserError(
             f"{path}: not a checkpoint that save_checkpoint wrote: {reason(error)}"
         ) from None
@@ -151,10 +159,11 @@ def config_problem(config: Any) -> str | None:
     for key in CONFIG_KEYS:
         if key not in config:
             return f"its config has no {key}"
-        if not isinstance(config[key], int | float) or config[key] <= 0:
-            return f"its config has {key} {config[key]!r}, which must be a positive number"
-        if key != "theta" and not isinstance(config[key], int):
-            return f"its config has {key} {config[key]!r}, which must be a whole number"
+        value, shown = config[key], format_value(config[key])
+        if not isinstance(value, int | float) or value <= 0:
+            return f"its config has {key} {shown}, which must be a positive number"
+        if key != "theta" and not isinstance(value, int):
+            return f"its config has {key} {shown}, which must be a whole number"
     if config["d_model"] % (2 * config["num_heads"]):
         return "d_model is not num_heads times an even number"
     return None
@@ -163,32 +172,33 @@ def config_problem(config: Any) -> str | None:
 def weights_problem(config: dict[str, Any], weights: dict[str, np.ndarray]) -> str | None:
     """Return a difference between a checkpoint's weights and those of its config; None if there is
     none."""
-    expected = expected_shapes(config)
-    for name in sorted(expected.keys() | weights.keys()):
+    unknown = {*weights}
+    for name, shape in expected_shapes(config):
         if name not in weights:
             return f"{name} is missing"
-        if name not in expected:
-            return f"{name} is unknown"
-        if weights[name].shape != expected[name]:
-            return f"{name} has shape {weights[name].shape}, must have {expected[name]}"
+        if weights[name].shape != shape:
+            return f"{name} has shape {weights[name].shape}, must have {shape}"
         if weights[name].dtype.name not in ("float32", "float16", "bfloat16"):
             return f"{name} is {weights[name].dtype.name}, must be float32, float16 or bfloat16"
-    return None
+        unknown.remove(name)
+    return f"{format_name(min(unknown))} is unknown" if unknown else None
 
 
-def expected_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each weight of a TransformerLM, by path."""
+def expected_shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield the path and the shape of each weight of a TransformerLM. A config can claim any number
+    of layers."""
     vocab, width, hidden = config["vocab_size"], config["d_model"], config["d_ff"]
     layer = {
         **{f"MHA.{name}_proj": (width, width) for name in "QKVO"},
         **{"SwiGLU.w1": (width, hidden), "SwiGLU.w2": (hidden, width)},
         **{"SwiGLU.w3": (width, hidden), "RMSNorm1": (width,), "RMSNorm2": (width,)},
     }
-    shapes: dict[str, tuple[int, ...]] = {"token_embeddings": (vocab, width), "ln1": (width,)}
-    shapes["linear"] = (width, vocab)
+    yield "token_embeddings.weights", (vocab, width)
+    yield "ln1.weights", (width,)
+    yield "linear.weights", (width, vocab)
     for number in range(config["num_layers"]):
-        shapes |= {f"layers.{number}.{name}": shape for name, shape in layer.items()}
-    return {f"{name}.weights": shape for name, shape in shapes.items()}
+        for name, shape in layer.items():
+            yield f"layers.{number}.{name}.weights", shape
 
 
 def write_llama(student: StudentModel, folder: Path) -> None:

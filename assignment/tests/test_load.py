@@ -1,5 +1,8 @@
 """`assignment/load.py`: a student's model as a run."""
 
+import json
+import math
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -96,6 +99,14 @@ def of_another_program(path: Path) -> None:
     safetensors.numpy.save_file({"weight": np.zeros(3, np.float32)}, path)
 
 
+def with_config(path: Path, text: str) -> None:
+    safetensors.numpy.save_file(safetensors.numpy.load_file(path), path, {"config": text})
+
+
+def nested(depth: int) -> str:
+    return "[" * depth + "]" * depth
+
+
 def not_finite(path: Path) -> None:
     tensors = safetensors.numpy.load_file(path)
     tensors["model.ln1.weights"][0] = np.nan
@@ -117,6 +128,26 @@ def not_finite(path: Path) -> None:
             r"TransformerLM: layers\.1\.SwiGLU\.w2\.weights is missing",
         ),
         (not_finite, "NaN or infinite"),
+        (
+            lambda path: with_config(path, nested(100_000)),
+            "not a checkpoint that save_checkpoint wrote: maximum recursion depth exceeded",
+        ),
+        (
+            lambda path: with_config(path, f'{{"vocab_size": {nested(900)}}}'),
+            "its config has vocab_size .*, which must be a positive number",
+        ),
+        (
+            lambda path: with_config(path, json.dumps(CONFIG | {"num_layers": 10**18})),
+            r"TransformerLM: layers\.2\.MHA\.Q_proj\.weights is missing",
+        ),
+        (
+            lambda path: with_config(path, json.dumps(CONFIG | {"num_layers": 1})),
+            r"TransformerLM: layers\.1\.MHA\.K_proj\.weights is unknown",
+        ),
+        (
+            lambda path: with_config(path, json.dumps(CONFIG | {"theta": math.inf})),
+            "rope_theta: Infinity is not allowed",
+        ),
     ],
 )
 def test_a_wrong_file_is_refused_in_a_line(tmp_path: Path, spoil: Any, message: str) -> None:
@@ -126,6 +157,7 @@ def test_a_wrong_file_is_refused_in_a_line(tmp_path: Path, spoil: Any, message: 
     with pytest.raises(UserError, match=message) as caught:
         run(tmp_path / "checkpoint", tmp_path / "mine")
     assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < len(str(tmp_path)) + 200
     assert str(caught.value).startswith(f"{tmp_path}/checkpoint: ")
     assert sorted(tmp_path.iterdir()) == before
 
@@ -144,6 +176,16 @@ def test_a_missing_tokenizer_is_refused(tmp_path: Path) -> None:
     save(tmp_path / "checkpoint")
     with pytest.raises(UserError, match="tokenizer"):
         run(tmp_path / "checkpoint", tmp_path / "mine", "--tokenizer", tmp_path)
+    assert not (tmp_path / "mine").exists()
+
+
+def test_a_tokenizer_with_links_out_of_its_folder_is_refused(tmp_path: Path) -> None:
+    save(tmp_path / "checkpoint")
+    shutil.copytree(ROOT / "tests/fixtures/tokenizers/qwen", tmp_path / "tokenizer")
+    (tmp_path / "secret").write_text("{}")
+    (tmp_path / "tokenizer/chat_template.jinja").symlink_to(tmp_path / "secret")
+    with pytest.raises(UserError, match=r"tokenizer/chat_template\.jinja: is a link out of its"):
+        run(tmp_path / "checkpoint", tmp_path / "mine", "--tokenizer", tmp_path / "tokenizer")
     assert not (tmp_path / "mine").exists()
 
 

@@ -34,12 +34,13 @@ def download_dataset(
     UserError if a file, a dataset or the hub is not readable."""
     chosen = Options(**options)
     _check_options(what, chosen)
+    examined = overlap.read_items(items) if items else None
     dataset = _dataset(what, catalog.find_datasets_dir(datasets_dir), chosen)
     if check:
         overlap.check(dataset).save(dataset.folder)
     _report(dataset)
-    if items is not None:
-        _report_found(str(items), "items", overlap.check_items(dataset, items))
+    if examined:
+        _report_found(str(items), "items", overlap.check_items(dataset, examined))
 
 
 class Options(NamedTuple):
@@ -67,6 +68,15 @@ class Options(NamedTuple):
     revision: str | None
 
     @property
+    def given(self) -> set[str]:
+        """The names of the options that are given, also as 0."""
+        return {
+            key
+            for key, value in self._asdict().items()
+            if value is not None and value is not False and value != ()
+        }
+
+    @property
     def own_files(self) -> list[str]:
         """The options that describe the FILE arguments."""
         return [f"--{kind}" for kind in _OWN_FILES if getattr(self, kind)]
@@ -75,13 +85,13 @@ class Options(NamedTuple):
         """Return the tokenizer, or the vocabulary size of a tokenizer to train."""
         if self.tokenizer:
             return tokenizer_files.load_tokenizer(self.tokenizer)
-        size = self.vocab_size or option_values.VOCAB_SIZE
-        if not self.vocab_size:
-            click.echo(
-                f"training a tokenizer of at most {size:,} tokens (--vocab-size); to fine-tune a"
-                " model, give its --tokenizer"
-            )
-        return size
+        if self.vocab_size is not None:
+            return self.vocab_size
+        click.echo(
+            f"training a tokenizer of at most {option_values.VOCAB_SIZE:,} tokens (--vocab-size);"
+            " to fine-tune a model, give its --tokenizer"
+        )
+        return option_values.VOCAB_SIZE
 
     @property
     def own_name(self) -> str:
@@ -114,7 +124,7 @@ def _dataset(what: tuple[str, ...], datasets_dir: Path, options: Options) -> Dat
         files = [*map(Path, what)]
         return catalog.build_dataset(options.own_name, files, datasets_dir, _builder(options))
     name = what[0]
-    asks_to_build = any(options._replace(validation_percent=None))
+    asks_to_build = options.given - {"validation_percent"}
     if "/" in name and (asks_to_build or _holds_documents(name, datasets_dir)):
         return _from_hub(name, datasets_dir, options)
     return catalog.open_dataset(name, datasets_dir)
@@ -127,7 +137,7 @@ def _builder(options: Options) -> Callable[[Path, list[Any]], Source]:
         return partial(
             tokens_dataset.build,
             validation_files=list(options.validation_file),
-            vocabulary=options.vocab_size or options.load_tokenizer(),
+            vocabulary=options.load_tokenizer(),
             validation_percent=percent,
         )
     tokenizer = options.load_tokenizer()
@@ -198,7 +208,7 @@ def _holds_documents(name: str, datasets_dir: Path) -> bool:
 
 def _check_options(what: tuple[str, ...], options: Options) -> None:
     """Raise click.UsageError if options do not go together."""
-    kinds = options.own_files
+    kinds, given = options.own_files, options.given
     is_hub_id = _is_hub_id(what) if options.preferences else not kinds and "/" in what[0]
     if len(kinds) > 1:
         raise click.UsageError(f"{' and '.join(kinds)} build different datasets; choose one")
@@ -206,23 +216,24 @@ def _check_options(what: tuple[str, ...], options: Options) -> None:
         raise click.UsageError("to build a dataset from files, add --text, --parquet or the like")
     if kinds and not options.name:
         raise click.UsageError(f"{kinds[0]} needs a --name for the dataset")
-    if not (kinds or is_hub_id) and any(options):
+    if not (kinds or is_hub_id) and given:
         raise click.UsageError("to build a dataset from files, add --text, --parquet or the like")
-    of_hub = [key for key in ("config", "split", "files", "revision") if getattr(options, key)]
+    of_hub = [key for key in ("config", "split", "files", "revision") if key in given]
     if of_hub and not is_hub_id:
         raise click.UsageError(f"--{of_hub[0]} is for repositories on the hub")
-    of_documents = [key for key in ("text_column", "max_bytes") if getattr(options, key)]
+    of_documents = [key for key in ("text_column", "max_bytes") if key in given]
     if of_documents and kinds and not (options.parquet or options.jsonl):
         raise click.UsageError(
             f"--{of_documents[0].replace('_', '-')} is for documents, not for {kinds[0]}"
         )
-    of_chats = [key for key in ("chat_template", "max_tokens") if getattr(options, key)]
+    of_chats = [key for key in ("chat_template", "max_tokens") if key in given]
     needs_tokenizer = options.chats or options.preferences
     if of_chats and not needs_tokenizer:
-        raise click.UsageError(f"--{of_chats[0].replace('_', '-')} is for --chats")
-    if needs_tokenizer and (options.vocab_size or not options.tokenizer):
+        name = of_chats[0].replace("_", "-")
+        raise click.UsageError(f"--{name} is for --chats or --preferences")
+    if needs_tokenizer and ("vocab_size" in given or not options.tokenizer):
         raise click.UsageError(f"{kinds[0]} needs the --tokenizer of the model to fine-tune")
-    if options.tokens and not (options.vocab_size or options.tokenizer):
+    if options.tokens and not given & {"vocab_size", "tokenizer"}:
         raise click.UsageError("--tokens needs the --tokenizer that made them, or its --vocab-size")
     if options.validation_file and not options.tokens:
         raise click.UsageError("--validation-file is for --tokens")
@@ -230,7 +241,7 @@ def _check_options(what: tuple[str, ...], options: Options) -> None:
         raise click.UsageError(
             "--validation-file and --validation-percent do not go together; leave out one"
         )
-    if options.vocab_size and options.tokenizer:
+    if given >= {"vocab_size", "tokenizer"}:
         raise click.UsageError("--vocab-size and --tokenizer do not go together; leave out one")
 
 

@@ -89,7 +89,8 @@ class PlanOptions(NamedTuple):
 
     def check_for_policy(self) -> None:
         """Raise UserError for options that don't apply to reinforcement learning."""
-        if self.tokens_per_second or self.budget or self.is_compiled or self.price_per_hour:
+        is_priced = self.price_per_hour is not None
+        if self.tokens_per_second or self.budget or self.is_compiled or is_priced:
             raise UserError(
                 "--tokens-per-second, --ladder, --compile and --price-per-hour: not for runs of"
                 " reinforcement learning"

@@ -75,11 +75,13 @@ def _say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
 
-def run_command(command: click.Command, *, empty_from: float = math.inf) -> None:
+def run_command(
+    command: click.Command, *, empty_from: float = math.inf, always_prints: bool = True
+) -> None:
     """Run a command. Errors go to stderr in one line each; the exit code is 2 for a `UserError`, 1
     for a `RunFailure` or a file that can't be used, 130 for Ctrl-C and 141 if nobody reads the
     output any more. No option may be empty, and of the other arguments only those from `empty_from`
-    on, counted from 1."""
+    on, counted from 1. A command that `always_prints` doesn't begin if stdout is closed."""
     import click
 
     begin_command()
@@ -98,8 +100,11 @@ def run_command(command: click.Command, *, empty_from: float = math.inf) -> None
                 f" with ulimit -n {_ENOUGH_FILES}"
             )
         )
+    output = _Output(sys.stdout)
+    if always_prints:
+        output.refuse_closed()
     try:
-        with contextlib.redirect_stdout(_Output(sys.stdout)):
+        with contextlib.redirect_stdout(output):
             try:
                 command.main(standalone_mode=False)
             finally:
@@ -154,11 +159,15 @@ class _Output:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
-    def write(self, text: str) -> int:
+    def refuse_closed(self) -> None:
+        """End the command if stdout was closed at the start."""
         if isinstance(self._stream, shown_text.ClosedStream):
             _end_with(
                 errors.UserError("stdout is closed, so nothing can be printed; leave out >&-")
             )
+
+    def write(self, text: str) -> int:
+        self.refuse_closed()
         with self._ending():
             return self._stream.write(text)
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from rungs.common.errors import UserError
 from rungs.data.tokenizer import END_OF_TEXT, Tokenizer
 
 SMALLEST_VOCAB = 257
@@ -16,7 +17,9 @@ _LONGEST_PIECE = 1024
 def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     """Train a tokenizer with `vocab_size` tokens: the 256 bytes, end of text, and BPE merges; fewer
     if no pair occurs twice any more. The end-of-text token's name is removed from the texts, as
-    encoding would turn it into that token."""
+    encoding would turn it into that token. Raises UserError if `vocab_size` is too small."""
+    if vocab_size < SMALLEST_VOCAB:
+        raise UserError(f"a vocabulary of {vocab_size} is too small; use at least {SMALLEST_VOCAB}")
     tokenizer = byte_level_tokenizer(models.BPE())
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,

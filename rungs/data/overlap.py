@@ -15,7 +15,12 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from rungs.common import errors, strict_json
-from rungs.data.builders.sections import LineSection, parse_json, stable_hash
+from rungs.data.builders.sections import (
+    LineSection,
+    parse_json,
+    stable_hash,
+    without_surrogates,
+)
 from rungs.data.dataset import TRAIN, VALIDATION, Dataset, Split, read_description
 from rungs.data.token_file import FileArray
 from rungs.data.tokenizer_files import load_tokenizer
@@ -113,12 +118,20 @@ def check(dataset: Dataset) -> Overlap:
     )
 
 
-def check_items(dataset: Dataset, path: Path) -> Found:
-    """Look for a benchmark's items, one per line of JSON, in a dataset's training split. Raises
-    UserError if the file cannot be read, or the dataset's tokenizer has no end-of-text token."""
+def read_items(path: Path) -> "Examined":
+    """Return a benchmark's items, one per line of JSON, to look for in training. Raises UserError
+    if the file cannot be read or has none."""
     examined = Examined(_items(path))
-    examined.compare(texts_of(dataset, TRAIN))
-    return examined.found()
+    if not examined.count:
+        raise errors.UserError(f"{path}: has no items")
+    return examined
+
+
+def check_items(dataset: Dataset, items: "Examined") -> Found:
+    """Look for a benchmark's items in a dataset's training split. Raises UserError if the dataset's
+    tokenizer has no end-of-text token."""
+    items.compare(texts_of(dataset, TRAIN))
+    return items.found()
 
 
 def texts_of(dataset: Dataset, split: Split) -> Iterator[str]:
@@ -169,7 +182,7 @@ def _items(path: Path) -> Iterator[str]:
 
 def _strings(value: Any) -> Iterator[str]:
     if isinstance(value, str):
-        yield value
+        yield without_surrogates(value)
     elif isinstance(value, dict | list):
         for part in value.values() if isinstance(value, dict) else value:
             yield from _strings(part)
@@ -208,7 +221,7 @@ class Repeats:
     def share(self) -> float:
         """Share of the texts so far that repeat an earlier one."""
         hashes = _joined(self._kept)
-        return 1 - len(np.unique(hashes)) / max(len(hashes), 1)
+        return 1 - len(np.unique(hashes)) / len(hashes) if len(hashes) else 0.0
 
 
 class Examined:
@@ -216,7 +229,7 @@ class Examined:
 
     def __init__(self, texts: Iterable[str]) -> None:
         self._word_hash = functools.lru_cache(_MOST_WORDS)(stable_hash)
-        self._repeats, self._count = Repeats(), 0
+        self._repeats, self.count = Repeats(), 0
         kept = list(self._kept(texts))
         self._texts = np.array([text for text, _ in kept], np.uint64)
         runs = [hashes for _, hashes in kept]
@@ -229,7 +242,7 @@ class Examined:
         """Yield the hashes of each text and of its runs of words, up to a limit."""
         size = 0
         for text in self._repeats.counted(texts):
-            self._count += 1
+            self.count += 1
             if size < _MOST_HASHES:
                 hashes = self._runs_of(text)
                 size += len(hashes) + 1
@@ -266,7 +279,7 @@ class Examined:
         of_run = np.repeat(np.arange(len(self._texts)), self._lengths)
         shared = np.bincount(of_run, self._is_shared[self._where], minlength=len(self._texts))
         return Found(
-            texts=self._count,
+            texts=self.count,
             examined=len(self._texts),
             copies=int(self._is_copied.sum()),
             overlapping=int((shared > 0).sum()),

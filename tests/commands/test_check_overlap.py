@@ -48,6 +48,23 @@ def test_items_of_a_benchmark_are_looked_for(datasets_dir: Path, tmp_path: Path)
     assert "line 1: malformed JSON" in run_script(*arguments).stderr
 
 
+@pytest.mark.parametrize(
+    ("content", "message"), [("", "has no items"), ("{", "line 1: malformed JSON")]
+)
+def test_wrong_items_are_refused_before_a_dataset_is_built(
+    tmp_path: Path, content: str, message: str
+) -> None:
+    text, items = tmp_path / "a.txt", tmp_path / "items.jsonl"
+    text.write_text("some text. " * 99)
+    items.write_text(content)
+    options = ("--text", text, "--name", "x", "--vocab-size", 257, "--items", items)
+    finished = run_script("download_dataset.py", *options, "--datasets-dir", tmp_path / "d")
+    assert (finished.returncode, finished.stdout) == (2, "")
+    assert finished.stderr.startswith(f"error: {items}: {message}")
+    assert len(finished.stderr.splitlines()) == 1
+    assert not (tmp_path / "d").exists()
+
+
 @pytest.mark.parametrize(("clean", "is_shown"), [(3, True), (200, False)])
 def test_an_overlap_above_one_percent_is_mentioned_in_charts_and_by_evaluate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clean: int, is_shown: bool

@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.support.commands import run_script
-from tests.support.document_files import parquet, texts
+from tests.support.document_files import json_lines, parquet, texts
 
 
 @pytest.mark.parametrize(
@@ -20,6 +21,14 @@ from tests.support.document_files import parquet, texts
         ("a/b c/d", "to build a dataset from files"),
         ("--tokens --jsonl a --name x", "--jsonl and --tokens build different datasets"),
         ("--tokens a.bin --name x", "--tokens needs the --tokenizer that made them, or its"),
+        ("--tokens a.npy --name x --vocab-size 0", "the vocabulary has 0"),
+        ("--text a.txt --name x --vocab-size 0", "a vocabulary of 0 is too small"),
+        ("--pairs pairs.jsonl --name x --vocab-size 0", "a vocabulary of 0 is too small"),
+        ("--jsonl a.jsonl --name x --vocab-size 256", "a vocabulary of 256 is too small"),
+        ("--chats a.jsonl --name x --tokenizer t --vocab-size 0", "--chats needs the --tokenizer"),
+        ("--text a.txt --name x --tokenizer t --vocab-size 0", "do not go together"),
+        ("python-stdlib --validation-percent 0", "to build a dataset from files, add --text"),
+        ("--text a.txt --name x --max-tokens 5", "--max-tokens is for --chats or --preferences"),
         ("python-stdlib --validation-file a.bin", "to build a dataset from files, add --text"),
         ("--jsonl missing.jsonl --name x", "missing.jsonl: cannot be read"),
         (
@@ -37,10 +46,13 @@ def test_what_cannot_be_built_is_refused_in_one_line(
     monkeypatch.chdir(tmp_path)
     for name in ("a.txt", "broken.parquet"):
         (tmp_path / name).write_text("text")
+    np.save(tmp_path / "a.npy", np.arange(99))
+    (tmp_path / "a.jsonl").write_bytes(json_lines({"text": "t"}))
+    (tmp_path / "pairs.jsonl").write_bytes(json_lines(*[{"prompt": "p", "answer": "a"}] * 2))
     finished = run_script("download_dataset.py", *arguments.split(), "--datasets-dir", "d")
     assert finished.returncode == 2
-    assert message in finished.stderr
-    assert not (tmp_path / "d" / "x").exists()
+    assert message in finished.stderr.splitlines()[-1]
+    assert not list(tmp_path.glob("d/*"))
 
 
 def test_parquet_files_become_a_dataset(tmp_path: Path) -> None:

@@ -530,6 +530,13 @@ def test_a_ladder_has_no_price(tmp_path: Path) -> None:
     assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)
 
 
+@pytest.mark.parametrize("price", [0, 1])
+def test_reinforcement_learning_has_no_price(price: int) -> None:
+    ended = run_script("plan.py", "runs/parity-rl", "--device", "h100", "--price-per-hour", price)
+    assert ended.returncode == 2
+    assert "--price-per-hour: not for runs of reinforcement learning" in ended.stderr
+
+
 def test_a_teacher_beside_the_steps_takes_its_forward_pass(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -40,10 +40,24 @@ def test_a_full_disk_is_one_line(command: str, unbuffered: bool) -> None:
     assert "Traceback" not in ended.stderr
 
 
-def test_output_that_is_closed_is_one_line() -> None:
-    closing = ["sh", "-c", 'exec "$@" >&-', "sh"]
-    command = [*closing, sys.executable, str(ROOT / "config.py"), "--help"]
-    ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+@pytest.mark.parametrize(
+    "command",
+    [
+        "config.py --help",
+        "train.py --help",
+        "download_dataset.py --text text --name x --vocab-size 257 --datasets-dir d",
+    ],
+)
+def test_output_that_is_closed_is_one_line_before_anything_is_done(
+    command: str, tmp_path: Path
+) -> None:
+    (tmp_path / "text").write_text("some text. " * 99)
+    script, *arguments = command.split()
+    closing = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, str(ROOT / script)]
+    ended = subprocess.run(
+        [*closing, *arguments], stderr=subprocess.PIPE, text=True, check=False, cwd=tmp_path
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["text"]
     assert ended.returncode == 2
     assert ended.stderr == "error: stdout is closed, so nothing can be printed; leave out >&-\n"
 

@@ -9,7 +9,15 @@ from rungs.common.errors import UserError
 from rungs.data import overlap
 from rungs.data.bpe import train_bpe
 from rungs.data.dataset import Dataset, Split
-from rungs.data.overlap import Examined, Repeats, check, recorded, texts_of
+from rungs.data.overlap import (
+    Examined,
+    Repeats,
+    check,
+    check_items,
+    read_items,
+    recorded,
+    texts_of,
+)
 from rungs.data.token_file import PairWriter, TokenWriter
 
 TOKENIZER = train_bpe(["some words of which Texts, are made. " * 50], 280)
@@ -116,3 +124,23 @@ def test_without_ends_of_text_nothing_can_be_checked(tmp_path: Path) -> None:
     (dataset.folder / "tokenizer.json").unlink()
     with pytest.raises(UserError, match=r"has no tokenizer\.json with an end-of-text token"):
         check(dataset)
+
+
+def test_items_with_lone_surrogates_are_looked_for(tmp_path: Path) -> None:
+    dataset = make_dataset(tmp_path / "d", ["a\ufffdb", words(30)], [])
+    items = tmp_path / "items.jsonl"
+    items.write_bytes(b'"a\\ud800b"\n["\xed\xb0\x80", {"x": "\\udfff"}]\n')
+    found = check_items(dataset, read_items(items))
+    assert (found.texts, found.copies) == (2, 1)
+
+
+def test_a_file_without_items_is_refused(tmp_path: Path) -> None:
+    items = tmp_path / "items.jsonl"
+    items.write_text("\n \n")
+    with pytest.raises(UserError, match=r"items\.jsonl: has no items"):
+        read_items(items)
+
+
+def test_of_no_texts_none_is_a_repeat(tmp_path: Path) -> None:
+    dataset = make_dataset(tmp_path / "d", ["", ""], [])
+    assert check(dataset).repeated_in_training == 0

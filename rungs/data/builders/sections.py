@@ -170,6 +170,11 @@ def parse_json(line: bytes) -> Any:
         raise ValueError(f"unreadable JSON: {reason(error)}") from None
 
 
+def without_surrogates(text: str) -> str:
+    """Return a text of JSON, which may escape anything, with U+FFFD for lone surrogates."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
 def split_sections(sections: list[S], percent: float) -> dict[Split, list[S]]:
     """Divide files between training and validation. A single file is cut near its end. Of several
     files, those that fit into `percent` of the bytes or tokens are for validation, tried in the

@@ -6,10 +6,9 @@ from functools import partial
 from pathlib import Path
 
 from rungs.common import run_log
-from rungs.common.errors import UserError
 from rungs.common.run_log import log
 from rungs.data import dataset
-from rungs.data.bpe import SMALLEST_VOCAB, train_bpe
+from rungs.data.bpe import train_bpe
 from rungs.data.builders.sections import PIECE_BYTES, Progress, TextSection, split_sections
 from rungs.data.builders.writing import log_texts, write_splits
 from rungs.data.token_file import TokenWriter
@@ -28,8 +27,6 @@ def build(
     """Write the token files and tokenizer of a dataset into its folder. `tokenizer` can be the
     vocabulary size of one to train on the training text. Raises UserError if a file is missing or
     not UTF-8, a split has no text, or the vocabulary is too small."""
-    if isinstance(tokenizer, int) and tokenizer < SMALLEST_VOCAB:
-        raise UserError(f"a vocabulary of {tokenizer} is too small; use at least {SMALLEST_VOCAB}")
     texts = list(map(TextSection.of_file, files))
     if as_json := [section.path for section in texts if _is_json(section)]:
         log.warning(

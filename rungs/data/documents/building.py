@@ -105,8 +105,8 @@ class Progress(strict_json.StrictModel):
 def build(folder: Path, request: Request) -> Source:
     """Write the token files and the tokenizer into a folder, which may hold part of them. A
     repository's files are downloaded a few ahead, and each is deleted after it was read. Raises
-    UserError if a file cannot be read or downloaded, or a split has no text; without any progress
-    the folder is then removed."""
+    UserError if a file cannot be read or downloaded, or a split has no text; without progress that
+    could be continued, the folder is then removed."""
     try:
         return _build(folder, request)
     except errors.UserError:
@@ -271,13 +271,15 @@ class _Builder:
         self._progress.save(self._folder)
 
     def finish(self) -> Source:
-        """Complete the token files and return the dataset's source."""
+        """Complete the token files and return the dataset's source. Raises UserError, and removes
+        the progress, if a split has no text: with the same request it never has."""
         expected = {file.split for file in self._request.files}
         wants_validation = self._request.validation_percent > 0 and None in expected
         for split, writer in self._writers.items():
             if writer.tokens:
                 continue
             if split == TRAIN or wants_validation or split in expected:
+                (self._folder / Progress.FILE).unlink(missing_ok=True)
                 raise errors.UserError(NO_TEXT.format(split))
             (self._folder / split_file(split)).unlink()
         progress, request = self._progress, self._request
@@ -300,9 +302,8 @@ def _batches(rows: Iterator[str | None], room: int | None) -> Iterator[_Batch]:
     for row in rows:
         count += 1
         if row:
-            text, text_bytes = _valid(row)
-            texts.append(text)
-            size += text_bytes
+            texts.append(row)
+            size += len(row.encode())
         is_last = room is not None and size >= room
         if is_last or size >= _BATCH_BYTES or count >= _BATCH_ROWS:
             yield _Batch(count, texts, size)
@@ -312,15 +313,6 @@ def _batches(rows: Iterator[str | None], room: int | None) -> Iterator[_Batch]:
             texts, count, size = [], 0, 0
     if count:
         yield _Batch(count, texts, size)
-
-
-def _valid(text: str) -> tuple[str, int]:
-    """Return a text with U+FFFD for lone surrogates, and its size in bytes of UTF-8."""
-    try:
-        return text, len(text.encode())
-    except UnicodeEncodeError:
-        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        return text, len(text.encode())
 
 
 def _ahead(reader: ThreadPoolExecutor, items: Iterator[T]) -> Iterator[T]:

@@ -19,7 +19,7 @@ from rungs.common import hub
 from rungs.common.errors import UserError, errors_at, reason
 from rungs.common.paths import MOST_LINE, file_checksum, open_given, require_regular
 from rungs.common.strict_json import format_name, format_value
-from rungs.data.builders.sections import numbered_lines, parse_json
+from rungs.data.builders.sections import numbered_lines, parse_json, without_surrogates
 from rungs.data.dataset import TRAIN, VALIDATION, Split
 from rungs.data.tokenizer import END_OF_TEXT
 
@@ -251,8 +251,9 @@ def format_of(name: str) -> Format | None:
 def read(path: Path, name: str, column: str | None, first: int = 0) -> Iterator[str | None]:
     """Yield the text of each row of a file from row `first` on, None for rows without text, in
     bounded memory. `name` is the user's name for the file, whose suffix gives the format. The text
-    is in `column`, or by default in `text` or the only column of strings. Raises UserError if the
-    file cannot be read, is damaged or not UTF-8, or has no such column."""
+    is in `column`, or by default in `text` or the only column of strings; lone surrogates in it
+    become U+FFFD. Raises UserError if the file cannot be read, is damaged or not UTF-8, or has no
+    such column."""
     readers: dict[Format | None, Callable[..., Iterator[str | None]]] = {
         "parquet": _parquet,
         "json lines": _json_lines,
@@ -363,7 +364,7 @@ def _value(row: dict[str, Any], column: str, name: str, number: int) -> str | No
             f"{name}: line {number}: {format_value(column)} is {format_value(value)}, which is no"
             " text; choose another --text-column"
         )
-    return value
+    return value and without_surrogates(value)
 
 
 def _plain_text(path: Path, name: str, _column: str | None, first: int) -> Iterator[str | None]:

@@ -17,6 +17,7 @@ from rungs.data.documents import files as files_module
 from rungs.data.documents.building import Request
 from rungs.data.documents.files import DataFile, fetch_ahead, local_files
 from rungs.data.tokenizer import Tokenizer
+from rungs.data.tokenizer_files import load_tokenizer
 from tests.support.document_files import json_lines, texts
 
 TOKENIZER = train_bpe(texts(200), 400)
@@ -179,14 +180,17 @@ def test_max_bytes_end_with_a_document(files: list[Path], tmp_path: Path, most: 
     assert dataset.splits == ("train",)
 
 
-def test_lone_surrogates_are_replaced(tmp_path: Path) -> None:
+@pytest.mark.parametrize("vocabulary", [TOKENIZER, 260], ids=["given", "trained"])
+def test_lone_surrogates_are_replaced(tmp_path: Path, vocabulary: Tokenizer | int) -> None:
     path = tmp_path / "a.jsonl"
-    path.write_bytes(b'{"text": "a\\ud800b"}\n')
-    dataset = build("d", request([path], validation_percent=0), tmp_path)
-    assert documents_of(dataset, "train") == ["a\ufffdb"]
+    path.write_bytes(b'{"text": "a\\ud800b"}\n{"text": "\xed\xb0\x80 \\ud83d\\ude00"}\n')
+    asked = request([path], tokenizer=vocabulary, validation_percent=0)
+    dataset = build("d", asked, tmp_path)
+    tokenizer = load_tokenizer(dataset.folder)
+    assert documents_of(dataset, "train", tokenizer) == ["a\ufffdb", "\ufffd \U0001f600"]
 
 
-def test_a_split_without_text_is_refused(tmp_path: Path) -> None:
+def test_a_split_without_text_is_refused_and_nothing_left(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(json_lines({"text": ""}, {"text": None}))
     with pytest.raises(UserError, match="there is no text for the train split"):
@@ -194,6 +198,7 @@ def test_a_split_without_text_is_refused(tmp_path: Path) -> None:
     path.write_bytes(json_lines({"text": "x"}))
     with pytest.raises(UserError, match="there is no text for the validation split"):
         build("d", request([path], validation_percent=0.001), tmp_path)
+    assert list((tmp_path / "datasets").iterdir()) == []
 
 
 def test_a_build_that_never_began_leaves_nothing(tmp_path: Path) -> None:
