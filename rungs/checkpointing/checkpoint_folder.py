@@ -23,6 +23,7 @@ from rungs.checkpointing.weights_file import WEIGHTS_FILE, file_or_index
 from rungs.common import disk, links, paths
 from rungs.common.errors import UserError
 from rungs.common.shown_text import quoted
+from rungs.config.run_config import MODEL_FILE
 from rungs.run.folder import RUNS, RunFolder, known_runs
 
 CHECKPOINT_GLOB = "[0-9]*-step-*"
@@ -151,28 +152,37 @@ def _point(link: Path, target: str) -> None:
 
 def link_target(link: Path) -> str | None:
     """Return the name of the checkpoint that a link points to, None if there is none."""
-    target = follow_link(link)
+    try:
+        target = follow_link(link)
+    except UserError:
+        return None
     return target.resolve().name if paths.is_folder(target) else None
 
 
 def follow_link(path: Path) -> Path:
     """Return `path` with `best` or `latest` resolved, if that is a text file instead of a link.
-    Raises UserError if it leads to another folder's checkpoint."""
+    Raises UserError if one of a run leads to anything but a name in its own folder."""
     for pointer in (path, *path.parents):
-        if (
-            pointer.name in LINKS
-            and pointer.parent.name == "checkpoints"
-            and paths.is_link(pointer)
-        ):
-            target = pointer.parent / pointer.readlink()
-            if target.parent.resolve() != pointer.parent.resolve():
+        if pointer.name not in LINKS:
+            continue
+        if paths.is_link(pointer):
+            run = pointer.absolute().parents[1]
+            if paths.is_file(run / MODEL_FILE) and not _leads_beside(pointer):
                 raise broken_link(pointer)
-        elif pointer.name in LINKS and paths.is_file(pointer):
+        elif paths.is_file(pointer):
             name = paths.read_bytes(pointer).decode(errors="replace").strip()
             if not paths.is_plain_name(name):
                 raise broken_link(pointer)
             return pointer.parent / name / path.relative_to(pointer)
     return path
+
+
+def _leads_beside(link: Path) -> bool:
+    target = link.parent / link.readlink()
+    try:
+        return target.name not in LINKS and target.parent.samefile(link.parent)
+    except OSError:
+        return False
 
 
 def broken_link(link: Path) -> UserError:
@@ -291,14 +301,15 @@ def find_weights(path: Path | str) -> Path:
     ):
         if paths.is_file(weights := file_or_index(candidate)):
             return weights
-    if os.path.lexists(link) and not paths.is_folder(follow_link(link)):
+    is_linked = os.path.lexists(link)
+    if is_linked and not paths.is_file(file_or_index(follow_link(link) / WEIGHTS_FILE)):
         raise broken_link(link)
     imported = file_or_index(path / "checkpoints" / IMPORTED / WEIGHTS_FILE)
     if paths.is_file(imported):
         return imported
     for folder in (path, path / "checkpoints"):
         paths.refuse_unsearchable(folder)
-    if paths.is_folder(path):
+    if paths.is_folder(path) and not is_linked:
         raise UserError(
             f"{path}: no checkpoint there yet; train it first: uv run train.py {quoted(path)}"
         )

@@ -28,6 +28,7 @@ LARGEST_VOCAB = 1 << 24
 REPLACEMENT_CHARACTER = "\ufffd"
 """The decoding of incomplete UTF-8."""
 _BYTE_TOKEN = "<0x"
+_BYTE_NAME = re.compile(rf"{_BYTE_TOKEN}[0-9A-Fa-f]{{2}}>")
 _PATTERN = '"Regex":'
 """Sign of a regular expression in a definition."""
 _CHUNK_CHARACTERS = 1 << 18
@@ -132,6 +133,10 @@ class Tokenizer:
         added = self._tokenizer.get_added_tokens_decoder()
         return frozenset(number for number, token in added.items() if token.special)
 
+    @functools.cached_property
+    def _added_ids(self) -> frozenset[int]:
+        return frozenset(self._tokenizer.get_added_tokens_decoder())
+
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Like `encode` for several texts in parallel, on all cores."""
         return [each.ids for each in self._encodings(self._tokenizer.encode_batch_fast, texts)]
@@ -208,11 +213,11 @@ class Tokenizer:
         """Return the number of UTF-8 bytes that the ids represent, with 0 for special tokens. It is
         exact for byte-level tokenizers even if ids start or end inside a character; for others it
         is the length of the decoded text."""
-        if self._bytes_of is None:
+        if self._byte_counts is None:
             return len(self.decode(ids, skip_special_tokens=True).encode())
         numbers, counts = np.unique(np.asarray(ids, np.int64), return_counts=True)
         pairs = zip(numbers.tolist(), counts.tolist(), strict=True)
-        return sum(count * self._bytes_of.get(number, 0) for number, count in pairs)
+        return sum(count * self._byte_counts.get(number, 0) for number, count in pairs)
 
     def bytes_of(self, number: int) -> bytes:
         """Return what a token adds to a text that has begun, in UTF-8, or a part of a character;
@@ -220,16 +225,25 @@ class Tokenizer:
         name = self._tokenizer.id_to_token(number)
         if name is None or number in self.special_ids:
             return b""
-        if number not in self._tokenizer.get_added_tokens_decoder():
-            if self._bytes_of is not None:
-                return bytes(_BYTES.get(character, 0) for character in name)
-            if byte := re.fullmatch(rf"{_BYTE_TOKEN}([0-9A-F]{{2}})>", name):
-                return bytes.fromhex(byte[1])
+        if number not in self._added_ids:
+            if self._byte_counts is not None and set(name) <= _BYTES.keys():
+                return bytes(_BYTES[character] for character in name)
+            if self.is_byte(number):
+                return bytes.fromhex(name.removeprefix(_BYTE_TOKEN)[:2])
         once, twice = self.decode_batch([[number], [number, number]])
         return twice[len(once) :].encode()
 
+    def is_byte(self, number: int) -> bool:
+        """Return whether a token stands for one byte, as `<0xE2>` in SentencePiece."""
+        name = self._tokenizer.id_to_token(number) or ""
+        return self._falls_back and bool(_BYTE_NAME.fullmatch(name))
+
     @functools.cached_property
-    def _bytes_of(self) -> dict[int, int] | None:
+    def _falls_back(self) -> bool:
+        return "ByteFallback" in json.dumps(self._decoder)
+
+    @functools.cached_property
+    def _byte_counts(self) -> dict[int, int] | None:
         """Number of bytes per id, or None if the tokenizer is not byte-level."""
         if (self._decoder or {}).get("type") != "ByteLevel":
             return None

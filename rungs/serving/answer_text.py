@@ -66,13 +66,28 @@ class TokenOffsets:
         self._has_begun = any(map(tokenizer.bytes_of, before))
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._characters = 0
+        self._run = b""
+        """Byte tokens at the end: if they are not UTF-8, each becomes U+FFFD."""
 
     def add(self, token: int, name: str) -> int:
         """Return the characters before a token. `name` is what a special token adds."""
-        offset, content = self._characters, self._tokenizer.bytes_of(token)
-        if content and not self._has_begun:
+        content = self._tokenizer.bytes_of(token)
+        if self._tokenizer.is_byte(token):
             self._has_begun = True
-            drops_space = not self._tokenizer.decode([token]).startswith(" ")
-            content = content.removeprefix(b" ") if drops_space else content
+            self._run += content
+            return self._characters + len(self._run[:-1].decode(errors="ignore"))
+        self._characters += _length(self._run)
+        offset, self._run = self._characters, b""
+        if not self._has_begun and (content or name):
+            self._has_begun = True
+            if content.startswith(b" "):
+                content = self._tokenizer.decode([token]).encode()
         self._characters += len(self._decoder.decode(content) if content else name)
         return offset
+
+
+def _length(run: bytes) -> int:
+    try:
+        return len(run.decode())
+    except UnicodeDecodeError:
+        return len(run)

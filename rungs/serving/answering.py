@@ -34,7 +34,9 @@ class _Choice:
         self._text = AnswerText(served.tokenizer, prompt, body.stops)
         begin = len(served.tokenizer.begin)
         self._added = begin if prompt[:begin] == served.tokenizer.begin else 0
-        self._offsets = TokenOffsets(served.tokenizer, [] if body.is_echoed else prompt)
+        self._offsets: TokenOffsets | None = None
+        if body.likely is not None:
+            self._offsets = TokenOffsets(served.tokenizer, [] if body.is_echoed else prompt)
         self._is_begun = False
         self.count = 0
         self.finish: str | None = None
@@ -52,7 +54,7 @@ class _Choice:
 
     def _log_probs(self, delivery: Delivery) -> list[TokenLogProbs] | None:
         likely = self._body.likely
-        if likely is None:
+        if likely is None or self._offsets is None:
             return None
         new = [*delivery.tokens, *delivery.stop_token]
         tokens = new or self._prompt

@@ -478,6 +478,13 @@ def test_names_are_given_once_and_say_which_tokens_are_none() -> None:
     )
 
 
+def test_a_token_that_is_not_spelled_in_bytes_is_itself() -> None:
+    raw = tokenizers.Tokenizer(models.WordLevel({"日本": 0, "Ġa": 1, "<0x41>": 2}, "Ġa"))
+    raw.decoder = decoders.ByteLevel()
+    tokenizer = Tokenizer(raw)
+    assert [tokenizer.bytes_of(n) for n in range(3)] == ["日本".encode(), b" a", b"<0x41>"]
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_bytes_of_tokens_make_up_the_text(family: str) -> None:
     tokenizer = load_tokenizer(TOKENIZERS / family)

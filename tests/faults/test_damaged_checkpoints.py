@@ -291,16 +291,37 @@ def test_a_link_to_another_runs_checkpoint_is_not_followed(
     other = RunFolder(tmp_path / "other")
     shutil.copytree(copy.path, other.path, symlinks=True)
     (copy.checkpoints / "best").unlink()
-    (copy.checkpoints / "best").symlink_to("../../other/checkpoints/latest")
-    for path in (copy.path, copy.checkpoints / "best", copy.checkpoints / "best/model.safetensors"):
-        with pytest.raises(UserError, match="best: does not point to a checkpoint; choose one"):
-            find_weights(path)
+    link = copy.checkpoints / "best"
+    for target in ("../../other/checkpoints/latest", other.checkpoints / "best", "loop/x"):
+        link.unlink(missing_ok=True)
+        link.symlink_to(target)
+        for path in (copy.path, link, link / "model.safetensors"):
+            with pytest.raises(UserError, match="best: does not point to a checkpoint; choose one"):
+                find_weights(path)
+        assert list_run(copy, verify=False)[-1].links == ["latest"]
     assert train_here(copy, with_tokenizer) == 0
     assert find_weights(copy.path).is_file()
 
 
+def test_a_best_checkpoint_without_weights_does_not_fall_back_to_imported_ones(
+    copy: RunFolder,
+) -> None:
+    best = (copy.checkpoints / "best").resolve()
+    shutil.copytree(best, copy.checkpoints / "imported")
+    for path in best.glob("model*.safetensors*"):
+        path.unlink()
+    with pytest.raises(UserError, match="best: does not point to a checkpoint"):
+        find_weights(copy.path)
+
+
+def test_a_run_below_a_link_of_that_name_is_found(copy: RunFolder, tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints/latest").symlink_to(copy.path.parent)
+    assert find_weights(tmp_path / "checkpoints/latest" / copy.path.name).is_file()
+
+
 def test_what_is_no_weights_in_a_linked_checkpoint_is_named(copy: RunFolder) -> None:
-    with pytest.raises(UserError, match=r"optimizer: no checkpoint there yet"):
+    with pytest.raises(UserError, match=r"optimizer: no such run, checkpoint or model"):
         find_weights(copy.checkpoints / "best" / "optimizer")
 
 
