@@ -92,7 +92,7 @@ def write_all(
     or write them meanwhile. Raises UserError if `folder` is a file, or the error of
     `disk.unwritable` if a chart cannot be written."""
     if paths.is_there(folder) and not paths.is_folder(folder):
-        raise UserError(f"{folder}: is a file; choose a folder for charts")
+        raise UserError(f"{folder}: is there and is no folder; choose another for charts")
     written = []
     for name, draw in charts.items():
         path, picture = folder / name, io.BytesIO()

@@ -197,7 +197,12 @@ def converse(conversation: "Conversation", messages: Sequence[str]) -> None:
         if message == "/new":
             conversation.messages = [*first]
         elif message:
-            print_answer(conversation, message)
+            try:
+                print_answer(conversation, message)
+            except UserError as error:
+                if not is_terminal:
+                    raise
+                click.echo(f"error: {error}", err=True)
 
 
 def print_answer(conversation: "Conversation", message: str) -> None:

@@ -17,6 +17,7 @@ from rungs.common.errors import (
     EXIT_FAILED,
     RunFailure,
     UserError,
+    errors_at,
     readable_line,
 )
 from rungs.common.paths import is_plain_name, refuse_control_characters
@@ -146,7 +147,8 @@ def _axis(text: str) -> tuple[str, list[Any]]:
     key, equals, values = text.partition("=")
     if not (key and equals and values):
         raise UserError(f"--grid {text}: must have the form key=value,value,…")
-    found = strict_json.parse_value(f"[{values}]")
+    with errors_at(f"--grid {text}: "):
+        found = strict_json.parse_value(f"[{values}]")
     if not isinstance(found, list):
         found = list(map(strict_json.parse_value, values.split(",")))
     if len({json.dumps(value) for value in found}) < len(found):

@@ -7,6 +7,7 @@ import gc
 import importlib.metadata
 import math
 import os
+import re
 import shlex
 import sys
 import time
@@ -116,9 +117,10 @@ def run_command(
         sys.exit(error.exit_code)
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
-        advice = f" (see {context.command_path} --help)" if context else ""
-        message = " ".join(error.format_message().split()).removesuffix(".")
-        _end_with(errors.UserError(message[:1].lower() + message[1:] + advice))
+        name = context.command_path if context else Path(sys.argv[0]).name
+        message = re.sub(r"\s*\n\s*", " ", error.format_message()).removesuffix(".")
+        message = message[:1].lower() + message[1:]
+        _end_with(errors.UserError(f"{message} (see {name} --help)"))
     except click.Abort:
         sys.exit(errors.EXIT_INTERRUPTED)
     except Exception as error:

@@ -88,8 +88,8 @@ def flush(file: IO[Any]) -> None:
 
 
 def open_to_append(path: Path, buffering: int = -1) -> BinaryIO:
-    """Open or create a regular file to read and append. If it has another name, a hard link, as in
-    a backup, that keeps its content. Raises OSError for anything else."""
+    """Open or create a regular file to read and append. If it has another name by now, a hard link,
+    as in a backup, that keeps its content. Raises OSError for anything else."""
     return open(path, "a+b", buffering, opener=_open_regular)
 
 
@@ -125,10 +125,11 @@ def _open_regular(path: str, flags: int) -> int:
     status = os.fstat(descriptor)
     if stat.S_ISREG(status.st_mode) and status.st_nlink <= 1:
         return descriptor
-    os.close(descriptor)
-    if not stat.S_ISREG(status.st_mode):
-        raise OSError(errno.EINVAL, "not a regular file", path)
-    replace_file(Path(path), Path(path).read_bytes())
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", path)
+        content = file.read()
+    replace_file(Path(path), content)
     return os.open(path, flags | _NO_LINKS, 0o666)
 
 

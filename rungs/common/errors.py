@@ -86,18 +86,16 @@ def check_characters(text: str, place: str) -> None:
 
 def _readable(message: str) -> str:
     """Return a message as printable lines of limited length without secrets."""
-    for argument in filter(_has_line_breaks, sys.argv):
+    message = without_secrets(message)
+    for argument in sys.argv:
         for text in (argument, argument.partition("=")[2]):
-            message = message.replace(text, readable_line(text)) if text else message
-    lines = without_secrets(message).split("\n")
+            if "\n" in text.strip("\n"):
+                message = message.replace(text, readable_line(text))
+    lines = message.split("\n")
     lines = [readable_line(line) for line in lines if line.strip()]
     if len(lines) > _MOST_LINES:
         lines[_MOST_LINES - 1 :] = [f"… and {len(lines) - _MOST_LINES + 1:,} more"]
     return "\n".join(lines)
-
-
-def _has_line_breaks(text: str) -> bool:
-    return "\n" in text
 
 
 def readable_line(line: str) -> str:
@@ -148,9 +146,12 @@ def system_error(error: Exception) -> UserError | RunFailure | None:
     if isinstance(error, ImportError) and _UNMAPPED.search(str(error)):
         return RunFailure(f"{reason(error)}: the memory that this process may use is too small")
     if isinstance(error, RuntimeError) and any(sign in str(error) for sign in OUT_OF_MEMORY_SIGNS):
-        return RunFailure("out of memory; make the batch, the texts or the model smaller")
-    if isinstance(error, RuntimeError) and str(error) in _NO_THREAD:
-        return RunFailure("no more threads may be started; allow more with ulimit -u")
+        what = readable_line(reason(error))
+        return RunFailure(f"out of memory; make the batch, the texts or the model smaller: {what}")
+    if isinstance(error, RuntimeError) and str(error).endswith(_NO_THREAD):
+        return RunFailure(
+            "no more threads can be started; allow more processes with ulimit -u, or end some"
+        )
     if not isinstance(error, OSError) or error.strerror is None:
         return None
     if error.filename is None:  # of writing to an open file

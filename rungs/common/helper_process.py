@@ -10,9 +10,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context, parent_process
+from multiprocessing import active_children, get_context, parent_process
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, BinaryIO
@@ -42,11 +42,18 @@ ENDED, KILLED = "\n", ""
 """Last item of the queue that `receive` returns."""
 
 
-def own_process() -> ProcessPoolExecutor:
-    """Return an executor that calls functions in one new process, which ends at Ctrl-C at once, and
-    with this process. Its futures raise BrokenProcessPool if it crashes."""
-    context = get_context("spawn")
-    return ProcessPoolExecutor(1, mp_context=context, initializer=_end_with_parent)
+@contextlib.contextmanager
+def own_process() -> Iterator[ProcessPoolExecutor]:
+    """Yield an executor that calls functions in one new process, which ends at Ctrl-C, if the block
+    raises, and with this process. Its futures raise BrokenProcessPool if it crashes."""
+    others, context = set(active_children()), get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=context, initializer=_end_with_parent) as executor:
+        try:
+            yield executor
+        except BaseException:
+            for process in set(active_children()) - others:
+                process.kill()
+            raise
 
 
 def _end_with_parent() -> None:

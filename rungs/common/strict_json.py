@@ -135,10 +135,15 @@ def parse_value(text: str) -> Any:
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    for line in _given_twice(pairs):
+        raise UserError(line)
+    return dict(pairs)
+
+
+def _given_twice(pairs: list[tuple[str, Any]]) -> Iterator[str]:
     counts = Counter(key for key, _ in pairs)
     for key in (key for key, count in counts.items() if count > 1):
-        raise UserError(f"{format_name(key)}: given more than once; keep one")
-    return dict(pairs)
+        yield f"{format_name(key)}: given more than once; keep one"
 
 
 def _parse_object(text: str, path: Path | str) -> tuple[dict[str, Any], list[str]]:
@@ -146,12 +151,7 @@ def _parse_object(text: str, path: Path | str) -> tuple[dict[str, Any], list[str
     twice: list[str] = []
 
     def note_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        counts = Counter(key for key, _ in pairs)
-        twice.extend(
-            f"{path}: {format_name(key)}: given more than once; keep one"
-            for key, count in counts.items()
-            if count > 1
-        )
+        twice.extend(f"{path}: {line}" for line in _given_twice(pairs))
         return dict(pairs)
 
     try:

@@ -57,13 +57,14 @@ class Alerts:
         place = str(self._run.path.resolve())
         self._hooks.tell({"run": place, **event.model_dump(), "figures": figures})
 
-    def end(self, kind: EventKind, text: str) -> None:
+    def note_end(self, kind: EventKind, text: str) -> None:
         """Record the event that ends the steps: what they still wait for is no stall."""
         self._watchdog.finish()
         self.note(kind, text)
 
     def finish(self) -> None:
         """Wait until the hooks have received everything."""
+        self._watchdog.finish()
         self._hooks.finish()
 
     def _stalled(self, seconds: float) -> None:

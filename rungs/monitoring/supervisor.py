@@ -71,7 +71,7 @@ def _note_death(run: folder.RunFolder, hooks: Sequence[str], number: int) -> Non
     with contextlib.suppress(OSError), run.metrics.open("rb") as file:  # no metrics yet
         step = sum(line.endswith(b"\n") for line in lines_of(file)) - 1
     alerts = Alerts(run, hooks, step)
-    alerts.end("failure", f"killed by {name_of(number)}")
+    alerts.note_end("failure", f"killed by {name_of(number)}")
     alerts.finish()
 
 

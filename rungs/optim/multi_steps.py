@@ -99,7 +99,8 @@ def _transformation(
 def _step(
     direction: Array, param: Array, *, learning_rate: Array, applied: Array, **_: Array
 ) -> Array:
-    # Of what isn't applied a direction may be NaN. XLA would keep zeros in its place in memory.
+    # Of what isn't applied a direction may be NaN; a finite parameter stays as it is. In its place
+    # XLA would keep zeros in memory.
     return jnp.where(applied, -learning_rate, 0) * jnp.where(applied, direction, param)
 
 

@@ -161,7 +161,8 @@ def _holds(path: Path, text: str) -> bool:
     """Return whether a file has the JSON of `text`, possibly written in another way."""
     found = strict_json.read_text(path)
     with errors.errors_at(f"{path}: "):
-        return bool(strict_json.parse_value(found) == json.loads(text))
+        there = strict_json.parse_value(found)
+    return strict_json.json_checksum(there) == strict_json.json_checksum(json.loads(text))
 
 
 def parse_settings(settings: Sequence[str]) -> dict[str, Any]:

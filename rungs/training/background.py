@@ -128,12 +128,12 @@ class Background:
             return
         if error is not None:
             lines = str(error).splitlines() or [type(error).__name__]
-            self._alerts.end("failure", lines[0])
+            self._alerts.note_end("failure", lines[0])
         elif self.is_complete:
             early = f" early: {self.early_end}" if self.early_end else ""
-            self._alerts.end("finish", f"finished{early}")
+            self._alerts.note_end("finish", f"finished{early}")
         else:
-            self._alerts.end("stop", "stopped by a signal")
+            self._alerts.note_end("stop", "stopped by a signal")
 
 
 def _mirror_of(start: Start) -> Mirroring | NoMirroring:

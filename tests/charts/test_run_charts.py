@@ -560,7 +560,7 @@ def test_bad_input_is_reported_in_one_line(
         (["gone"], "no such run"),
         (["empty"], "no step recorded"),
         (["a", "empty"], "no step recorded"),
-        (["a", "--output-dir", "file"], "file: is a file; choose a folder"),
+        (["a", "--output-dir", "file"], "file: is there and is no folder"),
     ]:
         with pytest.raises(UserError, match=reason) as error:
             charts.main.main(arguments, standalone_mode=False)

@@ -89,7 +89,7 @@ def test_what_a_run_waits_for_at_its_end_is_no_stall(
     monkeypatch.setattr(Watchdog.__init__, "__defaults__", (0.2,))
     alerts = Alerts(RunFolder(tmp_path), [], 3)
     alerts.start()
-    alerts.end("finish", "finished")
+    alerts.note_end("finish", "finished")
     time.sleep(0.5)
     alerts.finish()
     kinds = [event.event for event in records.read(RunFolder(tmp_path), Event)]

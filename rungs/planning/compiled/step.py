@@ -93,7 +93,9 @@ def compile_apart(config: RunConfig, hardware: Hardware) -> CompiledStep:
     with own_process() as compiler:
         try:
             return compiler.submit(compile_step, config, hardware).result()
-        except BrokenProcessPool:
+        except BrokenProcessPool as error:
+            if error.__cause__ is not None:  # an exception that can't be sent from there
+                raise
             versions = ", ".join(
                 f"{name} {version}" for name, version in _versions(hardware).items()
             )
