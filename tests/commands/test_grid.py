@@ -46,6 +46,7 @@ def test_values_are_json_or_words(tmp_path: Path) -> None:
         (["learning_rate="], [], "must have the form"),
         (["learning_rate=1,1"], [], "a value is there twice"),
         (["seed=1", "seed=2"], [], "given twice"),
+        (['dataset={"a":1,"a":2}'], [], "--grid dataset=.*: a: given more than once"),
         (["seed=1"], ["seed=2"], "--grid and --set: both change seed"),
         (["learnig_rate=1"], [], "did you mean"),
         (["learning_rate=0.1,-1"], [], "learning_rate"),

@@ -120,6 +120,7 @@ def test_a_file_that_can_not_be_used_is_one_line(tmp_path: Path) -> None:
     [
         (["plan.py"], "missing argument 'RUN'"),
         (["plan.py", "runs/layers", "--devic", "h100"], "no such option"),
+        (["plan.py", "runs/layers", "--device"], "option '--device' requires an argument"),
         (["plan.py", "runs/layers", "--price-per-hour", "nan"], "invalid value for '--price-per-"),
         (["pretrained.py", "impor", "x"], "no such command 'impor'"),
         (["config.py", "a\nb"], "got unexpected extra argument (a b)"),

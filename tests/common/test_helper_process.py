@@ -3,6 +3,8 @@
 import errno
 import os
 import sys
+import time
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from rungs.common.helper_process import (
     KILLED,
     LOWEST,
     HelperProcess,
+    own_process,
     receive,
     restore_priority,
     start_python,
@@ -104,3 +107,33 @@ def test_a_process_starts_with_the_first_line() -> None:
     assert process.is_started
     process.kill()
     assert not process.is_started
+
+
+class _TwoArgumentsError(Exception):
+    def __init__(self, one: str, two: str) -> None:
+        super().__init__(f"{one}, {two}")
+
+
+def _raise_what_can_not_be_sent() -> None:
+    raise _TwoArgumentsError("one", "two")
+
+
+def test_a_function_in_its_own_process_ends_with_the_block() -> None:
+    def interrupted() -> None:
+        with own_process() as executor:
+            executor.submit(os.getpid).result()
+            executor.submit(time.sleep, 600)
+            raise KeyboardInterrupt
+
+    begun = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert time.monotonic() - begun < 300
+
+
+def test_a_crash_differs_from_an_error_that_can_not_be_sent() -> None:
+    with pytest.raises(BrokenProcessPool) as crash, own_process() as executor:
+        executor.submit(os.abort).result()
+    with pytest.raises(BrokenProcessPool) as error, own_process() as executor:
+        executor.submit(_raise_what_can_not_be_sent).result()
+    assert (crash.value.__cause__ is None, error.value.__cause__ is None) == (True, False)

@@ -80,6 +80,14 @@ def test_the_same_command_reuses_the_copy_and_another_is_rejected() -> None:
         create_like("new", "old", ["learning_rate=4e-4"])
 
 
+def test_a_copy_with_1_in_the_place_of_true_is_another() -> None:
+    create_like("new", "old", ["shuffle=true"])
+    train = Path("runs/new/train.json")
+    train.write_text(train.read_text().replace('"shuffle": true', '"shuffle": 1'))
+    with pytest.raises(UserError, match="already exists with other keys"):
+        create_like("new", "old", ["shuffle=true"])
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
