@@ -82,10 +82,14 @@ def datasets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+LONG = {"min_train_tokens": 150 * 128, "checkpoint_interval": 20}
+"""150 steps, which take longer than another process takes to start."""
+
+
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory, datasets: Path) -> RunFolder:
     """A run that was never stopped, trained on this system."""
-    run = make_run(tmp_path_factory.mktemp("runs") / "expected")
+    run = make_run(tmp_path_factory.mktemp("runs") / "expected", **LONG)
     done = train(run, datasets)
     assert done.returncode == 0, done.stderr
     return run
@@ -102,7 +106,7 @@ def wait_for(path: Path, process: "subprocess.Popen[str]") -> None:
 def test_a_run_is_locked_stopped_killed_and_resumed(
     system: other_systems.System, tmp_path: Path, datasets: Path, expected: RunFolder
 ) -> None:
-    run, syncs = make_run(tmp_path / "run", sample_prompts=[]), tmp_path / "syncs"
+    run, syncs = make_run(tmp_path / "run", sample_prompts=[], **LONG), tmp_path / "syncs"
     environment = other_systems.environment(system, tmp_path)
     environment[other_systems.FULL_SYNCS] = str(syncs)
     line = command(run, datasets)
