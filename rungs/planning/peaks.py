@@ -196,11 +196,17 @@ class CpuPeak(StepSizes):
     @property
     def activation_bytes(self) -> int:
         """Bytes of activations. Before the backward pass the compiler widens all 16-bit activations
-        of a loop over layers to float32. In unrolled layers it undoes rematerialization."""
+        of a loop over layers to float32, but not those that only "activations" keeps. In unrolled
+        layers it undoes rematerialization."""
         if self.is_unrolled:
             return int(_UNROLLED * self.kept["none"].in_layers) + self.kept["dots"].in_layers
         kept = self.kept[self.remat]
-        return kept.widened if self.layers else kept.total
+        if not self.layers:
+            return kept.total
+        if self.remat == "activations":
+            others = kept.total - self.kept["dots"].total
+            return self.kept["dots"].widened + others
+        return kept.widened
 
     @property
     def logits_bytes(self) -> int:
