@@ -226,8 +226,8 @@ class Tokenizer:
         if name is None or number in self.special_ids:
             return b""
         if number not in self._added_ids:
-            if self._byte_counts is not None and set(name) <= _BYTES.keys():
-                return bytes(_BYTES[character] for character in name)
+            if self._byte_counts is not None:
+                return _spelled_bytes(name)
             if self.is_byte(number):
                 return bytes.fromhex(name.removeprefix(_BYTE_TOKEN)[:2])
         once, twice = self.decode_batch([[number], [number, number]])
@@ -248,8 +248,7 @@ class Tokenizer:
         if (self._decoder or {}).get("type") != "ByteLevel":
             return None
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
-        # byte-level tokens have one character per byte
-        counts = {number: len(token) for token, number in vocabulary.items()}
+        counts = {number: len(_spelled_bytes(token)) for token, number in vocabulary.items()}
         for number, added in self._tokenizer.get_added_tokens_decoder().items():
             counts[number] = 0 if added.special else len(added.content.encode())
         return counts
@@ -381,6 +380,14 @@ def byte_characters() -> dict[str, int]:
 
 
 _BYTES = byte_characters()
+
+
+def _spelled_bytes(token: str) -> bytes:
+    """Return the bytes of a byte-level token; of one with other characters, its own."""
+    try:
+        return bytes(_BYTES[character] for character in token)
+    except KeyError:
+        return token.encode()
 
 
 def name_in(vocabulary: Mapping[str, int]) -> str | None:

@@ -483,6 +483,7 @@ def test_a_token_that_is_not_spelled_in_bytes_is_itself() -> None:
     raw.decoder = decoders.ByteLevel()
     tokenizer = Tokenizer(raw)
     assert [tokenizer.bytes_of(n) for n in range(3)] == ["日本".encode(), b" a", b"<0x41>"]
+    assert [tokenizer.byte_count([n]) for n in range(3)] == [6, 2, 6]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

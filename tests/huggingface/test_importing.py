@@ -366,33 +366,26 @@ def test_tokenizer_files_are_copied(tmp_path: Path) -> None:
     assert load_tokenizer(run.path).encode("to be") == load_tokenizer(run.path).encode("to be")
 
 
-@pytest.mark.parametrize("text", ["[]", '{"version": "1.0", "trunc', "\0"])
-def test_the_message_on_a_damaged_tokenizer_names_the_file_that_was_given(
-    text: str, tmp_path: Path
-) -> None:
-    source = copy("llama", tmp_path / "source")
-    (source / "tokenizer.json").write_text(text)
-    with pytest.raises(UserError) as raised:
-        imported(source, tmp_path / "run")
-    assert str(raised.value).startswith(f"{source / 'tokenizer.json'}: not a tokenizer file: ")
-    assert list(tmp_path.iterdir()) == [source]
-
-
 @pytest.mark.parametrize(
-    ("text", "wrong"),
+    ("file", "text", "wrong"),
     [
-        ("[[", "not readable as JSON"),
-        ('{"eos_token_id": "x"}', "eos_token_id: must be a token id"),
-        ('{"eos_token_id": [[1]]}', "eos_token_id: must be a token id"),
-        ('{"eos_token_id": true}', "eos_token_id: must be a token id"),
+        ("tokenizer.json", "[]", "not a tokenizer file: "),
+        ("tokenizer.json", '{"version": "1.0", "trunc', "not a tokenizer file: "),
+        ("tokenizer.json", "\0", "not a tokenizer file: "),
+        ("generation_config.json", "[[", "not readable as JSON"),
+        ("generation_config.json", '{"eos_token_id": "x"}', "eos_token_id: must be a token id"),
+        ("generation_config.json", '{"eos_token_id": [[1]]}', "eos_token_id: must be a token id"),
+        ("generation_config.json", '{"eos_token_id": true}', "eos_token_id: must be a token id"),
     ],
 )
-def test_a_damaged_generation_config_is_refused(text: str, wrong: str, tmp_path: Path) -> None:
+def test_the_message_on_a_damaged_file_names_the_one_that_was_given(
+    file: str, text: str, wrong: str, tmp_path: Path
+) -> None:
     source = copy("llama", tmp_path / "source")
-    (source / "generation_config.json").write_text(text)
+    (source / file).write_text(text)
     with pytest.raises(UserError) as raised:
         imported(source, tmp_path / "run")
-    assert str(raised.value).startswith(f"{source / 'generation_config.json'}: {wrong}")
+    assert str(raised.value).startswith(f"{source / file}: {wrong}")
     assert list(tmp_path.iterdir()) == [source]
 
 
