@@ -53,6 +53,7 @@ def test_predictions_are_shown_after_each_layer(opened: Any) -> None:
     assert rows.locator("th").all_text_contents() == ["embedding", "layer 0", "layer 1"]
     assert rows.first.locator("td").count() == 6
     opened.locator("#lens summary").click()
+    opened.wait_for_selector("#lens-table tbody button")
     assert opened.locator("#lens-table tbody button").count() == 3 * len(TEXT)
 
 
