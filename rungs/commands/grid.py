@@ -135,11 +135,11 @@ def report(runs: Sequence[Cell], into: Path) -> None:
     if not taken:
         return
     recorded = [run for _, run in taken]
-    click.echo(f"\n{recorded_run.results_table(recorded)}\n")
-    for path in draw_comparison(recorded, into / COMPARISON):
-        click.echo(path)
+    charts = draw_comparison(recorded, into / COMPARISON)
     write_page(into / PAGE, open_runs([folder for folder, _ in taken]))
-    click.echo(into / PAGE)
+    click.echo(f"\n{recorded_run.results_table(recorded)}\n")
+    for path in (*charts, into / PAGE):
+        click.echo(path)
 
 
 def _axis(text: str) -> tuple[str, list[Any]]:

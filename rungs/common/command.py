@@ -12,7 +12,7 @@ import shlex
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
@@ -77,12 +77,16 @@ def _say(line: str) -> None:
 
 
 def run_command(
-    command: click.Command, *, empty_from: float = math.inf, always_prints: bool = True
+    command: click.Command,
+    *,
+    empty_from: float = math.inf,
+    printing: Collection[str] | None = None,
 ) -> None:
     """Run a command. Errors go to stderr in one line each; the exit code is 2 for a `UserError`, 1
     for a `RunFailure` or a file that can't be used, 130 for Ctrl-C and 141 if nobody reads the
     output any more. No option may be empty, and of the other arguments only those from `empty_from`
-    on, counted from 1. A command that `always_prints` doesn't begin if stdout is closed."""
+    on, counted from 1. A command that prints doesn't begin if stdout is closed: one with an option
+    in `printing`, or all if that is None."""
     import click
 
     begin_command()
@@ -102,7 +106,7 @@ def run_command(
             )
         )
     output = _Output(sys.stdout)
-    if always_prints:
+    if printing is None or not {one.partition("=")[0] for one in sys.argv}.isdisjoint(printing):
         output.refuse_closed()
     try:
         with contextlib.redirect_stdout(output):

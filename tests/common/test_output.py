@@ -44,7 +44,7 @@ def test_a_full_disk_is_one_line(command: str, unbuffered: bool) -> None:
     "command",
     [
         "config.py --help",
-        "train.py --help",
+        "train.py --like runs/a-to-a --grid seed=0,1 --into grid --datasets-dir d",
         "download_dataset.py --text text --name x --vocab-size 257 --datasets-dir d",
     ],
 )
