@@ -43,7 +43,7 @@ ENDED, KILLED = "\n", ""
 
 
 @contextlib.contextmanager
-def own_process() -> Iterator[ProcessPoolExecutor]:
+def process_executor() -> Iterator[ProcessPoolExecutor]:
     """Yield an executor that calls functions in one new process, which ends at Ctrl-C, if the block
     raises, and with this process. Its futures raise BrokenProcessPool if it crashes."""
     others, context = set(active_children()), get_context("spawn")

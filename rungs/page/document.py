@@ -5,7 +5,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from rungs.common.helper_process import own_process
+from rungs.common.helper_process import process_executor
 from rungs.config import run_config
 from rungs.page import single_file
 from rungs.page.shown_run import NOT_DRAWN, ShownRun
@@ -43,7 +43,7 @@ def open_runs(folders: Sequence[Path]) -> list[ShownRun]:
         for folder, name, config in zip(folders, names, configs, strict=True)
     ]
     # Importing JAX to count parameters takes seconds; this process reads metrics meanwhile.
-    with own_process() as counter:
+    with process_executor() as counter:
         counted = counter.submit(_flops_per_token, configs)
         for run in runs:
             run.refresh()

@@ -15,7 +15,7 @@ from rungs.common.helper_process import (
     KILLED,
     LOWEST,
     HelperProcess,
-    own_process,
+    process_executor,
     receive,
     restore_priority,
     start_python,
@@ -120,7 +120,7 @@ def _raise_what_can_not_be_sent() -> None:
 
 def test_a_function_in_its_own_process_ends_with_the_block() -> None:
     def interrupted() -> None:
-        with own_process() as executor:
+        with process_executor() as executor:
             executor.submit(os.getpid).result()
             executor.submit(time.sleep, 600)
             raise KeyboardInterrupt
@@ -132,8 +132,8 @@ def test_a_function_in_its_own_process_ends_with_the_block() -> None:
 
 
 def test_a_crash_differs_from_an_error_that_can_not_be_sent() -> None:
-    with pytest.raises(BrokenProcessPool) as crash, own_process() as executor:
+    with pytest.raises(BrokenProcessPool) as crash, process_executor() as executor:
         executor.submit(os.abort).result()
-    with pytest.raises(BrokenProcessPool) as error, own_process() as executor:
+    with pytest.raises(BrokenProcessPool) as error, process_executor() as executor:
         executor.submit(_raise_what_can_not_be_sent).result()
     assert (crash.value.__cause__ is None, error.value.__cause__ is None) == (True, False)

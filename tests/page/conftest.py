@@ -16,7 +16,7 @@ from tests.support.recorded_runs import record_run, step
 def count_here() -> Iterator[None]:
     """Count FLOPs in this process, which has imported JAX, and not in one of their own."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(document, "own_process", lambda: ThreadPoolExecutor(1))
+        patch.setattr(document, "process_executor", lambda: ThreadPoolExecutor(1))
         yield
 
 

@@ -19,7 +19,7 @@ from click.testing import CliRunner
 
 import charts
 from rungs.common.errors import UserError
-from rungs.common.helper_process import own_process
+from rungs.common.helper_process import process_executor
 from rungs.page import document
 from rungs.page.document import open_runs, page, page_data
 from rungs.run.recorded_run import RecordedRun, results_table
@@ -66,7 +66,7 @@ def test_flops_are_those_of_the_plan(
 ) -> None:
     """6 for each weight in a matmul and 12 · L · N · H · S for attention, counted by hand. In a
     process of their own, as for users."""
-    monkeypatch.setattr(document, "own_process", own_process)
+    monkeypatch.setattr(document, "process_executor", process_executor)
     emb, vocabulary, length = 16, 32, 8
     block = 4 * emb * emb + 2 * emb * 4 * emb + emb + 5 * emb  # matrices and biases
     norms = 2 * 2 * emb + 2 * emb

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 
 from rungs.common.errors import UserError
-from rungs.common.helper_process import own_process
+from rungs.common.helper_process import process_executor
 from rungs.config.run_config import RunConfig
 from rungs.parallel import sharding, target_device
 from rungs.planning.compiled import collectives, hlo, targets
@@ -90,7 +90,7 @@ class CompiledStep(NamedTuple):
 def compile_apart(config: RunConfig, hardware: Hardware) -> CompiledStep:
     """Like `compile_step`, in a process of its own, with which a compiler may crash. Raises
     UserError then, too."""
-    with own_process() as compiler:
+    with process_executor() as compiler:
         try:
             return compiler.submit(compile_step, config, hardware).result()
         except BrokenProcessPool as error:
