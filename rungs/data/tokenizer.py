@@ -70,6 +70,8 @@ class Tokenizer:
         self._tokenizer = tokenizer
         tokenizer.no_truncation()
         tokenizer.no_padding()
+        if isinstance(tokenizer.model, models.BPE):
+            tokenizer.model.dropout = None  # of merges at random: each call would give other ids
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
         """Largest token id plus one: the smallest `vocab_size` a model can have."""

@@ -12,16 +12,17 @@ class AnswerText:
 
     Args:
         prompt: token ids before the answer.
-        stops: the answer ends before the first of these strings in it.
+        stops: the answer ends before the one of these strings that is complete first.
 
     Attributes:
+        tokens: those added, up to the one that completes a stop string.
         text: what is certain so far.
         is_stopped: whether a stop string has ended it."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], stops: Sequence[str]) -> None:
         self._tokenizer, self._prompt, self._stops = tokenizer, list(prompt), stops
         self._before = tokenizer.decode(prompt, skip_special_tokens=True)
-        self._tokens: list[int] = []
+        self.tokens: list[int] = []
         self.text = ""
         self.is_stopped = False
 
@@ -30,24 +31,29 @@ class AnswerText:
         change, and what may begin a stop string. `is_last` returns the rest."""
         if self.is_stopped:
             return ""
-        self._tokens += tokens
-        whole = (
-            continuation(self._tokenizer, self._prompt, self._tokens)
-            if is_last
-            else self._settled()
-        )
-        stop = min((place for s in self._stops if (place := whole.find(s)) >= 0), default=-1)
-        if stop >= 0:
+        self.tokens += tokens
+        whole = self._whole(self.tokens) if is_last else self._settled()
+        if (stop := self._first_stop(whole)) >= 0:
             self.is_stopped, whole = True, whole[:stop]
+            while self._first_stop(self._whole(self.tokens[:-1])) >= 0:
+                self.tokens.pop()
         elif not is_last:
             whole = whole[: len(whole) - self._open_length(whole)]
         new = whole[len(self.text) :]
         self.text += new
         return new
 
+    def _whole(self, tokens: Sequence[int]) -> str:
+        return continuation(self._tokenizer, self._prompt, tokens)
+
+    def _first_stop(self, text: str) -> int:
+        """Return where the stop string begins that ends first in a text, -1 if there is none."""
+        found = [(at + len(s), at) for s in self._stops if (at := text.find(s)) >= 0]
+        return min(found, default=(0, -1))[1]
+
     def _settled(self) -> str:
         """Return the part of the answer that further tokens can't change."""
-        whole = self._tokenizer.decode_settled([*self._prompt, *self._tokens])
+        whole = self._tokenizer.decode_settled([*self._prompt, *self.tokens])
         return whole[len(self._before) :] if whole.startswith(self._before) else self.text
 
     def _open_length(self, text: str) -> int:

@@ -5,13 +5,14 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 from rungs.serving.answer_text import AnswerText, TokenOffsets
 from rungs.serving.engine import Delivery, Text
 from rungs.serving.protocol import Body, ChatBody, TokenLogProbs
 from rungs.serving.served import Served
+from rungs.serving.slots import LogProbs
 
 _SECONDS_BETWEEN_LOOKS = 0.5
 """How often to look whether the client is still there."""
@@ -38,7 +39,6 @@ class _Choice:
         if body.likely is not None:
             self._offsets = TokenOffsets(served.tokenizer, [] if body.is_echoed else prompt)
         self._is_begun = False
-        self.count = 0
         self.finish: str | None = None
 
     def add(self, delivery: Delivery) -> tuple[str, list[TokenLogProbs] | None]:
@@ -46,26 +46,34 @@ class _Choice:
         is_echo = self._body.is_echoed and not self._is_begun
         self._is_begun = True
         text = self._tokenizer.decode(self._prompt[self._added :]) if is_echo else ""
-        found = self._log_probs(delivery)
-        self.count += len(delivery.tokens)
+        before = self.count
         text += self._text.add(delivery.tokens, is_last=delivery.finish is not None)
         self.finish = "stop" if self._text.is_stopped else delivery.finish
-        return text, found
+        if is_echo:
+            return text, self._log_probs(self._prompt, delivery.log_probs, self._added)
+        tokens = delivery.tokens[: max(0, self.count - before)]
+        if self._body.names_stop_token and not self._text.is_stopped:
+            tokens += delivery.stop_token
+        return text, self._log_probs(tokens, delivery.log_probs, len(tokens))
 
-    def _log_probs(self, delivery: Delivery) -> list[TokenLogProbs] | None:
+    @property
+    def count(self) -> int:
+        """Number of new tokens so far."""
+        return len(self._text.tokens)
+
+    def _log_probs(
+        self, tokens: Sequence[int], log_probs: Sequence[LogProbs | None], named_from: int
+    ) -> list[TokenLogProbs] | None:
+        """Return what clients get for tokens. In the text, special ones have their names from
+        `named_from` on."""
         likely = self._body.likely
         if likely is None or self._offsets is None:
             return None
-        new = [*delivery.tokens, *delivery.stop_token]
-        tokens = new or self._prompt
-        shown = len(tokens) - (0 if self._body.names_stop_token else len(delivery.stop_token))
         found = list[TokenLogProbs]()
-        pairs = zip(tokens[:shown], delivery.log_probs[:shown], strict=True)
-        for place, (token, log_probs) in enumerate(pairs):
-            is_name_shown = not new and place >= self._added
-            name = self._tokenizer.decode([token]) if is_name_shown else ""
+        for place, token in enumerate(tokens):
+            name = self._tokenizer.decode([token]) if place >= named_from else ""
             offset = self._offsets.add(token, name)
-            found.append(TokenLogProbs.of(self._tokenizer, token, log_probs, likely, offset))
+            found.append(TokenLogProbs.of(self._tokenizer, token, log_probs[place], likely, offset))
         return found
 
 

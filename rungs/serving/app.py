@@ -120,8 +120,10 @@ class App:
         """Return a route that needs the key."""
 
         async def checked(request: Request) -> Response:
-            given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-            if self._key and not hmac.compare_digest(given.encode(), self._key.encode()):
+            scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+            own = (self._key or "").encode()
+            is_right = hmac.compare_digest(given.strip().encode(), own)
+            if own and not (is_right and scheme.lower() == "bearer"):
                 hint = "send the server's key: Authorization: Bearer KEY"
                 return failure(status.HTTP_401_UNAUTHORIZED, hint, "invalid_api_key")
             return await answer(request)

@@ -169,6 +169,12 @@ def test_encode_ignores_truncation_padding_and_templates(tmp_path: Path) -> None
     assert load_tokenizer(tmp_path).encode(text) == trained.encode(text)
 
 
+def test_merges_are_not_left_out_at_random(tmp_path: Path) -> None:
+    raw = tokenizers.Tokenizer(models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")], dropout=0.9))
+    raw.save(str(tmp_path / "tokenizer.json"))
+    assert load_tokenizer(tmp_path).encode("abab" * 50) == [2] * 100
+
+
 @pytest.mark.parametrize("scheme", ["first", "always"])
 def test_a_continuation_gets_no_prefix(scheme: str) -> None:
     raw = tokenizers.Tokenizer(models.BPE({"▁": 0, "a": 1, "b": 2, "type": 3}, []))

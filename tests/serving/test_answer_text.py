@@ -8,7 +8,7 @@ from rungs.data.tokenizer import Tokenizer
 from rungs.serving.answer_text import AnswerText
 
 TOKENIZER: Tokenizer = train_bpe([], 257)
-STOPS = ["ab", "bca", "é!"]
+STOPS = ["ab", "bca", "a", "é!", "c b"]
 
 
 @hypothesis.given(
@@ -25,9 +25,12 @@ def test_pieces_make_the_text_before_the_first_stop_string(
         size = sizes[len(pieces) % len(sizes)]
         pieces.append(answer.add(tokens[place : place + size], place + size >= len(tokens)))
         place += size
-    first = min((text.find(stop) for stop in stops if stop in text), default=len(text))
-    assert "".join(pieces) == answer.text == text[:first]
-    assert answer.is_stopped == (first < len(text))
+    ends = [n for n in range(len(text) + 1) if any(text[:n].endswith(stop) for stop in stops)]
+    whole = text[: ends[0]] if ends else text
+    cut = max((len(stop) for stop in stops if whole.endswith(stop)), default=0)
+    assert "".join(pieces) == answer.text == whole[: len(whole) - cut]
+    assert answer.is_stopped == bool(ends)
+    assert answer.tokens == TOKENIZER.encode(whole)
 
 
 def test_a_character_arrives_whole() -> None:

@@ -37,6 +37,20 @@ def test_completions_name_the_token_that_ends_them(body: Body, entries: int) -> 
     assert len(text) == 2
 
 
+@pytest.mark.parametrize("pieces", [[4], [1, 1, 1, 1], [2, 2]])
+def test_tokens_after_a_stop_string_are_neither_counted_nor_shown(pieces: list[int]) -> None:
+    served: Any = SimpleNamespace(tokenizer=train_bpe([], 257))
+    one = LogProbs(np.array(-1.0), np.array([-1.0]), np.array([65]))
+    choice = _Choice(served, CompletionBody(**ASK, prompt="a", stop="bc", logprobs=1), [65], 0)
+    tokens, entries, text = served.tokenizer.encode("abcd"), 0, ""
+    while pieces and not choice.finish:
+        count = pieces.pop(0)
+        new, found = choice.add(Delivery(tokens[:count], [one] * count))
+        del tokens[:count]
+        text, entries = text + new, entries + len(found or [])
+    assert (text, choice.finish, choice.count, entries) == ("a", "stop", 3, 3)
+
+
 PROMPTS = "the model of  é→x 🙂, y", "  hi, you", " a"
 
 

@@ -215,8 +215,9 @@ def test_only_clients_with_the_key_are_answered(answering: Answering) -> None:
         with pytest.raises(urllib.request.HTTPError) as error:
             urllib.request.urlopen(answering.url + path)
         assert error.value.code == 401
-    status, _ = post(answering, b"{}", Authorization="Bearer wrong")
-    assert status == 401
+    for authorization in ("Bearer wrong", "Bearer", KEY, f"Basic {KEY}"):
+        assert post(answering, b"{}", Authorization=authorization)[0] == 401
+    assert post(answering, b"{}", Authorization=f"bearer  {KEY}")[0] == 400
     assert post(answering, b"{}", **{"Content-Type": "text/plain"})[0] == 400
     for path in ("/health", "/"):
         assert urllib.request.urlopen(answering.url + path).status == 200
