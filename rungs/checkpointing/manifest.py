@@ -283,7 +283,7 @@ def write_checksums(folder: Path) -> None:
 def read_checksums(folder: Path) -> dict[str, str]:
     """Return the checksums in a folder's `SHA256SUMS`, by file name. Raises UserError if that is
     missing or unreadable."""
-    lines = read_text(folder / CHECKSUMS_FILE).splitlines()
+    lines = read_text(folder / CHECKSUMS_FILE).split("\n")
     pairs = (line.split("  ", 1)[::-1] for line in lines if "  " in line)
     return {name: checksum for name, checksum in pairs if paths.is_plain_name(name)}
 

@@ -33,7 +33,7 @@ def begin_command() -> None:
     library is reported in one line, and standard streams that were closed are opened."""
     sys.excepthook = _report
     os.environ.pop("MPLBACKEND", None)  # not needed, and an unknown back end raises
-    shown_text.open_missing_streams()
+    shown_text.prepare_streams()
     machine.allow_open_files(_ENOUGH_FILES)
 
 

@@ -130,23 +130,34 @@ def format_duration(seconds: float) -> str:
     return f"{hours} h {rest:02} min" if hours < 48 else f"{hours // 24} d {hours % 24:02} h"
 
 
+_ERRORS = {
+    "stdin": "surrogateescape",
+    "stdout": "backslashreplace",
+    "stderr": "backslashreplace",
+}
+"""Standard streams, and how each handles what is not UTF-8."""
+
+
 class ClosedStream(io.TextIOWrapper):
     """The null device in place of a stdout that was closed at startup."""
 
 
-def open_missing_streams() -> None:
+def prepare_streams() -> None:
     """Open the null device for each stream that was closed at startup. Otherwise the next opened
-    file would get its number, and everything that native code prints. Others are in UTF-8 on
-    Windows, too, which has another encoding for pipes and files."""
-    for name, mode in (("stdin", "rb"), ("stdout", "wb"), ("stderr", "wb")):
+    file would get its number, and everything that native code prints. The others are in UTF-8,
+    whatever the environment or Windows would choose; what isn't is read as lone surrogates, and
+    written as numbers."""
+    for name, errors in _ERRORS.items():
         stream = getattr(sys, name)
-        if sys.platform == "win32" and isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(encoding="utf-8", errors=stream.errors)
         if stream is None:
-            null = Path(os.devnull).open(mode)  # noqa: SIM115
+            null = Path(os.devnull).open("rb" if name == "stdin" else "wb")  # noqa: SIM115
             os.set_inheritable(null.fileno(), True)
             kind = ClosedStream if name == "stdout" else io.TextIOWrapper
             setattr(sys, name, kind(null, encoding="utf-8"))
+        elif isinstance(stream, io.TextIOWrapper) and (
+            (stream.encoding.lower(), stream.errors) != ("utf-8", errors)
+        ):  # again, after reading, would raise
+            stream.reconfigure(encoding="utf-8", errors=errors)
 
 
 def protect_terminal() -> None:

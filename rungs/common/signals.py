@@ -33,7 +33,7 @@ def exit_on_signal() -> None:
     """From now on, signals that stop a run end this process at once with exit code 128 + the
     signal's number. Before the first step there is nothing to save, and code that imports or
     compiles may swallow an exception."""
-    shown_text.open_missing_streams()  # else the listener's socket may take a stream's number
+    shown_text.prepare_streams()  # else the listener's socket may take a stream's number
     _Listener(_end).begin()
 
 

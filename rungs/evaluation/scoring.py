@@ -147,7 +147,7 @@ class Accuracy(NamedTuple):
 
 def read_items(path: Path) -> list[Item]:
     """Return the items of a JSON-lines file. Raises UserError if it has none, or other lines."""
-    lines = enumerate(strict_json.read_text(path).splitlines(), 1)
+    lines = enumerate(strict_json.read_text(path).split("\n"), 1)
     items = [
         strict_json.parse(line, Path(f"{path}:{number}"), Item)
         for number, line in lines

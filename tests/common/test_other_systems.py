@@ -283,7 +283,6 @@ ISOLATED = {
     "rungs/common/paths.py": "file names; where an open folder is",
     "rungs/common/signals.py": "signals",
     "rungs/common/helper_process.py": "starting, signaling and killing processes",
-    "rungs/common/shown_text.py": "the encoding of standard streams",
     "rungs/common/errors.py": "an errno that Windows lacks",
     "rungs/data/chats/template_sandbox.py": "a program of its own: limits of time and memory",
     "rungs/tasks/verifiers/reward_child.py": "a program of its own, not on Windows",

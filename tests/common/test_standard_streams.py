@@ -26,6 +26,40 @@ def test_streams_that_are_closed_at_the_start_are_the_null_device() -> None:
     assert subprocess.run(command, check=False).returncode == 0
 
 
+IN_UTF_8 = """
+import click, sys
+from rungs.common import command
+
+@click.command()
+def main():
+    click.echo("\\u2192 \\ud800")
+    sys.stdout.write(sys.stdin.readline())
+    command.begin_command()
+    print(ascii(sys.stdin.read()))
+
+command.run_command(main)
+"""
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"PYTHONIOENCODING": "ascii"},
+        {"PYTHONIOENCODING": "latin-1:ignore"},
+        {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"},
+    ],
+)
+def test_streams_are_in_utf_8_in_any_environment(environment: dict[str, str]) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", IN_UTF_8],
+        input="é\n".encode() + b"\xff",
+        capture_output=True,
+        env=os.environ | environment,
+        check=True,
+    )
+    assert ended.stdout.decode() == "→ \\ud800\né\n'\\udcff'\n"
+
+
 def on_a_terminal(program: str) -> str:
     """Return what a program writes to a terminal that is its stdout and stderr."""
     ours, theirs = pty.openpty()

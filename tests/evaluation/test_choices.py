@@ -135,6 +135,13 @@ def test_accuracy_is_printed_and_recorded(copying_run: Path, tmp_path: Path) -> 
     assert "0.6667" in result.output
 
 
+def test_lines_end_at_line_feeds_alone(tmp_path: Path) -> None:
+    path = tmp_path / "items.jsonl"
+    one = item("a\u2028", "b\u0085", "c", answer=0)
+    path.write_bytes((json.dumps(one, ensure_ascii=False) + "\r\n").encode() * 2)
+    assert [each.prompt for each in read_items(path)] == ["a\u2028"] * 2
+
+
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
