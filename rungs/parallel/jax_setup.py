@@ -98,8 +98,10 @@ SETTINGS = (
     *("jax_disable_most_optimizations", "jax_optimization_level", "jax_memory_fitting_level"),
     *("jax_exec_time_optimization_effort", "jax_memory_fitting_effort", "jax_use_direct_linearize"),
     *("jax_compiler_enable_remat_pass", "jax_ragged_dot_use_ragged_dot_instruction"),
+    *("jax_accurate_erf_inv", "jax_use_hlo_logistic_lowering"),
 )
-"""Names in `jax.config`; in capitals they are environment variables."""
+"""Names in `jax.config`, not all of them in each version; in capitals they are environment
+variables."""
 _FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 _OTHER_VARIABLES = ("NVIDIA_TF32_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG")
 _HARMLESS_FLAGS = ("--xla_dump", "--xla_force_host_platform_device_count")
@@ -149,7 +151,8 @@ def recorded() -> dict[str, str]:
         name: " ".join(sorted(f for f in _GIVEN[name].split() if not f.startswith(_HARMLESS_FLAGS)))
         for name in _FLAGS
     }
-    values = {name.upper(): str(jax.config.values.get(name)) for name in SETTINGS}
+    known = jax.config.values
+    values = {name.upper(): str(known[name]) for name in SETTINGS if name in known}
     others = {name: _GIVEN[name] for name in _OTHER_VARIABLES}
     return {"device": jax.devices()[0].device_kind} | flags | others | values
 
