@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import click
 
 from rungs.common.errors import UserError, check_characters
+from rungs.common.paths import suffix_of
 from rungs.common.shown_text import counted
 from rungs.common.strict_json import read_text
 from rungs.config.option_values import NEW_TOKENS, NEW_TOKENS_OF_A_CHAT
@@ -253,7 +254,7 @@ def read_prompts(path: Path) -> list[str]:
     Raises UserError if the file is not readable, or a line of a .jsonl file has no prompt."""
     numbered = enumerate(read_text(path).replace("\r\n", "\n").split("\n"), 1)
     lines = [(n, line) for n, line in numbered if line.strip()]
-    if path.suffix != ".jsonl":
+    if suffix_of(path) != ".jsonl":
         return [line for _, line in lines]
     return [_read_jsonl_prompt(line, f"{path}: line {number}") for number, line in lines]
 

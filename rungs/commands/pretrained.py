@@ -40,7 +40,7 @@ def import_(
     target = importing.target_folder(run)
     if python and not check:
         raise UserError("--python: is for --check; add it, or leave out --python")
-    if check and source.endswith(GGUF_SUFFIX):
+    if check and paths.suffix_of(source) == GGUF_SUFFIX:
         raise UserError("--check: is for Hugging Face models; leave it out for a GGUF file")
     if check:
         require_transformers(python or sys.executable)
@@ -73,7 +73,7 @@ def export(
     checkpoint: str, folder: Path, adapter: bool, dtype: str | None, averaged: str | None
 ) -> None:
     """Do what the options of `pretrained.py export` ask for."""
-    is_gguf = folder.suffix == GGUF_SUFFIX
+    is_gguf = paths.suffix_of(folder) == GGUF_SUFFIX
     if dtype and not is_gguf:
         raise UserError(f"--dtype: is for a GGUF file, whose name ends in {GGUF_SUFFIX}")
     if adapter and is_gguf:

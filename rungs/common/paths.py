@@ -126,6 +126,12 @@ def open_to_read(path: Path) -> BinaryIO:
         raise cannot_be_read(path, error) from None
 
 
+def suffix_of(name: Path | str) -> str:
+    """Return the last suffix of a file's name in lower case, as some systems write them in upper
+    case; empty if there is none."""
+    return Path(name).suffix.lower()
+
+
 def refuse_other_content(path: Path, begins: bytes, what: str) -> None:
     """Raise UserError if a file exists whose content does not begin with `begins`, as a `what`
     does: writing a `what` there would destroy something else."""

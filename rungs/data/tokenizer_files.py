@@ -190,7 +190,7 @@ def load_tokenizer(place: Path | str) -> Tokenizer:
         missing = f"{path}: has no tokenizer: neither {TOKENIZER_FILE}"
     elif _is_hub_id(place):
         missing = f"{place}: has no tokenizer on the Hugging Face hub: neither {TOKENIZER_FILE}"
-    elif path.suffix == ".model":
+    elif paths.suffix_of(path) == ".model":
         return _from_sentencepiece(path, finder(path))
     else:
         return _from_tokenizer_json(path, finder(path))
@@ -223,7 +223,7 @@ def finder(place: Path | str) -> FindFile:
 def _is_hub_id(place: Path | str) -> bool:
     if isinstance(place, Path) or paths.is_folder(Path(place)) or paths.is_file(Path(place)):
         return False
-    is_file_name = place.endswith(".model") or ".json" in place
+    is_file_name = paths.suffix_of(place) == ".model" or ".json" in place.lower()
     return place.count("/") <= 1 and not place.startswith((".", "/")) and not is_file_name
 
 

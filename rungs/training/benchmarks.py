@@ -5,6 +5,7 @@ from pathlib import Path
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.checkpointing.manifest import Checkpoint
 from rungs.common.errors import UserError, errors_at, reason
+from rungs.common.paths import suffix_of
 from rungs.common.run_log import log
 from rungs.common.shown_text import quoted
 from rungs.common.signals import Interrupted
@@ -95,4 +96,4 @@ class Benchmarks:
 
 def is_file_of_items(benchmark: str) -> bool:
     """Whether a benchmark is a file of multiple-choice items rather than a task of the harness."""
-    return Path(benchmark).suffix == ".jsonl"
+    return suffix_of(benchmark) == ".jsonl"

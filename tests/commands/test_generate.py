@@ -191,6 +191,12 @@ def test_prompts_in_jsonl_may_contain_line_breaks(tmp_path: Path) -> None:
         read_prompts(path)
 
 
+def test_names_of_files_may_be_in_upper_case(tmp_path: Path) -> None:
+    path = tmp_path / "PROMPTS.JSONL"
+    path.write_text('{"prompt": "a"}\n')
+    assert read_prompts(path) == ["a"]
+
+
 def test_lines_of_a_prompts_file_may_end_as_on_windows(tmp_path: Path) -> None:
     path = tmp_path / "prompts.txt"
     path.write_bytes("\ufeffone\r\n\r\ntwo\r\n".encode())

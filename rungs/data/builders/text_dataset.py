@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from rungs.common import run_log
+from rungs.common.paths import suffix_of
 from rungs.common.run_log import log
 from rungs.data import dataset
 from rungs.data.bpe import train_bpe
@@ -47,7 +48,7 @@ def _is_json(section: TextSection) -> bool:
     with section.path.open("rb") as file:
         first_line, *_ = file.read(PIECE_BYTES).strip().splitlines() or [b""]
     try:
-        return section.path.suffix in _JSON_SUFFIXES or isinstance(json.loads(first_line), dict)
+        return suffix_of(section.path) in _JSON_SUFFIXES or isinstance(json.loads(first_line), dict)
     except (RecursionError, ValueError):
         return False
 

@@ -69,13 +69,13 @@ class TokenSection(NamedTuple):
         many as its header says, or another dtype or number of dimensions."""
         with paths.open_given(path) as file:
             head = file.read(_MOST_HEADER)
-        if path.suffix == ".safetensors":
+        if (suffix := paths.suffix_of(path)) == ".safetensors":
             return _of_safetensors(path)
-        if path.suffix not in (".npy", ".bin"):
+        if suffix not in (".npy", ".bin"):
             raise UserError(f"{path}: its name must end in .npy, .bin or .safetensors")
         try:
             size = path.stat().st_size
-            layout = _npy_layout(head) if path.suffix == ".npy" else _bin_layout(head, size)
+            layout = _npy_layout(head) if suffix == ".npy" else _bin_layout(head, size)
             return cls(path, layout.dtype, layout.offset, 0, _count(layout, size))
         except ValueError as error:
             raise UserError(f"{path}: {error}") from None

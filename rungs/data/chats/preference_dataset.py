@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from rungs.common.errors import UserError, check_characters, errors_at, reason
+from rungs.common.paths import suffix_of
 from rungs.common.strict_json import format_value
 from rungs.data.builders.pair_dataset import Pair, encode_pairs
 from rungs.data.builders.sections import LineSection, Progress, parse_json, split_lines
@@ -192,7 +193,7 @@ def _lines_of(fetched: FetchedFile, folder: Path) -> LineSection:
     """Return the lines of a file. If it is not plain JSON lines, its rows are written as those into
     a new folder."""
     path, name = fetched.path, fetched.file.name
-    if path.suffix not in (".jsonl", ".ndjson", ".json"):
+    if suffix_of(path) not in (".jsonl", ".ndjson", ".json"):
         path = folder / f"{path.stem[-_MOST_STEM:]}.jsonl"
         folder.mkdir()
         with path.open("w", encoding="utf-8") as lines:

@@ -14,6 +14,7 @@ from typing import ClassVar, NamedTuple, TypeVar
 from pydantic import Field
 
 from rungs.common import disk, errors, run_log, strict_json
+from rungs.common.paths import suffix_of
 from rungs.common.run_log import log
 from rungs.data.batch_encoder import BatchEncoder
 from rungs.data.bpe import train_bpe
@@ -155,7 +156,7 @@ def _text_bytes(file: DataFile) -> float:
     """Return the estimated bytes of text in a file."""
     kind = files.format_of(file.name)
     assert kind is not None
-    is_compressed = kind != "parquet" and file.name.endswith((".gz", ".zst"))
+    is_compressed = kind != "parquet" and suffix_of(file.name) in (".gz", ".zst")
     return file.bytes * (_COMPRESSION if is_compressed else _TEXT_PER_BYTE[kind])
 
 

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from rungs.common import hub
 from rungs.common.errors import UserError, errors_at, reason
-from rungs.common.paths import MOST_LINE, file_checksum, open_given, require_regular
+from rungs.common.paths import MOST_LINE, file_checksum, open_given, require_regular, suffix_of
 from rungs.common.strict_json import format_name, format_value
 from rungs.data.builders.sections import numbered_lines, parse_json, without_surrogates
 from rungs.data.dataset import TRAIN, VALIDATION, Split
@@ -242,7 +242,7 @@ def _fetch(file: DataFile, fetch: Callable[[DataFile], Path]) -> FetchedFile:
 
 def format_of(name: str) -> Format | None:
     """Return the format that a file's name indicates, None if it is not supported."""
-    suffixes = Path(name).suffixes
+    suffixes = Path(name.lower()).suffixes
     if suffixes and suffixes[-1] in _COMPRESSIONS:
         suffixes.pop()
     return FORMATS.get(suffixes[-1]) if suffixes else None
@@ -395,7 +395,7 @@ def _lines(file: IO[str]) -> str:
 
 def _opened(path: Path, name: str) -> Any:
     """Open a file for reading bytes, decompressed."""
-    compression = _COMPRESSIONS.get(Path(name).suffix)
+    compression = _COMPRESSIONS.get(suffix_of(name))
     if compression is None:
         return path.open("rb")
     return io.BufferedReader(pa.CompressedInputStream(pa.OSFile(str(path)), compression))

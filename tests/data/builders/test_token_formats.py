@@ -125,8 +125,8 @@ def test_every_format_gives_the_same_tokens(
 
 
 def test_one_byte_tokens_and_large_vocabularies(tmp_path: Path) -> None:
-    small, large = tmp_path / "small.npy", tmp_path / "large.npy"
-    np.save(small, (np.arange(200) % 100).astype(np.int8))
+    small, large = tmp_path / "SMALL.NPY", tmp_path / "large.npy"
+    np.save(small.open("wb"), (np.arange(200) % 100).astype(np.int8))
     np.save(large, np.array([0, 65_536, 128_255]))
     assert tokens_of(build(tmp_path, small))["train"] == [n % 100 for n in range(200)]
     dataset = build(tmp_path, large, vocabulary=128_256, name="large")

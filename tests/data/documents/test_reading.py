@@ -123,6 +123,8 @@ def test_a_line_without_end_is_refused(
         ("a.jsonl.gz", "json lines"),
         ("a.b.ndjson.zst", "json lines"),
         ("a.txt", "plain text"),
+        ("A.JSONL.GZ", "json lines"),
+        ("DATA.PARQUET", "parquet"),
         ("README.md", None),
         ("a.gz", None),
         ("LICENSE", None),
