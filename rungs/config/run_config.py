@@ -1,6 +1,7 @@
 """Reads, checks and compares the config files of a run folder: `model.json`, and `train.json` or
 `reinforce.json`."""
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Generic, NamedTuple
@@ -95,6 +96,7 @@ AnyRunConfig = RunConfig[OptimizationConfig]
 ReinforceRunConfig = RunConfig[ReinforceConfig]
 
 MODEL_FILE, TRAIN_FILE, REINFORCE_FILE = "model.json", "train.json", "reinforce.json"
+
 FILE_TYPES: dict[str, type[Config]] = {
     MODEL_FILE: ModelConfig,
     TRAIN_FILE: TrainConfig,
@@ -114,6 +116,21 @@ NESTED: dict[str, dict[str, type[strict_json.StrictModel]]] = {
     },
 }
 """Keys of each file that hold an object; those that both training files share are listed once."""
+
+
+@contextlib.contextmanager
+def errors_in_files_of(run: Path) -> Iterator[None]:
+    """Raise a UserError with the run's folder before each line that begins with the name of one of
+    its files."""
+    try:
+        yield
+    except UserError as error:
+        lines = [
+            f"{run}/{line}" if line.startswith(tuple(FILE_TYPES)) else line
+            for line in str(error).split("\n")
+        ]
+        raise UserError("\n".join(lines)) from None
+
 
 MUP_OPTIMIZERS = ("adamw", "muon")
 """Optimizers whose learning rates `optimizers.py` scales with the width in muP."""

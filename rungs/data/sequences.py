@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rungs.common.errors import UserError
+from rungs.common.errors import UserError, errors_at
 from rungs.config.run_config import TRAIN_FILE, RunConfig
 from rungs.config.train_config import Phase, TrainConfig
 from rungs.data.builders.sections import stable_hash
@@ -229,7 +229,7 @@ def _of_split(config: RunConfig, dataset: Dataset, split: Split, is_random: bool
             return PairedDocuments(documents, length)
         return (PackedDocuments if is_separate else PaddedDocuments)(documents, length)
     start = getattr(train, start_key(split))
-    separator = _separator(train, dataset) if is_separate else None
+    separator = _separator(config, dataset) if is_separate else None
     file = dataset.open(split)
     text = file.tokens, start, length, train.target_offset, separator, file.texts
     if is_random:
@@ -237,14 +237,20 @@ def _of_split(config: RunConfig, dataset: Dataset, split: Split, is_random: bool
     return TextWindows(*text)
 
 
-def _separator(train: TrainConfig, dataset: Dataset) -> int:
+def _separator(config: RunConfig, dataset: Dataset) -> int:
     if dataset.begin:
         return dataset.begin[0]
-    end_of_text = _end_of_text(dataset.tokenizer_file or train.tokenizer)
+    own, other = dataset.tokenizer_file, config.train.tokenizer
+    tokenizer = "its tokenizer" if own else f"{other}, the tokenizer of datasets without one,"
+    key = f"{TRAIN_FILE}: {'documents' if own else 'tokenizer'}: "
+    needs = f'"separate" documents need the end-of-text token of dataset {dataset.name}'
+    with errors_at(f"{key}{needs}: "):
+        end_of_text = _end_of_text(own or other)
     if end_of_text is None:
+        raise UserError(f"{key}{needs}, but {tokenizer} has none")
+    if end_of_text >= config.model.vocab_size:
         raise UserError(
-            f'{TRAIN_FILE}: documents: "separate" needs documents that end with an end-of-text'
-            f" token, which the tokenizer of dataset {dataset.name} doesn't have"
+            f"{key}{needs}, but that of {tokenizer} is {end_of_text}, beyond vocab_size"
         )
     return end_of_text
 

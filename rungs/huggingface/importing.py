@@ -59,7 +59,7 @@ def find_source(place: str, revision: str | None = None) -> HFSource:
     """Return the model in a folder or a GGUF file or, if there is none, the one with that id on the
     hub. Raises UserError if there is neither."""
     folder = Path(place)
-    if is_folder(folder) or suffix_of(folder) == GGUF_SUFFIX:
+    if is_there(folder) or suffix_of(folder) == GGUF_SUFFIX:
         if revision is not None:
             kind = "folder" if is_folder(folder) else "file"
             raise UserError(f"{place}: a {kind} has no revisions; leave out --revision")
@@ -179,7 +179,7 @@ def _open(source: HFSource, ignored_keys: tuple[str, ...]) -> tuple[HFConfig, Te
     metadata of a GGUF file, where `ignored_keys` count as having no effect, or from the shapes of a
     Linen model."""
     path = source.folder / published.CONFIG_FILE
-    if suffix_of(source.folder) == GGUF_SUFFIX and not is_folder(source.folder):
+    if source.linen is None and not is_folder(source.folder):
         stored = GGUFTensors(source.folder, ignored_keys)
         return stored.hf_config(), stored
     if source.linen is None:

@@ -13,7 +13,7 @@ from rungs.checkpointing.retention import most_needed
 from rungs.common import disk, errors, paths
 from rungs.common.run_log import log
 from rungs.config.optimization_config import OptimizationConfig
-from rungs.config.run_config import MODEL_FILE, TRAIN_FILE, RunConfig
+from rungs.config.run_config import MODEL_FILE, TRAIN_FILE, RunConfig, errors_in_files_of
 from rungs.config.sharding_config import ShardingConfig
 from rungs.data.catalog import dataset_folder
 from rungs.data.dataset import TRAIN, Dataset, split_file
@@ -290,7 +290,7 @@ def recorded_throughput(run: RunFolder) -> Throughput | None:
 def _check_divisibility(run: RunFolder, config: RunConfig, layout: Layout) -> None:
     lines = [f"{MODEL_FILE}: {line}" for line in layout.problems(config.model)]
     lines += [f"{TRAIN_FILE}: {line}" for line in indivisible_batch(*config, layout.mesh)]
-    with errors.errors_at(f"{run.path}/"):
+    with errors_in_files_of(run.path):
         if lines:
             raise errors.UserError("\n".join(lines))
         float8.check_device(config.train)
@@ -299,7 +299,7 @@ def _check_divisibility(run: RunFolder, config: RunConfig, layout: Layout) -> No
 def _tokens(run: RunFolder, config: RunConfig, datasets: dict[str, Dataset]) -> Tokens:
     train, steps, of_datasets = config.train, None, dict[str, int]()
     if len(datasets) == len(train.datasets):
-        with errors.errors_at(f"{run.path}/"):
+        with errors_in_files_of(run.path):
             data = TrainingData(config, datasets)
         steps = data.total_steps
         of_datasets = data.dataset_tokens(steps)

@@ -15,7 +15,7 @@ from rungs.checkpointing.load import MergedWeights, load_frozen
 from rungs.checkpointing.weights_file import Weights
 from rungs.common.errors import UserError, errors_at
 from rungs.common.shown_text import quoted
-from rungs.config.run_config import RunConfig
+from rungs.config.run_config import RunConfig, errors_in_files_of
 from rungs.data import catalog
 from rungs.data.dataset import TRAIN, Dataset
 from rungs.data.loader import DistillationBatch, TrainingData
@@ -195,7 +195,7 @@ def store_predictions(run: RunFolder, config: RunConfig, datasets_dir: Path) -> 
         )
     datasets = catalog.open_datasets(config.train.datasets, datasets_dir, update=True)
     teacher = Teacher.of(run, config, datasets)
-    with errors_at(f"{run.path}/"):
+    with errors_in_files_of(run.path):
         data = TrainingData(config, datasets)
     store = teacher.store(config, data, datasets_dir)
     if store.exists():

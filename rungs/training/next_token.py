@@ -16,9 +16,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rungs.checkpointing.manifest import Checkpoint
-from rungs.common.errors import RunFailure, UserError, errors_at
+from rungs.common.errors import RunFailure, UserError
 from rungs.common.shown_text import counted
-from rungs.config.run_config import TRAIN_FILE, RunConfig
+from rungs.config.run_config import TRAIN_FILE, RunConfig, errors_in_files_of
 from rungs.config.train_config import TrainConfig
 from rungs.data import catalog, tokenizer_files
 from rungs.data.dataset import Dataset
@@ -140,7 +140,7 @@ def _open(
     is_new = saved is None or start.is_branching
     model_tokenizer = start.weights.tokenizer if start.weights and is_new else None
     check_same_tokenizer(datasets | others, train.tokenizer, model_tokenizer)
-    with errors_at(f"{start.run.path}/"):
+    with errors_in_files_of(start.run.path):
         if train.watch_interval and processes.is_sending_with_gloo():
             raise UserError(
                 f"{TRAIN_FILE}: watch_interval: not with several processes on CPUs, which confuse"

@@ -19,11 +19,11 @@ from rungs.checkpointing import manifest, retention
 from rungs.checkpointing.load import find_starting_weights, place_starting_weights, restore
 from rungs.checkpointing.saver import Saver
 from rungs.common import disk, paths, run_log
-from rungs.common.errors import UserError, errors_at
+from rungs.common.errors import UserError
 from rungs.common.shown_text import counted, format_duration
 from rungs.config.base import AUTO
 from rungs.config.model_config import ModelConfig
-from rungs.config.run_config import MODEL_FILE, AnyRunConfig, load_any_run
+from rungs.config.run_config import MODEL_FILE, AnyRunConfig, errors_in_files_of, load_any_run
 from rungs.config.sharding_config import ShardingConfig
 from rungs.evaluation.prompt_samples import check_sample_prompts
 from rungs.model.gpt import GPT
@@ -113,7 +113,7 @@ def _open_inputs(start: Start, kind: Kind, stack: ExitStack) -> Inputs[Any]:
     run, config = start.run, start.config
     inputs = kind.open_inputs(start, stack)
     check_trackers(config.train.trackers, f"{run.path / config.train_file}: trackers")
-    with errors_at(f"{run.path}/"):
+    with errors_in_files_of(run.path):
         check_sample_prompts(config, inputs.record.tokenizer_place)
     if start.is_branching and start.first_step >= inputs.total_steps:
         raise UserError(
@@ -279,7 +279,7 @@ def create_mesh(start: Start) -> Mesh:
         jax_setup.prepare(config.train, partial(copy_bytes, config), recorded)
         if start.options.profile:
             gpu_settings.disable_graphs()
-    with errors_at(f"{start.run.path}/"):
+    with errors_in_files_of(start.run.path):
         mesh = _create_run_mesh(config, recorded)
         float8.check_device(config.train)
     jax_setup.settle(mesh.devices.flat[0].platform)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import models
@@ -15,6 +16,7 @@ from rungs.data.bpe import byte_level_tokenizer
 from rungs.data.dataset import Dataset
 from rungs.data.loader import TrainingData, ValidationData
 from rungs.data.sequences import IGNORED, TextWindows
+from rungs.data.tokenizer import Tokenizer
 from tests.support.token_datasets import (
     END,
     STEP_TOKENS,
@@ -129,8 +131,20 @@ def test_a_document_starts_with_each_separator(ids: list[int]) -> None:
 def test_separate_documents_need_an_end_of_text(tmp_path: Path) -> None:
     dataset = make_text(tmp_path, "x", train=np.arange(100))
     byte_level_tokenizer(models.BPE()).save(str(dataset.folder / "tokenizer.json"))
-    with pytest.raises(UserError, match="end-of-text token, which the tokenizer of dataset x"):
+    with pytest.raises(UserError, match="token of dataset x, but its tokenizer has none"):
         training_data({"x": dataset}, documents="separate")
+
+
+def test_the_end_of_text_is_in_the_vocabulary(tmp_path: Path) -> None:
+    dataset = make_text(tmp_path, "x", train=np.arange(100))
+    (tmp_path / "other").mkdir()
+    word_level = models.WordLevel({"<|endoftext|>": 1 << 20}, "")
+    Tokenizer(tokenizers.Tokenizer(word_level)).save(tmp_path / "other" / "tokenizer.json")
+    assert dataset.tokenizer_file is None
+    with pytest.raises(UserError, match=r"^train.json: tokenizer: .* 1048576, beyond vocab_size"):
+        training_data({"x": dataset}, documents="separate", tokenizer=str(tmp_path / "other"))
+    with pytest.raises(UserError, match=r"^train.json: tokenizer: .* of dataset x: .* tokenizer"):
+        training_data({"x": dataset}, documents="separate", tokenizer=str(tmp_path))
 
 
 # Pairs
