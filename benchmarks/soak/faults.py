@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from rungs.checkpointing.checkpoint_folder import CHECKPOINT_GLOB, list_checkpoints
+from rungs.checkpointing.checkpoint_folder import checkpoint_folders, list_checkpoints
 from rungs.run.folder import RunFolder
 from tests.faults.injected_faults import AT_THE_START, IN_THE_LOOP
 from tests.faults.short_runs import FAULTY_TRAIN
@@ -184,4 +184,4 @@ def ended_with(fault: Fault, run: RunFolder, datasets: Path, rng: random.Random)
 
 
 def checkpoint_names(run: RunFolder) -> set[str]:
-    return {path.name for path in run.checkpoints.glob(CHECKPOINT_GLOB)}
+    return {path.name for path in checkpoint_folders(run.checkpoints)}

@@ -2,9 +2,9 @@
 the list that `checkpointing.py` prints. A checkpoint that is being written has a leading dot."""
 
 import datetime
-import fnmatch
 import logging
 import os
+import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,7 +26,8 @@ from rungs.common.shown_text import quoted
 from rungs.config.run_config import MODEL_FILE
 from rungs.run.folder import RUNS, RunFolder, known_runs
 
-CHECKPOINT_GLOB = "[0-9]*-step-*"
+_NAME = re.compile(r"\d{8}[TZ]\d{6}-step-\d{6,}")
+"""Name of a checkpoint's folder; what users add beside them under other names is theirs."""
 IMPORTED = "imported"
 """Name of the folder that `pretrained.py import` fills."""
 AVERAGE = "average-"
@@ -48,7 +49,21 @@ def checkpoint_folders(folder: Path) -> list[Path]:
         if error.errno in paths.NO_FILE:
             return []
         raise paths.cannot_be_read(folder, error) from None
-    return [folder / name for name in sorted(fnmatch.filter(names, CHECKPOINT_GLOB))]
+    return [folder / name for name in sorted(filter(is_checkpoint_name, names))]
+
+
+def unfinished_checkpoints(folder: Path) -> list[Path]:
+    """Return the paths of checkpoints that are being written or deleted, or that a crash left."""
+
+    def whole(path: Path) -> str:
+        return path.name.removeprefix(UNFINISHED).removesuffix(disk.DISCARDED)
+
+    return [path for path in folder.glob(UNFINISHED + "*") if is_checkpoint_name(whole(path))]
+
+
+def is_checkpoint_name(name: str) -> bool:
+    """Whether a checkpoint's folder could have this name."""
+    return _NAME.fullmatch(name) is not None
 
 
 def list_checkpoints(folder: Path) -> list[Checkpoint]:
@@ -146,7 +161,7 @@ def _point(link: Path, target: str) -> None:
     if link.is_dir() and not link.is_symlink():  # the run was copied with links followed
         aside = link.parent.parent / "aside"
         aside.mkdir(exist_ok=True)
-        disk.rename(link, aside / f"{time_stamp()}-{link.name}")
+        disk.move(link, aside / f"{time_stamp()}-{link.name}")
     links.point(link, target)
 
 

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 OPTIMIZER_FOLDER = "optimizer"
 _CHUNK_BYTES = 1 << 26
 """Bytes that Orbax reads at once; small, so a device reads little beyond its own shard."""
+_MOST_SECONDS = 24 * 24 * 3600
+"""Time limit of a save, which Orbax measures by the clock: that of a laptop that wakes up, or of a
+machine without one of its own, jumps. Processes wait for each other by 32 bits of milliseconds."""
 _MISREAD = re.compile(r"[*?\[\\\ud800-\udfff]|^/(gs|s3|az|hf)/")
 
 
@@ -40,6 +43,7 @@ def save_async(checkpoint: Path, arrays: Mapping[str, "jax.Array | np.ndarray"])
     context.array.saving.use_compression = False
     # Otherwise threads wait five minutes for a folder that cannot be created.
     context.asynchronous.create_directories_asynchronously = False
+    context.asynchronous.timeout_secs = _MOST_SECONDS
     with context:
         return ocp.save_async(_folder_of(checkpoint), arrays)
 

@@ -87,14 +87,12 @@ def _older(checkpoints: list[Checkpoint], keep: int) -> list[Checkpoint]:
 def _delete(checkpoints: Iterable[Checkpoint]) -> None:
     """Delete checkpoints. For a link, only the link is deleted."""
     for checkpoint in checkpoints:
-        renamed = checkpoint.folder.with_name(checkpoint_folder.UNFINISHED + checkpoint.folder.name)
         with contextlib.suppress(FileNotFoundError):  # already deleted by the user
-            disk.rename(checkpoint.folder, renamed)
-            disk.remove(renamed)
+            disk.discard(checkpoint.folder)
 
 
 def clean_up(folder: Path) -> None:
     """Delete what a crash left half-written or half-deleted, and update the links."""
-    for path in folder.glob(checkpoint_folder.UNFINISHED + checkpoint_folder.CHECKPOINT_GLOB):
+    for path in checkpoint_folder.unfinished_checkpoints(folder):
         disk.remove(path)
     checkpoint_folder.update_links(folder)

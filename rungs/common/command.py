@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
-from rungs.common import errors, machine, shown_text
+from rungs.common import errors, machine, shown_text, signals
 
 if TYPE_CHECKING:
     import click
@@ -30,10 +30,11 @@ _FEWEST_FILES, _ENOUGH_FILES = 64, 256
 
 def begin_command() -> None:
     """Set up the process: an uncaught exception is printed without control characters, a missing
-    library is reported in one line, and standard streams that were closed are opened."""
+    library is reported in one line; standard streams and signals work however it was launched."""
     sys.excepthook = _report
     os.environ.pop("MPLBACKEND", None)  # not needed, and an unknown back end raises
     shown_text.prepare_streams()
+    signals.restore_inherited()
     machine.allow_open_files(_ENOUGH_FILES)
 
 
@@ -105,6 +106,10 @@ def run_command(
                 f" with ulimit -n {_ENOUGH_FILES}"
             )
         )
+    try:
+        Path.cwd()
+    except OSError:
+        _end_with(errors.UserError("the working directory was deleted; change to another one"))
     output = _Output(sys.stdout)
     if printing is None or not {one.partition("=")[0] for one in sys.argv}.isdisjoint(printing):
         output.refuse_closed()

@@ -34,8 +34,10 @@ _REMEDIES: dict[int | None, str] = {
     errno.EFBIG: "raise the limit on file size (ulimit -f)",
 }
 _NO_SUCH_OPERATION = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
-UNFINISHED_FILES = ".*.new"
+UNFINISHED_FILES = f".*.{'[0-9a-f]' * 8}.new"
 """Pattern of files that `replace_file` leaves behind when the process is killed."""
+DISCARDED = "-discarded"
+"""End of the name of a folder while `discard` deletes it."""
 _NO_LINKS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 _SECONDS_WHILE_OPEN = 10.0
 _SEEK_LOCK = threading.Lock()
@@ -52,7 +54,12 @@ def sync_to_disk(path: Path) -> None:
     is_windows = sys.platform == "win32"  # syncs no folders, and no files open for reading only
     if is_windows and path.is_dir():
         return
-    descriptor = os.open(path, os.O_RDWR if is_windows else os.O_RDONLY)
+    try:
+        descriptor = os.open(path, os.O_RDWR if is_windows else os.O_RDONLY)
+    except PermissionError:
+        if path.is_dir():  # may be written to but not listed
+            return
+        raise
     try:
         _sync(descriptor)
     finally:
@@ -180,13 +187,6 @@ def try_to_remove(path: Path) -> None:
         remove(path)
 
 
-def discard(folder: Path) -> None:
-    """Delete a folder in which helpers of killed processes may still be writing. Raises OSError."""
-    renamed = folder.with_name(f".{folder.name}-discarded")
-    rename(folder, renamed)
-    remove(renamed)
-
-
 @contextlib.contextmanager
 def scratch_folder() -> Iterator[Path]:
     """Yield an empty folder for temporary files, for processes that get killed. See `discard`."""
@@ -211,8 +211,10 @@ def _once_closed(change: Callable[[], object]) -> None:
             time.sleep(0.05)
 
 
-def move_folder(source: Path, target: Path) -> None:
-    """Move a folder, also to another disk, so that it appears there complete or not at all."""
+def move(source: Path, target: Path) -> None:
+    """Move a file, a folder or a link to a name that nothing has, so that it appears there complete
+    or not at all: also to another disk, to another mount of the same one, and from a lower layer of
+    an overlay, such as a container's image."""
     try:
         rename(source, target)
     except OSError as error:
@@ -220,10 +222,27 @@ def move_folder(source: Path, target: Path) -> None:
             raise
         unfinished = target.with_name(f".{target.name}")
         remove(unfinished)
-        copy(source, unfinished)
-        sync_folder(unfinished)
-        put_in_place(unfinished, target)
+        if source.is_symlink():
+            unfinished.symlink_to(source.readlink())
+            replace(unfinished, target)
+        else:
+            copy(source, unfinished)
+            sync_folder(unfinished)
+            put_in_place(unfinished, target)
         remove(source)
+
+
+def discard(folder: Path) -> None:
+    """Delete a folder, renaming it first, so that it is never there in part, and although helpers
+    of killed processes may still be writing into it. Raises OSError."""
+    renamed = folder.with_name(f".{folder.name}{DISCARDED}")
+    try:
+        rename(folder, renamed)
+    except OSError as error:
+        if error.errno != errno.EXDEV:  # see `move`
+            raise
+        remove(folder)
+    remove(renamed)
 
 
 def copy(source: Path, target: Path, *, link: bool = False) -> None:
@@ -278,6 +297,16 @@ def check_free_space(path: Path, what: str, needed_bytes: int) -> None:
         raise write_failure(path, what, OSError(errno.ENOSPC, ""), needed_bytes)
 
 
+def _can_hold_more_files(folder: Path) -> bool:
+    if sys.platform == "win32":
+        return True
+    try:
+        status = os.statvfs(folder)
+    except OSError:
+        return True
+    return status.f_favail > 0 or status.f_files == 0
+
+
 def reason_of_no_space(error: Exception) -> str | None:
     """Return the system's words for an error of a full disk or exhausted quota, None for others."""
     number = _number_of(error)
@@ -295,6 +324,8 @@ def write_failure(path: Path, what: str, error: Exception, needed_bytes: int = 0
         why = getattr(error, "strerror", None) or os.strerror(number)
     if number in DISK_FULL:
         existing = next(place for place in (path, *path.absolute().parents) if place.exists())
+        if number == errno.ENOSPC and not _can_hold_more_files(existing):
+            why += " for another file (inode), however small"
         free = free_bytes(existing)
         known = [f"{needed_bytes:,} bytes needed"] if needed_bytes else []
         known += [f"{free:,} bytes free there"] if math.isfinite(free) else []
@@ -379,7 +410,7 @@ def replace_folder(folder: Path, *, resume: bool = False) -> Iterator[Path]:
         yield partial
         sync_folder(partial)
         if folder.exists():
-            rename(folder, old)
+            move(folder, old)
         put_in_place(partial, folder)
     except BaseException:
         _restore(folder)
@@ -400,7 +431,7 @@ def _restore(folder: Path) -> None:
     """Undo a replacement that stopped between its two renames; delete an old folder left over."""
     old = _sibling(folder, "old")
     if old.exists() and not folder.exists():
-        rename(old, folder)
+        move(old, folder)
     try_to_remove(old)
 
 

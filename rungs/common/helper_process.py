@@ -85,6 +85,11 @@ class HelperProcess:
         """Whether it was started and not killed from here; it may have exited by itself."""
         return self._process is not None
 
+    @property
+    def has_exited(self) -> bool:
+        """Whether it was started and has exited by itself, or was killed from elsewhere."""
+        return self._process is not None and self._process.poll() is not None
+
     def start(self) -> None:
         """Start the process; raises OSError."""
         process = self._process = start_python(self._command, self._environment)

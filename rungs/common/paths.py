@@ -15,6 +15,8 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, AnyStr, BinaryIO
 
+import platformdirs
+
 from rungs.common.errors import UserError, readable_line
 
 NO_FILE = (
@@ -39,6 +41,16 @@ def checkout() -> Path | None:
     """Return the checkout of Rungs that this package runs from, or None if it is installed."""
     root = Path(__file__).parents[2]
     return root if (root / "train.py").is_file() else None
+
+
+def cache_folder() -> Path | None:
+    """Return the user's folder for what can be made again, which may not exist; None without a home
+    folder, as of a container's user without a name."""
+    try:
+        folder = Path(platformdirs.user_cache_dir("rungs"))
+    except RuntimeError:
+        return None
+    return folder if folder.is_absolute() else None
 
 
 def is_file(path: Path | str) -> bool:

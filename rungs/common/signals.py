@@ -8,6 +8,7 @@ import os
 import select
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -130,6 +131,14 @@ class _Listener:
                 if number in self._numbers:
                     self._action(number)
             return bool(received)
+
+
+def restore_inherited() -> None:
+    """Undo what some launchers leave to their children: SIGCHLD ignored, which hides how a child
+    ended, and stopping signals blocked, which would never arrive."""
+    if sys.platform != "win32":
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, stopping_signals())
 
 
 def stopping_signals() -> list[signal.Signals]:

@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import platformdirs
 
 from rungs.checkpointing import checkpoint_folder, load, published, weights_file
+from rungs.common import paths
+from rungs.common.errors import UserError
 from rungs.data.tokenizer import Tokenizer
 from rungs.evaluation import harness, scoring
 from rungs.parallel.sharding import Layout, create_mesh
@@ -81,4 +82,6 @@ def _answers_of(weights: Path) -> Path:
     status = path.stat()
     version = f"{path} {status.st_size} {status.st_mtime_ns}"
     name = hashlib.sha256(version.encode()).hexdigest()[:16]
-    return Path(platformdirs.user_cache_dir("rungs")) / "answers" / name
+    if (cache := paths.cache_folder()) is None:
+        raise UserError("no HOME for the harness's answers; set HOME to a folder")
+    return cache / "answers" / name

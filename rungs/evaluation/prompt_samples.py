@@ -66,6 +66,8 @@ class SampleProcess:
             return
         try:
             self._run.check()
+            if self._process.has_exited:
+                self._start_again()
             for checkpoint in self._unsampled():
                 if not self._process.is_started:
                     self._start()
@@ -95,8 +97,20 @@ class SampleProcess:
             if name not in self._sent and not wanted <= done:
                 yield checkpoint
 
+    def _start_again(self) -> None:
+        """Start a new process after one that was killed, as for lack of memory, and send it what
+        that left."""
+        log.warning("samples: its process ended early; started again")
+        self._process.kill()
+        self._send_request()
+        for staged in sorted(self._folder.iterdir()):
+            self._process.send(staged.name)
+
     def _start(self) -> None:
         disk.remove(self._folder)
+        self._send_request()
+
+    def _send_request(self) -> None:
         request = SamplingRequest(
             run=str(self._run.path.resolve()),
             identity=self._run.identity,

@@ -12,7 +12,7 @@ from typing import Any, Self
 from pydantic import Field, ValidationError
 
 from rungs.checkpointing import checkpoint_folder
-from rungs.checkpointing.checkpoint_folder import CHECKPOINT_GLOB, IMPORTED
+from rungs.checkpointing.checkpoint_folder import IMPORTED, is_checkpoint_name
 from rungs.checkpointing.manifest import META_FILE
 from rungs.common import disk, hub, strict_json
 from rungs.common.errors import UserError, reason
@@ -21,7 +21,6 @@ from rungs.run.folder import RunFolder
 
 CHECKPOINTS, ASIDE, RECORD_FILE = "checkpoints", "aside", "mirror.json"
 _NOT_MIRRORED = (ASIDE, "train.lock", "train.soft.lock", "holder.lock", RECORD_FILE)
-_CHECKPOINT = f"{CHECKPOINTS}/{CHECKPOINT_GLOB}"
 _PARTIAL = ".partial"
 _HOST = re.compile(r"[^/\\:]{2,}:(?!//|:)")
 """How a place on another machine without a scheme begins, or a URL with a slash too few; a folder
@@ -117,14 +116,18 @@ class MirrorFolder:
 
     def checkpoints(self) -> list[str]:
         """Return the names of the complete checkpoints, sorted."""
-        paths = map(PurePosixPath, self.files(CHECKPOINTS))
-        return sorted(path.parts[1] for path in paths if path.match(f"{_CHECKPOINT}/{META_FILE}"))
+        return sorted(name for name, file in self._checkpoint_files() if file == META_FILE)
 
     def unfinished(self) -> set[str]:
         """Return the names of checkpoints with an interrupted upload or deletion."""
-        folders = {PurePosixPath(path).parts[:2] for path in self.files(CHECKPOINTS)}
-        names = {parts[1] for parts in folders if PurePosixPath(*parts).match(_CHECKPOINT)}
-        return names - set(self.checkpoints())
+        return {name for name, _ in self._checkpoint_files()} - set(self.checkpoints())
+
+    def _checkpoint_files(self) -> Iterator[tuple[str, str]]:
+        """Yield a checkpoint's name and the path in it for each file."""
+        for path in self.files(CHECKPOINTS):
+            name, _, file = path.removeprefix(f"{CHECKPOINTS}/").partition("/")
+            if is_checkpoint_name(name):
+                yield name, file
 
     def read(self, path: str) -> bytes | None:
         """Return the content of a small file, None if there is none."""
@@ -287,4 +290,5 @@ def _newer(run: RunFolder, mirror: MirrorFolder) -> str | None:
 
 def names_aside(run: RunFolder) -> set[str]:
     """Return the names of the checkpoints that `--fresh` and `--from` moved aside."""
-    return {path.name for path in run.aside.glob(f"*/{CHECKPOINTS}/{CHECKPOINT_GLOB}")}
+    names = (path.name for path in run.aside.glob(f"*/{CHECKPOINTS}/*"))
+    return set(filter(is_checkpoint_name, names))

@@ -339,7 +339,7 @@ class _Restoring:
         self._restore_other_files()
         self._run.checkpoints.mkdir(exist_ok=True)
         for name in valid:
-            disk.move_folder(self._staged / CHECKPOINTS / name, self._run.checkpoints / name)
+            disk.move(self._staged / CHECKPOINTS / name, self._run.checkpoints / name)
         disk.remove(self._staged)
         for damaged in wanted.keys() - valid:
             self._mirror.set_aside(damaged)

@@ -17,7 +17,7 @@ from rungs.run import folder
 _FINAL = frozenset({0, EXIT_BAD_INPUT, *(128 + number for number in stopping_signals())})
 """Exit codes that end supervision: the run finished, its input is wrong, or a signal stopped it."""
 _ONLY_FIRST = {"--fresh": 0, "--from": 1}
-"""Options that only the first start gets, with their number of values."""
+"""Options that count once, with their number of values."""
 _OWN = {"--supervise": 0, "--max-restarts": 1}
 
 
@@ -26,10 +26,11 @@ def supervise(
 ) -> int:
     """Run this process's command, `arguments`, in a child process until it ends other than by a
     crash, and return its exit code. A crash is exit code 1 or death by a signal such as SIGKILL or
-    SIGSEGV; up to `max_restarts` are tolerated without a new checkpoint in between. The hooks are
-    told of a killed child, which can't do so itself. The run folder may not exist yet."""
+    SIGSEGV; up to `max_restarts` are tolerated without a new checkpoint in between, from the first
+    of which on `--fresh` and `--from` have had their effect. The hooks are told of a killed child,
+    which can't do so itself. The run folder may not exist yet."""
     command = [sys.executable, *_without(arguments, _OWN)]
-    restarts, saved = 0, _checkpoints(run)
+    restarts, saved = 0, (first := _checkpoints(run))
     with StopSignal() as stop:
         stop.begin()
         while (code := run_child(command, stop)) not in _FINAL and stop.number is None:
@@ -50,7 +51,8 @@ def supervise(
                 time.sleep(0.1)
             if stop.number is not None:
                 return stop.exit_code
-            command = _without(command, _ONLY_FIRST)
+            if _checkpoints(run) - first:
+                command = _without(command, _ONLY_FIRST)
         return code if code >= 0 else 128 - code
 
 

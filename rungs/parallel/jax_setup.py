@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import platformdirs
 
-from rungs.common import machine
+from rungs.common import machine, paths
 from rungs.common.errors import UserError
 from rungs.common.run_log import log
 from rungs.config.optimization_config import OptimizationConfig
@@ -60,8 +59,12 @@ def enable_compilation_cache() -> None:
     """Keep compiled code between starts, in the folder of JAX's environment variable or the user's
     cache folder. Raises UserError if an environment variable asks for something unsupported."""
     refuse_unusable()
-    default = Path(platformdirs.user_cache_dir("rungs")) / "compiled"
-    folder = Path(os.environ.get(CACHE_VARIABLE) or default)
+    cache = paths.cache_folder()
+    place = os.environ.get(CACHE_VARIABLE) or (cache and cache / "compiled")
+    if place is None:
+        log.warning("no HOME: compiled code isn't kept; set %s to a folder", CACHE_VARIABLE)
+        return
+    folder = Path(place)
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from rungs.checkpointing.checkpoint_folder import CHECKPOINT_GLOB
+from rungs.checkpointing.checkpoint_folder import checkpoint_folders
 from rungs.checkpointing.load import starting_dtypes
 from rungs.checkpointing.retention import most_needed
 from rungs.common import disk, errors, paths
@@ -377,7 +377,7 @@ def disk_space(
     train = config.train
     saved = None if steps is None else math.ceil((steps - 1) / train.checkpoint_interval) + 1
     counts = [count for count in (most_needed(train.keep_checkpoints), saved) if count is not None]
-    own = sum(map(disk.folder_bytes, run.checkpoints.glob(CHECKPOINT_GLOB)))
+    own = sum(map(disk.folder_bytes, checkpoint_folders(run.checkpoints)))
     free = disk.free_bytes(run.path)
     return DiskSpace(checkpoint_bytes(config, stored), min(counts, default=None), free + own)
 

@@ -112,7 +112,8 @@ class RunFolder:
                 f"{self.path}: in use by {who}; wait for it or stop it{remedy}"
             ) from None
         except OSError as error:
-            raise disk.unwritable(self.path, error, "the lock of the run") from None
+            place = self.path if is_new else self.lock_file
+            raise disk.unwritable(place, error, "the lock of the run") from None
         with _opened(self.path) as descriptor:
             own = dataclasses.replace(self, identity=_identity(self.path), descriptor=descriptor)
             try:

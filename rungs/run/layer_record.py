@@ -137,6 +137,8 @@ def append(path: Path, row: Rows) -> None:
 def _set_aside(path: Path, step: int, why: str) -> None:
     """Rename a file to which a step can't be added."""
     aside = path.with_name(f"{path.stem}-before-step-{step}{path.suffix}")
+    while paths.is_there(aside):
+        aside = aside.with_stem(f"{aside.stem}-again")
     log.warning("%s: %s; renamed to %s", path, why, aside.name)
     disk.replace(path, aside)
 

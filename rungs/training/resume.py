@@ -1,7 +1,6 @@
 """Resuming: the checkpoint to resume from, refused config changes, and what `--fresh` and `--from`
 move to `aside/`. Only `move_aside` changes the disk, and it never deletes a checkpoint."""
 
-import fnmatch
 import json
 from pathlib import Path
 
@@ -152,11 +151,11 @@ def move_aside(run: RunFolder, saved: Checkpoint | None) -> Path | None:
             links.link_folder(target, path.resolve())
             path.unlink()
         else:
-            disk.rename(path, target)
+            disk.move(path, target)
     if saved is None:
         for folder in (run.failed_steps, run.old_failed_steps):
             if folder.exists():
-                disk.rename(folder, aside / folder.name)
+                disk.move(folder, aside / folder.name)
         for path in reversed(records):  # metrics last, see above
             disk.remove(path)
     return aside
@@ -165,7 +164,7 @@ def move_aside(run: RunFolder, saved: Checkpoint | None) -> Path | None:
 def _is_saved_by_runs(path: Path) -> bool:
     """Whether training saved this in `checkpoints`, which may link to a folder with other files."""
     name = path.name.removeprefix(UNFINISHED)
-    is_checkpoint = fnmatch.fnmatch(name, checkpoint_folder.CHECKPOINT_GLOB)
+    is_checkpoint = checkpoint_folder.is_checkpoint_name(name)
     return is_checkpoint or path.name in LINKS or path.name.startswith(checkpoint_folder.AVERAGE)
 
 

@@ -147,6 +147,11 @@ def make_trainer(
     run, config, last_step = start.run, start.config, start.first_step - 1
     recorded = metrics.stream(run.metrics, inputs.metrics)
     steps = [step for step in recorded if step.global_step <= last_step]
+    if len(steps) <= last_step:
+        log.warning(
+            "%s: lacks %s before the checkpoint, which charts, spikes and stop_after go without",
+            *(run.metrics, counted(last_step + 1 - len(steps), "step")),
+        )
     learner = inputs.learner(start, mesh, steps)
     written: MetricsLog[Any] = NullMetricsLog()
     if processes.is_first_process():

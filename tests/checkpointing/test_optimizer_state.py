@@ -1,5 +1,7 @@
 """The optimizer state on disk: at any path, and what is missing in it."""
 
+import itertools
+import time
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -31,6 +33,15 @@ def test_any_path(name: str, tmp_path: Path) -> None:
     loaded = optimizer_state.load_to_host(folder)
     assert all(np.array_equal(loaded[name], array) for name, array in ARRAYS.items())
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([name, "xlr1"])
+
+
+def test_a_clock_that_jumps_ends_no_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when a laptop wakes up. Orbax measures its time limit by the clock."""
+    now, jumps = time.time, itertools.count(step=3_600)
+    monkeypatch.setattr(time, "time", lambda: now() + next(jumps))
+    optimizer_state.save_async(tmp_path, ARRAYS).result()
+    assert next(jumps) > 4 * 3_600
+    assert optimizer_state.damage(tmp_path) is None
 
 
 def test_a_neighbour_whose_name_matches_is_not_read(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rungs.checkpointing.checkpoint_folder import list_checkpoints
+from rungs.checkpointing.checkpoint_folder import list_checkpoints, unusable_checkpoints
 from rungs.checkpointing.retention import (
     clean_up,
     delete_old,
@@ -54,6 +54,24 @@ def space(folder: Path, disk: Disk) -> int:
 
 def steps(folder: Path) -> list[int]:
     return [checkpoint.step for checkpoint in list_checkpoints(folder)]
+
+
+def test_what_users_keep_beside_checkpoints_stays(tmp_path: Path) -> None:
+    last = "20260101Z000009-step-000009"
+    write_checkpoint(tmp_path / last, 9, 1.0)
+    own = [f"{last[:-1]}{end}" for end in ("1-keep", "1 (copy)", "1.old")] + ["2026-step-best"]
+    for name in own:
+        write_checkpoint(tmp_path / name, 1, 2.0)
+    (tmp_path / f"{last}.tar.gz").touch()
+    (tmp_path / ".notes").mkdir()
+    (tmp_path / f".{last}-discarded").mkdir()
+    (tmp_path / f".{last[:-1]}1").mkdir()
+    assert not unusable_checkpoints(tmp_path)
+    delete_old(tmp_path, 1)
+    clean_up(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {
+        *(last, *own, ".notes", f"{last}.tar.gz", "best", "latest")
+    }
 
 
 @pytest.mark.parametrize(("keep", "left"), [(-1, [1, 2, 3, 4]), (3, [1, 2, 3, 4]), (1, [1, 4])])

@@ -24,6 +24,21 @@ def test_collection_pauses(was_enabled: bool) -> None:
         gc.unfreeze()
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows deletes no working directory")
+def test_a_deleted_working_directory_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    leave = 'cd "$0" && rmdir ../gone && exec "$@"'
+    script = Path(__file__).parents[2] / "train.py"
+    ended = subprocess.run(
+        ["sh", "-c", leave, str(tmp_path / "gone"), sys.executable, str(script), "name"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 2
+    assert ended.stderr == "error: the working directory was deleted; change to another one\n"
+
+
 def test_what_was_imported_is_not_searched_again() -> None:
     gc.unfreeze()
     try:

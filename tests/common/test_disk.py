@@ -6,6 +6,7 @@ import os
 import tempfile
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
@@ -38,6 +39,78 @@ def test_a_sync_that_fails_is_an_error(
     _fail_with(monkeypatch, number)
     with pytest.raises(OSError, match=os.strerror(number)):
         disk.sync_to_disk(tmp_path)
+
+
+def test_a_folder_that_may_be_written_but_not_listed_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_ = os.open
+
+    def refuse(path: Path, flags: int, *more: Any) -> int:
+        if flags == os.O_RDONLY:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return open_(path, flags, *more)
+
+    monkeypatch.setattr(disk.os, "open", refuse)
+    disk.sync_to_disk(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(PermissionError):
+        disk.sync_to_disk(tmp_path / "file")
+
+
+def test_a_disk_without_room_for_another_file_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = SimpleNamespace(f_favail=0, f_files=24, f_frsize=1, f_bavail=9, f_bfree=9, f_blocks=9)
+    monkeypatch.setattr("os.statvfs", lambda _: full)
+    failure = disk.write_failure(tmp_path, "x", OSError(errno.ENOSPC, ""), 1)
+    assert "No space left on device for another file (inode)" in str(failure)
+    full.f_files = 0  # a file system without a number of files
+    assert "inode" not in str(disk.write_failure(tmp_path, "x", OSError(errno.ENOSPC, ""), 1))
+
+
+def _refuse_to_rename(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Make a folder's content a lower layer of an overlay, or another mount of the same disk."""
+    rename = Path.rename
+
+    def refuse(path: Path, target: Path) -> Path:
+        if path.parent == folder:
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), str(path))
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", refuse)
+
+
+def test_what_cannot_be_renamed_is_moved_by_copying(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = tmp_path / "a", tmp_path / "b"
+    (source / "folder" / "in it").mkdir(parents=True)
+    (source / "folder" / "in it" / "file").write_text("content")
+    (source / "file").write_text("more")
+    (source / "link").symlink_to("folder")
+    (source / "broken").symlink_to("nothing")
+    target.mkdir()
+    _refuse_to_rename(monkeypatch, source)
+    for name in ("folder", "file", "link", "broken"):
+        disk.move(source / name, target / name)
+    assert not list(source.iterdir())
+    assert sorted(path.name for path in target.iterdir()) == ["broken", "file", "folder", "link"]
+    assert (target / "folder" / "in it" / "file").read_text() == "content"
+    assert (target / "file").read_text() == "more"
+    links = (target / "link", target / "broken")
+    assert [str(link.readlink()) for link in links] == ["folder", "nothing"]
+
+
+def test_what_cannot_be_renamed_is_deleted_in_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "a" / "folder"
+    folder.mkdir(parents=True)
+    (folder / "file").touch()
+    _refuse_to_rename(monkeypatch, folder.parent)
+    disk.discard(folder)
+    assert not list(folder.parent.iterdir())
 
 
 @pytest.mark.parametrize(("needed", "text"), [(0, "("), (1000, "(1,000 bytes needed, ")])

@@ -109,3 +109,10 @@ def test_what_is_no_file_does_not_count_as_missing(
     make(path)
     with pytest.raises(UserError, match=r"tokenizer\.json: not a regular file"):
         paths.optional_file(path)
+
+
+def test_a_user_without_a_home_has_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)  # as it does for an unnamed user
+    assert paths.cache_folder() is None

@@ -36,6 +36,32 @@ def test_a_second_signal_ends_the_process_unless_it_comes_with_the_first(
     assert ended.stdout == ("143\n" if exit_code == 0 else "")
 
 
+INHERITED = """
+import os, signal, sys
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGUSR1])
+os.execv(sys.executable, [sys.executable, "-c", sys.argv[1]])
+"""
+RESTORED = """
+import os, signal, subprocess
+from rungs.common import command, signals
+command.begin_command()
+print(subprocess.run(["false"]).returncode, flush=True)
+with signals.StopSignal() as stop:
+    stop.begin()
+    os.kill(os.getpid(), signal.SIGTERM)
+print(stop.exit_code)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no signal masks")
+def test_what_a_launcher_ignores_or_blocks_is_noticed() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", INHERITED, RESTORED], capture_output=True, text=True, check=False
+    )
+    assert ended.stdout == "1\n143\n", ended.stderr
+
+
 STOP = """
 import os, signal, sys
 from rungs.common.signals import StopSignal, exit_on_signal

@@ -147,6 +147,23 @@ def test_removed_truncated_or_replaced_metrics(
     assert checkpoint_steps(run) == [0, 3]
 
 
+@pytest.mark.usefixtures("no_charts")
+def test_metrics_that_lack_steps_before_the_checkpoint_are_noticed(
+    uninterrupted: RunFolder,
+    datasets_dir: Path,
+    tmp_path: Path,
+    messages: pytest.LogCaptureFixture,
+) -> None:
+    run = RunFolder(shutil.copytree(uninterrupted.path, tmp_path / "run", symlinks=True))
+    lines = run.metrics.read_text().splitlines(keepends=True)
+    run.metrics.write_text("".join(lines[:2]))
+    shutil.rmtree(list_checkpoints(run.checkpoints)[-1].folder)
+    with run.lock() as own:
+        assert train_here(own, datasets_dir) == 0
+    assert f"{run.metrics}: lacks 5 steps before the checkpoint" in messages.text
+    assert [step.global_step for step in metrics.read(run.metrics)] == [0, 1, 7]
+
+
 @pytest.mark.long
 @pytest.mark.usefixtures("no_charts")
 def test_a_removed_checkpoints_folder_does_not_lose_the_running_training(

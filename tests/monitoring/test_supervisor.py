@@ -60,11 +60,19 @@ def test_only_crashes_are_started_again(
     assert len(killed) == sum(code < 0 for code in (codes * 4)[:starts])
 
 
-def test_only_the_first_start_is_fresh(tmp_path: Path) -> None:
-    arguments, log = program(tmp_path, 1, 0)
+def test_a_run_starts_over_until_it_has_saved_and_only_once(tmp_path: Path) -> None:
+    """A start that was killed before it moved anything aside did not start over."""
+    arguments, log = program(tmp_path, 1, 1, 0)
+    checkpoints = tmp_path / "checkpoints"
+    (checkpoints / "20260101Z000000-step-000009").mkdir(parents=True)
+    new = checkpoints / "20260102Z000000-step-000000"
+    saving = f"if number == 2: pathlib.Path({str(new)!r}).mkdir()"
+    script = Path(arguments[0])
+    script.write_text(script.read_text().replace("code =", f"{saving}\ncode ="))
     options = ["--fresh", "--supervise", "--max-restarts", "3", "--from=best", "--quiet"]
     supervise([*arguments, *options], RunFolder(tmp_path), (), 3)
-    assert log.read_text().splitlines() == ["--fresh --from=best --quiet", "--quiet"]
+    first = "--fresh --from=best --quiet"
+    assert log.read_text().splitlines() == [first, first, "--quiet"]
 
 
 def test_a_new_checkpoint_starts_the_count_anew(tmp_path: Path) -> None:

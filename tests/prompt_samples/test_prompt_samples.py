@@ -84,6 +84,25 @@ def test_a_killed_run_says_the_same(sampled: RunFolder, datasets_dir: Path, tmp_
 
 
 @pytest.mark.long
+def test_a_killed_sampler_is_started_again(
+    sampled: RunFolder, datasets_dir: Path, tmp_path: Path
+) -> None:
+    """As by the system for lack of memory; what it had not sampled from may be deleted by then."""
+    run = prompted_run(tmp_path / "run", keep_checkpoints=1)
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, pathlib, signal, sys\n"
+        f"died = pathlib.Path({str(tmp_path / 'died')!r})\n"
+        "if 'rungs.evaluation.prompt_samples' in sys.orig_argv and not died.exists():\n"
+        "    sys.stdin.readline(), sys.stdin.readline(), died.touch()\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    result = train(run, datasets_dir, env=os.environ | {"PYTHONPATH": str(tmp_path)})
+    assert result.returncode == 0
+    assert "WARNING samples: its process ended early; started again" in run.log.read_text()
+    assert texts(run) == texts(sampled)
+
+
+@pytest.mark.long
 def test_a_sharded_run_says_the_same(
     sampled: RunFolder, datasets_dir: Path, tmp_path: Path
 ) -> None:

@@ -67,6 +67,36 @@ def test_one_process_holds_the_lock_and_a_stale_lock_does_not_count() -> None:
         pass
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no umask")
+def test_a_group_can_share_a_run() -> None:
+    before = os.umask(0o002)
+    try:
+        with RunFolder(Path("runs/old")).lock():
+            pass
+    finally:
+        os.umask(before)
+    assert Path("runs/old/train.lock").stat().st_mode & 0o777 == 0o664
+
+
+def test_a_lock_that_may_not_be_opened_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RunFolder(Path("runs/old"))
+    run.lock_file.touch()
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr("rungs.run.folder.file_lock", refuse)
+    with pytest.raises(UserError, match=r"^runs/old/train\.lock: cannot be written to: Permission"):
+        run.lock().__enter__()
+
+
+def test_files_of_users_are_not_unfinished() -> None:
+    run = RunFolder(Path("runs/old"))
+    for name in (".todo.new", ".x.0123456789abcdef.new", ".metrics.jsonl.0123abcd.new"):
+        (run.path / name).touch()
+    assert [path.name for path in run.unfinished_files] == [".metrics.jsonl.0123abcd.new"]
+
+
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
 def test_a_file_system_without_locks_has_a_file_instead(
     number: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

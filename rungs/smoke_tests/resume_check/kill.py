@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from rungs.checkpointing.checkpoint_folder import CHECKPOINT_GLOB, UNFINISHED, list_checkpoints
+from rungs.checkpointing.checkpoint_folder import list_checkpoints, unfinished_checkpoints
 from rungs.common import disk, helper_process
 from rungs.common.errors import RunFailure, UserError
 from rungs.run.folder import RunFolder
@@ -70,7 +70,7 @@ class TrainingProcess:
         """Return what the process is doing or, once dead, was doing."""
         if _size(self._run.log) == self._logged_bytes:
             return Activity("start", self._first_step)
-        for unfinished in self._run.checkpoints.glob(UNFINISHED + CHECKPOINT_GLOB):
+        for unfinished in unfinished_checkpoints(self._run.checkpoints):
             return Activity("save", int(unfinished.name.rpartition("-")[2]))
         metrics = self._run.metrics
         step = metrics.read_bytes().count(b"\n") if metrics.exists() else 0
