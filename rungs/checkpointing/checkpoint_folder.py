@@ -26,7 +26,7 @@ from rungs.common.shown_text import quoted
 from rungs.config.run_config import MODEL_FILE
 from rungs.run.folder import RUNS, RunFolder, known_runs
 
-_NAME = re.compile(r"\d{8}[TZ]\d{6}-step-\d{6,}")
+_NAME = re.compile(r"\d{8}Z\d{6}-step-\d{6,}")
 """Name of a checkpoint's folder; what users add beside them under other names is theirs."""
 IMPORTED = "imported"
 """Name of the folder that `pretrained.py import` fills."""

@@ -23,8 +23,8 @@ OPTIMIZER_FOLDER = "optimizer"
 _CHUNK_BYTES = 1 << 26
 """Bytes that Orbax reads at once; small, so a device reads little beyond its own shard."""
 _MOST_SECONDS = 24 * 24 * 3600
-"""Time limit of a save, which Orbax measures by the clock: that of a laptop that wakes up, or of a
-machine without one of its own, jumps. Processes wait for each other by 32 bits of milliseconds."""
+"""Time limit of a save. Orbax measures it by a clock that jumps, as when a laptop wakes up; waiting
+processes count it in 32 bits of milliseconds."""
 _MISREAD = re.compile(r"[*?\[\\\ud800-\udfff]|^/(gs|s3|az|hf)/")
 
 

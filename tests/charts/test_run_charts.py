@@ -174,7 +174,7 @@ def test_a_run_folder_deleted_meanwhile_is_not_made_again(
 
 def test_a_damaged_checkpoint_does_not_matter(make_run: MakeRun) -> None:
     folder = make_run("a", [step(n) for n in range(5)])
-    damaged = folder / "checkpoints" / "20260101T000000-step-000000"
+    damaged = folder / "checkpoints" / "20260101Z000000-step-000000"
     damaged.mkdir(parents=True)
     (damaged / "meta.json").write_bytes(b"\xff{")
     (folder / "checkpoints" / "best").symlink_to("gone")

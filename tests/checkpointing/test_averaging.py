@@ -27,7 +27,7 @@ def run(tmp_path: Path) -> RunFolder:
     run = make_run(tmp_path / "run")
     rng = np.random.default_rng(0)
     for step in (1, 2, 3):
-        folder = run.checkpoints / f"2026010{step}T000000-step-00000{step}".replace("T", "Z")
+        folder = run.checkpoints / f"2026010{step}Z000000-step-00000{step}"
         write_checkpoint(folder, step, 2.0)
         (folder / "tokenizer.json").write_text("{}")
         weights = Weights(folder / "model.safetensors")
@@ -81,7 +81,7 @@ def test_one_that_can_not_be_used_is_not_left_out(run: RunFolder) -> None:
         meta.write_text("{")
         if averaged:
             assert averaged in average(run, 2)
-    write_checkpoint(run.checkpoints / "20260104T000000Z-step-000004", 4, 2.0)
+    write_checkpoint(run.checkpoints / "20260104Z000000-step-000004", 4, 2.0)
     with pytest.raises(UserError, match="step-000003"):
         average(run, 2)
 

@@ -67,7 +67,7 @@ def test_flags_that_xla_does_not_have_are_refused(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_checkpoint_of_a_version_that_recorded_nothing_is_intact(tmp_path: Path) -> None:
-    folder = tmp_path / "20260101T000000-step-000001"
+    folder = tmp_path / "20260101Z000000-step-000001"
     write_checkpoint(folder, 1, 2.0)
     text = (folder / META_FILE).read_text()
     assert "environment" not in text
@@ -78,7 +78,7 @@ def test_a_checkpoint_of_a_version_that_recorded_nothing_is_intact(tmp_path: Pat
 
 
 def test_resuming_says_what_has_changed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    folder = tmp_path / "20260101T000000-step-000001"
+    folder = tmp_path / "20260101Z000000-step-000001"
     write_checkpoint(folder, 1, 2.0)
     same = {"versions": installed_versions(), "environment": jax_setup.recorded()}
     meta = read_checkpoint(folder).meta.model_copy(update=same)

@@ -203,7 +203,7 @@ def test_what_a_branch_cannot_do_is_said_in_a_line(place: Path, tmp_path: Path) 
 
 def test_a_step_whose_checkpoint_can_not_be_used_is_not_called_missing(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
-    folder = run.checkpoints / "20260101T000000Z-step-000003"
+    folder = run.checkpoints / "20260101Z000000-step-000003"
     folder.mkdir(parents=True)
     (folder / "meta.json").write_text("{")
     with pytest.raises(UserError, match="step-000003"):
