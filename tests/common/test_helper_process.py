@@ -99,7 +99,7 @@ def test_the_last_line_says_whether_training_ended_or_was_killed(
 
 
 def test_a_process_starts_with_the_first_line() -> None:
-    process = HelperProcess("test", "this")
+    process = HelperProcess("test", "json.tool")  # which reads its input
     assert process.finish(StopSignal(), "nothing")
     process.kill()
     assert not process.is_started

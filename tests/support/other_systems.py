@@ -204,12 +204,12 @@ def _behave_like_windows() -> None:
 
     def unlink(path: Any, **options: Any) -> None:
         assert not options
-        if os.path.lexists(path):
-            _refuse_open(path)
+        if path is not None and os.path.lexists(path):
+            _refuse_open(os.fsdecode(path))
         real_unlink(path)
 
     def open_file(path: Any, flags: int, *rest: Any, **more: Any) -> int:
-        if Path(path).is_dir() and not _caller().startswith("filelock."):
+        if os.path.isdir(path) and not _caller().startswith("filelock."):
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
         return real_open(path, flags, *rest, **more)
 
