@@ -31,6 +31,9 @@ INSTEAD = {
     "download_dataset.py --tokens FILE --name NAME --tokenizer gpt2": (
         "download_dataset.py --tokens ids.npy --name ids --vocab-size 5000"
     ),
+    "pretrained.py import gemma-3-270m-q4_k_m.gguf runs/gemma-q4": (
+        "pretrained.py import qwen-q8.gguf runs/gemma-q4"
+    ),
     "pretrained.py import ID RUN": "pretrained.py import openai-community/gpt2 runs/gpt2",
     "mup.py check RUN": "mup.py check runs/mup --widths 64,128,256",
     "mup.py check runs/mup": "mup.py check runs/mup --widths 64,128,256",
@@ -67,7 +70,7 @@ NOT_RUN: dict[str, tuple[str, ...]] = {
         *("download_dataset.py owner/name", "download_dataset.py gpjt/fineweb-gpt2-tokens"),
         *("download_dataset.py roneneldan/TinyStories", "download_dataset.py HuggingFaceFW"),
         *("download_dataset.py --tokens train.bin", "download_dataset.py --tokens fineweb_train"),
-        "pretrained.py upload runs/layers OWNER/NAME",
+        *("pretrained.py upload runs/layers OWNER/NAME", "pretrained.py upload runs/qwen"),
     ),
     "needs a bucket: tests/mirror/test_buckets.py": (
         "train.py runs/layers --mirror s3://bucket/layers",
@@ -107,11 +110,13 @@ uv run train.py runs/parity-pretrain
 uv run reinforce.py runs/parity-rl
 """
 """Before the commands of each page: what most of them work with."""
+IMPORT_QWEN = "uv run pretrained.py import Qwen/Qwen2.5-0.5B-Instruct runs/qwen"
 BEFORE = {
-    "docs/models.md": """
+    "docs/models.md": f"""
 uv run pretrained.py import openai-community/gpt2 runs/gpt2
-uv run pretrained.py import Qwen/Qwen2.5-0.5B-Instruct runs/qwen
+{IMPORT_QWEN}
 """,
+    "docs/tasks/serve-and-share.md": IMPORT_QWEN,
     "docs/monitoring.md": """
 uv run train.py runs/warmer --like runs/layers --set learning_rate=6e-3
 sed -i 's/^{/{"sample_prompts": ["def "], /' runs/layers/train.json

@@ -43,7 +43,8 @@ def see(config: ModelConfig, weights: Weights, tokens: np.ndarray) -> Seen:
         extra = reference.value_embedding(config, weights, tokens, number)
         sliding = reference.is_sliding(config, number)
         y = _input(config, layer, "attention", x)
-        maps, heads = attention(config, layer, y, sliding, extra)
+        own = reference.config_of_layer(config, number)
+        maps, heads = attention(own, layer, y, sliding, extra)
         output = layer["blocks.attention.output.kernel"]
         new = {f"head {number} {n}": heads[:, n] @ output[n] for n in range(config.n_heads or 0)}
         bias = layer.get("blocks.attention.output.bias", 0.0) + np.zeros_like(x)

@@ -209,7 +209,7 @@ def _behave_like_windows() -> None:
         real_unlink(path)
 
     def open_file(path: Any, flags: int, *rest: Any, **more: Any) -> int:
-        if os.path.isdir(path) and not _caller().startswith("filelock."):
+        if Path(os.fsdecode(path)).is_dir() and not _caller().startswith("filelock."):
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
         return real_open(path, flags, *rest, **more)
 

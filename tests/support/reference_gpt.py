@@ -32,14 +32,19 @@ def forward(config: ModelConfig, weights: Weights, tokens: NDArray[np.int32]) ->
         if config.residual_scalars:
             scale, skip = layer["blocks.residual_scale"], layer["blocks.embedding_skip"]
             x = scale * x + skip * states[0]
-        pattern = config.layer_pattern or ("",)
-        is_unrotated = pattern[number % len(pattern)] == "nope"
-        own = config.model_copy(update={"positions": "none"}) if is_unrotated else config
+        own = config_of_layer(config, number)
         states.append(block(own, layer, x, is_sliding(config, number), extra))
     if config.norm_placement != "after":
         states[-1] = norm(config, weights, "final_norm", states[-1])
     head = embedding.T if config.tied_embeddings else weights["head.kernel"]
     return [*states, soft_cap(states[-1] @ head, config.final_soft_cap)]
+
+
+def config_of_layer(config: ModelConfig, number: int) -> ModelConfig:
+    """Return the config with the positions of a layer, which rope may leave out."""
+    pattern = config.layer_pattern or ("",)
+    is_unrotated = pattern[number % len(pattern)] == "nope"
+    return config.model_copy(update={"positions": "none"}) if is_unrotated else config
 
 
 def value_embedding(
