@@ -141,9 +141,10 @@ class HelperProcess:
 
     def _log_errors(self, process: subprocess.Popen[str]) -> None:
         assert process.stderr is not None
-        for line in process.stderr:
-            if line.strip():
-                log.warning("%s: %s", self._name, line.strip())
+        with process.stderr as lines:
+            for line in lines:
+                if line.strip():
+                    log.warning("%s: %s", self._name, line.strip())
 
 
 def start_python(arguments: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:

@@ -45,7 +45,7 @@ def checkout() -> Path | None:
 
 def cache_folder() -> Path | None:
     """Return the user's folder for what can be made again, which may not exist; None without a home
-    folder, as of a container's user without a name."""
+    folder, as of a container's user without a name, or if a variable names a relative one."""
     try:
         folder = Path(platformdirs.user_cache_dir("rungs"))
     except RuntimeError:

@@ -10,7 +10,7 @@ import re
 import shlex
 import sys
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 
 _HIDDEN = "***"
 _SECRET_NAME = re.compile(
@@ -70,7 +70,18 @@ def without_secrets(text: str) -> str:
     for secret in sorted(_known(), key=len, reverse=True):
         text = text.replace(secret, _HIDDEN)
     text = _URL.sub(_shown_url, text)
-    return _CREDENTIAL.sub(lambda found: f"{found[1] or ''}{_HIDDEN}", text)
+    return _CREDENTIAL.sub(_shown_credential, text)
+
+
+def _shown_credential(found: re.Match[str]) -> str:
+    """Return a header without its value. "PATH: what is wrong with it" is none, if PATH is on the
+    command line."""
+    begin = found.string.rfind("\n", 0, found.start()) + 1
+    subject = found.string[begin:].partition(": ")[0]
+    given = {PurePath(text.rpartition("=")[2]).name for text in sys.argv}
+    if found.start() < begin + len(subject) < found.end() and PurePath(subject).name in given:
+        return found[0]
+    return f"{found[1] or ''}{_HIDDEN}"
 
 
 def _shown_url(url: re.Match[str]) -> str:

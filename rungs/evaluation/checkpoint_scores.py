@@ -83,5 +83,5 @@ def _answers_of(weights: Path) -> Path:
     version = f"{path} {status.st_size} {status.st_mtime_ns}"
     name = hashlib.sha256(version.encode()).hexdigest()[:16]
     if (cache := paths.cache_folder()) is None:
-        raise UserError("no HOME for the harness's answers; set HOME to a folder")
+        raise UserError("no home folder for the harness's answers; set HOME to a folder")
     return cache / "answers" / name

@@ -123,7 +123,7 @@ class Item(strict_json.StrictModel):
         last = len(self.choices) - 1
         if last < 1 or not all(self.choices):
             yield "choices: must be two or more strings that are not empty"
-        if not 0 <= self.answer <= last:
+        elif not 0 <= self.answer <= last:
             yield f"answer: {self.answer} is not the index of a choice, from 0 to {last}"
 
 

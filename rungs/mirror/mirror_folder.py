@@ -45,6 +45,9 @@ class MirrorFolder:
         self.progress_at = time.monotonic()
         """When an upload last made progress, on the monotonic clock, in seconds."""
         self._progress = fsspec.Callback(hooks={"progress": self._note_progress})
+        _, separator, place = url.partition("://")
+        if separator and not place.strip("/"):
+            raise UserError(f"--mirror {url}: names no folder, as with a variable that is not set")
         self.url = url.rstrip("/") or url
         protocol = fsspec.utils.get_protocol(url)
         self._is_local = protocol in ("file", "local")

@@ -62,7 +62,7 @@ def enable_compilation_cache() -> None:
     cache = paths.cache_folder()
     place = os.environ.get(CACHE_VARIABLE) or (cache and cache / "compiled")
     if place is None:
-        log.warning("no HOME: compiled code isn't kept; set %s to a folder", CACHE_VARIABLE)
+        log.warning("no cache folder of the user: compiled code isn't kept; set %s", CACHE_VARIABLE)
         return
     folder = Path(place)
     jax.config.update("jax_compilation_cache_dir", str(folder))

@@ -1,6 +1,7 @@
 """Resuming: the checkpoint to resume from, refused config changes, and what `--fresh` and `--from`
 move to `aside/`. Only `move_aside` changes the disk, and it never deletes a checkpoint."""
 
+import filecmp
 import json
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from rungs.config.train_config import TrainConfig
 from rungs.data.loader import TrainingData
 from rungs.run import layer_record, metrics
 from rungs.run.folder import RunFolder, StartOptions
+from rungs.run.metrics import StepRecord
 
 
 def checkpoint_to_resume(run: RunFolder, start: StartOptions) -> Checkpoint | None:
@@ -34,6 +36,20 @@ def checkpoint_to_resume(run: RunFolder, start: StartOptions) -> Checkpoint | No
     if damage := named.damage():
         raise UserError(f"{named.folder}: damaged ({', '.join(damage)}); choose another")
     return named
+
+
+def refuse_lost_checkpoints(run: RunFolder, config: AnyRunConfig) -> None:
+    """Raise UserError for a run without checkpoints whose metrics tell that it saved one, unless
+    `--fresh` is moving them aside: a run never starts over by itself."""
+    last = max((step.global_step for step in metrics.stream(run.metrics, StepRecord)), default=-1)
+    if last <= config.train.checkpoint_interval:  # the first save may not have ended
+        return
+    moved = max(run.aside.glob(f"*/{run.metrics.name}"), default=None)
+    if moved is None or not filecmp.cmp(moved, run.metrics, shallow=False):
+        raise UserError(
+            f"{run.checkpoints}: no checkpoint is there, but {run.metrics.name} has step {last:,};"
+            " put them back, or start over with --fresh"
+        )
 
 
 def refuse_changes(saved: CheckpointMeta, now: AnyRunConfig, run: RunFolder, extend: bool) -> None:

@@ -42,7 +42,12 @@ from rungs.training import profiling, run_report
 from rungs.training.background import Background
 from rungs.training.failed_step import FailedSteps
 from rungs.training.learner import NEVER, Inputs, Kind, Start
-from rungs.training.resume import checkpoint_to_resume, move_aside, refuse_changes
+from rungs.training.resume import (
+    checkpoint_to_resume,
+    move_aside,
+    refuse_changes,
+    refuse_lost_checkpoints,
+)
 from rungs.training.run_length import RunLength, run_length
 from rungs.training.trainer import EarlyStop, Trainer
 
@@ -232,6 +237,8 @@ def start_of(
             " and --from-step"
         )
     if saved is None:
+        if not options.fresh:
+            refuse_lost_checkpoints(run, config)
         return Start(run, config, options, None, find_starting_weights(run, config))
     config = config._replace(train=with_recorded_dtype(config.train, saved.meta))
     refuse_changes(saved.meta, config, run, options.extend)

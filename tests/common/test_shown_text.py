@@ -34,6 +34,16 @@ def test_secrets_are_left_out(text: str, expected: str) -> None:
     assert reason(OSError(text)) == expected
 
 
+@pytest.mark.parametrize("path", ["secret", "./keys/api-key", "--key-file=a/api_key"])
+def test_a_message_about_a_path_is_no_header(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["serve.py", path])
+    named = path.removeprefix("--key-file=").removeprefix("./")
+    for text in (f"{named}: cannot be read: password: ***", f"one line\n{named}: no such file"):
+        assert shown_text.without_secrets(text.replace("***", "hunter2")) == text
+    name = named.rpartition("/")[2]
+    assert shown_text.without_secrets(f"sent {name}: planted") == f"sent {name}: ***"
+
+
 def test_values_of_the_environment_and_the_command_line_are_left_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

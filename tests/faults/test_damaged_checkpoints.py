@@ -386,3 +386,18 @@ def test_commands_report_damage_in_one_line(
     )
     assert f"damaged ({file.name})" in error_line(ended, code=2)
     assert ended.stdout == ""
+
+
+@pytest.mark.usefixtures("no_charts")
+def test_a_run_whose_checkpoints_were_lost_does_not_start_over_by_itself(
+    saved: RunFolder, datasets_dir: Path, tmp_path: Path
+) -> None:
+    run = RunFolder(shutil.copytree(saved.path, tmp_path / "run", symlinks=True))
+    shutil.rmtree(run.checkpoints)
+    before = run.metrics.read_bytes()
+    with pytest.raises(UserError, match=r"no checkpoint is there, but metrics\.jsonl has step 7"):
+        train_here(run, datasets_dir)
+    assert run.metrics.read_bytes() == before
+    assert not run.aside.exists()
+    assert train_here(run, datasets_dir, fresh=True) == 0
+    assert [c.step for c in list_checkpoints(run.checkpoints)] == [0, 3, 6, 7]

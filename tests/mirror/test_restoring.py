@@ -33,6 +33,12 @@ def steps(run: RunFolder) -> list[int]:
     return [checkpoint.step for checkpoint in list_checkpoints(run.checkpoints)]
 
 
+@pytest.mark.parametrize("url", ["file://", "file:///", "local:///", "s3://"])
+def test_a_url_without_a_folder_is_refused(url: str) -> None:
+    with pytest.raises(UserError, match=r"names no folder, as with a variable"):
+        MirrorFolder(url)
+
+
 def test_a_run_folder_that_is_gone_is_restored(mirrored: RunFolder, mirror: Path) -> None:
     expected = files_of(mirrored.path)
     shutil.rmtree(mirrored.path)
