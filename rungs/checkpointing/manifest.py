@@ -277,13 +277,13 @@ def write_checksums(folder: Path) -> None:
     """Write the checksums of a folder's files into its `SHA256SUMS`."""
     names = sorted(path.name for path in folder.iterdir() if path.is_file())
     lines = [f"{file_checksum(folder / name)}  {name}\n" for name in names]
-    (folder / CHECKSUMS_FILE).write_text("".join(lines), encoding="utf-8")
+    (folder / CHECKSUMS_FILE).write_bytes("".join(lines).encode())
 
 
 def read_checksums(folder: Path) -> dict[str, str]:
     """Return the checksums in a folder's `SHA256SUMS`, by file name. Raises UserError if that is
     missing or unreadable."""
-    lines = read_text(folder / CHECKSUMS_FILE).split("\n")
+    lines = read_text(folder / CHECKSUMS_FILE).replace("\r\n", "\n").split("\n")
     pairs = (line.split("  ", 1)[::-1] for line in lines if "  " in line)
     return {name: checksum for name, checksum in pairs if paths.is_plain_name(name)}
 

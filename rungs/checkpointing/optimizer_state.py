@@ -22,15 +22,16 @@ if TYPE_CHECKING:
 OPTIMIZER_FOLDER = "optimizer"
 _CHUNK_BYTES = 1 << 26
 """Bytes that Orbax reads at once; small, so a device reads little beyond its own shard."""
-_MOST_SECONDS = 24 * 24 * 3600
-"""Time limit of a save. Orbax measures it by a clock that jumps, as when a laptop wakes up; waiting
-processes count it in 32 bits of milliseconds."""
+_MOST_SECONDS = 10 * 365 * 24 * 3600
+"""Time limit of a save by one process. Orbax measures it by a clock that jumps, as when a laptop
+wakes up."""
 _MISREAD = re.compile(r"[*?\[\\\ud800-\udfff]|^/(gs|s3|az|hf)/")
 
 
 def save_async(checkpoint: Path, arrays: Mapping[str, "jax.Array | np.ndarray"]) -> Any:
     """Start saving arrays and return Orbax's response, once the arrays may change again. Its
     `result()` waits until everything is saved."""
+    import jax
     from orbax.checkpoint import v1 as ocp
 
     context = ocp.Context()
@@ -43,7 +44,8 @@ def save_async(checkpoint: Path, arrays: Mapping[str, "jax.Array | np.ndarray"])
     context.array.saving.use_compression = False
     # Otherwise threads wait five minutes for a folder that cannot be created.
     context.asynchronous.create_directories_asynchronously = False
-    context.asynchronous.timeout_secs = _MOST_SECONDS
+    if jax.process_count() == 1:
+        context.asynchronous.timeout_secs = _MOST_SECONDS
     with context:
         return ocp.save_async(_folder_of(checkpoint), arrays)
 

@@ -14,6 +14,7 @@ from rungs.config.option_values import LinenFamily
 from rungs.data.catalog import find_datasets_dir
 from rungs.huggingface import exporting, hf_tokenizer, importing, model_card
 from rungs.huggingface.gguf.reading import SUFFIX as GGUF_SUFFIX
+from rungs.huggingface.gguf.reading import is_gguf
 from rungs.huggingface.gguf.writing import GGUFExport
 from rungs.huggingface.transformers_check import DivergenceError, compare, require_transformers
 from rungs.run.folder import RunFolder
@@ -40,7 +41,7 @@ def import_(
     target = importing.target_folder(run)
     if python and not check:
         raise UserError("--python: is for --check; add it, or leave out --python")
-    if check and paths.suffix_of(source) == GGUF_SUFFIX:
+    if check and is_gguf(Path(source)):
         raise UserError("--check: is for Hugging Face models; leave it out for a GGUF file")
     if check:
         require_transformers(python or sys.executable)
@@ -73,10 +74,10 @@ def export(
     checkpoint: str, folder: Path, adapter: bool, dtype: str | None, averaged: str | None
 ) -> None:
     """Do what the options of `pretrained.py export` ask for."""
-    is_gguf = paths.suffix_of(folder) == GGUF_SUFFIX
-    if dtype and not is_gguf:
+    as_gguf = paths.suffix_of(folder) == GGUF_SUFFIX
+    if dtype and not as_gguf:
         raise UserError(f"--dtype: is for a GGUF file, whose name ends in {GGUF_SUFFIX}")
-    if adapter and is_gguf:
+    if adapter and as_gguf:
         raise UserError(
             "--adapter: is for a folder; leave it out, and the file has the merged LoRA"
         )
@@ -86,7 +87,7 @@ def export(
     if adapter:
         export_adapter(checkpoint, folder)
         return
-    if is_gguf:
+    if as_gguf:
         export_gguf(checkpoint, folder, dtype or DEFAULT_DTYPE)
         return
     plan = exporting.Export(checkpoint)

@@ -108,8 +108,11 @@ def run_command(
         )
     try:
         Path.cwd()
-    except OSError:
-        _end_with(errors.UserError("the working directory was deleted; change to another one"))
+    except OSError as error:
+        why = "it was deleted" if isinstance(error, FileNotFoundError) else error.strerror
+        _end_with(
+            errors.UserError(f"the working directory can't be used: {why}; change to another")
+        )
     output = _Output(sys.stdout)
     if printing is None or not {one.partition("=")[0] for one in sys.argv}.isdisjoint(printing):
         output.refuse_closed()

@@ -222,19 +222,29 @@ def move(source: Path, target: Path) -> None:
             raise
         unfinished = target.with_name(f".{target.name}")
         remove(unfinished)
-        if source.is_symlink():
-            unfinished.symlink_to(source.readlink())
+        try:
+            _copy_to_move(source, unfinished)
             replace(unfinished, target)
-        else:
-            copy(source, unfinished)
-            sync_folder(unfinished)
-            put_in_place(unfinished, target)
+        except OSError:
+            try_to_remove(unfinished)
+            raise
+        sync_to_disk(target.parent)
         remove(source)
 
 
+def _copy_to_move(source: Path, unfinished: Path) -> None:
+    if source.is_symlink():
+        unfinished.symlink_to(source.readlink())
+        return
+    copy(source, unfinished)
+    sync_folder(unfinished)
+    sync_to_disk(unfinished)
+
+
 def discard(folder: Path) -> None:
-    """Delete a folder, renaming it first, so that it is never there in part, and although helpers
-    of killed processes may still be writing into it. Raises OSError."""
+    """Delete a folder, renaming it first where that is possible (see `move`), so that it isn't
+    there in part, and although helpers of killed processes may still be writing into it. Raises
+    OSError."""
     renamed = folder.with_name(f".{folder.name}{DISCARDED}")
     try:
         rename(folder, renamed)
@@ -322,10 +332,11 @@ def write_failure(path: Path, what: str, error: Exception, needed_bytes: int = 0
         why = f"{type(error).__name__}: {reason(error)}"
     else:
         why = getattr(error, "strerror", None) or os.strerror(number)
+    remedy = _REMEDIES.get(number, "fix that")
     if number in DISK_FULL:
         existing = next(place for place in (path, *path.absolute().parents) if place.exists())
         if number == errno.ENOSPC and not _can_hold_more_files(existing):
-            why += " for another file (inode), however small"
+            why, remedy = f"{why} for another file (inode), however small", "delete some files"
         free = free_bytes(existing)
         known = [f"{needed_bytes:,} bytes needed"] if needed_bytes else []
         known += [f"{free:,} bytes free there"] if math.isfinite(free) else []
@@ -334,7 +345,6 @@ def write_failure(path: Path, what: str, error: Exception, needed_bytes: int = 0
         why = f"it is a link, which is not followed ({getattr(error, 'filename', path)})"
     elif named := getattr(error, "filename", None):
         why += f" ({named})"
-    remedy = _REMEDIES.get(number, "fix that")
     return RunFailure(
         f"{path}: {what} could not be written: {why}; {remedy}, then run the same command again"
     )

@@ -273,6 +273,7 @@ def _weights_patterns(name: str, files: list[str]) -> list[str]:
 @contextlib.contextmanager
 def _hub_errors(what: str) -> Iterator[None]:
     """Turn errors of the hub into a UserError that says what to do."""
+    from huggingface_hub import constants
     from huggingface_hub.errors import (
         EntryNotFoundError,
         GatedRepoError,
@@ -281,6 +282,8 @@ def _hub_errors(what: str) -> Iterator[None]:
         RepositoryNotFoundError,
     )
 
+    if constants.HF_HOME.startswith("~"):  # it would be a folder of that name
+        raise UserError(f"{what}: no home folder for the hub's cache; set HF_HOME to a folder")
     try:
         yield
     except GatedRepoError:

@@ -157,7 +157,7 @@ def prepare_streams() -> None:
     """Open the null device for each stream that was closed at startup. Otherwise the next opened
     file would get its number, and everything that native code prints. The others are in UTF-8,
     whatever the environment or Windows would choose; what isn't is read as lone surrogates, and
-    written as numbers."""
+    written as escapes."""
     for name, errors in _ERRORS.items():
         stream = getattr(sys, name)
         if stream is None:

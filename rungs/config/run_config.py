@@ -126,7 +126,7 @@ def errors_in_files_of(run: Path) -> Iterator[None]:
         yield
     except UserError as error:
         lines = [
-            f"{run}/{line}" if line.startswith(tuple(FILE_TYPES)) else line
+            f"{run}/{line}" if line.partition(":")[0] in FILE_TYPES else line
             for line in str(error).split("\n")
         ]
         raise UserError("\n".join(lines)) from None

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TextIO
 
 from rungs.checkpointing import checkpoint_folder, load, manifest, optimizer_state, published
-from rungs.common import disk, errors, helper_process, signals, strict_json
+from rungs.common import disk, errors, helper_process, paths, signals, strict_json
 from rungs.common.run_log import log
 from rungs.config.optimization_config import OptimizationConfig
 from rungs.config.option_values import DATASETS_VARIABLE
@@ -59,6 +59,7 @@ class SampleProcess:
             environment=environment | {"JAX_PLATFORMS": "cpu"},
         )
         self._sent: set[str] = set()
+        self._ended_at: set[Path] = set()
 
     def request(self) -> None:
         """Queue the checkpoints without samples; return at once. Failures only cause warnings."""
@@ -66,8 +67,8 @@ class SampleProcess:
             return
         try:
             self._run.check()
-            if self._process.has_exited:
-                self._start_again()
+            if self._process.has_exited and not self._starts_again():
+                return
             for checkpoint in self._unsampled():
                 if not self._process.is_started:
                     self._start()
@@ -82,8 +83,10 @@ class SampleProcess:
         signal arrives. The next start samples from the rest."""
         if not self._process.is_started:
             return
-        if wait and stop.number is None:
+        while wait and stop.number is None:
             self._process.finish(stop, "sampling from the last checkpoints")
+            if not (self._process.has_exited and self._left() and self._starts_again()):
+                break
         self._process.kill()
         if self._run.is_own():
             disk.try_to_remove(self._folder)
@@ -97,14 +100,28 @@ class SampleProcess:
             if name not in self._sent and not wanted <= done:
                 yield checkpoint
 
-    def _start_again(self) -> None:
+    def _starts_again(self) -> bool:
         """Start a new process after one that was killed, as for lack of memory, and send it what
-        that left."""
-        log.warning("samples: its process ended early; started again")
+        that left, without a checkpoint that another process ended at. Return whether it started."""
         self._process.kill()
-        self._send_request()
-        for staged in sorted(self._folder.iterdir()):
-            self._process.send(staged.name)
+        left = self._left()
+        if left and left[0] in self._ended_at:
+            log.warning("samples: %s: not sampled from: its process ended twice", left[0].name)
+            disk.try_to_remove(left.pop(0))
+        self._ended_at.update(left[:1])
+        log.warning("samples: its process ended early; started again")
+        try:
+            self._send_request()
+            for staged in left:
+                self._process.send(staged.name)
+        except OSError as error:
+            log.warning("samples: %s", error.strerror or error)
+            return False
+        return True
+
+    def _left(self) -> list[Path]:
+        """Return the checkpoints that were sent and not sampled from, in order."""
+        return sorted(self._folder.iterdir()) if paths.is_folder(self._folder) else []
 
     def _start(self) -> None:
         disk.remove(self._folder)

@@ -14,15 +14,14 @@ from tqdm import tqdm
 from rungs.checkpointing import manifest, published, weights_file
 from rungs.common import disk, hub
 from rungs.common.errors import UserError
-from rungs.common.paths import is_file, is_folder, is_there, suffix_of
+from rungs.common.paths import is_file, is_folder, is_there
 from rungs.common.strict_json import format_name
 from rungs.config import model_config, option_values, run_config
 from rungs.config.reference import schema_key
 from rungs.huggingface.config_keys import HFConfig, read_hf_config
 from rungs.huggingface.families.family import Family
 from rungs.huggingface.families.registry import family_of
-from rungs.huggingface.gguf.reading import SUFFIX as GGUF_SUFFIX
-from rungs.huggingface.gguf.reading import GGUFTensors
+from rungs.huggingface.gguf.reading import GGUFTensors, is_gguf
 from rungs.huggingface.hf_tokenizer import convert_tokenizer, write_json
 from rungs.huggingface.tensor_groups import TensorGroup, tensor_groups
 from rungs.huggingface.tensor_reader import TensorFolder, Tensors
@@ -59,7 +58,7 @@ def find_source(place: str, revision: str | None = None) -> HFSource:
     """Return the model in a folder or a GGUF file or, if there is none, the one with that id on the
     hub. Raises UserError if there is neither."""
     folder = Path(place)
-    if is_there(folder) or suffix_of(folder) == GGUF_SUFFIX:
+    if is_folder(folder) or is_gguf(folder):
         if revision is not None:
             kind = "folder" if is_folder(folder) else "file"
             raise UserError(f"{place}: a {kind} has no revisions; leave out --revision")

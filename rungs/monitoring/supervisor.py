@@ -6,8 +6,9 @@ import sys
 import time
 from collections.abc import Sequence
 
+from rungs.checkpointing import checkpoint_folder
 from rungs.common import backoff, helper_process
-from rungs.common.errors import EXIT_BAD_INPUT
+from rungs.common.errors import EXIT_BAD_INPUT, UserError
 from rungs.common.paths import lines_of
 from rungs.common.run_log import log
 from rungs.common.signals import StopSignal, name_of, stopping_signals
@@ -16,7 +17,7 @@ from rungs.run import folder
 
 _FINAL = frozenset({0, EXIT_BAD_INPUT, *(128 + number for number in stopping_signals())})
 """Exit codes that end supervision: the run finished, its input is wrong, or a signal stopped it."""
-_ONLY_FIRST = {"--fresh": 0, "--from": 1}
+_ONCE = {"--fresh": 0, "--from": 1}
 """Options that count once, with their number of values."""
 _OWN = {"--supervise": 0, "--max-restarts": 1}
 
@@ -26,17 +27,17 @@ def supervise(
 ) -> int:
     """Run this process's command, `arguments`, in a child process until it ends other than by a
     crash, and return its exit code. A crash is exit code 1 or death by a signal such as SIGKILL or
-    SIGSEGV; up to `max_restarts` are tolerated without a new checkpoint in between, from the first
-    of which on `--fresh` and `--from` have had their effect. The hooks are told of a killed child,
+    SIGSEGV; up to `max_restarts` are tolerated without a new checkpoint in between. `--fresh` and
+    `--from` are given again only if a start changed nothing. The hooks are told of a killed child,
     which can't do so itself. The run folder may not exist yet."""
     command = [sys.executable, *_without(arguments, _OWN)]
-    restarts, saved = 0, (first := _checkpoints(run))
+    restarts, saved, untouched = 0, _checkpoints(run), _state(run)
     with StopSignal() as stop:
         stop.begin()
         while (code := run_child(command, stop)) not in _FINAL and stop.number is None:
             if code < 0:
                 _note_death(run, hooks, -code)
-            before, saved = saved, _checkpoints(run)
+            before, saved = saved, saved | _checkpoints(run)
             restarts = 1 if saved != before else restarts + 1
             if restarts > max_restarts:
                 log.warning("ended with exit code %d; not started again: see --max-restarts", code)
@@ -51,8 +52,8 @@ def supervise(
                 time.sleep(0.1)
             if stop.number is not None:
                 return stop.exit_code
-            if _checkpoints(run) - first:
-                command = _without(command, _ONLY_FIRST)
+            if _state(run) != untouched:
+                command = _without(command, _ONCE)
         return code if code >= 0 else 128 - code
 
 
@@ -78,8 +79,20 @@ def _note_death(run: folder.RunFolder, hooks: Sequence[str], number: int) -> Non
 
 
 def _checkpoints(run: folder.RunFolder) -> set[str]:
-    """Return the names of the complete checkpoints."""
-    return {path.name for path in run.checkpoints.glob("[0-9]*-step-*")}
+    """Return the names of the checkpoints; none if they can't be read just now."""
+    try:
+        return {path.name for path in checkpoint_folder.checkpoint_folders(run.checkpoints)}
+    except (OSError, UserError):
+        return set()
+
+
+def _state(run: folder.RunFolder) -> object:
+    """Return what any start changes that moves something aside, or takes a step."""
+    try:
+        status = run.metrics.stat()
+    except OSError:
+        return _checkpoints(run), None
+    return _checkpoints(run), (status.st_ino, status.st_size)
 
 
 def _without(arguments: Sequence[str], options: dict[str, int]) -> list[str]:

@@ -40,6 +40,9 @@ class _Choice:
             self._offsets = TokenOffsets(served.tokenizer, [] if body.is_echoed else prompt)
         self._is_begun = False
         self.finish: str | None = None
+        self.surplus = 0
+        """Tokens shown that turned out to come after a stop string; 0 for most tokenizers, whose
+        texts don't change any more."""
 
     def add(self, delivery: Delivery) -> tuple[str, list[TokenLogProbs] | None]:
         """Add new tokens, and return their text and log-probabilities."""
@@ -52,6 +55,7 @@ class _Choice:
         if is_echo:
             return text, self._log_probs(self._prompt, delivery.log_probs, self._added)
         tokens = delivery.tokens[: max(0, self.count - before)]
+        self.surplus = max(0, before - self.count)
         if self._body.names_stop_token and not self._text.is_stopped:
             tokens += delivery.stop_token
         return text, self._log_probs(tokens, delivery.log_probs, len(tokens))
@@ -130,6 +134,8 @@ class Answer:
         async for choice, text, log_probs in self._pieces(is_gone):
             texts[choice.index] += text
             found[choice.index] += log_probs or []
+        for choice in self._choices:
+            del found[choice.index][len(found[choice.index]) - choice.surplus :]
         choices = [
             self._body.choice(texts[n], None if self._body.likely is None else found[n])
             | {"index": n, "finish_reason": choice.finish}

@@ -179,8 +179,7 @@ def move_aside(run: RunFolder, saved: Checkpoint | None) -> Path | None:
 
 def _is_saved_by_runs(path: Path) -> bool:
     """Whether training saved this in `checkpoints`, which may link to a folder with other files."""
-    name = path.name.removeprefix(UNFINISHED)
-    is_checkpoint = checkpoint_folder.is_checkpoint_name(name)
+    is_checkpoint = checkpoint_folder.is_checkpoint_name(path.name.removeprefix(UNFINISHED))
     return is_checkpoint or path.name in LINKS or path.name.startswith(checkpoint_folder.AVERAGE)
 
 

@@ -36,7 +36,8 @@ def test_a_deleted_working_directory_is_one_line(tmp_path: Path) -> None:
         check=False,
     )
     assert ended.returncode == 2
-    assert ended.stderr == "error: the working directory was deleted; change to another one\n"
+    why = "the working directory can't be used: it was deleted; change to another"
+    assert ended.stderr == f"error: {why}\n"
 
 
 def test_what_was_imported_is_not_searched_again() -> None:

@@ -3,6 +3,7 @@
 import errno
 import itertools
 import os
+import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -41,6 +42,7 @@ def test_a_sync_that_fails_is_an_error(
         disk.sync_to_disk(tmp_path)
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows syncs no folders")
 def test_a_folder_that_may_be_written_but_not_listed_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -58,6 +60,7 @@ def test_a_folder_that_may_be_written_but_not_listed_is_used(
         disk.sync_to_disk(tmp_path / "file")
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no statvfs")
 def test_a_disk_without_room_for_another_file_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,6 +98,11 @@ def test_what_cannot_be_renamed_is_moved_by_copying(
     for name in ("folder", "file", "link", "broken"):
         disk.move(source / name, target / name)
     assert not list(source.iterdir())
+    monkeypatch.setattr(disk, "sync_folder", lambda _: os.close(9_999))
+    (source / "full").mkdir()
+    with pytest.raises(OSError, match="Bad file"):
+        disk.move(source / "full", target / "full")
+    assert (source / "full").is_dir()
     assert sorted(path.name for path in target.iterdir()) == ["broken", "file", "folder", "link"]
     assert (target / "folder" / "in it" / "file").read_text() == "content"
     assert (target / "file").read_text() == "more"

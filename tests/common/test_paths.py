@@ -2,6 +2,7 @@
 
 import errno
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,7 @@ def test_what_is_no_file_does_not_count_as_missing(
         paths.optional_file(path)
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows asks for its folders otherwise")
 def test_a_user_without_a_home_has_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.delenv("HOME", raising=False)

@@ -69,6 +69,10 @@ def test_a_file_with_other_fields_is_kept_under_another_name(tmp_path: Path) -> 
     layer_record.append(path, row(5, layers=4))
     assert (tmp_path / "layers-before-step-5.npy").read_bytes() == before
     assert len(np.load(path)) == 1
+    path.write_bytes(b"damaged")
+    layer_record.append(path, row(5))
+    assert (tmp_path / "layers-before-step-5.npy").read_bytes() == before
+    assert (tmp_path / "layers-before-step-5-again.npy").read_bytes() == b"damaged"
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from rungs.data.bpe import train_bpe
+from rungs.data.tokenizer import Tokenizer
 from rungs.data.tokenizer_files import load_tokenizer
 from rungs.serving.answer_text import TokenOffsets
 from rungs.serving.answering import _Choice
@@ -49,6 +50,20 @@ def test_tokens_after_a_stop_string_are_neither_counted_nor_shown(pieces: list[i
         del tokens[:count]
         text, entries = text + new, entries + len(found or [])
     assert (text, choice.finish, choice.count, entries) == ("a", "stop", 3, 3)
+
+
+def test_log_probabilities_end_with_the_text_if_that_settles_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Tokenizer, "_only_adds", False)
+    served: Any = SimpleNamespace(tokenizer=train_bpe([], 257))
+    one = LogProbs(np.array(-1.0), np.array([-1.0]), np.array([65]))
+    choice = _Choice(served, CompletionBody(**ASK, prompt="a", stop="bc", logprobs=1), [65], 0)
+    tokens = served.tokenizer.encode("abcdefg")
+    shown = [choice.add(Delivery([token], [one])) for token in tokens]
+    assert [text for text, _ in shown] == [""] * 7
+    text, _ = choice.add(Delivery([], [], "length"))
+    assert (text, choice.count, choice.surplus) == ("a", 3, 4)
 
 
 PROMPTS = "the model of  é→x 🙂, y", "  hi, you", " a"

@@ -7,6 +7,7 @@ import numpy as np
 from gguf import GGMLQuantizationType
 
 from rungs.checkpointing.weights_file import TensorSpec, bits, cast
+from rungs.common import paths
 from rungs.common.errors import UserError, errors_at
 from rungs.huggingface.config_keys import HFConfig, Values
 from rungs.huggingface.exporting import choose_family
@@ -15,13 +16,22 @@ from rungs.huggingface.gguf.architectures import ARCHITECTURES, PART, architectu
 from rungs.huggingface.gguf.gguf_file import GGUFFile
 from rungs.huggingface.gguf.metadata_keys import FREQUENCIES, HasTensor
 
-SUFFIX = ".gguf"
+SUFFIX, _MAGIC = ".gguf", b"GGUF"
 _EMBEDDING = "token_embd.weight"
 _DTYPES = {
     GGMLQuantizationType.F16: "float16",
     GGMLQuantizationType.BF16: "bfloat16",
 }
 """Dtypes of tensors that are not float32 once they are read."""
+
+
+def is_gguf(path: Path) -> bool:
+    """Return whether a path is called like a GGUF file, or is one of another name. Raises UserError
+    if it can't be read."""
+    if paths.suffix_of(path) == SUFFIX or not paths.is_file(path):
+        return paths.suffix_of(path) == SUFFIX
+    with paths.open_given(path) as file:
+        return file.read(len(_MAGIC)) == _MAGIC
 
 
 class GGUFTensors:

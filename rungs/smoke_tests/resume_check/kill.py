@@ -71,6 +71,8 @@ class TrainingProcess:
         if _size(self._run.log) == self._logged_bytes:
             return Activity("start", self._first_step)
         for unfinished in unfinished_checkpoints(self._run.checkpoints):
+            if unfinished.name.endswith(disk.DISCARDED):
+                continue
             return Activity("save", int(unfinished.name.rpartition("-")[2]))
         metrics = self._run.metrics
         step = metrics.read_bytes().count(b"\n") if metrics.exists() else 0
