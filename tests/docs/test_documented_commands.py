@@ -62,6 +62,7 @@ NOT_RUN: dict[str, tuple[str, ...]] = {
     "a tool of those who work on Rungs": (
         *("pytest", "RUNGS_FUZZ_FACTOR=20 uv run pytest", "ruff", "mypy", "lint-imports"),
         *("--group", "tests/fixtures/make_models.py", "RUNGS_TRANSFORMERS_PYTHON=PATH"),
+        *("RUNGS_LLAMA_CPP_PYTHON=PATH", "--isolated"),
         "notebooks/execute.py",
     ),
     "writes committed files, which tests/config/test_run_config.py compares": ("config.py",),

@@ -80,7 +80,8 @@ def test_a_new_checkpoint_starts_the_count_anew(tmp_path: Path) -> None:
     path.write_text(
         "import pathlib, sys\nfolder = pathlib.Path(sys.argv[1])\n"
         "number = len(list(folder.iterdir()))\n"
-        "(folder / f'20260101Z000000-step-{number:06d}').mkdir()\nsys.exit(0 if number == 6 else 1)\n"
+        "(folder / f'20260101Z000000-step-{number:06d}').mkdir()\n"
+        "sys.exit(0 if number == 6 else 1)\n"
     )
     run = RunFolder(tmp_path / "run")
     run.checkpoints.mkdir(parents=True)

@@ -68,7 +68,7 @@ def _with_head(weights: Weights) -> Weights:
 
 
 def _input(config: ModelConfig, layer: Weights, part: str, x: Floats) -> Floats:
-    if config.norm_placement == "after":
+    if config.norm_placement in ("after", "output"):
         return x
     return reference.norm(config, layer, f"blocks.{part}_norm", x)
 
@@ -84,7 +84,7 @@ def _add(
 ) -> tuple[Floats, dict[str, Floats], Floats]:
     """Return the stream after a sublayer, its parts, and what the sublayer added."""
     new = new | {"biases": bias}
-    if config.norm_placement == "around":
+    if config.norm_placement in ("around", "output"):
         new = held_norm(config, layer, f"blocks.{part}_output_norm", new)
     added = np.sum(list(new.values()), axis=0)
     if config.residual:
@@ -129,16 +129,7 @@ def attention(
     extra: tuple[Floats, Floats] | None,
 ) -> tuple[Floats, Floats]:
     """Return each head's weights (N, S, T), and what it returns (S, N, H)."""
-
-    def project(name: str) -> Floats:
-        y = np.einsum("sd,dnh->snh", x, layer[f"blocks.attention.{name}.kernel"])
-        y = y + layer[f"blocks.attention.{name}.bias"] if config.qkv_bias else y
-        if config.qk_norm and name != "value":
-            y = reference.norm(config, layer, f"blocks.attention.{name}_norm", y)
-        is_rotated = config.positions == "rope" and name != "value"
-        return reference.rotate(config, y, sliding) if is_rotated else y
-
-    query, key, value = project("query"), project("key"), project("value")
+    query, key, value = reference.projections(config, layer, x, sliding)
     if extra is not None:
         rows, gate = extra
         value = value + 2 / (1 + np.exp(-(x[:, : len(gate)] @ gate)))[..., None] * rows

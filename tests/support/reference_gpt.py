@@ -139,7 +139,24 @@ def self_attention(
     extra: tuple[Floats, Floats] | None = None,
 ) -> Floats:
     """(S, D) to (S, D)."""
+    visible = np.zeros((len(x), len(x)), bool)
+    for s in range(len(x)):
+        width = min(s + 1, config.sliding_window) if sliding and config.sliding_window else s + 1
+        visible[s, s + 1 - width : s + 1] = True
+    query, key, value = projections(config, layer, x, sliding)
+    if extra is not None:
+        rows, gate = extra
+        value += 2 / (1 + np.exp(-(x[:, : len(gate)] @ gate)))[..., None] * rows
+    scale = 1 / math.sqrt(config.query_pre_attn_scalar or query.shape[2])
+    y = attention(query, key, value, visible, scale, config.attention_soft_cap)
+    y = np.einsum("snh,nhd->sd", y, layer["blocks.attention.output.kernel"])
+    return y + layer["blocks.attention.output.bias"] if config.attention_output_bias else y
 
+
+def projections(
+    config: ModelConfig, layer: Weights, x: Floats, sliding: bool
+) -> tuple[Floats, Floats, Floats]:
+    """Return queries, keys and values, normalized and rotated, each (S, N or K, H)."""
     factor = 1.0  # of YaRN
     if config.rope_scaling and not (sliding and config.sliding_rope_theta):
         factor = config.rope_scaling.attention_factor or 1.0
@@ -153,18 +170,7 @@ def self_attention(
         is_rotated = config.positions == "rope" and name != "value"
         return factor * rotate(config, y, sliding) if is_rotated else y
 
-    visible = np.zeros((len(x), len(x)), bool)
-    for s in range(len(x)):
-        width = min(s + 1, config.sliding_window) if sliding and config.sliding_window else s + 1
-        visible[s, s + 1 - width : s + 1] = True
-    query, key, value = project("query"), project("key"), project("value")
-    if extra is not None:
-        rows, gate = extra
-        value += 2 / (1 + np.exp(-(x[:, : len(gate)] @ gate)))[..., None] * rows
-    scale = 1 / math.sqrt(config.query_pre_attn_scalar or query.shape[2])
-    y = attention(query, key, value, visible, scale, config.attention_soft_cap)
-    y = np.einsum("snh,nhd->sd", y, layer["blocks.attention.output.kernel"])
-    return y + layer["blocks.attention.output.bias"] if config.attention_output_bias else y
+    return project("query"), project("key"), project("value")
 
 
 def attention(
