@@ -298,6 +298,10 @@ def _hub_errors(what: str) -> Iterator[None]:
             f"{what}: not on the Hugging Face hub, or not public; check the name, or log in with"
             " `hf auth login`"
         ) from None
+    except UnicodeEncodeError:
+        raise UserError(
+            f"{what}: HF_TOKEN or a name has a character that no header may have"
+        ) from None
     # RuntimeError and ValueError: from the Xet back end of the hub, and for invalid names.
     except (OSError, HTTPError, EntryNotFoundError, RuntimeError, ValueError) as error:
         if isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError):
