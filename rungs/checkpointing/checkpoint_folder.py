@@ -4,7 +4,6 @@ the list that `checkpointing.py` prints. A checkpoint that is being written has 
 import datetime
 import logging
 import os
-import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,10 +23,8 @@ from rungs.common import disk, links, paths
 from rungs.common.errors import UserError
 from rungs.common.shown_text import quoted
 from rungs.config.run_config import MODEL_FILE
-from rungs.run.folder import RUNS, RunFolder, known_runs
+from rungs.run.folder import RUNS, RunFolder, is_checkpoint_name, known_runs
 
-_NAME = re.compile(r"\d{8}Z\d{6}-step-\d{6,}")
-"""Name of a checkpoint's folder; what users add beside them under other names is theirs."""
 IMPORTED = "imported"
 """Name of the folder that `pretrained.py import` fills."""
 AVERAGE = "average-"
@@ -59,11 +56,6 @@ def unfinished_checkpoints(folder: Path) -> list[Path]:
         return path.name.removeprefix(UNFINISHED).removesuffix(disk.DISCARDED)
 
     return [path for path in folder.glob(UNFINISHED + "*") if is_checkpoint_name(whole(path))]
-
-
-def is_checkpoint_name(name: str) -> bool:
-    """Whether a checkpoint's folder could have this name."""
-    return _NAME.fullmatch(name) is not None
 
 
 def list_checkpoints(folder: Path) -> list[Checkpoint]:

@@ -12,12 +12,12 @@ from typing import Any, Self
 from pydantic import Field, ValidationError
 
 from rungs.checkpointing import checkpoint_folder
-from rungs.checkpointing.checkpoint_folder import IMPORTED, is_checkpoint_name
+from rungs.checkpointing.checkpoint_folder import IMPORTED
 from rungs.checkpointing.manifest import META_FILE
 from rungs.common import disk, hub, strict_json
 from rungs.common.errors import UserError, reason
 from rungs.common.paths import is_file, refuse_control_characters
-from rungs.run.folder import RunFolder
+from rungs.run.folder import RunFolder, is_checkpoint_name
 
 CHECKPOINTS, ASIDE, RECORD_FILE = "checkpoints", "aside", "mirror.json"
 _NOT_MIRRORED = (ASIDE, "train.lock", "train.soft.lock", "holder.lock", RECORD_FILE)

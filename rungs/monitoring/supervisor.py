@@ -6,9 +6,8 @@ import sys
 import time
 from collections.abc import Sequence
 
-from rungs.checkpointing import checkpoint_folder
 from rungs.common import backoff, helper_process
-from rungs.common.errors import EXIT_BAD_INPUT, UserError
+from rungs.common.errors import EXIT_BAD_INPUT
 from rungs.common.paths import lines_of
 from rungs.common.run_log import log
 from rungs.common.signals import StopSignal, name_of, stopping_signals
@@ -81,9 +80,10 @@ def _note_death(run: folder.RunFolder, hooks: Sequence[str], number: int) -> Non
 def _checkpoints(run: folder.RunFolder) -> set[str]:
     """Return the names of the checkpoints; none if they can't be read just now."""
     try:
-        return {path.name for path in checkpoint_folder.checkpoint_folders(run.checkpoints)}
-    except (OSError, UserError):
+        names = [path.name for path in run.checkpoints.iterdir()]
+    except OSError:
         return set()
+    return set(filter(folder.is_checkpoint_name, names))
 
 
 def _state(run: folder.RunFolder) -> object:

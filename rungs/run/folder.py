@@ -5,6 +5,7 @@ in the folder's place."""
 import contextlib
 import dataclasses
 import os
+import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from rungs.common.locks import file_lock
 from rungs.config.run_config import MODEL_FILE, TRAIN_FILE
 
 RUNS = Path("runs")
+_CHECKPOINT_NAME = re.compile(r"\d{8}Z\d{6}-step-\d{6,}")
 
 
 class _PathInside:
@@ -235,6 +237,12 @@ def _identity(folder: Path) -> str:
             status = path.stat()
             found.append(f"{status.st_dev}:{status.st_ino}")
     return " ".join(found)
+
+
+def is_checkpoint_name(name: str) -> bool:
+    """Whether a checkpoint's folder could have this name. What users put beside checkpoints under
+    other names is theirs."""
+    return _CHECKPOINT_NAME.fullmatch(name) is not None
 
 
 def read_note(note: Path) -> str:

@@ -19,7 +19,7 @@ from rungs.config.run_config import MODEL_FILE, TRAIN_FILE, AnyRunConfig, RunCon
 from rungs.config.train_config import TrainConfig
 from rungs.data.loader import TrainingData
 from rungs.run import layer_record, metrics
-from rungs.run.folder import RunFolder, StartOptions
+from rungs.run.folder import RunFolder, StartOptions, is_checkpoint_name
 from rungs.run.metrics import StepRecord
 
 
@@ -179,7 +179,7 @@ def move_aside(run: RunFolder, saved: Checkpoint | None) -> Path | None:
 
 def _is_saved_by_runs(path: Path) -> bool:
     """Whether training saved this in `checkpoints`, which may link to a folder with other files."""
-    is_checkpoint = checkpoint_folder.is_checkpoint_name(path.name.removeprefix(UNFINISHED))
+    is_checkpoint = is_checkpoint_name(path.name.removeprefix(UNFINISHED))
     return is_checkpoint or path.name in LINKS or path.name.startswith(checkpoint_folder.AVERAGE)
 
 
