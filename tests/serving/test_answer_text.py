@@ -8,7 +8,7 @@ from rungs.data.tokenizer import Tokenizer
 from rungs.serving.answer_text import AnswerText
 
 TOKENIZER: Tokenizer = train_bpe([], 257)
-STOPS = ["ab", "bca", "a", "é!", "c b"]
+STOPS = ["ab", "bca", "cab", "a", "é!"]
 
 
 @hypothesis.given(
@@ -16,6 +16,7 @@ STOPS = ["ab", "bca", "a", "é!", "c b"]
     sizes=st.lists(st.integers(1, 5), min_size=1),
     stops=st.lists(st.sampled_from(STOPS), max_size=2),
 )
+@hypothesis.example(text="ccab!", sizes=[9], stops=["cab", "a"])
 def test_pieces_make_the_text_before_the_first_stop_string(
     text: str, sizes: list[int], stops: list[str]
 ) -> None:
