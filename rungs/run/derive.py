@@ -174,7 +174,7 @@ def parse_settings(settings: Sequence[str]) -> dict[str, Any]:
         if not equals:
             raise errors.UserError(f"--set {setting}: must have the form key=value")
         if key == "lineage":
-            raise errors.UserError("--set lineage: is written by train.py; leave it out")
+            raise errors.UserError("--set lineage: a copy gets its own; leave it out")
         if key in changes:
             raise errors.UserError(f"--set {key}: given more than once; keep one")
         with errors.errors_at(f"--set {setting}: "):

@@ -94,7 +94,7 @@ def test_a_copy_with_1_in_the_place_of_true_is_another() -> None:
         (["learning_rat=1"], r"learning_rat: unknown key .*did you mean learning_rate\?"),
         (["learning_rate=fast"], 'learning_rate: "fast" is not allowed'),
         (["learning_rate"], "must have the form key=value"),
-        (["lineage=x"], "--set lineage: is written by train.py"),
+        (["lineage=x"], "--set lineage: a copy gets its own"),
         (["learning_rate=1", "learning_rate=1"], "--set learning_rate: given more than once"),
         (['dataset={"a": 1, "a": 2}'], "--set dataset=.*: a: given more than once; keep one"),
         (["n_heads=3"], "n_heads: 3 does not divide emb_dim 32"),
