@@ -92,31 +92,11 @@ def run_command(
 
     begin_command()
     shown_text.protect_terminal()
-    if empty := _first_empty(command, sys.argv[1:], empty_from):
-        _end_with(
-            errors.UserError(
-                f"{empty}: the value is empty, as that of a shell variable that is not set; give"
-                " one, or leave it out"
-            )
-        )
-    if (files := machine.allow_open_files(_ENOUGH_FILES)) < _FEWEST_FILES:
-        _end_with(
-            errors.UserError(
-                f"only {files} files may be open at once, which libraries fail with; allow more"
-                f" with ulimit -n {_ENOUGH_FILES}"
-            )
-        )
-    try:
-        Path.cwd()
-    except OSError as error:
-        why = "it was deleted" if isinstance(error, FileNotFoundError) else error.strerror
-        _end_with(
-            errors.UserError(f"the working directory can't be used: {why}; change to another")
-        )
     output = _Output(sys.stdout)
-    if printing is None or not {one.partition("=")[0] for one in sys.argv}.isdisjoint(printing):
-        output.refuse_closed()
     try:
+        _refuse_launch(command, empty_from)
+        if printing is None or not {one.partition("=")[0] for one in sys.argv}.isdisjoint(printing):
+            output.refuse_closed()
         with contextlib.redirect_stdout(output):
             try:
                 command.main(standalone_mode=False)
@@ -139,6 +119,27 @@ def run_command(
         if (reported := errors.environment_error(error) or errors.system_error(error)) is None:
             raise
         _end_with(reported)
+
+
+def _refuse_launch(command: click.Command, empty_from: float) -> None:
+    """Raise UserError if a value is empty, or the process can't open files or see its folder."""
+    if empty := _first_empty(command, sys.argv[1:], empty_from):
+        raise errors.UserError(
+            f"{empty}: the value is empty, as that of a shell variable that is not set; give one,"
+            " or leave it out"
+        )
+    if (files := machine.allow_open_files(_ENOUGH_FILES)) < _FEWEST_FILES:
+        raise errors.UserError(
+            f"only {files} files may be open at once, which libraries fail with; allow more with"
+            f" ulimit -n {_ENOUGH_FILES}"
+        )
+    try:
+        Path.cwd()
+    except OSError as error:
+        why = "it was deleted" if isinstance(error, FileNotFoundError) else error.strerror
+        raise errors.UserError(
+            f"the working directory can't be used: {why}; change to another"
+        ) from None
 
 
 def _first_empty(command: click.Command, arguments: list[str], empty_from: float) -> str | None:

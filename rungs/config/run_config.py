@@ -96,7 +96,6 @@ AnyRunConfig = RunConfig[OptimizationConfig]
 ReinforceRunConfig = RunConfig[ReinforceConfig]
 
 MODEL_FILE, TRAIN_FILE, REINFORCE_FILE = "model.json", "train.json", "reinforce.json"
-
 FILE_TYPES: dict[str, type[Config]] = {
     MODEL_FILE: ModelConfig,
     TRAIN_FILE: TrainConfig,
@@ -117,6 +116,11 @@ NESTED: dict[str, dict[str, type[strict_json.StrictModel]]] = {
 }
 """Keys of each file that hold an object; those that both training files share are listed once."""
 
+MUP_OPTIMIZERS = ("adamw", "muon")
+"""Optimizers whose learning rates `optimizers.py` scales with the width in muP."""
+SAMPLING_MODES = ("dp", "fsdp")
+"""Sharding modes in which texts can be sampled."""
+
 
 @contextlib.contextmanager
 def errors_in_files_of(run: Path) -> Iterator[None]:
@@ -130,12 +134,6 @@ def errors_in_files_of(run: Path) -> Iterator[None]:
             for line in str(error).split("\n")
         ]
         raise UserError("\n".join(lines)) from None
-
-
-MUP_OPTIMIZERS = ("adamw", "muon")
-"""Optimizers whose learning rates `optimizers.py` scales with the width in muP."""
-SAMPLING_MODES = ("dp", "fsdp")
-"""Sharding modes in which texts can be sampled."""
 
 
 def load_run(run_folder: Path | str) -> RunConfig:

@@ -60,7 +60,7 @@ def test_only_crashes_are_started_again(
     assert len(killed) == sum(code < 0 for code in (codes * 4)[:starts])
 
 
-def test_a_run_starts_over_until_it_has_saved_and_only_once(tmp_path: Path) -> None:
+def test_a_run_starts_over_until_a_start_has_changed_it_and_only_once(tmp_path: Path) -> None:
     """A start that was killed before it moved anything aside did not start over."""
     arguments, log = program(tmp_path, 1, 1, 0)
     checkpoints = tmp_path / "checkpoints"
