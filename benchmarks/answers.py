@@ -18,8 +18,8 @@ from benchmarks.gpu_parts import committed_run
 from benchmarks.gpu_parts.answers import right_by_minute
 from benchmarks.gpu_parts.setting import ROOT
 from benchmarks.processor import processor
-from rungs.charts import drawing
 from rungs.common.shown_text import align_columns
+from rungs.report import drawing
 from rungs.run.derive import NewRun
 
 TASKS = "parity", "sort", "countdown"

@@ -30,11 +30,11 @@ from benchmarks.racing.results import Curve, Result
 from benchmarks.racing.sides import NAMES, PYTORCH, SIZES, VALIDATIONS, Entry, Size, configs
 from benchmarks.side_process import failure
 from benchmarks.training_speed.train_speed import torch_command
-from rungs.charts import drawing
 from rungs.common.shown_text import align_columns
 from rungs.data.catalog import open_dataset
 from rungs.data.dataset import TRAIN, VALIDATION
 from rungs.optim.precision import fastest_dtype
+from rungs.report import drawing
 from rungs.run import metrics
 
 ROOT, NAME = Path(__file__).parents[1], "race"

@@ -17,22 +17,18 @@ before it; `uv run lint-imports` checks the layers in `pyproject.toml`):
     model          the decoder, its kernels, generation
     optim          optimizers, schedules, precision
     step           the compiled training and evaluation steps
-    watch          what each layer does while it trains
+    inspect        watch: what each layer does over training; look: what it does with one text
     checkpointing  checkpoints and weight files
     linen          checkpoints of Flax Linen, and Linen and NNX modules inside each other
-    mirror         a copy of a run on another machine, and restoring from it
     planning       forecasts of memory, FLOPs, communication and time
-    looking        what a model does inside; changing it
     huggingface    import and export of published models
-    monitoring     events, hooks, restarts after a crash
-    tracking       experiment trackers: wandb, tensorboard, trackio, mlflow
+    integrations   beside a run: a mirror, experiment trackers, hooks, restarts after a crash
     evaluation     scores on benchmarks; completions of a run's sample prompts
     scaling        ladders, power laws, muP
     training       starting, the training loop, resuming, failed steps
     reinforcement  reinforcement learning: sampling, advantages, its loop
     smoke_tests    the checks that `smoke_tests/` at the root runs on a machine or a run
-    charts         drawings of all charts
-    page           an HTML page to look at runs and compare them
+    report         charts as PNGs, HTML pages of runs and of what a model does
     serving        models over HTTP in the format of OpenAI's API, and a page to try them
     commands       the implementation of the commands at the root
 
@@ -49,8 +45,8 @@ if TYPE_CHECKING:
     from rungs.config.train_config import TrainConfig
     from rungs.data.catalog import open_dataset
     from rungs.data.tokenizer import Tokenizer
-    from rungs.looking.look import Look, look
-    from rungs.looking.patch import patch
+    from rungs.inspect.look import Look, look
+    from rungs.inspect.patch import patch
     from rungs.model.generation import Generator, Request
     from rungs.model.gpt import GPT
     from rungs.model.sampling import Sampling
@@ -59,7 +55,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "GPT": "model.gpt",
     "Generator": "model.generation",
-    "Look": "looking.look",
+    "Look": "inspect.look",
     "ModelConfig": "config.model_config",
     "RecordedRun": "run.recorded_run",
     "Request": "model.generation",
@@ -74,9 +70,9 @@ _MODULES = {
     "load_model": "checkpointing.load",
     "load_run": "config.run_config",
     "load_tokenizer": "checkpointing.load",
-    "look": "looking.look",
+    "look": "inspect.look",
     "open_dataset": "data.catalog",
-    "patch": "looking.patch",
+    "patch": "inspect.patch",
 }
 
 __all__ = [

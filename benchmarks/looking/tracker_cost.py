@@ -20,7 +20,7 @@ import click
 
 from benchmarks.checkpoints_and_data.chart_cost import write_run
 from benchmarks.report import spread
-from rungs.tracking.tracker import BUILT_IN
+from rungs.integrations.trackers import BUILT_IN
 
 _FEW = 100
 
@@ -57,7 +57,7 @@ def seconds_to_send(tracker: str, steps: int) -> float:
         }
         before = os.times()
         subprocess.run(
-            [sys.executable, "-m", "rungs.tracking.feed", str(run), tracker],
+            [sys.executable, "-m", "rungs.integrations.tracking_feed", str(run), tracker],
             input="new\n\n",
             text=True,
             check=True,

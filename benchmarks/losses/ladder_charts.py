@@ -9,7 +9,7 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 
 from benchmarks.losses.rung import CONFIDENCE, Rung, interval
-from rungs.charts import drawing
+from rungs.report import drawing
 
 _COLOURS = colormaps["viridis_r"]
 """From pale to dark, the order of the rungs."""

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import click
 
-from rungs.charts import drawing
-from rungs.charts.comparison_charts import sweep_chart
 from rungs.commands.grid import sweep
 from rungs.data.catalog import find_datasets_dir
+from rungs.report import drawing
+from rungs.report.comparison_charts import sweep_chart
 from rungs.run.folder import find_run
 from rungs.scaling.mup import (
     SweepRun,

@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from benchmarks.racing.results import Curve, Result
-from rungs.charts import drawing
+from rungs.report import drawing
 
 
 def race_chart(title: str, results: Sequence[Result], goal: float) -> Figure:

@@ -21,7 +21,11 @@ from matplotlib.ticker import NullLocator
 
 from benchmarks.one_step import TimedStep, train_config
 from benchmarks.report import spread
-from rungs.charts.drawing import (
+from rungs.common.shown_text import align_columns
+from rungs.config.model_config import ModelConfig
+from rungs.config.run_config import RunConfig
+from rungs.planning.flops import model_flops_per_token
+from rungs.report.drawing import (
     BLACK,
     BLUE,
     VERMILLION,
@@ -31,10 +35,6 @@ from rungs.charts.drawing import (
     use_style,
     write_all,
 )
-from rungs.common.shown_text import align_columns
-from rungs.config.model_config import ModelConfig
-from rungs.config.run_config import RunConfig
-from rungs.planning.flops import model_flops_per_token
 from rungs.step.state import shapes_of
 
 BASE = ModelConfig(vocab_size=4096, context_length=128, emb_dim=128, n_layers=4, n_heads=4)

@@ -20,12 +20,12 @@ from benchmarks.report import spread
 from rungs.common.shown_text import align_columns
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig
+from rungs.inspect.watch_program import make_measurement
 from rungs.model.remat import layer_loop
 from rungs.parallel.sharding import one_device, place_batch
 from rungs.step.next_token import NextToken
 from rungs.step.state import create_model_and_optimizer
 from rungs.step.train_step import make_train_step
-from rungs.watch.program import make_measurement
 
 INTERVALS = (50, 100, 200, 500)
 STEPS = 3

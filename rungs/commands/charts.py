@@ -45,7 +45,7 @@ def charts(
 
 
 def _draw(folder: Path, output_dir: Path | None, chart_style: str | None) -> None:
-    from rungs.charts.run_charts import draw_run  # Matplotlib takes half a second to import
+    from rungs.report.run_charts import draw_run  # Matplotlib takes half a second to import
 
     written = draw_run(folder, output_dir, chart_style)
     if not written:
@@ -56,7 +56,7 @@ def _draw(folder: Path, output_dir: Path | None, chart_style: str | None) -> Non
 
 def _show_page(folders: list[Path], page: Path | None, watch: bool, port: int | None) -> None:
     """Write the page, serve it, or both."""
-    from rungs.page.document import open_runs, write_page
+    from rungs.report.run_page import open_runs, write_page
 
     if page is not None:
         paths.refuse_other_content(page, b"<!doctype html>", "a page")
@@ -65,7 +65,7 @@ def _show_page(folders: list[Path], page: Path | None, watch: bool, port: int | 
         write_page(page, runs)
         click.echo(page)
     if watch:
-        from rungs.page.server import PageServer
+        from rungs.report.page_server import PageServer
 
         with PageServer(runs, port or 0) as server, contextlib.suppress(KeyboardInterrupt):
             click.echo(f"{server.address} (Ctrl-C ends it)")
@@ -88,8 +88,8 @@ def _print_samples(folders: list[Path]) -> None:
 def _compare(
     folders: list[Path], output_dir: Path | None, chart_style: str | None, power_law: bool
 ) -> None:
-    from rungs.charts.comparison_charts import draw_comparison
-    from rungs.charts.layer_charts import layered_runs
+    from rungs.report.comparison_charts import draw_comparison
+    from rungs.report.layer_charts import layered_runs
 
     runs = recorded_run.load_runs(folders)
     empty = [folder for folder, run in zip(folders, runs, strict=True) if not len(run)]
@@ -116,8 +116,8 @@ def _draw_power_law(runs: list[RecordedRun], output_folder: Path, chart_style: s
     # Counting parameters needs JAX, but no accelerator; JAX takes seconds to import.
     os.environ["JAX_PLATFORMS"] = "cpu"
 
-    from rungs.charts import drawing
-    from rungs.charts.comparison_charts import power_law_chart
+    from rungs.report import drawing
+    from rungs.report.comparison_charts import power_law_chart
     from rungs.scaling.power_law import ScaledRuns
 
     scaled = ScaledRuns.of(runs)

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import click
 
-from rungs.charts.comparison_charts import draw_comparison
 from rungs.common import strict_json
 from rungs.common.errors import (
     EXIT_BAD_INPUT,
@@ -23,8 +22,9 @@ from rungs.common.errors import (
 from rungs.common.paths import is_plain_name, refuse_control_characters
 from rungs.common.run_log import log
 from rungs.common.signals import StopSignal
-from rungs.monitoring.supervisor import run_child
-from rungs.page.document import open_runs, write_page
+from rungs.integrations.supervisor import run_child
+from rungs.report.comparison_charts import draw_comparison
+from rungs.report.run_page import open_runs, write_page
 from rungs.run import derive, metrics, recorded_run
 from rungs.run.folder import RunFolder, find_run
 from rungs.scaling.mup import Point, SweepRun, final_loss

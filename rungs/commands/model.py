@@ -53,16 +53,16 @@ def look_inside(run: RunFolder, text: str) -> None:
         from rungs.checkpointing.checkpoint_folder import find_weights
         from rungs.checkpointing.load import load_model, load_tokenizer
         from rungs.checkpointing.weights_file import Weights
-        from rungs.looking.look import look
-        from rungs.page import look_document
+        from rungs.inspect.look import look
         from rungs.parallel import jax_setup
+        from rungs.report import look_page
     jax_setup.enable_compilation_cache()
     weights, tokenizer = find_weights(run.path), load_tokenizer(run.path)
     tokens = tokenizer.encode(text)
     if not tokens:
         raise UserError("--look: the text has no token; give another one")
     tokens = [*tokenizer.begin, *tokens]
-    most = look_document.most_tokens(Weights(weights).header.model)
+    most = look_page.most_tokens(Weights(weights).header.model)
     if len(tokens) > most:
         raise UserError(
             f"--look: the text has {len(tokens):,} tokens; a page of this model has at most"
@@ -73,7 +73,7 @@ def look_inside(run: RunFolder, text: str) -> None:
     if not np.isfinite(found.contributions.logits_BS).all():
         raise RunFailure(f"{weights}: its logits are not finite; use another checkpoint")
     step = weights.resolve().parent.name
-    look_document.write_page(run.look, found, tokenizer, run.path.name, step)
+    look_page.write_page(run.look, found, tokenizer, run.path.name, step)
     losses = found.losses_BS
     mean = f", mean loss {losses.mean():.4f}" if losses.size else ""
     click.echo(f"{counted(len(tokens), 'token')}{mean}; the page is {run.look}")

@@ -8,8 +8,6 @@ from typing import Any
 
 import click
 
-from rungs.charts import drawing
-from rungs.charts.comparison_charts import coordinate_chart, sweep_chart
 from rungs.commands.grid import sweep
 from rungs.common import paths
 from rungs.common.errors import EXIT_FAILED, UserError
@@ -18,6 +16,8 @@ from rungs.config.run_config import RunConfig, load_run
 from rungs.data.catalog import find_datasets_dir, open_datasets
 from rungs.data.loader import TrainingData
 from rungs.parallel import jax_setup
+from rungs.report import drawing
+from rungs.report.comparison_charts import coordinate_chart, sweep_chart
 from rungs.run.folder import find_run
 from rungs.scaling import mup
 

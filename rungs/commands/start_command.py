@@ -14,8 +14,8 @@ from rungs.common import run_log
 from rungs.common.errors import UserError
 from rungs.config.option_values import MAX_RESTARTS
 from rungs.config.run_config import AnyRunConfig
-from rungs.monitoring.hooks import check_hooks
-from rungs.monitoring.supervisor import supervise as supervise_run
+from rungs.integrations.hooks import check_hooks
+from rungs.integrations.supervisor import supervise as supervise_run
 from rungs.parallel.launchers import Cluster, find_cluster
 from rungs.run.derive import BranchPoint, create_like
 from rungs.run.folder import RunFolder, StartOptions, existing_run_path, find_run, new_run_path
@@ -148,7 +148,7 @@ class StartCommand(StartOptions):
         return BranchPoint(self.from_step, find)
 
     def _restore(self, run: RunFolder, mirror: str) -> None:
-        from rungs.mirror.mirroring import restore_if_empty
+        from rungs.integrations.mirroring import restore_if_empty
 
         def check(saved: CheckpointMeta) -> None:
             from rungs.training.start import refuse_to_restore

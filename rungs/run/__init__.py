@@ -12,11 +12,11 @@
 
 To add a metric: compute it as a field of `StepResult` in `rungs/step/train_step.py`, add it to
 `StepMetrics` in `metrics`, fill it in `NextTokenLearner.read` in `rungs/training/next_token.py`,
-and draw it in `TRAINING_CHARTS` in `rungs/charts/run_charts.py`. In reinforcement learning these
+and draw it in `TRAINING_CHARTS` in `rungs/report/run_charts.py`. In reinforcement learning these
 are `PolicyMetrics`, `policy_update.py` in `rungs/reinforcement`, and `POLICY_CHARTS`. A metric of
 every kind of run is a field of `StepRecord`, which `record_fields` in `rungs/training/learner.py`
-fills, and a chart in `STEP_CHARTS` in `rungs/charts/run_charts.py`. Norms of gradients are
+fills, and a chart in `STEP_CHARTS` in `rungs/report/run_charts.py`. Norms of gradients are
 computed in `MultiSteps.update` in `rungs/optim/multi_steps.py`. A metric with parts, such as a norm
 per layer, is an object, `{"0": 1.5}`: page and trackers show its numbers, but not those of a list.
 
-To add an experiment tracker, see `rungs/tracking/__init__.py`."""
+To add an experiment tracker, see `rungs/integrations/__init__.py`."""

@@ -10,15 +10,15 @@ from rungs.common.run_log import log
 from rungs.common.signals import StopSignal
 from rungs.config.option_values import DATASETS_VARIABLE
 from rungs.evaluation.prompt_samples import SampleProcess
-from rungs.mirror.mirroring import Mirroring, NoMirroring, has_mirror
-from rungs.monitoring.alerts import Alerts
+from rungs.integrations.alerts import Alerts
+from rungs.integrations.mirroring import Mirroring, NoMirroring, has_mirror
+from rungs.integrations.tracking_feed import TrackingProcesses
 from rungs.parallel.processes import is_first_process, wait_for_first
 from rungs.run.folder import RunFolder
 from rungs.run.metrics import StepRecord
-from rungs.tracking.feed import TrackingProcesses
 from rungs.training.learner import Start
 
-CHARTS_MODULE = "rungs.charts.drawer"
+CHARTS_MODULE = "rungs.report.drawer"
 MIN_SECONDS_BETWEEN_CHARTS = 30
 """Minimum time between drawings, each of which takes about half a second of a core."""
 

@@ -25,6 +25,7 @@ from rungs.data.dataset import Dataset
 from rungs.data.loader import Batch, TrainingData, ValidationData, ValidationSets
 from rungs.data.provenance import Provenance, check_same_tokenizer
 from rungs.data.tokenizer import Tokenizer
+from rungs.inspect.watch import Watch
 from rungs.parallel import processes, sharding
 from rungs.parallel.sharding import Layout
 from rungs.planning import forecast, memory
@@ -48,7 +49,6 @@ from rungs.training.learner import DATA, Kind, Replayed, Start, Stops, record_fi
 from rungs.training.loss_spikes import LossSpikeDetector
 from rungs.training.start import model_and_optimizer
 from rungs.training.trainer import Trainer, is_validation_step
-from rungs.watch.watch import Watch
 
 log = logging.getLogger("rungs")
 

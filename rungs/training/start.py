@@ -26,6 +26,8 @@ from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import MODEL_FILE, AnyRunConfig, errors_in_files_of, load_any_run
 from rungs.config.sharding_config import ShardingConfig
 from rungs.evaluation.prompt_samples import check_sample_prompts
+from rungs.integrations import tracking_feed
+from rungs.integrations.trackers import check_trackers
 from rungs.model.gpt import GPT
 from rungs.model.kernels import float8
 from rungs.model.remat import LayerLoop, layer_loop
@@ -36,8 +38,6 @@ from rungs.run import layer_record, metrics, records
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.run.metrics import MetricsLog, NullMetricsLog
 from rungs.step.state import copy_bytes, create_model_and_optimizer
-from rungs.tracking import feed
-from rungs.tracking.tracker import check_trackers
 from rungs.training import profiling, run_report
 from rungs.training.background import Background
 from rungs.training.failed_step import FailedSteps
@@ -337,7 +337,7 @@ def tidy(start: Start) -> None:
     run, saved = start.run, start.saved
     aside = move_aside(run, saved)
     if aside is not None and start.options.rewind_to:
-        feed.forget(run)
+        tracking_feed.forget(run)
     last_step = saved.step if saved else -1
     records.drop_samples_after(run, last_step)
     layer_record.drop_after(run.layers, last_step)

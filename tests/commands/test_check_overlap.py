@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from rungs.charts.comparison_charts import loss_by_step
-from rungs.charts.run_charts import loss_chart
 from rungs.data import overlap
+from rungs.report.comparison_charts import loss_by_step
+from rungs.report.run_charts import loss_chart
 from rungs.run.recorded_run import RecordedRun
 from tests.data.test_overlap import COPIES, make_dataset, words
 from tests.support.commands import run_script

@@ -73,7 +73,7 @@ NOT_RUN: dict[str, tuple[str, ...]] = {
         *("download_dataset.py --tokens train.bin", "download_dataset.py --tokens fineweb_train"),
         *("pretrained.py upload runs/layers OWNER/NAME", "pretrained.py upload runs/qwen"),
     ),
-    "needs a bucket: tests/mirror/test_buckets.py": (
+    "needs a bucket: tests/integrations/test_buckets.py": (
         "train.py runs/layers --mirror s3://bucket/layers",
         ".uv/bin/uv run download_dataset.py",
         ".uv/bin/uv run train.py ~/bucket",
@@ -90,7 +90,7 @@ NOT_RUN: dict[str, tuple[str, ...]] = {
     "needs a TPU's compiler: tests/planning/compiled": (
         "plan.py runs/gpt2-small --device tpu-v5e",
     ),
-    "runs until it is interrupted: tests/page, tests/serving": (
+    "runs until it is interrupted: tests/report, tests/serving": (
         *("charts.py runs/ --watch", "serve.py"),
     ),
     "needs a model that has learned to copy: tests/smoke_tests": ("smoke_tests/test_a_to_a.py",),

@@ -82,17 +82,17 @@ def test_no_code_is_run_that_was_read() -> None:
     found = {path: lines for path, source in sources.items() if (lines := problems(source))}
     [line] = found.pop(ROOT / "install_uv.py")  # runs before there is a library for it
     assert line.endswith("imports urllib.request")
-    lines = found.pop(ROOT / "rungs/page/server.py")  # listens on this machine's own address
+    lines = found.pop(ROOT / "rungs/report/page_server.py")  # listens on this machine's own address
     assert [line.split(": ")[1] for line in lines] == [
         "imports http",
         "imports http.server",
     ]
-    lines = found.pop(ROOT / "rungs/monitoring/webhook.py")  # of the command line
+    lines = found.pop(ROOT / "rungs/integrations/webhook.py")  # of the command line
     assert [line.split(": ")[1] for line in lines] == [
         "imports urllib.parse",
         "imports urllib.request",
     ]
-    [line] = found.pop(ROOT / "rungs/monitoring/hooks.py")  # checks that they are URLs
+    [line] = found.pop(ROOT / "rungs/integrations/hooks.py")  # checks that they are URLs
     assert line.endswith("imports urllib.parse")
     [line] = found.pop(ROOT / "rungs/model/kernels/splash_attention.py")  # a module of JAX
     assert line.endswith("calls spec.loader.exec_module")

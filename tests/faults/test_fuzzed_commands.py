@@ -22,7 +22,6 @@ import generate
 import plan
 import pretrained
 import train
-from rungs.charts.comparison_charts import loss_by_step
 from rungs.checkpointing.checkpoint_folder import find_weights
 from rungs.commands.generate import read_prompts
 from rungs.common.errors import EXIT_BAD_INPUT, UserError
@@ -33,6 +32,7 @@ from rungs.data.catalog import open_dataset
 from rungs.data.dataset import Dataset
 from rungs.data.tokenizer_files import load_tokenizer
 from rungs.huggingface.importing import find_source
+from rungs.report.comparison_charts import loss_by_step
 from rungs.run import recorded_run
 from rungs.run.derive import create_like
 from rungs.run.folder import RunFolder, find_run
@@ -108,10 +108,10 @@ def in_workspace(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(workspace)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     for name in (
-        "rungs.charts.comparison_charts.draw_comparison",
+        "rungs.report.comparison_charts.draw_comparison",
         "rungs.data.catalog._build_folder",
-        "rungs.page.document.write_page",
-        "rungs.page.server.PageServer.serve_forever",
+        "rungs.report.run_page.write_page",
+        "rungs.report.page_server.PageServer.serve_forever",
         "rungs.commands.grid.run_grid",
         "rungs.commands.start_command.supervise_run",
         "rungs.commands.evaluate.validation_losses",

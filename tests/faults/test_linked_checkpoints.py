@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
-from rungs.mirror.mirroring import restore_if_empty
+from rungs.integrations.mirroring import restore_if_empty
 from rungs.run.folder import RunFolder
 from tests.faults.short_runs import short_run, train_here
 from tests.faults.tmpfs import needs_mount, tmpfs

@@ -19,8 +19,8 @@ from rungs.commands import start_command
 from rungs.common import disk
 from rungs.common.errors import RunFailure, UserError
 from rungs.config import run_config
-from rungs.mirror.mirror_folder import MirrorFolder
-from rungs.mirror.mirroring import Copier
+from rungs.integrations.mirror_folder import MirrorFolder
+from rungs.integrations.mirroring import Copier
 from rungs.reinforcement.rollout_files import RolloutFiles
 from rungs.run import records
 from rungs.run.folder import RunFolder

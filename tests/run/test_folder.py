@@ -12,7 +12,7 @@ import pytest
 
 from rungs.commands.grid import cells
 from rungs.common.errors import UserError
-from rungs.mirror.mirror_folder import MirrorFolder
+from rungs.integrations.mirror_folder import MirrorFolder
 from rungs.run.folder import RunFolder, existing_run_path, find_run, new_run_path
 from tests.support.tiny_run import make_run
 

@@ -13,14 +13,14 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 import charts
-from rungs.charts import drawing
-from rungs.charts.comparison_charts import power_law_chart
 from rungs.common.errors import UserError
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig
 from rungs.config.train_config import TrainConfig
 from rungs.optim.schedule import learning_rate_schedule
 from rungs.planning.flops import model_flops_per_token
+from rungs.report import drawing
+from rungs.report.comparison_charts import power_law_chart
 from rungs.run.metrics import StepMetrics
 from rungs.run.recorded_run import load_runs
 from rungs.run.step_table import FloatArray

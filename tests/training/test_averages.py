@@ -16,7 +16,6 @@ from flax import nnx
 import evaluate
 import generate
 import pretrained
-from rungs.charts.run_charts import loss_chart
 from rungs.checkpointing.checkpoint_folder import find_averaged_weights, list_checkpoints
 from rungs.checkpointing.load import load_model
 from rungs.common.errors import UserError
@@ -25,6 +24,7 @@ from rungs.data.builders.task_dataset import character_tokenizer
 from rungs.optim.averages import WEIGHTS, AveragedWeights
 from rungs.parallel.sharding import place_batch
 from rungs.planning.memory import memory_of
+from rungs.report.run_charts import loss_chart
 from rungs.run import metrics
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.run.recorded_run import RecordedRun

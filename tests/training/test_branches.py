@@ -15,7 +15,7 @@ from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.common.errors import UserError
 from rungs.config.run_config import load_run
 from rungs.optim.schedule import learning_rate_schedule
-from rungs.page.document import open_runs
+from rungs.report.run_page import open_runs
 from rungs.run import metrics
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.training.next_token import NextTokenLearner, next_token

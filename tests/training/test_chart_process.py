@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from rungs.charts import drawer, run_charts
 from rungs.common.signals import StopSignal
+from rungs.report import drawer, run_charts
 from rungs.run.folder import RunFolder
 from rungs.training import background
 from rungs.training.background import MIN_SECONDS_BETWEEN_CHARTS, ChartProcess

@@ -1,0 +1,85 @@
+"""Size of weights, gradients and updates, for each layer and kind of array. Axes as in
+`model/gpt.py`."""
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from rungs.inspect.spectrum import largest_singular_values
+from rungs.parallel.sharding import BLOCKS, dotted, padded_axis
+from rungs.run.layer_record import ALL_ARRAYS, GRADIENT, SINGULAR_VALUES, UPDATE, WEIGHT
+
+Statistics = dict[str, dict[str, Array]]
+"""By kind of array and by statistic, a number per layer."""
+
+
+class Change(NamedTuple):
+    """One step's change of the trained parameters, in trees of the same structure."""
+
+    before: nnx.State
+    gradient: nnx.State
+    after: nnx.State
+
+
+def array_statistics(change: Change, vocab_size: int) -> Statistics:
+    """Return, for each kind of trained array, the root mean squares of weights, gradients and
+    updates of each layer, and the largest singular values of its matrix; of arrays outside the
+    blocks, a single root mean square. `ALL_ARRAYS` is all arrays of a layer together. Kernels of
+    experts have no singular values: that would take the time of a matrix for each expert."""
+    found: Statistics = {}
+    sums_L: dict[str, Array] = {}
+    total = 0
+    for path, weight, gradient, update in _each(change):
+        in_blocks = path[0] == BLOCKS
+        count = _count(weight, vocab_size, in_blocks)
+        squares = {
+            name: _sum_of_squares(array, in_blocks)
+            for name, array in (
+                (WEIGHT, weight.get_value()),
+                (GRADIENT, gradient),
+                (UPDATE, update),
+            )
+        }
+        name = dotted(path[1:] if in_blocks else path)
+        found[name] = {key: jnp.sqrt(of_array / count) for key, of_array in squares.items()}
+        if in_blocks:
+            total += count
+            sums_L = {key: sums_L.get(key, 0) + squares[key] for key in squares}
+            if weight.inputs and "experts" not in weight.axes:
+                found[name][SINGULAR_VALUES] = largest_singular_values(_matrices(weight))
+    if not total:
+        return found
+    return {ALL_ARRAYS: {key: jnp.sqrt(sum_L / total) for key, sum_L in sums_L.items()}} | found
+
+
+def _each(change: Change) -> Iterator[tuple[tuple[Any, ...], nnx.Variable, Array, Array]]:
+    """Yield path, weight, gradient and update of each parameter."""
+    gradient, after = (dict(nnx.to_flat_state(state)) for state in change[1:])
+    for path, weight in nnx.to_flat_state(change.before):
+        update = after[path].get_value() - weight.get_value()
+        yield path, weight, gradient[path].get_value(), update
+
+
+def _count(weight: nnx.Variable, vocab_size: int, in_blocks: bool) -> int:
+    """Return the number of elements, of a layer if there are several, without padding."""
+    shape = list(weight.get_value().shape)
+    if (axis := padded_axis(weight)) is not None:
+        shape[axis] = vocab_size
+    return math.prod(shape[in_blocks:])
+
+
+def _sum_of_squares(array: Array, in_blocks: bool) -> Array:
+    """Return the sum for each layer, or of the whole array, with an axis of length 1."""
+    squares = jnp.square(array.astype(jnp.float32)).reshape(len(array) if in_blocks else 1, -1)
+    return squares.sum(axis=1)
+
+
+def _matrices(weight: nnx.Variable) -> Array:
+    """Return a stacked kernel as matrices_LIO."""
+    kernel = weight.get_value()
+    inputs = math.prod(kernel.shape[1 : 1 + weight.inputs])
+    return kernel.reshape(len(kernel), inputs, -1)

@@ -1,0 +1,15 @@
+"""What runs beside training. It reads the run folder, so training never waits for any of it.
+
+    mirror_folder   files at a URL, through fsspec; mirror.json, which identifies the run
+    mirroring       `--mirror`: uploads new and changed files; restores a run on another machine
+    trackers        `"trackers": ["wandb"]`: the interface of trackers, and the list of them
+    tracking_feed   a process per tracker that sends it the run, each step once
+    *_tracker       wandb, tensorboard, trackio, mlflow
+    alerts          the events of a run, and its stalls
+    hooks           `--on-event`: tells commands and webhooks
+    webhook         the program that sends an event to a webhook
+    supervisor      `--supervise`: restarts training after a crash
+
+To add a tracker, write a function that takes a `TrackedRun` and returns a `Tracker`. Add it to
+`BUILT_IN` in `trackers`, or declare it in a package of your own as an entry point in the group
+`rungs.trackers`."""

@@ -1,0 +1,288 @@
+"""Charts of several runs in one picture: comparisons, the power law of loss over compute, the
+coordinate check of muP, and the learning-rate sweep. To add a comparison, list its function in
+`COMPARISON_CHARTS`."""
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import NullLocator
+
+from rungs.report import drawing, run_charts
+from rungs.report.drawing import BLACK, COLOURS, MARKERS, SKY_BLUE
+from rungs.report.layer_charts import LAYER_CHARTS, LayeredRun
+from rungs.run import recorded_run
+from rungs.run.recorded_run import Curve, RecordedRun
+from rungs.run.step_table import FloatArray
+from rungs.scaling.mup import Point, WidthMeasurement, best_rates, points_by_series
+from rungs.scaling.power_law import EXTRAPOLATION, ScaledRuns
+
+POINTS = 50
+"""Points on the longest run's curve, each the mean or median of one stretch of steps. All runs use
+stretches of that length, so equal runs draw equal curves."""
+_BEFORE, _AFTER = 5, 1.3
+"""The compute axis begins at the smallest run's compute divided by the first number, which cuts off
+early training, and ends at the predicted compute times the second."""
+_LAW_POINTS = 200
+_BEST: dict[str, Any] = {"linestyle": ":", "linewidth": 1.5}
+
+
+def draw_comparison(
+    runs: list[RecordedRun],
+    output_folder: Path,
+    chart_style: str | None = None,
+    layered: Sequence[LayeredRun] = (),
+) -> list[Path]:
+    """Draw charts with all the runs on each, in one of `drawing.STYLES`, the first run's if None,
+    and charts of the layers of those in `layered`. Return the files written. Raises UserError if a
+    chart cannot be written."""
+    with drawing.use_style(chart_style or runs[0].config.train.chart_style):
+        written = drawing.write_all(COMPARISON_CHARTS, runs, output_folder)
+        layer_charts = LAYER_CHARTS if layered else {}
+        return written + drawing.write_all(layer_charts, layered, output_folder)
+
+
+def loss_by_step(runs: list[RecordedRun]) -> Figure:
+    """Loss of all runs over their steps."""
+    return _loss_comparison(runs, "step", [run.column("global_step") for run in runs])
+
+
+def loss_by_tokens(runs: list[RecordedRun]) -> Figure:
+    """Loss of all runs over the training tokens seen."""
+    tokens = [run.column("tokens_seen") for run in runs]
+    return _loss_comparison(runs, "training tokens seen", tokens)
+
+
+def loss_by_time(runs: list[RecordedRun]) -> Figure:
+    """Loss of all runs over training time."""
+    longest = max(run.seconds[-1] for run in runs)
+    units = {"seconds": 1, "minutes": 60, "hours": 3600, "days": 86400}
+    unit = [name for name, size in units.items() if size == 1 or longest >= 3 * size][-1]
+    times = [run.seconds / units[unit] for run in runs]
+    return _loss_comparison(runs, f"training time ({unit})", times)
+
+
+def _loss_comparison(runs: list[RecordedRun], x_label: str, xs: list[FloatArray]) -> Figure:
+    """Training loss on the left and, if any run has it, validation loss on the right."""
+    pairs = list(zip(xs, runs, strict=True))
+    length = math.ceil(max(map(len, runs)) / POINTS)
+    training = [recorded_run.binned_means(x, run.column("train_loss"), length) for x, run in pairs]
+    validation = [recorded_run.finite_points(x, run.column("validation_loss")) for x, run in pairs]
+    panels = {f"training (mean of {length:,} steps)" if length > 1 else "training": training}
+    if any(x.size for x, _ in validation):
+        panels["validation"] = validation
+    label = "loss (nats per token)"
+    figure, axes = _comparison(runs, x_label, label, panels, run_charts.overlaps(runs))
+    drawing.log_axis(axes)
+    return figure
+
+
+def learning_rates(runs: list[RecordedRun]) -> Figure:
+    """The learning rate of all runs over their steps."""
+    curves = [(run.column("global_step"), run.column("learning_rate")) for run in runs]
+    figure, axes = _comparison(runs, "step", "learning rate", {"": curves})
+    drawing.zero_based_axis(axes)
+    return figure
+
+
+def gradient_norms(runs: list[RecordedRun]) -> Figure:
+    """The gradient norm before clipping of all runs over their steps."""
+    label = "gradient norm before clipping (running median)"
+    figure, axes = _comparison(runs, "step", label, {"": _medians(runs, "gradient_norm")})
+    drawing.log_axis(axes)
+    return figure
+
+
+def throughputs(runs: list[RecordedRun]) -> Figure:
+    """Training tokens per second of all runs over their steps."""
+    curves = _medians(runs, "tokens_per_second")
+    label = "training tokens per second (running median)"
+    figure, axes = _comparison(runs, "step", label, {"": curves})
+    drawing.throughput_axis(axes, [median for _, median in curves])
+    return figure
+
+
+def _medians(runs: list[RecordedRun], field: str) -> list[Curve]:
+    """Return each run's running median of a column, all with the same window."""
+    longest = max(map(len, runs))
+    return [
+        recorded_run.running_median(run.column("global_step"), run.column(field), longest, POINTS)
+        for run in runs
+    ]
+
+
+def _comparison(
+    runs: list[RecordedRun],
+    x_label: str,
+    y_label: str,
+    panels: dict[str, list[Curve]],
+    notes: Sequence[str] = (),
+) -> tuple[Figure, Axes]:
+    """Draw panels side by side that share their y axis, each with one curve per run."""
+    names = ", ".join(run.name for run in runs)
+    subject = names if len(names) <= 60 else f"{len(runs)} runs"
+    title = f"{subject}: {y_label.partition(' (')[0]}"
+    figure, axes = drawing.new_chart(title, x_label, y_label, len(panels))
+    for panel, (title, curves) in zip(axes, panels.items(), strict=True):
+        panel.set_title(title, fontsize="medium")
+        drawing.x_axis(panel)
+        lines = _lines(panel, curves)
+    drawing.legend(figure, dict(zip((run.name for run in runs), lines, strict=True)), notes)
+    return figure, axes[0]
+
+
+def _lines(axes: Axes, curves: list[Curve]) -> list[Line2D]:
+    """Draw lines that differ in colour, dashes and markers. Earlier lines are wider, so lines that
+    coincide remain visible."""
+    return [
+        axes.plot(
+            *drawing.thin_line(*curve),
+            color=drawing.COLOURS[i % len(drawing.COLOURS)],
+            linestyle=drawing.DASHES[i % len(drawing.DASHES)],
+            marker=drawing.MARKERS[i % len(drawing.MARKERS)],
+            markevery=(0.1 * i / len(curves), 0.1)
+            if recorded_run.finite_points(*curve)[0].size > 20
+            else None,
+            linewidth=2.6 - 1.4 * i / len(curves),
+        )[0]
+        for i, curve in enumerate(curves)
+    ]
+
+
+COMPARISON_CHARTS: dict[str, Callable[[list[RecordedRun]], Figure]] = {
+    "loss-by-step-chart.png": loss_by_step,
+    "loss-by-tokens-chart.png": loss_by_tokens,
+    "loss-by-time-chart.png": loss_by_time,
+    "learning-rate-chart.png": learning_rates,
+    "gradient-norm-chart.png": gradient_norms,
+    "throughput-chart.png": throughputs,
+}
+
+
+def power_law_chart(scaled: ScaledRuns) -> Figure:
+    """The loss of each run, the power law through their ends, and its prediction."""
+    title = f"{len(scaled.runs)} runs: loss over compute"
+    figure, (axes,) = drawing.new_chart(title, "compute (FLOPs)", "loss (nats per token)")
+    law, prediction = scaled.law, scaled.prediction
+    subtitle = (
+        f"exponent {law.exponent}; predicted loss {prediction.value:.3g} at {EXTRAPOLATION} × the"
+        f" largest compute (95% interval {prediction.low:.3g} to {prediction.high:.3g})"
+        f"\n{law.bend_warning}"
+    )
+    axes.set_title(subtitle.strip(), fontsize="medium")
+    axes.set(xscale="log", yscale="log")
+    ends, losses = np.array([run.end for run in scaled.runs]).T
+    compute = np.geomspace(ends.min(), ends.max() * EXTRAPOLATION, _LAW_POINTS)
+    line, *band = np.array([law.predict(one) for one in compute]).T
+    limits = _loss_limits(np.concatenate([losses, line]), np.concatenate(band))
+    lines = _runs(axes, scaled)
+    lines |= _law(axes, compute, line, np.clip(band, *limits), ends.max())
+    axes.set(xlim=(compute[0] / _BEFORE, compute[-1] * _AFTER), ylim=limits)
+    drawing.set_log_ticks(axes.xaxis, _scientific)
+    drawing.set_log_ticks(axes.yaxis, "{x:g}")
+    drawing.legend(figure, lines)
+    return figure
+
+
+def _runs(axes: Axes, scaled: ScaledRuns) -> dict[str, Artist]:
+    """Draw each run as a faint line with a marker at its end, hollow if the run is unfinished."""
+    ends: dict[str, Artist] = {}
+    for number, run in enumerate(scaled.runs):
+        look = _look(number)
+        curve = drawing.thin_line(run.compute, run.loss)
+        axes.plot(*curve, color=look["color"], alpha=0.35, linewidth=1)
+        name = run.name if run.is_finished else f"{run.name} (not finished)"
+        ends[name] = axes.plot(
+            *run.end,
+            **look,
+            linestyle="none",
+            markerfacecolor=look["color"] if run.is_finished else "white",
+            markersize=9,
+            markeredgewidth=2,
+            zorder=3,
+        )[0]
+    return ends
+
+
+def _loss_limits(losses: FloatArray, band: FloatArray) -> tuple[float, float]:
+    """Return the limits of the loss axis: the losses, and as much of a wide band as still leaves
+    the runs distinguishable."""
+    least, most = losses.min(), losses.max()
+    room = max(most / least, 1.1)
+    low, high = np.clip([band.min(), band.max()], least / room, most * room)
+    return min(low, least) / room**0.1, max(high, most) * room**0.1
+
+
+def _law(
+    axes: Axes, compute: FloatArray, line: FloatArray, band: FloatArray, largest: float
+) -> dict[str, Artist]:
+    """Draw the law, solid up to the largest run and dashed beyond it, with its interval."""
+    within = compute <= largest
+    look: dict[str, Any] = {"color": BLACK, "linewidth": 1.5}
+    shade = axes.fill_between(compute, *band, color=SKY_BLUE, alpha=0.2, linewidth=0)
+    solid = axes.plot(compute[within], line[within], **look)[0]
+    dashed = axes.plot(compute[~within], line[~within], linestyle="--", **look)[0]
+    return {"power law": solid, "extrapolated": dashed, "95% prediction interval": shade}
+
+
+def _scientific(flops: float, _position: float) -> str:
+    """Return a number in short scientific notation: 3e8, 1.5e18."""
+    digits, _, power = f"{flops:.3e}".partition("e")
+    return f"{float(digits):g}e{int(power)}"
+
+
+def coordinate_chart(name: str, steps: int, measurements: list[WidthMeasurement]) -> Figure:
+    """Size and change of activations over the width, one line for each place in the model."""
+    title = f"{name}: activations after {steps} steps, by width"
+    figure, panels = drawing.new_chart(title, "emb_dim", "root mean square", panels=2)
+    widths = np.array([one.width for one in measurements])
+    by_panel = {
+        "size": [one.sizes for one in measurements],
+        "change since initialization": [one.changes for one in measurements],
+    }
+    lines = {}
+    for panel, (panel_title, at_widths) in zip(panels, by_panel.items(), strict=True):
+        panel.set_title(panel_title)
+        panel.set(xscale="log", yscale="log")
+        panel.set_xticks(widths, [f"{width:,}" for width in widths])
+        panel.xaxis.set_minor_locator(NullLocator())
+        for number, place in enumerate(at_widths[0]):
+            values = np.array([by_place[place] for by_place in at_widths])
+            lines[place] = drawing.line(panel, widths, values, **_look(number))
+    drawing.set_log_ticks(panels[0].yaxis, drawing.format_number)
+    drawing.legend(figure, lines)
+    return figure
+
+
+def sweep_chart(title: str, sweeps: dict[str, list[Point]]) -> Figure:
+    """Final loss over the learning rate: a panel for each sweep, a line for each series, and a
+    dotted line at its best learning rate."""
+    labels = "learning rate", "final loss (nats per token)"
+    figure, panels = drawing.new_chart(title, *labels, len(sweeps))
+    lines: dict[str, Artist] = {}
+    for panel, (name, points) in zip(panels, sweeps.items(), strict=True):
+        panel.set_title(name)
+        panel.set_xscale("log")
+        best = best_rates(points)
+        for number, (series, of_series) in enumerate(points_by_series(points).items()):
+            rates = np.array([point.learning_rate for point in of_series])
+            losses = np.array([point.loss for point in of_series])
+            look = _look(number)
+            lines[series] = drawing.line(panel, rates, losses, **look)
+            if not math.isnan(best[series]):
+                panel.axvline(best[series], color=look["color"], **_BEST)
+        drawing.set_log_ticks(panel.xaxis, "{x:g}")
+        panel.tick_params("x", rotation=45)
+    lines["best rate"] = Line2D([], [], color=BLACK, **_BEST)
+    drawing.legend(figure, lines)
+    return figure
+
+
+def _look(number: int) -> dict[str, Any]:
+    return {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}

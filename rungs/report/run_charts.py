@@ -1,0 +1,388 @@
+"""Charts of one run. To add one, write a function and list it in `TRAINING_CHARTS`, `POLICY_CHARTS`
+or, for every kind of run, `STEP_CHARTS`. Reinforcement learning has no chart of the loss: on the
+step that sampled the texts its value means nothing."""
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import PercentFormatter
+from numpy.typing import NDArray
+
+from rungs.config.run_config import REINFORCE_FILE, config_files, load_run
+from rungs.data import catalog, overlap
+from rungs.report import drawing
+from rungs.report.drawing import BLACK, BLUE, GREEN, ORANGE, PALE, PURPLE, SKY_BLUE, VERMILLION
+from rungs.report.layer_charts import LAYER_CHARTS, layered_runs
+from rungs.report.preference_charts import PREFERENCE_CHARTS
+from rungs.run import recorded_run
+from rungs.run.recorded_run import RecordedPolicyRun, RecordedRun
+from rungs.run.step_table import BestStep, FloatArray
+
+Charts = dict[str, Callable[[Any], Figure]]
+FEWEST_INTERVALS, MOST_INTERVALS = 10, 500
+"""Intervals of a run in which its loss is drawn: between checkpoints, but within these limits."""
+_MANY = 0.1
+"""Largest share of marked steps for which markers are drawn; more would hide the line."""
+_LOSS_UNITS = {
+    "next_token": "nats per token",
+    "distill": "nats per token; in training, divergence from the teacher",
+}
+"""By objective; of preferences, a loss is of a pair."""
+_STRETCHES = 60
+_BARS = 60
+"""Most bars in the chart of groups; with more they are too narrow to see."""
+
+
+def draw_run(
+    run_folder: Path, output_folder: Path | None = None, chart_style: str | None = None
+) -> list[Path]:
+    """Draw the charts of a run from its metrics and configs, into its folder or another, and return
+    the files written: none if no step has been recorded yet. `chart_style` is one of
+    `drawing.STYLES`; as `train.json` says if None. Matplotlib's settings change for the whole
+    process, so draw in one thread only. Raises UserError if a config is wrong, or a chart cannot be
+    written."""
+    kind, charts = _kind_of(run_folder)
+    run: drawing.AnySteps = kind.load(run_folder)
+    if not len(run):
+        return []
+    with drawing.use_style(chart_style or run.config.train.chart_style):
+        # A run folder that was deleted while its charts are drawn stays deleted.
+        creates = output_folder is not None
+        folder = output_folder or run_folder
+        written = drawing.write_all(charts, run, folder, creates=creates)
+        if layered := layered_runs({run.name: run_folder}):
+            written += drawing.write_all(LAYER_CHARTS, layered, folder, creates=creates)
+        return written
+
+
+def _kind_of(run_folder: Path) -> tuple[Any, Charts]:
+    """Return the type of a run, and its charts. Raises UserError if a config is wrong."""
+    if config_files(run_folder)[1] == REINFORCE_FILE:
+        return RecordedPolicyRun, POLICY_CHARTS | STEP_CHARTS
+    learns_preferences = load_run(run_folder).train.learns_preferences
+    charts = PREFERENCE_CHARTS if learns_preferences else {}
+    return RecordedRun, TRAINING_CHARTS | charts | STEP_CHARTS
+
+
+def loss_chart(run: RecordedRun) -> Figure:
+    """Training and validation loss over the steps, with the best step."""
+    unit = _LOSS_UNITS.get(run.config.train.objective, "per pair")
+    figure, (axes,) = drawing.new_chart(f"{run.name}: loss", "step", f"loss ({unit})")
+    steps = run.column("global_step")
+    lines = _training_loss(axes, run)
+    validation = recorded_run.finite_points(steps, run.column("validation_loss"))
+    if validation[0].size:
+        look: dict[str, Any] = {"marker": "s", "linestyle": "--", "linewidth": 1.5}
+        lines["validation"] = drawing.line(axes, *validation, color=VERMILLION, **look)
+    averaged = recorded_run.finite_points(steps, run.column("ema_validation_loss"))
+    if averaged[0].size:
+        look = {"marker": "o", "markersize": 4, "linewidth": 1.5}
+        lines["validation, averaged weights"] = drawing.line(axes, *averaged, color=GREEN, **look)
+    lines |= _losses_of_datasets(axes, run)
+    lines |= _spikes(axes, run)
+    drawing.log_axis(axes)
+    drawing.step_axis(axes, run)
+    if run.best_step:
+        lines["best step"] = _mark_best(axes, run.best_step)
+    lines |= drawing.resumes(axes, run)
+    drawing.legend(figure, lines, overlaps([run]))
+    return figure
+
+
+def overlaps(runs: list[RecordedRun]) -> list[str]:
+    """Return notes on validation data that is also in the training data, as far as measured."""
+    names = dict.fromkeys(
+        name
+        for run in runs
+        for name in (*run.config.train.datasets, *run.config.train.validation_datasets)
+    )
+    place = catalog.find_datasets_dir()
+    return overlap.notes({name: catalog.dataset_folder(name, place) for name in names})
+
+
+def _training_loss(axes: Axes, run: RecordedRun) -> drawing.Lines:
+    steps, loss = run.column("global_step"), run.column("train_loss")
+    interval = min(run.config.train.checkpoint_interval, -(-len(run) // FEWEST_INTERVALS))
+    interval *= -(-len(run) // (interval * MOST_INTERVALS))
+    spans = recorded_run.by_interval(steps, loss, interval)
+    return {
+        "training, each step": drawing.faint_line(axes, steps, loss),
+        f"training, min to max of {interval:,} steps": axes.stairs(
+            spans.high, spans.edges, baseline=spans.low, fill=True, color=SKY_BLUE, alpha=0.35
+        ),
+        f"training, mean of {interval:,} steps": drawing.line(
+            axes, spans.middles, spans.mean, color=BLUE, linewidth=2
+        ),
+    }
+
+
+def _losses_of_datasets(axes: Axes, run: RecordedRun) -> drawing.Lines:
+    """Draw the validation loss on each of several datasets."""
+    colours, steps = itertools.cycle(drawing.COLOURS[2:]), run.column("global_step")
+    lines: drawing.Lines = {}
+    for (name, losses), color in zip(
+        run.steps.parts("validation_losses").items(), colours, strict=False
+    ):
+        curve = recorded_run.finite_points(steps, losses)
+        lines[f"validation on {name}"] = drawing.line(axes, *curve, color=color, linestyle=":")
+    return lines
+
+
+def _spikes(axes: Axes, run: RecordedRun) -> drawing.Lines:
+    spikes, steps = run.steps.texts.get("spike", {}), run.column("global_step")
+    if not spikes:
+        return {}
+    skipped = sum(kind == "skipped" for kind in spikes.values())
+    label = f"loss spikes ({len(spikes):,} steps, {skipped:,} skipped)"
+    at = np.isin(steps, [*spikes])
+    look: dict[str, Any] = {"color": VERMILLION, "markersize": 9, "markeredgewidth": 2}
+    return {label: drawing.marks(axes, steps[at], run.column("train_loss")[at], "x", **look)}
+
+
+def _mark_best(axes: Axes, best: BestStep) -> Line2D:
+    """Draw a star at the best step, and its loss above the chart, where it covers no data."""
+    kind = "training" if best.field == "train_loss" else "validation"
+    step, loss, (left, right) = best.step, best.loss, axes.get_xlim()
+    third = int(np.clip(3 * (step - left) / (right - left), 0, 2))
+    axes.axvline(step, color=BLACK, linestyle=":", linewidth=1, zorder=1)
+    axes.annotate(
+        f"best: step {step:,}, {kind} loss {loss:.5g}",
+        (step, 1.01),
+        xycoords=("data", "axes fraction"),
+        horizontalalignment=("left", "center", "right")[third],
+    )
+    # A logarithmic axis cannot show a loss of 0, so its star is at the bottom.
+    height = max(loss, axes.get_ylim()[0])
+    return axes.plot(step, height, "*", color=ORANGE, markeredgecolor=BLACK, markersize=15)[0]
+
+
+TRAINING_CHARTS: Charts = {"loss-chart.png": loss_chart}
+
+
+def learning_rate_chart(run: drawing.AnySteps) -> Figure:
+    """The learning rate of each step."""
+
+    def draw(axes: Axes) -> drawing.Lines:
+        curve = run.column("global_step"), run.column("learning_rate")
+        drawing.line(axes, *curve, color=BLUE, linewidth=2)
+        return drawing.resumes(axes, run)
+
+    train = run.config.train
+    title = f"learning rate ({train.optimizer}, {train.schedule.replace('_', ' ')} schedule)"
+    return drawing.steps_chart(run, title, "learning rate", draw, drawing.zero_based_axis)
+
+
+def gradient_norm_chart(run: drawing.AnySteps) -> Figure:
+    """The gradient norm of each step before clipping. Marks steps that dropped microbatches or were
+    clipped; if many were clipped, shows their share instead."""
+
+    def draw(axes: Axes) -> drawing.Lines:
+        lines = drawing.steps_and_median(axes, run, "gradient_norm")
+        if limit := run.config.train.clipping_max_norm:
+            lines[f"clipping at {limit:g}"] = axes.axhline(limit, color=BLACK, linestyle="--")
+        return lines | _marked_steps(axes, run) | drawing.resumes(axes, run)
+
+    title = "gradient norm before clipping"
+    return drawing.steps_chart(run, title, "global gradient norm", draw, drawing.log_axis)
+
+
+def _marked_steps(axes: Axes, run: drawing.AnySteps) -> drawing.Lines:
+    steps, norm = run.column("global_step"), run.column("gradient_norm")
+    clipped, dropped = run.column("clipped") > 0, run.column("dropped_microbatches") > 0
+    marks: drawing.Lines = {}
+    if clipped.any():
+        label = f"clipped ({clipped.sum():,} of {len(steps):,} steps)"
+        if clipped.mean() > _MANY:
+            marks[label] = _share_of_clipped(axes, steps, clipped)
+        else:
+            look: dict[str, Any] = {"color": ORANGE, "markersize": 5.5, "zorder": 2.5}
+            marks[label] = drawing.marks(axes, steps[clipped], norm[clipped], "v", **look)
+    if dropped.any():
+        # At the bottom, because a step that dropped all its microbatches has no gradient norm.
+        label = f"dropped microbatches (in {dropped.sum():,} of {len(steps):,} steps)"
+        marks[label] = drawing.strokes(axes, steps[dropped], 0.02, VERMILLION)
+    return marks
+
+
+def _share_of_clipped(axes: Axes, steps: FloatArray, clipped: NDArray[np.bool_]) -> Line2D:
+    """Draw the share of clipped steps around each step, with an axis of its own."""
+    shares = axes.twinx()
+    shares.set_ylim(0, 1.02)
+    shares.yaxis.set_major_formatter(PercentFormatter(1))
+    shares.set_ylabel("share of clipped steps")
+    shares.grid(visible=False)
+    length = -(-len(steps) // _STRETCHES)
+    x, y = recorded_run.binned_means(steps, clipped.astype(float), length)
+    return drawing.line(shares, x, y, color=ORANGE, linewidth=2)
+
+
+def throughput_chart(run: drawing.AnySteps) -> Figure:
+    """Tokens per second of each step: trained on, or sampled in reinforcement learning."""
+
+    def draw(axes: Axes) -> drawing.Lines:
+        lines = drawing.steps_and_median(axes, run, "tokens_per_second")
+        median = axes.get_lines()[-1].get_ydata()
+        drawing.throughput_axis(axes, [np.asarray(median, dtype=float)])
+        return lines | drawing.resumes(axes, run)
+
+    kind = "sampled" if isinstance(run, RecordedPolicyRun) else "training"
+    return drawing.steps_chart(run, "throughput", f"{kind} tokens per second", draw)
+
+
+STEP_CHARTS: dict[str, Callable[[drawing.AnySteps], Figure]] = {
+    "learning-rate-chart.png": learning_rate_chart,
+    "gradient-norm-chart.png": gradient_norm_chart,
+    "throughput-chart.png": throughput_chart,
+}
+
+
+def reward_chart(run: RecordedPolicyRun) -> Figure:
+    """Reward of training, and pass@1 and pass@k on the held-out items, now and at the start."""
+
+    def draw(axes: Axes) -> drawing.Lines:
+        lines = drawing.steps_and_median(axes, run, "reward")
+        lines = {f"training reward, {name}": line for name, line in lines.items()}
+        rewards = run.steps.parts("rewards")
+        if len(rewards) > 1:
+            for (name, values), color in zip(rewards.items(), drawing.COLOURS, strict=False):
+                lines[f"reward {name}"] = drawing.median_line(axes, run, values, color=color)
+        return lines | _validations(axes, run) | drawing.resumes(axes, run)
+
+    return drawing.steps_chart(run, "reward and held-out pass@k", "mean reward, pass@k", draw)
+
+
+def _validations(axes: Axes, run: RecordedPolicyRun) -> drawing.Lines:
+    if not (validations := run.validations):
+        return {}
+    steps = np.array([step for step, _ in validations], dtype=float)
+    found = [validation for _, validation in validations]
+    low, high = np.array([validation.pass_at_1_interval for validation in found]).T
+    pass_at_1 = np.array([validation.pass_at_1 for validation in found])
+    lines: drawing.Lines = {
+        "pass@1 on held-out items": drawing.line(axes, steps, pass_at_1, color=VERMILLION),
+        "its 95% interval": axes.fill_between(steps, low, high, color=VERMILLION, alpha=0.15),
+    }
+    k = min(max(validation.pass_at) for validation in found)
+    if k > 1:
+        values = np.array([validation.pass_at[k] for validation in found])
+        look: dict[str, Any] = {"color": PURPLE, "linestyle": "--", "marker": "s"}
+        lines[f"pass@{k}"] = drawing.line(axes, steps, values, **look)
+    if steps[0] == 0:
+        look = {"color": BLACK, "linestyle": ":", "linewidth": 1}
+        lines["pass@1 of the start"] = axes.axhline(pass_at_1[0], **look)
+    return lines
+
+
+def groups_chart(run: RecordedPolicyRun) -> Figure:
+    """Shares of each step's prompts whose completions are all right, all wrong, or mixed."""
+    columns = {
+        "all right": (run.column("groups_right"), SKY_BLUE),
+        "right and wrong": (run.column("groups_mixed"), ORANGE),
+        "all wrong": (run.column("groups_wrong"), PALE),
+    }
+
+    def draw(axes: Axes) -> drawing.Lines:
+        steps, length = run.column("global_step"), -(-len(run) // _BARS)
+        lines: drawing.Lines = {}
+        below: FloatArray | float = 0.0
+        for name, (groups, color) in columns.items():
+            shares = groups / run.config.train.prompts_per_step
+            spans = recorded_run.by_interval(steps, shares, length)
+            above = below + spans.mean
+            lines[name] = axes.stairs(above, spans.edges, baseline=below, fill=True, color=color)
+            below = above
+        return lines
+
+    title, y_label = "prompts by their completions", "share of the step's prompts"
+    return drawing.steps_chart(run, title, y_label, draw, lambda axes: axes.set_ylim(0, 1))
+
+
+def completions_chart(run: RecordedPolicyRun) -> Figure:
+    """Length of the completions, and the share of them that was cut off."""
+    most = run.config.train.max_new_tokens
+    columns = {
+        f"mean length ÷ {most:,} tokens": (run.column("mean_tokens") / most, BLUE),
+        "completions cut off at max_new_tokens": (run.column("truncated"), VERMILLION),
+    }
+
+    def scale(axes: Axes) -> None:
+        axes.set_ylim(0, 1.02)
+        axes.set_xlim(left=min(0, run.column("global_step")[0]))
+
+    y_label = "share of max_new_tokens, of completions"
+    return _median_chart(run, "length of completions", y_label, columns, scale)
+
+
+def entropy_chart(run: RecordedPolicyRun) -> Figure:
+    """Entropy of the distributions that tokens are sampled from."""
+
+    def draw(axes: Axes) -> drawing.Lines:
+        return drawing.steps_and_median(axes, run, "entropy") | drawing.resumes(axes, run)
+
+    return drawing.steps_chart(run, "entropy", "nats per token", draw, drawing.zero_based_axis)
+
+
+def log_prob_chart(run: RecordedPolicyRun) -> Figure:
+    """Difference in log-probability of sampling and training, and KL from the reference."""
+    columns = {
+        "largest |Δ log-probability|": (run.column("largest_log_prob_gap"), VERMILLION),
+        "mean |Δ log-probability|": (run.column("log_prob_gap"), BLUE),
+        "KL divergence from the reference": (run.column("kl"), PURPLE),
+    }
+    title = "log-probabilities, sampling against training"
+    return _median_chart(run, title, "nats per token", columns, drawing.log_axis)
+
+
+def ratios_chart(run: RecordedPolicyRun) -> Figure:
+    """Shares of tokens with exactly equal probabilities, and of tokens with a clipped ratio."""
+    columns = {
+        "equal to the last bit in both": (run.column("exact_ratios"), BLUE),
+        "clipped in the last update": (run.column("clipped_ratios"), VERMILLION),
+    }
+    title, y_label = "training against sampling", "share of tokens"
+    return _median_chart(run, title, y_label, columns, lambda axes: axes.set_ylim(0, 1.02))
+
+
+def seconds_chart(run: RecordedPolicyRun) -> Figure:
+    """Seconds of each phase of a step."""
+    phases = {"sampling": BLUE, "verifying": ORANGE, "updating": PURPLE}
+    columns = {name: (run.column(f"{name}_seconds"), color) for name, color in phases.items()}
+    return _median_chart(run, "time of a step", "seconds", columns, drawing.zero_based_axis)
+
+
+def _median_chart(
+    run: RecordedPolicyRun,
+    title: str,
+    y_label: str,
+    columns: dict[str, tuple[FloatArray, str]],
+    scale: Callable[[Axes], object],
+) -> Figure:
+    """Return a chart of running medians. `columns` has, by name, a value for each step and the
+    colour of its median. Columns without numbers are left out."""
+
+    def draw(axes: Axes) -> drawing.Lines:
+        lines: drawing.Lines = {
+            name: drawing.median_line(axes, run, values, color=color, linewidth=2)
+            for name, (values, color) in columns.items()
+            if np.isfinite(values).any()
+        }
+        return lines | drawing.resumes(axes, run)
+
+    return drawing.steps_chart(run, title, y_label, draw, scale)
+
+
+POLICY_CHARTS: dict[str, Callable[[Any], Figure]] = {
+    "reward-chart.png": reward_chart,
+    "groups-chart.png": groups_chart,
+    "completions-chart.png": completions_chart,
+    "entropy-chart.png": entropy_chart,
+    "log-prob-chart.png": log_prob_chart,
+    "ratios-chart.png": ratios_chart,
+    "seconds-chart.png": seconds_chart,
+}

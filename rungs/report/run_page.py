@@ -1,0 +1,116 @@
+"""The page of runs as one file."""
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from rungs.common.helper_process import process_executor
+from rungs.config import run_config
+from rungs.report import page_file
+from rungs.report.shown_run import NOT_DRAWN, ShownRun
+from rungs.run import recorded_run
+from rungs.run.folder import RunFolder
+from rungs.run.step_table import StepTable
+
+SCRIPTS = (
+    *("theme", "tables", "curves", "chart", "charts", "readout", "run_list", "results"),
+    *("lineage", "events", "samples", "heat_map", "layers", "watch", "main"),
+)
+"""Scripts in order of execution, after uPlot."""
+_DATA_BYTES = 2_400_000
+"""Most base64 for the steps and layers of all runs, which keeps the page below 3 MB."""
+_LAYERS_BYTES = 600_000
+"""Part of that for the layers of all runs that have them."""
+_BYTES_OF_NUMBER = 16 / 3
+"""Size of a float32 in base64."""
+_MOST_ROWS = 20_000
+"""Most steps of a run."""
+
+
+def open_runs(folders: Sequence[Path]) -> list[ShownRun]:
+    """Read the runs in these folders. Folders with the same name are shown by path. Raises
+    UserError with a line for each error in their configs."""
+    configs = [run_config.load_any_run(folder) for folder in folders]
+    names = [folder.resolve().name for folder in folders]
+    runs = [
+        ShownRun(
+            str(folder) if names.count(name) > 1 else name,
+            RunFolder(folder),
+            config,
+            StepTable(folder / "metrics.jsonl"),
+        )
+        for folder, name, config in zip(folders, names, configs, strict=True)
+    ]
+    # Importing JAX to count parameters takes seconds; this process reads metrics meanwhile.
+    with process_executor() as counter:
+        counted = counter.submit(_flops_per_token, configs)
+        for run in runs:
+            run.refresh()
+        for run, flops in zip(runs, counted.result(), strict=True):
+            run.flops_per_token = flops
+    return runs
+
+
+def _flops_per_token(configs: Sequence[run_config.AnyRunConfig]) -> list[float]:
+    os.environ["JAX_PLATFORMS"] = "cpu"
+
+    from rungs.planning.flops import model_flops_per_token
+    from rungs.step.state import shapes_of
+
+    known: dict[str, float] = {}  # compared runs are mostly alike
+    found = []
+    for config in configs:
+        model, lora, length = config.model, config.train.lora, config.sequence_length
+        if (key := f"{model!r} {lora!r} {length}") not in known:
+            known[key] = model_flops_per_token(shapes_of(model, lora), model, length)
+        found.append(known[key])
+    return found
+
+
+def page_data(
+    runs: Sequence[ShownRun], included: Sequence[ShownRun], version: int | None = None
+) -> str:
+    """Return the page's data on the `included` runs as JSON; all `runs` share the page's bytes.
+    `version` numbers the runs' state, for requesting later steps, or is None."""
+    columns = sum(len(run.steps.columns) for run in runs)
+    watched = sum(run.folder.layers.exists() for run in runs)
+    steps_bytes = _DATA_BYTES - _LAYERS_BYTES * bool(watched)
+    rows = min(_MOST_ROWS, int(steps_bytes / _BYTES_OF_NUMBER / max(columns, 1)))
+    layers_bytes = _LAYERS_BYTES // max(watched, 1)
+    return json.dumps(
+        {
+            "version": version,
+            "notDrawn": sorted(NOT_DRAWN),
+            "runs": [run.as_json(rows, layers_bytes) for run in included],
+            "differences": recorded_run.differing_keys({run.name: run.config for run in runs}),
+            "caution": _caution(runs),
+        },
+        allow_nan=False,
+    )
+
+
+def _caution(runs: Sequence[ShownRun]) -> str | None:
+    """Return a caution about comparing the runs, or None."""
+    if not recorded_run.use_different_datasets([run.config for run in runs]):
+        return None
+    is_measured = any("bits_per_byte" in run.steps.columns for run in runs)
+    return recorded_run.DIFFERENT_DATASETS + ("." if is_measured else ": uv run evaluate.py RUN")
+
+
+def page(runs: Sequence[ShownRun], version: int | None = None) -> str:
+    """Return the page as HTML. With a `version`, as in `page_data`, it asks for later steps."""
+    return page_file.assemble(
+        "page.html",
+        styles=("uPlot.min.css", "page.css"),
+        scripts=SCRIPTS,
+        data=page_data(runs, runs, version),
+        library=f"/*\n{page_file.asset('uPlot-LICENSE.txt')}*/\n"
+        + page_file.asset("uPlot.iife.min.js"),
+        connects=version is not None,
+    )
+
+
+def write_page(path: Path, runs: Sequence[ShownRun]) -> None:
+    """Write the page atomically; raises RunFailure."""
+    page_file.write(path, page(runs))

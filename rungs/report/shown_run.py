@@ -1,0 +1,197 @@
+"""A run's data for the page as JSON."""
+
+import base64
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rungs.common.shown_text import counted
+from rungs.config import run_config
+from rungs.report.shown_layers import layers_as_json
+from rungs.run import layer_record, records
+from rungs.run.folder import RunFolder
+from rungs.run.step_table import STEP, BestStep, FloatArray, StepTable
+
+NOT_DRAWN = frozenset({STEP, "tokens_seen", "step_seconds", "resumed", "seconds", "flops"})
+"""Columns that are not drawn as metrics."""
+_FEWEST_STRETCHES = 50
+_SAMPLE_CHARACTERS = 60_000
+"""Most characters of a run's samples; beyond that, some checkpoints are left out."""
+_MOST_EVENTS = 300
+_TURNS = ("spike", "dropped", "warning", "failure")
+"""Events around which the layers are shown."""
+
+
+@dataclasses.dataclass
+class ShownRun:
+    """A run on the page."""
+
+    name: str
+    """Unique among the runs."""
+    folder: RunFolder
+    config: run_config.AnyRunConfig
+    steps: StepTable
+    flops_per_token: float | None = None
+    """FLOPs of training per token, by the usual formula; None if unknown."""
+    _stamps: tuple[float, ...] = ()
+
+    def refresh(self) -> bool:
+        """Read new data from the run folder; return whether there was any."""
+        folder = self.folder
+        files = folder.evaluations, folder.prompt_samples, folder.events, folder.layers
+        stamps = tuple(path.stat().st_mtime if path.exists() else 0.0 for path in files)
+        has_new, self._stamps = stamps != self._stamps, stamps
+        return self.steps.refresh() or has_new
+
+    def as_json(self, rows: int, layers_bytes: int) -> dict[str, Any]:
+        """Return the run for the page, with at most this many steps, or means and extremes, and
+        layers in about so many bytes."""
+        events = self._events()
+        turns = [one["step"] for one in events if one["event"] in _TURNS]
+        layers = layer_record.read(self.folder.layers)
+        lineage = self.config.train.lineage
+        scores = records.latest_scores(records.read(self.folder, records.Evaluation)).values()
+        return {
+            "name": self.name,
+            "path": self.folder.path.as_posix(),
+            "steps": len(self.steps),
+            "flopsPerToken": self.flops_per_token,
+            **self._tables(rows),
+            "figures": self._figures(),
+            "scores": [one.model_dump(exclude_none=True) for one in scores],
+            "lineage": lineage.model_dump() if lineage else None,
+            "events": events,
+            "layers": layers_as_json(layers, turns, layers_bytes),
+            "samples": _some_samples(records.read_samples(self.folder)),
+        }
+
+    def _tables(self, rows: int) -> dict[str, Any]:
+        """Return the steps to show and, if those are not all, the means of stretches."""
+        columns = self.steps.columns | {"seconds": self.steps.seconds}
+        drawn = {name: column for name, column in columns.items() if name not in NOT_DRAWN}
+        if len(self.steps) <= rows:
+            return {"table": _encoded(columns, slice(None)), "means": None}
+        changes = [(column, np.diff(column)) for column in drawn.values()]
+        noisy = [one for one, steps in changes if not ((steps >= 0).all() or (steps <= 0).all())]
+        stretches = max(rows // (2 * len(noisy) + 1), _FEWEST_STRETCHES)
+        width = -(-len(self.steps) // stretches)
+        shown = extreme_rows(noisy, len(self.steps), width)
+        means = {name: stretch_means(column, width) for name, column in columns.items()}
+        return {"table": _encoded(columns, shown), "means": _encoded(means, slice(None))}
+
+    def _figures(self) -> dict[str, Any]:
+        """Return the last value of each metric, the mean speed, and the best step."""
+        if not len(self.steps):
+            return {}
+        figures = {name: _last(column) for name, column in self.steps.columns.items()}
+        return figures | {
+            "seconds": float(self.steps.seconds[-1]),
+            "mean_tokens_per_second": self.steps.mean_tokens_per_second,
+            "best_step": self._best.step if self._best else None,
+            "best_loss": self._best.loss if self._best else None,
+        }
+
+    @property
+    def _best(self) -> BestStep | None:
+        return self.steps.best(self.config.train.checkpoint_interval)
+
+    def _events(self) -> list[dict[str, Any]]:
+        """Return the run's events, from its metrics and from `events.jsonl`, which has times."""
+        found = _with_kills(records.read(self.folder, records.Event))
+        starts = [one["step"] + 1 for one in found if one["event"] == "start"]
+        numbers = self.steps.column(STEP)
+        resumed = numbers[self.steps.column("resumed") > 0]
+        found += [_event("start", step, "resumed") for step in resumed if step not in starts]
+        for step, spike in self.steps.texts.get("spike", {}).items():
+            text = "loss spike" + ", step skipped" * (spike == "skipped")
+            found.append(_event("spike", step, text))
+        for step, text in self.steps.texts.get("layer_warning", {}).items():
+            found.append(_event("warning", step, text))
+        branched = self.config.train.lineage
+        if branched and branched.from_step is not None:
+            text = f"branched from {branched.like}"
+            found.append(_event("start", branched.from_step, text))
+        dropped = self.steps.column("dropped_microbatches")
+        for step, count in zip(numbers[dropped > 0], dropped[dropped > 0], strict=True):
+            found.append(_event("dropped", step, counted(int(count), "non-finite microbatch")))
+        ordered = sorted(found, key=lambda one: one["step"])[-_MOST_EVENTS:]
+        if best := self._best:
+            ordered.append(_event("best", best.step, "the best checkpoint"))
+        return ordered
+
+
+def _with_kills(recorded: list[records.Event]) -> list[dict[str, Any]]:
+    """Return events without spikes and warnings, which the metrics have. A start without an end
+    before it says that the previous process was killed."""
+    found: list[dict[str, Any]] = []
+    is_running = False
+    for one in recorded:
+        text = one.text + ", having been killed" * (one.event == "start" and is_running)
+        is_running = one.event in ("start", "spike", "warning", "stall")
+        if one.event not in ("spike", "warning"):
+            found.append(one.model_dump() | {"text": text})
+    return found
+
+
+def _event(event: str, step: float, text: str) -> dict[str, Any]:
+    return {"event": event, "step": int(step), "text": text}
+
+
+def _last(column: FloatArray) -> float | None:
+    finite = column[np.isfinite(column)]
+    return float(finite[-1]) if len(finite) else None
+
+
+def _some_samples(found: list[records.Sample]) -> list[dict[str, Any]]:
+    """Return samples for the page, of evenly spaced checkpoints if there are too many."""
+    steps = sorted({one.step for one in found})
+    total = sum(len(one.text) for one in found)
+    count = min(len(steps), max(2, len(steps) * _SAMPLE_CHARACTERS // max(total, 1)))
+    places = np.linspace(0, len(steps) - 1, count).astype(int)
+    kept = {steps[place] for place in places}
+    keys = {"step", "prompt", "text"}
+    chosen = [one for one in found if one.step in kept]
+    return [one.model_dump(include=keys) | {"kind": one.kind} for one in chosen]
+
+
+def extreme_rows(columns: Iterable[FloatArray], steps: int, width: int) -> NDArray[np.intp]:
+    """Return, in order, the rows with the lowest or highest value of a column in each stretch of
+    `width` rows, the first row of each stretch, and the last row of all."""
+    starts = np.arange(0, steps, width)
+    found = [starts, np.array([steps - 1])]
+    for column in columns:
+        for values in (_stretches(column, width, np.inf), -_stretches(column, width, -np.inf)):
+            places = np.argmin(values, axis=1)
+            is_finite = np.isfinite(values[np.arange(len(places)), places])
+            found.append((starts + places)[is_finite])
+    return np.unique(np.concatenate(found))
+
+
+def stretch_means(column: FloatArray, width: int) -> FloatArray:
+    """Return the mean of a column in each stretch of `width` rows, NaN where it has no values."""
+    values = _stretches(column, width, np.nan)
+    counts = np.isfinite(values).sum(axis=1)
+    return np.where(counts, np.nansum(values, axis=1) / np.maximum(counts, 1), np.nan)
+
+
+def _stretches(column: FloatArray, width: int, missing: float) -> FloatArray:
+    """Return a column as rows of `width` values, with `missing` for NaN and after its end."""
+    filled = np.where(np.isnan(column), missing, column)
+    padding = -len(column) % width
+    return np.pad(filled, (0, padding), constant_values=missing).reshape(-1, width)
+
+
+def _encoded(columns: Mapping[str, FloatArray], rows: Any) -> dict[str, Any]:
+    """Return columns as base64 of little-endian numbers, constant ones as a single number."""
+
+    def encode(name: str, column: FloatArray) -> dict[str, Any]:
+        if len(column) and np.all(column == column[0]):
+            return {"constant": float(column[0]), "length": len(column)}
+        is_exact = name in (STEP, "tokens_seen", "seconds")
+        numbers = column.astype("<f8" if is_exact else "<f4")
+        return {"bytes": numbers.itemsize, "base64": base64.b64encode(numbers.tobytes()).decode()}
+
+    return {name: encode(name, column[rows]) for name, column in columns.items()}
