@@ -10,6 +10,8 @@ nothing into the run folder.
 
 from rungs.common.command import begin_command, run_command
 
+import tempfile
+
 if __name__ == "__main__":
     begin_command()
 
@@ -20,8 +22,7 @@ from pathlib import Path
 import click
 
 from rungs.commands.options import DATASETS_DIR_OPTION
-from rungs.common import disk, run_log
-from rungs.common.errors import UserError
+from rungs.common import run_log
 from rungs.config.run_config import load_any_run
 from rungs.data.catalog import find_datasets_dir
 from rungs.run.folder import RunFolder, find_run
@@ -62,17 +63,10 @@ def main(run: str, kills: int, tokens: int, keep: Path | None, datasets_dir: Pat
     run_log.log_to_terminal()
     short = shorten(folder, config, find_datasets_dir(datasets_dir), tokens)
     with contextlib.ExitStack() as stack:
-        place = _new(keep) if keep else stack.enter_context(disk.scratch_folder())
+        place = keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        place.mkdir(parents=True, exist_ok=keep is None)
         check = ResumeCheck(place, short, TRAIN_COMMAND)
         sys.exit(0 if run_check(folder.path, short, check, kills) else 1)
-
-
-def _new(folder: Path) -> Path:
-    try:
-        folder.mkdir(parents=True)
-    except OSError as error:
-        raise UserError(f"--keep {folder}: cannot be created: {error.strerror}") from None
-    return folder
 
 
 if __name__ == "__main__":

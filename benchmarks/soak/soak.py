@@ -12,6 +12,7 @@ import itertools
 import os
 import random
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -21,7 +22,6 @@ import numpy as np
 
 from benchmarks.soak.faults import FINISHED, Fault, ended_with, in_the_process, on_the_disk
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
-from rungs.common import disk
 from rungs.run import metrics
 from rungs.run.folder import RunFolder
 from tests.support.tiny_run import final_arrays, losses, make_dataset, make_run, train
@@ -45,7 +45,8 @@ class Survived(NamedTuple):
 def main(faults: int, seed: int) -> None:
     """Survive so many faults."""
     rng = random.Random(seed)
-    with disk.scratch_folder() as folder:
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
         os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder / "compiled")
         os.environ["JAX_PLATFORMS"] = "cpu"
         datasets = folder / "datasets"

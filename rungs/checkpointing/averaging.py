@@ -36,7 +36,7 @@ def average_checkpoints(run: RunFolder, count: int) -> tuple[Path, list[int]]:
         if damage := checkpoint.damage(_is_of_model):
             raise UserError(f"{checkpoint.folder}: damaged ({', '.join(damage)})")
     folder = run.checkpoints / f"{AVERAGE}{count}"
-    with disk.lock_folder(folder), disk.replace_folder(folder) as new:
+    with disk.lock_folder(folder), disk.atomic_folder(folder, replace=True) as new:
         _write(new, last)
     return folder, [checkpoint.step for checkpoint in last]
 

@@ -19,7 +19,7 @@ from rungs.checkpointing.manifest import (
     refuse_damaged,
 )
 from rungs.checkpointing.weights_file import WEIGHTS_FILE, file_or_index
-from rungs.common import disk, links, paths
+from rungs.common import disk, paths
 from rungs.common.errors import UserError
 from rungs.common.shown_text import quoted
 from rungs.config.run_config import MODEL_FILE
@@ -154,7 +154,10 @@ def _point(link: Path, target: str) -> None:
         aside = link.parent.parent / "aside"
         aside.mkdir(exist_ok=True)
         disk.move(link, aside / f"{time_stamp()}-{link.name}")
-    links.point(link, target)
+    new = link.with_name(f".{link.name}")
+    disk.remove(new)
+    new.symlink_to(target)
+    new.replace(link)
 
 
 def link_target(link: Path) -> str | None:

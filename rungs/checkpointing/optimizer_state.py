@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rungs.common import links
 from rungs.common.errors import reason
 
 if TYPE_CHECKING:
@@ -121,7 +120,7 @@ def literal_path(folder: Path) -> Path:
         return path
     link = Path(_links().name, hashlib.sha256(os.fsencode(path)).hexdigest())
     if not link.is_symlink():
-        links.link_folder(link, path)
+        link.symlink_to(path)
     return link
 
 

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import tempfile
 from pathlib import Path
 
 import click
@@ -92,7 +93,7 @@ def export(
         return
     plan = exporting.Export(checkpoint)
     click.echo(plan.summary())
-    with disk.create_folder(folder) as partial:
+    with disk.atomic_folder(folder) as partial:
         notes = plan.write(partial)
     for note in notes:
         click.echo(note)
@@ -116,7 +117,8 @@ def upload(
     file_name = f"{name.partition('/')[2]}-{gguf}{GGUF_SUFFIX}" if gguf else None
     card = model_card.ModelCard(name, plan, find_datasets_dir(datasets_dir), file_name)
     click.echo(plan.summary())
-    with disk.temporary_folder(Path.cwd()) as folder:
+    with tempfile.TemporaryDirectory(prefix=".", suffix=".partial", dir=".") as place:
+        folder = Path(place)
         notes = plan.write(folder)
         if file and file_name:
             file.write(folder / file_name)
@@ -132,7 +134,7 @@ def export_gguf(checkpoint: str, path: Path, dtype: str) -> None:
     """Write a GGUF file, and print how to load it."""
     plan = GGUFExport(exporting.Export(checkpoint), dtype)
     click.echo(plan.summary())
-    with disk.create_file(path) as partial:
+    with disk.atomic_file(path) as partial:
         plan.write(partial)
     for note in plan.notes:
         click.echo(note)
@@ -142,7 +144,7 @@ def export_gguf(checkpoint: str, path: Path, dtype: str) -> None:
 def export_adapter(checkpoint: str, folder: Path) -> None:
     """Write the LoRA weights of a checkpoint for peft, and print how to load them."""
     plan = exporting.Adapter(checkpoint)
-    with disk.create_folder(folder) as partial:
+    with disk.atomic_folder(folder) as partial:
         plan.write(partial)
     base = repr(plan.base) if plan.base_is_known else "BASE"
     click.echo(

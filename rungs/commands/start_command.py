@@ -165,12 +165,11 @@ def hold_run(
     """Hold the run's lock and yield the run that this process trains. With several processes, the
     first holds the lock, once all are connected. `dry` takes no lock, as it writes nothing."""
     if dry:
-        folder.refuse_links()
         yield folder
         return
     if cluster is None:
-        with folder.lock() as own:
-            yield own
+        with folder.lock():
+            yield folder
         return
     if not is_literal(folder.path.resolve()):  # Orbax wants the same path in all processes
         raise UserError(
@@ -187,6 +186,5 @@ def hold_run(
     if not is_first_process():
         run_log.log.setLevel(logging.WARNING)  # the first process logs the rest
     with end_if_lost(), ExitStack() as hold:
-        held = [folder]
-        run_on_first(lambda: held.append(hold.enter_context(folder.lock())))
-        yield held[-1]
+        run_on_first(lambda: hold.enter_context(folder.lock()))
+        yield folder

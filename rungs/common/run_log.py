@@ -8,14 +8,13 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from io import TextIOWrapper
 from logging.handlers import MemoryHandler
 from pathlib import Path
 from typing import Any, NoReturn
 
 from tqdm import tqdm
 
-from rungs.common import disk, errors, shown_text
+from rungs.common import errors, shown_text
 
 SECONDS_BETWEEN_LINES = 10.0
 """Interval of progress lines in `train.log`, and on stderr if that is not a terminal."""
@@ -100,10 +99,6 @@ class _File(logging.FileHandler):
 
     _has_failed = False
 
-    def _open(self) -> TextIOWrapper:
-        file = disk.open_to_append(Path(self.baseFilename))
-        return TextIOWrapper(file, self.encoding, "backslashreplace")
-
     def handleError(self, _: logging.LogRecord) -> None:
         error = sys.exc_info()[1]
         if not self._has_failed:
@@ -142,7 +137,7 @@ def log_to_file(path: Path) -> None:
     formatter = logging.Formatter("%(asctime)sZ %(levelname)s %(message)s")
     formatter.converter = time.gmtime
     try:
-        file = _File(path, encoding="utf-8")
+        file = _File(path, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         log.warning("%s: cannot be written to: %s", path, error.strerror)
         return

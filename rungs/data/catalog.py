@@ -100,7 +100,7 @@ def build_documents_dataset(name: str, request: "Request", datasets_dir: Path) -
                     " delete it first"
                 )
             return Dataset(name, folder)
-        with disk.replace_folder(folder, resume=True) as partial:
+        with disk.atomic_folder(folder, replace=True, resume=True) as partial:
             source = building.build(partial, request)
             dataset.write_description(partial, dataset.describe(partial, source))
             building.remove_leftovers(partial)
@@ -128,7 +128,7 @@ def _build_folder(folder: Path, build: Callable[[Path], Source]) -> bool:
     with disk.lock_folder(folder):
         if folder.exists():
             return False
-        with disk.replace_folder(folder) as partial:
+        with disk.atomic_folder(folder, replace=True) as partial:
             source = build(partial)
             dataset.write_description(partial, dataset.describe(partial, source))
     return True

@@ -19,7 +19,7 @@ import safetensors.numpy
 from pydantic import Field
 
 from rungs.common import disk, strict_json
-from rungs.common.disk import lock_folder, replace_folder
+from rungs.common.disk import atomic_folder, lock_folder
 from rungs.common.errors import UserError
 from rungs.common.paths import file_checksum, is_file, open_to_read
 from rungs.data.token_file import DTYPES, FileArray, read_header
@@ -95,7 +95,7 @@ class Store(NamedTuple):
         with lock_folder(self.folder):
             if self.exists() and not were_there:
                 return  # another process wrote them
-            with replace_folder(self.folder, resume=True) as folder:
+            with atomic_folder(self.folder, replace=True, resume=True) as folder:
                 for first in range(0, self.sequences, per_file):
                     path = folder / f"{first // per_file:05}.safetensors"
                     if not is_file(path):

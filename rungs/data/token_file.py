@@ -164,7 +164,7 @@ class FileArray:
         self._path, self.dtype = path, DTYPES[tensor.code]
         _, self.shape, self.offset = tensor
         self._row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
-        self._descriptor = disk.open_to_read_at(path)
+        self._descriptor = os.open(path, os.O_RDONLY)
         weakref.finalize(self, os.close, self._descriptor)
         self._as_opened = self._size_and_time()
 

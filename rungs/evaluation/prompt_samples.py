@@ -36,8 +36,6 @@ class SamplingRequest(strict_json.StrictModel):
 
     run: str
     """Path of the run folder."""
-    identity: str
-    """See `RunFolder.identity`."""
     prompts: list[str]
     new_tokens: int
     seed: int
@@ -66,7 +64,6 @@ class SampleProcess:
         if not self._train.sample_prompts:
             return
         try:
-            self._run.check()
             if self._process.has_exited and not self._starts_again():
                 return
             for checkpoint in self._unsampled():
@@ -88,8 +85,7 @@ class SampleProcess:
             if not (self._process.has_exited and self._left() and self._starts_again()):
                 break
         self._process.kill()
-        if self._run.is_own():
-            disk.try_to_remove(self._folder)
+        disk.try_to_remove(self._folder)
 
     def _unsampled(self) -> Iterator[manifest.Checkpoint]:
         prompts, known = self._train.sample_prompts, records.read_samples(self._run)
@@ -130,7 +126,6 @@ class SampleProcess:
     def _send_request(self) -> None:
         request = SamplingRequest(
             run=str(self._run.path.resolve()),
-            identity=self._run.identity,
             prompts=list(self._train.sample_prompts),
             new_tokens=self._train.sample_tokens,
             seed=self._train.seed,
@@ -225,7 +220,7 @@ def main(folder: Path, lines: TextIO) -> None:
     jax_setup.enable_compilation_cache()
     request = SamplingRequest.model_validate_json(lines.readline())
     names = helper_process.receive(lines, exit_if_killed=True)
-    sampler, run = CheckpointSampler(request), RunFolder(Path(request.run), request.identity)
+    sampler, run = CheckpointSampler(request), RunFolder(Path(request.run))
     while (line := names.get()) != helper_process.ENDED:
         checkpoint = folder / line.rstrip("\n")
         try:

@@ -298,7 +298,7 @@ def import_model(
     """Create a run folder from a Hugging Face model, and return notes on missing or converted
     parts. `check` gets the complete folder. If anything raises, nothing is left behind. Raises
     UserError if the folder cannot be written."""
-    with disk.create_folder(target) as folder:
+    with disk.atomic_folder(target) as folder:
         run = RunFolder(folder)
         notes = _fill(plan, run, target)
         check(run)

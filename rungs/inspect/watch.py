@@ -44,7 +44,6 @@ class Watch:
         if not is_first_process():
             return None
         warning = attention_warning(self._config.model, self._latest, row)
-        self._run.check()
         layer_record.append(self._run.layers, row)
         self._latest = row
         if warning is not None:

@@ -121,7 +121,6 @@ class Copier:
         files; then delete unfinished uploads and checkpoints that the run has deleted. `everything`
         copies changed files even without a new checkpoint. Raises UserError if the mirror is of
         another run, RunFailure if the run is no longer in its folder."""
-        self._run.check()
         if self._record is None:
             self._record = self._begin()
         else:
@@ -168,11 +167,9 @@ class Copier:
                 with contextlib.suppress(FileNotFoundError):
                     disk.copy(self._run.path / name, target)
             what = checkpoint.folder.name if checkpoint else "files beside the checkpoints"
-            self._run.check()
             self.mirror.upload(staged, f"Copy {what}")
         for gone in filter(mirror_folder.is_mirrored, record.copied.keys() - files):
             self.mirror.delete_file(gone)
-        self._run.check()
         self._record = record.model_copy(update={"copied": files})
         self._record.write(self._run.path)
         return True
@@ -204,15 +201,13 @@ class Copier:
     @contextlib.contextmanager
     def _staging(self) -> Iterator[Path]:
         """Yield an empty folder in the run folder; it is deleted at the end."""
-        self._run.check()
         staged = self._run.path / STAGED
         disk.remove(staged)
         staged.mkdir()
         try:
             yield staged
         finally:
-            if self._run.is_own():
-                disk.try_to_remove(staged)
+            disk.try_to_remove(staged)
 
 
 def _stage(checkpoint: manifest.Checkpoint, staged: Path) -> bool:
@@ -264,7 +259,6 @@ def restore_if_empty(
                 check(manifest.CheckpointMeta.model_validate_json(content or b""))
                 break
     run.path.mkdir(parents=True, exist_ok=True)
-    run.refuse_links()
     with disk.lock_folder(run.checkpoints), _failures(run, mirror):
         if _is_empty(run):  # another process of the run may have been faster
             _Restoring(run, mirror).restore(names)

@@ -17,7 +17,6 @@ from pydantic import Field
 
 from rungs.common import backoff, disk, errors, paths, signals, strict_json
 from rungs.common.helper_process import ENDED, KILLED, HelperProcess, receive
-from rungs.common.locks import file_lock
 from rungs.common.run_log import log
 from rungs.config import run_config
 from rungs.integrations.trackers import OpenTracker, TrackedRun, Tracker, find_tracker
@@ -39,9 +38,7 @@ class TrackingProcesses:
     def __init__(self, run: RunFolder, names: Sequence[str]) -> None:
         place = str(run.path.resolve())
         self._processes = {
-            name: HelperProcess(
-                f"tracker {name}", "rungs.integrations.tracking_feed", place, name, run.identity
-            )
+            name: HelperProcess(f"tracker {name}", "rungs.integrations.tracking_feed", place, name)
             for name in names
         }
 
@@ -99,9 +96,7 @@ class Feed:
             self._sent = Sent(id=uuid.uuid4().hex[:12])
 
     def send_new(self) -> None:
-        """Send steps and samples that the tracker lacks. Raises RunFailure if the run was
-        replaced."""
-        self._run.check()
+        """Send steps and samples that the tracker lacks."""
         if self._sent.is_finished and not self._has_more():
             return
         tracker = self._opened()
@@ -234,10 +229,12 @@ def _last_line(received: SimpleQueue[str], seconds: float) -> str | None:
 if __name__ == "__main__":
     commands = os.fdopen(os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # so that no library waits for a login
-    tracked, tracker = RunFolder(Path(sys.argv[1]), sys.argv[3]), sys.argv[2]
+    tracked, tracker = RunFolder(Path(sys.argv[1])), sys.argv[2]
     try:
         (tracked.trackers / tracker).mkdir(parents=True, exist_ok=True)
-        with file_lock(tracked.trackers / tracker / "feed.lock"):  # a killed start's may still run
+        with disk.lock_file(
+            tracked.trackers / tracker / "feed.lock", wait=True
+        ):  # a killed start's may still run
             main(tracked, tracker, commands)
     except OSError as error:
         sys.exit(f"{error.filename}: {error.strerror}")

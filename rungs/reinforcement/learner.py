@@ -186,7 +186,7 @@ class PolicyLearner:
         weights = inputs.reference
         reference = None if weights is None else load.load_frozen(weights, config, mesh)
         self._updater = policy_update.PolicyUpdater(config, mesh, reference, inputs.longest_prompt)
-        self._files = RolloutFiles(start.run.rollouts, is_first_process(), start.run.check)
+        self._files = RolloutFiles(start.run.rollouts, is_first_process())
         self._wrong_steps, self._latest_step = 0, -1
         self._last_end = time.perf_counter()
 

@@ -8,7 +8,7 @@ rollouts/
 
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -97,12 +97,10 @@ _COMPLETION = TypeAdapter(Completion)
 
 class RolloutFiles:
     """The files of a run in `rollouts/`, created on the first write. Only the first process
-    `writes`. `check` is called before each write and raises RunFailure if the run is gone."""
+    `writes`."""
 
-    def __init__(
-        self, folder: Path, writes: bool = True, check: Callable[[], None] = lambda: None
-    ) -> None:
-        self._folder, self._writes, self._check = folder, writes, check
+    def __init__(self, folder: Path, writes: bool = True) -> None:
+        self._folder, self._writes = folder, writes
 
     def step(self, step: int) -> Path:
         """The file of a step."""
@@ -127,7 +125,6 @@ class RolloutFiles:
             for completion in completions
         )
         content = "".join(f"{line}\n" for line in lines).encode("utf-8", "surrogatepass")
-        self._check()
         with disk.writing(path, "sampled texts", len(content)):
             path.parent.mkdir(exist_ok=True)
             disk.replace_file(path, content)
@@ -181,7 +178,6 @@ def write_samples(run: RunFolder, files: RolloutFiles, last: int) -> None:
     for prompt in sorted(validations[0][1])[:_PROMPTS]:
         lines += _section(prompt, validations)
     content = "\n".join(lines) + "\n"
-    run.check()
     with disk.writing(run.samples, "samples.md", len(content)):
         disk.replace_file(run.samples, content)
 

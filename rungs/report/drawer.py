@@ -19,7 +19,6 @@ def main(run: RunFolder, lines: Iterable[str]) -> None:
             # here, because this import may fail or warn
             from rungs.report.run_charts import draw_run
 
-            run.check()
             draw_run(run.path)
         except Exception as error:  # the next drawing may work
             kind = "" if isinstance(error, UserError | RunFailure) else f"{type(error).__name__}: "
@@ -45,4 +44,4 @@ if __name__ == "__main__":
     # stderr goes to the run's log, which should hold only failures.
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
-    main(RunFolder(Path(sys.argv[1]), sys.argv[2]), sys.stdin)
+    main(RunFolder(Path(sys.argv[1])), sys.stdin)

@@ -44,7 +44,7 @@ class NewRun:
         contents, step = _read_files(origin, folder), branch.step if branch else None
         new = cls.from_contents(folder, contents, origin.as_posix(), changes, step)
         new = dataclasses.replace(new, task_files=_task_files(origin))
-        if branch is None or paths.is_there(folder):
+        if branch is None or folder.exists():
             return new
         checkpoint, records = branch.find()
         if "max_minutes" in changes:  # the number of steps is decided anew
@@ -64,9 +64,7 @@ class NewRun:
         what they are from."""
         texts = _changed(contents, origin, changes, from_step)
         run_config.check_texts(folder, texts)
-        if paths.is_there(folder) and any(
-            not _holds(folder / name, text) for name, text in texts.items()
-        ):
+        if folder.exists() and any(not _holds(folder / name, text) for name, text in texts.items()):
             raise errors.UserError(
                 f"{folder}: already exists with other keys than this copy of {origin} would have;"
                 " choose another name or use it as it is"
@@ -75,14 +73,14 @@ class NewRun:
 
     def make(self) -> Path:
         """Write the folder as `create` does, unless it exists; return it."""
-        if not paths.is_there(self.folder):
+        if not self.folder.exists():
             self.create()
         return self.folder
 
     def create(self) -> None:
         """Write the folder atomically. Raises UserError if it exists by now, or the error of
         `disk.unwritable`."""
-        with disk.create_folder(self.folder) as new:
+        with disk.atomic_folder(self.folder) as new:
             for name, text in self.texts.items():
                 (new / name).write_text(text, encoding="utf-8")
             for name, content in self.task_files.items():
@@ -96,7 +94,7 @@ class NewRun:
 
     def remove(self) -> None:
         """Remove the folder again, unless more than `make` wrote is in it by now."""
-        if not paths.is_there(self.folder):
+        if not self.folder.exists():
             return
         run, names = RunFolder(self.folder), {*self.texts, *self.task_files}
         files = {path for path in run.path.rglob("*") if path.is_file()}
@@ -144,7 +142,7 @@ def create_from(
 
 @contextlib.contextmanager
 def _created(new: NewRun, keep: bool) -> Iterator[Path]:
-    is_new = not paths.is_there(new.folder)
+    is_new = not new.folder.exists()
     if is_new:  # if another process has created it meanwhile, it is not this one's to remove
         new.create()
     try:
@@ -187,7 +185,7 @@ def _task_files(origin: Path) -> dict[str, bytes]:
     train = run_config.load_any_run(origin).train
     tasks = train.tasks if isinstance(train, reinforce_config.ReinforceConfig) else ()
     names = {name for task in tasks for name in task.files if paths.is_inside(name)}
-    return {name: (origin / name).read_bytes() for name in names if paths.is_file(origin / name)}
+    return {name: (origin / name).read_bytes() for name in names if (origin / name).is_file()}
 
 
 def _read_files(origin: Path, target: Path) -> Contents:

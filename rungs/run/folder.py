@@ -1,6 +1,4 @@
-"""A run's folder: finding it, its paths, and the lock that one training process holds. That process
-and its helpers write only after `check`: while they were suspended, another run may have been put
-in the folder's place."""
+"""A run's folder: finding it, its paths, and the lock that one training process holds."""
 
 import contextlib
 import dataclasses
@@ -9,13 +7,9 @@ import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Self
-
-from filelock import SoftFileLock, Timeout
 
 from rungs.common import disk, paths
-from rungs.common.errors import RunFailure, UserError, did_you_mean
-from rungs.common.locks import file_lock
+from rungs.common.errors import UserError, did_you_mean
 from rungs.config.run_config import MODEL_FILE, TRAIN_FILE
 
 RUNS = Path("runs")
@@ -37,14 +31,9 @@ class RunFolder:
     """A run folder and the paths in it."""
 
     path: Path
-    identity: str = dataclasses.field(default="", compare=False)
-    """Device and inode of the folder and its lock, if this process trains the run or helps."""
-    descriptor: int = dataclasses.field(default=-1, compare=False)
-    """Descriptor of the open folder, in the process that holds the lock."""
 
     lock_file = _PathInside("train.lock")
-    holder = _PathInside("holder.lock")
-    """File that identifies the process with the lock."""
+    """File that is locked; it names the process that trains the run."""
     checkpoints = _PathInside("checkpoints")
     imported = _PathInside("checkpoints/imported")
     """Weights that `pretrained.py import` wrote."""
@@ -54,8 +43,6 @@ class RunFolder:
     """Checkpoints and metrics that `--fresh` and `--from` set aside."""
     failed_steps = _PathInside("failed-steps")
     """Failed steps, each with everything needed to replay it."""
-    old_failed_steps = _PathInside("capsules")
-    """Failed steps that earlier versions of Rungs saved; still read."""
     rollouts = _PathInside("rollouts")
     """Texts sampled by reinforcement learning."""
     samples = _PathInside("samples.md")
@@ -96,97 +83,29 @@ class RunFolder:
         return [path for folder in folders for path in folder.glob(disk.UNFINISHED_FILES)]
 
     @contextlib.contextmanager
-    def lock(self) -> Iterator[Self]:
-        """Hold the lock, which also ends with the process; yield the folder as the one that this
-        process trains. A UserError in the block leaves no lock file behind. Raises UserError if
-        another process holds the lock, the folder is not writable, or training would write through
-        links in it."""
-        self.refuse_links()
+    def lock(self) -> Iterator[None]:
+        """Hold the lock, which also ends with the process. A UserError in the block leaves no lock
+        file behind. Raises UserError if another process holds the lock, the folder is not writable,
+        its file system has no locks, or `checkpoints` is a link that can't be used."""
         is_new = not self.lock_file.exists()
-        try:
-            lock = file_lock(self.lock_file)
-            lock.acquire(blocking=False)
-        except Timeout as held:
-            who = read_note(self.holder) or "another process"
-            is_soft = isinstance(lock, SoftFileLock)
-            remedy = f"; if it was killed, delete {held.lock_file}" if is_soft else ""
-            raise UserError(
-                f"{self.path}: in use by {who}; wait for it or stop it{remedy}"
-            ) from None
-        except OSError as error:
-            place = self.path if is_new else self.lock_file
-            raise disk.unwritable(place, error, "the lock of the run") from None
-        with _opened(self.path) as descriptor:
-            own = dataclasses.replace(self, identity=_identity(self.path), descriptor=descriptor)
+        with contextlib.ExitStack() as stack:
             try:
-                self.write_note(self.holder, f"process {os.getpid()} on {socket.gethostname()}")
-                own._claim_checkpoints()
-                yield own
+                file = stack.enter_context(disk.lock_file(self.lock_file))
+                file.truncate(0)
+                file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+                file.flush()
+            except BlockingIOError:
+                who = self.lock_file.read_text("utf-8").strip() or "another process"
+                raise UserError(f"{self.path}: in use by {who}; wait for it or stop it") from None
+            except OSError as error:
+                raise disk.unwritable(self.path, error, "the lock of the run") from None
+            try:
+                self._claim_checkpoints()
+                yield
             except UserError:
-                if is_new and own.is_own():
-                    with contextlib.suppress(OSError):
-                        self.holder.unlink(missing_ok=True)
-                        self.lock_file.unlink()
+                if is_new:
+                    self.lock_file.unlink(missing_ok=True)
                 raise
-            finally:
-                if own.is_own():
-                    with contextlib.suppress(OSError):
-                        self.holder.unlink()
-                with contextlib.suppress(OSError):  # the process's end releases it, too
-                    lock.release()
-
-    def is_own(self) -> bool:
-        """Whether the folder and its lock are still those that this process trains."""
-        found = _identity(self.path)
-        return bool(found) and self.identity in ("", found)
-
-    def check(self) -> None:
-        """Raise RunFailure unless `is_own`. Call it before each write that matters."""
-        if self.is_own():
-            return
-        if _identity(self.path).partition(" ")[0] == self.identity.partition(" ")[0] != "":
-            raise RunFailure(
-                f"{self.lock_file}: removed or replaced during training, so another process may"
-                " train this run; run the same command to resume from the last checkpoint"
-            )
-        another = ", and another folder took its place" if paths.is_folder(self.path) else ""
-        lost = "the progress since its last checkpoint is lost"
-        if place := paths.path_of(self.descriptor):
-            raise RunFailure(
-                f"{self.path}: the run folder was moved to {place} during training{another};"
-                f" {lost}; resume it there"
-            )
-        raise RunFailure(
-            f"{self.path}: the run folder was removed or moved during training{another}; {lost};"
-            " restore the folder and run the same command, or start over"
-        )
-
-    def write_note(self, note: Path, text: str) -> None:
-        """Write a short file; raises the error of `disk.unwritable`."""
-        try:
-            disk.replace_file(note, text + "\n")
-        except OSError as error:
-            raise disk.unwritable(self.path, error, "the lock of the run") from None
-
-    def refuse_links(self) -> None:
-        """Raise UserError if a path that training writes to is a link, which would lead elsewhere,
-        or is a folder or pipe instead of a file."""
-        files = [self.lock_file, self.holder, self.log, self.events, self.metrics, self.samples]
-        files += [self.evaluations, self.prompt_samples, self.length, self.layers]
-        folders = self.aside, self.failed_steps, self.rollouts
-        for path in (*files, *folders, self.trackers, *self.trackers.glob("*")):
-            if path.is_symlink():
-                raise UserError(
-                    f"{path}: is a link, and a run writes nothing outside its folder; remove it, or"
-                    " put what it points to in its place"
-                )
-        for path in files:
-            if paths.is_there(path) and not paths.is_file(path):
-                kind = "a folder" if paths.is_folder(path) else "a pipe or a device"
-                raise UserError(f"{path}: is {kind}, but must be a file; move it away")
-        for path in folders:
-            if path.exists() and not paths.is_folder(path):
-                raise UserError(f"{path}: is a file, but must be a folder; move it away")
 
     def _claim_checkpoints(self) -> None:
         """If `checkpoints` links to a folder, such as one on a larger disk, mark that as this
@@ -194,63 +113,29 @@ class RunFolder:
         if not self.checkpoints.is_symlink():
             return
         target = self.checkpoints.resolve()
-        if not paths.is_folder(target):
+        if not target.is_dir():
             raise UserError(
                 f"{self.checkpoints}: is a link to {target}, which is not there; mount its disk,"
                 " create the folder, or remove the link"
             )
         note = target / ".run"
-        for path in (target.parent, Path(read_note(note) or target)):
-            other = RunFolder(path).checkpoints
-            is_its = (
-                paths.is_file(path / MODEL_FILE)
-                and paths.is_folder(other)
-                and other.samefile(target)
-            )
+        owners = [Path(note.read_text("utf-8").strip())] if note.is_file() else []
+        for path in (target.parent, *owners):
+            other = RunFolder(path)
+            is_run = (path / MODEL_FILE).is_file() and other.checkpoints.is_dir()
+            is_its = is_run and other.checkpoints.samefile(target)
             if is_its and not path.samefile(self.path):
                 raise UserError(
                     f"{self.checkpoints}: is a link to the checkpoints of {path}; each run needs a"
                     " folder of its own, so point the link to an empty one"
                 )
-        self.write_note(note, str(self.path.resolve()))
-
-
-@contextlib.contextmanager
-def _opened(folder: Path) -> Iterator[int]:
-    """Yield a descriptor of a folder, −1 if the system has none."""
-    try:
-        descriptor = os.open(folder, os.O_RDONLY)
-    except OSError:
-        descriptor = -1
-    try:
-        yield descriptor
-    finally:
-        if descriptor >= 0:
-            os.close(descriptor)
-
-
-def _identity(folder: Path) -> str:
-    """Return an identifier of a run folder and its lock; empty if there is no folder."""
-    found = []
-    for path in (folder, RunFolder(folder).lock_file):
-        with contextlib.suppress(OSError):
-            status = path.stat()
-            found.append(f"{status.st_dev}:{status.st_ino}")
-    return " ".join(found)
+        disk.replace_file(note, f"{self.path.resolve()}\n")
 
 
 def is_checkpoint_name(name: str) -> bool:
     """Whether a checkpoint's folder could have this name. What users put beside checkpoints under
     other names is theirs."""
     return _CHECKPOINT_NAME.fullmatch(name) is not None
-
-
-def read_note(note: Path) -> str:
-    """Return the text of a short file, or an empty string if it cannot be read."""
-    try:
-        return paths.read_bytes(note).decode().strip()
-    except (OSError, ValueError):
-        return ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -283,10 +168,10 @@ def runs_in(name: str) -> list[Path]:
     """Return the runs with steps in a folder, by name; none if it is itself a run, or not a folder.
     Raises UserError if it has runs, but none with a step."""
     folder = Path(name)
-    if not paths.is_folder(folder) or paths.is_file(folder / MODEL_FILE):
+    if not folder.is_dir() or (folder / MODEL_FILE).is_file():
         return []
     runs = sorted(path.parent for path in folder.glob(f"*/{MODEL_FILE}"))
-    started = [run for run in runs if paths.is_file(RunFolder(run).metrics)]
+    started = [run for run in runs if RunFolder(run).metrics.is_file()]
     if runs and not started:
         raise UserError(f"{folder}: none of the {len(runs)} runs in it has taken a step yet")
     return started
@@ -296,16 +181,13 @@ def existing_run_path(name: str) -> Path | None:
     """Return the folder with this name, here or in `runs/`, or None. Raises UserError if no run can
     be at that path."""
     paths.refuse_control_characters(Path(name).absolute())
-    return next((path for path in (Path(name), RUNS / name) if paths.is_folder(path)), None)
+    return next((path for path in (Path(name), RUNS / name) if path.is_dir()), None)
 
 
 def new_run_path(name: str) -> Path:
     """Return the path of a new run folder with this name: a path, or a name in `runs/`. Raises
     UserError if no run can be there."""
-    path = Path(name).absolute()
-    paths.refuse_control_characters(path)
-    if any(map(paths.is_reserved, path.relative_to(path.anchor).parts)):
-        raise UserError(f"{name}: not a name that Windows allows; choose another")
+    paths.refuse_control_characters(Path(name).absolute())
     return Path(name) if len(Path(name).parts) > 1 else RUNS / name
 
 

@@ -27,9 +27,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rungs.common import disk, paths
+from rungs.common import disk
 from rungs.common.run_log import log
-from rungs.common.shown_text import counted
 
 ARRAYS, ACTIVATIONS, HEADS, DEAD_UNITS = "arrays", "activations", "heads", "dead_units"
 ALL_ARRAYS = "all"
@@ -42,8 +41,6 @@ ENTROPY, LARGEST_LOGIT = "entropy", "largest_logit"
 STEP = "step"
 
 _LARGEST_HEADER = 1_000_000
-_LARGEST_STEP = 1 << 40
-"""More are numbers of another kind."""
 
 Rows = NDArray[np.void]
 
@@ -73,74 +70,47 @@ def _fill(row: Rows, statistics: Mapping[str, Any]) -> None:
 
 def read(path: Path) -> Rows | None:
     """Return the rows of a file; None if there is none or, with a warning, if it is damaged."""
-    if not paths.is_file(path):
+    if not path.is_file():
         return None
-    rows, damage = _parse(paths.read_bytes(path))
-    if damage:
-        log.warning("%s: %s", path, damage)
-    return rows
-
-
-def _parse(content: bytes) -> tuple[Rows | None, str]:
-    """Return the rows of a file, None if they can't be read, and what is damaged, if anything."""
-    header = io.BytesIO(content)
+    content = io.BytesIO(path.read_bytes())
     try:
-        dtype, promised = _read_header(header)
+        dtype, count = _read_header(content)
     except ValueError:
-        return None, "damaged, or not a record of layers"
-    start = header.tell()
-    rows = np.frombuffer(content, dtype, (len(content) - start) // dtype.itemsize, start)
-    if len(rows) > promised and not _ascends(rows):
-        rows = rows[:promised]
-    if not _ascends(rows):
-        return None, "damaged: its steps don't ascend"
-    is_cut = len(rows) < promised
-    return rows, f"cut off: has {len(rows):,} of its {counted(promised, 'look')}" * is_cut
-
-
-def _ascends(rows: Rows) -> bool:
-    """Return whether each row is of a step, and a later one than the row before: with a changed
-    header or step, they rarely are."""
-    steps = rows[STEP]
-    is_step = (steps >= 0) & (steps < _LARGEST_STEP)
-    return bool(is_step.all() and (steps[1:] > steps[:-1]).all())
+        log.warning("%s: damaged, or not a record of layers", path)
+        return None
+    rows = content.read()
+    return np.frombuffer(rows, dtype, min(count, len(rows) // dtype.itemsize))
 
 
 def append(path: Path, row: Rows) -> None:
     """Add a row, durably, and start the file if it is missing. A damaged file, or one with other
     fields, as of another version, is renamed. Raises RunFailure."""
     with disk.writing(path, f"the layers of step {row[STEP][0]}", row.nbytes):
-        if not paths.is_there(path):
+        if path.exists() and not _append_to(path, row):
+            aside = path.with_stem(f"{path.stem}-before-step-{row[STEP][0]}")
+            log.warning("%s: damaged, or has other fields; renamed to %s", path, aside.name)
+            path.replace(aside)
+        if not path.exists():
             disk.replace_file(path, _as_bytes(row))
-            return
-        with disk.open_to_change(path) as file:
-            try:
-                dtype, _ = _read_header(file)
-            except ValueError:
-                dtype = None
-            if dtype == row.dtype:
-                start = file.tell()
-                size = os.fstat(file.fileno()).st_size
-                count = (size - start) // row.itemsize
-                file.seek(start + count * row.itemsize)
-                file.write(row.tobytes())
-                file.truncate()
-                file.flush()
-                file.seek(0)
-                file.write(_header(row.dtype, count + 1))
-                disk.flush(file)
-                return
-        _set_aside(path, row[STEP][0], "damaged, or has other fields than now")
-        disk.replace_file(path, _as_bytes(row))
 
 
-def _set_aside(path: Path, step: int, why: str) -> None:
-    """Rename a file to which a step can't be added."""
-    aside = path.with_name(f"{path.stem}-before-step-{step}{path.suffix}")
-    while paths.is_there(aside):
-        aside = aside.with_stem(f"{aside.stem}-again")
-    log.warning("%s: %s; renamed to %s", path, why, aside.name)
-    disk.replace(path, aside)
+def _append_to(path: Path, row: Rows) -> bool:
+    """Add a row to an existing file; return whether it has the row's fields."""
+    with path.open("r+b") as file:
+        try:
+            dtype, count = _read_header(file)
+        except ValueError:
+            return False
+        if dtype != row.dtype:
+            return False
+        file.seek(count * row.itemsize, os.SEEK_CUR)
+        file.write(row.tobytes())
+        file.truncate()
+        file.flush()
+        file.seek(0)
+        file.write(_header(row.dtype, count + 1))
+        disk.flush(file)
+    return True
 
 
 def up_to(path: Path, step: int) -> bytes:
@@ -150,20 +120,15 @@ def up_to(path: Path, step: int) -> bytes:
 
 
 def drop_after(path: Path, step: int) -> None:
-    """Remove the rows of steps after the one that a start goes back to. A damaged file is renamed;
-    of one that is cut off, the rows that are left are copied. Raises RunFailure."""
-    if not paths.is_file(path):
+    """Remove the rows of steps after the one that a start goes back to. Raises RunFailure."""
+    if (rows := read(path)) is None:
         return
-    before = paths.read_bytes(path)
-    rows, damage = _parse(before)
-    with disk.writing(path, "the layers so far", len(before)):
-        if damage:
-            _set_aside(path, step + 1, damage)
-        content = b"" if rows is None else _as_bytes(rows[rows[STEP] <= step])
-        if not content:
-            disk.remove(path)
-        elif content != before:
+    content = _as_bytes(rows[rows[STEP] <= step])
+    with disk.writing(path, "the layers so far", len(content)):
+        if content:
             disk.replace_file(path, content)
+        else:
+            disk.remove(path)
 
 
 def _as_bytes(rows: Rows) -> bytes:
@@ -186,22 +151,9 @@ def _read_header(file: Any) -> tuple[np.dtype[Any], int]:
     if np.lib.format.read_magic(file) != (2, 0):
         raise ValueError("not version 2.0")
     try:
-        shape, is_fortran, dtype = np.lib.format.read_array_header_2_0(file, _LARGEST_HEADER)
+        shape, _, dtype = np.lib.format.read_array_header_2_0(file, _LARGEST_HEADER)
     except Exception as error:  # NumPy also tries what Python 2 wrote
         raise ValueError("damaged") from error
-    if is_fortran or len(shape) != 1 or not _is_record(dtype):
+    if len(shape) != 1 or STEP not in (dtype.names or ()):
         raise ValueError("not a structured array with steps")
     return dtype, shape[0]
-
-
-def _is_record(dtype: np.dtype[Any]) -> bool:
-    """Whether fields are a step and, also in groups, float32."""
-    kinds = {name: dtype[name] for name in dtype.names or ()}
-    step = kinds.pop(STEP, None)
-    return step == np.int64 and all(map(_is_of_numbers, kinds.values()))
-
-
-def _is_of_numbers(dtype: np.dtype[Any]) -> bool:
-    if dtype.names is None:
-        return bool(dtype.base == np.float32)
-    return all(_is_of_numbers(dtype[name]) for name in dtype.names)

@@ -14,7 +14,7 @@ from pydantic import Field, GetPydanticSchema, TypeAdapter
 from pydantic_core import core_schema
 from typing_extensions import TypeVar
 
-from rungs.common import disk, paths
+from rungs.common import disk
 from rungs.common.errors import RunFailure
 from rungs.common.run_log import log
 
@@ -211,13 +211,12 @@ def read(path: Path) -> list[StepMetrics]:
 
 def stream(path: Path, kind: type[R]) -> Iterator[R]:
     """Yield the steps recorded in the file, in order, as a list of a million would take a gigabyte.
-    Damaged lines, and unknown fields of other versions, are skipped. Raises UserError if the file
-    exists and can't be read."""
-    if not paths.is_file(path):
+    Damaged lines, and unknown fields of other versions, are skipped."""
+    if not path.is_file():
         return
     validator = TypeAdapter(kind).validator
-    with paths.open_to_read(path) as lines:
-        for line in paths.lines_of(lines):
+    with path.open("rb") as lines:
+        for line in lines:
             try:
                 step = validator.validate_json(line)
             except ValueError:
@@ -227,8 +226,7 @@ def stream(path: Path, kind: type[R]) -> Iterator[R]:
 
 class MetricsLog(Generic[R]):
     """The file, opened for appending, with steps after `last_step` removed. `on_step` is called
-    with each added step; `check`, called before each write, raises RunFailure if the run is
-    gone."""
+    with each added step."""
 
     def __init__(
         self,
@@ -236,9 +234,8 @@ class MetricsLog(Generic[R]):
         last_step: int,
         kind: type[R],
         on_step: Callable[[StepRecord], None] = lambda _: None,
-        check: Callable[[], None] = lambda: None,
     ) -> None:
-        self._kind, self._on_step, self._check = kind, on_step, check
+        self._kind, self._on_step = kind, on_step
         kept = [step for step in stream(path, kind) if step.global_step <= last_step]
         if (missing := last_step + 1 - len(kept)) > 0:
             log.warning("%s: the metrics of %d earlier steps are missing", path, missing)
@@ -266,11 +263,10 @@ class MetricsLog(Generic[R]):
 
     def _begin(self, steps: list[R]) -> None:
         """Rewrite the file atomically with exactly these steps, then open it for appending."""
-        self._check()
         content = "".join(step.as_line() for step in steps).encode()
         with disk.writing(self._path, "the metrics so far", len(content)):
             disk.replace_file(self._path, content)
-            self._file = disk.open_to_append(self._path, buffering=0)
+            self._file = self._path.open("ab", buffering=0)
         self._bytes = len(content)
 
     def _add(self, line: bytes) -> None:
@@ -288,7 +284,6 @@ class MetricsLog(Generic[R]):
     def _check_file(self) -> None:
         """Raise RunFailure if the file was removed, replaced or truncated: lines written to the
         open file would be lost."""
-        self._check()
         with contextlib.suppress(FileNotFoundError):
             found = self._path.stat()
             is_same = os.path.samestat(found, os.fstat(self._file.fileno()))

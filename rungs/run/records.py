@@ -13,7 +13,7 @@ from typing import ClassVar, Literal, TypeVar
 
 from pydantic import ValidationError
 
-from rungs.common import disk, paths, shown_text, strict_json
+from rungs.common import disk, shown_text, strict_json
 from rungs.config.base import Size
 from rungs.run.folder import RunFolder
 
@@ -120,9 +120,8 @@ R = TypeVar("R", bound=Record)
 
 def append(run: RunFolder, records: Sequence[Record]) -> None:
     """Append records of one kind to their file, durably; raises RunFailure."""
-    run.check()
     for path in {run.path / record.FILE for record in records}:
-        with disk.writing(path, path.stem), disk.open_to_append(path) as file:
+        with disk.writing(path, path.stem), path.open("a+b") as file:
             is_torn = False
             if file.tell():
                 file.seek(-1, os.SEEK_END)
@@ -135,7 +134,7 @@ def read(run: RunFolder, kind: type[R]) -> list[R]:
     """Return a run's records of a kind, in order. Damaged lines are skipped."""
     path = run.path / kind.FILE
     found = []
-    for line in paths.read_bytes(path).splitlines() if paths.is_file(path) else ():
+    for line in path.read_bytes().splitlines() if path.is_file() else ():
         with contextlib.suppress(ValidationError):
             found.append(kind.model_validate_json(line))
     return found

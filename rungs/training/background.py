@@ -29,8 +29,9 @@ class ChartProcess:
 
     def __init__(self, run: RunFolder, datasets_dir: Path | None = None) -> None:
         environment = {DATASETS_VARIABLE: str(datasets_dir)} if datasets_dir else {}
-        arguments = str(run.path), run.identity
-        self._process = HelperProcess("charts", CHARTS_MODULE, *arguments, environment=environment)
+        self._process = HelperProcess(
+            "charts", CHARTS_MODULE, str(run.path), environment=environment
+        )
         self._is_outdated = False
         self._not_before = time.monotonic()
 

@@ -147,7 +147,6 @@ class FailedSteps:
         return f"to replay it: {command} --replay {folder.name}"
 
     def _write(self, folder: Path, step: int, bad: dict[int, str]) -> None:
-        self._run.check()
         earlier = [c for c in list_checkpoints(self._run.checkpoints) if c.step < step]
         saved = earlier[-1] if earlier else None
         skipped = [at for at in self._skipped_steps if saved is None or at > saved.step]
@@ -162,7 +161,7 @@ class FailedSteps:
             sharding=self._sharding,
             batch_sha256=hashlib.sha256(batch).hexdigest(),
         )
-        with disk.create_folder(folder) as unfinished:
+        with disk.atomic_folder(folder) as unfinished:
             (unfinished / BATCH_FILE).write_bytes(batch)
             text = meta.model_dump_json(indent=2) + "\n"
             (unfinished / STEP_FILE).write_text(text, encoding="utf-8")
@@ -172,7 +171,7 @@ class FailedSteps:
 
 def find_failed_step(run: RunFolder, name: str) -> Path | None:
     """Return the folder of a failed step, None if there is none; see `open_failed_step`."""
-    places = Path(name), run.failed_steps / name, run.old_failed_steps / name
+    places = Path(name), run.failed_steps / name
     return next((place for place in places if paths.is_folder(place)), None)
 
 
@@ -181,8 +180,7 @@ def open_failed_step(run: RunFolder, name: str) -> FailedStep:
     UserError if it does not exist or is damaged."""
     folder = find_failed_step(run, name)
     if folder is None:
-        parents = run.failed_steps, run.old_failed_steps
-        found = sorted(path.name for parent in parents for path in parent.glob(_FOLDERS))
+        found = sorted(path.name for path in run.failed_steps.glob(_FOLDERS))
         raise UserError(
             f"--replay {name}: no such failed step in {run.failed_steps};"
             f" there are {', '.join(found) or 'none'}"

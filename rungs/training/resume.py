@@ -8,7 +8,7 @@ from pathlib import Path
 from rungs.checkpointing import checkpoint_folder
 from rungs.checkpointing.checkpoint_folder import BEST, LATEST, LINKS, UNFINISHED
 from rungs.checkpointing.manifest import META_FILE, Checkpoint, CheckpointMeta
-from rungs.common import disk, links
+from rungs.common import disk
 from rungs.common.errors import UserError
 from rungs.common.paths import is_file, read_bytes
 from rungs.config import run_config
@@ -164,14 +164,13 @@ def move_aside(run: RunFolder, saved: Checkpoint | None) -> Path | None:
     for path in sorted(later, reverse=True):
         target = aside / "checkpoints" / path.name
         if path.is_symlink() and path.name not in LINKS:  # a relative link would break
-            links.link_folder(target, path.resolve())
+            target.symlink_to(path.resolve())
             path.unlink()
         else:
             disk.move(path, target)
     if saved is None:
-        for folder in (run.failed_steps, run.old_failed_steps):
-            if folder.exists():
-                disk.move(folder, aside / folder.name)
+        if run.failed_steps.exists():
+            disk.move(run.failed_steps, aside / run.failed_steps.name)
         for path in reversed(records):  # metrics last, see above
             disk.remove(path)
     return aside
@@ -197,7 +196,7 @@ def _create_aside(run: RunFolder, records: list[Path]) -> Path:
     except OSError:
         disk.try_to_remove(unfinished)
         raise
-    disk.rename(unfinished, aside)
+    unfinished.rename(aside)
     return aside
 
 
@@ -210,7 +209,7 @@ def _create_aside_for_checkpoints(run: RunFolder, aside: Path, name: str) -> Non
         return
     place = folder / run.aside.name / name
     place.mkdir(parents=True)
-    links.link_folder(aside, place)
+    aside.symlink_to(place)
 
 
 def _newest(run: RunFolder) -> Checkpoint | None:

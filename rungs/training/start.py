@@ -161,7 +161,7 @@ def make_trainer(
     written: MetricsLog[Any] = NullMetricsLog()
     if processes.is_first_process():
         on_step = background.step_taken
-        written = MetricsLog(run.metrics, last_step, inputs.metrics, on_step, run.check)
+        written = MetricsLog(run.metrics, last_step, inputs.metrics, on_step)
     saver = Saver(
         run.checkpoints,
         config,
@@ -169,7 +169,6 @@ def make_trainer(
         before=written.sync,
         after=(background.checkpoint_saved,),
         starts_from=start.weights,
-        check=run.check,
     )
     sharding = devices.recorded_sharding(config.train, mesh)
     trainer = Trainer(

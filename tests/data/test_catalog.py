@@ -237,7 +237,7 @@ def test_invalid_bounds_are_reported(
 
 def test_a_folder_appears_when_it_is_complete(tmp_path: Path) -> None:
     folder = tmp_path / "new"
-    with disk.lock_folder(folder), disk.replace_folder(folder) as partial:
+    with disk.lock_folder(folder), disk.atomic_folder(folder, replace=True) as partial:
         (partial / "file").write_text("x")
         assert not folder.exists()
     assert (folder / "file").read_text() == "x"
@@ -270,7 +270,7 @@ def _refuse(folder: Path) -> None:
 
 
 def _fail_to_replace(folder: Path) -> None:
-    with disk.lock_folder(folder), disk.replace_folder(folder) as partial:
+    with disk.lock_folder(folder), disk.atomic_folder(folder, replace=True) as partial:
         (partial / "file").write_text("new")
         raise KeyboardInterrupt
 
@@ -286,7 +286,7 @@ def replace_or_die(path, target):
         os._exit(9)
     return replace(path, target)
 Path.replace = replace_or_die
-with disk.lock_folder(folder), disk.replace_folder(folder) as partial:
+with disk.lock_folder(folder), disk.atomic_folder(folder, replace=True) as partial:
     (partial / "train.safetensors").write_text("half")
 """
 
@@ -297,7 +297,7 @@ def test_a_killed_replacement_is_recovered(tmp_path: Path) -> None:
     assert code.returncode == 9
     assert not folder.exists()  # killed at the worst moment
     assert len(open_dataset("mine", tmp_path).tokens("train")) == 2
-    with disk.lock_folder(folder), disk.replace_folder(folder) as partial:
+    with disk.lock_folder(folder), disk.atomic_folder(folder, replace=True) as partial:
         assert list(partial.iterdir()) == []
     assert sorted(path.name for path in tmp_path.iterdir()) == [".mine.lock", "mine"]
 

@@ -7,18 +7,19 @@ signal to the process itself.
 
 import datetime
 import errno
+import fcntl
 import os
 import pathlib
 import re
 import resource
 import shutil
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import filelock
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -78,10 +79,6 @@ def is_last_step(folder: Path) -> bool:
     return any(saved.step + 1 == saved.meta.total_steps for saved in latest)
 
 
-def is_holder(path: Path, *_: Any) -> bool:
-    return path.name == "holder.lock"
-
-
 def is_metrics(path: Path, *_: Any) -> bool:
     return path.name == "metrics.jsonl"
 
@@ -91,11 +88,9 @@ def is_layers(path: Path, *_: Any) -> bool:
 
 
 AT_THE_START = {
-    "before the lock": Moment(filelock.FileLock, "acquire"),
-    "while the lock is taken": Moment(filelock.FileLock, "acquire", is_after=True),
-    "while the holder is written": Moment(
-        disk, "replace_file", an_unfinished_file, condition=is_holder
-    ),
+    "before the lock": Moment(fcntl, "flock"),
+    "while the lock is taken": Moment(fcntl, "flock", is_after=True),
+    "while the holder is written": Moment(socket, "gethostname"),
     "before train.log is opened": Moment(run_log, "log_to_file"),
     "while train.log is opened": Moment(run_log, "log_to_file", is_after=True),
     "while the checkpoint is restored": Moment(load, "place_weights", is_after=True),

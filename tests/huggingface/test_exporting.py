@@ -14,7 +14,7 @@ from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.checkpointing.published import all_stop_tokens, published_folder
 from rungs.checkpointing.saver import Saver
 from rungs.checkpointing.weights_file import Weights, WeightsHeader, write_weights
-from rungs.common.disk import create_folder
+from rungs.common.disk import atomic_folder
 from rungs.common.errors import UserError
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig
@@ -58,7 +58,7 @@ def imported(name: str, target: Path, source: Path | None = None) -> RunFolder:
 
 
 def exported(place: Path, folder: Path) -> list[str]:
-    with create_folder(folder) as partial:
+    with atomic_folder(folder) as partial:
         return Export(str(place)).write(partial)
 
 

@@ -17,7 +17,7 @@ from tokenizers import models
 from rungs.checkpointing.load import load_model, load_tokenizer
 from rungs.checkpointing.weights_file import TensorWriter, Weights
 from rungs.common import strict_json
-from rungs.common.disk import create_folder
+from rungs.common.disk import atomic_folder
 from rungs.common.errors import RunFailure, UserError
 from rungs.config import reference, run_config
 from rungs.config.model_config import ModelConfig
@@ -255,7 +255,7 @@ def test_leftovers_of_a_killed_import_are_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / ".run.abc.partial").mkdir()
-    with caplog.at_level(logging.WARNING), create_folder(tmp_path / "run"):
+    with caplog.at_level(logging.WARNING), atomic_folder(tmp_path / "run"):
         pass
     assert ".run.abc.partial: left by an interrupted attempt" in caplog.text
 
@@ -270,7 +270,7 @@ def test_an_existing_folder_is_never_replaced(tmp_path: Path) -> None:
 
 
 def _create_twice(target: Path) -> None:
-    with create_folder(target) as folder:
+    with atomic_folder(target) as folder:
         (folder / "file").touch()
         target.mkdir()
 

@@ -152,26 +152,3 @@ def test_the_files_of_tasks_are_copied(project: Path) -> None:
     ):
         raise UserError("later")
     assert not folder.exists()
-
-
-def test_a_copy_that_another_process_made_is_never_removed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Two commands that start at once."""
-    place, is_there = Path("runs/new"), derive.paths.is_there
-    seen: list[bool] = []
-
-    def look_before_the_other(path: Path) -> bool:
-        if path != place or len(seen) == 2:
-            return is_there(path)
-        seen.append(False)
-        if len(seen) == 2:  # just before it is created
-            with monkeypatch.context() as patch:
-                patch.setattr(derive.paths, "is_there", is_there)
-                create_like("new", "old", [])
-        return False
-
-    monkeypatch.setattr(derive.paths, "is_there", look_before_the_other)
-    with pytest.raises(UserError, match="just created by another process"):
-        create_like("new", "old", [])
-    assert len(list(place.iterdir())) == 2

@@ -39,7 +39,7 @@ def _download_revision(name: str, folder: Path, state: hub.HubRepository) -> Non
             f"{name}: not a dataset of Rungs: it has no {FILES[0]} on the hub; if it has text,"
             f" build one: uv run download_dataset.py {owner}/{repository} --tokenizer TOKENIZER"
         )
-    with disk.replace_folder(folder, resume=True) as partial:
+    with disk.atomic_folder(folder, replace=True, resume=True) as partial:
         _copy_old_files(partial, folder)
         hub.download_dataset(name, state.revision, wanted, partial)
         for file in set(FILES) - set(wanted):

@@ -173,7 +173,7 @@ class ProcessKiller:
                 disk.remove(backup)
                 return kill
             disk.discard(self._run.path)
-            disk.rename(backup, self._run.path)
+            backup.rename(self._run.path)
             if phase in LATE:
                 wanted = LATE  # the phase may be too short to be observed
         raise RunFailure(f"{_MAX_ATTEMPTS} processes ended before they could be killed")

@@ -1,0 +1,170 @@
+"""Folders and files that are lost, linked or unwritable during training: one line, and no further
+steps are taken for nothing."""
+
+import errno
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from rungs.checkpointing import checkpoint_folder, manifest
+from rungs.checkpointing.checkpoint_folder import list_checkpoints
+from rungs.common import disk as disk_module
+from rungs.integrations.mirroring import restore_if_empty
+from rungs.run import metrics
+from rungs.run.folder import RunFolder
+from rungs.run.metrics import MetricsLog
+from tests.faults.injected_faults import act_at_call, fail, remove_at_step
+from tests.faults.short_runs import error_line, failure_message, short_run, train_here
+from tests.faults.tmpfs import make_read_only, make_writable, needs_mount, tmpfs
+from tests.support.tiny_run import assert_same_outcome, losses, train
+
+LOST_METRICS = "metrics.jsonl: removed, truncated or replaced during training"
+Place = tuple[Any, str, int]
+"""Owner and name of a function, and the call of it at which a fault happens."""
+STEP: Place = (MetricsLog, "append", 6)
+SAVE: Place = (manifest, "write_manifest", 2)
+
+
+def replace_metrics(run: RunFolder) -> None:
+    content = run.metrics.read_bytes()
+    run.metrics.unlink()
+    run.metrics.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("place", "lose", "expected"),
+    [
+        (STEP, lambda run: run.path.rename(run.path.with_name("moved")), LOST_METRICS),
+        (STEP, lambda run: run.metrics.write_bytes(b""), LOST_METRICS),
+        (STEP, replace_metrics, LOST_METRICS),
+        (
+            SAVE,
+            lambda run: shutil.rmtree(run.checkpoints),
+            "the checkpoint of step 3 could not be written: No such file or directory",
+        ),
+    ],
+    ids=["run", "truncated metrics", "replaced metrics", "checkpoints"],
+)
+@pytest.mark.long
+@pytest.mark.usefixtures("no_charts")
+def test_what_is_lost_is_named(
+    place: Place,
+    lose: Callable[[RunFolder], object],
+    expected: str,
+    run: RunFolder,
+    datasets_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    owner, name, call = place
+    monkeypatch.setattr(owner, name, getattr(owner, name))
+    act_at_call(owner, name, call, lambda *_: lose(run))
+    assert expected in failure_message(run, datasets_dir)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "what"),
+    [
+        (disk_module, "flush", "the metrics so far"),
+        (checkpoint_folder, "checkpoint_name", "the checkpoint of step 0"),
+        (manifest, "write_manifest", "the checkpoint of step 0"),
+        (checkpoint_folder, "update_links", "the names best and latest"),
+    ],
+)
+@pytest.mark.long
+@pytest.mark.usefixtures("no_charts")
+def test_a_folder_that_becomes_read_only(
+    owner: ModuleType,
+    name: str,
+    what: str,
+    run: RunFolder,
+    datasets_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    append = MetricsLog.append
+
+    def append_then_break(self: MetricsLog, step: metrics.StepMetrics) -> None:
+        append(self, step)
+        monkeypatch.setattr(owner, name, lambda *_: fail(errno.EROFS))
+
+    monkeypatch.setattr(MetricsLog, "append", append_then_break)
+    message = failure_message(run, datasets_dir)
+    assert f": {what} could not be written: Read-only file system; fix that" in message
+    assert len(losses(run)) <= 4
+
+
+@needs_mount
+def test_a_run_folder_that_is_read_only_at_the_start(datasets_dir: Path, tmp_path: Path) -> None:
+    with tmpfs(tmp_path / "disk", 1_000_000) as disk:
+        run = short_run(disk / "run")
+        before = sorted(disk.rglob("*"))
+        make_read_only(disk)
+        line = error_line(train(run, datasets_dir), code=2)
+        make_writable(disk)
+        assert line == f"{run.path}: cannot be written to: Read-only file system"
+        assert sorted(disk.rglob("*")) == before
+
+
+@pytest.mark.usefixtures("no_charts")
+def test_metrics_that_lack_steps_before_the_checkpoint_are_noticed(
+    uninterrupted: RunFolder,
+    datasets_dir: Path,
+    tmp_path: Path,
+    messages: pytest.LogCaptureFixture,
+) -> None:
+    run = RunFolder(shutil.copytree(uninterrupted.path, tmp_path / "run", symlinks=True))
+    lines = run.metrics.read_text().splitlines(keepends=True)
+    run.metrics.write_text("".join(lines[:2]))
+    shutil.rmtree(list_checkpoints(run.checkpoints)[-1].folder)
+    assert train_here(run, datasets_dir) == 0
+    assert f"{run.metrics}: lacks 5 steps before the checkpoint" in messages.text
+    assert [step.global_step for step in metrics.read(run.metrics)] == [0, 1, 7]
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("no_charts")
+def test_a_removed_dataset_is_not_needed_before_the_next_start(
+    uninterrupted: RunFolder,
+    datasets_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    copy = Path(shutil.copytree(datasets_dir, tmp_path / "datasets"))
+    run = short_run(tmp_path / "run")
+    monkeypatch.setattr(MetricsLog, "append", MetricsLog.append)
+    remove_at_step("2", str(copy / "tiny"))
+    assert train_here(run, copy) == 0
+    assert_same_outcome(run, uninterrupted)
+    with pytest.raises(ValueError, match="tiny: no such dataset"):
+        train_here(run, copy)
+
+
+@needs_mount
+@pytest.mark.long
+@pytest.mark.usefixtures("no_charts")
+def test_checkpoints_on_another_disk(
+    uninterrupted: RunFolder, datasets_dir: Path, tmp_path: Path
+) -> None:
+    """A run starts over, goes back and is restored from a mirror; other files there stay."""
+    run, mirror, place = short_run(tmp_path / "run"), tmp_path / "mirror", tmp_path / "disk"
+    shutil.copytree(uninterrupted.path, mirror, symlinks=True)
+    (mirror / "mirror.json").write_text('{"run": "0123456789abcdef0123456789abcdef", "copied": {}}')
+    with tmpfs(place, 20_000_000):
+        (place / "mine").mkdir(parents=True)
+        (place / "mine" / "notes.txt").write_text("mine")
+        run.checkpoints.symlink_to(place / "mine")
+        with run.lock():
+            restore_if_empty(run, str(mirror), lambda _: None)
+            assert_same_outcome(run, uninterrupted)
+            assert train_here(run, datasets_dir, rewind_to="step-000003") == 0
+            assert train_here(run, datasets_dir, fresh=True) == 0
+            assert_same_outcome(run, uninterrupted)
+        first, second = sorted(run.aside.iterdir())
+        assert [c.step for c in list_checkpoints(first / "checkpoints")] == [6, 7]
+        assert [c.step for c in list_checkpoints(second / "checkpoints")] == [0, 3, 6, 7]
+        assert all(not c.damage() for c in list_checkpoints(second / "checkpoints"))
+        assert (place / "mine" / "notes.txt").read_text() == "mine"
+        assert run.checkpoints.is_symlink()
