@@ -160,7 +160,8 @@ def system_error(error: Exception) -> UserError | RunFailure | None:
         return RunFailure(
             f"a file could not be written: {error.strerror}; free some space, then run this again"
         )
-    kind = UserError if isinstance(error, PermissionError) else RunFailure
+    is_of_users = error.errno in (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
+    kind = UserError if is_of_users else RunFailure
     return kind(
         f"{os.fsdecode(error.filename)}: {error.strerror}; check that it is there and may be used,"
         " then run the same command again"

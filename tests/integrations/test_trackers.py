@@ -55,7 +55,6 @@ def feed(run: RunFolder, tracker: str) -> None:
             "rungs.integrations.tracking_feed",
             str(run.path),
             tracker,
-            run.identity,
         ],
         input="new\n\n",
         text=True,

@@ -106,7 +106,6 @@ def test_failed_steps_of_earlier_versions_are_listed_and_moved_aside(
     moved = {path.relative_to(aside).as_posix() for path in aside.glob("*/step-*")}
     assert moved == {"capsules/step-000003", "failed-steps/step-000007"}
     assert not run.failed_steps.exists()
-    assert not run.old_failed_steps.exists()
 
 
 def test_only_the_first_failed_steps_are_saved(run: RunFolder, recorder: FailedSteps) -> None:
