@@ -235,46 +235,6 @@ def test_invalid_bounds_are_reported(
 # Atomic folders
 
 
-def test_a_folder_appears_when_it_is_complete(tmp_path: Path) -> None:
-    folder = tmp_path / "new"
-    with disk.lock_folder(folder), disk.atomic_folder(folder, replace=True) as partial:
-        (partial / "file").write_text("x")
-        assert not folder.exists()
-    assert (folder / "file").read_text() == "x"
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".new.lock", "new"]
-
-
-def test_a_failed_build_changes_nothing(tmp_path: Path) -> None:
-    folder = tmp_path / "old"
-    folder.mkdir()
-    (folder / "file").write_text("old")
-    with pytest.raises(KeyboardInterrupt):
-        _fail_to_replace(folder)
-    assert (folder / "file").read_text() == "old"
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".old.lock", "old"]
-
-
-@pytest.mark.parametrize("is_there", [False, True])
-def test_a_refused_build_leaves_no_new_lock(is_there: bool, tmp_path: Path) -> None:
-    lock = tmp_path / ".new.lock"
-    if is_there:
-        lock.touch()
-    with pytest.raises(UserError, match="refused"):
-        _refuse(tmp_path / "new")
-    assert [*tmp_path.iterdir()] == [lock] * is_there
-
-
-def _refuse(folder: Path) -> None:
-    with disk.lock_folder(folder):
-        raise UserError("refused")
-
-
-def _fail_to_replace(folder: Path) -> None:
-    with disk.lock_folder(folder), disk.atomic_folder(folder, replace=True) as partial:
-        (partial / "file").write_text("new")
-        raise KeyboardInterrupt
-
-
 KILLED = """
 import os, sys
 from pathlib import Path
@@ -299,7 +259,7 @@ def test_a_killed_replacement_is_recovered(tmp_path: Path) -> None:
     assert len(open_dataset("mine", tmp_path).tokens("train")) == 2
     with disk.lock_folder(folder), disk.atomic_folder(folder, replace=True) as partial:
         assert list(partial.iterdir()) == []
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".mine.lock", "mine"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine"]
 
 
 def test_a_folder_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
