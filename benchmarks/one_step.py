@@ -9,9 +9,9 @@ import numpy as np
 from rungs.config.run_config import RunConfig
 from rungs.config.sharding_config import ShardingConfig
 from rungs.config.train_config import TrainConfig
+from rungs.objectives.table import make_train_step
 from rungs.parallel.sharding import one_device, place_batch
 from rungs.step.state import create_model_and_optimizer
-from rungs.step.train_step import make_train_step
 
 TOTAL_STEPS = 1000
 

@@ -28,11 +28,11 @@ from jax.sharding import AxisType, NamedSharding
 
 import rungs
 from rungs.config.sharding_config import ShardingConfig
+from rungs.objectives.table import make_train_step
 from rungs.parallel.sharding import Layout, create_mesh, one_device
 from rungs.planning.compiled.collectives import Traffic, collectives, summary
 from rungs.planning.compiled.step import lower_step
 from rungs.step.state import create_model_and_optimizer
-from rungs.step.train_step import make_train_step
 
 jax.config.update("jax_num_cpu_devices", 8)  # before the first array
 assert len(jax.devices()) == 8

@@ -19,7 +19,7 @@ import numpy as np
 from rungs.config.run_config import REINFORCE_FILE, config_files
 from rungs.reinforcement import policy_update
 from rungs.run.folder import find_run
-from rungs.training import next_token
+from rungs.training import dataset_learner
 
 
 def log_batches(path: Path, module: Any) -> None:
@@ -71,5 +71,5 @@ if __name__ == "__main__":
         log_batches(batch_log, policy_update)
         run_command(reinforce.main)
     else:
-        log_batches(batch_log, next_token)
+        log_batches(batch_log, dataset_learner)
         run_command(train.main)

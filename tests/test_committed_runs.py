@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import pytest
 
 from rungs.config import run_config
+from rungs.objectives.table import make_train_step
 from rungs.parallel.sharding import one_device
 from rungs.step.state import AbstractState
-from rungs.step.train_step import make_train_step
 from tests.support.committed_runs import COMMITTED_RUNS, REINFORCEMENT_RUNS, ROOT
 from tests.support.long import long_except
 

@@ -32,7 +32,7 @@ from rungs.common.shown_text import align_columns
 from rungs.data.catalog import find_datasets_dir
 from rungs.run import metrics
 from rungs.training.background import ChartProcess
-from rungs.training.next_token import NextTokenLearner
+from rungs.training.dataset_learner import DatasetLearner
 from rungs.training.trainer import Trainer
 
 INTERVAL = 20
@@ -47,7 +47,7 @@ TRAIN = {
 }
 TOKENS_PER_STEP = 5 * 4 * 256
 TIMED: tuple[tuple[Any, Callable[..., Any]], ...] = (
-    (NextTokenLearner, NextTokenLearner.validate),
+    (DatasetLearner, DatasetLearner.validate),
     (Trainer, Trainer._meta),
     (Saver, Saver.save),
     (Saver, Saver.wait),

@@ -20,11 +20,11 @@ from rungs.config.run_config import RunConfig
 from rungs.config.sharding_config import ShardingConfig
 from rungs.model.gpt import GPT
 from rungs.model.kernels.cross_entropy import target_losses
+from rungs.objectives.table import make_train_step
 from rungs.optim.multi_steps import MultiSteps
 from rungs.parallel import jax_setup
 from rungs.parallel.sharding import create_mesh, one_device, place_batch
 from rungs.step.state import create_model_and_optimizer
-from rungs.step.train_step import make_train_step
 
 SMALL = {
     "vocab_size": 2048,

@@ -13,8 +13,8 @@ from benchmarks.gpu_parts import committed_run
 from benchmarks.gpu_parts.figure import Figure
 from benchmarks.gpu_parts.setting import Setting
 from rungs.config.run_config import load_reinforcement_run
-from rungs.reinforcement.learner import Sampled, reinforcement
-from rungs.reinforcement.replay import open_learner
+from rungs.reinforcement.policy_learner import Sampled, reinforcement
+from rungs.reinforcement.rerun import open_learner
 from rungs.run.folder import RunFolder
 
 WARM_UP, STEPS = 3, 20

@@ -23,11 +23,11 @@ from benchmarks.training_speed.rungs_side import batches, loss_of, run_config
 from benchmarks.training_speed.speed_table import Shape
 from benchmarks.training_speed.train_speed import write_batches
 from rungs.config.run_config import RunConfig
+from rungs.objectives.table import make_train_step
 from rungs.parallel import jax_setup
 from rungs.parallel.devices import create_run_mesh
 from rungs.step.state import copy_bytes, create_model_and_optimizer
-from rungs.step.train_step import make_train_step
-from rungs.training.next_token import PrefetchedBatches
+from rungs.training.dataset_learner import PrefetchedBatches
 
 SHAPE = Shape(vocab=8192, length=256, width=256, heads=8, layers=4)
 LAST = 50

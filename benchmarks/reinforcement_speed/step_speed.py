@@ -24,8 +24,8 @@ from benchmarks.report import spread
 from benchmarks.side_process import Side, SideProcess, start
 from rungs.config.run_config import ReinforceRunConfig, load_reinforcement_run
 from rungs.huggingface.exporting import Export
-from rungs.reinforcement.learner import PolicyLearner, Sampled, reinforcement
-from rungs.reinforcement.replay import open_learner
+from rungs.reinforcement.policy_learner import PolicyLearner, Sampled, reinforcement
+from rungs.reinforcement.rerun import open_learner
 from rungs.run.folder import RunFolder, find_run
 
 TRL = Path(__file__).with_name("trl_side.py")

@@ -30,7 +30,7 @@ def end_after(read: "Callable[..., StepMetrics]") -> Callable[..., NoReturn]:
 
 if __name__ == "__main__":
     with importing():
-        from rungs.training.next_token import NextTokenLearner
-    learner: Any = NextTokenLearner
+        from rungs.training.dataset_learner import DatasetLearner
+    learner: Any = DatasetLearner
     learner.read = end_after(learner.read)
     run_command(train.main)

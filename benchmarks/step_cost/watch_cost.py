@@ -22,10 +22,10 @@ from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig
 from rungs.inspect.watch_program import make_measurement
 from rungs.model.remat import layer_loop
+from rungs.objectives.next_token import NextToken
+from rungs.objectives.table import make_train_step
 from rungs.parallel.sharding import one_device, place_batch
-from rungs.step.next_token import NextToken
 from rungs.step.state import create_model_and_optimizer
-from rungs.step.train_step import make_train_step
 
 INTERVALS = (50, 100, 200, 500)
 STEPS = 3

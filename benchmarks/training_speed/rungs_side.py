@@ -18,11 +18,12 @@ from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig
 from rungs.config.sharding_config import ShardingConfig
 from rungs.config.train_config import TrainConfig
+from rungs.objectives.table import make_train_step
 from rungs.parallel import jax_setup
 from rungs.parallel.devices import create_run_mesh
 from rungs.step.state import copy_bytes, create_model_and_optimizer
-from rungs.step.train_step import StepResult, make_train_step
-from rungs.training.next_token import PrefetchedBatches
+from rungs.step.train_step import StepResult
+from rungs.training.dataset_learner import PrefetchedBatches
 
 TOTAL_STEPS = 1_000_000
 """So many that the learning rate stays at its peak."""

@@ -44,7 +44,7 @@ def _reinforce(run: RunFolder, command: StartCommand, trust_verifier: bool) -> i
     with hold_run(run, config, command.cluster) as own:
         # JAX takes seconds to import; config errors are reported first.
         with importing():
-            from rungs.reinforcement.learner import reinforcement
+            from rungs.reinforcement.policy_learner import reinforcement
             from rungs.training.start import launch
         kind = reinforcement(trust_verifier)
         if command.replay:
@@ -54,7 +54,7 @@ def _reinforce(run: RunFolder, command: StartCommand, trust_verifier: bool) -> i
 
 def _replay(run: RunFolder, config: ReinforceRunConfig, name: str, kind: "Kind") -> int:
     """Look for non-finite values in a failed step; compare any other step with its record."""
-    from rungs.reinforcement.replay import replay
+    from rungs.reinforcement.rerun import replay
     from rungs.training.failed_step import find_failed_step
     from rungs.training.replay import replay as replay_failed
 

@@ -39,17 +39,17 @@ def train(
         with hold_run(run, config, command.cluster, dry=command.start.dry_run) as own:
             # JAX takes seconds to import; config errors are reported first.
             with importing():
-                from rungs.training.objectives import training
+                from rungs.training.dataset_learner import on_datasets
                 from rungs.training.start import launch
-            code = launch(own, config, command.start, training(datasets), PROCESS_BEGAN)
+            code = launch(own, config, command.start, on_datasets(datasets), PROCESS_BEGAN)
         sys.exit(code)
 
 
 def _replay(run: RunFolder, name: str, datasets: Path) -> int:
-    from rungs.training.objectives import training
+    from rungs.training.dataset_learner import on_datasets
     from rungs.training.replay import replay
 
-    return replay(run, name, training(datasets))
+    return replay(run, name, on_datasets(datasets))
 
 
 def _store_teacher(command: StartCommand, run: RunFolder, config: RunConfig, datasets: Path) -> int:
@@ -58,8 +58,11 @@ def _store_teacher(command: StartCommand, run: RunFolder, config: RunConfig, dat
             "--store-teacher: of the options of a start, only --like, --preset and --set go"
         )
     with importing():
-        from rungs.training.distillation import store_predictions
-    store_predictions(run, config, datasets)
+        from rungs.checkpointing.start import Start
+        from rungs.objectives.distillation import store_predictions
+        from rungs.training.start import create_mesh
+    start = Start(run, config, StartOptions(), None, None)
+    store_predictions(run, config, datasets, lambda: create_mesh(start))
     return 0
 
 

@@ -17,6 +17,7 @@ from rungs.config.run_config import RunConfig
 from rungs.model.gpt import GPT
 from rungs.model.kernels.cross_entropy import chunk_tokens
 from rungs.model.remat import RECOMPUTED, LayerLoop, kept_scores, layer_loop, periods
+from rungs.objectives.table import objective_without_teacher
 from rungs.optim.multi_steps import MultiSteps
 from rungs.optim.precision import dtype_of
 from rungs.parallel import target_device
@@ -38,7 +39,6 @@ from rungs.planning.flops import attention_pairs
 from rungs.step.forward import compute_of, on_mesh
 from rungs.step.objective import Microbatch
 from rungs.step.state import AbstractArrays
-from rungs.step.train_step import objective_without_teacher
 
 _MAX_ELEMENTWISE = 2.2
 """Elementwise results in memory at once on a CPU, relative to a layer's float32 matmul results."""
@@ -406,7 +406,7 @@ def _residuals(
 
         def loss_of(trainable: nnx.State) -> Array:
             model = nnx.merge(graph, trainable, frozen, copy=True)
-            return objective(model, compute_of(train, model, gatherer), microbatch)[0]
+            return objective.loss(model, compute_of(train, model, gatherer), microbatch)[0]
 
         _, pullback = jax.vjp(loss_of, trainable)
         found.extend(jax.typeof(leaf) for leaf in jax.tree.leaves(pullback))

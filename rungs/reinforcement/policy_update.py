@@ -15,17 +15,18 @@ from rungs.config.reinforce_config import ReinforceConfig
 from rungs.config.run_config import ReinforceRunConfig
 from rungs.data.sequences import IGNORED
 from rungs.model.gpt import GPT
-from rungs.optim.multi_steps import MultiSteps
-from rungs.parallel.sharding import place_batch, process_local_rows
-from rungs.reinforcement.policy_objective import (
+from rungs.objectives.policy import (
     PolicyObjective,
     PolicyTokens,
     advantages,
     equal_groups,
     has_weight,
+    is_clipped,
     make_log_prob_step,
     shares,
 )
+from rungs.optim.multi_steps import MultiSteps
+from rungs.parallel.sharding import place_batch, process_local_rows
 from rungs.reinforcement.rollout_files import Completion, array_of
 from rungs.run.metrics import Validation
 from rungs.run.records import wilson_interval
@@ -146,7 +147,7 @@ class PolicyUpdater:
             lengths, lambda _inputs, _targets, *tokens: has_weight(config, PolicyTokens(*tokens))
         )
         self._first_step, self._later_step = (
-            make_step(PolicyObjective.of(train, is_first, lengths[-1]), train, mesh, shortcuts)
+            make_step(PolicyObjective(train, is_first, lengths[-1]), train, mesh, shortcuts)
             for is_first in (True, False)
         )
         self._log_prob_step = make_log_prob_step(train, lengths, mesh)
@@ -317,11 +318,7 @@ def clipped_share(
 ) -> float:
     """Return the share of tokens whose ratio new ÷ old is clipped by the loss."""
     ratio = np.exp(new.astype(np.float64) - old)
-    too_high = ratio > train.highest_ratio
-    if train.loss == "cispo":
-        return float(too_high.mean())
-    too_low = ratio < 1 - train.clip_low
-    return float(((advantages > 0) & too_high | (advantages < 0) & too_low).mean())
+    return float(is_clipped(train, ratio, advantages).mean())
 
 
 def mean_pass_at_k(correct_PG: np.ndarray, k: int) -> float:

@@ -11,7 +11,7 @@
     recorded_run  configs and metrics of a run, smoothed for charts, and as tables
 
 To add a metric: compute it as a field of `StepResult` in `rungs/step/train_step.py`, add it to
-`StepMetrics` in `metrics`, fill it in `NextTokenLearner.read` in `rungs/training/next_token.py`,
+`StepMetrics` in `metrics`, fill it in `DatasetLearner.read` in `rungs/training/dataset_learner.py`,
 and draw it in `TRAINING_CHARTS` in `rungs/report/run_charts.py`. In reinforcement learning these
 are `PolicyMetrics`, `policy_update.py` in `rungs/reinforcement`, and `POLICY_CHARTS`. A metric of
 every kind of run is a field of `StepRecord`, which `record_fields` in `rungs/training/learner.py`

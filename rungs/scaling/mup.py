@@ -22,10 +22,10 @@ from rungs.config.option_values import COORDINATE_CHECK_LEARNING_RATE, COORDINAT
 from rungs.config.run_config import RunConfig
 from rungs.data.loader import TrainingData
 from rungs.model.gpt import GPT
+from rungs.objectives.table import make_train_step
 from rungs.parallel.sharding import one_device, place_batch
 from rungs.run.metrics import StepMetrics
 from rungs.step.state import create_model_and_optimizer
-from rungs.step.train_step import make_train_step
 
 MAX_EXPONENT = 0.25
 """Largest exponent of the width. In measurements (docs/log.md) exponents stay within 0.1 with muP

@@ -73,7 +73,7 @@ def summed_gradients(
             # Copy, as frozen parameters belong to the outer trace and cannot be changed here.
             model = nnx.merge(graph, weights, sources[1], frozen, copy=True)
             gatherer.gather_outside_blocks(model)
-            loss, aux = objective(model, compute_of(train, model, gatherer), microbatch)
+            loss, aux = objective.loss(model, compute_of(train, model, gatherer), microbatch)
             return loss if scale is None else loss * scale, aux
 
         differentiate = jax.value_and_grad(loss, has_aux=True)

@@ -1,8 +1,9 @@
-"""Objectives: what a step minimizes, as a function of a model and a microbatch. An objective is a
-class with the methods of `Objective`; `next_token.py` is the shortest. `gradients.py` adds
-microbatches, non-finite ones, the loss scale and the mesh. Axes as in `model/gpt.py`."""
+"""Objectives: what a step minimizes, as a function of a model and a microbatch. `rungs/objectives`
+has those of Rungs; `gradients.py` adds microbatches, non-finite ones, the loss scale and the mesh.
+Axes as in `model/gpt.py`."""
 
-from typing import Any, NamedTuple, Protocol
+import abc
+from typing import Any, NamedTuple
 
 from jax import Array
 
@@ -41,23 +42,26 @@ class Aux(NamedTuple):
     """Amaxes of FP8 matmuls, see `kernels/float8.py`; not set by objectives."""
 
 
-class Objective(Protocol):
+class Objective(abc.ABC):
     """What a step minimizes."""
 
-    def __call__(self, model: GPT, compute: Compute, microbatch: Microbatch) -> tuple[Array, Aux]:
+    @abc.abstractmethod
+    def loss(self, model: GPT, compute: Compute, microbatch: Microbatch) -> tuple[Array, Aux]:
         """Return this device's share of the objective on a microbatch, and the aux of all devices.
 
         `model` has this device's shards of the weights, gathered outside the blocks; `compute` says
         how to run the blocks."""
 
-    def starts(self, *arrays: Any) -> Array | None:
-        """Return the position where each token's document starts, as for `GPT.forward`, from a
-        microbatch's arrays; None if documents are joined."""
-
+    @abc.abstractmethod
     def of_logits(self, logits_BSV: Array, *arrays: Any) -> Array:
         """Return the objective, up to a factor, as a function of a microbatch's logits on one
         device. `--replay` differentiates it to find the first non-finite gradient. `arrays` are
         those of `Microbatch` without the inputs."""
+
+    def starts(self, *_: Any) -> Array | None:
+        """Return the position where each token's document starts, as for `GPT.forward`, from a
+        microbatch's arrays; None if documents are joined."""
+        return None
 
 
 def mean_over_targets(
@@ -75,9 +79,15 @@ def mean_over_targets(
     loss = total / (targets_BS.size * devices)
     summed_loss = collectives.psum(loss, *TOKEN_AXES)
     weight = collectives.psum((targets_BS >= 0).mean() / devices, *TOKEN_AXES)
-    if routing is None:
-        return loss, Aux(summed_loss, weight)
-    balance = load_balancing_weight * routing.balance_loss.mean()
+    if routing is not None:
+        balance, routing = load_balancing(routing, load_balancing_weight)
+        loss += weight * balance
+    return loss, Aux(summed_loss, weight, routing)
+
+
+def load_balancing(routing: Routing, weight: float, microbatches: int = 1) -> tuple[Array, Routing]:
+    """Return this device's weighted load-balancing loss, a mean over layers divided by the
+    microbatches that it is summed over, and the routing with the loss of all devices."""
+    balance = weight * (routing.balance_loss.mean() / microbatches)
     summed_balance = collectives.psum(routing.balance_loss, *TOKEN_AXES)
-    routing = routing._replace(balance_loss=summed_balance)
-    return loss + weight * balance, Aux(summed_loss, weight, routing)
+    return balance, routing._replace(balance_loss=summed_balance)

@@ -12,18 +12,14 @@ from jax import Array
 from jax.sharding import Mesh
 
 from rungs.config.optimization_config import OptimizationConfig
-from rungs.config.train_config import TrainConfig
 from rungs.model.feed_forward import Routing
 from rungs.model.gpt import GPT
 from rungs.optim.multi_steps import MultiSteps, Update
 from rungs.parallel.sharding import Layout, constrain
-from rungs.step.distillation import Distillation
 from rungs.step.forward import replicated
 from rungs.step.gradients import summed_gradients
-from rungs.step.next_token import NextToken
 from rungs.step.nonfinite import ALL_FINITE, GRADIENT_NORM
 from rungs.step.objective import Aux, Objective
-from rungs.step.preferences import Preferences
 from rungs.step.shortcuts import Shortcuts
 
 
@@ -102,25 +98,6 @@ DROPOUT = 0xD0
 """Folded into the seed, so that dropout and initial weights get different random numbers."""
 
 Step = Callable[..., StepResult]
-
-
-def make_train_step(train: TrainConfig, mesh: Mesh | None = None) -> Step:
-    """Return `make_step` for the run's objective: a function of (model, optimizer, inputs_ABS,
-    targets_ABS) and, if documents are separate, starts_ABS as for `GPT.forward`."""
-    return make_step(objective_without_teacher(train), train, mesh)
-
-
-def objective_without_teacher(train: TrainConfig) -> Objective:
-    """Return the objective for plans and checks, where distillation counts as next-token training:
-    its activations are the same, and no teacher is there."""
-    return NextToken(train) if train.objective == "distill" else objective_of(train)
-
-
-def objective_of(train: TrainConfig) -> Objective:
-    """Return the objective that `train.json` names."""
-    if train.objective == "distill":
-        return Distillation(train)
-    return Preferences(train) if train.learns_preferences else NextToken(train)
 
 
 def make_step(

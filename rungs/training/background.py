@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from rungs.checkpointing.start import Start
 from rungs.common.helper_process import HelperProcess
 from rungs.common.run_log import log
 from rungs.common.signals import StopSignal
@@ -16,7 +17,6 @@ from rungs.integrations.tracking_feed import TrackingProcesses
 from rungs.parallel.processes import is_first_process, wait_for_first
 from rungs.run.folder import RunFolder
 from rungs.run.metrics import StepRecord
-from rungs.training.learner import Start
 
 CHARTS_MODULE = "rungs.report.drawer"
 MIN_SECONDS_BETWEEN_CHARTS = 30

@@ -22,6 +22,7 @@ from safetensors.numpy import load_file, save
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.checkpointing.manifest import Checkpoint, read_checkpoint, run_config
 from rungs.checkpointing.saver import Saver
+from rungs.checkpointing.start import Start
 from rungs.common import disk, paths, shown_text, strict_json
 from rungs.common.errors import RunFailure, UserError, errors_at
 from rungs.common.run_log import log
@@ -33,7 +34,7 @@ from rungs.run.metrics import StepRecord
 from rungs.step.nonfinite import Flags, checked_names, describe_first, finite_flags, nonfinite_names
 from rungs.step.state import named_arrays
 from rungs.step.train_step import StepResult
-from rungs.training.learner import Learner, Start
+from rungs.training.learner import Learner
 from rungs.training.run_length import RunLength
 
 MAX_FAILED_STEPS = 10

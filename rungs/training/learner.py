@@ -1,9 +1,8 @@
 """Protocols for what differs between kinds of runs: opening inputs and taking steps. A kind has two
 classes: `Inputs`, opened and checked before anything changes on disk, and the `Learner` that they
-make; `start.launch` and `trainer.Trainer` are common. Next-token training is `next_token.py`,
-reinforcement learning `rungs/reinforcement/learner.py`."""
+make; `start.launch` and `trainer.Trainer` are common. Training on datasets is
+`dataset_learner.py`, reinforcement learning `rungs/reinforcement/policy_learner.py`."""
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
@@ -13,11 +12,11 @@ import numpy as np
 from jax.sharding import Mesh
 
 from rungs.checkpointing.manifest import Checkpoint
-from rungs.checkpointing.weights_file import Weights
+from rungs.checkpointing.start import Start
 from rungs.data.provenance import Provenance
 from rungs.model.gpt import GPT
 from rungs.optim.multi_steps import MultiSteps
-from rungs.run.folder import RunFolder, StartOptions
+from rungs.run.folder import RunFolder
 from rungs.run.metrics import R
 from rungs.step.objective import Objective
 from rungs.step.train_step import Step, StepResult
@@ -43,40 +42,6 @@ def never() -> bool:
 NEVER = Stops(never, never)
 DATA = "data"
 """Name in profiles of what the host does for a step's data."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Start:
-    """A start of a run."""
-
-    run: RunFolder
-    config: Any  # AnyRunConfig, of the kind of run
-    options: StartOptions
-    saved: Checkpoint | None
-    weights: Weights | None
-    """The weights to continue from; None for random ones."""
-
-    @property
-    def first_step(self) -> int:
-        return self.saved.step + 1 if self.saved else 0
-
-    @property
-    def stopped_after(self) -> int | None:
-        """The validations without a better loss after which stop_after ended the run; None if it
-        didn't, or now allows more."""
-        limit = getattr(self.config.train, "stop_after", None)
-        count = self.saved.meta.stopped_after if self.saved and not self.is_branching else None
-        return count if limit and count and count >= limit else None
-
-    @property
-    def is_branching(self) -> bool:
-        """Whether it takes the first step of its own after another run's."""
-        return self.saved is not None and self.saved.step == self.config.train.branch_step
-
-    @property
-    def otherwise(self) -> str:
-        """What to do, for a message, if the run can't go on from its checkpoint."""
-        return "make a run without --from-step" if self.is_branching else "start over with --fresh"
 
 
 def record_fields(

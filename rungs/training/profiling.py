@@ -11,12 +11,13 @@ import jax
 from jax.profiler import ProfileData, ProfileOptions, StepTraceAnnotation
 from jax.sharding import Mesh
 
+from rungs.checkpointing.start import Start
 from rungs.common import disk
 from rungs.common.errors import RunFailure, UserError
 from rungs.common.shown_text import align_columns, counted
 from rungs.planning.compiled import profile
 from rungs.planning.compiled.hlo import Module
-from rungs.training.learner import DATA, NEVER, Inputs, Start
+from rungs.training.learner import DATA, NEVER, Inputs
 from rungs.training.run_length import RunLength
 
 _WARM_UP = 3
@@ -49,7 +50,7 @@ def profile_steps(start: Start, inputs: Inputs[Any], mesh: Mesh, length: RunLeng
     run folder, and print and write the table of their parts."""
     steps, folder = start.options.profile, start.run.profile
     assert steps is not None
-    learner: Any = inputs.learner(start, mesh, ())  # a NextTokenLearner, which has a program
+    learner: Any = inputs.learner(start, mesh, ())  # a DatasetLearner, which has a program
     learner.log_start(start, mesh)
     first = start.first_step + _WARM_UP
     _take(learner, length, range(start.first_step, first))

@@ -16,6 +16,7 @@ from jax import Array
 from jax.sharding import Mesh
 
 from rungs.checkpointing.load import find_starting_weights
+from rungs.checkpointing.start import Start
 from rungs.common.errors import UserError, errors_at
 from rungs.common.shown_text import counted
 from rungs.config.train_config import TrainConfig
@@ -37,7 +38,7 @@ from rungs.step.objective import Objective
 from rungs.step.state import AbstractState, copy_bytes, named_arrays
 from rungs.step.train_step import StepResult, dropout_key
 from rungs.training.failed_step import BATCH_FILE, FailedStep, open_failed_step
-from rungs.training.learner import Kind, Replayed, Start
+from rungs.training.learner import Kind, Replayed
 from rungs.training.run_length import run_length
 from rungs.training.start import model_and_optimizer
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
+from rungs.checkpointing.start import Start
 from rungs.common.run_log import log
 from rungs.common.shown_text import counted
 from rungs.config.optimization_config import OptimizationConfig
@@ -18,7 +19,6 @@ from rungs.optim.schedule import learning_rate_schedule
 from rungs.parallel.devices import host_device
 from rungs.parallel.processes import broadcast_from_first, is_first_process
 from rungs.run import records
-from rungs.training.learner import Start
 
 _DECIDED_AT = (0.02, 0.1, 0.25, 0.5, 0.75, 0.9, 0.96)
 """Shares of the time after which the number of steps is decided or corrected."""

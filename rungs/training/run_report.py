@@ -6,6 +6,7 @@ import jax
 from flax import nnx
 from jax.sharding import Mesh
 
+from rungs.checkpointing.start import Start
 from rungs.common import shown_text
 from rungs.common.run_log import log
 from rungs.config.model_config import ModelConfig
@@ -26,7 +27,6 @@ from rungs.planning.flops import count_active_parameters, count_parameters, trai
 from rungs.run.folder import RunFolder
 from rungs.run.metrics import R
 from rungs.step.state import shapes_of
-from rungs.training.learner import Start
 from rungs.training.trainer import Trainer
 
 _MUCH_PADDING = 0.5

@@ -18,6 +18,7 @@ from jax.sharding import Mesh
 from rungs.checkpointing import manifest, retention
 from rungs.checkpointing.load import find_starting_weights, place_starting_weights, restore
 from rungs.checkpointing.saver import Saver
+from rungs.checkpointing.start import Start
 from rungs.common import disk, paths, run_log
 from rungs.common.errors import UserError
 from rungs.common.shown_text import counted, format_duration
@@ -41,7 +42,7 @@ from rungs.step.state import copy_bytes, create_model_and_optimizer
 from rungs.training import profiling, run_report
 from rungs.training.background import Background
 from rungs.training.failed_step import FailedSteps
-from rungs.training.learner import NEVER, Inputs, Kind, Start
+from rungs.training.learner import NEVER, Inputs, Kind
 from rungs.training.resume import (
     checkpoint_to_resume,
     move_aside,

@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from rungs.checkpointing.checkpoint_folder import utc_now
 from rungs.checkpointing.manifest import CheckpointMeta, installed_versions
 from rungs.checkpointing.saver import Saver
+from rungs.checkpointing.start import Start
 from rungs.common.shown_text import counted
 from rungs.common.signals import Interrupted, StopSignal
 from rungs.config.optimization_config import OptimizationConfig
@@ -21,7 +22,7 @@ from rungs.parallel.processes import AnyProcess
 from rungs.run.metrics import MetricsLog, R, StepMetrics, StepRecord
 from rungs.step.nonfinite import Flags
 from rungs.training.failed_step import FailedSteps
-from rungs.training.learner import NEVER, Learner, Start, Stops, never
+from rungs.training.learner import NEVER, Learner, Stops, never
 from rungs.training.progress import Progress
 from rungs.training.run_length import RunLength
 

@@ -13,7 +13,7 @@ from rungs.config import run_config
 from rungs.config.optimization_config import BUILT_IN_OPTIMIZERS
 from rungs.run import metrics
 from rungs.run.folder import RunFolder, StartOptions
-from rungs.training.next_token import next_token
+from rungs.training.dataset_learner import on_datasets
 from rungs.training.start import launch
 from tests.support.commands import run_script
 from tests.support.covering import Row, covering_rows, name_of
@@ -143,7 +143,7 @@ def losses(place: Path, row: Row) -> list[float]:
         model = MODEL | TRAINED | {"vocab_size": BYTES}
         (run.path / "model.json").write_text(json.dumps(model))
         (run.path / "train.json").write_text(json.dumps(TRAIN | {"drop_rate": 0.0} | keys))
-        kind = next_token(place / "datasets")
+        kind = on_datasets(place / "datasets")
         code = launch(run, run_config.load_run(run.path), StartOptions(), kind)
         assert code == 0
     steps = metrics.read(run.metrics)

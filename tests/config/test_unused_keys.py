@@ -6,13 +6,13 @@ from typing import Any, get_args
 
 import pytest
 
+from rungs.checkpointing.start import Start
 from rungs.config import run_config
 from rungs.config.model_config import ModelConfig
 from rungs.config.optimization_config import BUILT_IN_OPTIMIZERS, Schedule
 from rungs.config.run_config import _KEYS_OF_LAYERS, RunConfig, unused_keys
 from rungs.config.train_config import TrainConfig
 from rungs.run.folder import RunFolder, StartOptions
-from rungs.training.learner import Start
 from rungs.training.start import with_device_choices
 from tests.support.committed_runs import COMMITTED_RUNS, REINFORCEMENT_RUNS
 from tests.support.tiny_reinforcement import make_reinforcement_run

@@ -16,7 +16,7 @@ from rungs.data.loader import TrainingData, ValidationData
 from rungs.planning import forecast
 from rungs.run import metrics
 from rungs.run.folder import RunFolder, StartOptions
-from rungs.training.next_token import next_token
+from rungs.training.dataset_learner import on_datasets
 from rungs.training.resume import refuse_changes
 from rungs.training.start import launch
 from tests.support.tiny_run import (
@@ -181,7 +181,7 @@ def test_the_plan_says_what_is_read(tmp_path: Path, place: Path) -> None:
 @pytest.mark.usefixtures("no_charts")
 def test_a_run_resumes_bit_for_bit_and_counts_its_tokens(tmp_path: Path, place: Path) -> None:
     def go(run: RunFolder) -> None:
-        assert launch(run, run_config.load_run(run.path), StartOptions(), next_token(place)) == 0
+        assert launch(run, run_config.load_run(run.path), StartOptions(), on_datasets(place)) == 0
 
     keys = {"dataset": phases_of("tiny", "good"), "max_steps": 12, "shuffle": True}
     whole = make_run(tmp_path / "whole", **keys, keep_checkpoints=-1)

@@ -16,10 +16,10 @@ from rungs.data.dataset import Dataset
 from rungs.data.loader import TrainingData, ValidationData
 from rungs.data.sequences import RandomWindows, TextWindows
 from rungs.data.token_file import Texts
+from rungs.objectives.distillation import Teacher
 from rungs.planning.forecast import Tokens, _tokens
 from rungs.run import metrics
 from rungs.run.folder import RunFolder
-from rungs.training.distillation import Teacher
 from tests.support.starting import StoppedEarly, crash_after, go, refusal
 from tests.support.tiny_run import assert_same_outcome, change, losses, make_dataset, make_run
 from tests.support.token_datasets import (

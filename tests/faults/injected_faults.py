@@ -33,7 +33,7 @@ from rungs.planning import memory
 from rungs.run import layer_record
 from rungs.run.metrics import MetricsLog
 from rungs.step import eval_step, train_step
-from rungs.training import next_token, start
+from rungs.training import dataset_learner, start
 from rungs.training.background import ChartProcess
 
 SECONDS_TO_A_SECOND_SIGNAL = 1.2
@@ -105,9 +105,9 @@ AT_THE_START = {
 IN_THE_LOOP = {
     "before a step is recorded": Moment(MetricsLog, "append", half_a_line),
     "after a step is recorded": Moment(MetricsLog, "append", is_after=True),
-    "before a validation": Moment(next_token, "validation_losses"),
+    "before a validation": Moment(dataset_learner, "validation_losses"),
     "in a validation": Moment(eval_step, "place_batch"),
-    "after a validation": Moment(next_token, "validation_losses", is_after=True),
+    "after a validation": Moment(dataset_learner, "validation_losses", is_after=True),
     "before the metrics are flushed": Moment(MetricsLog, "sync"),
     "after the metrics are flushed": Moment(MetricsLog, "sync", is_after=True),
     "before the weights are written": Moment(weights_file, "write_weights", half_of_the_weights),
@@ -265,7 +265,7 @@ def truncate_at_step(step: str, file: str, size: str) -> None:
 def limit_memory_of_steps(megabytes: str) -> None:
     """Let the process allocate only so much more memory from the first step on. XLA reports a
     buffer that it cannot get; its compiler, which needs some room of its own, would abort."""
-    make_step = next_token.make_step
+    make_step = dataset_learner.make_step
 
     def make_limited(*args: Any) -> Any:
         train_step = make_step(*args)
@@ -279,7 +279,7 @@ def limit_memory_of_steps(megabytes: str) -> None:
 
         return limited
 
-    vars(next_token)["make_step"] = make_limited
+    vars(dataset_learner)["make_step"] = make_limited
     vars(memory)["memory_bytes"] = lambda: MACHINE_BYTES
 
 

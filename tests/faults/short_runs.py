@@ -13,7 +13,7 @@ from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.common.errors import RunFailure
 from rungs.config import run_config
 from rungs.run.folder import RunFolder, StartOptions
-from rungs.training.next_token import next_token
+from rungs.training.dataset_learner import on_datasets
 from rungs.training.start import launch
 from tests.support.committed_runs import ROOT
 from tests.support.tiny_run import command, make_run
@@ -36,7 +36,7 @@ def short_run(folder: Path, **train: Any) -> RunFolder:
 def train_here(run: RunFolder, datasets_dir: Path, **start: Any) -> int:
     """Train in this process and return the exit code."""
     return launch(
-        run, run_config.load_run(run.path), StartOptions(**start), next_token(datasets_dir)
+        run, run_config.load_run(run.path), StartOptions(**start), on_datasets(datasets_dir)
     )
 
 

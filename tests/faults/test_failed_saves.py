@@ -17,7 +17,7 @@ from rungs.checkpointing import (
 from rungs.checkpointing.checkpoint_folder import checkpoint_name, list_checkpoints
 from rungs.run.folder import RunFolder
 from rungs.step.nonfinite import Flags
-from rungs.training import next_token
+from rungs.training import dataset_learner
 from tests.faults.injected_faults import fail
 from tests.faults.short_runs import checkpoint_steps, failure_message, train_here
 from tests.support.tiny_run import assert_same_outcome, change, losses
@@ -87,7 +87,7 @@ def test_a_failure_in_the_background_is_reported_at_the_next_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     steps = 0
-    make_step = next_token.make_step
+    make_step = dataset_learner.make_step
 
     def count_steps(*arguments: Any) -> Any:
         take = make_step(*arguments)
@@ -99,7 +99,7 @@ def test_a_failure_in_the_background_is_reported_at_the_next_step(
 
         return step
 
-    monkeypatch.setattr(next_token, "make_step", count_steps)
+    monkeypatch.setattr(dataset_learner, "make_step", count_steps)
     monkeypatch.setattr(owner, name, fault)
     message = failure_message(run, datasets_dir)
     assert message.startswith(f"{run.checkpoints}: the checkpoint of step 0 could not be written: ")

@@ -16,18 +16,18 @@ import pytest
 from safetensors.numpy import load_file, save, save_file
 
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
+from rungs.checkpointing.start import Start
 from rungs.checkpointing.weights_file import Weights
 from rungs.common.errors import EXIT_FAILED, RunFailure, UserError
 from rungs.model.gpt import GPT
 from rungs.model.kernels.cross_entropy import target_losses
+from rungs.objectives import next_token as objective
 from rungs.parallel import devices
 from rungs.run import metrics
 from rungs.run.folder import RunFolder, StartOptions
-from rungs.step import next_token as objective
 from rungs.step.state import named_arrays
-from rungs.training import next_token, replay
+from rungs.training import dataset_learner, replay
 from rungs.training.failed_step import MAX_FAILED_STEPS, open_failed_step
-from rungs.training.learner import Start
 from tests.faults.short_runs import train_here
 from tests.support.sharded_models import RECIPE
 from tests.support.starting import overflow
@@ -118,7 +118,7 @@ def test_a_microbatch_with_a_nonfinite_loss_is_skipped_and_its_replay_names_the_
 
     before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
     capsys.readouterr()
-    assert replay.replay(run, "step-000007", next_token.next_token(datasets)) == EXIT_FAILED
+    assert replay.replay(run, "step-000007", dataset_learner.on_datasets(datasets)) == EXIT_FAILED
     lines = capsys.readouterr().out.splitlines()
     assert lines[1] == "microbatch 1, which was dropped because of the loss"
     assert lines[-1] == "blocks.0.attention_norm is the first tensor that is not finite"
@@ -180,7 +180,7 @@ def test_the_replay_names_the_first_nonfinite_gradient_of_the_backward_pass(
     assert "step 7: 1 of 2 microbatches dropped: the gradient of blocks." in messages.text
     weights_of(run)
     capsys.readouterr()
-    assert replay.replay(run, "step-000007", next_token.next_token(datasets)) == EXIT_FAILED
+    assert replay.replay(run, "step-000007", dataset_learner.on_datasets(datasets)) == EXIT_FAILED
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1] == "gradient of the logits is the first tensor that is not finite"
     assert [line.split()[0] for line in lines[-5:-2]] == ["final_norm", "head", "the"]
@@ -191,7 +191,7 @@ def test_nonfinite_weights_are_never_saved(
 ) -> None:
     """As if a bit of memory had flipped: the next step has no finite loss."""
     run, datasets = make([])
-    make_step = next_token.make_step
+    make_step = dataset_learner.make_step
     taken = 0
 
     def made(*args: Any) -> Any:
@@ -210,11 +210,11 @@ def test_nonfinite_weights_are_never_saved(
 
         return step_then_flip_a_bit
 
-    monkeypatch.setattr(next_token, "make_step", made)
+    monkeypatch.setattr(dataset_learner, "make_step", made)
     with pytest.raises(RunFailure, match=r"step 8: final_norm.scale not finite; training stopped"):
         train_here(run, datasets)
     assert list(weights_of(run)) == [0, 5]
-    assert replay.replay(run, "step-000008", next_token.next_token(datasets)) == 0
+    assert replay.replay(run, "step-000008", dataset_learner.on_datasets(datasets)) == 0
     output = capsys.readouterr().out
     assert "all tensors are finite this time: suspect the hardware" in output
     assert train_here(run, datasets) == 0
@@ -237,7 +237,10 @@ def test_overflowing_moments_are_never_saved_and_the_replay_names_step_and_momen
     with pytest.raises(RunFailure, match=rf"step {saved}: opt_state.1.nu\."):
         train_here(run, datasets)
     assert list(weights_of(run)) == list(range(0, saved, 5))
-    assert replay.replay(run, f"step-{saved:06d}", next_token.next_token(datasets)) == EXIT_FAILED
+    assert (
+        replay.replay(run, f"step-{saved:06d}", dataset_learner.on_datasets(datasets))
+        == EXIT_FAILED
+    )
     assert f"after step {at}: opt_state.1.nu." in capsys.readouterr().out
 
 
@@ -297,7 +300,7 @@ def test_an_absent_or_damaged_failed_step_cannot_be_replayed(
 ) -> None:
     run, datasets = make([(7, 1)])
     with pytest.raises(UserError, match=r"--replay step-000007: no such failed step in .* none"):
-        replay.replay(run, "step-000007", next_token.next_token(datasets))
+        replay.replay(run, "step-000007", dataset_learner.on_datasets(datasets))
     overflow(RARE, monkeypatch)
     assert train_here(run, datasets) == 0
     folder = run.failed_steps / "step-000007"
@@ -305,7 +308,7 @@ def test_an_absent_or_damaged_failed_step_cannot_be_replayed(
         content = (folder / name).read_bytes()
         (folder / name).write_bytes(content[: len(content) // 2])
         with pytest.raises(UserError, match=name):
-            replay.replay(run, "step-000007", next_token.next_token(datasets))
+            replay.replay(run, "step-000007", dataset_learner.on_datasets(datasets))
         (folder / name).write_bytes(content)
     meta = json.loads((folder / "step.json").read_text())
     batch = (folder / "batch.safetensors").read_bytes()
@@ -319,7 +322,7 @@ def test_an_absent_or_damaged_failed_step_cannot_be_replayed(
         changed = meta | {"bad": {number: "loss"}, "batch_sha256": None} | checksum
         (folder / "step.json").write_text(json.dumps(changed))
         with pytest.raises(UserError, match=line):
-            replay.replay(run, "step-000007", next_token.next_token(datasets))
+            replay.replay(run, "step-000007", dataset_learner.on_datasets(datasets))
     (folder / "batch.safetensors").write_bytes(batch)
     (folder / "step.json").write_text(json.dumps(meta))
     weights = folder / "checkpoint" / "model.safetensors"
@@ -327,7 +330,7 @@ def test_an_absent_or_damaged_failed_step_cannot_be_replayed(
     weights.unlink()
     weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(UserError, match=r"damaged \(model.safetensors\)"):
-        replay.replay(run, "step-000007", next_token.next_token(datasets))
+        replay.replay(run, "step-000007", dataset_learner.on_datasets(datasets))
 
 
 def test_an_overflowing_norm_is_not_a_spike_and_its_replay_names_it(
@@ -350,7 +353,7 @@ def test_an_overflowing_norm_is_not_a_spike_and_its_replay_names_it(
     assert (spike.spike, spike.dropped_microbatches, spike.clipped) == ("skipped", 0, False)
     assert (last.train_loss, last.spike, last.dropped_microbatches) == (None, None, 2)
     capsys.readouterr()
-    assert replay.replay(run, "step-000042", next_token.next_token(datasets)) == EXIT_FAILED
+    assert replay.replay(run, "step-000042", dataset_learner.on_datasets(datasets)) == EXIT_FAILED
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].endswith("/step-000042/checkpoint: 1 step retrained")
     assert lines[-2:] == [
@@ -360,7 +363,7 @@ def test_an_overflowing_norm_is_not_a_spike_and_its_replay_names_it(
     failed = open_failed_step(run, "step-000042")
     mesh = devices.create_run_mesh(failed.config.train, failed.config.model, failed.meta.sharding)
     start = Start(run, failed.config, StartOptions(), failed.checkpoint, None)
-    model, _ = replay._retrain(failed, start, mesh, next_token.next_token(datasets))
+    model, _ = replay._retrain(failed, start, mesh, dataset_learner.on_datasets(datasets))
     arrays = {name: np.asarray(array) for name, array in named_arrays(model).items()}
     assert_equal(arrays, weights_of(run)[40])
 
@@ -391,7 +394,7 @@ def test_a_failed_step_of_more_devices_than_there_are_cannot_be_replayed(
     content["train"]["sharding"] = {"mode": "tp", "tensor": 64}
     path.write_text(json.dumps(content))
     with pytest.raises(UserError, match=r"step-000000: a mesh of .* needs 64 devices"):
-        replay.replay(run, "step-000000", next_token.next_token(datasets))
+        replay.replay(run, "step-000000", dataset_learner.on_datasets(datasets))
 
 
 def test_a_step_before_the_first_checkpoint_is_replayed_from_the_start(
@@ -401,7 +404,7 @@ def test_a_step_before_the_first_checkpoint_is_replayed_from_the_start(
     overflow(RARE, monkeypatch)
     assert train_here(run, datasets) == 0
     capsys.readouterr()
-    assert replay.replay(run, "step-000000", next_token.next_token(datasets)) == EXIT_FAILED
+    assert replay.replay(run, "step-000000", dataset_learner.on_datasets(datasets)) == EXIT_FAILED
     output = capsys.readouterr().out
     assert "step 0, from the start: 0 steps retrained" in output
     assert "blocks.0.attention_norm is the first tensor that is not finite" in output

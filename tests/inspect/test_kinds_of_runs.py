@@ -18,10 +18,11 @@ from rungs.inspect.watch_activations import attention_of_heads
 from rungs.inspect.watch_program import make_measurement
 from rungs.model.blocks import Compute
 from rungs.model.kernels.blockwise_attention import Scoring
+from rungs.objectives.table import objective_of
 from rungs.parallel.sharding import place_batch
 from rungs.parallel.target_device import Target, trace_for
 from rungs.step.state import create_model_and_optimizer, shapes_of
-from rungs.step.train_step import StepResult, make_step, objective_of
+from rungs.step.train_step import StepResult, make_step
 from tests.inspect import reference_statistics
 from tests.support import reference_gpt
 from tests.support.configs import mesh_of, model_config

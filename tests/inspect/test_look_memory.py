@@ -10,10 +10,10 @@ from jax.sharding import Mesh, NamedSharding
 
 from rungs.config.run_config import RunConfig
 from rungs.inspect.watch_program import make_measurement
+from rungs.objectives.table import objective_without_teacher
 from rungs.parallel.sharding import Layout
 from rungs.planning.compiled.step import needed_bytes
 from rungs.step.state import AbstractState
-from rungs.step.train_step import objective_without_teacher
 from tests.support.configs import mesh_of
 from tests.support.plan_cases import UNOPTIMIZED, PlanCase, compiled_bytes
 

@@ -15,10 +15,11 @@ from rungs.config.run_config import RunConfig
 from rungs.inspect.watch_program import make_measurement
 from rungs.model.layers import Dropout
 from rungs.model.lora import LOW_RANK_NAMES
+from rungs.objectives.next_token import NextToken
+from rungs.objectives.table import make_train_step
 from rungs.parallel.sharding import BLOCKS, dotted, place_batch
-from rungs.step.next_token import NextToken
 from rungs.step.state import create_model_and_optimizer, shapes_of
-from rungs.step.train_step import DROPOUT, make_train_step
+from rungs.step.train_step import DROPOUT
 from tests.inspect import reference_statistics
 from tests.support.configs import mesh_of
 from tests.support.sharded_models import (

@@ -13,7 +13,7 @@ from rungs.integrations.alerts import Alerts, Watchdog
 from rungs.run import records
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.run.records import Event
-from rungs.training.next_token import next_token
+from rungs.training.dataset_learner import on_datasets
 from rungs.training.start import launch
 from tests.support.tiny_run import change, make_dataset, make_run, train
 
@@ -43,7 +43,7 @@ def test_a_run_tells_its_hook_how_it_goes(datasets_dir: Path, tmp_path: Path) ->
     hook, told = recording_hook(tmp_path)
     run = make_run(tmp_path / "run")
     config, start_options = load_run(run.path), StartOptions(on_event=(hook,))
-    assert launch(run, config, start_options, next_token(datasets_dir)) == 0
+    assert launch(run, config, start_options, on_datasets(datasets_dir)) == 0
     start, finish = messages(told)
     assert (start["event"], start["step"]) == ("start", -1)
     assert (finish["event"], finish["step"]) == ("finish", 23)
@@ -53,7 +53,7 @@ def test_a_run_tells_its_hook_how_it_goes(datasets_dir: Path, tmp_path: Path) ->
     assert finish["run"] == str(run.path)
     assert [event.event for event in records.read(run, Event)] == ["start", "finish"]
     # of a finished run, another start is no event
-    assert launch(run, config, start_options, next_token(datasets_dir)) == 0
+    assert launch(run, config, start_options, on_datasets(datasets_dir)) == 0
     assert len(messages(told)) == 2
 
 

@@ -12,7 +12,7 @@ from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.config.run_config import load_run
 from rungs.integrations.mirroring import Copier, Mirroring, restore_if_empty
 from rungs.run.folder import RunFolder, StartOptions
-from rungs.training.next_token import next_token
+from rungs.training.dataset_learner import on_datasets
 from rungs.training.start import launch
 from tests.support.mirrors import Failing, files_of, save
 from tests.support.tiny_reinforcement import (
@@ -104,16 +104,16 @@ def test_training_restores_and_resumes_bit_for_bit(
     tmp_path: Path, datasets_dir: Path, failing: str, mirror: Path
 ) -> None:
     straight = make_run(tmp_path / "straight", min_train_tokens=8 * 128)
-    assert launch(straight, load_run(straight.path), StartOptions(), next_token(datasets_dir)) == 0
+    assert launch(straight, load_run(straight.path), StartOptions(), on_datasets(datasets_dir)) == 0
     run = make_run(tmp_path / "run", min_train_tokens=8 * 128)
     Failing.left = 25  # the connection breaks in the middle
     config = load_run(run.path)
-    assert launch(run, config, StartOptions(mirror=failing), next_token(datasets_dir)) == 0
+    assert launch(run, config, StartOptions(mirror=failing), on_datasets(datasets_dir)) == 0
     assert_same_outcome(run, straight)
     assert steps_in(mirror) != steps_in(run.path)
     Failing.left = 10**9
     assert (
-        launch(run, config, StartOptions(mirror=failing), next_token(datasets_dir)) == 0
+        launch(run, config, StartOptions(mirror=failing), on_datasets(datasets_dir)) == 0
     )  # had finished
     assert_same_outcome(RunFolder(mirror), straight)
 

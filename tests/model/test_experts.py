@@ -27,13 +27,14 @@ from rungs.model.feed_forward import (
 )
 from rungs.model.gpt import GPT
 from rungs.model.kernels.cross_entropy import target_losses
+from rungs.objectives.table import make_train_step
 from rungs.optim.multi_steps import MultiSteps
 from rungs.parallel.sharding import place_batch
 from rungs.run import metrics
 from rungs.run.folder import StartOptions
 from rungs.step.state import AbstractState, named_arrays
-from rungs.step.train_step import Step, make_train_step
-from rungs.training.next_token import next_token
+from rungs.step.train_step import Step
+from rungs.training.dataset_learner import on_datasets
 from rungs.training.start import launch
 from tests.support import reference_gpt
 from tests.support.configs import mesh_of, model_config, train_config
@@ -361,7 +362,7 @@ def test_metrics_lines_contain_the_routing(tmp_path: Path) -> None:
     (run.path / "model.json").write_text(json.dumps(model | experts))
     assert (
         launch(
-            run, run_config.load_run(run.path), StartOptions(), next_token(tmp_path / "datasets")
+            run, run_config.load_run(run.path), StartOptions(), on_datasets(tmp_path / "datasets")
         )
         == 0
     )

@@ -21,10 +21,10 @@ from rungs.model.kernels.blockwise_attention import Scoring
 from rungs.model.kernels.matmul import matmul
 from rungs.model.positions import over_batch
 from rungs.model.remat import save_marked
+from rungs.objectives.table import make_train_step
 from rungs.parallel import collectives, sharding, target_device
 from rungs.parallel.sharding import DATA
 from rungs.step.state import create_model_and_optimizer, named_arrays
-from rungs.step.train_step import make_train_step
 from tests.support.configs import mesh_of, model_config, train_config
 from tests.support.long import long_except
 from tests.support.sharded_models import quick_compilation

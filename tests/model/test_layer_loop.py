@@ -19,7 +19,7 @@ from rungs.model.remat import LayerLoop
 from rungs.parallel.target_device import Target, trace_for
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.training import start as start_module
-from rungs.training.next_token import next_token
+from rungs.training.dataset_learner import on_datasets
 from tests.support.configs import model_config, train_config
 from tests.support.tiny_run import change, last_checkpoint, make_dataset, make_run
 
@@ -33,7 +33,9 @@ def datasets(tmp_path: Path) -> Path:
 
 
 def go(run: RunFolder, datasets: Path, **start: Any) -> int:
-    return start_module.launch(run, load_run(run.path), StartOptions(**start), next_token(datasets))
+    return start_module.launch(
+        run, load_run(run.path), StartOptions(**start), on_datasets(datasets)
+    )
 
 
 def loop_of(n_layers: int = 4, target: str = "cpu", **train: Any) -> LayerLoop:

@@ -16,11 +16,11 @@ from rungs.config.run_config import RunConfig
 from rungs.model.attention import causal_kernel, causal_mask
 from rungs.model.kernels.blockwise_attention import Scoring
 from rungs.model.kernels.triton_attention import pallas_attention
+from rungs.objectives.table import make_train_step
 from rungs.parallel import target_device
 from rungs.parallel.sharding import Layout
 from rungs.parallel.target_device import Target
 from rungs.step.state import AbstractState
-from rungs.step.train_step import make_train_step
 from tests.support.configs import mesh_of, model_config, train_config
 from tests.support.tiny_model import quick_jit
 

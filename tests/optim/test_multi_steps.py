@@ -13,11 +13,11 @@ from flax import nnx
 from rungs.config.run_config import RunConfig
 from rungs.config.train_config import TrainConfig
 from rungs.model.gpt import GPT
+from rungs.objectives.table import make_train_step
 from rungs.optim.multi_steps import MultiSteps
 from rungs.optim.schedule import learning_rate_schedule
 from rungs.parallel.sharding import one_device, place_batch
 from rungs.step.state import create_model_and_optimizer, named_arrays
-from rungs.step.train_step import make_train_step
 from tests.support.configs import mesh_of, model_config, train_config
 from tests.support.long import long_except
 from tests.support.sharded_models import RECIPE

@@ -20,7 +20,7 @@ from rungs.run.folder import RunFolder, StartOptions
 from rungs.step import train_step
 from rungs.training import loss_spikes
 from rungs.training import start as start_module
-from rungs.training.next_token import next_token
+from rungs.training.dataset_learner import on_datasets
 from tests.support.tiny_run import change, final_arrays, last_checkpoint, make_dataset, make_run
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -34,7 +34,7 @@ def datasets(tmp_path: Path) -> Path:
 
 def go(run: RunFolder, datasets: Path, **start: Any) -> int:
     return start_module.launch(
-        run, run_config.load_run(run.path), StartOptions(**start), next_token(datasets)
+        run, run_config.load_run(run.path), StartOptions(**start), on_datasets(datasets)
     )
 
 

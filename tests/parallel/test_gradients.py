@@ -22,11 +22,11 @@ from rungs.config.run_config import RunConfig
 from rungs.model.feed_forward import Routing
 from rungs.model.gpt import GPT
 from rungs.model.layers import Dropout
+from rungs.objectives.next_token import NextToken
 from rungs.optim.multi_steps import MultiSteps
 from rungs.parallel.sharding import Layout, place_batch
 from rungs.parallel.target_device import Target, trace_for
 from rungs.step.gradients import Summed, summed_gradients
-from rungs.step.next_token import NextToken
 from rungs.step.nonfinite import ALL_FINITE, checked_names
 from rungs.step.state import AbstractState
 from tests.support.configs import mesh_of

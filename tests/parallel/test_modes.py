@@ -22,15 +22,16 @@ from jax.sharding import Mesh, NamedSharding
 from rungs.config.run_config import RunConfig
 from rungs.config.sharding_config import Mode
 from rungs.model.gpt import GPT
+from rungs.objectives.next_token import NextToken
+from rungs.objectives.table import make_train_step
 from rungs.optim.multi_steps import MultiSteps
 from rungs.parallel.sharding import Layout, place_batch
 from rungs.parallel.target_device import Target, trace_for
 from rungs.planning.compiled.collectives import Collective, axes_of, collectives
 from rungs.step.eval_step import make_evaluation_step
 from rungs.step.gradients import summed_gradients
-from rungs.step.next_token import NextToken
 from rungs.step.state import AbstractState, Arrays, create_model_and_optimizer, named_arrays
-from rungs.step.train_step import StepResult, make_train_step
+from rungs.step.train_step import StepResult
 from tests.parallel.test_gradients import KEY, on_mesh
 from tests.support.configs import mesh_of, model_config, train_config
 from tests.support.sharded_models import (

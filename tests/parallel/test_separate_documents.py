@@ -10,12 +10,13 @@ from flax import nnx
 from jax.sharding import NamedSharding
 
 from rungs.config.run_config import RunConfig
+from rungs.objectives.table import make_train_step
 from rungs.parallel import target_device
 from rungs.parallel.sharding import Layout, place_batch
 from rungs.parallel.target_device import Target
 from rungs.step.eval_step import make_evaluation_step
 from rungs.step.state import AbstractState, create_model_and_optimizer
-from rungs.step.train_step import StepResult, make_train_step
+from rungs.step.train_step import StepResult
 from tests.support.configs import mesh_of, model_config, train_config
 
 LENGTH = 16

@@ -9,6 +9,7 @@ import pytest
 
 from rungs.config.run_config import RunConfig
 from rungs.config.sharding_config import Mode, ShardingConfig
+from rungs.objectives.table import make_train_step
 from rungs.parallel.target_device import Target, trace_for
 from rungs.planning.communication import (
     PlannedCollective,
@@ -19,7 +20,6 @@ from rungs.planning.communication import (
 from rungs.planning.compiled.collectives import collectives, summary
 from rungs.planning.hardware import Links
 from rungs.step.state import AbstractState
-from rungs.step.train_step import make_train_step
 from tests.support.configs import mesh_of, model_config, train_config
 from tests.support.sharded_models import RECIPE
 

@@ -27,7 +27,7 @@ from rungs.planning.rows import as_text
 from rungs.run.folder import StartOptions
 from rungs.step import state
 from rungs.step.state import AbstractState, shapes_of
-from rungs.training.next_token import next_token
+from rungs.training.dataset_learner import on_datasets
 from rungs.training.start import launch
 from tests.support.configs import model_config, train_config
 from tests.support.plan_cases import FAMILIES, PlanCase, cases, lowered
@@ -220,7 +220,7 @@ def test_checkpoint_bytes_match_a_checkpoint_on_disk(
     make_dataset(tmp_path / "datasets")
     run = make_run(tmp_path / "run", min_train_tokens=128)
     settings = run_config.load_run(run.path)
-    assert launch(run, settings, StartOptions(), next_token(tmp_path / "datasets")) == 0
+    assert launch(run, settings, StartOptions(), on_datasets(tmp_path / "datasets")) == 0
     arrays = [
         file
         for file in last_checkpoint(run).folder.rglob("*")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rungs.config.reinforce_config import Advantage
-from rungs.reinforcement.policy_objective import advantages, equal_groups
+from rungs.objectives.policy import advantages, equal_groups
 from rungs.reinforcement.policy_update import group_counts
 
 

@@ -20,7 +20,7 @@ from jax import Array
 from rungs.config.model_config import ModelConfig
 from rungs.config.reinforce_config import Advantage, Aggregation, ReinforceConfig
 from rungs.model.gpt import GPT
-from rungs.reinforcement.policy_objective import PolicyTokens, advantages, shares, token_weight
+from rungs.objectives.policy import PolicyTokens, advantages, shares, token_weight
 from rungs.reinforcement.policy_update import IGNORED, PolicyBatch
 from rungs.reinforcement.rollout_files import Completion
 from tests.support.tiny_model import quick_jit

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rungs.reinforcement import policy_update
-from rungs.reinforcement.learner import reinforcement
+from rungs.reinforcement.policy_learner import reinforcement
 from rungs.training.failed_step import find_failed_step, open_failed_step
 from rungs.training.replay import replay
 from tests.support.tiny_reinforcement import (

@@ -20,10 +20,10 @@ from jax.sharding import Mesh
 from rungs.config.reinforce_config import ReinforceConfig
 from rungs.config.run_config import ReinforceRunConfig, RunConfig
 from rungs.model.gpt import GPT
+from rungs.objectives.policy import PolicyObjective, PolicyTokens, has_weight
 from rungs.optim.multi_steps import MultiSteps
 from rungs.parallel.sharding import place_batch
 from rungs.parallel.target_device import Target, trace_for
-from rungs.reinforcement.policy_objective import PolicyObjective, PolicyTokens, has_weight
 from rungs.step.shortcuts import Shortcuts
 from rungs.step.state import AbstractState, create_model_and_optimizer
 from rungs.step.train_step import StepResult, make_step
@@ -191,7 +191,7 @@ class Taken(NamedTuple):
             [SHORT, LENGTH],
             lambda _inputs, _targets, *tokens: has_weight(self.run, PolicyTokens(*tokens)),
         )
-        objective = PolicyObjective.of(train, is_first, LENGTH)
+        objective = PolicyObjective(train, is_first, LENGTH)
         step = make_step(objective, train, self.mesh, shortcuts)
         placed = batch.placed(self.mesh, self.run.train.microbatches_per_step)
         return jax.device_get(step(self.model, self.optimizer, *placed))

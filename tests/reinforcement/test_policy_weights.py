@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rungs.config.reinforce_config import Aggregation, PolicyLoss, ReinforceConfig
-from rungs.reinforcement.policy_objective import shares, token_weight
+from rungs.objectives.policy import shares, token_weight
 
 LOG_PROBS = np.log(np.array([0.5, 0.5, 0.5, 0.5, 0.5, 0.5], np.float32))
 RATIOS = np.array([1.5, 1.1, 0.5, 1.5, 0.9, 0.5], np.float32)

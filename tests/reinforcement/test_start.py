@@ -17,11 +17,11 @@ import pytest
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.common.errors import UserError
 from rungs.config.run_config import load_reinforcement_run
-from rungs.reinforcement import learner as learning
+from rungs.reinforcement import policy_learner as learning
 from rungs.reinforcement import sampling
-from rungs.reinforcement.learner import PolicyLearner, reinforcement
+from rungs.reinforcement.policy_learner import PolicyLearner, reinforcement
 from rungs.reinforcement.policy_update import PolicyUpdater
-from rungs.reinforcement.replay import replay
+from rungs.reinforcement.rerun import replay
 from rungs.reinforcement.rollout_files import RolloutFiles, read
 from rungs.reinforcement.sampling import CompletionSource
 from rungs.run.folder import RunFolder

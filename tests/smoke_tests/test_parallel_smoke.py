@@ -17,6 +17,7 @@ from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig
 from rungs.data.loader import Batch, TrainingData
 from rungs.data.sequences import IGNORED
+from rungs.objectives.next_token import NextToken
 from rungs.parallel import collectives, sharding
 from rungs.parallel.sharding import DATA, Layout
 from rungs.parallel.target_device import Target, trace_for
@@ -29,7 +30,6 @@ from rungs.smoke_tests.parallel_check.check import (
 )
 from rungs.smoke_tests.parallel_check.table import Difference, compare
 from rungs.step import train_step
-from rungs.step.next_token import NextToken
 from smoke_tests import test_parallel as script
 from tests.support.committed_runs import ROOT
 from tests.support.configs import model_config, train_config

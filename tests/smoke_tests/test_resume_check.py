@@ -26,7 +26,7 @@ from rungs.smoke_tests.resume_check.kill import (
     ProcessKiller,
     StepPlan,
 )
-from rungs.training import next_token
+from rungs.training import dataset_learner
 from smoke_tests.train_with_batch_log import log_batches
 from tests.support.tiny_run import make_dataset, make_pairs, make_run
 
@@ -198,12 +198,12 @@ def test_the_loss_limit_is_not_part_of_a_batch(
     """The limit depends on losses, which can differ on an accelerator."""
     given = []
     monkeypatch.setattr(
-        next_token, "make_step", lambda: lambda *args, **limit: given.append((*args, *limit))
+        dataset_learner, "make_step", lambda: lambda *args, **limit: given.append((*args, *limit))
     )
-    log_batches(tmp_path / "batches", next_token)
+    log_batches(tmp_path / "batches", dataset_learner)
     optimizer = nnx.Dict(step=nnx.Variable(jnp.asarray(7)))
     batch = jnp.zeros((1, 2, 3), int), jnp.ones((1, 2, 3), int)
-    step = cast(Any, next_token.make_step)()
+    step = cast(Any, dataset_learner.make_step)()
     for limit in ({}, {"loss_limit": jnp.asarray(3.0)}, {"loss_limit": jnp.asarray(4.0)}):
         step(None, optimizer, *batch, **limit)
         assert len(given.pop()) == 4 + len(limit)

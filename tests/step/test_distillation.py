@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rungs.step.distillation import Distillation, divergence, predictions
+from rungs.objectives.distillation import Distillation, divergence, predictions
 from tests.support.configs import train_config
 
 RNG = np.random.default_rng(0)

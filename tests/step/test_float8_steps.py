@@ -11,6 +11,7 @@ from flax import nnx
 
 from rungs.config.run_config import RunConfig, conflicts
 from rungs.config.sharding_config import ShardingConfig
+from rungs.objectives.table import make_train_step
 from rungs.optim.delayed_scaling import STEPS
 from rungs.optim.multi_steps import MultiSteps
 from rungs.parallel.sharding import dotted, place_batch
@@ -18,7 +19,7 @@ from rungs.planning.compiled import targets
 from rungs.planning.compiled.step import compile_step
 from rungs.planning.hardware import device_by_name
 from rungs.step.state import create_model_and_optimizer
-from rungs.step.train_step import StepResult, make_train_step
+from rungs.step.train_step import StepResult
 from tests.support.configs import mesh_of, model_config, train_config
 
 LINEARS = 7

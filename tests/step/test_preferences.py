@@ -16,10 +16,11 @@ from rungs.config.train_config import TrainConfig
 from rungs.data.loader import PreferenceBatch
 from rungs.data.sequences import IGNORED
 from rungs.huggingface.importing import Import, find_source, import_model
+from rungs.objectives.preferences import LOSSES, LogProbs, Preferences, dpo, ipo, simpo
+from rungs.objectives.table import objective_of
 from rungs.parallel.sharding import Layout, place_batch
-from rungs.step.preferences import LogProbs, Preferences, dpo, ipo, loss_of, simpo
 from rungs.step.state import create_model_and_optimizer, host_arrays
-from rungs.step.train_step import objective_of, step_function
+from rungs.step.train_step import step_function
 from tests.support.configs import mesh_of, train_config
 from tests.support.published_models import Arrays, copy
 
@@ -32,7 +33,7 @@ LENGTH = 16
 def config(objective: str, **keys: Any) -> TrainConfig:
     settings = {k: v for k, v in TRL["settings"][objective].items() if k in ("beta", "simpo_gamma")}
     given = {"objective": objective, "start_from": "runs/none", "compute_dtype": "float32"}
-    return train_config(**given, **settings, microbatch_size=8, **keys)
+    return train_config(**(given | settings | {"microbatch_size": 8} | keys))
 
 
 def batch() -> PreferenceBatch:
@@ -88,11 +89,13 @@ def test_the_losses_are_those_of_the_formulas() -> None:
     chosen, rejected, reference_chosen, reference_rejected = pairs
     margins = chosen - reference_chosen - rejected + reference_rejected
     expected = np.log1p(np.exp(-0.2 * margins))
-    np.testing.assert_allclose(dpo(pairs, 0.2), expected, rtol=1e-5)
-    np.testing.assert_allclose(ipo(pairs, 0.2), (margins - 2.5) ** 2, rtol=1e-5)
+    np.testing.assert_allclose(dpo(pairs, config("dpo", beta=0.2)), expected, rtol=1e-5)
+    found = ipo(pairs, config("ipo", beta=0.2))
+    np.testing.assert_allclose(found, (margins - 2.5) ** 2, rtol=1e-5)
     zero = LogProbs(chosen, rejected, 0 * chosen, 0 * chosen)
     expected = np.log1p(np.exp(-(2.0 * (chosen - rejected) - 0.4)))
-    np.testing.assert_allclose(simpo(zero, 2.0, 0.4), expected, rtol=1e-5)
+    found = simpo(zero, config("simpo", beta=2.0, simpo_gamma=0.4))
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
@@ -102,7 +105,7 @@ def test_lengths_count_only_in_ipo_and_simpo(objective: str) -> None:
     means = counts if objective != "dpo" else 1
     pairs = LogProbs.of(sums / means, reference / means)
     found = Preferences(train).losses(sums, reference, counts)
-    np.testing.assert_allclose(found, loss_of(train)(pairs), rtol=1e-6)
+    np.testing.assert_allclose(found, LOSSES[objective](pairs, train), rtol=1e-6)
 
 
 def test_of_logits_has_the_gradient_of_the_objective() -> None:
@@ -114,7 +117,7 @@ def test_of_logits_has_the_gradient_of_the_objective() -> None:
     log_p = logits - np.log(np.exp(logits, dtype=np.float64).sum(-1, keepdims=True))
     own = np.take_along_axis(log_p, np.maximum(targets, 0)[..., None], -1)[..., 0]
     sums = np.where(targets >= 0, own, 0).sum(-1)
-    expected = dpo(LogProbs.of(sums, references[0].sum(-1)), 0.3).mean()
+    expected = dpo(LogProbs.of(sums, references[0].sum(-1)), config("dpo")).mean()
     np.testing.assert_allclose(loss, expected, rtol=1e-5)
 
 

@@ -12,11 +12,12 @@ from flax import nnx
 
 from rungs.config.run_config import RunConfig
 from rungs.model.gpt import GPT
+from rungs.objectives.table import make_train_step
 from rungs.optim.multi_steps import MultiSteps
 from rungs.parallel.sharding import Layout, place_batch
 from rungs.parallel.target_device import Target, trace_for
 from rungs.step.state import create_model_and_optimizer, named_arrays
-from rungs.step.train_step import StepResult, make_train_step, update_parts
+from rungs.step.train_step import StepResult, update_parts
 from tests.support.configs import mesh_of, model_config, train_config
 from tests.support.long import long_except
 from tests.support.sharded_models import (

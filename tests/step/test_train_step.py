@@ -11,12 +11,12 @@ from flax import nnx
 from jax.extend.core import jaxprs_in_params
 
 from rungs.config.run_config import RunConfig
+from rungs.objectives.next_token import NextToken
+from rungs.objectives.table import make_train_step
 from rungs.parallel.sharding import Layout, place_batch
 from rungs.parallel.target_device import Target, trace_for
 from rungs.step.gradients import summed_gradients
-from rungs.step.next_token import NextToken
 from rungs.step.state import create_model_and_optimizer
-from rungs.step.train_step import make_train_step
 from tests.support.configs import mesh_of, model_config, train_config
 
 MESH = mesh_of(2)

@@ -12,7 +12,7 @@ from rungs.config import run_config
 from rungs.run import metrics as metrics_module
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.training import start as start_module
-from rungs.training.next_token import NextTokenLearner, next_token
+from rungs.training.dataset_learner import DatasetLearner, on_datasets
 from rungs.training.start import launch
 
 
@@ -26,7 +26,7 @@ class Killed(BaseException):
 
 def go(run: RunFolder, datasets_dir: Path, **start: Any) -> int:
     return launch(
-        run, run_config.load_run(run.path), StartOptions(**start), next_token(datasets_dir)
+        run, run_config.load_run(run.path), StartOptions(**start), on_datasets(datasets_dir)
     )
 
 
@@ -60,14 +60,14 @@ def crash_after(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def die_before(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Raise Killed instead of taking the step."""
-    take = NextTokenLearner.take
+    take = DatasetLearner.take
 
-    def take_or_die(self: NextTokenLearner, number: int, *rest: Any) -> Any:
+    def take_or_die(self: DatasetLearner, number: int, *rest: Any) -> Any:
         if number == step:
             raise Killed
         return take(self, number, *rest)
 
-    monkeypatch.setattr(NextTokenLearner, "take", take_or_die)
+    monkeypatch.setattr(DatasetLearner, "take", take_or_die)
 
 
 def overflow(token: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from rungs.config.run_config import load_reinforcement_run
 from rungs.data.builders.task_dataset import character_tokenizer
 from rungs.data.tokenizer import TOKENIZER_FILE
 from rungs.model.gpt import GPT
-from rungs.reinforcement.learner import reinforcement
+from rungs.reinforcement.policy_learner import reinforcement
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.run.metrics import PolicyMetrics, stream
 from rungs.step.state import named_arrays

@@ -21,6 +21,7 @@ from rungs.checkpointing.load import load_model
 from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig, load_run
 from rungs.data.builders.task_dataset import character_tokenizer
+from rungs.objectives.table import make_train_step
 from rungs.optim.averages import WEIGHTS, AveragedWeights
 from rungs.parallel.sharding import place_batch
 from rungs.planning.memory import memory_of
@@ -30,8 +31,7 @@ from rungs.run.folder import RunFolder, StartOptions
 from rungs.run.recorded_run import RecordedRun
 from rungs.run.step_table import StepTable
 from rungs.step.state import AbstractState, create_model_and_optimizer, named_arrays
-from rungs.step.train_step import make_train_step
-from rungs.training.next_token import NextTokenLearner, next_token
+from rungs.training.dataset_learner import DatasetLearner, on_datasets
 from rungs.training.start import launch
 from tests.support.configs import mesh_of, model_config, train_config
 from tests.support.tiny_run import (
@@ -147,7 +147,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def go(run: RunFolder, place: Path) -> None:
-    assert launch(run, load_run(run.path), StartOptions(), next_token(place / "datasets")) == 0
+    assert launch(run, load_run(run.path), StartOptions(), on_datasets(place / "datasets")) == 0
 
 
 @pytest.mark.long
@@ -202,7 +202,7 @@ def test_a_killed_run_resumes_bit_for_bit(
     keys |= {"microbatch_size": 8, "gradient_accumulation_steps": 1}
     whole, killed = make_run(tmp_path / "whole", **keys), make_run(tmp_path / "killed", **keys)
     go(whole, place)
-    take = NextTokenLearner.take
+    take = DatasetLearner.take
 
     def stopping(self: Any, step: int, *rest: Any) -> Any:
         if step == 4:
@@ -210,8 +210,8 @@ def test_a_killed_run_resumes_bit_for_bit(
         return take(self, step, *rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(NextTokenLearner, "take", stopping)
-        launch(killed, load_run(killed.path), StartOptions(), next_token(place / "datasets"))
+        patch.setattr(DatasetLearner, "take", stopping)
+        launch(killed, load_run(killed.path), StartOptions(), on_datasets(place / "datasets"))
     assert len(losses(killed)) < 8
     go(killed, place)
     assert_same_outcome(killed, whole)

@@ -14,6 +14,7 @@ from rungs.config.run_config import RunConfig, load_run
 from rungs.config.train_config import TrainConfig
 from rungs.data.catalog import open_dataset
 from rungs.data.loader import TrainingData
+from rungs.objectives.table import make_train_step
 from rungs.parallel.sharding import place_batch
 from rungs.planning import report, rows
 from rungs.planning.compiled.step import lower_step
@@ -21,8 +22,8 @@ from rungs.run import metrics
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.smoke_tests.resume_check.check import shorten_training
 from rungs.step.state import create_model_and_optimizer
-from rungs.step.train_step import StepResult, make_train_step
-from rungs.training.next_token import next_token
+from rungs.step.train_step import StepResult
+from rungs.training.dataset_learner import on_datasets
 from rungs.training.resume import edit_to_extend
 from rungs.training.run_length import RunLength
 from rungs.training.start import launch
@@ -144,7 +145,7 @@ def make(folder: Path, **changes: Any) -> RunFolder:
 
 def go(run: RunFolder, datasets_dir: Path, **options: Any) -> int:
     start = StartOptions(**options)
-    return launch(run, load_run(run.path), start, next_token(datasets_dir))
+    return launch(run, load_run(run.path), start, on_datasets(datasets_dir))
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from rungs.evaluation.scoring import Scorer
 from rungs.run import records
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.run.records import Evaluation
-from rungs.training.next_token import next_token
+from rungs.training.dataset_learner import on_datasets
 from rungs.training.start import launch
 from tests.support.tiny_run import assert_same_outcome, make_dataset, make_run
 
@@ -47,7 +47,7 @@ def make_measured_run(folder: Path, **keys: Any) -> RunFolder:
 
 
 def go(run: RunFolder, datasets_dir: Path) -> int:
-    return launch(run, load_run(run.path), StartOptions(), next_token(datasets_dir))
+    return launch(run, load_run(run.path), StartOptions(), on_datasets(datasets_dir))
 
 
 def scores(run: RunFolder) -> dict[tuple[int, str], float]:

@@ -18,7 +18,7 @@ from rungs.optim.schedule import learning_rate_schedule
 from rungs.report.run_page import open_runs
 from rungs.run import metrics
 from rungs.run.folder import RunFolder, StartOptions
-from rungs.training.next_token import NextTokenLearner, next_token
+from rungs.training.dataset_learner import DatasetLearner, on_datasets
 from rungs.training.resume import find_branch_point, refuse_changes
 from rungs.training.start import launch
 from tests.support.tiny_run import (
@@ -45,7 +45,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def go(run: RunFolder, place: Path, **start: Any) -> None:
-    datasets = next_token(place / "datasets")
+    datasets = on_datasets(place / "datasets")
     assert launch(run, load_run(run.path), StartOptions(**start), datasets) == 0
 
 
@@ -125,7 +125,7 @@ def test_a_cooldown_continues_the_state_with_another_schedule_and_length(
 def test_a_branch_of_a_killed_parent_is_itself_killed_and_resumed(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    take = NextTokenLearner.take
+    take = DatasetLearner.take
 
     def stopped_at(number: int) -> Any:
         def taken(self: Any, step: int, *rest: Any) -> Any:
@@ -137,8 +137,8 @@ def test_a_branch_of_a_killed_parent_is_itself_killed_and_resumed(
 
     def stop(run: RunFolder, number: int) -> None:
         with monkeypatch.context() as patch:
-            patch.setattr(NextTokenLearner, "take", stopped_at(number))
-            launch(run, load_run(run.path), StartOptions(), next_token(place / "datasets"))
+            patch.setattr(DatasetLearner, "take", stopped_at(number))
+            launch(run, load_run(run.path), StartOptions(), on_datasets(place / "datasets"))
 
     parent = make_run(tmp_path / "parent", **KEYS)
     stop(parent, 7)

@@ -10,19 +10,23 @@ import pytest
 from safetensors.numpy import load_file
 
 from rungs.checkpointing.checkpoint_folder import find_weights
+from rungs.checkpointing.start import Start
 from rungs.common.errors import EXIT_FAILED, UserError
 from rungs.config.run_config import load_run
 from rungs.data.catalog import open_datasets
 from rungs.data.loader import DistillationBatch, TrainingData
+from rungs.objectives.distillation import (
+    ComputedPredictions,
+    Teacher,
+    predictions,
+    store_predictions,
+)
 from rungs.parallel.sharding import one_device
 from rungs.run import metrics
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.smoke_tests.parallel_check.check import ParallelCase, ParallelCheck
 from rungs.smoke_tests.parallel_check.table import compare
-from rungs.step.distillation import predictions
-from rungs.training.distillation import ComputedPredictions, Teacher, store_predictions
-from rungs.training.learner import Start
-from rungs.training.objectives import training
+from rungs.training.dataset_learner import on_datasets
 from rungs.training.replay import replay
 from rungs.training.start import create_mesh, launch
 from tests.support.charts import draw_no_charts
@@ -54,7 +58,11 @@ def no_charts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def train(run: RunFolder, place: Path) -> int:
-    return launch(run, load_run(run.path), StartOptions(), training(place / "datasets"))
+    return launch(run, load_run(run.path), StartOptions(), on_datasets(place / "datasets"))
+
+
+def store(run: RunFolder, datasets: Path) -> None:
+    store_predictions(run, load_run(run.path), datasets, one_device)
 
 
 def make_teacher(folder: Path, **keys: Any) -> RunFolder:
@@ -106,7 +114,7 @@ def test_stored_predictions_of_all_tokens_but_one_are_all(place: Path, tmp_path:
     assert train(beside, place) == 0
     with pytest.raises(UserError, match=r"not stored yet: uv run train\.py .*--store-teacher"):
         train(from_files, place)
-    store_predictions(from_files, load_run(from_files.path), place / "datasets")
+    store(from_files, place / "datasets")
     assert train(from_files, place) == 0
     assert first_loss(from_files) == pytest.approx(first_loss(beside), rel=1e-5)
 
@@ -126,15 +134,15 @@ def test_storing_goes_on_where_it_was_killed(
     with monkeypatch.context() as patch:
         patch.setattr(ComputedPredictions, "read", killed_at_the_third)
         with pytest.raises(KeyboardInterrupt):
-            store_predictions(run, load_run(run.path), datasets)
-    store_predictions(run, load_run(run.path), datasets)
+            store(run, datasets)
+    store(run, datasets)
     assert train(run, place) == 0
     assert len(list(stored(place, 5).glob("*.safetensors"))) == STEPS
 
 
 def test_a_damaged_file_is_named(place: Path, tmp_path: Path) -> None:
     run = student(tmp_path / "run", place, teacher_top_k=3)
-    store_predictions(run, load_run(run.path), place / "datasets")
+    store(run, place / "datasets")
     file = stored(place, 3) / "00000.safetensors"
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
@@ -145,7 +153,7 @@ def test_a_damaged_file_is_named(place: Path, tmp_path: Path) -> None:
 
 def test_a_longer_run_needs_predictions_of_its_own(place: Path, tmp_path: Path) -> None:
     run = student(tmp_path / "run", place, teacher_top_k=2)
-    store_predictions(run, load_run(run.path), place / "datasets")
+    store(run, place / "datasets")
     change(run, min_train_tokens=2 * STEPS * 128)
     with pytest.raises(UserError, match="not stored yet"):
         train(run, place)
@@ -160,7 +168,7 @@ def test_phases_in_another_order_need_predictions_of_their_own(
     phases = [{"until": 0.5, "weights": {"tiny": 1}}, {"until": 1, "weights": {"good": 1}}]
     keys = {"dataset": phases, "max_steps": 6, "shuffle": True, "min_train_tokens": -1}
     run = student(tmp_path / "run", place, teacher_top_k=2, **keys)
-    store_predictions(run, load_run(run.path), tmp_path / "datasets")
+    store(run, tmp_path / "datasets")
     assert train(run, tmp_path) == 0
     other = student(tmp_path / "other", place, teacher_top_k=2, **keys | changed)
     with pytest.raises(UserError, match="not stored yet"):
@@ -178,7 +186,7 @@ def test_a_failed_step_is_left_out_and_replayed(
 ) -> None:
     run = student(tmp_path / "run", place, teacher_top_k=most)
     if most:
-        store_predictions(run, load_run(run.path), place / "datasets")
+        store(run, place / "datasets")
     overflow(
         int(load_file(place / "datasets/tiny/train.safetensors")["tokens"][3 * 128]), monkeypatch
     )
@@ -187,7 +195,7 @@ def test_a_failed_step_is_left_out_and_replayed(
     failed = [s.global_step for s in metrics.read(run.metrics) if s.dropped_microbatches]
     assert failed
     name = f"step-{failed[-1]:06d}"  # with the weights of a checkpoint
-    assert replay(run, name, training(place / "datasets")) == EXIT_FAILED
+    assert replay(run, name, on_datasets(place / "datasets")) == EXIT_FAILED
     assert "which was dropped because of" in capsys.readouterr().out
 
 
@@ -221,7 +229,7 @@ def test_killed_and_resumed_it_is_the_same(
     keys = {"teacher_top_k": most, "hard_target_weight": 0.5, "drop_rate": 0.1}
     whole, killed = (student(tmp_path / name, place, **keys) for name in ("whole", "killed"))
     if most:
-        store_predictions(whole, load_run(whole.path), place / "datasets")
+        store(whole, place / "datasets")
     assert train(whole, place) == 0
     with monkeypatch.context() as patch:
         die_before(3, patch)
@@ -239,11 +247,11 @@ def test_another_teacher_is_refused_on_resume(place: Path, tmp_path: Path) -> No
     longer = StartOptions(extend=True)
     change(run, teacher=str(other.path), min_train_tokens=4 * 128)
     with pytest.raises(UserError, match=r"teacher: .* is not what this run was started with"):
-        launch(run, load_run(run.path), longer, training(place / "datasets"))
+        launch(run, load_run(run.path), longer, on_datasets(place / "datasets"))
     moved = tmp_path / "moved.safetensors"
     moved.write_bytes(find_weights(place / "teacher").read_bytes())
     change(run, teacher=str(moved))
-    assert launch(run, load_run(run.path), longer, training(place / "datasets")) == 0
+    assert launch(run, load_run(run.path), longer, on_datasets(place / "datasets")) == 0
 
 
 @pytest.mark.parametrize("most", [None, 7])
@@ -315,7 +323,7 @@ def test_two_processes_learn_as_one_does(
         for name, sharding in (("alone", None), ("both", mesh))
     )
     if most:
-        store_predictions(alone, load_run(alone.path), place / "datasets")
+        store(alone, place / "datasets")
     assert train(alone, place) == 0  # on this process's eight virtual devices
     train_to_end(both, place / "datasets")
     one, other = metrics.read(both.metrics), metrics.read(alone.metrics)

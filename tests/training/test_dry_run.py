@@ -8,7 +8,7 @@ import pytest
 
 from rungs.config.run_config import load_run
 from rungs.run.folder import StartOptions
-from rungs.training.next_token import next_token
+from rungs.training.dataset_learner import on_datasets
 from rungs.training.start import launch
 from tests.support.tiny_run import make_dataset, make_run, train
 
@@ -34,7 +34,7 @@ def test_it_takes_a_step_and_writes_nothing(datasets_dir: Path, tmp_path: Path) 
     assert result.returncode == 0, result.stderr
     assert contents(tmp_path) == before
     assert "24 steps are left" in result.stderr
-    assert launch(run, load_run(run.path), StartOptions(), next_token(datasets_dir)) == 0
+    assert launch(run, load_run(run.path), StartOptions(), on_datasets(datasets_dir)) == 0
     loss = json.loads(run.metrics.read_text().splitlines()[0])["train_loss"]
     assert f"the first step has loss {loss:.4f}" in result.stderr
 

@@ -15,7 +15,7 @@ from rungs.run import metrics, records
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.run.metrics import StepMetrics
 from rungs.run.records import Event
-from rungs.training.next_token import NextTokenLearner, next_token
+from rungs.training.dataset_learner import DatasetLearner, on_datasets
 from rungs.training.start import launch
 from rungs.training.trainer import EarlyStop
 from tests.support.configs import train_config
@@ -35,7 +35,7 @@ def datasets_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def go(run: RunFolder, datasets_dir: Path, **start: Any) -> None:
-    assert launch(run, load_run(run.path), StartOptions(**start), next_token(datasets_dir)) == 0
+    assert launch(run, load_run(run.path), StartOptions(**start), on_datasets(datasets_dir)) == 0
 
 
 def steps_of(run: RunFolder) -> int:
@@ -107,7 +107,7 @@ def test_a_stop_that_a_signal_delays_is_decided_by_the_next_start(
     tmp_path: Path, datasets_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = make_run(tmp_path / "run", **CONSTANT, stop_after=2)
-    validate = NextTokenLearner.validate
+    validate = DatasetLearner.validate
 
     def interrupted(self: Any, found: StepMetrics, stops: Any) -> StepMetrics:
         if found.global_step == 4:
@@ -115,8 +115,8 @@ def test_a_stop_that_a_signal_delays_is_decided_by_the_next_start(
         return validate(self, found, stops)
 
     with monkeypatch.context() as patch:
-        patch.setattr(NextTokenLearner, "validate", interrupted)
-        launch(run, load_run(run.path), StartOptions(), next_token(datasets_dir))
+        patch.setattr(DatasetLearner, "validate", interrupted)
+        launch(run, load_run(run.path), StartOptions(), on_datasets(datasets_dir))
     assert list_checkpoints(run.checkpoints)[-1].meta.stopped_after is None
     go(run, datasets_dir)
     assert steps_of(run) == 5

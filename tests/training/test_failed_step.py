@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from rungs.checkpointing.start import Start
 from rungs.common.errors import UserError
 from rungs.config.run_config import load_run
 from rungs.config.sharding_config import ShardingConfig
@@ -15,7 +16,6 @@ from rungs.data.catalog import open_dataset
 from rungs.data.loader import TrainingData
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.training.failed_step import MAX_FAILED_STEPS, FailedSteps, open_failed_step
-from rungs.training.learner import Start
 from rungs.training.resume import move_aside
 from rungs.training.run_length import RunLength
 from tests.support.tiny_run import make_dataset, make_run

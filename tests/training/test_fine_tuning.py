@@ -12,6 +12,7 @@ import pytest
 from flax import nnx
 
 from rungs.checkpointing.load import MergedWeights, find_starting_weights, load_model
+from rungs.checkpointing.start import Start
 from rungs.checkpointing.weights_file import Origin, Weights, WeightsHeader, write_weights
 from rungs.config import run_config
 from rungs.config.model_config import ModelConfig
@@ -23,7 +24,6 @@ from rungs.planning import report, rows
 from rungs.run import metrics
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.step.state import named_arrays
-from rungs.training.learner import Start
 from rungs.training.start import model_and_optimizer
 from tests.commands.test_plan import planned
 from tests.support.configs import ONE_FILE, mesh_of, model_config, train_config

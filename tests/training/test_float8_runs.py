@@ -11,13 +11,13 @@ from rungs.config.run_config import load_run
 from rungs.parallel.target_device import Target, trace_for
 from rungs.run import metrics
 from rungs.run.folder import RunFolder, StartOptions
-from rungs.training.next_token import next_token
+from rungs.training.dataset_learner import on_datasets
 from rungs.training.start import launch
 from tests.support.tiny_run import change, final_arrays, make_dataset, make_run
 
 
 def go(run: RunFolder, datasets: Path, **start: Any) -> int:
-    return launch(run, load_run(run.path), StartOptions(**start), next_token(datasets))
+    return launch(run, load_run(run.path), StartOptions(**start), on_datasets(datasets))
 
 
 @pytest.mark.long

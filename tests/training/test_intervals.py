@@ -9,7 +9,7 @@ from rungs.config import run_config
 from rungs.run import metrics
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.training import trainer
-from rungs.training.next_token import next_token
+from rungs.training.dataset_learner import on_datasets
 from rungs.training.start import launch
 from rungs.training.trainer import Intervals
 from tests.support.configs import train_config
@@ -26,7 +26,9 @@ def datasets_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def go(run: RunFolder, datasets_dir: Path) -> RunFolder:
-    assert launch(run, run_config.load_run(run.path), StartOptions(), next_token(datasets_dir)) == 0
+    assert (
+        launch(run, run_config.load_run(run.path), StartOptions(), on_datasets(datasets_dir)) == 0
+    )
     return run
 
 

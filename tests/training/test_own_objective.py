@@ -19,7 +19,7 @@ from rungs.smoke_tests.parallel_check.check import ParallelCase, ParallelCheck
 from rungs.smoke_tests.parallel_check.table import compare
 from rungs.step.state import create_model_and_optimizer
 from rungs.step.train_step import make_step
-from rungs.training.next_token import next_token
+from rungs.training.dataset_learner import on_datasets
 from rungs.training.start import launch
 from tests.support.charts import draw_no_charts
 from tests.support.committed_runs import ROOT
@@ -88,7 +88,7 @@ def test_it_resumes_bit_for_bit(
     example: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_dataset(tmp_path)
-    kind = next_token(tmp_path, example.LabelSmoothing)
+    kind = on_datasets(tmp_path, example.LabelSmoothing)
     whole, killed = (
         make_run(tmp_path / name, min_train_tokens=12 * 128) for name in ("whole", "killed")
     )

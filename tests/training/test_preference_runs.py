@@ -16,12 +16,12 @@ from rungs.config.run_config import load_run, unused_keys
 from rungs.data.catalog import open_datasets
 from rungs.data.loader import PreferenceBatch, TrainingData, ValidationData
 from rungs.data.token_file import AnsweredDocuments, PreferenceWriter
+from rungs.objectives.preferences import RECORD, Reference
 from rungs.run import metrics
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.smoke_tests.parallel_check.check import ParallelCase, ParallelCheck
 from rungs.smoke_tests.parallel_check.table import compare
-from rungs.training.objectives import training
-from rungs.training.preferences import RECORD, Reference
+from rungs.training.dataset_learner import on_datasets
 from rungs.training.replay import replay
 from rungs.training.start import launch
 from tests.support.charts import draw_no_charts
@@ -84,7 +84,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train(run: RunFolder, datasets: Path, **options: Any) -> None:
-    assert launch(run, load_run(run.path), StartOptions(**options), training(datasets)) == 0
+    assert launch(run, load_run(run.path), StartOptions(**options), on_datasets(datasets)) == 0
 
 
 def make(base: Path, folder: Path, name: str = "run", **keys: Any) -> RunFolder:
@@ -276,7 +276,7 @@ def test_a_failed_step_is_left_out_and_replayed(
     figures = steps[6].preferences
     assert figures
     assert figures.margin is not None
-    assert replay(run, "step-000006", training(tmp_path)) == EXIT_FAILED
+    assert replay(run, "step-000006", on_datasets(tmp_path)) == EXIT_FAILED
     assert "microbatch 1, which was dropped because of" in capsys.readouterr().out
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from rungs.common import run_log
 from rungs.run.metrics import StepMetrics
-from rungs.training.next_token import NextTokenLearner
+from rungs.training.dataset_learner import DatasetLearner
 from rungs.training.progress import Progress
 from rungs.training.run_length import RunLength
 
@@ -37,7 +37,7 @@ def take(
     """Show steps of 100 tokens whose loss is their number; every tenth is validated."""
     now = 0.0
     with Progress(
-        first, RunLength(steps), NextTokenLearner.headline, peak, clock=lambda: now
+        first, RunLength(steps), DatasetLearner.headline, peak, clock=lambda: now
     ) as progress:
         for step in range(first, last):
             seconds = 60.0 if step == first else SECONDS
@@ -123,7 +123,7 @@ def test_a_terminal_has_a_bar_unless_it_has_no_width(
         patch.setattr(sys, "stderr", stderr)
         run_log.log_to_terminal()
         run_log.log_to_file(tmp_path / "train.log")
-        with Progress(0, RunLength(9), NextTokenLearner.headline) as progress:
+        with Progress(0, RunLength(9), DatasetLearner.headline) as progress:
             for step in range(9):
                 progress.show(StepMetrics(step, 0, 1.5, 1e-3, 1.0, False, 0, 20.0, 5.0))
     shown = "".join(text_of(terminal))

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from rungs.checkpointing.start import Start
 from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig, load_run
 from rungs.optim.schedule import learning_rate_schedule
@@ -19,8 +20,7 @@ from rungs.run.derive import BranchPoint, NewRun
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.run.records import Length
 from rungs.training import run_length
-from rungs.training.learner import Start
-from rungs.training.next_token import next_token
+from rungs.training.dataset_learner import on_datasets
 from rungs.training.resume import find_branch_point
 from rungs.training.run_length import RunLength, TimedLength
 from rungs.training.start import launch
@@ -145,7 +145,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def train(run: RunFolder, datasets: Path, **options: object) -> int:
     start = StartOptions(**options)  # type: ignore[arg-type]
-    return launch(run, load_run(run.path), start, next_token(datasets), 0.0)
+    return launch(run, load_run(run.path), start, on_datasets(datasets), 0.0)
 
 
 @pytest.mark.usefixtures("clock")

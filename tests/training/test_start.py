@@ -295,7 +295,8 @@ def test_a_nonfinite_validation_loss_is_never_the_best(
 ) -> None:
     losses = iter([1.0, float("nan"), 2.0])
     monkeypatch.setattr(
-        "rungs.training.next_token.validation_losses", lambda *_: ValidationLosses(next(losses), {})
+        "rungs.training.dataset_learner.validation_losses",
+        lambda *_: ValidationLosses(next(losses), {}),
     )
     run = make_run(tmp_path / "run", min_train_tokens=3 * 128, checkpoint_interval=1)
     assert go(run, datasets_dir) == 0

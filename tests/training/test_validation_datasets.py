@@ -20,7 +20,7 @@ from rungs.data.builders.task_dataset import character_tokenizer
 from rungs.data.token_file import TokenFile
 from rungs.run import metrics
 from rungs.run.folder import RunFolder, StartOptions
-from rungs.training.next_token import next_token
+from rungs.training.dataset_learner import on_datasets
 from rungs.training.start import launch
 from tests.support.tiny_run import change, final_arrays, make_dataset, make_run
 
@@ -42,7 +42,7 @@ def datasets_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def go(run: RunFolder, datasets_dir: Path) -> int:
-    return launch(run, load_run(run.path), StartOptions(), next_token(datasets_dir))
+    return launch(run, load_run(run.path), StartOptions(), on_datasets(datasets_dir))
 
 
 def float64_loss(run: RunFolder, dataset: Path) -> float:

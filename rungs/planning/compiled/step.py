@@ -20,11 +20,11 @@ from jax.sharding import Mesh, NamedSharding
 from rungs.common.errors import UserError
 from rungs.common.helper_process import process_executor
 from rungs.config.run_config import RunConfig
+from rungs.objectives.table import make_train_step
 from rungs.parallel import sharding, target_device
 from rungs.planning.compiled import collectives, hlo, targets
 from rungs.planning.hardware import Hardware
 from rungs.step.state import AbstractState
-from rungs.step.train_step import make_train_step
 
 _COMPILERS = {
     "tpu": ("libtpu",),

@@ -20,6 +20,7 @@ from rungs.checkpointing.saver import Saver
 from rungs.common.disk import folder_bytes
 from rungs.config.run_config import RunConfig
 from rungs.model.gpt import GPT
+from rungs.objectives.table import make_train_step
 from rungs.optim.multi_steps import MultiSteps
 from rungs.optim.precision import dtype_of
 from rungs.parallel import devices, jax_setup, sharding, target_device
@@ -28,7 +29,6 @@ from rungs.planning.flops import model_flops_per_token
 from rungs.planning.memory import memory_of
 from rungs.smoke_tests.device_check.report import Figure
 from rungs.step.state import create_model_and_optimizer, named_arrays, shapes_of
-from rungs.step.train_step import make_train_step
 
 PART, REPEATED_PART, CHECKPOINT_PART = "step", "determinism", "checkpoint"
 MEMORY_TOLERANCE, MEMORY_SLACK = 1.25, 256e6

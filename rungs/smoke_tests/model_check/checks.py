@@ -17,6 +17,7 @@ from rungs.data.sequences import IGNORED
 from rungs.model.blocks import Compute
 from rungs.model.generation import Generator
 from rungs.model.kernels.cross_entropy import target_losses
+from rungs.objectives.table import make_train_step
 from rungs.optim.precision import dtype_of
 from rungs.parallel.sharding import one_device, place_batch
 from rungs.smoke_tests.model_check.causality import (
@@ -34,7 +35,6 @@ from rungs.smoke_tests.model_check.checked_model import (
     relative_difference,
 )
 from rungs.smoke_tests.model_check.gradients import Gradient, check_gradients, gradient_of
-from rungs.step.train_step import make_train_step
 
 CACHE_ROUNDING = 1e-4
 """Like ROUNDING, for generation with a cache, whose matmuls have other shapes and orders of

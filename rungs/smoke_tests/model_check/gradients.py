@@ -16,10 +16,10 @@ from rungs.data.sequences import IGNORED
 from rungs.model.feed_forward import Routing
 from rungs.model.gpt import GPT
 from rungs.model.lora import DOWN, UP
+from rungs.objectives.next_token import NextToken
 from rungs.parallel.sharding import Layout, dotted
 from rungs.smoke_tests.model_check.checked_model import CheckedModel, CheckResult
 from rungs.step.gradients import Summed, summed_gradients
-from rungs.step.next_token import NextToken
 from rungs.step.nonfinite import ALL_FINITE
 from rungs.step.state import named_arrays
 

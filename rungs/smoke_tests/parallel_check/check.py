@@ -13,6 +13,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from rungs.checkpointing import load, weights_file
+from rungs.checkpointing.start import Start
 from rungs.common.errors import UserError
 from rungs.common.machine import memory_bytes
 from rungs.config.run_config import RunConfig
@@ -20,6 +21,7 @@ from rungs.config.sharding_config import Mode, ShardingConfig, mode_problem
 from rungs.data import catalog, loader
 from rungs.data.sequences import IGNORED
 from rungs.model.gpt import GPT
+from rungs.objectives.table import objective_of
 from rungs.optim.multi_steps import MultiSteps
 from rungs.parallel.sharding import CONTEXT, Layout, create_mesh, dotted, place_batch, size_along
 from rungs.planning.compiled.collectives import Traffic, collectives, summary
@@ -31,10 +33,8 @@ from rungs.step.state import (
     host_arrays,
     host_copies,
 )
-from rungs.step.train_step import StepResult, objective_of, step_function, update_parts
-from rungs.training.learner import Start
-from rungs.training.next_token import MakeObjective
-from rungs.training.objectives import learner_of
+from rungs.step.train_step import StepResult, step_function, update_parts
+from rungs.training.dataset_learner import MakeObjective
 
 _MEMORY_FACTOR = 2.5
 """Memory of a step over all devices, relative to parameters, gradient and optimizer state: at most
@@ -112,8 +112,9 @@ class ParallelCheck(NamedTuple):
         start_weights = load.find_starting_weights(run, config)
         datasets = catalog.open_datasets(config.train.datasets, datasets_dir, update=False)
         data = loader.TrainingData(config, datasets)
-        learner, start = learner_of(config.train), Start(run, config, StartOptions(), None, None)
-        learner.complete_on_host(learner.open(start, data, datasets_dir), config, data)
+        objective = objective_of(config.train)
+        objective.open(Start(run, config, StartOptions(), None, None), data, datasets_dir)
+        objective.prepare_on_host(config, data)
         return cls.from_data(config, data, start_weights, limits)
 
     @classmethod

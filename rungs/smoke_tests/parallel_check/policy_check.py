@@ -9,8 +9,8 @@ import numpy as np
 from rungs.config.run_config import ReinforceRunConfig
 from rungs.config.sharding_config import Mode, ShardingConfig
 from rungs.parallel.sharding import create_mesh
-from rungs.reinforcement.learner import reinforcement
-from rungs.reinforcement.replay import open_learner
+from rungs.reinforcement.policy_learner import reinforcement
+from rungs.reinforcement.rerun import open_learner
 from rungs.reinforcement.rollout_files import Completion
 from rungs.run.folder import RunFolder
 from rungs.smoke_tests.parallel_check.table import ROUNDING_TOLERANCE, relative_difference

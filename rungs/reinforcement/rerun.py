@@ -12,7 +12,7 @@ from rungs.checkpointing.manifest import Checkpoint
 from rungs.common.errors import UserError
 from rungs.common.shown_text import counted
 from rungs.config.run_config import ReinforceRunConfig
-from rungs.reinforcement.learner import PolicyLearner
+from rungs.reinforcement.policy_learner import PolicyLearner
 from rungs.reinforcement.rollout_files import Completion, RolloutFiles, read
 from rungs.run import metrics
 from rungs.run.folder import RunFolder, StartOptions

@@ -1,5 +1,5 @@
-"""Next-token training: datasets, batches, validation loss, benchmarks, loss spikes. For a new
-objective on the same data, pass an `Objective` (see `rungs/step/objective.py`) to `next_token`."""
+"""Training on datasets: batches, validation loss, benchmarks, loss spikes. What a step minimizes is
+up to an objective, see `rungs/objectives`; pass one of your own to `on_datasets`."""
 
 import dataclasses
 import functools
@@ -16,16 +16,19 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rungs.checkpointing.manifest import Checkpoint
+from rungs.checkpointing.start import Start
 from rungs.common.errors import RunFailure, UserError
 from rungs.common.shown_text import counted
 from rungs.config.run_config import TRAIN_FILE, RunConfig, errors_in_files_of
 from rungs.config.train_config import TrainConfig
 from rungs.data import catalog, tokenizer_files
 from rungs.data.dataset import Dataset
-from rungs.data.loader import Batch, TrainingData, ValidationData, ValidationSets
+from rungs.data.loader import TrainingData, ValidationData, ValidationSets
 from rungs.data.provenance import Provenance, check_same_tokenizer
 from rungs.data.tokenizer import Tokenizer
 from rungs.inspect.watch import Watch
+from rungs.objectives.next_token import NextToken, PlacedBatch
+from rungs.objectives.table import objective_of
 from rungs.parallel import processes, sharding
 from rungs.parallel.sharding import Layout
 from rungs.planning import forecast, memory
@@ -40,24 +43,22 @@ from rungs.step.eval_step import (
     validation_loss,
     validation_losses,
 )
-from rungs.step.objective import Objective
 from rungs.step.state import averaged_model
-from rungs.step.train_step import Step, StepResult, make_step, objective_of
+from rungs.step.train_step import Step, StepResult, make_step
 from rungs.training import resume, run_report
 from rungs.training.benchmarks import Benchmarks
-from rungs.training.learner import DATA, Kind, Replayed, Start, Stops, record_fields
+from rungs.training.learner import DATA, Kind, Replayed, Stops, record_fields
 from rungs.training.loss_spikes import LossSpikeDetector
 from rungs.training.start import model_and_optimizer
 from rungs.training.trainer import Trainer, is_validation_step
 
 log = logging.getLogger("rungs")
 
-MakeObjective = Callable[[TrainConfig], Objective]
-PlacedBatch = tuple[jax.Array | None, ...]
+MakeObjective = Callable[[TrainConfig], NextToken]
 
 
 @dataclasses.dataclass(frozen=True)
-class NextTokenInputs:
+class DatasetInputs:
     """The opened and checked data of a run. See `learner.Inputs`."""
 
     config: RunConfig
@@ -68,10 +69,7 @@ class NextTokenInputs:
     record: Provenance
     benchmarks: Benchmarks | None
     datasets_dir: Path
-    make_objective: MakeObjective
-    make_learner: "type[NextTokenLearner]"
-    more: Any
-    """What the learner opened."""
+    objective: NextToken
 
     metrics: ClassVar = StepMetrics
 
@@ -82,8 +80,8 @@ class NextTokenInputs:
     def edit_to_extend(self) -> str:
         return resume.edit_to_extend(self.config, self.data)
 
-    def learner(self, start: Start, mesh: Mesh, steps: Sequence[StepMetrics]) -> "NextTokenLearner":
-        return self.make_learner(self, start, mesh, steps)
+    def learner(self, start: Start, mesh: Mesh, steps: Sequence[StepMetrics]) -> "DatasetLearner":
+        return DatasetLearner(self, start, mesh, steps)
 
     @contextmanager
     def resources(self, start: Start, mesh: Mesh) -> Iterator[None]:
@@ -102,31 +100,22 @@ class NextTokenInputs:
                 trainer.unfinished_hook = self.benchmarks.measure
 
 
-def next_token(
-    datasets_dir: Path,
-    make_objective: MakeObjective = objective_of,
-    learner_of: "Callable[[TrainConfig], type[NextTokenLearner]]" = lambda _: NextTokenLearner,
-) -> Kind:
-    """Return training on tokens, in datasets in a folder, as a kind of run. `make_objective` makes
-    the objective for a config; `learner_of` returns the class that takes its steps."""
+def on_datasets(datasets_dir: Path, make_objective: MakeObjective = objective_of) -> Kind:
+    """Return training on datasets in a folder as a kind of run. `make_objective` makes the
+    objective for a config."""
 
-    def opened(start: Start, _: ExitStack) -> NextTokenInputs:
-        return _open(start, datasets_dir, make_objective, learner_of(start.config.train))
+    def opened(start: Start, _: ExitStack) -> DatasetInputs:
+        return _open(start, datasets_dir, make_objective(start.config.train))
 
     def replayed(start: Start, mesh: Mesh) -> Replayed:
         objective = make_objective(start.config.train)
         step = make_step(objective, start.config.train, mesh)
-        return Replayed(objective, step, learner_of(start.config.train).array_names)
+        return Replayed(objective, step, objective.array_names)
 
     return Kind(opened, replayed)
 
 
-def _open(
-    start: Start,
-    datasets_dir: Path,
-    make_objective: MakeObjective,
-    make_learner: "type[NextTokenLearner]",
-) -> NextTokenInputs:
+def _open(start: Start, datasets_dir: Path, objective: NextToken) -> DatasetInputs:
     """Open all data of a run, and check that a resumed run's are unchanged. Raises UserError if
     they changed, or don't fit the run."""
     config, saved = start.config, start.saved
@@ -150,7 +139,8 @@ def _open(
         validation = ValidationSets.of(config, datasets, others)
         if train.stop_after and validation.own is None:
             raise UserError(f"{TRAIN_FILE}: stop_after: needs a dataset with a validation split")
-    return NextTokenInputs(
+    objective.open(start, data, datasets_dir)
+    return DatasetInputs(
         config=config,
         data=data,
         validation=validation,
@@ -158,9 +148,7 @@ def _open(
         record=record,
         benchmarks=Benchmarks.of(start.run, train, record.tokenizer_place),
         datasets_dir=datasets_dir,
-        make_objective=make_objective,
-        make_learner=make_learner,
-        more=make_learner.open(start, data, datasets_dir),
+        objective=objective,
     )
 
 
@@ -178,27 +166,27 @@ def _open_datasets(
     return open_all(update=False)
 
 
-class NextTokenLearner:
+class DatasetLearner:
     """Takes the steps of a run on batches of its data. See `learner.Learner`."""
 
     reads_late = True
-    array_names: ClassVar[tuple[str, ...]] = Batch._fields
 
     def __init__(
-        self, inputs: NextTokenInputs, start: Start, mesh: Mesh, steps: Sequence[StepMetrics]
+        self, inputs: DatasetInputs, start: Start, mesh: Mesh, steps: Sequence[StepMetrics]
     ) -> None:
         config: RunConfig = start.config
         self._inputs, self._train, self._mesh = inputs, config.train, mesh
-        self._start = start
+        self._start, self._objective = start, inputs.objective
+        self._objective.prepare(start, mesh, inputs.data, inputs.validation, inputs.others)
         self.model, self.optimizer = model_and_optimizer(start, inputs.total_steps, mesh)
         file = inputs.record.tokenizer_file
         self._tokenizer: Tokenizer | None = tokenizer_files.load_tokenizer(file) if file else None
         self._validation_data = inputs.record.validation_data(config.train)
-        self.record = inputs.record
+        checksums = inputs.record.datasets | self._objective.record
+        self.record = inputs.record._replace(datasets=checksums)
         self.peak_tokens_per_second = run_report.peak_tokens_per_second(config, mesh)
-        objective = inputs.make_objective(config.train)
-        self._step: Step = make_step(objective, config.train, mesh)
-        self._watch = Watch(start.run, config, objective, mesh)
+        self._step: Step = make_step(self._objective, config.train, mesh)
+        self._watch = Watch(start.run, config, self._objective, mesh)
         self._evaluation_step = make_evaluation_step(config.train, mesh)
         self._spikes = LossSpikeDetector(steps)
         size = config.train.microbatch_size
@@ -208,19 +196,6 @@ class NextTokenLearner:
         self._next_batch = iter(self._batches)
         self._last_read = time.perf_counter()
 
-    @classmethod
-    def open(cls, start: Start, data: TrainingData, datasets_dir: Path) -> Any:
-        """Open what the steps need besides the data, which a subclass may complete. Raises
-        UserError."""
-
-    @classmethod
-    def complete_on_host(cls, opened: Any, config: RunConfig, data: TrainingData) -> None:
-        """Complete the batches of data, on one device, for checks. `opened` is from `open`."""
-
-    def complete(self, batch: PlacedBatch) -> PlacedBatch:
-        """Return a batch with what is computed beside a step."""
-        return batch
-
     @property
     def failure(self) -> RunFailure | None:
         return self._batches.failure
@@ -228,7 +203,7 @@ class NextTokenLearner:
     def take(self, step: int, _: Stops, learning_rate: np.float32 | None) -> StepResult:
         limit = self._spikes.loss_limit(step) if self._train.skip_spikes else None
         with jax.profiler.TraceAnnotation(DATA):
-            batch = self.complete(next(self._next_batch))
+            batch = self._objective.arrays(next(self._next_batch))
         scalars = self._scalars(limit, learning_rate)
         with jax.transfer_guard("disallow"):
             if not self._start.options.dry_run:
@@ -260,6 +235,7 @@ class NextTokenLearner:
             expert_tokens=routing.counts_E.tolist() if routing else None,
             spike=self._spike(step, result.trained_loss, bool(result.skipped)),
             layer_warning=self._watch.end(step),
+            **self._objective.figures(result.outputs_ABS, result.finite_A),
         )
         self._spikes.add(read)
         return read, result
@@ -282,8 +258,17 @@ class NextTokenLearner:
         sets, step = self._inputs.validation, metrics.global_step
         if not sets:
             return metrics
-        parts = self.model, self._evaluation_step, sets, self._mesh
-        losses = _finite(step, validation_losses(*parts, stops.anywhere, self.measure))
+        figures: dict[str, Any] = {}
+
+        def measure(data: ValidationData, sums: Sums) -> Sums:
+            if data is sets.own:
+                figures.update(self._objective.validation_figures(data, sums))
+            return self._objective.measure(data, sums)
+
+        losses = validation_losses(
+            self.model, self._evaluation_step, sets, self._mesh, stops.anywhere, measure
+        )
+        losses = _finite(step, losses)
         return dataclasses.replace(
             metrics,
             validation_loss=losses.mean,
@@ -291,6 +276,7 @@ class NextTokenLearner:
             bits_per_byte=self._bits_per_byte(losses.mean),
             validation_losses=losses.by_dataset or None,
             validation_data=None if losses.mean is None else self._validation_data,
+            **figures,
         )
 
     def _averages_loss(self, stops: Stops) -> float | None:
@@ -298,13 +284,9 @@ class NextTokenLearner:
         if self.optimizer.ema is None or own is None:
             return None
         averaged = averaged_model(self.model, self.optimizer, layout)
-        parts = averaged, self._evaluation_step, own, self._mesh
-        loss, _ = validation_loss(*parts, stops.anywhere, self.measure)
+        step, measure = self._evaluation_step, self._objective.measure
+        loss, _ = validation_loss(averaged, step, own, self._mesh, stops.anywhere, measure)
         return loss if math.isfinite(loss) else None
-
-    def measure(self, _: ValidationData, sums: Sums) -> Sums:
-        """Return the validation loss; see `eval_step.Measure`."""
-        return sums
 
     def _bits_per_byte(self, loss: float | None) -> float | None:
         return None if loss is None or self._bits_per_nat is None else loss * self._bits_per_nat
@@ -312,8 +294,10 @@ class NextTokenLearner:
     @functools.cached_property
     def _bits_per_nat(self) -> float | None:
         """Bits per byte of validation text at a loss of one nat per token, or None."""
-        own = self._inputs.validation.own
-        if self._tokenizer is None or own is None or not processes.is_first_process():
+        own, is_cross_entropy = self._inputs.validation.own, self._objective.validates_cross_entropy
+        if self._tokenizer is None or own is None or not is_cross_entropy:
+            return None
+        if not processes.is_first_process():
             return None
         tokens, text_bytes = own.count_bytes(self._tokenizer)
         return tokens / text_bytes / math.log(2) if text_bytes else None
@@ -330,8 +314,17 @@ class NextTokenLearner:
         return validation_loss, validation_loss if has_own else metrics.train_loss
 
     def batch(self, step: int) -> Mapping[str, np.ndarray]:
-        arrays = self._inputs.data.batch(step)._asdict()
-        return {name: array for name, array in arrays.items() if array is not None}
+        arrays: Any = self._inputs.data.batch(step)
+        if self._objective.adds_arrays:
+            arrays = jax.device_get(self._complete_batch(step))
+        named = zip(self._objective.array_names, arrays, strict=True)
+        return {name: array for name, array in named if array is not None}
+
+    def _complete_batch(self, step: int) -> PlacedBatch:
+        """Return the batch of any step."""
+        return self._objective.arrays(
+            sharding.place_batch(self._mesh, *self._inputs.data.batch(step))
+        )
 
     def retake(self, step: int, learning_rate: np.float32 | None, *, skipped: bool) -> StepResult:
         arguments, scalars = self._repeated(step, learning_rate, skipped)
@@ -347,9 +340,9 @@ class NextTokenLearner:
         self, step: int, learning_rate: np.float32 | None, skipped: bool = False
     ) -> tuple[tuple[Any, ...], dict[str, jax.Array]]:
         """Return the arguments of a step that is not the next one of the data."""
-        batch = self.complete(sharding.place_batch(self._mesh, *self._inputs.data.batch(step)))
         limit = (-np.inf if skipped else np.inf) if self._train.skip_spikes else None
-        return (self.model, self.optimizer, *batch), self._scalars(limit, learning_rate)
+        arguments = self.model, self.optimizer, *self._complete_batch(step)
+        return arguments, self._scalars(limit, learning_rate)
 
     @staticmethod
     def headline(steps: Sequence[StepMetrics]) -> dict[str, str]:

@@ -25,11 +25,10 @@ from rungs.config.reinforce_config import Advantage, Aggregation, ReinforceConfi
 from rungs.config.run_config import ReinforceRunConfig
 from rungs.model.blocks import Compute
 from rungs.model.gpt import GPT
-from rungs.model.kernels.cross_entropy import WeightOf
 from rungs.optim.precision import dtype_of
 from rungs.parallel import collectives, fsdp, sharding
 from rungs.step import forward, shortcuts
-from rungs.step.objective import Aux, Microbatch
+from rungs.step.objective import Aux, Microbatch, Objective, load_balancing
 
 _EPSILON = 1e-4
 """Added to the standard deviation, as in TRL's GRPOTrainer."""
@@ -76,42 +75,34 @@ class PolicyTokens(NamedTuple):
     """Only used with a kl_coefficient."""
 
 
-class PolicyObjective(NamedTuple):
+class PolicyObjective(Objective):
     """The weighted cross-entropy of sampled tokens. Arrays: inputs_BS, targets_BS, and those of
     `PolicyTokens`. Outputs: log-probabilities and entropies at the targets before the update, after
-    the temperature, in nats; 0 where a target is ignored."""
+    the temperature, in nats; 0 where a target is ignored.
 
-    train: ReinforceConfig
-    weight_of: WeightOf
-    """`token_weight` of the update."""
-    length: int
-    """S of the outputs; microbatches may be cut to fewer tokens."""
+    Args:
+        is_first_update: in the first update of a step ρ is exactly 1, and nothing is clipped.
+        length: S of the outputs; microbatches may be cut to fewer tokens."""
 
-    @classmethod
-    def of(cls, train: ReinforceConfig, is_first_update: bool, length: int) -> "PolicyObjective":
-        """Return the objective of an update with outputs of `length` S. In the first update of a
-        step ρ is exactly 1, and nothing is clipped."""
-        return cls(train, functools.partial(token_weight, train, is_first_update), length)
+    def __init__(self, train: ReinforceConfig, is_first_update: bool, length: int) -> None:
+        self.train, self.length = train, length
+        self.weight_of = functools.partial(token_weight, train, is_first_update)
 
-    def __call__(self, model: GPT, compute: Compute, microbatch: Microbatch) -> tuple[Array, Aux]:
-        inputs_BS, targets_BS, *extras = microbatch.arrays
+    def loss(self, model: GPT, compute: Compute, microbatch: Microbatch) -> tuple[Array, Aux]:
+        inputs_BS, targets_BS, *tokens = microbatch.arrays
+        temperature = self.train.temperature
         found = model.weighted_loss(
-            *(inputs_BS, targets_BS, self.weight_of, tuple(extras), self.train.temperature),
-            compute=compute,
+            inputs_BS, targets_BS, self.weight_of, tuple(tokens), temperature, compute
         )
         loss, routing = found.total, found.routing
         if routing is not None:
-            balance = routing.balance_loss.mean() / self.train.microbatches_per_step
-            loss += self.train.load_balancing_weight * balance
-            summed_balance = collectives.psum(routing.balance_loss, *sharding.TOKEN_AXES)
-            routing = routing._replace(balance_loss=summed_balance)
+            weight = self.train.load_balancing_weight
+            balance, routing = load_balancing(routing, weight, self.train.microbatches_per_step)
+            loss += balance
         summed_loss = collectives.psum(found.total, *sharding.TOKEN_AXES)
         statistics = found.log_probs_BS, found.entropies_BS
         outputs = tuple(_padded(array_BS, self.length) for array_BS in statistics)
         return loss, Aux(summed_loss, None, routing, outputs)
-
-    def starts(self, *_: Any) -> None:
-        return None
 
     def of_logits(self, logits_BSV: Array, *arrays: Any) -> Array:
         targets_BS, *extras = arrays
@@ -141,7 +132,7 @@ def token_weight(
     reference_log_probs: Array,
 ) -> Array:
     """Return w · share of each token from its log-probability and `PolicyTokens`, for
-    `GPT.weighted_loss`; `is_first_update` is as in `PolicyObjective.of`."""
+    `GPT.weighted_loss`; `is_first_update` is as in `PolicyObjective`."""
     old = log_probs if is_first_update else old_log_probs
     weight = advantages
     if not is_first_update:
@@ -157,9 +148,16 @@ def _ratio_weight(train: ReinforceConfig, ratio: Array, advantages: Array) -> Ar
     """Return ρ, limited or set to 0 where the loss clips it."""
     if train.loss == "cispo":
         return jnp.minimum(ratio, train.highest_ratio)
-    too_high = (advantages > 0) & (ratio > train.highest_ratio)
-    too_low = (advantages < 0) & (ratio < 1 - train.clip_low)
-    return jnp.where(too_high | too_low, 0, ratio)
+    return jnp.where(is_clipped(train, ratio, advantages), 0, ratio)
+
+
+def is_clipped(train: ReinforceConfig, ratio: Any, advantages: Any) -> Any:
+    """Return whether the loss clips each token's ratio π ÷ π_old."""
+    too_high = ratio > train.highest_ratio
+    if train.loss == "cispo":
+        return too_high
+    too_low = ratio < 1 - train.clip_low
+    return (advantages > 0) & too_high | (advantages < 0) & too_low
 
 
 def shares(

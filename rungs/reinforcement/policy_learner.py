@@ -13,6 +13,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from rungs.checkpointing import checkpoint_folder, load, manifest, published, weights_file
+from rungs.checkpointing.start import Start
 from rungs.common.errors import RunFailure, UserError
 from rungs.common.paths import file_checksum
 from rungs.common.run_log import log
@@ -25,10 +26,10 @@ from rungs.data import dataset, tokenizer_files
 from rungs.data.provenance import Provenance
 from rungs.data.tokenizer import Tokenizer
 from rungs.model.rollouts import RolloutSampler
+from rungs.objectives.policy import PolicyObjective
 from rungs.optim.precision import dtype_of
 from rungs.parallel.processes import check_all_agree, is_first_process, run_on_first
 from rungs.reinforcement import policy_update
-from rungs.reinforcement.policy_objective import PolicyObjective
 from rungs.reinforcement.rollout_files import Completion, Prompt, RolloutFiles, write_samples
 from rungs.reinforcement.sampling import CompletionSource, Prompts, Seconds, longest_prompt
 from rungs.run import folder, metrics
@@ -39,7 +40,7 @@ from rungs.tasks.task import Task
 from rungs.tasks.verifiers.checkup import Checkup, check
 from rungs.tasks.verifiers.opening import Verifier, open_verifier
 from rungs.training import run_report
-from rungs.training.learner import NEVER, Kind, Replayed, Start, Stops, record_fields
+from rungs.training.learner import NEVER, Kind, Replayed, Stops, record_fields
 from rungs.training.start import model_and_optimizer
 from rungs.training.trainer import Trainer
 
@@ -89,7 +90,7 @@ def reinforcement(trust_verifier: bool) -> Kind:
 
 def _replayed(start: Start, mesh: Mesh) -> Replayed:
     train, length = start.config.train, start.config.sequence_length
-    objective = PolicyObjective.of(train, train.updates_per_rollout == 1, length)
+    objective = PolicyObjective(train, train.updates_per_rollout == 1, length)
     return Replayed(objective, make_step(objective, train, mesh), policy_update.ARRAY_NAMES)
 
 

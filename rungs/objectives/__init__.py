@@ -1,0 +1,12 @@
+"""What a run minimizes, one file for each objective: its loss, the arrays that its batches need
+beside tokens, its figures in the metrics.
+
+table         the objective of each name in `train.json`; the compiled step of a run
+next_token    cross-entropy; what every objective of runs on datasets has
+preferences   pairs of a chosen and a rejected answer: dpo, ipo, simpo; the reference
+distillation  a teacher's predictions, beside each step or stored
+policy        reinforcement learning: advantages, the weight of each token
+
+`step/objective.py` has the protocol. A new objective is a subclass of `NextToken` in a file here, a
+line in `table.py`, and its name and keys in `config/train_config.py`. Another loss of preferences
+is a function and a line of `LOSSES` in `preferences.py`, and the same."""
