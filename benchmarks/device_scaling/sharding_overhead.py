@@ -21,7 +21,7 @@ from rungs.config.sharding_config import ShardingConfig
 from rungs.model.gpt import GPT
 from rungs.model.kernels.cross_entropy import target_losses
 from rungs.objectives.table import make_train_step
-from rungs.optim.multi_steps import MultiSteps
+from rungs.optim.skipping_optimizer import SkippingOptimizer
 from rungs.parallel import jax_setup
 from rungs.parallel.sharding import create_mesh, one_device, place_batch
 from rungs.step.state import create_model_and_optimizer
@@ -77,7 +77,9 @@ def sharded_step(sharding: ShardingConfig | None) -> TakeStep:
 def plain_step() -> TakeStep:
     """Return the same gradient and update as one writes them without a thought of devices."""
 
-    def plain_step(model: GPT, optimizer: MultiSteps, inputs: Array, targets: Array) -> Array:
+    def plain_step(
+        model: GPT, optimizer: SkippingOptimizer, inputs: Array, targets: Array
+    ) -> Array:
         def mean_loss(model: GPT) -> Array:
             return target_losses(model(inputs), targets).mean()
 

@@ -28,8 +28,7 @@ from rungs.model.gpt import GPT
 from rungs.model.lora import DOWN, LOW_RANK_NAMES, UP
 from rungs.model.sampling import GREEDY, Sampling
 from rungs.model.weight_formats import UnreadTensor, WeightFormat, refuse_impossible
-from rungs.optim.averages import UPDATES, WEIGHTS
-from rungs.optim.multi_steps import MultiSteps
+from rungs.optim.skipping_optimizer import UPDATES, WEIGHTS, SkippingOptimizer
 from rungs.parallel.sharding import Layout
 from rungs.run.folder import RunFolder
 from rungs.step.state import AbstractModel, AbstractState, create_model, shapes_of
@@ -258,7 +257,7 @@ def _starting_file(run: RunFolder, config: AnyRunConfig) -> Path | None:
 
 def restore(
     saved: Checkpoint, config: AnyRunConfig, total_steps: int, mesh: Mesh
-) -> tuple[GPT, MultiSteps]:
+) -> tuple[GPT, SkippingOptimizer]:
     """Return the model and optimizer of a checkpoint, each array read directly onto its devices.
     Check its files first with `Checkpoint.damage`."""
     abstract = AbstractState(config, total_steps, mesh)

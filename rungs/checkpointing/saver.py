@@ -28,8 +28,7 @@ from rungs.config.run_config import AnyRunConfig
 from rungs.data.chats.chat_template import read_template_files
 from rungs.data.tokenizer_files import read_tokenizer_files
 from rungs.model.gpt import GPT
-from rungs.optim.averages import WEIGHTS
-from rungs.optim.multi_steps import MultiSteps
+from rungs.optim.skipping_optimizer import WEIGHTS, SkippingOptimizer
 from rungs.parallel import processes
 from rungs.parallel.devices import host_device
 from rungs.step.nonfinite import Flags, finite_flags, nonfinite_names
@@ -108,7 +107,7 @@ class Saver(contextlib.AbstractContextManager["Saver"]):
         self._worker.shutdown(wait=True)
         self.wait()
 
-    def save(self, model: GPT, optimizer: MultiSteps, meta: CheckpointMeta) -> Flags:
+    def save(self, model: GPT, optimizer: SkippingOptimizer, meta: CheckpointMeta) -> Flags:
         """Start saving; return once the arrays may change, with flags, possibly still being
         computed, of which arrays are finite. If one is not, no checkpoint appears. Waits for the
         pending save first. Raises RunFailure if this or the pending one cannot be written."""
@@ -137,7 +136,7 @@ class Saver(contextlib.AbstractContextManager["Saver"]):
             self._pending = None
 
     def _begin_alone(
-        self, model: GPT, optimizer: MultiSteps, meta: CheckpointMeta, flags: Flags
+        self, model: GPT, optimizer: SkippingOptimizer, meta: CheckpointMeta, flags: Flags
     ) -> Callable[[], None]:
         """Copy the arrays to the host; return a function that writes the whole checkpoint."""
         vocab_size = self._config.model.vocab_size
@@ -159,7 +158,7 @@ class Saver(contextlib.AbstractContextManager["Saver"]):
         return write
 
     def _begin_shared(
-        self, model: GPT, optimizer: MultiSteps, meta: CheckpointMeta, flags: Flags
+        self, model: GPT, optimizer: SkippingOptimizer, meta: CheckpointMeta, flags: Flags
     ) -> Callable[[], None]:
         """Create the checkpoint together with the other processes; return a function that finishes
         it. As this synchronizes the processes, only the training loop may do it."""

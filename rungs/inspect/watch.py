@@ -11,7 +11,7 @@ from rungs.config.run_config import RunConfig
 from rungs.inspect.watch_program import Measure, make_measurement
 from rungs.inspect.watch_warnings import attention_warning
 from rungs.model.gpt import GPT
-from rungs.optim.multi_steps import MultiSteps
+from rungs.optim.skipping_optimizer import SkippingOptimizer
 from rungs.parallel.processes import is_first_process
 from rungs.run import layer_record
 from rungs.run.folder import RunFolder
@@ -28,7 +28,7 @@ class Watch:
         self._unread: dict[int, Any] = {}
 
     def begin(
-        self, step: int, model: GPT, optimizer: MultiSteps, *batch: Any, **options: Any
+        self, step: int, model: GPT, optimizer: SkippingOptimizer, *batch: Any, **options: Any
     ) -> None:
         """Start measuring a step, if due, with the arguments of the step that follows."""
         interval = self._config.train.watch_interval

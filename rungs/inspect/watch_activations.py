@@ -107,9 +107,9 @@ def activation_statistics(
             dropout = Dropout.of(train.drop_rate, key, microbatch.sequences_B)
             starts_BS = objective.starts(*microbatch.arrays)
             tokens_BS = microbatch.arrays[0]
-            x_BSD, measured = model.observed(measure, tokens_BS, dropout, compute, starts_BS)
-            measured = measured or Measured({}, None, None)
-            sizes = {EMBEDDING: Size.of(x_BSD)} | measured.sizes
+            hidden = model.hidden(tokens_BS, dropout, compute, starts_BS, measure)
+            measured = hidden.kept or Measured({}, None, None)
+            sizes = {EMBEDDING: Size.of(hidden.embedded_BSD)} | measured.sizes
             return None, over_devices(measured._replace(sizes=sizes))
 
         parts = batch, jnp.arange(len(batch[0]))

@@ -12,7 +12,7 @@ from rungs.config.train_config import TrainConfig
 from rungs.inspect.watch_activations import activation_statistics
 from rungs.inspect.watch_arrays import Change, array_statistics
 from rungs.model.gpt import GPT
-from rungs.optim.multi_steps import MultiSteps
+from rungs.optim.skipping_optimizer import SkippingOptimizer
 from rungs.parallel.sharding import Layout
 from rungs.run.layer_record import ARRAYS
 from rungs.step.forward import replicated
@@ -46,7 +46,7 @@ def make_measurement(objective: Objective, train: TrainConfig, mesh: Mesh) -> Me
     compiled = jax.jit(measured, static_argnums=0)
 
     def measure(
-        model: GPT, optimizer: MultiSteps, *batch_ABS: Any, **options: Array
+        model: GPT, optimizer: SkippingOptimizer, *batch_ABS: Any, **options: Array
     ) -> dict[str, Any]:
         graph, state = nnx.split((model, optimizer))
         return compiled(graph, state, batch_ABS, options)
@@ -54,6 +54,6 @@ def make_measurement(objective: Objective, train: TrainConfig, mesh: Mesh) -> Me
     return measure
 
 
-def _parameters(model: GPT, optimizer: MultiSteps) -> nnx.State:
+def _parameters(model: GPT, optimizer: SkippingOptimizer) -> nnx.State:
     """Return the trained parameters as they are now; the step changes the model in place."""
     return jax.tree.map(lambda array: array, nnx.state(model, optimizer.wrt))

@@ -49,13 +49,26 @@ VALUE_KEY = 0x7A
 """Folded into a model's key for its value embeddings."""
 
 
+class Hidden(NamedTuple):
+    """What the blocks make of tokens."""
+
+    embedded_BSD: Array
+    """Input of the first block."""
+    x_BSD: Array
+    """Output of the last block, before the final norm."""
+    kept: Any
+    """What was kept of each layer, stacked along a leading axis L; None without layers."""
+    routing: Routing | None
+    """Routing of all layers, with a leading axis L; None without experts."""
+
+
 class Forward(NamedTuple):
     """Outputs of a forward pass."""
 
     logits_BSV: Array
     """float32"""
     routing: Routing | None
-    """Routing of all layers, with a leading axis L; None without experts."""
+    """As in `Hidden`."""
     hidden_states: list[Array] | None
     """x_BSD after the embedding and each block, the last after the final norm, if requested."""
 
@@ -69,7 +82,7 @@ class WeightedLoss(NamedTuple):
     entropies_BS: Array
     """Entropy of the distribution at each target, without a gradient; 0 where it is ignored."""
     routing: Routing | None
-    """As in `Forward`."""
+    """As in `Hidden`."""
 
 
 class GPT(nnx.Module):
@@ -104,8 +117,40 @@ class GPT(nnx.Module):
         dropout: Dropout = NO_DROPOUT,
         compute: Compute = Compute(),  # noqa: B008 — a tuple
     ) -> Array:
-        """Return logits_BSV, float32; arguments as for `forward`."""
-        return self.forward(tokens_BS, dropout, compute).logits_BSV
+        """Return logits_BSV, float32; arguments as for `hidden`."""
+        return self.unembed(self.hidden(tokens_BS, dropout, compute).x_BSD)
+
+    def hidden(
+        self,
+        tokens_BS: Array,
+        dropout: Dropout = NO_DROPOUT,
+        compute: Compute = Compute(),  # noqa: B008 — a tuple
+        starts_BS: Array | None = None,
+        observe: Observe = keep_nothing,
+        embedded_BSD: Array | None = None,
+    ) -> Hidden:
+        """Return what the blocks make of tokens.
+
+        Args:
+            tokens_BS: token ids below `vocab_size`; S at most `context_length`. Others raise
+                ValueError; within jit, ids are not checked.
+            dropout: applied after the embedding and inside the blocks.
+            compute: dtype, rematerialization etc.
+            starts_BS: for separate documents, the position in the sequence where each token's
+                document starts: tokens attend to their own document only, and positions count from
+                its start. None if each sequence is one document.
+            observe: says what to keep of each layer.
+            embedded_BSD: replaces the embedding of the tokens, whose ids are not checked then."""
+        if embedded_BSD is None:
+            check_tokens(self.config, tokens_BS)
+            positions = own_positions(tokens_BS.shape[-1], starts_BS)
+            embedded_BSD = self.embed(tokens_BS, positions).astype(compute.dtype)
+            embedded_BSD = dropout.fold(0).of_tokens(embedded_BSD)
+        values = self.embed_values(tokens_BS, compute.dtype)
+        x_BSD, kept, routing = run_blocks(
+            self.blocks, self.config, embedded_BSD, dropout, compute, observe, starts_BS, values
+        )
+        return Hidden(embedded_BSD, x_BSD, kept, routing)
 
     def forward(
         self,
@@ -115,60 +160,15 @@ class GPT(nnx.Module):
         keep_hidden_states: bool = False,
         starts_BS: Array | None = None,
     ) -> Forward:
-        """Return logits, routing and, on request, hidden states.
-
-        Args:
-            tokens_BS: token ids below `vocab_size`; S at most `context_length`. Others raise
-                ValueError; within jit, ids are not checked.
-            dropout: applied after the embedding and inside the blocks.
-            compute: dtype, rematerialization etc.
-            keep_hidden_states: whether to return them, which takes memory.
-            starts_BS: for separate documents, the position in the sequence where each token's
-                document starts: tokens attend to their own document only, and positions count from
-                its start. None if each sequence is one document."""
-        x_BSD = self._embed_sequences(tokens_BS, dropout, compute, starts_BS)
-        return self.forward_embedded(
-            x_BSD, dropout, compute, keep_hidden_states, starts_BS, tokens_BS
-        )
-
-    def forward_embedded(
-        self,
-        x_BSD: Array,
-        dropout: Dropout = NO_DROPOUT,
-        compute: Compute = Compute(),  # noqa: B008 — a tuple
-        keep_hidden_states: bool = False,
-        starts_BS: Array | None = None,
-        tokens_BS: Array | None = None,
-    ) -> Forward:
-        """Like `forward`, but from embedded tokens. `tokens_BS` is for value embeddings; raises
-        ValueError if the model has some and it is missing."""
-        if self.value_embedding is not None and tokens_BS is None:
-            raise ValueError("the model has value embeddings; give tokens_BS")
-        values = None if tokens_BS is None else self.embed_values(tokens_BS, compute.dtype)
-        observe = keep_output if keep_hidden_states else keep_nothing
-        y_BSD, inner_LBSD, routing = run_blocks(
-            self.blocks, self.config, x_BSD, dropout, compute, observe, starts_BS, values
-        )
-        hidden_states = [x_BSD] if inner_LBSD is None else [x_BSD, *inner_LBSD]
-        hidden_states[-1] = apply_norm(self.final_norm, y_BSD)
-        return Forward(self.unembed(y_BSD), routing, hidden_states if keep_hidden_states else None)
-
-    def observed(
-        self,
-        observe: Observe,
-        tokens_BS: Array,
-        dropout: Dropout = NO_DROPOUT,
-        compute: Compute = Compute(),  # noqa: B008 — a tuple
-        starts_BS: Array | None = None,
-    ) -> tuple[Array, Any]:
-        """Return the first block's input x_BSD, and what `observe` keeps of each layer, stacked
-        along a leading axis L; None without layers. Other arguments as for `forward`."""
-        x_BSD = self._embed_sequences(tokens_BS, dropout, compute, starts_BS)
-        values = self.embed_values(tokens_BS, compute.dtype)
-        _, kept, _ = run_blocks(
-            self.blocks, self.config, x_BSD, dropout, compute, observe, starts_BS, values
-        )
-        return x_BSD, kept
+        """Return logits, routing and, on request, hidden states, which take memory; other arguments
+        as for `hidden`."""
+        if not keep_hidden_states:
+            found = self.hidden(tokens_BS, dropout, compute, starts_BS)
+            return Forward(self.unembed(found.x_BSD), found.routing, None)
+        found = self.hidden(tokens_BS, dropout, compute, starts_BS, keep_output)
+        states = [found.embedded_BSD, *([] if found.kept is None else found.kept)]
+        states[-1] = apply_norm(self.final_norm, found.x_BSD)
+        return Forward(self.unembed(found.x_BSD), found.routing, states)
 
     def summed_loss(
         self,
@@ -178,16 +178,11 @@ class GPT(nnx.Module):
         compute: Compute = Compute(),  # noqa: B008 — a tuple
         starts_BS: Array | None = None,
     ) -> tuple[Array, Routing | None]:
-        """Return the cross-entropy in nats summed over non-negative targets, and the routing of
-        `forward`. The full logits are never materialized."""
-        x_BSD = self._embed_sequences(tokens_BS, dropout, compute, starts_BS)
-        values = self.embed_values(tokens_BS, compute.dtype)
-        x_BSD, _, routing = run_blocks(
-            self.blocks, self.config, x_BSD, dropout, compute, starts_BS=starts_BS, values=values
-        )
-        head = functools.partial(head_logits, self.config, 1.0, dtype=compute.logits_dtype)
-        operands = self._head_operands(x_BSD)
-        return cross_entropy.summed_loss(head, *operands, targets_BS.reshape(-1)), routing
+        """Return the cross-entropy in nats summed over non-negative targets, and the routing of all
+        layers. The full logits are never materialized."""
+        found = self.hidden(tokens_BS, dropout, compute, starts_BS)
+        head, operands = self._head(dtype=compute.logits_dtype), self._head_operands(found.x_BSD)
+        return cross_entropy.summed_loss(head, *operands, targets_BS.reshape(-1)), found.routing
 
     def weighted_loss(
         self,
@@ -206,16 +201,16 @@ class GPT(nnx.Module):
                 each of `extras`, to their weights, through which no gradient flows.
             extras: arrays with leading axes B and S.
             temperature: divisor of the logits, above 0; not traced."""
-        operands, routing = self._head_operands_of(tokens_BS, compute, None)
+        found = self.hidden(tokens_BS, compute=compute)
         total, statistics = cross_entropy.weighted_loss(
-            functools.partial(head_logits, self.config, temperature),
+            self._head(temperature),
             weight_of,
-            *operands,
+            *self._head_operands(found.x_BSD),
             targets_BS.reshape(-1),
-            tuple(extra.reshape(-1, *extra.shape[2:]) for extra in extras),
+            _by_token(extras),
         )
         log_probs_BS, entropies_BS = (array.reshape(targets_BS.shape) for array in statistics)
-        return WeightedLoss(total, log_probs_BS, entropies_BS, routing)
+        return WeightedLoss(total, log_probs_BS, entropies_BS, found.routing)
 
     def map_logits(
         self,
@@ -228,17 +223,18 @@ class GPT(nnx.Module):
         starts_BS: Array | None = None,
     ) -> tuple[Array, Routing | None]:
         """Return values_BS, a function of each token's logits, with gradients, and the routing of
-        `forward`. The full logits are never materialized.
+        all layers. The full logits are never materialized.
 
         Args:
             function: pure, from logits_MV (this device's part of a split vocabulary), targets_M and
                 the extras with leading axis M to values_M.
             extras: arrays with leading axes B and S."""
-        operands, routing = self._head_operands_of(tokens_BS, compute, starts_BS, dropout)
-        head = functools.partial(head_logits, self.config, 1.0, dtype=compute.logits_dtype)
-        flat = tuple(extra.reshape(-1, *extra.shape[2:]) for extra in extras)
-        values_M = cross_entropy.map_logits(function, head, *operands, targets_BS.reshape(-1), flat)
-        return values_M.reshape(targets_BS.shape), routing
+        found = self.hidden(tokens_BS, dropout, compute, starts_BS)
+        head, operands = self._head(dtype=compute.logits_dtype), self._head_operands(found.x_BSD)
+        values_M = cross_entropy.map_logits(
+            function, head, *operands, targets_BS.reshape(-1), _by_token(extras)
+        )
+        return values_M.reshape(targets_BS.shape), found.routing
 
     def losses(
         self,
@@ -260,9 +256,9 @@ class GPT(nnx.Module):
         starts_BS: Array | None = None,
     ) -> Array:
         """Return log_probs_BS of the targets as in `weighted_loss`, without a gradient."""
-        operands, _ = self._head_operands_of(tokens_BS, compute, starts_BS)
-        head = functools.partial(head_logits, self.config, temperature)
-        statistics = cross_entropy.target_statistics(head, *operands, targets_BS.reshape(-1))
+        operands = self._head_operands(self.hidden(tokens_BS, NO_DROPOUT, compute, starts_BS).x_BSD)
+        head, targets_M = self._head(temperature), targets_BS.reshape(-1)
+        statistics = cross_entropy.target_statistics(head, *operands, targets_M)
         return statistics.log_probs_M.reshape(targets_BS.shape)
 
     def scores(
@@ -274,12 +270,11 @@ class GPT(nnx.Module):
     ) -> tuple[Array, Array]:
         """Return log_probs_BT of some targets, and is_largest_BT, whether no token is more likely;
         0 and True where a target is negative. `places_BT` are the slots before the targets."""
-        (x_MD, matrix), _ = self._head_operands_of(tokens_BS, compute, None)
+        x_MD, matrix = self._head_operands(self.hidden(tokens_BS, compute=compute).x_BSD)
         x_BSD = x_MD.reshape(*tokens_BS.shape, -1)
         x_BTD = jnp.take_along_axis(x_BSD, places_BT[..., None], axis=1)
-        head = functools.partial(head_logits, self.config, 1.0)
         x_MD, targets_M = x_BTD.reshape(-1, x_BTD.shape[-1]), targets_BT.reshape(-1)
-        scores = cross_entropy.target_scores(head, x_MD, matrix, targets_M)
+        scores = cross_entropy.target_scores(self._head(), x_MD, matrix, targets_M)
         log_probs_BT, is_largest_BT = (array.reshape(targets_BT.shape) for array in scores)
         return log_probs_BT, is_largest_BT
 
@@ -310,32 +305,13 @@ class GPT(nnx.Module):
     def unembed(self, x_BSD: Array) -> Array:
         """Return logits_BSV of the blocks' output, float32. With a vocabulary split over devices,
         these are this device's part, with −inf for padding rows."""
-        logits_MV = head_logits(self.config, 1.0, *self._head_operands(x_BSD))
+        logits_MV = self._head()(*self._head_operands(x_BSD))
         logits_BSV = logits_MV.reshape(*x_BSD.shape[:-1], -1)
         return logits_BSV if is_split("vocab") else logits_BSV[..., : self.config.vocab_size]
 
-    def _embed_sequences(
-        self, tokens_BS: Array, dropout: Dropout, compute: Compute, starts_BS: Array | None
-    ) -> Array:
-        """Return the first block's input x_BSD."""
-        check_tokens(self.config, tokens_BS)
-        positions = own_positions(tokens_BS.shape[-1], starts_BS)
-        return dropout.fold(0).of_tokens(self.embed(tokens_BS, positions).astype(compute.dtype))
-
-    def _head_operands_of(
-        self,
-        tokens_BS: Array,
-        compute: Compute,
-        starts_BS: Array | None,
-        dropout: Dropout = NO_DROPOUT,
-    ) -> tuple[tuple[Array, Any], Routing | None]:
-        """Return `_head_operands` after a forward pass, and the routing."""
-        x_BSD = self._embed_sequences(tokens_BS, dropout, compute, starts_BS)
-        values = self.embed_values(tokens_BS, compute.dtype)
-        x_BSD, _, routing = run_blocks(
-            self.blocks, self.config, x_BSD, dropout, compute, starts_BS=starts_BS, values=values
-        )
-        return self._head_operands(x_BSD), routing
+    def _head(self, temperature: float = 1.0, dtype: DTypeLike = jnp.float32) -> cross_entropy.Head:
+        """Return `head_logits` of x_MD and the head's matrix."""
+        return functools.partial(head_logits, self.config, temperature, dtype=dtype)
 
     def _head_operands(self, x_BSD: Array) -> tuple[Array, Any]:
         """Return the normalized output of the blocks, x_MD, and the head's matrix_DV: an array or,
@@ -346,6 +322,11 @@ class GPT(nnx.Module):
         else:
             matrix_DV = self.head.kernel.get_value()
         return x_BSD.reshape(-1, x_BSD.shape[-1]), matrix_DV
+
+
+def _by_token(extras: tuple[Array, ...]) -> tuple[Array, ...]:
+    """Return arrays with axes B and S merged to M."""
+    return tuple(extra.reshape(-1, *extra.shape[2:]) for extra in extras)
 
 
 def _make_value_embedding(

@@ -1,9 +1,9 @@
 """From gradients to an update: optimizers, learning-rate schedules, compute dtype.
 
     optimizers   one function per optimizer: adamw, muon, lion, adafactor, sgd; muP's factors
-    multi_steps  `MultiSteps` around them: gradient accumulation, clipping, weight decay; state
-                 beside the weights goes here and is saved with it
-    averages     the moving average of the weights
+    skipping_optimizer  `SkippingOptimizer` around them: one update per step, none for a failed one;
+                 clipping, weight decay, the moving average of the weights; state beside the weights
+                 goes here and is saved with it
     schedule     the learning rate of each step: warm-up, then cosine, linear, constant or WSD
     delayed_scaling  the scales of FP8 matmuls
     precision    the compute dtype of a run; the loss scale of float16

@@ -42,8 +42,8 @@ Tree = TypeVar("Tree")
 
 MakeOptimizer = Callable[[OptimizationConfig, nnx.State, ModelConfig], optax.GradientTransformation]
 """Function from `train.json`, the trained parameters and `model.json` to a transformation of
-gradients into directions. `MultiSteps` clips the gradients first, and subtracts learning rate ×
-(direction + weight decay × weight). Those in `BUILT_IN` keep their state if an update is not
+gradients into directions. `SkippingOptimizer` clips the gradients first, and subtracts
+learning rate × (direction + weight decay × weight). Those in `BUILT_IN` keep their state if an update is not
 applied (`keeping_state`); `update_rule` adds that to others."""
 
 
@@ -149,8 +149,8 @@ def sgd(train: OptimizationConfig, *_: Any) -> optax.GradientTransformation:
 
 
 def adamw(train: OptimizationConfig, *_: Any) -> optax.GradientTransformation:
-    """Adam (Kingma & Ba 2015, algorithm 1), like `optax.scale_by_adam`; `MultiSteps` adds the
-    decoupled weight decay that makes it AdamW (Loshchilov & Hutter 2019). There is a barrier
+    """Adam (Kingma & Ba 2015, algorithm 1), like `optax.scale_by_adam`; `SkippingOptimizer` adds
+    the decoupled weight decay that makes it AdamW (Loshchilov & Hutter 2019). There is a barrier
     between moments and directions. Without it XLA's CPU compiler computes the new moments twice,
     for themselves and for the weights, and copies the old ones, which it would otherwise overwrite
     too early: 15 passes over arrays of the parameters' size instead of 10."""

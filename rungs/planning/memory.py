@@ -26,7 +26,7 @@ from rungs.config.sharding_config import ShardingConfig
 from rungs.config.train_config import TrainConfig
 from rungs.model.gpt import GPT
 from rungs.model.remat import LayerLoop, kept_scores, layer_loop, settings_from
-from rungs.optim.multi_steps import MultiSteps
+from rungs.optim.skipping_optimizer import SkippingOptimizer
 from rungs.parallel import gpu_settings, target_device
 from rungs.parallel.sharding import BLOCKS, TOKEN_AXES, Layout, size_along
 from rungs.planning import peaks
@@ -194,7 +194,7 @@ def as_stored(abstract: AbstractState, stored: Dtypes) -> AbstractArrays:
     }
 
 
-def state_bytes(model: GPT, optimizer: MultiSteps) -> int:
+def state_bytes(model: GPT, optimizer: SkippingOptimizer) -> int:
     """Return the bytes per device of a model, its optimizer state, a gradient and its sum."""
     trainable = nnx.state(model, optimizer.wrt)
     states = nnx.state(model), nnx.state(optimizer), trainable, trainable

@@ -18,8 +18,8 @@ from rungs.model.gpt import GPT
 from rungs.model.kernels.cross_entropy import chunk_tokens
 from rungs.model.remat import RECOMPUTED, LayerLoop, kept_scores, layer_loop, periods
 from rungs.objectives.table import objective_without_teacher
-from rungs.optim.multi_steps import MultiSteps
 from rungs.optim.precision import dtype_of
+from rungs.optim.skipping_optimizer import SkippingOptimizer
 from rungs.parallel import target_device
 from rungs.parallel.fsdp import WeightGatherer
 from rungs.parallel.sharding import (
@@ -375,7 +375,9 @@ def _gathered_elements(array: jax.ShapeDtypeStruct) -> int:
     return shard * size_along(array.sharding.mesh, *axis.mesh_axes)
 
 
-def activations_of(config: RunConfig, mesh: Mesh, model: GPT, optimizer: MultiSteps) -> Activations:
+def activations_of(
+    config: RunConfig, mesh: Mesh, model: GPT, optimizer: SkippingOptimizer
+) -> Activations:
     """Return a microbatch's activations under the run's `remat`: the growth of residuals when the
     number of sequences doubles, as the rest is weights. Model and optimizer may be abstract."""
     rows = config.train.microbatch_size // mesh.shape[DATA]
@@ -390,7 +392,7 @@ def activations_of(config: RunConfig, mesh: Mesh, model: GPT, optimizer: MultiSt
 
 
 def _residuals(
-    config: RunConfig, mesh: Mesh, model: GPT, optimizer: MultiSteps, rows: int
+    config: RunConfig, mesh: Mesh, model: GPT, optimizer: SkippingOptimizer, rows: int
 ) -> list[jax.ShapeDtypeStruct]:
     """Return the residuals on a device of this many sequences."""
     train, layout = config.train, Layout.of(config.train.sharding, mesh)

@@ -25,7 +25,7 @@ from rungs.objectives.policy import (
     make_log_prob_step,
     shares,
 )
-from rungs.optim.multi_steps import MultiSteps
+from rungs.optim.skipping_optimizer import SkippingOptimizer
 from rungs.parallel.sharding import place_batch, process_local_rows
 from rungs.reinforcement.rollout_files import Completion, array_of
 from rungs.run.metrics import Validation
@@ -163,7 +163,7 @@ class PolicyUpdater:
     def update(
         self,
         model: GPT,
-        optimizer: MultiSteps,
+        optimizer: SkippingOptimizer,
         prompts: Sequence[Sequence[int]],
         completions: Sequence[Completion],
     ) -> Updated:
@@ -211,7 +211,7 @@ class PolicyUpdater:
         self,
         step: Step,
         model: GPT,
-        optimizer: MultiSteps,
+        optimizer: SkippingOptimizer,
         batch: PolicyBatch,
         tokens: PolicyTokens,
     ) -> Update:

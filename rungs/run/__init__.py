@@ -16,7 +16,8 @@ and draw it in `TRAINING_CHARTS` in `rungs/report/run_charts.py`. In reinforceme
 are `PolicyMetrics`, `policy_update.py` in `rungs/reinforcement`, and `POLICY_CHARTS`. A metric of
 every kind of run is a field of `StepRecord`, which `record_fields` in `rungs/training/learner.py`
 fills, and a chart in `STEP_CHARTS` in `rungs/report/run_charts.py`. Norms of gradients are
-computed in `MultiSteps.update` in `rungs/optim/multi_steps.py`. A metric with parts, such as a norm
-per layer, is an object, `{"0": 1.5}`: page and trackers show its numbers, but not those of a list.
+computed in `SkippingOptimizer.update` in `rungs/optim/skipping_optimizer.py`. A metric with parts,
+such as a norm per layer, is an object, `{"0": 1.5}`: page and trackers show its numbers, but not
+those of a list.
 
 To add an experiment tracker, see `rungs/integrations/__init__.py`."""

@@ -16,7 +16,7 @@ from rungs.config.optimization_config import LoraConfig
 from rungs.config.run_config import AnyRunConfig
 from rungs.model.gpt import GPT
 from rungs.model.lora import LOW_RANK_NAMES, add_lora
-from rungs.optim.multi_steps import MultiSteps
+from rungs.optim.skipping_optimizer import SkippingOptimizer
 from rungs.parallel.sharding import TENSOR, Layout, constrain, dotted, padded_axis
 
 Arrays = dict[str, jax.Array]
@@ -29,7 +29,7 @@ LOW_RANK = 0x10A
 
 def create_model_and_optimizer(
     config: AnyRunConfig, total_steps: int, mesh: Mesh | None = None, weights: Arrays | None = None
-) -> tuple[GPT, MultiSteps]:
+) -> tuple[GPT, SkippingOptimizer]:
     """Return a model and a new optimizer, with each array created on its devices.
 
     Args:
@@ -43,7 +43,7 @@ def create_model_and_optimizer(
     if lines := layout.problems(config.model):
         raise ValueError("\n".join(lines))
 
-    def create(weights: Arrays) -> tuple[GPT, MultiSteps]:
+    def create(weights: Arrays) -> tuple[GPT, SkippingOptimizer]:
         model, optimizer = _build(config, total_steps, layout)
         _fill(model, weights)
         constrain(layout, model)
@@ -68,7 +68,7 @@ def create_model(config: AnyRunConfig, mesh: Mesh, weights: Arrays) -> GPT:
     return nnx.jit(create, donate_argnums=0)(weights)
 
 
-def averaged_model(model: GPT, optimizer: MultiSteps, layout: Layout) -> GPT:
+def averaged_model(model: GPT, optimizer: SkippingOptimizer, layout: Layout) -> GPT:
     """Return a model with the averaged weights, in the layout of models. It is valid until the next
     step, as it may share arrays with the optimizer."""
     assert optimizer.ema is not None
@@ -106,7 +106,7 @@ class AbstractState:
         """Return the model's parameters in another layout."""
         return _abstract_arrays(nnx.state(self._model), layout)
 
-    def fill(self, weights: Arrays, optimizer: Arrays) -> tuple[GPT, MultiSteps]:
+    def fill(self, weights: Arrays, optimizer: Arrays) -> tuple[GPT, SkippingOptimizer]:
         """Return model and optimizer with these arrays."""
         _fill(self._model, weights)
         _fill(self._optimizer, optimizer)
@@ -186,10 +186,10 @@ def _host_copy(variable: nnx.Variable, vocab_size: int) -> np.ndarray:
     return copy.take(range(vocab_size), axis)
 
 
-def _build(config: AnyRunConfig, total_steps: int, layout: Layout) -> tuple[GPT, MultiSteps]:
+def _build(config: AnyRunConfig, total_steps: int, layout: Layout) -> tuple[GPT, SkippingOptimizer]:
     model = build_model(config.model, config.train.lora, jax.random.key(config.train.seed))
     _pad_vocabulary(model, layout.padded_vocab_size(config.model.vocab_size))
-    return model, MultiSteps(model, config.train, total_steps)
+    return model, SkippingOptimizer(model, config.train, total_steps)
 
 
 def _pad_vocabulary(model: GPT, rows: int) -> None:

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from rungs.config.optimization_config import OptimizationConfig
 from rungs.model.feed_forward import Routing
 from rungs.model.gpt import GPT
-from rungs.optim.multi_steps import MultiSteps, Update
+from rungs.optim.skipping_optimizer import SkippingOptimizer, Update
 from rungs.parallel.sharding import Layout, constrain
 from rungs.step.forward import replicated
 from rungs.step.gradients import summed_gradients
@@ -133,7 +133,7 @@ def step_function(
 
     def step(
         model: GPT,
-        optimizer: MultiSteps,
+        optimizer: SkippingOptimizer,
         *batch_ABS: Any,
         loss_limit: Array | float = jnp.inf,
         learning_rate: Array | None = None,
@@ -189,9 +189,11 @@ def _weigh(aux: Aux, is_finite_A: Array) -> tuple[Array, Array, Array]:
     return aux.loss * count, jnp.full(count, 1 / count), is_any_finite.astype(jnp.float32)
 
 
-def update_parts(layout: Layout, model: GPT, optimizer: MultiSteps, *gradient: Any) -> Update:
-    """Call `MultiSteps.update`, partitioned so that each device updates its shards of weights and
-    moments. Afterwards model and optimizer have their original layout."""
+def update_parts(
+    layout: Layout, model: GPT, optimizer: SkippingOptimizer, *gradient: Any
+) -> Update:
+    """Call `SkippingOptimizer.update`, partitioned so that each device updates its shards of
+    weights and moments. Afterwards model and optimizer have their original layout."""
     constrain(layout.for_updates, model, optimizer.wrt)
     update = optimizer.update(model, *gradient)
     constrain(layout, model)

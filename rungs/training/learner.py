@@ -15,7 +15,7 @@ from rungs.checkpointing.manifest import Checkpoint
 from rungs.checkpointing.start import Start
 from rungs.data.provenance import Provenance
 from rungs.model.gpt import GPT
-from rungs.optim.multi_steps import MultiSteps
+from rungs.optim.skipping_optimizer import SkippingOptimizer
 from rungs.run.folder import RunFolder
 from rungs.run.metrics import R
 from rungs.step.objective import Objective
@@ -68,7 +68,7 @@ class Learner(Protocol[R]):
     """Takes the steps of a run."""
 
     model: GPT
-    optimizer: MultiSteps
+    optimizer: SkippingOptimizer
     record: Provenance
     reads_late: bool
     """Whether a step's results are read after the next step is dispatched."""

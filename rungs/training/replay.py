@@ -27,8 +27,8 @@ from rungs.model.kernels.cross_entropy import target_losses
 from rungs.model.layers import Dropout
 from rungs.model.positions import own_positions
 from rungs.model.weight_formats import cast, unstack_layers
-from rungs.optim.multi_steps import MultiSteps
 from rungs.optim.precision import dtype_of
+from rungs.optim.skipping_optimizer import SkippingOptimizer
 from rungs.parallel import jax_setup, sharding
 from rungs.parallel.devices import create_run_mesh
 from rungs.parallel.sharding import dotted
@@ -91,7 +91,9 @@ def replay(run: RunFolder, name: str, kind: Kind) -> int:
     return 0
 
 
-def _retrain(failed: FailedStep, start: Start, mesh: Mesh, kind: Kind) -> tuple[GPT, MultiSteps]:
+def _retrain(
+    failed: FailedStep, start: Start, mesh: Mesh, kind: Kind
+) -> tuple[GPT, SkippingOptimizer]:
     """Return model and optimizer before the failed step or, if no microbatch was dropped and so
     weights or moments became non-finite, after it."""
     meta, saved, first = failed.meta, start.saved, start.first_step
@@ -151,7 +153,11 @@ def _check_microbatch(one: _Microbatch, model: GPT, wrt: Any) -> None:
 
 
 def _check_compiled_step(
-    replayed: Replayed, arrays: tuple[Any, ...], mesh: Mesh, model: GPT, optimizer: MultiSteps
+    replayed: Replayed,
+    arrays: tuple[Any, ...],
+    mesh: Mesh,
+    model: GPT,
+    optimizer: SkippingOptimizer,
 ) -> None:
     """Run all microbatches as in training; raise NotFinite if anything is not finite. Covers what
     no single module computes: gradient norm, sums over modules or devices, compiled code."""

@@ -19,8 +19,8 @@ from rungs.data.provenance import notes_on_beginnings
 from rungs.data.tokenizer import Tokenizer
 from rungs.model.gpt import GPT
 from rungs.model.remat import layer_loop
-from rungs.optim.multi_steps import MultiSteps
 from rungs.optim.precision import dtype_of
+from rungs.optim.skipping_optimizer import SkippingOptimizer
 from rungs.parallel.devices import idle_devices, recorded_sharding
 from rungs.planning import hardware, memory
 from rungs.planning.flops import count_active_parameters, count_parameters, training_flops_per_token
@@ -92,7 +92,7 @@ def log_size(
     config: RunConfig,
     data: TrainingData,
     model: GPT,
-    optimizer: MultiSteps,
+    optimizer: SkippingOptimizer,
     mesh: Mesh,
 ) -> None:
     """Log the part of the plan that needs no tracing: parameters, FLOPs, tokens, memory."""
@@ -113,7 +113,7 @@ def log_size(
     )
 
 
-def log_trainable(model: GPT, optimizer: MultiSteps) -> None:
+def log_trainable(model: GPT, optimizer: SkippingOptimizer) -> None:
     """Log how many parameters are trainable, unless all are."""
     trainable, total = (
         sum(array.size for array in jax.tree.leaves(nnx.state(model, kind)))

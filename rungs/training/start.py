@@ -32,8 +32,8 @@ from rungs.integrations.trackers import check_trackers
 from rungs.model.gpt import GPT
 from rungs.model.kernels import float8
 from rungs.model.remat import LayerLoop, layer_loop
-from rungs.optim.multi_steps import MultiSteps
 from rungs.optim.precision import T, resolve_compute_dtype
+from rungs.optim.skipping_optimizer import SkippingOptimizer
 from rungs.parallel import devices, gpu_settings, jax_setup, processes
 from rungs.run import layer_record, metrics, records
 from rungs.run.folder import RunFolder, StartOptions
@@ -350,7 +350,9 @@ def tidy(start: Start) -> None:
         log.info("moved aside to %s", aside)
 
 
-def model_and_optimizer(start: Start, total_steps: int, mesh: Mesh) -> tuple[GPT, MultiSteps]:
+def model_and_optimizer(
+    start: Start, total_steps: int, mesh: Mesh
+) -> tuple[GPT, SkippingOptimizer]:
     """Return the model and optimizer of the checkpoint, or new ones without a checkpoint."""
     if start.saved is not None:
         return restore(start.saved, start.config, total_steps, mesh)

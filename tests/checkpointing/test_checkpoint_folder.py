@@ -29,7 +29,7 @@ from rungs.common.errors import RunFailure, UserError
 from rungs.config.run_config import RunConfig
 from rungs.config.sharding_config import ShardingConfig
 from rungs.model.gpt import GPT
-from rungs.optim.multi_steps import MultiSteps
+from rungs.optim.skipping_optimizer import SkippingOptimizer
 from rungs.parallel.sharding import one_device
 from rungs.parallel.target_device import Target, trace_for
 from rungs.step.state import create_model_and_optimizer, host_copies, named_arrays
@@ -59,12 +59,15 @@ def meta(step: int, loss: float | None = None) -> CheckpointMeta:
 
 
 @pytest.fixture(scope="module")
-def state() -> tuple[GPT, MultiSteps]:
+def state() -> tuple[GPT, SkippingOptimizer]:
     return create_model_and_optimizer(CONFIG, 100, one_device())
 
 
 def save(
-    folder: Path, state: tuple[GPT, MultiSteps], *metas: CheckpointMeta, config: RunConfig = CONFIG
+    folder: Path,
+    state: tuple[GPT, SkippingOptimizer],
+    *metas: CheckpointMeta,
+    config: RunConfig = CONFIG,
 ) -> Path:
     with Saver(folder, config, None, lambda: None, ()) as saver:
         for one in metas:
@@ -80,7 +83,9 @@ def config(request: pytest.FixtureRequest) -> RunConfig:
 
 @pytest.fixture(scope="module")
 def saved(
-    tmp_path_factory: pytest.TempPathFactory, state: tuple[GPT, MultiSteps], config: RunConfig
+    tmp_path_factory: pytest.TempPathFactory,
+    state: tuple[GPT, SkippingOptimizer],
+    config: RunConfig,
 ) -> Path:
     """The checkpoints that are left of five: the newest two and the best."""
     losses = [3.0, 1.0, 2.0, 2.0]
@@ -119,7 +124,7 @@ def test_links_are_relative_so_the_folder_can_be_moved(folder: Path, tmp_path: P
     assert read_checkpoint(moved / "best").step == 1
 
 
-def test_restored_state_is_bit_equal(folder: Path, state: tuple[GPT, MultiSteps]) -> None:
+def test_restored_state_is_bit_equal(folder: Path, state: tuple[GPT, SkippingOptimizer]) -> None:
     saved = list_checkpoints(folder)[-1]
     restored = restore(saved, CONFIG, 100, mesh_of(2))
     for found, expected in (
@@ -154,7 +159,7 @@ def test_whole_moments_of_dp_are_restored_into_shards_and_back(tmp_path: Path) -
 @pytest.mark.long
 @pytest.mark.parametrize("path", ["latest", "best/model.safetensors", "."])
 def test_a_model_is_loaded_from_its_weights_alone(
-    path: str, folder: Path, state: tuple[GPT, MultiSteps]
+    path: str, folder: Path, state: tuple[GPT, SkippingOptimizer]
 ) -> None:
     run = folder if path != "." else folder.parent
     tokens_BS = jax.numpy.arange(8)[None]
@@ -172,7 +177,7 @@ def test_links_may_be_text_files(folder: Path) -> None:
 
 
 def test_equal_weights_and_configs_give_equal_files(
-    tmp_path: Path, state: tuple[GPT, MultiSteps], config: RunConfig
+    tmp_path: Path, state: tuple[GPT, SkippingOptimizer], config: RunConfig
 ) -> None:
     def checksums(name: str) -> dict[str, str]:
         save(tmp_path / name, state, meta(1), config=config)
@@ -256,7 +261,7 @@ def test_the_best_is_chosen_among_losses_on_the_same_validation_data(
 
 
 def test_the_best_on_earlier_validation_data_is_kept(
-    tmp_path: Path, state: tuple[GPT, MultiSteps]
+    tmp_path: Path, state: tuple[GPT, SkippingOptimizer]
 ) -> None:
     easy = [measured(0, 0.5, validation_tokens=32), measured(1, 0.4, validation_tokens=32)]
     folder = save(tmp_path / "c", state, *easy, *(measured(n, 3.0 - n / 10) for n in range(2, 6)))
@@ -265,7 +270,7 @@ def test_the_best_on_earlier_validation_data_is_kept(
 
 
 def test_a_failed_write_is_raised_and_leaves_no_checkpoint(
-    tmp_path: Path, state: tuple[GPT, MultiSteps], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, state: tuple[GPT, SkippingOptimizer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: Any) -> None:
         raise OSError("disk full")

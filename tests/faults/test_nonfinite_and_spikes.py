@@ -233,7 +233,9 @@ def test_overflowing_moments_are_never_saved_and_the_replay_names_step_and_momen
     """A gradient of 1e25 is finite, but its square is not; step 23 is the last."""
     run, datasets = make([(at, 0)], clipping_max_norm=None)
     change_losses(monkeypatch, lambda loss, rare: jnp.where(rare, 1e25, 1) * loss)
-    monkeypatch.setattr("rungs.optim.multi_steps.optax.tree_utils.tree_norm", norm_of_large_numbers)
+    monkeypatch.setattr(
+        "rungs.optim.skipping_optimizer.optax.tree_utils.tree_norm", norm_of_large_numbers
+    )
     with pytest.raises(RunFailure, match=rf"step {saved}: opt_state.1.nu\."):
         train_here(run, datasets)
     assert list(weights_of(run)) == list(range(0, saved, 5))

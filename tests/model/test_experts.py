@@ -28,7 +28,7 @@ from rungs.model.feed_forward import (
 from rungs.model.gpt import GPT
 from rungs.model.kernels.cross_entropy import target_losses
 from rungs.objectives.table import make_train_step
-from rungs.optim.multi_steps import MultiSteps
+from rungs.optim.skipping_optimizer import SkippingOptimizer
 from rungs.parallel.sharding import place_batch
 from rungs.run import metrics
 from rungs.run.folder import StartOptions
@@ -265,7 +265,7 @@ def quick() -> Iterator[None]:
 MIXTURE = RunConfig(expert_config(n_layers=3), train_config())
 
 
-def fresh(devices: int = 1) -> tuple[GPT, MultiSteps]:
+def fresh(devices: int = 1) -> tuple[GPT, SkippingOptimizer]:
     """Return a model with random weights and its optimizer, without compiling their
     initialization."""
     state, rng = AbstractState(MIXTURE, 60, mesh_of(devices)), np.random.default_rng(5)

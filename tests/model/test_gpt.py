@@ -271,7 +271,8 @@ def test_logits_depend_on_visible_tokens_only(variant: str) -> None:
         """Return slope_SS: how a mixture of the logits at s changes with the embedding at t."""
 
         def decode(x_SD: jax.Array) -> jax.Array:
-            return model.forward_embedded(x_SD[None], tokens_BS=tokens_BS).logits_BSV[0]
+            hidden = model.hidden(tokens_BS, embedded_BSD=x_SD[None])
+            return model.unembed(hidden.x_BSD)[0]
 
         logits_SV, pull = jax.vjp(decode, embedded_SD)
         mixture_V = jax.random.normal(jax.random.key(3), logits_SV.shape[1:])

@@ -146,8 +146,8 @@ def test_no_gradient_crosses_from_one_document_to_another() -> None:
     x_BSD = np.random.default_rng(1).normal(size=(1, 24, model.config.emb_dim)).astype(np.float32)
 
     def logits_of_second(x_BSD: Array) -> Array:
-        logits: Array = model.forward_embedded(x_BSD, starts_BS=starts).logits_BSV[:, 10:].sum()
-        return logits
+        hidden = model.hidden(starts, starts_BS=starts, embedded_BSD=x_BSD)
+        return model.unembed(hidden.x_BSD)[:, 10:].sum()
 
     gradient = np.asarray(quick_jit(jax.grad(logits_of_second))(x_BSD))[0]
     assert np.abs(gradient[:10]).max() == 0

@@ -14,8 +14,8 @@ from rungs.config.optimization_config import BUILT_IN_OPTIMIZERS
 from rungs.config.run_config import RunConfig
 from rungs.config.sharding_config import ShardingConfig
 from rungs.model.gpt import GPT
-from rungs.optim.multi_steps import MultiSteps
 from rungs.optim.optimizers import ADAM_RMS, _polar_express, is_hidden_matrix
+from rungs.optim.skipping_optimizer import SkippingOptimizer
 from rungs.parallel.sharding import one_device
 from rungs.step.state import create_model_and_optimizer, named_arrays
 from tests.support.configs import mesh_of, model_config, train_config
@@ -43,14 +43,16 @@ def fresh(
     model: ModelConfig | None = None,
     mesh: Mesh | None = None,
     **changes: Any,
-) -> tuple[GPT, MultiSteps]:
+) -> tuple[GPT, SkippingOptimizer]:
     train = train_config(optimizer=optimizer, **{**CONFIG, **changes})
     run = RunConfig(model or model_config(), train)
     return create_model_and_optimizer(run, 20, mesh or one_device())
 
 
 @nnx.jit
-def update(model: GPT, optimizer: MultiSteps, gradient: nnx.State, weight: float = 1.0) -> None:
+def update(
+    model: GPT, optimizer: SkippingOptimizer, gradient: nnx.State, weight: float = 1.0
+) -> None:
     optimizer.update(model, gradient, jnp.asarray(weight))
 
 
@@ -77,10 +79,10 @@ def named(gradient: nnx.State) -> dict[str, np.ndarray]:
 
 def trained(optimizer: str, **changes: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """A model's arrays before and after the steps; the gradients are `gradients`."""
-    model, multi_steps = fresh(optimizer, **changes)
+    model, wrapped = fresh(optimizer, **changes)
     before = arrays(model)
     for gradient in gradients(model):
-        update(model, multi_steps, gradient)
+        update(model, wrapped, gradient)
     return before, arrays(model)
 
 

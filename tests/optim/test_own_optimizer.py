@@ -39,9 +39,9 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def weights_after(optimizer: str) -> dict[str, np.ndarray]:
-    model, multi_steps = fresh(optimizer)
+    model, wrapped = fresh(optimizer)
     for gradient in gradients(model):
-        update(model, multi_steps, gradient)
+        update(model, wrapped, gradient)
     return arrays(model)
 
 

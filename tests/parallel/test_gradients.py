@@ -23,7 +23,7 @@ from rungs.model.feed_forward import Routing
 from rungs.model.gpt import GPT
 from rungs.model.layers import Dropout
 from rungs.objectives.next_token import NextToken
-from rungs.optim.multi_steps import MultiSteps
+from rungs.optim.skipping_optimizer import SkippingOptimizer
 from rungs.parallel.sharding import Layout, place_batch
 from rungs.parallel.target_device import Target, trace_for
 from rungs.step.gradients import Summed, summed_gradients
@@ -132,7 +132,7 @@ class OnMesh(NamedTuple):
     run: RunConfig
     layout: Layout
     model: GPT
-    optimizer: MultiSteps
+    optimizer: SkippingOptimizer
     compiled: Callable[..., Summed]
 
     def gradients(self, inputs_ABS: np.ndarray, targets_ABS: np.ndarray) -> Any:

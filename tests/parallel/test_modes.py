@@ -24,7 +24,7 @@ from rungs.config.sharding_config import Mode
 from rungs.model.gpt import GPT
 from rungs.objectives.next_token import NextToken
 from rungs.objectives.table import make_train_step
-from rungs.optim.multi_steps import MultiSteps
+from rungs.optim.skipping_optimizer import SkippingOptimizer
 from rungs.parallel.sharding import Layout, place_batch
 from rungs.parallel.target_device import Target, trace_for
 from rungs.planning.compiled.collectives import Collective, axes_of, collectives
@@ -75,7 +75,7 @@ class Trained(NamedTuple):
     run: RunConfig
     mesh: Mesh
     model: GPT
-    optimizer: MultiSteps
+    optimizer: SkippingOptimizer
     results: list[StepResult]
     sent: list[Collective]
     at_first: dict[str, Any]
@@ -159,7 +159,7 @@ def divided(one: Trained, pattern: str) -> int:
     )
 
 
-def floats(module: GPT | MultiSteps) -> dict[str, np.ndarray]:
+def floats(module: GPT | SkippingOptimizer) -> dict[str, np.ndarray]:
     """All but the counts of steps."""
     arrays = named_arrays(module, TOKENS)
     return {name: np.asarray(array) for name, array in arrays.items() if array.ndim}

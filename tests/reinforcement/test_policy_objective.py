@@ -21,7 +21,7 @@ from rungs.config.reinforce_config import ReinforceConfig
 from rungs.config.run_config import ReinforceRunConfig, RunConfig
 from rungs.model.gpt import GPT
 from rungs.objectives.policy import PolicyObjective, PolicyTokens, has_weight
-from rungs.optim.multi_steps import MultiSteps
+from rungs.optim.skipping_optimizer import SkippingOptimizer
 from rungs.parallel.sharding import place_batch
 from rungs.parallel.target_device import Target, trace_for
 from rungs.step.shortcuts import Shortcuts
@@ -177,7 +177,7 @@ class Taken(NamedTuple):
     run: ReinforceRunConfig
     mesh: Mesh
     model: GPT
-    optimizer: MultiSteps
+    optimizer: SkippingOptimizer
 
     @classmethod
     def start(cls, mode: str, devices: int, microbatches: int, **keys: Any) -> "Taken":

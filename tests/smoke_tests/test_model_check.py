@@ -19,7 +19,7 @@ from rungs.model.gpt import GPT
 from rungs.model.kernels import blockwise_attention
 from rungs.model.kernels.blockwise_attention import Scoring
 from rungs.model.layers import LayerNorm
-from rungs.optim import multi_steps
+from rungs.optim import skipping_optimizer
 from rungs.smoke_tests.model_check import checked_model
 from rungs.smoke_tests.model_check.checked_model import CheckedModel, CheckLimits
 from rungs.smoke_tests.model_check.checks import CheckResult, check_results
@@ -236,13 +236,17 @@ def padding_is_seen(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_learning_rate(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(multi_steps, "learning_rate_schedule", lambda *_: lambda _: jnp.asarray(0.0))
+    patch.setattr(
+        skipping_optimizer, "learning_rate_schedule", lambda *_: lambda _: jnp.asarray(0.0)
+    )
 
 
 def uphill(patch: pytest.MonkeyPatch) -> None:
-    original = multi_steps.learning_rate_schedule
+    original = skipping_optimizer.learning_rate_schedule
     patch.setattr(
-        multi_steps, "learning_rate_schedule", lambda *of: lambda count: -original(*of)(count)
+        skipping_optimizer,
+        "learning_rate_schedule",
+        lambda *of: lambda count: -original(*of)(count),
     )
 
 

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from rungs.common import run_log
-from rungs.optim import multi_steps
+from rungs.optim import skipping_optimizer
 from smoke_tests import test_model as script
 from tests.support.committed_runs import ROOT
 from tests.support.tiny_run import make_run
@@ -33,7 +33,7 @@ def test_a_sound_run_passes(runner: CliRunner, arguments: list[str]) -> None:
 def test_failed_checks_are_named(
     runner: CliRunner, arguments: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(multi_steps, "learning_rate_schedule", lambda *_: lambda _: 0.0)
+    monkeypatch.setattr(skipping_optimizer, "learning_rate_schedule", lambda *_: lambda _: 0.0)
     result = runner.invoke(script.main, [*arguments, "--steps", "20"])
     assert result.exit_code == 1, result.output
     assert "\noverfitting    FAILED  4." in result.stdout

@@ -13,7 +13,7 @@ from rungs.config.run_config import RunConfig, conflicts
 from rungs.config.sharding_config import ShardingConfig
 from rungs.objectives.table import make_train_step
 from rungs.optim.delayed_scaling import STEPS
-from rungs.optim.multi_steps import MultiSteps
+from rungs.optim.skipping_optimizer import SkippingOptimizer
 from rungs.parallel.sharding import dotted, place_batch
 from rungs.planning.compiled import targets
 from rungs.planning.compiled.step import compile_step
@@ -31,7 +31,9 @@ TOKENS = np.asarray(jax.random.randint(jax.random.key(1), (2, 4, 9), 0, 32))
 
 
 @functools.cache
-def trained(mode: str, *sizes: int, steps: int = 4, **keys: Any) -> tuple[list[float], MultiSteps]:
+def trained(
+    mode: str, *sizes: int, steps: int = 4, **keys: Any
+) -> tuple[list[float], SkippingOptimizer]:
     """Return the losses of some steps on the same batch, and the optimizer."""
     sharding = ShardingConfig.of(mode, (*sizes, 1)[:2])  # type: ignore[arg-type]
     keys = {"compute_dtype": "bfloat16", "matmul_dtype": "float8", "scan_unroll": 1} | keys
@@ -53,7 +55,7 @@ def trained(mode: str, *sizes: int, steps: int = 4, **keys: Any) -> tuple[list[f
     return losses, optimizer
 
 
-def amaxes_of(optimizer: MultiSteps) -> np.ndarray:
+def amaxes_of(optimizer: SkippingOptimizer) -> np.ndarray:
     assert optimizer.float8 is not None
     return np.asarray(optimizer.float8.amaxes[...])
 

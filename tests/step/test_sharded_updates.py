@@ -13,7 +13,7 @@ from flax import nnx
 from rungs.config.run_config import RunConfig
 from rungs.model.gpt import GPT
 from rungs.objectives.table import make_train_step
-from rungs.optim.multi_steps import MultiSteps
+from rungs.optim.skipping_optimizer import SkippingOptimizer
 from rungs.parallel.sharding import Layout, place_batch
 from rungs.parallel.target_device import Target, trace_for
 from rungs.step.state import create_model_and_optimizer, named_arrays
@@ -50,11 +50,11 @@ def quick() -> Iterator[None]:
         yield
 
 
-def arrays(module: GPT | MultiSteps) -> dict[str, np.ndarray]:
+def arrays(module: GPT | SkippingOptimizer) -> dict[str, np.ndarray]:
     return {name: np.array(array) for name, array in named_arrays(module).items()}
 
 
-def places(*modules: GPT | MultiSteps) -> list[Any]:
+def places(*modules: GPT | SkippingOptimizer) -> list[Any]:
     return [array.sharding for module in modules for array in named_arrays(module).values()]
 
 
@@ -128,7 +128,7 @@ LOSS_SCALES = [64.0, 64.0, 2.0**60, 64.0]
 """In float16. With the third one, gradients overflow."""
 
 
-def trained(case: Case, devices: int) -> tuple[GPT, MultiSteps, list[StepResult]]:
+def trained(case: Case, devices: int) -> tuple[GPT, SkippingOptimizer, list[StepResult]]:
     mesh = mesh_of(devices)
     # a large epsilon: else Adam divides by gradients that are next to nothing but rounding
     options = {"epsilon": 1e-3, "clipping_max_norm": 0.5, "weight_decay": 0.5}

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from rungs.config.run_config import AnyRunConfig, RunConfig
 from rungs.model.gpt import GPT
-from rungs.optim.multi_steps import MultiSteps
+from rungs.optim.skipping_optimizer import SkippingOptimizer
 from rungs.parallel.sharding import dotted
 from rungs.step.state import AbstractState, Arrays
 from tests.support.configs import model_config, train_config
@@ -119,7 +119,7 @@ def random_weights(run: AnyRunConfig, mesh: Mesh) -> Arrays:
     return {name: place(name, like) for name, like in state.weights.items()}
 
 
-def random_model_and_optimizer(run: RunConfig, mesh: Mesh) -> tuple[GPT, MultiSteps]:
+def random_model_and_optimizer(run: RunConfig, mesh: Mesh) -> tuple[GPT, SkippingOptimizer]:
     """Return a model with random parameters, and an optimizer without arrays."""
     return AbstractState(run, TOTAL_STEPS, mesh).fill(random_weights(run, mesh), {})
 

@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 
 from rungs.config.run_config import RunConfig
 from rungs.model.gpt import GPT
-from rungs.optim.multi_steps import MultiSteps
+from rungs.optim.skipping_optimizer import SkippingOptimizer
 from rungs.parallel import target_device
 from rungs.planning import peaks
 from rungs.planning.peaks import Activations
@@ -25,7 +25,9 @@ def share_traces(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(peaks, "activations_of", _trace_once)
 
 
-def _trace_once(config: RunConfig, mesh: Mesh, model: GPT, optimizer: MultiSteps) -> Activations:
+def _trace_once(
+    config: RunConfig, mesh: Mesh, model: GPT, optimizer: SkippingOptimizer
+) -> Activations:
     arrays = jax.tree.leaves(nnx.state((model, optimizer)))
     step = config.model.model_dump_json(), config.train.model_dump_json(exclude=LENGTHS)
     key = target_device.target(), target_device.is_compiled(), mesh, *step, *map(str, arrays)

@@ -22,7 +22,7 @@ from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig, load_run
 from rungs.data.builders.task_dataset import character_tokenizer
 from rungs.objectives.table import make_train_step
-from rungs.optim.averages import WEIGHTS, AveragedWeights
+from rungs.optim.skipping_optimizer import WEIGHTS, AveragedWeights
 from rungs.parallel.sharding import place_batch
 from rungs.planning.memory import memory_of
 from rungs.report.run_charts import loss_chart

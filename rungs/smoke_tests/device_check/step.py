@@ -21,8 +21,8 @@ from rungs.common.disk import folder_bytes
 from rungs.config.run_config import RunConfig
 from rungs.model.gpt import GPT
 from rungs.objectives.table import make_train_step
-from rungs.optim.multi_steps import MultiSteps
 from rungs.optim.precision import dtype_of
+from rungs.optim.skipping_optimizer import SkippingOptimizer
 from rungs.parallel import devices, jax_setup, sharding, target_device
 from rungs.planning.compiled.step import needed_bytes
 from rungs.planning.flops import model_flops_per_token
@@ -52,7 +52,7 @@ class RunningStep:
     """With resolved compute dtype and sharding sizes."""
     mesh: Mesh
     model: GPT
-    optimizer: MultiSteps
+    optimizer: SkippingOptimizer
     batch: tuple[Array, ...]
     compiled: Any
     compile_seconds: float

@@ -10,6 +10,7 @@ import numpy as np
 from jax import Array
 
 from rungs.config.model_config import ModelConfig
+from rungs.model.blocks import keep_output
 from rungs.model.gpt import GPT
 from rungs.smoke_tests.model_check.checked_model import (
     ROUNDING,
@@ -128,7 +129,7 @@ def influence_on_logits(model: GPT, tokens_BS: Array, row_Q: Array, position_Q: 
     """Return influence_QBS: the sum over D of |∂(direction · logits of the query) / ∂x|, for every
     embedded token x. The direction is random, so that effects don't cancel."""
     return _influence(
-        lambda x: model.forward_embedded(x, tokens_BS=tokens_BS).logits_BSV,
+        lambda x: model.unembed(model.hidden(tokens_BS, embedded_BSD=x).x_BSD),
         model,
         tokens_BS,
         row_Q,
@@ -140,11 +141,8 @@ def influence_on_layers(model: GPT, tokens_BS: Array, row_Q: Array, position_Q: 
     """Return influence_LQBS: the same for the hidden state after each layer."""
 
     def hidden(x_BSD: Array) -> Array:
-        states = model.forward_embedded(
-            x_BSD, keep_hidden_states=True, tokens_BS=tokens_BS
-        ).hidden_states
-        assert states is not None
-        return jnp.stack(states[1:])
+        kept: Array = model.hidden(tokens_BS, observe=keep_output, embedded_BSD=x_BSD).kept
+        return kept
 
     def of(layer: Array) -> Array:
         return _influence(lambda x: hidden(x)[layer], model, tokens_BS, row_Q, position_Q)

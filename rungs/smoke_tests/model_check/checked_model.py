@@ -19,7 +19,7 @@ from rungs.config.train_config import TrainConfig
 from rungs.data import catalog, loader, provenance
 from rungs.data.sequences import IGNORED
 from rungs.model.gpt import GPT
-from rungs.optim.multi_steps import MultiSteps
+from rungs.optim.skipping_optimizer import SkippingOptimizer
 from rungs.parallel.sharding import one_device
 from rungs.planning.forecast import checkpoint_bytes
 from rungs.run.folder import RunFolder
@@ -91,7 +91,7 @@ class CheckedModel(NamedTuple):
     overfitting: TrainConfig
     """Settings for training on the one batch."""
     model: GPT
-    optimizer: MultiSteps
+    optimizer: SkippingOptimizer
     """Optimizer for the settings in `overfitting`."""
 
     @classmethod

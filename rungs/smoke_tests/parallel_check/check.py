@@ -22,7 +22,7 @@ from rungs.data import catalog, loader
 from rungs.data.sequences import IGNORED
 from rungs.model.gpt import GPT
 from rungs.objectives.table import objective_of
-from rungs.optim.multi_steps import MultiSteps
+from rungs.optim.skipping_optimizer import SkippingOptimizer
 from rungs.parallel.sharding import CONTEXT, Layout, create_mesh, dotted, place_batch, size_along
 from rungs.planning.compiled.collectives import Traffic, collectives, summary
 from rungs.planning.peaks import bytes_per_device
@@ -279,7 +279,7 @@ class ParallelCheck(NamedTuple):
         after = host_copies(model, config.model.vocab_size)
         return {name: after[name] - before[name] for name in gradient}
 
-    def _create(self, config: RunConfig, mesh: Mesh) -> tuple[GPT, MultiSteps]:
+    def _create(self, config: RunConfig, mesh: Mesh) -> tuple[GPT, SkippingOptimizer]:
         weights = load.place_starting_weights(self.start_weights, config, self.total_steps, mesh)
         return create_model_and_optimizer(config, self.total_steps, mesh, weights)
 

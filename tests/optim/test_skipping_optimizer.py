@@ -1,4 +1,4 @@
-"""`multi_steps.py` and `train_step.py` against optax's MultiSteps, and against larger batches."""
+"""`skipping_optimizer.py` and `train_step.py` against optax's MultiSteps and larger batches."""
 
 import math
 from typing import Any
@@ -14,8 +14,8 @@ from rungs.config.run_config import RunConfig
 from rungs.config.train_config import TrainConfig
 from rungs.model.gpt import GPT
 from rungs.objectives.table import make_train_step
-from rungs.optim.multi_steps import MultiSteps
 from rungs.optim.schedule import learning_rate_schedule
+from rungs.optim.skipping_optimizer import SkippingOptimizer
 from rungs.parallel.sharding import one_device, place_batch
 from rungs.step.state import create_model_and_optimizer, named_arrays
 from tests.support.configs import mesh_of, model_config, train_config
@@ -25,7 +25,7 @@ from tests.support.sharded_models import RECIPE
 TOTAL_STEPS = 20
 
 
-def fresh(**changes: Any) -> tuple[TrainConfig, GPT, MultiSteps]:
+def fresh(**changes: Any) -> tuple[TrainConfig, GPT, SkippingOptimizer]:
     train = train_config(**changes)
     run = RunConfig(model_config(), train)
     return train, *create_model_and_optimizer(run, TOTAL_STEPS, one_device())
@@ -37,7 +37,7 @@ def batch(accumulation: int, size: int = 4, seed: int = 1) -> tuple[jax.Array, .
 
 
 @nnx.jit
-def update(model: GPT, optimizer: MultiSteps, gradient: nnx.State) -> None:
+def update(model: GPT, optimizer: SkippingOptimizer, gradient: nnx.State) -> None:
     optimizer.update(model, gradient, jnp.asarray(1.0))
 
 
@@ -173,13 +173,13 @@ def test_decay_acts_on_matrices_not_on_stacked_biases(scope: str) -> None:
 @pytest.mark.parametrize("optimizer", [pytest.param("adamw", marks=pytest.mark.long), "muon"])
 def test_cautious_decay_acts_where_the_update_moves_a_weight_towards_zero(optimizer: str) -> None:
     def moved(**keys: Any) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        _, model, multi_steps = fresh(optimizer=optimizer, warmup_period_percent=0, **keys)
+        _, model, wrapped = fresh(optimizer=optimizer, warmup_period_percent=0, **keys)
         before = arrays(model)
         gradient = jax.tree.map(
             lambda w: jnp.asarray(np.random.default_rng(w.size).normal(size=w.shape), w.dtype),
             nnx.state(model),
         )
-        update(model, multi_steps, gradient)
+        update(model, wrapped, gradient)
         return before, {name: after - before[name] for name, after in arrays(model).items()}
 
     before, plain = moved(weight_decay=0)
@@ -208,13 +208,13 @@ def test_each_group_of_parameters_has_its_own_multiple_of_the_learning_rate(opti
     def moved(**keys: Any) -> dict[str, np.ndarray]:
         train = train_config(optimizer=optimizer, weight_decay=3.0, clipping_max_norm=None, **keys)
         run = RunConfig(model_config(**model_keys), train)
-        model, multi_steps = create_model_and_optimizer(run, TOTAL_STEPS, one_device())
+        model, wrapped = create_model_and_optimizer(run, TOTAL_STEPS, one_device())
         before = arrays(model)
         gradient = jax.tree.map(
             lambda w: np.cos(np.arange(w.size, dtype=np.float32) + 1).reshape(w.shape),
             nnx.state(model),
         )
-        update(model, multi_steps, gradient)
+        update(model, wrapped, gradient)
         return {name: after - before[name] for name, after in arrays(model).items()}
 
     plain = moved(learning_rate=1e-3, warmup_period_percent=0)

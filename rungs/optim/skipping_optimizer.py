@@ -1,7 +1,8 @@
-"""The `MultiSteps` optimizer: one update per global step on the mean gradient of its microbatches,
-with clipping, weight decay and learning rate. Unlike in `optax.MultiSteps`, the inner optimizer
-runs once per global step, and microbatches with non-finite gradients are left out."""
+"""The optimizer of a run: one update per global step on the mean gradient of its finite
+microbatches, with clipping, weight decay and learning rate; none if no microbatch is finite or the
+loss is a spike to skip. Unlike in `optax.MultiSteps`, the inner optimizer runs once per step."""
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -14,11 +15,13 @@ from jax import Array
 from rungs.config.optimization_config import OptimizationConfig
 from rungs.model.gpt import GPT
 from rungs.model.layers import LowRankParam
-from rungs.optim.averages import AveragedWeights
 from rungs.optim.delayed_scaling import DelayedScaling
 from rungs.optim.optimizers import multiply_groups, update_rule
 from rungs.optim.precision import LossScale, dtype_of
 from rungs.optim.schedule import learning_rate_schedule
+
+WEIGHTS, UPDATES = "ema.weights.", "ema.updates"
+"""Prefix of the averages' names in an optimizer's state, and the name of their number."""
 
 
 class Update(NamedTuple):
@@ -32,7 +35,7 @@ class Update(NamedTuple):
     """False if no microbatch was finite or the step was skipped; then nothing is updated."""
 
 
-class MultiSteps(nnx.Optimizer):
+class SkippingOptimizer(nnx.Optimizer):
     """An optimizer with one update per global step of several microbatches. It trains a model's
     `nnx.Param`s or, with LoRA, only its low-rank additions. The learning rate counts all global
     steps; the moments and their bias correction count applied updates only."""
@@ -79,6 +82,32 @@ class MultiSteps(nnx.Optimizer):
         if self.ema is not None:
             self.ema.add(nnx.state(model, self.wrt), applied)
         return Update(learning_rate, norm, applied & (norm > limit), applied)
+
+
+class AveragedWeights(nnx.Module):
+    """The mean of the weights after each applied update so far, those of k updates ago with the
+    weight decay^k: an exponential moving average without the bias of a start at zero, which is that
+    of Adam's moments (Kingma & Ba 2015, section 3). Until the first update, the initial weights."""
+
+    def __init__(self, weights: nnx.State, decay: float) -> None:
+        self.decay = decay
+        self.updates = nnx.Variable(jnp.uint32(0))
+        """Updates so far."""
+        self.weights = nnx.data(jax.tree.map(jnp.copy, weights))
+
+    def add(self, weights: Any, applied: Array) -> None:
+        """Take the weights after an update into the mean, unless it was not `applied`."""
+        updates = self.updates[...] + applied.astype(jnp.uint32)
+        # 1 − decay^n without cancellation
+        log = math.log(self.decay)
+        share = math.expm1(log) / jnp.expm1(jnp.maximum(updates, 1) * jnp.float32(log))
+        rate = jnp.where(applied, jnp.minimum(share, 1), 0)
+        means = nnx.as_pure(self.weights)
+        new = jax.tree.map(
+            lambda mean, now: mean + rate * (now - mean), means, nnx.as_pure(weights)
+        )
+        nnx.update(self.weights, new)
+        self.updates.set_value(updates)
 
 
 def _transformation(
