@@ -95,4 +95,4 @@ def main(**options: Any) -> None:
 
 
 if __name__ == "__main__":
-    run_command(main, empty_from=2)  # prompts
+    run_command(main)

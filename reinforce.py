@@ -48,4 +48,4 @@ def main(**options: Any) -> None:
 
 
 if __name__ == "__main__":
-    run_command(main, printing=("--replay", "--audit"))
+    run_command(main)

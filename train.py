@@ -67,4 +67,4 @@ def main(**options: Any) -> None:
 
 
 if __name__ == "__main__":
-    run_command(main, printing=("--grid", "--replay", "--profile"))
+    run_command(main)

@@ -6,15 +6,12 @@ import contextlib
 import difflib
 import errno
 import os
-import re
-import sys
 from typing import TYPE_CHECKING
 
 from rungs.common.shown_text import without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from types import TracebackType
 
 EXIT_BAD_INPUT = 2
 """Exit code of every command for bad input: a config, an argument, a dataset, a checkpoint."""
@@ -22,24 +19,16 @@ EXIT_FAILED = 1
 """Exit code of a command that could not finish."""
 EXIT_INTERRUPTED = 130
 """Exit code after Ctrl-C when there was nothing to save."""
-EXIT_NOT_READ = 141
-"""Exit code if the reader of the output is gone, as for a program that SIGPIPE ends."""
 _MOST_LINES, _MOST_CHARACTERS = 100, 600
-NO_SPACE = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 DISK_FULL = (*NO_SPACE, errno.EFBIG)
 """Errors of a full disk, an exhausted quota or a limit on file size."""
 _ADVICE = "; use sys.set_int_max_str_digits() to increase the limit"
 """Python's, for numbers that are too long."""
-_UNMAPPED = re.compile("failed to map segment|cannot allocate memory", re.IGNORECASE)
-"""What the system's loader says of a library without enough memory (ulimit -v)."""
-_NO_THREAD = "can't start new thread", os.strerror(errno.EAGAIN)
-"""Messages of Python and of C++ when the system starts no further thread."""
 OUT_OF_MEMORY_SIGNS = "RESOURCE_EXHAUSTED", "Out of memory"
 """Substrings of XLA's messages, on accelerators and CPUs."""
-_BACKENDS = "jax._src.xla_bridge"
-_JAX_MODULES = "jax._src.config", _BACKENDS
-"""Where JAX reads its environment variables, and where it starts a platform."""
-_NAMES_DEVICES = re.compile("PLATFORM|DEVICE|BACKEND")
+_NO_BACKEND = "Unable to initialize backend", "Unknown backend"
+"""How JAX's messages begin if JAX_PLATFORMS names a platform that isn't here."""
 
 
 class UserError(ValueError):
@@ -87,10 +76,6 @@ def check_characters(text: str, place: str) -> None:
 def _readable(message: str) -> str:
     """Return a message as printable lines of limited length without secrets."""
     message = without_secrets(message)
-    for argument in sys.argv:
-        for text in (argument, argument.partition("=")[2]):
-            if "\n" in text.strip("\n"):
-                message = message.replace(text, readable_line(text))
     lines = message.split("\n")
     lines = [readable_line(line) for line in lines if line.strip()]
     if len(lines) > _MOST_LINES:
@@ -120,38 +105,16 @@ def did_you_mean(name: str, known: Iterable[str], otherwise: str, prefix: str = 
     return f"did you mean {prefix}{close[0]}?" if close else otherwise
 
 
-def environment_error(error: Exception) -> UserError | None:
-    """Return the error to report for an exception that JAX raised because of its environment
-    variables, None if it has another cause. It names the variable at fault if JAX does, else those
-    that choose devices if no device is available, else all."""
-    given = [name for name in os.environ if name.startswith("JAX_")]
-    origin = _raising_module(error.__traceback__)
-    if not given or origin not in _JAX_MODULES:
-        return None
-    why = "no such device here" if isinstance(error, AssertionError) else reason(error)
-    named = [name for name in given if re.search(rf"\b{name}\b", str(error), re.IGNORECASE)]
-    of_devices = [name for name in given if origin == _BACKENDS and _NAMES_DEVICES.search(name)]
-    return UserError(
-        f"JAX does not start with the environment's {', '.join(named or of_devices or given)}:"
-        f" {why}; unset or change what does not fit"
-    )
-
-
 def system_error(error: Exception) -> UserError | RunFailure | None:
     """Return the error to report for an exception about a file that can't be read or written right
-    now, or a lack of memory or threads, also for a library; None if it is about something else.
-    Permissions are the user's."""
+    now, a lack of memory, or a platform that isn't here; None if it is about something else."""
     if isinstance(error, MemoryError):
         return RunFailure("the memory does not suffice for what this command reads or makes")
-    if isinstance(error, ImportError) and _UNMAPPED.search(str(error)):
-        return RunFailure(f"{reason(error)}: the memory that this process may use is too small")
     if isinstance(error, RuntimeError) and any(sign in str(error) for sign in OUT_OF_MEMORY_SIGNS):
         what = readable_line(reason(error))
         return RunFailure(f"out of memory; make the batch, the texts or the model smaller: {what}")
-    if isinstance(error, RuntimeError) and str(error).endswith(_NO_THREAD):
-        return RunFailure(
-            "no more threads can be started; allow more processes with ulimit -u, or end some"
-        )
+    if isinstance(error, RuntimeError) and str(error).startswith(_NO_BACKEND):
+        return UserError(f"JAX_PLATFORMS: {reason(error)}")
     if not isinstance(error, OSError) or error.strerror is None:
         return None
     if error.filename is None:  # of writing to an open file
@@ -166,10 +129,3 @@ def system_error(error: Exception) -> UserError | RunFailure | None:
         f"{os.fsdecode(error.filename)}: {error.strerror}; check that it is there and may be used,"
         " then run the same command again"
     )
-
-
-def _raising_module(trace: TracebackType | None) -> str:
-    module = ""
-    while trace is not None:
-        module, trace = trace.tb_frame.f_globals.get("__name__", ""), trace.tb_next
-    return module

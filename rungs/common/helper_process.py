@@ -1,10 +1,9 @@
 """Child processes: low-priority modules of Rungs beside training, Python files that answer, and
-functions that take long or crash. How systems start, signal and kill processes."""
+functions that take long or crash; when something that failed is tried again."""
 
 import contextlib
 import math
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -20,26 +19,18 @@ from typing import Any, BinaryIO
 from rungs.common.run_log import log
 from rungs.common.signals import StopSignal
 
-LOWEST = 19
-"""Niceness of the lowest priority."""
-_TRIES = 5
-_AUTOGROUP = "/proc/{}/autogroup"
-"""File with the name and niceness of a process's autogroup; empty for a machine's first session."""
 _SECONDS_UNTIL_MESSAGE = 2.0
 """A longer wait is explained to the user."""
-
-OWN_SESSION: dict[str, Any]
-_LOW_PRIORITY: dict[str, Any]
-if sys.platform == "win32":
-    _OWN_GROUP = subprocess.CREATE_NEW_PROCESS_GROUP
-    OWN_SESSION = {"creationflags": _OWN_GROUP}
-    _LOW_PRIORITY = {"creationflags": _OWN_GROUP | subprocess.BELOW_NORMAL_PRIORITY_CLASS}
-else:
-    OWN_SESSION = _LOW_PRIORITY = {"start_new_session": True}
-"""Options of `subprocess.Popen` for a process that Ctrl-C doesn't reach; see `kill_session`."""
-
+FIRST_DELAY, LONGEST_DELAY = 10.0, 600.0
+"""Seconds before something that failed is tried again; doubled after each further failure, up to
+the second number."""
 ENDED, KILLED = "\n", ""
 """Last item of the queue that `receive` returns."""
+
+
+def delay_after(failures: int) -> float:
+    """Return the seconds to wait after so many failures in a row, at least one."""
+    return min(FIRST_DELAY * 2.0 ** min(failures - 1, 99), LONGEST_DELAY)
 
 
 @contextlib.contextmanager
@@ -107,13 +98,12 @@ class HelperProcess:
 
     def finish(self, stop: StopSignal, what: str, patience: float = math.inf) -> bool:
         """Wait until the process has finished its work, another signal arrives, or `patience`
-        seconds pass. It gets normal priority, as this process only waits. `what` names the work in
-        the message about a long wait. Return whether it has finished or was never started."""
+        seconds pass. `what` names the work in the message about a long wait. Return whether it has
+        finished or was never started."""
         if self._process is None:
             return True
         with contextlib.suppress(OSError):
             self.send("")
-        restore_priority(self._process)
         started, has_said, number = time.monotonic(), False, stop.number
         while self._process.poll() is None and stop.number == number:
             time.sleep(0.02)
@@ -149,73 +139,25 @@ class HelperProcess:
 
 def start_python(arguments: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
     """Start Python with the lowest priority and pipes to its stdin and from its stderr. It gets a
-    session of its own, so that Ctrl-C stops the training alone. Where Linux shares its processors
-    between sessions (autogroups, sched(7)), a process's niceness counts only within its session, so
-    the session gets it as well. Raises OSError if it can't be started. `environment` is added to
-    that of this process."""
-    nice = ["nice", "-n", f"{LOWEST}"] if shutil.which("nice") else []
+    session of its own, so that Ctrl-C stops the training alone. Raises OSError if it can't be
+    started. `environment` is added to that of this process."""
     path = os.pathsep.join(filter(None, sys.path))
-    process = subprocess.Popen(
-        [*nice, sys.executable, *arguments],
+    return subprocess.Popen(
+        ["nice", "-n", "19", sys.executable, *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         encoding="utf-8",
         errors="replace",
         env=os.environ | environment | {"PYTHONPATH": path, "PYTHONUTF8": "1"},
-        **_LOW_PRIORITY,
+        start_new_session=True,
     )
-    with contextlib.suppress(OSError):  # not Linux, or no autogroups
-        _set_group_priority(Path(_AUTOGROUP.format(process.pid)), LOWEST)
-    return process
-
-
-def restore_priority(process: subprocess.Popen[str]) -> None:
-    """Restore normal priority to a process that `start_python` started, via its autogroup if there
-    is one: a process may not lower its own niceness again."""
-    with contextlib.suppress(OSError):
-        words = Path(_AUTOGROUP.format("self")).read_text("utf-8").split()
-        # a machine's first session has no autogroup and counts as 0, the default
-        niceness = int(words[-1]) if words else 0
-        _set_group_priority(Path(_AUTOGROUP.format(process.pid)), niceness)
-
-
-def _set_group_priority(autogroup: Path, niceness: int) -> None:
-    """Set the priority of a session. Users other than root may change one per 0.1 s."""
-    for _ in range(_TRIES - 1):
-        with contextlib.suppress(BlockingIOError):
-            autogroup.write_text(f"{niceness}", "utf-8")
-            return
-        time.sleep(0.05)
-    autogroup.write_text(f"{niceness}", "utf-8")
-
-
-def start_in_foreground(command: Sequence[str]) -> "subprocess.Popen[bytes]":
-    """Start a process that gets Ctrl-C from the terminal as this one does, or by `forward`."""
-    return subprocess.Popen(command, **(OWN_SESSION if sys.platform == "win32" else {}))
-
-
-def forward(number: int, process: "subprocess.Popen[Any]") -> None:
-    """Send a signal that this process received to one that `start_in_foreground` started."""
-    if sys.platform == "win32":  # knows no other that a process can be sent
-        number = signal.CTRL_BREAK_EVENT
-    process.send_signal(number)
-
-
-def pause(process: "subprocess.Popen[Any]", *, is_over: bool = False) -> None:
-    """Stop a process for a while, or let it go on; nothing on Windows, which can't do that."""
-    if sys.platform != "win32":
-        process.send_signal(signal.SIGCONT if is_over else signal.SIGSTOP)
 
 
 def kill_session(process: "subprocess.Popen[Any]") -> None:
-    """Kill a process that was started with `OWN_SESSION`, and all that it started in it; on Windows
-    only itself."""
-    if sys.platform == "win32":
-        process.kill()
-    else:
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: the other one
-            os.killpg(process.pid, signal.SIGKILL)
+    """Kill a process that was started in a session of its own, and all that it started there."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: the other one
+        os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
@@ -264,7 +206,7 @@ class AnsweringProcess:
             stderr=subprocess.DEVNULL,
             cwd=self._folder,
             env=self._environment,
-            **OWN_SESSION,
+            start_new_session=True,
         )
 
     @property

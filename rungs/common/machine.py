@@ -1,10 +1,8 @@
-"""What this machine has and allows: cores, memory, open files. A system that doesn't say counts as
-one without a limit."""
-
-from __future__ import annotations  # `command.py` also starts on an older Python
+"""What this machine has: cores and memory. A system that doesn't say counts as one without a
+limit."""
 
 import contextlib
-import math
+import ctypes
 import os
 import sys
 from pathlib import Path
@@ -26,41 +24,15 @@ def cpu_description() -> str:
 
 
 def memory_bytes() -> float:
-    """Return the memory of this machine or container in bytes; infinity if unknown."""
-    if not hasattr(os, "sysconf"):
-        return math.inf
+    """Return the memory of this machine or container in bytes."""
     limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     with contextlib.suppress(OSError, ValueError):  # not a container, or no limit
         limit = min(limit, int(_CGROUP_LIMIT.read_text("utf-8")))
     return limit
 
 
-def allow_open_files(wanted: int) -> float:
-    """Let this process open this many files at once, if it may. Return how many it can."""
-    if sys.platform == "win32":
-        return math.inf
-    import resource
-
-    few, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if few < wanted and few < most:
-        few = min(wanted, most)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (few, most))
-    return few
-
-
-def limits_file_size() -> bool:
-    """Return whether files of this process may not grow beyond a limit (`ulimit -f`)."""
-    if sys.platform == "win32":
-        return False
-    import resource
-
-    return resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY
-
-
 def set_malloc(arena_max: int, mmap_max: int, trim_threshold: int) -> None:
     """Set parameters of glibc's malloc, if this process has it; mallopt(3) has their defaults."""
-    import ctypes  # not needed by `--help`
-
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
         libc.mallopt(_ARENA_MAX, arena_max)
         libc.mallopt(_MMAP_MAX, mmap_max)

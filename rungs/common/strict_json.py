@@ -11,7 +11,6 @@ from typing import Any, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_validator
 
-from rungs.common import paths, shown_text
 from rungs.common.errors import UserError, did_you_mean, reason
 
 _MOST_ERRORS, _MOST_SHOWN = 50, 60
@@ -65,7 +64,7 @@ class StrictModel(BaseModel):
 def read_text(path: Path) -> str:
     """Return a file's text; raises UserError if it is missing, unreadable or not UTF-8."""
     try:
-        return paths.read_bytes(path).decode("utf-8-sig")
+        return path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except UnicodeDecodeError as error:
@@ -212,21 +211,13 @@ def _error_lines(error: Any, file: str, models: Mapping[str, type[StrictModel]])
     if error["type"] == "extra_forbidden":
         nested = len(parts) > 1
         advice = _nested_advice(parts, models[file]) if nested else _advice(key, file, models)
-        value = "***" if _is_secret(parts[-1], error["input"]) else format_value(error["input"])
-        return [f"{key}: unknown key (value {value}){advice}"]
+        return [f"{key}: unknown key (value {format_value(error['input'])}){advice}"]
     if error["type"] == "missing":
         return [f"{key}: missing; this key is required"]
     allowed = _ALLOWED.get(error["type"], error["msg"])
     for theirs, ours in _WORDING.items():
         allowed = allowed.replace(theirs, ours)
     return [f"{key}: {format_value(error['input'])} is not allowed; {allowed}"]
-
-
-def _is_secret(key: str, value: Any) -> bool:
-    """Return whether the value of an unknown key is probably a secret. A number of tokens isn't."""
-    is_number = isinstance(value, int | float)
-    is_count = is_number and key.lower().endswith(("token", "tokens"))
-    return shown_text.is_secret_name(key) and not is_count
 
 
 def _advice(key: str, file: str, models: Mapping[str, type[StrictModel]]) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rungs.common import helper_process, shown_text
+from rungs.common import helper_process
 from rungs.common.errors import UserError, errors_at, reason
 from rungs.common.run_log import log
 
@@ -34,7 +34,6 @@ def check_hooks(hooks: Sequence[str]) -> None:
     """Raise UserError if a hook is neither a URL nor an existing command."""
     for hook in hooks:
         if is_url(hook):
-            shown_text.hide(hook.partition("://")[2].partition("/")[2])
             _check_url(hook)
             continue
         with errors_at(f"--on-event {_name(hook)}: ", ValueError):
@@ -169,7 +168,7 @@ class _Hook:
                 stderr=stderr,
                 encoding="utf-8",
                 errors="replace",
-                **helper_process.OWN_SESSION,
+                start_new_session=True,
             )
         try:
             _, problem = process.communicate(text + "\n", seconds)

@@ -13,8 +13,9 @@ from pydantic import ValidationError
 
 from rungs.checkpointing import checkpoint_folder, manifest
 from rungs.checkpointing.retention import superfluous
-from rungs.common import backoff, disk, paths
+from rungs.common import disk, paths
 from rungs.common.errors import RunFailure, UserError, reason
+from rungs.common.helper_process import delay_after
 from rungs.common.run_log import log
 from rungs.integrations import mirror_folder
 from rungs.integrations.mirror_folder import CHECKPOINTS, MirrorFolder, MirrorRecord, check_same_run
@@ -80,7 +81,7 @@ class Mirroring:
                 if is_last and failures >= _TRIES_AT_END:
                     log.warning("%s: %s; the mirror is not complete", self._url, reason(error))
                     return
-                delay = backoff.delay_after(failures)
+                delay = delay_after(failures)
                 log.warning("%s: %s; trying again in %.0f s", self._url, reason(error), delay)
                 if self._is_ending.is_set():
                     time.sleep(delay)

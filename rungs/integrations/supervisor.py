@@ -6,9 +6,8 @@ import sys
 import time
 from collections.abc import Sequence
 
-from rungs.common import backoff, helper_process
+from rungs.common import helper_process
 from rungs.common.errors import EXIT_BAD_INPUT
-from rungs.common.paths import lines_of
 from rungs.common.run_log import log
 from rungs.common.signals import StopSignal, name_of, stopping_signals
 from rungs.integrations.alerts import Alerts
@@ -41,7 +40,7 @@ def supervise(
             if restarts > max_restarts:
                 log.warning("ended with exit code %d; not started again: see --max-restarts", code)
                 return code if code > 0 else 128 - code
-            delay = backoff.delay_after(restarts)
+            delay = helper_process.delay_after(restarts)
             log.warning(
                 "ended with exit code %d; restart %d of %d in %.0f s",
                 *(code, restarts, max_restarts, delay),
@@ -58,20 +57,20 @@ def supervise(
 
 def run_child(command: Sequence[str], stop: StopSignal) -> int:
     """Run the command to its end, forwarding signals, and return its exit code."""
-    process = helper_process.start_in_foreground(command)
+    process = subprocess.Popen(command)
     told = None
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
             return process.wait(0.2)
         if stop.number is not None and stop.number != told:
-            helper_process.forward(stop.number, process)
+            process.send_signal(stop.number)
             told = stop.number
 
 
 def _note_death(run: folder.RunFolder, hooks: Sequence[str], number: int) -> None:
     step = -1
     with contextlib.suppress(OSError), run.metrics.open("rb") as file:  # no metrics yet
-        step = sum(line.endswith(b"\n") for line in lines_of(file)) - 1
+        step = sum(line.endswith(b"\n") for line in file) - 1
     alerts = Alerts(run, hooks, step)
     alerts.note_end("failure", f"killed by {name_of(number)}")
     alerts.finish()

@@ -15,8 +15,8 @@ from typing import Any, TextIO
 
 from pydantic import Field
 
-from rungs.common import backoff, disk, errors, paths, signals, strict_json
-from rungs.common.helper_process import ENDED, KILLED, HelperProcess, receive
+from rungs.common import disk, errors, paths, signals, strict_json
+from rungs.common.helper_process import ENDED, KILLED, HelperProcess, delay_after, receive
 from rungs.common.run_log import log
 from rungs.config import run_config
 from rungs.integrations.trackers import OpenTracker, TrackedRun, Tracker, find_tracker
@@ -212,7 +212,7 @@ def main(run: RunFolder, name: str, lines: TextIO) -> None:
             feed.reopen()
         if last_line in (ENDED, KILLED):
             return
-        delay = backoff.delay_after(failures) if failures else _SECONDS_BETWEEN
+        delay = delay_after(failures) if failures else _SECONDS_BETWEEN
         last_line = _last_line(received, delay)
 
 

@@ -36,32 +36,6 @@ def test_a_second_signal_ends_the_process_unless_it_comes_with_the_first(
     assert ended.stdout == ("143\n" if exit_code == 0 else "")
 
 
-INHERITED = """
-import os, signal, sys
-signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGUSR1])
-os.execv(sys.executable, [sys.executable, "-c", sys.argv[1]])
-"""
-RESTORED = """
-import os, signal, subprocess
-from rungs.common import command, signals
-command.begin_command()
-print(subprocess.run(["false"]).returncode, flush=True)
-with signals.StopSignal() as stop:
-    stop.begin()
-    os.kill(os.getpid(), signal.SIGTERM)
-print(stop.exit_code)
-"""
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no signal masks")
-def test_what_a_launcher_ignores_or_blocks_is_noticed() -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", INHERITED, RESTORED], capture_output=True, text=True, check=False
-    )
-    assert ended.stdout == "1\n143\n", ended.stderr
-
-
 STOP = """
 import os, signal, sys
 from rungs.common.signals import StopSignal, exit_on_signal
@@ -116,41 +90,22 @@ def test_a_warning_asks_to_stop_and_never_ends_the_process(
     )
 
 
-DEADLOCK = """
-import ctypes, os, signal, sys, threading, time
+WAIT = """
+import ctypes
 from rungs.common import signals
-numbers = [signal.Signals[name] for name in sys.argv[1:]]
-
-def send_all():
-    for number in numbers:
-        os.kill(os.getpid(), number)
-        time.sleep(1.1)
-
 signals.exit_on_signal()
-with signals.StopSignal() as stop:
-    if len(numbers) > 1:
-        stop.begin()
-    threading.Timer(0.1, send_all).start()
-    lock = ctypes.create_string_buffer(256)
-    while True:
-        ctypes.CDLL(None).pthread_mutex_lock(lock)  # the second time it waits for ever
+print(flush=True)
+ctypes.CDLL(None).pause()
 """
 
 
-@pytest.mark.parametrize("names", [("SIGINT",), ("SIGINT", "SIGINT"), ("SIGUSR1",)])
-def test_signals_act_while_native_code_runs(names: tuple[str, ...]) -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", DEADLOCK, *names],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert ended.returncode == 128 + signal.Signals[names[0]], ended.stderr
-    noted, ended_at_once = "SIGINT: saving after this step; send it", f"{names[0]}: stopped;"
-    said = [line for line in ended.stderr.splitlines() if line]
-    expected = [noted, ended_at_once][-len(names) :]
-    assert [line[: len(start)] for line, start in zip(said, expected, strict=True)] == expected
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+def test_before_the_first_step_a_signal_ends_native_code(number: signal.Signals) -> None:
+    with subprocess.Popen([sys.executable, "-c", WAIT], stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        process.stdout.readline()
+        process.send_signal(number)
+        assert process.wait(60) == -number
 
 
 def test_a_signal_without_a_name_has_its_number() -> None:

@@ -68,6 +68,6 @@ def run(tmp_path: Path) -> RunFolder:
 def failing(mirror: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The URL of the mirror through a file system that can be told to fail."""
     fsspec.register_implementation("failing", Failing, clobber=True)
-    monkeypatch.setattr("rungs.common.backoff.FIRST_DELAY", 0.01)
+    monkeypatch.setattr("rungs.common.helper_process.FIRST_DELAY", 0.01)
     yield f"failing://{mirror}"
     Failing.left = 10**9

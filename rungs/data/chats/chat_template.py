@@ -7,6 +7,7 @@ import functools
 import json
 import os
 import re
+import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +17,6 @@ from typing import Any, NamedTuple, Self
 from rungs.common.errors import UserError
 from rungs.common.helper_process import AnsweringProcess
 from rungs.common.paths import is_file, read_bytes
-from rungs.common.signals import number_of
 from rungs.common.strict_json import read_text
 from rungs.data.chats.messages import ASSISTANT, TOOL_CALLS, Message, says_something
 from rungs.data.tokenizer_files import CONFIG_FILE, finder, json_object, special_tokens
@@ -292,7 +292,7 @@ class _TemplateProcess:
             raise
         if not answer.endswith(b"\n"):
             code = self._process.exit_code(None)
-            if code == (-number_of("SIGPROF") or 1):  # without it, the sandbox exits with 1
+            if code == -signal.SIGPROF:
                 raise UserError("the chat template takes too long: it was stopped")
             raise UserError(f"the chat template ended its process with status {code}")
         return answer

@@ -5,6 +5,7 @@ import contextlib
 import math
 import random
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from rungs.checkpointing.checkpoint_folder import list_checkpoints, unfinished_checkpoints
-from rungs.common import disk, helper_process
+from rungs.common import disk
 from rungs.common.errors import RunFailure, UserError
 from rungs.run.folder import RunFolder
 
@@ -93,11 +94,11 @@ class TrainingProcess:
 
     def stop_if_in(self, phases: tuple[Phase, ...]) -> bool:
         """Stop the process if it is in one of these phases; return whether it is."""
-        helper_process.pause(self.process)
+        self.process.send_signal(signal.SIGSTOP)
         with contextlib.suppress(OSError):
             if self.activity().phase in phases:
                 return True
-        helper_process.pause(self.process, is_over=True)
+        self.process.send_signal(signal.SIGCONT)
         return False
 
     def kill(self) -> Observed | None:
