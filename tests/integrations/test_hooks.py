@@ -207,7 +207,6 @@ def test_what_a_hook_runs_ends_with_the_run(
         "http://127.0.0.1:1/services/planted",
         "htps://user:planted@127.0.0.1:1/planted?x=planted",  # a slip
         "htps://user:planted/rest@127.0.0.1:1/",
-        "https://127.0.0.1:1/planted space",
         "false --header planted",
         "no-such-program --header planted",
         "no-such-program 'planted",

