@@ -1,12 +1,11 @@
 """Saved state: checkpoints and weights files, written, verified, listed, restored.
 
-checkpoint_folder  a run's checkpoints: list them, find the newest valid or the best, the links
-                   `best` and `latest`; resolve a path to its weights file
+checkpoint_folder  a run's checkpoints: list and average them, find the newest valid or the best,
+                   the links `best` and `latest`; resolve a path to its weights file
 retention          which old checkpoints are deleted (`keep_checkpoints`), cleanup after a crash
 saver              write checkpoints in the background while training continues
 manifest           meta.json of a checkpoint, with checksums; SHA256SUMS of an imported model
-averaging          the mean of the weights of several checkpoints
-optimizer_state    write, read and check the optimizer state
+optimizer_state    write and read the optimizer state
 load               load_model, load_tokenizer, load_generator; saved weights with LoRA merged;
                    the weights of `start_from`; saved arrays onto devices
 published          the files that a model was published with besides its weights

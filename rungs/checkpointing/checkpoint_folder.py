@@ -1,28 +1,34 @@
-"""A run's `checkpoints/` folder: names, validity, the best one, the links `best` and `latest`, and
-the list that `checkpointing.py` prints. A checkpoint that is being written has a leading dot."""
+"""A run's `checkpoints/` folder: names, validity, the best one, the links `best` and `latest`; the
+list that `checkpointing.py` prints, and the mean of the weights of several. A checkpoint that is
+being written has a leading dot."""
 
 import datetime
 import logging
 import os
+import time
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
+from rungs.checkpointing import weights_file
 from rungs.checkpointing.manifest import (
     CHECKSUMS_FILE,
     EMA_FOLDER,
     META_FILE,
+    OPTIMIZER_FOLDER,
     Checkpoint,
     CheckpointError,
     changed_files,
     read_checkpoint,
     read_checksums,
     refuse_damaged,
+    write_checksums,
 )
 from rungs.checkpointing.weights_file import WEIGHTS_FILE, file_or_index
-from rungs.common import disk, paths
+from rungs.common import disk
 from rungs.common.errors import UserError
 from rungs.common.shown_text import quoted
-from rungs.config.run_config import MODEL_FILE
 from rungs.run.folder import RUNS, RunFolder, is_checkpoint_name, known_runs
 
 IMPORTED = "imported"
@@ -33,19 +39,12 @@ UNFINISHED = "."
 """Prefix of checkpoints that are being written or deleted."""
 LINKS = BEST, LATEST = "best", "latest"
 
-_STAMP = "%Y%m%dZ%H%M%S"
 log = logging.getLogger("rungs")
 
 
 def checkpoint_folders(folder: Path) -> list[Path]:
-    """Return the paths named like checkpoints, sorted. Raises UserError if the folder cannot be
-    read, where `Path.glob` would find nothing and the run would look new."""
-    try:
-        names = [path.name for path in folder.iterdir()]
-    except OSError as error:
-        if error.errno in paths.NO_FILE:
-            return []
-        raise paths.cannot_be_read(folder, error) from None
+    """Return the paths named like checkpoints, sorted."""
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
     return [folder / name for name in sorted(filter(is_checkpoint_name, names))]
 
 
@@ -69,13 +68,13 @@ def unusable_checkpoints(folder: Path) -> dict[Path, CheckpointError]:
 
 
 def _read_all(folder: Path) -> tuple[list[Checkpoint], dict[Path, CheckpointError]]:
-    found, unusable = list[Checkpoint](), dict[Path, CheckpointError]()
+    usable, unusable = list[Checkpoint](), dict[Path, CheckpointError]()
     for path in checkpoint_folders(folder):
         try:
-            found.append(read_checkpoint(path))
+            usable.append(read_checkpoint(path))
         except CheckpointError as error:
             unusable[path] = error
-    return sorted(found, key=lambda c: c.order), unusable
+    return sorted(usable, key=lambda c: c.order), unusable
 
 
 def order_by_name(name: str) -> tuple[int, str]:
@@ -86,14 +85,13 @@ def order_by_name(name: str) -> tuple[int, str]:
 
 def newest_valid(folder: Path) -> Checkpoint | None:
     """Return the checkpoint with the highest step whose files all match their checksums. Logs a
-    warning for each one skipped. Raises UserError if files cannot be read right now."""
-    for path, error in unusable_checkpoints(folder).items():
-        is_damaged = error.state == "damaged"
-        log.warning("%s; not used", f"{path}: damaged (meta.json)" if is_damaged else error)
-    for candidate in reversed(list_checkpoints(folder)):
-        if not (damage := candidate.damage()):
-            if extra := candidate.extra_files():
-                log.warning("%s: was saved without %s; ignored", candidate.folder, ", ".join(extra))
+    warning for each one skipped."""
+    checkpoints, unusable = _read_all(folder)
+    for error in unusable.values():
+        log.warning("%s; not used", error)
+    for candidate in reversed(checkpoints):
+        damage = candidate.damage()
+        if not damage:
             return candidate
         log.warning("%s: damaged (%s); not used", candidate.folder, ", ".join(damage))
     return None
@@ -115,25 +113,15 @@ def best_by_validation_data(checkpoints: list[Checkpoint]) -> dict[str | None, C
 
 
 def checkpoint_name(folder: Path, step: int) -> str:
-    """Return a new checkpoint's folder name. It sorts after all checkpoints of the same step, even
-    if the clock was set back or two are saved within a second."""
-    names = [path.name.removeprefix(UNFINISHED) for path in folder.glob(f"*-step-{step:06d}")]
-    stamps = [time_stamp(), *(_stamp_after(name.partition("-")[0]) for name in names)]
-    return f"{max(stamps)}-step-{step:06d}"
-
-
-def _stamp_after(stamp: str) -> str:
-    """Return the time stamp one second later; an empty string if `stamp` is not a time stamp."""
-    try:
-        then = datetime.datetime.strptime(stamp, _STAMP)
-    except ValueError:
-        return ""
-    return f"{then + datetime.timedelta(seconds=1):{_STAMP}}"
+    """Return a new checkpoint's folder name. Waits if the same step was saved in this second."""
+    while (folder / (name := f"{time_stamp()}-step-{step:06d}")).exists():
+        time.sleep(0.1)
+    return name
 
 
 def time_stamp() -> str:
     """Return the current UTC time in the format that begins checkpoint names."""
-    return f"{utc_now():{_STAMP}}"
+    return f"{utc_now():%Y%m%dZ%H%M%S}"
 
 
 def utc_now() -> datetime.datetime:
@@ -153,53 +141,11 @@ def _point(link: Path, target: str) -> None:
     if link.is_dir() and not link.is_symlink():  # the run was copied with links followed
         aside = link.parent.parent / "aside"
         aside.mkdir(exist_ok=True)
-        disk.move(link, aside / f"{time_stamp()}-{link.name}")
+        link.rename(aside / f"{time_stamp()}-{link.name}")
     new = link.with_name(f".{link.name}")
-    disk.remove(new)
+    new.unlink(missing_ok=True)
     new.symlink_to(target)
     new.replace(link)
-
-
-def link_target(link: Path) -> str | None:
-    """Return the name of the checkpoint that a link points to, None if there is none."""
-    try:
-        target = follow_link(link)
-    except UserError:
-        return None
-    return target.resolve().name if paths.is_folder(target) else None
-
-
-def follow_link(path: Path) -> Path:
-    """Return `path` with `best` or `latest` resolved, if that is a text file instead of a link.
-    Raises UserError if one of a run leads to anything but a name in its own folder."""
-    for pointer in (path, *path.parents):
-        if pointer.name not in LINKS:
-            continue
-        if paths.is_link(pointer):
-            run = pointer.absolute().parents[1]
-            if paths.is_file(run / MODEL_FILE) and not _leads_beside(pointer):
-                raise broken_link(pointer)
-        elif paths.is_file(pointer):
-            name = paths.read_bytes(pointer).decode(errors="replace").strip()
-            if not paths.is_plain_name(name):
-                raise broken_link(pointer)
-            return pointer.parent / name / path.relative_to(pointer)
-    return path
-
-
-def _leads_beside(link: Path) -> bool:
-    target = link.parent / link.readlink()
-    try:
-        return target.name not in LINKS and target.parent.samefile(link.parent)
-    except OSError:
-        return False
-
-
-def broken_link(link: Path) -> UserError:
-    return UserError(
-        f"{link}: does not point to a checkpoint; choose one in {link.parent}, or repair the link"
-        f" by starting the run: uv run train.py {quoted(link.parent.parent)}"
-    )
 
 
 class ListedCheckpoint(NamedTuple):
@@ -218,24 +164,21 @@ class ListedCheckpoint(NamedTuple):
     links: list[str]
     """Which of `best` and `latest` point here."""
     damage: list[str]
-    """Names of files that are missing or changed, or were added and would be read."""
+    """Names of files that are missing or changed."""
     has_checksums: bool
-    problem: str = ""
-    """Why an undamaged checkpoint cannot be used: "other version" or "unreadable"."""
 
 
 def list_run(run: RunFolder, *, verify: bool) -> list[ListedCheckpoint]:
     """Return a run's checkpoints in the order they were saved; imported weights come first.
     `verify` hashes every file; otherwise only missing files and a damaged meta.json are found."""
     folder = run.checkpoints
-    targets = {name: link_target(folder / name) for name in LINKS}
+    targets = {name: (folder / name).resolve().name for name in LINKS}
 
     def links(path: Path) -> list[str]:
         return [name for name, target in targets.items() if target == path.name]
 
-    paths.refuse_unsearchable(run.checkpoints)
     models = run.imported, *sorted(folder.glob(f"{AVERAGE}[0-9]*"))
-    listed = [_without_training(path, verify) for path in models if paths.is_folder(path)]
+    listed = [_without_training(path, verify) for path in models if path.is_dir()]
     listed += [_listed(path, links(path), verify) for path in checkpoint_folders(folder)]
     # a running training may have deleted some
     return [checkpoint for checkpoint in listed if (folder / checkpoint.name).is_dir()]
@@ -244,30 +187,20 @@ def list_run(run: RunFolder, *, verify: bool) -> list[ListedCheckpoint]:
 def _listed(folder: Path, links: list[str], verify: bool) -> ListedCheckpoint:
     try:
         checkpoint = read_checkpoint(folder)
-    except CheckpointError as error:
-        if error.state == "damaged":
-            return _without_manifest(folder, links, [META_FILE])
-        return _without_manifest(folder, links, [])._replace(problem=error.state)
-    meta, damage, problem = checkpoint.meta, list[str](), ""
-    try:
-        damage = checkpoint.damage() if verify else checkpoint.missing()
-    except UserError:
-        problem = "unreadable"
-    try:
-        pass_at_1 = meta.pass_at_1
-    except UserError:  # of another version
-        pass_at_1 = None
-    quality = meta.train_loss, meta.validation_loss, pass_at_1
+    except CheckpointError:
+        return _without_manifest(folder, links, [META_FILE])
+    meta, damage = checkpoint.meta, checkpoint.damage() if verify else checkpoint.missing()
+    quality = meta.train_loss, meta.validation_loss, meta.pass_at_1
     size = disk.folder_bytes(folder)
     return ListedCheckpoint(
-        folder.name, meta.global_step, *quality, size, meta.created, links, damage, True, problem
+        folder.name, meta.global_step, *quality, size, meta.created, links, damage, True
     )
 
 
 def _without_training(folder: Path, verify: bool) -> ListedCheckpoint:
-    if not paths.is_file(folder / CHECKSUMS_FILE):  # an earlier version imported it
+    if not (folder / CHECKSUMS_FILE).is_file():
         return _without_manifest(folder, [], [])
-    missing = [name for name in read_checksums(folder) if not paths.is_file(folder / name)]
+    missing = [name for name in read_checksums(folder) if not (folder / name).is_file()]
     damage = changed_files(folder) if verify else missing
     return _without_manifest(folder, [], damage)._replace(has_checksums=True)
 
@@ -275,6 +208,54 @@ def _without_training(folder: Path, verify: bool) -> ListedCheckpoint:
 def _without_manifest(folder: Path, links: list[str], damage: list[str]) -> ListedCheckpoint:
     size = disk.folder_bytes(folder)
     return ListedCheckpoint(folder.name, None, None, None, None, size, "", links, damage, False)
+
+
+def average_checkpoints(run: RunFolder, count: int) -> tuple[Path, list[int]]:
+    """Write the mean of the weights of the last `count` checkpoints as a model of its own, and
+    return its folder and the steps. Raises UserError if there are fewer, or one is damaged."""
+    checkpoints, unusable = _read_all(run.checkpoints)
+    by_step = {checkpoint.step: checkpoint for checkpoint in checkpoints}
+    last = list(by_step.values())[-count:]
+    if len(last) < count:
+        raise UserError(
+            f"--average {count}: {run.path} has {len(last)} checkpoints; keep more with"
+            " keep_checkpoints"
+        )
+    for path, error in unusable.items():
+        if order_by_name(path.name) > last[0].order:
+            raise error
+    for checkpoint in last:
+        if damage := checkpoint.damage(_is_of_model):
+            raise UserError(f"{checkpoint.folder}: damaged ({', '.join(damage)})")
+    folder = run.checkpoints / f"{AVERAGE}{count}"
+    with disk.lock_folder(folder), disk.atomic_folder(folder, replace=True) as new:
+        _write_mean(new, last)
+    return folder, [checkpoint.step for checkpoint in last]
+
+
+def _write_mean(folder: Path, checkpoints: list[Checkpoint]) -> None:
+    last, sources = checkpoints[-1], [checkpoint.weights for checkpoint in checkpoints]
+    shapes = {name: sources[-1].shape(name) for name in sources[-1].names()}
+    for source in sources:
+        source.check_tensors(shapes)
+    means: dict[str, np.ndarray] = {}
+    for name in sorted(shapes):
+        total = np.zeros(shapes[name], np.float64)
+        for source in sources:
+            total += source.array(name)
+        mean = (total / len(sources)).astype(np.float32)
+        means[name] = weights_file.cast(mean, sources[-1].array(name).dtype.name)
+    limit = last.meta.run_config().train.max_weights_file_bytes
+    weights_file.write_weights(folder, means, sources[-1].header, limit)
+    for name in filter(_is_of_model, last.meta.checksums):
+        if not name.startswith(Path(WEIGHTS_FILE).stem):
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_bytes((last.folder / name).read_bytes())
+    write_checksums(folder)
+
+
+def _is_of_model(name: str) -> bool:
+    return name.partition("/")[0] not in (OPTIMIZER_FOLDER, EMA_FOLDER)
 
 
 def find_valid_weights(path: Path | str) -> Path:
@@ -288,7 +269,7 @@ def find_averaged_weights(path: Path | str) -> Path:
     """Like `find_weights`, but return the averaged weights that were saved beside those."""
     weights = find_weights(path)
     averaged = file_or_index(weights.parent / EMA_FOLDER / WEIGHTS_FILE)
-    if not paths.is_file(averaged):
+    if not averaged.is_file():
         raise UserError(
             f"--weights ema: {weights.parent} has no averaged weights, which are saved with"
             " ema_decay in train.json; leave it out"
@@ -300,26 +281,23 @@ def find_weights(path: Path | str) -> Path:
     """Return the path of the `model.safetensors`, or its shard index, that a path refers to: a run
     folder (its best checkpoint, or imported weights if it has none), a checkpoint folder, or the
     file itself. Raises UserError if there is none."""
-    path = RUNS / path if paths.is_folder(RUNS / path) and not paths.is_there(path) else Path(path)
-    link = path / "checkpoints" / BEST
-    if path.name in LINKS or path.parent.name in LINKS:
-        link, path = path if path.name in LINKS else path.parent, follow_link(path)
-    for candidate in (
-        path,
-        path / WEIGHTS_FILE,
-        follow_link(path / "checkpoints" / BEST) / WEIGHTS_FILE,
-    ):
-        if paths.is_file(weights := file_or_index(candidate)):
+    path = Path(path)
+    if not path.exists() and (RUNS / path).is_dir():
+        path = RUNS / path
+    checkpoints = path / "checkpoints"
+    best, imported = checkpoints / BEST, checkpoints / IMPORTED
+    chosen = best if os.path.lexists(best) else imported
+    for candidate in (path, path / WEIGHTS_FILE, chosen / WEIGHTS_FILE):
+        weights = file_or_index(candidate)
+        if weights.is_file():
             return weights
-    is_linked = os.path.lexists(link)
-    if is_linked and not paths.is_file(file_or_index(follow_link(link) / WEIGHTS_FILE)):
-        raise broken_link(link)
-    imported = file_or_index(path / "checkpoints" / IMPORTED / WEIGHTS_FILE)
-    if paths.is_file(imported):
-        return imported
-    for folder in (path, path / "checkpoints"):
-        paths.refuse_unsearchable(folder)
-    if paths.is_folder(path) and not is_linked:
+    for link in (best, path, path.parent):
+        if link.is_symlink() and not file_or_index(link / WEIGHTS_FILE).is_file():
+            raise UserError(
+                f"{link}: does not point to a checkpoint; choose one in {link.parent}, or repair"
+                f" the link by starting the run: uv run train.py {quoted(link.parent.parent)}"
+            )
+    if path.is_dir():
         raise UserError(
             f"{path}: no checkpoint there yet; train it first: uv run train.py {quoted(path)}"
         )

@@ -17,7 +17,7 @@ from rungs.checkpointing import manifest, optimizer_state, published
 from rungs.checkpointing.checkpoint_folder import IMPORTED, find_valid_weights, find_weights
 from rungs.checkpointing.manifest import Checkpoint
 from rungs.checkpointing.weights_file import WEIGHTS_FILE, Weights, file_or_index
-from rungs.common import paths, shown_text
+from rungs.common import shown_text
 from rungs.common.errors import UserError, errors_at
 from rungs.config import run_config
 from rungs.config.run_config import MODEL_FILE, TRAIN_FILE, AnyRunConfig
@@ -99,7 +99,7 @@ def load_tokenizer(path: Path | str, datasets_dir: Path | None = None) -> Tokeni
             f"{weights}: was imported without a tokenizer; put its tokenizer.json in that folder"
         )
     folder = catalog.dataset_folder(name, catalog.find_datasets_dir(datasets_dir))
-    return tokenizer_files.load_tokenizer(folder if paths.is_folder(folder) else name)
+    return tokenizer_files.load_tokenizer(folder if folder.is_dir() else name)
 
 
 class TextGenerator(NamedTuple):
@@ -163,28 +163,10 @@ class MergedWeights(Weights):
         return {name for name in super().names() if not name.endswith(LOW_RANK_NAMES)}
 
     def check_tensors(self, shapes: dict[str, tuple[int, ...]]) -> None:
-        """As for `Weights`; also raise UserError if low-rank tensors do not fit their kernel."""
-        super().check_tensors(shapes)
-        low_rank = {name for name in super().names() if name.endswith(LOW_RANK_NAMES)}
-        kernels = {name.removesuffix(DOWN).removesuffix(UP) + "kernel" for name in low_rank}
-        lines = [
-            f"tensor {name}: its low-rank tensors do not have matching shapes"
-            for name in sorted(kernels)
-            if not self._low_rank_fits(name)
-        ]
-        if lines:
-            raise UserError.at(self.path, lines)
-
-    def _low_rank_fits(self, kernel: str) -> bool:
-        """Return whether both low-rank tensors of a kernel exist and match its shape."""
-        assert self._lora is not None
-        down, up = (kernel.removesuffix("kernel") + end for end in LOW_RANK_NAMES)
-        if not {kernel, down, up} <= super().names():
-            return False
-        into, out, rank = self.shape(down), self.shape(up), self._lora.rank
-        stack = self.shape(kernel)[:1]
-        is_of_rank = into[-1:] == out[1:2] == (rank,) and into[:1] == out[:1] == stack
-        return is_of_rank and self.shape(kernel) == into[:-1] + out[2:]
+        """As for `Weights`; the low-rank tensors must fit their kernels, too."""
+        every = shapes_of(self.header.model, self._lora) if self._lora else {}
+        low_rank = {name: every[name] for name in every if name.endswith(LOW_RANK_NAMES)}
+        super().check_tensors(shapes | low_rank)
 
     def array(self, name: str, part: tuple[slice, ...] = ()) -> np.ndarray:
         """Return a tensor, or a slice of its first axes, merged in float32, in its stored dtype. A
@@ -247,7 +229,8 @@ def _starting_file(run: RunFolder, config: AnyRunConfig) -> Path | None:
     with errors_at(f"{run.path / config.train_file}: start_from: "):
         if name != IMPORTED:
             return find_weights(name)
-        if not paths.is_file(path := file_or_index(run.imported / WEIGHTS_FILE)):
+        path = file_or_index(run.imported / WEIGHTS_FILE)
+        if not path.is_file():
             raise UserError(
                 "nothing was imported into this run; name a run or a checkpoint, or import into a"
                 " new folder: uv run pretrained.py import HUB_ID RUN"
@@ -263,10 +246,8 @@ def restore(
     abstract = AbstractState(config, total_steps, mesh)
     weights = place_weights(saved.weights, abstract, cast=abstract.trained)
     averaged = _place_averaged(saved, abstract)
-    # earlier versions saved Adafactor's state with vocabulary padding
-    is_padded = abstract.is_padded or config.train.optimizer == "adafactor"
     rest = {name: leaf for name, leaf in abstract.optimizer.items() if name not in averaged}
-    optimizer = optimizer_state.load(saved.folder, rest, may_pad=is_padded)
+    optimizer = optimizer_state.load(saved.folder, rest, may_pad=abstract.is_padded)
     return abstract.fill(weights, optimizer | averaged)
 
 

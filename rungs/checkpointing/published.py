@@ -9,7 +9,7 @@ from rungs.checkpointing.checkpoint_folder import IMPORTED, find_weights
 from rungs.checkpointing.manifest import PUBLISHED_FOLDER
 from rungs.checkpointing.weights_file import Weights
 from rungs.common.errors import UserError
-from rungs.common.paths import is_file, read_bytes, refuse_link_out
+from rungs.common.paths import refuse_link_out
 from rungs.data.chats.chat_dataset import ChatFormat
 from rungs.data.chats.chat_template import ChatTemplate
 from rungs.data.tokenizer import Tokenizer
@@ -27,7 +27,7 @@ def published_folder(weights: Weights) -> Path | None:
     if header.origin is None:
         return None
     for candidate in (folder, folder / PUBLISHED_FOLDER, folder.parent / IMPORTED):
-        if is_file(candidate / CONFIG_FILE):
+        if (candidate / CONFIG_FILE).is_file():
             return candidate
     start = header.train.start_from if header.train else None
     if start not in (None, IMPORTED):
@@ -39,7 +39,7 @@ def published_folder(weights: Weights) -> Path | None:
 def published_files(folder: Path) -> dict[str, Path]:
     """Return which of `PUBLISHED_FILES` a folder has, by name. Raises UserError if one is a link
     out of the folder, as they are copied and shared."""
-    found = {name: folder / name for name in PUBLISHED_FILES if is_file(folder / name)}
+    found = {name: folder / name for name in PUBLISHED_FILES if (folder / name).is_file()}
     for path in found.values():
         refuse_link_out(path)
     return found
@@ -50,7 +50,7 @@ def read_published(weights: Weights | None) -> dict[str, bytes]:
     folder = published_folder(weights) if weights else None
     if folder is None:
         return {}
-    return {name: read_bytes(path) for name, path in published_files(folder).items()}
+    return {name: path.read_bytes() for name, path in published_files(folder).items()}
 
 
 def find_chat_template(weights: Path, file: Path | None = None) -> ChatTemplate | None:
@@ -76,7 +76,8 @@ def stop_token_ids(folder: Path) -> tuple[int, ...]:
     """Return the tokens that end a text of a published model: those in its generation_config.json,
     else in its config.json; empty if neither names any. Raises UserError if one is damaged."""
     for name in (GENERATION_FILE, CONFIG_FILE):
-        if tokens := eos_token_ids(folder / name if is_file(folder / name) else None):
+        file = folder / name
+        if tokens := eos_token_ids(file if file.is_file() else None):
             return tokens
     return ()
 

@@ -1,9 +1,9 @@
 """Which checkpoints of a run are deleted, and when. After each save the newest `keep_checkpoints`
 and the best one for each set of validation data remain. More are deleted if the next one would not
-fit on the disk, or the disk or a quota turns out to be full."""
+fit on the disk. Only folders named like checkpoints are; users' own copies beside them stay."""
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from rungs.checkpointing import checkpoint_folder
@@ -13,8 +13,8 @@ from rungs.common.run_log import log
 
 
 def most_needed(keep: int) -> int | None:
-    """Return how many checkpoints must fit on the disk at once, None if all are kept: the newest
-    `keep` including the one being written, but at least one besides it, and the best."""
+    """Return how many checkpoints must fit on the disk at once, None if all are kept: the one being
+    written, the best, and the newest `keep` − 1 others, but at least one."""
     return None if keep == -1 else max(keep, 2) + 1
 
 
@@ -27,65 +27,38 @@ def superfluous(checkpoints: list[Checkpoint], keep: int) -> list[Checkpoint]:
     """Return the checkpoints to delete if the newest `keep` and the best ones stay. `checkpoints`
     must be ordered by step; a `keep` of -1 keeps all."""
     best = checkpoint_folder.best_by_validation_data(checkpoints).values()
-    return [old for old in _older(checkpoints, keep) if old not in best]
+    older = checkpoints[:-keep] if keep > 0 else []
+    return [old for old in older if old not in best]
 
 
 def make_room(folder: Path, keep: int, needed_bytes: int) -> None:
     """Delete old checkpoints if the next one would not fit on the disk: all but the newest `keep` -
-    1 (at least one), then as many more as needed, oldest first. The best ones and the newest valid
-    one are never deleted."""
+    1 (at least one), then as many more as needed, oldest first, if that is enough. The best ones
+    and the newest valid one are never deleted."""
     if keep == -1 or disk.has_space(folder, needed_bytes):
         return
-    due, kept = _deletable(folder, keep)
-    _delete_for_room(folder, due)
-    while kept and not disk.has_space(folder, needed_bytes):
-        if not disk.has_space(folder, needed_bytes - sum(_bytes_freed_by(c) for c in kept)):
-            return
-        _delete_for_room(folder, [kept.pop(0)])
-
-
-def make_room_in_full_disk(folder: Path, keep: int) -> bool:
-    """Delete what `make_room` deletes first or, if that is nothing, the oldest other checkpoint
-    that may go, which is about as large as the next one. Return whether anything was deleted. For
-    disks whose free space no system call tells, because of a quota or other programs."""
-    if keep == -1:
-        return False
-    due, kept = _deletable(folder, keep)
-    old = due or [checkpoint for checkpoint in kept if _bytes_freed_by(checkpoint)][:1]
-    _delete_for_room(folder, old)
-    return bool(old)
-
-
-def _deletable(folder: Path, keep: int) -> tuple[list[Checkpoint], list[Checkpoint]]:
-    """Return the checkpoints that may be deleted to make room, oldest first: those that the next
-    save would delete anyway, and the others."""
     checkpoints = checkpoint_folder.list_checkpoints(folder)
-    needed = (
-        *checkpoint_folder.best_by_validation_data(checkpoints).values(),
-        checkpoint_folder.newest_valid(folder),
-    )
-    older = _older(checkpoints, max(keep - 1, 1))
-    free = [checkpoint for checkpoint in checkpoints if checkpoint not in needed]
-    return [c for c in free if c in older], [c for c in free if c not in older]
+    newest = checkpoint_folder.newest_valid(folder)
+    due = [one for one in superfluous(checkpoints, max(keep - 1, 1)) if one != newest]
+    kept = [one for one in superfluous(checkpoints, 1) if one not in (*due, newest)]
+    _delete_for_room(folder, due)
+    missing = needed_bytes - disk.free_bytes(folder)
+    sizes = {one.folder: disk.folder_bytes(one.folder) for one in kept}
+    if missing <= sum(sizes.values()):
+        while missing > 0:
+            oldest = kept.pop(0)
+            _delete_for_room(folder, [oldest])
+            missing -= sizes[oldest.folder]
 
 
-def _delete_for_room(folder: Path, old: Sequence[Checkpoint]) -> None:
+def _delete_for_room(folder: Path, old: list[Checkpoint]) -> None:
     if old:
         names = ", ".join(checkpoint.folder.name for checkpoint in old)
         log.warning("%s: too little space for the next checkpoint; deleting %s", folder, names)
     _delete(old)
 
 
-def _bytes_freed_by(checkpoint: Checkpoint) -> int:
-    return 0 if checkpoint.folder.is_symlink() else disk.folder_bytes(checkpoint.folder)
-
-
-def _older(checkpoints: list[Checkpoint], keep: int) -> list[Checkpoint]:
-    return checkpoints[:-keep] if keep > 0 else []
-
-
 def _delete(checkpoints: Iterable[Checkpoint]) -> None:
-    """Delete checkpoints. For a link, only the link is deleted."""
     for checkpoint in checkpoints:
         with contextlib.suppress(FileNotFoundError):  # already deleted by the user
             disk.discard(checkpoint.folder)

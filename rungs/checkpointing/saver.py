@@ -1,16 +1,17 @@
 """Checkpoints written in the background while training continues."""
 
 import contextlib
+import dataclasses
 import functools
-import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from rungs.checkpointing import (
     checkpoint_folder,
@@ -29,7 +30,7 @@ from rungs.data.chats.chat_template import read_template_files
 from rungs.data.tokenizer_files import read_tokenizer_files
 from rungs.model.gpt import GPT
 from rungs.optim.skipping_optimizer import WEIGHTS, SkippingOptimizer
-from rungs.parallel import processes
+from rungs.parallel import devices, jax_setup, processes
 from rungs.parallel.devices import host_device
 from rungs.step.nonfinite import Flags, finite_flags, nonfinite_names
 from rungs.step.state import host_copies, named_arrays
@@ -37,11 +38,28 @@ from rungs.step.state import host_copies, named_arrays
 _EXTRA_BYTES = 1 << 16
 """Disk space for headers, checksums and Orbax's metadata."""
 
-log = logging.getLogger("rungs")
+
+def describe_checkpoint(
+    config: AnyRunConfig, mesh: Mesh, step: int, total_steps: int, **measured: Any
+) -> CheckpointMeta:
+    """Return the content of a checkpoint's `meta.json`, without checksums. `measured` has the other
+    keys of `CheckpointMeta`: losses, tokens, data."""
+    return CheckpointMeta(
+        global_step=step,
+        total_steps=total_steps,
+        model=config.model.as_json(),
+        train=config.train.as_json(),
+        sharding=devices.recorded_sharding(config.train, mesh),
+        created=checkpoint_folder.utc_now().isoformat(),
+        versions=manifest.installed_versions(),
+        environment=jax_setup.recorded(),
+        **measured,
+    )
 
 
-class _Snapshot(NamedTuple):
-    """Everything that the training loop hands to the thread that writes a checkpoint."""
+@dataclasses.dataclass
+class _Saving:
+    """A checkpoint that is being written."""
 
     meta: CheckpointMeta
     flags: Flags
@@ -51,18 +69,14 @@ class _Snapshot(NamedTuple):
     """All weights, the trained ones averaged; None without ema_decay."""
     needed_bytes: int
     """Disk space that it needs, with an estimate for metadata."""
+    folder: Path = Path()
+    """Its folder until it is complete."""
+    optimizer: Any = None
+    """Orbax's response; its `result()` waits until the optimizer state is saved."""
 
     @property
     def description(self) -> str:
         return f"the checkpoint of step {self.meta.global_step}"
-
-
-class _Unfinished(NamedTuple):
-    """A checkpoint folder that Orbax is writing to."""
-
-    folder: Path
-    optimizer_save: Any
-    """Orbax's response; its `result()` waits until the optimizer state is saved."""
 
 
 class Saver(contextlib.AbstractContextManager["Saver"]):
@@ -74,8 +88,7 @@ class Saver(contextlib.AbstractContextManager["Saver"]):
     are copied too, and their tokenizer if the dataset has none.
 
     `before` is called in the background before each checkpoint is written, and each of `after` once
-    it is complete. `check` raises RunFailure if another run has replaced this one in its folder;
-    then nothing is changed there."""
+    it is complete."""
 
     def __init__(
         self,
@@ -85,7 +98,6 @@ class Saver(contextlib.AbstractContextManager["Saver"]):
         before: Callable[[], None],
         after: Sequence[Callable[[], None]],
         starts_from: Weights | None = None,
-        check: Callable[[], None] = lambda: None,
     ) -> None:
         self._folder, self._config = folder, config
         self._origin = starts_from.header.origin if starts_from else None
@@ -95,8 +107,7 @@ class Saver(contextlib.AbstractContextManager["Saver"]):
         if tokenizer_file:
             self._copied |= read_tokenizer_files(tokenizer_file)
             self._copied |= read_template_files(tokenizer_file.parent)
-        self._before, self._after, self._check = before, after, check
-        self._is_there = folder.is_dir()
+        self._before, self._after = before, after
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
         self.seconds = 0.0
@@ -114,14 +125,29 @@ class Saver(contextlib.AbstractContextManager["Saver"]):
         self.wait()
         begun = time.monotonic()
         flags = finite_flags(named_arrays(model) | named_arrays(optimizer))
-        begin = self._begin_shared if processes.is_multi_process() else self._begin_alone
-        write = begin(model, optimizer, meta, flags)
+        is_shared, vocab_size = processes.is_multi_process(), self._config.model.vocab_size
+        read: Callable[..., dict[str, Any]] = named_arrays if is_shared else host_copies
+        weights, moments = read(model, vocab_size), read(optimizer, vocab_size)
+        averaged = _take_averaged(weights, moments)
+        needed = self._needed_bytes(weights, moments, averaged or {})
+        if is_shared:
+            weights = _gathered(weights)
+            averaged = None if averaged is None else _gathered(averaged)
+        saving = _Saving(meta, flags, weights, averaged, needed)
+        if is_shared:  # Orbax synchronizes the processes, which only the training loop may do
+            with self._failures_of(saving):
+                self._create(saving, moments)
 
-        def write_and_measure() -> None:
-            write()
+        def write() -> None:
+            with self._failures_of(saving):
+                if not is_shared:
+                    self._create(saving, _as_jax_arrays(moments))
+                self._write(saving)
+            if processes.is_first_process():
+                self._finish(saving)
             self.seconds = time.monotonic() - begun
 
-        self._pending = self._worker.submit(write_and_measure)
+        self._pending = self._worker.submit(write)
         return flags
 
     def raise_failure(self) -> None:
@@ -135,170 +161,71 @@ class Saver(contextlib.AbstractContextManager["Saver"]):
             self._pending.result()
             self._pending = None
 
-    def _begin_alone(
-        self, model: GPT, optimizer: SkippingOptimizer, meta: CheckpointMeta, flags: Flags
-    ) -> Callable[[], None]:
-        """Copy the arrays to the host; return a function that writes the whole checkpoint."""
-        vocab_size = self._config.model.vocab_size
-        weights, moments = host_copies(model, vocab_size), host_copies(optimizer, vocab_size)
-        averaged = _take_averaged(weights, moments)
-        needed = self._needed_bytes(weights, moments, averaged or {})
-        snapshot = _Snapshot(meta, flags, weights, averaged, needed)
-
-        def write() -> None:
-            with self._failures_of(snapshot):
-                try:
-                    unfinished = self._write(snapshot, moments)
-                except Exception as error:
-                    if not self._makes_room_after(error, snapshot):
-                        raise
-                    unfinished = self._write(snapshot, moments)
-            self._finish(snapshot, unfinished)
-
-        return write
-
-    def _begin_shared(
-        self, model: GPT, optimizer: SkippingOptimizer, meta: CheckpointMeta, flags: Flags
-    ) -> Callable[[], None]:
-        """Create the checkpoint together with the other processes; return a function that finishes
-        it. As this synchronizes the processes, only the training loop may do it."""
-        vocab_size = self._config.model.vocab_size
-        weights, moments = named_arrays(model, vocab_size), named_arrays(optimizer, vocab_size)
-        averaged = _take_averaged(weights, moments)
-        needed = self._needed_bytes(weights, moments, averaged or {})
-        gathered = None if averaged is None else _gathered(averaged)
-        snapshot = _Snapshot(meta, flags, _gathered(weights), gathered, needed)
-        with self._failures_of(snapshot):
-            unfinished = self._create(snapshot, moments)
-
-        def write() -> None:
-            with self._failures_of(snapshot):
-                if processes.is_first_process():
-                    self._write_rest(unfinished, snapshot)
-                else:
-                    unfinished.optimizer_save.result()
-            if processes.is_first_process():
-                self._finish(snapshot, unfinished)
-
-        return write
-
     def _needed_bytes(self, *arrays: Mapping[str, jax.Array | np.ndarray]) -> int:
         held = sum(array.nbytes for part in arrays for array in part.values())
         return held + sum(map(len, self._copied.values())) + _EXTRA_BYTES
 
-    @contextlib.contextmanager
-    def _failures_of(self, snapshot: _Snapshot) -> Iterator[None]:
+    def _failures_of(self, saving: _Saving) -> contextlib.AbstractContextManager[None]:
         """Turn any exception into a failure of the run with a one-line message."""
-        what = snapshot.description
-        with disk.writing(self._folder, what, snapshot.needed_bytes, failures=Exception):
-            try:
-                yield
-            except Exception:
-                self._check()
-                raise
+        what = saving.description
+        return disk.writing(self._folder, what, saving.needed_bytes, failures=Exception)
 
-    def _write(self, snapshot: _Snapshot, moments: dict[str, np.ndarray]) -> _Unfinished:
-        """Write a whole checkpoint into an unfinished folder."""
-        unfinished = self._create(snapshot, _as_jax_arrays(moments))
-        self._write_rest(unfinished, snapshot)
-        return unfinished
+    def _create(self, saving: _Saving, moments: Mapping[str, jax.Array | np.ndarray]) -> None:
+        """Make the folder of an unfinished checkpoint, and start saving the optimizer state."""
+        new_folder = functools.partial(self._new_folder, saving)
+        saving.folder = self._folder / processes.broadcast_from_first(new_folder)
+        with _removed_on_failure(saving.folder):
+            saving.optimizer = optimizer_state.save_async(saving.folder, moments)
 
-    def _makes_room_after(self, error: Exception, snapshot: _Snapshot) -> bool:
-        """Whether a save failed for lack of space and old checkpoints were deleted, so it can be
-        retried. Never with several processes, which would have to agree."""
-        reason = disk.reason_of_no_space(error)
-        if reason is None:
-            return False
-        self._check()
-        keep = self._config.train.keep_checkpoints
-        if not retention.make_room_in_full_disk(self._folder, keep):
-            return False
-        log.warning("%s: %s: %s; writing it again", self._folder, snapshot.description, reason)
-        return True
-
-    def _create(
-        self, snapshot: _Snapshot, moments: Mapping[str, jax.Array | np.ndarray]
-    ) -> _Unfinished:
-        new_folder = functools.partial(self._new_folder, snapshot)
-        folder = self._folder / processes.broadcast_from_first(new_folder)
-        with _removed_on_failure(folder):
-            return _Unfinished(folder, optimizer_state.save_async(folder, moments))
-
-    def _new_folder(self, snapshot: _Snapshot) -> str:
-        """Make the folder of an unfinished checkpoint; return its name."""
-        self._check()
-        step = snapshot.meta.global_step
-        if self._is_there and not self._folder.is_dir():
-            log.warning(
-                "%s: was removed with all checkpoints in it; created again for %s",
-                *(self._folder, snapshot.description),
-            )
+    def _new_folder(self, saving: _Saving) -> str:
         self._folder.mkdir(exist_ok=True)
-        self._is_there = True
         disk.sync_to_disk(self._folder.parent)
-        keep = self._config.train.keep_checkpoints
-        retention.make_room(self._folder, keep, snapshot.needed_bytes)
-        disk.check_free_space(self._folder, snapshot.description, snapshot.needed_bytes)
-        name = UNFINISHED + checkpoint_folder.checkpoint_name(self._folder, step)
-        (self._folder / name).mkdir()
-        return name
+        keep, needed = self._config.train.keep_checkpoints, saving.needed_bytes
+        retention.make_room(self._folder, keep, needed)
+        disk.check_free_space(self._folder, saving.description, needed)
+        name = checkpoint_folder.checkpoint_name(self._folder, saving.meta.global_step)
+        (self._folder / f"{UNFINISHED}{name}").mkdir()
+        return f"{UNFINISHED}{name}"
 
-    def _finish(self, snapshot: _Snapshot, unfinished: _Unfinished) -> None:
+    def _write(self, saving: _Saving) -> None:
+        """Write everything except the optimizer state, and wait for that."""
+        with _removed_on_failure(saving.folder):
+            try:
+                if processes.is_first_process():
+                    self._before()
+                    self._write_model(saving.folder, saving.weights, saving.meta)
+                    if saving.averaged is not None:
+                        folder = saving.folder / EMA_FOLDER
+                        folder.mkdir()
+                        self._write_model(folder, saving.averaged, saving.meta)
+                        manifest.write_checksums(folder)
+            finally:
+                # Otherwise Orbax's threads would keep the process alive for a long time.
+                saving.optimizer.result()
+            if processes.is_first_process():
+                manifest.write_manifest(saving.folder, saving.meta)
+
+    def _write_model(self, folder: Path, weights: Mapping[str, Any], meta: CheckpointMeta) -> None:
+        header = WeightsHeader(*self._config, meta.tokenizer, self._origin)
+        limit = self._config.train.max_weights_file_bytes
+        weights_file.write_weights(folder, weights, header, limit)
+        for name, content in self._copied.items():
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_bytes(content)
+
+    def _finish(self, saving: _Saving) -> None:
         """Rename a written checkpoint, update the links and delete old checkpoints."""
-        with self._failures_of(snapshot):
-            if nonfinite_names(snapshot.flags):  # the training loop reports it and stops
-                disk.remove(unfinished.folder)
+        with self._failures_of(saving):
+            if nonfinite_names(saving.flags):  # the training loop reports it and stops
+                disk.remove(saving.folder)
                 return
-            name = unfinished.folder.name.removeprefix(UNFINISHED)
-            disk.put_in_place(unfinished.folder, self._folder / name)
+            name = saving.folder.name.removeprefix(UNFINISHED)
+            disk.put_in_place(saving.folder, self._folder / name)
         with disk.writing(self._folder, f"the names {' and '.join(LINKS)}"):
-            self._check()
             checkpoint_folder.update_links(self._folder)
-            self._check()
             retention.delete_old(self._folder, self._config.train.keep_checkpoints)
         for done in self._after:
             done()
-
-    def _write_rest(self, unfinished: _Unfinished, snapshot: _Snapshot) -> None:
-        """Write everything except the optimizer state, then wait for that."""
-        with _removed_on_failure(unfinished.folder):
-            self._write_files(unfinished, snapshot)
-            self._check()  # the folder may be in a run that replaced this one
-
-    def _write_files(self, unfinished: _Unfinished, snapshot: _Snapshot) -> None:
-        header = WeightsHeader(*self._config, snapshot.meta.tokenizer, self._origin)
-        limit = self._config.train.max_weights_file_bytes
-        try:
-            self._check()
-            self._before()
-            needed = write_model(unfinished.folder, snapshot.weights, header, limit, self._copied)
-            if snapshot.averaged is not None:
-                folder = unfinished.folder / EMA_FOLDER
-                folder.mkdir()
-                files = write_model(folder, snapshot.averaged, header, limit, self._copied)
-                needed += [f"{EMA_FOLDER}/{name}" for name in files]
-                manifest.write_checksums(folder)
-        finally:
-            # Otherwise Orbax's threads would keep the process alive for a long time.
-            unfinished.optimizer_save.result()
-        if damage := optimizer_state.damage(unfinished.folder):
-            raise RuntimeError(damage)
-        manifest.write_manifest(unfinished.folder, snapshot.meta, needed)
-
-
-def write_model(
-    folder: Path,
-    weights: Mapping[str, Any],
-    header: WeightsHeader,
-    max_file_bytes: int,
-    copied: Mapping[str, bytes],
-) -> list[str]:
-    """Write weights and the files beside them, given by name. Return as `write_weights`."""
-    files = weights_file.write_weights(folder, weights, header, max_file_bytes)
-    for name, content in copied.items():
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_bytes(content)
-    return files
 
 
 A = TypeVar("A")

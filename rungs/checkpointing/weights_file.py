@@ -11,18 +11,11 @@ from typing import Any, NamedTuple, Self
 
 import ml_dtypes
 import numpy as np
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from rungs.common import disk, strict_json
 from rungs.common.errors import UserError, reason
-from rungs.common.paths import (
-    is_file,
-    is_plain_name,
-    is_there,
-    optional_file,
-    refuse_link_out,
-    require_regular,
-)
+from rungs.common.paths import is_plain_name, refuse_link_out
 from rungs.common.strict_json import StrictModel, format_name
 from rungs.config.model_config import ModelConfig
 from rungs.config.optimization_config import OptimizationConfig
@@ -83,9 +76,9 @@ class WeightsHeader(NamedTuple):
 
 def write_weights(
     folder: Path, weights: Mapping[str, Any], header: WeightsHeader, max_file_bytes: int
-) -> list[str]:
+) -> None:
     """Write NumPy arrays, by dotted name, as `model.safetensors`, or as an index and shards of at
-    most `max_file_bytes`, each with the header. Return the names of the files that hold arrays."""
+    most `max_file_bytes`, each with the header."""
     specs = {name: TensorSpec(weights[name].dtype.name, weights[name].shape) for name in weights}
     sizes = {name: specs[name].bytes for name in sorted(specs)}
     files = place_tensors(sizes, max_file_bytes)
@@ -95,7 +88,6 @@ def write_weights(
             for name in names:
                 writer.write(name, weights[name])
     write_index(folder, files, sizes)
-    return list(files)
 
 
 class Weights:
@@ -111,9 +103,10 @@ class Weights:
     def tokenizer_file(self) -> Path | None:
         """The tokenizer file in the same folder, None if there is none. Raises UserError if it is a
         link out of the folder, as it is copied and shared."""
-        file = optional_file(self.path.with_name(TOKENIZER_FILE))
-        if file is not None:
-            refuse_link_out(file)
+        file = self.path.with_name(TOKENIZER_FILE)
+        if not file.is_file():
+            return None
+        refuse_link_out(file)
         return file
 
     @property
@@ -161,10 +154,10 @@ class Weights:
     def check_tensors(self, shapes: dict[str, tuple[int, ...]]) -> None:
         """Raise UserError unless the file holds exactly these tensors, with a line for each that is
         missing, unknown, of another shape or of a dtype that parameters cannot have."""
-        codes = SAFETENSORS_DTYPES.values()
-        lines = [f"tensor {name}: missing" for name in shapes.keys() - self.names()]
-        lines += [f"tensor {format_name(name)}: unknown" for name in self.names() - shapes.keys()]
-        for name in shapes.keys() & self.names():
+        codes, held = SAFETENSORS_DTYPES.values(), self._files.keys()
+        lines = [f"tensor {name}: missing" for name in shapes.keys() - held]
+        lines += [f"tensor {format_name(name)}: unknown" for name in held - shapes.keys()]
+        for name in shapes.keys() & held:
             if (found := self.shape(name)) != shapes[name]:
                 lines.append(f"tensor {name}: has shape {found}, must have {shapes[name]}")
             if (code := self._dtype(name)) not in codes:
@@ -181,7 +174,6 @@ def _open(path: Path) -> _Opened:
     from safetensors import SafetensorError, safe_open
 
     try:
-        require_regular(path)
         file = safe_open(path, framework="numpy")
     except (OSError, SafetensorError) as error:
         raise UserError(f"{path}: not readable as safetensors: {reason(error)}") from None
@@ -197,7 +189,7 @@ def _open_shards(index: Path) -> _Opened:
     files: dict[str, Any] = {}
     headers: list[WeightsHeader] = []
     for path in sorted(set(places.values())):
-        if not is_file(path):
+        if not path.is_file():
             raise UserError(f"{path}: no such file, but {index.name} names it; copy all shards")
         held, header = _open(path)
         if held.keys() != {name for name, place in places.items() if place == path}:
@@ -218,7 +210,18 @@ def place_tensors(sizes: Mapping[str, int], max_file_bytes: int) -> dict[str, li
     """Return the tensor names of each file, in order, by file name: one file, or shards of at most
     `max_file_bytes`, larger only for a single larger tensor. `sizes` has each tensor's bytes by
     name. The shards are those of `huggingface_hub.split_state_dict_into_shards_factory`."""
-    shards = _shards(sizes, max_file_bytes)
+    shards: list[list[str]] = []
+    shard, room = list[str](), max_file_bytes
+    for name, size in sizes.items():
+        if size > max_file_bytes:
+            shards.append([name])
+            continue
+        if size > room:
+            shards.append(shard)
+            shard, room = [], max_file_bytes
+        shard.append(name)
+        room -= size
+    shards += [shard] if shard else []
     if len(shards) < 2:
         return {WEIGHTS_FILE: list(sizes)}
     return {
@@ -240,39 +243,26 @@ def read_index(path: Path) -> dict[str, Path]:
     """Return the file of each tensor. Raises UserError if the index is missing or damaged."""
     text = strict_json.read_text(path)
     try:
-        names = json.loads(text)["weight_map"]
-        files = {name: path.parent / file for name, file in names.items() if is_plain_name(file)}
-        is_valid = len(files) == len(names) > 0
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        is_valid = False
-    if not is_valid:
+        names = _Index.model_validate_json(text).weight_map
+    except ValidationError:
+        names = {}
+    if not names or not all(map(is_plain_name, names.values())):
         raise UserError(
             f"{path}: damaged; it must have a weight_map from tensor names to names of files in the"
             " same folder"
         )
-    return files
+    return {name: path.parent / file for name, file in names.items()}
+
+
+class _Index(BaseModel):
+    weight_map: dict[str, str]
 
 
 def file_or_index(path: Path) -> Path:
     """Return the index if `path` is a `model.safetensors` that exists as shards, else `path`."""
     index = path.parent / INDEX_FILE
-    is_sharded = path.name == WEIGHTS_FILE and not is_there(path) and is_file(index)
+    is_sharded = path.name == WEIGHTS_FILE and not path.exists() and index.is_file()
     return index if is_sharded else path
-
-
-def _shards(sizes: Mapping[str, int], max_file_bytes: int) -> list[list[str]]:
-    shards: list[list[str]] = []
-    shard, room = list[str](), max_file_bytes
-    for name, size in sizes.items():
-        if size > max_file_bytes:
-            shards.append([name])
-            continue
-        if size > room:
-            shards.append(shard)
-            shard, room = [], max_file_bytes
-        shard.append(name)
-        room -= size
-    return [*shards, shard] if shard else shards
 
 
 SAFETENSORS_DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 import click
 
-from rungs.checkpointing.checkpoint_folder import ListedCheckpoint, list_run
+from rungs.checkpointing.checkpoint_folder import ListedCheckpoint, average_checkpoints, list_run
 from rungs.common import errors, shown_text
 from rungs.run.folder import RunFolder, find_run
 
 
 def list_checkpoints(run: str, verify: bool, average: int | None, as_json: bool) -> None:
     """Do what the options of `checkpointing.py` ask for. The exit code is 1 if a checkpoint is
-    damaged or cannot be used. Raises UserError if there is no run or no checkpoint."""
+    damaged. Raises UserError if there is no run or no checkpoint."""
     folder = RunFolder(find_run(run))
     if average is not None:
         _average(folder, average, verify or as_json)
@@ -27,12 +27,10 @@ def list_checkpoints(run: str, verify: bool, average: int | None, as_json: bool)
         raise errors.UserError(
             f"{folder.path}: no checkpoint yet; train it: uv run train.py {shown_text.quoted(run)}"
         )
-    sys.exit(errors.EXIT_FAILED if any(c.damage or c.problem for c in checkpoints) else 0)
+    sys.exit(errors.EXIT_FAILED if any(c.damage for c in checkpoints) else 0)
 
 
 def _average(run: RunFolder, count: int, lists: bool) -> None:
-    from rungs.checkpointing.averaging import average_checkpoints
-
     if lists:
         raise errors.UserError("--average: leave out --verify and --json, which are for the list")
     written, steps = average_checkpoints(run, count)
@@ -51,8 +49,8 @@ def _table(checkpoints: Sequence[ListedCheckpoint], verified: bool) -> str:
 
 
 def _cells(checkpoint: ListedCheckpoint, verified: bool) -> dict[str, str]:
-    if checkpoint.damage or checkpoint.problem:
-        state = checkpoint.problem or "damaged"
+    if checkpoint.damage:
+        state = "damaged"
     elif verified and checkpoint.has_checksums:
         state = "verified"
     else:

@@ -55,7 +55,7 @@ def _reinforce(run: RunFolder, command: StartCommand, trust_verifier: bool) -> i
 def _replay(run: RunFolder, config: ReinforceRunConfig, name: str, kind: "Kind") -> int:
     """Look for non-finite values in a failed step; compare any other step with its record."""
     from rungs.reinforcement.rerun import replay
-    from rungs.training.failed_step import find_failed_step
+    from rungs.training.failed_steps import find_failed_step
     from rungs.training.replay import replay as replay_failed
 
     if find_failed_step(run, name):

@@ -9,7 +9,7 @@ from functools import cached_property, partial
 from pathlib import Path
 
 from rungs.checkpointing.manifest import CheckpointMeta
-from rungs.checkpointing.optimizer_state import is_literal
+from rungs.checkpointing.optimizer_state import refuse_misread
 from rungs.common import run_log
 from rungs.common.errors import UserError
 from rungs.config.option_values import MAX_RESTARTS
@@ -164,6 +164,7 @@ def hold_run(
 ) -> Iterator[RunFolder]:
     """Hold the run's lock and yield the run that this process trains. With several processes, the
     first holds the lock, once all are connected. `dry` takes no lock, as it writes nothing."""
+    refuse_misread(folder.path)
     if dry:
         yield folder
         return
@@ -171,12 +172,6 @@ def hold_run(
         with folder.lock():
             yield folder
         return
-    if not is_literal(folder.path.resolve()):  # Orbax wants the same path in all processes
-        raise UserError(
-            f"{folder.path}: with several processes, the path of a run can't have *, ?, [ or a"
-            " backslash; rename its folder"
-        )
-
     from rungs.parallel import jax_setup
     from rungs.parallel.processes import end_if_lost, is_first_process, join, run_on_first
     from rungs.step.state import copy_bytes

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from rungs.checkpointing import checkpoint_folder, load, manifest, optimizer_state, published
+from rungs.checkpointing import checkpoint_folder, load, manifest, published
 from rungs.common import disk, errors, helper_process, paths, signals, strict_json
 from rungs.common.run_log import log
 from rungs.config.optimization_config import OptimizationConfig
@@ -136,7 +136,7 @@ class SampleProcess:
         staged = self._folder / checkpoint.name
         with contextlib.suppress(FileNotFoundError):  # deleted by retention meanwhile
             for path in checkpoint.iterdir():
-                if path.name != optimizer_state.OPTIMIZER_FOLDER:
+                if path.name != manifest.OPTIMIZER_FOLDER:
                     staged.mkdir(parents=True, exist_ok=True)
                     disk.copy(path, staged / path.name, link=True)
 

@@ -376,11 +376,8 @@ class _Restoring:
 
 
 def _damage(checkpoint: Path) -> str:
-    """Return the names of a checkpoint's damaged files, an empty string if there are none. Raises
-    UserError if it is of another version or cannot be read."""
+    """Return the names of a checkpoint's damaged files, an empty string if there are none."""
     try:
         return ", ".join(manifest.read_checkpoint(checkpoint).damage())
-    except manifest.CheckpointError as error:
-        if error.state != "damaged":
-            raise
+    except manifest.CheckpointError:
         return manifest.META_FILE

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rungs.checkpointing import optimizer_state, weights_file
+from rungs.checkpointing import weights_file
 from rungs.checkpointing.weights_file import TensorSpec, bits
 from rungs.common.errors import UserError, reason
 from rungs.common.paths import is_file, is_folder, refuse_link_out, require_regular
@@ -267,7 +267,7 @@ def _read_orbax(folder: Path) -> Mapping[str, Any]:
         refuse_link_out(path, folder)
     try:
         with ocp.PyTreeCheckpointer() as checkpointer:
-            place = optimizer_state.literal_path(folder)
+            place = folder.resolve()
             tree = checkpointer.metadata(place).item_metadata.tree
             to_host = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
             restored: Mapping[str, Any] = checkpointer.restore(place, restore_args=to_host)

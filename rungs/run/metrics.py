@@ -113,7 +113,7 @@ class StepMetrics(StepRecord):
     expert_tokens: list[list[Count]] | None = None
     """Mixture of experts: tokens that were routed to each expert of each layer."""
     spike: Spike | None = None
-    """A loss far above the recent ones (`loss_spikes.py`): whether the update was skipped."""
+    """A loss far above the recent ones (`failed_steps.py`): whether the update was skipped."""
     layer_warning: str | None = None
     """With `watch_interval`: what is wrong in a layer, with advice."""
     validation_data: str | None = None

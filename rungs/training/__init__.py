@@ -13,8 +13,8 @@
     objectives     which class takes the steps of which `objective`
     run_report     log messages at a start and an end
     progress       a progress bar on a terminal, plain lines elsewhere and in `train.log`
-    loss_spikes    detects loss spikes
-    failed_step    non-finite steps: save them for replay, end a run that cannot continue
+    failed_steps   loss spikes and non-finite steps: find, report and save them for replay; end a
+                   run that cannot continue
     profiling      `--profile`: where the time of a step goes
     replay         repeats a failed step and names its first non-finite tensor
     benchmarks     measures checkpoints on benchmarks during training

@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 
 from rungs.checkpointing.load import find_starting_weights
 from rungs.checkpointing.start import Start
-from rungs.common.errors import UserError, errors_at
+from rungs.common.errors import errors_at
 from rungs.common.shown_text import counted
 from rungs.config.train_config import TrainConfig
 from rungs.model.attention import AttentionContext, sequence_contexts
@@ -37,7 +37,7 @@ from rungs.step.nonfinite import checked_names, describe_first, finite_flags, no
 from rungs.step.objective import Objective
 from rungs.step.state import AbstractState, copy_bytes, named_arrays
 from rungs.step.train_step import StepResult, dropout_key
-from rungs.training.failed_step import BATCH_FILE, FailedStep, open_failed_step
+from rungs.training.failed_steps import FailedStep, open_failed_step
 from rungs.training.learner import Kind, Replayed
 from rungs.training.run_length import run_length
 from rungs.training.start import model_and_optimizer
@@ -75,9 +75,6 @@ def replay(run: RunFolder, name: str, kind: Kind) -> int:
         model, optimizer = _retrain(failed, start, mesh, kind)
         replayed = kind.replayed(start, mesh)
         arrays = tuple(failed.batch.get(name) for name in replayed.array_names)
-        if arrays[0] is None:
-            name, file = replayed.array_names[0], failed.folder / BATCH_FILE
-            raise UserError(f"{file}: cannot be read as a batch: it has no array {name}")
         local_model = _on_one_device(failed, model)
         for number in failed.meta.bad:
             microbatch = jax.tree.map(lambda array, at=number: jnp.asarray(array[at]), arrays)

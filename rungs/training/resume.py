@@ -6,11 +6,10 @@ import json
 from pathlib import Path
 
 from rungs.checkpointing import checkpoint_folder
-from rungs.checkpointing.checkpoint_folder import BEST, LATEST, LINKS, UNFINISHED
-from rungs.checkpointing.manifest import META_FILE, Checkpoint, CheckpointMeta
+from rungs.checkpointing.checkpoint_folder import AVERAGE, BEST, LATEST, LINKS, UNFINISHED
+from rungs.checkpointing.manifest import Checkpoint, CheckpointMeta
 from rungs.common import disk
 from rungs.common.errors import UserError
-from rungs.common.paths import is_file, read_bytes
 from rungs.config import run_config
 from rungs.config.base import may_change
 from rungs.config.optimization_config import OptimizationConfig
@@ -26,16 +25,23 @@ from rungs.run.metrics import StepRecord
 def checkpoint_to_resume(run: RunFolder, start: StartOptions) -> Checkpoint | None:
     """Return the checkpoint that this start resumes from, None for step 0. Raises UserError if the
     named checkpoint is missing or damaged, or there are checkpoints but none is valid."""
-    if run.checkpoints.exists() and not run.checkpoints.is_dir():
-        raise UserError(f"{run.checkpoints}: is not a folder; move or rename it")
     if start.fresh:
         return None
-    if start.rewind_to is None:
-        return _newest(run)
-    named = _find_by_name(run, start.rewind_to)
-    if damage := named.damage():
-        raise UserError(f"{named.folder}: damaged ({', '.join(damage)}); choose another")
-    return named
+    if start.rewind_to is not None:
+        return _undamaged(_find_by_name(run, start.rewind_to))
+    newest = checkpoint_folder.newest_valid(run.checkpoints)
+    if newest is None and checkpoint_folder.checkpoint_folders(run.checkpoints):
+        raise UserError(
+            f"{run.checkpoints}: none of the checkpoints is valid; start over with --fresh,"
+            " which moves them to aside/"
+        )
+    return newest
+
+
+def _undamaged(checkpoint: Checkpoint) -> Checkpoint:
+    if damage := checkpoint.damage():
+        raise UserError(f"{checkpoint.folder}: damaged ({', '.join(damage)}); choose another")
+    return checkpoint
 
 
 def refuse_lost_checkpoints(run: RunFolder, config: AnyRunConfig) -> None:
@@ -65,33 +71,29 @@ def refuse_changes(saved: CheckpointMeta, now: AnyRunConfig, run: RunFolder, ext
     extendable = _extendable_keys(before.train, now.train)
     allowed = may_change(type(now.train)) | _microbatch_keys(before, now)
     if is_branch:
-        allowed |= now.train.__class__.model_fields.keys() - _keys_of_branches(before, now)
+        allowed |= type(now.train).model_fields.keys() - _keys_of_branches(before, now)
     elif extend:
         allowed |= extendable
-    changes = {
-        f"{run.path / MODEL_FILE}: {key}": values
-        for key, values in run_config.differences(before.model, now.model).items()
-    } | {
-        f"{run.path / now.train_file}: {key}": values
-        for key, values in run_config.differences(before.train, now.train).items()
-        if key not in allowed
-    }
     when = f"step {saved.global_step}" if is_branch else "this run"
-
-    def advice(key: str) -> str:
-        if is_branch:
-            return _branch_hint(key, saved)
-        hint = _hint(key, extendable, before.train, now.train)
-        return f"{hint}, start another run with --like, or start this one over with --fresh"
-
-    if changes:
-        raise UserError(
-            "\n".join(
-                f"{place}: was {json.dumps(old)} when {when} was saved, is now {json.dumps(new)};"
-                f" {advice(place.rpartition(' ')[2])}"
-                for place, (old, new) in changes.items()
+    lines = []
+    for file, old_config, new_config in (
+        (MODEL_FILE, before.model, now.model),
+        (now.train_file, before.train, now.train),
+    ):
+        for key, (old, new) in run_config.differences(old_config, new_config).items():
+            if file != MODEL_FILE and key in allowed:
+                continue
+            if is_branch:
+                advice = _branch_hint(key, saved)
+            else:
+                advice = _hint(key, extendable, before.train, now.train)
+                advice += ", start another run with --like, or start this one over with --fresh"
+            lines.append(
+                f"{run.path / file}: {key}: was {json.dumps(old)} when {when} was saved, is now"
+                f" {json.dumps(new)}; {advice}"
             )
-        )
+    if lines:
+        raise UserError("\n".join(lines))
 
 
 def find_branch_point(run: RunFolder, step: int) -> tuple[Path, dict[str, bytes]]:
@@ -100,25 +102,21 @@ def find_branch_point(run: RunFolder, step: int) -> tuple[Path, dict[str, bytes]
     there are, if the checkpoint is missing, or damaged."""
     checkpoints = checkpoint_folder.list_checkpoints(run.checkpoints)
     found = [checkpoint for checkpoint in checkpoints if checkpoint.step == step]
-    for path, error in checkpoint_folder.unusable_checkpoints(run.checkpoints).items():
-        if checkpoint_folder.order_by_name(path.name)[0] == step and not found:
-            raise error
     if not found:
         steps = ", ".join(map(str, sorted({checkpoint.step for checkpoint in checkpoints})))
         raise UserError(
             f"--from-step {step}: {run.path} has no checkpoint of that step; there are"
             f" {steps or 'none'} (keep_checkpoints in its {TRAIN_FILE} is how many it keeps)"
         )
-    if damage := found[-1].damage():
-        raise UserError(f"{found[-1].folder}: damaged ({', '.join(damage)}); choose another")
+    parent = _undamaged(found[-1])
     steps_before = metrics.stream(run.metrics, metrics.StepMetrics)
     lines = (one.as_line() for one in steps_before if one.global_step <= step)
     needed = {run.metrics.name: "".join(lines).encode()}
-    if is_file(run.length):
-        needed[run.length.name] = read_bytes(run.length)
+    if run.length.exists():
+        needed[run.length.name] = run.length.read_bytes()
     if layers := layer_record.up_to(run.layers, step):
         needed[run.layers.name] = layers
-    return found[-1].folder, needed
+    return parent.folder, needed
 
 
 def edit_to_extend(config: RunConfig, data: TrainingData) -> str:
@@ -143,34 +141,20 @@ def move_aside(run: RunFolder, saved: Checkpoint | None) -> Path | None:
 
     After a crash halfway, the run resumes from the newest checkpoint still in place, or without
     one, the metrics tell the next start that there is more to move."""
-    later = [
-        c.folder
-        for c in checkpoint_folder.list_checkpoints(run.checkpoints)
-        if saved is None or c.order > saved.order
-    ]
-    later += [
-        path
-        for path, error in checkpoint_folder.unusable_checkpoints(run.checkpoints).items()
-        if error.state == "damaged"
-        or saved is None
-        or checkpoint_folder.order_by_name(path.name) > saved.order
-    ]
+    usable = checkpoint_folder.list_checkpoints(run.checkpoints)
+    discarded = [one.folder for one in usable if saved is None or one.order > saved.order]
+    discarded += checkpoint_folder.unusable_checkpoints(run.checkpoints)
     records = run.records
-    if not later and not (saved is None and run.metrics.exists()):
+    if not discarded and not (saved is None and run.metrics.exists()):
         return None
     if saved is None:
-        later = list(filter(_is_saved_by_runs, run.checkpoints.glob("*")))
+        discarded = list(filter(_is_saved_by_runs, run.checkpoints.glob("*")))
     aside = _create_aside(run, records)
-    for path in sorted(later, reverse=True):
-        target = aside / "checkpoints" / path.name
-        if path.is_symlink() and path.name not in LINKS:  # a relative link would break
-            target.symlink_to(path.resolve())
-            path.unlink()
-        else:
-            disk.move(path, target)
+    for path in sorted(discarded, reverse=True):
+        path.rename(aside / "checkpoints" / path.name)
     if saved is None:
         if run.failed_steps.exists():
-            disk.move(run.failed_steps, aside / run.failed_steps.name)
+            run.failed_steps.rename(aside / run.failed_steps.name)
         for path in reversed(records):  # metrics last, see above
             disk.remove(path)
     return aside
@@ -179,7 +163,7 @@ def move_aside(run: RunFolder, saved: Checkpoint | None) -> Path | None:
 def _is_saved_by_runs(path: Path) -> bool:
     """Whether training saved this in `checkpoints`, which may link to a folder with other files."""
     is_checkpoint = is_checkpoint_name(path.name.removeprefix(UNFINISHED))
-    return is_checkpoint or path.name in LINKS or path.name.startswith(checkpoint_folder.AVERAGE)
+    return is_checkpoint or path.name in LINKS or path.name.startswith(AVERAGE)
 
 
 def _create_aside(run: RunFolder, records: list[Path]) -> Path:
@@ -188,42 +172,18 @@ def _create_aside(run: RunFolder, records: list[Path]) -> Path:
         disk.remove(unfinished)
     aside = run.aside / f"{checkpoint_folder.utc_now():%Y%m%dZ%H%M%S%f}"
     unfinished = aside.with_name(UNFINISHED + aside.name)
-    try:
-        unfinished.mkdir(parents=True)
-        _create_aside_for_checkpoints(run, unfinished / "checkpoints", aside.name)
-        for path in records:
-            disk.copy(path, unfinished / path.name)
-    except OSError:
-        disk.try_to_remove(unfinished)
-        raise
+    unfinished.mkdir(parents=True)
+    checkpoints = run.checkpoints.resolve()
+    if checkpoints.is_dir() and checkpoints.stat().st_dev != run.path.stat().st_dev:
+        place = checkpoints / run.aside.name / aside.name  # as nothing is renamed across disks
+        place.mkdir(parents=True)
+        (unfinished / "checkpoints").symlink_to(place)
+    else:
+        (unfinished / "checkpoints").mkdir()
+    for path in records:
+        disk.copy(path, unfinished / path.name)
     unfinished.rename(aside)
     return aside
-
-
-def _create_aside_for_checkpoints(run: RunFolder, aside: Path, name: str) -> None:
-    """Create the folder for moved checkpoints. If they are on another disk, it is there and `aside`
-    links to it, as they can't be renamed across disks and may not fit on this one."""
-    folder = run.checkpoints.resolve()
-    if not folder.is_dir() or folder.stat().st_dev == run.path.stat().st_dev:
-        aside.mkdir()
-        return
-    place = folder / run.aside.name / name
-    place.mkdir(parents=True)
-    aside.symlink_to(place)
-
-
-def _newest(run: RunFolder) -> Checkpoint | None:
-    newest = checkpoint_folder.newest_valid(run.checkpoints)
-    for path, error in checkpoint_folder.unusable_checkpoints(run.checkpoints).items():
-        is_later = newest is None or checkpoint_folder.order_by_name(path.name) > newest.order
-        if is_later and error.state != "damaged":  # its content would be lost
-            raise UserError(f"{error}; or choose an earlier checkpoint with --from")
-    if newest is None and checkpoint_folder.checkpoint_folders(run.checkpoints):
-        raise UserError(
-            f"{run.checkpoints}: none of the checkpoints is valid; start over with --fresh,"
-            " which moves them to aside/"
-        )
-    return newest
 
 
 def _find_by_name(run: RunFolder, name: str) -> Checkpoint:
@@ -239,9 +199,7 @@ def _find_by_name(run: RunFolder, name: str) -> Checkpoint:
         return matches[-1]
     for path, error in checkpoint_folder.unusable_checkpoints(run.checkpoints).items():
         if _is_called(path, name):
-            is_damaged = error.state == "damaged"
-            reason = f"{path}: damaged ({META_FILE})" if is_damaged else error
-            raise UserError(f"{reason}; choose another")
+            raise UserError(f"{error}; choose another")
     names = ", ".join([*LINKS, *(c.folder.name for c in checkpoints)])
     raise UserError(f"--from {name}: no such checkpoint in {run.path}; there are {names}")
 

@@ -73,8 +73,8 @@ class TimedLength(RunLength):
         self._run, self._train, self._most = start.run, start.config.train, most_steps
         is_new = start.saved is None and began is not None
         minutes = self._train.max_minutes
-        found = [] if is_new else records.read_lengths(start.run, minutes)
-        self._lengths = [one for one in found if one.total_steps <= most_steps]
+        recorded = [] if is_new else records.read_lengths(start.run, minutes)
+        self._lengths = [one for one in recorded if one.total_steps <= most_steps]
         if start.saved and self._lengths:  # decided, unless --extend adds time
             minutes -= self._lengths[-1].max_minutes or start.saved.meta.train["max_minutes"]
         self._seconds, self._began = 60 * minutes, began or 0.0

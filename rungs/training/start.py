@@ -19,7 +19,7 @@ from rungs.checkpointing import manifest, retention
 from rungs.checkpointing.load import find_starting_weights, place_starting_weights, restore
 from rungs.checkpointing.saver import Saver
 from rungs.checkpointing.start import Start
-from rungs.common import disk, paths, run_log
+from rungs.common import disk, run_log
 from rungs.common.errors import UserError
 from rungs.common.shown_text import counted, format_duration
 from rungs.config.base import AUTO
@@ -41,7 +41,7 @@ from rungs.run.metrics import MetricsLog, NullMetricsLog
 from rungs.step.state import copy_bytes, create_model_and_optimizer
 from rungs.training import profiling, run_report
 from rungs.training.background import Background
-from rungs.training.failed_step import FailedSteps
+from rungs.training.failed_steps import FailedSteps
 from rungs.training.learner import NEVER, Inputs, Kind
 from rungs.training.resume import (
     checkpoint_to_resume,
@@ -155,7 +155,8 @@ def make_trainer(
     steps = [step for step in recorded if step.global_step <= last_step]
     if len(steps) <= last_step:
         log.warning(
-            "%s: lacks %s before the checkpoint, which charts, spikes and stop_after go without",
+            "%s: lacks %s before the checkpoint; charts don't show them, and spikes and stop_after"
+            " are decided without them",
             *(run.metrics, counted(last_step + 1 - len(steps), "step")),
         )
     learner = inputs.learner(start, mesh, steps)
@@ -248,7 +249,7 @@ def start_of(
 def refuse_to_restore(saved: manifest.CheckpointMeta, run: RunFolder, start: StartOptions) -> None:
     """Refuse a mirror's checkpoint if the configs in the run folder, which may not exist, can't
     resume from it; see `refuse_changes`."""
-    if start.fresh or not paths.is_file(run.path / MODEL_FILE):
+    if start.fresh or not (run.path / MODEL_FILE).is_file():
         return
     now = load_any_run(run.path)
     train = with_recorded_dtype(now.train, saved)
@@ -267,20 +268,17 @@ def with_device_choices(start: Start) -> Start:
 
     def chosen() -> str:
         train = resolve_compute_dtype(config.train)
-        recorded = _recorded_loop(start.saved.meta) if start.saved else None
+        recorded = None
+        if start.saved:
+            before = start.saved.meta.run_config().train
+            if before.remat != AUTO and before.scan_unroll != AUTO:
+                recorded = LayerLoop(before.remat, before.scan_unroll)
         loop = layer_loop(train, config.model, recorded)
         return json.dumps({"compute_dtype": train.compute_dtype} | loop.as_keys())
 
     choices = json.loads(processes.broadcast_from_first(chosen))
     chosen_train = config.train.with_choices(**choices)
     return dataclasses.replace(start, config=config._replace(train=chosen_train))
-
-
-def _recorded_loop(saved: manifest.CheckpointMeta) -> LayerLoop | None:
-    train = saved.run_config().train
-    if train.remat == AUTO or train.scan_unroll == AUTO:  # saved before these were recorded
-        return None
-    return LayerLoop(train.remat, train.scan_unroll)
 
 
 def create_mesh(start: Start) -> Mesh:
@@ -303,9 +301,8 @@ def create_mesh(start: Start) -> Mesh:
 
 def _warn_of_changes(saved: manifest.CheckpointMeta) -> None:
     """Log differences that may affect results since a checkpoint was saved."""
-    before, now = saved.versions, manifest.installed_versions()
-    if saved.environment is not None:
-        before, now = before | saved.environment, now | jax_setup.recorded()
+    before = saved.versions | saved.environment
+    now = manifest.installed_versions() | jax_setup.recorded()
     if changes := jax_setup.changes(before, now):
         log.warning(
             "step %d was saved with other settings than this start has, so the steps from here may"

@@ -21,7 +21,7 @@ from rungs.parallel import devices, jax_setup
 from rungs.parallel.processes import AnyProcess
 from rungs.run.metrics import MetricsLog, R, StepMetrics, StepRecord
 from rungs.step.nonfinite import Flags
-from rungs.training.failed_step import FailedSteps
+from rungs.training.failed_steps import FailedSteps
 from rungs.training.learner import NEVER, Learner, Stops, never
 from rungs.training.progress import Progress
 from rungs.training.run_length import RunLength

@@ -166,16 +166,6 @@ def test_a_model_is_loaded_from_its_weights_alone(
     assert np.array_equal(load_model(run / path)(tokens_BS), state[0](tokens_BS))
 
 
-def test_links_may_be_text_files(folder: Path) -> None:
-    for name in ("best", "latest"):
-        target = (folder / name).readlink()
-        (folder / name).unlink()
-        (folder / name).write_text(f"{target}\n")
-    assert find_weights(folder / "best" / "model.safetensors").parent.name.endswith("000001")
-    assert find_weights(folder.parent).parent.name.endswith("000001")
-    assert [c.step for c in list_checkpoints(folder)] == [1, 3, 4]
-
-
 def test_equal_weights_and_configs_give_equal_files(
     tmp_path: Path, state: tuple[GPT, SkippingOptimizer], config: RunConfig
 ) -> None:

@@ -97,13 +97,6 @@ def test_a_run_without_checkpoints_has_an_empty_list(tmp_path: Path) -> None:
     assert list_run(RunFolder(tmp_path), verify=True) == []
 
 
-def test_links_may_be_text_files(run: RunFolder) -> None:
-    for name, target in (("best", OLD), ("latest", NEW)):
-        (run.checkpoints / name).unlink()
-        (run.checkpoints / name).write_text(f"{target}\n")
-    assert [c.links for c in list_run(run, verify=False)] == [["best"], ["latest"]]
-
-
 def test_a_checkpoint_that_training_deletes_meanwhile_is_left_out(
     run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,6 @@ from rungs.checkpointing.retention import (
     clean_up,
     delete_old,
     make_room,
-    make_room_in_full_disk,
     most_needed,
 )
 from rungs.common.disk import folder_bytes
@@ -126,22 +125,6 @@ def test_nothing_that_is_kept_is_deleted_in_vain(tmp_path: Path, disk: Disk) -> 
     assert steps(tmp_path) == [20]
 
 
-def test_an_old_checkpoint_that_is_a_link_is_unlinked(tmp_path: Path) -> None:
-    folder, elsewhere = tmp_path / "checkpoints", tmp_path / "elsewhere"
-    write_checkpoint(elsewhere, 0, 3.0)
-    folder.mkdir()
-    (folder / "20260101Z000000-step-000000").symlink_to(elsewhere)
-    (folder / ".20260101Z000000-step-000007").symlink_to(elsewhere)
-    write_checkpoint(folder / "20260101Z000001-step-000001", 1, 2.0)
-    write_checkpoint(folder / "20260101Z000002-step-000002", 2, 2.5)
-    before = folder_bytes(elsewhere)
-    clean_up(folder)
-    delete_old(folder, 1)
-    names = ["20260101Z000001-step-000001", "20260101Z000002-step-000002", "best", "latest"]
-    assert sorted(path.name for path in folder.iterdir()) == names
-    assert folder_bytes(elsewhere) == before
-
-
 def test_room_is_not_made_from_the_best_on_earlier_validation_data(tmp_path: Path) -> None:
     for step, (loss, file) in enumerate([(0.1, "a"), (0.2, "a"), (3.0, "b"), (2.0, "b")], 1):
         folder = tmp_path / f"20260101Z00000{step}-step-00000{step}"
@@ -150,25 +133,7 @@ def test_room_is_not_made_from_the_best_on_earlier_validation_data(tmp_path: Pat
     assert steps(tmp_path) == [1, 4]
 
 
-@pytest.mark.parametrize(
-    ("keep", "left"),
-    [(-1, [1, 2, 3, 4]), (4, [1, 3, 4]), (3, [1, 3, 4]), (2, [1, 4]), (1, [1, 4])],
-)
-def test_a_disk_that_says_it_has_space_but_is_full(
-    keep: int, left: list[int], folder: Path
-) -> None:
-    """The best checkpoint and the newest stay; of what isn't due, only the oldest goes."""
-    assert make_room_in_full_disk(folder, keep) == (left != [1, 2, 3, 4])
-    assert steps(folder) == left
-
-
-def test_a_full_disk_with_nothing_that_may_go(folder: Path) -> None:
-    delete_old(folder, 1)
-    assert not make_room_in_full_disk(folder, 1)
-    assert steps(folder) == [1, 4]
-
-
-def test_the_newest_valid_checkpoint_stays_on_a_full_disk(folder: Path) -> None:
+def test_the_newest_valid_checkpoint_stays_on_a_full_disk(folder: Path, space: int) -> None:
     flip_byte(list_checkpoints(folder)[-1].folder / "model.safetensors")
-    assert make_room_in_full_disk(folder, 1)
+    make_room(folder, 1, space)
     assert steps(folder) == [1, 3, 4]

@@ -94,7 +94,7 @@ NOT_RUN: dict[str, tuple[str, ...]] = {
         *("charts.py runs/ --watch", "serve.py"),
     ),
     "needs a model that has learned to copy: tests/smoke_tests": ("smoke_tests/test_a_to_a.py",),
-    "needs a failed step: tests/training/test_failed_step.py": ("train.py RUN --replay",),
+    "needs a failed step: tests/training/test_failed_steps.py": ("train.py RUN --replay",),
     "needs changed code": (
         *("train.py runs/relu", "smoke_tests/test_model.py runs/relu"),
         "charts.py runs/layers runs/relu",

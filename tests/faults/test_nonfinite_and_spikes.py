@@ -27,7 +27,7 @@ from rungs.run import metrics
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.step.state import named_arrays
 from rungs.training import dataset_learner, replay
-from rungs.training.failed_step import MAX_FAILED_STEPS, open_failed_step
+from rungs.training.failed_steps import MAX_FAILED_STEPS, open_failed_step
 from tests.faults.short_runs import train_here
 from tests.support.sharded_models import RECIPE
 from tests.support.starting import overflow

@@ -18,7 +18,7 @@ from rungs.optim.precision import FIRST_SCALE, STEPS_UNTIL_LARGER, LossScale
 from rungs.run import metrics
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.step import train_step
-from rungs.training import loss_spikes
+from rungs.training import failed_steps
 from rungs.training import start as start_module
 from rungs.training.dataset_learner import on_datasets
 from tests.support.tiny_run import change, final_arrays, last_checkpoint, make_dataset, make_run
@@ -147,7 +147,7 @@ def test_a_step_without_a_counted_microbatch_is_not_a_spike(
     tmp_path: Path, datasets: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(precision, "FIRST_SCALE", 2.0**40)
-    monkeypatch.setattr(loss_spikes.LossSpikeDetector, "loss_limit", lambda *_: 0.0)
+    monkeypatch.setattr(failed_steps.LossSpikeDetector, "loss_limit", lambda *_: 0.0)
     run = make_run(tmp_path / "run", compute_dtype="float16")
     assert go(run, datasets) == 0
     steps = metrics.read(run.metrics)

@@ -9,7 +9,7 @@ import jax
 import pytest
 
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
-from rungs.checkpointing.manifest import META_FILE, installed_versions, read_checkpoint
+from rungs.checkpointing.manifest import installed_versions, read_checkpoint
 from rungs.common.errors import UserError
 from rungs.parallel import jax_setup
 from rungs.run.folder import RunFolder
@@ -64,17 +64,6 @@ def test_flags_that_xla_does_not_have_are_refused(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(UserError, match="has no flag xla_nonsense; remove it") as error:
         jax_setup.refuse_unusable()
     assert len(str(error.value).splitlines()) == 1
-
-
-def test_a_checkpoint_of_a_version_that_recorded_nothing_is_intact(tmp_path: Path) -> None:
-    folder = tmp_path / "20260101Z000000-step-000001"
-    write_checkpoint(folder, 1, 2.0)
-    text = (folder / META_FILE).read_text()
-    assert "environment" not in text
-    assert read_checkpoint(folder).meta.environment is None
-    # as some versions wrote it
-    (folder / META_FILE).write_text(text.replace("{\n", '{\n  "environment": null,\n', 1))
-    assert read_checkpoint(folder).meta.environment is None
 
 
 def test_resuming_says_what_has_changed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

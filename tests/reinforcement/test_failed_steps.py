@@ -8,7 +8,7 @@ import pytest
 
 from rungs.reinforcement import policy_update
 from rungs.reinforcement.policy_learner import reinforcement
-from rungs.training.failed_step import find_failed_step, open_failed_step
+from rungs.training.failed_steps import find_failed_step, open_failed_step
 from rungs.training.replay import replay
 from tests.support.tiny_reinforcement import (
     make_reinforcement_run,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rungs.run.metrics import StepMetrics
-from rungs.training.loss_spikes import MIN_STEPS, WINDOW_STEPS, LossSpikeDetector
+from rungs.training.failed_steps import MIN_STEPS, WINDOW_STEPS, LossSpikeDetector
 
 
 def taken(number: int, loss: float | None) -> StepMetrics:

@@ -15,15 +15,14 @@ from jax import Array
 from jax.sharding import Mesh
 
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
-from rungs.checkpointing.manifest import CheckpointMeta, installed_versions
-from rungs.checkpointing.saver import Saver
+from rungs.checkpointing.saver import Saver, describe_checkpoint
 from rungs.common.disk import folder_bytes
 from rungs.config.run_config import RunConfig
 from rungs.model.gpt import GPT
 from rungs.objectives.table import make_train_step
 from rungs.optim.precision import dtype_of
 from rungs.optim.skipping_optimizer import SkippingOptimizer
-from rungs.parallel import devices, jax_setup, sharding, target_device
+from rungs.parallel import sharding, target_device
 from rungs.planning.compiled.step import needed_bytes
 from rungs.planning.flops import model_flops_per_token
 from rungs.planning.memory import memory_of
@@ -142,7 +141,8 @@ def checkpoint(step: RunningStep, folder: Path) -> Iterator[Figure]:
         with Saver(Path(checkpoints), step.config, None, lambda: None, ()) as saver:
             for number in range(_SAVES):
                 begin = time.perf_counter()
-                saver.save(step.model, step.optimizer, _meta(step, number))
+                meta = describe_checkpoint(step.config, step.mesh, number, _SAVES, tokenizer="none")
+                saver.save(step.model, step.optimizer, meta)
                 stall = time.perf_counter() - begin
                 saver.wait()
                 complete = time.perf_counter() - begin
@@ -155,26 +155,6 @@ def checkpoint(step: RunningStep, folder: Path) -> Iterator[Figure]:
     problem = f"damaged on the disk: {', '.join(damage)}" if damage else ""
     note = "read back and compared"
     yield Figure(CHECKPOINT_PART, "size", size, "B", note=note, problem=problem)
-
-
-def _meta(step: RunningStep, number: int) -> CheckpointMeta:
-    return CheckpointMeta(
-        global_step=number,
-        total_steps=_SAVES,
-        tokens_seen=0,
-        train_loss=None,
-        validation_loss=None,
-        selection_loss=None,
-        model=step.config.model.as_json(),
-        train=step.config.train.as_json(),
-        datasets={},
-        tokenizer="none",
-        sharding=devices.recorded_sharding(step.config.train, step.mesh),
-        created="",
-        versions=installed_versions(),
-        environment=jax_setup.recorded(),
-        checksums={},
-    )
 
 
 def determinism(config: RunConfig, mesh: Mesh) -> Iterator[Figure]:

@@ -1,4 +1,4 @@
-"""Failed steps are saved and read back, also those of earlier versions."""
+"""Failed steps are saved and read back."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,14 +9,12 @@ import pytest
 from flax import nnx
 
 from rungs.checkpointing.start import Start
-from rungs.common.errors import UserError
 from rungs.config.run_config import load_run
 from rungs.config.sharding_config import ShardingConfig
 from rungs.data.catalog import open_dataset
 from rungs.data.loader import TrainingData
 from rungs.run.folder import RunFolder, StartOptions
-from rungs.training.failed_step import MAX_FAILED_STEPS, FailedSteps, open_failed_step
-from rungs.training.resume import move_aside
+from rungs.training.failed_steps import MAX_FAILED_STEPS, FailedSteps, open_failed_step
 from rungs.training.run_length import RunLength
 from tests.support.tiny_run import make_dataset, make_run
 
@@ -62,24 +60,14 @@ def recorder(run: RunFolder, data: TrainingData) -> FailedSteps:
     )
 
 
-def rename_as_in_earlier_versions(run: RunFolder) -> None:
-    run.failed_steps.rename(run.path / "capsules")
-    for file in run.path.glob("capsules/*/step.json"):
-        file.rename(file.with_name("capsule.json"))
-
-
-@pytest.mark.parametrize("is_old", [False, True])
 def test_a_saved_step_is_read_back(
-    is_old: bool, run: RunFolder, data: TrainingData, recorder: FailedSteps
+    run: RunFolder, data: TrainingData, recorder: FailedSteps
 ) -> None:
     skipped: Any = SimpleNamespace(loss=9.0, trained_loss=9.0, skipped=True, nonfinite=lambda _: {})
     recorder.note(3, skipped)
     message = recorder.record(7, BAD)
     assert message == f"to replay it: uv run train.py {run.path} --replay step-000007"
-    if is_old:
-        rename_as_in_earlier_versions(run)
     failed = open_failed_step(run, "step-000007")
-    assert failed.folder.parent.name == ("capsules" if is_old else "failed-steps")
     assert (failed.meta.global_step, failed.meta.total_steps) == (7, 24)
     assert (failed.meta.bad, failed.meta.skipped_steps) == (BAD, [3])
     assert failed.meta.sharding == ShardingConfig(mode="fsdp", data=2, tensor=1)
@@ -89,23 +77,6 @@ def test_a_saved_step_is_read_back(
         np.testing.assert_array_equal(found, getattr(data.batch(7), name))
     assert failed.batch.keys() == {"inputs_ABS", "targets_ABS"}
     assert open_failed_step(run, str(failed.folder)).meta == failed.meta
-
-
-def test_failed_steps_of_earlier_versions_are_listed_and_moved_aside(
-    run: RunFolder, recorder: FailedSteps
-) -> None:
-    recorder.record(3, BAD)
-    rename_as_in_earlier_versions(run)
-    recorder.record(7, BAD)
-    with pytest.raises(UserError, match=r"there are step-000003, step-000007$"):
-        open_failed_step(run, "step-000004")
-    run.checkpoints.mkdir()
-    run.metrics.touch()
-    aside = move_aside(run, None)
-    assert aside is not None
-    moved = {path.relative_to(aside).as_posix() for path in aside.glob("*/step-*")}
-    assert moved == {"capsules/step-000003", "failed-steps/step-000007"}
-    assert not run.failed_steps.exists()
 
 
 def test_only_the_first_failed_steps_are_saved(run: RunFolder, recorder: FailedSteps) -> None:

@@ -1,22 +1,23 @@
-"""Failed steps: steps with a NaN or infinity, saved with everything needed to replay them.
+"""What happens on the host after a failed step, one with a NaN, an infinity or a loss spike: when a
+loss counts as a spike, warnings, what is saved for `--replay`. For what the compiled step does, see
+docs/architecture.md, "What happens to a failed step".
 
 failed-steps/step-000123/
   step.json           step number, what was not finite, both configs
   batch.safetensors   inputs and targets
   checkpoint/         the newest earlier checkpoint, hard-linked to checkpoints/ if possible;
-                      missing if there was none
+                      missing if there was none"""
 
-Earlier versions called the folder `capsules/` and the file `capsule.json`; both are still read."""
-
+import collections
 import hashlib
 import itertools
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from pydantic import ValidationError
-from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
@@ -24,13 +25,13 @@ from rungs.checkpointing.manifest import Checkpoint, read_checkpoint, run_config
 from rungs.checkpointing.saver import Saver
 from rungs.checkpointing.start import Start
 from rungs.common import disk, paths, shown_text, strict_json
-from rungs.common.errors import RunFailure, UserError, errors_at
+from rungs.common.errors import RunFailure, UserError
 from rungs.common.run_log import log
 from rungs.config.run_config import AnyRunConfig
 from rungs.config.sharding_config import ShardingConfig
 from rungs.parallel import processes
 from rungs.run.folder import RunFolder
-from rungs.run.metrics import StepRecord
+from rungs.run.metrics import StepMetrics, StepRecord
 from rungs.step.nonfinite import Flags, checked_names, describe_first, finite_flags, nonfinite_names
 from rungs.step.state import named_arrays
 from rungs.step.train_step import StepResult
@@ -39,9 +40,49 @@ from rungs.training.run_length import RunLength
 
 MAX_FAILED_STEPS = 10
 """Most that are saved per run; the first ones tell most."""
-STEP_FILE, OLD_STEP_FILE = "step.json", "capsule.json"
-BATCH_FILE, CHECKPOINT_FOLDER = "batch.safetensors", "checkpoint"
-_FOLDERS = "step-*"
+STEP_FILE, BATCH_FILE, CHECKPOINT_FOLDER = "step.json", "batch.safetensors", "checkpoint"
+WINDOW_STEPS = 128
+"""Steps whose losses are compared, as in OLMo-core's `SkipStepOptimizer`."""
+MIN_STEPS = 32
+"""Losses in the window without which none counts as a spike."""
+DEVIATIONS = 6.0
+"""Minimum standard deviations of a spike above the median. OLMo-core uses six above the mean, but
+spikes raise the mean and the standard deviation too."""
+MIN_FACTOR = 1.5
+"""Minimum ratio of a spike to the median: if losses hardly differ, noise is many deviations."""
+MIN_RISE = 0.1
+"""Minimum nats of a spike above the median: near zero, batches differ by large factors."""
+DEVIATIONS_PER_MAD = 1.4826
+"""Standard deviation of a normal distribution over its median absolute deviation."""
+_UNREAD_STEPS = 1
+"""Previous steps whose results are unread when a step is dispatched."""
+
+
+class LossSpikeDetector:
+    """Tracks the losses of a run's latest steps, including those before this start, in order."""
+
+    def __init__(self, before: Iterable[StepMetrics] = ()) -> None:
+        self._losses: collections.deque[tuple[int, float]] = collections.deque(
+            maxlen=WINDOW_STEPS + _UNREAD_STEPS
+        )
+        for metrics in before:
+            self.add(metrics)
+
+    def add(self, metrics: StepMetrics) -> None:
+        """Add the next step."""
+        if metrics.train_loss is not None:
+            self._losses.append((metrics.global_step, metrics.train_loss))
+
+    def loss_limit(self, step: int) -> float:
+        """Return the loss in nats above which this step is a spike; infinity early in a run. It
+        ignores the unread previous step, so resumed and uninterrupted runs have the same limits."""
+        last = step - 1 - _UNREAD_STEPS
+        losses = [loss for at, loss in self._losses if last - WINDOW_STEPS < at <= last]
+        if len(losses) < MIN_STEPS:
+            return math.inf
+        median = float(np.median(losses))
+        deviation = DEVIATIONS_PER_MAD * float(np.median(np.abs(np.subtract(losses, median))))
+        return max(median + DEVIATIONS * deviation, MIN_FACTOR * median, median + MIN_RISE)
 
 
 class FailedStepMeta(strict_json.StrictModel):
@@ -57,8 +98,7 @@ class FailedStepMeta(strict_json.StrictModel):
     train: dict[str, Any]
     sharding: ShardingConfig
     """The mesh and sharding mode it was trained on."""
-    batch_sha256: str | None = None
-    """None if an earlier version of Rungs saved it."""
+    batch_sha256: str
 
 
 class FailedStep(NamedTuple):
@@ -136,7 +176,7 @@ class FailedSteps:
         folder = self._run.failed_steps / f"step-{step:06d}"
         if not processes.is_first_process():
             return "process 0 logs where the step is saved"
-        saved = list(self._run.failed_steps.glob(_FOLDERS))
+        saved = list(self._run.failed_steps.glob("step-*"))
         if len(saved) >= MAX_FAILED_STEPS and not folder.exists():
             return f"not saved for replay: there are {MAX_FAILED_STEPS} failed steps already"
         try:
@@ -173,7 +213,7 @@ class FailedSteps:
 def find_failed_step(run: RunFolder, name: str) -> Path | None:
     """Return the folder of a failed step, None if there is none; see `open_failed_step`."""
     places = Path(name), run.failed_steps / name
-    return next((place for place in places if paths.is_folder(place)), None)
+    return next((place for place in places if place.is_dir()), None)
 
 
 def open_failed_step(run: RunFolder, name: str) -> FailedStep:
@@ -181,13 +221,12 @@ def open_failed_step(run: RunFolder, name: str) -> FailedStep:
     UserError if it does not exist or is damaged."""
     folder = find_failed_step(run, name)
     if folder is None:
-        found = sorted(path.name for path in run.failed_steps.glob(_FOLDERS))
+        known = sorted(path.name for path in run.failed_steps.glob("step-*"))
         raise UserError(
             f"--replay {name}: no such failed step in {run.failed_steps};"
-            f" there are {', '.join(found) or 'none'}"
+            f" there are {', '.join(known) or 'none'}"
         )
-    is_old = (folder / OLD_STEP_FILE).is_file()
-    path = folder / (OLD_STEP_FILE if is_old else STEP_FILE)
+    path, file = folder / STEP_FILE, folder / BATCH_FILE
     try:
         meta = FailedStepMeta.model_validate_json(strict_json.read_text(path))
     except ValidationError:
@@ -197,12 +236,6 @@ def open_failed_step(run: RunFolder, name: str) -> FailedStep:
         checkpoint = read_checkpoint(folder / CHECKPOINT_FOLDER)
         if damage := checkpoint.damage():
             raise UserError(f"{checkpoint.folder}: damaged ({', '.join(damage)})")
-    file = folder / BATCH_FILE
-    with errors_at(f"{file}: cannot be read as a batch: ", OSError, SafetensorError):
-        batch = load_file(file)
-    if meta.batch_sha256 not in (None, paths.file_checksum(file)):
+    if meta.batch_sha256 != paths.file_checksum(file):
         raise UserError(f"{file}: damaged")
-    microbatches = min((len(array) for array in batch.values()), default=0)
-    if not all(0 <= number < microbatches for number in meta.bad):
-        raise UserError(f"{path}: bad: {file} has {shown_text.counted(microbatches, 'microbatch')}")
-    return FailedStep(folder, meta, run_config(meta.model, meta.train), batch, checkpoint)
+    return FailedStep(folder, meta, run_config(meta.model, meta.train), load_file(file), checkpoint)
