@@ -1,8 +1,8 @@
-"""What a look into the layers (`watch_interval`) costs beside a training step.
+"""What a measurement of the layers (`watch_interval`) costs beside a training step.
 
-A model of 8 layers, 256 wide, on one device. In each turn some steps, then a look, each timed by
-itself. A look takes the step again on copies and measures the layers. The share of the time that an
-interval costs is the look's time divided by that of so many steps.
+A model of 8 layers, 256 wide, on one device. In each turn some steps, then a measurement, each
+timed by itself. It takes the step again on copies and measures the layers. The share of the time
+that an interval costs is its time divided by that of so many steps.
 """
 
 from rungs.common.command import run_command
@@ -20,7 +20,7 @@ from benchmarks.report import spread
 from rungs.common.shown_text import align_columns
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig
-from rungs.inspect.watch_program import make_measurement
+from rungs.inspect.watch import make_measurement
 from rungs.model.remat import layer_loop
 from rungs.objectives.next_token import NextToken
 from rungs.objectives.table import make_train_step
@@ -37,7 +37,7 @@ STEPS = 3
 @click.option("--compute-dtype", default="float32", show_default=True)
 @click.option("--microbatches", default=1, show_default=True, type=click.IntRange(1))
 def main(turns: int, compute_dtype: str, microbatches: int) -> None:
-    """Print the time of a step, of a look, and what intervals cost."""
+    """Print the time of a step, of a measurement, and what intervals cost."""
     model = ModelConfig(vocab_size=4096, context_length=256, emb_dim=256, n_layers=8, n_heads=4)
     train = train_config(8, microbatches).model_copy(update={"compute_dtype": compute_dtype})
     train = train.with_choices(
@@ -48,21 +48,23 @@ def main(turns: int, compute_dtype: str, microbatches: int) -> None:
     batch = place_batch(mesh, sequences[..., :-1], sequences[..., 1:], None)
     state = create_model_and_optimizer(run, TOTAL_STEPS, mesh)
     step = make_train_step(train, mesh)
-    look = make_measurement(NextToken(train), train, mesh)
+    measure = make_measurement(NextToken(train), train, mesh)
     jax.config.update("jax_enable_compilation_cache", False)
-    first_step, first_look = (seconds(program, *state, *batch) for program in (step, look))
-    steps, looks, ratios = [], [], []
+    first_step, first_measurement = (
+        seconds(program, *state, *batch) for program in (step, measure)
+    )
+    steps, measured, ratios = [], [], []
     for _ in range(turns):
         own = [seconds(step, *state, *batch) for _ in range(STEPS)]
         steps.append(statistics.median(own))
-        looks.append(seconds(look, *state, *batch))
-        ratios.append(looks[-1] / steps[-1])
+        measured.append(seconds(measure, *state, *batch))
+        ratios.append(measured[-1] / steps[-1])
     rows = [
         ("step, ms", spread([1000 * one for one in steps], digits=0)),
-        ("look, ms", spread([1000 * one for one in looks], digits=0)),
-        ("look ÷ step", spread(ratios)),
+        ("measurement, ms", spread([1000 * one for one in measured], digits=0)),
+        ("measurement ÷ step", spread(ratios)),
         ("first step, with compilation, s", f"{first_step:.1f}"),
-        ("first look, with compilation, s", f"{first_look:.1f}"),
+        ("first measurement, with compilation, s", f"{first_measurement:.1f}"),
         *(
             (
                 f"watch_interval {interval}, % of the time",

@@ -65,7 +65,7 @@ def _show_page(folders: list[Path], page: Path | None, watch: bool, port: int | 
         write_page(page, runs)
         click.echo(page)
     if watch:
-        from rungs.report.page_server import PageServer
+        from rungs.report.run_page import PageServer
 
         with PageServer(runs, port or 0) as server, contextlib.suppress(KeyboardInterrupt):
             click.echo(f"{server.address} (Ctrl-C ends it)")
@@ -89,7 +89,6 @@ def _compare(
     folders: list[Path], output_dir: Path | None, chart_style: str | None, power_law: bool
 ) -> None:
     from rungs.report.comparison_charts import draw_comparison
-    from rungs.report.layer_charts import layered_runs
 
     runs = recorded_run.load_runs(folders)
     empty = [folder for folder, run in zip(folders, runs, strict=True) if not len(run)]
@@ -97,11 +96,10 @@ def _compare(
         raise UserError("\n".join(map(_no_steps, empty)))
     output = output_dir or comparison_folder([folder.resolve().name for folder in folders])
     text = _draw_power_law(runs, output, chart_style) if power_law else ""
-    by_name = {run.name: path for run, path in zip(runs, folders, strict=True)}
-    for path in draw_comparison(runs, output, chart_style, layered_runs(by_name)):
+    for path in draw_comparison(runs, output, chart_style):
         click.echo(path)
     click.echo(f"\n{recorded_run.results_table(runs)}\n\n{recorded_run.differences_table(runs)}")
-    named = {name: RunFolder(path) for name, path in by_name.items()}
+    named = {run.name: RunFolder(path) for run, path in zip(runs, folders, strict=True)}
     if scores := records.scores_table(named):
         click.echo(f"\n{scores}")
     if recorded_run.use_different_datasets([run.config for run in runs]):

@@ -129,10 +129,10 @@ class TrainConfig(OptimizationConfig):
     unchanged. A spike is a loss more than 1.5 times the median of up to 128 steps before it, and
     more than six standard deviations and 0.1 nats above that median."""
     watch_interval: MayChange[Size | None] = None
-    """Steps from one look into the layers to the next, counted from step 0: size of weights,
+    """Steps from one measurement of the layers to the next, counted from step 0: size of weights,
     gradients, updates and activations, attention of each head, dead units, singular values, in
-    layers.npy. A look takes the time of one or two steps, and a second compilation; the step itself
-    and its results stay the same. 200 costs about 1% of the time. null: off."""
+    layers.npy. A measurement takes the time of one or two steps, and a second compilation; the
+    step itself and its results stay the same. 200 costs about 1% of the time. null: off."""
     documents: Literal["joined", "separate"] = "joined"
     """joined: a sequence of text runs on from one document to the next; a pair or a chat is a
     sequence of its own, padded. separate: a token attends to its own document only, its position is

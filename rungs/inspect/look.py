@@ -13,7 +13,7 @@ from jax import Array
 
 from rungs.config.model_config import ModelConfig
 from rungs.inspect.look_contributions import Contributions, Written, contributions_of
-from rungs.inspect.places import Place, Slot, hook, unhooked
+from rungs.inspect.patch import Place, Slot, hook, unhooked
 from rungs.model.attention import AttentionContext, attention_weights, sequence_contexts
 from rungs.model.blocks import Block, layer_contexts
 from rungs.model.gpt import GPT, check_tokens
@@ -37,16 +37,10 @@ class Activations(NamedTuple):
     """The output of each layer."""
 
 
-class _Layer(NamedTuple):
-    """What a layer computes, as in `Activations`."""
-
-    weights_BNST: Array
-    heads_BSNH: Array
-    attention_BSD: Array
-    feed_forward_BSD: Array | None
-    residual_BSD: Array
-    feed_forward_output_BSD: Array | None
-    """Before the output norm."""
+_WRITTEN = "feed_forward_before_norm"
+_Seen = dict[str, Array]
+"""What passes in a layer, by the names of `Activations` without axes, and as `_WRITTEN` what the
+feed-forward layer returns before its output norm."""
 
 
 class Predictions(NamedTuple):
@@ -123,7 +117,7 @@ def _look(model: GPT, tokens_BS: Array, chosen_BS: Any | None, candidates: int) 
     length = tokens_BS.shape[1]
     embedding_BSD = outer.embed(tokens_BS, own_positions(length))
     layers = list(_run_layers(model, tokens_BS, embedding_BSD))
-    levels = [embedding_BSD, *(layer.residual_BSD for layer in layers)]
+    levels = [embedding_BSD, *(layer["residual"] for layer in layers)]
     predict = functools.partial(_predict, *nnx.split(outer), candidates)
     next_BS = jnp.roll(tokens_BS, -1, axis=1)
     likeliest_BSC, _, next_log_probs_BS = predict(levels[-1], next_BS)
@@ -135,8 +129,8 @@ def _look(model: GPT, tokens_BS: Array, chosen_BS: Any | None, candidates: int) 
         raise ValueError(f"chosen tokens have shape {chosen_BS.shape}, not {tokens_BS.shape}")
     written = Written(
         embedding_BSD,
-        [layer.heads_BSNH for layer in layers],
-        [layer.feed_forward_output_BSD for layer in layers],
+        [layer["heads"] for layer in layers],
+        [layer.get(_WRITTEN) for layer in layers],
     )
     predicted = [Predictions(*predict(level, chosen_BS)) for level in levels]
     return Look(
@@ -145,7 +139,7 @@ def _look(model: GPT, tokens_BS: Array, chosen_BS: Any | None, candidates: int) 
         chosen_BS=np.asarray(chosen_BS, np.int32),
         losses_BS=-np.asarray(next_log_probs_BS)[:, :-1],
         embedding_BSD=np.asarray(embedding_BSD),
-        layers=Activations(*_stacked(layers)[:-1]) if layers else None,
+        layers=_activations(layers) if layers else None,
         predictions=_stacked(predicted),
         contributions=contributions_of(model, tokens_BS, written, chosen_BS),
     )
@@ -155,7 +149,13 @@ def _stacked(of_layers: list[Any]) -> Any:
     return jax.tree.map(lambda *arrays: np.stack([np.asarray(a) for a in arrays]), *of_layers)
 
 
-def _run_layers(model: GPT, tokens_BS: Array, x_BSD: Array) -> Iterator[_Layer]:
+def _activations(layers: list[_Seen]) -> Activations:
+    of = _stacked(layers)
+    names = "weights", "heads", "attention", "feed_forward", "residual"
+    return Activations(*(of.get(name) for name in names))
+
+
+def _run_layers(model: GPT, tokens_BS: Array, x_BSD: Array) -> Iterator[_Seen]:
     """Yield the activations of each layer; x_BSD is the first one's input."""
     if model.blocks is None:
         return
@@ -165,17 +165,17 @@ def _run_layers(model: GPT, tokens_BS: Array, x_BSD: Array) -> Iterator[_Layer]:
     of_layers = layer_contexts(model.config, contexts, x_BSD, values)
     for layer, context in enumerate(of_layers):
         state = jax.tree.map(lambda array, at=layer: array[at], stacked)
-        found = _run_layer(graph, state, x_BSD, context)
-        x_BSD = found.residual_BSD
-        yield found
+        seen = _run_layer(graph, state, x_BSD, context)
+        x_BSD = seen["residual"]
+        yield seen
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _run_layer(
     graph: nnx.GraphDef[Any], state: nnx.State, x_BSD: Array, context: AttentionContext
-) -> _Layer:
+) -> _Seen:
     block = nnx.merge(graph, state)
-    seen: dict[str, Array] = {}
+    seen: _Seen = {}
 
     def keep(name: str) -> Any:
         def change(x: Array) -> Array:
@@ -190,22 +190,16 @@ def _run_layer(
     hook(block, "heads", keep("heads"))
     hook(block, "attention", keep("attention"))
     if inner.feed_forward is not None:
-        Slot(inner, "feed_forward").innermost.hook(keep("feed_forward_output"))
+        Slot(inner, "feed_forward").innermost.hook(keep(_WRITTEN))
         hook(block, "feed-forward", keep("feed_forward"))
-    x_BSD = block(x_BSD, context).x_BSD
-    query_BSNH, key_BTKH, _ = attention.project(seen["input"], context)
+    seen["residual"] = block(x_BSD, context).x_BSD
+    query_BSNH, key_BTKH, _ = attention.project(seen.pop("input"), context)
     scoring = context.scoring
     mask_ST = scoring.mask(x_BSD.shape[1])
-    return _Layer(
-        weights_BNST=attention_weights(
-            query_BSNH, key_BTKH, mask_ST, scoring.scale, scoring.soft_cap
-        ),
-        heads_BSNH=seen["heads"],
-        attention_BSD=seen["attention"],
-        feed_forward_BSD=seen.get("feed_forward"),
-        residual_BSD=x_BSD,
-        feed_forward_output_BSD=seen.get("feed_forward_output"),
+    seen["weights"] = attention_weights(
+        query_BSNH, key_BTKH, mask_ST, scoring.scale, scoring.soft_cap
     )
+    return seen
 
 
 @functools.partial(jax.jit, static_argnums=(0, 2))

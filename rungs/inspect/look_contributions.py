@@ -12,11 +12,11 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
-from rungs.inspect.places import Slot, unhooked
+from rungs.inspect.patch import Slot, unhooked
 from rungs.model.attention import AttentionContext, sequence_contexts
 from rungs.model.blocks import Block, layer_contexts
 from rungs.model.gpt import GPT
-from rungs.model.layers import LayerNorm, Linear, Norm
+from rungs.model.layers import LayerNorm, Linear, RMSNorm
 
 
 class Contributions(NamedTuple):
@@ -97,37 +97,37 @@ def _direct_logits(model: GPT, tokens_BS: Array, written: Written, chosen_BS: Ar
             block = nnx.merge(graph, state)
             _fix(block, written.heads[layer], written.feed_forward[layer])
             x_BSD = block(x_BSD, context)[0]
-    _hold_norm(Slot(model, "final_norm"))
+    _linearize_norm(Slot(model, "final_norm"))
     model.config = model.config.model_copy(update={"final_soft_cap": None})
     logits_BSV = model.unembed(x_BSD)
     return jnp.take_along_axis(logits_BSV, chosen_BS[..., None], axis=-1)[..., 0]
 
 
 def _fix(block: Any, heads_BSNH: Array, feed_forward_BSD: Array | None) -> None:
-    """Let a block's sublayers return what they wrote, and hold its norms."""
+    """Let a block's sublayers return what they wrote, and its norms divide by a constant."""
     inner: Block = unhooked(block)
     output: Linear = unhooked(unhooked(inner.attention).output)
-    _replace(Slot(inner, "attention"), _Fixed(output(heads_BSNH)))
+    _replace(Slot(inner, "attention"), _Constant(output(heads_BSNH)))
     if feed_forward_BSD is not None:
-        _replace(Slot(inner, "feed_forward"), _Fixed(feed_forward_BSD))
+        _replace(Slot(inner, "feed_forward"), _Constant(feed_forward_BSD))
     for name in ("attention", "feed_forward"):
-        _hold_norm(Slot(inner, f"{name}_norm"))
-        _hold_norm(Slot(inner, f"{name}_output_norm"))
+        _linearize_norm(Slot(inner, f"{name}_norm"))
+        _linearize_norm(Slot(inner, f"{name}_output_norm"))
 
 
-def _hold_norm(slot: Slot) -> None:
+def _linearize_norm(slot: Slot) -> None:
     if slot.module is not None:
-        _replace(slot, _HeldNorm(slot.innermost.module))
+        _replace(slot, _LinearNorm(slot.innermost.module))
 
 
-def _replace(slot: Slot, module: Any) -> None:
-    """Put something in the place of a module, which need not be one."""
+def _replace(slot: Slot, function: Any) -> None:
+    """Call a function instead of a module, past NNX, which wants a module there."""
     owner, name = slot.innermost
-    object.__setattr__(owner, name, module)
+    object.__setattr__(owner, name, function)
 
 
-class _Fixed:
-    """A sublayer that returns the same, whatever it gets."""
+class _Constant:
+    """A sublayer whose output doesn't depend on its input."""
 
     def __init__(self, y_BSD: Array) -> None:
         self._y_BSD = y_BSD
@@ -136,21 +136,25 @@ class _Fixed:
         return self._y_BSD, None
 
 
-class _HeldNorm:
-    """A norm whose derivative takes the denominator as a constant."""
+class _LinearNorm:
+    """A norm that is linear in its input: the denominator counts as a constant. Raises TypeError
+    for a kind of norm whose formula is not here."""
 
-    def __init__(self, norm: Norm) -> None:
+    def __init__(self, norm: Any) -> None:
+        if not isinstance(norm, LayerNorm | RMSNorm):
+            raise TypeError(f"{type(norm).__name__}: its contributions to logits are unknown")
         self._norm = norm
 
     def __call__(self, x_BSD: Array) -> Array:
-        norm, is_centered = self._norm, isinstance(self._norm, LayerNorm)
-        centered = x_BSD - x_BSD.mean(-1, keepdims=True) if is_centered else x_BSD
-        variance = jnp.square(centered).mean(-1, keepdims=True)
-        y_BSD = centered * jax.lax.stop_gradient(jax.lax.rsqrt(variance + norm.epsilon))
+        norm = self._norm
+        if isinstance(norm, LayerNorm):
+            x_BSD = x_BSD - x_BSD.mean(-1, keepdims=True)
+        variance = jnp.square(x_BSD).mean(-1, keepdims=True)
+        y_BSD = x_BSD * jax.lax.stop_gradient(jax.lax.rsqrt(variance + norm.epsilon))
         if norm.scale is None:
             return y_BSD
         scale = norm.scale[...].astype(jnp.float32)
-        if isinstance(norm, LayerNorm):
-            assert norm.bias is not None
-            return y_BSD * scale + norm.bias[...]
-        return y_BSD * (norm.offset + scale)
+        if isinstance(norm, RMSNorm):
+            return y_BSD * (norm.offset + scale)
+        assert norm.bias is not None
+        return y_BSD * scale + norm.bias[...]

@@ -7,10 +7,8 @@ charts.py RUN… --page compare.html`, and at what a model does with a text, `uv
     drawer             the program that redraws them while training continues
     comparison_charts  several runs compared, the power law, the coordinate check of muP, the
                        learning-rate sweep
-    run_page           the page of runs: data, our scripts and styles, and uPlot
-    shown_run          a run's data for the page as JSON; thins steps without losing spikes
-    shown_layers       what the layers of a run did
-    page_server        `--watch`: the page of runs on 127.0.0.1, with new steps as runs train
+    run_page           the page of runs; `--watch`: on 127.0.0.1, with new steps as runs train
+    page_data          a run's data for the page as JSON; thins steps without losing spikes
     look_page          the page of `--look`
     page_file          a page as one file, with its content security policy
     assets/            HTML, CSS and JavaScript; uPlot is third-party, with its licence

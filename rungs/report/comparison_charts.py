@@ -16,15 +16,13 @@ from matplotlib.ticker import NullLocator
 
 from rungs.report import drawing, run_charts
 from rungs.report.drawing import BLACK, COLOURS, MARKERS, SKY_BLUE
-from rungs.report.layer_charts import LAYER_CHARTS, LayeredRun
-from rungs.run import recorded_run
-from rungs.run.recorded_run import Curve, RecordedRun
+from rungs.run.recorded_run import Curve, RecordedRun, finite_points
 from rungs.run.step_table import FloatArray
 from rungs.scaling.mup import Point, WidthMeasurement, best_rates, points_by_series
 from rungs.scaling.power_law import EXTRAPOLATION, ScaledRuns
 
 POINTS = 50
-"""Points on the longest run's curve, each the mean or median of one stretch of steps. All runs use
+"""Points on the longest run's curve, each the median of one stretch of steps. All runs use
 stretches of that length, so equal runs draw equal curves."""
 _BEFORE, _AFTER = 5, 1.3
 """The compute axis begins at the smallest run's compute divided by the first number, which cuts off
@@ -37,15 +35,11 @@ def draw_comparison(
     runs: list[RecordedRun],
     output_folder: Path,
     chart_style: str | None = None,
-    layered: Sequence[LayeredRun] = (),
 ) -> list[Path]:
     """Draw charts with all the runs on each, in one of `drawing.STYLES`, the first run's if None,
-    and charts of the layers of those in `layered`. Return the files written. Raises UserError if a
-    chart cannot be written."""
+    and return the files written. Raises UserError if a chart cannot be written."""
     with drawing.use_style(chart_style or runs[0].config.train.chart_style):
-        written = drawing.write_all(COMPARISON_CHARTS, runs, output_folder)
-        layer_charts = LAYER_CHARTS if layered else {}
-        return written + drawing.write_all(layer_charts, layered, output_folder)
+        return drawing.write_all(COMPARISON_CHARTS, runs, output_folder)
 
 
 def loss_by_step(runs: list[RecordedRun]) -> Figure:
@@ -71,10 +65,8 @@ def loss_by_time(runs: list[RecordedRun]) -> Figure:
 def _loss_comparison(runs: list[RecordedRun], x_label: str, xs: list[FloatArray]) -> Figure:
     """Training loss on the left and, if any run has it, validation loss on the right."""
     pairs = list(zip(xs, runs, strict=True))
-    length = math.ceil(max(map(len, runs)) / POINTS)
-    training = [recorded_run.binned_means(x, run.column("train_loss"), length) for x, run in pairs]
-    validation = [recorded_run.finite_points(x, run.column("validation_loss")) for x, run in pairs]
-    panels = {f"training (mean of {length:,} steps)" if length > 1 else "training": training}
+    validation = [finite_points(x, run.column("validation_loss")) for x, run in pairs]
+    panels = {f"training ({_smoothing(runs)})": _medians(runs, "train_loss", xs)}
     if any(x.size for x, _ in validation):
         panels["validation"] = validation
     label = "loss (nats per token)"
@@ -93,7 +85,7 @@ def learning_rates(runs: list[RecordedRun]) -> Figure:
 
 def gradient_norms(runs: list[RecordedRun]) -> Figure:
     """The gradient norm before clipping of all runs over their steps."""
-    label = "gradient norm before clipping (running median)"
+    label = f"gradient norm before clipping ({_smoothing(runs)})"
     figure, axes = _comparison(runs, "step", label, {"": _medians(runs, "gradient_norm")})
     drawing.log_axis(axes)
     return figure
@@ -102,19 +94,29 @@ def gradient_norms(runs: list[RecordedRun]) -> Figure:
 def throughputs(runs: list[RecordedRun]) -> Figure:
     """Training tokens per second of all runs over their steps."""
     curves = _medians(runs, "tokens_per_second")
-    label = "training tokens per second (running median)"
+    label = f"training tokens per second ({_smoothing(runs)})"
     figure, axes = _comparison(runs, "step", label, {"": curves})
     drawing.throughput_axis(axes, [median for _, median in curves])
     return figure
 
 
-def _medians(runs: list[RecordedRun], field: str) -> list[Curve]:
-    """Return each run's running median of a column, all with the same window."""
-    longest = max(map(len, runs))
-    return [
-        recorded_run.running_median(run.column("global_step"), run.column(field), longest, POINTS)
-        for run in runs
+def _medians(runs: list[RecordedRun], field: str, xs: Sequence[FloatArray] = ()) -> list[Curve]:
+    """Return the medians of a column, over the steps or `xs`; see `POINTS`."""
+    xs = xs or [run.column("global_step") for run in runs]
+    found = [
+        drawing.in_stretches(x, run.column(field), _length(runs))
+        for x, run in zip(xs, runs, strict=True)
     ]
+    return [(of.x, of.middle) for of in found]
+
+
+def _length(runs: list[RecordedRun]) -> int:
+    return -(-max(map(len, runs)) // POINTS)
+
+
+def _smoothing(runs: list[RecordedRun]) -> str:
+    length = _length(runs)
+    return f"median of {length:,} steps" if length > 1 else "each step"
 
 
 def _comparison(
@@ -146,9 +148,7 @@ def _lines(axes: Axes, curves: list[Curve]) -> list[Line2D]:
             color=drawing.COLOURS[i % len(drawing.COLOURS)],
             linestyle=drawing.DASHES[i % len(drawing.DASHES)],
             marker=drawing.MARKERS[i % len(drawing.MARKERS)],
-            markevery=(0.1 * i / len(curves), 0.1)
-            if recorded_run.finite_points(*curve)[0].size > 20
-            else None,
+            markevery=(0.1 * i / len(curves), 0.1) if np.isfinite(curve[1]).sum() > 20 else None,
             linewidth=2.6 - 1.4 * i / len(curves),
         )[0]
         for i, curve in enumerate(curves)

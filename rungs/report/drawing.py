@@ -1,4 +1,4 @@
-"""The shared look of all charts, and writing them as PNG files. Colours are Okabe & Ito's
+"""The style of all charts, and writing them as PNG files. Colours are Okabe & Ito's
 (https://jfly.uni-koeln.de/color/), which colour-blind readers can distinguish; line styles and
 markers differ as well, so charts work without colour."""
 
@@ -7,7 +7,7 @@ import io
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 from matplotlib import font_manager, style
@@ -18,15 +18,13 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, NullLocator
-from numpy.typing import NDArray
 
 from rungs.common import disk, paths
 from rungs.common.errors import UserError
 from rungs.common.shown_text import counted
 from rungs.config.optimization_config import OptimizationConfig
 from rungs.config.option_values import ChartStyle
-from rungs.run import recorded_run
-from rungs.run.recorded_run import Curve, RecordedSteps, finite_points
+from rungs.run.recorded_run import Curve, RecordedSteps
 from rungs.run.step_table import FloatArray
 
 # Okabe & Ito's palette without yellow, which is too pale for lines on white.
@@ -38,12 +36,11 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 PALE = "0.75"
 STRETCHES = 1500
 """Stretches that a line is thinned to: about one per pixel of a chart's width."""
-GRID = (300, 150)
-"""Columns and rows of the grid that markers are thinned to; a cell is smaller than a marker."""
+TRENDS = 100
+"""Most points of a smoothed line of one run."""
 FAST_COMPRESSION = {"compress_level": 3}
 """Options for Pillow. Its default compression takes 1.4 times as long, for files of 0.8 to 0.9
 times the size, and charts are redrawn while training runs."""
-TINY = float(np.finfo(np.float64).tiny)
 
 AnySteps = RecordedSteps[OptimizationConfig]
 Lines = dict[str, Artist]
@@ -221,11 +218,6 @@ def faint_line(axes: Axes, x: FloatArray, y: FloatArray) -> Line2D:
     return line(axes, x, y, color=PALE, linewidth=0.7, zorder=0.9, sketch_params=None)
 
 
-def marks(axes: Axes, x: FloatArray, y: FloatArray, marker: str, **look: Any) -> Line2D:
-    """Draw a marker at every point."""
-    return axes.plot(*thin_marks(x, y), marker, **look)[0]
-
-
 def thin_line(x: FloatArray, y: FloatArray) -> Curve:
     """Return few points whose line looks the same as with all: the lowest and highest point of each
     of `STRETCHES` stretches. A stretch without a number is a gap."""
@@ -239,24 +231,6 @@ def thin_line(x: FloatArray, y: FloatArray) -> Curve:
     highest = np.where(np.isnan(stretches), -np.inf, stretches).argmax(axis=1)
     places = np.unique([starts + lowest, starts + highest])
     return x[places], y[places]
-
-
-def thin_marks(x: FloatArray, y: FloatArray) -> Curve:
-    """Return few points whose markers cover the same area as with all: the highest point in each
-    cell of `GRID`, on a logarithmic axis."""
-    x, y = finite_points(x, y)
-    if len(y) <= STRETCHES:
-        return x, y
-    down = np.argsort(-y)
-    columns, rows = GRID
-    cells = _parts(x, columns) * rows + _parts(np.log(np.maximum(y, TINY)), rows)
-    kept = np.sort(down[np.unique(cells[down], return_index=True)[1]])
-    return x[kept], y[kept]
-
-
-def _parts(values: FloatArray, count: int) -> NDArray[np.intp]:
-    """Return for each value the index of its part, of `count` equal parts of the values' range."""
-    return np.searchsorted(np.linspace(values.min(), values.max(), count + 1)[1:-1], values)
 
 
 def steps_chart(
@@ -278,19 +252,52 @@ def steps_chart(
     return figure
 
 
-def median_line(axes: Axes, run: AnySteps, values: FloatArray, **look: Any) -> Line2D:
-    """Draw the running median of a value of each step."""
-    median = recorded_run.running_median(run.column("global_step"), values, len(values))
-    return line(axes, *median, **look)
-
-
-def steps_and_median(axes: Axes, run: AnySteps, field: str) -> Lines:
-    """Draw a value of each step and its running median."""
-    values = run.column(field)
+def trend(axes: Axes, run: AnySteps, field: str, name: str = "") -> Lines:
+    """Draw a value of each step, in the background, and of each of `TRENDS` stretches of steps the
+    median and a band from the lowest to the highest value."""
+    values, length = run.column(field), stretch_length(run)
+    look: dict[str, Any] = {"color": SKY_BLUE, "alpha": 0.35, "linewidth": 0}
+    of, stretch = in_stretches(run.column("global_step"), values, length), counted(length, "step")
     return {
-        "each step": faint_line(axes, run.column("global_step"), values),
-        "running median": median_line(axes, run, values, color=BLUE, linewidth=2),
+        f"{name}each step": faint_line(axes, run.column("global_step"), values),
+        f"{name}min to max of {stretch}": axes.fill_between(of.x, of.low, of.high, **look),
+        f"{name}median of {stretch}": median_line(axes, run, values, BLUE),
     }
+
+
+def median_line(axes: Axes, run: AnySteps, values: FloatArray, color: str) -> Line2D:
+    """Draw the median of each of `TRENDS` stretches of steps."""
+    of = in_stretches(run.column("global_step"), values, stretch_length(run))
+    return line(axes, of.x, of.middle, color=color, linewidth=2)
+
+
+def stretch_length(run: AnySteps) -> int:
+    """Return how many steps a point of a trend stands for."""
+    return -(-len(run) // TRENDS)
+
+
+class Stretches(NamedTuple):
+    """Values in stretches of steps: the mean of x, and lowest, middle and highest value."""
+
+    x: FloatArray
+    low: FloatArray
+    middle: FloatArray
+    high: FloatArray
+
+
+def in_stretches(
+    x: FloatArray, y: FloatArray, length: int, middle: Callable[[FloatArray], Any] = np.median
+) -> Stretches:
+    """Reduce values to stretches of `length`, each to its median or another `middle`. NaN is left
+    out unless a stretch has nothing else."""
+
+    def reduced(part: FloatArray) -> tuple[Any, ...]:
+        finite = part[np.isfinite(part)]
+        return (finite.min(), middle(finite), finite.max()) if len(finite) else (np.nan,) * 3
+
+    places = np.arange(length, len(y), length)
+    means = [part.mean() for part in np.split(x, places)]
+    return Stretches(np.array(means), *np.array([reduced(part) for part in np.split(y, places)]).T)
 
 
 def resumes(axes: Axes, run: AnySteps) -> Lines:
@@ -303,6 +310,6 @@ def resumes(axes: Axes, run: AnySteps) -> Lines:
 
 def strokes(axes: Axes, steps: FloatArray, height: float, colour: str) -> Line2D:
     """Draw short vertical strokes at a share of the chart's height."""
-    look = {"color": colour, "markersize": 12, "markeredgewidth": 2}
+    look: dict[str, Any] = {"color": colour, "markersize": 12, "markeredgewidth": 2}
     heights, transform = np.full(steps.size, height), axes.get_xaxis_transform()
-    return marks(axes, steps, heights, "|", **look, transform=transform)
+    return axes.plot(steps, heights, "|", **look, transform=transform)[0]

@@ -1,9 +1,10 @@
-"""Charts of one run. To add one, write a function and list it in `TRAINING_CHARTS`, `POLICY_CHARTS`
-or, for every kind of run, `STEP_CHARTS`. Reinforcement learning has no chart of the loss: on the
-step that sampled the texts its value means nothing."""
+"""Charts of one run. To add one, write a function and list it in `TRAINING_CHARTS`,
+`PREFERENCE_CHARTS`, `POLICY_CHARTS` or, for every kind of run, `STEP_CHARTS`. Reinforcement
+learning has no chart of the loss: on the step that sampled the texts its value means nothing."""
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +19,11 @@ from rungs.config.run_config import REINFORCE_FILE, config_files, load_run
 from rungs.data import catalog, overlap
 from rungs.report import drawing
 from rungs.report.drawing import BLACK, BLUE, GREEN, ORANGE, PALE, PURPLE, SKY_BLUE, VERMILLION
-from rungs.report.layer_charts import LAYER_CHARTS, layered_runs
-from rungs.report.preference_charts import PREFERENCE_CHARTS
-from rungs.run import recorded_run
-from rungs.run.recorded_run import RecordedPolicyRun, RecordedRun
+from rungs.run.recorded_run import RecordedPolicyRun, RecordedRun, finite_points
 from rungs.run.step_table import BestStep, FloatArray
 
 Charts = dict[str, Callable[[Any], Figure]]
-FEWEST_INTERVALS, MOST_INTERVALS = 10, 500
-"""Intervals of a run in which its loss is drawn: between checkpoints, but within these limits."""
+_HELD_OUT: dict[str, Any] = {"marker": "s", "linestyle": "--", "linewidth": 1.5}
 _MANY = 0.1
 """Largest share of marked steps for which markers are drawn; more would hide the line."""
 _LOSS_UNITS = {
@@ -34,7 +31,6 @@ _LOSS_UNITS = {
     "distill": "nats per token; in training, divergence from the teacher",
 }
 """By objective; of preferences, a loss is of a pair."""
-_STRETCHES = 60
 _BARS = 60
 """Most bars in the chart of groups; with more they are too narrow to see."""
 
@@ -54,11 +50,7 @@ def draw_run(
     with drawing.use_style(chart_style or run.config.train.chart_style):
         # A run folder that was deleted while its charts are drawn stays deleted.
         creates = output_folder is not None
-        folder = output_folder or run_folder
-        written = drawing.write_all(charts, run, folder, creates=creates)
-        if layered := layered_runs({run.name: run_folder}):
-            written += drawing.write_all(LAYER_CHARTS, layered, folder, creates=creates)
-        return written
+        return drawing.write_all(charts, run, output_folder or run_folder, creates=creates)
 
 
 def _kind_of(run_folder: Path) -> tuple[Any, Charts]:
@@ -75,14 +67,13 @@ def loss_chart(run: RecordedRun) -> Figure:
     unit = _LOSS_UNITS.get(run.config.train.objective, "per pair")
     figure, (axes,) = drawing.new_chart(f"{run.name}: loss", "step", f"loss ({unit})")
     steps = run.column("global_step")
-    lines = _training_loss(axes, run)
-    validation = recorded_run.finite_points(steps, run.column("validation_loss"))
+    lines = drawing.trend(axes, run, "train_loss", "training, ")
+    validation = finite_points(steps, run.column("validation_loss"))
     if validation[0].size:
-        look: dict[str, Any] = {"marker": "s", "linestyle": "--", "linewidth": 1.5}
-        lines["validation"] = drawing.line(axes, *validation, color=VERMILLION, **look)
-    averaged = recorded_run.finite_points(steps, run.column("ema_validation_loss"))
+        lines["validation"] = drawing.line(axes, *validation, color=VERMILLION, **_HELD_OUT)
+    averaged = finite_points(steps, run.column("ema_validation_loss"))
     if averaged[0].size:
-        look = {"marker": "o", "markersize": 4, "linewidth": 1.5}
+        look: dict[str, Any] = {"marker": "o", "markersize": 4, "linewidth": 1.5}
         lines["validation, averaged weights"] = drawing.line(axes, *averaged, color=GREEN, **look)
     lines |= _losses_of_datasets(axes, run)
     lines |= _spikes(axes, run)
@@ -106,22 +97,6 @@ def overlaps(runs: list[RecordedRun]) -> list[str]:
     return overlap.notes({name: catalog.dataset_folder(name, place) for name in names})
 
 
-def _training_loss(axes: Axes, run: RecordedRun) -> drawing.Lines:
-    steps, loss = run.column("global_step"), run.column("train_loss")
-    interval = min(run.config.train.checkpoint_interval, -(-len(run) // FEWEST_INTERVALS))
-    interval *= -(-len(run) // (interval * MOST_INTERVALS))
-    spans = recorded_run.by_interval(steps, loss, interval)
-    return {
-        "training, each step": drawing.faint_line(axes, steps, loss),
-        f"training, min to max of {interval:,} steps": axes.stairs(
-            spans.high, spans.edges, baseline=spans.low, fill=True, color=SKY_BLUE, alpha=0.35
-        ),
-        f"training, mean of {interval:,} steps": drawing.line(
-            axes, spans.middles, spans.mean, color=BLUE, linewidth=2
-        ),
-    }
-
-
 def _losses_of_datasets(axes: Axes, run: RecordedRun) -> drawing.Lines:
     """Draw the validation loss on each of several datasets."""
     colours, steps = itertools.cycle(drawing.COLOURS[2:]), run.column("global_step")
@@ -129,7 +104,7 @@ def _losses_of_datasets(axes: Axes, run: RecordedRun) -> drawing.Lines:
     for (name, losses), color in zip(
         run.steps.parts("validation_losses").items(), colours, strict=False
     ):
-        curve = recorded_run.finite_points(steps, losses)
+        curve = finite_points(steps, losses)
         lines[f"validation on {name}"] = drawing.line(axes, *curve, color=color, linestyle=":")
     return lines
 
@@ -142,7 +117,7 @@ def _spikes(axes: Axes, run: RecordedRun) -> drawing.Lines:
     label = f"loss spikes ({len(spikes):,} steps, {skipped:,} skipped)"
     at = np.isin(steps, [*spikes])
     look: dict[str, Any] = {"color": VERMILLION, "markersize": 9, "markeredgewidth": 2}
-    return {label: drawing.marks(axes, steps[at], run.column("train_loss")[at], "x", **look)}
+    return {label: axes.plot(steps[at], run.column("train_loss")[at], "x", **look)[0]}
 
 
 def _mark_best(axes: Axes, best: BestStep) -> Line2D:
@@ -165,6 +140,52 @@ def _mark_best(axes: Axes, best: BestStep) -> Line2D:
 TRAINING_CHARTS: Charts = {"loss-chart.png": loss_chart}
 
 
+def _preference_chart(
+    title: str,
+    y_label: str,
+    fields: dict[str, str],
+    run: RecordedRun,
+    scale: Callable[[Axes], object] | None = None,
+) -> Figure:
+    """Return a chart of figures of pairs, with a colour for each: in training and held-out."""
+
+    def draw(axes: Axes) -> drawing.Lines:
+        steps, lines = run.column("global_step"), {}
+        for field, color in fields.items():
+            name = field.replace("_log_prob", "").replace("_", " ")
+            values = run.column(f"preferences.{field}")
+            drawing.faint_line(axes, steps, values)
+            lines[name] = drawing.median_line(axes, run, values, color)
+            held_out = finite_points(steps, run.column(f"validation_preferences.{field}"))
+            if held_out[0].size:
+                lines[f"{name}, held-out"] = drawing.line(axes, *held_out, color=color, **_HELD_OUT)
+        return lines | drawing.resumes(axes, run)
+
+    return drawing.steps_chart(run, title, y_label, draw, scale)
+
+
+PREFERENCE_CHARTS: Charts = {
+    "margin-chart.png": partial(_preference_chart, "margin", "β × nats", {"margin": BLUE}),
+    "accuracy-chart.png": partial(
+        _preference_chart,
+        "pairs with a positive margin",
+        "share of the pairs",
+        {"accuracy": BLUE},
+        scale=lambda axes: axes.set_ylim(-0.02, 1.02),
+    ),
+    # If the chosen answer's falls, too, the model moves to texts that nobody preferred.
+    "answers-chart.png": partial(
+        _preference_chart,
+        "log-probability of the answers",
+        "nats per answer",
+        {"chosen_log_prob": BLUE, "rejected_log_prob": ORANGE},
+    ),
+    "kl-chart.png": partial(
+        _preference_chart, "KL divergence from the reference", "nats per answer", {"kl": PURPLE}
+    ),
+}
+
+
 def learning_rate_chart(run: drawing.AnySteps) -> Figure:
     """The learning rate of each step."""
 
@@ -183,7 +204,7 @@ def gradient_norm_chart(run: drawing.AnySteps) -> Figure:
     clipped; if many were clipped, shows their share instead."""
 
     def draw(axes: Axes) -> drawing.Lines:
-        lines = drawing.steps_and_median(axes, run, "gradient_norm")
+        lines = drawing.trend(axes, run, "gradient_norm")
         if limit := run.config.train.clipping_max_norm:
             lines[f"clipping at {limit:g}"] = axes.axhline(limit, color=BLACK, linestyle="--")
         return lines | _marked_steps(axes, run) | drawing.resumes(axes, run)
@@ -202,7 +223,7 @@ def _marked_steps(axes: Axes, run: drawing.AnySteps) -> drawing.Lines:
             marks[label] = _share_of_clipped(axes, steps, clipped)
         else:
             look: dict[str, Any] = {"color": ORANGE, "markersize": 5.5, "zorder": 2.5}
-            marks[label] = drawing.marks(axes, steps[clipped], norm[clipped], "v", **look)
+            marks[label] = axes.plot(steps[clipped], norm[clipped], "v", **look)[0]
     if dropped.any():
         # At the bottom, because a step that dropped all its microbatches has no gradient norm.
         label = f"dropped microbatches (in {dropped.sum():,} of {len(steps):,} steps)"
@@ -217,16 +238,15 @@ def _share_of_clipped(axes: Axes, steps: FloatArray, clipped: NDArray[np.bool_])
     shares.yaxis.set_major_formatter(PercentFormatter(1))
     shares.set_ylabel("share of clipped steps")
     shares.grid(visible=False)
-    length = -(-len(steps) // _STRETCHES)
-    x, y = recorded_run.binned_means(steps, clipped.astype(float), length)
-    return drawing.line(shares, x, y, color=ORANGE, linewidth=2)
+    of = drawing.in_stretches(steps, clipped.astype(float), -(-len(steps) // _BARS), np.mean)
+    return drawing.line(shares, of.x, of.middle, color=ORANGE, linewidth=2)
 
 
 def throughput_chart(run: drawing.AnySteps) -> Figure:
     """Tokens per second of each step: trained on, or sampled in reinforcement learning."""
 
     def draw(axes: Axes) -> drawing.Lines:
-        lines = drawing.steps_and_median(axes, run, "tokens_per_second")
+        lines = drawing.trend(axes, run, "tokens_per_second")
         median = axes.get_lines()[-1].get_ydata()
         drawing.throughput_axis(axes, [np.asarray(median, dtype=float)])
         return lines | drawing.resumes(axes, run)
@@ -246,12 +266,11 @@ def reward_chart(run: RecordedPolicyRun) -> Figure:
     """Reward of training, and pass@1 and pass@k on the held-out items, now and at the start."""
 
     def draw(axes: Axes) -> drawing.Lines:
-        lines = drawing.steps_and_median(axes, run, "reward")
-        lines = {f"training reward, {name}": line for name, line in lines.items()}
+        lines = drawing.trend(axes, run, "reward", "training reward, ")
         rewards = run.steps.parts("rewards")
         if len(rewards) > 1:
             for (name, values), color in zip(rewards.items(), drawing.COLOURS, strict=False):
-                lines[f"reward {name}"] = drawing.median_line(axes, run, values, color=color)
+                lines[f"reward {name}"] = drawing.median_line(axes, run, values, color)
         return lines | _validations(axes, run) | drawing.resumes(axes, run)
 
     return drawing.steps_chart(run, "reward and held-out pass@k", "mean reward, pass@k", draw)
@@ -293,10 +312,9 @@ def groups_chart(run: RecordedPolicyRun) -> Figure:
         below: FloatArray | float = 0.0
         for name, (groups, color) in columns.items():
             shares = groups / run.config.train.prompts_per_step
-            spans = recorded_run.by_interval(steps, shares, length)
-            above = below + spans.mean
-            lines[name] = axes.stairs(above, spans.edges, baseline=below, fill=True, color=color)
-            below = above
+            of = drawing.in_stretches(steps, shares, length, np.mean)
+            lines[name] = axes.bar(of.x, of.middle, length, below, color=color).patches[0]
+            below = below + of.middle
         return lines
 
     title, y_label = "prompts by their completions", "share of the step's prompts"
@@ -323,7 +341,7 @@ def entropy_chart(run: RecordedPolicyRun) -> Figure:
     """Entropy of the distributions that tokens are sampled from."""
 
     def draw(axes: Axes) -> drawing.Lines:
-        return drawing.steps_and_median(axes, run, "entropy") | drawing.resumes(axes, run)
+        return drawing.trend(axes, run, "entropy") | drawing.resumes(axes, run)
 
     return drawing.steps_chart(run, "entropy", "nats per token", draw, drawing.zero_based_axis)
 
@@ -368,7 +386,7 @@ def _median_chart(
 
     def draw(axes: Axes) -> drawing.Lines:
         lines: drawing.Lines = {
-            name: drawing.median_line(axes, run, values, color=color, linewidth=2)
+            name: drawing.median_line(axes, run, values, color)
             for name, (values, color) in columns.items()
             if np.isfinite(values).any()
         }

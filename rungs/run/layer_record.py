@@ -8,7 +8,7 @@ float32; those of blocks have an axis of layers, those of other parts one of len
                                    as attention.query.kernel, or "all" of a layer's together
     arrays.NAME.gradient_rms       of the mean gradient, before clipping
     arrays.NAME.update_rms         of the change by the step
-    arrays.NAME.singular_values    the largest ones of a kernel, in descending order
+    arrays.NAME.singular_value     the largest one of a kernel
     activations.NAME.rms, .largest root mean square and largest absolute value of embedding,
                                    residual (the stream after a block), attention_output and
                                    feed_forward_output (of the layer, before a norm after it)
@@ -33,7 +33,7 @@ from rungs.common.run_log import log
 ARRAYS, ACTIVATIONS, HEADS, DEAD_UNITS = "arrays", "activations", "heads", "dead_units"
 ALL_ARRAYS = "all"
 WEIGHT, GRADIENT, UPDATE = "weight_rms", "gradient_rms", "update_rms"
-SINGULAR_VALUES = "singular_values"
+SINGULAR_VALUE = "singular_value"
 EMBEDDING, RESIDUAL = "embedding", "residual"
 ATTENTION_OUTPUT, FEED_FORWARD_OUTPUT = "attention_output", "feed_forward_output"
 RMS, LARGEST = "rms", "largest"

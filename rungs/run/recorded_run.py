@@ -92,55 +92,6 @@ def load_runs(run_folders: list[Path]) -> list[RecordedRun]:
     ]
 
 
-@dataclasses.dataclass(frozen=True)
-class Intervals:
-    """Lowest, mean and highest value between checkpoints. An interval ends with the step of its
-    checkpoint, so the first interval is step 0 alone."""
-
-    edges: FloatArray
-    """Boundaries of intervals, halfway between steps; one more than intervals."""
-    low: FloatArray
-    mean: FloatArray
-    high: FloatArray
-
-    @property
-    def middles(self) -> FloatArray:
-        return (self.edges[:-1] + self.edges[1:]) / 2
-
-
-def by_interval(steps: FloatArray, values: FloatArray, interval: int) -> Intervals:
-    """Reduce values to intervals that end at multiples of `interval`. NaN is ignored unless an
-    interval has nothing else."""
-    number = np.ceil(steps / interval)
-    starts = np.flatnonzero(np.diff(number, prepend=number[0] - 1))
-    counts = np.add.reduceat(np.isfinite(values).astype(int), starts)
-    sums = np.add.reduceat(np.nan_to_num(values), starts)
-    return Intervals(
-        edges=np.append(steps[starts], steps[-1] + 1) - 0.5,
-        low=np.fmin.reduceat(values, starts),
-        mean=np.where(counts, sums / np.maximum(counts, 1), np.nan),
-        high=np.fmax.reduceat(values, starts),
-    )
-
-
-def running_median(x: FloatArray, y: FloatArray, steps: int, points: int = 400) -> Curve:
-    """Return medians of y over windows of a twentieth of a run, ignoring NaN, at up to `points` x
-    and the last one. `steps` is the run's length; x and y may be just its beginning, and get the
-    same windows."""
-    places = np.linspace(0, steps - 1, min(steps, points)).astype(int)
-    places = np.unique([*places[places < len(y)], len(y) - 1])
-    reach = max(2, steps // 40)
-    windows = (y[max(0, place - reach) : place + reach + 1] for place in places)
-    numbers = (window[np.isfinite(window)] for window in windows)
-    return x[places], np.array([np.median(w) if w.size else np.nan for w in numbers])
-
-
-def binned_means(x: FloatArray, y: FloatArray, length: int) -> Curve:
-    """Return the means of x and y, ignoring NaN, in bins of `length` values."""
-    order = np.arange(1, len(y) + 1, dtype=float)
-    return by_interval(order, x, length).mean, by_interval(order, y, length).mean
-
-
 def finite_points(x: FloatArray, y: FloatArray) -> Curve:
     """Return the points whose y is not NaN."""
     return x[np.isfinite(y)], y[np.isfinite(y)]

@@ -82,7 +82,7 @@ def test_no_code_is_run_that_was_read() -> None:
     found = {path: lines for path, source in sources.items() if (lines := problems(source))}
     [line] = found.pop(ROOT / "install_uv.py")  # runs before there is a library for it
     assert line.endswith("imports urllib.request")
-    lines = found.pop(ROOT / "rungs/report/page_server.py")  # listens on this machine's own address
+    lines = found.pop(ROOT / "rungs/report/run_page.py")  # listens on this machine's own address
     assert [line.split(": ")[1] for line in lines] == [
         "imports http",
         "imports http.server",

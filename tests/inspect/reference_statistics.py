@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from rungs.config.model_config import ModelConfig
-from rungs.run.layer_record import SINGULAR_VALUES
+from rungs.run.layer_record import SINGULAR_VALUE
 from tests.support import reference_gpt
 from tests.support.reference_gpt import Floats, Weights, hidden_units, softmax
 
@@ -145,7 +145,7 @@ def arrays(
     before: Weights, gradient: Weights, after: Weights, inputs: dict[str, int]
 ) -> dict[str, Numbers]:
     """Return the statistics of trained arrays by dotted name. `inputs` has the number of input axes
-    of each kernel whose singular values are recorded."""
+    of each kernel whose largest singular value is recorded."""
     found: dict[str, Numbers] = {}
     kinds = {"weight_rms": before, "gradient_rms": gradient}
     kinds["update_rms"] = {name: after[name] - before[name] for name in before}
@@ -159,7 +159,7 @@ def arrays(
         if name in inputs:
             width = math.prod(array.shape[1 : 1 + inputs[name]])
             values = np.linalg.svd(array.reshape(layers, width, -1), compute_uv=False)
-            own[SINGULAR_VALUES] = values[:, :4]
+            own[SINGULAR_VALUE] = values[:, 0]
         found[name.removeprefix("blocks.")] = own
     blocks = [name for name in before if name.startswith("blocks.")]
     flat = {

@@ -14,8 +14,8 @@ from flax import nnx
 
 from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig, load_any_run
+from rungs.inspect.watch import make_measurement
 from rungs.inspect.watch_activations import attention_of_heads
-from rungs.inspect.watch_program import make_measurement
 from rungs.model.blocks import Compute
 from rungs.model.kernels.blockwise_attention import Scoring
 from rungs.objectives.table import objective_of

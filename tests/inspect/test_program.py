@@ -12,7 +12,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from rungs.config.run_config import RunConfig
-from rungs.inspect.watch_program import make_measurement
+from rungs.inspect.watch import make_measurement
 from rungs.model.layers import Dropout
 from rungs.model.lora import LOW_RANK_NAMES
 from rungs.objectives.next_token import NextToken
@@ -198,7 +198,8 @@ def assert_same(found: dict[str, Any], expected: dict[str, Any], place: str = ""
         # the gradient of a key's bias is 0 but for rounding; that of a scalar is one sum of a batch
         cancels = ".key.bias." in here or ".residual_scale.gradient" in here
         least = 1e-6 if cancels else 1e-9
-        within = 1e-3 if here.endswith("update_rms") else ROUNDING
+        looser = {"update_rms": 1e-3, "singular_value": 0.02}  # the latter has converged this far
+        within = looser.get(name, ROUNDING)
         np.testing.assert_allclose(found[name], wanted, rtol=within, atol=least, err_msg=here)
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from rungs.inspect.watch_warnings import attention_warning
+from rungs.inspect.watch import attention_warning
 from rungs.run import layer_record
 from tests.support.configs import model_config
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from rungs.report.page_server import PageServer
-from rungs.report.run_page import open_runs, write_page
+from rungs.report.run_page import PageServer, open_runs, write_page
 from tests.support.recorded_runs import record_run, step
 
 LOSS = 'figure[data-metric="train_loss"] .chart'

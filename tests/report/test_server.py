@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rungs.report.page_server import PageServer
+from rungs.report.run_page import PageServer
 
 
 class Server(PageServer):

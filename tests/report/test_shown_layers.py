@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rungs.report.page_data import chosen_rows, layers_as_json
 from rungs.report.run_page import open_runs, page
-from rungs.report.shown_layers import chosen_rows, layers_as_json
 from rungs.run import layer_record
 from tests.report.test_browser import LOSS, open_page, point_at
 from tests.support.recorded_layers import record_layers, statistics_of

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rungs.report.shown_run import extreme_rows, stretch_means
+from rungs.report.page_data import extreme_rows, stretch_means
 
 
 @given(

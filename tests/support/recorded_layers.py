@@ -20,7 +20,7 @@ def statistics_of(step: int, layers: int, heads: int, jump: float = 1.0) -> dict
         "gradient_rms": 1e-3 * falling * depth * moved,
         "update_rms": 1e-5 * falling * depth,
     }
-    kernel = kinds | {"singular_values": np.outer(depth, [4, 3, 2, 1])}
+    kernel = kinds | {"singular_value": 4 * depth}
     size = {"rms": depth, "largest": 5 * depth}
     by_head = np.outer(depth, 1 + np.arange(heads) / 10)
     return {

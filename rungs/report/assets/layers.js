@@ -7,7 +7,7 @@ const STATISTICS = [
   ofArrays("gradient, root mean square", "gradient_rms"),
   ofArrays("update, root mean square", "update_rms"),
   ofArrays("weight, root mean square", "weight_rms"),
-  { ...ofArrays("largest singular value", "singular_values"), across: (values) => values[0] },
+  ofArrays("largest singular value", "singular_value"),
   ofActivations("activation, root mean square", "rms"),
   ofActivations("activation, largest value", "largest"),
   { title: "attention: entropy", series: plain("heads/entropy"), across: mean, note: "mean of the heads, in nats", hasHeads: true },
@@ -117,7 +117,7 @@ const layers = {
     return [...names].filter((part) => runs.some((run) => statistic.series(run, part)));
   },
 
-  // Choose the first look at a step or after it, which shows what the step did.
+  // Choose the first measurement at a step or after it, which shows what the step did.
   goTo(step, scrolls = false) {
     const steps = layers.steps();
     if (!steps.length) return;
@@ -222,7 +222,7 @@ const layers = {
     const spans = new Set(runs.map((run) => run.layers.steps.slice(layers.placeIn(run) - 1)
       .slice(0, 2).map(formatNumber).join(" to ")));
     byId("layer-moves-heading").textContent = spans.size
-      ? `What moved most from step ${[...spans].join(", ")}` : "No look before this one";
+      ? `What moved most from step ${[...spans].join(", ")}` : "No measurement before this one";
   },
 
   choose(move) {
@@ -254,7 +254,7 @@ function everyNumber(run, { layers: count, at }) {
     Array.from({ length: count }, (__, layer) => at(place, layer)));
 }
 
-// Return how the numbers of a run changed since the look before. Changes of numbers far below their
+// Return how the numbers of a run changed since the measurement before. Changes of numbers far below their
 // largest one are noise, and so are gradients of biases.
 function movesOf(run) {
   const place = layers.placeIn(run);

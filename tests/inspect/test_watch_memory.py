@@ -1,4 +1,4 @@
-"""A look at the layers fits where the step fits: it needs no memory that the plan doesn't count."""
+"""Measuring the layers fits where the step fits: it needs no memory that the plan doesn't count."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
 from rungs.config.run_config import RunConfig
-from rungs.inspect.watch_program import make_measurement
+from rungs.inspect.watch import make_measurement
 from rungs.objectives.table import objective_without_teacher
 from rungs.parallel.sharding import Layout
 from rungs.planning.compiled.step import needed_bytes
@@ -32,13 +32,15 @@ FEW_TOKENS = {"microbatch_size": 2, "sequence_length": 32}
     ],
     ids=str,
 )
-def test_a_look_needs_as_much_memory_as_the_step(case: PlanCase, changes: dict[str, Any]) -> None:
+def test_a_measurement_needs_as_much_memory_as_the_step(
+    case: PlanCase, changes: dict[str, Any]
+) -> None:
     run, mesh = case.run(**changes), mesh_of(case.data)
-    look = needed_bytes(lower_look(run, mesh).compile(UNOPTIMIZED), "cpu")
-    assert look <= 1.01 * compiled_bytes(run)
+    measured = needed_bytes(lower_measurement(run, mesh).compile(UNOPTIMIZED), "cpu")
+    assert measured <= 1.01 * compiled_bytes(run)
 
 
-def lower_look(config: RunConfig, mesh: Mesh) -> Any:
+def lower_measurement(config: RunConfig, mesh: Mesh) -> Any:
     """Return the measurement of a run's step, traced without arrays, as `lower_step` does."""
     train = config.train
     state = AbstractState(config, 1, mesh)

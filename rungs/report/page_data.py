@@ -1,8 +1,8 @@
-"""A run's data for the page as JSON."""
+"""The data of a run for the page, as JSON: few enough steps and measurements of its layers."""
 
 import base64
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from rungs.common.shown_text import counted
 from rungs.config import run_config
-from rungs.report.shown_layers import layers_as_json
 from rungs.run import layer_record, records
 from rungs.run.folder import RunFolder
 from rungs.run.step_table import STEP, BestStep, FloatArray, StepTable
@@ -21,6 +20,9 @@ _FEWEST_STRETCHES = 50
 _SAMPLE_CHARACTERS = 60_000
 """Most characters of a run's samples; beyond that, some checkpoints are left out."""
 _MOST_EVENTS = 300
+_BYTES_OF_BFLOAT16 = 8 / 3
+"""Its size in base64."""
+_FEWEST_MEASUREMENTS = 12
 _TURNS = ("spike", "dropped", "warning", "failure")
 """Events around which the layers are shown."""
 
@@ -195,3 +197,47 @@ def _encoded(columns: Mapping[str, FloatArray], rows: Any) -> dict[str, Any]:
         return {"bytes": numbers.itemsize, "base64": base64.b64encode(numbers.tobytes()).decode()}
 
     return {name: encode(name, column[rows]) for name, column in columns.items()}
+
+
+def layers_as_json(rows: layer_record.Rows | None, events: Iterable[int], most_bytes: int) -> Any:
+    """Return the steps, and by path, such as `heads/entropy`, an array with an axis of steps first;
+    None without rows. If they don't fit into `most_bytes`, evenly spaced steps are left out, but
+    not those before and after the steps of `events`."""
+    if rows is None or not len(rows):
+        return None
+    rows = rows[np.argsort(rows[layer_record.STEP], kind="stable")]
+    arrays = dict(_leaves(rows))
+    numbers = sum(array[0].size for array in arrays.values())
+    most = max(int(most_bytes / _BYTES_OF_BFLOAT16 / max(numbers, 1)), _FEWEST_MEASUREMENTS)
+    shown = chosen_rows(rows[layer_record.STEP], list(events), most)
+    return {
+        "steps": rows[layer_record.STEP][shown].tolist(),
+        "series": {path: _as_bfloat16(array[shown]) for path, array in arrays.items()},
+    }
+
+
+def _leaves(rows: layer_record.Rows, path: str = "") -> Iterator[tuple[str, NDArray[np.float32]]]:
+    for name in rows.dtype.names or ():
+        if rows.dtype[name].names:
+            yield from _leaves(rows[name], f"{path}{name}/")
+        elif rows.dtype[name].base == np.float32:
+            yield f"{path}{name}", rows[name]
+
+
+def chosen_rows(steps: NDArray[np.int64], events: list[int], most: int) -> NDArray[np.intp]:
+    """Return the rows of at most `most` steps: the two around each of the latest events, as far as
+    half of them go, and evenly spaced ones."""
+    if len(steps) <= most:
+        return np.arange(len(steps))
+    after = np.searchsorted(steps, np.array(sorted(events)[-most // 4 :], np.int64))
+    around = np.concatenate([after - 1, after])
+    around = np.unique(around[(around >= 0) & (around < len(steps))])
+    even = np.linspace(0, len(steps) - 1, most - len(around)).round().astype(np.intp)
+    return np.union1d(around, even)
+
+
+def _as_bfloat16(array: NDArray[np.float32]) -> dict[str, Any]:
+    """Return numbers as base64 of little-endian bfloat16, which has their range and two digits."""
+    rounded = (np.ascontiguousarray(array, "<f4").view("<u4") + 0x8000) >> 16
+    exact = np.where(np.isnan(array), 0x7FC0, rounded).astype("<u2")
+    return {"shape": list(array.shape), "base64": base64.b64encode(exact.tobytes()).decode()}
