@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rungs.common import backoff
+from rungs.common import helper_process
 from rungs.integrations.supervisor import supervise
 from rungs.run import records
 from rungs.run.folder import RunFolder
@@ -26,7 +26,7 @@ os.kill(os.getpid(), -code) if code < 0 else sys.exit(code)
 
 @pytest.fixture(autouse=True)
 def short_delays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backoff, "FIRST_DELAY", 0.01)
+    monkeypatch.setattr(helper_process, "FIRST_DELAY", 0.01)
 
 
 def program(folder: Path, *codes: int) -> tuple[list[str], Path]:
