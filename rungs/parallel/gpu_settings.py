@@ -14,8 +14,6 @@ import importlib.util
 import mmap
 import os
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -32,11 +30,6 @@ FORMER_NAMES: dict[str, str] = _FLAGS["former_names"]
 _AS_OPTION: dict[FlagValue, FlagValue] = {"on": "COLLECTIVE_PIPELINING_MODE_ON"}
 """Values that are written differently as options of `jax.stages.Lowered.compile`."""
 _LIBRARY = "libjax_common.so"
-_TRIAL = "from jaxlib import _jax; _jax.CompileOptions()"
-"""Program that parses the flags as XLA does at startup, and nothing more."""
-_TRIAL_SECONDS = 20
-_COMPLAINT = re.compile(r"^[EF]\d{4} .*?] (.*)", re.MULTILINE)
-"""XLA's log before it ends the process; the first line says why."""
 _PLUGINS = "jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12"
 
 
@@ -63,30 +56,6 @@ def share_advice(memory: str) -> str:
 def _given_share() -> str | None:
     """Return the user's own share; as in JAX, an empty variable counts as none."""
     return next((os.environ[name] for name in SHARE_VARIABLES if os.environ.get(name)), None)
-
-
-def unknown_flags() -> list[str]:
-    """Return the flags in `XLA_FLAGS` that this XLA lacks, for which it would end the process."""
-    libraries = _libraries() or _files_of("jaxlib", _LIBRARY)
-    return [name for name in _user_flags() if not _has(libraries, name)]
-
-
-def problem_with_flags() -> str | None:
-    """Return why `XLA_FLAGS` would make XLA end the process, or None. Tried in a child process:
-    besides unknown flags, XLA ends at invalid values and at a missing file of flags."""
-    flags = os.environ.get("XLA_FLAGS")
-    return _problem_with(flags) if flags else None
-
-
-@functools.cache
-def _problem_with(_flags: str) -> str | None:
-    command = [sys.executable, "-P", "-c", _TRIAL]  # -P: no imports from this folder
-    try:
-        tried = subprocess.run(command, capture_output=True, timeout=_TRIAL_SECONDS, check=False)
-    except subprocess.TimeoutExpired:
-        return f"XLA was still reading it after {_TRIAL_SECONDS} s"
-    complaints = _COMPLAINT.findall(tried.stderr.decode(errors="replace"))
-    return complaints[0] if tried.returncode and complaints else None
 
 
 def set_gpu_flags(microbatches: int, float8: bool = False) -> None:

@@ -138,12 +138,6 @@ def refuse_unusable() -> None:
         for name in wrong
         if not any(name.startswith(f"{other}_") for other in wrong)  # JAX sets it with the other
     ]
-    lines += [
-        f"XLA_FLAGS: the installed XLA has no flag {name}; remove it"
-        for name in gpu_settings.unknown_flags()
-    ]
-    if not lines and (problem := gpu_settings.problem_with_flags()):
-        lines = [f"XLA_FLAGS: {problem}; remove or change what does not fit"]
     if lines:
         raise UserError("\n".join(lines))
 

@@ -1,19 +1,16 @@
 """Connect a run's processes, and broadcast and agree between them; no-ops for a single process. If
-another process is missing at the start or dies, this one ends with a one-line message."""
+another process is missing at the start or dies, this one ends, too."""
 
 import contextlib
-import ctypes
 import functools
 import hashlib
 import logging
 import os
 import re
-import threading
 from collections.abc import Callable, Iterator
 
 import jax
 import numpy as np
-from jax._src.lib import _jax
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -38,22 +35,21 @@ LOST_PROCESS = (
 _SIGNS_OF_LOSS = re.compile(
     "gloo|nccl|connection|heartbeat|barrier|coordination|unavailable|deadline", re.IGNORECASE
 )
-_ENDING = threading.Lock()
 
 
 def join(cluster: Cluster) -> None:
     """Connect to the other processes, before any other use of JAX. If some do not arrive in time,
-    or die later, this one ends with a one-line message. Raises UserError if they are unknown."""
+    this one ends with a one-line message; if one dies later, by JAX's health check. Raises
+    UserError if they are unknown."""
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.config.update("jax_enable_preemption_service", False)  # would catch SIGTERM
     try:
-        with _end_instead_of_abort():
-            jax.distributed.initialize(
-                *cluster,
-                initialization_timeout=START_TIMEOUT_SECONDS,
-                heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT_SECONDS,
-                shutdown_timeout_seconds=HEARTBEAT_TIMEOUT_SECONDS,
-            )
+        jax.distributed.initialize(
+            *cluster,
+            initialization_timeout=START_TIMEOUT_SECONDS,
+            heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT_SECONDS,
+            shutdown_timeout_seconds=HEARTBEAT_TIMEOUT_SECONDS,
+        )
     except (ValueError, RuntimeError) as error:
         if is_multi_process():  # the others are known, but did not arrive
             _end(error)
@@ -62,15 +58,12 @@ def join(cluster: Cluster) -> None:
         raise UserError(message) from None
 
 
-def _end(cause: Exception | None = None) -> None:
+def _end(cause: Exception) -> None:
     """Print and log the message, then end this process at once, without waiting for the others."""
-    message = LOST_PROCESS
-    if cause is not None and str(cause) != "std::bad_cast":
-        message += f" ({readable_line(reason(cause))})"
-    with _ENDING:
-        run_log.log_to_file_only(logging.ERROR, message)
-        run_log.TERMINAL.write(f"error: {message}\n")
-        os._exit(EXIT_FAILED)
+    message = f"{LOST_PROCESS} ({readable_line(reason(cause))})"
+    run_log.log_to_file_only(logging.ERROR, message)
+    run_log.TERMINAL.write(f"error: {message}\n")
+    os._exit(EXIT_FAILED)
 
 
 @contextlib.contextmanager
@@ -83,33 +76,6 @@ def end_if_lost() -> Iterator[None]:
         if isinstance(cause, jax.errors.JaxRuntimeError) and _SIGNS_OF_LOSS.search(str(cause)):
             _end(cause)
         raise
-
-
-@contextlib.contextmanager
-def _end_instead_of_abort() -> Iterator[None]:
-    """Call `_end` where JAX's health check of a client created in this block would abort with a
-    stack trace (exit code 134). jaxlib 0.10 throws `std::bad_cast` instead of calling the check's
-    callback, as it cannot convert the argument. `connect` turns that into a RuntimeError; in the
-    check's thread it ends in C++'s terminate handler, so that is set too. JAX's log lines before it
-    name the dead process."""
-    create = _jax.get_distributed_runtime_client
-    with_callback = functools.partial(create, missed_heartbeat_callback=lambda *_: _end())
-    _set_terminate_handler()
-    vars(_jax)["get_distributed_runtime_client"] = with_callback
-    try:
-        yield
-    finally:
-        vars(_jax)["get_distributed_runtime_client"] = create
-
-
-_END_IN_C = ctypes.CFUNCTYPE(None)(_end)
-"""A global, so that it is never freed."""
-
-
-def _set_terminate_handler() -> None:
-    """Call std::set_terminate, if the C++ library is GNU's."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL("libstdc++.so.6")._ZSt13set_terminatePFvvE(_END_IN_C)
 
 
 def is_multi_process() -> bool:

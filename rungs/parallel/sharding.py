@@ -75,29 +75,17 @@ def _resolve_shape(
         raise ValueError(f"a mesh of {shape}: sizes must be at least 1, or −1 once for the rest")
     given = math.prod(size for size in shape if size != -1)
     mesh = f"a mesh of {_as_text(shape, names)}"
-    suggestion = f"{_as_text(_nearest_shape(shape, available), names)} would fit"
     if -1 in shape and available % given:
-        raise ValueError(f"{mesh}: {given} does not divide the {available} devices; {suggestion}")
+        raise ValueError(f"{mesh}: {given} does not divide the {available} devices")
     if -1 not in shape and given != available:
-        if given < available and jax.process_count() == 1:
-            suggestion += f', and "devices": {given} would leave the others idle'
-        raise ValueError(f"{mesh} needs {given} devices; there are {available}; {suggestion}")
+        has_idle = given < available and jax.process_count() == 1
+        advice = f'; "devices": {given} would leave the others idle' * has_idle
+        raise ValueError(f"{mesh} needs {given} devices; there are {available}{advice}")
     return tuple(available // given if size == -1 else size for size in shape)
 
 
 def _as_text(shape: tuple[int, ...], names: tuple[str, ...]) -> str:
     return " × ".join(f"{name} {size}" for name, size in zip(names, shape, strict=True))
-
-
-def _nearest_shape(shape: tuple[int, ...], available: int) -> tuple[int, ...]:
-    """Return the shape that uses all devices with last sizes nearest to the requested ones."""
-    last_sizes: list[int] = []
-    for size in reversed(shape[1:]):
-        divisors = (n for n in range(1, available + 1) if available % n == 0)
-        nearest = min((abs(n - size), n) for n in divisors)[1]
-        last_sizes.insert(0, nearest)
-        available //= nearest
-    return (available, *last_sizes)
 
 
 def dotted(path: tuple[Any, ...]) -> str:

@@ -59,13 +59,6 @@ def test_64_bits_are_refused() -> None:
         jax_setup.refuse_unusable()
 
 
-def test_flags_that_xla_does_not_have_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true --xla_nonsense=3")
-    with pytest.raises(UserError, match="has no flag xla_nonsense; remove it") as error:
-        jax_setup.refuse_unusable()
-    assert len(str(error.value).splitlines()) == 1
-
-
 def test_resuming_says_what_has_changed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = tmp_path / "20260101Z000000-step-000001"
     write_checkpoint(folder, 1, 2.0)
@@ -110,19 +103,12 @@ def _in_environment(run: RunFolder, name: str, value: str) -> subprocess.Complet
     ("name", "value"),
     [
         ("JAX_PLATFORMS", "cuda"),
-        ("JAX_PLATFORMS", "nonsense"),
-        ("JAX_NUM_CPU_DEVICES", "many"),
         ("JAX_ENABLE_X64", "1"),
-        ("JAX_ENABLE_X64", "maybe"),
-        ("JAX_DISABLE_JIT", "1"),
         ("JAX_DEBUG_NANS", "1"),
-        ("JAX_TRANSFER_GUARD", "disallow"),
         ("JAX_NUMPY_RANK_PROMOTION", "raise"),
-        ("JAX_DEFAULT_PRNG_IMPL", "nonsense"),
-        ("JAX_DEFAULT_DEVICE", "cpu:99"),
     ],
 )
-def test_variables_that_ask_for_what_is_not_there_end_in_one_line(
+def test_settings_that_rungs_does_not_work_with_are_one_line(
     name: str, value: str, tmp_path: Path
 ) -> None:
     make_dataset(tmp_path / "datasets")
@@ -130,34 +116,5 @@ def test_variables_that_ask_for_what_is_not_there_end_in_one_line(
     ended = _in_environment(run, name, value)
     assert ended.returncode == 2, ended.stderr
     (line,) = ended.stderr.splitlines()
-    assert line.startswith("error: ")
-    assert name in line
+    assert line.startswith(f"error: {name}: ")
     assert sorted(path.name for path in run.path.iterdir()) == ["model.json", "train.json"]
-
-
-@pytest.mark.parametrize(
-    ("flags", "problem"),
-    [
-        ("--xla_cpu", "Unknown flag in XLA_FLAGS: --xla_cpu;"),  # others' names begin with it
-        ("--xla_cpu_enable_fast_math=maybe", "value maybe for flag xla_cpu_enable_fast_math.;"),
-        ("-xla_cpu_enable_fast_math=true", "Unknown flag in XLA_FLAGS: -xla_cpu_enable"),
-        ("no-such-file", 'Could not open file "no-such-file"'),
-    ],
-)
-def test_flags_at_which_xla_ends_are_refused(
-    flags: str, problem: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XLA_FLAGS", flags)
-    with pytest.raises(UserError) as error:
-        jax_setup.refuse_unusable()
-    (line,) = str(error.value).splitlines()
-    assert line.startswith("XLA_FLAGS: ")
-    assert problem in line
-
-
-def test_the_model_is_not_shown_with_such_flags() -> None:
-    environment = {**os.environ, "XLA_FLAGS": "--xla_cpu"}
-    command = [sys.executable, "model.py", "runs/layers"]
-    ended = subprocess.run(command, env=environment, text=True, capture_output=True)
-    assert ended.returncode == 2
-    assert ended.stderr.startswith("error: XLA_FLAGS: Unknown flag")

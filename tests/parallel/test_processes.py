@@ -12,7 +12,7 @@ import pytest
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.parallel import processes
 from rungs.parallel.launchers import Cluster
-from rungs.parallel.processes import HEARTBEAT_TIMEOUT_SECONDS, LOST_PROCESS
+from rungs.parallel.processes import HEARTBEAT_TIMEOUT_SECONDS
 from rungs.run import metrics
 from rungs.run.folder import RunFolder
 from tests.support.tiny_run import (
@@ -143,7 +143,6 @@ def test_a_dead_process_is_noticed_after_30_seconds(monkeypatch: pytest.MonkeyPa
         "jax.distributed.initialize", lambda *_, **keywords: settings.update(keywords)
     )
     monkeypatch.setattr("jax.config.update", lambda *_: None)
-    monkeypatch.setattr("rungs.parallel.processes._set_terminate_handler", lambda: None)
     processes.join(Cluster())
     assert settings["heartbeat_timeout_seconds"] == 30
 
@@ -164,11 +163,7 @@ def test_a_stopped_or_killed_process_ends_the_other(
     with two_processes(run, datasets_dir) as both:
         both.wait_for_step(3)
         both.processes[number].send_signal(sent)
-        assert both.processes[1 - number].wait(600) == 1
-        said = both.outputs()[1 - number]
-        assert said.count(f"error: {LOST_PROCESS}") == 1, said
-        assert "stack trace" not in said
-        assert "Traceback" not in said
+        assert both.processes[1 - number].wait(600) != 0
 
 
 @pytest.mark.long
