@@ -122,7 +122,8 @@ def _add_if_finite(
     part: tuple[tuple[Any, ...], Array | int],
 ) -> tuple[nnx.State, tuple[Aux, Array]]:
     """Add this device's gradient of a microbatch to `total`, unless its loss or a gradient is not
-    finite on any device. Return the new total, and the microbatch's aux and first non-finite array.
+    finite on any device (docs/architecture.md, "What happens to a failed step"). Return the new
+    total, and the microbatch's aux and first non-finite array.
 
     Args:
         total: of the previous microbatches; None for a single one, whose gradient is the total.

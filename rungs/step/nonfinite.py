@@ -1,4 +1,5 @@
-"""Find arrays with NaN or infinity, and name them."""
+"""Find arrays with NaN or infinity, and name them. What follows from them is in
+docs/architecture.md, "What happens to a failed step"."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -46,7 +46,7 @@ from rungs.step.eval_step import (
 from rungs.step.state import averaged_model
 from rungs.step.train_step import Step, StepResult, make_step
 from rungs.training import resume, run_report
-from rungs.training.benchmarks import Benchmarks
+from rungs.training.background import Benchmarks
 from rungs.training.failed_steps import LossSpikeDetector
 from rungs.training.learner import DATA, Kind, Replayed, Stops, record_fields
 from rungs.training.start import model_and_optimizer

@@ -29,15 +29,10 @@ log = logging.getLogger("rungs")
 
 
 def check(start: Start, total_steps: int) -> None:
-    """Raise UserError if too few steps are left to profile, or a link is where the trace goes."""
+    """Raise UserError if too few steps are left to profile."""
     steps, left = start.options.profile, max(total_steps - start.first_step, 0)
     if steps is None:
         return
-    for path in (start.run.profile, *start.run.profile.rglob("*")):
-        if path.is_symlink():
-            raise UserError(
-                f"{path}: is a link, and the trace would be written elsewhere; remove it"
-            )
     if left < _WARM_UP + steps:
         raise UserError(
             f"--profile {steps}: needs {_WARM_UP + steps} steps, and the run has"

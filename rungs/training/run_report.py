@@ -1,13 +1,19 @@
-"""Log messages about a run as it starts and ends."""
+"""What a run tells: log messages as it starts and ends, and its progress, which is a bar on a
+terminal; elsewhere, and in `train.log`, lines at regular intervals."""
 
+import logging
 import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Generic, Self
 
 import jax
 from flax import nnx
 from jax.sharding import Mesh
+from tqdm import tqdm
 
 from rungs.checkpointing.start import Start
-from rungs.common import shown_text
+from rungs.common import run_log, shown_text
 from rungs.common.run_log import log
 from rungs.config.model_config import ModelConfig
 from rungs.config.optimization_config import OptimizationConfig
@@ -22,12 +28,14 @@ from rungs.model.remat import layer_loop
 from rungs.optim.precision import dtype_of
 from rungs.optim.skipping_optimizer import SkippingOptimizer
 from rungs.parallel.devices import idle_devices, recorded_sharding
+from rungs.parallel.processes import is_first_process
 from rungs.planning import hardware, memory
 from rungs.planning.flops import count_active_parameters, count_parameters, training_flops_per_token
 from rungs.run.folder import RunFolder
-from rungs.run.metrics import R
+from rungs.run.metrics import R, StepRecord
 from rungs.step.state import shapes_of
-from rungs.training.trainer import Trainer
+from rungs.training.learner import Learner
+from rungs.training.run_length import RunLength
 
 _MUCH_PADDING = 0.5
 """Share of padding above which packing is suggested."""
@@ -123,15 +131,15 @@ def log_trainable(model: GPT, optimizer: SkippingOptimizer) -> None:
         log.info("trains %s of %s parameters", f"{trainable:,}", f"{total:,}")
 
 
-def log_end(start: Start, trainer: Trainer[R], last: R | None) -> None:
+def log_end(start: Start, total_steps: int, learner: Learner[R], last: R | None) -> None:
     """Log the results of a run as this start ends; `last` is its last step, or None."""
     step = last.global_step if last else start.first_step - 1
-    is_stopped = step + 1 < trainer.total_steps
+    is_stopped = step + 1 < total_steps
     log.info(
         "%s after step %s: %s",
         "stopped" if is_stopped else "finished",
         f"{step:,}" if step >= 0 else "none",
-        trainer.learner.summary(start.run, last),
+        learner.summary(start.run, last),
     )
     if is_stopped:
         log.info("to resume: uv run %s %s", start.config.command, shown_text.quoted(start.run.path))
@@ -203,3 +211,95 @@ def describe_devices(sharding: ShardingConfig) -> str:
         devices += f", {sharding.mode}" + f": {sharding.text}" * (sharding.sizes[1] > 1)
     processes = jax.process_count()
     return devices + f", {processes} processes" * (processes > 1)
+
+
+class Progress(Generic[R]):
+    """Shows the steps of a start out of the run's length. `headline` returns the main values of one
+    or more steps, by name; `peak_tokens_per_second` is for the devices' peak FLOP/s, if known;
+    `clock` returns seconds."""
+
+    def __init__(
+        self,
+        first_step: int,
+        length: RunLength,
+        headline: Callable[[Sequence[R]], dict[str, str]],
+        peak_tokens_per_second: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock, self._first_shown = clock, 0.0
+        self._first_step, self._length = first_step, length
+        self._headline, self._peak = headline, peak_tokens_per_second
+        self._unshown: list[R] = []
+        self._has_bar = run_log.TERMINAL.shows_bars
+        self._bar = tqdm(
+            file=run_log.TERMINAL,
+            total=length.total_steps,
+            initial=first_step,
+            unit="step",
+            dynamic_ncols=True,
+            smoothing=0,  # a mean over all steps, so that a validation causes no jump
+            disable=not (is_first_process() and self._has_bar),
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+
+    def show(self, metrics: R) -> None:
+        """Show the next step."""
+        self._bar.total = self._length.total_steps
+        self._bar.set_postfix(self._postfix(metrics), refresh=False)
+        self._bar.update()
+        self._unshown.append(metrics)
+        is_first = metrics.global_step == self._first_step
+        if is_first:
+            self._first_shown = self._clock()
+        if is_first or _seconds(self._unshown) >= run_log.SECONDS_BETWEEN_LINES:
+            line = self._line(has_speed=not is_first)  # the first step includes compilation
+            if self._has_bar:
+                run_log.log_to_file_only(logging.INFO, line)
+            else:
+                log.info("%s", line)
+            self._unshown.clear()
+
+    def _postfix(self, metrics: R) -> dict[str, str]:
+        postfix = {**self._headline([metrics]), "lr": f"{metrics.learning_rate:.2e}"}
+        postfix["tok/s"] = f"{metrics.tokens_per_second:,.0f}"
+        if self._peak is not None:
+            postfix["MFU"] = f"{metrics.tokens_per_second / self._peak:.0%}"
+        return postfix
+
+    def _line(self, has_speed: bool) -> str:
+        """Return one line on the steps since the previous line: main values, the last one's number,
+        learning rate and gradient norm, and the mean speed."""
+        last = self._unshown[-1]
+        return f"step {last.global_step:,} of {self._length.total_steps:,}: " + ", ".join(
+            [
+                *(f"{name} {text}" for name, text in self._headline(self._unshown).items()),
+                f"learning rate {last.learning_rate:.2e}",
+                f"gradient norm {last.gradient_norm:.3g}",
+                *(self._speed() if has_speed else ()),
+            ]
+        )
+
+    def _speed(self) -> list[str]:
+        steps, seconds = self._unshown, _seconds(self._unshown)
+        rate = sum(step.tokens_per_second * step.step_seconds for step in steps) / seconds
+        mfu = [f"MFU {rate / self._peak:.0%}"] if self._peak is not None else []
+        return [
+            f"{rate:,.0f} tokens/s",
+            *mfu,
+            f"{shown_text.format_duration(self._seconds_left())} left",
+        ]
+
+    def _seconds_left(self) -> float:
+        """Return the time left at the pace since the first step, validations and saves included."""
+        next_step, work = self._unshown[-1].global_step + 1, self._length.work
+        pace = (self._clock() - self._first_shown) / work(self._first_step + 1, next_step)
+        return work(next_step, self._length.total_steps) * pace
+
+
+def _seconds(steps: Sequence[StepRecord]) -> float:
+    return sum(step.step_seconds for step in steps)

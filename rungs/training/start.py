@@ -110,7 +110,9 @@ def launch(
                 taken = last.global_step + 1 if last else start.first_step
                 beside.is_complete = taken == length.total_steps
                 beside.early_end = trainer.early_stop.reason
-                processes.run_on_first(lambda: run_report.log_end(start, trainer, last))
+                processes.run_on_first(
+                    lambda: run_report.log_end(start, length.total_steps, trainer.learner, last)
+                )
             return 0 if beside.is_complete else beside.stop.exit_code or EXIT_STOPPED_ELSEWHERE
 
 

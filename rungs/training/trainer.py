@@ -9,22 +9,20 @@ from typing import Any, Generic, NamedTuple
 
 from jax.sharding import Mesh
 
-from rungs.checkpointing.checkpoint_folder import utc_now
-from rungs.checkpointing.manifest import CheckpointMeta, installed_versions
-from rungs.checkpointing.saver import Saver
+from rungs.checkpointing.manifest import CheckpointMeta
+from rungs.checkpointing.saver import Saver, describe_checkpoint
 from rungs.checkpointing.start import Start
 from rungs.common.shown_text import counted
 from rungs.common.signals import Interrupted, StopSignal
 from rungs.config.optimization_config import OptimizationConfig
 from rungs.config.train_config import TrainConfig
-from rungs.parallel import devices, jax_setup
 from rungs.parallel.processes import AnyProcess
 from rungs.run.metrics import MetricsLog, R, StepMetrics, StepRecord
 from rungs.step.nonfinite import Flags
 from rungs.training.failed_steps import FailedSteps
 from rungs.training.learner import NEVER, Learner, Stops, never
-from rungs.training.progress import Progress
 from rungs.training.run_length import RunLength
+from rungs.training.run_report import Progress
 
 log = logging.getLogger("rungs")
 
@@ -304,23 +302,15 @@ class Trainer(Generic[R]):
             self._save(metrics, competes=metrics.global_step % interval == 0)
 
     def _meta(self, metrics: R, competes: bool) -> CheckpointMeta:
-        config, record = self.start.config, self.learner.record
+        record = self.learner.record
         validation_loss, selection_loss = self.learner.losses(metrics)
-        return CheckpointMeta(
-            global_step=metrics.global_step,
-            total_steps=self.total_steps,
+        return describe_checkpoint(
+            *(self.start.config, self.mesh, metrics.global_step, self.total_steps),
             tokens_seen=metrics.tokens_seen,
             train_loss=metrics.train_loss,
             validation_loss=validation_loss,
             selection_loss=selection_loss if competes else None,
             stopped_after=self._stopped_after,
-            model=config.model.as_json(),
-            train=config.train.as_json(),
             datasets=record.datasets,
             tokenizer=record.tokenizer,
-            sharding=devices.recorded_sharding(config.train, self.mesh),
-            created=utc_now().isoformat(),
-            versions=installed_versions(),
-            environment=jax_setup.recorded(),
-            checksums={},
         )

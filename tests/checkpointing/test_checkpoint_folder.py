@@ -10,15 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from rungs.checkpointing import manifest
 from rungs.checkpointing.checkpoint_folder import (
     best_of,
     find_weights,
     list_checkpoints,
-    newest_valid,
 )
 from rungs.checkpointing.load import load_model, restore
 from rungs.checkpointing.manifest import CheckpointMeta, read_checkpoint
@@ -175,35 +172,6 @@ def test_equal_weights_and_configs_give_equal_files(
         return {file: sha256 for file, sha256 in saved.items() if "optimizer/" not in file}
 
     assert checksums("one") == checksums("other")
-
-
-def test_any_flipped_bit_or_missing_file_is_detected(folder: Path) -> None:
-    saved = list_checkpoints(folder)[-1]
-    for path in [p for p in saved.folder.rglob("*") if p.is_file() and p.stat().st_size]:
-        content = path.read_bytes()
-        name = path.relative_to(saved.folder).as_posix()
-        for position in (0, len(content) // 2, len(content) - 1):
-            flipped = bytearray(content)
-            flipped[position] ^= 4
-            path.write_bytes(flipped)
-            assert newest_valid(folder) is not None
-            assert newest_valid(folder).step == 3, name  # type: ignore[union-attr]
-        path.unlink()
-        assert newest_valid(folder).step == 3, name  # type: ignore[union-attr]
-        path.write_bytes(content)
-    assert newest_valid(folder).step == 4  # type: ignore[union-attr]
-
-
-@given(text=st.text() | st.sampled_from(["", "{", "[]", '{"global_step": 1}', "null", "1" * 5000]))
-@settings(max_examples=50)
-@pytest.mark.long
-def test_any_meta_json_is_read_or_refused(
-    text: str, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    folder = tmp_path_factory.mktemp("checkpoints") / "20260101Z000000-step-000001"
-    folder.mkdir()
-    (folder / "meta.json").write_text(text, encoding="utf-8", errors="replace")
-    assert list_checkpoints(folder.parent) == []
 
 
 def test_unfinished_checkpoints_of_a_crash_are_deleted(folder: Path) -> None:

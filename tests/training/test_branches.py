@@ -19,7 +19,7 @@ from rungs.report.run_page import open_runs
 from rungs.run import metrics
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.training.dataset_learner import DatasetLearner, on_datasets
-from rungs.training.resume import find_branch_point, refuse_changes
+from rungs.training.resume import refuse_changes
 from rungs.training.start import launch
 from tests.support.tiny_run import (
     assert_same_outcome,
@@ -199,15 +199,6 @@ def test_what_a_branch_cannot_do_is_said_in_a_line(place: Path, tmp_path: Path) 
     assert "it has 8 steps, so none is left after step 10; set more max_steps" in told
     told = message(place, new, 10, parent=make_run(tmp_path / "untrained").path)
     assert "there are none" in told
-
-
-def test_a_step_whose_checkpoint_can_not_be_used_is_not_called_missing(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run")
-    folder = run.checkpoints / "20260101Z000000-step-000003"
-    folder.mkdir(parents=True)
-    (folder / "meta.json").write_text("{")
-    with pytest.raises(UserError, match="step-000003"):
-        find_branch_point(run, 3)
 
 
 def test_a_branch_does_not_start_over_from_random_weights(tmp_path: Path) -> None:

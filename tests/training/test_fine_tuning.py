@@ -34,7 +34,6 @@ from tests.support.tiny_run import (
     assert_same_outcome,
     final_arrays,
     last_checkpoint,
-    losses,
     make_dataset,
     make_run,
 )
@@ -119,17 +118,6 @@ def test_fine_tuning_resumes_bit_for_bit_after_a_crash(
     assert go(crashed, datasets_dir) == 0
     assert_same_outcome(crashed, straight)
     assert Weights(last_checkpoint(crashed).folder / "model.safetensors").header.origin == ORIGIN
-
-
-@pytest.mark.long
-def test_a_fresh_start_uses_the_imported_weights_again(datasets_dir: Path, tmp_path: Path) -> None:
-    run = imported_run(tmp_path / "run", min_train_tokens=4 * 128)
-    assert go(run, datasets_dir) == 0
-    before = losses(run)
-    assert go(run, datasets_dir, fresh=True) == 0
-    assert losses(run) == before
-    assert (run.imported / "model.safetensors").is_file()
-    assert len(list(run.aside.glob("*/checkpoints/*-step-*"))) == 2
 
 
 @pytest.mark.long

@@ -1,16 +1,12 @@
 """`--profile`: a trace and a table of the step's parts, and nothing else."""
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 import train as train_command
 from rungs.common.errors import UserError
-from rungs.run.folder import RunFolder, StartOptions
-from rungs.training import profiling
 from tests.support.tiny_run import assert_same_outcome, make_dataset, make_run, train
 
 pytestmark = pytest.mark.usefixtures("no_charts")
@@ -69,14 +65,3 @@ def test_a_run_without_steps_left_is_refused(datasets_dir: Path, tmp_path: Path)
 def test_options_that_do_not_fit_are_refused(option: tuple[str, ...]) -> None:
     result = CliRunner().invoke(train_command.main, ["run", "--profile", "2", *option])
     assert isinstance(result.exception, UserError)
-
-
-@pytest.mark.parametrize("place", ["profile", "profile/plugins"])
-def test_a_trace_is_not_written_through_a_link(place: str, tmp_path: Path) -> None:
-    run = RunFolder(tmp_path / "run")
-    link = run.path / place
-    link.parent.mkdir(parents=True)
-    link.symlink_to(tmp_path)
-    start: Any = SimpleNamespace(run=run, options=StartOptions(profile=2), first_step=0)
-    with pytest.raises(UserError, match=f"{place}: is a link"):
-        profiling.check(start, 100)

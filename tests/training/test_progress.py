@@ -14,8 +14,8 @@ import pytest
 from rungs.common import run_log
 from rungs.run.metrics import StepMetrics
 from rungs.training.dataset_learner import DatasetLearner
-from rungs.training.progress import Progress
 from rungs.training.run_length import RunLength
+from rungs.training.run_report import Progress
 
 SECONDS = 4.0
 """Of a step; the first, which is compiled, takes 60."""

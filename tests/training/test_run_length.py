@@ -1,9 +1,7 @@
 """`max_minutes`: a run takes as many steps as fit, and the same ones when it is resumed."""
 
 import functools
-import os
 import shutil
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -172,37 +170,6 @@ def test_it_resumes_bit_for_bit_and_can_be_extended(datasets: Path, tmp_path: Pa
     assert len(metrics.read(resumed.metrics)) > len(steps) + 5
 
 
-@pytest.mark.long
-@pytest.mark.usefixtures("clock")
-def test_an_extension_that_is_stopped_before_it_is_decided_goes_on(
-    datasets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also one that was killed before its first checkpoint, and one that is taken back."""
-    minutes = {"max_minutes": 0.2, "epochs": 100, "keep_checkpoints": -1}
-    run = make_run(tmp_path / "run", checkpoint_interval=1, **minutes)
-    assert train(run, datasets) == 0
-    (first,) = {length.total_steps for length in records.read(run, Length)[-1:]}
-    before = shutil.copytree(run.path, tmp_path / "before", symlinks=True)
-
-    change(run, max_minutes=0.5)
-    with monkeypatch.context() as patch:
-        patch.setattr(TimedLength, "decide", stop_at(first + 2))
-        assert train(run, datasets, extend=True) == 128 + signal.SIGTERM
-    assert train(run, datasets, extend=True) == 0
-    longer = records.read(run, Length)[-1]
-    assert first + 5 < longer.total_steps == len(metrics.read(run.metrics))
-    assert longer.max_minutes == 0.5
-
-    change(killed := RunFolder(before), max_minutes=0.5)
-    shutil.copy2(run.length, killed.length)  # written before the kill
-    assert train(killed, datasets, extend=True) == 0
-    assert len(metrics.read(killed.metrics)) == longer.total_steps
-
-    change(run, max_minutes=0.2)
-    assert train(run, datasets, rewind_to=f"{first - 2}") == 0
-    assert len(metrics.read(run.metrics)) == first
-
-
 @pytest.mark.usefixtures("clock")
 def test_a_branch_has_the_length_of_its_parent_or_minutes_of_its_own(
     datasets: Path, tmp_path: Path
@@ -218,22 +185,3 @@ def test_a_branch_has_the_length_of_its_parent_or_minutes_of_its_own(
     assert not RunFolder(longer).length.exists()
     assert train(RunFolder(longer), datasets) == 0
     assert len(metrics.read(RunFolder(longer).metrics)) > len(metrics.read(parent.metrics))
-
-
-def stop_at(last: int) -> Callable[..., None]:
-    """Return what decides nothing, and sends the signal to stop at a step."""
-
-    def decide(_: TimedLength, step: int, *__: object) -> None:
-        if step == last:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    return decide
-
-
-@pytest.mark.parametrize("total_steps", [-5, 0, 2**31 - 1, 10**20])
-def test_damaged_numbers_of_steps_are_left_out(total_steps: int, tmp_path: Path) -> None:
-    line = f'{{"time": "", "step": 4, "total_steps": {total_steps}}}\n'
-    (tmp_path / Length.FILE).write_text(line)
-    config = RunConfig(model_config(), train_config(max_minutes=MINUTES))
-    start = Start(RunFolder(tmp_path), config, StartOptions(), None, None)
-    assert TimedLength(start, 100, None).total_steps == 100

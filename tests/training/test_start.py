@@ -1,7 +1,6 @@
 """Starting a run: resume, rewind, start over, extend, refuse."""
 
 import json
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,22 +8,19 @@ from typing import Any
 import pytest
 
 from rungs.checkpointing.checkpoint_folder import best_of, list_checkpoints
-from rungs.common.errors import RunFailure
 from rungs.data.bpe import train_bpe
-from rungs.parallel.sharding import Layout
-from rungs.parallel.target_device import Target, trace_for
+from rungs.parallel.target_device import Target
 from rungs.run import metrics as metrics_module
 from rungs.run.folder import RunFolder
 from rungs.run.step_table import StepTable
 from rungs.step.eval_step import ValidationLosses
 from tests.support.long import long_except
-from tests.support.sharded_models import RECIPE, RECIPE_OF_MUON, assert_close
+from tests.support.sharded_models import RECIPE, RECIPE_OF_MUON
 from tests.support.starting import StoppedEarly, crash_after, files, go, refusal
 from tests.support.tiny_run import (
     MODEL,
     assert_same_outcome,
     change,
-    final_arrays,
     last_checkpoint,
     losses,
     make_dataset,
@@ -98,17 +94,6 @@ def test_a_copy_made_with_links_followed_resumes(
     assert {path.name[-4:] for path in run.aside.iterdir()} == {"best", "test"}
 
 
-@pytest.mark.long
-def test_metrics_without_checkpoints_are_moved_aside(
-    copy: RunFolder, finished: RunFolder, datasets_dir: Path
-) -> None:
-    shutil.rmtree(copy.checkpoints)
-    assert go(copy, datasets_dir) == 0
-    (aside,) = copy.aside.iterdir()
-    assert (aside / "metrics.jsonl").read_bytes() == finished.metrics.read_bytes()
-    assert_same_outcome(copy, finished)
-
-
 def test_a_crash_loses_only_the_steps_after_the_last_checkpoint(
     finished: RunFolder, datasets_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,35 +153,6 @@ def test_every_optimizer_resumes_bit_for_bit(
     assert_same_outcome(stopped, straight)
 
 
-@pytest.mark.long
-def test_damaged_checkpoints_are_skipped(
-    copy: RunFolder, finished: RunFolder, datasets_dir: Path, messages: pytest.LogCaptureFixture
-) -> None:
-    *_, whole, second, newest = list_checkpoints(copy.checkpoints)
-    weights = newest.folder / "model.safetensors"
-    content = bytearray(weights.read_bytes())
-    content[-5] ^= 1
-    weights.write_bytes(content)
-    next(path for path in second.folder.glob("optimizer/**/d/*") if path.is_file()).unlink()
-    assert go(copy, datasets_dir) == 0
-    assert f"{newest.folder}: damaged (model.safetensors)" in messages.text
-    assert f"{second.folder}: damaged (optimizer/" in messages.text
-    assert f"resumes after step {whole.step}" in messages.text
-    assert_same_outcome(copy, finished)
-    assert len(list(copy.aside.glob("*/checkpoints/*"))) == 2
-
-
-@pytest.mark.long
-def test_a_run_without_a_valid_checkpoint_does_not_start_over_by_itself(
-    copy: RunFolder, datasets_dir: Path
-) -> None:
-    for saved in list_checkpoints(copy.checkpoints):
-        (saved.folder / "meta.json").write_text("{")
-    assert "none of the checkpoints is valid" in refusal(copy, datasets_dir)
-    (copy.path / "before").mkdir()
-    assert go(copy, datasets_dir, fresh=True) == 0
-
-
 @pytest.mark.parametrize("name", long_except({"by name"}, ["best", "latest", "by name"]))
 def test_rewinding_moves_later_steps_aside_and_repeats_them(
     name: str, copy: RunFolder, finished: RunFolder, datasets_dir: Path
@@ -236,32 +192,6 @@ def test_fresh_starts_over_and_deletes_nothing(
     assert {name: content for name, content in files(aside).items() if name in kept} == {
         name: before[name] for name in kept
     }
-
-
-@pytest.mark.long
-def test_on_accelerators_dp_resumes_from_parts_and_from_whole_moments(
-    datasets_dir: Path,
-    tmp_path: Path,
-    messages: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    keys: dict[str, Any] = {"min_train_tokens": 8 * 128, "checkpoint_interval": 3}
-    names = ("straight", "parts", "whole")
-    straight, parts, whole = (make_run(tmp_path / name, **keys) for name in names)
-    for run in (parts, whole):
-        with monkeypatch.context() as patch, trace_for(GPU):
-            crash_after(4, patch)
-            if run == whole:
-                patch.setattr(Layout, "for_updates", property(lambda layout: layout))
-            with pytest.raises(StoppedEarly):
-                go(run, datasets_dir)
-    with trace_for(GPU):
-        assert [go(run, datasets_dir) for run in (straight, parts, whole)] == [0, 0, 0]
-    in_parts, in_whole, *then = re.findall("moments and gradients take (.*? MB)", messages.text)
-    assert in_parts != in_whole
-    assert then == [in_parts] * 3
-    assert_same_outcome(parts, straight)
-    assert_close(final_arrays(whole), final_arrays(straight), within=1e-4)
 
 
 def test_too_little_data_is_refused_before_anything_is_written(
@@ -320,17 +250,3 @@ def test_datasets_with_different_tokenizers_are_refused(tmp_path: Path) -> None:
     change(run, dataset={"one": 1, "plain": 1})
     message = refusal(run, tmp_path)
     assert f"one ({tmp_path / 'one' / 'tokenizer.json'}), plain (gpt2)" in message
-
-
-@pytest.mark.long
-def test_a_failing_checkpoint_write_stops_the_training(
-    datasets_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: Any) -> None:
-        raise OSError("no space left on device")
-
-    monkeypatch.setattr("rungs.checkpointing.weights_file.write_weights", fail)
-    run = make_run(tmp_path / "run")
-    with pytest.raises(RunFailure, match="no space left"):
-        go(run, datasets_dir)
-    assert list_checkpoints(run.checkpoints) == []
