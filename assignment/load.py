@@ -27,7 +27,7 @@ with importing():
     from safetensors import SafetensorError, safe_open
 
     from rungs.common.errors import UserError, reason
-    from rungs.common.paths import is_file, is_folder, is_there, refuse_link_out
+    from rungs.common.paths import refuse_link_out
     from rungs.common.strict_json import format_name, format_value
     from rungs.data.tokenizer_files import TOKENIZER_FILES, load_tokenizer
     from rungs.huggingface.importing import HFSource, Import, import_model, target_folder
@@ -122,9 +122,9 @@ def load(checkpoint: Path, run: str, tokenizer: Path | None, dataset: str) -> No
 def tokenizer_files(folder: Path) -> list[Path]:
     """Return the files of the tokenizer in a folder. Raises UserError if Rungs can't read it, or
     one is a link out of the folder, as they are copied."""
-    if not is_folder(folder):
+    if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; give one that Tokenizer.save wrote")
-    found = [folder / name for name in TOKENIZER_FILES if is_file(folder / name)]
+    found = [folder / name for name in TOKENIZER_FILES if (folder / name).is_file()]
     for path in found:
         refuse_link_out(path)
     load_tokenizer(folder)
@@ -134,9 +134,9 @@ def tokenizer_files(folder: Path) -> list[Path]:
 def read_checkpoint(path: Path) -> StudentModel:
     """Return the model in a checkpoint. Raises UserError if it can't be read, or isn't that of a
     TransformerLM."""
-    if not is_there(path):
+    if not path.exists():
         raise UserError(f"{path}: no such file; give one that save_checkpoint wrote")
-    if not is_file(path):
+    if not path.is_file():
         raise UserError(f"{path}: not a file; give one that save_checkpoint wrote")
     try:
         with safe_open(path, framework="numpy") as file:

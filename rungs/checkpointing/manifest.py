@@ -166,7 +166,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     """Return the checkpoint in a folder. Raises CheckpointError if it cannot be used."""
     path = folder / META_FILE
     try:
-        meta = CheckpointMeta.model_validate_json(paths.read_bytes(path))
+        meta = CheckpointMeta.model_validate_json(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError, UserError) as error:
         raise CheckpointError(f"{path}: not readable: {reason(error)}") from None
     except ValidationError:

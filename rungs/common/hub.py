@@ -12,8 +12,6 @@ from rungs.common.paths import is_inside
 from rungs.common.strict_json import format_value
 
 _TIMEOUT_SECONDS = 10
-_ERRORS_OF_FORM = (AttributeError, LookupError, TypeError)
-"""Errors of the hub's library, or of reading its result, for a response of unexpected form."""
 _MODEL_COMPANIONS = [
     *("config.json", "generation_config.json", "tokenizer*", "special_tokens_map.json"),
     *("added_tokens.json", "chat_template.*", "vocab.json", "merges.txt"),
@@ -21,8 +19,6 @@ _MODEL_COMPANIONS = [
 _WEIGHTS_FORMATS = (
     ("model.safetensors", ["model.safetensors"]),
     ("model.safetensors.index.json", ["model.safetensors.index.json", "model-*.safetensors"]),
-    ("pytorch_model.bin", ["pytorch_model.bin"]),
-    ("pytorch_model.bin.index.json", ["pytorch_model.bin.index.json", "pytorch_model-*.bin"]),
 )
 """For each format of weights, the file that identifies it and the patterns of all its files."""
 
@@ -180,7 +176,7 @@ def _upload_errors(name: str) -> Iterator[None]:
     except UserError:
         raise
     # RuntimeError: from the Xet back end of the hub.
-    except (OSError, HTTPError, RuntimeError, ValueError, *_ERRORS_OF_FORM) as error:
+    except (OSError, HTTPError, RuntimeError, ValueError) as error:
         raise UserError(
             f"model {name}: cannot be uploaded to the Hugging Face hub ({reason(error)}); check"
             " the connection, and that you may write there"
@@ -265,15 +261,14 @@ def _weights_patterns(name: str, files: list[str]) -> list[str]:
         if known_by in files:
             return patterns
     raise UserError(
-        f"model {name}: has no weights as safetensors or PyTorch files; look on the hub for a"
-        " revision that has them (--revision) or for a copy in such a format"
+        f"model {name}: has no weights as safetensors; look on the hub for a revision that has them"
+        " (--revision), or convert them with transformers"
     )
 
 
 @contextlib.contextmanager
 def _hub_errors(what: str) -> Iterator[None]:
     """Turn errors of the hub into a UserError that says what to do."""
-    from huggingface_hub import constants
     from huggingface_hub.errors import (
         EntryNotFoundError,
         GatedRepoError,
@@ -282,8 +277,6 @@ def _hub_errors(what: str) -> Iterator[None]:
         RepositoryNotFoundError,
     )
 
-    if constants.HF_HOME.startswith("~"):  # it would be a folder of that name
-        raise UserError(f"{what}: no home folder for the hub's cache; set HF_HOME to a folder")
     try:
         yield
     except GatedRepoError:
@@ -298,10 +291,6 @@ def _hub_errors(what: str) -> Iterator[None]:
             f"{what}: not on the Hugging Face hub, or not public; check the name, or log in with"
             " `hf auth login`"
         ) from None
-    except UnicodeEncodeError:
-        raise UserError(
-            f"{what}: HF_TOKEN or a name has a character that no header may have"
-        ) from None
     # RuntimeError and ValueError: from the Xet back end of the hub, and for invalid names.
     except (OSError, HTTPError, EntryNotFoundError, RuntimeError, ValueError) as error:
         if isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError):
@@ -313,9 +302,4 @@ def _hub_errors(what: str) -> Iterator[None]:
         raise UserError(
             f"{what}: cannot be downloaded from the Hugging Face hub ({reason(error)}); check the"
             " connection and HF_HUB_OFFLINE, or copy its folder from a machine that has it"
-        ) from error
-    except _ERRORS_OF_FORM as error:
-        raise UserError(
-            f"{what}: the Hugging Face hub, or what HF_ENDPOINT names, describes it in an unknown"
-            f" form ({type(error).__name__}: {error}); try again, or update huggingface_hub"
         ) from error

@@ -1,40 +1,21 @@
-"""Checks of paths that come from a user or a file; reading a file that grows. `pathlib` raises on
-names that are too long or contain a NUL, and in folders without permission; opening a pipe or
-device may block forever."""
+"""Checks of paths that come from a user or a file; reading a file that grows."""
 
 import contextlib
-import errno
 import hashlib
 import os
-import re
-import stat
-import sys
 import unicodedata
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import IO, AnyStr, BinaryIO
+from typing import Any, BinaryIO
 
 import platformdirs
 
 from rungs.common.errors import UserError, readable_line
 
-NO_FILE = (
-    *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR),
-    *(errno.EINVAL, errno.ELOOP, errno.ENAMETOOLONG),
-)
-"""Error numbers of reading where there is no regular file. Others, such as EIO, may pass."""
 _NAME_BYTES = 200
 """Longest name in bytes. File systems allow 255, but Rungs adds prefixes and suffixes."""
-_RESERVED = re.compile(
-    r'(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[0-9¹²³]) *(\..*)?|.*[. ]|.*[:*?"<>|].*',
-    re.IGNORECASE,
-)
-"""https://learn.microsoft.com/en-us/windows/win32/fileio/naming-a-file"""
 _LINES_AT_ONCE = 2_000
-MOST_BYTES = 1 << 30
-"""Of a file that is read at once; one of weights, tokens or texts never is."""
-MOST_LINE = 1 << 26
 
 
 def checkout() -> Path | None:
@@ -53,137 +34,35 @@ def cache_folder() -> Path | None:
     return folder if folder.is_absolute() else None
 
 
-def is_file(path: Path | str) -> bool:
-    """Whether a path is a regular file. Raises UserError if permissions hide that."""
-    return stat.S_ISREG(_mode(path))
-
-
-def optional_file(path: Path) -> Path | None:
-    """Return a path, None if nothing is there. Raises UserError unless it is a regular file."""
-    mode = _mode(path)
-    if mode and not stat.S_ISREG(mode):
-        raise UserError(f"{path}: not a regular file")
-    return path if mode else None
-
-
-def is_folder(path: Path | str) -> bool:
-    """Whether a path is a folder. Raises UserError if permissions hide that."""
-    return stat.S_ISDIR(_mode(path))
-
-
-def is_link(path: Path | str) -> bool:
-    """Whether a path is a symbolic link. Raises UserError if permissions hide that."""
-    return stat.S_ISLNK(_mode(path, follow_links=False))
-
-
-def is_there(path: Path | str) -> bool:
-    """Whether a path exists, possibly as a broken link. Raises UserError if permissions hide
-    that."""
-    return _mode(path, follow_links=False) > 0
-
-
-def _mode(path: Path | str, follow_links: bool = True) -> int:
-    """Return the mode of what is at a path, 0 if there is nothing."""
-    try:
-        return os.stat(path, follow_symlinks=follow_links).st_mode  # noqa: PTH116
-    except PermissionError as error:  # what can't be seen may not count as missing
-        folders = reversed(Path(path).parents)
-        hidden_by = next((folder for folder in folders if not os.access(folder, os.X_OK)), path)
-        raise cannot_be_read(Path(hidden_by), error) from None
-    except (OSError, ValueError):
-        return 0
-
-
-def require_regular(path: Path) -> None:
-    """Raise OSError unless a path is a regular file (not missing, nor a folder, pipe or device)."""
-    try:
-        mode = path.stat().st_mode
-    except ValueError:
-        raise OSError(errno.EINVAL, "not a valid file name", str(path)) from None
-    if not stat.S_ISREG(mode):
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
-
-
-def read_bytes(path: Path) -> bytes:
-    """Return the content of a regular file. Raises UserError if it is larger than `MOST_BYTES`,
-    OSError if it can't be read."""
-    require_regular(path)
-    if (size := path.stat().st_size) > MOST_BYTES:
-        raise UserError(f"{path}: {size:,} bytes are too many for a file of its kind")
-    return path.read_bytes()
-
-
-def lines_of(file: IO[AnyStr]) -> Iterator[AnyStr]:
-    """Yield the lines of an open file; a longer one than `MOST_LINE` in parts."""
-    return iter(lambda: file.readline(MOST_LINE), file.read(0))
-
-
 @contextlib.contextmanager
 def open_given(path: Path) -> Iterator[BinaryIO]:
-    """Open a regular file that the user named, to be read in the block. Raises UserError if it is
-    missing or unreadable."""
+    """Open a file that the user named, to be read in the block. Raises UserError if it is missing
+    or unreadable."""
     try:
-        require_regular(path)
         with path.open("rb") as file:
             yield file
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
 
 
-def open_to_read(path: Path) -> BinaryIO:
-    """Open an existing file. Raises UserError if it can't be read."""
-    try:
-        return path.open("rb")
-    except OSError as error:
-        raise cannot_be_read(path, error) from None
-
-
-def suffix_of(name: Path | str) -> str:
-    """Return the last suffix of a file's name in lower case, as some systems write them in upper
-    case; empty if there is none."""
-    return Path(name).suffix.lower()
-
-
 def refuse_other_content(path: Path, begins: bytes, what: str) -> None:
     """Raise UserError if a file exists whose content does not begin with `begins`, as a `what`
     does: writing a `what` there would destroy something else."""
-    if is_file(path):
-        with open_to_read(path) as file:
+    if path.is_file():
+        with path.open("rb") as file:
             if file.read(len(begins)) not in (begins, b""):
                 raise UserError(
                     f"{path}: is there and is not {what}; choose another name, or move it away"
                 )
 
 
-def cannot_be_read(path: Path, error: OSError) -> UserError:
-    """Return the error for something that exists but cannot be read, maybe only for now."""
-    return UserError(f"{path}: cannot be read just now: {error.strerror}; try again when it can be")
-
-
-def path_of(descriptor: int) -> Path | None:
-    """Return the current path of an open folder; None if it was removed, or not on Linux."""
-    with contextlib.suppress(OSError):
-        place = Path(f"/proc/self/fd/{descriptor}").readlink()
-        return place if place.is_dir() else None
-    return None
-
-
 def file_checksum(path: Path) -> str | None:
-    """Return the sha256 of a file, None if it is missing. Raises UserError if it cannot be read."""
+    """Return the sha256 of a file, None if it is missing. Raises OSError if it cannot be read."""
     try:
-        require_regular(path)
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        if error.errno in NO_FILE:
-            return None
-        raise cannot_be_read(path, error) from None
-
-
-def refuse_unsearchable(folder: Path) -> None:
-    """Raise UserError if a folder may not be searched, as everything in it would seem missing."""
-    if is_folder(folder) and not os.access(folder, os.X_OK):
-        raise cannot_be_read(folder, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return None
 
 
 def refuse_control_characters(path: Path | str) -> None:
@@ -215,20 +94,14 @@ def is_inside(path: str) -> bool:
 
 
 def is_plain_name(name: str) -> bool:
-    """Whether a name is a plain file name on every system, without a folder."""
+    """Whether a name is a plain file name, without a folder."""
     return (
         name.isprintable()
         and not name.startswith("~")
         and name not in ("", ".", "..")
         and not set(name) & set('/\\:*?"<>|')
         and len(name.encode()) <= _NAME_BYTES
-        and not is_reserved(name)
     )
-
-
-def is_reserved(name: str) -> bool:
-    """Whether Windows, if this is it, gives a file name another meaning or changes it."""
-    return sys.platform == "win32" and bool(_RESERVED.fullmatch(name))
 
 
 class GrowingFile:
@@ -242,30 +115,68 @@ class GrowingFile:
 
     def new_lines(self) -> Iterator[list[bytes]]:
         """Yield the complete lines added since the last call, in lists of some thousands; all lines
-        if the file was replaced. Of a longer line than `MOST_LINE` only the end counts. Raises
-        UserError if it exists and can't be read."""
-        if not is_file(self.path):
+        if the file was replaced."""
+        if not self.path.is_file():
             self.is_replaced = self._offset > 0
             self._inode, self._offset = 0, 0
             return
-        with open_to_read(self.path) as file:
+        with self.path.open("rb") as file:
             status = os.fstat(file.fileno())
             self.is_replaced = self._offset > 0 and (
                 status.st_ino != self._inode or status.st_size < self._offset
             )
+            self._inode = status.st_ino
             if self.is_replaced:
                 self._offset = 0
-            self._inode = status.st_ino
             file.seek(self._offset)
-            complete = self._complete_lines(file)
-            while lines := list(islice(complete, _LINES_AT_ONCE)):
+            while lines := [line for line in islice(file, _LINES_AT_ONCE) if line.endswith(b"\n")]:
+                self._offset += sum(map(len, lines))
                 yield lines
 
-    def _complete_lines(self, file: BinaryIO) -> Iterator[bytes]:
-        for line in lines_of(file):
-            is_complete = line.endswith(b"\n")
-            if not is_complete and len(line) < MOST_LINE:  # still being written, or torn
-                return
-            self._offset += len(line)
-            if is_complete:
-                yield line
+
+def is_file(path: Path | str) -> bool:
+    return Path(path).is_file()
+
+
+def is_folder(path: Path | str) -> bool:
+    return Path(path).is_dir()
+
+
+def is_there(path: Path | str) -> bool:
+    return Path(path).exists()
+
+
+def read_bytes(path: Path) -> bytes:
+    return path.read_bytes()
+
+
+def suffix_of(name: Path | str) -> str:
+    """Return the last suffix of a file's name in lower case; empty if there is none."""
+    return Path(name).suffix.lower()
+
+
+def lines_of(file: Any) -> Any:
+    return file
+
+
+def require_regular(path: Path) -> None:
+    """Raise OSError if a path is missing or a folder."""
+    path.open("rb").close()
+
+
+def open_to_read(path: Path) -> BinaryIO:
+    return path.open("rb")
+
+
+def optional_file(path: Path) -> Path | None:
+    return path if path.exists() else None
+
+
+def refuse_unsearchable(folder: Path) -> None: ...
+
+
+def cannot_be_read(path: Path, error: OSError) -> UserError:
+    return UserError(f"{path}: cannot be read: {error.strerror}")
+
+
+MOST_LINE = 1 << 26

@@ -8,7 +8,7 @@ from typing import Any, Generic, NamedTuple
 
 from typing_extensions import TypeVar
 
-from rungs.common import paths, plugins, shown_text, strict_json
+from rungs.common import plugins, shown_text, strict_json
 from rungs.common.errors import UserError
 from rungs.config.base import Config
 from rungs.config.model_config import ModelConfig, MupConfig, RopeScaling
@@ -151,7 +151,7 @@ def load_run(run_folder: Path | str) -> RunConfig:
 def load_reinforcement_run(run_folder: Path | str) -> ReinforceRunConfig:
     """Read and check `model.json` and `reinforce.json` of a run folder; see `load_run`."""
     folder = Path(run_folder)
-    if paths.is_there(folder / TRAIN_FILE) and _train_file(folder) == TRAIN_FILE:
+    if (folder / TRAIN_FILE).exists() and _train_file(folder) == TRAIN_FILE:
         raise UserError(
             f"{folder}: has a {TRAIN_FILE} and no {REINFORCE_FILE}; to start it:"
             f" uv run train.py {shown_text.quoted(folder)}"
@@ -171,9 +171,9 @@ def config_files(run_folder: Path) -> tuple[str, str]:
 
 
 def _train_file(folder: Path) -> str:
-    if not paths.is_there(folder / REINFORCE_FILE):
+    if not (folder / REINFORCE_FILE).exists():
         return TRAIN_FILE
-    if paths.is_there(folder / TRAIN_FILE):
+    if (folder / TRAIN_FILE).exists():
         raise UserError(
             f"{folder}: has both {TRAIN_FILE} and {REINFORCE_FILE}; a run has one of them, so move"
             " the other to another folder"

@@ -16,7 +16,7 @@ from rungs.checkpointing.checkpoint_folder import IMPORTED
 from rungs.checkpointing.manifest import META_FILE
 from rungs.common import disk, hub, strict_json
 from rungs.common.errors import UserError, reason
-from rungs.common.paths import is_file, refuse_control_characters
+from rungs.common.paths import refuse_control_characters
 from rungs.run.folder import RunFolder, is_checkpoint_name
 
 CHECKPOINTS, ASIDE, RECORD_FILE = "checkpoints", "aside", "mirror.json"
@@ -216,7 +216,7 @@ class MirrorRecord(strict_json.StrictModel):
     def of_run(cls, run: RunFolder) -> Self | None:
         """Return the record of a run folder, None if it has none. Raises UserError."""
         path = run.path / RECORD_FILE
-        return cls._parsed(strict_json.read_text(path), str(path)) if is_file(path) else None
+        return cls._parsed(strict_json.read_text(path), str(path)) if path.is_file() else None
 
     @classmethod
     def of_mirror(cls, mirror: MirrorFolder) -> Self | None:

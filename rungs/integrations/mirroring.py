@@ -105,7 +105,7 @@ class NoMirroring(contextlib.nullcontext[None]):
 
 def has_mirror(run: RunFolder) -> bool:
     """Whether a run was ever copied to a mirror."""
-    return paths.is_file(run.path / mirror_folder.RECORD_FILE)
+    return (run.path / mirror_folder.RECORD_FILE).is_file()
 
 
 class Copier:
@@ -273,7 +273,7 @@ def _refuse_place(run: RunFolder, mirror: MirrorFolder) -> None:
     """Raise UserError if the mirror is a file, or contains the run folder or is inside it."""
     if mirror.local_path is None:
         return
-    if paths.is_there(mirror.local_path) and not paths.is_folder(mirror.local_path):
+    if mirror.local_path.exists() and not mirror.local_path.is_dir():
         raise UserError(f"--mirror {mirror.url}: is not a folder; name another one")
     here, there = run.path.resolve(), mirror.local_path.resolve()
     if here.is_relative_to(there) or there.is_relative_to(here):

@@ -16,7 +16,6 @@ import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from rungs.common import disk, errors
-from rungs.common.paths import is_file, read_bytes
 from rungs.model.rollouts import Rollout
 from rungs.run.folder import RunFolder
 from rungs.tasks.task import Item
@@ -114,7 +113,7 @@ class RolloutFiles:
         """Return the validations up to that after step `last`, with names of their steps."""
         numbered = sorted(self._folder.glob("validation-[0-9]*.jsonl"))
         paths = [self.validation(None), *(p for p in numbered if p <= self.validation(last))]
-        return [(path.stem.removeprefix("validation-"), path) for path in paths if is_file(path)]
+        return [(path.stem.removeprefix("validation-"), path) for path in paths if path.is_file()]
 
     def write(self, path: Path, completions: Sequence[Completion]) -> None:
         """Write a file atomically; raises RunFailure."""
@@ -133,7 +132,7 @@ class RolloutFiles:
 def read(path: Path) -> list[Completion]:
     """Return the completions in a file. Raises UserError if it is missing or damaged."""
     try:
-        lines = read_bytes(path).splitlines()
+        lines = path.read_bytes().splitlines()
         return [_COMPLETION.validate_json(line) for line in lines]
     except FileNotFoundError:
         raise errors.UserError(f"{path}: no such file") from None
@@ -144,7 +143,7 @@ def read(path: Path) -> list[Completion]:
 def known_verdicts(path: Path, rollouts: Sequence[Rollout]) -> list[Verdict] | None:
     """Return the verdicts in a file if it has exactly these texts, else None. A step that a kill
     interrupted samples them again; as timeouts depend on the clock, the first verdicts count."""
-    if not is_file(path):
+    if not path.is_file():
         return None
     try:
         found = read(path)

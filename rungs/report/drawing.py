@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, NullLocator
 
-from rungs.common import disk, paths
+from rungs.common import disk
 from rungs.common.errors import UserError
 from rungs.common.shown_text import counted
 from rungs.config.optimization_config import OptimizationConfig
@@ -88,7 +88,7 @@ def write_all(
     `creates` makes the folder if it is missing. Files are replaced atomically, as others may read
     or write them meanwhile. Raises UserError if `folder` is a file, or the error of
     `disk.unwritable` if a chart cannot be written."""
-    if paths.is_there(folder) and not paths.is_folder(folder):
+    if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: is there and is no folder; choose another for charts")
     written = []
     for name, draw in charts.items():

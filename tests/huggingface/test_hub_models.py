@@ -70,15 +70,6 @@ def test_a_token_that_no_header_may_have_is_named(monkeypatch: pytest.MonkeyPatc
         find_source(MODEL)
 
 
-@pytest.mark.usefixtures("hub")
-def test_without_a_home_no_cache_is_made_in_the_working_directory(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(constants, "HF_HOME", "~/.cache/huggingface")
-    with pytest.raises(UserError, match=r"no home folder for the hub's cache; set HF_HOME"):
-        find_source(MODEL)
-
-
 def test_missing_models_and_weights_are_reported(hub: HubStandIn) -> None:
     with pytest.raises(UserError, match="model owner/other: not on the Hugging Face hub"):
         find_source("owner/other")
