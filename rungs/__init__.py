@@ -30,7 +30,8 @@ before it; `uv run lint-imports` checks the layers in `pyproject.toml`):
     smoke_tests    the checks that `smoke_tests/` at the root runs on a machine or a run
     report         charts as PNGs, HTML pages of runs and of what a model does
     serving        models over HTTP in the format of OpenAI's API, and a page to try them
-    commands       the implementation of the commands at the root
+    cli            the commands, such as `rungs train` and `train.py`
+    __main__       `python -m rungs`
 
 The names below are imported when first used, so `import rungs` itself is fast."""
 

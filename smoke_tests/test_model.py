@@ -20,7 +20,7 @@ from pathlib import Path
 
 import click
 
-from rungs.commands.options import DATASETS_DIR_OPTION
+from rungs.cli.options import DATASETS_DIR_OPTION
 from rungs.common import run_log
 from rungs.config.run_config import load_run
 from rungs.data.catalog import find_datasets_dir

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import click
 
-from rungs.commands.options import DATASETS_DIR_OPTION
+from rungs.cli.options import DATASETS_DIR_OPTION
 from rungs.common import run_log
 from rungs.config.reinforce_config import ReinforceConfig
 from rungs.config.run_config import RunConfig, load_any_run

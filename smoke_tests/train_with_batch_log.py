@@ -63,8 +63,7 @@ def _write(file: TextIO, value: Any) -> None:
 if __name__ == "__main__":
     from rungs.common.command import run_command
 
-    import reinforce
-    import train
+    from rungs.cli import reinforce, train
 
     batch_log = Path(sys.argv.pop(1))
     if config_files(find_run(sys.argv[1]))[1] == REINFORCE_FILE:

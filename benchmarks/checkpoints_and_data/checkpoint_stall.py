@@ -24,10 +24,10 @@ from typing import Any, NamedTuple, TextIO
 import click
 import numpy as np
 
-import train
 from benchmarks.report import spread
 from rungs.checkpointing import saver
 from rungs.checkpointing.saver import Saver
+from rungs.cli import train
 from rungs.common.shown_text import align_columns
 from rungs.data.catalog import find_datasets_dir
 from rungs.run import metrics

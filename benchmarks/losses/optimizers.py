@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 
-from rungs.commands.grid import sweep
+from rungs.cli.grid import sweep
 from rungs.data.catalog import find_datasets_dir
 from rungs.report import drawing
 from rungs.report.comparison_charts import sweep_chart
@@ -24,7 +24,6 @@ from rungs.scaling.mup import (
     points_by_series,
 )
 
-TRAIN = Path(__file__).parents[2] / "train.py"
 RATES = {
     "adamw": (0.001, 0.002, 0.004, 0.008, 0.016),
     "muon": (0.002, 0.004, 0.008, 0.016, 0.032),
@@ -50,7 +49,7 @@ def main(
         for rate in RATES[optimizer]
     ]
     folder = find_run(run)
-    points = list(sweep(folder, into, cases, find_datasets_dir(datasets_dir), TRAIN))
+    points = list(sweep(folder, into, cases, find_datasets_dir(datasets_dir)))
     for optimizer, line in points_by_series(points).items():
         best = min(line, key=lambda point: point.loss)
         at_end = "  the lowest or highest rate tried" * is_best_at_end(line)

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import train
+from rungs.cli import train
 
 if TYPE_CHECKING:
     from rungs.run.metrics import StepMetrics

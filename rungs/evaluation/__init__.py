@@ -8,5 +8,5 @@
                        training; `rungs/run/records.py` describes and reads `samples.jsonl`
 
 To add a benchmark, add a method to `Measured` in `checkpoint_scores` and call it in
-`rungs/commands/evaluate.py` and `rungs/training/background.py`. A task of the harness in YAML needs
+`rungs/cli/evaluate.py` and `rungs/training/background.py`. A task of the harness in YAML needs
 no code (`--task-files`)."""

@@ -1,5 +1,5 @@
 """What `mup.py` measures: the coordinate check of muP, with models at other widths, and a sweep of
-learning rates, whose runs `rungs/commands/grid.py` trains.
+learning rates, whose runs `rungs/cli/grid.py` trains.
 
 In the check, activations and their change in a few steps of training must keep their size as the
 model gets wider (Yang et al. 2022, "Tensor Programs V", appendix D.1). In the standard

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-import checkpointing
 from rungs.checkpointing.checkpoint_folder import list_checkpoints, list_run
 from rungs.checkpointing.load import load_model
 from rungs.checkpointing.manifest import read_checkpoint, write_manifest
 from rungs.checkpointing.weights_file import Weights, write_weights
+from rungs.cli import checkpointing
 from rungs.common.errors import UserError
 from rungs.run.folder import RunFolder
 from rungs.step.state import shapes_of

@@ -13,11 +13,8 @@ import tokenizers
 from click.testing import CliRunner
 from tokenizers import decoders, models
 
-import download_dataset
-import generate
-import pretrained
-import train
-from rungs.commands.generate import converse
+from rungs.cli import download_dataset, generate, pretrained, train
+from rungs.cli.generate import converse
 from rungs.common.errors import UserError
 from rungs.data.chats.chat_dataset import ChatFormat
 from rungs.data.chats.chat_template import ChatTemplate

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-import checkpointing
-from rungs.checkpointing import load
 from rungs.run.folder import RunFolder
 from tests.support.commands import Finished, run_script
 from tests.support.committed_runs import ROOT
@@ -94,11 +92,6 @@ def test_a_run_without_checkpoints_is_refused(tmp_path: Path) -> None:
     result = invoke(make_run(tmp_path / "run"))
     assert result.returncode == 2
     assert "run: no checkpoint yet; train it: uv run train.py" in result.stderr
-
-
-def test_the_module_gives_the_loading_functions() -> None:
-    assert checkpointing.load_model is load.load_model
-    assert checkpointing.load_tokenizer is load.load_tokenizer
 
 
 def test_listing_does_not_load_jax_but_the_import_of_load_model_does() -> None:

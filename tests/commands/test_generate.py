@@ -10,12 +10,11 @@ import tokenizers
 from click.testing import CliRunner, Result
 from tokenizers import processors
 
-import evaluate
-import generate
 import rungs
 from rungs.checkpointing.published import stop_tokens
 from rungs.checkpointing.weights_file import WeightsHeader, write_weights
-from rungs.commands.generate import (
+from rungs.cli import evaluate, generate
+from rungs.cli.generate import (
     check_token_ids,
     print_streamed,
     read_prompts,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rungs.commands.grid import cells
+from rungs.cli.grid import cells
 from rungs.common.errors import UserError
 from rungs.run import metrics
 from rungs.run.folder import RunFolder

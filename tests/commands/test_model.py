@@ -7,9 +7,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-import model
-import rungs
-from rungs.model import gpt
+from rungs.cli import model
 from tests.support.committed_runs import ROOT
 
 VOCAB, EMB, LAYERS, HEADS = 4096, 128, 4, 4
@@ -127,7 +125,3 @@ def test_a_mesh_larger_than_any_is_refused() -> None:
     result = CliRunner().invoke(model.main, [str(ROOT / "runs/layers"), *options])
     assert result.exit_code == 2
     assert "--data" in result.output
-
-
-def test_the_module_gives_the_model() -> None:
-    assert model.GPT is gpt.GPT is rungs.GPT

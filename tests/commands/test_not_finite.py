@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-import evaluate
-import generate
-import pretrained
 from rungs.checkpointing.weights_file import WeightsHeader, write_weights
+from rungs.cli import evaluate, generate, pretrained
 from rungs.common.errors import RunFailure, UserError
 from rungs.config.run_config import RunConfig
 from rungs.data.bpe import train_bpe

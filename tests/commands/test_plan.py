@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-import plan
-from rungs.commands.plan import parse_sharding
+from rungs.cli import plan
+from rungs.cli.plan import parse_sharding
 from rungs.common import disk
 from rungs.common.errors import UserError
 from rungs.config import run_config

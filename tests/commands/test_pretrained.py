@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-import pretrained
+from rungs.cli import pretrained
 from rungs.common.errors import RunFailure, UserError
 from rungs.config.model_config import ModelConfig
 from rungs.huggingface import transformers_check
@@ -68,7 +68,7 @@ def test_check_needs_transformers(tmp_path: Path) -> None:
 def test_transformers_that_fails_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rungs.commands.pretrained.require_transformers", lambda _: None)
+    monkeypatch.setattr("rungs.huggingface.transformers_check.require_transformers", lambda _: None)
     result = run("import", MODELS / "llama", tmp_path / "run", "--check")
     assert isinstance(result.exception, RunFailure)
     assert "could not be checked, because transformers failed: ModuleNotFound" in str(
@@ -87,7 +87,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Activations:
     activations = Activations(list(values["hidden_states"][:, 0]), values["logits"][0])
     monkeypatch.setattr(transformers_check, "sample_tokens", lambda _: values["tokens"][0])
     monkeypatch.setattr(transformers_check, "_transformers_activations", lambda *_: activations)
-    monkeypatch.setattr("rungs.commands.pretrained.require_transformers", lambda _: None)
+    monkeypatch.setattr("rungs.huggingface.transformers_check.require_transformers", lambda _: None)
     return activations
 
 

@@ -76,7 +76,7 @@ def suggestions(texts: Iterable[str]) -> list[re.Match[str]]:
 
 def test_suggested_commands_take_their_arguments() -> None:
     found = {name: suggestions(messages(name)) for name in SOURCES}
-    assert all(found[name] for name in ("rungs/commands/pretrained.py", "rungs/data/catalog.py"))
+    assert all(found[name] for name in ("rungs/cli/pretrained.py", "rungs/data/catalog.py"))
     for command in itertools.chain(*found.values()):
         assert "…" not in command["arguments"], f"{command[0]}: incomplete"
         parse(command)
@@ -99,7 +99,7 @@ def test_options_in_messages_exist() -> None:
     """A command names its own options, and the packages those of any command."""
     every = set[str]().union(*(options_of(command_of(script)) for script in SCRIPTS))
     for source in SOURCES:
-        script = source.removeprefix("rungs/commands/")
+        script = source.removeprefix("rungs/cli/")
         known = options_of(command_of(script)) if script in SCRIPTS else every
         for text in messages(source):
             ours = INSTALLING.sub("", SUGGESTED.sub("", text))

@@ -9,11 +9,11 @@ import pytest
 from click.testing import CliRunner, Result
 from huggingface_hub import ModelCard, constants
 
-import pretrained
 from rungs.checkpointing import checkpoint_folder
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.checkpointing.manifest import write_manifest
 from rungs.checkpointing.weights_file import WeightsHeader, write_weights
+from rungs.cli import pretrained
 from rungs.common.errors import RunFailure, UserError
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-import train
+from rungs.cli import train
 from rungs.model.kernels import blockwise_attention
 from tests.support.committed_runs import ROOT
 from tests.support.tiny_run import make_dataset, make_run

@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner
 from flax import nnx
 
-import evaluate
 from rungs.checkpointing.load import load_model
+from rungs.cli import evaluate
 from rungs.common.errors import UserError
 from rungs.config.sharding_config import Mode
 from rungs.data.bpe import train_bpe

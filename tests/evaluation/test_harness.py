@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-import evaluate
+from rungs.cli import evaluate
 from rungs.common.errors import UserError
 from rungs.evaluation import checkpoint_scores, harness
 from rungs.evaluation.checkpoint_scores import Measured

@@ -19,6 +19,6 @@ if __name__ == "__main__":
 
     from rungs.common.command import run_command
 
-    import train
+    from rungs.cli import train
 
     run_command(train.main)

@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner
 from safetensors.numpy import load_file
 
-import pretrained
 from rungs.checkpointing.weights_file import Weights, write_weights
+from rungs.cli import pretrained
 from rungs.common.errors import UserError
 from rungs.huggingface.exporting import Adapter
 from rungs.huggingface.importing import Import, find_source, import_model

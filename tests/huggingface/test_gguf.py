@@ -15,8 +15,8 @@ from click.testing import CliRunner
 from gguf import GGMLQuantizationType as Kind
 from gguf.quants import dequantize, quantize
 
-import pretrained
 from rungs.checkpointing.weights_file import Weights, WeightsHeader
+from rungs.cli import pretrained
 from rungs.common.errors import UserError
 from rungs.config.model_config import ModelConfig
 from rungs.data.chats.chat_template import ChatTemplate

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-import plan
-import train
+from rungs.cli import plan, train
 from rungs.common.errors import UserError
 from rungs.config import run_config
 from rungs.huggingface.config_keys import HFConfig

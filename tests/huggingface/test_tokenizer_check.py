@@ -9,7 +9,7 @@ import pytest
 import tokenizers
 from click.testing import CliRunner, Result
 
-import pretrained
+from rungs.cli import pretrained
 from rungs.data.chats.chat_template import ChatTemplate
 from rungs.data.tokenizer_files import load_tokenizer
 from rungs.huggingface import tokenizer_check, transformers_check
@@ -105,7 +105,7 @@ def checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for file in (TOKENIZERS / "gpt2").iterdir():
         if file.name != "expected.json":
             shutil.copy(file, source)
-    monkeypatch.setattr("rungs.commands.pretrained.require_transformers", lambda _: None)
+    monkeypatch.setattr("rungs.huggingface.transformers_check.require_transformers", lambda _: None)
     monkeypatch.setattr(transformers_check, "_compare_activations", lambda *_: None)
 
     def run(_: str, program: str, folder: Path, asked: Path, target: Path) -> None:

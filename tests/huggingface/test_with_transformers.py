@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-import pretrained
+from rungs.cli import pretrained
 from rungs.huggingface import transformers_check
 from tests.support.published_models import MODELS, NAMES, copy
 

@@ -53,7 +53,7 @@ def test_every_device_is_found_by_its_name() -> None:
 
 
 def test_the_help_of_the_command_names_every_device_without_loading_jax() -> None:
-    script = "import plan, sys; plan.main(['--help'], standalone_mode=False)"
+    script = "import sys; from rungs.cli import plan; plan.main(['--help'], standalone_mode=False)"
     command = [sys.executable, "-c", f"{script}; print('jax' in sys.modules)"]
     shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     text = " ".join(shown.split())

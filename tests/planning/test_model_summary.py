@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-import model as model_command
+from rungs.cli import model as model_command
 from rungs.config.optimization_config import LoraConfig
 from rungs.planning.model_summary import ModelSummary, summarize
 from rungs.step.state import shapes_of

@@ -12,9 +12,9 @@ import pytest
 from click.testing import CliRunner
 from flax import nnx
 
-import charts
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.checkpointing.load import load_model, load_tokenizer
+from rungs.cli import charts
 from rungs.run import records
 from rungs.run.folder import RunFolder
 from tests.prompt_samples.conftest import PROMPTS, prompted_run

@@ -16,8 +16,8 @@ from matplotlib import image
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-import charts
-from rungs.commands.charts import comparison_folder
+from rungs.cli import charts
+from rungs.cli.charts import comparison_folder
 from rungs.common.errors import RunFailure, UserError
 from rungs.report import comparison_charts, drawing, run_charts
 from rungs.report.comparison_charts import COMPARISON_CHARTS, draw_comparison

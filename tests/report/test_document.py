@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-import charts
+from rungs.cli import charts
 from rungs.common.errors import UserError
 from rungs.common.helper_process import process_executor
 from rungs.report import run_page

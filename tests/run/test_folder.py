@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rungs.commands.grid import cells
+from rungs.cli.grid import cells
 from rungs.common.errors import UserError
 from rungs.integrations.mirror_folder import MirrorFolder
 from rungs.run.folder import RunFolder, existing_run_path, find_run, new_run_path

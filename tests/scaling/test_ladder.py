@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-import plan
-from rungs.commands.plan import parse_sharding
+from rungs.cli import plan
+from rungs.cli.plan import parse_sharding
 from rungs.common.errors import UserError
 from rungs.config import run_config as run_config_module
 from rungs.config.run_config import RunConfig

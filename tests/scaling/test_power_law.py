@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from matplotlib.figure import Figure
 from scipy import stats
 
-import charts
+from rungs.cli import charts
 from rungs.common.errors import UserError
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig

@@ -5,13 +5,17 @@ from collections.abc import Iterator, Sequence
 
 import click
 
-from rungs.commands.download_dataset import Options, _check_options
+from rungs.cli import COMMANDS
+from rungs.cli.download_dataset import Options, _check_options
 from tests.support.committed_runs import ROOT
 
 SCRIPTS = [
-    path.relative_to(ROOT).as_posix()
-    for path in [*sorted(ROOT.glob("*.py")), *sorted(ROOT.glob("smoke_tests/*.py"))]
-    if "\nimport click\n" in path.read_text()
+    *(f"{name}.py" for name in COMMANDS),
+    *(
+        path.relative_to(ROOT).as_posix()
+        for path in sorted(ROOT.glob("smoke_tests/*.py"))
+        if "\nimport click\n" in path.read_text()
+    ),
 ]
 Option = tuple[str, str]
 """A command, such as `mup.py check`, and the first name of its option."""
@@ -19,9 +23,9 @@ Option = tuple[str, str]
 
 def command_of(script: str) -> click.Command:
     """Return the command of a script of the repository."""
-    command: click.Command = importlib.import_module(
-        script.removesuffix(".py").replace("/", ".")
-    ).main
+    name = script.removesuffix(".py").replace("/", ".")
+    module = importlib.import_module(name if "." in name else f"rungs.cli.{name}")
+    command: click.Command = module.main
     return command
 
 

@@ -13,11 +13,9 @@ import pytest
 from click.testing import CliRunner
 from flax import nnx
 
-import evaluate
-import generate
-import pretrained
 from rungs.checkpointing.checkpoint_folder import find_averaged_weights, list_checkpoints
 from rungs.checkpointing.load import load_model
+from rungs.cli import evaluate, generate, pretrained
 from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig, load_run
 from rungs.data.builders.task_dataset import character_tokenizer

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-import train as train_command
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
+from rungs.cli import train as train_command
 from rungs.common.errors import UserError
 from rungs.config.run_config import load_run
 from rungs.optim.schedule import learning_rate_schedule

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-import train as train_command
+from rungs.cli import train as train_command
 from rungs.common.errors import UserError
 from tests.support.tiny_run import assert_same_outcome, make_dataset, make_run, train
 

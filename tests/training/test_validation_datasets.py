@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-import evaluate
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.checkpointing.load import load_model
+from rungs.cli import evaluate
 from rungs.common.errors import UserError
 from rungs.config.run_config import load_run
 from rungs.data.builders.task_dataset import character_tokenizer

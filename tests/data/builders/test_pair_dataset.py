@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers, processors
 
-import download_dataset
+from rungs.cli import download_dataset
 from rungs.common.errors import UserError
 from rungs.data import dataset as dataset_module
 from rungs.data import token_file

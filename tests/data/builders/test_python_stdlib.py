@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-import download_dataset
+from rungs.cli import download_dataset
 from rungs.common.errors import UserError
 from rungs.data import catalog
 from rungs.data.builders import python_stdlib
@@ -57,7 +57,7 @@ def checksums(folder: Path) -> dict[str, str]:
 
 OTHER_PROCESS = """
 import sys, sysconfig
-import download_dataset
+from rungs.cli import download_dataset
 library = sys.argv.pop()
 sysconfig.get_path = lambda _: library
 download_dataset.main(["python-stdlib"])

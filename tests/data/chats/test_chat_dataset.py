@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-import download_dataset
+from rungs.cli import download_dataset
 from rungs.common.errors import UserError
 from rungs.config.train_config import TrainConfig
 from rungs.data.chats.chat_template import ChatTemplate, read_template_files

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
 
-import download_dataset
+from rungs.cli import download_dataset
 from rungs.data.dataset import Dataset
 from rungs.data.token_file import AnsweredDocuments
 from rungs.data.tokenizer_files import load_tokenizer

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-import plan
+from rungs.cli import plan
 from rungs.planning.compiled import step as compiled_step
 from rungs.planning.compiled.collectives import Traffic
 from rungs.planning.compiled.step import Compiled, CompiledStep, Kernels

@@ -1,5 +1,7 @@
 """Estimate what a run needs, compile its step for another device, or propose a ladder of runs."""
 
+from rungs.common.command import importing
+
 import math
 import os
 import re
@@ -7,28 +9,107 @@ import sys
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import click
 
+from rungs.cli.options import DATASETS_DIR_OPTION, PRESET_OPTION, FiniteRange
 from rungs.common.errors import UserError, errors_at
-from rungs.common.paths import is_there
-from rungs.config import run_config
 from rungs.config.option_values import LADDER_RUNGS, UTILIZATION_PERCENT
-from rungs.config.reinforce_config import ReinforceConfig
-from rungs.config.sharding_config import Mode, ShardingConfig, mode_problem
-from rungs.config.train_config import TrainConfig
-from rungs.data.catalog import find_datasets_dir
-from rungs.parallel import gpu_settings
-from rungs.planning.compiled import targets
-from rungs.run.folder import RunFolder, find_run
+from rungs.planning.hardware import DESCRIPTION_FORMAT, NAMES
 
 if TYPE_CHECKING:
+    from rungs.config import run_config
+    from rungs.config.sharding_config import Mode, ShardingConfig
     from rungs.planning.forecast import Forecast
     from rungs.planning.hardware import Hardware
+    from rungs.run.folder import RunFolder
+
+_SHARDING = re.compile(r"(dp|fsdp|tp|fsdp_tp|cp):([0-9]{1,6})(?:x([0-9]{1,6}))?")
 
 
-_SHARDING = re.compile(rf"({'|'.join(get_args(Mode))}):([0-9]{{1,6}})(?:x([0-9]{{1,6}}))?")
+@click.command()
+@click.argument("run")
+@click.option(
+    "--device",
+    metavar=f"NAME|{DESCRIPTION_FORMAT}",
+    help=f"One of {', '.join(NAMES)}; or describe another device by name, FLOP/s in bfloat16,"
+    " bytes of memory that JAX may use, and memory bandwidth in bytes per second.  [default: this"
+    " machine's]",
+)
+@click.option(
+    "--sharding",
+    metavar="MODE:DEVICES",
+    help="For example dp:8, fsdp:8, tp:8, fsdp_tp:4x2 (data × tensor), cp:8 or cp:2x4 (data ×"
+    " context).  [default: from train.json]",
+)
+@click.option(
+    "--utilization",
+    "--utilisation",
+    "utilization",
+    type=FiniteRange(1, 100),
+    help="Assumed percentage of the devices' peak FLOP/s.  "
+    f"[default: measured in the run's latest steps, else {UTILIZATION_PERCENT}]",
+)
+@click.option(
+    "--tokens-per-second",
+    type=FiniteRange(0.001),
+    help="Throughput of all devices together, if you know it. Replaces --utilization.",
+)
+@click.option(
+    "--ladder",
+    "budget",
+    metavar="FLOPS",
+    type=FiniteRange(1e6, 1e30),
+    help="Propose runs: one for this compute budget, for example 1e15, and smaller ones, each with"
+    " √10 times less. The last lines of a plan say how many FLOPs fit in an hour.",
+)
+@click.option(
+    "--rungs",
+    type=click.IntRange(1, 20),
+    help=f"Number of runs to propose.  [default: {LADDER_RUNGS}]",
+)
+@click.option(
+    "--into",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Write the run folders of the ladder here.",
+)
+@click.option(
+    "--compile",
+    "is_compiled",
+    is_flag=True,
+    help="Compile the step for the device, which need not be here, and compare with the estimates."
+    " Its compiler must be installed: uv sync --extra tpu, cuda or cuda12.",
+)
+@click.option(
+    "--roofline",
+    "has_roofline",
+    is_flag=True,
+    help="With --compile: the least time of a step, part by part, by the FLOPs and bytes of the"
+    " compiled program and the device's peaks.",
+)
+@click.option(
+    "--price-per-hour",
+    type=FiniteRange(0),
+    help="Price of one device for an hour, as clouds quote it, or of this machine if the device is"
+    " its CPU. Adds the cost of the run, in the same currency.",
+)
+@PRESET_OPTION
+@click.option(
+    *("--set", "settings"),
+    metavar="KEY=VALUE",
+    multiple=True,
+    help="With --preset: change a key. Can be repeated.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+@DATASETS_DIR_OPTION
+def main(sharding: str | None, **given: Any) -> None:
+    """Estimate what RUN needs: parameters, memory, FLOPs, tokens, disk space and time."""
+    options = PlanOptions(sharding=parse_sharding(sharding) if sharding else None, **given)
+    options.check()
+    with options.open_run() as path:
+        fits = _plan(path, options)
+    sys.exit(0 if fits else 1)
 
 
 class PlanOptions(NamedTuple):
@@ -37,7 +118,7 @@ class PlanOptions(NamedTuple):
     run: str
     device: str | None
     """None for the devices of this machine."""
-    sharding: ShardingConfig | None
+    sharding: "ShardingConfig | None"
     """None for the sharding of the run's config."""
     utilization: float | None
     """Percentage of the peak FLOP/s."""
@@ -81,6 +162,8 @@ class PlanOptions(NamedTuple):
 
     def open_run(self) -> AbstractContextManager[Path]:
         """Find the run folder or, with a preset, create it until the context ends."""
+        from rungs.run.folder import find_run
+
         if self.preset is None:
             return nullcontext(find_run(self.run))
         from rungs.huggingface.presets import create_preset
@@ -97,22 +180,19 @@ class PlanOptions(NamedTuple):
             )
 
 
-def plan(sharding: str | None, **given: Any) -> None:
-    """Do what the options of `plan.py` ask for, and end the process with its exit code. Raises
-    UserError if options don't go together, or the run is not readable."""
-    options = PlanOptions(sharding=parse_sharding(sharding) if sharding else None, **given)
-    options.check()
-    with options.open_run() as path:
-        fits = _plan(RunFolder(path), options)
-    sys.exit(0 if fits else 1)
-
-
-def _plan(folder: RunFolder, options: PlanOptions) -> bool:
+def _plan(path: Path, options: PlanOptions) -> bool:
     """Print the plan of a run; return whether it fits."""
+    with importing():
+        from rungs.config import run_config
+        from rungs.config.reinforce_config import ReinforceConfig
+        from rungs.config.train_config import TrainConfig
+        from rungs.run.folder import RunFolder
+
+    folder = RunFolder(path)
     model, train = config = run_config.load_any_run(folder.path)
     if isinstance(train, ReinforceConfig):
         options.check_for_policy()
-    for line in run_config.unused_keys(config) if not is_there(folder.metrics) else ():
+    for line in run_config.unused_keys(config) if not folder.metrics.exists() else ():
         click.echo(f"warning: {folder.path}/{line}", err=True)
     _prepare_jax(options)
     if isinstance(train, ReinforceConfig):
@@ -124,6 +204,9 @@ def _plan(folder: RunFolder, options: PlanOptions) -> bool:
 def _prepare_jax(options: PlanOptions) -> None:
     """Set the environment variables that JAX reads at import. Planning must not allocate a device's
     memory (but report training's share of it), nor use a local device when planning for another."""
+    from rungs.parallel import gpu_settings
+    from rungs.planning.compiled import targets
+
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     gpu_settings.set_memory_share()
     if options.device is not None:
@@ -139,7 +222,9 @@ def _prepare_jax(options: PlanOptions) -> None:
 # The functions below import what needs JAX, which takes seconds, after config errors are reported.
 
 
-def _plan_training(folder: RunFolder, config: run_config.RunConfig, options: PlanOptions) -> bool:
+def _plan_training(
+    folder: "RunFolder", config: "run_config.RunConfig", options: PlanOptions
+) -> bool:
     """Print the plan of a run, or a ladder; return whether it fits."""
     from rungs.planning import report, rows
 
@@ -157,7 +242,9 @@ def _plan_training(folder: RunFolder, config: run_config.RunConfig, options: Pla
     return report.fits(forecast, compiled)
 
 
-def _forecast(folder: RunFolder, config: run_config.RunConfig, options: PlanOptions) -> "Forecast":
+def _forecast(
+    folder: "RunFolder", config: "run_config.RunConfig", options: PlanOptions
+) -> "Forecast":
     from rungs.planning.forecast import Throughput, forecast, recorded_throughput
 
     throughput = None
@@ -174,7 +261,7 @@ def _forecast(folder: RunFolder, config: run_config.RunConfig, options: PlanOpti
 
 
 def _plan_policy(
-    folder: RunFolder, config: run_config.ReinforceRunConfig, options: PlanOptions
+    folder: "RunFolder", config: "run_config.ReinforceRunConfig", options: PlanOptions
 ) -> bool:
     """Print the plan of a run of reinforcement learning; return whether it fits."""
     from rungs.planning import policy_plan
@@ -187,10 +274,11 @@ def _plan_policy(
 
 
 def _setup(
-    folder: RunFolder, config: run_config.AnyRunConfig, options: PlanOptions
+    folder: "RunFolder", config: "run_config.AnyRunConfig", options: PlanOptions
 ) -> "tuple[Hardware, ShardingConfig, Path, float]":
     """Return the hardware to plan for, its sharding, the datasets folder, and the share of the peak
     FLOP/s."""
+    from rungs.data.catalog import find_datasets_dir
     from rungs.planning.hardware import device_by_name, this_device
 
     is_here = options.device is None
@@ -201,7 +289,7 @@ def _setup(
 
 
 def _propose_ladder(
-    folder: RunFolder, forecast: "Forecast", budget: float, options: PlanOptions
+    folder: "RunFolder", forecast: "Forecast", budget: float, options: PlanOptions
 ) -> bool:
     """Print a ladder, and write it if it fits; return whether it fits."""
     from rungs.planning import rows
@@ -221,8 +309,8 @@ def _propose_ladder(
 
 
 def _configured_sharding(
-    folder: RunFolder, config: run_config.AnyRunConfig, is_here: bool
-) -> ShardingConfig:
+    folder: "RunFolder", config: "run_config.AnyRunConfig", is_here: bool
+) -> "ShardingConfig":
     """Return the sharding in the run's config, on this machine's devices if `is_here`."""
     import jax
 
@@ -244,8 +332,10 @@ def _configured_sharding(
     return sharding
 
 
-def parse_sharding(text: str) -> ShardingConfig:
+def parse_sharding(text: str) -> "ShardingConfig":
     """Return the sharding of `--sharding`, with both sizes given. Raises UserError if not valid."""
+    from rungs.config.sharding_config import ShardingConfig, mode_problem
+
     match = _SHARDING.fullmatch(text)
     if match is None:
         raise UserError(f"--sharding {text}: give it as dp:8, fsdp:8, tp:8, fsdp_tp:4x2 or cp:8")
@@ -257,4 +347,4 @@ def parse_sharding(text: str) -> ShardingConfig:
         raise UserError(f"--sharding {text}: needs at least one device")
     if line := mode_problem(mode, *sizes):
         raise UserError(f"--sharding {text}: {line}")
-    return ShardingConfig.of(cast(Mode, mode), sizes)
+    return ShardingConfig.of(cast("Mode", mode), sizes)

@@ -1,20 +1,50 @@
 """Redraw the charts of a run, compare runs, or show the page of runs."""
 
+from rungs.common.command import importing
+
 import contextlib
 import hashlib
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING, get_args
 
 import click
 
-from rungs.common import paths
 from rungs.common.errors import UserError
-from rungs.run import metrics, recorded_run, records
-from rungs.run.folder import RunFolder, find_run, runs_in
-from rungs.run.recorded_run import RecordedRun
+from rungs.config.option_values import ChartStyle
+
+if TYPE_CHECKING:
+    from rungs.run.recorded_run import RecordedRun
 
 
-def charts(
+@click.command()
+@click.argument("runs", nargs=-1, required=True)
+@click.option("--output-dir", type=click.Path(path_type=Path), help="Where to write the charts.")
+@click.option(
+    "--style", "chart_style", type=click.Choice(get_args(ChartStyle)), help="Chart style."
+)
+@click.option(
+    "--power-law",
+    is_flag=True,
+    help="Fit a power law of loss against compute to three or more RUNS.",
+)
+@click.option(
+    "--page",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write one HTML page with the curves, samples, keys and figures of all RUNS instead.",
+)
+@click.option(
+    "--watch", is_flag=True, help="Serve that page on 127.0.0.1 and add steps as the runs train."
+)
+@click.option("--port", type=click.IntRange(0, 65535), help="With --watch: where to listen.")
+@click.option(
+    "--samples",
+    "shows_samples",
+    is_flag=True,
+    help="Print what the RUNS said to their sample_prompts at each checkpoint instead.",
+)
+def main(
     runs: tuple[str, ...],
     output_dir: Path | None,
     chart_style: str | None,
@@ -24,10 +54,17 @@ def charts(
     port: int | None,
     shows_samples: bool,
 ) -> None:
-    """Do what the options of `charts.py` ask for. Raises UserError if options don't go together, or
-    a run has nothing to show."""
-    paths = [path for run in runs for path in runs_in(run) or [find_run(run)]]
-    folders = list({path.resolve(): path for path in paths}.values())
+    """Redraw the charts of one run, or compare several RUNS.
+
+    A run is a folder, or the name of one under runs/; a folder with runs in it stands for all that
+    have taken a step. The charts of one run are written to its folder. Comparison charts are
+    written under comparisons/, and tables are printed.
+    """
+    with importing():
+        from rungs.run.folder import find_run, runs_in
+
+    found = [path for run in runs for path in runs_in(run) or [find_run(run)]]
+    folders = list({path.resolve(): path for path in found}.values())
     if port is not None and not watch:
         raise UserError("--port: needs --watch")
     if shows_samples and (page or watch or power_law or output_dir or chart_style):
@@ -56,6 +93,7 @@ def _draw(folder: Path, output_dir: Path | None, chart_style: str | None) -> Non
 
 def _show_page(folders: list[Path], page: Path | None, watch: bool, port: int | None) -> None:
     """Write the page, serve it, or both."""
+    from rungs.common import paths
     from rungs.report.run_page import open_runs, write_page
 
     if page is not None:
@@ -73,6 +111,9 @@ def _show_page(folders: list[Path], page: Path | None, watch: bool, port: int | 
 
 
 def _print_samples(folders: list[Path]) -> None:
+    from rungs.run import records
+    from rungs.run.folder import RunFolder
+
     for folder in folders:
         found = records.read_samples(RunFolder(folder))
         if not found:
@@ -89,6 +130,8 @@ def _compare(
     folders: list[Path], output_dir: Path | None, chart_style: str | None, power_law: bool
 ) -> None:
     from rungs.report.comparison_charts import draw_comparison
+    from rungs.run import recorded_run, records
+    from rungs.run.folder import RunFolder
 
     runs = recorded_run.load_runs(folders)
     empty = [folder for folder, run in zip(folders, runs, strict=True) if not len(run)]
@@ -108,7 +151,7 @@ def _compare(
         click.echo(f"\n{text}")
 
 
-def _draw_power_law(runs: list[RecordedRun], output_folder: Path, chart_style: str | None) -> str:
+def _draw_power_law(runs: "list[RecordedRun]", output_folder: Path, chart_style: str | None) -> str:
     """Draw the power law through the runs, and return it as text. Raises UserError if no law fits,
     or its chart cannot be written."""
     # Counting parameters needs JAX, but no accelerator; JAX takes seconds to import.
@@ -126,7 +169,7 @@ def _draw_power_law(runs: list[RecordedRun], output_folder: Path, chart_style: s
 
 
 def _no_steps(run_folder: Path) -> str:
-    return f"{run_folder / metrics.METRICS_FILE}: no step recorded yet; nothing to draw"
+    return f"{run_folder / 'metrics.jsonl'}: no step recorded yet; nothing to draw"
 
 
 def comparison_folder(names: list[str]) -> Path:

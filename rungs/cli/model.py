@@ -3,36 +3,74 @@
 from rungs.common.command import importing
 
 import os
+from typing import TYPE_CHECKING
 
 import click
 
 from rungs.common.errors import RunFailure, UserError, errors_at
 from rungs.common.shown_text import counted
-from rungs.config.run_config import load_any_run
-from rungs.run.folder import RunFolder, find_run
+from rungs.config.option_values import MOST_DEVICES
+
+if TYPE_CHECKING:
+    from rungs.run.folder import RunFolder
 
 MAX_INITIALIZED_PARAMETERS = 500_000_000
 """Models with more parameters are not initialized, as they may not fit into memory."""
 
 
-def show(run: str, data: int, tensor: int, context: int, as_json: bool, look: str | None) -> None:
-    """Do what the options of `model.py` ask for. Raises UserError if the run is not readable, or
-    the text doesn't fit its model."""
-    if look is None:
-        show_model(run, data, tensor, context, as_json)
-    elif as_json:
-        raise UserError("--look: writes a page; leave out --json, or use rungs.look in Python")
-    else:
-        look_inside(RunFolder(find_run(run)), look)
+@click.command()
+@click.argument("run")
+@click.option(
+    "--data",
+    type=click.IntRange(2, MOST_DEVICES),
+    default=2,
+    show_default=True,
+    help="Devices along the data axis, in fsdp, fsdp_tp and cp.",
+)
+@click.option(
+    "--tensor",
+    type=click.IntRange(2, MOST_DEVICES),
+    default=2,
+    show_default=True,
+    help="Devices along the tensor axis, in tp and fsdp_tp.",
+)
+@click.option(
+    "--context",
+    type=click.IntRange(2, MOST_DEVICES),
+    default=2,
+    show_default=True,
+    help="Devices along the context axis, in cp.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+@click.option(
+    "--look",
+    metavar="TEXT",
+    help="Write a page of what the trained model does with a text: attention maps, predictions"
+    " after each layer, losses, contributions to the logits.",
+)
+def main(run: str, data: int, tensor: int, context: int, as_json: bool, look: str | None) -> None:
+    """Show the model of RUN as it is before training.
 
+    Prints the module tree, then each array's name, axes, shape, dtype, initial standard deviation
+    and share of the parameters, and along which axis each sharding mode splits it. With --look,
+    writes look.html into the run folder instead, from its best checkpoint.
+    """
+    with importing():
+        from rungs.config.run_config import load_any_run
+        from rungs.run.folder import RunFolder, find_run
 
-def show_model(run: str, data: int, tensor: int, context: int, as_json: bool) -> None:
-    """Print the modules and arrays of a run's model, before training."""
-    config = load_any_run(find_run(run))
+    folder = RunFolder(find_run(run))
+    if look is not None:
+        if as_json:
+            raise UserError("--look: writes a page; leave out --json, or use rungs.look in Python")
+        look_inside(folder, look)
+        return
+    config = load_any_run(folder.path)
     # Must be set before JAX is imported, which takes seconds; config errors are reported first.
     os.environ["JAX_PLATFORMS"] = "cpu"
-    from rungs.parallel import jax_setup
-    from rungs.planning import model_summary
+    with importing():
+        from rungs.parallel import jax_setup
+        from rungs.planning import model_summary
 
     jax_setup.refuse_unusable()
     summary = model_summary.summarize(
@@ -45,7 +83,7 @@ def show_model(run: str, data: int, tensor: int, context: int, as_json: bool) ->
     click.echo((model_summary.as_json if as_json else model_summary.as_text)(summary))
 
 
-def look_inside(run: RunFolder, text: str) -> None:
+def look_inside(run: "RunFolder", text: str) -> None:
     """Write the page of what a run's best checkpoint does with a text."""
     with importing():
         import numpy as np

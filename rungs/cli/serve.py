@@ -9,15 +9,70 @@ from typing import Literal
 
 import click
 
+from rungs.cli.options import FiniteRange
 from rungs.common.errors import UserError
-from rungs.common.strict_json import read_text
-from rungs.parallel import jax_setup
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
 _SHORTEST_KEY = 16
 
 
-def serve(
+@click.command()
+@click.argument("models", metavar="RUN_OR_CHECKPOINT...", nargs=-1, required=True)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8000,
+    show_default=True,
+    help="Port to listen on; 0 for a free one.",
+)
+@click.option(
+    "--key-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="File with the key that clients must send; needed unless --host is this machine.",
+)
+@click.option(
+    "--rows",
+    type=click.IntRange(1, 256),
+    default=16,
+    show_default=True,
+    help="Texts per model at a time; others wait.",
+)
+@click.option(
+    "--most-waiting",
+    type=click.IntRange(1),
+    default=256,
+    show_default=True,
+    help="Texts that may wait; more are refused.",
+)
+@click.option(
+    "--most-tokens", type=click.IntRange(1), help="New tokens per text.  [default: what fits]"
+)
+@click.option(
+    "--most-seconds",
+    type=FiniteRange(1),
+    default=300.0,
+    show_default=True,
+    help="Time for an answer.",
+)
+@click.option("--follow", is_flag=True, help="Use each new checkpoint of the RUNS as it is saved.")
+@click.option(
+    "--chat-template",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="A chat template in Jinja.  [default: each model's own]",
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "bfloat16"]),
+    help="Dtype of matrices and activations. Default: float32 on a CPU, else bfloat16.",
+)
+@click.option(
+    "--weights",
+    "weight_format",
+    type=click.Choice(["int8", "ema"]),
+    help="int8: round matrices to 8 bits. ema: averaged weights.  [default: neither]",
+)
+def main(
     models: tuple[str, ...],
     host: str,
     port: int,
@@ -31,12 +86,12 @@ def serve(
     dtype: str | None,
     weight_format: Literal["int8", "ema"] | None,
 ) -> None:
-    """Do what the options of `serve.py` ask for. Raises UserError if a model or the key can't be
-    read, or the address can't be used."""
+    """Serve the models of one or several RUNS or checkpoints."""
     key = _read_key(key_file)
     if key is None and host not in LOOPBACK:
         raise UserError("--host: other machines may call it; add --key-file FILE with a key")
     with importing():
+        from rungs.parallel import jax_setup
         from rungs.serving.app import App, Limits
         from rungs.serving.engine import Engine
         from rungs.serving.following import follow as follow_runs
@@ -65,6 +120,9 @@ def _read_key(file: Path | None) -> str | None:
     ASCII."""
     if file is None:
         return None
+
+    from rungs.common.strict_json import read_text
+
     key = read_text(file).strip()
     if len(key) < _SHORTEST_KEY or not key.isascii() or not key.isprintable():
         raise UserError(

@@ -47,13 +47,12 @@ class Cell(NamedTuple):
         """Raise UserError if the changes don't fit the origin, or something else is in the way."""
         derive.NewRun.of(self.folder, find_run(self.origin), self.changes)
 
-    def train(self, train_command: Sequence[str], stop: StopSignal) -> int:
-        """Create and train the run, and return the exit code. A finished run is left as it is, an
-        interrupted one continues. `train_command` is the path of `train.py`, and options."""
+    def train(self, options: Sequence[str], stop: StopSignal) -> int:
+        """Create and train the run with options of `train.py`, and return the exit code. A finished
+        run is left as it is, an interrupted one continues."""
         changes = [f"--set={key}={json.dumps(value)}" for key, value in self.changes.items()]
-        script, *options = train_command
-        run = [script, str(self.folder), "--like", self.origin, *changes, *options]
-        return run_child([sys.executable, *run], stop)
+        run = [str(self.folder), "--like", self.origin, *changes, *options]
+        return run_child([sys.executable, "-m", "rungs", "train", *run], stop)
 
 
 def cells(like: str, grid: Sequence[str], settings: Sequence[str], into: Path) -> list[Cell]:
@@ -82,8 +81,8 @@ def cells(like: str, grid: Sequence[str], settings: Sequence[str], into: Path) -
     return found
 
 
-def run_grid(runs: Sequence[Cell], into: Path, train_command: Sequence[str]) -> int:
-    """Create and train the runs one after another; then print and draw their results. The same
+def run_grid(runs: Sequence[Cell], into: Path, options: Sequence[str]) -> int:
+    """Train the runs one after another, with `options`; then print and draw their results. The same
     command resumes a grid. A failed run doesn't stop the others. Return the exit code: 128 + the
     number of a signal that stopped the grid; 2 if all runs that failed don't fit their data or
     devices; 1 for other failures; else 0."""
@@ -92,7 +91,7 @@ def run_grid(runs: Sequence[Cell], into: Path, train_command: Sequence[str]) -> 
         stop.begin()
         for number, cell in enumerate(runs, 1):
             log.info("run %d of %d: %s", number, len(runs), cell.folder)
-            code = cell.train(train_command, stop)
+            code = cell.train(options, stop)
             if stop.number is not None:
                 return stop.exit_code or code
             if code:
@@ -106,7 +105,7 @@ def run_grid(runs: Sequence[Cell], into: Path, train_command: Sequence[str]) -> 
 
 
 def sweep(
-    origin: Path, folder: Path, runs: Sequence[SweepRun], datasets_dir: Path, train_command: Path
+    origin: Path, folder: Path, runs: Sequence[SweepRun], datasets_dir: Path
 ) -> Iterator[Point]:
     """Train each run, derived from the run folder `origin`, in a folder to its end, one after
     another, and yield its result. The same call resumes it. Raises UserError, without making a
@@ -115,11 +114,11 @@ def sweep(
     found = [Cell(str(origin), folder / run.folder_name, run.all_changes) for run in runs]
     for cell in found:
         cell.check()
-    command = [str(train_command), "--datasets-dir", str(datasets_dir), "--quiet"]
+    options = ["--datasets-dir", str(datasets_dir), "--quiet"]
     with StopSignal() as stop:
         stop.begin()
         for run, cell in zip(runs, found, strict=True):
-            code, steps = cell.train(command, stop), metrics.read(RunFolder(cell.folder).metrics)
+            code, steps = cell.train(options, stop), metrics.read(RunFolder(cell.folder).metrics)
             if stop.number is not None:
                 sys.exit(stop.exit_code)
             if code and not (steps and steps[-1].train_loss is None):

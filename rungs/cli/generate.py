@@ -14,22 +14,88 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import click
 
 from rungs.common.errors import UserError, check_characters
-from rungs.common.paths import suffix_of
 from rungs.common.shown_text import counted
-from rungs.common.strict_json import read_text
 from rungs.config.option_values import NEW_TOKENS, NEW_TOKENS_OF_A_CHAT
-from rungs.data.tokenizer import Tokenizer
-from rungs.model.sampling import Sampling
-from rungs.parallel import jax_setup
 
 if TYPE_CHECKING:
     from rungs.data.chats.chat_dataset import ChatFormat
     from rungs.data.chats.messages import Message
+    from rungs.data.tokenizer import Tokenizer
     from rungs.model.generation import Conversation, Generator, Request
+    from rungs.model.sampling import Sampling
     from rungs.model.weight_formats import WeightFormat
 
 
-def generate(
+@click.command()
+@click.argument("checkpoint", metavar="RUN_OR_CHECKPOINT")
+@click.argument("prompts", metavar="[PROMPT]...", nargs=-1)
+@click.option(
+    "--prompts-file",
+    type=click.Path(path_type=Path),
+    help='More prompts, one per line; in a .jsonl file as {"prompt": "…"}.',
+)
+@click.option(
+    "--new-tokens",
+    type=click.IntRange(1),
+    help="Maximum number of tokens to generate per text."
+    f"  [default: {NEW_TOKENS}; with --chat {NEW_TOKENS_OF_A_CHAT}]",
+)
+@click.option(
+    "--chat",
+    is_flag=True,
+    help="Have a conversation, in the format of the model's chat template. Each PROMPT is a"
+    " message; then type yours. /new starts over, Ctrl-C stops an answer, Ctrl-D ends.",
+)
+@click.option("--system", help="With --chat: the system message.")
+@click.option(
+    "--chat-template",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="With --chat: a template in Jinja.  [default: the model's own]",
+)
+@click.option("--num-samples", type=click.IntRange(1), default=1, help="Texts per prompt.")
+@click.option("--temperature", type=float, help="Sampling temperature; 0 is greedy.")
+@click.option("--top-k", type=int, help="Sample from the K most likely tokens, ties included.")
+@click.option(
+    "--top-p",
+    type=float,
+    help="Sample from the most likely tokens with total probability P, ties included.",
+)
+@click.option(
+    "--min-p", type=float, help="Sample from tokens with at least P times the highest probability."
+)
+@click.option(
+    "--repetition-penalty", type=float, help="Above 1, repeated tokens become less likely."
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(0, 2**32 - 1),
+    default=0,
+    show_default=True,
+    help="Seed for sampling.",
+)
+@click.option(
+    "--lookahead",
+    metavar="N",
+    type=click.IntRange(0),
+    default=0,
+    help="Draft N tokens by looking up the last ones in the text so far, and verify them in one"
+    " pass: faster where text repeats, with the same result. 8 is a good start.  [default: 0, off]",
+)
+@click.option("--past-the-end", is_flag=True, help="Continue after the end-of-text token.")
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "bfloat16"]),
+    help="Dtype of matrices and activations. Default: float32 on a CPU, else bfloat16.",
+)
+@click.option(
+    "--weights",
+    "weight_format",
+    type=click.Choice(["int8", "ema"]),
+    help="int8: round matrices to 8 bits: less memory and, on a CPU with few texts, faster; the"
+    " text may change. ema: use the averaged weights of a run with ema_decay."
+    "  [default: neither]",
+)
+def main(
     checkpoint: str,
     prompts: tuple[str, ...],
     prompts_file: Path | None,
@@ -45,9 +111,8 @@ def generate(
     weight_format: "WeightFormat | Literal['ema'] | None",
     **settings: float | None,
 ) -> None:
-    """Do what the options of `generate.py` ask for. Raises UserError if they don't go together, or
-    the model or a file is not readable."""
-    sampling = read_sampling(settings, num_samples)
+    """Continue each PROMPT with the model of RUN_OR_CHECKPOINT: a run folder (its best checkpoint,
+    or the imported model), a checkpoint or a model.safetensors."""
     texts = [*prompts, *(read_prompts(prompts_file) if prompts_file else ())]
     if prompts_file and not texts:
         raise UserError(f"{prompts_file}: has no prompt")
@@ -64,6 +129,9 @@ def generate(
         from rungs.checkpointing.published import all_stop_tokens
         from rungs.checkpointing.weights_file import Weights
         from rungs.model.generation import Request
+        from rungs.parallel import jax_setup
+
+    sampling = read_sampling(settings, num_samples)
     jax_setup.enable_compilation_cache()
     if weight_format == "ema":
         checkpoint, weight_format = str(find_averaged_weights(checkpoint)), None
@@ -84,7 +152,7 @@ class Model(NamedTuple):
     """A model to generate with."""
 
     weights: Path
-    tokenizer: Tokenizer
+    tokenizer: "Tokenizer"
     asked_dtype: str | None
     weight_format: "WeightFormat"
 
@@ -143,7 +211,7 @@ def _speed(tokens: int, seconds: float) -> str:
     return f"{counted(tokens, 'token')} in {seconds:.1f} s ({rate})"
 
 
-def say_what_is_added(tokenizer: Tokenizer, ends: Sequence[int]) -> None:
+def say_what_is_added(tokenizer: "Tokenizer", ends: Sequence[int]) -> None:
     """Print the tokens that begin and end texts, unless they are those of our own tokenizers."""
     if tokenizer.begin or tokenizer.eos_token or len(ends) > 1:
         begin, end = tokenizer.names(tokenizer.begin), tokenizer.names(ends)
@@ -225,10 +293,12 @@ def print_answer(conversation: "Conversation", message: str) -> None:
     click.echo(click.style(speed, dim=True), err=True)
 
 
-def read_sampling(settings: dict[str, float | None], num_samples: int) -> Sampling:
+def read_sampling(settings: dict[str, float | None], num_samples: int) -> "Sampling":
     """Return the sampling settings of the command line. If top-k, top-p or min-p is given without a
     temperature, the temperature is 1. Raises UserError with a line for each setting that is out of
     range or has no effect."""
+    from rungs.model.sampling import Sampling
+
     given = {name: value for name, value in settings.items() if value is not None}
     needs_sampling = given.keys() & {"top_k", "top_p", "min_p"}
     sampling = Sampling(**{"temperature": 1.0 if needs_sampling else 0.0, **given})  # type: ignore[arg-type]
@@ -252,6 +322,9 @@ def _option(name: str) -> str:
 def read_prompts(path: Path) -> list[str]:
     """Return the prompts in a file: its lines, or the "prompt" of each line of a .jsonl file.
     Raises UserError if the file is not readable, or a line of a .jsonl file has no prompt."""
+    from rungs.common.paths import suffix_of
+    from rungs.common.strict_json import read_text
+
     numbered = enumerate(read_text(path).replace("\r\n", "\n").split("\n"), 1)
     lines = [(n, line) for n, line in numbered if line.strip()]
     if suffix_of(path) != ".jsonl":
@@ -289,7 +362,7 @@ def warn_if_longer_than_context(context_length: int, prompt_tokens: int, new_tok
         )
 
 
-def print_streamed(prompt: list[int], chunks: Iterator[list[int]], tokenizer: Tokenizer) -> int:
+def print_streamed(prompt: list[int], chunks: Iterator[list[int]], tokenizer: "Tokenizer") -> int:
     """Print whole characters of a text while it is generated; return the number of new tokens."""
     from rungs.model.generation import decode_stream
 
@@ -311,7 +384,7 @@ def print_all(
     rows: Sequence[list[int]],
     continuations: Sequence[list[int]],
     num_samples: int,
-    tokenizer: Tokenizer,
+    tokenizer: "Tokenizer",
 ) -> int:
     """Print each text below a line with its number; return the number of new tokens."""
     for index, (prompt, new) in enumerate(zip(rows, continuations, strict=True)):

@@ -1,22 +1,46 @@
-"""List the checkpoints of a run, and check them."""
+"""List the checkpoints of a run, check and average them."""
+
+from rungs.common.command import importing
 
 import json
 import sys
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import click
 
-from rungs.checkpointing.checkpoint_folder import ListedCheckpoint, average_checkpoints, list_run
 from rungs.common import errors, shown_text
-from rungs.run.folder import RunFolder, find_run
+
+if TYPE_CHECKING:
+    from rungs.checkpointing.checkpoint_folder import ListedCheckpoint
 
 
-def list_checkpoints(run: str, verify: bool, average: int | None, as_json: bool) -> None:
-    """Do what the options of `checkpointing.py` ask for. The exit code is 1 if a checkpoint is
-    damaged. Raises UserError if there is no run or no checkpoint."""
+@click.command()
+@click.argument("run")
+@click.option("--verify", is_flag=True, help="Check every file against its checksum.")
+@click.option(
+    "--average",
+    metavar="N",
+    type=click.IntRange(2),
+    help="Write the mean of the weights of the last N checkpoints, as a model for the other"
+    " commands, into checkpoints/average-N.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+def main(run: str, verify: bool, average: int | None, as_json: bool) -> None:
+    """List the checkpoints of RUN with step, losses, size and date, and report damaged ones.
+
+    Without --verify, only missing files and a damaged meta.json are detected.
+    """
+    with importing():
+        from rungs.checkpointing.checkpoint_folder import average_checkpoints, list_run
+        from rungs.run.folder import RunFolder, find_run
+
     folder = RunFolder(find_run(run))
     if average is not None:
-        _average(folder, average, verify or as_json)
+        if verify or as_json:
+            raise errors.UserError("--average: leave out --verify and --json")
+        written, steps = average_checkpoints(folder, average)
+        click.echo(f"{written}: the mean of steps {', '.join(map(str, steps))}")
+        click.echo(f"to use it: uv run generate.py {shown_text.quoted(written)} PROMPT")
         return
     checkpoints = list_run(folder, verify=verify)
     if as_json:
@@ -30,15 +54,7 @@ def list_checkpoints(run: str, verify: bool, average: int | None, as_json: bool)
     sys.exit(errors.EXIT_FAILED if any(c.damage for c in checkpoints) else 0)
 
 
-def _average(run: RunFolder, count: int, lists: bool) -> None:
-    if lists:
-        raise errors.UserError("--average: leave out --verify and --json, which are for the list")
-    written, steps = average_checkpoints(run, count)
-    click.echo(f"{written}: the mean of steps {', '.join(map(str, steps))}")
-    click.echo(f"to use it: uv run generate.py {shown_text.quoted(written)} PROMPT")
-
-
-def _table(checkpoints: Sequence[ListedCheckpoint], verified: bool) -> str:
+def _table(checkpoints: "list[ListedCheckpoint]", verified: bool) -> str:
     rows = [_cells(checkpoint, verified) for checkpoint in checkpoints]
     if all(checkpoint.pass_at_1 is None for checkpoint in checkpoints):
         for row in rows:
@@ -48,7 +64,7 @@ def _table(checkpoints: Sequence[ListedCheckpoint], verified: bool) -> str:
     return "\n".join([shown_text.align_columns(table, left=0), *damaged])
 
 
-def _cells(checkpoint: ListedCheckpoint, verified: bool) -> dict[str, str]:
+def _cells(checkpoint: "ListedCheckpoint", verified: bool) -> dict[str, str]:
     if checkpoint.damage:
         state = "damaged"
     elif verified and checkpoint.has_checksums:

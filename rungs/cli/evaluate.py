@@ -1,26 +1,59 @@
 """Measure a checkpoint: its loss, perplexity and bits per byte, or its scores on benchmarks."""
 
+from rungs.common.command import importing
+
 import math
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from rungs.checkpointing import checkpoint_folder, load, weights_file
+from rungs.cli.options import DATASETS_DIR_OPTION, WEIGHTS_OPTION
 from rungs.common.errors import RunFailure, UserError
 from rungs.common.shown_text import align_columns
-from rungs.config.run_config import RunConfig
-from rungs.config.train_config import TrainConfig
-from rungs.data import catalog, loader, overlap, provenance
-from rungs.evaluation import checkpoint_scores, harness
-from rungs.parallel import jax_setup, sharding
-from rungs.run.records import Evaluation
-from rungs.step.eval_step import make_evaluation_step, validation_losses
+
+if TYPE_CHECKING:
+    from rungs.checkpointing.weights_file import Weights
+    from rungs.config.train_config import TrainConfig
+    from rungs.run.records import Evaluation
 
 _MAX_UNTRAINED_LENGTH = 1024
 """Longest sequence in tokens for imported weights, which have no train.json to take it from."""
 
 
-def evaluate(
+@click.command()
+@click.argument("checkpoint")
+@click.option("--dataset", metavar="NAME", help="Default: the dataset the model was trained on.")
+@click.option(
+    "--choices",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help='Accuracy on multiple-choice items instead, JSON lines {"prompt": "…", "choices": ["…",'
+    ' "…"], "answer": 0}.',
+)
+@click.option(
+    "--tasks",
+    metavar="NAMES",
+    help="Tasks of the lm-evaluation-harness instead, such as hellaswag,arc_easy; needs the extra"
+    " eval.",
+)
+@click.option(
+    "--task-files",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="With --tasks: a folder with tasks of your own, in the harness's YAML.",
+)
+@click.option("--few-shot", type=click.IntRange(0), help="With --tasks: examples before an item.")
+@click.option("--limit", type=click.IntRange(1), help="Items at most, of a file or of each task.")
+@click.option(
+    "--batch-size",
+    type=click.IntRange(1),
+    default=16,
+    show_default=True,
+    help="Texts at once, for --choices and --tasks.",
+)
+@WEIGHTS_OPTION
+@DATASETS_DIR_OPTION
+def main(
     checkpoint: str,
     dataset: str | None,
     choices: Path | None,
@@ -32,35 +65,43 @@ def evaluate(
     datasets_dir: Path | None,
     averaged: str | None,
 ) -> None:
-    """Do what the options of `evaluate.py` ask for. Raises UserError if the checkpoint, a dataset
-    or a file is missing or unreadable, RunFailure if the model's output is not finite."""
-    jax_setup.enable_compilation_cache()
+    """Print what CHECKPOINT (a run folder, a checkpoint or a model.safetensors) is worth: its loss,
+    perplexity and bits per byte on the validation split of a dataset, or its scores on benchmarks,
+    which the run folder keeps in evaluations.jsonl.
+
+    Uses the number of validation tokens that `validation_tokens` in train.json says.
+    """
     if sum(map(bool, (dataset, choices, tasks))) > 1:
         raise click.UsageError("--dataset, --choices and --tasks do not go together; choose one")
     if not tasks and (task_files or few_shot is not None):
         raise click.UsageError("--task-files and --few-shot are for --tasks")
-    folder = catalog.find_datasets_dir(datasets_dir)
+    with importing():
+        from rungs.checkpointing.checkpoint_folder import find_averaged_weights
+        from rungs.data.catalog import find_datasets_dir
+        from rungs.evaluation import harness
+        from rungs.evaluation.checkpoint_scores import Measured
+        from rungs.parallel import jax_setup
+
+    jax_setup.enable_compilation_cache()
+    folder = find_datasets_dir(datasets_dir)
     if averaged:
-        checkpoint = str(checkpoint_folder.find_averaged_weights(checkpoint))
-    if choices:
-        print_scores(_find(checkpoint, batch_size, folder).on_choices(choices, limit))
-    elif tasks:
-        harness.check_installed()
-        asked = harness.Tasks(tuple(tasks.split(",")), task_files, few_shot, limit)
-        print_scores(_find(checkpoint, batch_size, folder).on_tasks(asked))
-    else:
+        checkpoint = str(find_averaged_weights(checkpoint))
+    if not (choices or tasks):
         print_loss(checkpoint, dataset, folder)
-
-
-def _find(checkpoint: str, batch_size: int, folder: Path) -> checkpoint_scores.Measured:
-    """Return the checkpoint to score, and print the tokens that it puts before each text."""
-    measured = checkpoint_scores.Measured.find(checkpoint, batch_size, folder)
+        return
+    if tasks:
+        harness.check_installed()
+    measured = Measured.find(checkpoint, batch_size, folder)
     if begin := measured.tokenizer.begin:
         click.echo(f"texts begin with {measured.tokenizer.names(begin)}", err=True)
-    return measured
+    if choices:
+        print_scores(measured.on_choices(choices, limit))
+    elif tasks:
+        asked = harness.Tasks(tuple(tasks.split(",")), task_files, few_shot, limit)
+        print_scores(measured.on_tasks(asked))
 
 
-def print_scores(evaluations: list[Evaluation]) -> None:
+def print_scores(evaluations: "list[Evaluation]") -> None:
     """Print a table of metrics."""
     rows = [("task", "metric", "items", "value", "")]
     rows += [
@@ -70,7 +111,7 @@ def print_scores(evaluations: list[Evaluation]) -> None:
     click.echo(align_columns(rows, left=2))
 
 
-def _reach(one: Evaluation) -> str:
+def _reach(one: "Evaluation") -> str:
     if one.low is not None and one.high is not None:
         return f"{one.low:.4f} to {one.high:.4f} (95 %)"
     return "" if one.standard_error is None else f"± {one.standard_error:.4f}"
@@ -78,7 +119,15 @@ def _reach(one: Evaluation) -> str:
 
 def print_loss(checkpoint: str, dataset: str | None, folder: Path) -> None:
     """Print loss, perplexity and bits per byte on a validation split."""
-    weights = weights_file.Weights(checkpoint_folder.find_weights(checkpoint))
+    from rungs.checkpointing import load
+    from rungs.checkpointing.checkpoint_folder import find_weights
+    from rungs.checkpointing.weights_file import Weights
+    from rungs.config.run_config import RunConfig
+    from rungs.data import catalog, loader, overlap, provenance
+    from rungs.parallel.sharding import one_device
+    from rungs.step.eval_step import make_evaluation_step, validation_losses
+
+    weights = Weights(find_weights(checkpoint))
     train = _train_config(weights, dataset)
     datasets, others = (
         catalog.open_datasets(names, folder, update=False)
@@ -93,7 +142,7 @@ def print_loss(checkpoint: str, dataset: str | None, folder: Path) -> None:
         )
     tokenizer = load.load_tokenizer(checkpoint, folder)
     model, evaluation_step = load.load_model(checkpoint), make_evaluation_step(train)
-    loss, by_dataset = validation_losses(model, evaluation_step, sets, sharding.one_device())
+    loss, by_dataset = validation_losses(model, evaluation_step, sets, one_device())
     assert loss is not None
     if not math.isfinite(loss):
         raise RunFailure(f"{weights.path}: the loss is {loss}; use another checkpoint")
@@ -115,8 +164,10 @@ def print_loss(checkpoint: str, dataset: str | None, folder: Path) -> None:
         click.echo(f"bits per byte  {loss / math.log(2) * tokens / text_bytes:.4f}")
 
 
-def _train_config(weights: weights_file.Weights, dataset: str | None) -> TrainConfig:
+def _train_config(weights: "Weights", dataset: str | None) -> "TrainConfig":
     """Return the train.json that the model was trained with, if need be for another dataset."""
+    from rungs.config.train_config import TrainConfig
+
     model, train, tokenizer, _ = weights.header
     if isinstance(train, TrainConfig):
         return train.model_copy(

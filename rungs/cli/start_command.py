@@ -63,6 +63,11 @@ class StartCommand(StartOptions):
         return ["--quiet"] * self.quiet + ["--json-log"] * self.json_log
 
     @property
+    def only_makes_run(self) -> bool:
+        """Whether no option is given that says how a run starts, but those that make it."""
+        return self.start == StartOptions() and not self.cluster and self.from_step is None
+
+    @property
     def starts_run(self) -> bool:
         """Whether an option is given that only applies to starting a run."""
         return self.start != StartOptions() or bool(self.origin or self.cluster)

@@ -1,41 +1,152 @@
 """Build or download a dataset, and print what is in it."""
 
+from rungs.common.command import importing
+
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from rungs.common import hub, paths
+from rungs.cli.options import DATASETS_DIR_OPTION, FiniteRange
 from rungs.common.shown_text import counted
-from rungs.config import option_values
-from rungs.data import catalog, overlap, tokenizer_files
-from rungs.data.builders import hub_dataset, pair_dataset, text_dataset, tokens_dataset
-from rungs.data.chats import chat_dataset, preference_dataset
-from rungs.data.chats.chat_template import ChatTemplate
-from rungs.data.chats.preference_dataset import PreferenceFormat
-from rungs.data.dataset import Dataset, Source
-from rungs.data.documents.building import Request
-from rungs.data.documents.files import Choice, DataFile, Format, format_of, hub_files, local_files
-from rungs.data.tokenizer import Tokenizer
+from rungs.config.option_values import (
+    DOCUMENTS_VALIDATION_PERCENT,
+    LARGEST_VOCAB,
+    VALIDATION_PERCENT,
+    VOCAB_SIZE,
+)
+
+if TYPE_CHECKING:
+    from rungs.common.hub import HubRepository
+    from rungs.data import overlap
+    from rungs.data.dataset import Dataset, Source
+    from rungs.data.documents.building import Request
+    from rungs.data.documents.files import DataFile
+    from rungs.data.tokenizer import Tokenizer
 
 _OWN_FILES = ("text", "pairs", "chats", "preferences", "parquet", "jsonl", "tokens")
 
 
-def download_dataset(
+@click.command(options_metavar="[OPTIONS]")
+@click.argument("what", nargs=-1, required=True, metavar="NAME | --text FILE... | --pairs FILE...")
+@click.option("--text", is_flag=True, help="Build a dataset from your own UTF-8 text files.")
+@click.option(
+    "--pairs",
+    is_flag=True,
+    help='Build a dataset from your own JSON lines {"prompt": "...", "answer": "..."}.',
+)
+@click.option(
+    "--chats",
+    is_flag=True,
+    help='Build a dataset from your own JSON lines {"messages": [{"role", "content"}, ...]}, or in'
+    " ShareGPT's format, as the tokenizer's chat template renders them.",
+)
+@click.option(
+    "--preferences",
+    is_flag=True,
+    help='Build a dataset from preferences, rows {"prompt", "chosen", "rejected"} of texts or'
+    " messages, in your own JSON lines or Parquet, or of a repository on the hub.",
+)
+@click.option("--parquet", is_flag=True, help="Build a dataset from your own Parquet files.")
+@click.option(
+    "--jsonl",
+    is_flag=True,
+    help='Build a dataset from your own JSON lines {"text": "..."}, also .gz and .zst.',
+)
+@click.option(
+    "--tokens",
+    is_flag=True,
+    help="Build a dataset from token ids in your own files: .npy, .safetensors, .bin of nanoGPT,"
+    " llm.c and modded-nanogpt. Needs --tokenizer or --vocab-size.",
+)
+@click.option("--name", help="Name of the dataset to build.  [default: that on the hub]")
+@click.option(
+    "--vocab-size",
+    type=click.IntRange(max=LARGEST_VOCAB),
+    help="Vocabulary size of the BPE tokenizer trained on the text or pairs; with --tokens, of the"
+    f" one that made them.  [default: {VOCAB_SIZE}; none for tokens]",
+)
+@click.option(
+    "--tokenizer",
+    help="Use this tokenizer instead of training one: a tokenizer.json, a folder with one, or a"
+    " hub id such as gpt2. To fine-tune a model, it must be the model's.",
+)
+@click.option(
+    "--validation-percent",
+    type=FiniteRange(0, 100, max_open=True),
+    help="Share of the text to use for validation, unless a repository has a split for it."
+    f"  [default: {VALIDATION_PERCENT}; of documents {DOCUMENTS_VALIDATION_PERCENT:g}]",
+)
+@click.option(
+    "--validation-file",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="With --tokens: a file of tokens for validation, instead of a share. Can be repeated.",
+)
+@click.option("--text-column", help="The column with the documents.  [default: text]")
+@click.option(
+    "--chat-template",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="With --chats or --preferences: a template in Jinja.  [default: the tokenizer's own]",
+)
+@click.option(
+    "--max-tokens",
+    type=click.IntRange(2),
+    help="With --chats or --preferences: leave out those with more tokens.",
+)
+@click.option("--max-bytes", type=click.IntRange(1), help="Stop after so many bytes of documents.")
+@click.option("--config", help="For a repository on the hub: which of its configurations.")
+@click.option("--split", help="For a repository on the hub: train on this split only.")
+@click.option(
+    "--files",
+    multiple=True,
+    metavar="PATTERN",
+    help="For a repository on the hub: only these files, such as 'sample/10BT/*'. Can be repeated.",
+)
+@click.option(
+    "--check",
+    is_flag=True,
+    help="Report how much of the validation split also appears in training, and duplicates.",
+)
+@click.option(
+    "--items",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Report how many of a benchmark's items, JSON lines, also appear in training.",
+)
+@click.option("--revision", help="For a repository on the hub: a branch, tag or commit.")
+@DATASETS_DIR_OPTION
+def main(
     what: tuple[str, ...],
     datasets_dir: Path | None,
     check: bool,
     items: Path | None,
     **options: Any,
 ) -> None:
-    """Do what the options of `download_dataset.py` ask for; see `Options` for the others. Raises
-    UserError if a file, a dataset or the hub is not readable."""
+    """Build or download a dataset, and print what is in it.
+
+    NAME is python-stdlib (built in), or the id of a dataset on the Hugging Face hub: tokens, such
+    as gpjt/fineweb-gpt2-tokens, or documents in Parquet, JSON lines or plain text, such as
+    roneneldan/TinyStories, which are tokenized as they arrive. Killed and run again, it goes on.
+
+    With --text, the dataset is built from FILEs of text; with --parquet or --jsonl from FILEs with
+    a document in each row. With --pairs, each line of a FILE is a prompt and the answer to learn;
+    with --chats a chat, of which what the assistant says is to be learned; with --preferences a
+    prompt with a chosen and a rejected answer; with --tokens FILEs of token ids.
+    Some of the files or documents are kept for validation; if there is only one file of text or
+    tokens, its end is.
+
+    The name of a special token inside a text, such as <|endoftext|>, becomes that token.
+    """
+    with importing():
+        from rungs.data import overlap
+        from rungs.data.catalog import find_datasets_dir
+
     chosen = Options(**options)
     _check_options(what, chosen)
     examined = overlap.read_items(items) if items else None
-    dataset = _dataset(what, catalog.find_datasets_dir(datasets_dir), chosen)
+    dataset = _dataset(what, find_datasets_dir(datasets_dir), chosen)
     if check:
         overlap.check(dataset).save(dataset.folder)
     _report(dataset)
@@ -81,17 +192,19 @@ class Options(NamedTuple):
         """The options that describe the FILE arguments."""
         return [f"--{kind}" for kind in _OWN_FILES if getattr(self, kind)]
 
-    def load_tokenizer(self) -> Tokenizer | int:
+    def load_tokenizer(self) -> "Tokenizer | int":
         """Return the tokenizer, or the vocabulary size of a tokenizer to train."""
+        from rungs.data import tokenizer_files
+
         if self.tokenizer:
             return tokenizer_files.load_tokenizer(self.tokenizer)
         if self.vocab_size is not None:
             return self.vocab_size
         click.echo(
-            f"training a tokenizer of at most {option_values.VOCAB_SIZE:,} tokens (--vocab-size);"
+            f"training a tokenizer of at most {VOCAB_SIZE:,} tokens (--vocab-size);"
             " to fine-tune a model, give its --tokenizer"
         )
-        return option_values.VOCAB_SIZE
+        return VOCAB_SIZE
 
     @property
     def own_name(self) -> str:
@@ -103,26 +216,29 @@ class Options(NamedTuple):
     def text_percent(self) -> float:
         """Percentage of text, pairs or tokens to use for validation."""
         percent = self.validation_percent
-        return option_values.VALIDATION_PERCENT if percent is None else percent
+        return VALIDATION_PERCENT if percent is None else percent
 
     @property
     def documents_percent(self) -> float:
         """Percentage of documents to use for validation."""
         percent = self.validation_percent
-        return option_values.DOCUMENTS_VALIDATION_PERCENT if percent is None else percent
+        return DOCUMENTS_VALIDATION_PERCENT if percent is None else percent
 
 
-def _dataset(what: tuple[str, ...], datasets_dir: Path, options: Options) -> Dataset:
+def _dataset(what: tuple[str, ...], datasets_dir: Path, options: Options) -> "Dataset":
     """Build, download or open the dataset."""
+    from rungs.data import catalog
+    from rungs.data.documents.files import local_files
+
     if options.preferences:
         return _from_preferences(what, datasets_dir, options)
     if options.parquet or options.jsonl:
-        kind: Format = "parquet" if options.parquet else "json lines"
-        request = _request(local_files(map(Path, what), kind), options)
+        files = local_files(map(Path, what), "parquet" if options.parquet else "json lines")
+        request = _request(files, options)
         return catalog.build_documents_dataset(options.own_name, request, datasets_dir)
     if options.own_files:
-        files = [*map(Path, what)]
-        return catalog.build_dataset(options.own_name, files, datasets_dir, _builder(options))
+        paths = [*map(Path, what)]
+        return catalog.build_dataset(options.own_name, paths, datasets_dir, _builder(options))
     name = what[0]
     asks_to_build = options.given - {"validation_percent"}
     if "/" in name and (asks_to_build or _holds_documents(name, datasets_dir)):
@@ -130,8 +246,13 @@ def _dataset(what: tuple[str, ...], datasets_dir: Path, options: Options) -> Dat
     return catalog.open_dataset(name, datasets_dir)
 
 
-def _builder(options: Options) -> Callable[[Path, list[Any]], Source]:
+def _builder(options: Options) -> Callable[[Path, list[Any]], "Source"]:
     """Return the function that builds a dataset of texts, pairs, chats or tokens."""
+    from rungs.data.builders import pair_dataset, text_dataset, tokens_dataset
+    from rungs.data.chats import chat_dataset
+    from rungs.data.chats.chat_template import ChatTemplate
+    from rungs.data.tokenizer import Tokenizer
+
     percent = options.text_percent
     if options.tokens:
         return partial(
@@ -151,7 +272,13 @@ def _builder(options: Options) -> Callable[[Path, list[Any]], Source]:
     return partial(chat_dataset.build, form=form, validation_percent=percent)
 
 
-def _from_preferences(what: tuple[str, ...], datasets_dir: Path, options: Options) -> Dataset:
+def _from_preferences(what: tuple[str, ...], datasets_dir: Path, options: Options) -> "Dataset":
+    from rungs.data import catalog
+    from rungs.data.chats import preference_dataset
+    from rungs.data.chats.preference_dataset import PreferenceFormat
+    from rungs.data.documents.files import format_of, local_files
+    from rungs.data.tokenizer import Tokenizer
+
     tokenizer, percent = options.load_tokenizer(), options.text_percent
     assert isinstance(tokenizer, Tokenizer)
     assert options.tokenizer is not None
@@ -169,12 +296,17 @@ def _from_preferences(what: tuple[str, ...], datasets_dir: Path, options: Option
 
 def _is_hub_id(what: tuple[str, ...]) -> bool:
     """Whether an argument is the id of a repository rather than a file."""
+    from rungs.common import paths
+    from rungs.data.documents.files import format_of
+
     only = what[0]
     is_file = len(what) > 1 or paths.is_there(only) or format_of(only) is not None
     return "/" in only and not is_file
 
 
-def _from_hub(name: str, datasets_dir: Path, options: Options) -> Dataset:
+def _from_hub(name: str, datasets_dir: Path, options: Options) -> "Dataset":
+    from rungs.data import catalog
+
     repository, files = _on_hub(name, options)
     request = _request(files, options)._replace(
         repository=name, revision=repository.revision, license=repository.license
@@ -182,14 +314,19 @@ def _from_hub(name: str, datasets_dir: Path, options: Options) -> Dataset:
     return catalog.build_documents_dataset(options.name or name, request, datasets_dir)
 
 
-def _on_hub(name: str, options: Options) -> tuple[hub.HubRepository, list[DataFile]]:
+def _on_hub(name: str, options: Options) -> "tuple[HubRepository, list[DataFile]]":
     """Return a dataset repository, and those of its files that the options choose."""
+    from rungs.common import hub
+    from rungs.data.documents.files import Choice, hub_files
+
     repository = hub.dataset_repository(name, options.revision)
     choice = Choice(options.config, options.split, options.files)
     return repository, hub_files(name, repository, choice)
 
 
-def _request(files: list[DataFile], options: Options) -> Request:
+def _request(files: "list[DataFile]", options: Options) -> "Request":
+    from rungs.data.documents.building import Request
+
     return Request(
         files,
         options.load_tokenizer(),
@@ -201,6 +338,10 @@ def _request(files: list[DataFile], options: Options) -> Request:
 
 def _holds_documents(name: str, datasets_dir: Path) -> bool:
     """Whether a repository that is not downloaded yet holds documents rather than tokens."""
+    from rungs.common import hub, paths
+    from rungs.data import catalog
+    from rungs.data.builders import hub_dataset
+
     if paths.is_there(catalog.dataset_folder(name, datasets_dir)):
         return False
     return hub_dataset.FILES[0] not in hub.dataset_repository(name).files
@@ -245,7 +386,9 @@ def _check_options(what: tuple[str, ...], options: Options) -> None:
         raise click.UsageError("--vocab-size and --tokenizer do not go together; leave out one")
 
 
-def _report(dataset: Dataset) -> None:
+def _report(dataset: "Dataset") -> None:
+    from rungs.data import overlap, tokenizer_files
+
     click.echo(f"{dataset.name}: {dataset.folder}")
     for split in dataset.splits:
         contents = dataset.description.splits[split]
@@ -283,7 +426,9 @@ def _report(dataset: Dataset) -> None:
         click.echo(f"  tokenizer: vocab_size {tokenizer.vocab_size}")
 
 
-def _report_found(name: str, kind: str, found: overlap.Found) -> None:
+def _report_found(name: str, kind: str, found: "overlap.Found") -> None:
+    from rungs.data import overlap
+
     count = f"{found.texts:,} {kind}"
     if found.examined < found.texts:
         count += f", of which the first {found.examined:,} were examined"

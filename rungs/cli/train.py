@@ -1,0 +1,114 @@
+"""Train a run or resume it, replay a failed step, or train a grid of runs."""
+
+from rungs.common.command import PROCESS_BEGAN, importing
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rungs.cli.options import DATASETS_DIR_OPTION, PRESET_OPTION, start_options
+from rungs.common.errors import UserError
+
+if TYPE_CHECKING:
+    from rungs.cli.start_command import StartCommand
+
+
+@click.command()
+@start_options(
+    extended="tokens or epochs",
+    replayed="Run a failed step (`step-000123`) again and name its first tensor that is not"
+    " finite.",
+)
+@DATASETS_DIR_OPTION
+@click.option(
+    "--from-step",
+    type=click.IntRange(0),
+    metavar="N",
+    help="With --like: continue that run's checkpoint of step N, with its weights and optimizer"
+    " state; --set may change schedule, data or length.",
+)
+@PRESET_OPTION
+@click.option(
+    "--grid",
+    metavar="KEY=VALUE,VALUE,…",
+    multiple=True,
+    help="With --like and --into: train a run for each combination of values. Can be repeated.",
+)
+@click.option(
+    "--into",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="With --grid: the folder of the runs, instead of RUN.",
+)
+@click.option(
+    "--profile",
+    type=click.IntRange(1),
+    metavar="STEPS",
+    help="Take so many steps under JAX's profiler and print how long each part of a step takes."
+    " Writes the trace into RUN/profile, and keeps nothing else.",
+)
+@click.option(
+    "--store-teacher",
+    is_flag=True,
+    help="Only store what the teacher of RUN predicts for its data, for teacher_top_k.",
+)
+def main(
+    datasets_dir: Path | None,
+    grid: tuple[str, ...],
+    into: Path | None,
+    store_teacher: bool,
+    **start: Any,
+) -> None:
+    """Train RUN, a folder with model.json and train.json, or resume it."""
+    with importing():
+        from rungs.cli.start_command import StartCommand, hold_run
+        from rungs.config.run_config import load_run
+        from rungs.data.catalog import find_datasets_dir
+        from rungs.run.folder import RunFolder
+
+    command = StartCommand(**start)
+    command.begin()
+    datasets = find_datasets_dir(datasets_dir)
+    if store_teacher and (grid or into or command.replay or not command.only_makes_run):
+        raise UserError("--store-teacher: goes only with RUN, --like, --preset and --set")
+    if grid or into:
+        sys.exit(_train_grid(command, grid, into, datasets))
+    with command.open_run() as path:
+        run, config = RunFolder(path), load_run(path)
+        # JAX takes seconds to import; config errors are reported first.
+        with importing():
+            from rungs.training.dataset_learner import on_datasets
+
+        if command.replay:
+            from rungs.training.replay import replay
+
+            sys.exit(replay(run, command.replay, on_datasets(datasets)))
+        if store_teacher:
+            from rungs.checkpointing.start import Start
+            from rungs.objectives.distillation import store_predictions
+            from rungs.training.start import create_mesh
+
+            start_of = Start(run, config, command.start, None, None)
+            store_predictions(run, config, datasets, lambda: create_mesh(start_of))
+            return
+        with hold_run(run, config, command.cluster, dry=command.start.dry_run) as own:
+            with importing():
+                from rungs.training.start import launch
+
+            code = launch(own, config, command.start, on_datasets(datasets), PROCESS_BEGAN)
+        sys.exit(code)
+
+
+def _train_grid(
+    command: "StartCommand", grid: tuple[str, ...], into: Path | None, datasets: Path
+) -> int:
+    if command.run or command.like is None or not grid or into is None:
+        raise UserError("--grid: needs --like RUN and --into FOLDER, and no RUN")
+    if command.replay or command.preset or not command.only_makes_run:
+        raise UserError("--grid: of the options of a start, only --like and --set go with it")
+
+    from rungs.cli.grid import cells, run_grid
+
+    runs = cells(command.like, grid, command.settings, into)
+    return run_grid(runs, into, ["--datasets-dir", str(datasets), *command.log_options])
