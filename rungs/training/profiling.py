@@ -31,9 +31,7 @@ log = logging.getLogger("rungs")
 def check(start: Start, total_steps: int) -> None:
     """Raise UserError if too few steps are left to profile."""
     steps, left = start.options.profile, max(total_steps - start.first_step, 0)
-    if steps is None:
-        return
-    if left < _WARM_UP + steps:
+    if steps is not None and left < _WARM_UP + steps:
         raise UserError(
             f"--profile {steps}: needs {_WARM_UP + steps} steps, and the run has"
             f" {left} left; --fresh profiles its first ones, and also changes nothing"
@@ -50,9 +48,11 @@ def profile_steps(start: Start, inputs: Inputs[Any], mesh: Mesh, length: RunLeng
     first = start.first_step + _WARM_UP
     _take(learner, length, range(start.first_step, first))
     module = Module.parse(learner.program(first, length.learning_rate(first)))
+    tracing = ProfileOptions()
+    tracing.python_tracer_level = 0  # tracing every call would slow the host down
     with disk.writing(folder, "the trace"):
         earlier = set(folder.rglob(_TRACE))
-        with jax.profiler.trace(str(folder), profiler_options=_options()):
+        with jax.profiler.trace(str(folder), profiler_options=tracing):
             begin = time.perf_counter()
             _take(learner, length, range(first, first + steps))
             clock = time.perf_counter() - begin
@@ -71,12 +71,6 @@ def profile_steps(start: Start, inputs: Inputs[Any], mesh: Mesh, length: RunLeng
         " https://ui.perfetto.dev, or %s with XProf",
         *(counted(steps, "step"), folder, file.parent, folder),
     )
-
-
-def _options() -> ProfileOptions:
-    options = ProfileOptions()
-    options.python_tracer_level = 0  # tracing every call would slow the host down
-    return options
 
 
 def _table(parts: Mapping[str, float], steps: int, data: float, clock: float) -> str:

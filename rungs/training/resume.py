@@ -275,16 +275,11 @@ def _hint(
 ) -> str:
     if key in extendable:
         return "add --extend to train longer, or change it back"
-    if isinstance(before, ReinforceConfig) and key == "steps":
-        return f"change it back; to train longer, set more than {before.steps} and add --extend"
-    if isinstance(now, TrainConfig) and now.phases:
+    longer = None
+    if key in ("steps", "max_steps", "max_minutes"):
+        longer = f"more {key.removeprefix('max_')}"
+    elif key in ("epochs", "min_train_tokens") and isinstance(before, TrainConfig):
+        longer = f"epochs to {before.epochs + 1}"
+    if longer is None or getattr(now, "phases", None):
         return "change it back"
-    if key in ("max_minutes", "max_steps"):
-        unit = key.removeprefix("max_")
-        return f"change it back; to train longer, set more {unit} and add --extend"
-    if key in ("epochs", "min_train_tokens"):
-        assert isinstance(before, TrainConfig)
-        assert isinstance(now, TrainConfig)
-        epochs = max(before.epochs + 1, now.epochs)
-        return f"change it back; to train longer, set epochs to {epochs} and add --extend"
-    return "change it back"
+    return f"change it back; to train longer, set {longer} and add --extend"

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import logging
 import math
-import re
 import signal
 import time
 from contextlib import ExitStack
@@ -20,12 +19,10 @@ from rungs.checkpointing.load import find_starting_weights, place_starting_weigh
 from rungs.checkpointing.saver import Saver
 from rungs.checkpointing.start import Start
 from rungs.common import disk, run_log
-from rungs.common.errors import UserError
+from rungs.common.errors import UserError, errors_at
 from rungs.common.shown_text import counted, format_duration
 from rungs.config.base import AUTO
-from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import MODEL_FILE, AnyRunConfig, errors_in_files_of, load_any_run
-from rungs.config.sharding_config import ShardingConfig
 from rungs.evaluation.prompt_samples import check_sample_prompts
 from rungs.integrations import tracking_feed
 from rungs.integrations.trackers import check_trackers
@@ -291,8 +288,9 @@ def create_mesh(start: Start) -> Mesh:
         jax_setup.prepare(config.train, partial(copy_bytes, config), recorded)
         if start.options.profile:
             gpu_settings.disable_graphs()
+    with errors_at(f"{start.run.path}: ", ValueError):
+        mesh = devices.create_run_mesh(config.train, config.model, recorded)
     with errors_in_files_of(start.run.path):
-        mesh = _create_run_mesh(config, recorded)
         float8.check_device(config.train)
     jax_setup.settle(mesh.devices.flat[0].platform)
     processes.connect(mesh)
@@ -312,22 +310,6 @@ def _warn_of_changes(saved: manifest.CheckpointMeta) -> None:
             saved.global_step,
             "; ".join(changes),
         )
-
-
-def _create_run_mesh(config: AnyRunConfig, recorded: ShardingConfig | None) -> Mesh:
-    try:
-        return devices.create_run_mesh(config.train, config.model, recorded)
-    except ValueError as error:
-        lines = str(error).splitlines()
-        raise UserError(
-            "\n".join(f"{_file_of(line, config.train_file)}: {line}" for line in lines)
-        ) from None
-
-
-def _file_of(line: str, train_file: str) -> str:
-    """Return the file of the key that a message begins with."""
-    key = re.match(r"\w*", line)
-    return MODEL_FILE if key and key[0] in ModelConfig.model_fields else train_file
 
 
 def tidy(start: Start) -> None:

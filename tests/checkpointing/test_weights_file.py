@@ -1,16 +1,27 @@
-"""Weights in one file and in shards: headers, round trip, damage."""
+"""Weights in one file and in shards: headers, round trip, damage; files written in parts."""
 
 import json
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 from safetensors import safe_open
 
 from rungs.checkpointing.load import load_tokenizer
-from rungs.checkpointing.weights_file import Origin, Weights, WeightsHeader, write_weights
+from rungs.checkpointing.weights_file import (
+    Origin,
+    TensorSpec,
+    TensorWriter,
+    Weights,
+    WeightsHeader,
+    all_finite,
+    bits,
+    write_weights,
+)
 from rungs.common.errors import UserError
 from tests.support.configs import model_config, train_config
+from tests.support.published_models import arrays
 
 ORIGIN = Origin(source="someone/small", model_type="gpt2", dtype="bfloat16")
 HEADER = WeightsHeader(model_config(), train_config(), "gpt2", ORIGIN)
@@ -171,3 +182,37 @@ def test_shards_without_a_rungs_header_are_refused(tmp_path: Path) -> None:
     index = tmp_path / "model.safetensors.index.json"
     index.write_text('{"weight_map": {"a": "x.safetensors"}}')
     assert "has no model.json that Rungs can read" in refusal(tmp_path)
+
+
+def test_tensors_are_written_in_any_order_and_in_parts(tmp_path: Path) -> None:
+    specs = {
+        "half": TensorSpec("bfloat16", (3,)),
+        "stacked": TensorSpec("float32", (2, 2, 3)),
+        "scalar": TensorSpec("float32", ()),
+    }
+    half = np.arange(3).astype(ml_dtypes.bfloat16)
+    stacked = np.arange(12, dtype=np.float32).reshape(2, 2, 3)
+    with TensorWriter(tmp_path / "model.safetensors", specs, {"format": "pt"}) as writer:
+        writer.write("scalar", np.asarray(7, np.float32))
+        for index in ((1, 1), (0, 1), (1, 0), (0, 0)):
+            writer.write("stacked", stacked[index], index)
+        writer.write("half", half.view(np.uint16))
+    found = arrays(tmp_path)
+    np.testing.assert_array_equal(found["stacked"], stacked)
+    np.testing.assert_array_equal(found["half"], half)
+    assert found["scalar"] == 7
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+def test_one_element_that_is_not_finite_is_found_anywhere(dtype: type) -> None:
+    values: np.ndarray = np.zeros((3, 200_000), dtype)
+    limits = ml_dtypes.finfo(dtype)
+    values[0, :4] = limits.max, limits.min, limits.smallest_subnormal, -0.0
+    name = np.dtype(dtype).name
+    assert all_finite(values, name)
+    assert all_finite(bits(values).T, name)
+    for bad in (np.nan, -np.nan, np.inf, -np.inf):
+        broken = values.copy()
+        broken[2, -1] = bad
+        assert not all_finite(broken, name)
+        assert not all_finite(bits(broken).T, name)

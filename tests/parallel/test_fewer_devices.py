@@ -89,7 +89,7 @@ def test_devices_that_are_not_there_are_refused(
 ) -> None:
     run = make_run(tmp_path / "run", microbatch_size=16, sharding={"devices": 16})
     message = refusal(run, datasets_dir)
-    assert message.endswith("train.json: sharding.devices: 16, but there are 8; at most 8")
+    assert message.endswith(": sharding.devices: 16, but there are 8; at most 8")
     change(run, microbatch_size=4, sharding={"mode": "fsdp", "data": 4})
     assert message.startswith(str(run.path))
     assert refusal(run, datasets_dir).endswith('"devices": 4 would leave the others idle')

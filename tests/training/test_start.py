@@ -210,7 +210,7 @@ def test_a_microbatch_that_is_not_divisible_by_the_devices_is_refused(
     assert "microbatch_size: 4 is not divisible by the 3 devices" in refusal(run, datasets_dir)
     change(run, sharding={"data": -1}, microbatch_size=6)
     message = refusal(run, datasets_dir)
-    assert "train.json: microbatch_size: 6 is not divisible by the 8 devices" in message
+    assert "run: microbatch_size: 6 is not divisible by the 8 devices" in message
     change(run, sharding={"data": 6}, microbatch_size=6)
     message = refusal(run, datasets_dir)
     assert "a mesh of data 6 × tensor 1 needs 6 devices; there are 8" in message
