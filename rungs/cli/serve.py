@@ -92,11 +92,10 @@ def main(
         raise UserError("--host: other machines may call it; add --key-file FILE with a key")
     with importing():
         from rungs.parallel import jax_setup
-        from rungs.serving.app import App, Limits
+        from rungs.serving.app import App, Limits, answer_until_signal, listen
         from rungs.serving.engine import Engine
-        from rungs.serving.following import follow as follow_runs
         from rungs.serving.served import Loading, Served, names_of
-        from rungs.serving.server import answer_until_signal, listen
+        from rungs.serving.served import follow as follow_runs
     jax_setup.enable_compilation_cache()
     loading = Loading(follow, chat_template, dtype, weight_format)
     named = zip(names_of(models), models, strict=True)

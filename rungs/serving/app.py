@@ -1,16 +1,19 @@
-"""The routes of the server, its limits and keys, and its metrics."""
+"""The server: its routes, limits and keys, from start to the last answer."""
 
 import asyncio
+import contextlib
 import functools
 import hmac
 import json
+import logging
+import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import prometheus_client
 import pydantic
+import uvicorn
 from starlette import status
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -28,57 +31,24 @@ from rungs.serving.protocol import Body, ChatBody, CompletionBody, error_json, p
 from rungs.serving.served import Served
 
 PAGE = Path(__file__).with_name("chat.html")
-_CLOSED_REQUEST = 499
-"""Status in metrics if the client left: nginx's."""
+_SECONDS_BETWEEN_REQUESTS = 5
+_MOST_CONNECTIONS = 512
+_BACKLOG = 128
+"""New connections that wait to be accepted, which happens to all of them at once."""
 
 
 class Limits(NamedTuple):
     """What one client may take."""
 
     body_bytes: int = 1 << 20
-    """Of a request."""
     body_seconds: float = 10.0
-    """For sending it."""
+    """How long the body of a request may take to arrive."""
     answer_seconds: float = 300.0
-    """For the whole answer."""
+    """How long the whole answer may take."""
     new_tokens: int | None = None
-    """Per text; None: what fits the context."""
+    """Most new tokens of a text; None: what fits the context."""
     texts: int = 16
-    """Prompts times n of a request."""
-
-
-class Metrics:
-    """Counts for Prometheus (https://prometheus.io/docs/practices/naming/)."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._registry = prometheus_client.CollectorRegistry()
-        counter = prometheus_client.Counter
-        named: dict[str, Any] = {"registry": self._registry}
-        labels = ("path", "code")
-        self._requests = counter("rungs_requests", "Answered requests", labels, **named)
-        self._prompt_tokens = counter("rungs_prompt_tokens", "Tokens of prompts", **named)
-        self._new_tokens = counter("rungs_generated_tokens", "Generated tokens", **named)
-        histogram = prometheus_client.Histogram
-        self._first = histogram("rungs_time_to_first_token_seconds", "Until a token", **named)
-        self._whole = histogram("rungs_request_seconds", "Until the end of an answer", **named)
-        gauge = prometheus_client.Gauge
-        gauge("rungs_running", "Texts in progress", **named).set_function(lambda: engine.running)
-        gauge("rungs_waiting", "Texts that wait", **named).set_function(lambda: engine.waiting)
-
-    def count(self, path: str, code: int, began: float, answer: Answer | None) -> None:
-        """Count a request that began at a time of `time.monotonic`."""
-        self._requests.labels(path, code).inc()
-        if answer is None:
-            return
-        self._prompt_tokens.inc(answer.usage["prompt_tokens"])
-        self._new_tokens.inc(answer.usage["completion_tokens"])
-        self._whole.observe(time.monotonic() - began)
-        if answer.first_at is not None:
-            self._first.observe(answer.first_at - began)
-
-    def text(self) -> bytes:
-        """Return all of them in Prometheus's text format."""
-        return prometheus_client.generate_latest(self._registry)
+    """Most texts of a request: prompts times n."""
 
 
 class App:
@@ -98,12 +68,10 @@ class App:
     ) -> None:
         self._models, self._engine = models, engine
         self.limits, self._key = limits, key
-        self._metrics = Metrics(engine)
         self._made_at = int(time.time())
         routes = [
             Route("/", self._page),
             Route("/health", self._health),
-            Route("/metrics", self._keyed(self._show_metrics)),
             Route("/v1/models", self._keyed(self._list_models)),
             Route("/v1/models/{name:path}", self._keyed(self._show_model)),
         ]
@@ -140,9 +108,6 @@ class App:
             return JSONResponse({"status": "ok"})
         return JSONResponse({"status": "failed"}, status.HTTP_503_SERVICE_UNAVAILABLE)
 
-    async def _show_metrics(self, _: Request) -> Response:
-        return Response(self._metrics.text(), media_type=prometheus_client.CONTENT_TYPE_LATEST)
-
     async def _list_models(self, _: Request) -> Response:
         return JSONResponse({"object": "list", "data": [*map(self._described, self._models)]})
 
@@ -168,16 +133,12 @@ class App:
         return failure(status.HTTP_404_NOT_FOUND, f"model: no {name!r}; {hint}", "model_not_found")
 
     async def _answer(self, request: Request, kind: type[Body]) -> Response:
-        began = time.monotonic()
         answer = await self._begun(request, kind)
         if isinstance(answer, Response):  # it was refused
-            self._metrics.count(request.url.path, answer.status_code, began, None)
             return answer
         if answer.is_streamed:
-            return _Stream(answer, self._lines(request, answer, began))
-        response = await self._whole(request, answer)
-        self._metrics.count(request.url.path, response.status_code, began, answer)
-        return response
+            return _Stream(answer, self._lines(request, answer))
+        return await self._whole(request, answer)
 
     async def _begun(self, request: Request, kind: type[Body]) -> Answer | Response:
         """Return what the engine has begun, or why it hasn't."""
@@ -210,7 +171,7 @@ class App:
             async with asyncio.timeout(self.limits.answer_seconds):
                 return JSONResponse(await answer.whole(request.is_disconnected))
         except ClientGoneError:
-            return Response(status_code=_CLOSED_REQUEST)
+            return Response()
         except (TimeoutError, FailedError) as error:
             return failure(*self._problem(error))
 
@@ -243,28 +204,22 @@ class App:
         if self.limits.new_tokens is not None and most > self.limits.new_tokens:
             raise UserError(f"max_tokens: {most} is more than {self.limits.new_tokens}")
 
-    async def _lines(self, request: Request, answer: Answer, began: float) -> AsyncIterator[str]:
+    async def _lines(self, request: Request, answer: Answer) -> AsyncIterator[str]:
         """Yield the events of a streamed answer."""
-        code: int = _CLOSED_REQUEST
-        try:
-            async with asyncio.timeout(self.limits.answer_seconds):
-                async for event in answer.events(request.is_disconnected):
-                    yield event_lines(event)
-            yield "data: [DONE]\n\n"
-            code = status.HTTP_200_OK
-        except (TimeoutError, FailedError) as error:
-            code, message = self._problem(error)
-            yield event_lines(error_json(message, "server_error"))
-        except ClientGoneError:
-            pass
-        finally:
-            self._metrics.count(request.url.path, code, began, answer)
+        with contextlib.suppress(ClientGoneError):
+            try:
+                async with asyncio.timeout(self.limits.answer_seconds):
+                    async for event in answer.events(request.is_disconnected):
+                        yield event_lines(event)
+                yield "data: [DONE]\n\n"
+            except (TimeoutError, FailedError) as error:
+                yield event_lines(error_json(self._problem(error)[1], "server_error"))
 
     async def _http_error(self, _: Request, error: HTTPException) -> Response:
         return failure(error.status_code, error.detail)
 
     async def _gone(self, _: Request, __: ClientDisconnect) -> Response:
-        return Response(status_code=_CLOSED_REQUEST)
+        return Response()
 
 
 class _Stream(StreamingResponse):
@@ -292,3 +247,54 @@ def failure(
     is_ours = http_status >= status.HTTP_500_INTERNAL_SERVER_ERROR
     kind = "server_error" if is_ours else "invalid_request_error"
     return JSONResponse(error_json(message, kind, code), http_status, headers)
+
+
+class _Server(uvicorn.Server):
+    """Ends when the engine has failed."""
+
+    def __init__(self, config: uvicorn.Config, engine: Engine) -> None:
+        super().__init__(config)
+        self._engine = engine
+
+    async def on_tick(self, counter: int) -> bool:
+        return not self._engine.is_alive() or await super().on_tick(counter)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens. Raises UserError if it can't."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except (OSError, UnicodeError) as error:  # of a name that DNS can't have
+        why = getattr(error, "strerror", None) or reason(error)
+        raise UserError(f"--host {host} --port {port}: {why}; choose another") from None
+
+
+def make_server(app: App, engine: Engine) -> uvicorn.Server:
+    """Return the server of some routes; its `serve` listens until `should_exit` or a signal."""
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # else a line per hostile request
+    config = uvicorn.Config(
+        app.asgi,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        limit_concurrency=_MOST_CONNECTIONS,
+        backlog=_BACKLOG,
+        timeout_keep_alive=_SECONDS_BETWEEN_REQUESTS,
+        timeout_graceful_shutdown=int(app.limits.answer_seconds),
+        server_header=False,
+    )
+    return _Server(config, engine)
+
+
+def answer_until_signal(app: App, engine: Engine, listener: socket.socket) -> None:
+    """Answer until SIGTERM or SIGINT, then finish what has begun. Raises what ended the engine, if
+    it has failed."""
+    engine.start()
+    try:
+        asyncio.run(make_server(app, engine).serve([listener]))
+    finally:
+        engine.end()
+    if engine.error is not None:
+        raise engine.error

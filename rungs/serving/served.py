@@ -1,21 +1,27 @@
-"""A model that clients may ask: its weights, tokenizer and chat template."""
+"""A model that clients may ask: its weights, tokenizer and chat template; and each new checkpoint of
+its run, with `--follow`."""
 
+import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, NoReturn
+
+import click
 
 from rungs.checkpointing.checkpoint_folder import LATEST, find_averaged_weights, find_weights
 from rungs.checkpointing.load import load_token_generator, load_tokenizer
 from rungs.checkpointing.published import all_stop_tokens, find_chat_template
 from rungs.checkpointing.weights_file import Weights
-from rungs.common.errors import UserError
+from rungs.common.errors import UserError, reason
 from rungs.common.paths import file_checksum
 from rungs.data.chats.chat_dataset import ChatFormat
 from rungs.model.weight_formats import WeightFormat
-from rungs.serving.engine import NamedGenerator
+from rungs.serving.engine import Engine, NamedGenerator
 from rungs.serving.protocol import Body, ChatBody, CompletionBody
 
+SECONDS_BETWEEN_LOOKS = 2.0
+"""How often to ask whether a run has a new checkpoint."""
 _MOST_CHARACTERS_PER_TOKEN = 256
 """More than a published tokenizer has, even for spaces."""
 
@@ -159,3 +165,23 @@ def names_of(places: Sequence[str]) -> list[str]:
     if count > 1:
         raise UserError(f"{name}: {count} models have this name; serve one of them, or a copy")
     return names
+
+
+def follow(engine: Engine, models: Mapping[str, Served]) -> NoReturn:
+    """Give an engine the newest weights of its models, again and again. A problem with those of a
+    model is printed once, and the earlier ones go on."""
+    problems: dict[str, str] = {}
+    while True:
+        time.sleep(SECONDS_BETWEEN_LOOKS)
+        for name, model in models.items():
+            try:
+                newer = model.newer()
+            except (UserError, OSError) as error:
+                if problems.get(name) != (problem := reason(error)):
+                    click.echo(f"{name}: {problem}; {model.step} goes on", err=True)
+                problems[name] = problem
+                continue
+            problems.pop(name, None)
+            if newer is not None:
+                engine.replace(name, newer)
+                click.echo(f"{name}: now {model.step}", err=True)

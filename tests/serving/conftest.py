@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 import openai
 import pytest
 
-from rungs.serving.app import App, Limits
+from rungs.serving.app import App, Limits, listen, make_server
 from rungs.serving.engine import Engine
 from rungs.serving.served import Loading, Served
-from rungs.serving.server import listen, make_server
 from tests.data.chats.test_chat_template import CHATML
 from tests.support.browser import chromium, tab  # noqa: F401 — fixtures
 from tests.support.layered_model import write_model

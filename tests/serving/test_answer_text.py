@@ -5,7 +5,7 @@ import hypothesis.strategies as st
 
 from rungs.data.bpe import train_bpe
 from rungs.data.tokenizer import Tokenizer
-from rungs.serving.answer_text import AnswerText
+from rungs.serving.answering import AnswerText
 
 TOKENIZER: Tokenizer = train_bpe([], 257)
 STOPS = ["ab", "bca", "cab", "a", "é!"]

@@ -10,8 +10,7 @@ import pytest
 from rungs.data.bpe import train_bpe
 from rungs.data.tokenizer import Tokenizer
 from rungs.data.tokenizer_files import load_tokenizer
-from rungs.serving.answer_text import TokenOffsets
-from rungs.serving.answering import _Choice
+from rungs.serving.answering import TokenOffsets, _Choice
 from rungs.serving.engine import Delivery
 from rungs.serving.protocol import Body, ChatBody, CompletionBody, token_text
 from rungs.serving.slots import LogProbs
