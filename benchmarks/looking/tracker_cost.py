@@ -30,7 +30,7 @@ _FEW = 100
 @click.option("--turns", default=3, show_default=True)
 def main(steps: int, turns: int) -> None:
     """Print the processor time of each installed tracker."""
-    for tracker, library in BUILT_IN.items():
+    for tracker, (library, _) in BUILT_IN.items():
         if importlib.util.find_spec(library) is None:
             click.echo(f"{tracker}: not installed")
             continue

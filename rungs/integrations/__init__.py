@@ -2,9 +2,8 @@
 
     mirror_folder   files at a URL, through fsspec; mirror.json, which identifies the run
     mirroring       `--mirror`: uploads new and changed files; restores a run on another machine
-    trackers        `"trackers": ["wandb"]`: the interface of trackers, and the list of them
+    trackers        `"trackers": ["wandb"]`: wandb, tensorboard, trackio, mlflow
     tracking_feed   a process per tracker that sends it the run, each step once
-    *_tracker       wandb, tensorboard, trackio, mlflow
     alerts          the events of a run, and its stalls
     hooks           `--on-event`: tells commands and webhooks
     webhook         the program that sends an event to a webhook

@@ -3,7 +3,6 @@ its `mirror.json`, which identifies the run."""
 
 import contextlib
 import functools
-import re
 import time
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -22,9 +21,6 @@ from rungs.run.folder import RunFolder, is_checkpoint_name
 CHECKPOINTS, ASIDE, RECORD_FILE = "checkpoints", "aside", "mirror.json"
 _NOT_MIRRORED = (ASIDE, "train.lock", "train.soft.lock", "holder.lock", RECORD_FILE)
 _PARTIAL = ".partial"
-_HOST = re.compile(r"[^/\\:]{2,}:(?!//|:)")
-"""How a place on another machine without a scheme begins, or a URL with a slash too few; a folder
-of such a name is written ./NAME. One letter is a drive of Windows."""
 
 
 class MirrorFolder:
@@ -37,10 +33,9 @@ class MirrorFolder:
         import fsspec
 
         refuse_control_characters(url)
-        if _HOST.match(url):  # not shown: it may hold a password
+        if ":" in url and "://" not in url:  # not shown: it may hold a password
             raise UserError(
-                "--mirror: has ':' but is no URL; write s3://…, sftp://… or another of"
-                " docs/training.md, and a folder of this name as ./…"
+                "--mirror: has ':' but is no URL; write s3://…, gs://…, hf://… or a folder"
             )
         self.progress_at = time.monotonic()
         """When an upload last made progress, on the monotonic clock, in seconds."""
@@ -105,17 +100,17 @@ class MirrorFolder:
         """Return the size in bytes of every file below a folder, by path in the mirror."""
         self._files.invalidate_cache()
         # by default fsspec leaves out local folders that can't be read, as if they were empty
-        strict = {"on_error": _raise_unless_missing} if self._is_local else {}
+        strict = {"on_error": "raise"} if self._is_local else {}
         try:
             found = self._files.find(self._at(folder), detail=True, **strict)
         except FileNotFoundError:
             return {}
-        sizes = {
-            path: info["size"]
+        start = len(self._at("")) + 1
+        return {
+            path[start:]: info["size"]
             for path, info in found.items()
-            if not path.endswith(_PARTIAL) and info.get("type") != "other"  # a pipe or device
+            if not path.endswith(_PARTIAL)
         }
-        return {path[len(self._at("")) + 1 :]: size for path, size in sizes.items()}
 
     def checkpoints(self) -> list[str]:
         """Return the names of the complete checkpoints, sorted."""
@@ -185,11 +180,6 @@ class MirrorFolder:
     def _at(self, path: str) -> str:
         root = self._opened[1]
         return f"{root}/{path}" if path else root
-
-
-def _raise_unless_missing(error: OSError) -> None:
-    if not isinstance(error, FileNotFoundError):
-        raise error
 
 
 def is_mirrored(name: str) -> bool:

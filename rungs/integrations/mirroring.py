@@ -270,11 +270,9 @@ def _is_empty(run: RunFolder) -> bool:
 
 
 def _refuse_place(run: RunFolder, mirror: MirrorFolder) -> None:
-    """Raise UserError if the mirror is a file, or contains the run folder or is inside it."""
+    """Raise UserError if the mirror contains the run folder or is inside it."""
     if mirror.local_path is None:
         return
-    if mirror.local_path.exists() and not mirror.local_path.is_dir():
-        raise UserError(f"--mirror {mirror.url}: is not a folder; name another one")
     here, there = run.path.resolve(), mirror.local_path.resolve()
     if here.is_relative_to(there) or there.is_relative_to(here):
         raise UserError(

@@ -43,8 +43,8 @@ Tree = TypeVar("Tree")
 MakeOptimizer = Callable[[OptimizationConfig, nnx.State, ModelConfig], optax.GradientTransformation]
 """Function from `train.json`, the trained parameters and `model.json` to a transformation of
 gradients into directions. `SkippingOptimizer` clips the gradients first, and subtracts
-learning rate × (direction + weight decay × weight). Those in `BUILT_IN` keep their state if an update is not
-applied (`keeping_state`); `update_rule` adds that to others."""
+learning rate × (direction + weight decay × weight). Those in `BUILT_IN` keep their state if an
+update is not applied (`keeping_state`); `update_rule` adds that to others."""
 
 
 def update_rule(

@@ -1,5 +1,5 @@
-"""A model that clients may ask: its weights, tokenizer and chat template; and each new checkpoint of
-its run, with `--follow`."""
+"""A model that clients may ask: its weights, tokenizer and chat template; with `--follow`, each new
+checkpoint of its run."""
 
 import time
 from collections import Counter

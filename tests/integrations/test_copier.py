@@ -185,7 +185,7 @@ def test_a_place_elsewhere_without_a_scheme_is_refused_and_not_shown(place: str)
     assert place not in str(error.value)
 
 
-@pytest.mark.parametrize("place", ["./runs:a/b", "a/b:c", "C:/runs", "file:///a:b", "/a:b"])
+@pytest.mark.parametrize("place", ["./runs:a/b", "a/b:c", "file:///a:b", "/a:b"])
 def test_a_folder_with_a_colon_is_a_place(place: str) -> None:
     assert MirrorFolder(place).local_path is not None
 

@@ -27,7 +27,7 @@ def test_unknown_trackers(name: str, line: str) -> None:
 
 
 def test_a_tracker_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(trackers.BUILT_IN, "wandb", "no_such_module")
+    monkeypatch.setitem(trackers.BUILT_IN, "wandb", ("no_such_module", trackers.WandbTracker))
     with pytest.raises(UserError, match="wandb is not installed; install it with the extra"):
         check_trackers(["wandb"], "train.json: trackers")
 

@@ -67,14 +67,6 @@ def test_a_mirror_that_lost_its_record_is_refused(mirrored: RunFolder, mirror: P
     assert steps(mirrored) == [1, 2]
 
 
-def test_a_pipe_in_a_mirror_is_no_file_of_it(mirrored: RunFolder, mirror: Path) -> None:
-    os.mkfifo(mirror / "pipe")
-    shutil.rmtree(mirrored.path)
-    restore(mirrored, mirror)
-    assert steps(mirrored) == [1, 2]
-    assert not (mirrored.path / "pipe").exists()
-
-
 def test_configs_and_files_of_the_user_are_kept(mirrored: RunFolder, mirror: Path) -> None:
     shutil.rmtree(mirrored.checkpoints)
     for name in ("train.json", "verifier.py", "metrics.jsonl"):

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("no_charts")
 @pytest.fixture(params=sorted(BUILT_IN))
 def tracker(request: pytest.FixtureRequest) -> str:
     name: str = request.param
-    pytest.importorskip(BUILT_IN[name], reason=f"needs `uv run --extra {name}`")
+    pytest.importorskip(BUILT_IN[name][0], reason=f"needs `uv run --extra {name}`")
     if name == "tensorboard":
         pytest.importorskip("tensorboard", reason="needs `uv run --with tensorboard`")
     return name
@@ -143,7 +143,7 @@ class TestOtherThings:
         """Files of events are named after the second."""
         pytest.importorskip("tensorboardX", reason="needs `uv run --extra tensorboard`")
         pytest.importorskip("tensorboard", reason="needs `uv run --with tensorboard`")
-        from rungs.integrations.tensorboard_tracker import TensorBoardTracker
+        from rungs.integrations.trackers import TensorBoardTracker
 
         monkeypatch.setattr("time.time", lambda: 1_700_000_000.0)
         folder = recorded.trackers / "tensorboard"
