@@ -33,10 +33,8 @@ class MirrorFolder:
         import fsspec
 
         refuse_control_characters(url)
-        if ":" in url and "://" not in url:  # not shown: it may hold a password
-            raise UserError(
-                "--mirror: has ':' but is no URL; write s3://…, gs://…, hf://… or a folder"
-            )
+        if ":" in url.partition("/")[0] and "://" not in url:  # not shown: may hold a password
+            raise UserError("--mirror: has ':' but is no URL; write s3://…, sftp://… or ./FOLDER")
         self.progress_at = time.monotonic()
         """When an upload last made progress, on the monotonic clock, in seconds."""
         self._progress = fsspec.Callback(hooks={"progress": self._note_progress})
