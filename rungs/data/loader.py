@@ -49,7 +49,7 @@ class PreferenceBatch(NamedTuple):
 
 
 class DistillationBatch(NamedTuple):
-    """The sequences of one step with what a teacher predicts; see `step.distillation`."""
+    """The sequences of one step with what a teacher predicts; see `objectives.distillation`."""
 
     inputs_ABS: np.ndarray
     targets_ABS: np.ndarray

@@ -120,9 +120,8 @@ class RolloutSampler:
 
         Raises:
             ValueError: a prompt is empty, has a token id that the model doesn't have, or is longer
-                than `prompt_tokens` or, with the new tokens, than the context; the temperature is
-                not above 0; the devices, with whole groups of `rows_per_prompt` each, don't divide
-                the batch size; or prompts in such a group differ."""
+                than `prompt_tokens` or, with the new tokens, than the context; or prompts in a
+                group of `rows_per_prompt` differ."""
         self._check(prompts, request)
         size = request.batch_size
         starts = range(0, len(prompts), size)
@@ -135,23 +134,12 @@ class RolloutSampler:
     def _check(self, prompts: Sequence[Sequence[int]], request: RolloutRequest) -> None:
         self._decoder.check(prompts)
         longest, context = max(map(len, prompts), default=0), self._decoder.config.context_length
-        if longest > request.prompt_tokens:
-            raise ValueError(
-                f"a prompt has {longest} tokens, more than prompt_tokens {request.prompt_tokens}"
-            )
-        if longest + request.new_tokens > context:
-            raise ValueError(
-                f"a prompt of {longest} tokens and {request.new_tokens} new ones are more than the"
-                f" model's context_length {context}"
-            )
-        if request.temperature <= 0:
-            raise ValueError(f"temperature {request.temperature:g} must be above 0")
-        groups = request.rows_per_prompt
-        if request.batch_size % (self._mesh.size * groups):
-            raise ValueError(
-                f"{self._mesh.size} devices don't divide a batch of {request.batch_size} rollouts"
-                f" with {groups} of each prompt"
-            )
+        most, groups = (
+            min(request.prompt_tokens, context - request.new_tokens),
+            request.rows_per_prompt,
+        )
+        if longest > most:
+            raise ValueError(f"a prompt has {longest} tokens; at most {most} fit")
         if any(prompt != prompts[row - row % groups] for row, prompt in enumerate(prompts)):
             raise ValueError(f"not all {groups} rows of a group have the same prompt")
 

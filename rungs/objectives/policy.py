@@ -136,19 +136,16 @@ def token_weight(
     old = log_probs if is_first_update else old_log_probs
     weight = advantages
     if not is_first_update:
-        weight *= _ratio_weight(train, jnp.exp(log_probs - old), advantages)
+        ratio = jnp.exp(log_probs - old)
+        if train.loss == "cispo":
+            weight *= jnp.minimum(ratio, train.highest_ratio)
+        else:
+            weight *= jnp.where(is_clipped(train, ratio, advantages), 0, ratio)
     if train.max_sampler_ratio is not None:
         weight *= jnp.minimum(jnp.exp(old - sampler_log_probs), train.max_sampler_ratio)
     if train.kl_coefficient:
         weight -= train.kl_coefficient * (log_probs - reference_log_probs)
     return shares * weight
-
-
-def _ratio_weight(train: ReinforceConfig, ratio: Array, advantages: Array) -> Array:
-    """Return ρ, limited or set to 0 where the loss clips it."""
-    if train.loss == "cispo":
-        return jnp.minimum(ratio, train.highest_ratio)
-    return jnp.where(is_clipped(train, ratio, advantages), 0, ratio)
 
 
 def is_clipped(train: ReinforceConfig, ratio: Any, advantages: Any) -> Any:

@@ -2,6 +2,7 @@
 length and frequency, and where reward and correctness disagree."""
 
 import math
+import operator
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -101,16 +102,8 @@ def _span(part: Part) -> str:
     return f"{part.steps.start:,} to {part.steps.stop - 1:,}"
 
 
-def _reward(completion: Completion) -> float:
-    return completion.reward
-
-
-def _reward_beyond(measure: Callable[[Completion], float]) -> Callable[[Completion], float]:
-    return lambda completion: completion.reward - measure(completion)
-
-
-def _is_correct(completion: Completion) -> bool:
-    return completion.correct
+_reward = operator.attrgetter("reward")
+_is_correct = operator.attrgetter("correct")
 
 
 def _ends_with_answer(completion: Completion) -> bool:
@@ -187,7 +180,7 @@ def _findings(first: Part, last: Part) -> Iterator[str]:
     """Yield a line for each sign that the verifier rewards something other than right answers."""
     measures = {"are correct": _is_correct, "end with the answer": _ends_with_answer}
     for what, measure in measures.items():
-        gap = Change.of(first, last, _reward_beyond(measure))
+        gap = Change.of(first, last, lambda c, measure=measure: c.reward - measure(c))
         if gap.size > _RISE:
             rise, gain = (Change.of(first, last, value) for value in (_reward, measure))
             yield (

@@ -188,8 +188,12 @@ class PolicyUpdater:
             advantages=batch.per_token(advantages_N),
             old_log_probs=batch.sampler_log_probs_NS,
             sampler_log_probs=batch.sampler_log_probs_NS,
-            reference_log_probs=self._reference_log_probs(batch),
+            reference_log_probs=batch.sampler_log_probs_NS,  # with weight 0
         )
+        if self._reference is not None:
+            placed = self._placed(batch, batch.inputs_NS, batch.targets_NS)
+            found = batch.by_completion(np.asarray(self._log_prob_step(self._reference, *placed)))
+            tokens = tokens._replace(reference_log_probs=found)
         first = last = self._run(self._first_step, model, optimizer, batch, tokens)
         tokens = tokens._replace(old_log_probs=first.log_probs_NS)
         for _ in range(1, train.updates_per_rollout):
@@ -222,13 +226,6 @@ class PolicyUpdater:
             result = step(model, optimizer, *placed)
         result = jax.tree.map(np.asarray, jax.device_get(result))
         return Update(result, *(batch.by_completion(array) for array in result.outputs_ABS))
-
-    def _reference_log_probs(self, batch: PolicyBatch) -> np.ndarray:
-        """Return the reference's log-probabilities, or the sampler's, whose weight is then 0."""
-        if self._reference is None:
-            return batch.sampler_log_probs_NS
-        placed = self._placed(batch, batch.inputs_NS, batch.targets_NS)
-        return batch.by_completion(np.asarray(self._log_prob_step(self._reference, *placed)))
 
     def _placed(self, batch: PolicyBatch, *arrays_NS: np.ndarray) -> tuple[jax.Array, ...]:
         """Return arrays on their devices, with axes A, B, S."""

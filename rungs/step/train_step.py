@@ -155,9 +155,13 @@ def step_function(
         skipped = jnp.where(is_finite_A, aux.loss, 0).sum() > loss_limit * weight
         if scaling is not None:
             scaling.adapt(is_overflow(first_nonfinite_A).any())
-        gradient = gradient_sum, weight, skipped
-        update = update_parts(layout, model, optimizer, *gradient, learning_rate)
+        update = update_parts(
+            layout, model, optimizer, gradient_sum, weight, skipped, learning_rate
+        )
         routing = aux.routing
+        gradient: Any = ()
+        if keeps_gradient:  # the mean; if no microbatch is finite, the sum
+            gradient = jax.tree.map(lambda g: g / jnp.where(weight > 0, weight, 1), gradient_sum)
         return StepResult(
             losses_A=losses_A,
             weights_A=weights_A,
@@ -169,15 +173,10 @@ def step_function(
             routing=routing and Routing(routing.counts_E.sum(0), routing.balance_loss.mean()),
             loss_scale=loss_scale,
             outputs_ABS=replicated(layout, aux.outputs),
-            gradient=_mean(gradient_sum, weight) if keeps_gradient else (),
+            gradient=gradient,
         )
 
     return step
-
-
-def _mean(gradient_sum: nnx.State, weight: Array) -> nnx.State:
-    """Return the mean gradient; if no microbatch is finite, the sum."""
-    return jax.tree.map(lambda total: total / jnp.where(weight > 0, weight, 1), gradient_sum)
 
 
 def _weigh(aux: Aux, is_finite_A: Array) -> tuple[Array, Array, Array]:

@@ -167,12 +167,6 @@ def test_a_text_beyond_the_context_does_not_depend_on_other_rows() -> None:
     assert together == [generator.generate([prompt], Request(50))[0] for prompt in prompts]
 
 
-@pytest.mark.parametrize("prompts", [[[]], [[1], []], [[1, 32]], [[-1]]])
-def test_invalid_prompts_raise(generator: Generator, prompts: list[list[int]]) -> None:
-    with pytest.raises(ValueError, match="a prompt has"):
-        generator.generate(prompts, Request(1))
-
-
 def test_a_prompt_longer_than_the_context_is_cut_to_its_last_half_context() -> None:
     model = varied_model(context_length=10)
     prompt = list(range(1, 20))

@@ -212,9 +212,8 @@ def test_new_weights_and_prompts_compile_nothing() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"prompt_tokens": 10}, "a prompt has 11 tokens, more than prompt_tokens 10"),
-        ({"new_tokens": 54}, "11 tokens and 54 new ones are more than .* context_length 64"),
-        ({"temperature": 0.0}, "temperature 0 must be above 0"),
+        ({"prompt_tokens": 10}, "a prompt has 11 tokens; at most 10 fit"),
+        ({"new_tokens": 54}, "a prompt has 11 tokens; at most 10 fit"),
     ],
 )
 def test_invalid_requests_raise(
@@ -329,6 +328,3 @@ def test_a_mesh_that_does_not_fit_raises() -> None:
     model, _ = random_model_and_optimizer(run_of("gpt2", "tp", mesh), mesh)
     with pytest.raises(ValueError, match="needs sharding mode dp or fsdp"):
         RolloutSampler(model, mesh)
-    sampler, _ = sampler_on("no-layers", "dp", 4)
-    with pytest.raises(ValueError, match="4 devices don't divide a batch of 6 rollouts"):
-        sampler.sample(MESH_PROMPTS, RANDOMNESS[:1] * 7, MESH_REQUEST._replace(batch_size=6))

@@ -23,8 +23,6 @@ def model() -> GPT:
 WRONG: dict[str, list[Any]] = {
     "vocab_size is 32": [np.array([[0, 32]]), jnp.array([[-1, 3]])],
     "context_length is 8": [np.zeros((1, 9), np.int32)],
-    "give an array": [[1, 2], [[1, 2]], (1, 2), "text"],
-    "give integers of shape": [jnp.ones((1, 3)), jnp.arange(3), jnp.zeros((1, 1, 3), int)],
 }
 
 
@@ -46,11 +44,15 @@ def test_within_jit_shapes_are_checked(model: GPT) -> None:
         jitted(np.zeros((1, 9), np.int32))
 
 
-@pytest.mark.parametrize(
-    "prompts", [[1, 2], ["text"], "text", [[1.0]], [[[1]]], [[True]], [np.array([1, 32])], [[]]]
-)
+@pytest.mark.parametrize("prompts", [[np.array([1, 32])], [[-1]], [[]], [[1], []]])
 def test_a_generator_refuses_what_are_not_prompts(model: GPT, prompts: Any) -> None:
     with pytest.raises(ValueError, match="a prompt has"):
+        Generator(model).generate(prompts, Request(1))
+
+
+@pytest.mark.parametrize("prompts", [[1, 2], ["text"], "text", [[1.5]], [[[1]]]])
+def test_a_generator_takes_only_lists_of_integers(model: GPT, prompts: Any) -> None:
+    with pytest.raises(TypeError):
         Generator(model).generate(prompts, Request(1))
 
 
@@ -59,13 +61,6 @@ def test_a_generator_takes_arrays_of_tokens(model: GPT) -> None:
     expected = generator.generate([[1, 2], [3, 4]], request)
     for prompts in (np.array([[1, 2], [3, 4]]), jax.numpy.array([[1, 2], [3, 4]])):
         assert generator.generate(prompts, request) == expected  # type: ignore[arg-type]
-
-
-def test_logits_after_texts_beyond_the_context_are_refused(model: GPT) -> None:
-    with pytest.raises(ValueError, match="at most 8"):
-        Generator(model).logits_after([[1] * 9], 1)
-    with pytest.raises(ValueError, match="more than 2"):
-        Generator(model).logits_after([[1, 2]], 2)
 
 
 def test_a_generator_refuses_sampling_out_of_range(model: GPT) -> None:
