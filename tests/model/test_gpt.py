@@ -188,7 +188,7 @@ def forward(model: GPT, tokens_BS: np.ndarray, **options: Any) -> Forward:
     )
 
 
-LAYERED = [name for name in VARIANTS if VARIANTS[name].get("n_layers") != 0]
+MASKED = ["windowed", "mixtral", "gemma-2", "no-residual", "olmo-3", "smollm-3", "recipe"]
 QUICK = {
     *("gpt2", "a-to-a", "sinusoidal", "no-residual", "norm-after", "pattern-longer-than-the-model"),
     *("experts-with-biases", "llama-3", "mistral", "mixtral", "olmo-3", "gemma-3", "recipe"),
@@ -212,23 +212,21 @@ def test_forward_matches_the_float64_reference(variant: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("variant", ["a-to-a", "gpt2", "gemma-3", "mixtral"])
-def test_keeping_hidden_states_does_not_change_other_outputs(variant: str) -> None:
-    model = random_model(**VARIANTS[variant])
+def test_keeping_hidden_states_does_not_change_other_outputs() -> None:
+    model = random_model(**VARIANTS["mixtral"])
     tokens_BS = random_tokens(3, 7)
     kept, other = forward(model, tokens_BS, keep_hidden_states=True), forward(model, tokens_BS)
     assert other.hidden_states is None
     assert_same = functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-6)
     assert_same(kept.logits_BSV, other.logits_BSV)
     assert_same(bind_and_jit(GPT.__call__, model)(tokens_BS), other.logits_BSV)
-    assert (kept.routing is None) == (other.routing is None) == (variant != "mixtral")
     jax.tree.map(assert_same, kept.routing, other.routing)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("masked", [False, True], ids=["unmasked", "causal"])
-@pytest.mark.parametrize("batched", [False, True], ids=["three-axes", "four-axes"])
-@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("masked", "batched", "kv_heads"), [(False, False, 4), (True, False, 2), (True, True, 1)]
+)
 def test_plain_attention_matches_jax_and_numpy(
     masked: bool, batched: bool, kv_heads: int, key: jax.Array
 ) -> None:
@@ -259,7 +257,7 @@ def reachable_positions(architecture: ModelConfig, length: int) -> np.ndarray:
     return seen_SS
 
 
-@pytest.mark.parametrize("variant", long_except({"windowed", "mixtral", "gemma-2"}, LAYERED))
+@pytest.mark.parametrize("variant", long_except({"windowed", "mixtral", "gemma-2"}, MASKED))
 def test_logits_depend_on_visible_tokens_only(variant: str) -> None:
     model = random_model(**VARIANTS[variant])
     length = model.config.context_length
@@ -290,16 +288,6 @@ def test_logits_depend_on_visible_tokens_only(variant: str) -> None:
     assert (influence_SS[seen_SS] > 0).all()
 
 
-def test_tokens_do_not_see_beyond_a_sliding_window() -> None:
-    model = random_model(sliding_window=3, n_layers=1)
-    tokens_BS = random_tokens(1, 8)
-    changed_BS = tokens_BS.copy()
-    changed_BS[0, 2] = (tokens_BS[0, 2] + 1) % 32
-    logits = bind_and_jit(GPT.__call__, model)
-    different_BSV = np.asarray(logits(tokens_BS) != logits(changed_BS))
-    assert np.flatnonzero(different_BSV.any(axis=-1)).tolist() == [2, 3, 4]
-
-
 @pytest.mark.parametrize("variant", ["gpt2", "mixtral"])
 def test_rows_of_a_batch_are_independent(variant: str) -> None:
     model = random_model(**VARIANTS[variant])
@@ -312,7 +300,7 @@ def test_rows_of_a_batch_are_independent(variant: str) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize(
     "run",
-    long_except({"a-to-a", "layers", "mistral"}, COMMITTED_RUNS, lambda path: path.name),
+    [run for run in COMMITTED_RUNS if run.name in ("a-to-a", "gemma", "mup", "recipe")],
     ids=lambda path: path.name,
 )
 def test_initial_loss_of_committed_runs_is_ln_vocab_size(run: Path) -> None:

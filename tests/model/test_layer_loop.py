@@ -45,49 +45,33 @@ def loop_of(n_layers: int = 4, target: str = "cpu", **train: Any) -> LayerLoop:
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("target", "given", "expected"),
     [
-        ({}, LayerLoop("none", 4)),
-        ({"remat": "none"}, LayerLoop("none", 4)),
-        ({"remat": "dots"}, LayerLoop("dots", 1)),  # an unrolled one would be undone
-        ({"remat": "full"}, LayerLoop("full", 1)),
-        ({"scan_unroll": 1}, IN_A_LOOP),
-        ({"scan_unroll": 4}, LayerLoop("none", 4)),
-        ({"scan_unroll": 2}, LayerLoop("dots", 2)),
-        ({"remat": "none", "scan_unroll": 1}, LayerLoop("none", 1)),
-        ({"sharding": {"mode": "dp", "data": 2}}, LayerLoop("none", 4)),
-        ({"sharding": {"mode": "tp", "tensor": 2}}, LayerLoop("none", 4)),
-        ({"sharding": {"mode": "fsdp", "data": 2}}, IN_A_LOOP),
-        ({"sharding": {"mode": "cp", "context": 2}}, IN_A_LOOP),
+        ("cpu", {}, LayerLoop("none", 4)),
+        ("cpu", {"remat": "none"}, LayerLoop("none", 4)),
+        ("cpu", {"remat": "dots"}, LayerLoop("dots", 1)),  # an unrolled one would be undone
+        ("cpu", {"remat": "full"}, LayerLoop("full", 1)),
+        ("cpu", {"scan_unroll": 1}, IN_A_LOOP),
+        ("cpu", {"scan_unroll": 4}, LayerLoop("none", 4)),
+        ("cpu", {"scan_unroll": 2}, LayerLoop("dots", 2)),
+        ("cpu", {"remat": "none", "scan_unroll": 1}, LayerLoop("none", 1)),
+        ("cpu", {"sharding": {"mode": "dp", "data": 2}}, LayerLoop("none", 4)),
+        ("cpu", {"sharding": {"mode": "tp", "tensor": 2}}, LayerLoop("none", 4)),
+        ("cpu", {"sharding": {"mode": "fsdp", "data": 2}}, IN_A_LOOP),
+        ("cpu", {"sharding": {"mode": "cp", "context": 2}}, IN_A_LOOP),
+        ("gpu", {}, LayerLoop("dots", 4)),
+        ("gpu", {"remat": "full"}, LayerLoop("full", 1)),
+        ("gpu", {"remat": "none"}, LayerLoop("none", 4)),
+        ("gpu", {"scan_unroll": 1}, IN_A_LOOP),
+        ("gpu", {"sharding": {"mode": "dp", "data": 2}}, LayerLoop("dots", 4)),
+        ("gpu", {"sharding": {"mode": "fsdp", "data": 2}}, IN_A_LOOP),
+        ("tpu", {}, IN_A_LOOP),
     ],
 )
-def test_a_cpu_unrolls_layers_that_are_not_gathered_unless_told_otherwise(
-    given: dict[str, Any], expected: LayerLoop
+def test_layers_that_are_not_gathered_are_unrolled_unless_told_otherwise(
+    target: str, given: dict[str, Any], expected: LayerLoop
 ) -> None:
-    assert loop_of(**given) == expected
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ({}, LayerLoop("dots", 4)),
-        ({"remat": "full"}, LayerLoop("full", 1)),
-        ({"remat": "none"}, LayerLoop("none", 4)),
-        ({"scan_unroll": 1}, IN_A_LOOP),
-        ({"sharding": {"mode": "dp", "data": 2}}, LayerLoop("dots", 4)),
-        ({"sharding": {"mode": "tp", "tensor": 2}}, LayerLoop("dots", 4)),
-        ({"sharding": {"mode": "fsdp", "data": 2}}, IN_A_LOOP),
-        ({"sharding": {"mode": "cp", "context": 2}}, IN_A_LOOP),
-    ],
-)
-def test_a_gpu_unrolls_layers_that_are_not_gathered_unless_told_otherwise(
-    given: dict[str, Any], expected: LayerLoop
-) -> None:
-    assert loop_of(target="gpu", **given) == expected
-
-
-def test_a_tpu_has_a_loop() -> None:
-    assert loop_of(target="tpu") == IN_A_LOOP
+    assert loop_of(target=target, **given) == expected
 
 
 def test_a_pattern_is_unrolled_by_its_periods_up_to_a_number_of_layers() -> None:
