@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 
 from rungs.checkpointing.checkpoint_folder import find_valid_weights
 from rungs.checkpointing.load import MergedWeights, load_frozen
-from rungs.checkpointing.start import Start
+from rungs.checkpointing.starting_point import Start
 from rungs.checkpointing.weights_file import Weights
 from rungs.common.errors import UserError, errors_at
 from rungs.common.shown_text import quoted
@@ -31,7 +31,7 @@ from rungs.data.stored_arrays import Arrays, Store
 from rungs.model.blocks import Compute
 from rungs.model.gpt import GPT
 from rungs.model.kernels.cross_entropy import target_losses
-from rungs.objectives.next_token import NextToken, PlacedBatch
+from rungs.objectives.next_token import NextToken, PlacedBatch, RunData
 from rungs.optim.precision import dtype_of
 from rungs.parallel import collectives
 from rungs.parallel.fsdp import WeightGatherer
@@ -107,8 +107,8 @@ class Distillation(NextToken):
                 )
             data.predictions = store.open().read
 
-    def prepare(self, start: Start, mesh: Mesh, data: TrainingData, *_: Any) -> None:
-        if data.predictions is None:
+    def prepare(self, start: Start, mesh: Mesh, data: RunData) -> None:
+        if data.train.predictions is None:
             self._placed = self._teacher.place(start.config, mesh)
 
     def prepare_on_host(self, config: RunConfig, data: TrainingData) -> None:

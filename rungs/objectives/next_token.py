@@ -2,14 +2,14 @@
 on datasets are subclasses."""
 
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import numpy as np
 from jax import Array
 from jax.sharding import Mesh
 
-from rungs.checkpointing.start import Start
+from rungs.checkpointing.starting_point import Start
 from rungs.config.run_config import RunConfig
 from rungs.config.train_config import TrainConfig
 from rungs.data.dataset import Dataset
@@ -22,6 +22,15 @@ from rungs.step.eval_step import Sums
 from rungs.step.objective import Aux, Microbatch, Objective, mean_over_targets
 
 PlacedBatch = tuple[jax.Array | None, ...]
+
+
+class RunData(NamedTuple):
+    """The opened data of a run."""
+
+    train: TrainingData
+    validation: ValidationSets
+    others: dict[str, Dataset]
+    """The datasets of `validation_datasets`."""
 
 
 class NextToken(Objective):
@@ -58,16 +67,8 @@ class NextToken(Objective):
         """Open and check what the batches need besides `data`, before devices are known. Raises
         UserError."""
 
-    def prepare(
-        self,
-        start: Start,
-        mesh: Mesh,
-        data: TrainingData,
-        validation: ValidationSets,
-        others: dict[str, Dataset],
-    ) -> None:
-        """Compute, on the devices of a run, what its batches need. `others` are the datasets of
-        `validation_datasets`. Raises UserError."""
+    def prepare(self, start: Start, mesh: Mesh, data: RunData) -> None:
+        """Compute, on the devices of a run, what its batches need. Raises UserError."""
 
     def prepare_on_host(self, config: RunConfig, data: TrainingData) -> None:
         """Complete the batches of `data` on one device, for checks."""

@@ -17,19 +17,19 @@ from jax import Array
 from jax.sharding import Mesh
 
 from rungs.checkpointing.load import find_starting_weights, load_frozen
-from rungs.checkpointing.start import Start
+from rungs.checkpointing.starting_point import Start
 from rungs.checkpointing.weights_file import Weights
 from rungs.common.errors import RunFailure, UserError
 from rungs.common.paths import file_checksum
 from rungs.common.shown_text import counted
 from rungs.config.train_config import TrainConfig
 from rungs.data.dataset import TRAIN, VALIDATION, Dataset, Split
-from rungs.data.loader import PreferenceBatch, TrainingData, ValidationData, ValidationSets
+from rungs.data.loader import PreferenceBatch, ValidationData
 from rungs.data.stored_arrays import DamagedError, Store
 from rungs.model.blocks import Compute
 from rungs.model.gpt import GPT
 from rungs.model.kernels.cross_entropy import target_losses
-from rungs.objectives.next_token import NextToken
+from rungs.objectives.next_token import NextToken, RunData
 from rungs.parallel import collectives, processes
 from rungs.parallel.sharding import CONTEXT, TOKEN_AXES
 from rungs.run.metrics import PreferenceFigures
@@ -138,17 +138,10 @@ class Preferences(NextToken):
         reference_B = _reference_of(others, targets_BS).sum(-1)
         return self.losses(sums_B, reference_B, (targets_BS >= 0).sum(-1)).mean()
 
-    def prepare(
-        self,
-        start: Start,
-        mesh: Mesh,
-        data: TrainingData,
-        validation: ValidationSets,
-        others: dict[str, Dataset],
-    ) -> None:
+    def prepare(self, start: Start, mesh: Mesh, data: RunData) -> None:
         if self.train.has_reference:
             self._reference = Reference(start, mesh)
-            self._reference.complete(data, validation, others)
+            self._reference.complete(data)
 
     @property
     def record(self) -> dict[str, dict[str, str]]:
@@ -209,14 +202,13 @@ class Reference:
         self._recorded = saved.meta.datasets.get(RECORD, {}).get("weights") if saved else None
         self.checksum = self._recorded or self._find_weights().sha256()
 
-    def complete(
-        self, data: TrainingData, validation: ValidationSets, others: dict[str, Dataset]
-    ) -> None:
-        """Give the batches of a run the log-probabilities; arguments as for `NextToken.prepare`.
-        Raises UserError if they are neither stored nor to be computed."""
-        data.set_reference(self.log_probs(data.datasets, TRAIN))
-        held_out = self.log_probs(data.datasets | others, VALIDATION)
-        for part in (validation.own, *validation.others.values()):
+    def complete(self, data: RunData) -> None:
+        """Give the batches of a run the log-probabilities. Raises UserError if they are neither
+        stored nor to be computed."""
+        datasets = data.train.datasets
+        data.train.set_reference(self.log_probs(datasets, TRAIN))
+        held_out = self.log_probs(datasets | data.others, VALIDATION)
+        for part in (data.validation.own, *data.validation.others.values()):
             if part is not None:
                 part.set_reference(held_out)
 

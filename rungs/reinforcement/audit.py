@@ -178,7 +178,10 @@ def _paid_though_wrong(part: Part) -> list[str]:
 
 def _findings(first: Part, last: Part) -> Iterator[str]:
     """Yield a line for each sign that the verifier rewards something other than right answers."""
-    measures = {"are correct": _is_correct, "end with the answer": _ends_with_answer}
+    measures: dict[str, Callable[[Completion], float]] = {
+        "are correct": _is_correct,
+        "end with the answer": _ends_with_answer,
+    }
     for what, measure in measures.items():
         gap = Change.of(first, last, lambda c, measure=measure: c.reward - measure(c))
         if gap.size > _RISE:

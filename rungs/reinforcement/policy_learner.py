@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from rungs.checkpointing import checkpoint_folder, load, manifest, published, weights_file
-from rungs.checkpointing.start import Start
+from rungs.checkpointing.starting_point import Start
 from rungs.common.errors import RunFailure, UserError
 from rungs.common.paths import file_checksum
 from rungs.common.run_log import log

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.checkpointing.manifest import Checkpoint
-from rungs.checkpointing.start import Start
+from rungs.checkpointing.starting_point import Start
 from rungs.common.errors import UserError, errors_at, reason
 from rungs.common.helper_process import HelperProcess
 from rungs.common.run_log import log

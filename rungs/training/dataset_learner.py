@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rungs.checkpointing.manifest import Checkpoint
-from rungs.checkpointing.start import Start
+from rungs.checkpointing.starting_point import Start
 from rungs.common.errors import RunFailure, UserError
 from rungs.common.shown_text import counted
 from rungs.config.run_config import TRAIN_FILE, RunConfig, errors_in_files_of
@@ -27,7 +27,7 @@ from rungs.data.loader import TrainingData, ValidationData, ValidationSets
 from rungs.data.provenance import Provenance, check_same_tokenizer
 from rungs.data.tokenizer import Tokenizer
 from rungs.inspect.watch import Watch
-from rungs.objectives.next_token import NextToken, PlacedBatch
+from rungs.objectives.next_token import NextToken, PlacedBatch, RunData
 from rungs.objectives.table import objective_of
 from rungs.parallel import processes, sharding
 from rungs.parallel.sharding import Layout
@@ -177,7 +177,8 @@ class DatasetLearner:
         config: RunConfig = start.config
         self._inputs, self._train, self._mesh = inputs, config.train, mesh
         self._start, self._objective = start, inputs.objective
-        self._objective.prepare(start, mesh, inputs.data, inputs.validation, inputs.others)
+        data = RunData(inputs.data, inputs.validation, inputs.others)
+        self._objective.prepare(start, mesh, data)
         self.model, self.optimizer = model_and_optimizer(start, inputs.total_steps, mesh)
         file = inputs.record.tokenizer_file
         self._tokenizer: Tokenizer | None = tokenizer_files.load_tokenizer(file) if file else None

@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from rungs.checkpointing.manifest import Checkpoint
-from rungs.checkpointing.start import Start
+from rungs.checkpointing.starting_point import Start
 from rungs.data.provenance import Provenance
 from rungs.model.gpt import GPT
 from rungs.optim.skipping_optimizer import SkippingOptimizer

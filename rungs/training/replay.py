@@ -16,7 +16,7 @@ from jax import Array
 from jax.sharding import Mesh
 
 from rungs.checkpointing.load import find_starting_weights
-from rungs.checkpointing.start import Start
+from rungs.checkpointing.starting_point import Start
 from rungs.common.errors import errors_at
 from rungs.common.shown_text import counted
 from rungs.config.train_config import TrainConfig

@@ -12,7 +12,7 @@ from flax import nnx
 from jax.sharding import Mesh
 from tqdm import tqdm
 
-from rungs.checkpointing.start import Start
+from rungs.checkpointing.starting_point import Start
 from rungs.common import run_log, shown_text
 from rungs.common.run_log import log
 from rungs.config.model_config import ModelConfig

@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from rungs.checkpointing import manifest, retention
 from rungs.checkpointing.load import find_starting_weights, place_starting_weights, restore
 from rungs.checkpointing.saver import Saver
-from rungs.checkpointing.start import Start
+from rungs.checkpointing.starting_point import Start
 from rungs.common import disk, run_log
 from rungs.common.errors import UserError, errors_at
 from rungs.common.shown_text import counted, format_duration

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from rungs.checkpointing.manifest import CheckpointMeta
 from rungs.checkpointing.saver import Saver, describe_checkpoint
-from rungs.checkpointing.start import Start
+from rungs.checkpointing.starting_point import Start
 from rungs.common.shown_text import counted
 from rungs.common.signals import Interrupted, StopSignal
 from rungs.config.optimization_config import OptimizationConfig

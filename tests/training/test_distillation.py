@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from rungs.checkpointing.checkpoint_folder import find_weights
-from rungs.checkpointing.start import Start
+from rungs.checkpointing.starting_point import Start
 from rungs.common.errors import EXIT_FAILED, UserError
 from rungs.config.run_config import load_run
 from rungs.data.catalog import open_datasets

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from rungs.checkpointing.start import Start
+from rungs.checkpointing.starting_point import Start
 from rungs.config.run_config import load_run
 from rungs.config.sharding_config import ShardingConfig
 from rungs.data.catalog import open_dataset

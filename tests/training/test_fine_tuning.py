@@ -12,7 +12,7 @@ import pytest
 from flax import nnx
 
 from rungs.checkpointing.load import MergedWeights, find_starting_weights, load_model
-from rungs.checkpointing.start import Start
+from rungs.checkpointing.starting_point import Start
 from rungs.checkpointing.weights_file import Origin, Weights, WeightsHeader, write_weights
 from rungs.config import run_config
 from rungs.config.model_config import ModelConfig

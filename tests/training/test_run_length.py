@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from rungs.checkpointing.start import Start
+from rungs.checkpointing.starting_point import Start
 from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig, load_run
 from rungs.optim.schedule import learning_rate_schedule

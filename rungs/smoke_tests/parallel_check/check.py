@@ -13,7 +13,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from rungs.checkpointing import load, weights_file
-from rungs.checkpointing.start import Start
+from rungs.checkpointing.starting_point import Start
 from rungs.common.errors import UserError
 from rungs.common.machine import memory_bytes
 from rungs.config.run_config import RunConfig
