@@ -106,6 +106,10 @@ _reward = operator.attrgetter("reward")
 _is_correct = operator.attrgetter("correct")
 
 
+def _reward_beyond(measure: Callable[[Completion], float]) -> Callable[[Completion], float]:
+    return lambda completion: completion.reward - measure(completion)
+
+
 def _ends_with_answer(completion: Completion) -> bool:
     return completion.text.strip().endswith(completion.answer)
 
@@ -183,7 +187,7 @@ def _findings(first: Part, last: Part) -> Iterator[str]:
         "end with the answer": _ends_with_answer,
     }
     for what, measure in measures.items():
-        gap = Change.of(first, last, lambda c, measure=measure: c.reward - measure(c))
+        gap = Change.of(first, last, _reward_beyond(measure))
         if gap.size > _RISE:
             rise, gain = (Change.of(first, last, value) for value in (_reward, measure))
             yield (
