@@ -20,7 +20,7 @@ from rungs.common.shown_text import align_columns
 from rungs.config.reinforce_config import TaskConfig
 from rungs.data.builders.task_dataset import TASK_DATASETS, VALIDATION_PAIRS
 from rungs.model.sampling import Sampling
-from rungs.tasks.opening import open_task
+from rungs.tasks.catalog import open_task
 from rungs.tasks.task import Item, Task
 
 NEW_TOKENS = 23

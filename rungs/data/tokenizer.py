@@ -6,11 +6,9 @@ import functools
 import itertools
 import json
 import re
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, wait
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import tokenizers
@@ -29,13 +27,9 @@ REPLACEMENT_CHARACTER = "\ufffd"
 """The decoding of incomplete UTF-8."""
 _BYTE_TOKEN = "<0x"
 _BYTE_NAME = re.compile(rf"{_BYTE_TOKEN}[0-9A-Fa-f]{{2}}>")
-_PATTERN = '"Regex":'
-"""Sign of a regular expression in a definition."""
 _CHUNK_CHARACTERS = 1 << 18
 _CHUNKS_PER_BATCH = 8
 _CONTEXT_CHARACTERS = 200
-_MOST_SECONDS, _FEWEST_PER_SECOND = 20, 20_000
-"""Time limit: slow machines encode half a million characters a second when idle."""
 _MAX_CUTS_TRIED = 100
 _BY_TOKEN = ("Metaspace", "WordPiece", "ByteFallback")
 """Decoders in which a token's text depends on being the first, or bytes on their neighbours."""
@@ -47,8 +41,6 @@ _NO_PREFIX: dict[str, dict[str, object]] = {
     "Prepend": {"prepend": ""},
 }
 """Settings with which each part of a tokenizer adds no space before texts."""
-
-T = TypeVar("T")
 
 
 class TextEnds(NamedTuple):
@@ -144,17 +136,8 @@ class Tokenizer:
         return [each.ids for each in self._encodings(self._tokenizer.encode_batch_fast, texts)]
 
     def _encodings(self, encode: Callable[..., list[Any]], texts: Sequence[str]) -> list[Any]:
-        call = functools.partial(encode, list(texts), add_special_tokens=False)
         with library_errors("the text cannot be tokenized"):
-            return _in_time(call, sum(map(len, texts))) if self._has_patterns else call()
-
-    @functools.cached_property
-    def _has_patterns(self) -> bool:
-        return _PATTERN in self._tokenizer.to_str()
-
-    @functools.cached_property
-    def _decodes_by_patterns(self) -> bool:
-        return _PATTERN in json.dumps(self._decoder)
+            return encode(list(texts), add_special_tokens=False)
 
     @functools.cached_property
     def continuing(self) -> "Tokenizer":
@@ -177,11 +160,8 @@ class Tokenizer:
         self, batch: Sequence[Sequence[int]], *, skip_special_tokens: bool = False
     ) -> list[str]:
         """Like `decode` for several texts in parallel, on all cores."""
-        call: Callable[[], list[str]] = functools.partial(
-            self._tokenizer.decode_batch, batch, skip_special_tokens=skip_special_tokens
-        )
         with library_errors("the tokens have no text"):
-            return _in_time(call, sum(map(len, batch))) if self._decodes_by_patterns else call()
+            return self._tokenizer.decode_batch(batch, skip_special_tokens=skip_special_tokens)
 
     def decode_settled(self, ids: Sequence[int]) -> str:
         """Return the part of the text, without special tokens, that further ids cannot change."""
@@ -346,29 +326,6 @@ def library_errors(problem: str) -> Iterator[None]:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise UserError(f"{problem}: {reason(error)}") from None
-
-
-def _in_time(call: Callable[[], T], size: int) -> T:
-    """Return the result of a batch function (others hold the GIL). Runs it in a thread, which is
-    abandoned after the time limit, because a pattern may backtrack for years and can't be
-    interrupted. Raises TimeoutError if it takes much longer than any tokenizer needs for `size`
-    characters or tokens."""
-    result: Future[T] = Future()
-
-    def work() -> None:
-        try:
-            result.set_result(call())
-        except BaseException as error:
-            result.set_exception(error)
-
-    threading.Thread(target=work, daemon=True).start()  # unlike an executor's, ends at exit
-    seconds = _MOST_SECONDS + size / _FEWEST_PER_SECOND
-    wait([result], seconds)
-    if not result.done():
-        raise TimeoutError(
-            f"takes more than {seconds:.0f} s; the tokenizer's patterns may backtrack without end"
-        )
-    return result.result()
 
 
 def byte_characters() -> dict[str, int]:

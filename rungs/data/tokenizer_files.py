@@ -16,7 +16,7 @@ from tokenizers import AddedToken, models, pre_tokenizers, processors
 from rungs.common import hub, paths, strict_json
 from rungs.common.errors import UserError, errors_at, reason
 from rungs.common.run_log import log
-from rungs.data import bpe, sentencepiece_model
+from rungs.data import bpe
 from rungs.data.tokenizer import (
     END_OF_TEXT,
     LARGEST_VOCAB,
@@ -44,6 +44,11 @@ TOKENIZER_FILES = (
     *(SENTENCEPIECE_FILE, VOCABULARY_FILE, MERGES_FILE),
 )
 
+_SENTENCEPIECE = (
+    f"{{0}}: its tokenizer is a SentencePiece model; convert it, in a Python with transformers:"
+    f' AutoTokenizer.from_pretrained("{{0}}").save_pretrained("FOLDER") writes {TOKENIZER_FILE}'
+)
+
 
 class TokenizerConfig(strict_json.StrictModel):
     """The keys that matter. A missing key is None, as its default depends on the tokenizer."""
@@ -54,7 +59,6 @@ class TokenizerConfig(strict_json.StrictModel):
     add_bos_token: bool | None = None
     add_eos_token: bool | None = None
     add_prefix_space: bool | None = None
-    legacy: bool | None = None
     added_tokens: dict[int, AddedToken]
     """Tokens by id, some of which may be in the vocabulary already."""
 
@@ -179,29 +183,26 @@ def load_tokenizer(place: Path | str) -> Tokenizer:
     """Load a tokenizer from a folder, a file, or the hub: a string that is neither is a model id
     there. The first of these that exists is used:
 
-    1. `tokenizer.json` 2. `tokenizer.model` (SentencePiece, as in OpenLLaMA) 3. `vocab.json` with
-    `merges.txt` (GPT-2's original files)
+    1. `tokenizer.json` 2. `vocab.json` with `merges.txt` (GPT-2's original files), with which
+    `tokenizer_config.json` and `added_tokens.json` are read as well
 
-    With 2 and 3, `tokenizer_config.json` and `added_tokens.json` are read as well. `published_ends`
-    decides which tokens end texts. Raises UserError if there is no tokenizer, it is damaged or
-    unsupported, or the hub cannot be reached."""
+    `published_ends` decides which tokens end texts. Raises UserError if there is no tokenizer, it
+    is damaged or of SentencePiece, or the hub cannot be reached."""
     path = Path(place)
     if paths.is_folder(path):
         missing = f"{path}: has no tokenizer: neither {TOKENIZER_FILE}"
     elif _is_hub_id(place):
         missing = f"{place}: has no tokenizer on the Hugging Face hub: neither {TOKENIZER_FILE}"
-    elif paths.suffix_of(path) == ".model":
-        return _from_sentencepiece(path, finder(path))
     else:
         return _from_tokenizer_json(path, finder(path))
     find = finder(place)
     if found := find(TOKENIZER_FILE):
         return _from_tokenizer_json(found, find)
-    if found := find(SENTENCEPIECE_FILE):
-        return _from_sentencepiece(found, find)
     if (vocabulary := find(VOCABULARY_FILE)) and (merges := find(MERGES_FILE)):
         return _from_gpt2_files(vocabulary, merges, find)
-    raise UserError(f"{missing} nor {SENTENCEPIECE_FILE} nor {VOCABULARY_FILE} with {MERGES_FILE}")
+    if find(SENTENCEPIECE_FILE):
+        raise UserError(_SENTENCEPIECE.format(place))
+    raise UserError(f"{missing} nor {VOCABULARY_FILE} with {MERGES_FILE}")
 
 
 def finder(place: Path | str) -> FindFile:
@@ -228,8 +229,10 @@ def _is_hub_id(place: Path | str) -> bool:
 
 
 def _from_tokenizer_json(path: Path, find: FindFile) -> Tokenizer:
+    if path.suffix.lower() == ".model":
+        raise UserError(_SENTENCEPIECE.format(path.parent))
     try:
-        text = paths.read_bytes(path).decode()
+        text = path.read_text("utf-8")
     except FileNotFoundError:
         raise UserError(f"{path}: no such tokenizer file") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -286,26 +289,6 @@ def _files_beside(tokenizer: Tokenizer) -> dict[str, bytes]:
         return {}
     text = json.dumps({"eos_token": tokenizer.eos_token}, indent=2) + "\n"
     return {CONFIG_FILE: text.encode()}
-
-
-def _from_sentencepiece(path: Path, find: FindFile) -> Tokenizer:
-    config = TokenizerConfig.read(find)
-    try:
-        content = paths.read_bytes(path)
-        model = sentencepiece_model.SentencePieceModel.from_bytes(content)
-        if config.add_prefix_space is not None:
-            model = model._replace(adds_dummy_prefix=config.add_prefix_space)
-        raw = model.to_tokenizer(prefix_after_special_tokens=bool(config.legacy))
-        config.add_tokens(raw)
-        config.add_template(raw, find, bos=model.bos, eos=model.eos, adds_bos=True)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
-    except Exception as error:  # the library raises no narrower type
-        raise UserError(
-            f"{path}: this SentencePiece model cannot be converted: {reason(error)}; download it"
-            f" again, or get the model's {TOKENIZER_FILE}, which transformers writes"
-        ) from None
-    return _checked(raw, path, find)
 
 
 def _from_gpt2_files(vocabulary: Path, merges: Path, find: FindFile) -> Tokenizer:

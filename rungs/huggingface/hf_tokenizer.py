@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rungs.checkpointing import load, published, weights_file
-from rungs.common import errors, paths, strict_json
+from rungs.common import errors, paths
 from rungs.data import tokenizer_files
 from rungs.data.chats.chat_template import TEMPLATE_FILE, ChatTemplate
 from rungs.data.tokenizer import TOKENIZER_FILE, Tokenizer
@@ -31,12 +31,8 @@ def convert_tokenizer(folder: Path, vocab_size: int) -> list[str]:
     tokenizer, notes = tokenizer_files.load_tokenizer(folder), []
     if not (folder / TOKENIZER_FILE).is_file():
         tokenizer.save(folder / TOKENIZER_FILE)
-        if (folder / tokenizer_files.SENTENCEPIECE_FILE).is_file():
-            _use_tokenizer_json(folder)
-            before, see = tokenizer_files.SENTENCEPIECE_FILE, f"; see {tokenizer_files.CONFIG_FILE}"
-        else:
-            before, see = f"{tokenizer_files.VOCABULARY_FILE} and {tokenizer_files.MERGES_FILE}", ""
-        notes.append(f"converted {before} to {TOKENIZER_FILE}{see}")
+        before = f"{tokenizer_files.VOCABULARY_FILE} and {tokenizer_files.MERGES_FILE}"
+        notes.append(f"converted {before} to {TOKENIZER_FILE}")
     if (largest := tokenizer.vocab_size - 1) >= vocab_size:
         notes.append(
             f"warning: the tokenizer has ids up to {largest} ({tokenizer.decode([largest])!r}), but"
@@ -44,28 +40,6 @@ def convert_tokenizer(folder: Path, vocab_size: int) -> list[str]:
             f" {vocab_size} are refused"
         )
     return notes
-
-
-def _use_tokenizer_json(folder: Path) -> None:
-    """Make transformers load `tokenizer.json` unchanged. Its SentencePiece classes build their own
-    pipeline, which for OpenLLaMA gives other tokens."""
-    path = folder / tokenizer_files.CONFIG_FILE
-    keys = json.loads(strict_json.read_text(path)) if path.is_file() else {}
-    content = json.loads(strict_json.read_text(folder / TOKENIZER_FILE))
-    config = json.loads(strict_json.read_text(folder / published.CONFIG_FILE))
-    names = {token["id"]: token["content"] for token in content["added_tokens"]}
-
-    def name_of(ids: Any) -> str | None:
-        first = next(iter(ids), None) if isinstance(ids, list) else ids
-        return names.get(first) if isinstance(first, int) else None
-
-    special: dict[str, Any] = {
-        "bos_token": name_of(config.get("bos_token_id")),
-        "eos_token": name_of(config.get("eos_token_id")),
-        "unk_token": content["model"].get("unk_token"),
-    }
-    known = {key: name for key, name in special.items() if name is not None}
-    write_json(path, known | keys | {"tokenizer_class": "PreTrainedTokenizerFast"})
 
 
 # Export

@@ -35,10 +35,10 @@ from rungs.reinforcement.sampling import CompletionSource, Prompts, Seconds, lon
 from rungs.run import folder, metrics
 from rungs.run.metrics import PolicyMetrics, Validation
 from rungs.step.train_step import StepResult, make_step
-from rungs.tasks.opening import open_task
+from rungs.tasks.catalog import open_task
+from rungs.tasks.checkup import Checkup, check
 from rungs.tasks.task import Task
-from rungs.tasks.verifiers.checkup import Checkup, check
-from rungs.tasks.verifiers.opening import Verifier, open_verifier
+from rungs.tasks.verifier import Verifier, open_verifier
 from rungs.training import run_report
 from rungs.training.learner import NEVER, Kind, Replayed, Stops, record_fields
 from rungs.training.start import model_and_optimizer

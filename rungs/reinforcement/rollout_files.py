@@ -18,8 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from rungs.common import disk, errors
 from rungs.model.rollouts import Rollout
 from rungs.run.folder import RunFolder
-from rungs.tasks.task import Item
-from rungs.tasks.verifiers.verdict import Status, Verdict
+from rungs.tasks.task import Item, Status, Verdict
 
 
 class Prompt(NamedTuple):

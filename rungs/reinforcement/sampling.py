@@ -20,9 +20,8 @@ from rungs.data.tokenizer import Tokenizer
 from rungs.model.rollouts import Rollout, RolloutRequest, RolloutSampler
 from rungs.parallel.processes import broadcast_from_first
 from rungs.reinforcement.rollout_files import Completion, Prompt, known_verdicts
-from rungs.tasks.task import Item, Task
-from rungs.tasks.verifiers.opening import Verifier
-from rungs.tasks.verifiers.verdict import Verdict
+from rungs.tasks.task import Item, Task, Verdict
+from rungs.tasks.verifier import Verifier
 
 _LARGEST_SHUFFLED = 1 << 20
 """Larger tasks draw items at random instead of once per pass."""

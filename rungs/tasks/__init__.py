@@ -1,15 +1,18 @@
 """Tasks of reinforcement learning: sources of prompts and answers, split into training and held-out
 items, and the verifiers that reward completions.
 
-    opening        opens the task of a config
-    task           interface of a source: items, each a prompt with its answer; pseudorandom draws
-                   of items, and their split into training and validation
-    item_file      items from files of JSON lines
-    reasoning_gym  items of the library reasoning-gym
-    parity, countdown, sorting, brackets, addition   the built-in tasks
-    verifiers      functions that reward completions
+    catalog             opens the task of a config; the built-in tasks
+    task                interface of a source: items, each a prompt with its answer; pseudorandom
+                        draws of items, and their split into training and validation
+    item_file           items from files of JSON lines
+    reasoning_gym       items of the library reasoning-gym
+    verifier            opens the verifier of a config; the rewards of a completion
+    built_in_verifiers  exact, last_number, gsm8k, countdown, sorted, brackets, parity
+    reward_process      a `reward` function in another process, with limits
+    reward_child        the program of that process; nothing imports it
+    checkup             checks a verifier before training
 
-To add a built-in task, write a file with `draw`, `worked`, `short` and `ALPHABET`, put it into
-`BUILT_IN` of `opening`, and its settings into `rungs/config/reinforce_config.py`.
+To add a built-in task, put its draw and its completions into `BUILT_IN` of `catalog`, and its
+settings into `rungs/config/reinforce_config.py`.
 
 Nothing here imports JAX."""

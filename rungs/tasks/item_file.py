@@ -9,8 +9,8 @@ from pydantic import Field
 from rungs.common import strict_json
 from rungs.common.errors import UserError
 from rungs.config.reinforce_config import VERIFIERS, BuiltInVerifier, TaskConfig
+from rungs.tasks.built_in_verifiers import BUILT_IN, MARK
 from rungs.tasks.task import Item, Task
-from rungs.tasks.verifiers.built_in import BUILT_IN, MARK
 
 _MOST_ERRORS = 50
 Text = Annotated[str, Field(min_length=1)]

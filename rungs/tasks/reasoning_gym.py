@@ -16,6 +16,18 @@ from rungs.config.reinforce_config import REASONING_GYM, TaskConfig
 from rungs.tasks.task import ITEMS, Item, Task, TrainingItems, held_out_items
 
 VERIFIER = "reasoning-gym"
+REWARD = """
+from reasoning_gym.factory import get_score_answer_fn
+
+def reward(prompt, completion, answer, info):
+    entry = {"question": prompt, "answer": answer, "metadata": info}
+    try:
+        return float(get_score_answer_fn(info["source_dataset"])(completion.strip(), entry))
+    except Exception:  # some raise on texts that don't look like an answer
+        return 0.0
+"""
+"""Source of the items' verifier. Some of the library's scorers run `eval` on a completion, so it
+runs in a `RewardProcess`, like a user's function."""
 _OURS = ("seed", "size")
 _SEED_STRIDE = 1_000_003
 _SIZE = 256

@@ -1,15 +1,16 @@
-"""A task: training and held-out items (prompts with answers), and how answers are written; items
-that are pseudorandom draws.
+"""A task: training and held-out items (prompts with answers), and how answers are written; the
+verdict on an answer; items that are pseudorandom draws.
 
 Both splits draw candidates, items that are a pure function of a number, from different numbers. As
 these can give the same prompt, a rule decides which split a prompt may be in. For built-in tasks it
 is a hash of the prompt alone: a prompt held out from one run is held out from all."""
 
 import hashlib
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, Self, TypeVar
 
 from rungs.common.errors import UserError
 
@@ -17,9 +18,12 @@ ITEMS = 1 << 30
 """Number of training candidates. Validation uses the following numbers."""
 HELD_OUT_PART = 10
 """One in this many prompts is held out."""
+CORRECT = "correct"
+"""Name of a reward that alone decides whether a completion is correct."""
 _STRIDE = 748_561_459  # a prime
 _TRIES = 200
 _ADVICE = "change its settings so that there are more prompts"
+Status = Literal["ok", "timeout", "error", "out_of_memory"]
 T = TypeVar("T")
 
 
@@ -66,6 +70,33 @@ class Task:
     """Characters of prompts and answers, for a character tokenizer; None if unknown."""
     sha256: dict[str, str] = field(default_factory=dict)
     """Checksums of the files that items were read from."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The rewards of a completion, and whether it is correct."""
+
+    rewards: dict[str, float] = field(default_factory=dict)
+    """Parts of the reward by name; none if the verifier failed."""
+    status: Status = "ok"
+    """Outcome of the verifier."""
+    message: str = ""
+    """What went wrong, in one line; empty if nothing did."""
+
+    @classmethod
+    def of(cls, is_correct: bool) -> Self:
+        """Return a reward of 1 for a correct completion, otherwise 0."""
+        return cls({CORRECT: float(is_correct)})
+
+    @property
+    def total(self) -> float:
+        """Sum of the rewards."""
+        return math.fsum(self.rewards.values())
+
+    @property
+    def correct(self) -> bool:
+        """Whether the reward named `correct`, or else the total, is at least 1."""
+        return self.rewards.get(CORRECT, self.total) >= 1
 
 
 Draw = Callable[[int], Item]
@@ -143,8 +174,3 @@ def held_out_items(name: str, draw: Draw, rule: Rule, count: int) -> list[Item]:
 def by_hash(item: Item) -> bool:
     """Whether an item's prompt hash assigns it to validation."""
     return item.prompt_hash % HELD_OUT_PART == 0
-
-
-def short(item: Item) -> str:
-    """Return a built-in task's completion without work: the answer alone."""
-    return f"={item.answer}"

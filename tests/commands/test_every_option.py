@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rungs.tasks.parity import ALPHABET
+from rungs.tasks.catalog import BUILT_IN
 from tests.support.checkout import publish
 from tests.support.command_options import all_options, given_options
 from tests.support.committed_runs import ROOT
@@ -34,7 +34,11 @@ TRAIN = {
     "checkpoint_interval": 4,
     "sample_prompts": ["The"],
 }
-PARITY = {"vocab_size": len(ALPHABET) + 1, "context_length": 40, "positions": "rope"}
+PARITY = {
+    "vocab_size": len(BUILT_IN["parity"].alphabet) + 1,
+    "context_length": 40,
+    "positions": "rope",
+}
 TUNING = {
     "dataset": "tuned",
     "start_from": "imported",

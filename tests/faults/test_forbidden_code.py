@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("*.py", "rungs/**/*.py", "smoke_tests/*.py")
-REWARD_CHILD = ROOT / "rungs/tasks/verifiers/reward_child.py"
+REWARD_CHILD = ROOT / "rungs/tasks/reward_child.py"
 """The program in which a user's verifier runs, with `--trust-verifier`."""
 PRODUCT = sorted(path for folder in FOLDERS for path in ROOT.glob(folder))
 FORBIDDEN_MODULES = {

@@ -21,7 +21,6 @@ from rungs.common.disk import atomic_folder
 from rungs.common.errors import RunFailure, UserError
 from rungs.config import reference, run_config
 from rungs.config.model_config import ModelConfig
-from rungs.data import tokenizer_files
 from rungs.data.bpe import train_bpe
 from rungs.huggingface.exporting import Export
 from rungs.huggingface.importing import Import, find_source, import_model, target_folder
@@ -403,30 +402,6 @@ def test_a_text_config_where_none_belongs_is_named(tmp_path: Path) -> None:
     config = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(json.dumps(config | {"text_config": config}))
     assert "config.json: text_config: a llama has none; of models with" in message(source)
-
-
-def test_a_sentencepiece_model_is_converted_to_tokenizer_json(tmp_path: Path) -> None:
-    """transformers must load it unchanged: its own class for OpenLLaMA gives other tokens."""
-    source = copy("llama", tmp_path / "source")
-    published = MODELS.parent / "tokenizers" / "open-llama"
-    for name in ("tokenizer.model", "tokenizer_config.json"):
-        shutil.copy(published / name, source)
-    note, warning = import_model(Import.from_source(find_source(str(source))), tmp_path / "run")
-    assert note == "converted tokenizer.model to tokenizer.json; see tokenizer_config.json"
-    assert warning.startswith("warning: ")
-    folder = tmp_path / "run" / "checkpoints" / "imported"
-    described = json.loads((folder / "tokenizer_config.json").read_text())
-    before = json.loads((source / "tokenizer_config.json").read_text())
-    assert described == before | {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": "<s>",
-        "eos_token": "</s>",
-        "unk_token": "<unk>",
-    }
-    text = "the lamp  burns"
-    assert load_tokenizer(tmp_path / "run").encode(text) == tokenizer_files.load_tokenizer(
-        published
-    ).encode(text)
 
 
 @pytest.mark.parametrize(("added", "warns"), [([], False), (["<pad>"], True)])

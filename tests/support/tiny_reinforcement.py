@@ -18,12 +18,12 @@ from rungs.reinforcement.policy_learner import reinforcement
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.run.metrics import PolicyMetrics, stream
 from rungs.step.state import named_arrays
-from rungs.tasks.parity import ALPHABET
+from rungs.tasks.catalog import BUILT_IN
 from rungs.training.start import launch
 from tests.support.configs import ONE_FILE
 
 MODEL = {
-    "vocab_size": len(ALPHABET) + 1,
+    "vocab_size": len(BUILT_IN["parity"].alphabet) + 1,
     "context_length": 16,
     "emb_dim": 16,
     "n_layers": 1,
@@ -52,7 +52,7 @@ def write_start(folder: Path, seed: int = 0) -> Path:
     folder.mkdir(parents=True)
     weights = {name: np.asarray(array) for name, array in arrays.items()}
     write_weights(folder, weights, WeightsHeader(config, None, "parity-pairs"), ONE_FILE)
-    character_tokenizer(ALPHABET).save(folder / TOKENIZER_FILE)
+    character_tokenizer(BUILT_IN["parity"].alphabet).save(folder / TOKENIZER_FILE)
     return folder
 
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from rungs.common.errors import UserError
 from rungs.config.reinforce_config import SETTINGS, TaskConfig
-from rungs.tasks.opening import BUILT_IN, open_task
+from rungs.tasks.built_in_verifiers import BUILT_IN as VERIFIERS
+from rungs.tasks.catalog import BUILT_IN, open_task
 from rungs.tasks.task import ITEMS, Draws, Item, Task, TrainingItems, by_hash
-from rungs.tasks.verifiers.built_in import BUILT_IN as VERIFIERS
 
 HERE = Path()
 TASKS = tuple(SETTINGS)
@@ -179,7 +179,7 @@ def test_indices_outside_are_refused() -> None:
 
 def test_every_task_of_the_config_is_there_with_its_verifier() -> None:
     assert tuple(BUILT_IN) == TASKS == tuple(VARIANTS)
-    assert {verifier for _, verifier in BUILT_IN.values()} <= set(VERIFIERS)
+    assert {task.verifier for task in BUILT_IN.values()} <= set(VERIFIERS)
 
 
 @given(st.integers(0, 2**31), st.integers(0, 2**31), st.integers(-5, 5), st.integers(0, 5))

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from rungs.common.errors import UserError
 from rungs.config.reinforce_config import TaskConfig
+from rungs.tasks.built_in_verifiers import BUILT_IN
+from rungs.tasks.catalog import open_task
 from rungs.tasks.item_file import ItemFile, _split, gold_text, read
-from rungs.tasks.opening import open_task
 from rungs.tasks.task import Item, Task
-from rungs.tasks.verifiers.built_in import BUILT_IN
 
 GOOD = '{"prompt": "2+2?", "answer": "4"}'
 

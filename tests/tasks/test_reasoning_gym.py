@@ -15,10 +15,10 @@ import pytest
 from rungs.common.errors import UserError
 from rungs.config.reinforce_config import TaskConfig
 from rungs.tasks import reasoning_gym
-from rungs.tasks.opening import open_task
+from rungs.tasks.catalog import open_task
+from rungs.tasks.checkup import check
 from rungs.tasks.task import Task
-from rungs.tasks.verifiers.checkup import check
-from rungs.tasks.verifiers.opening import open_verifier
+from rungs.tasks.verifier import open_verifier
 
 HERE = Path()
 needs_library = pytest.mark.skipif(

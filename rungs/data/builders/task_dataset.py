@@ -15,7 +15,7 @@ from rungs.data.builders.pair_dataset import Pair, write_pairs
 from rungs.data.builders.writing import token_dtype
 from rungs.data.dataset import TRAIN, VALIDATION, Source
 from rungs.data.tokenizer import END_OF_TEXT, TOKENIZER_FILE, Tokenizer
-from rungs.tasks.opening import open_task
+from rungs.tasks.catalog import open_task
 from rungs.tasks.task import Draws, Items, Task
 
 TRAIN_PAIRS, VALIDATION_PAIRS = 50_000, 256

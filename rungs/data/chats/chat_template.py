@@ -1,41 +1,33 @@
-"""A chat template: Jinja that renders messages as the text that a model was trained on. It runs in
-a process of its own, with the names and filters that transformers provides:
+"""A chat template: Jinja that renders messages as the text that a model was trained on, in the
+sandbox and with the names and filters that transformers provides:
 https://huggingface.co/docs/transformers/chat_templating_writing"""
 
-import atexit
+import datetime
 import functools
 import json
-import os
-import re
-import signal
-import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from rungs.common.errors import UserError
-from rungs.common.helper_process import AnsweringProcess
-from rungs.common.paths import is_file, read_bytes
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.sandbox
+
+from rungs.common.errors import UserError, check_characters, reason
 from rungs.common.strict_json import read_text
 from rungs.data.chats.messages import ASSISTANT, TOOL_CALLS, Message, says_something
 from rungs.data.tokenizer_files import CONFIG_FILE, finder, json_object, special_tokens
 
 TEMPLATE_FILE = "chat_template.jinja"
-_PROGRAM = Path(__file__).with_name("template_sandbox.py")
 _OLDER_TEMPLATE_FILE = "chat_template.json"
 _TEMPLATE_KEY, _DEFAULT, _FOR_TOOLS = "chat_template", "default", "tool_use"
 _PLACEHOLDER, _MARK = "\uf8ffcontent\uf8ff", "\uf8ffmark\uf8ff"
 """Placeholders for a message's content and around answers, of a character for private use."""
-_MARK_IN_JSON = json.dumps(_MARK).strip('"').encode()
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 """Keys for a message's reasoning; templates get the first two, as in transformers."""
 _SAID: tuple[tuple[str, ...], ...] = ((TOOL_CALLS,), ("function_call",), _REASONING)
 """Keys of the assistant's output other than the content, synonyms together."""
-_MOST_ADDED, _MOST_TIMES = 1_000_000, 10
-"""The most characters that a template makes: this number, and so many of each that it is given.
-Tokenizing takes some hundred bytes of memory for each."""
-_SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 Span = tuple[int, int]
 """Indices of the first character and after the last."""
@@ -65,9 +57,9 @@ class ChatTemplate:
         self.source, self.special_tokens = source, special_tokens
         self._tool_source = tool_source or source
         for text in (source, self._tool_source, *special_tokens.values()):
-            _refuse_surrogates(text)
+            check_characters(text, "the chat template or a special token")
         for template in (source, self._tool_source):
-            _process().render(template, None)
+            _compiled(template)
 
     @classmethod
     def load(cls, place: Path | str, file: Path | None = None) -> Self:
@@ -134,7 +126,15 @@ class ChatTemplate:
     ) -> str:
         own = {"messages": turns, "add_generation_prompt": add_generation_prompt}
         defaults = {"tools": None, "documents": None, **self.special_tokens}
-        return _process().render(self._source_for(variables), {**defaults, **variables, **own})
+        values = {**defaults, **variables, **own}
+        if _MARK in json.dumps(values, ensure_ascii=False):
+            raise UserError("the chat has the text that marks answers in templates; remove it")
+        try:
+            text = _compiled(self._source_for(variables)).render(values)
+        except Exception as error:  # a template can raise anything
+            raise UserError(f"the chat template refuses this chat: {reason(error)}") from None
+        check_characters(text, "the text of the chat template")
+        return text
 
     def _source_for(self, variables: Mapping[str, Any]) -> str:
         return self.source if variables.get("tools") is None else self._tool_source
@@ -219,8 +219,9 @@ def _without_marks(marked: str) -> tuple[str, list[Span]]:
 
 def read_template_files(folder: Path) -> dict[str, bytes]:
     """Return the files that `ChatTemplate.save` wrote into a folder, by name."""
-    files = (folder / TEMPLATE_FILE, folder / CONFIG_FILE)
-    return {file.name: read_bytes(file) for file in files} if all(map(is_file, files)) else {}
+    files = [folder / TEMPLATE_FILE, folder / CONFIG_FILE]
+    is_there = all(file.is_file() for file in files)
+    return {file.name: file.read_bytes() for file in files} if is_there else {}
 
 
 def _find_sources(find: Callable[[str], Path | None], config: dict[str, Any]) -> dict[str, str]:
@@ -237,67 +238,48 @@ def _find_sources(find: Callable[[str], Path | None], config: dict[str, Any]) ->
     }
 
 
-def _refuse_surrogates(text: str) -> None:
-    """Raise UserError if a text can't be encoded."""
-    if _SURROGATE.search(text):
-        raise UserError(r"the chat template or a special token has a lone surrogate (\ud800 …)")
+@functools.lru_cache
+def _compiled(source: str) -> jinja2.Template:
+    """Return a template that puts `_MARK` around the text of {% generation %} …
+    {% endgeneration %}. Raises UserError if it is not valid."""
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationMarks, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda format: datetime.datetime.now().strftime(format)
+    try:
+        return environment.from_string(source)
+    except (jinja2.TemplateError, RecursionError) as error:
+        raise UserError(f"the chat template is not valid: {reason(error)}") from None
 
 
-class _TemplateProcess:
-    """Renders templates in another process, which is restarted if a template kills it."""
+class _GenerationMarks(jinja2.ext.Extension):
+    """{% generation %} … {% endgeneration %}."""
 
-    def __init__(self) -> None:
-        kept = {name: os.environ[name] for name in ("TZ", "SYSTEMROOT") if name in os.environ}
-        path = os.pathsep.join(filter(None, sys.path))
-        self._process = AnsweringProcess(_PROGRAM, kept | {"PYTHONPATH": path})
-        self._lock = threading.Lock()
-        atexit.register(self._process.end)
+    tags = {"generation"}  # noqa: RUF012 — as Jinja declares it
 
-    def render(self, source: str, variables: dict[str, Any] | None) -> str:
-        """Return a rendered template with `_MARK` around each {% generation %}; if `variables` is
-        None, only compile it. Raises UserError if it is not valid, refuses these variables, or
-        needs too much time or memory."""
-        try:
-            line = json.dumps([source, _MARK, variables]).encode()
-        except RecursionError:
-            raise UserError("the chat is nested too deeply") from None
-        if line.count(_MARK_IN_JSON) > 1:
-            raise UserError("the chat has the text that marks answers in templates; remove it")
-        with self._lock:
-            answer = json.loads(self._exchange(line + b"\n"))
-        if problem := answer.get("error"):
-            raise UserError(f"the chat template {problem}")
-        text = str(answer["text"])
-        if len(text) > _MOST_ADDED + _MOST_TIMES * len(line):
-            raise UserError(f"the chat template makes {len(text):,} characters of {len(line):,}")
-        _refuse_surrogates(text)
-        return text
+    def parse(self, parser: Any) -> jinja2.nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        call = self.call_method("_marked")
+        return jinja2.nodes.CallBlock(call, [], [], body).set_lineno(line)
 
-    def _exchange(self, line: bytes) -> bytes:
-        if not self._process.is_started or self._process.exit_code(0) is not None:
-            try:
-                self._process.start()
-            except OSError as error:
-                problem = f"their process did not start: {error.strerror}"
-                raise UserError(f"chat templates: {problem}") from None
-        requests, answers = self._process.pipes
-        try:
-            requests.write(line)
-            requests.flush()
-            answer = answers.readline()
-        except BrokenPipeError:
-            answer = b""
-        except BaseException:  # Ctrl-C: a late answer must not be taken for the next one
-            self._process.end()
-            raise
-        if not answer.endswith(b"\n"):
-            code = self._process.exit_code(None)
-            if code == -signal.SIGPROF:
-                raise UserError("the chat template takes too long: it was stopped")
-            raise UserError(f"the chat template ended its process with status {code}")
-        return answer
+    def _marked(self, caller: Callable[[], str]) -> str:
+        return f"{_MARK}{caller()}{_MARK}"
 
 
-@functools.cache
-def _process() -> _TemplateProcess:
-    return _TemplateProcess()
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Return JSON without the HTML escapes of Jinja's own filter."""
+    options: dict[str, Any] = {"indent": indent, "separators": separators, "sort_keys": sort_keys}
+    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)

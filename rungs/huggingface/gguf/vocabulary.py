@@ -17,8 +17,8 @@ from rungs.common import paths
 from rungs.common.errors import UserError, errors_at
 from rungs.data import tokenizer_files
 from rungs.data.chats.chat_template import TEMPLATE_FILE, ChatTemplate
-from rungs.data.sentencepiece_model import Piece, SentencePieceModel
 from rungs.data.tokenizer import LARGEST_VOCAB, TOKENIZER_FILE, Tokenizer, library_errors
+from rungs.huggingface.gguf.scored_vocabulary import Piece, ScoredVocabulary
 from rungs.huggingface.hf_tokenizer import write_json
 
 Metadata = dict[str, Any]
@@ -154,11 +154,11 @@ def _spm_keys(content: Metadata, pieces: list[Piece]) -> tuple[Metadata, list[st
         raise UserError("does not handle spaces as the tokenizer does")
     normal = {piece.text for piece in pieces if piece.kind == TokenType.NORMAL}
     merges = [(a, b) for a, b in content["model"]["merges"] if {a, b, a + b} <= normal]
-    expected = SentencePieceModel(pieces, True, None, None, bool(prefix), False)
+    expected = ScoredVocabulary(pieces, bool(prefix))
     if set(merges) != set(expected.merges()) or _results(merges) != _results(expected.merges()):
         raise UserError("merges by score, and no scores give the tokenizer's merges")
     special = next((piece.text for piece in pieces if piece.kind == TokenType.CONTROL), "")
-    theirs = expected.to_tokenizer(prefix_after_special_tokens=True)
+    theirs = expected.to_tokenizer()
     notes = [
         f"llama.cpp adds a space also {where}"
         for where, probe in {
@@ -241,8 +241,8 @@ def _read_spm(metadata: Metadata, pieces: list[Piece]) -> tokenizers.Tokenizer:
         for piece in pieces
     ]
     adds_space = metadata.get(_KEYS.ADD_PREFIX, True)
-    model = SentencePieceModel(pieces, True, None, None, bool(adds_space), False)
-    return model.to_tokenizer(prefix_after_special_tokens=True)
+    model = ScoredVocabulary(pieces, bool(adds_space))
+    return model.to_tokenizer()
 
 
 def _read_bpe(metadata: Metadata, pieces: list[Piece]) -> tokenizers.Tokenizer:

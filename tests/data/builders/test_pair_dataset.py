@@ -110,7 +110,7 @@ def test_a_prompt_gets_a_begin_token_but_no_end_token(tmp_path: Path) -> None:
 def test_an_answer_gets_no_space_that_it_does_not_have(tmp_path: Path) -> None:
     """SentencePiece adds a space before every text: before the prompt, or the answer if there is no
     prompt."""
-    llama = load_tokenizer(Path(__file__).parents[2] / "fixtures" / "tokenizers" / "llama2")
+    llama = load_tokenizer(Path(__file__).parents[2] / "fixtures" / "tokenizers" / "mistral")
     pairs = [("Is it so?", "yes"), ("Is it so?", " yes"), ("", "yes")]
     lines = [line(*pair) for pair in pairs]
     (_, tight), (_, spaced), (_, alone) = read(

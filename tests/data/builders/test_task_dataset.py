@@ -15,7 +15,7 @@ from rungs.data.builders.task_dataset import TASK_DATASETS, TaskPairs, character
 from rungs.data.catalog import build_dataset, open_dataset
 from rungs.data.dataset import Dataset, Split
 from rungs.data.tokenizer_files import load_tokenizer
-from rungs.tasks.opening import BUILT_IN, open_task
+from rungs.tasks.catalog import BUILT_IN, open_task
 from rungs.tasks.task import Task
 
 COUNT = 2000

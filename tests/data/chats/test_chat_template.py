@@ -96,9 +96,6 @@ def test_a_template_may_mark_its_answers() -> None:
 @pytest.mark.parametrize(
     ("source", "problem"),
     [
-        ('{{ "a" * 3000000000 }}', "needs more than 1024 MiB of memory"),
-        ('{{ "%3000000000d" % 1 }}', "needs more than 1024 MiB of memory"),
-        ("{% for m in messages %}{{ m | tojson(indent=10**10) }}{% endfor %}", "needs more than"),
         (f"{'{% if 1 %}' * 3000}{'{% endif %}' * 3000}", "is not valid: maximum recursion depth"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "refuses this chat: maximum recurs"),
         ("{% for m in messages %}", "is not valid: .*'endfor'"),
@@ -116,15 +113,6 @@ def test_a_template_may_mark_its_answers() -> None:
 def test_a_bad_template_is_one_line(source: str, problem: str) -> None:
     with pytest.raises(UserError, match=f"^the chat template {problem}"):
         ChatTemplate(source, {}).render(TALK)
-
-
-@pytest.mark.long  # it takes the three seconds that a template has
-def test_a_template_without_end_is_stopped() -> None:
-    loops = "{% for a in range(99999) %}" * 2 + "{% endfor %}" * 2
-    template = ChatTemplate(loops, {})
-    with pytest.raises(UserError, match="takes too long: it was stopped"):
-        template.render(TALK)
-    assert ChatTemplate("fine", {}).render(TALK) == "fine"
 
 
 def with_keys(**keys: Any) -> list[Message]:
@@ -211,17 +199,9 @@ def test_a_lone_surrogate_is_refused(where: str, tmp_path: Path) -> None:
         ChatTemplate.load(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        ("{{ 'a b ' * 3000000 }}", "makes 12,000,000 characters of"),
-        (r'{{ "\ud800" }}', "lone surrogate"),
-    ],
-)
-def test_what_a_tokenizer_could_not_take_is_refused(source: str, message: str) -> None:
-    template = ChatTemplate(source, {})
-    with pytest.raises(UserError, match=message):
-        template.render([Message("user", "Hi")])
+def test_what_a_tokenizer_could_not_take_is_refused() -> None:
+    with pytest.raises(UserError, match="lone surrogate"):
+        ChatTemplate(r'{{ "\ud800" }}', {}).render([Message("user", "Hi")])
 
 
 def test_a_message_that_marks_an_answer_is_refused() -> None:

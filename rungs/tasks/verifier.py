@@ -1,7 +1,6 @@
-"""Opens the verifier of a task."""
+"""Opens the verifier of a task: a built-in one, reasoning-gym's, or the user's Python file."""
 
 import hashlib
-import sys
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -9,13 +8,11 @@ from rungs.common import strict_json
 from rungs.common.errors import UserError
 from rungs.config.reinforce_config import TaskConfig
 from rungs.tasks import reasoning_gym
-from rungs.tasks.task import Item, Task
-from rungs.tasks.verifiers.built_in import BUILT_IN
-from rungs.tasks.verifiers.reward_process import RewardProcess
-from rungs.tasks.verifiers.verdict import Verdict
+from rungs.tasks.built_in_verifiers import BUILT_IN
+from rungs.tasks.reward_process import RewardProcess
+from rungs.tasks.task import Item, Task, Verdict
 
 TRUST_FLAG = "--trust-verifier"
-_REASONING_GYM_CODE = Path(__file__).with_name("reasoning_gym_reward.py")
 
 
 class Verifier(AbstractContextManager["Verifier"]):
@@ -31,8 +28,8 @@ class Verifier(AbstractContextManager["Verifier"]):
         self._process = process
 
     def __call__(self, item: Item, completion: str) -> Verdict:
-        """Return the verdict on a completion of an item's prompt. Never raises: the verdict's
-        status says if the verifier failed."""
+        """Return the verdict on a completion of an item's prompt, whose status says if the verifier
+        failed."""
         if self._process:
             return self._process.reward(item.prompt, completion, item.answer, item.info)
         return Verdict.of(BUILT_IN[item.verifier or self.name].is_correct(item, completion))
@@ -54,7 +51,7 @@ def open_verifier(
             raise UserError(f"verifier: {name} does not fit the items of {task.name}: {problem}")
         return Verifier(name)
     if name == reasoning_gym.VERIFIER:
-        return _started(name, strict_json.read_text(_REASONING_GYM_CODE), config, None)
+        return _started(name, reasoning_gym.REWARD, config, None)
     path = run_folder / name
     text = strict_json.read_text(path)
     if not trust_verifier:
@@ -66,8 +63,6 @@ def open_verifier(
 
 
 def _started(name: str, text: str, config: TaskConfig, sha256: str | None) -> Verifier:
-    if sys.platform == "win32":
-        raise UserError(f"{name}: Windows can't limit a verifier's memory and time; use WSL2")
     limits = config.verifier_timeout_seconds, config.verifier_memory_bytes
     process = RewardProcess(name, text, *limits)
     if problem := process.start():

@@ -9,10 +9,10 @@ import pytest
 
 from rungs.common.errors import UserError
 from rungs.config.reinforce_config import TaskConfig
-from rungs.tasks.opening import open_task
+from rungs.tasks.catalog import open_task
+from rungs.tasks.checkup import check
 from rungs.tasks.task import Item
-from rungs.tasks.verifiers.checkup import check
-from rungs.tasks.verifiers.opening import Verifier, open_verifier
+from rungs.tasks.verifier import Verifier, open_verifier
 
 REWARD = """
 def reward(prompt, completion, answer, info):

@@ -8,12 +8,11 @@ import pytest
 
 from rungs.common.errors import UserError
 from rungs.config.reinforce_config import SETTINGS, TaskConfig
-from rungs.tasks.opening import open_task
-from rungs.tasks.task import Item, Task
-from rungs.tasks.verifiers.built_in import last_number
-from rungs.tasks.verifiers.checkup import ITEMS, check
-from rungs.tasks.verifiers.opening import open_verifier
-from rungs.tasks.verifiers.verdict import Verdict
+from rungs.tasks.built_in_verifiers import last_number
+from rungs.tasks.catalog import open_task
+from rungs.tasks.checkup import ITEMS, check
+from rungs.tasks.task import Item, Task, Verdict
+from rungs.tasks.verifier import open_verifier
 
 HERE = Path()
 ADD = open_task(TaskConfig(source="add"), HERE)

@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 from rungs.common.errors import UserError
 from rungs.common.strict_json import format_value as quoted
-from rungs.tasks.task import Item, Task
-from rungs.tasks.verifiers.verdict import Verdict
+from rungs.tasks.task import Item, Task, Verdict
 
 ITEMS = 8
 Verify = Callable[[Item, str], Verdict]
