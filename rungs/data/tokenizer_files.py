@@ -95,22 +95,13 @@ class TokenizerConfig(strict_json.StrictModel):
                     f" {ADDED_TOKENS_FILE} has it"
                 )
 
-    def add_template(
-        self,
-        tokenizer: tokenizers.Tokenizer,
-        find: FindFile,
-        *,
-        bos: str | None,
-        eos: str | None,
-        adds_bos: bool,
-    ) -> None:
-        """Make the tokenizer add begin and end of text if the keys say so. `bos`, `eos` and
-        `adds_bos` are the defaults of `bos_token`, `eos_token` and `add_bos_token`."""
+    def add_template(self, tokenizer: tokenizers.Tokenizer, find: FindFile) -> None:
+        """Make the tokenizer add begin and end of text if the keys say so."""
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
         named = {k: name for k, name in special_tokens(find).items() if name in vocabulary}
-        bos, eos = named.get("bos_token", bos), named.get("eos_token", eos)
-        starts = bos if self.add_bos_token or (self.add_bos_token is None and adds_bos) else None
-        ends = eos if self.add_eos_token else None
+        default = END_OF_TEXT if END_OF_TEXT in vocabulary else None
+        starts = named.get("bos_token", default) if self.add_bos_token else None
+        ends = named.get("eos_token", default) if self.add_eos_token else None
         if special := {token for token in (starts, ends) if token is not None}:
             tokenizer.post_processor = processors.TemplateProcessing(
                 [piece for piece in (starts, "$A", ends) if piece is not None],
@@ -306,8 +297,7 @@ def _from_gpt2_files(vocabulary: Path, merges: Path, find: FindFile) -> Tokenize
         if raw.token_to_id(END_OF_TEXT) is not None:
             raw.add_special_tokens([END_OF_TEXT])
         config.add_tokens(raw)
-        end = END_OF_TEXT if END_OF_TEXT in raw.get_vocab() else None
-        config.add_template(raw, find, bos=end, eos=end, adds_bos=False)
+        config.add_template(raw, find)
     except Exception as error:  # the library raises no narrower type
         raise UserError(
             f"{vocabulary}, {merges.name}: not the vocabulary and merges of a GPT-2 tokenizer:"

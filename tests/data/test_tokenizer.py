@@ -233,8 +233,8 @@ def test_few_texts_change_when_decoded() -> None:
     }
     assert changed["gpt2"] == changed["llama3"] == []
     assert len(changed["qwen"]) <= 4
-    for family in ("mistral", "gemma"):
-        assert len(changed[family]) <= 3, changed[family]
+    assert len(changed["gemma"]) <= 3
+    assert len(changed["mistral"]) <= 7  # removes a space before a text
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -331,7 +331,7 @@ def test_a_missing_file_is_not_looked_for_on_the_hub(
 
 def test_a_folder_without_a_tokenizer_is_reported(tmp_path: Path) -> None:
     (tmp_path / "vocab.json").write_text("{}")
-    with pytest.raises(UserError, match=r"has no tokenizer: neither tokenizer\.json nor .*model"):
+    with pytest.raises(UserError, match=r"has no tokenizer: neither tokenizer\.json nor vocab"):
         load_tokenizer(tmp_path)
 
 

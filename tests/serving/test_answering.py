@@ -68,7 +68,7 @@ def test_log_probabilities_end_with_the_text_if_that_settles_late(
 PROMPTS = "the model of  é→x 🙂, y", "  hi, you", " a"
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama2", "llama3", "gemma"])
+@pytest.mark.parametrize("family", ["gpt2", "mistral", "llama3", "gemma"])
 @pytest.mark.parametrize("is_echoed", [True, False])
 @pytest.mark.parametrize("text", PROMPTS)
 def test_offsets_lead_to_the_tokens_in_the_text(family: str, is_echoed: bool, text: str) -> None:
@@ -95,7 +95,7 @@ def test_offsets_lead_to_the_tokens_in_the_text(family: str, is_echoed: bool, te
 
 
 def test_offsets_count_special_tokens_in_an_echo_and_each_byte_of_no_character() -> None:
-    tokenizer = load_tokenizer(TOKENIZERS / "llama2")
+    tokenizer = load_tokenizer(TOKENIZERS / "mistral")
     hi, a = tokenizer.encode("</s> hi")[-1], tokenizer.encode("a a")[-1]
     offsets = TokenOffsets(tokenizer, [])
     assert [offsets.add(2, "</s>"), offsets.add(hi, ""), offsets.add(a, "")][:2] == [0, 4]
@@ -107,6 +107,6 @@ def test_offsets_count_special_tokens_in_an_echo_and_each_byte_of_no_character()
 
 
 def test_tokens_that_differ_in_a_space_have_different_names() -> None:
-    tokenizer = load_tokenizer(TOKENIZERS / "llama2")
+    tokenizer = load_tokenizer(TOKENIZERS / "mistral")
     one, two = tokenizer.encode("a a")[-1], tokenizer.continuing.encode("a")[0]
     assert [token_text(tokenizer, token) for token in (one, two)] == [(" a", b" a"), ("a", b"a")]
