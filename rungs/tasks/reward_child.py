@@ -7,6 +7,7 @@ answered with `{"value": …}`. Other answers are `{"error": "one line"}` and `{
 true}`."""
 
 import contextlib
+import functools
 import json
 import os
 import resource
@@ -34,7 +35,7 @@ def main() -> None:
     for line in iter(requests.readline, b""):
         call = json.loads(line)
         signal.alarm(setup["alarm_seconds"])  # in case the parent is gone
-        _answer(answers, file, lambda call=call: {"value": _checked(module.reward(**call))})
+        _answer(answers, file, functools.partial(_value, module, call))
         signal.alarm(0)
 
 
@@ -53,6 +54,10 @@ def _load(module: types.ModuleType, code: str) -> dict[str, Any]:
     if not callable(getattr(module, "reward", None)):
         raise TypeError("has no function reward(prompt, completion, answer, info)")
     return {}
+
+
+def _value(module: types.ModuleType, call: dict[str, Any]) -> dict[str, Any]:
+    return {"value": _checked(module.reward(**call))}
 
 
 def _checked(value: Any) -> Any:

@@ -20,7 +20,7 @@ from rungs.tasks.task import Task
 
 COUNT = 2000
 """Training pairs in these tests."""
-ALPHABETS = {name: module.ALPHABET for name, (module, _) in BUILT_IN.items()}
+ALPHABETS = {name: task.alphabet for name, task in BUILT_IN.items()}
 
 
 @pytest.fixture(scope="module", autouse=True)
