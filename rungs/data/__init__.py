@@ -15,7 +15,6 @@ Tokenize:
     batch_encoder        encode many texts fast
     bpe                  train a BPE tokenizer
     tokenizer_files      load a tokenizer from a folder or the hub; special tokens, ends of texts
-    sentencepiece_model  convert a SentencePiece tokenizer.model
 
 Make batches:
     loader         the batch of a step, validation batches; checks that config and datasets fit

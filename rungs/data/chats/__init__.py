@@ -2,6 +2,5 @@
 
 messages            reads a file of chats: `messages` or ShareGPT's `conversations`
 chat_template       renders a chat as text, and finds the assistant's answers in it
-template_sandbox    the program that runs templates: Jinja with limits on time and memory
 chat_dataset        tokenizes chats, marks the tokens that the loss counts, writes the dataset
 preference_dataset  likewise for pairs of a chosen and a rejected answer, texts or chats"""
