@@ -23,7 +23,7 @@ from pydantic import AfterValidator, Field, ValidationError
 
 from rungs.checkpointing.weights_file import WEIGHTS_FILE, Weights, file_or_index
 from rungs.common import disk, paths
-from rungs.common.errors import UserError, reason
+from rungs.common.errors import UserError
 from rungs.common.paths import file_checksum
 from rungs.common.strict_json import StrictModel, json_checksum, read_text
 from rungs.config.model_config import ModelConfig
@@ -167,8 +167,8 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     path = folder / META_FILE
     try:
         meta = CheckpointMeta.model_validate_json(path.read_bytes())
-    except (FileNotFoundError, NotADirectoryError, UserError) as error:
-        raise CheckpointError(f"{path}: not readable: {reason(error)}") from None
+    except (FileNotFoundError, NotADirectoryError):
+        raise CheckpointError(f"{path}: no such file") from None
     except ValidationError:
         raise CheckpointError(f"{path}: damaged, or of another version of Rungs") from None
     if not meta.is_intact():

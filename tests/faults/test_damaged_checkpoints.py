@@ -80,7 +80,6 @@ def assert_resumes_from_the_one_before(run: RunFolder, damaged: Checkpoint, name
     assert found.step == 6
     (warning,) = warnings
     assert warning.startswith(str(damaged.folder))
-    assert "damaged" in warning
     assert name in warning
 
 
@@ -191,7 +190,7 @@ def test_a_run_below_a_link_of_that_name_is_found(copy: RunFolder, tmp_path: Pat
 
 
 def test_what_is_no_weights_in_a_linked_checkpoint_is_named(copy: RunFolder) -> None:
-    with pytest.raises(UserError, match=r"optimizer: no such run, checkpoint or model"):
+    with pytest.raises(UserError, match=r"optimizer: no checkpoint there"):
         find_weights(copy.checkpoints / "best" / "optimizer")
 
 

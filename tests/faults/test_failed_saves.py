@@ -68,7 +68,7 @@ def wait_after_a_save(monkeypatch: pytest.MonkeyPatch) -> None:
             *(optimizer_state, "save_async", disk_full, "No space left on device ("),
             marks=pytest.mark.long,
         ),
-        (optimizer_state, "save_async", lambda *_: FailedSave(), "os_error_code='28'"),
+        (optimizer_state, "save_async", lambda *_: FailedSave(), "free some space"),
     ],
 )
 @pytest.mark.usefixtures("no_charts", "wait_after_a_save")
