@@ -269,20 +269,24 @@ def check_free_space(path: Path, what: str, needed_bytes: int) -> None:
 
 
 def reason_of_no_space(error: Exception) -> str | None:
-    """Return the system's words for an error of a full disk or exhausted quota, None for others.
-    Libraries may have it only in their message."""
-    for number in NO_SPACE:
+    """Return the system's words for an error of a full disk or exhausted quota, None for others."""
+    number = _number_of(error)
+    return os.strerror(number) if number is not None and number in NO_SPACE else None
+
+
+def _number_of(error: Exception) -> int | None:
+    """Return the system's error number. Of a full disk, libraries may have it in the message only:
+    TensorStore as `[os_error_code='28']`, safetensors as `(os error 28)`."""
+    for number in DISK_FULL:
         signs = os.strerror(number), f"os_error_code='{number}'", f"(os error {number})"
         if any(sign in str(error) for sign in signs):
-            return signs[0]
-    return None
+            return number
+    return error.errno if isinstance(error, OSError) else None
 
 
 def write_failure(path: Path, what: str, error: Exception, needed_bytes: int = 0) -> RunFailure:
     """Return the error that ends a run because something could not be written; see `writing`."""
-    number = getattr(error, "errno", None)
-    if full := reason_of_no_space(error):
-        number = next(each for each in NO_SPACE if os.strerror(each) == full)
+    number = _number_of(error)
     if number is None and not path.exists():
         number = errno.ENOENT
     why = f"{type(error).__name__}: {reason(error)}" if number is None else os.strerror(number)

@@ -5,7 +5,6 @@ A fault is named by its function and the function's arguments, all of them text:
 signal to the process itself.
 """
 
-import datetime
 import errno
 import fcntl
 import os
@@ -158,19 +157,6 @@ def signal_at(moment: str, count: str, *names: str) -> None:
             os.kill(os.getpid(), signal.Signals[name])
 
     _act_at(moment, count, send)
-
-
-def set_clock_back(seconds: str, *kill: str) -> None:
-    """Set the process's clock back, and kill it as `kill_at` does."""
-    back = float(seconds)
-    now = time.time
-
-    def earlier() -> datetime.datetime:
-        return datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=back)
-
-    checkpoint_folder.utc_now = earlier
-    time.time = lambda: now() - back
-    kill_at(*kill)
 
 
 def _act_at(name: str, count: str, act: Callable[..., object]) -> None:

@@ -252,7 +252,7 @@ def test_a_log_that_cannot_be_opened_does_not_stop_a_run(
 
 
 def test_the_disk_is_full_for_the_lock(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Path, "replace", lambda *_: fail(errno.ENOSPC))
+    monkeypatch.setattr("socket.gethostname", lambda: fail(errno.ENOSPC))
     with pytest.raises(RunFailure, match="the lock of the run could not be written: No space"):
         run.lock().__enter__()
 
