@@ -3,7 +3,6 @@ events of a run. For safety they come from the command line only, never from a r
 
 import json
 import queue
-import re
 import shlex
 import shutil
 import subprocess
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rungs.common import helper_process
-from rungs.common.errors import UserError, errors_at, reason
+from rungs.common.errors import UserError, reason
 from rungs.common.run_log import log
 
 WEBHOOK = Path(__file__).with_name("webhook.py")
@@ -25,9 +24,6 @@ _DELAYS = (0.0, 2.0, 10.0)
 """Seconds before each attempt to reach a webhook; each may take `_SECONDS_PER_TRY`."""
 _SECONDS_AT_END = 60.0
 """How long the end of a run waits for its hooks."""
-_URL = re.compile(r"([\w+.-]+://)([^/]*)(.*)")
-_PLACE = re.compile(r"[./][\w./-]*|[\w.-]*")
-"""A path that begins with a dot or slash, or the first part of another one, perhaps a host."""
 
 
 def check_hooks(hooks: Sequence[str]) -> None:
@@ -36,12 +32,14 @@ def check_hooks(hooks: Sequence[str]) -> None:
         if is_url(hook):
             _check_url(hook)
             continue
-        with errors_at(f"--on-event {_name(hook)}: ", ValueError):
+        try:
             words = shlex.split(hook)
-        if not words or shutil.which(words[0]) is None:
+        except ValueError:
+            words = []
+        if not words or shutil.which(words[0]) is None:  # not shown: it may be a secret
             raise UserError(
-                f"--on-event {_name(hook)}: no such command; give a program with its arguments, or"
-                " a URL that begins with https:// or http://"
+                "--on-event: no such command; give a program with its arguments, or a URL that"
+                " begins with https:// or http://"
             )
 
 
@@ -64,16 +62,12 @@ def is_url(hook: str) -> bool:
 
 
 def _name(hook: str) -> str:
-    """Return a hook's name for messages: its program, or its scheme and host. Arguments and paths
-    may be secret, as in Slack's webhooks; and so may what is no program: assignments before one,
-    URLs without a scheme, JSON."""
-    word = hook.split(maxsplit=1)[0] if hook.strip() else "''"
-    if url := _URL.match(word):
-        return f"{url[1]}{'***' if '@' in url[3] else url[2].rpartition('@')[2]}"
-    if shutil.which(word):
-        return word
-    shown = "".join(_PLACE.findall(word)[:1])
-    return shown if shown == word else f"{shown}***"
+    """Return the program of a hook, or its scheme and host. Arguments and paths may be secret, as
+    in Slack's webhooks."""
+    if not is_url(hook):
+        return shlex.split(hook)[0]
+    parts = urllib.parse.urlsplit(hook)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 
 
 class Hooks:
