@@ -3,11 +3,10 @@
     text_dataset    text
     pair_dataset    prompts with answers
     tokens_dataset  tokens that another program made
-    token_formats   read its files: NumPy, nanoGPT, llm.c, safetensors
     python_stdlib   the source of Python's standard library
     task_dataset    the tasks of reinforcement learning
     hub_dataset     download a dataset of tokens from the Hugging Face hub
-    sections        ranges of text and of JSON lines in the user's files; training and validation
-    writing         write the token file of each split
+    sections        ranges of text and of JSON lines in the user's files; training and validation;
+                    the token file of each split
 
 Others are in `rungs/data/chats` and `rungs/data/documents`."""

@@ -14,8 +14,14 @@ from pydantic import Field
 from rungs.common import strict_json
 from rungs.common.errors import UserError, errors_at
 from rungs.data import bpe, dataset
-from rungs.data.builders.sections import LineSection, Progress, split_lines, text_of
-from rungs.data.builders.writing import log_texts, write_splits
+from rungs.data.builders.sections import (
+    LineSection,
+    Progress,
+    log_texts,
+    split_lines,
+    text_of,
+    write_splits,
+)
 from rungs.data.token_file import PairWriter
 from rungs.data.tokenizer import Tokenizer
 

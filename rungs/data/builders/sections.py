@@ -1,20 +1,27 @@
 """Sections of the user's files: of UTF-8 text, and of JSON lines, such as pairs and chats. They are
-divided between training and validation, and read in bounded memory."""
+divided between training and validation, read in bounded memory, and written as a token file for
+each split."""
 
 import codecs
 import hashlib
 import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol, Self, TypeVar
 
-from rungs.common import paths
+from rungs.common import paths, run_log
 from rungs.common.errors import UserError, reason
+from rungs.common.run_log import log
+from rungs.data import dataset, tokenizer_files
 from rungs.data.dataset import Split
+from rungs.data.token_file import Texts, TokenWriter
+from rungs.data.tokenizer import Tokenizer
 
 PIECE_BYTES = 1 << 20
 _BOM = codecs.BOM_UTF8
+NO_TEXT = "there is no text for the {} split; give more text or change --validation-percent"
+_LARGEST_UINT16_VOCAB = 1 << 16
 
 Progress = Callable[[int], object]
 """Called with the number of bytes read."""
@@ -209,3 +216,40 @@ def split_lines(sections: list[LineSection], percent: float) -> dict[Split, list
 def stable_hash(text: str) -> int:
     """Return a 64-bit hash of a text or a file's name that is the same on every machine."""
     return int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()[:8])
+
+
+T = TypeVar("T", bound=TextSection)
+W = TypeVar("W", bound=TokenWriter)
+
+
+def write_splits(
+    folder: Path,
+    sections: Mapping[dataset.Split, Sequence[T]],
+    tokenizer: Tokenizer,
+    open_writer: Callable[[Path, str], W],
+    write_section: Callable[[W, T, Progress], None],
+    lacking: str = NO_TEXT,
+) -> None:
+    """Write each split's token file, section by section, and the tokenizer. `open_writer` gets a
+    path and a dtype. Raises UserError with the message `lacking` if a split gets no tokens."""
+    size = sum(section.size for split in sections.values() for section in split)
+    with run_log.byte_progress("tokenizing", size) as bar:
+        for split, parts in sections.items():
+            path = folder / dataset.split_file(split)
+            with open_writer(path, token_dtype(tokenizer.vocab_size)) as writer:
+                for section in parts:
+                    write_section(writer, section, bar.update)
+            if not writer.tokens:
+                raise UserError(lacking.format(split))
+    tokenizer_files.save_tokenizer(tokenizer, folder)
+
+
+def log_texts(tokenizer: Tokenizer, end: int | None) -> Texts | None:
+    """Log the tokens that begin and end texts; return them, or None if none begin texts."""
+    log.info("%s", tokenizer.describe_texts(tokenizer.begin))
+    return Texts(begin=tokenizer.begin, end=end) if tokenizer.begin else None
+
+
+def token_dtype(vocab_size: int) -> str:
+    """Return the safetensors name of the 2- or 4-byte dtype that holds every token id."""
+    return "U16" if vocab_size <= _LARGEST_UINT16_VOCAB else "U32"

@@ -12,7 +12,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from rungs.config.reinforce_config import TaskConfig
 from rungs.data import dataset, token_file
 from rungs.data.builders.pair_dataset import Pair, write_pairs
-from rungs.data.builders.writing import token_dtype
+from rungs.data.builders.sections import token_dtype
 from rungs.data.dataset import TRAIN, VALIDATION, Source
 from rungs.data.tokenizer import END_OF_TEXT, TOKENIZER_FILE, Tokenizer
 from rungs.tasks.catalog import open_task

@@ -10,8 +10,14 @@ from rungs.common.paths import suffix_of
 from rungs.common.run_log import log
 from rungs.data import dataset
 from rungs.data.bpe import train_bpe
-from rungs.data.builders.sections import PIECE_BYTES, Progress, TextSection, split_sections
-from rungs.data.builders.writing import log_texts, write_splits
+from rungs.data.builders.sections import (
+    PIECE_BYTES,
+    Progress,
+    TextSection,
+    log_texts,
+    split_sections,
+    write_splits,
+)
 from rungs.data.token_file import TokenWriter
 from rungs.data.tokenizer import Tokenizer
 

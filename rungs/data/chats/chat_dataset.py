@@ -8,8 +8,13 @@ from typing import Any, NamedTuple
 
 from rungs.common.errors import errors_at
 from rungs.common.run_log import log
-from rungs.data.builders.sections import LineSection, Progress, parse_json, split_lines
-from rungs.data.builders.writing import write_splits
+from rungs.data.builders.sections import (
+    LineSection,
+    Progress,
+    parse_json,
+    split_lines,
+    write_splits,
+)
 from rungs.data.chats.chat_template import ChatTemplate
 from rungs.data.chats.messages import ASSISTANT, Message, chat_of
 from rungs.data.dataset import Chats, Source

@@ -20,8 +20,13 @@ from rungs.common.errors import UserError, check_characters, errors_at, reason
 from rungs.common.paths import suffix_of
 from rungs.common.strict_json import format_value
 from rungs.data.builders.pair_dataset import Pair, encode_pairs
-from rungs.data.builders.sections import LineSection, Progress, parse_json, split_lines
-from rungs.data.builders.writing import write_splits
+from rungs.data.builders.sections import (
+    LineSection,
+    Progress,
+    parse_json,
+    split_lines,
+    write_splits,
+)
 from rungs.data.chats.chat_dataset import ChatFormat, Turn, save_template, token_count
 from rungs.data.chats.chat_template import ChatTemplate
 from rungs.data.chats.messages import chat_of

@@ -18,8 +18,13 @@ from rungs.common.paths import suffix_of
 from rungs.common.run_log import log
 from rungs.data.batch_encoder import BatchEncoder
 from rungs.data.bpe import train_bpe
-from rungs.data.builders.sections import changed_while_read, stable_hash
-from rungs.data.builders.writing import NO_TEXT, log_texts, token_dtype
+from rungs.data.builders.sections import (
+    NO_TEXT,
+    changed_while_read,
+    log_texts,
+    stable_hash,
+    token_dtype,
+)
 from rungs.data.dataset import SPLITS, TRAIN, DocumentFile, Documents, Source, Split, split_file
 from rungs.data.documents import files
 from rungs.data.documents.files import FILES_AHEAD, DataFile, FetchedFile, fetch_ahead
