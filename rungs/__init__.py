@@ -28,7 +28,7 @@ before it; `uv run lint-imports` checks the layers in `pyproject.toml`):
     scaling        ladders, power laws, muP
     training       starting, the training loop, resuming, failed steps
     reinforcement  reinforcement learning: sampling, advantages, its loop
-    smoke_tests    the checks that `smoke_tests/` at the root runs on a machine or a run
+    checks         the checks that `smoke_tests/` at the root runs on a machine or a run
     report         charts as PNGs, HTML pages of runs and of what a model does
     serving        models over HTTP in the format of OpenAI's API, and a page to try them
     cli            the commands, such as `rungs train` and `train.py`

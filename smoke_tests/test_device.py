@@ -43,7 +43,7 @@ def main(run: str, into: Path) -> None:
     config = load_run(path)
     # JAX takes seconds to import; report mistakes in the config before that.
 
-    from rungs.smoke_tests.device_check.check import run_check
+    from rungs.checks.device import run_check
 
     run_log.log_to_terminal()
     report = run_check(path, config, into)

@@ -56,9 +56,9 @@ def main(
     os.environ["JAX_PLATFORMS"] = "cpu"
     # JAX takes seconds to import; report mistakes in the config before that.
 
+    from rungs.checks.checked_model import CheckedModel, CheckLimits
+    from rungs.checks.model import run_checks
     from rungs.parallel import jax_setup
-    from rungs.smoke_tests.model_check.checked_model import CheckedModel, CheckLimits
-    from rungs.smoke_tests.model_check.checks import run_checks
 
     run_log.log_to_terminal()
     jax_setup.enable_compilation_cache()

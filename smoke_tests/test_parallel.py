@@ -5,7 +5,7 @@
 Trains the first steps of a run on virtual CPU devices, in every sharding mode and every split of
 the gradient accumulation. Prints how far loss, gradient and the optimizer's update are from those
 of one device, how many bytes a device holds, and how many it sends. Exits with code 1 if a
-difference exceeds its tolerance; `rungs/smoke_tests/parallel_check/table.py` explains the
+difference exceeds its tolerance; `rungs/checks/parallel.py` explains the
 tolerances. Writes nothing into the run folder. The first time, compilation takes minutes even for a
 small run.
 
@@ -74,15 +74,14 @@ def main(
     _restart_with(devices)
     # JAX takes seconds to import, which the process before the restart can spare.
 
+    from rungs.checks.parallel import ParallelCheck, ParallelLimits, run_check
     from rungs.parallel import jax_setup
-    from rungs.smoke_tests.parallel_check.check import ParallelCheck, ParallelLimits
-    from rungs.smoke_tests.parallel_check.table import run_check
 
     run_log.log_to_terminal()
     jax_setup.enable_compilation_cache()
     model, train = config
     if isinstance(train, ReinforceConfig):
-        from rungs.smoke_tests.parallel_check.policy_check import run_policy_check
+        from rungs.checks.parallel_policy import run_policy_check
 
         sys.exit(0 if run_policy_check(folder, RunConfig(model, train), devices) else 1)
     assert isinstance(train, TrainConfig)

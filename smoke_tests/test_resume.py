@@ -57,7 +57,7 @@ def main(run: str, kills: int, tokens: int, keep: Path | None, datasets_dir: Pat
 
     import jax
 
-    from rungs.smoke_tests.resume_check.check import ResumeCheck, run_check, shorten
+    from rungs.checks.resume import ResumeCheck, run_check, shorten
 
     jax.config.update("jax_platforms", "cpu")  # leave accelerators to the training processes
     run_log.log_to_terminal()

@@ -3,7 +3,7 @@
 
 FILE gets a line with the platform, then one for each update: its number, as the optimizer counts
 it, and a checksum of the arrays that it was given. `BatchLog` in
-`rungs/smoke_tests/resume_check/check.py` reads the file.
+`rungs/checks/resume.py` reads the file.
 """
 
 import hashlib

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 from benchmarks.gpu_parts.figure import Figure
-from rungs.smoke_tests.device_check import report
+from rungs.checks import report
 
 _SCALES = {"FLOP/s": (1e-12, "TFLOP/s"), "B/s": (1e-9, "GB/s"), "B": (1e-6, "MB")}
 """Units of the device check, and how they are shown here."""

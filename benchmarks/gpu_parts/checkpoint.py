@@ -8,10 +8,10 @@ from benchmarks.gpu_parts.check_figures import converted
 from benchmarks.gpu_parts.figure import Figure
 from benchmarks.gpu_parts.setting import Setting
 from benchmarks.gpu_parts.step_variants import config_of
+from rungs.checks.device import on_mesh
+from rungs.checks.device_step import RunningStep, checkpoint
 from rungs.parallel import jax_setup
 from rungs.parallel.sharding import one_device
-from rungs.smoke_tests.device_check.check import on_mesh
-from rungs.smoke_tests.device_check.step import RunningStep, checkpoint
 
 
 def figures(setting: Setting) -> Iterator[Figure]:

@@ -5,9 +5,10 @@ from collections.abc import Iterator
 from benchmarks.gpu_parts.check_figures import converted
 from benchmarks.gpu_parts.figure import Figure
 from benchmarks.gpu_parts.setting import Setting
+from rungs.checks import device as check
+from rungs.checks import kernels
 from rungs.parallel import jax_setup
 from rungs.parallel.sharding import one_device
-from rungs.smoke_tests.device_check import check, kernels
 
 
 def figures(setting: Setting) -> Iterator[Figure]:

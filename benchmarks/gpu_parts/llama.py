@@ -7,14 +7,14 @@ from typing import Any
 from benchmarks.gpu_parts.figure import Figure
 from benchmarks.gpu_parts.setting import Setting
 from benchmarks.one_step import train_config
+from rungs.checks.device import on_mesh
+from rungs.checks.device_step import RunningStep, StepTime
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig
 from rungs.config.sharding_config import ShardingConfig
 from rungs.parallel import jax_setup
 from rungs.parallel.sharding import one_device
 from rungs.planning.hardware import device_of_kind
-from rungs.smoke_tests.device_check.check import on_mesh
-from rungs.smoke_tests.device_check.step import RunningStep, StepTime
 
 LLAMA: dict[str, Any] = {
     "vocab_size": 32000,

@@ -19,9 +19,9 @@ def figures(setting: Setting) -> Iterator[Figure]:
     import jax
     import numpy as np
 
+    from rungs.checks.device_speed import memory_bandwidth
     from rungs.parallel.sharding import one_device
     from rungs.planning.hardware import device_of_kind
-    from rungs.smoke_tests.device_check.peaks import memory_bandwidth
 
     hardware = device_of_kind(jax.devices()[0].device_kind)
     for (library, dtype), flops in found.items():

@@ -47,9 +47,8 @@ def compiled(checkout: Path, changes: Changes, setting: Setting) -> Any:
     """Compile a variant's step, with the code of a checkout."""
     with code_of(checkout):
         jax_setup = importlib.import_module("rungs.parallel.jax_setup")
-        checks = _first("rungs.smoke_tests.device_check", "rungs.diagnostics.device_check").__name__
-        check = importlib.import_module(f"{checks}.check")
-        step = importlib.import_module(f"{checks}.step")
+        check = _first("rungs.checks.device", "rungs.smoke_tests.device_check.check")
+        step = _first("rungs.checks.device_step", "rungs.smoke_tests.device_check.step")
         flags = _first("rungs.parallel.gpu_settings", "rungs.parallel.compiler_flags")
         one_device = importlib.import_module("rungs.parallel.sharding").one_device
         variants = importlib.reload(importlib.import_module("benchmarks.gpu_parts.step_variants"))

@@ -24,6 +24,8 @@ from jax.profiler import ProfileData
 from jax.sharding import Mesh
 
 from benchmarks.report import spread
+from rungs.checks.device import on_mesh
+from rungs.checks.device_step import RunningStep, release
 from rungs.common.shown_text import align_columns
 from rungs.config.run_config import RunConfig, load_run
 from rungs.config.sharding_config import ShardingConfig
@@ -43,8 +45,6 @@ from rungs.planning.compiled.roofline import PARTS, Roofline, Work, roofline, st
 from rungs.planning.forecast import forecast
 from rungs.planning.hardware import device_of_kind
 from rungs.run.folder import RunFolder
-from rungs.smoke_tests.device_check.check import on_mesh
-from rungs.smoke_tests.device_check.step import RunningStep, release
 from rungs.step.state import copy_bytes
 
 WARM_UP = 3

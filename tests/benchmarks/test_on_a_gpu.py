@@ -327,7 +327,7 @@ def test_another_checkout_is_a_variant_in_the_same_process(tmp_path: Path) -> No
     other = tmp_path / "other"
     for name in ("rungs", COMMITTED):
         shutil.copytree(ROOT / name, other / name)
-    changed = other / "rungs/smoke_tests/device_check/step.py"
+    changed = other / "rungs/checks/device_step.py"
     text = changed.read_text()
     old = "return needed_bytes(self.compiled.compiled, target_device.platform())"
     assert old in text

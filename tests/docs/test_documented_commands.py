@@ -93,7 +93,7 @@ NOT_RUN: dict[str, tuple[str, ...]] = {
     "runs until it is interrupted: tests/report, tests/serving": (
         *("charts.py runs/ --watch", "serve.py"),
     ),
-    "needs a model that has learned to copy: tests/smoke_tests": ("smoke_tests/test_a_to_a.py",),
+    "needs a model that has learned to copy: tests/checks": ("smoke_tests/test_a_to_a.py",),
     "needs a failed step: tests/training/test_failed_steps.py": ("train.py RUN --replay",),
     "needs changed code": (
         *("train.py runs/relu", "smoke_tests/test_model.py runs/relu"),

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from rungs.checks.resume import ResumeCheck, shorten
 from rungs.config import run_config
 from rungs.run.folder import RunFolder
-from rungs.smoke_tests.resume_check.check import ResumeCheck, shorten
 from tests.support.committed_runs import ROOT
 from tests.support.tiny_run import MODEL, make_dataset, make_pairs, make_run
 from tests.training.test_fine_tuning import LORA, imported_run

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
+from rungs.checks.resume import read_arrays
 from rungs.reinforcement.rollout_files import RolloutFiles, read
 from rungs.run.folder import RunFolder
-from rungs.smoke_tests.resume_check.check import read_arrays
 from tests.support.committed_runs import ROOT
 from tests.support.tiny_reinforcement import make_reinforcement_run, steps_of, write_start
 from tests.support.two_processes import TIMEOUT_SECONDS, free_port

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
+from rungs.checks.resume import read_arrays
 from rungs.common.errors import UserError
 from rungs.config.run_config import load_reinforcement_run
 from rungs.reinforcement import policy_learner as learning
@@ -25,7 +26,6 @@ from rungs.reinforcement.rerun import replay
 from rungs.reinforcement.rollout_files import RolloutFiles, read
 from rungs.reinforcement.sampling import CompletionSource
 from rungs.run.folder import RunFolder
-from rungs.smoke_tests.resume_check.check import read_arrays
 from rungs.training.trainer import Trainer
 from tests.support.long import long_except
 from tests.support.tiny_reinforcement import (

@@ -11,10 +11,10 @@ from safetensors.numpy import save_file
 
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.checkpointing.manifest import Checkpoint
+from rungs.checks.resume import read_arrays
 from rungs.data.token_file import PairWriter
 from rungs.run import metrics
 from rungs.run.folder import RunFolder
-from rungs.smoke_tests.resume_check.check import read_arrays
 from tests.support.committed_runs import ROOT
 
 VOCAB = 64

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rungs.checks.resume import shorten_training
 from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig, load_run
 from rungs.config.train_config import TrainConfig
@@ -20,7 +21,6 @@ from rungs.planning import report, rows
 from rungs.planning.compiled.step import lower_step
 from rungs.run import metrics
 from rungs.run.folder import RunFolder, StartOptions
-from rungs.smoke_tests.resume_check.check import shorten_training
 from rungs.step.state import create_model_and_optimizer
 from rungs.step.train_step import StepResult
 from rungs.training.dataset_learner import on_datasets

@@ -11,6 +11,7 @@ from safetensors.numpy import load_file
 
 from rungs.checkpointing.checkpoint_folder import find_weights
 from rungs.checkpointing.starting_point import Start
+from rungs.checks.parallel import ParallelCase, ParallelCheck, compare
 from rungs.common.errors import EXIT_FAILED, UserError
 from rungs.config.run_config import load_run
 from rungs.data.catalog import open_datasets
@@ -24,8 +25,6 @@ from rungs.objectives.distillation import (
 from rungs.parallel.sharding import one_device
 from rungs.run import metrics
 from rungs.run.folder import RunFolder, StartOptions
-from rungs.smoke_tests.parallel_check.check import ParallelCase, ParallelCheck
-from rungs.smoke_tests.parallel_check.table import compare
 from rungs.training.dataset_learner import on_datasets
 from rungs.training.replay import replay
 from rungs.training.start import create_mesh, launch

@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rungs.checks.parallel import ParallelCase, ParallelCheck, compare
 from rungs.config.run_config import RunConfig, load_run
 from rungs.data.loader import Batch
 from rungs.parallel.sharding import place_batch
 from rungs.run import metrics
 from rungs.run.folder import RunFolder, StartOptions
-from rungs.smoke_tests.parallel_check.check import ParallelCase, ParallelCheck
-from rungs.smoke_tests.parallel_check.table import compare
 from rungs.step.state import create_model_and_optimizer
 from rungs.step.train_step import make_step
 from rungs.training.dataset_learner import on_datasets

@@ -11,6 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from rungs.checkpointing.load import load_model
+from rungs.checks.parallel import ParallelCase, ParallelCheck, compare
 from rungs.common.errors import EXIT_FAILED, UserError
 from rungs.config.run_config import load_run, unused_keys
 from rungs.data.catalog import open_datasets
@@ -19,8 +20,6 @@ from rungs.data.token_file import AnsweredDocuments, PreferenceWriter
 from rungs.objectives.preferences import RECORD, Reference
 from rungs.run import metrics
 from rungs.run.folder import RunFolder, StartOptions
-from rungs.smoke_tests.parallel_check.check import ParallelCase, ParallelCheck
-from rungs.smoke_tests.parallel_check.table import compare
 from rungs.training.dataset_learner import on_datasets
 from rungs.training.replay import replay
 from rungs.training.start import launch

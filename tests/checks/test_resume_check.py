@@ -9,23 +9,16 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from rungs.config import run_config
-from rungs.config.train_config import TrainConfig
-from rungs.data.catalog import open_datasets
-from rungs.run.folder import RunFolder
-from rungs.run.metrics import StepMetrics
-from rungs.smoke_tests.resume_check.check import (
+from rungs.checks.resume import (
     BatchLog,
     TrainedRun,
     compare,
     shorten_training,
 )
-from rungs.smoke_tests.resume_check.kill import (
-    EARLY,
-    Activity,
-    ProcessKiller,
-    StepPlan,
-)
+from rungs.config import run_config
+from rungs.config.train_config import TrainConfig
+from rungs.data.catalog import open_datasets
+from rungs.run.metrics import StepMetrics
 from rungs.training import dataset_learner
 from smoke_tests.train_with_batch_log import log_batches
 from tests.support.tiny_run import make_dataset, make_pairs, make_run
@@ -175,21 +168,6 @@ def test_metrics_are_compared_step_by_step(uninterrupted: TrainedRun) -> None:
         assert found == {"metrics": difference}
     torn = differences(uninterrupted, lines=4)
     assert torn == {"metrics": "the killed run has an unreadable line"}
-
-
-def test_kills_are_spread_over_the_phases(tmp_path: Path) -> None:
-    plan = StepPlan(steps=14, interval=3)
-    killer = ProcessKiller(RunFolder(tmp_path), [], plan, [], {})
-    phases = killer._choose_phases(5)
-    assert len(set(phases)) == 5
-    assert [phase in EARLY for phase in phases] == [False, True] * 2 + [False]
-    assert {str(Activity(phase, 6)) for phase in phases} == {
-        "start, before compilation",
-        "compilation, before step 6",
-        "step 6",
-        "step 6 or its validation",
-        "save of step 6",
-    }
 
 
 def test_the_loss_limit_is_not_part_of_a_batch(

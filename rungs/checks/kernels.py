@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from rungs.checks.report import Figure
 from rungs.common.errors import readable_line, reason
 from rungs.model.attention import causal_kernel, causal_mask, plain_attention
 from rungs.model.kernels.blockwise_attention import Scoring
@@ -20,7 +21,6 @@ from rungs.model.kernels.matmul import matmul, plain_matmul
 from rungs.model.kernels.norms import Norm, normalize, plain_norm
 from rungs.parallel import devices, target_device
 from rungs.planning.compiled.step import XLA, kernels_of
-from rungs.smoke_tests.device_check.report import Figure
 
 PART = "kernels"
 PLAIN_ERRORS = 4

@@ -1,4 +1,5 @@
-"""All parts of the device check, in order, and the description of the machine."""
+"""Device check: are this machine's results correct, and as fast as they should be? All parts, in
+order, and the description of the machine. Works on any device; a CPU has no published figures."""
 
 import datetime
 import importlib.metadata
@@ -14,6 +15,10 @@ from pathlib import Path
 
 from jax.sharding import Mesh
 
+from rungs.checks import device_speed as peaks
+from rungs.checks import device_step as step
+from rungs.checks import kernels
+from rungs.checks.report import Figure, Report, as_rows
 from rungs.common.errors import errors_at, readable_line, reason
 from rungs.config.run_config import RunConfig
 from rungs.config.sharding_config import ShardingConfig
@@ -21,8 +26,6 @@ from rungs.optim.precision import resolve_compute_dtype
 from rungs.parallel import devices, jax_setup
 from rungs.planning.hardware import device_of_kind
 from rungs.planning.memory import report_out_of_memory
-from rungs.smoke_tests.device_check import kernels, peaks, step
-from rungs.smoke_tests.device_check.report import Figure, Report, as_rows
 from rungs.step.state import copy_bytes
 
 MACHINE_PART = "device"

@@ -9,16 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from rungs.config.model_config import ModelConfig
-from rungs.model.blocks import keep_output
-from rungs.model.gpt import GPT
-from rungs.smoke_tests.model_check.checked_model import (
+from rungs.checks.checked_model import (
     ROUNDING,
     CheckedModel,
     CheckResult,
     LogitsOf,
     relative_difference,
 )
+from rungs.config.model_config import ModelConfig
+from rungs.model.blocks import keep_output
+from rungs.model.gpt import GPT
 
 MAX_QUERIES = 16
 

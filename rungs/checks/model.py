@@ -11,6 +11,21 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 
+from rungs.checks.causality import (
+    Queries,
+    check_causality,
+    check_rows,
+    guaranteed_window,
+    influence_on_logits,
+)
+from rungs.checks.checked_model import (
+    ROUNDING,
+    CheckedModel,
+    CheckResult,
+    LogitsOf,
+    relative_difference,
+)
+from rungs.checks.dead_parameters import Gradient, check_gradients, gradient_of
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig
 from rungs.data.sequences import IGNORED
@@ -20,21 +35,6 @@ from rungs.model.kernels.cross_entropy import target_losses
 from rungs.objectives.table import make_train_step
 from rungs.optim.precision import dtype_of
 from rungs.parallel.sharding import one_device, place_batch
-from rungs.smoke_tests.model_check.causality import (
-    Queries,
-    check_causality,
-    check_rows,
-    guaranteed_window,
-    influence_on_logits,
-)
-from rungs.smoke_tests.model_check.checked_model import (
-    ROUNDING,
-    CheckedModel,
-    CheckResult,
-    LogitsOf,
-    relative_difference,
-)
-from rungs.smoke_tests.model_check.gradients import Gradient, check_gradients, gradient_of
 
 CACHE_ROUNDING = 1e-4
 """Like ROUNDING, for generation with a cache, whose matmuls have other shapes and orders of

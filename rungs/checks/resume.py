@@ -1,8 +1,11 @@
-"""Train a short copy of a run twice, uninterrupted and with kills, and compare the results."""
+"""Resume check: train a short copy of a run twice, uninterrupted and with kills at random times,
+and compare the results."""
 
 import json
 import math
+import random
 import shutil
+import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,6 +17,7 @@ from rungs.checkpointing import manifest, optimizer_state
 from rungs.checkpointing.checkpoint_folder import IMPORTED, find_weights, list_checkpoints
 from rungs.checkpointing.weights_file import bits
 from rungs.common import disk
+from rungs.common.errors import RunFailure, UserError
 from rungs.config import reinforce_config, run_config, train_config
 from rungs.data.catalog import open_datasets
 from rungs.data.dataset import TRAIN, Dataset
@@ -21,12 +25,6 @@ from rungs.data.loader import TrainingData
 from rungs.run import metrics as metrics_module
 from rungs.run.folder import RunFolder
 from rungs.run.metrics import PolicyMetrics, StepMetrics, StepRecord
-from rungs.smoke_tests.resume_check.kill import (
-    Observed,
-    Phase,
-    ProcessKiller,
-    StepPlan,
-)
 
 MAX_STEPS = 14
 """Steps of a short run: enough for a few checkpoints, and even, to divide into two epochs."""
@@ -35,6 +33,8 @@ _GROWS_AT = "5"
 """Step from which on a short run has a larger batch, if its run grows."""
 _VALIDATION_BATCHES = 4
 _REINFORCEMENT_STEPS, _PROMPTS, _VALIDATION_ITEMS = 8, 8, 16
+_MAX_ATTEMPTS = 10
+_POLL_SECONDS = 0.0005
 _KILL_ROW = "{:>4}  {:>8}  {}"
 _RESULT_ROW = "{:15}  {:66}  {}"
 
@@ -175,29 +175,119 @@ class Comparison(NamedTuple):
     """The first difference, if any."""
 
 
+class Kill(NamedTuple):
+    """A process that was killed."""
+
+    seconds: float
+    """Since its start."""
+    step: int | None
+    """The last step that it took, if any."""
+
+
+class Training:
+    """Processes that train a run, one after another. `command` takes the file for the log of
+    batches, then the arguments of `train.py`: the run folder and `options`."""
+
+    def __init__(self, run: RunFolder, options: Sequence[str], command: Sequence[str]) -> None:
+        self._run, self._options, self._command = run, options, command
+        self.batch_logs: list[Path] = []
+        """The logs of the processes."""
+        self.start_seconds = math.inf
+        """The shortest time from the start of a process to its first step."""
+
+    def finish(self) -> None:
+        """Train to the end. Raises the UserError or RunFailure that ended the process."""
+        process = self._start()
+        self._wait(process, math.inf, math.inf)
+        if code := process.returncode:
+            text = self.batch_logs[-1].with_suffix(".txt").read_text("utf-8", "replace")
+            errors = [line for line in text.splitlines() if line.startswith("error: ")]
+            if code == 2 and errors:
+                raise UserError("\n".join(line.removeprefix("error: ") for line in errors))
+            last = "\n".join(errors or text.splitlines()[-5:])
+            raise RunFailure(f"a training process ended with exit code {code}:\n{last}")
+
+    def kill(self, steps: int, delay: float) -> Kill | None:
+        """Kill a process `delay` seconds after the run has so many steps; None if it ended before
+        that."""
+        process, begin, before = self._start(), time.monotonic(), self._steps()
+        self._wait(process, steps, delay)
+        if process.poll() is not None:
+            return None
+        process.kill()
+        process.wait()
+        taken = self._steps()
+        return Kill(time.monotonic() - begin, taken - 1 if taken > before else None)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        run = self._run.path
+        log = run.with_name(f"{run.name}-{len(self.batch_logs)}.jsonl")
+        log.unlink(missing_ok=True)
+        self.batch_logs.append(log)
+        command = [*self._command, str(log), str(run), *self._options]
+        with log.with_suffix(".txt").open("wb") as output:
+            return subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+
+    def _wait(self, process: subprocess.Popen[bytes], steps: float, delay: float) -> None:
+        """Wait until `delay` seconds after the run has so many steps, or the process ends."""
+        begin, before, deadline = time.monotonic(), self._steps(), math.inf
+        while process.poll() is None and (now := time.monotonic()) < deadline:
+            taken = self._steps()
+            if taken > before:
+                self.start_seconds, before = min(self.start_seconds, now - begin), taken
+            if taken >= steps:
+                deadline = min(deadline, now + delay)
+            time.sleep(_POLL_SECONDS)
+
+    def _steps(self) -> int:
+        metrics = self._run.metrics
+        return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
+
+
 class ResumeCheck:
     """Trains a run twice in subprocesses, uninterrupted and with kills, in a folder.
     `train_command` is the command of `train_with_batch_log.py`."""
 
     def __init__(self, folder: Path, short: ShortRun, train_command: Sequence[str]) -> None:
         self._folder, self._short, self._train_command = folder, short, train_command
-        self.plan = StepPlan(short.steps, short.config.train.checkpoint_interval)
-        self._seconds: dict[Phase, float] = {}
+        self.interval = short.config.train.checkpoint_interval
         self._uninterrupted = self._make_run("uninterrupted")
         self._killed = self._make_run("killed")
+        self._start_seconds = self._step_seconds = 0.0
 
     def train_uninterrupted(self) -> float:
         """Train without a kill; return the seconds."""
-        start = time.monotonic()
-        self._uninterrupted.train()
-        return time.monotonic() - start
+        begin = time.monotonic()
+        self._uninterrupted.finish()
+        seconds = time.monotonic() - begin
+        self._start_seconds = min(self._uninterrupted.start_seconds, seconds)
+        self._step_seconds = (seconds - self._start_seconds) / self._short.steps
+        return seconds
 
-    def train_killed(self, kills: int) -> Iterator[Observed]:
-        """Train from start to end with this many kills, yielding each."""
-        disk.discard(self._folder / "killed")
-        self._killed = self._make_run("killed")
-        yield from self._killed.kill(kills)
-        self._killed.start().finish()
+    def train_killed(self, kills: int) -> list[Kill]:
+        """Train from start to end with this many kills, and return them. If a process ends before
+        it could be killed, all is done again. Raises RunFailure if that happens too often."""
+        for _ in range(_MAX_ATTEMPTS):
+            disk.discard(self._folder / "killed")
+            self._killed = self._make_run("killed")
+            found = [self._kill(number, kills) for number in range(kills)]
+            if None not in found:
+                self._killed.finish()
+                return [kill for kill in found if kill]
+        raise RunFailure(f"in {_MAX_ATTEMPTS} attempts, a process ended before it could be killed")
+
+    def _kill(self, number: int, kills: int) -> Kill | None:
+        """Kill one of `kills` processes at a random time: every second one while it starts, the
+        others in a step, validation or save beyond a checkpoint, each further than the last."""
+        if number % 2:
+            start_seconds = min(self._start_seconds, self._killed.start_seconds)
+            return self._killed.kill(0, random.uniform(0, start_seconds))
+        first = self.interval + 1
+        low, high = (
+            first + (self._short.steps - first) * part // kills for part in (number, number + 1)
+        )
+        step = random.randrange(low, max(high, low + 1))
+        return self._killed.kill(step, random.uniform(0, self._step_seconds))
 
     @property
     def platform(self) -> str | None:
@@ -212,12 +302,12 @@ class ResumeCheck:
     def comparisons(self) -> list[Comparison]:
         """Compare the two trainings."""
         uninterrupted, killed = (
-            TrainedRun.read(RunFolder(self._folder / name), killer.batch_logs)
-            for name, killer in (("uninterrupted", self._uninterrupted), ("killed", self._killed))
+            TrainedRun.read(RunFolder(self._folder / name), training.batch_logs)
+            for name, training in (("uninterrupted", self._uninterrupted), ("killed", self._killed))
         )
         return list(compare(uninterrupted, killed))
 
-    def _make_run(self, name: str) -> ProcessKiller:
+    def _make_run(self, name: str) -> Training:
         run = self._folder / name
         run.mkdir(parents=True)
         config = self._short.config
@@ -227,16 +317,15 @@ class ResumeCheck:
         for path in self._short.files:
             (run / path.name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(path, run / path.name)
-        options, command = self._short.options, self._train_command
-        return ProcessKiller(RunFolder(run), options, self.plan, command, self._seconds)
+        return Training(RunFolder(run), self._short.options, self._train_command)
 
 
 def run_check(path: Path, short: ShortRun, check: ResumeCheck, kills: int) -> bool:
     """Train the short copy of the run at `path` uninterrupted and with kills, and print results as
     soon as they are known. Return whether the two trainings are identical."""
     print(
-        f"{path}, shortened: {check.plan.steps} steps of {short.config.tokens_per_step:,} tokens, a"
-        f" checkpoint every {check.plan.interval} steps",
+        f"{path}, shortened: {short.steps} steps of {short.config.tokens_per_step:,} tokens, a"
+        f" checkpoint every {check.interval} steps",
         flush=True,
     )
     seconds = check.train_uninterrupted()
@@ -248,8 +337,11 @@ def run_check(path: Path, short: ShortRun, check: ResumeCheck, kills: int) -> bo
             " run). Without it, a difference below may not be a bug."
         )
     print("", _KILL_ROW.format("kill", "after", "during"), sep="\n", flush=True)
-    for number, (activity, seconds) in enumerate(check.train_killed(kills), 1):
-        print(_KILL_ROW.format(number, f"{seconds:.2f} s", activity), flush=True)
+    for number, kill in enumerate(check.train_killed(kills), 1):
+        during = (
+            "start" if kill.step is None else f"step {kill.step + 1}, or after step {kill.step}"
+        )
+        print(_KILL_ROW.format(number, f"{kill.seconds:.2f} s", during), flush=True)
     return _print_comparisons(check.comparisons())
 
 

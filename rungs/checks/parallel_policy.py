@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from rungs.checks.parallel import ROUNDING_TOLERANCE, relative_difference
 from rungs.config.run_config import ReinforceRunConfig
 from rungs.config.sharding_config import Mode, ShardingConfig
 from rungs.parallel.sharding import create_mesh
@@ -13,7 +14,6 @@ from rungs.reinforcement.policy_learner import reinforcement
 from rungs.reinforcement.rerun import open_learner
 from rungs.reinforcement.rollout_files import Completion
 from rungs.run.folder import RunFolder
-from rungs.smoke_tests.parallel_check.table import ROUNDING_TOLERANCE, relative_difference
 from rungs.step.state import host_copies
 
 _ROW = "{:6} {:>8}  {:>16} {:>12} {:>10}"

@@ -14,6 +14,13 @@ import numpy as np
 import pytest
 
 from rungs.checkpointing.manifest import Checkpoint
+from rungs.checks import device as check
+from rungs.checks import device_speed as peaks
+from rungs.checks import device_step as step
+from rungs.checks import kernels
+from rungs.checks.device import on_mesh
+from rungs.checks.device_step import RunningStep, StepTime
+from rungs.checks.report import Figure, Report, as_rows
 from rungs.config.run_config import RunConfig
 from rungs.model.kernels.blockwise_attention import Scoring
 from rungs.model.kernels.matmul import matmul
@@ -21,10 +28,6 @@ from rungs.parallel import target_device
 from rungs.parallel.target_device import Target
 from rungs.planning import hardware
 from rungs.planning.memory import memory_of
-from rungs.smoke_tests.device_check import check, kernels, peaks, step
-from rungs.smoke_tests.device_check.check import on_mesh
-from rungs.smoke_tests.device_check.report import Figure, Report, as_rows
-from rungs.smoke_tests.device_check.step import RunningStep, StepTime
 from tests.support.configs import mesh_of, model_config, train_config
 
 CASES = {case.name: case for case in kernels.cases()}

@@ -10,6 +10,7 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
+from rungs.checks.checked_model import CheckedModel, CheckResult
 from rungs.config.model_config import ModelConfig
 from rungs.config.train_config import TrainConfig
 from rungs.data.sequences import IGNORED
@@ -18,7 +19,6 @@ from rungs.model.gpt import GPT
 from rungs.model.lora import DOWN, UP
 from rungs.objectives.next_token import NextToken
 from rungs.parallel.sharding import Layout, dotted
-from rungs.smoke_tests.model_check.checked_model import CheckedModel, CheckResult
 from rungs.step.gradients import Summed, summed_gradients
 from rungs.step.nonfinite import ALL_FINITE
 from rungs.step.state import named_arrays

@@ -12,6 +12,15 @@ import pytest
 from click.testing import CliRunner
 from flax import nnx
 
+from rungs.checks import parallel as parallel_check
+from rungs.checks.parallel import (
+    CaseResult,
+    Difference,
+    ParallelCase,
+    ParallelCheck,
+    ParallelLimits,
+    compare,
+)
 from rungs.common import run_log
 from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig
@@ -21,14 +30,6 @@ from rungs.objectives.next_token import NextToken
 from rungs.parallel import collectives, sharding
 from rungs.parallel.sharding import DATA, Layout
 from rungs.parallel.target_device import Target, trace_for
-from rungs.smoke_tests.parallel_check import check as parallel_check
-from rungs.smoke_tests.parallel_check.check import (
-    CaseResult,
-    ParallelCase,
-    ParallelCheck,
-    ParallelLimits,
-)
-from rungs.smoke_tests.parallel_check.table import Difference, compare
 from rungs.step import train_step
 from smoke_tests import test_parallel as script
 from tests.support.committed_runs import ROOT

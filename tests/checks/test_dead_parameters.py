@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rungs.smoke_tests.model_check.gradients import (
+from rungs.checks.dead_parameters import (
     CheckedBatch,
     DeadParameters,
     find_dead_parameters,

@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
+from rungs.checks import device_speed as peaks
+from rungs.checks import device_step as step
+from rungs.checks import kernels
 from rungs.common import run_log
 from rungs.model.kernels.matmul import matmul
 from rungs.parallel import jax_setup
-from rungs.smoke_tests.device_check import kernels, peaks, step
 from tests.support.commands import Finished, run_script
 from tests.support.tiny_run import make_run
 

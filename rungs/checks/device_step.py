@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.checkpointing.saver import Saver, describe_checkpoint
+from rungs.checks.report import Figure
 from rungs.common.disk import folder_bytes
 from rungs.config.run_config import RunConfig
 from rungs.model.gpt import GPT
@@ -26,7 +27,6 @@ from rungs.parallel import sharding, target_device
 from rungs.planning.compiled.step import needed_bytes
 from rungs.planning.flops import model_flops_per_token
 from rungs.planning.memory import memory_of
-from rungs.smoke_tests.device_check.report import Figure
 from rungs.step.state import create_model_and_optimizer, named_arrays, shapes_of
 
 PART, REPEATED_PART, CHECKPOINT_PART = "step", "determinism", "checkpoint"

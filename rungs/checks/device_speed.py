@@ -12,8 +12,8 @@ import numpy as np
 from jax import Array
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from rungs.checks.report import Figure, Unit
 from rungs.planning.hardware import Hardware
-from rungs.smoke_tests.device_check.report import Figure, Unit
 
 PART = "peaks"
 LEAST_SHARE = 0.4

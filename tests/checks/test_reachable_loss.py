@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rungs.smoke_tests.model_check.checks import frequency_loss, reachable_loss
+from rungs.checks.model import frequency_loss, reachable_loss
 from tests.support.configs import model_config
 
 LN2 = math.log(2)

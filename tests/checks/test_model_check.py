@@ -10,6 +10,9 @@ import numpy as np
 import pytest
 from jax import Array
 
+from rungs.checks import checked_model
+from rungs.checks.checked_model import CheckedModel, CheckLimits
+from rungs.checks.model import CheckResult, check_results
 from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig, load_run
 from rungs.data.loader import Batch, TrainingData
@@ -20,9 +23,6 @@ from rungs.model.kernels import blockwise_attention
 from rungs.model.kernels.blockwise_attention import Scoring
 from rungs.model.layers import LayerNorm
 from rungs.optim import skipping_optimizer
-from rungs.smoke_tests.model_check import checked_model
-from rungs.smoke_tests.model_check.checked_model import CheckedModel, CheckLimits
-from rungs.smoke_tests.model_check.checks import CheckResult, check_results
 from tests.support.configs import model_config, train_config
 from tests.support.sharded_models import RECIPE, quick_compilation
 from tests.support.starting import files
