@@ -296,11 +296,10 @@ def _from_preferences(what: tuple[str, ...], datasets_dir: Path, options: Option
 
 def _is_hub_id(what: tuple[str, ...]) -> bool:
     """Whether an argument is the id of a repository rather than a file."""
-    from rungs.common import paths
     from rungs.data.documents.files import format_of
 
     only = what[0]
-    is_file = len(what) > 1 or paths.is_there(only) or format_of(only) is not None
+    is_file = len(what) > 1 or Path(only).exists() or format_of(only) is not None
     return "/" in only and not is_file
 
 
@@ -338,11 +337,11 @@ def _request(files: "list[DataFile]", options: Options) -> "Request":
 
 def _holds_documents(name: str, datasets_dir: Path) -> bool:
     """Whether a repository that is not downloaded yet holds documents rather than tokens."""
-    from rungs.common import hub, paths
+    from rungs.common import hub
     from rungs.data import catalog
     from rungs.data.builders import hub_dataset
 
-    if paths.is_there(catalog.dataset_folder(name, datasets_dir)):
+    if catalog.dataset_folder(name, datasets_dir).exists():
         return False
     return hub_dataset.FILES[0] not in hub.dataset_repository(name).files
 

@@ -147,7 +147,7 @@ def export(
             "--adapter: is for a folder; leave it out, and the file has the merged LoRA"
         )
     checkpoint = str(find_averaged_weights(checkpoint)) if averaged else checkpoint
-    if paths.is_there(folder):
+    if folder.exists():
         raise UserError(f"{folder}: exists already; choose another name, or move it away")
     if adapter:
         export_adapter(checkpoint, folder)

@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import platformdirs
 
@@ -146,37 +146,11 @@ def is_there(path: Path | str) -> bool:
     return Path(path).exists()
 
 
-def read_bytes(path: Path) -> bytes:
-    return path.read_bytes()
-
-
 def suffix_of(name: Path | str) -> str:
     """Return the last suffix of a file's name in lower case; empty if there is none."""
     return Path(name).suffix.lower()
 
 
-def lines_of(file: Any) -> Any:
-    return file
-
-
 def require_regular(path: Path) -> None:
     """Raise OSError if a path is missing or a folder."""
     path.open("rb").close()
-
-
-def open_to_read(path: Path) -> BinaryIO:
-    return path.open("rb")
-
-
-def optional_file(path: Path) -> Path | None:
-    return path if path.exists() else None
-
-
-def refuse_unsearchable(folder: Path) -> None: ...
-
-
-def cannot_be_read(path: Path, error: OSError) -> UserError:
-    return UserError(f"{path}: cannot be read: {error.strerror}")
-
-
-MOST_LINE = 1 << 26

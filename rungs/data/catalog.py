@@ -55,7 +55,7 @@ def open_dataset(name: str, datasets_dir: Path, *, update: bool = True) -> Datas
     disk.recover_folder(folder)
     if "/" in name:
         hub_dataset.download(name, folder, update=update)
-    elif not paths.is_there(folder):
+    elif not folder.exists():
         _build_by_name(name, folder)
     return Dataset(name, folder)
 
@@ -77,7 +77,7 @@ def build_dataset(
     if "/" in name or name in BUILT_IN:
         raise UserError(f"dataset {name!r}: this name is reserved; choose another one, without /")
     different = list(dict.fromkeys(files))
-    if paths.is_there(folder) or not _build_folder(folder, lambda at: build(at, different)):
+    if folder.exists() or not _build_folder(folder, lambda at: build(at, different)):
         raise UserError(f"{folder}: already exists; choose another name, or delete it first")
     return Dataset(name, folder)
 
@@ -91,7 +91,7 @@ def build_documents_dataset(name: str, request: "Request", datasets_dir: Path) -
     if name in BUILT_IN:
         raise UserError(f"dataset {name!r}: this name is reserved; choose another one")
     with disk.lock_folder(folder):
-        if paths.is_there(folder):
+        if folder.exists():
             known = dataset.read_description(folder)
             found = known.source.documents if known else None
             if found is None or found.request != request.checksum:
@@ -113,7 +113,7 @@ def _build_by_name(name: str, folder: Path) -> None:
         _build_folder(folder, BUILT_IN[name])
         return
     known = [*BUILT_IN]
-    if paths.is_folder(folder.parent):
+    if folder.parent.is_dir():
         known += [path.name for path in folder.parent.iterdir() if not path.name.startswith(".")]
     meant = did_you_mean(name, known, "")
     advice = f"{meant} Or build it:" if meant else "build it with"

@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from rungs.common import disk, paths, run_log, strict_json
+from rungs.common import disk, run_log, strict_json
 from rungs.common.errors import UserError
 from rungs.data import token_file, tokenizer
 from rungs.data.token_file import AnsweredDocuments, FileArray, Tensor, TokenFile
@@ -207,16 +207,16 @@ class Dataset:
     def tokenizer_file(self) -> Path | None:
         """Path of the dataset's own tokenizer, or None if it has none. Raises UserError if it is no
         regular file."""
-        return paths.optional_file(self.folder / tokenizer.TOKENIZER_FILE)
+        path = self.folder / tokenizer.TOKENIZER_FILE
+        return path if path.exists() else None
 
 
 def read_description(folder: Path) -> DatasetDescription | None:
     """Read `dataset.json`, without splits if its checksum is wrong; None if it is missing or not
     valid. Raises UserError if it can't be read."""
     path = folder / DESCRIPTION_FILE
-    if not paths.is_file(path):
+    if not path.is_file():
         return None
-    paths.open_to_read(path).close()
     try:
         return strict_json.parse(strict_json.read_text(path), path, DatasetDescription).verified()
     except UserError:
@@ -245,13 +245,12 @@ def describe(
 ) -> DatasetDescription:
     """Describe a folder's token files, reading only those that differ from `known`. Raises
     UserError if there is no training split, or a token file is not valid."""
-    paths.refuse_unsearchable(folder)
-    if not paths.is_there(folder / split_file(TRAIN)):
+    if not (folder / split_file(TRAIN)).exists():
         raise UserError(f"{folder}: not a dataset: it has no {split_file(TRAIN)}")
     splits = {
         split: _describe_split(path, known.splits.get(split) if known else None)
         for split in SPLITS
-        if paths.is_there(path := folder / split_file(split))
+        if (path := folder / split_file(split)).exists()
     }
     return DatasetDescription(source=source, splits=splits)
 

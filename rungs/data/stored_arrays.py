@@ -21,7 +21,7 @@ from pydantic import Field
 from rungs.common import disk, strict_json
 from rungs.common.disk import atomic_folder, lock_folder
 from rungs.common.errors import UserError
-from rungs.common.paths import file_checksum, is_file, open_to_read
+from rungs.common.paths import file_checksum
 from rungs.data.token_file import DTYPES, FileArray, read_header
 
 log = logging.getLogger("rungs")
@@ -85,7 +85,7 @@ class Store(NamedTuple):
 
     def exists(self) -> bool:
         """Return whether all arrays were written."""
-        return is_file(self.description)
+        return self.description.is_file()
 
     def write(self, arrays_of: ArraysOf) -> None:
         """Write the arrays, a file at a time. Killed and called again, it goes on with the first
@@ -98,7 +98,7 @@ class Store(NamedTuple):
             with atomic_folder(self.folder, replace=True, resume=True) as folder:
                 for first in range(0, self.sequences, per_file):
                     path = folder / f"{first // per_file:05}.safetensors"
-                    if not is_file(path):
+                    if not path.is_file():
                         log.info("%s: sequence %d of %d", path, first + 1, self.sequences)
                         arrays = arrays_of(range(first, min(first + per_file, self.sequences)))
                         disk.replace_file(path, safetensors.numpy.save(dict(arrays)))
@@ -114,7 +114,7 @@ class Store(NamedTuple):
         they can't be read."""
         if not self.exists():
             raise DamagedError(f"{self.description}: missing")
-        with open_to_read(self.description) as file:
+        with self.description.open("rb") as file:
             content = file.read(_MOST_DESCRIPTION_BYTES)
         with errors_as_damage():
             text = content.decode(errors="replace")

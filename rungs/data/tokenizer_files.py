@@ -180,7 +180,7 @@ def load_tokenizer(place: Path | str) -> Tokenizer:
     `published_ends` decides which tokens end texts. Raises UserError if there is no tokenizer, it
     is damaged or of SentencePiece, or the hub cannot be reached."""
     path = Path(place)
-    if paths.is_folder(path):
+    if path.is_dir():
         missing = f"{path}: has no tokenizer: neither {TOKENIZER_FILE}"
     elif _is_hub_id(place):
         missing = f"{place}: has no tokenizer on the Hugging Face hub: neither {TOKENIZER_FILE}"
@@ -199,7 +199,7 @@ def load_tokenizer(place: Path | str) -> Tokenizer:
 def finder(place: Path | str) -> FindFile:
     """Return a function that finds a tokenizer's files; `place` is as for `load_tokenizer`."""
     path = Path(place)
-    folder = path if paths.is_folder(path) else path.parent
+    folder = path if path.is_dir() else path.parent
 
     def on_hub(name: str) -> Path | None:
         with contextlib.suppress(hub.NotOnHub):
@@ -207,13 +207,13 @@ def finder(place: Path | str) -> FindFile:
         return None
 
     def in_folder(name: str) -> Path | None:
-        return folder / name if paths.is_file(folder / name) else None
+        return folder / name if (folder / name).is_file() else None
 
     return on_hub if _is_hub_id(place) else in_folder
 
 
 def _is_hub_id(place: Path | str) -> bool:
-    if isinstance(place, Path) or paths.is_folder(Path(place)) or paths.is_file(Path(place)):
+    if isinstance(place, Path) or Path(place).is_dir() or Path(place).is_file():
         return False
     is_file_name = paths.suffix_of(place) == ".model" or ".json" in place.lower()
     return place.count("/") <= 1 and not place.startswith((".", "/")) and not is_file_name
@@ -271,7 +271,7 @@ def read_tokenizer_files(path: Path) -> dict[str, bytes]:
     """Return a `tokenizer.json` and the files that a copy needs beside it, by name."""
     is_alone = not any(map(finder(path), END_FILES))
     beside = {} if is_alone else _files_beside(load_tokenizer(path))
-    return {TOKENIZER_FILE: paths.read_bytes(path)} | beside
+    return {TOKENIZER_FILE: path.read_bytes()} | beside
 
 
 def _files_beside(tokenizer: Tokenizer) -> dict[str, bytes]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TextIO
 
 from rungs.checkpointing import checkpoint_folder, load, manifest, published
-from rungs.common import disk, errors, helper_process, paths, signals, strict_json
+from rungs.common import disk, errors, helper_process, signals, strict_json
 from rungs.common.run_log import log
 from rungs.config.optimization_config import OptimizationConfig
 from rungs.config.option_values import DATASETS_VARIABLE
@@ -117,7 +117,7 @@ class SampleProcess:
 
     def _left(self) -> list[Path]:
         """Return the checkpoints that were sent and not sampled from, in order."""
-        return sorted(self._folder.iterdir()) if paths.is_folder(self._folder) else []
+        return sorted(self._folder.iterdir()) if self._folder.is_dir() else []
 
     def _start(self) -> None:
         disk.remove(self._folder)

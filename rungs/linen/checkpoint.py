@@ -15,7 +15,7 @@ import numpy as np
 from rungs.checkpointing import weights_file
 from rungs.checkpointing.weights_file import TensorSpec, bits
 from rungs.common.errors import UserError, reason
-from rungs.common.paths import is_file, is_folder, refuse_link_out, require_regular
+from rungs.common.paths import refuse_link_out, require_regular
 from rungs.config.option_values import LinenFamily
 
 MSGPACK_FILE, MSGPACK_INDEX = "flax_model.msgpack", "flax_model.msgpack.index.json"
@@ -222,17 +222,17 @@ def read_arrays(place: Path) -> Arrays:
 
 
 def _read(place: Path) -> Mapping[str, Any]:
-    if is_file(place):
+    if place.is_file():
         return _read_msgpack(place)
-    if is_file(place / MSGPACK_FILE):
+    if (place / MSGPACK_FILE).is_file():
         return _read_msgpack(place / MSGPACK_FILE, place)
-    if is_file(place / MSGPACK_INDEX):
+    if (place / MSGPACK_INDEX).is_file():
         shards = sorted(set(weights_file.read_index(place / MSGPACK_INDEX).values()))
         trees = (_read_msgpack(path, place) for path in shards)
         return {name: node for tree in trees for name, node in _flatten(tree)}
-    if any(is_file(place / name) for name in _ORBAX_FILES):
+    if any((place / name).is_file() for name in _ORBAX_FILES):
         return _read_orbax(place)
-    children = place.iterdir() if is_folder(place) else ()
+    children = place.iterdir() if place.is_dir() else ()
     inner = sorted(path.name for path in children if path.is_dir())
     raise UserError(
         f"{place}: not a Linen checkpoint: it has neither {MSGPACK_FILE} nor Orbax's files"

@@ -7,7 +7,6 @@ import jax
 
 from rungs.checkpointing.checkpoint_folder import find_weights
 from rungs.checkpointing.weights_file import Weights
-from rungs.common import paths
 from rungs.config import run_config
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig
@@ -112,7 +111,7 @@ def model_beside(train: TrainConfig) -> ModelConfig | None:
     if train.teacher is None or train.teacher_top_k:
         return None
     run = existing_run_path(train.teacher)
-    if run and paths.is_file(run / run_config.MODEL_FILE):
+    if run and (run / run_config.MODEL_FILE).is_file():
         return run_config.load_any_run(run).model
     return Weights(find_weights(train.teacher)).header.model
 

@@ -10,7 +10,7 @@ from typing import NamedTuple, Self
 from rungs.checkpointing.checkpoint_folder import checkpoint_folders
 from rungs.checkpointing.load import starting_dtypes
 from rungs.checkpointing.retention import most_needed
-from rungs.common import disk, errors, paths
+from rungs.common import disk, errors
 from rungs.common.run_log import log
 from rungs.config.optimization_config import OptimizationConfig
 from rungs.config.run_config import MODEL_FILE, TRAIN_FILE, RunConfig, errors_in_files_of
@@ -247,7 +247,7 @@ def _without_time(
     _check_divisibility(run, config, layout)
     shapes = shapes_of(model, train.lora)
     folders = {name: dataset_folder(name, datasets_dir) for name in train.datasets}
-    here = (item for item in folders.items() if paths.is_there(item[1] / split_file(TRAIN)))
+    here = (item for item in folders.items() if (item[1] / split_file(TRAIN)).exists())
     datasets = {name: Dataset(name, folder) for name, folder in here}
     tokens = _tokens(run, config, datasets)
     stored = starting_dtypes(run, config)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from rungs.common import disk, errors, hub, paths
+from rungs.common import disk, errors, hub
 from rungs.common.run_log import log
 from rungs.data import dataset, tokenizer
 
@@ -15,7 +15,7 @@ def download(name: str, folder: Path, *, update: bool) -> None:
     to date. If the hub cannot be reached, an existing copy is used. A folder not from the hub is
     the user's and never changed. Raises UserError if there is no copy and the download fails."""
     known = dataset.read_description(folder)
-    if paths.is_there(folder) and not (update and known and known.source.kind == "hub"):
+    if folder.exists() and not (update and known and known.source.kind == "hub"):
         return
     try:
         state = hub.dataset_repository(name)
@@ -23,7 +23,7 @@ def download(name: str, folder: Path, *, update: bool) -> None:
             with disk.lock_folder(folder):
                 _download_revision(name, folder, state)
     except (errors.UserError, errors.RunFailure) as error:
-        if not paths.is_there(folder):
+        if not folder.exists():
             raise
         log.warning("%s: using the copy in %s, which may be outdated: %s", name, folder, error)
 

@@ -8,7 +8,7 @@ import io
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 from rungs.common import paths, run_log
 from rungs.common.errors import UserError, reason
@@ -131,7 +131,7 @@ class LineSection(TextSection):
         offset = self.start
         with self.path.open("rb") as file:
             file.seek(offset)
-            for number, line in numbered_lines(file, self.name, self.first_line):
+            for number, line in enumerate(file, self.first_line):
                 if offset >= self.end:
                     return
                 if line.strip():
@@ -139,18 +139,6 @@ class LineSection(TextSection):
                 offset += len(line)
         if offset < self.end:
             raise changed_while_read(self.name)
-
-
-def numbered_lines(file: BinaryIO, name: str, first: int = 1) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines of an open file with their numbers, from `first` on. Raises UserError if one
-    is too long."""
-    for number, line in enumerate(paths.lines_of(file), first):
-        if len(line) == paths.MOST_LINE:
-            raise UserError(
-                f"{name}: line {number} has {len(line):,} bytes or more; one value is to be in"
-                " each line"
-            )
-        yield number, line
 
 
 def changed_while_read(name: str) -> UserError:

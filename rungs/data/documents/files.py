@@ -17,9 +17,9 @@ import pyarrow.parquet as pq
 
 from rungs.common import hub
 from rungs.common.errors import UserError, errors_at, reason
-from rungs.common.paths import MOST_LINE, file_checksum, open_given, require_regular, suffix_of
+from rungs.common.paths import file_checksum, open_given, suffix_of
 from rungs.common.strict_json import format_name, format_value
-from rungs.data.builders.sections import numbered_lines, parse_json, without_surrogates
+from rungs.data.builders.sections import parse_json, without_surrogates
 from rungs.data.dataset import TRAIN, VALIDATION, Split
 from rungs.data.tokenizer import END_OF_TEXT
 
@@ -260,14 +260,12 @@ def read(path: Path, name: str, column: str | None, first: int = 0) -> Iterator[
         "plain text": _plain_text,
     }
     with _reading(name):
-        require_regular(path)
         yield from readers[format_of(name)](path, name, column, first)
 
 
 def rows(path: Path, name: str) -> Iterator[dict[str, Any]]:
     """Yield the rows of a file of Parquet or JSON lines; arguments and errors as for `read`."""
     with _reading(name):
-        require_regular(path)
         if format_of(name) == "parquet":
             with pq.ParquetFile(path) as file:
                 if len({*file.schema_arrow.names}) < len(file.schema_arrow.names):
@@ -343,7 +341,7 @@ def _json_lines(path: Path, name: str, column: str | None, first: int) -> Iterat
 def _json_rows(path: Path, name: str, first: int = 0) -> Iterator[dict[str, Any] | None]:
     """Yield the object of each line, None for a blank one."""
     with _opened(path, name) as file:
-        for number, line in itertools.islice(numbered_lines(file, name), first, None):
+        for number, line in itertools.islice(enumerate(file, 1), first, None):
             if not line.strip():
                 yield None
                 continue
@@ -387,7 +385,7 @@ def _texts(lines: IO[str]) -> Iterator[str]:
 def _lines(file: IO[str]) -> str:
     """Return the next lines of a text, of about `_TEXT_BYTES`; a very long line in parts."""
     lines, size = [], 0
-    while size <= _TEXT_BYTES and (line := file.readline(MOST_LINE)):
+    while size <= _TEXT_BYTES and (line := file.readline()):
         lines.append(line)
         size += len(line)
     return "".join(lines)

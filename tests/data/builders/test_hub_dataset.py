@@ -53,7 +53,7 @@ def test_a_missing_dataset_is_downloaded_without_other_files(
     assert found.description.source.revision == hub.revision
     assert found.tokenizer_file is not None
     assert hub.downloads() == ["tokenizer.json", "train.safetensors", "validation.safetensors"]
-    assert sorted(path.name for path in found.folder.parent.iterdir()) == [".data.lock", "data"]
+    assert sorted(path.name for path in found.folder.parent.iterdir()) == ["data"]
 
 
 def test_a_file_name_that_leads_out_of_the_folder_is_refused(
