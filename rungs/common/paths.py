@@ -37,7 +37,9 @@ def cache_folder() -> Path | None:
 @contextlib.contextmanager
 def open_given(path: Path) -> Iterator[BinaryIO]:
     """Open a file that the user named, to be read in the block. Raises UserError if it is missing
-    or unreadable."""
+    or unreadable, or a pipe, as it is read more than once."""
+    if path.is_fifo():
+        raise UserError(f"{path}: cannot be read: it is a pipe; write it to a file first")
     try:
         with path.open("rb") as file:
             yield file

@@ -173,7 +173,6 @@ def test_other_machines_need_a_key(tmp_path: Path) -> None:
         (["--host", "0.0.0.0"], "--host: other machines may call it; add --key-file FILE"),
         (["--key-file", short], "must hold a key of at least 16 printable ASCII characters"),
         (["--key-file", tmp_path / "gone"], "gone: no such file"),
-        (["--key-file", "/dev/null"], "/dev/null: cannot be read: not a regular file"),
     ):
         command = [sys.executable, str(ROOT / "serve.py"), str(model), *map(str, options)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -98,7 +98,7 @@ def test_a_missing_or_strange_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such file"):
         open_file(tmp_path)
     (tmp_path / "items.jsonl").mkdir()
-    with pytest.raises(UserError, match="not a regular file"):
+    with pytest.raises(UserError, match="cannot be read"):
         open_file(tmp_path)
 
 

@@ -1,6 +1,5 @@
 """Documents on the hub, downloaded and tokenized, against a local server."""
 
-import json
 import os
 import subprocess
 import sys
@@ -12,14 +11,14 @@ import pytest
 
 from rungs.common import disk
 from rungs.common.errors import UserError
-from rungs.common.hub import dataset_repository, download_model
+from rungs.common.hub import dataset_repository
 from rungs.data.dataset import Dataset
 from rungs.data.documents.files import Choice, hub_files
 from tests.data.builders.test_hub_dataset import go_offline
 from tests.support.commands import Finished, run_script
 from tests.support.committed_runs import ROOT
 from tests.support.document_files import compressed, json_lines, parquet, texts
-from tests.support.hub_stand_in import DATASET, MODEL, HubStandIn
+from tests.support.hub_stand_in import DATASET, HubStandIn
 from tests.support.local_server import use_server
 
 CARD = {
@@ -151,34 +150,6 @@ def test_choices_that_are_not_there_are_refused(
 
 
 FILE = {"rfilename": "a.parquet", "size": 3}
-
-
-@pytest.mark.parametrize(
-    "described",
-    [
-        [],
-        None,
-        "down for maintenance",
-        {"id": DATASET, "siblings": 3},
-        {"id": DATASET, "siblings": [3]},
-        {"id": DATASET, "siblings": [{}]},
-        {"id": DATASET, "siblings": [{"rfilename": 3}]},
-        {"id": DATASET, "siblings": [{"rfilename": None}]},
-        {"id": DATASET, "siblings": [FILE | {"size": "large"}]},
-        {"id": DATASET, "siblings": [FILE | {"lfs": {"size": 3}}]},
-        {"id": DATASET, "siblings": [FILE], "cardData": [1]},
-    ],
-)
-def test_a_listing_of_another_form_is_one_line(
-    described: Any, hub: HubStandIn, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    body = json.dumps(described).encode()
-    monkeypatch.setattr(hub, "answer", lambda _: (200, body, {}))
-    with pytest.raises(UserError, match=f"^dataset {DATASET}: .*Hugging Face hub"):
-        dataset_repository(DATASET)
-    if not isinstance(described, dict) or "cardData" not in described:
-        with pytest.raises(UserError, match="model owner/model: "):
-            download_model(MODEL)
 
 
 @pytest.mark.parametrize(

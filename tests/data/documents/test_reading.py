@@ -7,7 +7,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from rungs.common import paths
 from rungs.common.errors import UserError
 from rungs.data.documents.files import format_of, read
 from tests.support.document_files import compressed, json_lines, parquet, texts
@@ -103,17 +102,6 @@ def test_files_that_cannot_be_read_are_refused(
     with pytest.raises(UserError, match=f"^{re.escape(name)}: .*{message}") as error:
         rows_of(tmp_path, name, content, column)
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
-def test_a_line_without_end_is_refused(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(paths, "MOST_LINE", 1000)
-    lines = json_lines({"text": "x" * 900}, {"text": "y" * 2000})
-    content = compressed(lines, "gzip") if name.endswith(".gz") else lines
-    with pytest.raises(UserError, match="line 2 has 1,000 bytes or more"):
-        rows_of(tmp_path, name, content)
 
 
 @pytest.mark.parametrize(
