@@ -20,7 +20,6 @@ before it; `uv run lint-imports` checks the layers in `pyproject.toml`):
     inspect        watch: what each layer does over training; look: what it does with one text
     checkpointing  checkpoints and weight files
     objectives     what a run minimizes: next-token, preferences, distillation, policy
-    linen          checkpoints of Flax Linen, and Linen and NNX modules inside each other
     planning       forecasts of memory, FLOPs, communication and time
     huggingface    import and export of published models
     integrations   beside a run: a mirror, experiment trackers, hooks, restarts after a crash

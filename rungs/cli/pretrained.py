@@ -13,7 +13,7 @@ import click
 from rungs.cli.options import DATASETS_DIR_OPTION, WEIGHTS_OPTION
 from rungs.common.errors import UserError
 from rungs.common.shown_text import quoted
-from rungs.config.option_values import GGUFDtype, LinenFamily
+from rungs.config.option_values import GGUFDtype
 
 if TYPE_CHECKING:
     from rungs.config.model_config import ModelConfig
@@ -51,11 +51,6 @@ def main() -> None:
     help="Ignore this key of config.json. Only for keys that do not change what the model"
     " computes. Can be repeated.",
 )
-@click.option(
-    "--linen",
-    type=click.Choice(get_args(LinenFamily)),
-    help="The source is a checkpoint of a Flax Linen model of this family, msgpack or Orbax.",
-)
 def import_(
     source: str,
     run: str,
@@ -63,10 +58,9 @@ def import_(
     check: bool,
     python: str | None,
     ignored_keys: tuple[str, ...],
-    linen: LinenFamily | None,
 ) -> None:
     """Create the run folder RUN (a path, or a name under runs/) from a Hugging Face model, given by
-    its hub id or its folder, from a GGUF file, or from a Linen checkpoint."""
+    its hub id or its folder, or from a GGUF file."""
     with importing():
         from rungs.huggingface import importing as imports
         from rungs.huggingface.gguf.reading import is_gguf
@@ -76,10 +70,6 @@ def import_(
             require_transformers,
         )
 
-    if linen and (check or revision):
-        raise UserError(
-            "--linen: leave out --check and --revision, which are for Hugging Face models"
-        )
     target = imports.target_folder(run)
     if python and not check:
         raise UserError("--python: is for --check; add it, or leave out --python")
@@ -87,10 +77,7 @@ def import_(
         raise UserError("--check: is for Hugging Face models; leave it out for a GGUF file")
     if check:
         require_transformers(python or sys.executable)
-    found = (
-        imports.find_linen_source(source, linen) if linen else imports.find_source(source, revision)
-    )
-    plan = imports.Import.from_source(found, ignored_keys)
+    plan = imports.Import.from_source(imports.find_source(source, revision), ignored_keys)
     click.echo(plan.summary())
     for note in plan.match.notes:
         click.echo(note)

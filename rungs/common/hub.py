@@ -261,8 +261,10 @@ def _weights_patterns(name: str, files: list[str]) -> list[str]:
         if known_by in files:
             return patterns
     raise UserError(
-        f"model {name}: has no weights as safetensors; look on the hub for a revision that has them"
-        " (--revision), or convert them with transformers"
+        f"model {name}: has no safetensors weights; look on the hub for a revision that has them"
+        " (--revision), or convert PyTorch files in a Python with PyTorch:"
+        f' AutoModelForCausalLM.from_pretrained("{name}").save_pretrained("NEW_FOLDER"), and the'
+        " same for AutoTokenizer"
     )
 
 

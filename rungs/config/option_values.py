@@ -6,8 +6,6 @@ DATASETS_VARIABLE = "RUNGS_DATASETS_DIR"
 """Environment variable that sets the datasets folder."""
 
 ChartStyle = Literal["plain", "hand-drawn"]
-LinenFamily = Literal["gemma", "gpt2", "llama"]
-"""Families whose Flax Linen checkpoints can be imported."""
 GGUFDtype = Literal["f16", "bf16", "q8_0", "f32"]
 """Dtypes of the matrices in a GGUF file."""
 

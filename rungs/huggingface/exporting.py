@@ -24,7 +24,7 @@ from rungs.huggingface.config_keys import HFConfig, has_no_effect, read_hf_confi
 from rungs.huggingface.families.family import Family
 from rungs.huggingface.families.llama import QWEN2
 from rungs.huggingface.families.registry import FAMILIES, VISION_MODELS
-from rungs.huggingface.tensor_groups import TensorGroup, tensor_groups
+from rungs.huggingface.tensors import TensorGroup, tensor_groups
 from rungs.model.lora import DOWN, UP
 from rungs.step.state import shapes_of
 

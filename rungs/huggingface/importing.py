@@ -16,29 +16,19 @@ from rungs.common import disk, hub
 from rungs.common.errors import UserError
 from rungs.common.paths import is_file, is_folder, is_there
 from rungs.common.strict_json import format_name
-from rungs.config import model_config, option_values, run_config
+from rungs.config import model_config, run_config
 from rungs.config.reference import schema_key
 from rungs.huggingface.config_keys import HFConfig, read_hf_config
 from rungs.huggingface.families.family import Family
 from rungs.huggingface.families.registry import family_of
 from rungs.huggingface.gguf.reading import GGUFTensors, is_gguf
 from rungs.huggingface.hf_tokenizer import convert_tokenizer, write_json
-from rungs.huggingface.tensor_groups import TensorGroup, tensor_groups
-from rungs.huggingface.tensor_reader import TensorFolder, Tensors
-from rungs.linen.checkpoint import LinenTensors
+from rungs.huggingface.tensors import TensorFolder, TensorGroup, Tensors, tensor_groups
 from rungs.run.folder import RunFolder, new_run_path
 
 HEAD = "lm_head.weight"
 _VISION = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\.")
 _MAX_LINES = 20
-
-
-class LinenCheckpoint(NamedTuple):
-    """Weights of a Flax Linen model."""
-
-    place: Path
-    """A msgpack file, or a folder."""
-    family: option_values.LinenFamily
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +41,6 @@ class HFSource:
     """Or a GGUF file."""
     revision: str | None = None
     """The commit on the hub."""
-    linen: LinenCheckpoint | None = None
 
 
 def find_source(place: str, revision: str | None = None) -> HFSource:
@@ -67,19 +56,6 @@ def find_source(place: str, revision: str | None = None) -> HFSource:
         raise UserError(f"{place}: no such folder, and not an id on the Hugging Face hub")
     folder, commit = hub.download_model(place, revision)
     return HFSource(place, folder, commit)
-
-
-def find_linen_source(place: str, family: option_values.LinenFamily) -> HFSource:
-    """Return the Linen checkpoint in a folder or msgpack file, in a family's layout. Raises
-    UserError if it does not exist."""
-    path = Path(place)
-    if not is_there(path):
-        raise UserError(
-            f"{place}: no such file or folder; with --linen, download the checkpoint first, for"
-            " example with hf download"
-        )
-    folder = path if is_folder(path) else path.parent
-    return HFSource(path.resolve().name, folder, linen=LinenCheckpoint(path, family))
 
 
 class Match(NamedTuple):
@@ -116,11 +92,8 @@ class Import:
             hf_config.ignore(ignored_keys)
             family = family_of(hf_config)
             model = family.to_model_config(hf_config)
-        linen = tensors if isinstance(tensors, LinenTensors) else None
-        notes = linen.leave_out_padding(model.vocab_size) if linen else []
         groups = tensor_groups(model, family.tensors)
         matched = _match(source.folder, tensors, family, groups)
-        matched.notes.extend(notes)
         return cls(source, hf_config, model, tensors, groups, matched)
 
     @property
@@ -174,24 +147,12 @@ class Import:
 
 
 def _open(source: HFSource, ignored_keys: tuple[str, ...]) -> tuple[HFConfig, Tensors]:
-    """Return the config and the weights. Without a `config.json`, the config is inferred from the
-    metadata of a GGUF file, where `ignored_keys` count as having no effect, or from the shapes of a
-    Linen model."""
-    path = source.folder / published.CONFIG_FILE
-    if source.linen is None and not is_folder(source.folder):
-        stored = GGUFTensors(source.folder, ignored_keys)
-        return stored.hf_config(), stored
-    if source.linen is None:
+    """Return the config and the weights. A GGUF file has no `config.json`: there, `ignored_keys` of
+    its metadata count as having no effect."""
+    if is_folder(source.folder):
         return read_hf_config(source.folder), TensorFolder(source.folder)
-    tensors = LinenTensors(*source.linen)
-    if is_file(path):
-        return read_hf_config(source.folder), tensors
-    if tensors.config is None:
-        raise UserError(
-            f"{path}: missing; the arrays don't say all about the model, so put the config.json of"
-            " the same model on the Hugging Face hub there"
-        )
-    return HFConfig(path, tensors.config), tensors
+    stored = GGUFTensors(source.folder, ignored_keys)
+    return stored.hf_config(), stored
 
 
 def _match(folder: Path, tensors: Tensors, family: Family, groups: list[TensorGroup]) -> Match:

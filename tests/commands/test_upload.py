@@ -27,7 +27,7 @@ from rungs.data.dataset import (
 )
 from rungs.huggingface.exporting import Export
 from rungs.huggingface.gguf.reading import GGUFTensors
-from rungs.huggingface.tensor_groups import model_parameters
+from rungs.huggingface.tensors import model_parameters
 from rungs.run import records
 from rungs.run.folder import RunFolder
 from rungs.run.records import Evaluation

@@ -85,7 +85,6 @@ NOT_RUN: dict[str, tuple[str, ...]] = {
     "needs PyTorch: tests/huggingface": (
         "pretrained.py import openai-community/gpt2 runs/gpt2 --check",
     ),
-    "needs a checkpoint of Linen: tests/linen": ("pretrained.py import gpt2-flax",),
     "needs the extra eval: tests/evaluation": ("evaluate.py runs/gpt2 --tasks",),
     "needs a TPU's compiler: tests/planning/compiled": (
         "plan.py runs/gpt2-small --device tpu-v5e",

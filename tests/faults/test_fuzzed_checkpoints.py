@@ -24,7 +24,7 @@ from rungs.config.run_config import RunConfig
 from rungs.config.sharding_config import ShardingConfig
 from rungs.data.bpe import train_bpe
 from rungs.data.token_file import TokenFile
-from rungs.huggingface.tensor_reader import safetensors_specs
+from rungs.huggingface.tensors import safetensors_specs
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.step.state import shapes_of
 from rungs.training.resume import checkpoint_to_resume

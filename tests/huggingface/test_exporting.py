@@ -26,7 +26,7 @@ from rungs.huggingface.exporting import Export, choose_family
 from rungs.huggingface.families.registry import FAMILIES, VISION_MODELS
 from rungs.huggingface.hf_tokenizer import describe_ends
 from rungs.huggingface.importing import Import, find_source, import_model
-from rungs.huggingface.tensor_groups import model_parameters
+from rungs.huggingface.tensors import model_parameters
 from rungs.parallel.sharding import one_device
 from rungs.run.folder import RunFolder
 from rungs.step.state import create_model_and_optimizer

@@ -28,7 +28,7 @@ from rungs.huggingface.gguf.gguf_file import GGUFFile
 from rungs.huggingface.gguf.reading import GGUFTensors
 from rungs.huggingface.gguf.writing import DTYPES, GGUFExport
 from rungs.huggingface.importing import Import, find_source, import_model
-from rungs.huggingface.tensor_groups import model_parameters
+from rungs.huggingface.tensors import model_parameters
 from tests.huggingface.test_exporting import (
     GEMMA,
     LLAMA,

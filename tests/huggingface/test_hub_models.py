@@ -74,9 +74,7 @@ def test_missing_models_and_weights_are_reported(hub: HubStandIn) -> None:
     with pytest.raises(UserError, match="model owner/other: not on the Hugging Face hub"):
         find_source("owner/other")
     hub.files = {"config.json": b"{}", "model.gguf": b""}
-    with pytest.raises(
-        UserError, match=f"^model {MODEL}: has no weights as safetensors or PyTorch"
-    ):
+    with pytest.raises(UserError, match=f"^model {MODEL}: has no safetensors weights"):
         find_source(MODEL)
     with pytest.raises(UserError, match="no such folder"):
         find_source("./nowhere/at/all")

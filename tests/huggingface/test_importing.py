@@ -155,12 +155,13 @@ def test_a_copy_of_the_embedding_as_head_is_left_out(tmp_path: Path) -> None:
     assert "tensor lm_head.weight: differs from model.embed_tokens.weight" in message(other)
 
 
-def test_pytorch_files_in_another_format_are_refused(tmp_path: Path) -> None:
+def test_pytorch_files_are_refused_with_how_to_convert_them(tmp_path: Path) -> None:
     folder = copy("llama", tmp_path / "source", {})
     (folder / "model.safetensors").unlink()
     assert "has no weights; needs model.safetensors" in message(folder)
     (folder / "pytorch_model.bin").write_bytes(b"\x80\x02}q\x00.")
-    assert "not a complete PyTorch file in zip format" in message(folder)
+    convert = f"AutoModelForCausalLM.from_pretrained('{folder}').save_pretrained("
+    assert convert in message(folder)
 
 
 # Wrong tensors

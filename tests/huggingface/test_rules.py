@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from rungs.huggingface.tensor_groups import AbstractParameter, TensorGroup
-from rungs.huggingface.tensor_rules import linear
+from rungs.huggingface.families.family import linear
+from rungs.huggingface.tensors import AbstractParameter, TensorGroup
 
 QUERY, KEY = AbstractParameter((3, 6, 4, 2), inputs=1), AbstractParameter((3, 6, 1, 2), inputs=1)
 

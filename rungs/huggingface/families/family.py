@@ -1,15 +1,15 @@
-"""The `Family` class: one kind of Hugging Face model."""
+"""The `Family` class: one kind of Hugging Face model, with rules of which tensors hold which
+parameters. Imports nothing that needs JAX, so that configs are read at once."""
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from rungs.common import strict_json
 from rungs.config import run_config
 from rungs.config.model_config import ModelConfig
 from rungs.huggingface.config_keys import HFConfig, Key
-from rungs.huggingface.tensor_rules import Rule
 
 _ROTARY_BUFFERS = ((r"\.rotary_emb\.inv_freq", "rotary frequencies, which Rungs computes"),)
 _BLOCK_KEYS = (
@@ -18,6 +18,36 @@ _BLOCK_KEYS = (
     *("ffn_bias", "n_experts", "experts_per_token", "residual_scalars", "value_embedding_every"),
     *("normalize_expert_weights", "qk_norm_scope"),
 )
+
+
+class Rule(NamedTuple):
+    """A pattern of tensor names, and the Rungs parameters in such a tensor, (inputs, outputs) as
+    matrices. Several are concatenated along the outputs."""
+
+    hf_name: str
+    """Pattern with `{layer}` and `{expert}` for the numbers."""
+    parameters: tuple[str, ...]
+    transposed: bool = False
+    """Whether the tensor is (outputs, inputs), as in PyTorch's Linear."""
+
+
+def as_is(hf_name: str, *parameters: str) -> Rule:
+    """Return the rule for a tensor with the same layout as the parameters."""
+    return Rule(hf_name, parameters)
+
+
+def linear(hf_name: str, *modules: str) -> tuple[Rule, Rule]:
+    """Return the rules for a PyTorch Linear and its optional bias. It may concatenate several of
+    our modules along its outputs."""
+    kernels = tuple(f"{module}.kernel" for module in modules)
+    biases = tuple(f"{module}.bias" for module in modules)
+    return Rule(f"{hf_name}.weight", kernels, transposed=True), as_is(f"{hf_name}.bias", *biases)
+
+
+def norm(hf_name: str, module: str) -> tuple[Rule, Rule]:
+    """Return the rules for a norm and its optional bias."""
+    scale = as_is(f"{hf_name}.weight", f"{module}.scale")
+    return scale, as_is(f"{hf_name}.bias", f"{module}.bias")
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from rungs.huggingface.attention_keys import LayerTypes, Rope, TwoRopes
 from rungs.huggingface.config_keys import Choice, Key, SameValue
 from rungs.huggingface.families import family, llama
-from rungs.huggingface.tensor_rules import norm
+from rungs.huggingface.families.family import norm
 
 GEMMA_CONSTANTS = llama.LLAMA_CONSTANTS | {
     "norm": "rms_norm_plus_one",

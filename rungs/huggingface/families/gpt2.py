@@ -1,8 +1,7 @@
 """GPT-2, from 124M to 1.5B parameters, with the defaults of `models/gpt2` in transformers 5.23."""
 
 from rungs.huggingface.config_keys import Choice, Flag, SameValue
-from rungs.huggingface.families.family import Family
-from rungs.huggingface.tensor_rules import Rule, as_is, linear, norm
+from rungs.huggingface.families.family import Family, Rule, as_is, linear, norm
 
 ACTIVATIONS = {
     "gelu_new": "gelu_tanh",

@@ -3,8 +3,7 @@ without, and SmolLM3. Defaults are those of `models/<model_type>` in transformer
 
 from rungs.huggingface.attention_keys import Rope, SwitchedWindow, UnrotatedLayers, UpperWindows
 from rungs.huggingface.config_keys import Choice, Flag, Key, SameValue
-from rungs.huggingface.families.family import Family
-from rungs.huggingface.tensor_rules import as_is, linear, norm
+from rungs.huggingface.families.family import Family, as_is, linear, norm
 
 GATED = {
     "silu": "swiglu",

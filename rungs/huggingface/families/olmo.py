@@ -2,8 +2,7 @@
 
 from rungs.huggingface.attention_keys import LayerTypes, Rope, SameRopes
 from rungs.huggingface.families import llama
-from rungs.huggingface.families.family import Family
-from rungs.huggingface.tensor_rules import norm
+from rungs.huggingface.families.family import Family, norm
 
 OLMO_CONSTANTS = llama.LLAMA_CONSTANTS | {
     "norm_placement": "output",

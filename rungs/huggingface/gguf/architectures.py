@@ -9,7 +9,7 @@ import numpy as np
 
 from rungs.config.model_config import ModelConfig
 from rungs.huggingface.config_keys import HFConfig, Key, SameValue
-from rungs.huggingface.families.family import Family
+from rungs.huggingface.families.family import Family, Rule, as_is, linear, norm
 from rungs.huggingface.families.gemma import GEMMA_CONSTANTS
 from rungs.huggingface.families.gpt2 import GPT2, QUERY_KEY_VALUE
 from rungs.huggingface.families.llama import LLAMA_CONSTANTS
@@ -22,7 +22,6 @@ from rungs.huggingface.gguf.metadata_keys import (
     SameBase,
     SlidingLayers,
 )
-from rungs.huggingface.tensor_rules import Rule, as_is, linear, norm
 
 PART = "/"
 """Stands between a tensor's name and the number of its part, such as an expert."""

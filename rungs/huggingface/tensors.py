@@ -1,20 +1,100 @@
-"""The tensors of a Hugging Face model by the rules of its family. Rungs stacks parameters: axis L
-of layers, then E of experts, if any. Hugging Face models have one tensor per layer and expert."""
+"""The tensors of a Hugging Face model: read from safetensors files, one at a time, and joined and
+split by the rules of its family. Rungs stacks parameters: axis L of layers, then E of experts, if
+any. Hugging Face models have one tensor per layer and expert."""
 
 import itertools
 import math
-from typing import NamedTuple
+from pathlib import Path
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from flax import nnx
+from safetensors import SafetensorError, safe_open
 
+from rungs.checkpointing.weights_file import (
+    INDEX_FILE,
+    SAFETENSORS_DTYPES,
+    WEIGHTS_FILE,
+    TensorSpec,
+    bits,
+    read_index,
+)
+from rungs.common.errors import UserError, reason
+from rungs.common.paths import is_file, refuse_link_out, require_regular
+from rungs.common.strict_json import format_name
 from rungs.config.model_config import ModelConfig
-from rungs.huggingface.tensor_rules import Rule
+from rungs.huggingface.families.family import Rule
 from rungs.parallel.sharding import dotted
 from rungs.step.state import abstract_model
 
+_DTYPES = {code: dtype for dtype, code in SAFETENSORS_DTYPES.items()}
 _STACKED_AXES = ("{layer}", "{expert}")
 _STRIP_ROWS = 128
+
+
+class Tensors(Protocol):
+    """Named tensors that are read one at a time."""
+
+    specs: dict[str, TensorSpec]
+
+    def bits(self, name: str) -> np.ndarray:
+        """Return a tensor's content as unsigned integers."""
+
+
+class TensorFolder:
+    """A folder's tensors, in one safetensors file or in shards with an index. Raises UserError if
+    it has no weights in this format, or a shard is missing or damaged."""
+
+    def __init__(self, folder: Path) -> None:
+        single, index = folder / WEIGHTS_FILE, folder / INDEX_FILE
+        self._files: dict[str, Path] = {}
+        if not is_file(single):
+            _require_safetensors(folder)
+            self._files = read_index(index)
+        self.specs: dict[str, TensorSpec] = {}
+        """dtype and shape of each tensor, by name. Buffers may have any dtype."""
+        for path in sorted(set(self._files.values())) or [single]:
+            refuse_link_out(path)
+            for name, spec in safetensors_specs(path).items():
+                if self._files.setdefault(name, path) == path:
+                    self.specs[name] = spec
+        for name, path in self._files.items():
+            if name not in self.specs:
+                raise UserError(f"{path}: tensor {format_name(name)}: missing; {INDEX_FILE} has it")
+
+    def bits(self, name: str) -> np.ndarray:
+        """Return a tensor's content as unsigned integers."""
+        with safe_open(self._files[name], framework="numpy") as file:  # each time, to free memory
+            return bits(file.get_tensor(name))
+
+
+def _require_safetensors(folder: Path) -> None:
+    if is_file(folder / INDEX_FILE):
+        return
+    if any(folder.glob("pytorch_model*.bin")):
+        raise UserError(
+            f"{folder}: has its weights as PyTorch files, which may contain code; convert them in a"
+            f" Python with PyTorch: AutoModelForCausalLM.from_pretrained({str(folder)!r})"
+            '.save_pretrained("NEW_FOLDER"), and copy the tokenizer files there'
+        )
+    raise UserError(f"{folder}: has no weights; needs {WEIGHTS_FILE} or {INDEX_FILE}")
+
+
+def safetensors_specs(path: Path) -> dict[str, TensorSpec]:
+    """Return the spec of every tensor in a file, by name. Raises UserError if it is unreadable."""
+    specs = {}
+    try:
+        require_regular(path)
+        with safe_open(path, framework="numpy") as file:
+            for name in file.keys():  # noqa: SIM118 — no mapping
+                part = file.get_slice(name)
+                code = part.get_dtype()
+                specs[name] = TensorSpec(_DTYPES.get(code, code), tuple(part.get_shape()))
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; the download or copy is incomplete") from None
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path}: not a complete safetensors file: {reason(error)}") from None
+    return specs
 
 
 class AbstractParameter(NamedTuple):
