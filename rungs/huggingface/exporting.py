@@ -21,9 +21,9 @@ from rungs.config.model_config import ModelConfig
 from rungs.config.optimization_config import LoraConfig
 from rungs.huggingface import hf_tokenizer
 from rungs.huggingface.config_keys import HFConfig, has_no_effect, read_hf_config
+from rungs.huggingface.families import FAMILIES, VISION_MODELS
 from rungs.huggingface.families.family import Family
 from rungs.huggingface.families.llama import QWEN2
-from rungs.huggingface.families.registry import FAMILIES, VISION_MODELS
 from rungs.huggingface.tensors import TensorGroup, tensor_groups
 from rungs.model.lora import DOWN, UP
 from rungs.step.state import shapes_of

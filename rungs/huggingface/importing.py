@@ -19,8 +19,8 @@ from rungs.common.strict_json import format_name
 from rungs.config import model_config, run_config
 from rungs.config.reference import schema_key
 from rungs.huggingface.config_keys import HFConfig, read_hf_config
+from rungs.huggingface.families import family_of
 from rungs.huggingface.families.family import Family
-from rungs.huggingface.families.registry import family_of
 from rungs.huggingface.gguf.reading import GGUFTensors, is_gguf
 from rungs.huggingface.hf_tokenizer import convert_tokenizer, write_json
 from rungs.huggingface.tensors import TensorFolder, TensorGroup, Tensors, tensor_groups

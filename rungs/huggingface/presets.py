@@ -17,7 +17,7 @@ from rungs.config import run_config
 from rungs.config.model_config import ModelConfig
 from rungs.config.reference import schema_key
 from rungs.huggingface.config_keys import HFConfig
-from rungs.huggingface.families.registry import family_of
+from rungs.huggingface.families import family_of
 from rungs.run.derive import Contents, create_from
 from rungs.run.folder import new_run_path
 

@@ -23,7 +23,7 @@ from rungs.data.bpe import train_bpe
 from rungs.data.tokenizer_files import load_tokenizer, save_tokenizer
 from rungs.huggingface import exporting
 from rungs.huggingface.exporting import Export, choose_family
-from rungs.huggingface.families.registry import FAMILIES, VISION_MODELS
+from rungs.huggingface.families import FAMILIES, VISION_MODELS
 from rungs.huggingface.hf_tokenizer import describe_ends
 from rungs.huggingface.importing import Import, find_source, import_model
 from rungs.huggingface.tensors import model_parameters

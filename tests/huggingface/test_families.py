@@ -12,8 +12,8 @@ from rungs.config.model_config import ModelConfig, RopeScaling
 from rungs.config.run_config import differences
 from rungs.huggingface.attention_keys import shortest_period
 from rungs.huggingface.config_keys import HFConfig, read_hf_config
+from rungs.huggingface.families import FAMILIES, VISION_MODELS, family_of
 from rungs.huggingface.families.family import normal_form
-from rungs.huggingface.families.registry import FAMILIES, VISION_MODELS, family_of
 from tests.support.published_configs import PUBLISHED
 from tests.support.published_models import MODELS, NAMES
 

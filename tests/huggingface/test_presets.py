@@ -14,8 +14,8 @@ from rungs.cli import plan, train
 from rungs.common.errors import UserError
 from rungs.config import run_config
 from rungs.huggingface.config_keys import HFConfig
+from rungs.huggingface.families import FAMILIES, family_of
 from rungs.huggingface.families.family import normal_form
-from rungs.huggingface.families.registry import FAMILIES, family_of
 from rungs.huggingface.presets import create_preset, preset_model, preset_names, preset_source
 from rungs.planning.flops import count_parameters
 from rungs.planning.memory import format_bytes

@@ -11,12 +11,14 @@ GEMMA_CONSTANTS = llama.LLAMA_CONSTANTS | {
 }
 GEMMA_ACTIVATION = Choice("hidden_activation", "feed_forward", llama.GATED, "gelu_pytorch_tanh")
 HIDDEN_ACT = {"hidden_act": ("gelu_pytorch_tanh", "gelu")}
-SANDWICH_NORMS = (
-    *norm(f"{llama.LAYER}.post_attention_layernorm", "blocks.attention_output_norm"),
+GEMMA2_TENSORS = (
+    *llama.ENDS,
+    *llama.INPUT_NORM,
     *norm(f"{llama.LAYER}.pre_feedforward_layernorm", "blocks.feed_forward_norm"),
-    *norm(f"{llama.LAYER}.post_feedforward_layernorm", "blocks.feed_forward_output_norm"),
+    *llama.ATTENTION,
+    *llama.FEED_FORWARD,
+    *llama.OUTPUT_NORMS,
 )
-GEMMA2_TENSORS = (*llama.ATTENTION, *SANDWICH_NORMS, *llama.FEED_FORWARD)
 
 
 def score_keys(attention_cap: float | None, final_cap: float | None) -> tuple[Key, ...]:

@@ -1,9 +1,16 @@
 """Llama and families with the same design: Mistral, Mixtral, Qwen 2, Qwen 3 with experts or
-without, and SmolLM3. Defaults are those of `models/<model_type>` in transformers 5.23."""
+without, SmolLM3, OLMo 2 and 3. Defaults are those of `models/<model_type>` in transformers 5.23."""
 
-from rungs.huggingface.attention_keys import Rope, SwitchedWindow, UnrotatedLayers, UpperWindows
+from rungs.huggingface.attention_keys import (
+    LayerTypes,
+    Rope,
+    SameRopes,
+    SwitchedWindow,
+    UnrotatedLayers,
+    UpperWindows,
+)
 from rungs.huggingface.config_keys import Choice, Flag, Key, SameValue
-from rungs.huggingface.families.family import Family, as_is, linear, norm
+from rungs.huggingface.families.family import Family, Rule, as_is, linear, norm
 
 GATED = {
     "silu": "swiglu",
@@ -55,39 +62,50 @@ ATTENTION_BIAS = Flag("attention_bias", ("qkv_bias", "attention_output_bias"), F
 ACTIVATION = Choice("hidden_act", "feed_forward", GATED, "silu")
 
 LAYER = "model.layers.{layer}"
-ATTENTION = (
+ENDS = (
     as_is("model.embed_tokens.weight", "token_embedding.embedding"),
-    *norm(f"{LAYER}.input_layernorm", "blocks.attention_norm"),
+    *norm("model.norm", "final_norm"),
+    *linear("lm_head", "head"),
+)
+INPUT_NORM = norm(f"{LAYER}.input_layernorm", "blocks.attention_norm")
+ATTENTION = (
     *linear(f"{LAYER}.self_attn.q_proj", "blocks.attention.query"),
     *linear(f"{LAYER}.self_attn.k_proj", "blocks.attention.key"),
     *linear(f"{LAYER}.self_attn.v_proj", "blocks.attention.value"),
     *linear(f"{LAYER}.self_attn.o_proj", "blocks.attention.output"),
     *norm(f"{LAYER}.self_attn.q_norm", "blocks.attention.query_norm"),
     *norm(f"{LAYER}.self_attn.k_norm", "blocks.attention.key_norm"),
-    *norm("model.norm", "final_norm"),
-    *linear("lm_head", "head"),
 )
-FEED_FORWARD = (
-    *linear(f"{LAYER}.mlp.gate_proj", "blocks.feed_forward.gate"),
-    *linear(f"{LAYER}.mlp.up_proj", "blocks.feed_forward.up"),
-    *linear(f"{LAYER}.mlp.down_proj", "blocks.feed_forward.down"),
-)
-EXPERT = f"{LAYER}.block_sparse_moe.experts.{{expert}}"
+
+
+def feed_forward(block: str, gate: str, up: str, down: str) -> tuple[Rule, ...]:
+    """Return the rules of a gated feed-forward sub-layer, or of one for each expert, whose three
+    matrices have these names in `block`."""
+    return (
+        *linear(f"{LAYER}.{block}.{gate}", "blocks.feed_forward.gate"),
+        *linear(f"{LAYER}.{block}.{up}", "blocks.feed_forward.up"),
+        *linear(f"{LAYER}.{block}.{down}", "blocks.feed_forward.down"),
+    )
+
+
+PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+FEED_FORWARD = feed_forward("mlp", *PROJECTIONS)
 EXPERTS = (
     *linear(f"{LAYER}.block_sparse_moe.gate", "blocks.feed_forward.router"),
-    *linear(f"{EXPERT}.w1", "blocks.feed_forward.gate"),
-    *linear(f"{EXPERT}.w3", "blocks.feed_forward.up"),
-    *linear(f"{EXPERT}.w2", "blocks.feed_forward.down"),
+    *feed_forward("block_sparse_moe.experts.{expert}", "w1", "w3", "w2"),
 )
-QWEN_EXPERT = f"{LAYER}.mlp.experts.{{expert}}"
 QWEN_EXPERTS = (
     *linear(f"{LAYER}.mlp.gate", "blocks.feed_forward.router"),
-    *linear(f"{QWEN_EXPERT}.gate_proj", "blocks.feed_forward.gate"),
-    *linear(f"{QWEN_EXPERT}.up_proj", "blocks.feed_forward.up"),
-    *linear(f"{QWEN_EXPERT}.down_proj", "blocks.feed_forward.down"),
+    *feed_forward("mlp.experts.{expert}", *PROJECTIONS),
 )
 FEED_FORWARD_NORM = norm(f"{LAYER}.post_attention_layernorm", "blocks.feed_forward_norm")
-LLAMA_TENSORS = (*ATTENTION, *FEED_FORWARD_NORM, *FEED_FORWARD)
+OUTPUT_NORMS = (
+    *norm(f"{LAYER}.post_attention_layernorm", "blocks.attention_output_norm"),
+    *norm(f"{LAYER}.post_feedforward_layernorm", "blocks.feed_forward_output_norm"),
+)
+"""After a sub-layer, in Gemma and OLMo."""
+WITHOUT_FEED_FORWARD = (*ENDS, *INPUT_NORM, *FEED_FORWARD_NORM, *ATTENTION)
+LLAMA_TENSORS = (*WITHOUT_FEED_FORWARD, *FEED_FORWARD)
 
 LLAMA = Family(
     "llama",
@@ -126,7 +144,7 @@ MIXTRAL = Family(
         Rope(1_000_000.0),
     ),
     LLAMA_CONSTANTS,
-    (*ATTENTION, *FEED_FORWARD_NORM, *EXPERTS),
+    (*WITHOUT_FEED_FORWARD, *EXPERTS),
 )
 QWEN2 = Family(
     "qwen2",
@@ -167,7 +185,7 @@ QWEN3_MOE = Family(
         Rope(),
     ),
     LLAMA_CONSTANTS | {"qk_norm": True},
-    (*ATTENTION, *FEED_FORWARD_NORM, *QWEN_EXPERTS),
+    (*WITHOUT_FEED_FORWARD, *QWEN_EXPERTS),
     supported_values={"decoder_sparse_step": (1,), "mlp_only_layers": ([],)},  # all have experts
     unused_keys=("intermediate_size", "max_window_layers"),  # of layers without; of Qwen 3
 )
@@ -185,4 +203,32 @@ SMOLLM3 = Family(
     LLAMA_CONSTANTS,
     LLAMA_TENSORS,
     unused_keys=("max_window_layers",),  # of Qwen
+)
+OLMO_CONSTANTS = LLAMA_CONSTANTS | {
+    "norm_placement": "output",
+    "qk_norm": True,
+    "qk_norm_scope": "all_heads",
+}
+OLMO_TENSORS = (*ENDS, *ATTENTION, *FEED_FORWARD, *OUTPUT_NORMS)
+OLMO_SIZES = sizes(50_304, 4096, 11_008, 32, 32, None, 2048, epsilon=1e-5)
+
+OLMO2 = Family(
+    "olmo2",
+    "Olmo2ForCausalLM",
+    (*OLMO_SIZES, ACTIVATION, ATTENTION_BIAS, Rope()),
+    OLMO_CONSTANTS,
+    OLMO_TENSORS,
+)
+OLMO3 = Family(
+    "olmo3",
+    "Olmo3ForCausalLM",
+    (
+        *OLMO_SIZES,
+        ACTIVATION,
+        ATTENTION_BIAS,
+        LayerTypes(period=4),
+        SameRopes(500_000.0, 500_000.0),
+    ),
+    OLMO_CONSTANTS,
+    OLMO_TENSORS,
 )

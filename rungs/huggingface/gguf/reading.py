@@ -12,9 +12,14 @@ from rungs.common.errors import UserError, errors_at
 from rungs.huggingface.config_keys import HFConfig, Values
 from rungs.huggingface.exporting import choose_family
 from rungs.huggingface.gguf import vocabulary
-from rungs.huggingface.gguf.architectures import ARCHITECTURES, PART, architecture_of
+from rungs.huggingface.gguf.architectures import (
+    ARCHITECTURES,
+    FREQUENCIES,
+    PART,
+    HasTensor,
+    architecture_of,
+)
 from rungs.huggingface.gguf.gguf_file import GGUFFile
-from rungs.huggingface.gguf.metadata_keys import FREQUENCIES, HasTensor
 
 SUFFIX, _MAGIC = ".gguf", b"GGUF"
 _EMBEDDING = "token_embd.weight"

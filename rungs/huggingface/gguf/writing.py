@@ -19,8 +19,7 @@ from rungs.data.tokenizer import TOKENIZER_FILE
 from rungs.data.tokenizer_files import load_tokenizer
 from rungs.huggingface.exporting import Export
 from rungs.huggingface.gguf import vocabulary
-from rungs.huggingface.gguf.architectures import ARCHITECTURES, PART, Architecture
-from rungs.huggingface.gguf.metadata_keys import FREQUENCIES
+from rungs.huggingface.gguf.architectures import ARCHITECTURES, FREQUENCIES, PART, Architecture
 
 DTYPES = {
     "f32": (GGMLQuantizationType.F32, LlamaFileType.ALL_F32),
