@@ -173,7 +173,7 @@ def test_a_tokenizer_that_differs_undoes_the_import(
     recorded["ids"] = json.dumps(ids)
     result = check(source, tmp_path / "other")
     assert result.exit_code == 1
-    assert "error: the tokenizer diverges from transformers: 'The quick brown" in result.output
+    assert 'error: the tokenizer diverges from transformers: "The quick brown' in result.output
     assert "in transformers [7]; " in result.output
     assert not (tmp_path / "other").exists()
 
