@@ -160,6 +160,7 @@ def export_gguf(checkpoint: str, path: Path, dtype: str) -> None:
 
     plan = GGUFExport(exporting.Export(checkpoint), dtype)
     click.echo(plan.summary())
+    path.parent.mkdir(parents=True, exist_ok=True)
     with disk.atomic_file(path) as partial:
         plan.write(partial)
     for note in plan.notes:
