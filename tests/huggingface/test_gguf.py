@@ -207,6 +207,15 @@ def test_tensors_are_as_llama_cpp_wants_them(tmp_path: Path) -> None:
     )
 
 
+def test_outputs_come_first_in_the_matrices_of_gpt_2(tmp_path: Path) -> None:
+    """In GPT-2's own files, inputs do."""
+    file = GGUFFile(exported(imported_fixture("gpt2", tmp_path), tmp_path / "model.gguf", "f32"))
+    source = arrays(MODELS / "gpt2")
+    for ours, theirs in {"attn_qkv": "attn.c_attn", "ffn_down": "mlp.c_proj"}.items():
+        wanted = source[f"transformer.h.1.{theirs}.weight"].T
+        assert np.array_equal(file.read(f"blk.1.{ours}.weight"), wanted)
+
+
 def test_gemma_norms_have_one_added(tmp_path: Path) -> None:
     run = imported_fixture("gemma3", tmp_path)
     file = GGUFFile(exported(run, tmp_path / "model.gguf", "f32"))
