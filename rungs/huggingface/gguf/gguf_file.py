@@ -1,5 +1,5 @@
-"""Read a GGUF file: its metadata and tensors. `gguf.GGUFReader` takes minutes for a vocabulary of
-262,144 tokens, and does not notice lengths that reach beyond the end."""
+"""Read a GGUF file: its metadata and tensors. `gguf.GGUFReader` makes an array of each element of a
+list: 25 s of CPU time for tokens, scores and types of Gemma's 262,144 tokens."""
 
 import contextlib
 import math
