@@ -30,8 +30,8 @@ import rungs
 from rungs.config.sharding_config import ShardingConfig
 from rungs.objectives.table import make_train_step
 from rungs.parallel.sharding import Layout, create_mesh, one_device
-from rungs.planning.compiled.collectives import Traffic, collectives, summary
-from rungs.planning.compiled.step import lower_step
+from rungs.planning.compiled_step import lower_step
+from rungs.planning.program import Traffic, collectives, summary
 from rungs.step.state import create_model_and_optimizer
 
 jax.config.update("jax_num_cpu_devices", 8)  # before the first array

@@ -29,7 +29,7 @@ from tools import ROOT, docs_dataset, make_run, run_command, work_folder
 import rungs
 from rungs.config.sharding_config import ShardingConfig
 from rungs.parallel.sharding import one_device
-from rungs.planning.compiled.step import lower_step
+from rungs.planning.compiled_step import lower_step
 from rungs.planning.flops import hardware_flops_per_token
 from rungs.planning.memory import memory_of
 

@@ -20,11 +20,10 @@ before it; `uv run lint-imports` checks the layers in `pyproject.toml`):
     inspect        watch: what each layer does over training; look: what it does with one text
     checkpointing  checkpoints and weight files
     objectives     what a run minimizes: next-token, preferences, distillation, policy
-    planning       forecasts of memory, FLOPs, communication and time
+    planning       forecasts of memory, FLOPs and time; ladders, power laws, muP
     huggingface    import and export of published models
     integrations   beside a run: a mirror, experiment trackers, hooks, restarts after a crash
     evaluation     scores on benchmarks; completions of a run's sample prompts
-    scaling        ladders, power laws, muP
     training       starting, the training loop, resuming, failed steps
     reinforcement  reinforcement learning: sampling, advantages, its loop
     checks         the checks that `smoke_tests/` at the root runs on a machine or a run

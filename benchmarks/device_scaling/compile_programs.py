@@ -14,8 +14,8 @@ import jax
 
 from benchmarks.device_scaling.cases import ScalingCase, cases
 from rungs.parallel.sharding import create_mesh
-from rungs.planning.compiled.collectives import collectives, summary
-from rungs.planning.compiled.step import lower_step
+from rungs.planning.compiled_step import lower_step
+from rungs.planning.program import collectives, summary
 
 DTYPE = "float16"
 """XLA's CPU compiler sends bfloat16 as float32, but leaves float16, which is as wide."""

@@ -40,11 +40,12 @@ from benchmarks.side_process import failure
 from rungs.common.shown_text import align_columns
 from rungs.config.run_config import RunConfig
 from rungs.parallel.sharding import TENSOR, create_mesh
-from rungs.planning.communication import PlannedCollective, parameter_layouts, planned_collectives
-from rungs.planning.compiled.step import lower_step
+from rungs.planning.communication import FLOAT32_BYTES, PlannedCollective, planned_collectives
+from rungs.planning.compiled_step import lower_step
 from rungs.planning.flops import model_flops_per_token
 from rungs.planning.hardware import Hardware
-from rungs.step.state import shapes_of
+from rungs.planning.memory import bytes_per_device
+from rungs.step.state import AbstractModel, shapes_of
 
 MICROBATCHES = 8
 STATE_BYTES = 16
@@ -205,9 +206,8 @@ share the work between two virtual devices.
 
 def state_bytes(case: ScalingCase) -> float:
     """Return the bytes of each device's part of weights, moments and gradients."""
-    own = parameter_layouts(MODELS[case.model], case.layout)
-    parts = sum(one.size * one.layers / (case.data if one.is_split_over_data else 1) for one in own)
-    return STATE_BYTES * parts
+    weights = AbstractModel(MODELS[case.model], case.layout).weights
+    return STATE_BYTES / FLOAT32_BYTES * bytes_per_device(weights.values())
 
 
 def moved(sent: list[PlannedCollective]) -> int:

@@ -14,15 +14,15 @@ import click
 
 from rungs.cli.grid import sweep
 from rungs.data.catalog import find_datasets_dir
-from rungs.report import drawing
-from rungs.report.comparison_charts import sweep_chart
-from rungs.run.folder import find_run
-from rungs.scaling.mup import (
+from rungs.planning.mup import (
     SweepRun,
     best_rates,
     is_best_at_end,
     points_by_series,
 )
+from rungs.report import drawing
+from rungs.report.comparison_charts import sweep_chart
+from rungs.run.folder import find_run
 
 RATES = {
     "adamw": (0.001, 0.002, 0.004, 0.008, 0.016),

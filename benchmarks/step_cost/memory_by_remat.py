@@ -19,7 +19,7 @@ from rungs.config.optimization_config import Remat
 from rungs.config.run_config import RunConfig
 from rungs.config.sharding_config import ShardingConfig
 from rungs.parallel.sharding import create_mesh
-from rungs.planning.compiled.step import lower_step
+from rungs.planning.compiled_step import lower_step
 
 SHARDINGS = (
     ShardingConfig(mode="dp", data=1),

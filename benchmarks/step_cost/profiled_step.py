@@ -1,10 +1,8 @@
-"""A run's step on the first GPU, or the CPU, part by part: what JAX's profiler measures, next to
-the least time of the same program.
+"""A run's step on the first GPU, or the CPU, part by part, as JAX's profiler measures it.
 
 Takes steps on random tokens, first without the profiler and then with it. A kernel counts for the
-part of the model that it belongs to, as in `plan.py RUN --compile --roofline`, which computes the
-least times; for a device without published figures there are none. Kernels that run beside others
-count in full, so the sum may be more than the step.
+part of the model that it belongs to. Kernels that run beside others count in full, so the sum may
+be more than the step.
 """
 
 from rungs.common.command import run_command
@@ -13,7 +11,7 @@ import statistics
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -29,22 +27,19 @@ from rungs.checks.device_step import RunningStep, release
 from rungs.common.shown_text import align_columns
 from rungs.config.run_config import RunConfig, load_run
 from rungs.config.sharding_config import ShardingConfig
-from rungs.data.catalog import find_datasets_dir
+from rungs.optim.precision import dtype_of
 from rungs.parallel import jax_setup
 from rungs.parallel.sharding import one_device
-from rungs.planning.compiled.hlo import Module
-from rungs.planning.compiled.profile import (
+from rungs.planning.flops import training_flops_per_token
+from rungs.planning.hardware import device_of_kind
+from rungs.planning.profile import (
     OTHER,
-    SHARED,
     Kernel,
     kernels_in,
     part_by_name,
     seconds_by_part,
 )
-from rungs.planning.compiled.roofline import PARTS, Roofline, Work, roofline, step_flops
-from rungs.planning.forecast import forecast
-from rungs.planning.hardware import device_of_kind
-from rungs.run.folder import RunFolder
+from rungs.planning.program import Module
 from rungs.step.state import copy_bytes
 
 WARM_UP = 3
@@ -65,7 +60,7 @@ def main(run: Path, turns: int, steps: int, kernels: int) -> None:
     config = load_run(run)
     alone = ShardingConfig(mode="dp", data=1)
     config = config._replace(train=config.train.model_copy(update={"sharding": alone}))
-    found = measure(RunFolder(run), config, turns, steps)
+    found = measure(config, turns, steps)
     click.echo(f"{run} on {found.device}: {found.tokens:,} tokens a step")
     click.echo(f"seconds of a step: {spread(found.seconds, 4)}")
     if found.utilization is not None:
@@ -88,18 +83,13 @@ class Profile(NamedTuple):
     steps: int
     """How many were profiled."""
     part_by_name: Mapping[str, str]
-    bound: Roofline | None
-    """None for a device without published figures."""
+    peak_seconds: float | None
+    """Of the model FLOPs of a step at the device's peak; None without published figures."""
 
     @property
     def utilization(self) -> float | None:
         """Model FLOPs utilization; None for a device without published figures."""
-        return self.bound.utilization(statistics.median(self.seconds)) if self.bound else None
-
-    @property
-    def bounds(self) -> Mapping[str, Work]:
-        """The least times of each part."""
-        return self.bound.parts if self.bound else {}
+        return self.peak_seconds and self.peak_seconds / statistics.median(self.seconds)
 
     @property
     def seconds_by_part(self) -> dict[str, float]:
@@ -108,7 +98,7 @@ class Profile(NamedTuple):
         return {part: each / self.steps for part, each in seconds.items()}
 
 
-def measure(run: RunFolder, config: RunConfig, turns: int, steps: int) -> Profile:
+def measure(config: RunConfig, turns: int, steps: int) -> Profile:
     """Take steps without the profiler, then with it.
 
     Args:
@@ -126,12 +116,13 @@ def measure(run: RunFolder, config: RunConfig, turns: int, steps: int) -> Profil
     # the profiler does not see inside CUDA graphs
     options = {"xla_gpu_enable_command_buffer": ""} if device.platform == "gpu" else {}
     step = RunningStep.create(config, mesh, **options)
-    program = step.compiled.compiled.as_text()
-    module = Module.parse(program)
+    module = Module.parse(step.compiled.compiled.as_text())
     found = profiled(step, steps, module)
     if not found:
         raise click.ClickException(f"the profiler saw no kernels on {device.device_kind}")
-    bound = least_time(run, config, mesh, program)
+    hardware = device_of_kind(device.device_kind)
+    peak = hardware and hardware.peak(dtype_of(config.train))
+    flops = training_flops_per_token(config) * config.tokens_per_step
     return Profile(
         device.device_kind,
         config.tokens_per_step,
@@ -139,7 +130,7 @@ def measure(run: RunFolder, config: RunConfig, turns: int, steps: int) -> Profil
         found,
         steps,
         part_by_name(module),
-        bound,
+        flops / peak if peak else None,
     )
 
 
@@ -156,16 +147,6 @@ def unprofiled(config: RunConfig, mesh: Mesh, turns: int, steps: int) -> list[fl
     return seconds
 
 
-def least_time(run: RunFolder, config: RunConfig, mesh: Mesh, program: str) -> Roofline | None:
-    """Return the least time of a program; None for a device without published figures."""
-    hardware, sharding = device_of_kind(mesh.devices.flat[0].device_kind), config.train.sharding
-    if hardware is None or sharding is None:
-        return None
-    # the utilization has no effect here
-    planned = forecast(run, config, hardware, sharding, find_datasets_dir(), utilization=1.0)
-    return roofline(program, hardware, step_flops(planned))
-
-
 def profiled(step: RunningStep, steps: int, module: Module) -> list[Kernel]:
     """Return the kernels of all steps."""
     step.run(WARM_UP)
@@ -177,26 +158,13 @@ def profiled(step: RunningStep, steps: int, module: Module) -> list[Kernel]:
 
 
 def table(found: Profile) -> str:
-    """Return the milliseconds of each part in a step: measured, and at least."""
-    seconds, bounds = found.seconds_by_part, found.bounds
+    """Return the milliseconds of each part in a step."""
+    seconds = found.seconds_by_part
     total = sum(seconds.values())
-    heading = "part", "measured, ms", "share", "least, ms", "in turn, ms", "÷ in turn"
-    rows: list[tuple[str, ...]] = [heading]
-    for part in (*PARTS, SHARED, OTHER):
-        if part in seconds or part in bounds:
-            works = [bounds[part]] if part in bounds else []
-            rows.append(row(part, seconds.get(part, 0.0), total, works))
-    return align_columns([*rows, row("sum", total, total, bounds.values())])
-
-
-def row(name: str, seconds: float, total: float, works: Collection[Work]) -> tuple[str, ...]:
-    """Return the cells of a part, or of several, whose least times are added."""
-    measured = name, f"{1e3 * seconds:,.2f}", f"{seconds / total:.1%}"
-    if not works:
-        return *measured, "", "", ""
-    least = sum(work.overlapped_seconds for work in works)
-    in_turn = sum(work.serial_seconds for work in works)
-    return *measured, f"{1e3 * least:,.2f}", f"{1e3 * in_turn:,.2f}", f"{seconds / in_turn:.2f}"
+    rows = [("part", "ms", "share")]
+    for part, each in (seconds | {"sum": total}).items():
+        rows.append((part, f"{1e3 * each:,.2f}", f"{each / total:.1%}"))
+    return align_columns(rows)
 
 
 class Runs(NamedTuple):

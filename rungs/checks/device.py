@@ -24,8 +24,8 @@ from rungs.config.run_config import RunConfig
 from rungs.config.sharding_config import ShardingConfig
 from rungs.optim.precision import resolve_compute_dtype
 from rungs.parallel import devices, jax_setup
+from rungs.planning.advice import report_out_of_memory
 from rungs.planning.hardware import device_of_kind
-from rungs.planning.memory import report_out_of_memory
 from rungs.step.state import copy_bytes
 
 MACHINE_PART = "device"

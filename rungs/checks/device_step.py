@@ -24,7 +24,7 @@ from rungs.objectives.table import make_train_step
 from rungs.optim.precision import dtype_of
 from rungs.optim.skipping_optimizer import SkippingOptimizer
 from rungs.parallel import sharding, target_device
-from rungs.planning.compiled.step import needed_bytes
+from rungs.planning.compiled_step import needed_bytes
 from rungs.planning.flops import model_flops_per_token
 from rungs.planning.memory import memory_of
 from rungs.step.state import create_model_and_optimizer, named_arrays, shapes_of

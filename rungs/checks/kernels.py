@@ -20,7 +20,7 @@ from rungs.model.kernels.grouped_matmul import grouped_matmul, plain_grouped_mat
 from rungs.model.kernels.matmul import matmul, plain_matmul
 from rungs.model.kernels.norms import Norm, normalize, plain_norm
 from rungs.parallel import devices, target_device
-from rungs.planning.compiled.step import XLA, kernels_of
+from rungs.planning.program import XLA, kernels_of
 
 PART = "kernels"
 PLAIN_ERRORS = 4
@@ -39,7 +39,7 @@ class KernelCase(NamedTuple):
 
     name: str
     part: str
-    """Part of the model, as in `compiled.step.KERNEL_PARTS`; empty for XLA on all devices."""
+    """Part of the model, as in `planning.program.KERNEL_PARTS`; empty for XLA on all devices."""
     kernel: Function
     plain: Function
     activations: tuple[tuple[int, ...], ...]
@@ -192,7 +192,7 @@ def _on_device(
     """Return result and gradients, and the name of what computed them."""
     placed = [jnp.asarray(array) for array in arrays]
     compiled = jax.jit(_with_gradients(function, placed[0].dtype)).lower(*placed).compile()
-    makers = kernels_of(compiled, []).calls.get(part, {XLA: 0})
+    makers = kernels_of(compiled).get(part, {XLA: 0})
     return [np.asarray(array) for array in compiled(*placed)], ", ".join(makers)
 
 

@@ -28,8 +28,8 @@ from rungs.model.gpt import GPT
 from rungs.objectives.table import objective_of
 from rungs.optim.skipping_optimizer import SkippingOptimizer
 from rungs.parallel.sharding import CONTEXT, Layout, create_mesh, dotted, place_batch, size_along
-from rungs.planning.compiled.collectives import Traffic, collectives, summary
-from rungs.planning.peaks import bytes_per_device
+from rungs.planning.memory import bytes_per_device
+from rungs.planning.program import Traffic, collectives, summary
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.step.state import (
     AbstractState,
@@ -96,7 +96,7 @@ class CaseResult(NamedTuple):
     """Tokens by step, layer and expert; 0 without experts."""
     bytes_per_device: int
     """Parameters and optimizer state."""
-    traffic: list[Traffic]
+    traffic: list[Traffic] | str
     """Communication of the compiled step."""
 
 
@@ -279,7 +279,7 @@ class ParallelCheck(NamedTuple):
             {},
             np.stack([result.routing.counts_E if result.routing else 0 for result in results]),
             state_bytes,
-            summary(collectives(compiled.as_text()), mesh),
+            _traffic(compiled.as_text(), mesh),
         )
 
     def _change(self, case: ParallelCase, gradient: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -310,6 +310,14 @@ def _cut(batch: loader.Batch, sequences: int, tokens: int) -> loader.Batch:
         return array.reshape(1, -1, *array.shape[2:])[:, :sequences, :tokens]
 
     return type(batch)(*jax.tree.map(cut, tuple(batch)))
+
+
+def _traffic(program: str, mesh: Mesh) -> list[Traffic] | str:
+    """Return what a program sends, or why that can't be counted, as on TPUs."""
+    try:
+        return summary(collectives(program), mesh)
+    except ValueError as error:
+        return str(error)
 
 
 def _mesh(sharding: ShardingConfig) -> Mesh:
@@ -417,7 +425,10 @@ def _lines(
 ) -> Iterator[str]:
     """Yield the lines of a row."""
     size = _format_bytes(result.bytes_per_device)
-    traffic, *more = [*map(_format_traffic, result.traffic)] or ["nothing"]
+    if isinstance(result.traffic, str):
+        traffic, more = f"not counted: {result.traffic}", list[str]()
+    else:
+        traffic, *more = [*map(_format_traffic, result.traffic)] or ["nothing"]
     if difference and difference.rerouted:
         loss, gradient, _ = difference.tolerances
         more.append(

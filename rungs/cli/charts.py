@@ -157,9 +157,9 @@ def _draw_power_law(runs: "list[RecordedRun]", output_folder: Path, chart_style:
     # Counting parameters needs JAX, but no accelerator; JAX takes seconds to import.
     os.environ["JAX_PLATFORMS"] = "cpu"
 
+    from rungs.planning.power_law import ScaledRuns
     from rungs.report import drawing
     from rungs.report.comparison_charts import power_law_chart
-    from rungs.scaling.power_law import ScaledRuns
 
     scaled = ScaledRuns.of(runs)
     with drawing.use_style(chart_style or runs[0].config.train.chart_style):

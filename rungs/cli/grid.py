@@ -23,11 +23,11 @@ from rungs.common.paths import is_plain_name, refuse_control_characters
 from rungs.common.run_log import log
 from rungs.common.signals import StopSignal
 from rungs.integrations.supervisor import run_child
+from rungs.planning.mup import Point, SweepRun, final_loss
 from rungs.report.comparison_charts import draw_comparison
 from rungs.report.run_page import open_runs, write_page
 from rungs.run import derive, metrics, recorded_run
 from rungs.run.folder import RunFolder, find_run
-from rungs.scaling.mup import Point, SweepRun, final_loss
 
 PAGE = "compare.html"
 COMPARISON = "comparison"

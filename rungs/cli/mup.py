@@ -1,6 +1,6 @@
 """Check muP on a run, or find the best learning rate at several widths.
 
-The experiments are in `rungs/scaling/mup.py` and `rungs/cli/grid.py`."""
+The experiments are in `rungs/planning/mup.py` and `rungs/cli/grid.py`."""
 
 from rungs.common.command import importing
 
@@ -24,7 +24,7 @@ from rungs.config.option_values import (
 if TYPE_CHECKING:
     from rungs.config.model_config import ModelConfig
     from rungs.config.run_config import RunConfig
-    from rungs.scaling import mup
+    from rungs.planning import mup
 
 STANDARD, MUP = "standard", "muP"
 WIDTH_FACTORS = (1, 2, 4, 8)
@@ -110,9 +110,9 @@ def check(
         from rungs.data.catalog import find_datasets_dir, open_datasets
         from rungs.data.loader import TrainingData
         from rungs.parallel import jax_setup
+        from rungs.planning import mup
         from rungs.report import drawing
         from rungs.report.comparison_charts import coordinate_chart
-        from rungs.scaling import mup
 
     folder, config = _scalable_run(run)
     chart = chart or folder / "coordinate-check.png"
@@ -175,9 +175,9 @@ def sweep_command(
     with importing():
         from rungs.cli.grid import sweep
         from rungs.data.catalog import find_datasets_dir
+        from rungs.planning import mup
         from rungs.report import drawing
         from rungs.report.comparison_charts import sweep_chart
-        from rungs.scaling import mup
 
     folder, config = _scalable_run(run)
     datasets = find_datasets_dir(datasets_dir)
@@ -221,7 +221,7 @@ def _default_widths(config: "RunConfig") -> list[int]:
 
 
 def _print_series(name: str, points: "Sequence[mup.Point]") -> None:
-    from rungs.scaling import mup
+    from rungs.planning import mup
 
     best = mup.best_rates(points)
     for series, of_series in mup.points_by_series(points).items():

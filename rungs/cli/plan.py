@@ -82,13 +82,6 @@ _SHARDING = re.compile(r"(dp|fsdp|tp|fsdp_tp|cp):([0-9]{1,6})(?:x([0-9]{1,6}))?"
     " Its compiler must be installed: uv sync --extra tpu, cuda or cuda12.",
 )
 @click.option(
-    "--roofline",
-    "has_roofline",
-    is_flag=True,
-    help="With --compile: the least time of a step, part by part, by the FLOPs and bytes of the"
-    " compiled program and the device's peaks.",
-)
-@click.option(
     "--price-per-hour",
     type=FiniteRange(0),
     help="Price of one device for an hour, as clouds quote it, or of this machine if the device is"
@@ -128,7 +121,6 @@ class PlanOptions(NamedTuple):
     rungs: int | None
     into: Path | None
     is_compiled: bool
-    has_roofline: bool
     price_per_hour: float | None
     as_json: bool
     datasets_dir: Path | None
@@ -151,8 +143,6 @@ class PlanOptions(NamedTuple):
         """Raise UserError if options don't go together."""
         if self.budget is None and (self.rungs or self.into):
             raise UserError("--rungs and --into need --ladder")
-        if self.has_roofline and not self.is_compiled:
-            raise UserError("--roofline needs --compile")
         if self.is_compiled and self.budget is not None:
             raise UserError("--compile: compile one run; leave out --ladder")
         if self.price_per_hour is not None and self.budget is not None:
@@ -205,14 +195,15 @@ def _prepare_jax(options: PlanOptions) -> None:
     """Set the environment variables that JAX reads at import. Planning must not allocate a device's
     memory (but report training's share of it), nor use a local device when planning for another."""
     from rungs.parallel import gpu_settings
-    from rungs.planning.compiled import targets
 
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     gpu_settings.set_memory_share()
     if options.device is not None:
         os.environ["JAX_PLATFORMS"] = "cpu"
     if options.is_compiled:
-        targets.prepare()
+        from rungs.planning import compiled_step
+
+        compiled_step.prepare()
 
     from rungs.parallel import jax_setup
 
@@ -226,19 +217,20 @@ def _plan_training(
     folder: "RunFolder", config: "run_config.RunConfig", options: PlanOptions
 ) -> bool:
     """Print the plan of a run, or a ladder; return whether it fits."""
-    from rungs.planning import report, rows
+    from rungs.planning import report
 
     forecast = _forecast(folder, config, options)
     if options.budget is not None:
         return _propose_ladder(folder, forecast, options.budget, options)
-    compiled = bound = None
+    compiled = None
     if options.is_compiled:
-        from rungs.planning.compiled import roofline, step
+        from rungs.planning import compiled_step
 
-        compiled = step.compile_apart(forecast.config, forecast.hardware)
-        bound = roofline.step_roofline(forecast, compiled) if options.has_roofline else None
-    show = rows.as_json if options.as_json else rows.as_text
-    click.echo(show(report.sections(folder, forecast, compiled, bound)))
+        compiled = compiled_step.compile_apart(forecast.config, forecast.hardware)
+    if options.as_json:
+        click.echo(report.as_json(forecast, compiled))
+    else:
+        click.echo(report.as_text(folder, forecast, compiled))
     return report.fits(forecast, compiled)
 
 
@@ -268,8 +260,8 @@ def _plan_policy(
 
     setup = _setup(folder, config, options)
     plan = policy_plan.plan(folder, config, *setup, use_recorded=options.is_as_recorded)
-    show = policy_plan.as_json if options.as_json else policy_plan.as_text
-    click.echo(show(folder, plan))
+    shown = policy_plan.as_json(plan) if options.as_json else policy_plan.as_text(folder, plan)
+    click.echo(shown)
     return plan.fits
 
 
@@ -292,17 +284,16 @@ def _propose_ladder(
     folder: "RunFolder", forecast: "Forecast", budget: float, options: PlanOptions
 ) -> bool:
     """Print a ladder, and write it if it fits; return whether it fits."""
-    from rungs.planning import rows
+    from rungs.planning import ladder
     from rungs.planning.forecast import memory_on_same_devices
-    from rungs.scaling import ladder
 
     count = options.rungs or LADDER_RUNGS
     rungs = ladder.propose(forecast.config, budget, count, forecast.datasets)
     largest = memory_on_same_devices(forecast, rungs[-1].config)
     fits = largest.total <= forecast.usable_bytes
     written = ladder.make(rungs, folder.path, options.into) if options.into and fits else []
-    show = rows.as_json if options.as_json else rows.as_text
-    click.echo(show(ladder.sections(rungs, forecast, largest)))
+    show = ladder.as_json if options.as_json else ladder.as_text
+    click.echo(show(rungs, forecast, largest))
     for path in written:
         click.echo(path, err=options.as_json)
     return fits

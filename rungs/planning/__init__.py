@@ -1,13 +1,18 @@
-"""What a run needs, before it starts: memory, FLOPs, communication, disk, time.
+"""What a run needs, before it starts: memory, FLOPs, communication, disk, time; and experiments of
+several runs.
 
 hardware       known devices: FLOP/s, memory, bandwidth; add a device to `devices.toml`
 flops          parameters and FLOPs per token
-memory         bytes per device, by component; which keys to change if they do not suffice
-peaks          sizes of a step, its activations, and rules for peak memory under XLA's compilers
+memory         bytes per device, by component, and one rule for the peak
+advice         which keys to change if memory does not suffice
 communication  bytes sent per step, computed from the config
-compiled       the step as compiled for a device
+compiled_step  the step as compiled for a device that may be absent: its memory, its kernels
+program        what a compiled program's text says: collectives, kernels
+profile        what JAX's profiler saw of a program, part by part; add a named scope here as well
 forecast       all of these for one run, with time and the disk space of its checkpoints
-rows           sections and tables of a report, from which text and JSON are made
-report         a forecast as a table and as JSON; `plan.py` prints it
+report         a forecast as text and as JSON; `plan.py` prints it
 policy_plan    forecast and report of a reinforcement learning run
-model_summary  modules and arrays of a model; `model.py` prints it"""
+model_summary  modules and arrays of a model; `model.py` prints it
+ladder         model sizes for growing compute budgets; `plan.py --ladder`
+power_law      loss against compute, fitted to recorded runs; `charts.py --power-law`
+mup            muP's coordinate check, the same model at other widths, learning-rate sweeps"""

@@ -1,17 +1,15 @@
-"""The collectives of a training step on a mesh, computed from the configs without compiling.
-`compiled/collectives.py` counts those of a compiled program, which differs where the compiler moves
-or drops some. Axis suffixes as in `rungs/model/gpt.py`."""
+"""The collectives of a training step on a mesh, computed from the configs without compiling. Small
+ones are left out: sums of scalars, of the loss of tokens and of biases of experts. `program.py`
+counts those of a compiled program, which differs where the compiler moves or drops some."""
 
 import math
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from flax import nnx
 
-from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig
 from rungs.config.sharding_config import ShardingConfig
-from rungs.model.kernels import grouped_matmul
 from rungs.model.remat import RECOMPUTED, Recomputed, layer_loop
 from rungs.optim.precision import dtype_of
 from rungs.parallel.sharding import (
@@ -29,12 +27,12 @@ from rungs.parallel.sharding import (
     sharded_axis,
     size_along,
 )
-from rungs.planning.compiled.collectives import moved_bytes
 from rungs.planning.hardware import Links
+from rungs.planning.program import moved_bytes
 from rungs.step.state import abstract_model
 
 FLOAT32_BYTES = INT32_BYTES = 4
-Purpose = Literal["layer weights", "other weights", "gradients", "activations", "scalars"]
+Purpose = Literal["layer weights", "other weights", "gradients", "activations"]
 
 
 class PlannedCollective(NamedTuple):
@@ -42,7 +40,7 @@ class PlannedCollective(NamedTuple):
 
     purpose: Purpose
     kind: str
-    """One of `compiled.collectives.KINDS`."""
+    """One of `program.KINDS`."""
     axes: tuple[str, ...]
     """Mesh axes along which it runs."""
     devices: int
@@ -53,7 +51,7 @@ class PlannedCollective(NamedTuple):
 
     @property
     def moved_bytes(self) -> int:
-        """Bytes that one device sends in a step, counted as in `compiled/collectives.py`."""
+        """Bytes that one device sends in a step."""
         return self.runs_per_step * moved_bytes(self.kind, self.array_bytes, self.devices)
 
 
@@ -68,51 +66,6 @@ class Communication(NamedTuple):
     def step_seconds(self, computing: float) -> float:
         """Return the seconds of a step with this much computation."""
         return max(computing + self.tensor, self.data)
-
-
-class ParameterLayout(NamedTuple):
-    """A parameter as split by a layout."""
-
-    axes: tuple[str, ...]
-    size: int
-    """Elements, in one layer, of this device's shard along the tensor axis."""
-    layers: int
-    """1 outside the blocks."""
-    in_blocks: bool
-    is_matrix: bool
-    is_of_norm: bool
-    is_split_over_data: bool
-    """Whether it is split over the data axis, or in cp over data and context together."""
-    is_updated_in_shards: bool
-    """Whether each device along data updates only a part of it."""
-    is_split_over_tensor: bool
-    is_looked_up_only: bool
-    """Whether it is a table that is looked up by token and not also the head."""
-
-    @property
-    def purpose(self) -> Purpose:
-        """Purpose of its all-gathers."""
-        return "layer weights" if self.in_blocks else "other weights"
-
-    @property
-    def has_partial_gradient(self) -> bool:
-        """Whether it is replicated along the tensor axis but used on each device's own heads or
-        hidden units, so that its gradient needs an all-reduce along that axis."""
-        of_partial_sums = "experts" in self.axes and not self.is_matrix
-        return not self.is_split_over_tensor and ("head_dim" in self.axes or of_partial_sums)
-
-    @property
-    def is_weighted_bias(self) -> bool:
-        """Whether it is the output bias of experts that all tokens pass through: the gradient of an
-        expert's weight is a product with it."""
-        is_output_bias = self.axes == ("experts", "emb") and not self.is_matrix
-        return is_output_bias and grouped_matmul.is_dense()
-
-    @property
-    def is_cast(self) -> bool:
-        """Whether it is cast to the compute dtype before the all-gather: the layers' matrices and
-        the head, which may be the token embedding."""
-        return self.is_matrix and (self.in_blocks or VOCABULARY in self.axes)
 
 
 def abstract_layout(sharding: ShardingConfig) -> Layout:
@@ -144,28 +97,6 @@ def link_bandwidth(axes: tuple[str, ...], layout: Layout, links: Links) -> float
     return min(links.inner, together * links.outer)
 
 
-def parameter_layouts(model: ModelConfig, layout: Layout) -> Iterator[ParameterLayout]:
-    """Yield the layout of every parameter of a model."""
-    for path, variable in nnx.to_flat_state(nnx.state(abstract_model(model))):
-        metadata, in_blocks = variable.get_metadata(), path[0] == BLOCKS
-        axes, shape = metadata["axes"], padded_shape(variable, layout)
-        spec = layout.spec(axes, shape)
-        layers = shape[0] if in_blocks else 1
-        shards = size_along(layout.mesh, TENSOR) if TENSOR in spec else 1
-        yield ParameterLayout(
-            axes,
-            math.prod(shape) // layers // shards,
-            layers,
-            in_blocks,
-            metadata["inputs"] > 0,
-            any("norm" in str(part) for part in path),
-            sharded_axis(spec) is not None,
-            sharded_axis(layout.for_updates.spec(axes, shape)) is not None,
-            TENSOR in spec,
-            path[0] in LOOKED_UP and not (path[0] == TOKEN_EMBEDDING and model.tied_embeddings),
-        )
-
-
 def padded_shape(variable: nnx.Variable, layout: Layout) -> list[int]:
     """Return a parameter's shape on a layout's devices, vocabulary padding included."""
     shape = list(variable.get_value().shape)
@@ -180,13 +111,13 @@ def planned_collectives(run: RunConfig, layout: Layout) -> list[PlannedCollectiv
     them. Raises ValueError for LoRA adapters, whose communication is not counted."""
     if run.train.lora:
         raise ValueError("lora: the communication of adapters is not known")
-    step, parameters = _Step(run, layout), list(parameter_layouts(run.model, layout))
+    step = _Step(run, layout)
+    flat = nnx.to_flat_state(nnx.state(abstract_model(run.model)))
     found = [
-        *(sent for parameter in parameters for sent in step.for_parameter(parameter)),
+        *(sent for path, variable in flat for sent in step.for_parameter(path, variable)),
         *step.for_activations(),
         *step.for_attention(),
         *step.for_lookups(),
-        *step.for_scalars(parameters),
     ]
     return [sent for sent in found if sent.devices > 1 and sent.moved_bytes]
 
@@ -219,10 +150,7 @@ class _Step(NamedTuple):
     @property
     def token_axes(self) -> tuple[str, ...]:
         """Mesh axes along which devices have different tokens; data if there are none."""
-        return self._present(*TOKEN_AXES) or (DATA,)
-
-    def _present(self, *axes: str) -> tuple[str, ...]:
-        return tuple(axis for axis in axes if self._devices(axis) > 1)
+        return tuple(axis for axis in TOKEN_AXES if self._devices(axis) > 1) or (DATA,)
 
     def _devices(self, *axes: str) -> int:
         return size_along(self.layout.mesh, *axes)
@@ -232,41 +160,44 @@ class _Step(NamedTuple):
     ) -> PlannedCollective:
         return PlannedCollective(purpose, kind, axes, self._devices(*axes), array_bytes, runs)
 
-    def for_parameter(self, parameter: ParameterLayout) -> Iterator[PlannedCollective]:
-        """Yield the all-gathers of a weight and the sums of its gradients."""
-        runs, is_split = self.microbatches * parameter.layers, parameter.is_split_over_data
-        in_float32 = FLOAT32_BYTES * parameter.size
-        in_compute_dtype = self.element_bytes * parameter.size
-        if parameter.has_partial_gradient:
-            summed = in_compute_dtype if is_split and parameter.is_cast else in_float32
+    def for_parameter(
+        self, path: tuple[Any, ...], variable: nnx.Variable
+    ) -> Iterator[PlannedCollective]:
+        """Yield the all-gathers of a weight and the sums of its gradients. Replicated parameters
+        have one sum a step and, if each device updates only a part, one all-gather of the updated
+        weights; gradients of embedded tokens are then exchanged with a single microbatch instead
+        of the table's."""
+        metadata, in_blocks = variable.get_metadata(), path[0] == BLOCKS
+        axes, shape = metadata["axes"], padded_shape(variable, self.layout)
+        spec, tokens = self.layout.spec(axes, shape), self.token_axes
+        layers = shape[0] if in_blocks else 1
+        is_tensor_split = TENSOR in spec
+        size = math.prod(shape) // layers // (self._devices(TENSOR) if is_tensor_split else 1)
+        is_matrix = metadata["inputs"] > 0
+        is_cast = is_matrix and (in_blocks or VOCABULARY in axes)  # before the all-gather
+        is_table = path[0] in LOOKED_UP
+        if path[0] == TOKEN_EMBEDDING and self.run.model.tied_embeddings:
+            is_table = False  # it is the head, too
+        in_float32, runs = FLOAT32_BYTES * size, self.microbatches * layers
+        in_compute_dtype = self.element_bytes * size
+        purpose: Purpose = "layer weights" if in_blocks else "other weights"
+        is_split = sharded_axis(spec) is not None
+        if "head_dim" in axes and not is_tensor_split:  # used on each device's own heads
+            summed = in_compute_dtype if is_split and is_cast else in_float32
             yield self._planned("gradients", "all-reduce", (TENSOR,), summed, runs)
-        if not is_split:
-            yield from self._for_whole_parameter(parameter)
-        elif not parameter.is_looked_up_only:
-            gathered = in_compute_dtype if parameter.is_cast else in_float32
-            gathers = (1 + self._is_gathered_twice(parameter)) * runs
-            axes = self.token_axes
-            yield self._planned(parameter.purpose, "all-gather", axes, gathered, gathers)
-            yield self._planned("gradients", "reduce-scatter", axes, in_float32, runs)
-
-    def _is_gathered_twice(self, parameter: ParameterLayout) -> bool:
-        """Return whether the backward pass needs a weight again, or recomputes its uses."""
-        is_recomputed = self.recomputed.elementwise and parameter.is_of_norm
-        is_used_again = parameter.is_matrix or parameter.is_weighted_bias
-        is_needed = is_used_again or self.recomputed.matmuls or is_recomputed
-        return parameter.in_blocks and is_needed
-
-    def _for_whole_parameter(self, parameter: ParameterLayout) -> Iterator[PlannedCollective]:
-        """Yield the gradient sums of replicated parameters and, if each device updates only a part,
-        the all-gather of the updated weights. With a single microbatch, gradients of embedded
-        tokens are exchanged instead of the table's."""
-        axes, array_bytes = self.token_axes, parameter.layers * FLOAT32_BYTES * parameter.size
-        if not parameter.is_updated_in_shards:
-            yield self._planned("gradients", "all-reduce", axes, array_bytes, 1)
-            return
-        yield self._planned(parameter.purpose, "all-gather", axes, array_bytes, 1)
-        if not (parameter.is_looked_up_only and self.microbatches == 1):
-            yield self._planned("gradients", "reduce-scatter", axes, array_bytes, 1)
+        if is_split and not is_table:
+            is_norm = any("norm" in str(part) for part in path)
+            is_recomputed = self.recomputed.matmuls or (self.recomputed.elementwise and is_norm)
+            gathers = 2 if in_blocks and (is_matrix or is_recomputed) else 1
+            gathered = in_compute_dtype if is_cast else in_float32
+            yield self._planned(purpose, "all-gather", tokens, gathered, gathers * runs)
+            yield self._planned("gradients", "reduce-scatter", tokens, in_float32, runs)
+        elif not is_split and sharded_axis(self.layout.for_updates.spec(axes, shape)) is None:
+            yield self._planned("gradients", "all-reduce", tokens, layers * in_float32, 1)
+        elif not is_split:
+            yield self._planned(purpose, "all-gather", tokens, layers * in_float32, 1)
+            if not (is_table and self.microbatches == 1):
+                yield self._planned("gradients", "reduce-scatter", tokens, layers * in_float32, 1)
 
     def for_activations(self) -> Iterator[PlannedCollective]:
         """Yield the all-reduces along the tensor axis: forward of matmul results, in float32, and
@@ -275,30 +206,15 @@ class _Step(NamedTuple):
         sums = 1 if model.feed_forward == "none" else 2
         # recomputing later parts of the layer needs the sums before them
         again = sums - 1 if model.norm_placement == "before" else sums
-        recomputed = int(self.recomputed.matmuls)
-        in_forward = sums + again * recomputed
-        routed = tokens * (model.experts_per_token or 0)
-        all_reduces = [
+        in_forward = sums + again * self.recomputed.matmuls
+        for array_bytes, runs in [
             (FLOAT32_BYTES * tokens * model.emb_dim, 1 + model.n_layers * in_forward),
             (self.element_bytes * tokens * model.emb_dim, 1 + model.n_layers * sums),
             (FLOAT32_BYTES * tokens * model.value_width, 1),
             (self.element_bytes * tokens * model.value_width, 1),
-            (FLOAT32_BYTES * tokens, 3),  # of the loss: largest logit, sum, the target's logit
-            (FLOAT32_BYTES * routed, model.n_layers),  # weights of the chosen experts
-            (FLOAT32_BYTES * tokens, model.n_layers * self._split_norms * (2 + recomputed)),
-        ]
-        for array_bytes, runs in all_reduces:
+        ]:
             count = runs * self.microbatches
             yield self._planned("activations", "all-reduce", (TENSOR,), array_bytes, count)
-
-    @property
-    def _split_norms(self) -> int:
-        """Number of norms in a layer whose elements are split: of queries and keys of all heads."""
-        model = self.run.model
-        if not model.qk_norm or model.qk_norm_scope == "head":
-            return 0
-        heads = model.n_heads or 1, model.n_kv_heads or model.n_heads or 1
-        return sum(count % self._devices(TENSOR) == 0 for count in heads)
 
     def for_attention(self) -> Iterator[PlannedCollective]:
         """Yield the all-to-alls along the context axis: of queries, keys and values before
@@ -327,18 +243,3 @@ class _Step(NamedTuple):
         rows = FLOAT32_BYTES * self.tokens * columns
         yield self._planned("activations", "all-gather", axes, ids, runs)
         yield self._planned("activations", "all-to-all", axes, rows, 2 * runs)
-
-    def for_scalars(self, parameters: list[ParameterLayout]) -> Iterator[PlannedCollective]:
-        """Yield the sums of each microbatch's metrics, its finite check, and the gradient norm."""
-        model, axes = self.run.model, self.token_axes
-        metrics = 2  # loss and weight
-        if model.n_experts:
-            metrics += model.n_layers * (1 + model.n_experts)
-        sums = [
-            (axes, metrics, self.microbatches),
-            (self._present(*self.layout.mesh.axis_names), 1, self.microbatches),
-            (axes, sum(parameter.is_updated_in_shards for parameter in parameters), 1),
-            ((TENSOR,), sum(parameter.is_split_over_tensor for parameter in parameters), 1),
-        ]
-        for along, count, runs in sums:
-            yield self._planned("scalars", "all-reduce", along, FLOAT32_BYTES * count, runs)

@@ -23,6 +23,7 @@ from rungs.optim.precision import dtype_of, resolve_compute_dtype
 from rungs.parallel import target_device
 from rungs.parallel.devices import indivisible_batch
 from rungs.parallel.sharding import Layout
+from rungs.planning import advice
 from rungs.planning.communication import Communication, abstract_layout, communication_of
 from rungs.planning.flops import (
     Flops,
@@ -34,16 +35,7 @@ from rungs.planning.flops import (
     training_flops_per_token,
 )
 from rungs.planning.hardware import Hardware
-from rungs.planning.memory import (
-    Dtypes,
-    Edit,
-    Memory,
-    as_stored,
-    format_bytes,
-    larger_microbatch,
-    memory_of,
-    remedies,
-)
+from rungs.planning.memory import Dtypes, Memory, as_stored, format_bytes, memory_of
 from rungs.run import metrics, records
 from rungs.run.folder import RunFolder
 from rungs.step.state import AbstractState, shapes_of
@@ -171,16 +163,16 @@ class Forecast(NamedTuple):
         """Return lines with edits that would fit into memory."""
         mesh = abstract_layout(self.sharding).mesh
         with target_device.trace_for(self.hardware.target):
-            return remedies(self.config, mesh, self.usable_bytes, self.stored)
+            return advice.remedies(self.config, mesh, self.usable_bytes, self.stored)
 
-    def larger_microbatch(self) -> Edit | None:
+    def larger_microbatch(self) -> advice.Edit | None:
         """Return the largest microbatch that a GPU has memory for, if larger than the run's, as it
         is faster. None with experts, whose load-balancing loss depends on the microbatch."""
         if self.hardware.platform != "gpu" or self.config.model.n_experts:
             return None
         mesh = abstract_layout(self.sharding).mesh
         with target_device.trace_for(self.hardware.target):
-            return larger_microbatch(self.config, mesh, self.usable_bytes, self.stored)
+            return advice.larger_microbatch(self.config, mesh, self.usable_bytes, self.stored)
 
     @property
     def fits_memory(self) -> bool:

@@ -1,43 +1,54 @@
-"""Memory of a training step on each device, by component, computed without running it. Advice if
-it is too much: where memory goes, and which edits of `train.json` keep the global batch and need
-less."""
+"""Memory of a training step on each device, by component, computed without running it. Weights,
+moments, gradients and what the backward pass keeps are exact, by tracing; one rule stands for the
+arrays that the compiler adds, with an error measured on compiled steps (docs/planning.md). Axis
+suffixes as in `rungs/model/gpt.py`."""
 
-import contextlib
 import dataclasses
-import itertools
-import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import Mesh
+from jax import Array
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from rungs.common.errors import OUT_OF_MEMORY_SIGNS, RunFailure
-from rungs.common.machine import memory_bytes
-from rungs.common.run_log import log
-from rungs.config.base import AUTO
-from rungs.config.model_config import ModelConfig
 from rungs.config.optimization_config import Remat
 from rungs.config.run_config import RunConfig
-from rungs.config.sharding_config import ShardingConfig
-from rungs.config.train_config import TrainConfig
 from rungs.model.gpt import GPT
-from rungs.model.remat import LayerLoop, kept_scores, layer_loop, settings_from
+from rungs.model.kernels.cross_entropy import chunk_tokens
+from rungs.model.remat import layer_loop, periods
+from rungs.objectives.table import objective_without_teacher
+from rungs.optim.precision import dtype_of
 from rungs.optim.skipping_optimizer import SkippingOptimizer
-from rungs.parallel import gpu_settings, target_device
-from rungs.parallel.sharding import BLOCKS, TOKEN_AXES, Layout, size_along
-from rungs.planning import peaks
+from rungs.parallel import target_device
+from rungs.parallel.fsdp import WeightGatherer
+from rungs.parallel.sharding import (
+    BLOCKS,
+    CONTEXT,
+    DATA,
+    HEAD,
+    LOOKED_UP,
+    TENSOR,
+    TOKEN_AXES,
+    TOKEN_EMBEDDING,
+    Layout,
+    sharded_axis,
+    size_along,
+)
+from rungs.planning.communication import FLOAT32_BYTES, INT32_BYTES
 from rungs.planning.flops import model_beside
-from rungs.step.state import AbstractArrays, AbstractModel, AbstractState, shapes_of
+from rungs.step.forward import compute_of, on_mesh
+from rungs.step.objective import Microbatch
+from rungs.step.state import AbstractArrays, AbstractModel, AbstractState
 
 Dtypes = Mapping[str, str]
 """NumPy names of dtypes, by parameter name."""
-USABLE_SHARE = 0.9
-"""Share of a device's memory that an edit may use; the rest is for what is not counted."""
-MAX_EDITS = 3
+ERRORS = {"cpu": 0.2, "gpu": 0.3, "tpu": 0.4}
+"""Relative error of the total, by platform: docs/planning.md says what it was measured against."""
+MEMORY_LABELS = {"accumulator": "gradient sum", "gathered": "all-gathered", "batch": "token ids"}
+"""Labels in tables for fields of `Memory`, where different."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,17 +59,17 @@ class Memory:
     moments: int
     """Optimizer state."""
     gradients: int
-    """Gradients of the layers for one microbatch."""
+    """Gradients of one microbatch."""
     accumulator: int
     """Sum of the gradients over microbatches, if there are several."""
     gathered: int
-    """Full copies of one layer's sharded weights; in FP8 also all layers' kernels in 8 bits."""
+    """Full copies of the sharded weights outside the layers and of one layer; in FP8 also all
+    layers' kernels in 8 bits."""
     activations: int
     """Residuals of a microbatch: values kept from the forward for the backward pass."""
-    logits: int
-    """A chunk of logits and what exists with it: gathered output head, gradients of the head."""
-    layer: int
-    """Arrays of one layer's backward pass, which don't coexist with the logits."""
+    temporary: int
+    """What exists besides at the peak: a chunk of logits with their gradient, before there are
+    gradients of layers, or the values of one layer in its backward pass, if that is more."""
     batch: int
     """Token ids of a step."""
     teacher: int
@@ -76,111 +87,131 @@ class Memory:
     @property
     def total(self) -> int:
         """Peak memory."""
-        parts = self.parts
-        logits, layer = parts.pop("logits"), parts.pop("layer")
-        return sum(parts.values()) + max(logits, layer)
+        return sum(self.parts.values())
 
 
-_FLOAT8_ERROR = 0.25
-"""Relative error in FP8: activations are counted as in compute_dtype, but a compiled step of 1.1B
-parameters needs a fifth less."""
-MEMORY_LABELS = {
-    "accumulator": "gradient sum",
-    "gathered": "all-gathered",
-    "layer": "backward",
-    "batch": "token ids",
-}
-"""Labels in tables for fields of `Memory`, where different."""
+class Activations(NamedTuple):
+    """Bytes of activations on each device."""
+
+    in_layers: int
+    """Bytes in the loop over layers."""
+    total: int
 
 
 def memory_of(config: RunConfig, mesh: Mesh, stored: Dtypes | None = None) -> Memory:
     """Return the memory of a run's step; arguments as for `MemoryEstimates`."""
-    remat = layer_loop(config.train, config.model).remat
-    return MemoryEstimates(config, mesh, [remat], stored).of(config)
+    return MemoryEstimates(config, mesh, stored).of(config)
 
 
 class MemoryEstimates:
     """The memory of a run's step for several values of `remat` and `microbatch_size`, sharing
-    traces, which take most of the time. Weights, moments and gradients are exact; activations are
-    the residuals of the loss; `logits` and `layer`, the temporary arrays, are rules that agree with
-    the compiler's own analysis."""
+    traces, which take most of the time."""
 
-    def __init__(
-        self,
-        config: RunConfig,
-        mesh: Mesh,
-        settings: Sequence[Remat],
-        stored: Dtypes | None = None,
-    ) -> None:
-        """Trace the step. The mesh must be in the mode of `config.train.sharding`, and abstract for
-        planned devices (`target_device.trace_for`). `settings` are the values of `remat` that `of`
-        may get. `stored` has the starting weights' dtypes in their file, which frozen ones keep
-        with LoRA."""
-        self._mesh = mesh
-        self._microbatch_size = config.train.microbatch_size
+    def __init__(self, config: RunConfig, mesh: Mesh, stored: Dtypes | None = None) -> None:
+        """The mesh must be in the mode of `config.train.sharding`, and abstract for planned devices
+        (`target_device.trace_for`). `stored` has the starting weights' dtypes in their file, which
+        frozen ones keep with LoRA."""
+        self._config, self._mesh = config, mesh
+        self._layout = Layout.of(config.train.sharding, mesh)
         self._abstract = AbstractState(config, 1, mesh)
         self._weights = as_stored(self._abstract, stored or {})
-        state = self._abstract.fill(self._weights, self._abstract.optimizer)  # type: ignore[arg-type]
-        needed: set[Remat] = {"none", "dots", *settings} if config.model.n_layers else {*settings}
-        self._kept = {
-            remat: peaks.activations_of(
-                RunConfig(config.model, config.train.model_copy(update={"remat": remat})),
-                mesh,
-                *state,
-            )
-            for remat in needed
-        }
+        self._kept: dict[Remat, Activations] = {}
 
     def of(self, config: RunConfig) -> Memory:
         """Return the memory of a run that differs at most in `remat`, `microbatch_size` and
         `gradient_accumulation_steps`."""
-        rows, traced = config.train.microbatch_size, self._microbatch_size
-        kept = {
-            remat: peaks.Activations(*(size * rows // traced for size in sizes))
-            for remat, sizes in self._kept.items()
-        }
-        peak = (peaks.CpuPeak if target_device.platform() == "cpu" else peaks.AcceleratorPeak)(
-            config, self._mesh, self._weights, self._gradients_of(config), kept
-        )
+        train = config.train
+        gradients = bytes_per_device(self._gradients_of(config).values())
+        one_layer, activations = self._activation_bytes(config)
         return Memory(
-            weights=peaks.bytes_per_device(self._weights.values()),
-            moments=peaks.bytes_per_device(self._abstract.optimizer.values()),
-            gradients=peak.layer_gradients,
-            accumulator=peak.gradients if peak.accumulates else 0,
-            gathered=peak.gathered_layers + self._float8_bytes(config),
-            activations=peak.activation_bytes,
-            logits=peak.logits_bytes,
-            layer=peak.layer_bytes,
-            batch=peak.batch,
+            weights=bytes_per_device(self._weights.values()),
+            moments=bytes_per_device(self._abstract.optimizer.values()),
+            gradients=gradients,
+            accumulator=gradients if train.microbatches_per_step > 1 else 0,
+            gathered=self._gathered_bytes(config),
+            activations=activations,
+            temporary=max(self._logits_bytes(config) - gradients, one_layer),
+            batch=2 * self._tokens(config) * train.microbatches_per_step * INT32_BYTES,
             teacher=self._teacher_bytes(config),
-            error=max(peak.error, _FLOAT8_ERROR if config.train.uses_float8 else 0),
+            error=ERRORS[target_device.platform()],
         )
+
+    def _activation_bytes(self, config: RunConfig) -> tuple[int, int]:
+        """Return the bytes of the values in one period of layers, which are compiled together, and
+        of the residuals of all layers. XLA's CPU compiler widens 16-bit residuals of a loop to
+        float32, and undoes rematerialization of unrolled layers, whose values are all residuals;
+        on accelerators fusions leave about half of a layer's values in memory."""
+        model, loop = config.model, layer_loop(config.train, config.model)
+        scale = config.train.microbatch_size / self._config.train.microbatch_size
+        if not model.n_layers:
+            return 0, int(scale * self._activations(loop.remat).total)
+        is_cpu = target_device.platform() == "cpu"
+        is_unrolled = loop.unroll >= periods(model)
+        remat: Remat = "none" if is_cpu and is_unrolled else loop.remat
+        widened = FLOAT32_BYTES / dtype_of(config.train).itemsize if is_cpu else 1
+        residuals = scale * self._activations(remat).in_layers * (1 if is_unrolled else widened)
+        if remat == "none" and is_unrolled:
+            return 0, int(residuals)
+        share = len(model.repeated_kinds) / model.n_layers * (1 if is_cpu else 0.5)
+        return int(scale * share * self._activations("none").in_layers), int(residuals)
+
+    def _activations(self, remat: Remat) -> Activations:
+        """Return the residuals of a microbatch of the size of the first config."""
+        if remat not in self._kept:
+            model, train = self._config
+            config = RunConfig(model, train.model_copy(update={"remat": remat}))
+            state = self._abstract.fill(self._weights, self._abstract.optimizer)  # type: ignore[arg-type]
+            self._kept[remat] = activations_of(config, self._mesh, *state)
+        return self._kept[remat]
+
+    def _logits_bytes(self, config: RunConfig) -> int:
+        """Return the bytes of a chunk of logits, of their gradient and of the head's."""
+        layout = self._layout
+        rows = layout.padded_vocab_size(config.model.vocab_size) // size_along(self._mesh, TENSOR)
+        logits = chunk_tokens(self._tokens(config), rows) * rows
+        each = jnp.dtype(config.train.logits_dtype).itemsize + dtype_of(config.train).itemsize
+        return logits * each + rows * config.model.emb_dim * FLOAT32_BYTES
+
+    def _tokens(self, config: RunConfig) -> int:
+        """Return the tokens of a microbatch on each device."""
+        rows = config.train.microbatch_size // self._mesh.shape[DATA]
+        return rows * config.sequence_length // size_along(self._mesh, CONTEXT)
+
+    def _gathered_bytes(self, config: RunConfig) -> int:
+        """Return the bytes of full copies of sharded weights: those outside the layers, except
+        tables that are only looked up, and those of one period of layers."""
+        model, itemsize = config.model, dtype_of(config.train).itemsize
+        heads = (HEAD, TOKEN_EMBEDDING) if model.tied_embeddings else (HEAD,)
+        total = 0.0
+        for name, array in self._weights.items():
+            elements = _gathered_elements(array)
+            if name.startswith(BLOCKS):
+                total += elements * itemsize * len(model.repeated_kinds) / model.n_layers
+                if config.train.uses_float8 and name.endswith(".kernel"):
+                    total += bytes_per_device([array]) / 4
+            elif name.startswith(heads):
+                total += elements * itemsize
+            elif not name.startswith(LOOKED_UP):
+                total += elements * FLOAT32_BYTES
+        return int(total)
 
     def _teacher_bytes(self, config: RunConfig) -> int:
         """Return the bytes of the teacher and its predictions; see `flops.model_beside`."""
-        train, layout = config.train, Layout.of(config.train.sharding, self._mesh)
+        train = config.train
         if train.teacher is None:
             return 0
         values, weights = (train.teacher_top_k or 0) * 8 + 4, 0
         if teacher := model_beside(train):
             values = config.model.vocab_size * 4
-            abstract = AbstractModel(teacher, layout)
-            weights = peaks.bytes_per_device(abstract.weights.values())
-        devices = size_along(self._mesh, *TOKEN_AXES)
-        return weights + config.most_tokens_per_step * values // devices
-
-    def _float8_bytes(self, config: RunConfig) -> int:
-        """Return the bytes of the blocks' kernels in 8 bits, if a run uses FP8."""
-        in_blocks = (n for n in self._weights if n.startswith(BLOCKS) and n.endswith(".kernel"))
-        kernels = (self._weights[name] for name in in_blocks)
-        return peaks.bytes_per_device(kernels) // 4 if config.train.uses_float8 else 0
+            weights = bytes_per_device(AbstractModel(teacher, self._layout).weights.values())
+        return weights + config.most_tokens_per_step * values // size_along(self._mesh, *TOKEN_AXES)
 
     def _gradients_of(self, config: RunConfig) -> AbstractArrays:
         """Return a microbatch's gradients. Those of a single microbatch are reduced as soon as they
         are computed, and then in the layout for updates."""
-        layout = Layout.of(config.train.sharding, self._mesh)
         is_single = config.train.microbatches_per_step == 1
-        weights = self._abstract.weights_in(layout.for_updates if is_single else layout)
+        layout = self._layout.for_updates if is_single else self._layout
+        weights = self._abstract.weights_in(layout)
         return {name: weights[name] for name in self._abstract.trained}
 
 
@@ -198,7 +229,16 @@ def state_bytes(model: GPT, optimizer: SkippingOptimizer) -> int:
     """Return the bytes per device of a model, its optimizer state, a gradient and its sum."""
     trainable = nnx.state(model, optimizer.wrt)
     states = nnx.state(model), nnx.state(optimizer), trainable, trainable
-    return peaks.bytes_per_device(jax.tree.leaves(states))
+    return bytes_per_device(jax.tree.leaves(states))
+
+
+def bytes_per_device(arrays: Iterable[Any]) -> int:
+    """Return the bytes of each device's shards of arrays."""
+    return sum(
+        math.prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize
+        for array in arrays
+        if array.sharding is not None
+    )
 
 
 def format_bytes(size: float) -> str:
@@ -206,171 +246,61 @@ def format_bytes(size: float) -> str:
     return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
 
 
-class Edit(NamedTuple):
-    """Keys of `train.json` to change, and the memory of the changed run."""
-
-    keys: dict[str, Any]
-    memory: Memory
-
-    def __str__(self) -> str:
-        return f"{json.dumps(self.keys)[1:-1]}  ({format_bytes(self.memory.total)})"
-
-
-@contextlib.contextmanager
-def report_out_of_memory(
-    config: RunConfig, mesh: Mesh, stored: Dtypes | None = None
-) -> Iterator[None]:
-    """Turn JAX's out-of-memory error or a MemoryError into a RunFailure with advice. In this
-    module, `stored` is as for `memory_of`."""
-    try:
-        yield
-    except (MemoryError, jax.errors.JaxRuntimeError) as error:
-        has_sign = any(sign in str(error) for sign in OUT_OF_MEMORY_SIGNS)
-        if has_sign or isinstance(error, MemoryError):
-            raise RunFailure("\n".join(["out of memory", *advice(config, mesh, stored)])) from error
-        raise
+def _gathered_elements(array: jax.ShapeDtypeStruct) -> int:
+    """Return the elements of a parameter gathered along the axis that FSDP shards; 0 if none is."""
+    assert isinstance(array.sharding, NamedSharding)
+    if (axis := sharded_axis(array.sharding.spec)) is None:
+        return 0
+    shard = math.prod(array.sharding.shard_shape(array.shape))
+    return shard * size_along(array.sharding.mesh, *axis.mesh_axes)
 
 
-def warn_if_too_large(config: RunConfig, mesh: Mesh, stored: Dtypes | None = None) -> None:
-    """Log advice if a run needs too much memory on a CPU, where the system kills a process that
-    runs out of memory without any message."""
-    limit, is_cpu = device_bytes(mesh), mesh.devices.flat[0].platform == "cpu"
-    may_not_fit = is_cpu and _rough_bytes(config) >= mesh.size * limit / 4
-    if may_not_fit and memory_of(config, mesh, stored).total > limit:
-        for line in ["this run needs more memory than there is", *advice(config, mesh, stored)]:
-            log.warning("%s", line)
+def activations_of(
+    config: RunConfig, mesh: Mesh, model: GPT, optimizer: SkippingOptimizer
+) -> Activations:
+    """Return a microbatch's activations under the run's `remat`: the growth of residuals when the
+    number of sequences doubles, as the rest is weights. Model and optimizer may be abstract."""
+    rows = config.train.microbatch_size // mesh.shape[DATA]
+    both = (_residuals(config, mesh, model, optimizer, count * rows) for count in (1, 2))
+    in_layers = total = 0
+    for one, two in zip(*both, strict=True):
+        growth = (two.size - one.size) * one.dtype.itemsize
+        in_layers += growth if one.shape[:1] == two.shape[:1] else 0  # the first axis is layers
+        total += growth
+    return Activations(in_layers, total)
 
 
-def advice(config: RunConfig, mesh: Mesh, stored: Dtypes | None = None) -> list[str]:
-    """Return lines that say where a step's memory goes and which edits would fit."""
-    memory, limit = memory_of(config, mesh, stored), device_bytes(mesh)
-    parts = memory.parts
-    parts["layer"] = max(memory.layer - memory.logits, 0)  # the two do not overlap
-    devices = "one device" if mesh.size == 1 else f"each of {mesh.size} devices"
-    total = format_bytes(memory.total)
-    lines = [f"a step needs about {total} on {devices} with {format_bytes(limit)}:"]
-    for name, size in parts.items():
-        lines.append(f"  {MEMORY_LABELS.get(name, name):12} {format_bytes(size):>10}")
-    if mesh.devices.flat[0].platform == "gpu":
-        lines.append(gpu_settings.share_advice("a GPU's memory"))
-    # the run ran out of memory, so it needs more than this estimate
-    return lines + remedies(config, mesh, min(limit, memory.total), stored)
+def _residuals(
+    config: RunConfig, mesh: Mesh, model: GPT, optimizer: SkippingOptimizer, rows: int
+) -> list[jax.ShapeDtypeStruct]:
+    """Return the residuals on a device of this many sequences."""
+    train, layout = config.train, Layout.of(config.train.sharding, mesh)
+    objective = objective_without_teacher(train)
+    found: list[jax.ShapeDtypeStruct] = []
 
+    def of_rows(model: GPT, gatherer: WeightGatherer, inputs_BS: Array, targets_BS: Array) -> Array:
+        graph, *states = nnx.split(model, optimizer.wrt, ...)
+        trainable, frozen = states
+        starts_BS = inputs_BS if train.documents == "separate" else None
+        arrays = inputs_BS, targets_BS, starts_BS
+        microbatch = Microbatch(arrays, jnp.arange(rows), jax.random.key(0))
 
-def remedies(
-    config: RunConfig, mesh: Mesh, limit: float, stored: Dtypes | None = None
-) -> list[str]:
-    """Return lines with the edits that would fit into `limit` bytes per device."""
-    if fitting := list(edits(config, mesh, USABLE_SHARE * limit, stored)):
-        return [
-            "these edits of train.json would fit, with the same global batch:",
-            *(f"  {edit}" for edit in fitting),
-        ]
-    return [
-        "no combination of microbatch_size and remat fits: use more devices that share the weights"
-        ' ("sharding": {"mode": "fsdp"}), a shorter sequence_length, an optimizer with less state'
-        " (lion, sgd, adafactor) or a smaller model"
-    ]
+        def loss_of(trainable: nnx.State) -> Array:
+            model = nnx.merge(graph, trainable, frozen, copy=True)
+            return objective.loss(model, compute_of(train, model, gatherer), microbatch)[0]
 
+        _, pullback = jax.vjp(loss_of, trainable)
+        found.extend(jax.typeof(leaf) for leaf in jax.tree.leaves(pullback))
+        return jnp.zeros(())
 
-def edits(
-    config: RunConfig, mesh: Mesh, limit: float, stored: Dtypes | None = None
-) -> Iterator[Edit]:
-    """Yield the largest microbatch that fits into `limit` bytes per device for each remat setting
-    and sharding mode, fastest first, at most `MAX_EDITS`."""
-    shardings = _shardings(config, mesh)
-    found = (_edits_of_sharding(config, mesh, limit, keys, stored) for keys in shardings)
-    yield from itertools.islice(itertools.chain.from_iterable(found), MAX_EDITS)
+    batch = layout.batch_spec(2)
+    shape = rows * mesh.shape[DATA], config.sequence_length
+    tokens = jax.ShapeDtypeStruct(shape, jnp.int32)
+    graph, state = nnx.split(model)
 
+    def traced(state: nnx.State, *tokens: Array) -> Array:
+        parts = layout, nnx.merge(graph, state), dtype_of(train)
+        return on_mesh(*parts, of_rows, (batch, batch), PartitionSpec())(*tokens)
 
-def _edits_of_sharding(
-    config: RunConfig, mesh: Mesh, limit: float, sharding: dict[str, Any], stored: Dtypes | None
-) -> Iterator[Edit]:
-    own, model = config.train, config.model
-    base = TrainConfig.model_validate({**own.as_json(), **sharding})
-    chosen = layer_loop(own, model)
-    settings = settings_from(chosen.remat)
-    estimates = MemoryEstimates(RunConfig(model, base), mesh, settings, stored)
-    for remat in settings:
-        loop = chosen if remat == chosen.remat and not sharding else LayerLoop(remat, 1)
-        for size in _microbatch_sizes(base, base.microbatch_size, mesh):
-            split = _split(base, size) if size != base.microbatch_size else {}
-            train = base.model_copy(update=loop.as_keys() | split)
-            memory = estimates.of(RunConfig(model, train))
-            if memory.total <= limit:
-                yield Edit(sharding | _loop_keys(loop, own, train, model) | split, memory)
-                break
-
-
-def larger_microbatch(
-    config: RunConfig, mesh: Mesh, limit: float, stored: Dtypes | None = None
-) -> Edit | None:
-    """Return the largest microbatch, above the run's, that fits `limit` bytes per device."""
-    model, train = config
-    sizes = _microbatch_sizes(train, train.sequences_per_step, mesh)
-    larger = [size for size in sizes if size > train.microbatch_size]
-    if not larger:
-        return None
-    estimates = MemoryEstimates(config, mesh, [layer_loop(train, model).remat], stored)
-    for keys in (_split(train, size) for size in larger):
-        memory = estimates.of(RunConfig(model, train.model_copy(update=keys)))
-        if memory.total <= USABLE_SHARE * limit:
-            return Edit(keys, memory)
-    return None
-
-
-def _split(train: TrainConfig, size: int) -> dict[str, Any]:
-    """Return the keys for microbatches of this size with the same sequences per step."""
-    steps = train.sequences_per_step // size
-    return {"microbatch_size": size, "gradient_accumulation_steps": steps}
-
-
-def _loop_keys(
-    loop: LayerLoop, own: TrainConfig, edited: TrainConfig, model: ModelConfig
-) -> dict[str, Any]:
-    """Return the keys that an edit needs to get a loop. `own` has values for "auto", which the
-    device may choose differently for the edited run."""
-    chosen = layer_loop(own, model)
-    if _loop_of({}, own, model) != chosen:
-        return dict(loop.as_keys().items() - chosen.as_keys().items())
-    fewest: list[dict[str, Any]] = [{}, {"remat": loop.remat}]
-    return next((it for it in fewest if _loop_of(it, edited, model) == loop), loop.as_keys())
-
-
-def _loop_of(keys: dict[str, Any], train: TrainConfig, model: ModelConfig) -> LayerLoop:
-    """Return the loop of a run with these as its only keys for it."""
-    return layer_loop(train.model_copy(update={"remat": AUTO, "scan_unroll": AUTO} | keys), model)
-
-
-def device_bytes(mesh: Mesh) -> float:
-    """Return the memory of each device; virtual CPU devices share the machine's."""
-    device = mesh.local_devices[0]
-    stats = device.memory_stats() or {}
-    if "bytes_limit" in stats:
-        return float(stats["bytes_limit"])
-    return memory_bytes() / len(mesh.local_devices)
-
-
-def _shardings(config: RunConfig, mesh: Mesh) -> Iterator[dict[str, Any]]:
-    """Yield keys that change where a step is computed, not its result."""
-    yield {}
-    is_dp = mesh.size > 1 and (config.train.sharding or ShardingConfig()).mode == "dp"
-    if is_dp and not Layout(mesh, "fsdp").problems(config.model):
-        yield {"sharding": {"mode": "fsdp", "data": mesh.size}}
-
-
-def _microbatch_sizes(train: TrainConfig, largest: int, mesh: Mesh) -> Iterator[int]:
-    """Yield sizes that divide the step's sequences and fill the devices evenly, largest first."""
-    for size in range(largest, 0, -1):
-        if train.sequences_per_step % size == 0 and size % mesh.shape["data"] == 0:
-            yield size
-
-
-def _rough_bytes(config: RunConfig) -> int:
-    """Return an instant estimate of the bytes over all devices: weights, moments, gradients, and
-    per token and layer ten vectors and, with dropout, the attention scores."""
-    model, train = config
-    numbers = sum(map(math.prod, shapes_of(model).values()))
-    tokens = train.microbatch_size * config.sequence_length
-    kept = 10 * model.emb_dim + kept_scores(train, model)
-    return 4 * (5 * numbers + tokens * model.n_layers * kept)
+    jax.eval_shape(traced, state, tokens, tokens)
+    return found

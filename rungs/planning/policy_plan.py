@@ -1,10 +1,10 @@
 """Forecast and report of a reinforcement learning run: memory of sampling and updates, time of each
 phase, and the share of prompts with mixed results."""
 
-import itertools
+import json
 import math
 import statistics
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,11 +15,10 @@ from rungs.config.run_config import ReinforceRunConfig, RunConfig
 from rungs.config.sharding_config import ShardingConfig
 from rungs.config.train_config import TrainConfig
 from rungs.optim.precision import dtype_of
-from rungs.planning import report, rows
+from rungs.planning import report
 from rungs.planning.forecast import Forecast, forecast, remedy
 from rungs.planning.hardware import Hardware
 from rungs.planning.memory import format_bytes
-from rungs.planning.rows import Column, Part, Row, Table
 from rungs.run import metrics
 from rungs.run.folder import RunFolder
 from rungs.step.state import shapes_of
@@ -195,24 +194,33 @@ def _computed(config: ReinforceRunConfig, update: Forecast) -> Phases | None:
 
 def as_text(run: RunFolder, plan: PolicyPlan) -> str:
     """Return the plan as text."""
-    return rows.as_text(_sections(run, plan))
+    sections = [
+        report.title(plan.update, run),
+        report.parameters(plan.update),
+        *(section(plan) for section in (_memory, _step, _disk, _time, _signal, _verdict)),
+    ]
+    return "\n\n".join("\n".join(lines) for lines in sections)
 
 
-def as_json(run: RunFolder, plan: PolicyPlan) -> str:
+def as_json(plan: PolicyPlan) -> str:
     """Return the same figures as JSON: bytes, seconds and shares."""
-    update = rows.content(itertools.chain.from_iterable(report.sections(run, plan.update)))
-    return rows.as_json([[{"update": update}], *_sections(run, plan)])
+    figures = {
+        "update": report.content(plan.update),
+        "sampler_bytes": plan.sampler_bytes,
+        "cache_bytes": plan.cache_bytes,
+        "reference_bytes": plan.reference_bytes,
+        "sampling_bytes": plan.sampling_bytes,
+        "updating_bytes": plan.updating_bytes,
+        "rollout_bytes": plan.rollout_bytes,
+        "seconds": plan.phases and plan.phases._asdict(),
+        "steps_done": plan.steps_done,
+        "mixed_share": plan.mixed_share,
+        "fits": plan.fits,
+    }
+    return json.dumps(figures, indent=2)
 
 
-def _sections(run: RunFolder, plan: PolicyPlan) -> Iterator[Iterable[Part]]:
-    update = plan.update
-    yield rows.lines(report.title(update, run))
-    yield rows.lines(report.parameters(update))
-    for section in (_memory, _step, _disk, _time, _signal, _verdict):
-        yield section(plan)
-
-
-def _memory(plan: PolicyPlan) -> Iterator[Part]:
+def _memory(plan: PolicyPlan) -> Iterator[str]:
     memory = plan.update.memory
     rest = memory.total - memory.weights - memory.moments
     sizes = {
@@ -224,20 +232,17 @@ def _memory(plan: PolicyPlan) -> Iterator[Part]:
         "update": (0, rest, "gradients, activations and logits, as in training"),
         "peak": (plan.sampling_bytes, plan.updating_bytes, f"± {memory.error:.0%} of updating"),
     }
-    columns = [Column(heading, 12, format_bytes) for heading in ("sampling", "updating")]
-    found = [Row(name, "", one[:2], one[2]) for name, one in sizes.items() if any(one[:2])]
-    yield from Table("memory per device", 16, columns, found).lines()
+    rows = [
+        (name, (format_bytes(sampling), format_bytes(updating)), note)
+        for name, (sampling, updating, note) in sizes.items()
+        if sampling or updating
+    ]
+    columns = "sampling", "updating"
+    yield from report.table("memory per device", columns, rows, label=16, width=12)
     yield f"  of {format_bytes(plan.update.usable_bytes)}"
-    yield {
-        "sampler_bytes": plan.sampler_bytes,
-        "cache_bytes": plan.cache_bytes,
-        "reference_bytes": plan.reference_bytes,
-        "sampling_bytes": plan.sampling_bytes,
-        "updating_bytes": plan.updating_bytes,
-    }
 
 
-def _step(plan: PolicyPlan) -> Iterator[Part]:
+def _step(plan: PolicyPlan) -> Iterator[str]:
     train = plan.config.train
     prompt = plan.config.sequence_length - train.max_new_tokens
     yield (
@@ -259,15 +264,13 @@ def _step(plan: PolicyPlan) -> Iterator[Part]:
     )
 
 
-def _disk(plan: PolicyPlan) -> Iterator[Part]:
-    yield from rows.lines(report.disk(plan.update))
+def _disk(plan: PolicyPlan) -> Iterator[str]:
+    yield from report.disk(plan.update)
     yield f"          at most {format_bytes(plan.rollout_bytes)} of rollouts by the end"
-    yield {"rollout_bytes": plan.rollout_bytes}
 
 
-def _time(plan: PolicyPlan) -> Iterator[Part]:
+def _time(plan: PolicyPlan) -> Iterator[str]:
     phases = plan.phases
-    yield {"seconds": phases and phases._asdict(), "steps_done": plan.steps_done}
     if phases is None:
         yield "time      not known: the device's FLOP/s are not known; take a few steps"
         return
@@ -281,8 +284,7 @@ def _time(plan: PolicyPlan) -> Iterator[Part]:
     yield f"          updating {phases.updating:.3g} s"
 
 
-def _signal(plan: PolicyPlan) -> Iterator[Part]:
-    yield {"mixed_share": plan.mixed_share}
+def _signal(plan: PolicyPlan) -> Iterator[str]:
     samples = plan.config.train.samples_per_prompt
     yield "signal    only prompts with right and wrong completions teach anything:"
     if plan.mixed_share is not None:
@@ -292,9 +294,8 @@ def _signal(plan: PolicyPlan) -> Iterator[Part]:
         yield f"          {share:4.0%} if {rate:.0%} of the completions of each are right"
 
 
-def _verdict(plan: PolicyPlan) -> Iterator[Part]:
+def _verdict(plan: PolicyPlan) -> Iterator[str]:
     usable, disk = plan.update.usable_bytes, plan.update.disk
-    yield {"fits": plan.fits}
     if plan.fits:
         yield "It fits."
         return

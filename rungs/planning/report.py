@@ -1,19 +1,19 @@
-"""The report of a forecast, as a table and as JSON."""
+"""The report of a forecast, as text and as JSON."""
 
+import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from rungs.common.shown_text import counted, format_duration, quoted
 from rungs.parallel.gpu_settings import share_advice
 from rungs.parallel.sharding import CONTEXT, DATA, size_along
 from rungs.planning.communication import abstract_layout
-from rungs.planning.compiled import report as compiled_report
-from rungs.planning.compiled.roofline import Roofline
-from rungs.planning.compiled.step import CompiledStep
+from rungs.planning.compiled_step import Compiled, CompiledStep
 from rungs.planning.flops import TOKENS_PER_PARAMETER, Passes
 from rungs.planning.forecast import Forecast, remedy
-from rungs.planning.memory import MEMORY_LABELS, format_bytes
-from rungs.planning.rows import Column, Part, Row, Table
+from rungs.planning.memory import MEMORY_LABELS, Memory, format_bytes
+from rungs.planning.program import KERNEL_PARTS, XLA
 from rungs.run.folder import RunFolder
 
 UNKNOWN_SPEED = "train some steps first, or give --tokens-per-second or another --device"
@@ -25,28 +25,73 @@ _OPTIONAL_GROUPS = ("low_rank", "other")
 """Parameter groups that are omitted if empty."""
 _MEMORY_NOTES = {
     "moments": "optimizer state",
-    "gradients": "of the layers",
     "gathered": "full copies of one layer's sharded weights",
-    "logits": "one chunk of tokens at a time, with the output head",
-    "layer": "one layer at a time; does not overlap with the logits",
+    "temporary": "of a chunk of logits, or of one layer's backward pass",
 }
 
 
-def sections(
-    run: RunFolder,
-    forecast: Forecast,
-    compiled: CompiledStep | None = None,
-    bound: Roofline | None = None,
-) -> Iterator[Iterator[Part]]:
-    """Yield the report, for `rows.as_text` or `rows.as_json`: bytes, FLOPs, tokens and seconds."""
-    yield title(forecast, run)
-    for section in (parameters, _memory, _flops, _tokens, disk, _time):
-        yield section(forecast)
+def as_text(run: RunFolder, forecast: Forecast, compiled: CompiledStep | None = None) -> str:
+    """Return the report as text, with an empty line between sections."""
+    sections = [
+        title(forecast, run),
+        parameters(forecast),
+        _memory(forecast),
+        _flops(forecast),
+        _tokens(forecast),
+        disk(forecast),
+        _time(forecast),
+        *([] if compiled is None else [_compiled(forecast, compiled)]),
+        _verdict(forecast, compiled),
+    ]
+    return "\n\n".join("\n".join(lines) for lines in sections)
+
+
+def as_json(forecast: Forecast, compiled: CompiledStep | None = None) -> str:
+    """Return the figures of the report as JSON."""
+    figures = content(forecast) | {"fits": fits(forecast, compiled)}
     if compiled is not None:
-        yield compiled_report.step_section(forecast, compiled)
-    if bound is not None:
-        yield compiled_report.roofline_section(bound)
-    yield _verdict(forecast, compiled)
+        figures["compiled"] = _compiled_content(forecast, compiled)
+    return json.dumps(figures, indent=2)
+
+
+def content(forecast: Forecast) -> dict[str, Any]:
+    """Return a forecast's figures: bytes, FLOPs, tokens and seconds."""
+    train, tokens, space = forecast.config.train, forecast.tokens, forecast.disk
+    counts, active, memory = forecast.parameters, forecast.active, forecast.memory
+    passes = {name: each._asdict() for name, each in _passes(forecast).items()}
+    larger = forecast.larger_microbatch() if fits(forecast) else None
+    return {
+        "device": forecast.hardware.name,
+        "sharding": forecast.sharding.model_dump(),
+        "compute_dtype": train.compute_dtype,
+        "optimizer": train.optimizer,
+        "schedule": train.schedule,
+        "matmul_dtype": train.matmul_dtype,
+        "parameters": counts._asdict() | {"total": counts.total},
+        "active_parameters": active._asdict() | {"total": active.total},
+        "bytes_per_device": memory.parts | {"total": memory.total},
+        "memory_error": memory.error,
+        "usable_bytes_per_device": forecast.usable_bytes,
+        "flops_per_token": passes
+        | {
+            "total": forecast.flops.total + forecast.teacher_flops_per_token,
+            "model_flops": forecast.model_flops_per_token,
+        },
+        "tokens": tokens._asdict()
+        | {"planned": tokens.planned, "per_parameter": forecast.tokens_per_parameter},
+        "disk": space._asdict()
+        | {
+            "free_bytes": space.free_bytes if math.isfinite(space.free_bytes) else None,
+            "needed_bytes": space.needed_bytes,
+        },
+        "throughput": forecast.throughput and forecast.throughput._asdict(),
+        "communication_seconds_per_step": forecast.communication
+        and forecast.communication._asdict(),
+        "seconds_left": forecast.seconds_left,
+        "price_per_device_hour": forecast.price_per_device_hour,
+        "cost_left": forecast.cost_left,
+        **({"larger_microbatch": larger.keys} if larger else {}),
+    }
 
 
 def fits(forecast: Forecast, compiled: CompiledStep | None = None) -> bool:
@@ -55,10 +100,30 @@ def fits(forecast: Forecast, compiled: CompiledStep | None = None) -> bool:
 
 
 def _fits_memory(forecast: Forecast, compiled: CompiledStep | None) -> bool:
-    return forecast.fits_memory if compiled is None else compiled_report.fits(forecast, compiled)
+    if compiled is None:
+        return forecast.fits_memory
+    found = compiled.result
+    return not isinstance(found, str) and found.total <= forecast.usable_bytes
 
 
-def title(forecast: Forecast, run: RunFolder) -> Iterator[Part]:
+def table(
+    heading: str,
+    columns: Sequence[str],
+    rows: Iterable[tuple[str, Sequence[str], str]],
+    *,
+    label: int,
+    width: int,
+) -> Iterator[str]:
+    """Yield the lines of a table: the heading with the columns' names, then a label, cells and a
+    note for each row. `label` and `width` are the characters of a label and of a cell."""
+    names = "".join(f"{name:>{width}}" for name in columns)
+    yield f"{heading}{names.lstrip():>{max(label + len(names) - len(heading), 0)}}".rstrip()
+    for name, cells, note in rows:
+        shown = "".join(f"{cell:>{width}}" for cell in cells)
+        yield f"  {name:{label - 2}}{shown}  {note}".rstrip()
+
+
+def title(forecast: Forecast, run: RunFolder) -> Iterator[str]:
     """Yield the subject of a report."""
     sharding, train = forecast.sharding, forecast.config.train
     devices = f"{forecast.devices} × {forecast.hardware.name}"
@@ -72,49 +137,37 @@ def title(forecast: Forecast, run: RunFolder) -> Iterator[Part]:
     yield f"{run.path} on {devices}; {choices}"
     if train.uses_float8 and forecast.active.total < _FLOAT8_PAYS:
         yield "FP8 doesn't pay below about 1,000,000,000 parameters: matmul_dtype makes it slower"
-    yield {"device": forecast.hardware.name, "sharding": sharding.model_dump()}
-    yield {"compute_dtype": train.compute_dtype, "optimizer": train.optimizer}
-    yield {"schedule": train.schedule, "matmul_dtype": train.matmul_dtype}
 
 
-def parameters(forecast: Forecast) -> Iterator[Part]:
+def parameters(forecast: Forecast) -> Iterator[str]:
     """Yield the numbers of parameters by purpose."""
-    width = 18 * (forecast.config.model.n_experts is not None)
-    all_column = Column("all", 18, "{:,}".format, "parameters")
-    active_column = Column("active per token", width, "{:,}".format, "active_parameters")
     counts, active = forecast.parameters, forecast.active
-    found = [
-        Row(
-            _GROUP_LABELS.get(name, name) if count or name not in _OPTIONAL_GROUPS else "",
-            name,
-            (count, used),
-        )
+    shown = 1 if forecast.config.model.n_experts is None else 2
+    rows = [
+        (_GROUP_LABELS.get(name, name), (f"{count:,}", f"{used:,}")[:shown], "")
         for name, count, used in zip(counts._fields, counts, active, strict=True)
+        if count or name not in _OPTIONAL_GROUPS
     ]
-    found.append(Row("total", "total", (counts.total, active.total)))
-    table = Table("parameters", 14, [all_column, active_column], found)
-    yield from table.lines()
-    yield table.by_column()
+    rows.append(("total", (f"{counts.total:,}", f"{active.total:,}")[:shown], ""))
+    columns = ("all", "active per token")[:shown]
+    yield from table("parameters", columns, rows, label=14, width=18)
 
 
-def _memory(forecast: Forecast) -> Iterator[Part]:
+def _memory(forecast: Forecast) -> Iterator[str]:
     memory, notes = forecast.memory, dict(_MEMORY_NOTES)
     if forecast.config.train.uses_float8:
         notes["gathered"] += "; all layers' kernels in 8 bits"
     if forecast.config.train.lora and forecast.stored is None:
         notes["weights"] = COUNTED_AS_FLOAT32
-    found = [
-        Row(MEMORY_LABELS.get(name, name), name, (size,), notes.get(name, ""))
+    rows = [
+        (MEMORY_LABELS.get(name, name), (format_bytes(size),), notes.get(name, ""))
         for name, size in memory.parts.items()
     ]
     share = memory.total / forecast.usable_bytes
     note = f"± {memory.error:.0%}; {share:.0%} of {_usable(forecast)}"
-    found.append(Row("peak", "total", (memory.total,), note))
-    title = "memory" if forecast.devices == 1 else "memory per device"
-    table = Table(title, 14, [Column("", 18, format_bytes, "bytes_per_device")], found)
-    yield from table.lines()
-    yield table.by_column()
-    yield {"memory_error": memory.error, "usable_bytes_per_device": forecast.usable_bytes}
+    rows.append(("peak", (format_bytes(memory.total),), note))
+    heading = "memory" if forecast.devices == 1 else "memory per device"
+    yield from table(heading, ("",), rows, label=14, width=18)
 
 
 def _usable(forecast: Forecast) -> str:
@@ -124,31 +177,32 @@ def _usable(forecast: Forecast) -> str:
     return f"{usable}; {share_advice(format_bytes(hardware.memory_bytes))}"
 
 
-def _flops(forecast: Forecast) -> Iterator[Part]:
-    def mega(flops: float) -> str:
-        return f"{flops / 1e6:,.1f}"
-
-    parts, model_flops = forecast.flops._asdict(), forecast.model_flops_per_token
+def _passes(forecast: Forecast) -> dict[str, Passes]:
+    """Return the FLOPs per token by part of the step, a teacher's included."""
+    parts: dict[str, Passes] = forecast.flops._asdict()
     if forecast.teacher_flops_per_token:
         parts["teacher"] = Passes(forecast.teacher_flops_per_token, 0, 0)
+    return parts
+
+
+def _flops(forecast: Forecast) -> Iterator[str]:
+    def row(name: str, passes: Passes) -> tuple[str, list[str], str]:
+        return name, [f"{flops / 1e6:,.1f}" for flops in (*passes, passes.total)], ""
+
+    parts = _passes(forecast)
     total = Passes(*map(sum, zip(*parts.values(), strict=True)))
-    columns = [Column(name, 12, mega, name) for name in Passes._fields]
-    found = [Row(name, name, (*passes, passes.total)) for name, passes in parts.items()]
-    found.append(Row("total", "", (*total, total.total)))
-    found.append(Row("model FLOPs", "", (None, None, None, model_flops)))
-    table = Table("MFLOPs per token", 16, [*columns, Column("total", 12, mega)], found)
-    yield from table.lines()
+    rows = [row(name, passes) for name, passes in (parts | {"total": total}).items()]
+    model_flops = f"{forecast.model_flops_per_token / 1e6:,.1f}"
+    rows.append(("model FLOPs", ["", "", "", model_flops], ""))
+    columns = (*Passes._fields, "total")
+    yield from table("MFLOPs per token", columns, rows, label=16, width=12)
     yield "  Utilization (MFU) is measured in model FLOPs: 6 × active weights in matmuls"
     yield "  + 12 × layers × heads × head width × sequence length."
-    totals = {"total": total.total, "model_flops": model_flops}
-    yield {"flops_per_token": table.by_row() | totals}
 
 
-def _tokens(forecast: Forecast) -> Iterator[Part]:
+def _tokens(forecast: Forecast) -> Iterator[str]:
     train, tokens = forecast.config.train, forecast.tokens
     length, per_parameter = forecast.config.sequence_length, forecast.tokens_per_parameter
-    planned = {"planned": tokens.planned, "per_parameter": per_parameter}
-    yield {"tokens": tokens._asdict() | planned}
     grows = bool(train.batch_growth)
     microbatches = f"{train.gradient_accumulation_steps:,} to " * grows
     step_tokens = f"{forecast.config.tokens_per_step:,} to " * grows
@@ -173,7 +227,7 @@ def _tokens(forecast: Forecast) -> Iterator[Part]:
         yield f"run       {steps} = {counted(tokens.planned, 'token')}"
         yield f"          {per_parameter:.2f} per parameter"
     if train.max_minutes is not None:
-        yield f"          as fit into max_minutes, {train.max_minutes:g}; the first steps tell"
+        yield f"          an estimate for max_minutes {train.max_minutes:g}; the first steps decide"
     if train.start_from is None:  # which is about training from scratch
         optimal = TOKENS_PER_PARAMETER * forecast.active.total
         per = f"{TOKENS_PER_PARAMETER} per parameter"
@@ -185,21 +239,18 @@ def _tokens(forecast: Forecast) -> Iterator[Part]:
         yield f"dataset   {name}: {missing if count is None else counted(count, 'token')}{epochs}"
 
 
-def disk(forecast: Forecast) -> Iterator[Part]:
+def disk(forecast: Forecast) -> Iterator[str]:
     """Yield the disk space of the checkpoints."""
-    disk, is_known = forecast.disk, math.isfinite(forecast.disk.free_bytes)
-    free_bytes = disk.free_bytes if is_known else None
-    yield {"disk": disk._asdict() | {"free_bytes": free_bytes, "needed_bytes": disk.needed_bytes}}
-    needed = f" × {disk.checkpoints} at the same time = {format_bytes(disk.needed_bytes)}"
-    total = "; all are kept" if disk.checkpoints is None else needed
-    yield f"disk      {format_bytes(disk.checkpoint_bytes)} per checkpoint{total}"
-    free = f"{format_bytes(disk.free_bytes)} free"
+    space, is_known = forecast.disk, math.isfinite(forecast.disk.free_bytes)
+    needed = f" × {space.checkpoints} at the same time = {format_bytes(space.needed_bytes)}"
+    total = "; all are kept" if space.checkpoints is None else needed
+    yield f"disk      {format_bytes(space.checkpoint_bytes)} per checkpoint{total}"
+    free = f"{format_bytes(space.free_bytes)} free"
     yield f"          {free if is_known else 'free space where it will run: not known'}"
 
 
-def _time(forecast: Forecast) -> Iterator[Part]:
-    throughput, communication = forecast.throughput, forecast.communication
-    seconds = forecast.seconds_left
+def _time(forecast: Forecast) -> Iterator[str]:
+    throughput, seconds = forecast.throughput, forecast.seconds_left
     if throughput is None:
         yield f"time      not known: {UNKNOWN_SPEED}"
     else:
@@ -211,27 +262,14 @@ def _time(forecast: Forecast) -> Iterator[Part]:
             yield f"          {forecast.tokens.done:,} tokens are already done"
         if forecast.speed is not None:
             yield f"          one hour is {3600 * forecast.speed.flops:.1e} FLOPs"
-    yield from _cost(forecast)
-    yield {
-        "throughput": throughput and throughput._asdict(),
-        "communication_seconds_per_step": communication and communication._asdict(),
-        "seconds_left": seconds,
-        "price_per_device_hour": forecast.price_per_device_hour,
-        "cost_left": forecast.cost_left,
-    }
-
-
-def _cost(forecast: Forecast) -> Iterator[str]:
-    per_hour, total = forecast.price_per_hour, forecast.cost_left
-    if per_hour is None:
-        return
-    if total is not None:
-        left = f"{total:,.2f}"
-    elif forecast.throughput is None:
-        left = "not known, as the time is not"
-    else:
-        left = "not known until the datasets are here"
-    yield f"cost      {left}; an hour costs {per_hour:,.2f}, without validation and checkpoints"
+    per_hour, cost = forecast.price_per_hour, forecast.cost_left
+    if per_hour is not None:
+        unknown = "not known, as the time is not"
+        if throughput is not None:
+            unknown = "not known until the datasets are here"
+        shown = unknown if cost is None else f"{cost:,.2f}"
+        hourly = f"an hour costs {per_hour:,.2f}"
+        yield f"cost      {shown}; {hourly}, without validation and checkpoints"
 
 
 def _communication(forecast: Forecast) -> Iterator[str]:
@@ -244,12 +282,63 @@ def _communication(forecast: Forecast) -> Iterator[str]:
         yield "          computing waits for activations and overlaps with the rest"
 
 
-def _verdict(forecast: Forecast, compiled: CompiledStep | None) -> Iterator[Part]:
-    is_enough = fits(forecast, compiled)
-    yield {"fits": is_enough}
-    if is_enough:
+def _compiled(forecast: Forecast, step: CompiledStep) -> Iterator[str]:
+    """Yield what the compiler says of a step, next to the estimate."""
+    versions = ", ".join(f"{name} {version}" for name, version in step.versions.items())
+    yield f"compiled  in {format_duration(step.seconds)} by {versions}; nothing was run"
+    memory, found = forecast.memory, step.result
+    if isinstance(found, str):
+        yield f"  the compiler says: {found}"
+        return
+    arguments = memory.weights + memory.moments + memory.batch
+    note = "weights, optimizer state and token ids"
+    pairs = [
+        ("arguments", (arguments, found.arguments), note),
+        ("temporary", (memory.total - arguments, found.temporary), "everything else"),
+        ("peak", (memory.total, found.total), _accuracy(memory, found)),
+    ]
+    rows = [(name, [*map(format_bytes, sizes)], note) for name, sizes, note in pairs]
+    columns = "estimate", "compiler"
+    yield from table("  bytes per device", columns, rows, label=20, width=12)
+    for part, makers in _kernels(forecast, found).items():
+        yield f"  {part:18}by {', '.join(makers)}"
+    yield f"  instructions repeated to save memory: {found.rematerialized:,}"
+
+
+def _accuracy(memory: Memory, found: Compiled) -> str:
+    ratio = memory.total / found.total
+    verdict = "within" if abs(ratio - 1) <= memory.error else "outside"
+    return f"the estimate is {ratio:.0%} of it: {verdict} the ± {memory.error:.0%} that it states"
+
+
+def _kernels(forecast: Forecast, found: Compiled) -> dict[str, list[str]]:
+    """Return the origins of the kernels by part of the model that the run has."""
+    model = forecast.config.model
+    has = {"attention": model.n_layers > 0, "experts": model.n_experts is not None, "loss": True}
+    return {part: list(found.kernels.get(part, [XLA])) for part in KERNEL_PARTS if has[part]}
+
+
+def _compiled_content(forecast: Forecast, step: CompiledStep) -> dict[str, Any]:
+    is_enough = _fits_memory(forecast, step)
+    figures = {"seconds": step.seconds, "versions": step.versions, "fits": is_enough}
+    found = step.result
+    if isinstance(found, str):
+        return figures | {"out_of_memory": found}
+    return figures | {
+        "bytes_per_device": {
+            "arguments": found.arguments,
+            "temporary": found.temporary,
+            "total": found.total,
+            "estimate": forecast.memory.total,
+        },
+        "kernels": _kernels(forecast, found),
+        "rematerialized_instructions": found.rematerialized,
+    }
+
+
+def _verdict(forecast: Forecast, compiled: CompiledStep | None) -> Iterator[str]:
+    if fits(forecast, compiled):
         if larger := forecast.larger_microbatch():
-            yield {"larger_microbatch": larger.keys}
             yield f"faster, with the same global batch: {larger}"
         yield "It fits."
         return

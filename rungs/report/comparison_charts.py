@@ -14,12 +14,12 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 
+from rungs.planning.mup import Point, WidthMeasurement, best_rates, points_by_series
+from rungs.planning.power_law import EXTRAPOLATION, ScaledRuns
 from rungs.report import drawing, run_charts
 from rungs.report.drawing import BLACK, COLOURS, MARKERS, SKY_BLUE
 from rungs.run.recorded_run import Curve, RecordedRun, finite_points
 from rungs.run.step_table import FloatArray
-from rungs.scaling.mup import Point, WidthMeasurement, best_rates, points_by_series
-from rungs.scaling.power_law import EXTRAPOLATION, ScaledRuns
 
 POINTS = 50
 """Points on the longest run's curve, each the median of one stretch of steps. All runs use

@@ -31,7 +31,7 @@ from rungs.objectives.next_token import NextToken, PlacedBatch, RunData
 from rungs.objectives.table import objective_of
 from rungs.parallel import processes, sharding
 from rungs.parallel.sharding import Layout
-from rungs.planning import forecast, memory
+from rungs.planning import advice, forecast
 from rungs.run import metrics
 from rungs.run.folder import RunFolder
 from rungs.run.metrics import Spike, StepMetrics
@@ -88,9 +88,9 @@ class DatasetInputs:
         config, stored = start.config, start.weights.dtypes() if start.weights else None
         if processes.is_first_process() and not start.options.dry_run:
             forecast.warn_if_short(start.run, config, self.total_steps, stored)
-        with memory.report_out_of_memory(config, mesh, stored):
+        with advice.report_out_of_memory(config, mesh, stored):
             if not start.options.dry_run:
-                memory.warn_if_too_large(config, mesh, stored)
+                advice.warn_if_too_large(config, mesh, stored)
             yield
 
     def add_hooks(self, start: Start, trainer: Trainer[StepMetrics]) -> None:

@@ -15,8 +15,8 @@ from rungs.checkpointing.starting_point import Start
 from rungs.common import disk
 from rungs.common.errors import RunFailure, UserError
 from rungs.common.shown_text import align_columns, counted
-from rungs.planning.compiled import profile
-from rungs.planning.compiled.hlo import Module
+from rungs.planning import profile
+from rungs.planning.program import Module
 from rungs.training.learner import DATA, NEVER, Inputs
 from rungs.training.run_length import RunLength
 

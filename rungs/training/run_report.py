@@ -29,7 +29,7 @@ from rungs.optim.precision import dtype_of
 from rungs.optim.skipping_optimizer import SkippingOptimizer
 from rungs.parallel.devices import idle_devices, recorded_sharding
 from rungs.parallel.processes import is_first_process
-from rungs.planning import hardware, memory
+from rungs.planning import advice, hardware, memory
 from rungs.planning.flops import count_active_parameters, count_parameters, training_flops_per_token
 from rungs.run.folder import RunFolder
 from rungs.run.metrics import R, StepRecord
@@ -116,7 +116,7 @@ def log_size(
         f"{flops / 1e6:,.1f}",
         *(_most(config.train), f"{data.total_tokens:,}", data.total_tokens / active),
         memory.format_bytes(memory.state_bytes(model, optimizer)),
-        memory.format_bytes(memory.device_bytes(mesh)),
+        memory.format_bytes(advice.device_bytes(mesh)),
         shown_text.quoted(run.path),
     )
 

@@ -13,8 +13,8 @@ import pytest
 from rungs.config.run_config import RunConfig, load_run
 from rungs.data.catalog import open_datasets
 from rungs.data.loader import TrainingData
+from rungs.planning.mup import measure
 from rungs.run.folder import RunFolder
-from rungs.scaling.mup import measure
 from tests.support.committed_runs import ROOT
 from tests.support.tiny_run import MODEL, change, make_dataset, make_run
 

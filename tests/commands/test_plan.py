@@ -21,7 +21,7 @@ from rungs.config.sharding_config import Mode, ShardingConfig
 from rungs.parallel import target_device
 from rungs.parallel.gpu_settings import SHARE_VARIABLES
 from rungs.parallel.sharding import TENSOR
-from rungs.planning import forecast, hardware, report, rows
+from rungs.planning import forecast, hardware, report
 from rungs.planning.communication import abstract_layout, planned_collectives
 from rungs.run import metrics, records
 from rungs.run.folder import RunFolder
@@ -61,11 +61,11 @@ def planned(
 
 
 def as_text(run: RunFolder, found: forecast.Forecast) -> str:
-    return rows.as_text(report.sections(run, found))
+    return report.as_text(run, found)
 
 
 def as_json(found: forecast.Forecast) -> Any:
-    return json.loads(rows.as_json(report.sections(RunFolder(NOWHERE), found)))
+    return json.loads(report.as_json(found))
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_a_run_with_minutes_has_the_steps_that_fit_or_those_it_decided_on(tmp_pa
     throughput = forecast.Throughput(128 * 5, "given")
     found = planned(run, throughput=throughput)
     assert (found.tokens.steps, found.seconds_left) == (2 * 60 * 5, 120)
-    assert "as fit into max_minutes, 2; the first steps tell" in as_text(run, found)
+    assert "an estimate for max_minutes 2; the first steps decide" in as_text(run, found)
     records.append(run, [records.Length(time=records.now(), step=9, total_steps=580)])
     assert planned(run, throughput=throughput).tokens.steps == 580
     change(run, epochs=1)

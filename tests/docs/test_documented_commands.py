@@ -86,7 +86,7 @@ NOT_RUN: dict[str, tuple[str, ...]] = {
         "pretrained.py import openai-community/gpt2 runs/gpt2 --check",
     ),
     "needs the extra eval: tests/evaluation": ("evaluate.py runs/gpt2 --tasks",),
-    "needs a TPU's compiler: tests/planning/compiled": (
+    "needs a TPU's compiler: tests/planning/test_compiled_step.py": (
         "plan.py runs/gpt2-small --device tpu-v5e",
     ),
     "runs until it is interrupted: tests/report, tests/serving": (

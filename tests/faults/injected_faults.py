@@ -28,7 +28,7 @@ from rungs.common import disk, run_log
 from rungs.common.signals import StopSignal
 from rungs.data.loader import Batch, TrainingData
 from rungs.parallel import target_device
-from rungs.planning import memory
+from rungs.planning import advice
 from rungs.run import layer_record
 from rungs.run.metrics import MetricsLog
 from rungs.step import eval_step, train_step
@@ -266,7 +266,7 @@ def limit_memory_of_steps(megabytes: str) -> None:
         return limited
 
     vars(dataset_learner)["make_step"] = make_limited
-    vars(memory)["memory_bytes"] = lambda: MACHINE_BYTES
+    vars(advice)["memory_bytes"] = lambda: MACHINE_BYTES
 
 
 # Mistakes in resuming

@@ -31,7 +31,7 @@ def test_the_error_says_where_the_memory_goes_and_which_edits_would_fit(tmp_path
     labels = [line.removeprefix("error: ").rsplit(maxsplit=2)[0].strip() for line in errors[2:9]]
     assert labels == [
         *("weights", "moments", "gradients", "gradient sum", "all-gathered", "activations"),
-        "logits",
+        "temporary",
     ]
     edit = 'error:   "microbatch_size": 4096, "gradient_accumulation_steps": 2'
     assert any(line.startswith(edit) for line in errors)

@@ -20,7 +20,7 @@ from rungs.huggingface.presets import create_preset, preset_model, preset_names,
 from rungs.planning.flops import count_parameters
 from rungs.planning.memory import format_bytes
 from rungs.step.state import shapes_of
-from tests.planning.compiled.test_targets import has_compiler
+from tests.planning.test_compiled_step import has_compiler
 from tests.support.committed_runs import ROOT
 from tests.support.long import long_except
 from tests.support.published_configs import PUBLISHED

@@ -17,7 +17,7 @@ from rungs.model.gpt import GPT
 from rungs.model.rollouts import Batch, Rollout, RolloutRequest, RolloutSampler, SampledBatch
 from rungs.model.sampling import Sampling
 from rungs.parallel import sharding
-from rungs.planning.compiled.collectives import collectives
+from rungs.planning.program import collectives
 from tests.model.test_generation import ARCHITECTURES, varied_model
 from tests.support.configs import mesh_of
 from tests.support.long import long_except

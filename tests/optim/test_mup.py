@@ -15,7 +15,7 @@ from rungs.config.model_config import ModelConfig, MupConfig
 from rungs.config.run_config import RunConfig
 from rungs.model.gpt import GPT
 from rungs.parallel.sharding import one_device
-from rungs.scaling.mup import (
+from rungs.planning.mup import (
     Point,
     WidthMeasurement,
     best_rates,

@@ -27,7 +27,7 @@ from rungs.objectives.table import make_train_step
 from rungs.optim.skipping_optimizer import SkippingOptimizer
 from rungs.parallel.sharding import Layout, place_batch
 from rungs.parallel.target_device import Target, trace_for
-from rungs.planning.compiled.collectives import Collective, axes_of, collectives
+from rungs.planning.program import Collective, axes_of, collectives
 from rungs.step.eval_step import make_evaluation_step
 from rungs.step.gradients import summed_gradients
 from rungs.step.state import AbstractState, Arrays, create_model_and_optimizer, named_arrays

@@ -22,8 +22,7 @@ from rungs.planning.communication import abstract_layout
 from rungs.planning.forecast import checkpoint_bytes, forecast
 from rungs.planning.hardware import device_by_name
 from rungs.planning.memory import memory_of
-from rungs.planning.report import sections
-from rungs.planning.rows import as_text
+from rungs.planning.report import as_text
 from rungs.run.folder import StartOptions
 from rungs.step import state
 from rungs.step.state import AbstractState, shapes_of
@@ -207,7 +206,7 @@ def test_new_parameters_are_planned_in_a_group_of_their_own(tmp_path: Path) -> N
     sharding = ShardingConfig(mode="dp", data=1, tensor=1)
     found = forecast(run, config, device_by_name("h100"), sharding, tmp_path, 0.4)
     assert found.parameters.other == found.active.other == 4 * 32 + 2 * 32
-    assert f"  other       {4 * 32 + 2 * 32:18,}" in as_text(sections(run, found))
+    assert f"  other       {4 * 32 + 2 * 32:18,}" in as_text(run, found)
 
 
 @pytest.mark.long
@@ -246,7 +245,4 @@ def test_a_plan_does_not_depend_on_local_devices(sharding: tuple[Any, ...]) -> N
         weights = sum(map(math.prod, shapes_of(run.model).values()))
         assert memory.weights * parts == pytest.approx(4 * weights, rel=0.01)
         assert memory.moments == pytest.approx(2 * memory.weights, rel=0.01)
-        # one chunk of all of a device's 256 tokens with its gradient, and the head
-        rows = 8192 // tensor
-        assert memory.logits >= 256 * rows * (4 + 2) + rows * 512 * 2
     assert jax.default_backend() == "cpu"

@@ -71,7 +71,7 @@ def test_times_are_computed_for_a_device_and_taken_from_metrics(tmp_path: Path) 
     text = policy_plan.as_text(run, found)
     assert "depends on the verifier" in text
     assert text.endswith("It fits.")
-    content = json.loads(policy_plan.as_json(run, found))
+    content = json.loads(policy_plan.as_json(found))
     assert content["seconds"]["updating"] == found.phases.updating
     assert content["fits"] is True
 

@@ -15,8 +15,7 @@ from rungs.objectives.table import make_train_step
 from rungs.optim.delayed_scaling import STEPS
 from rungs.optim.skipping_optimizer import SkippingOptimizer
 from rungs.parallel.sharding import dotted, place_batch
-from rungs.planning.compiled import targets
-from rungs.planning.compiled.step import compile_step
+from rungs.planning.compiled_step import compile_step, is_installed
 from rungs.planning.hardware import device_by_name
 from rungs.step.state import create_model_and_optimizer
 from rungs.step.train_step import StepResult
@@ -129,7 +128,7 @@ def test_models_without_linear_layers_of_their_own_are_refused() -> None:
 
 @pytest.mark.long
 @pytest.mark.skipif(
-    not targets.is_installed(device_by_name("h100")), reason="the extra cuda is not installed"
+    not is_installed(device_by_name("h100")), reason="the extra cuda is not installed"
 )
 @pytest.mark.parametrize(("device", "mode"), [("h100", "dp:1"), ("h200", "fsdp:2")])
 def test_all_matmuls_of_a_block_are_cublaslts_in_fp8(device: str, mode: str) -> None:

@@ -10,7 +10,7 @@ import jax
 from rungs.config.optimization_config import ComputeDtype, Remat
 from rungs.config.run_config import RunConfig
 from rungs.config.sharding_config import Mode
-from rungs.planning.compiled.step import lower_step, needed_bytes
+from rungs.planning.compiled_step import lower_step, needed_bytes
 from tests.support.configs import mesh_of, model_config, train_config
 from tests.support.sharded_models import RECIPE
 
@@ -104,7 +104,7 @@ def lowered(run: RunConfig) -> jax.stages.Lowered:
     return found
 
 
-def compiled_bytes(run: RunConfig) -> int:
-    """Return the bytes that the compiled step needs on each device."""
+def compiled_sizes(run: RunConfig) -> tuple[int, int]:
+    """Return the bytes of arguments, and of all that the compiled step needs, on each device."""
     program = lowered(run).compile(UNOPTIMIZED).compiled  # type: ignore[attr-defined]
-    return needed_bytes(program, "cpu")
+    return program.memory_analysis().argument_size_in_bytes, needed_bytes(program, "cpu")

@@ -11,18 +11,18 @@ from rungs.config.run_config import RunConfig
 from rungs.model.gpt import GPT
 from rungs.optim.skipping_optimizer import SkippingOptimizer
 from rungs.parallel import target_device
-from rungs.planning import peaks
-from rungs.planning.peaks import Activations
+from rungs.planning import memory
+from rungs.planning.memory import Activations
 
 LENGTHS = {"dataset", "epochs", "max_minutes", "min_train_tokens", "validation_tokens"}
 """Keys of `train.json` that are not about a step."""
-_activations_of = peaks.activations_of
+_activations_of = memory.activations_of
 _traced: dict[Any, Activations] = {}
 
 
 def share_traces(patch: pytest.MonkeyPatch) -> None:
     """Trace each step that plans need once. Not for tests that replace what a step calls."""
-    patch.setattr(peaks, "activations_of", _trace_once)
+    patch.setattr(memory, "activations_of", _trace_once)
 
 
 def _trace_once(

@@ -17,8 +17,8 @@ from rungs.data.catalog import open_dataset
 from rungs.data.loader import TrainingData
 from rungs.objectives.table import make_train_step
 from rungs.parallel.sharding import place_batch
-from rungs.planning import report, rows
-from rungs.planning.compiled.step import lower_step
+from rungs.planning import report
+from rungs.planning.compiled_step import lower_step
 from rungs.run import metrics
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.step.state import create_model_and_optimizer
@@ -249,7 +249,7 @@ def test_a_plan_counts_its_tokens_and_has_memory_for_the_largest_step(
     for tokens in (found.tokens, absent.tokens):
         assert (tokens.steps, tokens.planned) == (6, TOKENS)
     assert found.seconds_left == TOKENS / found.throughput.tokens_per_second  # type: ignore[union-attr]
-    text = rows.as_text(report.sections(run, found))
+    text = report.as_text(run, found)
     assert "× 1 to 3 microbatches × 16 tokens = 128 to 384 tokens\n" in text
     assert f"run       6 steps = {TOKENS:,} tokens\n" in text
     lowered = lower_step(load_run(run.path), mesh_of(1))

@@ -20,7 +20,7 @@ from rungs.data.bpe import train_bpe
 from rungs.data.dataset import VALIDATION
 from rungs.model.gpt import GPT
 from rungs.model.lora import add_lora
-from rungs.planning import report, rows
+from rungs.planning import report
 from rungs.run import metrics
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.step.state import named_arrays
@@ -143,12 +143,12 @@ def test_a_plan_counts_frozen_weights_in_the_dtype_of_their_file(tmp_path: Path)
     found = planned(run, "mine:1e12:1e9:1e9")  # without padding
     padding = 2 * 2 * (128 - 64) * 32  # of embedding and head, to a multiple of 128
     assert found.memory.weights == sum(array.nbytes for array in arrays) + padding
-    assert report.COUNTED_AS_FLOAT32 not in rows.as_text(report.sections(run, found))
+    assert report.COUNTED_AS_FLOAT32 not in report.as_text(run, found)
     shutil.rmtree(run.imported)
     missing = planned(run, "mine:1e12:1e9:1e9")
     assert missing.memory.weights > 1.8 * found.memory.weights
     assert missing.disk.checkpoint_bytes > 1.5 * found.disk.checkpoint_bytes
-    assert report.COUNTED_AS_FLOAT32 in rows.as_text(report.sections(run, missing))
+    assert report.COUNTED_AS_FLOAT32 in report.as_text(run, missing)
 
 
 @pytest.mark.long

@@ -1,6 +1,7 @@
 """A ladder of runs: the best model size and training for a compute budget and smaller ones before
 it, with the architecture, dataset and sequence length of one origin run."""
 
+import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,15 +13,16 @@ from rungs.config.run_config import RunConfig
 from rungs.data.dataset import Dataset
 from rungs.data.loader import TrainingData
 from rungs.parallel.sharding import BLOCKS
-from rungs.planning import memory, report, rows
+from rungs.planning import mup
 from rungs.planning.flops import (
     TOKENS_PER_PARAMETER,
     count_active_parameters,
     model_flops_per_token,
 )
 from rungs.planning.forecast import Forecast, Speed
+from rungs.planning.memory import Memory, format_bytes
+from rungs.planning.report import UNKNOWN_SPEED
 from rungs.run.derive import NewRun
-from rungs.scaling import mup
 from rungs.step.state import Shapes, shapes_of
 
 SPACING = math.sqrt(10)
@@ -115,13 +117,34 @@ def batch_tokens(flops: float) -> float:
     return 0.292 * flops**0.3271
 
 
-def sections(
-    rungs: list[Rung], forecast: Forecast, largest: memory.Memory
-) -> list[Iterator[rows.Part]]:
-    """Return the report, for `rows.as_text` or `rows.as_json`: a table of the rungs, with their
-    times if known, and notes. `forecast` is the origin run's, on the devices for the rungs;
-    `largest` is the memory of the last rung."""
-    return [_table(rungs, forecast), _notes(rungs, forecast, largest)]
+def as_text(rungs: list[Rung], forecast: Forecast, largest: Memory) -> str:
+    """Return a table of the rungs, with their times if known, and notes. `forecast` is the origin
+    run's, on the devices for the rungs; `largest` is the memory of the last rung."""
+    shown = [_row(rung, forecast.speed) for rung in rungs]
+    table = shown_text.align_columns([[*shown[0]], *([*row.values()] for row in shown)], left=0)
+    return "\n".join([table, "", *_notes(rungs, forecast, largest)])
+
+
+def as_json(rungs: list[Rung], forecast: Forecast, largest: Memory) -> str:
+    """Return the same figures as JSON; arguments as for `as_text`."""
+    figures = {
+        "rungs": [
+            {
+                "flops": rung.flops,
+                "parameters": rung.size.parameters,
+                "tokens": rung.tokens,
+                "steps": rung.steps,
+                "tokens_per_step": rung.tokens_per_step,
+                "seconds": rung.flops / forecast.speed.flops if forecast.speed else None,
+                "set": rung.changes,
+            }
+            for rung in rungs
+        ],
+        "missing_datasets": forecast.missing_datasets,
+        "bytes_per_device_of_largest": largest.total,
+        "fits": largest.total <= forecast.usable_bytes,
+    }
+    return json.dumps(figures, indent=2)
 
 
 def _check_scalable(config: RunConfig) -> None:
@@ -233,50 +256,41 @@ def _epochs(config: RunConfig, tokens: float, datasets: Mapping[str, Dataset]) -
     return math.ceil(tokens / (data.total_tokens))
 
 
-def _table(rungs: list[Rung], forecast: Forecast) -> Iterator[rows.Part]:
-    speed, found, cells = forecast.speed, list[dict[str, Any]](), list[dict[str, str]]()
-    for rung in rungs:
-        changes, parameters = rung.changes, rung.size.parameters
-        seconds = rung.flops / speed.flops if speed else None
-        rate = f"{changes['learning_rate']:g}" if "learning_rate" in changes else "unchanged"
-        cells.append(
-            {
-                "FLOPs": f"{rung.flops:.2e}",
-                "emb_dim": f"{changes['emb_dim']:,}",
-                "n_layers": f"{changes['n_layers']:,}",
-                "parameters": f"{parameters:,}",
-                "tokens": f"{rung.tokens:,}",
-                "tokens/parameter": f"{rung.tokens / parameters:.1f}",
-                "epochs": f"{changes['epochs']:,}",
-                "tokens per step": f"{rung.tokens_per_step:,}",
-                "steps": f"{rung.steps:,}",
-                "learning rate": rate,
-                **({} if seconds is None else {"time": shown_text.format_duration(seconds)}),
-            }
-        )
-        sizes = {"flops": rung.flops, "parameters": parameters, "tokens": rung.tokens}
-        steps = {"steps": rung.steps, "tokens_per_step": rung.tokens_per_step}
-        found.append(sizes | steps | {"seconds": seconds, "set": changes})
-    yield shown_text.align_columns([[*cells[0]], *([*row.values()] for row in cells)], left=0)
-    yield {"rungs": found}
+def _row(rung: Rung, speed: Speed | None) -> dict[str, str]:
+    """Return the cells of a rung's row by their headings."""
+    changes, parameters = rung.changes, rung.size.parameters
+    rate = f"{changes['learning_rate']:g}" if "learning_rate" in changes else "unchanged"
+    row = {
+        "FLOPs": f"{rung.flops:.2e}",
+        "emb_dim": f"{changes['emb_dim']:,}",
+        "n_layers": f"{changes['n_layers']:,}",
+        "parameters": f"{parameters:,}",
+        "tokens": f"{rung.tokens:,}",
+        "tokens/parameter": f"{rung.tokens / parameters:.1f}",
+        "epochs": f"{changes['epochs']:,}",
+        "tokens per step": f"{rung.tokens_per_step:,}",
+        "steps": f"{rung.steps:,}",
+        "learning rate": rate,
+    }
+    if speed is not None:
+        row["time"] = shown_text.format_duration(rung.flops / speed.flops)
+    return row
 
 
-def _notes(rungs: list[Rung], forecast: Forecast, largest: memory.Memory) -> Iterator[rows.Part]:
+def _notes(rungs: list[Rung], forecast: Forecast, largest: Memory) -> Iterator[str]:
     yield from _total(rungs, forecast.speed)
     yield from _data_notes(rungs, forecast)
     fits = largest.total <= forecast.usable_bytes
-    needed, usable = memory.format_bytes(largest.total), memory.format_bytes(forecast.usable_bytes)
+    needed, usable = format_bytes(largest.total), format_bytes(forecast.usable_bytes)
     verdict = "fits" if fits else "does not fit, and nothing is written; lower microbatch_size"
     yield f"the largest rung needs {needed} of {usable} on each device: it {verdict}"
-    yield {"missing_datasets": forecast.missing_datasets}
-    yield {"bytes_per_device_of_largest": largest.total, "fits": fits}
 
 
 def _total(rungs: list[Rung], speed: Speed | None) -> Iterator[str]:
     yield f"{TOKENS_PER_PARAMETER} tokens per parameter are compute-optimal"
     flops = sum(rung.flops for rung in rungs)
     if speed is None:
-        yield f"total: {flops:.2e} FLOPs; {report.UNKNOWN_SPEED}"
+        yield f"total: {flops:.2e} FLOPs; {UNKNOWN_SPEED}"
         return
     time = shown_text.format_duration(flops / speed.flops)
     yield (

@@ -16,8 +16,8 @@ from rungs.config import run_config as run_config_module
 from rungs.config.run_config import RunConfig
 from rungs.data.dataset import Dataset
 from rungs.planning import forecast, hardware
+from rungs.planning.ladder import Rung, batch_tokens, learning_rate, propose
 from rungs.run.folder import RunFolder
-from rungs.scaling.ladder import Rung, batch_tokens, learning_rate, propose
 from tests.support.committed_runs import ROOT
 from tests.support.configs import model_config, train_config
 from tests.support.tiny_run import make_dataset, make_run

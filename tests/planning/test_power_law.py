@@ -18,14 +18,14 @@ from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig
 from rungs.config.train_config import TrainConfig
 from rungs.optim.schedule import learning_rate_schedule
+from rungs.planning import power_law
 from rungs.planning.flops import model_flops_per_token
+from rungs.planning.power_law import ScaledRuns
 from rungs.report import drawing
 from rungs.report.comparison_charts import power_law_chart
 from rungs.run.metrics import StepMetrics
 from rungs.run.recorded_run import load_runs
 from rungs.run.step_table import FloatArray
-from rungs.scaling import power_law
-from rungs.scaling.power_law import ScaledRuns
 from rungs.step.state import shapes_of
 
 COMPUTE = np.geomspace(1e15, 1e18, 6)
