@@ -43,7 +43,6 @@ def pytest_configure(config: pytest.Config) -> None:
     A plain `pytest` spends most of its time on compiling, so XLA compiles as it does fastest.
     """
     config.addinivalue_line("markers", "long: left out of a plain `pytest`")
-    config.addinivalue_line("markers", "newest: run again with the newest libraries")
     is_plain = config.args_source is pytest.Config.ArgsSource.TESTPATHS
     if is_plain and not config.option.markexpr:
         config.option.markexpr = "not long"
