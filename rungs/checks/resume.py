@@ -208,16 +208,15 @@ class Training:
             raise RunFailure(f"a training process ended with exit code {code}:\n{last}")
 
     def kill(self, steps: int, delay: float) -> Kill | None:
-        """Kill a process `delay` seconds after the run has so many steps; None if it ended before
-        that."""
-        process, begin, before = self._start(), time.monotonic(), self._steps()
-        self._wait(process, steps, delay)
+        """Kill a process `delay` seconds after it has taken a step that makes the run so many, or
+        if that is 0 after its start; None if it ended before that."""
+        process, begin = self._start(), time.monotonic()
+        step = self._wait(process, steps, delay)
         if process.poll() is not None:
             return None
         process.kill()
         process.wait()
-        taken = self._steps()
-        return Kill(time.monotonic() - begin, taken - 1 if taken > before else None)
+        return Kill(time.monotonic() - begin, step)
 
     def _start(self) -> subprocess.Popen[bytes]:
         run = self._run.path
@@ -228,16 +227,19 @@ class Training:
         with log.with_suffix(".txt").open("wb") as output:
             return subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
 
-    def _wait(self, process: subprocess.Popen[bytes], steps: float, delay: float) -> None:
-        """Wait until `delay` seconds after the run has so many steps, or the process ends."""
-        begin, before, deadline = time.monotonic(), self._steps(), math.inf
+    def _wait(self, process: subprocess.Popen[bytes], steps: float, delay: float) -> int | None:
+        """Wait as `kill` does, or until the process ends. Return its last step, if it took any."""
+        begin, deadline, last = time.monotonic(), math.inf, None
+        fewest = self._steps()
         while process.poll() is None and (now := time.monotonic()) < deadline:
             taken = self._steps()
-            if taken > before:
-                self.start_seconds, before = min(self.start_seconds, now - begin), taken
-            if taken >= steps:
+            fewest = min(fewest, taken)  # a start drops the steps after its checkpoint
+            if taken > fewest:
+                self.start_seconds, last = min(self.start_seconds, now - begin), taken - 1
+            if taken >= steps and (last is not None or not steps):
                 deadline = min(deadline, now + delay)
             time.sleep(_POLL_SECONDS)
+        return last
 
     def _steps(self) -> int:
         metrics = self._run.metrics
@@ -253,16 +255,15 @@ class ResumeCheck:
         self.interval = short.config.train.checkpoint_interval
         self._uninterrupted = self._make_run("uninterrupted")
         self._killed = self._make_run("killed")
-        self._start_seconds = self._step_seconds = 0.0
+        self._step_seconds = 0.0
 
     def train_uninterrupted(self) -> float:
         """Train without a kill; return the seconds."""
         begin = time.monotonic()
         self._uninterrupted.finish()
-        seconds = time.monotonic() - begin
-        self._start_seconds = min(self._uninterrupted.start_seconds, seconds)
-        self._step_seconds = (seconds - self._start_seconds) / self._short.steps
-        return seconds
+        run = TrainedRun.read(RunFolder(self._folder / "uninterrupted"), [])
+        self._step_seconds = float(np.median([step.step_seconds for step in run.metrics]))
+        return time.monotonic() - begin
 
     def train_killed(self, kills: int) -> list[Kill]:
         """Train from start to end with this many kills, and return them. If a process ends before
@@ -280,14 +281,13 @@ class ResumeCheck:
         """Kill one of `kills` processes at a random time: every second one while it starts, the
         others in a step, validation or save beyond a checkpoint, each further than the last."""
         if number % 2:
-            start_seconds = min(self._start_seconds, self._killed.start_seconds)
-            return self._killed.kill(0, random.uniform(0, start_seconds))
+            return self._killed.kill(0, random.uniform(0, self._killed.start_seconds))
         first = self.interval + 1
         low, high = (
             first + (self._short.steps - first) * part // kills for part in (number, number + 1)
         )
         step = random.randrange(low, max(high, low + 1))
-        return self._killed.kill(step, random.uniform(0, self._step_seconds))
+        return self._killed.kill(step, random.uniform(0, 2 * self._step_seconds))
 
     @property
     def platform(self) -> str | None:
