@@ -29,7 +29,7 @@ import numpy as np
 from benchmarks.generation_speed.generation_speed import GPT2
 from benchmarks.report import spread
 from rungs.checkpointing.load import load_model
-from rungs.data.builders import python_stdlib
+from rungs.data.builders import text_dataset
 from rungs.data.catalog import find_datasets_dir, open_dataset
 from rungs.data.dataset import VALIDATION
 from rungs.model.generation import Generator, Request, Texts
@@ -71,7 +71,7 @@ def main(run: str | None, drafts: str, texts: int, turns: int, new_tokens: int, 
 def make_cases(model: GPT, texts: int) -> list[Case]:
     """Return all cases; prompts are half as long as the context."""
     length, vocabulary = model.config.context_length // 2, model.config.vocab_size
-    tokens = open_dataset(python_stdlib.NAME, find_datasets_dir()).tokens(VALIDATION)
+    tokens = open_dataset(text_dataset.PYTHON_STDLIB, find_datasets_dir()).tokens(VALIDATION)
     starts = np.linspace(0, len(tokens) - length, texts).astype(int).tolist()
     code = [tokens[start : start + length].tolist() for start in starts]
     copies = [(row[: length * 3 // 7] * 3)[:length] for row in code]

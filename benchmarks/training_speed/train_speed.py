@@ -26,7 +26,7 @@ from benchmarks.processor import processor
 from benchmarks.side_process import Side, start
 from benchmarks.training_speed.sides import Peaks, all_sides, measure_peaks
 from benchmarks.training_speed.speed_table import Row, Shape, speed_table
-from rungs.data.builders import python_stdlib
+from rungs.data.builders import text_dataset
 from rungs.data.catalog import find_datasets_dir, open_dataset
 from rungs.data.dataset import TRAIN
 
@@ -78,7 +78,7 @@ def count(option: str, name: str, default: int, least: int = 1) -> Callable[...,
     callback=take_preset,
     help="Other defaults. gpt2-cpu and gpt2 have GPT-2's 124M shape, for a CPU and an accelerator.",
 )
-@count("--vocab-size", "vocab", 8192, least=python_stdlib.VOCAB_SIZE)
+@count("--vocab-size", "vocab", 8192, least=text_dataset.VOCAB_SIZE)
 @count("--context-length", "length", 256)
 @count("--emb-dim", "width", 256)
 @count("--n-heads", "heads", 8)
@@ -143,7 +143,7 @@ def write_batches(path: Path, batch: tuple[int, int, int], steps: int) -> None:
     Args:
         batch: A, B and S + 1.
     """
-    tokens = open_dataset(python_stdlib.NAME, find_datasets_dir()).tokens(TRAIN)
+    tokens = open_dataset(text_dataset.PYTHON_STDLIB, find_datasets_dir()).tokens(TRAIN)
     each = int(np.prod(batch))
     steps = min(steps, len(tokens) // each)
     if not steps:

@@ -339,11 +339,10 @@ def _holds_documents(name: str, datasets_dir: Path) -> bool:
     """Whether a repository that is not downloaded yet holds documents rather than tokens."""
     from rungs.common import hub
     from rungs.data import catalog
-    from rungs.data.builders import hub_dataset
 
     if catalog.dataset_folder(name, datasets_dir).exists():
         return False
-    return hub_dataset.FILES[0] not in hub.dataset_repository(name).files
+    return catalog.HUB_FILES[0] not in hub.dataset_repository(name).files
 
 
 def _check_options(what: tuple[str, ...], options: Options) -> None:

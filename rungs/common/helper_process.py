@@ -1,5 +1,5 @@
-"""Child processes: low-priority modules of Rungs beside training, Python files that answer, and
-functions that take long or crash; when something that failed is tried again."""
+"""Child processes: low-priority modules of Rungs beside training, and functions that take long or
+crash; when something that failed is tried again."""
 
 import contextlib
 import math
@@ -12,9 +12,8 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import active_children, get_context, parent_process
-from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, BinaryIO
+from typing import Any
 
 from rungs.common.run_log import log
 from rungs.common.signals import StopSignal
@@ -178,64 +177,3 @@ def receive(lines: Iterable[str], *, exit_if_killed: bool = False) -> SimpleQueu
 
     threading.Thread(target=listen, daemon=True).start()
     return received
-
-
-class AnsweringProcess:
-    """A process that runs a Python file, with pipes to its stdin and stdout. Modules are searched
-    neither in the file's folder nor in the working directory, and Ctrl-C doesn't reach it.
-    `environment` replaces this process's; `options` are added to Python's."""
-
-    def __init__(
-        self,
-        program: Path,
-        environment: Mapping[str, str],
-        folder: str | None = None,
-        options: tuple[str, ...] = (),
-    ) -> None:
-        self._command = [sys.executable, "-P", *options, "-W", "ignore", str(program)]
-        self._environment, self._folder = environment, folder
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        """Kill the process if there is one, then start it. Raises OSError."""
-        self.end()
-        self._process = subprocess.Popen(
-            self._command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            cwd=self._folder,
-            env=self._environment,
-            start_new_session=True,
-        )
-
-    @property
-    def is_started(self) -> bool:
-        """Whether it was started and not killed from here; it may have exited by itself."""
-        return self._process is not None
-
-    @property
-    def pipes(self) -> tuple[BinaryIO, BinaryIO]:
-        """Pipes to its input and from its output."""
-        assert self._process
-        assert self._process.stdin
-        assert self._process.stdout
-        return self._process.stdin, self._process.stdout  # type: ignore[return-value]
-
-    def exit_code(self, seconds: float | None) -> int | None:
-        """Wait for the process to exit, at most `seconds` if given. Return the exit code, or minus
-        the number of the signal that ended it; None if it still runs."""
-        assert self._process
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return self._process.wait(seconds)
-        return None
-
-    def end(self) -> None:
-        """Kill the process and its children, if it was started."""
-        if self._process is None:
-            return
-        kill_session(self._process)
-        for pipe in self.pipes:
-            with contextlib.suppress(OSError):  # unsent data is lost
-                pipe.close()
-        self._process = None

@@ -1,4 +1,4 @@
-"""Open a dataset by its name. If it is missing, build it or download it first."""
+"""Open a dataset by its name. If it is missing, build or download it first."""
 
 import functools
 import os
@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rungs.common import disk, paths, shown_text, strict_json
-from rungs.common.errors import UserError, did_you_mean
+from rungs.common import disk, hub, paths, shown_text, strict_json
+from rungs.common.errors import RunFailure, UserError, did_you_mean
 from rungs.common.run_log import log
 from rungs.config.option_values import DATASETS_VARIABLE
-from rungs.data import dataset
-from rungs.data.builders import hub_dataset, python_stdlib, task_dataset
+from rungs.data import dataset, tokenizer
+from rungs.data.builders import task_dataset, text_dataset
 from rungs.data.dataset import Dataset, Source
 
 if TYPE_CHECKING:  # else every command would import PyArrow
@@ -19,10 +19,12 @@ if TYPE_CHECKING:  # else every command would import PyArrow
 
 
 BUILT_IN: dict[str, Callable[[Path], Source]] = {
-    python_stdlib.NAME: python_stdlib.build,
+    text_dataset.PYTHON_STDLIB: text_dataset.build_stdlib,
     **{name: functools.partial(task_dataset.build, name) for name in task_dataset.TASK_DATASETS},
 }
 """Datasets that are built on first use."""
+HUB_FILES = [*map(dataset.split_file, dataset.SPLITS), tokenizer.TOKENIZER_FILE]
+"""The only files downloaded from a repository; none can contain code."""
 
 
 def find_datasets_dir(option: Path | None = None) -> Path:
@@ -54,7 +56,7 @@ def open_dataset(name: str, datasets_dir: Path, *, update: bool = True) -> Datas
     folder = dataset_folder(name, datasets_dir)
     disk.recover_folder(folder)
     if "/" in name:
-        hub_dataset.download(name, folder, update=update)
+        _download(name, folder, update=update)
     elif not folder.exists():
         _build_by_name(name, folder)
     return Dataset(name, folder)
@@ -132,3 +134,73 @@ def _build_folder(folder: Path, build: Callable[[Path], Source]) -> bool:
             source = build(partial)
             dataset.write_description(partial, dataset.describe(partial, source))
     return True
+
+
+def _download(name: str, folder: Path, *, update: bool) -> None:
+    """Download the dataset `owner/name` into `folder`, unless it exists and, with `update`, is up
+    to date. If the hub cannot be reached, an existing copy is used. A folder not from the hub is
+    the user's and never changed. Raises UserError if there is no copy and the download fails."""
+    known = dataset.read_description(folder)
+    if folder.exists() and not (update and known and known.source.kind == "hub"):
+        return
+    try:
+        state = hub.dataset_repository(name)
+        if known is None or known.source.revision != state.revision:
+            with disk.lock_folder(folder):
+                _download_revision(name, folder, state)
+    except (UserError, RunFailure) as error:
+        if not folder.exists():
+            raise
+        log.warning("%s: using the copy in %s, which may be outdated: %s", name, folder, error)
+
+
+def _download_revision(name: str, folder: Path, state: hub.HubRepository) -> None:
+    known = dataset.read_description(folder)
+    if known and known.source.revision == state.revision:
+        return  # another process downloaded it
+    wanted = [file for file in HUB_FILES if file in state.files]
+    if HUB_FILES[0] not in wanted:
+        owner, repository = name.split("/")
+        raise UserError(
+            f"{name}: not a dataset of Rungs: it has no {HUB_FILES[0]} on the hub; if it has text,"
+            f" build one: uv run download_dataset.py {owner}/{repository} --tokenizer TOKENIZER"
+        )
+    with disk.atomic_folder(folder, replace=True, resume=True) as partial:
+        _copy_old_files(partial, folder)
+        hub.download_dataset(name, state.revision, wanted, partial)
+        for file in set(HUB_FILES) - set(wanted):
+            (partial / file).unlink(missing_ok=True)
+        source = dataset.Source(kind="hub", revision=state.revision)
+        description = dataset.describe(partial, source, _unchanged_splits(known, folder, partial))
+        for split, found in description.splits.items():
+            file = dataset.split_file(split)
+            # the hub's library silently keeps older files if the connection ends between requests
+            if state.files[file].sha256 not in (None, found.sha256):
+                (partial / file).unlink()
+                raise UserError(f"{name}: {file} was not downloaded correctly; try again")
+        dataset.write_description(partial, description)
+
+
+def _copy_old_files(partial: Path, folder: Path) -> None:
+    """Start from the existing copy, so that only changed files are downloaded."""
+    if folder.exists() and not any(partial.iterdir()):
+        for path in folder.iterdir():
+            # Token files are replaced, never modified, so they can be hard links. The hub's
+            # bookkeeping files are modified: a link would change the old copy's.
+            disk.copy(path, partial / path.name, link=path.suffix == ".safetensors")
+    (partial / tokenizer.TOKENIZER_FILE).unlink(missing_ok=True)
+
+
+def _unchanged_splits(
+    known: dataset.DatasetDescription | None, folder: Path, partial: Path
+) -> dataset.DatasetDescription | None:
+    """Return the old copy's description, with only the splits whose files did not change."""
+    if known is None:
+        return None
+    unchanged = {
+        split: description
+        for split, description in known.splits.items()
+        if (new := partial / dataset.split_file(split)).exists()
+        and new.samefile(folder / dataset.split_file(split))
+    }
+    return known.model_copy(update={"splits": unchanged})

@@ -16,7 +16,7 @@ import numpy as np
 
 from rungs.common import disk, run_log, strict_json
 from rungs.common.errors import UserError
-from rungs.data import token_file, tokenizer
+from rungs.data import tokenizer
 from rungs.data.token_file import AnsweredDocuments, FileArray, Tensor, TokenFile
 
 Split = Literal["train", "validation"]
@@ -292,27 +292,18 @@ def _describe_pairs(path: Path, file: TokenFile) -> PairsDescription:
     """Check and describe the bounds of a file's pairs, a block at a time."""
     bounds_P2, is_chats = file.bounds, file.chat_ends is not None
     assert bounds_P2 is not None
-    tokens, answer_tokens, start = len(file.tokens), 0, 0
+    answer_tokens, start, is_valid = 0, 0, True
     for first in range(0, len(bounds_P2), _BLOCK_PAIRS):
         answers_P, ends_P = bounds_P2[first : first + _BLOCK_PAIRS].T
         starts_P = np.concatenate([[start], ends_P[:-1]])
-        wrong_P = (answers_P < starts_P) | (answers_P >= ends_P)
-        wrong_P |= (ends_P - starts_P < 2) & (not is_chats)
-        if wrong_P.any():
-            raise UserError(
-                f"{path}: {token_file.BOUNDS!r}: pair {first + int(wrong_P.argmax())} does not"
-                " follow the pair before it, or has too few tokens (at least two, one of them in"
-                " the answer)"
-            )
+        is_valid &= bool(((starts_P <= answers_P) & (answers_P < ends_P)).all())
         answer_tokens += int((ends_P - answers_P).sum())
         start = int(ends_P[-1])
-    if start != tokens:
-        raise UserError(
-            f"{path}: {token_file.BOUNDS!r}: the last pair ends at token {start}, not at {tokens},"
-            " the end of the tokens"
-        )
     if file.chat_ends is not None:
-        _check_chat_ends(path, file.chat_ends, len(bounds_P2))
+        ends_C = file.chat_ends[:]
+        is_valid &= bool((np.diff(ends_C, prepend=0) > 0).all()) and ends_C[-1] == len(bounds_P2)
+    if not is_valid or start != len(file.tokens):
+        raise UserError(f"{path}: its answers don't follow one another to the end of its tokens")
     documents = AnsweredDocuments(path)
     if file.is_preferences and len(documents) % 2:
         raise UserError(f"{path}: has {len(documents)} answers, which are not pairs")
@@ -328,21 +319,6 @@ def _describe_pairs(path: Path, file: TokenFile) -> PairsDescription:
         is_chats=is_chats or None,
         is_preferences=file.is_preferences or None,
     )
-
-
-def _check_chat_ends(path: Path, ends_C: FileArray, answers: int) -> None:
-    """Raise UserError if the ends of chats are inconsistent with the answers."""
-    end = 0
-    for first in range(0, len(ends_C), _BLOCK_PAIRS):
-        block_C = ends_C[first : first + _BLOCK_PAIRS]
-        if (np.diff(block_C, prepend=end) < 1).any():
-            break
-        end = int(block_C[-1])
-    if end != answers:
-        raise UserError(
-            f"{path}: {token_file.CHAT_ENDS!r}: must increase up to {answers}, the number of rows"
-            f" of {token_file.BOUNDS!r}"
-        )
 
 
 def _largest_id_and_checksum(path: Path, tokens: FileArray) -> tuple[int, str]:

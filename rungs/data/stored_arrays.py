@@ -7,10 +7,9 @@ log-probabilities. They are stored for every run for which they are the same, in
 
 The folder's name ends with a checksum of what they depend on."""
 
-import contextlib
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
@@ -22,12 +21,11 @@ from rungs.common import disk, strict_json
 from rungs.common.disk import atomic_folder, lock_folder
 from rungs.common.errors import UserError
 from rungs.common.paths import file_checksum
-from rungs.data.token_file import DTYPES, FileArray, read_header
+from rungs.data.token_file import FileArray, read_header
 
 log = logging.getLogger("rungs")
 
 _FILE_BYTES = 64 << 20
-_MOST_DESCRIPTION_BYTES = 1 << 24
 
 Arrays = Mapping[str, np.ndarray]
 """Arrays by name, whose first axis is n sequences."""
@@ -52,15 +50,6 @@ class Description(strict_json.StrictModel):
 
 class DamagedError(UserError):
     """Stored arrays are missing or damaged."""
-
-
-@contextlib.contextmanager
-def errors_as_damage() -> Iterator[None]:
-    """Raise UserError as DamagedError."""
-    try:
-        yield
-    except UserError as error:
-        raise DamagedError(str(error)) from None
 
 
 class Store(NamedTuple):
@@ -110,15 +99,14 @@ class Store(NamedTuple):
                 disk.replace_file(folder / self.description.name, text + "\n")
 
     def open(self) -> "StoredArrays":
-        """Open the arrays. Raises DamagedError if they are missing, damaged or others, UserError if
-        they can't be read."""
+        """Open the arrays. Raises DamagedError if they are missing, damaged or others."""
         if not self.exists():
             raise DamagedError(f"{self.description}: missing")
-        with self.description.open("rb") as file:
-            content = file.read(_MOST_DESCRIPTION_BYTES)
-        with errors_as_damage():
-            text = content.decode(errors="replace")
+        text = self.description.read_bytes().decode(errors="replace")
+        try:
             description = strict_json.parse(text, self.description, Description)
+        except UserError as error:
+            raise DamagedError(str(error)) from None
         wrong = [
             name
             for name, sha256 in description.sha256.items()
@@ -131,13 +119,7 @@ class Store(NamedTuple):
                 f"{self.folder}: {', '.join(wrong) or self.description.name}: missing or damaged;"
                 " delete the folder and run the same command again"
             )
-        with errors_as_damage():
-            files = [_open(self.folder / name) for name in sorted(description.sha256)]
-        for first, arrays in zip(firsts, files, strict=True):
-            count = min(description.per_file, self.sequences - first)
-            found = {name: (array.dtype, array.shape) for name, array in arrays.items()}
-            if found != {name: (dtype, (count, *row)) for name, (dtype, row) in self.rows.items()}:
-                raise DamagedError(f"{self.folder}: damaged; delete the folder and run this again")
+        files = [_open(self.folder / name) for name in sorted(description.sha256)]
         return StoredArrays(files, description.per_file)
 
 
@@ -162,6 +144,4 @@ class StoredArrays(NamedTuple):
 
 def _open(path: Path) -> dict[str, FileArray]:
     tensors, _ = read_header(path)
-    if not all(tensor.code in DTYPES and tensor.shape for tensor in tensors.values()):
-        raise DamagedError(f"{path}: damaged; delete its folder and run the same command again")
     return {name: FileArray(path, tensor) for name, tensor in tensors.items()}

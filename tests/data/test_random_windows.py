@@ -19,9 +19,8 @@ from rungs.data.token_file import Texts
 from rungs.objectives.distillation import Teacher
 from rungs.planning.forecast import Tokens, _tokens
 from rungs.run import metrics
-from rungs.run.folder import RunFolder
-from tests.support.starting import StoppedEarly, crash_after, go, refusal
-from tests.support.tiny_run import assert_same_outcome, change, losses, make_dataset, make_run
+from tests.support.starting import StoppedEarly, crash_after, go
+from tests.support.tiny_run import assert_same_outcome, losses, make_dataset, make_run
 from tests.support.token_datasets import (
     A,
     B,
@@ -223,43 +222,6 @@ def test_a_run_that_crashed_takes_the_same_steps(place: Path) -> None:
     other = make_run(place / "consecutive", **KEYS | {"windows": "consecutive"})
     assert go(other, place / "datasets") == 0
     assert losses(other) != losses(whole)
-
-
-@pytest.mark.long
-@pytest.mark.usefixtures("no_charts", "messages")
-def test_a_run_is_extended_and_changes_no_earlier_step(place: Path) -> None:
-    run = make_run(place / "extended", **KEYS | {"schedule": "constant", "epochs": 2})
-    assert go(run, place / "datasets") == 0
-    before = losses(run)
-    assert "windows" in refusal(_changed(run, windows="consecutive"), place / "datasets")
-    change(run, windows="random", min_train_tokens=10 * 128)
-    assert go(run, place / "datasets", extend=True) == 0
-    assert len(losses(run)) == 20
-    assert losses(run)[: len(before)] == before
-
-
-def _changed(run: RunFolder, **keys: Any) -> RunFolder:
-    change(run, **keys)
-    return run
-
-
-@pytest.mark.long
-@pytest.mark.usefixtures("no_charts", "messages")
-def test_every_mesh_trains_on_the_same_windows(place: Path) -> None:
-    runs = {
-        mode: make_run(place / mode, **KEYS, drop_rate=0.0, sharding={"mode": mode, **sizes})
-        for mode, sizes in {
-            "dp": {"devices": 1},
-            "fsdp": {"devices": 4},
-            "tp": {"devices": 2},
-        }.items()
-    }
-    found = {}
-    for mode, run in runs.items():
-        assert go(run, place / "datasets") == 0
-        found[mode] = [step.train_loss for step in metrics.read(run.metrics)]
-    assert found["fsdp"] == pytest.approx(found["dp"], rel=1e-4)
-    assert found["tp"] == pytest.approx(found["dp"], rel=1e-4)
 
 
 def test_the_plan_counts_their_tokens(place: Path) -> None:

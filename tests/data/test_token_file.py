@@ -1,14 +1,11 @@
 """Token files: reading what was written, errors in damaged files, and memory use."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from rungs.common.errors import UserError
@@ -125,61 +122,6 @@ def test_incomplete_files_are_reported(path: Path) -> None:
     path.mkdir()
     with pytest.raises(UserError, match="not a complete safetensors file"):
         token_file.TokenFile(path)
-
-
-entries = st.fixed_dictionaries(
-    {},
-    optional={
-        "dtype": st.sampled_from(["U16", "I64", "F32", "BF16", "F4", "u16", 3, None]),
-        "shape": st.lists(st.integers(-1, 2**64), max_size=2) | st.integers(),
-        "data_offsets": st.lists(st.integers(-1, 40) | st.integers(0, 2**64), max_size=3),
-    },
-)
-headers = st.dictionaries(
-    st.sampled_from(["tokens", "pair_bounds", "__metadata__", "other"]),
-    entries | st.integers(),
-    max_size=3,
-)
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-@given(
-    header=headers.map(lambda value: json.dumps(value).encode()) | st.binary(max_size=60),
-    claimed=st.integers(-3, 3) | st.integers(0, 2**63),
-    body=st.binary(max_size=40),
-)
-def test_any_header_works_or_is_reported(
-    path: Path, header: bytes, claimed: int, body: bytes
-) -> None:
-    size = len(header) + claimed if claimed <= 3 else claimed
-    path.write_bytes(max(size, 0).to_bytes(8, "little") + header + body)
-    _open_or_fail_clearly(path)
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-@given(data=st.data())
-def test_any_damage_to_a_header_works_or_is_reported(path: Path, data: st.DataObject) -> None:
-    bounds = {"pair_bounds": np.array([[3, 9], [12, 20]])} if data.draw(st.booleans()) else {}
-    save_file({"tokens": np.arange(20, dtype=np.uint16), **bounds}, path)
-    damaged = bytearray(path.read_bytes())
-    for place in data.draw(st.lists(st.integers(0, len(damaged) - 1), min_size=1, max_size=4)):
-        damaged[place] = data.draw(st.integers(0, 255))
-    path.write_bytes(damaged)
-    _open_or_fail_clearly(path)
-
-
-def _open_or_fail_clearly(path: Path) -> None:
-    try:
-        tokens = token_file.TokenFile(path).tokens[:]
-        bounds = token_file.TokenFile(path).bounds
-    except UserError as error:
-        assert "\n" not in str(error)  # noqa: PT017
-        return
-    assert tokens.ndim == 1
-    assert tokens.nbytes <= path.stat().st_size
-    tokens.sum()
-    if bounds is not None:
-        assert bounds[:].sum(axis=0).shape == (2,)
 
 
 MEMORY_SCRIPT = """

@@ -103,11 +103,6 @@ def test_every_byte_has_a_token(tokenizer: Tokenizer) -> None:
     assert 257 < tokenizer.vocab_size <= 400
 
 
-def test_no_space_is_added_before_a_text(tokenizer: Tokenizer) -> None:
-    assert tokenizer.encode("you") != tokenizer.encode(" you")
-    assert len(tokenizer.encode(" you")) == 1
-
-
 def test_the_end_of_text_is_one_token_and_has_no_bytes(tokenizer: Tokenizer) -> None:
     assert tokenizer.end_of_text == 0
     ids = tokenizer.encode(f"a{END_OF_TEXT}b")
@@ -224,19 +219,6 @@ def test_decoded_texts_equal_those_of_other_libraries(family: str) -> None:
         assert loaded.decode(entry["plain"]) == entry.get("decoded", text)
 
 
-def test_few_texts_change_when_decoded() -> None:
-    """They have composed characters or extra spaces, which some tokenizers normalize, or a leading
-    space or a byte name, which is ambiguous."""
-    changed = {
-        family: [text for text, entry in expected(family).items() if "decoded" in entry]
-        for family in FAMILIES
-    }
-    assert changed["gpt2"] == changed["llama3"] == []
-    assert len(changed["qwen"]) <= 4
-    assert len(changed["gemma"]) <= 3
-    assert len(changed["mistral"]) <= 7  # removes a space before a text
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_end_of_text_of_every_family(family: str) -> None:
     """It is not the end of a turn, nor </s>, which is an HTML tag in Gemma."""
@@ -251,12 +233,6 @@ def test_prompts_get_begin_of_text(family: str) -> None:
     added = [loaded.encode(BEGINS[family])[-1]] if family in BEGINS else []
     assert loaded.encode_prompt("") == added
     assert loaded.encode_prompt("the lamp") == [*added, *loaded.encode("the lamp")]
-
-
-def test_tokenizers_trained_here_add_nothing_to_prompts(tokenizer: Tokenizer) -> None:
-    assert tokenizer.encode_prompt(SAMPLE) == tokenizer.encode(SAMPLE)
-    with pytest.raises(UserError, match="an invalid character"):
-        tokenizer.encode_prompt("a\udc80")
 
 
 # Streams
@@ -436,23 +412,6 @@ def test_a_sentencepiece_model_is_refused_with_the_call_that_converts_it(tmp_pat
     for place in (tmp_path, tmp_path / "tokenizer.model"):
         with pytest.raises(UserError, match=rf'from_pretrained\("{tmp_path}"\).save_pretrained'):
             load_tokenizer(place)
-
-
-def test_older_files_are_not_used_if_the_hub_cannot_be_reached(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    requested = []
-
-    def unreachable(model: str, name: str) -> Path:
-        requested.append(name)
-        raise UserError(
-            f"{name} of {model}: cannot be downloaded from the Hugging Face hub (no network)"
-        )
-
-    monkeypatch.setattr(tokenizer_files.hub, "model_file", unreachable)
-    with pytest.raises(UserError, match="cannot be downloaded"):
-        load_tokenizer(MODEL)
-    assert requested == ["tokenizer.json"]
 
 
 def test_names_are_given_once_and_say_which_tokens_are_none() -> None:

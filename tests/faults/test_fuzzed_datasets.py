@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save
@@ -16,11 +15,10 @@ from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig
 from rungs.data.bpe import train_bpe
 from rungs.data.builders import pair_dataset, text_dataset, tokens_dataset
-from rungs.data.catalog import build_dataset, dataset_folder, open_dataset
+from rungs.data.catalog import build_dataset, open_dataset
 from rungs.data.dataset import DESCRIPTION_FILE, Dataset
 from rungs.data.loader import TrainingData
 from tests.faults.fuzzing import (
-    ODD_TEXTS,
     Fault,
     absent,
     assert_clear,
@@ -119,74 +117,6 @@ def test_any_dataset_json_is_valid_or_repaired(
     found = attempt(lambda: use(tmp_path), tmp_path, may_change=(DESCRIPTION_FILE,))
     assert isinstance(found, Dataset)
     assert found.description.splits == known.splits
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"largest_token_id": 3},
-        {"largest_token_id": 10**6},
-        {"sha256": "0" * 64},
-        {"pairs": {"pairs": 3, "longest_tokens": 3, "answer_tokens": 3}},
-    ],
-)
-def test_a_dataset_json_that_is_wrong_about_a_split_is_repaired(
-    changed: dict[str, object], tmp_path: Path
-) -> None:
-    folder = make(tmp_path, PAIRS)
-    known = Dataset("tiny", folder).description
-    content = json.loads((folder / DESCRIPTION_FILE).read_text())
-    content["splits"]["train"] |= changed
-    (folder / DESCRIPTION_FILE).write_text(json.dumps(content))
-    assert Dataset("tiny", folder).description == known
-    del content["own_checksum"]
-    (folder / DESCRIPTION_FILE).write_text(json.dumps(content))
-    assert Dataset("tiny", folder).description == known
-
-
-ELSEWHERE = ("../x", "a/../b", "..", "/abs", "a\\b", "~", "~/x", "a\0b", "", "a/", "/", "\ud800")
-"""Names that lead out of the datasets folder, or nowhere."""
-PARTS = ["a", "..", ".", "/", "\\", "~", "\0", ":", "\ud800", " ", "a/b", "\n"]
-names = st.one_of(
-    st.sampled_from(
-        [*ODD_TEXTS, *ELSEWHERE, "x" * 256, "é" * 128, "C:x", "CON:", ".hidden", "a/.b"]
-    ),
-    st.text(max_size=8),
-    st.lists(st.sampled_from(PARTS)).map("".join),
-)
-
-
-@examples(100)
-@given(name=names)
-def test_any_dataset_name_stays_in_the_datasets_folder(name: str, tmp_path: Path) -> None:
-    inner = tmp_path / "a" / "b" / "datasets"
-    inner.mkdir(parents=True, exist_ok=True)
-    found = attempt(lambda: dataset_folder(name, inner), tmp_path, "dataset")
-    if isinstance(found, Path):
-        assert inner in found.parents
-        assert found.resolve() == found
-        assert "~" not in str(found.relative_to(inner))[:1]
-        assert not found.exists()
-
-
-@examples(40)
-@given(name=names)
-def test_a_dataset_of_any_name_is_reported_as_absent(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    if name == "python-stdlib":
-        return
-    outcome = attempt(lambda: open_dataset(name, tmp_path / "datasets"), tmp_path)
-    assert isinstance(outcome, UserError)
-
-
-@pytest.mark.parametrize("name", ELSEWHERE)
-def test_names_that_lead_elsewhere_are_an_error(name: str, tmp_path: Path) -> None:
-    for action in (lambda: dataset_folder(name, tmp_path), lambda: open_dataset(name, tmp_path)):
-        error = attempt(action, tmp_path)
-        assert isinstance(error, UserError)
-        assert "not a name" in str(error)
 
 
 LLM_C = np.array([20240520, 1, len(TOKENS), *253 * [0]], "<i4").tobytes() + TOKENS.tobytes()

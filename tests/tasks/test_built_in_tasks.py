@@ -168,15 +168,6 @@ def test_items_do_not_change_between_versions(name: str) -> None:
     assert digest[:16] == GOLDEN[name], "items changed: runs that were started cannot resume"
 
 
-def test_indices_outside_are_refused() -> None:
-    task = task_of("parity", train_items=4, validation_items=4)
-    assert (len(task.train), len(task.validation)) == (4, 4)
-    assert len(task_of("parity").train) == ITEMS
-    for index in (-1, 4):
-        with pytest.raises(IndexError):
-            task.train[index]
-
-
 def test_every_task_of_the_config_is_there_with_its_verifier() -> None:
     assert tuple(BUILT_IN) == TASKS == tuple(VARIANTS)
     assert {task.verifier for task in BUILT_IN.values()} <= set(VERIFIERS)

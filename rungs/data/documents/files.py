@@ -268,8 +268,6 @@ def rows(path: Path, name: str) -> Iterator[dict[str, Any]]:
     with _reading(name):
         if format_of(name) == "parquet":
             with pq.ParquetFile(path) as file:
-                if len({*file.schema_arrow.names}) < len(file.schema_arrow.names):
-                    raise UserError(f"{name}: has two columns of one name; rename one")
                 for batch in file.iter_batches(_BATCH_ROWS):
                     yield from batch.to_pylist()
         else:
@@ -291,10 +289,6 @@ def _parquet(path: Path, name: str, column: str | None, first: int) -> Iterator[
         schema = file.schema_arrow
         texts = [field.name for field in schema if _holds_text(field.type)]
         column = _text_column(name, column, schema.names, texts)
-        if schema.names.count(column) > 1:
-            raise UserError(
-                f"{name}: has {schema.names.count(column)} columns {column}; rename one"
-            )
         start, groups = 0, range(file.num_row_groups)
         for group in groups:
             rows = file.metadata.row_group(group).num_rows

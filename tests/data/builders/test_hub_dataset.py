@@ -128,12 +128,6 @@ def test_offline_without_a_copy_is_reported(
     assert not (tmp_path / "owner").exists()
 
 
-def test_an_unreachable_hub_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    use_server("http://127.0.0.1:9", monkeypatch)
-    with pytest.raises(UserError, match="check the connection"):
-        open_dataset(DATASET, tmp_path)
-
-
 @pytest.mark.usefixtures("hub")
 def test_a_dataset_missing_on_the_hub_is_reported(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="check the name"):

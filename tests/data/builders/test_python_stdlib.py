@@ -14,8 +14,7 @@ from click.testing import CliRunner
 
 from rungs.cli import download_dataset
 from rungs.common.errors import UserError
-from rungs.data import catalog
-from rungs.data.builders import python_stdlib
+from rungs.data.builders import text_dataset
 from rungs.data.catalog import open_dataset
 from rungs.data.dataset import Dataset
 from rungs.data.tokenizer_files import load_tokenizer
@@ -81,26 +80,14 @@ def build_elsewhere(datasets_dir: Path, *program: object) -> str:
     ).stdout
 
 
-def assert_same_build(dataset: Dataset, datasets_dir: Path, output: str) -> None:
-    assert checksums(datasets_dir / "python-stdlib") == checksums(dataset.folder)
-    assert f"{dataset.description.splits['train'].tokens:,} tokens" in output
-    assert "vocab_size 4096" in output
-
-
 @pytest.mark.long
 def test_another_process_builds_the_same_bytes(
     part_dataset: Dataset, library: Path, tmp_path: Path
 ) -> None:
     output = build_elsewhere(tmp_path, "-c", OTHER_PROCESS, library)
-    assert_same_build(part_dataset, tmp_path, output)
-
-
-@pytest.mark.long
-def test_another_process_builds_the_same_bytes_of_the_full_library(
-    full_dataset: Dataset, tmp_path: Path
-) -> None:
-    output = build_elsewhere(tmp_path, "download_dataset.py", "python-stdlib")
-    assert_same_build(full_dataset, tmp_path, output)
+    assert checksums(tmp_path / "python-stdlib") == checksums(part_dataset.folder)
+    assert f"{part_dataset.description.splits['train'].tokens:,} tokens" in output
+    assert "vocab_size 4096" in output
 
 
 @pytest.mark.long
@@ -122,12 +109,6 @@ def test_the_contents_of_the_full_dataset(full_dataset: Dataset) -> None:
     assert 0.02 < tokens[1] / sum(tokens) < 0.1
 
 
-def test_it_is_built_once(part_dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(catalog.BUILT_IN, "python-stdlib", None)
-    again = open_dataset("python-stdlib", part_dataset.folder.parent)
-    assert again.description == part_dataset.description
-
-
 def test_the_files_it_includes(tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_bytes(b"\xff")
     for place in [
@@ -143,7 +124,7 @@ def test_the_files_it_includes(tmp_path: Path) -> None:
     (tmp_path / "part").mkdir()
     for place in wanted:
         (tmp_path / place).write_text(place)
-    sections = python_stdlib._split_library(tmp_path)
+    sections = text_dataset._split_library(tmp_path)
     places = {
         split: [part.path.relative_to(tmp_path).as_posix() for part in parts]
         for split, parts in sections.items()
@@ -155,7 +136,7 @@ def test_the_files_it_includes(tmp_path: Path) -> None:
 
 def test_a_python_without_source_code_is_reported(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="has no source code"):
-        python_stdlib._split_library(tmp_path)
+        text_dataset._split_library(tmp_path)
 
 
 # The command

@@ -132,10 +132,6 @@ def test_the_bytes_are_the_same_twice(place: Path, tmp_path: Path) -> None:
         assert (first / name).read_bytes() == (second / name).read_bytes()
 
 
-def test_the_description_names_the_kind(place: Path) -> None:
-    assert open_dataset("parity-pairs", place).description.source.kind == "task"
-
-
 @pytest.mark.parametrize("name", TASK_DATASETS)
 def test_the_names_are_reserved(name: str, tmp_path: Path) -> None:
     assert name in catalog.BUILT_IN
@@ -172,22 +168,7 @@ def test_prompt_and_answer_of_every_item_come_back() -> None:
                 assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-def test_the_saved_tokenizer_is_the_same(tmp_path: Path) -> None:
-    saved = load_tokenizer(open_dataset("add-pairs", tmp_path).folder)
-    built = character_tokenizer(ALPHABETS["add"])
-    text = ALPHABETS["add"] * 2
-    assert saved.encode(text) == built.encode(text)
-    assert saved.continuing.encode(text) == built.encode(text)
-    assert saved.end_of_text == built.end_of_text
-
-
 @pytest.mark.parametrize("text", ["a", "0110 :", "01\n", "é:", "😀"])
 def test_an_unknown_character_is_an_error_and_not_the_end_of_text(text: str) -> None:
     with pytest.raises(UserError, match="cannot be tokenized"):
         character_tokenizer(ALPHABETS["parity"]).encode(text)
-
-
-def test_the_name_of_the_end_of_text_is_that_token() -> None:
-    tokenizer = character_tokenizer(ALPHABETS["parity"])
-    assert tokenizer.encode("0<|endoftext|>1") == [1, 0, 2]
-    assert tokenizer.decode([1, 0, 2], skip_special_tokens=True) == "01"
