@@ -7,6 +7,7 @@ of very many texts are examined, and duplicates are counted in a hash-based samp
 import functools
 import itertools
 import string
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -31,6 +32,7 @@ SHOWN_SHARE = 0.01
 """A larger overlap is mentioned next to the validation loss."""
 _MOST_HASHES = 1 << 24
 _MOST_WORDS = 1 << 20
+_MOST_COUNTED = 1 << 20
 _BATCH_HASHES = 1 << 20
 _BLOCK_TOKENS, _BLOCK_PAIRS, _BATCH_DOCUMENTS = 1 << 20, 1 << 12, 256
 _FACTORS_N = np.random.default_rng(13).integers(0, 1 << 63, WORDS, np.uint64) * np.uint64(2) + 1
@@ -192,36 +194,23 @@ class Repeats:
     """Counts texts that are copies of an earlier one."""
 
     def __init__(self) -> None:
-        self._kept: list[np.ndarray] = []
-        self._size, self._every = 0, 1
+        self._counts, self._every = Counter[int](), 1
 
     def counted(self, texts: Iterable[str]) -> Iterator[str]:
-        """Yield the texts unchanged while counting them."""
-        batch: list[int] = []
+        """Yield the texts unchanged while counting them, or of very many those of some hashes."""
         for text in texts:
             yield text
-            batch.append(stable_hash(text))
-            if len(batch) == _BATCH_HASHES:
-                self._add(batch)
-                batch = []
-        self._add(batch)
-
-    def _add(self, batch: list[int]) -> None:
-        self._kept.append(self._sample(np.array(batch, np.uint64)))
-        self._size += len(self._kept[-1])
-        while self._size > _MOST_HASHES:
-            self._every *= 2
-            self._kept = [self._sample(np.concatenate(self._kept))]
-            self._size = len(self._kept[0])
-
-    def _sample(self, hashes: np.ndarray) -> np.ndarray:
-        return hashes[hashes % np.uint64(self._every) == 0]
+            if (number := stable_hash(text)) % self._every == 0:
+                self._counts[number] += 1
+            if len(self._counts) > _MOST_COUNTED:
+                self._every *= 2
+                for number in [each for each in self._counts if each % self._every]:
+                    del self._counts[number]
 
     @property
     def share(self) -> float:
         """Share of the texts so far that repeat an earlier one."""
-        hashes = _joined(self._kept)
-        return 1 - len(np.unique(hashes)) / len(hashes) if len(hashes) else 0.0
+        return 1 - len(self._counts) / self._counts.total() if self._counts else 0.0
 
 
 class Examined:

@@ -131,18 +131,12 @@ def _problem(tensors: Mapping[str, Tensor]) -> str | None:
     if bounds := tensors.get(BOUNDS):
         answers, *row = bounds.shape or [0]
         if bounds.code != _BOUNDS_CODE or row != [2] or answers == 0:
-            return (
-                f"{BOUNDS!r} has dtype {bounds.code} and shape {[*bounds.shape]}; it must have"
-                f" dtype {_BOUNDS_CODE} and a row of 2 for each pair"
-            )
+            found = f"has dtype {bounds.code} and shape {[*bounds.shape]}"
+            return f"{BOUNDS!r} {found}; it must have {_BOUNDS_CODE} and a row of 2 for each pair"
     if ends := tensors.get(CHAT_ENDS):
         chats, *row = ends.shape or [0]
         if ends.code != _BOUNDS_CODE or row or not 0 < chats <= answers:
-            return (
-                f"{CHAT_ENDS!r} has dtype {ends.code} and shape {[*ends.shape]}; it must have"
-                f" dtype {_BOUNDS_CODE} and a number for each chat, each with at least a row of"
-                f" {BOUNDS!r}"
-            )
+            return f"{CHAT_ENDS!r} has dtype {ends.code} and shape {[*ends.shape]}; damaged"
     return None
 
 

@@ -234,20 +234,8 @@ def _from_tokenizer_json(path: Path, find: FindFile) -> Tokenizer:
 
 
 def _checked(raw: tokenizers.Tokenizer, path: Path, find: FindFile) -> Tokenizer:
-    """Return a tokenizer from a file, with the tokens that end texts. Raises UserError if an id is
-    too large (the library's time grows with it), or the template uses an id without a token."""
-    try:
-        tokenizer = Tokenizer(raw)
-    except UserError as error:
-        raise UserError(f"{path}: {reason(error)}") from None
-    if tokenizer.vocab_size > LARGEST_VOCAB:
-        raise UserError(
-            f"{path}: has the token id {tokenizer.vocab_size - 1}, which is too large; ids must be"
-            f" below {LARGEST_VOCAB}"
-        )
-    added = [*tokenizer.begin, *tokenizer.template_end]
-    if max(added, default=0) >= max(tokenizer.vocab_size, 1):
-        raise UserError(f"{path}: adds ids to a text that have no token: {added}")
+    """Return a tokenizer from a file, with the tokens that end texts. Raises UserError if its
+    template can't be followed."""
 
     def find_if_reachable(name: str) -> Path | None:  # without a network, it may not be cached
         try:
@@ -256,8 +244,9 @@ def _checked(raw: tokenizers.Tokenizer, path: Path, find: FindFile) -> Tokenizer
             log.warning("%s; what ends a text is decided without it", error)
             return None
 
-    vocabulary = raw.get_vocab(with_added_tokens=True)
-    return Tokenizer(raw, published_ends(vocabulary, find_if_reachable))
+    ends = published_ends(raw.get_vocab(with_added_tokens=True), find_if_reachable)
+    with errors_at(f"{path}: "):
+        return Tokenizer(raw, ends)
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:

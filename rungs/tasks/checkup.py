@@ -35,27 +35,19 @@ def check(verify: Verify, task: Task) -> Checkup:
     calls = _Calls(verify)
     examples: dict[str, list[str]] = {}
     for item in items:
-        for kind, found in _paid(calls, item, items, task).items():
-            examples.setdefault(kind, []).extend(found)
+        right, best = calls.best_right(item, task)
+        for kind, text in _wrong_texts(item, items, task).items():
+            found, verdict = examples.setdefault(kind, []), calls.verdict(item, text)
+            if verdict.total >= best.total or verdict.correct:
+                found.append(
+                    f"{_pays(verdict)} {kind}, {quoted(text)}, and {best.total:g} for the right"
+                    f" answer {quoted(right)} to {quoted(item.prompt)}"
+                )
     for found in examples.values():
         if 2 * len(found) >= len(items):
             raise UserError(f"the verifier {found[0]}; a model would learn that instead")
     paid = {kind: len(found) for kind, found in examples.items()}
     return Checkup(len(items), statistics.median(calls.seconds), paid)
-
-
-def _paid(calls: "_Calls", item: Item, items: list[Item], task: Task) -> dict[str, list[str]]:
-    """Return, by kind of wrong text, a line if it is rewarded like the right one, or no line."""
-    right, best = calls.best_right(item, task)
-    lines: dict[str, list[str]] = {}
-    for kind, text in _wrong_texts(item, items, task).items():
-        verdict = calls.verdict(item, text)
-        line = (
-            f"{_pays(verdict)} {kind}, {quoted(text)}, and {best.total:g} for the right answer"
-            f" {quoted(right)} to {quoted(item.prompt)}"
-        )
-        lines[kind] = [line] if verdict.total >= best.total or verdict.correct else []
-    return lines
 
 
 class _Calls:
@@ -79,8 +71,16 @@ class _Calls:
 
     def best_right(self, item: Item, task: Task) -> tuple[str, Verdict]:
         """Return the right text with the highest reward, worked or short, and its verdict."""
-        texts = dict.fromkeys([task.worked(item), task.short(item)])
-        verdicts = {text: self._same_twice(item, text) for text in texts}
+        verdicts: dict[str, Verdict] = {}
+        for text in (task.worked(item), task.short(item)):
+            first, second = self.verdict(item, text), self.verdict(item, text)
+            if first != second:
+                raise UserError(
+                    f"the verifier {_pays(first)} the completion {quoted(text)} of"
+                    f" {quoted(item.prompt)}, and {second.total:g} the second time; it must depend"
+                    " on its arguments only"
+                )
+            verdicts[text] = first
         text, best = max(verdicts.items(), key=lambda pair: pair[1].total)
         if not best.correct:
             raise UserError(
@@ -89,16 +89,6 @@ class _Calls:
                 " correct of 1"
             )
         return text, best
-
-    def _same_twice(self, item: Item, text: str) -> Verdict:
-        first, second = self.verdict(item, text), self.verdict(item, text)
-        if first != second:
-            raise UserError(
-                f"the verifier {_pays(first)} the completion {quoted(text)} of"
-                f" {quoted(item.prompt)}, and {second.total:g} the second time; it must depend on"
-                " its arguments only"
-            )
-        return first
 
 
 def _wrong_texts(item: Item, items: list[Item], task: Task) -> dict[str, str]:

@@ -107,12 +107,6 @@ def _prefetch_threads() -> list[threading.Thread]:
 # Epochs
 
 
-def test_epochs_repeat_without_shuffling(datasets: dict[str, Dataset]) -> None:
-    data = training_data(datasets, epochs=3)
-    assert data.total_steps == 3 * data.steps_per_epoch
-    np.testing.assert_array_equal(data.batch(0)[:2], data.batch(2 * data.steps_per_epoch)[:2])
-
-
 @pytest.mark.parametrize("dataset", ["x", {"x": 1.0, "y": 2.0, "z": 0.5}])
 @pytest.mark.parametrize("min_train_tokens", [-1, 400])
 def test_each_epoch_shuffles_the_same_sequences_differently(

@@ -81,10 +81,9 @@ def test_only_the_first_of_very_many_texts_are_examined(monkeypatch: pytest.Monk
     assert examined.found().examined == 6  # of 18 runs and a text each
 
 
-@pytest.mark.parametrize("most", [1 << 24, 200])
+@pytest.mark.parametrize("most", [1 << 20, 200])
 def test_repeats_are_counted(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
-    monkeypatch.setattr(overlap, "_MOST_HASHES", most)
-    monkeypatch.setattr(overlap, "_BATCH_HASHES", 64)
+    monkeypatch.setattr(overlap, "_MOST_COUNTED", most)
     texts = [f"text {number // 2}" for number in range(3000)] + [f"x{n}" for n in range(1000)]
     repeats = Repeats()
     assert list(repeats.counted(iter(texts))) == texts

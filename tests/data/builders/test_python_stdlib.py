@@ -162,21 +162,6 @@ def test_the_command_builds_a_dataset_from_text(
     assert first.read_bytes() == second.read_bytes()
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        [],
-        ["a", "b"],
-        ["a", "--name", "b"],
-        ["--text", "a"],
-        ["--text", "a", "--name", "b", "--vocab-size", "300", "--tokenizer", "t"],
-        ["--text", "a", "--name", "b", "--validation-percent", "100"],
-    ],
-)
-def test_conflicting_options_are_reported(arguments: list[str]) -> None:
-    assert CliRunner().invoke(download_dataset.main, arguments).exit_code == 2
-
-
 def test_the_command_imports_no_heavy_modules() -> None:
     script = (
         "import sys, download_dataset; print({'jax', 'grain', 'huggingface_hub'} & {*sys.modules})"

@@ -2,17 +2,15 @@
 
 import functools
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from rungs.common.errors import UserError
 from rungs.config.reinforce_config import TaskConfig
-from rungs.data import catalog
-from rungs.data.builders import pair_dataset, task_dataset
+from rungs.data.builders import task_dataset
 from rungs.data.builders.task_dataset import TASK_DATASETS, TaskPairs, character_tokenizer
-from rungs.data.catalog import build_dataset, open_dataset
+from rungs.data.catalog import open_dataset
 from rungs.data.dataset import Dataset, Split
 from rungs.data.tokenizer_files import load_tokenizer
 from rungs.tasks.catalog import BUILT_IN, open_task
@@ -132,18 +130,6 @@ def test_the_bytes_are_the_same_twice(place: Path, tmp_path: Path) -> None:
         assert (first / name).read_bytes() == (second / name).read_bytes()
 
 
-@pytest.mark.parametrize("name", TASK_DATASETS)
-def test_the_names_are_reserved(name: str, tmp_path: Path) -> None:
-    assert name in catalog.BUILT_IN
-    file = tmp_path / "pairs.jsonl"
-    file.write_text('{"prompt": "0:", "answer": "=0"}\n')
-    tokenizer = character_tokenizer("01:=")
-    build = partial(pair_dataset.build, tokenizer=tokenizer, validation_percent=0)
-    with pytest.raises(UserError, match="this name is reserved"):
-        build_dataset(name, [file], tmp_path / "datasets", build)
-    assert not (tmp_path / "datasets").exists()
-
-
 # Tokenizer
 
 
@@ -155,17 +141,6 @@ def test_every_character_is_one_token_and_comes_back(alphabet: str) -> None:
     assert tokenizer.encode(alphabet) == list(range(1, 1 + len(alphabet)))
     backwards = alphabet[::-1]
     assert tokenizer.decode(tokenizer.encode(backwards)) == backwards
-
-
-def test_prompt_and_answer_of_every_item_come_back() -> None:
-    for name in TASK_DATASETS:
-        task = task_of(name)
-        assert task.alphabet is not None
-        tokenizer = character_tokenizer(task.alphabet)
-        for index in range(100):
-            item = task.train[index]
-            for text in (item.prompt, task.short(item), task.worked(item)):
-                assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
 @pytest.mark.parametrize("text", ["a", "0110 :", "01\n", "é:", "😀"])

@@ -96,8 +96,6 @@ def test_a_template_may_mark_its_answers() -> None:
 @pytest.mark.parametrize(
     ("source", "problem"),
     [
-        (f"{'{% if 1 %}' * 3000}{'{% endif %}' * 3000}", "is not valid: maximum recursion depth"),
-        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "refuses this chat: maximum recurs"),
         ("{% for m in messages %}", "is not valid: .*'endfor'"),
         ("{{ messages[9].content }}", "refuses this chat: .*has no element 9"),
         (
@@ -105,9 +103,6 @@ def test_a_template_may_mark_its_answers() -> None:
             "refuses this chat: roles must alternate",
         ),
         ("{{ ''.__class__.__mro__ }}", "refuses this chat: .*unsafe"),
-        ("{{ messages.append(1) }}", "refuses this chat: .*unsafe"),
-        ("{% for i in range(10**9) %}x{% endfor %}", "refuses this chat: .*too big"),
-        ("{{ 1 / 0 }}", "refuses this chat: division by zero"),
     ],
 )
 def test_a_bad_template_is_one_line(source: str, problem: str) -> None:
@@ -197,11 +192,6 @@ def test_a_lone_surrogate_is_refused(where: str, tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | {where: "{# \ud800 #}"}))
     with pytest.raises(UserError, match="lone surrogate"):
         ChatTemplate.load(tmp_path)
-
-
-def test_what_a_tokenizer_could_not_take_is_refused() -> None:
-    with pytest.raises(UserError, match="lone surrogate"):
-        ChatTemplate(r'{{ "\ud800" }}', {}).render([Message("user", "Hi")])
 
 
 def test_a_message_that_marks_an_answer_is_refused() -> None:

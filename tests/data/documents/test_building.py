@@ -220,20 +220,3 @@ def test_the_next_files_are_fetched_while_one_is_read(files: list[Path]) -> None
     assert next(found).path == files[0]
     assert all(event.wait(60) for event in started[1:3])
     assert [file.path for file in found] == files[1:]
-
-
-def test_saved_progress_counts_what_is_on_disk(
-    files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    saved, save = [], building.Progress.save
-
-    def checking_save(progress: building.Progress, folder: Path) -> None:
-        for split, tokens in progress.tokens.items():
-            content = (folder / f"{split}.safetensors").stat().st_size
-            assert content >= 2 * tokens + 8
-            saved.append(tokens)
-        save(progress, folder)
-
-    monkeypatch.setattr(building.Progress, "save", checking_save)
-    build("d", request(files), tmp_path)
-    assert max(saved) > 1000

@@ -156,12 +156,7 @@ FILE = {"rfilename": "a.parquet", "size": 3}
     "configs",
     [
         3,
-        ["default"],
-        [{"data_files": 3}],
-        [{"data_files": [3]}],
         [{"data_files": [{"path": "a*"}]}],
-        [{"data_files": [{"split": "train"}]}],
-        [{"data_files": [{"split": "train", "path": [3]}]}],
     ],
 )
 def test_a_card_of_another_form_is_one_line(configs: Any, hub: HubStandIn) -> None:
