@@ -7,6 +7,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import EvalResult, ModelCardData
+
 from rungs.checkpointing.manifest import META_FILE, CheckpointMeta, read_checkpoint
 from rungs.common.paths import is_file, refuse_link_out
 from rungs.config.reinforce_config import ReinforceConfig
@@ -36,7 +38,10 @@ class ModelCard:
         has_meta = is_file(checkpoint / META_FILE)
         self._meta: CheckpointMeta | None = read_checkpoint(checkpoint).meta if has_meta else None
         self._run: RunFolder | None = records.run_of(export.weights.path)
-        self._datasets_dir = datasets_dir
+        names = self._train.datasets if isinstance(self._train, TrainConfig) else {}
+        self._datasets = {
+            name: read_description(dataset_folder(name, datasets_dir)) for name in names
+        }
         found = records.read(self._run, records.Evaluation) if self._run else []
         latest = {
             (one.task, one.metric, one.few_shot): one
@@ -52,33 +57,39 @@ class ModelCard:
             refuse_link_out(chart)
             (folder / CHARTS).mkdir(exist_ok=True)
             shutil.copyfile(chart, folder / CHARTS / chart.name)
-        sections = [
-            f"---\n{self._metadata()}---\n\n# {self._name.partition('/')[2]}\n\n{self._opening()}",
-            f"## Figures\n\n{_table(('figure', 'value'), self._figures())}",
-            self._score_section(),
-            self._data_section(),
-            self._use_section(),
-            self._config_section(),
-            _charts_section([chart.name for chart in charts]),
+        images = [
+            f"![{chart.stem.replace('-', ' ')}]({CHARTS}/{chart.name})\n\n" for chart in charts
         ]
-        text = "\n\n".join(section.rstrip() for section in sections if section) + "\n"
+        sections = {
+            "Figures": _table(("figure", "value"), self._figures()),
+            "Benchmarks": self._score_table(),
+            "Data": self._data_text(),
+            "Use": self._use_text(),
+            "Config": self._config_text(),
+            "Charts": "".join(images),
+        }
+        text = f"---\n{self._metadata().to_yaml()}\n---\n\n# {self._name.partition('/')[2]}\n\n"
+        text += f"{self._opening()}\n"
+        for title, section in sections.items():
+            text += f"\n## {title}\n\n{section.rstrip()}\n" if section else ""
         (folder / CARD_FILE).write_text(text, encoding="utf-8")
 
-    def _metadata(self) -> str:
-        descriptions = (self._description(dataset) for dataset in self._datasets())
-        on_hub = {repository for one in descriptions if one and (repository := _repository(one))}
+    def _metadata(self) -> ModelCardData:
         source = self._origin.source if self._origin else ""
-        results = list(map(_result, self._scores))
-        values = {
-            "library_name": "transformers",
-            "pipeline_tag": _TASK,
-            "tags": ["rungs", "jax", *(["gguf"] if self._gguf else [])],
-            "base_model": source if source.count("/") == 1 else None,  # an id on the hub
-            "datasets": sorted(on_hub),
-            "model-index": [{"name": self._name, "results": results}] if results else None,
-        }
-        # JSON is YAML
-        return "".join(f"{key}: {json.dumps(value)}\n" for key, value in values.items() if value)
+        described = (one for one in self._datasets.values() if one)
+        repositories = {name for one in described if (name := _repository(one))}
+        return ModelCardData(
+            library_name="transformers",
+            pipeline_tag=_TASK,
+            tags=["rungs", "jax", *(["gguf"] if self._gguf else [])],
+            base_model=source if source.count("/") == 1 else None,  # an id on the hub
+            datasets=sorted(repositories) or None,
+            model_name=self._name if self._scores else None,
+            eval_results=[
+                EvalResult(_TASK, one.task, one.task, one.metric, one.value) for one in self._scores
+            ]
+            or None,
+        )
 
     def _opening(self) -> str:
         family = self._export.choice.family.model_type
@@ -107,36 +118,25 @@ class ModelCard:
         rows.append(("matmuls in", meta.train.get("compute_dtype", "auto")))
         return rows
 
-    def _score_section(self) -> str:
-        if not self._scores:
-            return ""
+    def _score_table(self) -> str:
         rows = []
         for one in self._scores:
             shots = f", {one.few_shot} examples before each" if one.few_shot else ""
             score = f"{one.with_error} on {one.items:,} items{shots}"
             rows.append((f"{one.task}, {one.metric}", score))
-        head = "benchmark", "score ± standard error (or 95% interval)"
-        return f"## Benchmarks\n\n{_table(head, rows)}"
+        return _table(("benchmark", "score ± standard error (or 95% interval)"), rows)
 
-    def _data_section(self) -> str:
+    def _data_text(self) -> str:
         if isinstance(self._train, ReinforceConfig):
             names = ", ".join(f"`{task.source}`" for task in self._train.tasks)
-            return f"## Data\n\nPrompts of the tasks {names}."
-        if not self._datasets():
-            return ""
-        rows = [(f"`{name}`", self._data_source(name)) for name in self._datasets()]
-        return f"## Data\n\n{_table(('dataset', 'from'), rows)}"
-
-    def _datasets(self) -> dict[str, float]:
-        return self._train.datasets if isinstance(self._train, TrainConfig) else {}
-
-    def _description(self, dataset: str) -> DatasetDescription | None:
-        return read_description(dataset_folder(dataset, self._datasets_dir))
+            return f"Prompts of the tasks {names}."
+        rows = [(f"`{name}`", self._data_source(name)) for name in self._datasets]
+        return _table(("dataset", "from"), rows)
 
     def _data_source(self, dataset: str) -> str:
         """Return the origin of a dataset, as far as known."""
         parts = []
-        if description := self._description(dataset):
+        if description := self._datasets[dataset]:
             source, documents = description.source, description.source.documents
             parts.append(_repository(description) or source.kind)
             parts += [f"commit {source.revision}"] if source.revision else []
@@ -147,10 +147,8 @@ class ModelCard:
             parts.append(f"sha256 of the tokens {self._meta.datasets[dataset][TRAIN]}")
         return ", ".join(parts)
 
-    def _use_section(self) -> str:
-        text = f"""## Use
-
-```python
+    def _use_text(self) -> str:
+        text = f"""```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 model = AutoModelForCausalLM.from_pretrained("{self._name}")
@@ -172,26 +170,16 @@ llama-cli -hf {self._name} -hff {self._gguf}
 ```"""
         return text
 
-    def _config_section(self) -> str:
+    def _config_text(self) -> str:
         configs: list[tuple[str, Any]] = [("model.json", self._model)]
         if self._train is not None:
             is_policy = isinstance(self._train, ReinforceConfig)
             configs.append(("reinforce.json" if is_policy else "train.json", self._train))
-        blocks = [
+        return "\n\n".join(
             f"<details><summary>{name}</summary>\n\n```json\n"
             f"{json.dumps(config.as_json(), indent=2)}\n```\n\n</details>"
             for name, config in configs
-        ]
-        return "\n\n".join(["## Config", *blocks])
-
-
-def _result(one: records.Evaluation) -> dict[str, Any]:
-    """Return a score in the hub's format."""
-    return {
-        "task": {"type": _TASK},
-        "dataset": {"name": one.task, "type": one.task},
-        "metrics": [{"type": one.metric, "value": one.value}],
-    }
+        )
 
 
 def _repository(description: DatasetDescription) -> str | None:
@@ -204,11 +192,6 @@ def _loss(loss: float) -> str:
 
 
 def _table(head: tuple[str, str], rows: Rows) -> str:
-    lines = [head, ("---", "---"), *rows]
+    """Return a table, or nothing if it has no rows."""
+    lines = [head, ("---", "---"), *rows] if rows else []
     return "\n".join(f"| {first} | {second} |" for first, second in lines)
-
-
-def _charts_section(names: list[str]) -> str:
-    titles = {name: Path(name).stem.replace("-", " ") for name in names}
-    images = [f"\n![{title}]({CHARTS}/{name})\n" for name, title in titles.items()]
-    return "".join(["## Charts\n", *images]) if images else ""
