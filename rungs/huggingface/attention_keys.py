@@ -83,21 +83,24 @@ class SameRopes(TwoRopes):
         return Rope().write(model) | {"rope_parameters": parameters}
 
 
-_LLAMA3_KEYS = {
-    "factor": "factor",
-    "low_freq_factor": "low_frequency_factor",
-    "high_freq_factor": "high_frequency_factor",
-    "original_max_position_embeddings": "original_context_length",
+_SCALING_KEYS: dict[str, dict[str, str]] = {
+    "default": {},
+    "linear": {"factor": "factor"},
+    "llama3": {
+        "factor": "factor",
+        "low_freq_factor": "low_frequency_factor",
+        "high_freq_factor": "high_frequency_factor",
+        "original_max_position_embeddings": "original_context_length",
+    },
+    "yarn": {
+        "factor": "factor",
+        "beta_slow": "low_frequency_factor",
+        "beta_fast": "high_frequency_factor",
+        "original_max_position_embeddings": "original_context_length",
+        "attention_factor": "attention_factor",
+    },
 }
-"""Keys of Llama 3's RoPE scaling, with their names in `model.json`."""
-_YARN_KEYS = {
-    "factor": "factor",
-    "beta_slow": "low_frequency_factor",
-    "beta_fast": "high_frequency_factor",
-    "original_max_position_embeddings": "original_context_length",
-    "attention_factor": "attention_factor",
-}
-"""The same for YaRN."""
+"""Keys of each kind of RoPE scaling, with their names in `model.json`."""
 _ROPE_KEYS = {"type", "rope_type", "rope_theta", "partial_rotary_factor"}
 
 
@@ -117,8 +120,9 @@ def _read_rope(
         hf_config.reject(name, "must be an object {…}")
         return {}
     kind = str(rope.get("rope_type", rope.get("type", "default")))
-    known = _ROPE_KEYS | ({*_YARN_KEYS, "truncate"} if kind == "yarn" else {*_LLAMA3_KEYS})
-    if kind not in ("default", "linear", "llama3", "yarn"):
+    known = _ROPE_KEYS | {*_SCALING_KEYS["yarn" if kind == "yarn" else "llama3"]}
+    known |= {"truncate"} if kind == "yarn" else set()
+    if kind not in _SCALING_KEYS:
         hf_config.reject(
             name, f"{layer_type or 'its type'} must be default, linear, llama3 or yarn"
         )
@@ -135,20 +139,15 @@ def _read_rope(
 
 
 def _read_scaling(hf_config: HFConfig, rope: Values, kind: str) -> Values | None:
-    if kind == "linear":
-        return {"type": kind, "factor": rope.get("factor")}
-    if kind not in ("llama3", "yarn"):
+    keys = _SCALING_KEYS.get(kind)
+    if not keys:
         return None
     default = {"original_max_position_embeddings": hf_config.taken["max_position_embeddings"]}
     if kind == "yarn":
         attention_factor = yarn_attention_factor(rope.get("factor"))
         default |= {"beta_fast": 32, "beta_slow": 1, "attention_factor": attention_factor}
     found = default | {key: value for key, value in rope.items() if value is not None}
-    return {"type": kind} | {key: found.get(theirs) for theirs, key in _keys_of(kind).items()}
-
-
-def _keys_of(kind: str) -> dict[str, str]:
-    return _YARN_KEYS if kind == "yarn" else _LLAMA3_KEYS
+    return {"type": kind} | {key: found.get(theirs) for theirs, key in keys.items()}
 
 
 def yarn_attention_factor(factor: Any) -> float:
@@ -161,7 +160,7 @@ def _write_scaling(model: ModelConfig) -> Values | None:
     scaling = model.rope_scaling
     if scaling is None:
         return None
-    keys = _keys_of(scaling.type).items()
+    keys = _SCALING_KEYS[scaling.type].items()
     values = {theirs: getattr(scaling, key, None) for theirs, key in keys}
     given = {key: value for key, value in values.items() if value is not None}
     return {"rope_type": scaling.type} | given
@@ -189,27 +188,27 @@ class LayerTypes:
     def read(self, hf_config: HFConfig) -> Values:
         window = hf_config.take("sliding_window", self.default_window)
         layer_types = hf_config.take("layer_types")
-        default = self._default(hf_config, _layer_count(hf_config))
+        period = hf_config.take(self.period_key, self.period) if self.period_key else self.period
+        if not isinstance(period, int) or period < 1:
+            hf_config.reject(self.period_key or "", "must be an integer above 0")
+            return {}
+        default = _types(periodic(period, _layer_count(hf_config)))
         return _read_layer_types(hf_config, default if layer_types is None else layer_types, window)
 
     def write(self, model: ModelConfig) -> Values:
         layer_types = _layer_types(model)
         keys = {"sliding_window": model.sliding_window, "layer_types": layer_types}
         periods = range(1, len(layer_types) + 2)
-        matches = [n for n in periods if _periodic(n, len(layer_types)) == layer_types]
+        matches = [n for n in periods if _types(periodic(n, len(layer_types))) == layer_types]
         return keys | ({self.period_key: matches[0]} if self.period_key and matches else {})
 
-    def _default(self, hf_config: HFConfig, n_layers: int) -> list[str]:
-        period = hf_config.take(self.period_key, self.period) if self.period_key else self.period
-        if isinstance(period, int) and period > 0:
-            return _periodic(period, n_layers)
-        hf_config.reject(self.period_key or "", "must be an integer above 0")
-        return _periodic(self.period, n_layers)
+
+def periodic(period: int, n_layers: int) -> list[bool]:
+    """Return whether each layer has a window, if the last one of each period has none."""
+    return [layer % period != period - 1 for layer in range(n_layers)]
 
 
-def _periodic(period: int, n_layers: int) -> list[str]:
-    """Return layer types in which the last layer of each period has no window."""
-    is_sliding = [layer % period != period - 1 for layer in range(n_layers)]
+def _types(is_sliding: list[bool]) -> list[str]:
     return [_LAYER_TYPES["sliding" if sliding else "global"] for sliding in is_sliding]
 
 
@@ -246,8 +245,7 @@ class UpperWindows:
             return {}
         if layer_types is None:
             layers = range(_layer_count(hf_config))
-            is_sliding = [is_used and window and layer >= first for layer in layers]
-            layer_types = [_LAYER_TYPES["sliding" if s else "global"] for s in is_sliding]
+            layer_types = _types([bool(is_used and window and n >= first) for n in layers])
         return _read_layer_types(hf_config, layer_types, window if is_used else None)
 
     def write(self, model: ModelConfig) -> Values:

@@ -57,40 +57,28 @@ def choose_family(
     """Return the first of some families, `model_type` before the others, that can express a model,
     if need be with biases of 0. Raises UserError, with what the closest family lacks, if none
     can."""
-    closest: tuple[dict[str, tuple[Any, Any]], str] | None = None
+    found: list[tuple[dict[str, tuple[Any, Any]], str]] = []
     first = VISION_MODELS.get(model_type or "", model_type)
-    for family, biases in _candidates(model, first, families):
+    absent = [key for key in BIASES if not getattr(model, key)]
+    subsets = [keys for n in range(len(absent) + 1) for keys in itertools.combinations(absent, n)]
+    candidates = [(family, biases) for biases in subsets for family in families]
+    # Qwen 2 last, as transformers splits its texts in its own way regardless of `tokenizer.json`
+    candidates.sort(key=lambda pair: (pair[0].model_type != first, pair[0] is QWEN2))
+    for family, biases in candidates:
         candidate = model.model_copy(update=dict.fromkeys(biases, True))
         differences = _differences(family, candidate)
         if not differences:
             return FamilyChoice(family, candidate, biases)
-        if closest is None or len(differences) < len(closest[0]):
-            closest = differences, family.model_type
-    assert closest is not None
+        found.append((differences, family.model_type))
+    differences, name = min(found, key=lambda one: len(one[0]))
+    lacks = {key: ours for key, (_, ours) in differences.items() if ours is not None}
+    has = {key: theirs for key, (theirs, _) in differences.items()}
+    named = [f"{key} {strict_json.format_value(value)}" for key, value in (lacks or has).items()]
     raise UserError(
-        f"no supported family can express this model; the closest, {closest[1]},"
-        f" {_describe_differences(closest[0])}"
+        f"no supported family can express this model; the closest, {name},"
+        f" {'has no' if lacks else 'always has'} {', '.join(named)}"
         f" (families: {', '.join(sorted({family.model_type for family in families}))})"
     )
-
-
-def _describe_differences(differences: dict[str, tuple[Any, Any]]) -> str:
-    """Say what a family lacks or always has, from its value and the model's for each key."""
-    lacks = {key: value for key, (_, value) in differences.items() if value is not None}
-    has = {key: value for key, (value, _) in differences.items()}
-    named = [f"{key} {strict_json.format_value(value)}" for key, value in (lacks or has).items()]
-    return f"{'has no' if lacks else 'always has'} {', '.join(named)}"
-
-
-def _candidates(
-    model: ModelConfig, first: str | None, families: Iterable[Family]
-) -> list[tuple[Family, tuple[str, ...]]]:
-    """Return the families to try, in order, each with biases to add. Qwen 2 comes last unless it is
-    `first`, as transformers splits its texts in its own way regardless of `tokenizer.json`."""
-    absent = [key for key in BIASES if not getattr(model, key)]
-    subsets = [keys for n in range(len(absent) + 1) for keys in itertools.combinations(absent, n)]
-    pairs = [(family, keys) for keys in subsets for family in families]
-    return sorted(pairs, key=lambda pair: (pair[0].model_type != first, pair[0] is QWEN2))
 
 
 def _differences(family: Family, model: ModelConfig) -> dict[str, tuple[Any, Any]]:
@@ -313,25 +301,24 @@ class Adapter:
 
     def _modules(self) -> Iterator[AdaptedModule]:
         for group in self._groups:
-            adapted = [self._low_rank_arrays(name) for name in group.parameters]
+            adapted = [
+                tuple(self._weights.array(_low_rank(name, end)).astype("f4") for end in (DOWN, UP))
+                if _low_rank(name, DOWN) in self._weights.names()
+                else None
+                for name in group.parameters
+            ]
             for name, index in group.names.items():
                 yield self._module(name.removesuffix(_WEIGHT), index, group, adapted)
-
-    def _low_rank_arrays(self, kernel: str) -> tuple[np.ndarray, np.ndarray] | None:
-        """Return both matrices of a projection, (L, …), or None if it has no adapter."""
-        names = _low_rank(kernel, DOWN), _low_rank(kernel, UP)
-        if names[0] not in self._weights.names():
-            return None
-        down, up = (self._weights.array(name).astype(np.float32) for name in names)
-        return down, up
 
     def _module(
         self,
         name: str,
         index: tuple[int, ...],
         group: TensorGroup,
-        adapted: list[tuple[np.ndarray, np.ndarray] | None],
+        adapted: list[tuple[np.ndarray, ...] | None],
     ) -> AdaptedModule:
+        """Return a module of one layer; `adapted` are both matrices of each projection in it,
+        (L, …), None for one without an adapter."""
         rank, outputs = self._lora.rank, [matrix[-1] for matrix in group.matrices]
         count = sum(pair is not None for pair in adapted)
         b_OR = np.zeros((sum(outputs), count * rank), np.float32)

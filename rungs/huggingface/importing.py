@@ -161,9 +161,14 @@ def _match(folder: Path, tensors: Tensors, family: Family, groups: list[TensorGr
     names, notes = _names_of_family(tensors, family)
     if HEAD in names and not any("head.kernel" in group.parameters for group in groups):
         [embedding] = next(g.names for g in groups if "token_embedding.embedding" in g.parameters)
-        _check_tied_head(folder, tensors, names[HEAD], names.get(embedding))
-        notes.append(f"left out: {names.pop(HEAD)} (a copy of the embedding it is tied to)")
-    lines = [*_wrong_tensors(tensors, names, groups), *_mixed_dtypes(tensors, names, groups)]
+        head, tied = names.pop(HEAD), names.get(embedding)
+        if tied and not _are_equal(tensors, head, tied):
+            raise UserError(
+                f"{folder}: tensor {head}: differs from {tied}, though config.json ties them"
+                " (tie_word_embeddings)"
+            )
+        notes.append(f"left out: {head} (a copy of the embedding it is tied to)")
+    lines = list(_wrong_tensors(tensors, names, groups))
     if lines:
         rest = [f"… and {len(lines) - _MAX_LINES} more"] if len(lines) > _MAX_LINES else []
         lines = [f"tensor {line}" for line in lines[:_MAX_LINES]] + rest
@@ -202,22 +207,16 @@ def _names_of_family(tensors: Tensors, family: Family) -> tuple[dict[str, str], 
     return names, notes
 
 
-def _check_tied_head(folder: Path, tensors: Tensors, head: str, embedding: str | None) -> None:
-    """Raise UserError if the head differs from the embedding that `config.json` ties it to."""
-    if embedding is None:
-        return
-    same_spec = tensors.specs[head] == tensors.specs[embedding]
-    if not same_spec or not np.array_equal(tensors.bits(head), tensors.bits(embedding)):
-        raise UserError(
-            f"{folder}: tensor {head}: differs from {embedding}, though config.json ties them"
-            " (tie_word_embeddings)"
-        )
+def _are_equal(tensors: Tensors, name: str, other: str) -> bool:
+    same_spec = tensors.specs[name] == tensors.specs[other]
+    return same_spec and np.array_equal(tensors.bits(name), tensors.bits(other))
 
 
 def _wrong_tensors(
     tensors: Tensors, names: dict[str, str], groups: list[TensorGroup]
 ) -> Iterator[str]:
-    """Yield a line for each tensor that is missing, unknown, or has the wrong shape or dtype."""
+    """Yield a line for each tensor that is missing, unknown, or has the wrong shape or dtype, or
+    another dtype than in the first layer."""
     expected = {name: group.shape for group in groups for name in group.names}
     yield from (f"{name}: missing" for name in expected if name not in names)
     yield from (f"{format_name(names[name])}: unknown" for name in names if name not in expected)
@@ -228,12 +227,6 @@ def _wrong_tensors(
         if spec.dtype not in weights_file.SAFETENSORS_DTYPES:
             supported = ", ".join(weights_file.SAFETENSORS_DTYPES)
             yield f"{names[name]}: has dtype {spec.dtype}; supported are {supported}"
-
-
-def _mixed_dtypes(
-    tensors: Tensors, names: dict[str, str], groups: list[TensorGroup]
-) -> Iterator[str]:
-    """Yield a line for each tensor that does not have the same dtype in all layers."""
     for group in groups:
         found = [names[name] for name in group.names if name in names]
         dtypes = {name: tensors.specs[name].dtype for name in found}

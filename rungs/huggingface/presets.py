@@ -18,7 +18,7 @@ from rungs.config.model_config import ModelConfig
 from rungs.config.reference import schema_key
 from rungs.huggingface.config_keys import HFConfig
 from rungs.huggingface.families import family_of
-from rungs.run.derive import Contents, create_from
+from rungs.run.derive import create_from
 from rungs.run.folder import new_run_path
 
 _FILE = Path(__file__).with_suffix(".json")
@@ -47,22 +47,18 @@ def preset_model(name: str) -> ModelConfig:
     return family_of(hf_config).to_model_config(hf_config)
 
 
-def run_files(name: str, folder: Path) -> Contents:
-    """Return the config files of the run `folder` that trains a preset's model from scratch. Raises
-    UserError if there is no such preset."""
-    model = preset_model(name).model_dump(mode="json", exclude_defaults=True)
-    train = _content()["train"] | {"learning_rate": _find(name)["learning_rate"]}
-    return {
-        run_config.MODEL_FILE: schema_key(folder, run_config.MODEL_FILE) | model,
-        run_config.TRAIN_FILE: schema_key(folder, run_config.TRAIN_FILE) | train,
-    }
-
-
 def create_preset(
     name: str, preset: str, settings: Sequence[str], keep: bool = True
 ) -> AbstractContextManager[Path]:
-    """Create the run folder `name` of a preset with `settings` changed; as `derive.create_like`."""
-    contents = run_files(preset, new_run_path(name))
+    """Create the run folder `name` that trains a preset's model from scratch, with `settings`
+    changed; as `derive.create_like`. Raises UserError if there is no such preset."""
+    files = {
+        run_config.MODEL_FILE: preset_model(preset).model_dump(mode="json", exclude_defaults=True),
+        run_config.TRAIN_FILE: _content()["train"]
+        | {"learning_rate": _find(preset)["learning_rate"]},
+    }
+    folder = new_run_path(name)
+    contents = {file: schema_key(folder, file) | keys for file, keys in files.items()}
     return create_from(name, contents, preset, settings, keep)
 
 

@@ -120,14 +120,8 @@ def normal_form(model: ModelConfig) -> ModelConfig:
     kinds = list(model.layer_kinds())
     keys["layer_pattern"] = None if set(kinds) == {"global"} else kinds
     if "sliding" in kinds:
-        keys["sliding_rope_theta"] = _sliding_base(model)
+        own_base = model.sliding_rope_theta or (None if model.rope_scaling else model.rope_theta)
+        keys["sliding_rope_theta"] = own_base if model.positions == "rope" else None
     else:
         del keys["sliding_window"], keys["sliding_rope_theta"]
     return ModelConfig.model_validate(keys)
-
-
-def _sliding_base(model: ModelConfig) -> float | None:
-    """Return the RoPE base of sliding-window layers, or None if they share the scaled one."""
-    if model.positions != "rope":
-        return None
-    return model.sliding_rope_theta or (None if model.rope_scaling else model.rope_theta)

@@ -149,12 +149,7 @@ MIXTRAL = Family(
 QWEN2 = Family(
     "qwen2",
     "Qwen2ForCausalLM",
-    (
-        *sizes(151_936, 4096, 22_016, 32, 32, 32, 32_768),
-        ACTIVATION,
-        UpperWindows(),
-        Rope(),
-    ),
+    (*sizes(151_936, 4096, 22_016, 32, 32, 32, 32_768), ACTIVATION, UpperWindows(), Rope()),
     LLAMA_CONSTANTS | {"qkv_bias": True},
     LLAMA_TENSORS,
 )

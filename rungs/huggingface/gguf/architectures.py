@@ -12,7 +12,7 @@ import numpy as np
 from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
 from rungs.config.model_config import MOST_LAYERS, ModelConfig, RopeScaling
-from rungs.huggingface.attention_keys import shortest_period, yarn_attention_factor
+from rungs.huggingface.attention_keys import periodic, shortest_period, yarn_attention_factor
 from rungs.huggingface.config_keys import HFConfig, Key, SameValue, Values
 from rungs.huggingface.families import gemma, llama
 from rungs.huggingface.families.family import Family, Rule
@@ -95,7 +95,7 @@ class SlidingLayers:
         if not window or not isinstance(layers, int) or not 0 < layers <= MOST_LAYERS:
             return {}
         if isinstance(pattern, int) and pattern > 0:
-            pattern = _periodic(pattern, layers)
+            pattern = periodic(pattern, layers)
         if not isinstance(pattern, list) or len(pattern) != layers:
             allowed = "must be a period, or true or false for each layer"
             metadata.reject("attention.sliding_window_pattern", allowed)
@@ -107,15 +107,11 @@ class SlidingLayers:
         pattern = [kind == "sliding" for kind in model.layer_kinds()]
         if not any(pattern):
             return {}
-        is_default = pattern == _periodic(self.period, model.n_layers)
+        is_default = pattern == periodic(self.period, model.n_layers)
         return {
             "attention.sliding_window": model.sliding_window,
             "attention.sliding_window_pattern": None if is_default else pattern,
         }
-
-
-def _periodic(period: int, layers: int) -> list[bool]:
-    return [layer % period != period - 1 for layer in range(layers)]
 
 
 @dataclass(frozen=True)
@@ -324,13 +320,7 @@ ARCHITECTURES = (
     _architecture(
         "olmo2",
         llama.OLMO2,
-        (
-            *SIZES,
-            RMS_EPSILON,
-            HeadWidth(is_square=True),
-            SlidingLayers(period=4),
-            Rope(yarn=True),
-        ),
+        (*SIZES, RMS_EPSILON, HeadWidth(is_square=True), SlidingLayers(period=4), Rope(yarn=True)),
         SWIGLU,
     ),
     _architecture(

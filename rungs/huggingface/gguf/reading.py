@@ -27,7 +27,7 @@ _DTYPES = {
     GGMLQuantizationType.F16: "float16",
     GGMLQuantizationType.BF16: "bfloat16",
 }
-"""Dtypes of tensors that are not float32 once they are read."""
+"""Dtypes of tensors that are not float32 once they are read; all are, if any is quantized."""
 
 
 def is_gguf(path: Path) -> bool:
@@ -63,12 +63,19 @@ class GGUFTensors:
             if isinstance(key, HasTensor) and key.tensor in self._file.tensors:
                 metadata.values[key.tensor] = True
         self.model = architecture.to_model_config(metadata)
-        self.specs = {
-            name: TensorSpec(self._dtype(stored), shape)
-            for stored, tensor in self._file.tensors.items()
-            if stored != FREQUENCIES or metadata.taken.get(FREQUENCIES) is None
-            for name, shape in _parts(stored, tensor.shape)
-        }
+        kinds = {tensor.kind for tensor in self._file.tensors.values()}
+        dtypes = _DTYPES if kinds <= {GGMLQuantizationType.F32, *_DTYPES} else {}
+        self.specs: dict[str, TensorSpec] = {}
+        for name, tensor in self._file.tensors.items():
+            dtype = dtypes.get(tensor.kind, "float32")
+            if name == FREQUENCIES and metadata.taken.get(FREQUENCIES) is not None:
+                continue
+            if len(tensor.shape) < 3:
+                self.specs[name] = TensorSpec(dtype, tensor.shape)
+            else:
+                experts = range(tensor.shape[0])
+                spec = TensorSpec(dtype, tensor.shape[1:])
+                self.specs |= {f"{name}{PART}{number}": spec for number in experts}
 
     def _metadata(self) -> HFConfig:
         """Return the keys of the architecture, without its name before them."""
@@ -81,12 +88,6 @@ class GGUFTensors:
         if FREQUENCIES in tensors:
             keys[FREQUENCIES] = self._file.read(FREQUENCIES).tolist()
         return HFConfig(self._file.path, keys | {"model_type": name})
-
-    def _dtype(self, stored: str) -> str:
-        """Return a tensor's dtype; all are float32 if any is quantized."""
-        kinds = {tensor.kind for tensor in self._file.tensors.values()}
-        is_plain = kinds <= {GGMLQuantizationType.F32, *_DTYPES}
-        return _DTYPES.get(self._file.tensors[stored].kind, "float32") if is_plain else "float32"
 
     def bits(self, name: str) -> np.ndarray:
         """Return a tensor's content as unsigned integers."""
@@ -106,10 +107,3 @@ class GGUFTensors:
         unsupported."""
         with errors_at(f"{self._file.path}: "):
             vocabulary.write_files(self._file.metadata, folder)
-
-
-def _parts(stored: str, shape: tuple[int, ...]) -> list[tuple[str, tuple[int, ...]]]:
-    """Return names and shapes of what the importer sees of a tensor."""
-    if len(shape) < 3:
-        return [(stored, shape)]
-    return [(f"{stored}{PART}{number}", shape[1:]) for number in range(shape[0])]

@@ -117,8 +117,14 @@ def _of_sentencepiece(text: str, kind: TokenType, unknown: str) -> tuple[str, To
 
 def _bpe_keys(content: Metadata) -> tuple[Metadata, list[str]]:
     model, normalizer = content["model"], content["normalizer"]
-    split = next((name for name in _PATTERNS if _splits_like(content, name)), None)
-    if split is None:
+    known = {name: json.loads(_byte_level({}, [], name).to_str()) for name in _PATTERNS}
+    fitting = (
+        name
+        for name, one in known.items()
+        if _plain(one["pre_tokenizer"]) == _plain(content["pre_tokenizer"])
+        and one["model"]["ignore_merges"] == model["ignore_merges"]
+    )
+    if (split := next(fitting, None)) is None:
         raise UserError("does not split texts as the tokenizer does")
     notes = []
     if normalizer == {"type": "NFC"}:
@@ -127,12 +133,6 @@ def _bpe_keys(content: Metadata) -> tuple[Metadata, list[str]]:
         raise UserError(f"lacks the tokenizer's normalizer, {normalizer['type']}")
     merges = [" ".join(pair) for pair in model["merges"]]
     return {_KEYS.MODEL: "gpt2", _KEYS.PRE: split, _KEYS.MERGES: merges}, notes
-
-
-def _splits_like(content: Metadata, name: str) -> bool:
-    expected = json.loads(_byte_level({}, [], name).to_str())
-    same = _plain(content["pre_tokenizer"]) == _plain(expected["pre_tokenizer"])
-    return same and content["model"]["ignore_merges"] == expected["model"]["ignore_merges"]
 
 
 def _plain(part: Any) -> Any:
@@ -147,9 +147,11 @@ def _plain(part: Any) -> Any:
 
 def _spm_keys(content: Metadata, pieces: list[Piece]) -> tuple[Metadata, list[str]]:
     raw = tokenizers.Tokenizer.from_str(json.dumps(content))
+    text = raw.normalizer.normalize_str(_PROBE) if raw.normalizer else _PROBE
+    parts = raw.pre_tokenizer.pre_tokenize_str(text) if raw.pre_tokenizer else [(text, ())]
     marked = _PROBE.replace(" ", "▁")
-    found = _before_merges(raw, _PROBE)
-    prefix = next((prefix for prefix in ("", "▁") if found == f"{prefix}{marked}"), None)
+    prefixes = {marked: "", f"▁{marked}": "▁"}
+    prefix = prefixes.get(parts[0][0]) if len(parts) == 1 else None  # None: split before merges
     if prefix is None or not any(piece.kind == TokenType.UNKNOWN for piece in pieces):
         raise UserError("does not handle spaces as the tokenizer does")
     normal = {piece.text for piece in pieces if piece.kind == TokenType.NORMAL}
@@ -173,13 +175,6 @@ def _spm_keys(content: Metadata, pieces: list[Piece]) -> tuple[Metadata, list[st
         _KEYS.SCORES: [piece.score for piece in pieces],
         _KEYS.ADD_PREFIX: bool(prefix),
     }, notes
-
-
-def _before_merges(raw: tokenizers.Tokenizer, text: str) -> str | None:
-    """Return a text as merges see it, None if it is split before."""
-    text = raw.normalizer.normalize_str(text) if raw.normalizer else text
-    parts = raw.pre_tokenizer.pre_tokenize_str(text) if raw.pre_tokenizer else [(text, ())]
-    return parts[0][0] if len(parts) == 1 else None
 
 
 def _results(merges: list[tuple[str, str]]) -> list[str]:

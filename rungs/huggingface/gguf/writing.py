@@ -46,7 +46,12 @@ class GGUFExport:
             self._export = export.in_family(ARCHITECTURES)
             with tempfile.TemporaryDirectory() as folder:
                 self.notes = export.write_files(Path(folder))
-                self._add_vocabulary(Path(folder))
+                has_tokenizer = paths.is_file(Path(folder, TOKENIZER_FILE))
+                tokenizer = load_tokenizer(Path(folder)) if has_tokenizer else None
+                stops = published.stop_tokens(Path(folder), tokenizer) if tokenizer else ()
+                size = self._export.choice.model.vocab_size
+                self._vocabulary, notes = vocabulary.to_metadata(Path(folder), stops, size)
+                self.notes += notes
         self._kind, self._file_type = DTYPES[dtype]
         family, model = self._export.choice.family, self._export.choice.model
         assert isinstance(family, Architecture)
@@ -132,11 +137,3 @@ class GGUFExport:
                 " export as bf16"
             )
         return quantize(np.ascontiguousarray(tensor), kind)
-
-    def _add_vocabulary(self, folder: Path) -> None:
-        stops: tuple[int, ...] = ()
-        if paths.is_file(folder / TOKENIZER_FILE):
-            stops = published.stop_tokens(folder, load_tokenizer(folder))
-        size = self._export.choice.model.vocab_size
-        self._vocabulary, notes = vocabulary.to_metadata(folder, stops, size)
-        self.notes += notes
