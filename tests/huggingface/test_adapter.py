@@ -1,6 +1,7 @@
 """Adapters for peft: its formula, with the base model's tensors, gives the merged model's."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -86,47 +87,32 @@ def test_the_formula_of_peft_gives_the_merged_model(
         np.testing.assert_allclose(merged[plain], expected, rtol=0, atol=limit)
 
 
-def test_a_run_without_lora_has_no_adapter(tmp_path: Path) -> None:
-    weights = trained("llama", tmp_path, targets=["query"])
-    plain = Weights(weights).header
-    folder = tmp_path / "plain"
+def changed(weights: Path, folder: Path, names: Iterable[str], **parts: Any) -> Path:
+    """Write some tensors of a checkpoint again, with other parts of its header."""
+    stored = Weights(weights)
     folder.mkdir()
-    arrays_of = {name: Weights(weights).array(name) for name in shapes_of(plain.model)}
-    write_weights(folder, arrays_of, plain._replace(train=train_config()), ONE_FILE)
-    with pytest.raises(UserError, match="was not trained with lora, so it has no adapter"):
-        Adapter(str(folder))
+    arrays_of = {name: stored.array(name) for name in names}
+    write_weights(folder, arrays_of, stored.header._replace(**parts), ONE_FILE)
+    return folder
 
 
-def test_the_base_of_a_run_that_continues_another_is_named(tmp_path: Path) -> None:
+def test_the_base_of_an_adapter(tmp_path: Path) -> None:
     weights = trained("llama", tmp_path, targets=["query"])
-    header = Weights(weights).header
+    header, names = Weights(weights).header, Weights(weights).names()
     assert header.train is not None
-    later = header.train.model_copy(update={"start_from": "runs/before"})
-    folder = tmp_path / "later"
-    folder.mkdir()
-    names = Weights(weights).names()
-    write_weights(
-        folder,
-        {name: Weights(weights).array(name) for name in names},
-        header._replace(train=later),
-        ONE_FILE,
-    )
-    arguments = ["export", str(folder), str(tmp_path / "adapter"), "--adapter"]
-    result = CliRunner().invoke(pretrained.main, arguments)
-    assert "BASE is the folder of runs/before, from which" in result.output
-
-
-def test_a_model_from_the_hub_is_the_base(tmp_path: Path) -> None:
-    weights = trained("llama", tmp_path, targets=["query"])
-    header = Weights(weights).header
     assert header.origin is not None
+    later = header.train.model_copy(update={"start_from": "runs/before"})
     origin = header.origin.model_copy(update={"source": "some/llama", "revision": "0" * 40})
-    folder = tmp_path / "from-hub"
-    folder.mkdir()
-    tensors = {name: Weights(weights).array(name) for name in Weights(weights).names()}
-    write_weights(folder, tensors, header._replace(origin=origin), ONE_FILE)
-    arguments = ["export", str(folder), str(tmp_path / "adapter"), "--adapter"]
-    result = CliRunner().invoke(pretrained.main, arguments)
-    assert "AutoModelForCausalLM.from_pretrained('some/llama')" in result.output
-    config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
-    assert config["base_model_name_or_path"] == "some/llama"
+    for kind, part, line, base in (
+        ("later", {"train": later}, "BASE is the folder of runs/before, from", "runs/before"),
+        ("hub", {"origin": origin}, ".from_pretrained('some/llama')", "some/llama"),
+    ):
+        run = changed(weights, tmp_path / kind, names, **part)
+        out = tmp_path / f"{kind}-adapter"
+        result = CliRunner().invoke(pretrained.main, ["export", str(run), str(out), "--adapter"])
+        assert line in result.output
+        config = json.loads((out / "adapter_config.json").read_text())
+        assert config["base_model_name_or_path"] == base
+    plain = changed(weights, tmp_path / "plain", shapes_of(header.model), train=train_config())
+    with pytest.raises(UserError, match="was not trained with lora, so it has no adapter"):
+        Adapter(str(plain))

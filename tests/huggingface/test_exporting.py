@@ -49,6 +49,7 @@ GEMMA = LLAMA | {
     "feed_forward": "geglu_tanh",
     "embedding_scale": "sqrt_emb_dim",
 }
+AROUND = {"norm_placement": "around", "qk_norm": True}
 WINDOW: dict[str, Any] = {"sliding_window": 4, "layer_pattern": ["global", "sliding"]}
 
 
@@ -86,6 +87,13 @@ def from_scratch(folder: Path, **keys: Any) -> tuple[Path, Arrays]:
     return trained(folder, arrays, WeightsHeader(model, train_settings(), "none")), arrays
 
 
+def imported_weights(run: RunFolder, **settings: Any) -> tuple[Arrays, WeightsHeader]:
+    """Return the weights of an imported model in float32, and the header of a run from them."""
+    start = Weights(run.imported / "model.safetensors")
+    header = start.header._replace(train=train_settings(start_from="imported", **settings))
+    return {name: start.array(name).astype(np.float32) for name in start.names()}, header
+
+
 def config_of(folder: Path) -> dict[str, Any]:
     values: dict[str, Any] = json.loads((folder / "config.json").read_text())
     return values
@@ -121,17 +129,26 @@ def test_mixed_dtypes_are_kept(tmp_path: Path) -> None:
     assert_same(arrays(tmp_path / "out"), tensors)
 
 
-def test_fine_tuned_weights_are_written_in_their_published_dtype(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_sharded", [False, True])
+def test_fine_tuned_weights_are_written_in_their_published_dtype(
+    is_sharded: bool, tmp_path: Path
+) -> None:
     run = imported("llama-sharded", tmp_path / "run")
-    start = Weights(run.imported / "model.safetensors")
-    masters = {name: start.array(name).astype(np.float32) for name in start.names()}
-    header = start.header._replace(train=train_settings(start_from="imported"))
+    masters, header = imported_weights(run)
     checkpoint = trained(run.path, masters, header)
-    notes = exported(checkpoint, tmp_path / "out")
-    assert notes == []
+    if is_sharded:
+        (checkpoint / "model.safetensors").unlink()
+        write_weights(checkpoint, masters, header, 20_000)
+        assert len(list(checkpoint.glob("model-*.safetensors"))) > 2
+    assert exported(checkpoint / "model.safetensors", tmp_path / "out") == []
     assert_same(arrays(tmp_path / "out"), arrays(MODELS / "llama-sharded"))
     assert config_of(tmp_path / "out") == config_of(MODELS / "llama-sharded")
     assert (tmp_path / "out" / "tokenizer_config.json").is_file()
+
+
+def test_a_run_elsewhere_finds_the_published_files_of_its_start(tmp_path: Path) -> None:
+    run = imported("llama-sharded", tmp_path / "run")
+    masters, header = imported_weights(run)
     elsewhere = header._replace(train=train_settings(start_from=str(run.path)))
     other = trained(tmp_path / "other", masters, elsewhere)
     assert published_folder(Weights(other / "model.safetensors")) == run.imported
@@ -180,10 +197,7 @@ def test_checkpoints_keep_the_files_that_a_model_was_published_with(tmp_path: Pa
 
 def test_an_export_without_the_published_files_says_so(tmp_path: Path) -> None:
     run = imported_chat_model(tmp_path)
-    weights = Weights(run.imported / "model.safetensors")
-    masters = {name: weights.array(name) for name in weights.names()}
-    header = weights.header._replace(train=train_settings(start_from="imported"))
-    checkpoint = trained(run.path, masters, header)  # as earlier versions saved it
+    checkpoint = trained(run.path, *imported_weights(run))  # without a copy of those files
     shutil.rmtree(run.imported)
     [note] = exported(checkpoint, tmp_path / "out")
     assert note.startswith("written without the chat template, generation config")
@@ -192,11 +206,9 @@ def test_an_export_without_the_published_files_says_so(tmp_path: Path) -> None:
 
 def test_a_longer_context_only_changes_the_config(tmp_path: Path) -> None:
     run = imported("llama-sharded", tmp_path / "run")
-    start = Weights(run.imported / "model.safetensors")
-    weights = {name: start.array(name) for name in start.names()}
-    longer = start.header.model.model_copy(update={"context_length": 200})
-    header = start.header._replace(train=train_settings(start_from="imported"), model=longer)
-    exported(trained(run.path, weights, header), tmp_path / "out")
+    weights, header = imported_weights(run)
+    longer = header.model.model_copy(update={"context_length": 200})
+    exported(trained(run.path, weights, header._replace(model=longer)), tmp_path / "out")
     found, before = config_of(tmp_path / "out"), config_of(MODELS / "llama-sharded")
     assert found["max_position_embeddings"] == 200
     assert found["eos_token_id"] == before["eos_token_id"]
@@ -206,10 +218,8 @@ def test_a_longer_context_only_changes_the_config(tmp_path: Path) -> None:
 def test_values_that_overflow_the_published_dtype_are_refused(tmp_path: Path) -> None:
     tensors = {name: a.astype(np.float16) for name, a in arrays(MODELS / "gpt2").items()}
     run = imported("gpt2", tmp_path / "run", copy("gpt2", tmp_path / "source", tensors))
-    start = Weights(run.imported / "model.safetensors")
-    masters = {name: start.array(name).astype(np.float32) for name in start.names()}
+    masters, header = imported_weights(run)
     masters["final_norm.scale"][0] = 1e6
-    header = start.header._replace(train=train_settings(start_from="imported"))
     checkpoint = trained(run.path, masters, header)
     with pytest.raises(UserError, match=r"final_norm.scale: has values that overflow float16"):
         exported(checkpoint, tmp_path / "out")
@@ -273,20 +283,6 @@ def test_a_checkpoint_of_a_published_model_means_what_that_does(tmp_path: Path) 
     ) == (5,)
 
 
-def test_a_sharded_checkpoint_is_exported_like_a_single_file(tmp_path: Path) -> None:
-    run = imported("llama-sharded", tmp_path / "run")
-    start = Weights(run.imported / "model.safetensors")
-    masters = {name: start.array(name).astype(np.float32) for name in start.names()}
-    header = start.header._replace(train=train_settings(start_from="imported"))
-    checkpoint = trained(run.path, masters, header)
-    (checkpoint / "model.safetensors").unlink()
-    write_weights(checkpoint, masters, header, 20_000)
-    assert len(list(checkpoint.glob("model-*.safetensors"))) > 2
-    assert exported(checkpoint / "model.safetensors", tmp_path / "out") == []
-    assert_same(arrays(tmp_path / "out"), arrays(MODELS / "llama-sharded"))
-    assert config_of(tmp_path / "out") == config_of(MODELS / "llama-sharded")
-
-
 # The family of a model trained in Rungs
 
 
@@ -315,13 +311,7 @@ def test_a_sharded_checkpoint_is_exported_like_a_single_file(tmp_path: Path) -> 
         (LLAMA | {"layer_pattern": ["nope", "global"]}, "smollm3", ()),
         (GEMMA, "gemma", ()),
         (GEMMA | {"norm_placement": "around", "final_soft_cap": 9.0}, "gemma2", ()),
-        (
-            GEMMA
-            | {"norm_placement": "around", "qk_norm": True, "sliding_rope_theta": 5.0}
-            | WINDOW,
-            "gemma3_text",
-            (),
-        ),
+        (GEMMA | AROUND | WINDOW | {"sliding_rope_theta": 5.0}, "gemma3_text", ()),
     ],
 )
 def test_chosen_family(keys: dict[str, Any], family: str, biases: tuple[str, ...]) -> None:
@@ -331,7 +321,7 @@ def test_chosen_family(keys: dict[str, Any], family: str, biases: tuple[str, ...
 
 def test_the_family_that_a_model_was_imported_as_comes_first() -> None:
     assert choose_family(ModelConfig.model_validate(LLAMA), "mistral").family is FAMILIES["mistral"]
-    gemma3 = ModelConfig.model_validate(GEMMA | {"norm_placement": "around", "qk_norm": True})
+    gemma3 = ModelConfig.model_validate(GEMMA | AROUND)
     assert choose_family(gemma3, "gemma3").family is FAMILIES[VISION_MODELS["gemma3"]]
 
 
@@ -392,14 +382,11 @@ def test_config_and_tokenizer_files_of_a_trained_model(tmp_path: Path) -> None:
     assert config_of(tmp_path / "out")["torch_dtype"] == "float32"
 
 
-def test_a_note_says_when_transformers_would_override_the_tokenizer(tmp_path: Path) -> None:
+def test_notes_on_the_tokenizer(tmp_path: Path) -> None:
     checkpoint, _ = from_scratch(tmp_path / "run", **LLAMA, qkv_bias=True, **WINDOW)
     assert "AutoTokenizer splits texts as Qwen 2 does" in exported(checkpoint, tmp_path / "out")[0]
-
-
-def test_a_model_without_a_tokenizer(tmp_path: Path) -> None:
-    run = imported("gpt2", tmp_path / "run")
-    notes = exported(run.path, tmp_path / "out")
+    run = imported("gpt2", tmp_path / "imported")
+    notes = exported(run.path, tmp_path / "other")
     assert notes == ["written without a tokenizer: it was imported without"]
 
 
@@ -411,9 +398,7 @@ def test_an_imported_tokenizer_is_kept_unless_training_used_another(tmp_path: Pa
     exported(run.path, tmp_path / "out")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         assert (tmp_path / "out" / name).read_bytes() == (source / name).read_bytes()
-    start = Weights(run.imported / "model.safetensors")
-    masters = {name: start.array(name) for name in start.names()}
-    header = start.header._replace(train=train_settings(start_from="imported"))
+    masters, header = imported_weights(run)
     checkpoint = trained(run.path, masters, header, tokenizer=False)
     train_bpe(["quite another text"], 280).save(checkpoint / "tokenizer.json")
     exported(checkpoint, tmp_path / "other")
@@ -440,16 +425,14 @@ def test_a_missing_tensor_is_refused(tmp_path: Path) -> None:
 
 def test_lora_weights_are_merged(tmp_path: Path) -> None:
     run = imported("gpt2", tmp_path / "run")
-    start = Weights(run.imported / "model.safetensors")
-    weights = {name: start.array(name) for name in start.names()}
+    lora = {"rank": 2, "alpha": 4, "targets": ["output"]}
+    weights, header = imported_weights(run, lora=lora)
     rng = np.random.default_rng(0)
     beside, kernel = "blocks.attention.output.low_rank.", "blocks.attention.output.kernel"
     layers, heads, width, emb = weights[kernel].shape
     down = rng.normal(size=(layers, heads, width, 2)).astype(np.float32)
     up = rng.normal(size=(layers, 2, emb)).astype(np.float32)
     weights |= {beside + "down": down, beside + "up": up}
-    lora = {"rank": 2, "alpha": 4, "targets": ["output"]}
-    header = start.header._replace(train=train_settings(start_from="imported", lora=lora))
     exported(trained(run.path, weights, header), tmp_path / "out")
     found, before = arrays(tmp_path / "out"), arrays(MODELS / "gpt2")
     name = "transformer.h.1.attn.c_proj.weight"
@@ -462,10 +445,8 @@ def test_lora_weights_are_merged(tmp_path: Path) -> None:
 
 def test_bfloat16_is_rounded_to_the_nearest(tmp_path: Path) -> None:
     run = imported("llama-sharded", tmp_path / "run")
-    start = Weights(run.imported / "model.safetensors")
-    masters = {name: start.array(name).astype(np.float32) for name in start.names()}
+    masters, header = imported_weights(run)
     masters["final_norm.scale"][0] = 1.00390625 + 1e-4  # just above half way to the next bfloat16
-    header = start.header._replace(train=train_settings(start_from="imported"))
     exported(trained(run.path, masters, header), tmp_path / "out")
     found = arrays(tmp_path / "out")["model.norm.weight"][0]
     assert found == np.asarray(1.0078125, ml_dtypes.bfloat16)

@@ -23,7 +23,6 @@ from rungs.data.chats.chat_template import ChatTemplate
 from rungs.data.tokenizer_files import load_tokenizer, save_tokenizer
 from rungs.huggingface.exporting import Export
 from rungs.huggingface.families.family import normal_form
-from rungs.huggingface.gguf.architectures import ARCHITECTURES
 from rungs.huggingface.gguf.gguf_file import GGUFFile
 from rungs.huggingface.gguf.reading import GGUFTensors
 from rungs.huggingface.gguf.writing import DTYPES, GGUFExport
@@ -250,19 +249,6 @@ def test_q8_0_is_that_of_the_gguf_package(tmp_path: Path) -> None:
     assert found["token_embd.weight"].tensor_type == Kind.Q8_0
 
 
-def test_names_are_those_of_the_gguf_package() -> None:
-    names = {gguf.MODEL_ARCH_NAMES[each]: each for each in gguf.MODEL_ARCH}
-    for each in ARCHITECTURES:
-        known = {
-            gguf.TENSOR_NAMES[tensor].replace("{bid}", "{layer}")
-            for tensor in gguf.MODEL_TENSORS[names[each.model_type]]
-        }
-        for rule in each.tensors:
-            name = rule.hf_name.partition("/")[0].removesuffix(".weight").removesuffix(".bias")
-            # an architecture may have none of these
-            assert name in known or name.endswith(("_q_norm", "_k_norm", "output"))
-
-
 # Tokenizers
 
 
@@ -361,11 +347,15 @@ def rewritten(file: Path, target: Path, changed: dict[str, Any]) -> Path:
         writer.add_key_value(key, value, kind)
     for tensor in reader.tensors:
         writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    finish(writer)
+    return target
+
+
+def finish(writer: gguf.GGUFWriter) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return target
 
 
 def test_truncated_files_are_refused(file: Path, tmp_path: Path) -> None:
@@ -374,12 +364,8 @@ def test_truncated_files_are_refused(file: Path, tmp_path: Path) -> None:
         short = tmp_path / "short.gguf"
         short.write_bytes(content[:size])
         with pytest.raises(UserError, match=r"short\.gguf: not a complete GGUF file: "):
-            find_and_import(short, tmp_path)
+            imported(short, tmp_path / "run")
     assert [path.name for path in tmp_path.iterdir()] == ["short.gguf"]
-
-
-def find_and_import(file: Path, place: Path) -> None:
-    imported(file, place / "run")
 
 
 @pytest.mark.parametrize(
@@ -430,9 +416,6 @@ def test_any_damaged_byte_is_refused_or_harmless(file: Path, tmp_path: Path) -> 
         ({"general.architecture": "mamba"}, "general.architecture: 'mamba' is not supported"),
         ({"split.count": 3}, r"one of several parts \(split.count: 3\)"),
         ({"split.count": "\x1b[1m"}, r"\(split.count: \\x1b\[1m\)"),
-        ({"split.count": [1.0]}, r"\(split.count: \[1.0\]\)"),
-        ({"split.count": math.inf}, r"\(split.count: inf\)"),
-        ({"split.count": math.nan}, r"\(split.count: nan\)"),
         ({"llama.attention.scale": 0.5}, "attention.scale: unknown key .* --ignore-key"),
         ({"llama.rope.scaling.type": "yarn"}, "rope.scaling.type: .* must be none or linear"),
         ({"llama.attention.head_count": 3}, "n_kv_heads: 2 does not divide n_heads 3"),
@@ -452,7 +435,7 @@ def test_metadata_that_lies_is_refused(
 ) -> None:
     other = rewritten(file, tmp_path / "model.gguf", changed)
     with pytest.raises(UserError, match=message):
-        find_and_import(other, tmp_path)
+        imported(other, tmp_path / "run")
     assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
 
 
@@ -475,10 +458,7 @@ def test_other_quantizations_are_read(kind: Kind, tmp_path: Path) -> None:
         writer.add_tensor(
             tensor.name, data, raw_dtype=kind if tensor.name in stored else tensor.tensor_type
         )
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     run = imported(tmp_path / "model.gguf", tmp_path / "run")
     for name, data in stored.items():
         matrix = name.removeprefix("blk.1.ffn_").removesuffix(".weight")
@@ -498,10 +478,7 @@ def test_integer_tensors_and_big_endian_files_are_refused(
 ) -> None:
     writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama", endianess=endianness)
     writer.add_tensor("token_embd.weight", np.zeros((4, 4), dtype))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     with pytest.raises(UserError, match=message):
         GGUFFile(tmp_path / "model.gguf")
 

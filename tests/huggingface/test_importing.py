@@ -166,39 +166,26 @@ def test_pytorch_files_are_refused_with_how_to_convert_them(tmp_path: Path) -> N
 # Wrong tensors
 
 
-def test_missing_unknown_and_misshapen_tensors_are_named(tmp_path: Path) -> None:
+def test_wrong_tensors_are_named_each_in_its_line(tmp_path: Path) -> None:
     tensors = arrays(MODELS / "llama")
     gone, wrong = "model.layers.1.mlp.up_proj.weight", "model.layers.2.input_layernorm.weight"
+    mixed = "model.layers.1.mlp.down_proj.weight"
     del tensors[gone]
     tensors[wrong] = tensors[wrong][:-1]
+    tensors[mixed] = tensors[mixed].astype(np.float16)
+    tensors["model.norm.weight"] = tensors["model.norm.weight"].astype(np.int8)
     tensors["model.layers.0.extra.weight"] = np.zeros(1, np.float32)
     text = message(copy("llama", tmp_path / "source", tensors))
     assert f"tensor {gone}: missing" in text
     assert f"tensor {wrong}: has shape (23,), must have (24,)" in text
+    assert f"tensor {mixed}: is float16, but model.layers.0.mlp.down_proj.weight is flo" in text
+    assert "tensor model.norm.weight: has dtype I8; supported are float32, float16, bfl" in text
     assert "tensor model.layers.0.extra.weight: unknown" in text
-    assert len(text.splitlines()) == 3
-
-
-def test_long_lists_of_errors_are_cut_short(tmp_path: Path) -> None:
-    tensors = {f"model.odd.{number}": np.zeros(1, np.float32) for number in range(30)}
-    lines = message(copy("llama", tmp_path / "source", tensors)).splitlines()
+    assert len(text.splitlines()) == 5
+    many = {f"model.odd.{number}": np.zeros(1, np.float32) for number in range(30)}
+    lines = message(copy("llama", tmp_path / "many", many)).splitlines()
     assert len(lines) == 21
     assert lines[-1].endswith("more")
-
-
-def test_tensors_with_an_unsupported_dtype_are_refused(tmp_path: Path) -> None:
-    tensors = arrays(MODELS / "llama")
-    tensors["model.norm.weight"] = tensors["model.norm.weight"].astype(np.int8)
-    text = message(copy("llama", tmp_path / "source", tensors))
-    assert "tensor model.norm.weight: has dtype I8; supported are float32, float16, bfl" in text
-
-
-def test_layers_with_different_dtypes_are_refused(tmp_path: Path) -> None:
-    tensors = arrays(MODELS / "llama")
-    name = "model.layers.1.mlp.up_proj.weight"
-    tensors[name] = tensors[name].astype(np.float16)
-    text = message(copy("llama", tmp_path / "source", tensors))
-    assert f"tensor {name}: is float16, but model.layers.0.mlp.up_proj.weight is float32" in text
 
 
 def test_missing_and_damaged_shards_are_named(tmp_path: Path) -> None:
@@ -208,18 +195,14 @@ def test_missing_and_damaged_shards_are_named(tmp_path: Path) -> None:
     assert f"{shard}: not a complete safetensors file" in message(folder)
     shard.unlink()
     assert f"{shard}: no such file; the download or copy is incomplete" in message(folder)
-    index = folder / "model.safetensors.index.json"
-    index.write_text("{}")
-    assert f"{index}: damaged" in message(folder)
-
-
-def test_a_tensor_that_only_the_index_has_is_named(tmp_path: Path) -> None:
-    folder = copy("llama-sharded", tmp_path / "source")
+    folder = copy("llama-sharded", tmp_path / "other")
     index = folder / "model.safetensors.index.json"
     names = json.loads(index.read_text())
     names["weight_map"]["model.odd"] = next(iter(names["weight_map"].values()))
     index.write_text(json.dumps(names))
     assert "tensor model.odd: missing" in message(folder)
+    index.write_text("{}")
+    assert f"{index}: damaged" in message(folder)
 
 
 def test_a_missing_or_unreadable_config_is_reported(tmp_path: Path) -> None:
@@ -251,6 +234,7 @@ def test_a_failed_import_leaves_nothing_behind(
 
 
 def test_an_existing_folder_is_never_replaced(tmp_path: Path) -> None:
+    assert target_folder("never-made") == Path("runs/never-made")
     (tmp_path / "run").mkdir()
     with pytest.raises(UserError, match="exists already; choose another name"):
         target_folder(str(tmp_path / "run"))
@@ -263,10 +247,6 @@ def _create_twice(target: Path) -> None:
     with atomic_folder(target) as folder:
         (folder / "file").touch()
         target.mkdir()
-
-
-def test_a_name_is_a_folder_under_runs() -> None:
-    assert target_folder("never-made") == Path("runs/never-made")
 
 
 def test_model_json_names_its_schema_within_the_project(
