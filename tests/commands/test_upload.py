@@ -14,7 +14,7 @@ from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.checkpointing.manifest import write_manifest
 from rungs.checkpointing.weights_file import WeightsHeader, write_weights
 from rungs.cli import pretrained
-from rungs.common.errors import RunFailure, UserError
+from rungs.common.errors import UserError, system_error
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig
 from rungs.data.bpe import train_bpe
@@ -214,8 +214,8 @@ def test_a_full_disk_is_one_line(
 
     monkeypatch.setattr(Export, "write", fail)
     refused = upload(run)
-    assert isinstance(refused.exception, RunFailure)
-    assert "could not be written: No space left on device" in str(refused.exception)
+    assert isinstance(refused.exception, OSError)
+    assert "could not be written: No space left" in str(system_error(refused.exception))
     assert hub.repositories == {}
 
 
