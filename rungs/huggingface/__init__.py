@@ -11,5 +11,5 @@ exporting           write a Hugging Face model from a run folder or checkpoint; 
                     adapter for peft
 model_card          the README of an uploaded model on the hub
 hf_tokenizer        the tokenizer files of imported and exported models
-transformers_check  compare hidden states, logits and token ids with transformers, which
-                    transformers_program runs in a Python that has it"""
+transformers_check  compare hidden states, logits and token ids with transformers
+transformers_program  run transformers for that, in a Python that has it"""

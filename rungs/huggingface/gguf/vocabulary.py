@@ -7,7 +7,7 @@ import itertools
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tokenizers
 from gguf import Keys, TokenType
@@ -18,7 +18,6 @@ from rungs.common.errors import UserError, errors_at
 from rungs.data import tokenizer_files
 from rungs.data.chats.chat_template import TEMPLATE_FILE, ChatTemplate
 from rungs.data.tokenizer import LARGEST_VOCAB, TOKENIZER_FILE, Tokenizer, library_errors
-from rungs.huggingface.gguf.scored_vocabulary import Piece, ScoredVocabulary
 from rungs.huggingface.hf_tokenizer import write_json
 
 Metadata = dict[str, Any]
@@ -46,9 +45,72 @@ _PATTERNS = {
 """How texts are split into words before merges, by llama.cpp's names, of which the first that fits
 is written; GPT-2's way is part of ByteLevel. Llama 3 keeps a word that is a token, as
 `ignore_merges` says."""
+_SPACE = "▁"  # U+2581 LOWER ONE EIGHTH BLOCK stands for a space inside pieces
 _PROBE = "a  b ﬁ e\u0301 "
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 _UNUSED, _UNKNOWN = "[PAD{}]", "<unk>"
+
+
+class Piece(NamedTuple):
+    """A token of the vocabulary; its id is its index."""
+
+    text: str
+    score: float
+    kind: int
+
+
+class ScoredVocabulary(NamedTuple):
+    """Pieces by id with scores instead of merges, as SentencePiece's BPE has them (Kudo and
+    Richardson 2018, https://aclanthology.org/D18-2012): of all pairs of neighbouring pieces, the
+    one with the best result merges first. Characters without a piece become bytes."""
+
+    pieces: list[Piece]
+    adds_space: bool
+    """Whether a space is added before a text, and after each special token in it."""
+
+    def merges(self) -> list[tuple[str, str]]:
+        """Return all pairs of pieces that merge into a third, those with the best result first."""
+        scores = {
+            piece.text: piece.score for piece in self.pieces if piece.kind == TokenType.NORMAL
+        }
+        merges = [
+            (-score, -cut, (text[:cut], text[cut:]))
+            for text, score in scores.items()
+            for cut in range(1, len(text))
+            if text[:cut] in scores and text[cut:] in scores
+        ]
+        merges.sort(key=lambda merge: merge[:2])
+        return [pair for _, _, pair in merges]
+
+    def to_tokenizer(self) -> tokenizers.Tokenizer:
+        """Return a tokenizer that gives the same ids."""
+        model = models.BPE(
+            {piece.text: number for number, piece in enumerate(self.pieces)},
+            self.merges(),
+            unk_token=self._texts_of(TokenType.UNKNOWN)[0],
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+        tokenizer = tokenizers.Tokenizer(model)
+        tokenizer.normalizer = normalizers.Replace(" ", _SPACE)
+        decoding = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+        if self.adds_space:
+            # Metaspace with ▁ alone would add none before a text that begins with ▁
+            added = pre_tokenizers.Metaspace(" ", prepend_scheme="always", split=False)
+            marked = pre_tokenizers.Metaspace(_SPACE, prepend_scheme="never", split=False)
+            tokenizer.pre_tokenizer = pre_tokenizers.Sequence([added, marked])
+            decoding.append(decoders.Strip(" ", 1, 0))
+        tokenizer.decoder = decoders.Sequence(decoding)
+        for kind in (TokenType.CONTROL, TokenType.UNKNOWN):
+            special = [AddedToken(text, normalized=False) for text in self._texts_of(kind)]
+            tokenizer.add_special_tokens(special)
+        # Matched after spaces became ▁, as some pieces, such as Gemma's, are several spaces.
+        user_defined = self._texts_of(TokenType.USER_DEFINED)
+        tokenizer.add_tokens([AddedToken(text, normalized=True) for text in user_defined])
+        return tokenizer
+
+    def _texts_of(self, kind: TokenType) -> list[str]:
+        return [piece.text for piece in self.pieces if piece.kind == kind]
 
 
 # Export
@@ -112,7 +174,7 @@ def _of_sentencepiece(text: str, kind: TokenType, unknown: str) -> tuple[str, To
         return text, TokenType.UNKNOWN
     if kind == TokenType.NORMAL and _BYTE.fullmatch(text):
         return text, TokenType.BYTE
-    return (text.replace("▁", " ") if kind == TokenType.USER_DEFINED else text), kind
+    return (text.replace(_SPACE, " ") if kind == TokenType.USER_DEFINED else text), kind
 
 
 def _bpe_keys(content: Metadata) -> tuple[Metadata, list[str]]:
@@ -149,8 +211,8 @@ def _spm_keys(content: Metadata, pieces: list[Piece]) -> tuple[Metadata, list[st
     raw = tokenizers.Tokenizer.from_str(json.dumps(content))
     text = raw.normalizer.normalize_str(_PROBE) if raw.normalizer else _PROBE
     parts = raw.pre_tokenizer.pre_tokenize_str(text) if raw.pre_tokenizer else [(text, ())]
-    marked = _PROBE.replace(" ", "▁")
-    prefixes = {marked: "", f"▁{marked}": "▁"}
+    marked = _PROBE.replace(" ", _SPACE)
+    prefixes = {marked: "", _SPACE + marked: _SPACE}
     prefix = prefixes.get(parts[0][0]) if len(parts) == 1 else None  # None: split before merges
     if prefix is None or not any(piece.kind == TokenType.UNKNOWN for piece in pieces):
         raise UserError("does not handle spaces as the tokenizer does")
@@ -230,7 +292,7 @@ def _read_spm(metadata: Metadata, pieces: list[Piece]) -> tokenizers.Tokenizer:
         unknown = metadata.get(_KEYS.UNK_ID, 0)
         pieces[unknown] = pieces[unknown]._replace(kind=int(TokenType.UNKNOWN))
     pieces = [
-        piece._replace(text=piece.text.replace(" ", "▁"))
+        piece._replace(text=piece.text.replace(" ", _SPACE))
         if piece.kind == TokenType.USER_DEFINED
         else piece
         for piece in pieces
