@@ -171,7 +171,7 @@ def _download_revision(name: str, folder: Path, state: hub.HubRepository) -> Non
         for file in set(HUB_FILES) - set(wanted):
             (partial / file).unlink(missing_ok=True)
         source = dataset.Source(kind="hub", revision=state.revision)
-        description = dataset.describe(partial, source, _unchanged_splits(known, folder, partial))
+        description = dataset.describe(partial, source)
         for split, found in description.splits.items():
             file = dataset.split_file(split)
             # the hub's library silently keeps older files if the connection ends between requests
@@ -189,18 +189,3 @@ def _copy_old_files(partial: Path, folder: Path) -> None:
             # bookkeeping files are modified: a link would change the old copy's.
             disk.copy(path, partial / path.name, link=path.suffix == ".safetensors")
     (partial / tokenizer.TOKENIZER_FILE).unlink(missing_ok=True)
-
-
-def _unchanged_splits(
-    known: dataset.DatasetDescription | None, folder: Path, partial: Path
-) -> dataset.DatasetDescription | None:
-    """Return the old copy's description, with only the splits whose files did not change."""
-    if known is None:
-        return None
-    unchanged = {
-        split: description
-        for split, description in known.splits.items()
-        if (new := partial / dataset.split_file(split)).exists()
-        and new.samefile(folder / dataset.split_file(split))
-    }
-    return known.model_copy(update={"splits": unchanged})

@@ -39,11 +39,6 @@ def open_task(config: TaskConfig, run_folder: Path) -> Task:
     """Return the task of a file of items. Raises UserError if there are too few, or for each line
     that is not an item, lacks what its verifier needs, or is both trained on and held out."""
     source = read(run_folder / config.source, config.verifier)
-    if config.validation_source == config.source:
-        raise UserError(
-            f"{source.path}: is both source and validation_source; leave out validation_source, and"
-            f" validation_items ({config.validation_items:,}) are taken out of source"
-        )
     if config.validation_source is None:
         train, validation = _split(source, config.validation_items)
         checksums = {config.source: source.sha256}
@@ -76,26 +71,14 @@ def read(path: Path, verifier: str | None) -> ItemFile:
     items: list[Item] = []
     lines: dict[str, int] = {}
     errors: list[str] = []
-    unverified: list[int] = []
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip() or len(errors) == _MOST_ERRORS:
             continue
         try:
-            item = _item(line, Path(f"{path}:{number}"), verifier)
+            items.append(_item(line, Path(f"{path}:{number}"), verifier))
+            lines.setdefault(items[-1].prompt, number)
         except UserError as error:
             errors.append(str(error))
-            continue
-        if item is None:
-            unverified.append(number)
-            continue
-        items.append(item)
-        lines.setdefault(item.prompt, number)
-    if unverified:
-        errors.append(
-            f"{path}: items without a verifier: {len(unverified):,}, the first in line"
-            f' {unverified[0]}; add "verifier" to the task or to each of them:'
-            f" {', '.join(VERIFIERS)}"
-        )
     if not items and not errors:
         errors.append(f'{path}: has no items; each line must be {{"prompt": …, "answer": …}}')
     if errors:
@@ -103,12 +86,13 @@ def read(path: Path, verifier: str | None) -> ItemFile:
     return ItemFile(path, items, lines, hashlib.sha256(text.encode()).hexdigest())
 
 
-def _item(line: str, place: Path, verifier: str | None) -> Item | None:
-    """Return the item of a line, or None if nothing names its verifier."""
+def _item(line: str, place: Path, verifier: str | None) -> Item:
+    """Return the item of a line. Raises UserError if it is none."""
     found = strict_json.parse(line, place, ItemLine)
     name = verifier or found.verifier
     if name is None:
-        return None
+        known = ", ".join(VERIFIERS)
+        raise UserError(f'{place}: add "verifier" to the task or to each item: {known}')
     item = Item(found.prompt, found.answer, found.info, name if name in BUILT_IN else None)
     if name in BUILT_IN and (problem := BUILT_IN[name].problem(item)):
         raise UserError(f"{place}: {problem}, for the verifier {name}")

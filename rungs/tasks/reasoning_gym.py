@@ -28,7 +28,6 @@ def reward(prompt, completion, answer, info):
 """
 """Source of the items' verifier. Some of the library's scorers run `eval` on a completion, so it
 runs in a `RewardProcess`, like a user's function."""
-_OURS = ("seed", "size")
 _SEED_STRIDE = 1_000_003
 _SIZE = 256
 """Items of one of the library's datasets; some build tables of this size."""
@@ -98,10 +97,8 @@ def _datasets(name: str, config: TaskConfig) -> Callable[[int], Any]:
 
 
 def _require_known(config: TaskConfig, names: list[str]) -> None:
+    own = [name for name in names if name not in ("seed", "size")]  # those of the task's config
     for key in config.settings:
-        if key in _OURS:
-            raise UserError(f"settings of {config.source}: {key}: comes from the task's config")
-        if key not in names:
-            own = [name for name in names if name not in _OURS]
+        if key not in own:
             advice = did_you_mean(key, own, f"the keys are {', '.join(own)}")
             raise UserError(f"settings of {config.source}: {key}: unknown key; {advice}")

@@ -106,7 +106,7 @@ def test_items_are_json_and_small_tasks_are_split_by_prompt() -> None:
             'source: reasoning-gym has no task "summs"; did you mean reasoning-gym:sums?',
         ),
         ("sums", {"larges": 1}, "larges: unknown key; did you mean largest?"),
-        ("sums", {"seed": 1}, "seed: comes from the task's config"),
+        ("sums", {"seed": 1}, "seed: unknown key; the keys are largest, answers"),
         ("sums", {"largest": 0}, "settings of reasoning-gym:sums: largest must be positive"),
         ("sums", {"answers": False}, "reasoning-gym:sums: has items without an answer (null)"),
     ],
