@@ -67,17 +67,10 @@ def use(datasets_dir: Path) -> Dataset:
     return found
 
 
-@examples(50)
-@given(fault=in_place(bad_weights(TEXT)))
-def test_any_token_file_of_text(fault: Fault, tmp_path: Path) -> None:
+@examples(100)
+@given(fault=in_place(bad_weights(TEXT)) | in_place(bad_weights(PAIRS)))
+def test_any_token_file(fault: Fault, tmp_path: Path) -> None:
     fault(make(tmp_path, TEXT) / "train.safetensors")
-    attempt(lambda: use(tmp_path), tmp_path, "tiny", may_change=(DESCRIPTION_FILE,))
-
-
-@examples(50)
-@given(fault=in_place(bad_weights(PAIRS)))
-def test_any_token_file_of_pairs(fault: Fault, tmp_path: Path) -> None:
-    fault(make(tmp_path, PAIRS) / "train.safetensors")
     attempt(lambda: use(tmp_path), tmp_path, "tiny", may_change=(DESCRIPTION_FILE,))
 
 

@@ -14,7 +14,6 @@ from rungs.common.errors import UserError
 from rungs.common.hub import dataset_repository
 from rungs.data.dataset import Dataset
 from rungs.data.documents.files import Choice, hub_files
-from tests.data.builders.test_hub_dataset import go_offline
 from tests.support.commands import Finished, run_script
 from tests.support.committed_runs import ROOT
 from tests.support.document_files import compressed, json_lines, parquet, texts
@@ -176,16 +175,6 @@ def test_too_little_disk_is_said_before_the_download(
     assert "GB needed" in finished.stderr
     assert "--max-bytes" in finished.stderr
     assert not hub.downloads()
-
-
-def test_without_a_network_one_line_says_so(
-    hub: HubStandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert hub.files
-    go_offline(monkeypatch)
-    finished = download(tmp_path)
-    assert finished.returncode == 2
-    assert "check the connection" in finished.stderr
 
 
 def test_a_gated_repository_says_where_to_ask(hub: HubStandIn, tmp_path: Path) -> None:
