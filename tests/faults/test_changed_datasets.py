@@ -162,14 +162,6 @@ def test_a_changed_file_is_noticed_and_a_deleted_one_still_read(tmp_path: Path) 
     np.testing.assert_array_equal(tokens[3:5], [3, 4])
 
 
-def test_reading_without_pread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(os, "pread")
-    write_tokens(tmp_path / "train.safetensors", *range(100))
-    tokens = token_file.TokenFile(tmp_path / "train.safetensors").tokens
-    np.testing.assert_array_equal(tokens[3:5], [3, 4])
-    np.testing.assert_array_equal(tokens[:], np.arange(100))
-
-
 def test_a_file_newer_than_its_description_is_described_again(tmp_path: Path) -> None:
     path = tmp_path / "train.safetensors"
     write_tokens(path, 1, 2, 3)

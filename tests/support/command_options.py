@@ -11,7 +11,8 @@ from rungs.cli.download_dataset import Options, _check_options
 def command_of(script: str) -> click.Command:
     """Return the command of a script of the repository."""
     name = script.removesuffix(".py").replace("/", ".")
-    module = importlib.import_module(name if "." in name else f"rungs.cli.{name}")
+    is_command = "." not in name and name != "config"
+    module = importlib.import_module(f"rungs.cli.{name}" if is_command else name)
     command: click.Command = module.main
     return command
 
