@@ -8,12 +8,9 @@ machine       cores, memory, limits
 paths         checks on paths and names from users and files; where the checkout is; growing files
 disk          writes that follow no link and survive a power cut; messages for a full disk;
               folders that appear complete or not at all
-links         links to folders, or what replaces them
-locks         locks of files, which end with their process
 strict_json   JSON parsed strictly, all errors reported at once
 hub           the Hugging Face hub
 run_log       messages on the terminal and in `train.log`
-backoff       how long to wait before another try
 plugins       objects that other installed packages add as entry points
 helper_process  child processes: beside training with low priority, or answering requests
 signals       handling of signals that stop a run"""
