@@ -139,6 +139,8 @@ def _npy_layout(head: bytes) -> _Layout:
 def _bin_layout(head: bytes, size: int) -> _Layout:
     """Return the layout of llm.c's format, or else of nanoGPT's."""
     header = np.frombuffer(head[: len(head) // 4 * 4], "<i4")[:_LLM_C_HEADER]
+    if tuple(header[:2].byteswap().tolist()) in _LLM_C_FORMATS:
+        raise ValueError("its header is big-endian; convert it to little-endian first")
     if len(header) and int(header[0]) in _LLM_C_MAGICS:
         return _llm_c_layout(header.tolist(), size)
     if size % 2:

@@ -264,6 +264,11 @@ REFUSED: dict[str, tuple[str, Make, str]] = {
     ),
     "another version": ("a.bin", content(llm_c(IDS, version=2)), "20240520 and version 2; tokens"),
     "another magic": ("a.bin", content(llm_c(IDS, 20240326, 3)), "20240326 and version 3; tokens"),
+    "big-endian header": (
+        "a.bin",
+        content(np.frombuffer(llm_c(IDS)[:1024], "<i4").byteswap().tobytes()),
+        "its header is big-endian",
+    ),
     "big-endian tokens": (
         "a.bin",
         content(np.full(9, 258 + 1, ">u2").astype(">u2").tobytes() + b"\xc5\x00"),
