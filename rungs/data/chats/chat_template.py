@@ -2,17 +2,10 @@
 sandbox and with the names and filters that transformers provides:
 https://huggingface.co/docs/transformers/chat_templating_writing"""
 
-import datetime
-import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
-
-import jinja2
-import jinja2.ext
-import jinja2.nodes
-import jinja2.sandbox
 
 from rungs.common.errors import UserError, check_characters, reason
 from rungs.common.strict_json import read_text
@@ -22,7 +15,7 @@ from rungs.data.tokenizer_files import CONFIG_FILE, finder, json_object, special
 TEMPLATE_FILE = "chat_template.jinja"
 _OLDER_TEMPLATE_FILE = "chat_template.json"
 _TEMPLATE_KEY, _DEFAULT, _FOR_TOOLS = "chat_template", "default", "tool_use"
-_PLACEHOLDER, _MARK = "\uf8ffcontent\uf8ff", "\uf8ffmark\uf8ff"
+_PLACEHOLDER, MARK = "\uf8ffcontent\uf8ff", "\uf8ffmark\uf8ff"
 """Placeholders for a message's content and around answers, of a character for private use."""
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 """Keys for a message's reasoning; templates get the first two, as in transformers."""
@@ -127,7 +120,7 @@ class ChatTemplate:
         own = {"messages": turns, "add_generation_prompt": add_generation_prompt}
         defaults = {"tools": None, "documents": None, **self.special_tokens}
         values = {**defaults, **variables, **own}
-        if _MARK in json.dumps(values, ensure_ascii=False):
+        if MARK in json.dumps(values, ensure_ascii=False):
             raise UserError("the chat has the text that marks answers in templates; remove it")
         try:
             text = _compiled(self._source_for(variables)).render(values)
@@ -209,7 +202,7 @@ def _learned(messages: Sequence[Message], marked: list[Span]) -> list[Span]:
 
 def _without_marks(marked: str) -> tuple[str, list[Span]]:
     """Return a text without its marks, and the spans between each two of them."""
-    parts, spans, length = marked.split(_MARK), list[Span](), 0
+    parts, spans, length = marked.split(MARK), list[Span](), 0
     for number, part in enumerate(parts):
         if number % 2:
             spans.append((length, length + len(part)))
@@ -238,48 +231,8 @@ def _find_sources(find: Callable[[str], Path | None], config: dict[str, Any]) ->
     }
 
 
-@functools.lru_cache
-def _compiled(source: str) -> jinja2.Template:
-    """Return a template that puts `_MARK` around the text of {% generation %} …
-    {% endgeneration %}. Raises UserError if it is not valid."""
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationMarks, jinja2.ext.loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda format: datetime.datetime.now().strftime(format)
-    try:
-        return environment.from_string(source)
-    except (jinja2.TemplateError, RecursionError) as error:
-        raise UserError(f"the chat template is not valid: {reason(error)}") from None
+def _compiled(source: str) -> Any:
+    """Return a Jinja template. Raises UserError if it is not valid."""
+    from rungs.data.chats.template_environment import compiled
 
-
-class _GenerationMarks(jinja2.ext.Extension):
-    """{% generation %} … {% endgeneration %}."""
-
-    tags = {"generation"}  # noqa: RUF012 — as Jinja declares it
-
-    def parse(self, parser: Any) -> jinja2.nodes.Node:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        call = self.call_method("_marked")
-        return jinja2.nodes.CallBlock(call, [], [], body).set_lineno(line)
-
-    def _marked(self, caller: Callable[[], str]) -> str:
-        return f"{_MARK}{caller()}{_MARK}"
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Return JSON without the HTML escapes of Jinja's own filter."""
-    options: dict[str, Any] = {"indent": indent, "separators": separators, "sort_keys": sort_keys}
-    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
-
-
-def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)
+    return compiled(source)
