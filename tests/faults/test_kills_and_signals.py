@@ -71,7 +71,7 @@ def test_signals_lose_nothing(uninterrupted: RunFolder, datasets_dir: Path, tmp_
         if moment in ("before a validation", "in a validation"):
             assert (saved.step % 20, saved.meta.selection_loss) == (0, None), moment
             if moment == "before a validation":
-                stop_at(moment, run, datasets_dir, number, count=1)
+                end_at(moment, run, datasets_dir, number)
             else:
                 kill_at("between a late validation and its save", run, datasets_dir, count=1)
             assert last_checkpoint(run).folder == saved.folder, "a checkpoint was saved"
