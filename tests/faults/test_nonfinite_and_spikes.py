@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save, save_file
+from safetensors.numpy import load_file, save_file
 
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.checkpointing.starting_point import Start
@@ -312,20 +312,11 @@ def test_an_absent_or_damaged_failed_step_cannot_be_replayed(
         with pytest.raises(UserError, match=name):
             replay.replay(run, "step-000007", dataset_learner.on_datasets(datasets))
         (folder / name).write_bytes(content)
-    meta = json.loads((folder / "step.json").read_text())
     batch = (folder / "batch.safetensors").read_bytes()
-    for at, number, line in (
-        (batch[:-1] + bytes([batch[-1] ^ 1]), "0", "batch.safetensors: damaged"),
-        (save({"other": np.zeros((1, 2, 8), np.int32)}), "0", "has no array inputs_ABS"),
-    ):
-        (folder / "batch.safetensors").write_bytes(at)
-        checksum = {} if b"other" in at else {"batch_sha256": meta["batch_sha256"]}
-        changed = meta | {"bad": {number: "loss"}, "batch_sha256": None} | checksum
-        (folder / "step.json").write_text(json.dumps(changed))
-        with pytest.raises(UserError, match=line):
-            replay.replay(run, "step-000007", dataset_learner.on_datasets(datasets))
+    (folder / "batch.safetensors").write_bytes(batch[:-1] + bytes([batch[-1] ^ 1]))
+    with pytest.raises(UserError, match=r"batch.safetensors: damaged"):
+        replay.replay(run, "step-000007", dataset_learner.on_datasets(datasets))
     (folder / "batch.safetensors").write_bytes(batch)
-    (folder / "step.json").write_text(json.dumps(meta))
     weights = folder / "checkpoint" / "model.safetensors"
     content = weights.read_bytes()
     weights.unlink()

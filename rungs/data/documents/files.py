@@ -289,6 +289,8 @@ def _parquet(path: Path, name: str, column: str | None, first: int) -> Iterator[
         schema = file.schema_arrow
         texts = [field.name for field in schema if _holds_text(field.type)]
         column = _text_column(name, column, schema.names, texts)
+        if schema.names.count(column) > 1:
+            raise UserError(f"{name}: has several columns {column}; rename all but one")
         start, groups = 0, range(file.num_row_groups)
         for group in groups:
             rows = file.metadata.row_group(group).num_rows

@@ -78,6 +78,12 @@ def test_a_long_plain_text_is_cut_at_line_ends(tmp_path: Path) -> None:
         ("a.parquet", parquet(a=["x"], b=["y"], c=[1]), None, "choose a column .* text: a, b"),
         ("a.parquet", parquet(a=["x"], c=[1]), "c", '"c" has no text; columns with text: a'),
         ("a.parquet", parquet(a=["x"]), "b", '"b" is not there; columns with text: a'),
+        (
+            "a.parquet",
+            parquet(text=["x"], txet=["y"]).replace(b"txet", b"text"),
+            None,
+            "has several columns text; rename all but one",
+        ),
         ("a.parquet", parquet(a=[1]), None, "columns with text: none"),
         ("a.parquet", b"PAR1 nothing", None, "cannot be read: .*; is it complete?"),
         ("a.parquet", FILES["a.parquet"][:-20], None, "cannot be read"),
