@@ -29,7 +29,7 @@ with importing():
     from rungs.common.errors import UserError, reason
     from rungs.common.paths import refuse_link_out
     from rungs.common.strict_json import format_name, format_value
-    from rungs.data.tokenizer_files import TOKENIZER_FILES, load_tokenizer
+    from rungs.data.text.tokenizer_files import TOKENIZER_FILES, load_tokenizer
     from rungs.huggingface.importing import HFSource, Import, import_model, target_folder
     from rungs.run.folder import RunFolder
 

@@ -32,7 +32,7 @@ from benchmarks.side_process import failure
 from benchmarks.training_speed.train_speed import torch_command
 from rungs.common.shown_text import align_columns
 from rungs.data.catalog import open_dataset
-from rungs.data.dataset import TRAIN, VALIDATION
+from rungs.data.tokens.dataset import TRAIN, VALIDATION
 from rungs.optim.precision import fastest_dtype
 from rungs.report import drawing
 from rungs.run import metrics

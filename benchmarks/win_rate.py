@@ -18,7 +18,7 @@ import numpy as np
 from rungs.checkpointing.load import load_generator
 from rungs.common.shown_text import align_columns
 from rungs.config.reinforce_config import TaskConfig
-from rungs.data.builders.task_dataset import TASK_DATASETS, VALIDATION_PAIRS
+from rungs.data.build.task_dataset import TASK_DATASETS, VALIDATION_PAIRS
 from rungs.model.sampling import Sampling
 from rungs.tasks.catalog import open_task
 from rungs.tasks.task import Item, Task

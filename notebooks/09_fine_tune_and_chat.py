@@ -28,8 +28,8 @@ from tools import FIXTURES, docs_dataset, losses_of, make_run, metrics_of, run_c
 
 import rungs
 from rungs.checkpointing.published import load_chat_template
-from rungs.data.chats.chat_dataset import ChatFormat
-from rungs.data.chats.messages import Message
+from rungs.data.build.chat_dataset import ChatFormat
+from rungs.data.text.messages import Message
 
 WORK = work_folder("chat")
 DATASETS = ("--datasets-dir", WORK / "datasets")

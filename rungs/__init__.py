@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from rungs.config.run_config import RunConfig, load_run
     from rungs.config.train_config import TrainConfig
     from rungs.data.catalog import open_dataset
-    from rungs.data.tokenizer import Tokenizer
+    from rungs.data.text.tokenizer import Tokenizer
     from rungs.inspect.look import Look, look
     from rungs.inspect.patch import patch
     from rungs.model.generation import Generator, Request
@@ -62,7 +62,7 @@ _MODULES = {
     "RunConfig": "config.run_config",
     "RunFailure": "common.errors",
     "Sampling": "model.sampling",
-    "Tokenizer": "data.tokenizer",
+    "Tokenizer": "data.text.tokenizer",
     "TextGenerator": "checkpointing.load",
     "TrainConfig": "config.train_config",
     "UserError": "common.errors",

@@ -12,7 +12,7 @@ import pytest
 import regex
 import tiktoken
 
-from rungs.data.tokenizer_files import load_tokenizer
+from rungs.data.text.tokenizer_files import load_tokenizer
 
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 SPECIAL = ["<|end|>", "<|user|>", "<|end|><|end|>"]

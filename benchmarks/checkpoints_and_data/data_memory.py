@@ -19,9 +19,9 @@ import numpy as np
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig
 from rungs.config.train_config import TrainConfig
-from rungs.data import token_file
-from rungs.data.dataset import Dataset
-from rungs.data.loader import TrainingData
+from rungs.data.tokens import token_file
+from rungs.data.tokens.dataset import Dataset
+from rungs.data.tokens.loader import TrainingData
 
 BLOCK_TOKENS = 1 << 20
 

@@ -30,8 +30,8 @@ from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig
 from rungs.config.train_config import TrainConfig
 from rungs.data.catalog import find_datasets_dir
-from rungs.data.dataset import Dataset
-from rungs.data.loader import TrainingData
+from rungs.data.tokens.dataset import Dataset
+from rungs.data.tokens.loader import TrainingData
 
 ROOT = Path(__file__).parents[2]
 STEPS = 50

@@ -24,12 +24,12 @@ import pyarrow.parquet as pq
 
 from benchmarks.report import spread
 from rungs.data import catalog
-from rungs.data.batch_encoder import as_tiktoken
-from rungs.data.bpe import train_bpe
-from rungs.data.documents.building import Request
-from rungs.data.documents.files import local_files
-from rungs.data.tokenizer import Tokenizer
-from rungs.data.tokenizer_files import load_tokenizer
+from rungs.data.build.document_dataset import Request
+from rungs.data.build.document_files import local_files
+from rungs.data.text.batch_encoder import as_tiktoken
+from rungs.data.text.bpe import train_bpe
+from rungs.data.text.tokenizer import Tokenizer
+from rungs.data.text.tokenizer_files import load_tokenizer
 
 VOCABULARY = 50_257
 TRAINING_CHARACTERS = 16_000_000

@@ -21,7 +21,7 @@ from rungs.checkpointing.load import load_model
 from rungs.common.shown_text import align_columns
 from rungs.config.run_config import load_run
 from rungs.data.catalog import find_datasets_dir, open_dataset
-from rungs.data.dataset import VALIDATION
+from rungs.data.tokens.dataset import VALIDATION
 from rungs.model.decoding import Decoder, Prompts, states_of
 from rungs.model.generation import row_keys
 from rungs.model.gpt import GPT

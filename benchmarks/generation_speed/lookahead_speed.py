@@ -29,9 +29,9 @@ import numpy as np
 from benchmarks.generation_speed.generation_speed import GPT2
 from benchmarks.report import spread
 from rungs.checkpointing.load import load_model
-from rungs.data.builders import text_dataset
+from rungs.data.build import text_dataset
 from rungs.data.catalog import find_datasets_dir, open_dataset
-from rungs.data.dataset import VALIDATION
+from rungs.data.tokens.dataset import VALIDATION
 from rungs.model.generation import Generator, Request, Texts
 from rungs.model.gpt import GPT
 from rungs.model.sampling import GREEDY, Sampling

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rungs.data.token_file import TokenWriter
+from rungs.data.tokens.token_file import TokenWriter
 
 NAME = "random"
 

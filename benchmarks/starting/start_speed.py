@@ -28,9 +28,9 @@ from benchmarks.side_process import failure
 from rungs.checkpointing.weights_file import WeightsHeader, write_weights
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import MODEL_FILE, TRAIN_FILE
-from rungs.data.builders.text_dataset import PYTHON_STDLIB as NAME
+from rungs.data.build.text_dataset import PYTHON_STDLIB as NAME
 from rungs.data.catalog import find_datasets_dir, open_dataset
-from rungs.data.tokenizer import TOKENIZER_FILE
+from rungs.data.text.tokenizer import TOKENIZER_FILE
 from rungs.parallel.jax_setup import CACHE_VARIABLE
 from rungs.step.state import build_model, named_arrays
 

@@ -21,8 +21,9 @@ from rungs.common import shown_text
 from rungs.common.errors import UserError, errors_at
 from rungs.config import run_config
 from rungs.config.run_config import MODEL_FILE, TRAIN_FILE, AnyRunConfig
-from rungs.data import catalog, tokenizer_files
-from rungs.data.tokenizer import TOKENIZER_FILE, Tokenizer
+from rungs.data import catalog
+from rungs.data.text import tokenizer_files
+from rungs.data.text.tokenizer import TOKENIZER_FILE, Tokenizer
 from rungs.model.generation import Generator, Request
 from rungs.model.gpt import GPT
 from rungs.model.lora import DOWN, LOW_RANK_NAMES, UP

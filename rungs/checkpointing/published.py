@@ -10,11 +10,11 @@ from rungs.checkpointing.manifest import PUBLISHED_FOLDER
 from rungs.checkpointing.weights_file import Weights
 from rungs.common.errors import UserError
 from rungs.common.paths import refuse_link_out
-from rungs.data.chats.chat_dataset import ChatFormat
-from rungs.data.chats.chat_template import ChatTemplate
-from rungs.data.tokenizer import Tokenizer
-from rungs.data.tokenizer_files import GENERATION_FILE, TOKENIZER_FILES, eos_token_ids
-from rungs.data.tokenizer_files import MODEL_CONFIG_FILE as CONFIG_FILE
+from rungs.data.build.chat_dataset import ChatFormat
+from rungs.data.text.chat_template import ChatTemplate
+from rungs.data.text.tokenizer import Tokenizer
+from rungs.data.text.tokenizer_files import GENERATION_FILE, TOKENIZER_FILES, eos_token_ids
+from rungs.data.text.tokenizer_files import MODEL_CONFIG_FILE as CONFIG_FILE
 
 PUBLISHED_FILES = (CONFIG_FILE, GENERATION_FILE, *TOKENIZER_FILES)
 

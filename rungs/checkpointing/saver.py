@@ -26,8 +26,8 @@ from rungs.checkpointing.published import read_published
 from rungs.checkpointing.weights_file import Weights, WeightsHeader
 from rungs.common import disk
 from rungs.config.run_config import AnyRunConfig
-from rungs.data.chats.chat_template import read_template_files
-from rungs.data.tokenizer_files import read_tokenizer_files
+from rungs.data.text.chat_template import read_template_files
+from rungs.data.text.tokenizer_files import read_tokenizer_files
 from rungs.model.gpt import GPT
 from rungs.optim.skipping_optimizer import WEIGHTS, SkippingOptimizer
 from rungs.parallel import devices, jax_setup, processes

@@ -20,7 +20,7 @@ from rungs.common.strict_json import StrictModel, format_name
 from rungs.config.model_config import ModelConfig
 from rungs.config.optimization_config import OptimizationConfig
 from rungs.config.run_config import parse_train
-from rungs.data.tokenizer import TOKENIZER_FILE
+from rungs.data.text.tokenizer import TOKENIZER_FILE
 
 _OBJECT = TypeAdapter(dict[str, Any])
 

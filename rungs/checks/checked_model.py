@@ -16,8 +16,9 @@ from rungs.common.errors import UserError
 from rungs.common.machine import memory_bytes
 from rungs.config.run_config import RunConfig
 from rungs.config.train_config import TrainConfig
-from rungs.data import catalog, loader, provenance
-from rungs.data.sequences import IGNORED
+from rungs.data import catalog, provenance
+from rungs.data.tokens import loader
+from rungs.data.tokens.sequences import IGNORED
 from rungs.model.gpt import GPT
 from rungs.optim.skipping_optimizer import SkippingOptimizer
 from rungs.parallel.sharding import one_device

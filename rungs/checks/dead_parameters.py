@@ -13,7 +13,7 @@ from jax import Array
 from rungs.checks.checked_model import CheckedModel, CheckResult
 from rungs.config.model_config import ModelConfig
 from rungs.config.train_config import TrainConfig
-from rungs.data.sequences import IGNORED
+from rungs.data.tokens.sequences import IGNORED
 from rungs.model.feed_forward import Routing
 from rungs.model.gpt import GPT
 from rungs.model.lora import DOWN, UP

@@ -28,7 +28,7 @@ from rungs.checks.checked_model import (
 from rungs.checks.dead_parameters import Gradient, check_gradients, gradient_of
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig
-from rungs.data.sequences import IGNORED
+from rungs.data.tokens.sequences import IGNORED
 from rungs.model.blocks import Compute
 from rungs.model.generation import Generator
 from rungs.model.kernels.cross_entropy import target_losses

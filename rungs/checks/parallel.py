@@ -22,8 +22,9 @@ from rungs.common.machine import memory_bytes
 from rungs.common.shown_text import counted
 from rungs.config.run_config import RunConfig
 from rungs.config.sharding_config import Mode, ShardingConfig, mode_problem
-from rungs.data import catalog, loader
-from rungs.data.sequences import IGNORED
+from rungs.data import catalog
+from rungs.data.tokens import loader
+from rungs.data.tokens.sequences import IGNORED
 from rungs.model.gpt import GPT
 from rungs.objectives.table import objective_of
 from rungs.optim.skipping_optimizer import SkippingOptimizer

@@ -20,8 +20,8 @@ from rungs.common import disk
 from rungs.common.errors import RunFailure, UserError
 from rungs.config import reinforce_config, run_config, train_config
 from rungs.data.catalog import open_datasets
-from rungs.data.dataset import TRAIN, Dataset
-from rungs.data.loader import TrainingData
+from rungs.data.tokens.dataset import TRAIN, Dataset
+from rungs.data.tokens.loader import TrainingData
 from rungs.run import metrics as metrics_module
 from rungs.run.folder import RunFolder
 from rungs.run.metrics import PolicyMetrics, StepMetrics, StepRecord

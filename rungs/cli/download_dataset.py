@@ -21,10 +21,10 @@ from rungs.config.option_values import (
 if TYPE_CHECKING:
     from rungs.common.hub import HubRepository
     from rungs.data import overlap
-    from rungs.data.dataset import Dataset, Source
-    from rungs.data.documents.building import Request
-    from rungs.data.documents.files import DataFile
-    from rungs.data.tokenizer import Tokenizer
+    from rungs.data.build.document_dataset import Request
+    from rungs.data.build.document_files import DataFile
+    from rungs.data.text.tokenizer import Tokenizer
+    from rungs.data.tokens.dataset import Dataset, Source
 
 _OWN_FILES = ("text", "pairs", "chats", "preferences", "parquet", "jsonl", "tokens")
 
@@ -194,7 +194,7 @@ class Options(NamedTuple):
 
     def load_tokenizer(self) -> "Tokenizer | int":
         """Return the tokenizer, or the vocabulary size of a tokenizer to train."""
-        from rungs.data import tokenizer_files
+        from rungs.data.text import tokenizer_files
 
         if self.tokenizer:
             return tokenizer_files.load_tokenizer(self.tokenizer)
@@ -228,7 +228,7 @@ class Options(NamedTuple):
 def _dataset(what: tuple[str, ...], datasets_dir: Path, options: Options) -> "Dataset":
     """Build, download or open the dataset."""
     from rungs.data import catalog
-    from rungs.data.documents.files import local_files
+    from rungs.data.build.document_files import local_files
 
     if options.preferences:
         return _from_preferences(what, datasets_dir, options)
@@ -248,10 +248,9 @@ def _dataset(what: tuple[str, ...], datasets_dir: Path, options: Options) -> "Da
 
 def _builder(options: Options) -> Callable[[Path, list[Any]], "Source"]:
     """Return the function that builds a dataset of texts, pairs, chats or tokens."""
-    from rungs.data.builders import pair_dataset, text_dataset, tokens_dataset
-    from rungs.data.chats import chat_dataset
-    from rungs.data.chats.chat_template import ChatTemplate
-    from rungs.data.tokenizer import Tokenizer
+    from rungs.data.build import chat_dataset, pair_dataset, text_dataset, tokens_dataset
+    from rungs.data.text.chat_template import ChatTemplate
+    from rungs.data.text.tokenizer import Tokenizer
 
     percent = options.text_percent
     if options.tokens:
@@ -274,10 +273,10 @@ def _builder(options: Options) -> Callable[[Path, list[Any]], "Source"]:
 
 def _from_preferences(what: tuple[str, ...], datasets_dir: Path, options: Options) -> "Dataset":
     from rungs.data import catalog
-    from rungs.data.chats import preference_dataset
-    from rungs.data.chats.preference_dataset import PreferenceFormat
-    from rungs.data.documents.files import format_of, local_files
-    from rungs.data.tokenizer import Tokenizer
+    from rungs.data.build import preference_dataset
+    from rungs.data.build.document_files import format_of, local_files
+    from rungs.data.build.preference_dataset import PreferenceFormat
+    from rungs.data.text.tokenizer import Tokenizer
 
     tokenizer, percent = options.load_tokenizer(), options.text_percent
     assert isinstance(tokenizer, Tokenizer)
@@ -296,7 +295,7 @@ def _from_preferences(what: tuple[str, ...], datasets_dir: Path, options: Option
 
 def _is_hub_id(what: tuple[str, ...]) -> bool:
     """Whether an argument is the id of a repository rather than a file."""
-    from rungs.data.documents.files import format_of
+    from rungs.data.build.document_files import format_of
 
     only = what[0]
     is_file = len(what) > 1 or Path(only).exists() or format_of(only) is not None
@@ -316,7 +315,7 @@ def _from_hub(name: str, datasets_dir: Path, options: Options) -> "Dataset":
 def _on_hub(name: str, options: Options) -> "tuple[HubRepository, list[DataFile]]":
     """Return a dataset repository, and those of its files that the options choose."""
     from rungs.common import hub
-    from rungs.data.documents.files import Choice, hub_files
+    from rungs.data.build.document_files import Choice, hub_files
 
     repository = hub.dataset_repository(name, options.revision)
     choice = Choice(options.config, options.split, options.files)
@@ -324,7 +323,7 @@ def _on_hub(name: str, options: Options) -> "tuple[HubRepository, list[DataFile]
 
 
 def _request(files: "list[DataFile]", options: Options) -> "Request":
-    from rungs.data.documents.building import Request
+    from rungs.data.build.document_dataset import Request
 
     return Request(
         files,
@@ -385,7 +384,8 @@ def _check_options(what: tuple[str, ...], options: Options) -> None:
 
 
 def _report(dataset: "Dataset") -> None:
-    from rungs.data import overlap, tokenizer_files
+    from rungs.data import overlap
+    from rungs.data.text import tokenizer_files
 
     click.echo(f"{dataset.name}: {dataset.folder}")
     for split in dataset.splits:

@@ -123,7 +123,8 @@ def print_loss(checkpoint: str, dataset: str | None, folder: Path) -> None:
     from rungs.checkpointing.checkpoint_folder import find_weights
     from rungs.checkpointing.weights_file import Weights
     from rungs.config.run_config import RunConfig
-    from rungs.data import catalog, loader, overlap, provenance
+    from rungs.data import catalog, overlap, provenance
+    from rungs.data.tokens import loader
     from rungs.parallel.sharding import one_device
     from rungs.step.eval_step import make_evaluation_step, validation_losses
 

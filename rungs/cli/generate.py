@@ -18,9 +18,9 @@ from rungs.common.shown_text import counted
 from rungs.config.option_values import NEW_TOKENS, NEW_TOKENS_OF_A_CHAT
 
 if TYPE_CHECKING:
-    from rungs.data.chats.chat_dataset import ChatFormat
-    from rungs.data.chats.messages import Message
-    from rungs.data.tokenizer import Tokenizer
+    from rungs.data.build.chat_dataset import ChatFormat
+    from rungs.data.text.messages import Message
+    from rungs.data.text.tokenizer import Tokenizer
     from rungs.model.generation import Conversation, Generator, Request
     from rungs.model.sampling import Sampling
     from rungs.model.weight_formats import WeightFormat
@@ -220,7 +220,7 @@ def say_what_is_added(tokenizer: "Tokenizer", ends: Sequence[int]) -> None:
 
 def say_what_begins(form: "ChatFormat", messages: Sequence["Message"], ends: Sequence[int]) -> None:
     """Print the special tokens that begin a conversation by the template, and that end answers."""
-    from rungs.data.chats.messages import Message
+    from rungs.data.text.messages import Message
 
     text = form.template.render([*messages, Message("user", "Hi")], add_generation_prompt=True)
     usual = form.tokenizer.begin
@@ -237,8 +237,8 @@ def start_conversation(
     """Return a conversation in the format of the model's chat template, or of another one. The
     template's end of a turn ends an answer."""
     from rungs.checkpointing.published import load_chat_template
-    from rungs.data.chats.chat_dataset import ChatFormat
-    from rungs.data.chats.messages import Message
+    from rungs.data.build.chat_dataset import ChatFormat
+    from rungs.data.text.messages import Message
     from rungs.model.generation import Conversation
 
     form = ChatFormat(load_chat_template(model.weights, chat_template), model.tokenizer)

@@ -108,7 +108,7 @@ def check(
     with importing():
         from rungs.common import paths
         from rungs.data.catalog import find_datasets_dir, open_datasets
-        from rungs.data.loader import TrainingData
+        from rungs.data.tokens.loader import TrainingData
         from rungs.parallel import jax_setup
         from rungs.planning import mup
         from rungs.report import drawing

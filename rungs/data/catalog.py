@@ -10,12 +10,13 @@ from rungs.common import disk, hub, paths, shown_text, strict_json
 from rungs.common.errors import RunFailure, UserError, did_you_mean
 from rungs.common.run_log import log
 from rungs.config.option_values import DATASETS_VARIABLE
-from rungs.data import dataset, tokenizer
-from rungs.data.builders import task_dataset, text_dataset
-from rungs.data.dataset import Dataset, Source
+from rungs.data.build import task_dataset, text_dataset
+from rungs.data.text import tokenizer
+from rungs.data.tokens import dataset
+from rungs.data.tokens.dataset import Dataset, Source
 
 if TYPE_CHECKING:  # else every command would import PyArrow
-    from rungs.data.documents.building import Request
+    from rungs.data.build.document_dataset import Request
 
 
 BUILT_IN: dict[str, Callable[[Path], Source]] = {
@@ -87,7 +88,7 @@ def build_dataset(
 def build_documents_dataset(name: str, request: "Request", datasets_dir: Path) -> Dataset:
     """Build a dataset from files of documents, or continue an unfinished one. Raises UserError if
     another dataset has the name, or a file cannot be read or downloaded."""
-    from rungs.data.documents import building
+    from rungs.data.build import document_dataset
 
     folder = dataset_folder(name, datasets_dir)
     if name in BUILT_IN:
@@ -103,9 +104,9 @@ def build_documents_dataset(name: str, request: "Request", datasets_dir: Path) -
                 )
             return Dataset(name, folder)
         with disk.atomic_folder(folder, replace=True, resume=True) as partial:
-            source = building.build(partial, request)
+            source = document_dataset.build(partial, request)
             dataset.write_description(partial, dataset.describe(partial, source))
-            building.remove_leftovers(partial)
+            document_dataset.remove_leftovers(partial)
     return Dataset(name, folder)
 
 

@@ -16,15 +16,15 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from rungs.common import errors, strict_json
-from rungs.data.builders.sections import (
+from rungs.data.build.sections import (
     LineSection,
     parse_json,
     stable_hash,
     without_surrogates,
 )
-from rungs.data.dataset import TRAIN, VALIDATION, Dataset, Split, read_description
-from rungs.data.token_file import FileArray
-from rungs.data.tokenizer_files import load_tokenizer
+from rungs.data.text.tokenizer_files import load_tokenizer
+from rungs.data.tokens.dataset import TRAIN, VALIDATION, Dataset, Split, read_description
+from rungs.data.tokens.token_file import FileArray
 
 WORDS = 13
 """Consecutive words that two overlapping texts share."""

@@ -7,9 +7,9 @@ from typing import NamedTuple, Self
 from rungs.common.errors import UserError
 from rungs.common.shown_text import quoted
 from rungs.config.train_config import TrainConfig
-from rungs.data.dataset import VALIDATION, Dataset
-from rungs.data.tokenizer import Tokenizer
-from rungs.data.tokenizer_files import load_tokenizer
+from rungs.data.text.tokenizer import Tokenizer
+from rungs.data.text.tokenizer_files import load_tokenizer
+from rungs.data.tokens.dataset import VALIDATION, Dataset
 
 _SHOWN_DIGITS = 16
 """Digits of a sha256 that are enough to distinguish files."""

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from rungs.checkpointing import checkpoint_folder, load, published, weights_file
 from rungs.common import paths
 from rungs.common.errors import UserError
-from rungs.data.tokenizer import Tokenizer
+from rungs.data.text.tokenizer import Tokenizer
 from rungs.evaluation import harness, scoring
 from rungs.parallel.sharding import Layout, create_mesh
 from rungs.run import records

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rungs.common.errors import UserError, errors_at
-from rungs.data.tokenizer import Tokenizer
+from rungs.data.text.tokenizer import Tokenizer
 from rungs.evaluation.scoring import Scorer
 from rungs.model.generation import Generator
 

@@ -8,7 +8,7 @@ from typing import Any
 from lm_eval import utils
 from lm_eval.api.model import TemplateLM
 
-from rungs.data.tokenizer import Tokenizer
+from rungs.data.text.tokenizer import Tokenizer
 from rungs.evaluation.scoring import Continuation, Scorer
 from rungs.model.generation import Generator, Request
 from rungs.model.sampling import Sampling

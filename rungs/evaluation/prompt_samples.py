@@ -15,10 +15,10 @@ from rungs.common.run_log import log
 from rungs.config.optimization_config import OptimizationConfig
 from rungs.config.option_values import DATASETS_VARIABLE
 from rungs.config.run_config import AnyRunConfig
-from rungs.data.chats.chat_template import ChatTemplate
-from rungs.data.chats.messages import Message
-from rungs.data.tokenizer import Tokenizer
-from rungs.data.tokenizer_files import load_tokenizer
+from rungs.data.text.chat_template import ChatTemplate
+from rungs.data.text.messages import Message
+from rungs.data.text.tokenizer import Tokenizer
+from rungs.data.text.tokenizer_files import load_tokenizer
 from rungs.model.generation import Generator, Request
 from rungs.model.sampling import GREEDY, Sampling
 from rungs.parallel import jax_setup

@@ -11,8 +11,8 @@ import numpy as np
 from rungs.common import strict_json
 from rungs.common.errors import RunFailure, UserError
 from rungs.common.signals import Interrupted
-from rungs.data.sequences import IGNORED
-from rungs.data.tokenizer import Tokenizer
+from rungs.data.text.tokenizer import Tokenizer
+from rungs.data.tokens.sequences import IGNORED
 from rungs.model.gpt import GPT
 from rungs.parallel.sharding import Layout, place_batch
 from rungs.run.records import wilson_interval

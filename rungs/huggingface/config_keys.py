@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from rungs.common import errors, strict_json
 from rungs.config.model_config import ModelConfig
-from rungs.data.tokenizer_files import MODEL_CONFIG_FILE
+from rungs.data.text.tokenizer_files import MODEL_CONFIG_FILE
 
 _NO_EFFECT_KEYS = re.findall(
     r"\S+",

@@ -7,9 +7,9 @@ from typing import Any
 
 from rungs.checkpointing import load, published, weights_file
 from rungs.common import errors, paths
-from rungs.data import tokenizer_files
-from rungs.data.chats.chat_template import TEMPLATE_FILE, ChatTemplate
-from rungs.data.tokenizer import TOKENIZER_FILE, Tokenizer
+from rungs.data.text import tokenizer_files
+from rungs.data.text.chat_template import TEMPLATE_FILE, ChatTemplate
+from rungs.data.text.tokenizer import TOKENIZER_FILE, Tokenizer
 
 _VOCABULARIES = (
     TOKENIZER_FILE,

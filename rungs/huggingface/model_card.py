@@ -14,7 +14,7 @@ from rungs.common.paths import is_file, refuse_link_out
 from rungs.config.reinforce_config import ReinforceConfig
 from rungs.config.train_config import TrainConfig
 from rungs.data.catalog import dataset_folder
-from rungs.data.dataset import TRAIN, DatasetDescription, read_description
+from rungs.data.tokens.dataset import TRAIN, DatasetDescription, read_description
 from rungs.huggingface.exporting import Export
 from rungs.run import records
 from rungs.run.folder import RunFolder

@@ -18,10 +18,10 @@ from rungs.checkpointing.weights_file import WEIGHTS_FILE, Weights
 from rungs.common.errors import RunFailure, UserError
 from rungs.common.shown_text import align_columns
 from rungs.config.model_config import ModelConfig
-from rungs.data.chats.chat_template import ChatTemplate
-from rungs.data.chats.messages import messages_of
-from rungs.data.tokenizer import TOKENIZER_FILE, Tokenizer
-from rungs.data.tokenizer_files import load_tokenizer
+from rungs.data.text.chat_template import ChatTemplate
+from rungs.data.text.messages import messages_of
+from rungs.data.text.tokenizer import TOKENIZER_FILE, Tokenizer
+from rungs.data.text.tokenizer_files import load_tokenizer
 from rungs.model.gpt import GPT
 
 TOLERANCE = 1e-4

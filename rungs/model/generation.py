@@ -16,9 +16,9 @@ import numpy as np
 from jax import Array
 
 from rungs.common.errors import RunFailure
-from rungs.data.chats.chat_dataset import ChatFormat
-from rungs.data.chats.messages import ASSISTANT, Message
-from rungs.data.tokenizer import Tokenizer
+from rungs.data.build.chat_dataset import ChatFormat
+from rungs.data.text.messages import ASSISTANT, Message
+from rungs.data.text.tokenizer import Tokenizer
 from rungs.model import gpt, lookahead, weight_formats
 from rungs.model.decoding import Decoder, DecodingState, Prompts, pad_left, states_of
 from rungs.model.sampling import GREEDY, UNDEFINED, Sampling

@@ -24,10 +24,10 @@ from rungs.common.shown_text import quoted
 from rungs.config.run_config import RunConfig, errors_in_files_of
 from rungs.config.train_config import TrainConfig
 from rungs.data import catalog
-from rungs.data.dataset import TRAIN, Dataset
-from rungs.data.loader import DistillationBatch, TrainingData
 from rungs.data.provenance import check_same_tokenizer
-from rungs.data.stored_arrays import Arrays, Store
+from rungs.data.tokens.dataset import TRAIN, Dataset
+from rungs.data.tokens.loader import DistillationBatch, TrainingData
+from rungs.data.tokens.stored_arrays import Arrays, Store
 from rungs.model.blocks import Compute
 from rungs.model.gpt import GPT
 from rungs.model.kernels.cross_entropy import target_losses

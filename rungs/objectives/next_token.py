@@ -12,8 +12,8 @@ from jax.sharding import Mesh
 from rungs.checkpointing.starting_point import Start
 from rungs.config.run_config import RunConfig
 from rungs.config.train_config import TrainConfig
-from rungs.data.dataset import Dataset
-from rungs.data.loader import Batch, TrainingData, ValidationData, ValidationSets
+from rungs.data.tokens.dataset import Dataset
+from rungs.data.tokens.loader import Batch, TrainingData, ValidationData, ValidationSets
 from rungs.model.blocks import Compute
 from rungs.model.gpt import GPT
 from rungs.model.kernels.cross_entropy import target_losses

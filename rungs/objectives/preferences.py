@@ -23,9 +23,9 @@ from rungs.common.errors import RunFailure, UserError
 from rungs.common.paths import file_checksum
 from rungs.common.shown_text import counted
 from rungs.config.train_config import TrainConfig
-from rungs.data.dataset import TRAIN, VALIDATION, Dataset, Split
-from rungs.data.loader import PreferenceBatch, ValidationData
-from rungs.data.stored_arrays import DamagedError, Store
+from rungs.data.tokens.dataset import TRAIN, VALIDATION, Dataset, Split
+from rungs.data.tokens.loader import PreferenceBatch, ValidationData
+from rungs.data.tokens.stored_arrays import DamagedError, Store
 from rungs.model.blocks import Compute
 from rungs.model.gpt import GPT
 from rungs.model.kernels.cross_entropy import target_losses

@@ -16,8 +16,8 @@ from rungs.config.optimization_config import OptimizationConfig
 from rungs.config.run_config import MODEL_FILE, TRAIN_FILE, RunConfig, errors_in_files_of
 from rungs.config.sharding_config import ShardingConfig
 from rungs.data.catalog import dataset_folder
-from rungs.data.dataset import TRAIN, Dataset, split_file
-from rungs.data.loader import TrainingData
+from rungs.data.tokens.dataset import TRAIN, Dataset, split_file
+from rungs.data.tokens.loader import TrainingData
 from rungs.model.kernels import float8
 from rungs.optim.precision import dtype_of, resolve_compute_dtype
 from rungs.parallel import target_device

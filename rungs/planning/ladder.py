@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from rungs.common import shown_text
 from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig
-from rungs.data.dataset import Dataset
-from rungs.data.loader import TrainingData
+from rungs.data.tokens.dataset import Dataset
+from rungs.data.tokens.loader import TrainingData
 from rungs.parallel.sharding import BLOCKS
 from rungs.planning import mup
 from rungs.planning.flops import (

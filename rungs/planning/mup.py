@@ -20,7 +20,7 @@ from rungs.common.errors import UserError
 from rungs.config.model_config import ModelConfig
 from rungs.config.option_values import COORDINATE_CHECK_LEARNING_RATE, COORDINATE_CHECK_SEEDS
 from rungs.config.run_config import RunConfig
-from rungs.data.loader import TrainingData
+from rungs.data.tokens.loader import TrainingData
 from rungs.model.gpt import GPT
 from rungs.objectives.table import make_train_step
 from rungs.parallel.sharding import one_device, place_batch

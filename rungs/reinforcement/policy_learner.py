@@ -22,9 +22,10 @@ from rungs.common.signals import Interrupted
 from rungs.common.strict_json import json_checksum
 from rungs.config.reinforce_config import TaskConfig
 from rungs.config.run_config import REINFORCE_FILE, ReinforceRunConfig
-from rungs.data import dataset, tokenizer_files
 from rungs.data.provenance import Provenance
-from rungs.data.tokenizer import Tokenizer
+from rungs.data.text import tokenizer_files
+from rungs.data.text.tokenizer import Tokenizer
+from rungs.data.tokens import dataset
 from rungs.model.rollouts import RolloutSampler
 from rungs.objectives.policy import PolicyObjective
 from rungs.optim.precision import dtype_of

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from rungs.config.reinforce_config import ReinforceConfig
 from rungs.config.run_config import ReinforceRunConfig
-from rungs.data.sequences import IGNORED
+from rungs.data.tokens.sequences import IGNORED
 from rungs.model.gpt import GPT
 from rungs.objectives.policy import (
     PolicyObjective,

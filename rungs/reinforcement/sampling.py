@@ -16,7 +16,7 @@ from rungs.common.signals import Interrupted
 from rungs.common.strict_json import format_value
 from rungs.config.reinforce_config import ReinforceConfig
 from rungs.config.run_config import ReinforceRunConfig
-from rungs.data.tokenizer import Tokenizer
+from rungs.data.text.tokenizer import Tokenizer
 from rungs.model.rollouts import Rollout, RolloutRequest, RolloutSampler
 from rungs.parallel.processes import broadcast_from_first
 from rungs.reinforcement.rollout_files import Completion, Prompt, known_verdicts

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rungs.config.model_config import ModelConfig
-from rungs.data.tokenizer import REPLACEMENT_CHARACTER, Tokenizer
+from rungs.data.text.tokenizer import REPLACEMENT_CHARACTER, Tokenizer
 from rungs.inspect.look import Look
 from rungs.report import page_file
 

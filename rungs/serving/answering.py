@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 from rungs.checkpointing.load import continuation
-from rungs.data.tokenizer import Tokenizer
+from rungs.data.text.tokenizer import Tokenizer
 from rungs.serving.engine import Delivery, Text
 from rungs.serving.protocol import Body, ChatBody, TokenLogProbs
 from rungs.serving.served import Served

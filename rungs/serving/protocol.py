@@ -12,8 +12,8 @@ from pydantic import Field
 
 from rungs.common.errors import UserError, did_you_mean
 from rungs.config.option_values import NEW_TOKENS
-from rungs.data.chats.messages import Message, messages_of
-from rungs.data.tokenizer import Tokenizer
+from rungs.data.text.messages import Message, messages_of
+from rungs.data.text.tokenizer import Tokenizer
 from rungs.model.sampling import Sampling
 from rungs.serving.slots import MOST_LIKELY, LogProbs
 

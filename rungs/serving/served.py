@@ -15,7 +15,7 @@ from rungs.checkpointing.published import all_stop_tokens, find_chat_template
 from rungs.checkpointing.weights_file import Weights
 from rungs.common.errors import UserError, reason
 from rungs.common.paths import file_checksum
-from rungs.data.chats.chat_dataset import ChatFormat
+from rungs.data.build.chat_dataset import ChatFormat
 from rungs.model.weight_formats import WeightFormat
 from rungs.serving.engine import Engine, NamedGenerator
 from rungs.serving.protocol import Body, ChatBody, CompletionBody

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from rungs.common.signals import Interrupted
 from rungs.config.train_config import TrainConfig
-from rungs.data.loader import ValidationData, ValidationSets
+from rungs.data.tokens.loader import ValidationData, ValidationSets
 from rungs.model.gpt import GPT
 from rungs.optim.precision import dtype_of
 from rungs.parallel import collectives

@@ -17,8 +17,8 @@ from rungs.common.signals import Interrupted, StopSignal
 from rungs.config.option_values import DATASETS_VARIABLE
 from rungs.config.run_config import TRAIN_FILE
 from rungs.config.train_config import TrainConfig
-from rungs.data.tokenizer import Tokenizer
-from rungs.data.tokenizer_files import load_tokenizer
+from rungs.data.text.tokenizer import Tokenizer
+from rungs.data.text.tokenizer_files import load_tokenizer
 from rungs.evaluation import harness, scoring
 from rungs.evaluation.checkpoint_scores import Measured
 from rungs.evaluation.prompt_samples import SampleProcess

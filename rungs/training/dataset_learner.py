@@ -21,11 +21,12 @@ from rungs.common.errors import RunFailure, UserError
 from rungs.common.shown_text import counted
 from rungs.config.run_config import TRAIN_FILE, RunConfig, errors_in_files_of
 from rungs.config.train_config import TrainConfig
-from rungs.data import catalog, tokenizer_files
-from rungs.data.dataset import Dataset
-from rungs.data.loader import TrainingData, ValidationData, ValidationSets
+from rungs.data import catalog
 from rungs.data.provenance import Provenance, check_same_tokenizer
-from rungs.data.tokenizer import Tokenizer
+from rungs.data.text import tokenizer_files
+from rungs.data.text.tokenizer import Tokenizer
+from rungs.data.tokens.dataset import Dataset
+from rungs.data.tokens.loader import TrainingData, ValidationData, ValidationSets
 from rungs.inspect.watch import Watch
 from rungs.objectives.next_token import NextToken, PlacedBatch, RunData
 from rungs.objectives.table import objective_of

@@ -16,7 +16,7 @@ from rungs.config.optimization_config import OptimizationConfig
 from rungs.config.reinforce_config import ReinforceConfig
 from rungs.config.run_config import MODEL_FILE, TRAIN_FILE, AnyRunConfig, RunConfig
 from rungs.config.train_config import TrainConfig
-from rungs.data.loader import TrainingData
+from rungs.data.tokens.loader import TrainingData
 from rungs.run import layer_record, metrics
 from rungs.run.folder import RunFolder, StartOptions, is_checkpoint_name
 from rungs.run.metrics import StepRecord

@@ -20,9 +20,9 @@ from rungs.config.optimization_config import OptimizationConfig
 from rungs.config.run_config import AnyRunConfig, RunConfig, unused_keys
 from rungs.config.sharding_config import ShardingConfig
 from rungs.config.train_config import TrainConfig
-from rungs.data.loader import TrainingData
 from rungs.data.provenance import notes_on_beginnings
-from rungs.data.tokenizer import Tokenizer
+from rungs.data.text.tokenizer import Tokenizer
+from rungs.data.tokens.loader import TrainingData
 from rungs.model.gpt import GPT
 from rungs.model.remat import layer_loop
 from rungs.optim.precision import dtype_of

@@ -15,7 +15,7 @@ from rungs.checks.checked_model import CheckedModel, CheckLimits
 from rungs.checks.model import CheckResult, check_results
 from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig, load_run
-from rungs.data.loader import Batch, TrainingData
+from rungs.data.tokens.loader import Batch, TrainingData
 from rungs.model import attention, decoding, feed_forward, layers
 from rungs.model.attention import Cache
 from rungs.model.gpt import GPT

@@ -24,8 +24,8 @@ from rungs.checks.parallel import (
 from rungs.common import run_log
 from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig
-from rungs.data.loader import Batch, TrainingData
-from rungs.data.sequences import IGNORED
+from rungs.data.tokens.loader import Batch, TrainingData
+from rungs.data.tokens.sequences import IGNORED
 from rungs.objectives.next_token import NextToken
 from rungs.parallel import collectives, sharding
 from rungs.parallel.sharding import DATA, Layout

@@ -16,13 +16,13 @@ from tokenizers import decoders, models
 from rungs.cli import download_dataset, generate, pretrained, train
 from rungs.cli.generate import converse
 from rungs.common.errors import UserError
-from rungs.data.chats.chat_dataset import ChatFormat
-from rungs.data.chats.chat_template import ChatTemplate
-from rungs.data.chats.messages import Message
-from rungs.data.tokenizer import Tokenizer
-from rungs.data.tokenizer_files import load_tokenizer
+from rungs.data.build.chat_dataset import ChatFormat
+from rungs.data.text.chat_template import ChatTemplate
+from rungs.data.text.messages import Message
+from rungs.data.text.tokenizer import Tokenizer
+from rungs.data.text.tokenizer_files import load_tokenizer
 from rungs.model.generation import Conversation, Request, decode_stream
-from tests.data.chats.test_chat_template import CASES, CHATML, FIXTURES, format_of, tokenizer_of
+from tests.data.text.test_chat_template import CASES, CHATML, FIXTURES, format_of, tokenizer_of
 
 MODEL = {
     "vocab_size": 603,

@@ -13,8 +13,8 @@ import tokenizers
 from tokenizers import normalizers
 
 import rungs
-from rungs.data.builders.task_dataset import character_tokenizer
-from rungs.data.tokenizer import TOKENIZER_FILE
+from rungs.data.build.task_dataset import character_tokenizer
+from rungs.data.text.tokenizer import TOKENIZER_FILE
 from tests.support.commands import Finished, run_script
 from tests.support.layered_model import write_model
 from tests.support.tiny_run import make_run

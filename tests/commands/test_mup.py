@@ -12,7 +12,7 @@ import pytest
 
 from rungs.config.run_config import RunConfig, load_run
 from rungs.data.catalog import open_datasets
-from rungs.data.loader import TrainingData
+from rungs.data.tokens.loader import TrainingData
 from rungs.planning.mup import measure
 from rungs.run.folder import RunFolder
 from tests.support.committed_runs import ROOT

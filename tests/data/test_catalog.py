@@ -11,9 +11,9 @@ import pytest
 from safetensors.numpy import save_file
 
 from rungs.common.errors import UserError
-from rungs.data import dataset as dataset_module
 from rungs.data.catalog import find_datasets_dir, open_dataset
-from rungs.data.dataset import Dataset, read_description
+from rungs.data.tokens import dataset as dataset_module
+from rungs.data.tokens.dataset import Dataset, read_description
 from tests.support.committed_runs import ROOT
 
 
@@ -239,8 +239,9 @@ def test_a_folder_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
 BUILD = """
 import sys, time
 from pathlib import Path
-from rungs.data import catalog, token_file
-from rungs.data.dataset import Source
+from rungs.data import catalog
+from rungs.data.tokens import token_file
+from rungs.data.tokens.dataset import Source
 def build(folder):
     print("building", flush=True)
     time.sleep(0.5)

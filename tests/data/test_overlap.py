@@ -7,8 +7,6 @@ import pytest
 
 from rungs.common.errors import UserError
 from rungs.data import overlap
-from rungs.data.bpe import train_bpe
-from rungs.data.dataset import Dataset, Split
 from rungs.data.overlap import (
     Examined,
     Repeats,
@@ -18,7 +16,9 @@ from rungs.data.overlap import (
     recorded,
     texts_of,
 )
-from rungs.data.token_file import PairWriter, TokenWriter
+from rungs.data.text.bpe import train_bpe
+from rungs.data.tokens.dataset import Dataset, Split
+from rungs.data.tokens.token_file import PairWriter, TokenWriter
 
 TOKENIZER = train_bpe(["some words of which Texts, are made. " * 50], 280)
 RANDOM = np.random.default_rng(0)

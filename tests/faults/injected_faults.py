@@ -26,7 +26,7 @@ from flax import nnx
 from rungs.checkpointing import checkpoint_folder, load, manifest, saver, weights_file
 from rungs.common import disk, run_log
 from rungs.common.signals import StopSignal
-from rungs.data.loader import Batch, TrainingData
+from rungs.data.tokens.loader import Batch, TrainingData
 from rungs.parallel import target_device
 from rungs.planning import advice
 from rungs.run import layer_record

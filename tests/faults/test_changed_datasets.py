@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from rungs.common.errors import RunFailure, UserError
-from rungs.data import token_file
-from rungs.data.dataset import Dataset, read_description, write_description
+from rungs.data.tokens import token_file
+from rungs.data.tokens.dataset import Dataset, read_description, write_description
 from rungs.run.folder import RunFolder
 from rungs.run.metrics import MetricsLog
 from tests.faults.injected_faults import act_at_call, fail
@@ -203,7 +203,7 @@ def test_a_description_without_a_sample_is_completed_without_reading_the_file(
     first = Dataset("x", tmp_path).description
     old = first.splits["train"].model_copy(update={"sample_sha256": None})
     write_description(tmp_path, first.model_copy(update={"splits": {"train": old}}))
-    monkeypatch.setattr("rungs.data.dataset._largest_id_and_checksum", fail)
+    monkeypatch.setattr("rungs.data.tokens.dataset._largest_id_and_checksum", fail)
     assert Dataset("x", tmp_path).description == first
     assert read_description(tmp_path) == first
 
@@ -217,5 +217,5 @@ def test_a_file_older_than_its_description_is_not_read_again(
     def read(*_: Any) -> None:
         raise AssertionError("was read again")
 
-    monkeypatch.setattr("rungs.data.dataset._largest_id_and_checksum", read)
+    monkeypatch.setattr("rungs.data.tokens.dataset._largest_id_and_checksum", read)
     assert Dataset("x", tmp_path).description.splits["train"].tokens == 3

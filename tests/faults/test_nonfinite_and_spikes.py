@@ -369,7 +369,7 @@ def test_a_failed_step_that_cannot_be_kept_does_not_end_the_run(
     def batch(*_: Any) -> None:
         raise RunFailure("the tokens have gone")
 
-    monkeypatch.setattr("rungs.data.loader.TrainingData.batch", batch)
+    monkeypatch.setattr("rungs.data.tokens.loader.TrainingData.batch", batch)
     assert train_here(run, datasets) == 0
     assert "microbatch 1 is not finite; not saved for replay: the tokens have gone" in messages.text
     assert not run.failed_steps.exists()

@@ -19,8 +19,8 @@ from rungs.checkpointing.weights_file import Weights, WeightsHeader
 from rungs.cli import pretrained
 from rungs.common.errors import UserError
 from rungs.config.model_config import ModelConfig
-from rungs.data.chats.chat_template import ChatTemplate
-from rungs.data.tokenizer_files import load_tokenizer, save_tokenizer
+from rungs.data.text.chat_template import ChatTemplate
+from rungs.data.text.tokenizer_files import load_tokenizer, save_tokenizer
 from rungs.huggingface.exporting import Export
 from rungs.huggingface.families.family import normal_form
 from rungs.huggingface.gguf.gguf_file import GGUFFile

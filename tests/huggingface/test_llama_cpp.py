@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from rungs.checkpointing import load
-from rungs.data.tokenizer_files import load_tokenizer
+from rungs.data.text.tokenizer_files import load_tokenizer
 from rungs.model.generation import Generator, Request
 from tests.huggingface.test_gguf import (
     EXPRESSIBLE,

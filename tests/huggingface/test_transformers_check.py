@@ -16,8 +16,8 @@ from click.testing import CliRunner, Result
 
 from rungs.cli import pretrained
 from rungs.common.errors import RunFailure
-from rungs.data.chats.chat_template import ChatTemplate
-from rungs.data.tokenizer_files import load_tokenizer
+from rungs.data.text.chat_template import ChatTemplate
+from rungs.data.text.tokenizer_files import load_tokenizer
 from rungs.huggingface import transformers_check
 from rungs.huggingface.transformers_check import (
     CHATS,

@@ -14,7 +14,7 @@ from rungs.cli.plan import parse_sharding
 from rungs.common.errors import UserError
 from rungs.config import run_config as run_config_module
 from rungs.config.run_config import RunConfig
-from rungs.data.dataset import Dataset
+from rungs.data.tokens.dataset import Dataset
 from rungs.planning import forecast, hardware
 from rungs.planning.ladder import Rung, batch_tokens, learning_rate, propose
 from rungs.run.folder import RunFolder

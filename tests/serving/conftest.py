@@ -12,7 +12,7 @@ import pytest
 from rungs.serving.app import App, Limits, listen, make_server
 from rungs.serving.engine import Engine
 from rungs.serving.served import Loading, Served
-from tests.data.chats.test_chat_template import CHATML
+from tests.data.text.test_chat_template import CHATML
 from tests.support.browser import chromium, tab  # noqa: F401 — fixtures
 from tests.support.layered_model import write_model
 

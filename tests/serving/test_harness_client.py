@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rungs.data.tokenizer_files import load_tokenizer
+from rungs.data.text.tokenizer_files import load_tokenizer
 from rungs.evaluation.checkpoint_scores import Measured
 from rungs.evaluation.harness import Tasks
 from tests.evaluation.test_harness import FIXTURES, run, tasks  # noqa: F401 — fixtures

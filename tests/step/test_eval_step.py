@@ -6,9 +6,9 @@ import optax
 import pytest
 from flax import nnx
 
-from rungs.data.dataset import Dataset
-from rungs.data.loader import ValidationData
-from rungs.data.sequences import IGNORED
+from rungs.data.tokens.dataset import Dataset
+from rungs.data.tokens.loader import ValidationData
+from rungs.data.tokens.sequences import IGNORED
 from rungs.model.gpt import GPT
 from rungs.parallel.sharding import one_device
 from rungs.step.eval_step import make_evaluation_step, validation_loss

@@ -13,8 +13,8 @@ from safetensors.numpy import load_file
 from rungs.checkpointing.weights_file import Weights
 from rungs.config.run_config import RunConfig
 from rungs.config.train_config import TrainConfig
-from rungs.data.loader import PreferenceBatch
-from rungs.data.sequences import IGNORED
+from rungs.data.tokens.loader import PreferenceBatch
+from rungs.data.tokens.sequences import IGNORED
 from rungs.huggingface.importing import Import, find_source, import_model
 from rungs.objectives.preferences import LOSSES, LogProbs, Preferences, dpo, ipo, simpo
 from rungs.objectives.table import objective_of

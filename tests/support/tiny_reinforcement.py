@@ -11,8 +11,8 @@ import numpy as np
 from rungs.checkpointing.weights_file import WeightsHeader, write_weights
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import load_reinforcement_run
-from rungs.data.builders.task_dataset import character_tokenizer
-from rungs.data.tokenizer import TOKENIZER_FILE
+from rungs.data.build.task_dataset import character_tokenizer
+from rungs.data.text.tokenizer import TOKENIZER_FILE
 from rungs.model.gpt import GPT
 from rungs.reinforcement.policy_learner import reinforcement
 from rungs.run.folder import RunFolder, StartOptions

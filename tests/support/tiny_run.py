@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.checkpointing.manifest import Checkpoint
 from rungs.checks.resume import read_arrays
-from rungs.data.token_file import PairWriter
+from rungs.data.tokens.token_file import PairWriter
 from rungs.run import metrics
 from rungs.run.folder import RunFolder
 from tests.support.committed_runs import ROOT

@@ -7,9 +7,9 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from rungs.config.run_config import RunConfig
-from rungs.data.dataset import Dataset
-from rungs.data.loader import TrainingData, ValidationData
-from rungs.data.token_file import PairWriter
+from rungs.data.tokens.dataset import Dataset
+from rungs.data.tokens.loader import TrainingData, ValidationData
+from rungs.data.tokens.token_file import PairWriter
 from tests.support.configs import model_config, train_config
 
 S, B, A = 8, 3, 2

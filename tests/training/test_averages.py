@@ -18,7 +18,7 @@ from rungs.checkpointing.load import load_model
 from rungs.cli import evaluate, generate, pretrained
 from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig, load_run
-from rungs.data.builders.task_dataset import character_tokenizer
+from rungs.data.build.task_dataset import character_tokenizer
 from rungs.objectives.table import make_train_step
 from rungs.optim.skipping_optimizer import WEIGHTS, AveragedWeights
 from rungs.parallel.sharding import place_batch

@@ -14,7 +14,7 @@ from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig, load_run
 from rungs.config.train_config import TrainConfig
 from rungs.data.catalog import open_dataset
-from rungs.data.loader import TrainingData
+from rungs.data.tokens.loader import TrainingData
 from rungs.objectives.table import make_train_step
 from rungs.parallel.sharding import place_batch
 from rungs.planning import report

@@ -11,7 +11,7 @@ from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.common.errors import UserError
 from rungs.common.signals import Interrupted
 from rungs.config.run_config import load_run
-from rungs.data.builders.task_dataset import character_tokenizer
+from rungs.data.build.task_dataset import character_tokenizer
 from rungs.evaluation.checkpoint_scores import Measured
 from rungs.evaluation.scoring import Scorer
 from rungs.run import records

@@ -15,7 +15,7 @@ from rungs.checks.parallel import ParallelCase, ParallelCheck, compare
 from rungs.common.errors import EXIT_FAILED, UserError
 from rungs.config.run_config import load_run
 from rungs.data.catalog import open_datasets
-from rungs.data.loader import DistillationBatch, TrainingData
+from rungs.data.tokens.loader import DistillationBatch, TrainingData
 from rungs.objectives.distillation import (
     ComputedPredictions,
     Teacher,
@@ -121,7 +121,8 @@ def test_stored_predictions_of_all_tokens_but_one_are_all(place: Path, tmp_path:
 def test_storing_goes_on_where_it_was_killed(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rungs.data.stored_arrays._FILE_BYTES", 8 * 16 * 34)  # eight sequences
+    eight_sequences = 8 * 16 * 34
+    monkeypatch.setattr("rungs.data.tokens.stored_arrays._FILE_BYTES", eight_sequences)
     run = student(tmp_path / "run", place, teacher_top_k=5, teacher_temperature=2.0)
     datasets, read = place / "datasets", ComputedPredictions.read
 

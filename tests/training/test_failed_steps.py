@@ -12,7 +12,7 @@ from rungs.checkpointing.starting_point import Start
 from rungs.config.run_config import load_run
 from rungs.config.sharding_config import ShardingConfig
 from rungs.data.catalog import open_dataset
-from rungs.data.loader import TrainingData
+from rungs.data.tokens.loader import TrainingData
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.training.failed_steps import MAX_FAILED_STEPS, FailedSteps, open_failed_step
 from rungs.training.run_length import RunLength

@@ -12,7 +12,7 @@ import pytest
 
 from rungs.checks.parallel import ParallelCase, ParallelCheck, compare
 from rungs.config.run_config import RunConfig, load_run
-from rungs.data.loader import Batch
+from rungs.data.tokens.loader import Batch
 from rungs.parallel.sharding import place_batch
 from rungs.run import metrics
 from rungs.run.folder import RunFolder, StartOptions

@@ -15,8 +15,8 @@ from rungs.checks.parallel import ParallelCase, ParallelCheck, compare
 from rungs.common.errors import EXIT_FAILED, UserError
 from rungs.config.run_config import load_run, unused_keys
 from rungs.data.catalog import open_datasets
-from rungs.data.loader import PreferenceBatch, TrainingData, ValidationData
-from rungs.data.token_file import AnsweredDocuments, PreferenceWriter
+from rungs.data.tokens.loader import PreferenceBatch, TrainingData, ValidationData
+from rungs.data.tokens.token_file import AnsweredDocuments, PreferenceWriter
 from rungs.objectives.preferences import RECORD, Reference
 from rungs.run import metrics
 from rungs.run.folder import RunFolder, StartOptions

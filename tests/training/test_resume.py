@@ -14,7 +14,7 @@ from rungs.common.errors import UserError
 from rungs.config import run_config
 from rungs.config.run_config import RunConfig
 from rungs.data.catalog import open_dataset
-from rungs.data.loader import TrainingData
+from rungs.data.tokens.loader import TrainingData
 from rungs.run.folder import RunFolder
 from rungs.training.resume import edit_to_extend, refuse_changes
 from tests.support.tiny_run import change, make_dataset, make_run

@@ -16,8 +16,8 @@ from rungs.checkpointing.load import load_model
 from rungs.cli import evaluate
 from rungs.common.errors import UserError
 from rungs.config.run_config import load_run
-from rungs.data.builders.task_dataset import character_tokenizer
-from rungs.data.token_file import TokenFile
+from rungs.data.build.task_dataset import character_tokenizer
+from rungs.data.tokens.token_file import TokenFile
 from rungs.run import metrics
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.training.dataset_learner import on_datasets

@@ -15,9 +15,9 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from rungs.common import paths
 from rungs.common.errors import UserError, errors_at
-from rungs.data import tokenizer_files
-from rungs.data.chats.chat_template import TEMPLATE_FILE, ChatTemplate
-from rungs.data.tokenizer import LARGEST_VOCAB, TOKENIZER_FILE, Tokenizer, library_errors
+from rungs.data.text import tokenizer_files
+from rungs.data.text.chat_template import TEMPLATE_FILE, ChatTemplate
+from rungs.data.text.tokenizer import LARGEST_VOCAB, TOKENIZER_FILE, Tokenizer, library_errors
 from rungs.huggingface.hf_tokenizer import write_json
 
 Metadata = dict[str, Any]

@@ -15,8 +15,8 @@ from tqdm import tqdm
 from rungs.checkpointing import published
 from rungs.common import paths
 from rungs.common.errors import UserError, errors_at
-from rungs.data.tokenizer import TOKENIZER_FILE
-from rungs.data.tokenizer_files import load_tokenizer
+from rungs.data.text.tokenizer import TOKENIZER_FILE
+from rungs.data.text.tokenizer_files import load_tokenizer
 from rungs.huggingface.exporting import Export
 from rungs.huggingface.gguf import vocabulary
 from rungs.huggingface.gguf.architectures import ARCHITECTURES, FREQUENCIES, PART, Architecture

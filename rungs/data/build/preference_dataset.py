@@ -1,0 +1,214 @@
+"""The dataset builder for preferences: pairs of a chosen and a rejected answer, as TRL reads them:
+
+{"prompt": "…", "chosen": "…", "rejected": "…"}
+{"prompt": [messages], "chosen": [messages], "rejected": [messages]}
+
+Without a `prompt` it is what both answers begin with. Texts are tokenized as `pair_dataset` does;
+chats with the chat template, where only the assistant's messages after the prompt count."""
+
+import dataclasses
+import functools
+import json
+import logging
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+from rungs.common.errors import UserError, check_characters, errors_at, reason
+from rungs.common.paths import suffix_of
+from rungs.common.strict_json import format_value
+from rungs.data.build.chat_dataset import ChatFormat, Turn, save_template, token_count
+from rungs.data.build.document_files import DataFile, FetchedFile, fetch_ahead, fetcher, rows
+from rungs.data.build.pair_dataset import Pair, encode_pairs
+from rungs.data.build.sections import (
+    LineSection,
+    Progress,
+    parse_json,
+    split_lines,
+    write_splits,
+)
+from rungs.data.text.chat_template import ChatTemplate
+from rungs.data.text.messages import chat_of
+from rungs.data.text.tokenizer import Tokenizer
+from rungs.data.tokens.dataset import Source, Split
+from rungs.data.tokens.token_file import PreferenceWriter
+
+logger = logging.getLogger("rungs.dataset")
+
+_ANSWERS = ("chosen", "rejected")
+_MOST_STEM = 50
+"""Characters of a file's name that are kept in that of a copy."""
+_OF_CHATS = ("tools", "documents", "chat_template_kwargs", "system")
+_KEYS = (*_ANSWERS, "prompt", *_OF_CHATS)
+
+
+class Preference(NamedTuple):
+    """A prompt with two answers: texts, or lists of messages."""
+
+    prompt: Any
+    chosen: Any
+    rejected: Any
+    variables: dict[str, Any]
+    """Keys of a chat besides its messages."""
+
+    @property
+    def answers(self) -> tuple[Any, Any]:
+        return self.chosen, self.rejected
+
+
+def parse_preference(line: bytes) -> Preference:
+    """Return the preference of a line. Raises ValueError if it is none."""
+    row = parse_json(line)
+    if not isinstance(row, dict):
+        raise ValueError(f'must be {{"prompt", "chosen", "rejected"}}, not {format_value(row)}')
+    if missing := [key for key in _ANSWERS if row.get(key) is None]:
+        raise ValueError(f"{missing[0]}: missing; a preference needs {' and '.join(_ANSWERS)}")
+    chosen, rejected, prompt = row["chosen"], row["rejected"], row.get("prompt")
+    kind = str if isinstance(chosen, str) else list
+    if kind is list and isinstance(prompt, str) and _content(chosen) == prompt:
+        prompt = None  # the first message of both, as in UltraFeedback
+    for key in (*_ANSWERS, "prompt"):
+        if not isinstance(row.get(key), kind) and not (key == "prompt" and prompt is None):
+            raise ValueError(f"{key}: must be a {'text' if kind is str else 'list of messages'}")
+    if prompt is None:
+        prompt, chosen, rejected = _without_prefix(chosen, rejected)
+    if not chosen and not rejected:
+        raise ValueError("chosen and rejected: are empty, or nothing but the prompt")
+    variables = {key: row[key] for key in _OF_CHATS if row.get(key)}
+    return Preference(prompt, chosen, rejected, variables)
+
+
+def _content(messages: Any) -> Any:
+    first = messages[0] if isinstance(messages, list) and messages else None
+    return first.get("content") if isinstance(first, dict) else None
+
+
+def _without_prefix(chosen: Any, rejected: Any) -> tuple[Any, Any, Any]:
+    """Return what both answers begin with, and the rest of each. Of texts, a space before the rest
+    belongs to the rest, as in TRL's `extract_prompt`."""
+    shortest = min(len(chosen), len(rejected))
+    differs = (n for n in range(shortest) if chosen[n] != rejected[n])
+    length = next(differs, max(shortest - 1, 0))
+    if isinstance(chosen, str) and chosen[:length].endswith(" "):
+        length -= 1
+    return chosen[:length], chosen[length:], rejected[length:]
+
+
+@dataclasses.dataclass(frozen=True)
+class PreferenceFormat:
+    """How preferences become tokens."""
+
+    tokenizer: Tokenizer
+    place: str
+    """Argument of `load_tokenizer`, where the chat template is."""
+    template_file: Path | None
+    max_tokens: int | None
+    """Pairs with a longer answer are left out; None for no limit."""
+
+    def encode(self, found: Preference) -> list[list[Turn]]:
+        """Return the turns of both documents. Raises ValueError."""
+        if isinstance(found.chosen, str):
+            for text in (found.prompt, *found.answers):
+                check_characters(text, "a text")
+            pairs = [Pair("", found.prompt, answer) for answer in found.answers]
+            return [[turn] for turn in encode_pairs(pairs, self.tokenizer)]
+        documents = [self._encode_chat(found, answer) for answer in found.answers]
+        if not all(documents):
+            raise ValueError("has an answer without anything to learn")
+        return documents
+
+    def _encode_chat(self, found: Preference, answer: list[Any]) -> list[Turn]:
+        messages = [*found.prompt, *answer]
+        if not messages:
+            raise ValueError("chosen and rejected: must each have a message, or prompt one")
+        is_sharegpt = isinstance(messages[0], dict) and "from" in messages[0]
+        key = "conversations" if is_sharegpt else "messages"
+        chat = chat_of({**found.variables, key: messages})
+        asked = len(chat.messages) - len(answer)
+        told = [message._replace(is_learned=False) for message in chat.messages[:asked]]
+        return self.chats.encode([*told, *chat.messages[asked:]], chat.variables)
+
+    @functools.cached_property
+    def chats(self) -> ChatFormat:
+        """The format of chats. Raises UserError if there is no chat template."""
+        return ChatFormat(ChatTemplate.load(self.place, self.template_file), self.tokenizer)
+
+
+def build(
+    folder: Path,
+    chosen: list[DataFile],
+    form: PreferenceFormat,
+    validation_percent: float,
+    repository: str | None = None,
+    revision: str | None = None,
+) -> Source:
+    """Write the token files, tokenizer and chat template of a dataset of preferences into its
+    folder, from files of the user or of a repository. Raises UserError if a file has no
+    preferences, or a line isn't one."""
+    counts: Counter[str] = Counter()
+
+    def write_section(writer: PreferenceWriter, section: LineSection, progress: Progress) -> None:
+        for place, line in section.lines(progress):
+            with errors_at(f"{place}: ", ValueError):
+                found = parse_preference(line)
+                documents = form.encode(found)
+            if documents[0] == documents[1]:
+                counts["equal"] += 1
+            elif form.max_tokens is not None and max(map(token_count, documents)) > form.max_tokens:
+                counts["left out"] += 1
+            else:
+                counts["chats"] += not isinstance(found.chosen, str)
+                for turns in documents:
+                    writer.append_chat(turns)
+
+    lacking = "the {} split has no preferences" + " that are short enough" * bool(form.max_tokens)
+    with (
+        TemporaryDirectory() as place,
+        closing(fetch_ahead(chosen, fetcher(repository, revision, Path(place)))) as fetched,
+    ):
+        texts = [_lines_of(file, Path(place, f"rows-{n}")) for n, file in enumerate(fetched)]
+        sections = _divided(texts, [file.split for file in chosen], validation_percent)
+        write_splits(folder, sections, form.tokenizer, PreferenceWriter, write_section, lacking)
+    if equal := counts["equal"]:
+        logger.warning("left out %s preferences, as both answers are the same", f"{equal:,}")
+    template = form.chats.template if counts["chats"] else None
+    has_selection = template is not None or form.max_tokens is not None
+    chats = save_template(folder, template, form.max_tokens, counts["left out"])
+    return Source(
+        kind="preferences",
+        files=[Path(file.name).name for file in chosen],
+        chats=chats if has_selection else None,
+    )
+
+
+def _divided(
+    texts: list[LineSection], splits: list[Split | None], percent: float
+) -> dict[Split, list[LineSection]]:
+    """Return the files of each split; divided files if none has one."""
+    if known := {split for split in splits if split}:
+        pairs = list(zip(texts, splits, strict=True))
+        return {split: [text for text, of in pairs if of == split] for split in sorted(known)}
+    return split_lines(texts, percent)
+
+
+def _lines_of(fetched: FetchedFile, folder: Path) -> LineSection:
+    """Return the lines of a file. If it is not plain JSON lines, its rows are written as those into
+    a new folder."""
+    path, name = fetched.path, fetched.file.name
+    if suffix_of(path) not in (".jsonl", ".ndjson", ".json"):
+        path = folder / f"{path.stem[-_MOST_STEM:]}.jsonl"
+        folder.mkdir()
+        with path.open("w", encoding="utf-8") as lines:
+            lines.writelines(_as_line(row, name) for row in rows(fetched.path, name))
+    return LineSection.of_file(path)._replace(name=name)
+
+
+def _as_line(row: dict[str, Any], name: str) -> str:
+    """Return the parts of a row that make a preference as JSON. Raises UserError if one holds
+    something else than text, such as bytes."""
+    try:
+        return json.dumps({key: row[key] for key in _KEYS if key in row}) + "\n"
+    except TypeError as error:
+        raise UserError(f"{name}: a preference must hold texts: {reason(error)}") from None

@@ -1,0 +1,274 @@
+"""The dataset builder for tokens of another program, read in blocks, in bounded memory. Nothing is
+unpickled.
+
+    .npy          NumPy: a one-dimensional array of integers of any size and byte order
+    .bin          nanoGPT: uint16, without a header
+    .bin          llm.c and modded-nanogpt: 256 int32, of which the first three are a magic number,
+                  a version and the number of tokens; then uint16, or uint32 for Llama 3
+                  (https://github.com/karpathy/llm.c/blob/master/dev/data/data_common.py)
+    .safetensors  a one-dimensional tensor of integers: `tokens`, or the only one
+
+Numbers are little-endian, except in .npy, which says what they are. A file that is a token file of
+Rungs and becomes all of a split is hard-linked where that is possible; the tokens of others are
+copied into one, as uint16 or, if the vocabulary is too large for that, as uint32."""
+
+import io
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.lib import format as npy
+
+from rungs.common import disk, paths, run_log
+from rungs.common.errors import UserError, reason
+from rungs.common.run_log import log
+from rungs.data.build.sections import Progress, log_texts, split_sections, token_dtype
+from rungs.data.text import tokenizer_files
+from rungs.data.text.tokenizer import Tokenizer
+from rungs.data.tokens import dataset, token_file
+from rungs.data.tokens.token_file import FileArray, Tensor, Texts, TokenWriter
+
+_NO_TOKENS = (
+    "there are no tokens for the {} split; give more tokens, change --validation-percent, or give a"
+    " --validation-file"
+)
+_MOST_HEADER = 1 << 16
+"""Bytes of the largest header of a .npy file that is read."""
+_BLOCK_TOKENS = 1 << 20
+_LLM_C_HEADER = 256
+"""Numbers in llm.c's header."""
+_LLM_C_FORMATS: dict[tuple[int, int], np.dtype] = {
+    (20240520, 1): np.dtype("<u2"),
+    (20240801, 7): np.dtype("<u4"),
+}
+"""Dtype of the tokens by magic number and version."""
+_LLM_C_MAGICS = range(20240101, 20250101)
+"""llm.c's formats are numbered by the date; the others are of models, tokenizers and questions. As
+uint16 each is the token 308 after one of at least 55,013, which GPT-2's vocabulary doesn't have."""
+
+
+class _Layout(NamedTuple):
+    """What a file's header says."""
+
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    offset: int
+    """Position of the first token, in bytes."""
+
+
+class TokenSection(NamedTuple):
+    """A range of the tokens in a file."""
+
+    path: Path
+    dtype: np.dtype
+    offset: int
+    """Position of the file's first token, in bytes."""
+    start: int
+    end: int
+    texts: Texts | None = None
+    """What the file says of the tokens that begin and end texts."""
+    is_token_file: bool = False
+    """Whether it is all of a file that is a token file of Rungs."""
+
+    @classmethod
+    def of_file(cls, path: Path) -> "TokenSection":
+        """Return all tokens of a file. Raises UserError if it can't be read, has no tokens, not as
+        many as its header says, or another dtype or number of dimensions."""
+        with paths.open_given(path) as file:
+            head = file.read(_MOST_HEADER)
+        if (suffix := paths.suffix_of(path)) == ".safetensors":
+            return _of_safetensors(path)
+        if suffix not in (".npy", ".bin"):
+            raise UserError(f"{path}: its name must end in .npy, .bin or .safetensors")
+        try:
+            size = path.stat().st_size
+            layout = _npy_layout(head) if suffix == ".npy" else _bin_layout(head, size)
+            return cls(path, layout.dtype, layout.offset, 0, _count(layout, size))
+        except ValueError as error:
+            raise UserError(f"{path}: {error}") from None
+
+    @property
+    def size(self) -> int:
+        """Number of tokens."""
+        return self.end - self.start
+
+    def split(self, percent: float) -> tuple["TokenSection", "TokenSection"]:
+        """Return the section without its last `percent`, and those."""
+        cut = self.end - round(self.size * percent / 100)
+        part = self._replace(is_token_file=False)
+        return part._replace(end=cut), part._replace(start=cut)
+
+    def first(self, count: int) -> list[int]:
+        """Return the first tokens."""
+        return self._read(self._content(), self.start, min(self.start + count, self.end)).tolist()
+
+    def blocks(self, vocab_size: int, progress: Progress) -> Iterator[np.ndarray]:
+        """Yield the tokens in blocks. Raises UserError if one is not in the vocabulary."""
+        content = self._content()
+        for start in range(self.start, self.end, _BLOCK_TOKENS):
+            block = self._read(content, start, min(start + _BLOCK_TOKENS, self.end))
+            if block.min() < 0 or block.max() >= vocab_size:
+                index = int(((block < 0) | (block >= vocab_size)).argmax())
+                raise UserError(
+                    f"{self.path}: token {start + index:,} has the id {block[index]}, but the"
+                    f" vocabulary has {vocab_size:,}: it is from another tokenizer"
+                )
+            yield block
+            progress(block.nbytes)
+
+    def _content(self) -> FileArray:
+        return FileArray(self.path, Tensor("U8", (self.path.stat().st_size,), 0))
+
+    def _read(self, content: FileArray, start: int, end: int) -> np.ndarray:
+        first, last = (self.offset + index * self.dtype.itemsize for index in (start, end))
+        return content[first:last].view(self.dtype)
+
+
+def _npy_layout(head: bytes) -> _Layout:
+    file = io.BytesIO(head)
+    try:
+        version = npy.read_magic(file)
+        read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+        shape, _, dtype = read(file)
+    except Exception as error:  # the header is parsed as Python
+        raise ValueError(f"not a complete .npy file: {reason(error)}") from None
+    return _Layout(dtype, shape, file.tell())
+
+
+def _bin_layout(head: bytes, size: int) -> _Layout:
+    """Return the layout of llm.c's format, or else of nanoGPT's."""
+    header = np.frombuffer(head[: len(head) // 4 * 4], "<i4")[:_LLM_C_HEADER]
+    if tuple(header[:2].byteswap().tolist()) in _LLM_C_FORMATS:
+        raise ValueError("its header is big-endian; convert it to little-endian first")
+    if len(header) and int(header[0]) in _LLM_C_MAGICS:
+        return _llm_c_layout(header.tolist(), size)
+    if size % 2:
+        raise ValueError(
+            f"has {size:,} bytes, an odd number: a .bin file without llm.c's header is uint16"
+        )
+    return _Layout(np.dtype("<u2"), (size // 2,), 0)
+
+
+def _llm_c_layout(header: list[int], size: int) -> _Layout:
+    if len(header) < _LLM_C_HEADER:
+        raise ValueError(f"has {size:,} bytes, fewer than llm.c's header: it is truncated")
+    magic, version, count, *_ = header
+    if (magic, version) not in _LLM_C_FORMATS:
+        known = " or ".join(f"{magic} and {version}" for magic, version in _LLM_C_FORMATS)
+        raise ValueError(
+            f"its header has the magic number {magic} and version {version}; tokens of llm.c have"
+            f" {known}"
+        )
+    return _Layout(_LLM_C_FORMATS[magic, version], (count,), 4 * _LLM_C_HEADER)
+
+
+def _count(layout: _Layout, size: int) -> int:
+    """Return the number of tokens in a file of so many bytes; raises ValueError."""
+    dtype, shape, offset = layout
+    if dtype.kind not in "iu":
+        raise ValueError(f"has dtype {dtype.name}; it must be an integer dtype")
+    if len(shape) != 1:
+        raise ValueError(f"has shape {[*shape]}; it must have one dimension")
+    if shape[0] < 1:
+        raise ValueError("has no tokens")
+    expected = offset + shape[0] * dtype.itemsize
+    if size != expected:
+        raise ValueError(
+            f"has {size:,} bytes, but should have {expected:,} with the {shape[0]:,} tokens in its"
+            " header: it is truncated, or something else"
+        )
+    return shape[0]
+
+
+def _of_safetensors(path: Path) -> TokenSection:
+    tensors, _ = token_file.read_header(path)
+    if token_file.BOUNDS in tensors:
+        raise UserError(
+            f"{path}: holds pairs or chats, not a text; put it into a dataset's folder as it is"
+        )
+    name = token_file.TENSOR if token_file.TENSOR in tensors else next(iter(tensors), "")
+    if name != token_file.TENSOR and len(tensors) != 1:
+        raise UserError(
+            f"{path}: has {len(tensors)} tensors, of which none is called {token_file.TENSOR!r}"
+        )
+    code, shape, offset = tensors[name]
+    dtype = token_file.INTEGERS.get(code)
+    if dtype is None:
+        raise UserError(f"{path}: {name!r} has dtype {code}; it must be an integer dtype")
+    try:
+        count = _count(_Layout(dtype, shape, offset), offset + dtype.itemsize * math.prod(shape))
+    except ValueError as error:
+        raise UserError(f"{path}: {name!r} {error}") from None
+    if name != token_file.TENSOR:
+        return TokenSection(path, dtype, offset, 0, count)
+    texts, is_alone = token_file.TokenFile(path).texts, len(tensors) == 1
+    return TokenSection(path, dtype, offset, 0, count, texts, is_alone)
+
+
+def build(
+    folder: Path,
+    files: list[Path],
+    validation_files: list[Path],
+    vocabulary: Tokenizer | int,
+    validation_percent: float,
+) -> dataset.Source:
+    """Write the token files of a dataset, and the tokenizer if it is known, into its folder.
+    `vocabulary` can be the number of its tokens. Without files for validation, it is
+    `validation_percent` of the others. Raises UserError if a token is not in the vocabulary, or a
+    split has none."""
+    found, held_out = (
+        [TokenSection.of_file(path) for path in paths] for paths in (files, validation_files)
+    )
+    splits = split_sections(found, validation_percent)
+    if held_out:
+        splits = {"train": found, "validation": held_out}
+    vocab_size = vocabulary if isinstance(vocabulary, int) else vocabulary.vocab_size
+    texts = _texts(splits["train"][0], vocabulary)
+    size = sum(part.size * part.dtype.itemsize for parts in splits.values() for part in parts)
+    with run_log.byte_progress("reading tokens", size) as bar:
+        for split, parts in splits.items():
+            if not any(part.size for part in parts):
+                raise UserError(_NO_TOKENS.format(split))
+            path = folder / dataset.split_file(split)
+            if len(parts) == 1 and parts[0].is_token_file:
+                _link(path, parts[0], vocab_size, bar.update)
+            else:
+                _write(path, parts, vocab_size, texts, bar.update)
+    if isinstance(vocabulary, Tokenizer):
+        tokenizer_files.save_tokenizer(vocabulary, folder)
+    return dataset.Source(kind="tokens", files=[path.name for path in [*files, *validation_files]])
+
+
+def _texts(first: TokenSection, vocabulary: Tokenizer | int) -> Texts | None:
+    """Return the tokens that begin and end texts: as the first file says, or else the tokenizer's
+    if that file begins with them, or else None."""
+    if first.texts or isinstance(vocabulary, int):
+        return first.texts
+    begin = vocabulary.begin
+    begins_texts = bool(begin) and first.first(len(begin)) == begin
+    return log_texts(vocabulary, vocabulary.end_of_text) if begins_texts else None
+
+
+def _link(path: Path, file: TokenSection, vocab_size: int, progress: Progress) -> None:
+    """Check a token file's tokens and put it at a path without a copy, if the file system can."""
+    for _ in file.blocks(vocab_size, progress):
+        pass
+    source = file.path.resolve()
+    disk.copy(source, path, link=True)
+    if path.samefile(source):
+        log.info("%s is a hard link, not a copy: replace the file, don't change it", file.path)
+
+
+def _write(
+    path: Path,
+    parts: Sequence[TokenSection],
+    vocab_size: int,
+    texts: Texts | None,
+    progress: Progress,
+) -> None:
+    with TokenWriter(path, token_dtype(vocab_size), texts) as writer:
+        for part in parts:
+            for block in part.blocks(vocab_size, progress):
+                writer.append(block)

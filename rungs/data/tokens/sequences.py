@@ -1,0 +1,389 @@
+"""Slice datasets into sequences (text into windows of tokens, pairs and chats by document), and mix
+datasets by weight. The two answers of a preference are two sequences that stay together.
+
+Axes: B sequences, S tokens of a sequence, C documents."""
+
+import bisect
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from rungs.common.errors import UserError, errors_at
+from rungs.config.run_config import TRAIN_FILE, RunConfig
+from rungs.config.train_config import Phase, TrainConfig
+from rungs.data.build.sections import stable_hash
+from rungs.data.text.tokenizer_files import load_tokenizer
+from rungs.data.tokens.dataset import TRAIN, Dataset, Split
+from rungs.data.tokens.token_file import AnsweredDocuments, FileArray, Texts
+
+IGNORED = -1
+"""A target that does not count in the loss."""
+
+
+class Sequences(Protocol):
+    """Sequences by index, each a tuple of token ids inputs_S, targets_S and, if documents are
+    separate, starts_S, the position where each token's document starts."""
+
+    @property
+    def padding(self) -> float:
+        """Share of tokens that are padding."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int) -> tuple[np.ndarray, ...]: ...
+
+
+class TextWindows:
+    """Consecutive, non-overlapping windows of a text's tokens.
+
+    Window i covers the tokens [start + i·S, start + (i + 1)·S + target_offset): its first S tokens
+    are inputs, its last S targets. If texts begin with special tokens, these replace the first
+    inputs, as the model expects them. `separator` is the token that begins each document but the
+    first, if documents are separate; `texts` has the tokens that begin and end texts."""
+
+    padding = 0.0
+
+    def __init__(
+        self,
+        tokens: FileArray,
+        start: int,
+        length: int,
+        target_offset: int,
+        separator: int | None = None,
+        texts: Texts | None = None,
+    ) -> None:
+        self._tokens, self._start, self._separator = tokens, start, separator
+        self._texts = texts if texts and texts.begin and target_offset else None
+        self._length, self._target_offset = length, target_offset
+
+    def __len__(self) -> int:
+        return max(len(self._tokens) - self._start - self._target_offset, 0) // self._length
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, ...]:
+        first = self._start + self._offset(index)
+        window = self._tokens[first : first + self._length + self._target_offset]
+        inputs_S, targets_S = window[: self._length], window[self._target_offset :]
+        if self._texts:
+            inputs_S, targets_S = _with_begin(inputs_S, targets_S, self._texts)
+        if self._separator is None:
+            return inputs_S, targets_S
+        starts_S = np.where(inputs_S == self._separator, np.arange(self._length), 0)
+        return inputs_S, targets_S, np.maximum.accumulate(starts_S)
+
+    def _offset(self, index: int) -> int:
+        """Return the first token of a window, counted from the start."""
+        return index * self._length
+
+
+class RandomWindows(TextWindows):
+    """Windows of a text's tokens that start at random ones, all equally likely. Window i depends on
+    `key` and i, which may be beyond the length: that is the number of consecutive windows."""
+
+    def __init__(self, *text: Any, key: str) -> None:
+        super().__init__(*text)
+        self._key = key
+
+    def _offset(self, index: int) -> int:
+        offsets = len(self._tokens) - self._start - self._target_offset - self._length + 1
+        return stable_hash(f"{self._key} {index}") * offsets >> 64
+
+
+def _with_begin(
+    inputs_S: np.ndarray, targets_S: np.ndarray, texts: Texts
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return a sequence that starts with begin tokens. The next text's are not targets."""
+    inputs_S, targets_S = inputs_S.astype(np.int32), targets_S.astype(np.int32)
+    is_begin_S = targets_S == texts.begin[0]
+    targets_S[is_begin_S if texts.end is None else is_begin_S & (inputs_S == texts.end)] = IGNORED
+    count = min(len(texts.begin), len(inputs_S))
+    inputs_S[:count] = texts.begin[:count]
+    targets_S[: count - 1] = IGNORED
+    return inputs_S, targets_S
+
+
+class PaddedDocuments:
+    """Sequences of one document each."""
+
+    def __init__(self, documents: AnsweredDocuments, length: int) -> None:
+        self._documents, self._length = documents, length
+
+    def __len__(self) -> int:
+        return len(self._documents)
+
+    @property
+    def padding(self) -> float:
+        """Share of tokens that are padding."""
+        return 1 - self._documents.input_tokens / (len(self) * self._length)
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, ...]:
+        return _sequence(self._documents, index, index + 1, self._length)[:2]
+
+
+class PackedDocuments(PaddedDocuments):
+    """Sequences of as many whole documents as fit, in file order, excluding longer documents."""
+
+    def __init__(self, documents: AnsweredDocuments, length: int) -> None:
+        super().__init__(documents, length)
+        self._firsts = _pack(np.concatenate(list(documents.lengths())) - 1, length)
+
+    def __len__(self) -> int:
+        return len(self._firsts) - 1
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, ...]:
+        first, end = self._firsts[index : index + 2].tolist()
+        return _sequence(self._documents, first, end, self._length)
+
+
+class PairedDocuments(PaddedDocuments):
+    """Pairs of sequences of one document each: (2, S) arrays of a chosen and a rejected answer."""
+
+    reference_C: np.ndarray | None = None
+    """The reference's log-probability of each document's answer. If set, there is a third array,
+    float32: that at the first token, 0 at the others."""
+
+    def __len__(self) -> int:
+        return len(self._documents) // 2
+
+    @property
+    def padding(self) -> float:
+        """Share of tokens that are padding."""
+        return 1 - self._documents.input_tokens / (2 * len(self) * self._length)
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, ...]:
+        rows = 2 * index, 2 * index + 1
+        arrays = [_sequence(self._documents, row, row + 1, self._length)[:2] for row in rows]
+        pair = tuple(np.stack(both) for both in zip(*arrays, strict=True))
+        if self.reference_C is None:
+            return pair
+        reference_2S = np.zeros((2, self._length), np.float32)
+        reference_2S[:, 0] = self.reference_C[[*rows]]
+        return *pair, reference_2S
+
+
+class _Rows:
+    """The sequences of a mixture of pairs, two of each."""
+
+    def __init__(self, pairs: Any) -> None:
+        self._pairs = pairs
+
+    padding = 0.0
+
+    def __len__(self) -> int:
+        return 2 * len(self._pairs)
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, ...]:
+        return tuple(array[index % 2] for array in self._pairs[index // 2])
+
+
+def _pack(sizes_C: np.ndarray, length: int) -> np.ndarray:
+    """Return the index of each sequence's first document, then the number of documents."""
+    totals_C, firsts = np.cumsum(sizes_C), [0]
+    while (first := firsts[-1]) < len(sizes_C):
+        before = totals_C[first - 1] if first else 0
+        end = int(np.searchsorted(totals_C, before + length, side="right"))
+        firsts.append(max(end, first + 1))
+    return np.array(firsts)
+
+
+def _sequence(
+    documents: AnsweredDocuments, first: int, end: int, length: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return inputs_S, targets_S and starts_S of some documents; padding is a document too."""
+    tokens, is_answer, lengths_C = documents.read(first, end)
+    ends_C = np.cumsum(lengths_C)
+    is_input, is_target = np.ones((2, len(tokens)), bool)
+    is_input[ends_C - 1] = False
+    is_target[ends_C - lengths_C] = False
+    used = len(tokens) - len(lengths_C)
+    inputs_S = np.full(length, tokens[-1], np.int32)  # pads with end of text
+    inputs_S[:used] = tokens[is_input]
+    targets_S = np.full(length, IGNORED, np.int32)
+    targets_S[:used] = np.where(is_answer, tokens, IGNORED)[is_target]
+    starts_S = np.full(length, used, np.int32)
+    starts_S[:used] = np.repeat(np.cumsum(lengths_C - 1) - (lengths_C - 1), lengths_C - 1)
+    return inputs_S, targets_S, starts_S
+
+
+def sequences_by_dataset(
+    config: RunConfig, datasets: dict[str, Dataset], split: Split, *, may_be_random: bool = False
+) -> dict[str, Sequences]:
+    """Return the sequences of each dataset that has the split. Only if they `may_be_random` does a
+    text have random windows, if the config asks for them. Raises UserError if documents should be
+    separate but a text has no separator."""
+    is_random = may_be_random and config.train.has_random_windows
+    return {
+        name: _of_split(config, datasets[name], split, is_random)
+        for name in config.train.datasets
+        if split in datasets[name].splits
+    }
+
+
+def _of_split(config: RunConfig, dataset: Dataset, split: Split, is_random: bool) -> Sequences:
+    train, length = config.train, config.sequence_length
+    is_separate = train.documents == "separate"
+    if dataset.description.splits[split].pairs:
+        documents = AnsweredDocuments(dataset.token_path(split))
+        if train.learns_preferences:
+            return PairedDocuments(documents, length)
+        return (PackedDocuments if is_separate else PaddedDocuments)(documents, length)
+    start = getattr(train, start_key(split))
+    separator = _separator(config, dataset) if is_separate else None
+    file = dataset.open(split)
+    text = file.tokens, start, length, train.target_offset, separator, file.texts
+    if is_random:
+        return RandomWindows(*text, key=f"{train.seed} {dataset.name}")
+    return TextWindows(*text)
+
+
+def _separator(config: RunConfig, dataset: Dataset) -> int:
+    if dataset.begin:
+        return dataset.begin[0]
+    own, other = dataset.tokenizer_file, config.train.tokenizer
+    tokenizer = "its tokenizer" if own else f"{other}, the tokenizer of datasets without one,"
+    key = f"{TRAIN_FILE}: {'documents' if own else 'tokenizer'}: "
+    needs = f'"separate" documents need the end-of-text token of dataset {dataset.name}'
+    with errors_at(f"{key}{needs}: "):
+        end_of_text = _end_of_text(own or other)
+    if end_of_text is None:
+        raise UserError(f"{key}{needs}, but {tokenizer} has none")
+    if end_of_text >= config.model.vocab_size:
+        raise UserError(
+            f"{key}{needs}, but that of {tokenizer} is {end_of_text}, beyond vocab_size"
+        )
+    return end_of_text
+
+
+@functools.cache
+def _end_of_text(tokenizer: Path | str) -> int | None:
+    return load_tokenizer(tokenizer).end_of_text
+
+
+def start_key(split: Split) -> str:
+    """Return the key of `train.json` for the first token of a split."""
+    return "start_train_token" if split == TRAIN else "start_val_token"
+
+
+def mix(parts: dict[str, Sequences], config: TrainConfig) -> Sequences:
+    """Interleave datasets by weight, rounded by Grain to 1% of the smallest, until one ends."""
+    mixture = _interleaved(parts, config)
+    return _Rows(mixture) if config.learns_preferences else mixture
+
+
+def _interleaved(parts: dict[str, Sequences], config: TrainConfig) -> Sequences:
+    if len(parts) == 1:
+        return next(iter(parts.values()))
+    import grain
+
+    sources = [grain.MapDataset.source(part) for part in parts.values()]
+    return grain.MapDataset.mix(sources, [config.datasets[name] for name in parts])
+
+
+def dataset_numbers(parts: dict[str, Sequences], config: TrainConfig, count: int) -> np.ndarray:
+    """Return the dataset's index in `parts` for each of the first `count` sequences of `mix`."""
+    numbers: dict[str, Any] = {
+        name: np.full(len(part), number) for number, (name, part) in enumerate(parts.items())
+    }
+    mixture: Any = _interleaved(numbers, config)
+    per_example = config.sequences_per_example
+    return np.array([mixture[index // per_example] for index in range(count)])
+
+
+class PhasedSequences:
+    """The sequences of a run of `total` in order, by the phases of `dataset` in `train.json`: a
+    mixture whose weights change. Each dataset is read from its start on, over all phases, and again
+    when it ends; with `shuffle` in another order each time. Random windows have no end."""
+
+    def __init__(self, parts: dict[str, Sequences], train: TrainConfig, total: int) -> None:
+        phases = train.phases or (Phase(until=1, weights=train.datasets),)
+        self._names, self._total = list(parts), total
+        self._seed = train.seed if train.shuffle else None
+        self._sources = [_source(part, train) for part in parts.values()]
+        ends = [
+            train.sequences_before(train.steps_of(round(phase.until * total)))
+            for phase in phases[:-1]
+        ]
+        self._starts = [0, *ends]
+        self._weights = [_whole([phase.weights.get(name, 0) for name in parts]) for phase in phases]
+        self._before = [[0] * len(parts)]
+        for begin, end, weights in zip(self._starts, ends, self._weights, strict=False):
+            counts = _counts(end - begin, weights)
+            self._before.append(list(map(sum, zip(self._before[-1], counts, strict=True))))
+
+    def __len__(self) -> int:
+        return self._total
+
+    def __getitem__(self, index: int) -> Any:
+        before, after = self._counts_before(index), self._counts_before(index + 1)
+        number = next(n for n, count in enumerate(after) if count > before[n])
+        return self._sources[number][before[number]]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the order depends on besides the datasets and the mixture."""
+        return {"starts": self._starts, "seed": self._seed}
+
+    def counts_before(self, index: int) -> dict[str, int]:
+        """Return how many of the sequences before one are of each dataset."""
+        return dict(zip(self._names, self._counts_before(index), strict=True))
+
+    def _counts_before(self, index: int) -> list[int]:
+        phase = max(bisect.bisect_left(self._starts, index) - 1, 0)
+        counts = _counts(index - self._starts[phase], self._weights[phase])
+        return list(map(sum, zip(self._before[phase], counts, strict=True)))
+
+
+def longest(parts: dict[str, Sequences], train: TrainConfig) -> int:
+    """Return how many sequences a run has in which no dataset is read twice."""
+    shares = train.datasets
+    total = min(int(len(part) / shares[name]) for name, part in parts.items())
+    total = train.sequences_before(train.steps_of(total))
+    while total > 0:
+        counts = PhasedSequences(parts, train, total).counts_before(total)
+        fitting = min(len(part) / max(counts[name], 1) for name, part in parts.items())
+        if fitting >= 1:
+            break
+        total = train.sequences_before(train.steps_of(int(total * fitting)))
+    return total
+
+
+def _source(part: Sequences, train: TrainConfig) -> Any:
+    import grain
+
+    if train.has_random_windows:
+        return part
+    source = grain.MapDataset.source(part)
+    return (source.seed(train.seed).shuffle() if train.shuffle else source).repeat()
+
+
+def _whole(weights: list[float]) -> list[int]:
+    """Return weights rounded to 1% of the smallest, as in mixtures by Grain."""
+    smallest = min(weight for weight in weights if weight)
+    return [round(100 * weight / smallest) for weight in weights]
+
+
+def _counts(sequences: int, weights: list[int]) -> list[int]:
+    """Return how many of the first sequences of a phase are of each dataset. One more sequence is
+    one more of exactly one dataset: the last dataset gets its share of all, rounded down, the one
+    before it that of the rest, and so on."""
+    counts = [0] * len(weights)
+    for number in range(len(weights) - 1, 0, -1):
+        total = sum(weights[: number + 1])
+        counts[number] = sequences * weights[number] // total if total else 0
+        sequences -= counts[number]
+    counts[0] = sequences
+    return counts
+
+
+def read(sequences: Sequences, indices: Sequence[int]) -> tuple[np.ndarray, ...]:
+    """Return int32 inputs_BS, targets_BS and, if documents are separate, starts_BS of sequences; or
+    the arrays of `PairedDocuments`."""
+    first = sequences[indices[0]]
+    dtypes = [np.float32 if array.dtype.kind == "f" else np.int32 for array in first]
+    shape = len(indices), len(first[0])
+    arrays = tuple(np.empty(shape, dtype) for dtype in dtypes)
+    for row, index in enumerate(indices):
+        for array, part in zip(arrays, sequences[index] if row else first, strict=True):
+            array[row] = part
+    return arrays

@@ -1,0 +1,389 @@
+"""Datasets from token files of other programs: the same tokens from every format, split, linked or
+copied; and what is refused."""
+
+import itertools
+import os
+import pickle
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from rungs.common.errors import UserError
+from rungs.data.build import tokens_dataset
+from rungs.data.build.tokens_dataset import TokenSection
+from rungs.data.catalog import build_dataset
+from rungs.data.text.bpe import train_bpe
+from rungs.data.text.tokenizer import Tokenizer
+from rungs.data.tokens.dataset import Dataset
+from rungs.data.tokens.token_file import PairWriter
+from tests.faults.fuzzing import limited_memory, snapshot
+from tests.support.commands import Finished, run_script
+
+VOCAB = 50_257
+IDS = np.random.default_rng(0).integers(0, VOCAB, 5_000)
+IDS[:3] = (0, VOCAB - 1, 258)
+
+
+def llm_c(ids: np.ndarray, magic: int = 20240520, version: int = 1, dtype: str = "<u2") -> bytes:
+    """Return a file as llm.c's `write_datafile` writes it on a little-endian machine."""
+    header = np.zeros(256, "<i4")
+    header[:3] = magic, version, len(ids)
+    return header.tobytes() + ids.astype(dtype).tobytes()
+
+
+Make = Callable[[Path], object]
+"""Creates a file."""
+
+
+def npy(array: np.ndarray) -> Make:
+    return lambda path: np.save(path, array)
+
+
+def content(data: bytes) -> Make:
+    return lambda path: path.write_bytes(data)
+
+
+def tensors(**arrays: np.ndarray) -> Make:
+    return lambda path: save_file(arrays, path)
+
+
+def with_texts(ids: np.ndarray, texts: str) -> Make:
+    return lambda path: save_file({"tokens": ids.astype(np.uint16)}, path, {"texts": texts})
+
+
+FORMATS: dict[str, Make] = {
+    **{
+        f"{order}{kind}.npy": npy(IDS.astype(f"{order}{kind}"))
+        for order in "<>"
+        for kind in ("u2", "u4", "i4", "i8", "u8")
+    },
+    "nanogpt.bin": content(IDS.astype("<u2").tobytes()),
+    "llm-c.bin": content(llm_c(IDS)),
+    "llama-3.bin": content(llm_c(IDS, 20240801, 7, "<u4")),
+    "ours.safetensors": tensors(tokens=IDS.astype(np.uint16)),
+    "only.safetensors": tensors(input_ids=IDS),
+    "other.safetensors": tensors(tokens=IDS.astype(np.int32), a=np.ones(3, np.float32)),
+}
+
+
+def build(
+    place: Path,
+    *files: Path,
+    validation: tuple[Path, ...] = (),
+    vocabulary: Tokenizer | int = VOCAB,
+    percent: float = 0,
+    name: str = "mine",
+) -> Dataset:
+    build = partial(
+        tokens_dataset.build,
+        validation_files=[*validation],
+        vocabulary=vocabulary,
+        validation_percent=percent,
+    )
+    return build_dataset(name, [*files], place / "datasets", build)
+
+
+def write(folder: Path, name: str, ids: np.ndarray = IDS) -> Path:
+    path = folder / name
+    content(ids.astype("<u2").tobytes())(path)
+    return path
+
+
+def tokens_of(dataset: Dataset) -> dict[str, list[int]]:
+    return {split: dataset.tokens(split)[:].tolist() for split in dataset.splits}
+
+
+@pytest.mark.parametrize("percent", [0, 10])
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_gives_the_same_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, percent: float
+) -> None:
+    monkeypatch.setattr(tokens_dataset, "_BLOCK_TOKENS", 777)
+    path = tmp_path / name
+    FORMATS[name](path)
+    dataset = build(tmp_path, path, percent=percent)
+    if percent:
+        assert tokens_of(dataset) == {
+            "train": IDS[:4500].tolist(),
+            "validation": IDS[4500:].tolist(),
+        }
+    else:
+        assert tokens_of(dataset) == {"train": IDS.tolist()}
+    described = dataset.description.splits["train"]
+    assert described.largest_token_id == VOCAB - 1
+    assert dataset.description.source.kind == "tokens"
+    assert dataset.description.source.files == [name]
+    is_linked = not percent and name == "ours.safetensors"
+    assert (dataset.folder / "train.safetensors").samefile(path) == is_linked
+    assert described.dtype == "uint16"
+    assert dataset.tokenizer_file is None
+
+
+def test_one_byte_tokens_and_large_vocabularies(tmp_path: Path) -> None:
+    small, large = tmp_path / "SMALL.NPY", tmp_path / "large.npy"
+    np.save(small.open("wb"), (np.arange(200) % 100).astype(np.int8))
+    np.save(large, np.array([0, 65_536, 128_255]))
+    assert tokens_of(build(tmp_path, small))["train"] == [n % 100 for n in range(200)]
+    dataset = build(tmp_path, large, vocabulary=128_256, name="large")
+    assert tokens_of(dataset)["train"] == [0, 65_536, 128_255]
+    assert dataset.tokens("train").dtype == np.uint32
+
+
+def test_files_for_validation_are_not_split(tmp_path: Path) -> None:
+    train, val = write(tmp_path, "train.bin"), write(tmp_path, "val.bin", IDS[:70])
+    more = write(tmp_path, "val2.bin", IDS[70:90])
+    dataset = build(tmp_path, train, validation=(val, more), percent=5)
+    assert tokens_of(dataset) == {"train": IDS.tolist(), "validation": IDS[:90].tolist()}
+    assert dataset.description.source.files == ["train.bin", "val.bin", "val2.bin"]
+
+
+def test_shards_are_joined_and_split_by_file(tmp_path: Path) -> None:
+    parts = np.array_split(IDS, 20)
+    paths = [write(tmp_path, f"shard-{n:02}.bin", part) for n, part in enumerate(parts)]
+    found = tokens_of(build(tmp_path, *paths, percent=10))
+    lists = [part.tolist() for part in parts]
+    is_held_out = [_is_in(part, found["validation"]) for part in lists]
+    assert sum(is_held_out) == 2
+    kept = [part for part, is_out in zip(lists, is_held_out, strict=True) if not is_out]
+    assert found["train"] == [*itertools.chain(*kept)]
+    assert tokens_of(build(tmp_path, *paths, name="all"))["train"] == IDS.tolist()
+
+
+def _is_in(part: list[int], tokens: list[int]) -> bool:
+    return any(tokens[i : i + len(part)] == part for i in range(0, len(tokens), len(part)))
+
+
+def test_a_token_file_of_rungs_is_linked_and_keeps_its_metadata(
+    tmp_path: Path, messages: pytest.LogCaptureFixture
+) -> None:
+    path, link = tmp_path / "real.safetensors", tmp_path / "link.safetensors"
+    texts = '{"begin": [5], "end": 7}'
+    save_file({"tokens": IDS.astype(np.int32)}, path, {"texts": texts})
+    link.symlink_to(path)
+    dataset = build(tmp_path, link)
+    assert (dataset.folder / "train.safetensors").samefile(path)
+    assert not (dataset.folder / "train.safetensors").is_symlink()
+    assert dataset.begin == [5]
+    assert "link.safetensors is a hard link, not a copy: replace the file" in messages.text
+    path.unlink()  # what is linked stays
+    assert Dataset("mine", dataset.folder).description == dataset.description
+    assert build(tmp_path, dataset.folder / "train.safetensors", percent=10, name="b").begin == [5]
+
+
+def test_on_another_file_system_it_is_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, messages: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "ours.safetensors"
+    FORMATS["ours.safetensors"](path)
+
+    def refuse(*_: object) -> None:
+        raise OSError(18, os.strerror(18))
+
+    monkeypatch.setattr(os, "link", refuse)
+    dataset = build(tmp_path, path)
+    assert tokens_of(dataset)["train"] == IDS.tolist()
+    assert not (dataset.folder / "train.safetensors").samefile(path)
+    assert "hard link" not in messages.text
+
+
+def test_texts_begin_as_the_tokenizers_do_if_the_file_does(tmp_path: Path) -> None:
+    tokenizer = train_bpe(["some text"], 257)
+    tokenizer.begin = [3]
+    for first, begin in ((3, [3]), (4, [])):
+        path = write(tmp_path, f"{first}.bin", np.array([first, 4, 5, 6]))
+        dataset = build(tmp_path, path, vocabulary=tokenizer, name=f"begins-{first}")
+        assert dataset.begin == begin
+        assert dataset.tokenizer_file is not None
+
+
+def test_shards_that_say_what_begins_texts_are_split_by_file(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{number}.safetensors" for number in range(3)]
+    for path in paths:
+        with_texts(IDS % 300, '{"begin":[3],"end":2}')(path)
+    dataset = build(tmp_path, *paths, percent=40)
+    assert {split: len(tokens) for split, tokens in tokens_of(dataset).items()} == {
+        "train": 2 * len(IDS),
+        "validation": len(IDS),
+    }
+    assert dataset.begin == [3]
+
+
+def test_what_begins_texts_counts_as_a_token_of_the_dataset(tmp_path: Path) -> None:
+    path = tmp_path / "begun.safetensors"
+    with_texts(IDS % 300, '{"begin":[400],"end":2}')(path)
+    assert build(tmp_path, path).description.splits["train"].largest_token_id == 400
+
+
+def test_a_file_larger_than_memory_is_read_in_blocks(tmp_path: Path) -> None:
+    path = tmp_path / "large.bin"
+    with path.open("wb") as file:
+        file.truncate(160 << 20)
+    with limited_memory(64 << 20):
+        dataset = build(tmp_path, path)
+    assert dataset.description.splits["train"].tokens == 80 << 20
+
+
+# What is refused
+
+
+class Payload:
+    """Creates a file when it is unpickled."""
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, ("unpickled",)
+
+
+HEADER = llm_c(IDS)[:1024]
+REFUSED: dict[str, tuple[str, Make, str]] = {
+    "odd": ("a.bin", content(b"\1\2\3"), "has 3 bytes, an odd number"),
+    "empty": ("a.bin", content(b""), "has no tokens"),
+    "empty array": ("a.npy", npy(np.zeros(0, np.uint16)), "has no tokens"),
+    "two dimensions": ("a.npy", npy(np.zeros((2, 3), np.uint16)), "has shape [2, 3]"),
+    "floats": ("a.npy", npy(np.zeros(3)), "has dtype float64; it must be an integer dtype"),
+    "objects": (
+        "a.npy",
+        lambda path: np.save(path, np.array([Payload()], object), allow_pickle=True),
+        "has dtype object",
+    ),
+    "a pickle": ("a.npy", lambda path: path.write_bytes(pickle.dumps(Payload())), "not a complete"),
+    "cut array": (
+        "a.npy",
+        lambda path: [make(path) for make in (npy(IDS), lambda p: os.truncate(p, 20_000))],
+        "has 20,000 bytes, but should have 40,128 with the 5,000 tokens",
+    ),
+    "cut tokens": ("a.bin", content(llm_c(IDS)[:-2]), "has 11,022 bytes, but should have 11,024"),
+    "negative count": (
+        "a.bin",
+        content(np.array([20240520, 1, -5] + 253 * [0], "<i4").tobytes()),
+        "has no tokens",
+    ),
+    "another version": ("a.bin", content(llm_c(IDS, version=2)), "20240520 and version 2; tokens"),
+    "another magic": ("a.bin", content(llm_c(IDS, 20240326, 3)), "20240326 and version 3; tokens"),
+    "big-endian header": (
+        "a.bin",
+        content(np.frombuffer(llm_c(IDS)[:1024], "<i4").byteswap().tobytes()),
+        "its header is big-endian",
+    ),
+    "big-endian tokens": (
+        "a.bin",
+        content(np.full(9, 258 + 1, ">u2").astype(">u2").tobytes() + b"\xc5\x00"),
+        "but the vocabulary has 300",
+    ),
+    "outside": (
+        "a.npy",
+        npy(np.array([1, 299, 300])),
+        "token 2 has the id 300, but the vocabulary",
+    ),
+    "negative": ("a.npy", npy(np.array([1, -1])), "token 1 has the id -1"),
+    "no suffix": ("tokens", content(b"\0\0"), "its name must end in .npy, .bin or .safetensors"),
+    "missing": ("a.bin", lambda _: None, "cannot be read: No such file"),
+    "not safetensors": ("a.safetensors", content(b"abc"), "not a complete safetensors file"),
+    "float tensor": ("a.safetensors", tensors(tokens=np.zeros(3, np.float32)), "has dtype F32"),
+    "which tensor": ("a.safetensors", tensors(a=IDS, b=IDS), "has 2 tensors, of which none"),
+    "negative last token": (
+        "a.safetensors",
+        with_texts(IDS % 300, '{"begin":[3],"end":-1}'),
+        "its metadata doesn't say what begins and ends texts",
+    ),
+    "linked but outside": ("a.safetensors", tensors(tokens=IDS), "but the vocabulary has 300"),
+}
+
+
+def download(place: Path, *options: object) -> Finished:
+    return run_script("download_dataset.py", "--tokens", *options, "--datasets-dir", place / "d")
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_wrong_file_is_refused_in_one_line(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "d").mkdir()
+    name, make, message = REFUSED[case]
+    make(tmp_path / name)
+    write(tmp_path, "good.bin", IDS % 300)
+    good, before = tmp_path / "good.bin", snapshot(tmp_path)
+    for files in ([name], [good, "--validation-file", name], [good, name]):
+        finished = download(tmp_path, *files, "--name", "x", "--vocab-size", 300)
+        assert finished.returncode == 2
+        (line,) = finished.stderr.strip().splitlines()
+        assert line.startswith(f"error: {name}: ")
+        assert message in line
+        assert finished.stdout == ""
+        assert snapshot(tmp_path) == before
+
+
+def test_pairs_are_refused(tmp_path: Path) -> None:
+    with PairWriter(tmp_path / "p.safetensors", "U16") as writer:
+        writer.append_pair([1], [2])
+    with pytest.raises(UserError, match="holds pairs or chats, not a text"):
+        build(tmp_path, tmp_path / "p.safetensors")
+
+
+def test_any_length_of_a_truncated_file_is_noticed(tmp_path: Path) -> None:
+    for name in ("llm-c.bin", "llama-3.bin", "<u2.npy", "ours.safetensors"):
+        path = tmp_path / name
+        FORMATS[name](path)
+        size = path.stat().st_size
+        for shorter in (size - 1, size - 2, size // 2, 1500, 1023, 700, 100, 9):
+            os.truncate(path, min(shorter, path.stat().st_size))
+            with pytest.raises(UserError):
+                TokenSection.of_file(path)
+
+
+def test_a_split_without_tokens_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.bin", IDS[:9])
+    for percent in (1, 99):
+        with pytest.raises(
+            UserError, match=r"there are no tokens for the (train|validation) split"
+        ):
+            build(tmp_path, path, percent=percent)
+    assert list((tmp_path / "datasets").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--name x", "--tokens needs the --tokenizer that made them, or its --vocab-size"),
+        ("--vocab-size 300", "--tokens needs a --name"),
+        ("--name x --vocab-size 300 --text", "build different datasets"),
+        ("--name x --vocab-size 300 --tokenizer gpt2", "do not go together"),
+        (
+            "--name x --vocab-size 300 --validation-file b.bin --validation-percent 1",
+            "--validation-file and --validation-percent do not go together",
+        ),
+        ("--name x --vocab-size 300 --max-bytes 9", "--max-bytes is for documents, not for --tok"),
+        ("--name x --vocab-size 300 --max-tokens 9", "--max-tokens is for --chats"),
+        ("--name x --vocab-size 300 --split a", "--split is for repositories on the hub"),
+        ("--name a/b --vocab-size 300", "this name is reserved"),
+        ("--name python-stdlib --vocab-size 300", "this name is reserved"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(tmp_path: Path, options: str, message: str) -> None:
+    path = write(tmp_path, "a.bin", IDS % 300)
+    finished = download(tmp_path, path, *options.split())
+    assert finished.returncode == 2
+    assert message in finished.stderr
+    assert not (tmp_path / "d").exists()
+
+
+def test_the_command_prints_what_is_there(tmp_path: Path) -> None:
+    train_bpe(["some text"], 300).save(tmp_path / "tokenizer.json")
+    train, val = write(tmp_path, "train.bin", IDS % 256), write(tmp_path, "val.bin", IDS[:50] % 256)
+    finished = download(
+        *(tmp_path, train, "--validation-file", val, "--name", "x"),
+        *("--tokenizer", tmp_path / "tokenizer.json"),
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert "train: 5,000 tokens, largest id 255, 10,128 bytes of uint16" in finished.stdout
+    assert "validation: 50 tokens" in finished.stdout
+    assert "tokenizer: vocab_size" in finished.stdout
+    again = download(tmp_path, train, "--name", "x", "--vocab-size", 300)
+    assert again.returncode == 2
+    assert "already exists; choose another name" in again.stderr
+    assert load_file(tmp_path / "d/x/train.safetensors")["tokens"].dtype == np.uint16
