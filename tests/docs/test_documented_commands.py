@@ -67,7 +67,7 @@ NOT_RUN: dict[str, tuple[str, ...]] = {
     ),
     "writes committed files, which tests/config/test_run_config.py compares": ("config.py",),
     "takes minutes to hours; tests/benchmarks": ("benchmarks/",),
-    "needs the hub: tests/data/build/test_hub_dataset.py, tests/commands/test_upload.py": (
+    "needs the hub: tests/data/build/test_hub_dataset.py, tests/cli/test_upload.py": (
         *("download_dataset.py owner/name", "download_dataset.py gpjt/fineweb-gpt2-tokens"),
         *("download_dataset.py roneneldan/TinyStories", "download_dataset.py HuggingFaceFW"),
         *("download_dataset.py --tokens train.bin", "download_dataset.py --tokens fineweb_train"),

@@ -24,7 +24,7 @@ from rungs.parallel.sharding import Layout, create_mesh
 from rungs.run.folder import RunFolder
 from rungs.run.records import Evaluation
 from rungs.step.state import named_arrays
-from tests.commands.test_commands import BYTES, byte_model
+from tests.cli.test_commands import BYTES, byte_model
 from tests.support import reference_gpt
 from tests.support.configs import model_config
 from tests.support.tiny_reinforcement import write_start

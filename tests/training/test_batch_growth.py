@@ -27,7 +27,7 @@ from rungs.training.dataset_learner import on_datasets
 from rungs.training.resume import edit_to_extend
 from rungs.training.run_length import RunLength
 from rungs.training.start import launch
-from tests.commands.test_plan import planned
+from tests.cli.test_plan import planned
 from tests.support.charts import draw_no_charts
 from tests.support.configs import mesh_of, train_config
 from tests.support.tiny_run import (

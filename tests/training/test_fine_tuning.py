@@ -25,7 +25,7 @@ from rungs.run import metrics
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.step.state import named_arrays
 from rungs.training.start import model_and_optimizer
-from tests.commands.test_plan import planned
+from tests.cli.test_plan import planned
 from tests.support.configs import ONE_FILE, mesh_of, model_config, train_config
 from tests.support.long import long_except
 from tests.support.starting import StoppedEarly, crash_after, files, go, refusal

@@ -14,7 +14,7 @@ from rungs.cli import evaluate, generate, pretrained
 from rungs.common.errors import RunFailure, UserError
 from rungs.config.run_config import RunConfig
 from rungs.data.text.bpe import train_bpe
-from tests.commands.test_commands import BYTES
+from tests.cli.test_commands import BYTES
 from tests.support.configs import ONE_FILE, model_config, train_config
 from tests.support.published_models import MODELS, Arrays, arrays, copy
 from tests.support.token_datasets import make_text
