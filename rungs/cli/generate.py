@@ -322,12 +322,11 @@ def _option(name: str) -> str:
 def read_prompts(path: Path) -> list[str]:
     """Return the prompts in a file: its lines, or the "prompt" of each line of a .jsonl file.
     Raises UserError if the file is not readable, or a line of a .jsonl file has no prompt."""
-    from rungs.common.paths import suffix_of
     from rungs.common.strict_json import read_text
 
     numbered = enumerate(read_text(path).replace("\r\n", "\n").split("\n"), 1)
     lines = [(n, line) for n, line in numbered if line.strip()]
-    if suffix_of(path) != ".jsonl":
+    if path.suffix.lower() != ".jsonl":
         return [line for _, line in lines]
     return [_read_jsonl_prompt(line, f"{path}: line {number}") for number, line in lines]
 

@@ -122,11 +122,11 @@ def export(
     """
     with importing():
         from rungs.checkpointing.checkpoint_folder import find_averaged_weights
-        from rungs.common import disk, paths
+        from rungs.common import disk
         from rungs.huggingface import exporting, hf_tokenizer
         from rungs.huggingface.gguf.reading import SUFFIX as GGUF_SUFFIX
 
-    as_gguf = paths.suffix_of(folder) == GGUF_SUFFIX
+    as_gguf = folder.suffix.lower() == GGUF_SUFFIX
     if dtype and not as_gguf:
         raise UserError(f"--dtype: is for a GGUF file, whose name ends in {GGUF_SUFFIX}")
     if adapter and as_gguf:

@@ -134,25 +134,3 @@ class GrowingFile:
             while lines := [line for line in islice(file, _LINES_AT_ONCE) if line.endswith(b"\n")]:
                 self._offset += sum(map(len, lines))
                 yield lines
-
-
-def is_file(path: Path | str) -> bool:
-    return Path(path).is_file()
-
-
-def is_folder(path: Path | str) -> bool:
-    return Path(path).is_dir()
-
-
-def is_there(path: Path | str) -> bool:
-    return Path(path).exists()
-
-
-def suffix_of(name: Path | str) -> str:
-    """Return the last suffix of a file's name in lower case; empty if there is none."""
-    return Path(name).suffix.lower()
-
-
-def require_regular(path: Path) -> None:
-    """Raise OSError if a path is missing or a folder."""
-    path.open("rb").close()

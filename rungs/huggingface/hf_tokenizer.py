@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rungs.checkpointing import load, published, weights_file
-from rungs.common import errors, paths
+from rungs.common import errors
 from rungs.data.text import tokenizer_files
 from rungs.data.text.chat_template import TEMPLATE_FILE, ChatTemplate
 from rungs.data.text.tokenizer import TOKENIZER_FILE, Tokenizer
@@ -76,11 +76,11 @@ def write_tokenizer(
 def write_ends(folder: Path, weights: weights_file.Weights) -> None:
     """Write the model's chat template, if it was trained on chats, and make the tokens that ended
     texts in training end generated ones."""
-    is_chat = paths.is_file(weights.path.with_name(TEMPLATE_FILE))
+    is_chat = weights.path.with_name(TEMPLATE_FILE).is_file()
     template = ChatTemplate.find(weights.path.parent) if is_chat else None
     if template:
         template.save(folder)
-    if weights.header.train is None or not paths.is_file(folder / TOKENIZER_FILE):
+    if weights.header.train is None or not (folder / TOKENIZER_FILE).is_file():
         return
     tokenizer, path = tokenizer_files.load_tokenizer(folder), folder / published.GENERATION_FILE
     own = load.load_tokenizer(weights.path) if weights.tokenizer_file else tokenizer
@@ -92,7 +92,7 @@ def write_ends(folder: Path, weights: weights_file.Weights) -> None:
 
 def describe_ends(folder: Path) -> str:
     """Describe the tokens at which an exported model stops, for people to read."""
-    if not paths.is_file(folder / TOKENIZER_FILE):
+    if not (folder / TOKENIZER_FILE).is_file():
         return "no known token"
     tokenizer = tokenizer_files.load_tokenizer(folder)
     return tokenizer.names(published.stop_tokens(folder, tokenizer))

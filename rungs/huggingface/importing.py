@@ -14,7 +14,6 @@ from tqdm import tqdm
 from rungs.checkpointing import manifest, published, weights_file
 from rungs.common import disk, hub
 from rungs.common.errors import UserError
-from rungs.common.paths import is_file, is_folder, is_there
 from rungs.common.strict_json import format_name
 from rungs.config import model_config, run_config
 from rungs.config.reference import schema_key
@@ -47,9 +46,9 @@ def find_source(place: str, revision: str | None = None) -> HFSource:
     """Return the model in a folder or a GGUF file or, if there is none, the one with that id on the
     hub. Raises UserError if there is neither."""
     folder = Path(place)
-    if is_folder(folder) or is_gguf(folder):
+    if folder.is_dir() or is_gguf(folder):
         if revision is not None:
-            kind = "folder" if is_folder(folder) else "file"
+            kind = "folder" if folder.is_dir() else "file"
             raise UserError(f"{place}: a {kind} has no revisions; leave out --revision")
         return HFSource(folder.resolve().name, folder)
     if place.count("/") > 1 or place.startswith((".", "/", "~")):
@@ -149,7 +148,7 @@ class Import:
 def _open(source: HFSource, ignored_keys: tuple[str, ...]) -> tuple[HFConfig, Tensors]:
     """Return the config and the weights. A GGUF file has no `config.json`: there, `ignored_keys` of
     its metadata count as having no effect."""
-    if is_folder(source.folder):
+    if source.folder.is_dir():
         return read_hf_config(source.folder), TensorFolder(source.folder)
     stored = GGUFTensors(source.folder, ignored_keys)
     return stored.hf_config(), stored
@@ -241,7 +240,7 @@ def _wrong_tensors(
 def target_folder(name: str) -> Path:
     """Return the new run folder: a path, or a name in `runs/`. Raises UserError if it exists."""
     target = new_run_path(name)
-    if is_there(target):
+    if target.exists():
         raise UserError(f"{target}: exists already; choose another name, or move it away")
     return target
 
@@ -269,7 +268,7 @@ def _fill(plan: Import, run: RunFolder, target: Path) -> list[str]:
         plan.tensors.write_files(run.imported)
     for name, path in published.published_files(plan.source.folder).items():
         shutil.copyfile(path, run.imported / name)
-    if not is_file(run.imported / published.CONFIG_FILE):
+    if not (run.imported / published.CONFIG_FILE).is_file():
         write_json(run.imported / published.CONFIG_FILE, plan.hf_config.values)
     try:
         notes = convert_tokenizer(run.imported, plan.model.vocab_size)

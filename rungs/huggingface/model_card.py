@@ -10,7 +10,7 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCardData
 
 from rungs.checkpointing.manifest import META_FILE, CheckpointMeta, read_checkpoint
-from rungs.common.paths import is_file, refuse_link_out
+from rungs.common.paths import refuse_link_out
 from rungs.config.reinforce_config import ReinforceConfig
 from rungs.config.train_config import TrainConfig
 from rungs.data.catalog import dataset_folder
@@ -35,7 +35,7 @@ class ModelCard:
         self._name, self._export, self._gguf = name, export, gguf
         header, checkpoint = export.weights.header, export.weights.path.parent
         self._model, self._train, self._origin = header.model, header.train, header.origin
-        has_meta = is_file(checkpoint / META_FILE)
+        has_meta = (checkpoint / META_FILE).is_file()
         self._meta: CheckpointMeta | None = read_checkpoint(checkpoint).meta if has_meta else None
         self._run: RunFolder | None = records.run_of(export.weights.path)
         names = self._train.datasets if isinstance(self._train, TrainConfig) else {}

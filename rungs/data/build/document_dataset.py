@@ -14,7 +14,6 @@ from typing import ClassVar, NamedTuple, TypeVar
 from pydantic import Field
 
 from rungs.common import disk, errors, run_log, strict_json
-from rungs.common.paths import suffix_of
 from rungs.common.run_log import log
 from rungs.data.build import document_files
 from rungs.data.build.document_files import FILES_AHEAD, DataFile, FetchedFile, fetch_ahead
@@ -169,7 +168,7 @@ def _text_bytes(file: DataFile) -> float:
     """Return the estimated bytes of text in a file."""
     kind = document_files.format_of(file.name)
     assert kind is not None
-    is_compressed = kind != "parquet" and suffix_of(file.name) in (".gz", ".zst")
+    is_compressed = kind != "parquet" and Path(file.name).suffix.lower() in (".gz", ".zst")
     return file.bytes * (_COMPRESSION if is_compressed else _TEXT_PER_BYTE[kind])
 
 

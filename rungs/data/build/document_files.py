@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from rungs.common import hub
 from rungs.common.errors import UserError, errors_at, reason
-from rungs.common.paths import file_checksum, open_given, suffix_of
+from rungs.common.paths import file_checksum, open_given
 from rungs.common.strict_json import format_name, format_value
 from rungs.data.build.sections import parse_json, without_surrogates
 from rungs.data.text.tokenizer import END_OF_TEXT
@@ -389,7 +389,7 @@ def _lines(file: IO[str]) -> str:
 
 def _opened(path: Path, name: str) -> Any:
     """Open a file for reading bytes, decompressed."""
-    compression = _COMPRESSIONS.get(suffix_of(name))
+    compression = _COMPRESSIONS.get(Path(name).suffix.lower())
     if compression is None:
         return path.open("rb")
     return io.BufferedReader(pa.CompressedInputStream(pa.OSFile(str(path)), compression))

@@ -17,7 +17,6 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from rungs.common.errors import UserError, check_characters, errors_at, reason
-from rungs.common.paths import suffix_of
 from rungs.common.strict_json import format_value
 from rungs.data.build.chat_dataset import ChatFormat, Turn, save_template, token_count
 from rungs.data.build.document_files import DataFile, FetchedFile, fetch_ahead, fetcher, rows
@@ -197,7 +196,7 @@ def _lines_of(fetched: FetchedFile, folder: Path) -> LineSection:
     """Return the lines of a file. If it is not plain JSON lines, its rows are written as those into
     a new folder."""
     path, name = fetched.path, fetched.file.name
-    if suffix_of(path) not in (".jsonl", ".ndjson", ".json"):
+    if path.suffix.lower() not in (".jsonl", ".ndjson", ".json"):
         path = folder / f"{path.stem[-_MOST_STEM:]}.jsonl"
         folder.mkdir()
         with path.open("w", encoding="utf-8") as lines:

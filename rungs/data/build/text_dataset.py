@@ -11,7 +11,6 @@ from pathlib import Path
 
 from rungs.common import run_log
 from rungs.common.errors import UserError
-from rungs.common.paths import suffix_of
 from rungs.common.run_log import log
 from rungs.config.option_values import VALIDATION_PERCENT, VOCAB_SIZE
 from rungs.data.build.sections import (
@@ -63,10 +62,12 @@ def build(
 
 def _is_json(section: TextSection) -> bool:
     """Whether a file's name or first line suggests JSON."""
+    if section.path.suffix.lower() in _JSON_SUFFIXES:
+        return True
     with section.path.open("rb") as file:
         first_line, *_ = file.read(PIECE_BYTES).strip().splitlines() or [b""]
     try:
-        return suffix_of(section.path) in _JSON_SUFFIXES or isinstance(json.loads(first_line), dict)
+        return isinstance(json.loads(first_line), dict)
     except (RecursionError, ValueError):
         return False
 

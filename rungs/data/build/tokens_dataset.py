@@ -78,7 +78,7 @@ class TokenSection(NamedTuple):
         many as its header says, or another dtype or number of dimensions."""
         with paths.open_given(path) as file:
             head = file.read(_MOST_HEADER)
-        if (suffix := paths.suffix_of(path)) == ".safetensors":
+        if (suffix := path.suffix.lower()) == ".safetensors":
             return _of_safetensors(path)
         if suffix not in (".npy", ".bin"):
             raise UserError(f"{path}: its name must end in .npy, .bin or .safetensors")

@@ -13,7 +13,7 @@ import tokenizers
 from pydantic import ConfigDict
 from tokenizers import AddedToken, models, pre_tokenizers, processors
 
-from rungs.common import hub, paths, strict_json
+from rungs.common import hub, strict_json
 from rungs.common.errors import UserError, errors_at, reason
 from rungs.common.run_log import log
 from rungs.data.text import bpe
@@ -215,7 +215,7 @@ def finder(place: Path | str) -> FindFile:
 def _is_hub_id(place: Path | str) -> bool:
     if isinstance(place, Path) or Path(place).is_dir() or Path(place).is_file():
         return False
-    is_file_name = paths.suffix_of(place) == ".model" or ".json" in place.lower()
+    is_file_name = Path(place).suffix.lower() == ".model" or ".json" in place.lower()
     return place.count("/") <= 1 and not place.startswith((".", "/")) and not is_file_name
 
 

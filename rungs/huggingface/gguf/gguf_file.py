@@ -10,7 +10,6 @@ from gguf.quants import dequantize
 
 from rungs.common import shown_text
 from rungs.common.errors import UserError, reason
-from rungs.common.paths import require_regular
 from rungs.common.strict_json import format_name
 
 
@@ -31,7 +30,6 @@ class GGUFFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            require_regular(path)
             with np.errstate(over="raise"):
                 reader = _Reader(path)
             self.metadata = {key: _value(field) for key, field in reader.fields.items()}

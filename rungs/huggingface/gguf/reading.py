@@ -33,9 +33,9 @@ _DTYPES = {
 def is_gguf(path: Path) -> bool:
     """Return whether a path is called like a GGUF file, or is one of another name. Raises UserError
     if it can't be read."""
-    if paths.suffix_of(path) == SUFFIX:
+    if path.suffix.lower() == SUFFIX:
         return True
-    if not paths.is_file(path):
+    if not path.is_file():
         return False
     with paths.open_given(path) as file:
         return file.read(len(_MAGIC)) == _MAGIC

@@ -13,7 +13,6 @@ import tokenizers
 from gguf import Keys, TokenType
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
-from rungs.common import paths
 from rungs.common.errors import UserError, errors_at
 from rungs.data.text import tokenizer_files
 from rungs.data.text.chat_template import TEMPLATE_FILE, ChatTemplate
@@ -122,7 +121,7 @@ def to_metadata(
     """Return the metadata of an exported model's tokenizer and chat template, and notes on what
     llama.cpp does in another way. `stops` end a generated text. Raises UserError if llama.cpp has
     no such tokenizer."""
-    if not paths.is_file(folder / TOKENIZER_FILE):
+    if not (folder / TOKENIZER_FILE).is_file():
         return {_KEYS.MODEL: "none"}, []
     tokenizer = tokenizer_files.load_tokenizer(folder)
     if tokenizer.vocab_size > vocab_size:

@@ -13,7 +13,6 @@ from gguf.quants import quantize
 from tqdm import tqdm
 
 from rungs.checkpointing import published
-from rungs.common import paths
 from rungs.common.errors import UserError, errors_at
 from rungs.data.text.tokenizer import TOKENIZER_FILE
 from rungs.data.text.tokenizer_files import load_tokenizer
@@ -46,7 +45,7 @@ class GGUFExport:
             self._export = export.in_family(ARCHITECTURES)
             with tempfile.TemporaryDirectory() as folder:
                 self.notes = export.write_files(Path(folder))
-                has_tokenizer = paths.is_file(Path(folder, TOKENIZER_FILE))
+                has_tokenizer = Path(folder, TOKENIZER_FILE).is_file()
                 tokenizer = load_tokenizer(Path(folder)) if has_tokenizer else None
                 stops = published.stop_tokens(Path(folder), tokenizer) if tokenizer else ()
                 size = self._export.choice.model.vocab_size
