@@ -27,8 +27,7 @@ from rungs.data import catalog
 from rungs.data.build.document_dataset import Request
 from rungs.data.build.document_files import local_files
 from rungs.data.text.batch_encoder import as_tiktoken
-from rungs.data.text.bpe import train_bpe
-from rungs.data.text.tokenizer import Tokenizer
+from rungs.data.text.tokenizer import Tokenizer, train_bpe
 from rungs.data.text.tokenizer_files import load_tokenizer
 
 VOCABULARY = 50_257

@@ -1,13 +1,13 @@
 """How much of some texts, such as a validation split, is also in training; and duplicates.
 
 Two texts overlap if they share 13 consecutive words, in lower case without punctuation (GPT-3,
-arXiv 2005.14165, appendix C). Words are compared by 64-bit hashes. To bound memory, only the first
-of very many texts are examined, and duplicates are counted in a hash-based sample."""
+arXiv 2005.14165, appendix C). Words and texts are compared by 64-bit hashes. To bound memory, only
+the first of very many texts are examined."""
 
 import functools
 import itertools
 import string
-from collections import Counter
+from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,12 +16,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from rungs.common import errors, strict_json
-from rungs.data.build.sections import (
-    LineSection,
-    parse_json,
-    stable_hash,
-    without_surrogates,
-)
+from rungs.data.build.sections import LineSection, parse_json, stable_hash, without_surrogates
 from rungs.data.text.tokenizer_files import load_tokenizer
 from rungs.data.tokens.dataset import TRAIN, VALIDATION, Dataset, Split, read_description
 from rungs.data.tokens.token_file import FileArray
@@ -32,9 +27,8 @@ SHOWN_SHARE = 0.01
 """A larger overlap is mentioned next to the validation loss."""
 _MOST_HASHES = 1 << 24
 _MOST_WORDS = 1 << 20
-_MOST_COUNTED = 1 << 20
 _BATCH_HASHES = 1 << 20
-_BLOCK_TOKENS, _BLOCK_PAIRS, _BATCH_DOCUMENTS = 1 << 20, 1 << 12, 256
+_BLOCK_TOKENS, _BATCH_DOCUMENTS = 1 << 20, 256
 _FACTORS_N = np.random.default_rng(13).integers(0, 1 << 63, WORDS, np.uint64) * np.uint64(2) + 1
 _WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
@@ -111,12 +105,11 @@ def check(dataset: Dataset) -> Overlap:
     UserError if the dataset has no tokenizer with an end-of-text token."""
     held_out = VALIDATION in dataset.splits
     examined = Examined(texts_of(dataset, VALIDATION) if held_out else ())
-    repeats = Repeats()
-    examined.compare(repeats.counted(texts_of(dataset, TRAIN)))
+    hashes = examined.compare(texts_of(dataset, TRAIN))
     return Overlap(
         checksums=dataset.description.checksums,
         validation=examined.found() if held_out else None,
-        repeated_in_training=repeats.share,
+        repeated_in_training=_repeated_share(hashes),
     )
 
 
@@ -167,19 +160,16 @@ def _documents(tokens: FileArray, end_of_text: int) -> Iterator[np.ndarray]:
 
 
 def _pairs(tokens: FileArray, bounds: FileArray) -> Iterator[np.ndarray]:
-    start = 0
-    for first in range(0, len(bounds), _BLOCK_PAIRS):
-        ends = bounds[first : first + _BLOCK_PAIRS][:, 1]
-        yield from np.split(tokens[start : int(ends[-1])], ends[:-1] - start)
-        start = int(ends[-1])
+    ends = bounds[:][:, 1].tolist()
+    for start, end in itertools.pairwise([0, *ends]):
+        yield tokens[start:end]
 
 
 def _items(path: Path) -> Iterator[str]:
     """Yield each item's strings, joined."""
     for place, line in LineSection.of_file(path).lines():
         with errors.errors_at(f"{place}: ", ValueError):
-            item = parse_json(line)
-        yield " ".join(_strings(item))
+            yield " ".join(_strings(parse_json(line)))
 
 
 def _strings(value: Any) -> Iterator[str]:
@@ -190,52 +180,28 @@ def _strings(value: Any) -> Iterator[str]:
             yield from _strings(part)
 
 
-class Repeats:
-    """Counts texts that are copies of an earlier one."""
-
-    def __init__(self) -> None:
-        self._counts, self._every = Counter[int](), 1
-
-    def counted(self, texts: Iterable[str]) -> Iterator[str]:
-        """Yield the texts unchanged while counting them, or of very many those of some hashes."""
-        for text in texts:
-            yield text
-            if (number := stable_hash(text)) % self._every == 0:
-                self._counts[number] += 1
-            if len(self._counts) > _MOST_COUNTED:
-                self._every *= 2
-                for number in [each for each in self._counts if each % self._every]:
-                    del self._counts[number]
-
-    @property
-    def share(self) -> float:
-        """Share of the texts so far that repeat an earlier one."""
-        return 1 - len(self._counts) / self._counts.total() if self._counts else 0.0
-
-
 class Examined:
     """Texts to look for in training; each is read once."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         self._word_hash = functools.lru_cache(_MOST_WORDS)(stable_hash)
-        self._repeats, self.count = Repeats(), 0
-        kept = list(self._kept(texts))
-        self._texts = np.array([text for text, _ in kept], np.uint64)
-        runs = [hashes for _, hashes in kept]
+        self._hashes = array("Q")
+        runs, size = list[np.ndarray](), 0
+        for text in texts:
+            self._hashes.append(stable_hash(text))
+            if size < _MOST_HASHES:
+                runs.append(self._runs_of(text))
+                size += len(runs[-1]) + 1
+        self._texts = np.array(self._hashes[: len(runs)], np.uint64)
         self._lengths = np.array([len(hashes) for hashes in runs], np.int64)
         self._runs, self._where = np.unique(_joined(runs), return_inverse=True)
         self._is_copied = np.zeros(len(self._texts), bool)
         self._is_shared = np.zeros(len(self._runs), bool)
 
-    def _kept(self, texts: Iterable[str]) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield the hashes of each text and of its runs of words, up to a limit."""
-        size = 0
-        for text in self._repeats.counted(texts):
-            self.count += 1
-            if size < _MOST_HASHES:
-                hashes = self._runs_of(text)
-                size += len(hashes) + 1
-                yield stable_hash(text), hashes
+    @property
+    def count(self) -> int:
+        """Number of texts."""
+        return len(self._hashes)
 
     def _runs_of(self, text: str) -> np.ndarray:
         """Return the hashes of all `WORDS` consecutive words, uint64."""
@@ -245,23 +211,20 @@ class Examined:
         hashes = np.array([*map(self._word_hash, words)], np.uint64)
         return (sliding_window_view(hashes, WORDS) * _FACTORS_N).sum(axis=1, dtype=np.uint64)
 
-    def compare(self, training: Iterable[str]) -> None:
-        """Look for the texts in the training texts, reading those once."""
-        texts: list[int] = []
-        runs: list[np.ndarray] = []
-        size = 0
+    def compare(self, training: Iterable[str]) -> "array[int]":
+        """Look for the texts in the training texts, reading those once. Return the training texts'
+        hashes."""
+        hashes, runs, size = array("Q"), list[np.ndarray](), 0
         for text in training:
-            texts.append(stable_hash(text))
+            hashes.append(stable_hash(text))
             runs.append(self._runs_of(text))
             size += len(runs[-1]) + 1
             if size >= _BATCH_HASHES:
-                self._mark(texts, runs)
-                texts, runs, size = [], [], 0
-        self._mark(texts, runs)
-
-    def _mark(self, texts: list[int], runs: list[np.ndarray]) -> None:
-        self._is_copied |= np.isin(self._texts, np.array(texts, np.uint64))
+                self._is_shared |= np.isin(self._runs, _joined(runs))
+                runs, size = [], 0
         self._is_shared |= np.isin(self._runs, _joined(runs))
+        self._is_copied |= np.isin(self._texts, np.array(hashes, np.uint64))
+        return hashes
 
     def found(self) -> Found:
         """Return the result of the comparisons."""
@@ -273,8 +236,14 @@ class Examined:
             copies=int(self._is_copied.sum()),
             overlapping=int((shared > 0).sum()),
             long_enough=int((self._lengths > 0).sum()),
-            repeated=self._repeats.share,
+            repeated=_repeated_share(self._hashes),
         )
+
+
+def _repeated_share(hashes: "array[int]") -> float:
+    """Return the share of texts that are copies of an earlier one, by their hashes."""
+    different = len(np.unique(np.array(hashes, np.uint64)))
+    return 1 - different / len(hashes) if hashes else 0.0
 
 
 def _joined(arrays: list[np.ndarray]) -> np.ndarray:

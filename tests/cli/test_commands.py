@@ -19,7 +19,7 @@ from rungs.cli.start_command import StartCommand
 from rungs.common import command
 from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig
-from rungs.data.text.bpe import train_bpe
+from rungs.data.text.tokenizer import train_bpe
 from tests.support.commands import run_script
 from tests.support.committed_runs import ROOT
 from tests.support.configs import ONE_FILE, model_config, train_config

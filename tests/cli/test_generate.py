@@ -21,8 +21,7 @@ from rungs.cli.generate import (
 )
 from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig
-from rungs.data.text.bpe import train_bpe
-from rungs.data.text.tokenizer import Tokenizer
+from rungs.data.text.tokenizer import Tokenizer, train_bpe
 from rungs.data.text.tokenizer_files import load_tokenizer
 from tests.cli.test_commands import BYTES, IN_SHARDS, byte_model
 from tests.support.configs import ONE_FILE, model_config, train_config

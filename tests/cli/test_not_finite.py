@@ -13,7 +13,7 @@ from rungs.checkpointing.weights_file import WeightsHeader, write_weights
 from rungs.cli import evaluate, generate, pretrained
 from rungs.common.errors import RunFailure, UserError
 from rungs.config.run_config import RunConfig
-from rungs.data.text.bpe import train_bpe
+from rungs.data.text.tokenizer import train_bpe
 from tests.cli.test_commands import BYTES
 from tests.support.configs import ONE_FILE, model_config, train_config
 from tests.support.published_models import MODELS, Arrays, arrays, copy

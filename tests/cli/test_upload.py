@@ -17,7 +17,7 @@ from rungs.cli import pretrained
 from rungs.common.errors import UserError, system_error
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig
-from rungs.data.text.bpe import train_bpe
+from rungs.data.text.tokenizer import train_bpe
 from rungs.data.tokens.dataset import (
     DatasetDescription,
     Documents,

@@ -9,14 +9,13 @@ from rungs.common.errors import UserError
 from rungs.data import overlap
 from rungs.data.overlap import (
     Examined,
-    Repeats,
     check,
     check_items,
     read_items,
     recorded,
     texts_of,
 )
-from rungs.data.text.bpe import train_bpe
+from rungs.data.text.tokenizer import train_bpe
 from rungs.data.tokens.dataset import Dataset, Split
 from rungs.data.tokens.token_file import PairWriter, TokenWriter
 
@@ -81,21 +80,11 @@ def test_only_the_first_of_very_many_texts_are_examined(monkeypatch: pytest.Monk
     assert examined.found().examined == 6  # of 18 runs and a text each
 
 
-@pytest.mark.parametrize("most", [1 << 20, 200])
-def test_repeats_are_counted(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
-    monkeypatch.setattr(overlap, "_MOST_COUNTED", most)
-    texts = [f"text {number // 2}" for number in range(3000)] + [f"x{n}" for n in range(1000)]
-    repeats = Repeats()
-    assert list(repeats.counted(iter(texts))) == texts
-    assert repeats.share == pytest.approx(1500 / 4000, abs=1e-9 if most > 4000 else 0.12)
-
-
 @pytest.mark.parametrize("block", [1, 7, 50, 1 << 20])
 def test_texts_of_a_split_are_its_documents(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
 ) -> None:
     monkeypatch.setattr(overlap, "_BLOCK_TOKENS", block)
-    monkeypatch.setattr(overlap, "_BLOCK_PAIRS", max(block // 3, 1))
     monkeypatch.setattr(overlap, "_BATCH_DOCUMENTS", 3)
     texts = ["one", "", "two words", "a longer text, of words", "four", "five", "six", "seven"]
     dataset = make_dataset(tmp_path / "d", texts, texts[-1:])
@@ -138,8 +127,3 @@ def test_a_file_without_items_is_refused(tmp_path: Path) -> None:
     items.write_text("\n \n")
     with pytest.raises(UserError, match=r"items\.jsonl: has no items"):
         read_items(items)
-
-
-def test_of_no_texts_none_is_a_repeat(tmp_path: Path) -> None:
-    dataset = make_dataset(tmp_path / "d", ["", ""], [])
-    assert check(dataset).repeated_in_training == 0

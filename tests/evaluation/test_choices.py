@@ -15,7 +15,7 @@ from rungs.checkpointing.load import load_model
 from rungs.cli import evaluate
 from rungs.common.errors import UserError
 from rungs.config.sharding_config import Mode
-from rungs.data.text.bpe import train_bpe
+from rungs.data.text.tokenizer import train_bpe
 from rungs.evaluation import scoring
 from rungs.evaluation.checkpoint_scores import Measured
 from rungs.evaluation.scoring import Continuation, Scorer, read_items, split_tokens

@@ -16,7 +16,7 @@ import pytest
 
 from rungs.common.errors import RunFailure, UserError
 from rungs.data.tokens import token_file
-from rungs.data.tokens.dataset import Dataset, read_description, write_description
+from rungs.data.tokens.dataset import Dataset, read_description
 from rungs.run.folder import RunFolder
 from rungs.run.metrics import MetricsLog
 from tests.faults.injected_faults import act_at_call, fail
@@ -194,18 +194,6 @@ def test_a_file_with_the_size_and_time_of_the_old_one_is_described_again(
     second = Dataset("x", tmp_path).description
     assert second.splits["train"].sha256 != first.splits["train"].sha256
     assert read_description(tmp_path) == second
-
-
-def test_a_description_without_a_sample_is_completed_without_reading_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_tokens(tmp_path / "train.safetensors", 1, 2, 3)
-    first = Dataset("x", tmp_path).description
-    old = first.splits["train"].model_copy(update={"sample_sha256": None})
-    write_description(tmp_path, first.model_copy(update={"splits": {"train": old}}))
-    monkeypatch.setattr("rungs.data.tokens.dataset._largest_id_and_checksum", fail)
-    assert Dataset("x", tmp_path).description == first
-    assert read_description(tmp_path) == first
 
 
 def test_a_file_older_than_its_description_is_not_read_again(

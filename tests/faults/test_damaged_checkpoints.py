@@ -16,7 +16,7 @@ from rungs.checkpointing.checkpoint_folder import find_weights, list_checkpoints
 from rungs.checkpointing.load import load_model, load_tokenizer
 from rungs.checkpointing.manifest import Checkpoint, refuse_damaged
 from rungs.common.errors import UserError
-from rungs.data.text.bpe import train_bpe
+from rungs.data.text.tokenizer import train_bpe
 from rungs.huggingface.exporting import Export
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.training.resume import checkpoint_to_resume

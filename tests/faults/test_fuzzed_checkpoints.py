@@ -22,7 +22,7 @@ from rungs.checkpointing.weights_file import Origin, Weights, WeightsHeader, wri
 from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig
 from rungs.config.sharding_config import ShardingConfig
-from rungs.data.text.bpe import train_bpe
+from rungs.data.text.tokenizer import train_bpe
 from rungs.data.tokens.token_file import TokenFile
 from rungs.huggingface.tensors import safetensors_specs
 from rungs.run.folder import RunFolder, StartOptions

@@ -15,7 +15,7 @@ from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig
 from rungs.data.build import pair_dataset, text_dataset, tokens_dataset
 from rungs.data.catalog import build_dataset, open_dataset
-from rungs.data.text.bpe import train_bpe
+from rungs.data.text.tokenizer import train_bpe
 from rungs.data.tokens.dataset import DESCRIPTION_FILE, Dataset
 from rungs.data.tokens.loader import TrainingData
 from tests.faults.fuzzing import (

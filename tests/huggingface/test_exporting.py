@@ -19,7 +19,7 @@ from rungs.common.errors import UserError
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig
 from rungs.config.train_config import TrainConfig
-from rungs.data.text.bpe import train_bpe
+from rungs.data.text.tokenizer import train_bpe
 from rungs.data.text.tokenizer_files import load_tokenizer, save_tokenizer
 from rungs.huggingface import exporting
 from rungs.huggingface.exporting import Export, choose_family

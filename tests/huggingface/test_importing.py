@@ -20,7 +20,7 @@ from rungs.common.disk import atomic_folder
 from rungs.common.errors import RunFailure, UserError
 from rungs.config import reference, run_config
 from rungs.config.model_config import ModelConfig
-from rungs.data.text.bpe import train_bpe
+from rungs.data.text.tokenizer import train_bpe
 from rungs.huggingface.exporting import Export
 from rungs.huggingface.importing import Import, find_source, import_model, target_folder
 from rungs.run.folder import RunFolder

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rungs.data.text.bpe import train_bpe
+from rungs.data.text.tokenizer import train_bpe
 from rungs.run.folder import RunFolder
 from tests.support.tiny_run import MODEL, make_dataset, make_run
 

@@ -3,8 +3,7 @@
 import hypothesis
 import hypothesis.strategies as st
 
-from rungs.data.text.bpe import train_bpe
-from rungs.data.text.tokenizer import Tokenizer
+from rungs.data.text.tokenizer import Tokenizer, train_bpe
 from rungs.serving.answering import AnswerText
 
 TOKENIZER: Tokenizer = train_bpe([], 257)

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rungs.data.text.bpe import train_bpe
-from rungs.data.text.tokenizer import Tokenizer
+from rungs.data.text.tokenizer import Tokenizer, train_bpe
 from rungs.data.text.tokenizer_files import load_tokenizer
 from rungs.serving.answering import TokenOffsets, _Choice
 from rungs.serving.engine import Delivery

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from rungs.checkpointing.weights_file import WeightsHeader, write_weights
-from rungs.data.text.bpe import train_bpe
-from rungs.data.text.tokenizer import TOKENIZER_FILE
+from rungs.data.text.tokenizer import TOKENIZER_FILE, train_bpe
 from rungs.step.state import named_arrays
 from tests.support.configs import ONE_FILE
 from tests.support.tiny_model import random_model

@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from rungs.config import run_config
-from rungs.data.text.bpe import train_bpe
+from rungs.data.text.tokenizer import train_bpe
 from rungs.run import metrics
 from rungs.run.folder import StartOptions
 from rungs.training.dataset_learner import on_datasets

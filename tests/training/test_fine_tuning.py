@@ -16,7 +16,7 @@ from rungs.checkpointing.starting_point import Start
 from rungs.checkpointing.weights_file import Origin, Weights, WeightsHeader, write_weights
 from rungs.config import run_config
 from rungs.config.model_config import ModelConfig
-from rungs.data.text.bpe import train_bpe
+from rungs.data.text.tokenizer import train_bpe
 from rungs.data.tokens.dataset import VALIDATION
 from rungs.model.gpt import GPT
 from rungs.model.lora import add_lora

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rungs.checkpointing.checkpoint_folder import best_of, list_checkpoints
-from rungs.data.text.bpe import train_bpe
+from rungs.data.text.tokenizer import train_bpe
 from rungs.parallel.target_device import Target
 from rungs.run import metrics as metrics_module
 from rungs.run.folder import RunFolder

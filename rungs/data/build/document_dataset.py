@@ -16,17 +16,15 @@ from pydantic import Field
 from rungs.common import disk, errors, run_log, strict_json
 from rungs.common.run_log import log
 from rungs.data.build import document_files
-from rungs.data.build.document_files import FILES_AHEAD, DataFile, FetchedFile, fetch_ahead
+from rungs.data.build.document_files import DataFile, FetchedFile, fetch_ahead
 from rungs.data.build.sections import (
     NO_TEXT,
-    changed_while_read,
     log_texts,
     stable_hash,
     token_dtype,
 )
 from rungs.data.text.batch_encoder import BatchEncoder
-from rungs.data.text.bpe import train_bpe
-from rungs.data.text.tokenizer import Tokenizer
+from rungs.data.text.tokenizer import Tokenizer, train_bpe
 from rungs.data.text.tokenizer_files import load_tokenizer, save_tokenizer
 from rungs.data.tokens.dataset import (
     SPLITS,
@@ -39,15 +37,11 @@ from rungs.data.tokens.dataset import (
 )
 from rungs.data.tokens.token_file import TokenWriter
 
-DOWNLOADS = ".downloads"
+_DOWNLOADS = ".downloads"
 """Folder of downloaded files that are not read yet."""
 _BATCH_BYTES, _BATCH_ROWS = 8 << 20, 1 << 14
 _SAVED_BATCHES = 8
 """Batches between two saves of progress."""
-_TEXT_PER_BYTE = {"parquet": 2.5, "json lines": 1.0, "plain text": 1.0}
-_COMPRESSION = 3.5
-"""Bytes of text per byte of a file by format, and of a compressed file, as in FineWeb."""
-_BYTES_PER_TOKEN = 4
 _TRAINING_CHARACTERS = 32 << 20
 """Characters, from the start of the first file, that a tokenizer is trained on."""
 
@@ -128,16 +122,18 @@ def build(folder: Path, request: Request) -> Source:
         raise
 
 
-def _build(folder: Path, request: Request) -> Source:
-    is_local = request.repository is None
-    if not is_local:
-        _check_space(folder, request)
+def remove_leftovers(folder: Path) -> None:
+    """Remove from a finished dataset's folder the files of an unfinished one."""
+    (folder / Progress.FILE).unlink(missing_ok=True)
+    disk.try_to_remove(folder / _DOWNLOADS)
 
+
+def _build(folder: Path, request: Request) -> Source:
     progress = Progress.of(folder, request.checksum)
     if progress.text_bytes:
         log.info("going on after %s bytes of text", f"{progress.text_bytes:,}")
-    fetch = document_files.fetcher(request.repository, request.revision, folder / DOWNLOADS)
-    left = request.files[len(progress.finished) :]
+    fetch = document_files.fetcher(request.repository, request.revision, folder / _DOWNLOADS)
+    left, is_local = request.files[len(progress.finished) :], request.repository is None
     with ExitStack() as stack:
         fetched = stack.enter_context(closing(fetch_ahead(left, fetch, keep=is_local)))
         first = next(fetched, None)
@@ -147,29 +143,6 @@ def _build(folder: Path, request: Request) -> Source:
             if builder.add_file(file):
                 break
     return builder.finish()
-
-
-def _check_space(folder: Path, request: Request) -> None:
-    """Raise RunFailure if the token files and downloads will probably not fit on the disk."""
-    texts = sum(map(_text_bytes, request.files))
-    if request.max_bytes is not None:
-        texts = min(texts, request.max_bytes)
-    size = 2 if isinstance(request.tokenizer, int) or request.tokenizer.vocab_size <= 1 << 16 else 4
-    waiting = sum(sorted(file.bytes for file in request.files)[-1 - FILES_AHEAD :])
-    needed, free = texts / _BYTES_PER_TOKEN * size + waiting, disk.free_bytes(folder)
-    if needed > free:
-        raise errors.RunFailure(
-            f"{request.repository}: about {needed / 1e9:,.1f} GB needed, {free / 1e9:,.1f} GB free"
-            f" at {folder.parent}; free some, or take a part with --max-bytes or --files"
-        )
-
-
-def _text_bytes(file: DataFile) -> float:
-    """Return the estimated bytes of text in a file."""
-    kind = document_files.format_of(file.name)
-    assert kind is not None
-    is_compressed = kind != "parquet" and Path(file.name).suffix.lower() in (".gz", ".zst")
-    return file.bytes * (_COMPRESSION if is_compressed else _TEXT_PER_BYTE[kind])
 
 
 def _tokenizer(
@@ -194,12 +167,6 @@ def _first_texts(rows: Iterator[str | None]) -> Iterator[str]:
             return
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Remove from a finished dataset's folder the files of an unfinished one."""
-    (folder / Progress.FILE).unlink(missing_ok=True)
-    disk.try_to_remove(folder / DOWNLOADS)
-
-
 class _Batch(NamedTuple):
     rows: int
     texts: list[str]
@@ -217,14 +184,13 @@ class _Builder:
     ) -> None:
         self._folder, self._request, self._progress = folder, request, progress
         self._encoder, self._tokenizer = BatchEncoder(tokenizer), tokenizer
-        dtype, texts = (
-            token_dtype(tokenizer.vocab_size),
-            log_texts(tokenizer, tokenizer.end_of_text),
-        )
-        done, paths = progress.tokens, {split: folder / split_file(split) for split in SPLITS}
+        dtype = token_dtype(tokenizer.vocab_size)
+        texts = log_texts(tokenizer, tokenizer.end_of_text)
         self._writers = {
-            split: stack.enter_context(TokenWriter(path, dtype, texts, done.get(split, 0)))
-            for split, path in paths.items()
+            split: stack.enter_context(
+                TokenWriter(folder / split_file(split), dtype, texts, progress.tokens.get(split, 0))
+            )
+            for split in SPLITS
         }
         self._reader = stack.enter_context(ThreadPoolExecutor(1))
         total = request.max_bytes or sum(file.bytes for file in request.files)
@@ -233,7 +199,6 @@ class _Builder:
     def add_file(self, fetched: FetchedFile) -> bool:
         """Append a file's remaining documents; return whether `max_bytes` is reached."""
         file, most = fetched.file, self._request.max_bytes
-        size = fetched.path.stat().st_size
         column, done = self._request.column, self._progress.rows
         rows = document_files.read(fetched.path, file.name, column, done)
         room = None if most is None else most - self._progress.text_bytes
@@ -242,8 +207,6 @@ class _Builder:
             self._add(batch, file.split)
             if number % _SAVED_BATCHES == 0:
                 self._save()
-        if fetched.path.stat().st_size < size:
-            raise changed_while_read(file.name)
         finished = DocumentFile(
             name=file.name,
             bytes=file.bytes,

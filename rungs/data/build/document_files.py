@@ -108,20 +108,19 @@ def choose(
         raise UserError(f"no file of documents; these are known: {', '.join(FORMATS)}")
     splits = _splits(names, configs, choice)
     known = sorted(set(splits.values()))
+    chosen: dict[str, Split | None]
     if choice.split is not None:
-        splits = {name: TRAIN for name, split in splits.items() if split == choice.split}
-        if not splits:
+        chosen = {name: None for name, split in splits.items() if split == choice.split}
+        if not chosen:
             raise UserError(f"no split {format_value(choice.split)}; there are {', '.join(known)}")
-        return [DataFile(name, *files[name], None) for name in splits]
-    held_out = next((split for split in ("validation", "test") if split in known), None)
-    if "train" not in known:  # no name tells the splits apart
-        return [DataFile(name, *files[name], None) for name in splits]
-    uses: dict[str, Split | None] = {"train": TRAIN if held_out else None}
-    if held_out:
-        uses[held_out] = VALIDATION
-    return [
-        DataFile(name, *files[name], uses[split]) for name, split in splits.items() if split in uses
-    ]
+    elif "train" not in known:  # no name tells the splits apart
+        chosen = dict.fromkeys(splits)
+    else:
+        held_out = [split for split in ("validation", "test") if split in known][:1]
+        uses: dict[str, Split | None] = {"train": TRAIN if held_out else None}
+        uses |= dict.fromkeys(held_out, VALIDATION)
+        chosen = {name: uses[split] for name, split in splits.items() if split in uses}
+    return [DataFile(name, *files[name], split) for name, split in chosen.items()]
 
 
 def _splits(names: list[str], configs: Sequence[dict[str, Any]], choice: Choice) -> dict[str, str]:
@@ -231,9 +230,7 @@ def fetch_ahead(
 
 def _fetch(file: DataFile, fetch: Callable[[DataFile], Path]) -> FetchedFile:
     path = fetch(file)
-    sha256 = file_checksum(path)
-    if sha256 is None:
-        raise UserError(f"{file.name}: cannot be read: it is gone")
+    sha256 = file_checksum(path) or ""
     if file.sha256 not in (None, sha256):
         path.unlink()
         raise UserError(f"{file.name}: was not downloaded correctly; run the same command again")
@@ -254,13 +251,10 @@ def read(path: Path, name: str, column: str | None, first: int = 0) -> Iterator[
     is in `column`, or by default in `text` or the only column of strings; lone surrogates in it
     become U+FFFD. Raises UserError if the file cannot be read, is damaged or not UTF-8, or has no
     such column."""
-    readers: dict[Format | None, Callable[..., Iterator[str | None]]] = {
-        "parquet": _parquet,
-        "json lines": _json_lines,
-        "plain text": _plain_text,
-    }
+    readers = {"parquet": _parquet, "json lines": _json_lines, "plain text": _plain_text}
     with _reading(name):
-        yield from readers[format_of(name)](path, name, column, first)
+        rows = readers[format_of(name) or ""](path, name, column)
+        yield from itertools.islice(rows, first, None)
 
 
 def rows(path: Path, name: str) -> Iterator[dict[str, Any]]:
@@ -284,23 +278,15 @@ def _reading(name: str) -> Iterator[None]:
         raise UserError(f"{name}: cannot be read: {reason(error)}; is it complete?") from None
 
 
-def _parquet(path: Path, name: str, column: str | None, first: int) -> Iterator[str | None]:
+def _parquet(path: Path, name: str, column: str | None) -> Iterator[str | None]:
     with pq.ParquetFile(path) as file:
-        schema = file.schema_arrow
-        texts = [field.name for field in schema if _holds_text(field.type)]
-        column = _text_column(name, column, schema.names, texts)
-        if schema.names.count(column) > 1:
+        names = file.schema_arrow.names
+        texts = [field.name for field in file.schema_arrow if _holds_text(field.type)]
+        column = _text_column(name, column, names, texts)
+        if names.count(column) > 1:
             raise UserError(f"{name}: has several columns {column}; rename all but one")
-        start, groups = 0, range(file.num_row_groups)
-        for group in groups:
-            rows = file.metadata.row_group(group).num_rows
-            if start + rows > first:
-                for batch in file.iter_batches(_BATCH_ROWS, [group], [column]):
-                    texts = batch.column(0).to_pylist()
-                    yield from texts[max(first - start, 0) :]
-                    start += len(texts)
-            else:
-                start += rows
+        for batch in file.iter_batches(_BATCH_ROWS, columns=[column]):
+            yield from batch.column(0).to_pylist()
 
 
 def _holds_text(column: pa.DataType) -> bool:
@@ -325,8 +311,8 @@ def _text_column(name: str, column: str | None, names: list[str], texts: list[st
     )
 
 
-def _json_lines(path: Path, name: str, column: str | None, first: int) -> Iterator[str | None]:
-    for number, row in enumerate(_json_rows(path, name, first), first + 1):
+def _json_lines(path: Path, name: str, column: str | None) -> Iterator[str | None]:
+    for number, row in enumerate(_json_rows(path, name), 1):
         if row is not None and column is None:
             is_text = {key: isinstance(value, str) for key, value in row.items()}
             is_text |= {DEFAULT_COLUMN: True} if row.get(DEFAULT_COLUMN, "") is None else {}
@@ -334,17 +320,17 @@ def _json_lines(path: Path, name: str, column: str | None, first: int) -> Iterat
         yield None if row is None or column is None else _value(row, column, name, number)
 
 
-def _json_rows(path: Path, name: str, first: int = 0) -> Iterator[dict[str, Any] | None]:
+def _json_rows(path: Path, name: str) -> Iterator[dict[str, Any] | None]:
     """Yield the object of each line, None for a blank one."""
     with _opened(path, name) as file:
-        for number, line in itertools.islice(enumerate(file, 1), first, None):
-            if not line.strip():
-                yield None
-                continue
-            with errors_at(f"{name}: line {number}: ", ValueError):
-                row = parse_json(line)
-                if not isinstance(row, dict):
-                    raise ValueError('no JSON object; each line must be one, as {"text": "..."}')
+        for number, line in enumerate(file, 1):
+            row = None
+            if line.strip():
+                with errors_at(f"{name}: line {number}: ", ValueError):
+                    row = parse_json(line)
+                    if not isinstance(row, dict):
+                        example = 'as {"text": "..."}'
+                        raise ValueError(f"no JSON object; each line must be one, {example}")
             yield row
 
 
@@ -361,20 +347,17 @@ def _value(row: dict[str, Any], column: str, name: str, number: int) -> str | No
     return value and without_surrogates(value)
 
 
-def _plain_text(path: Path, name: str, _column: str | None, first: int) -> Iterator[str | None]:
-    with _opened(path, name) as file:
-        yield from itertools.islice(_texts(io.TextIOWrapper(file, "utf-8-sig")), first, None)
-
-
-def _texts(lines: IO[str]) -> Iterator[str]:
+def _plain_text(path: Path, name: str, _column: str | None) -> Iterator[str | None]:
     """Yield the texts between end-of-text marks."""
     text = ""
-    while piece := _lines(lines):
-        *whole, text = (text + piece).split(END_OF_TEXT)
-        yield from (one.strip("\n") for one in whole)
-        if len(text) >= _TEXT_BYTES:
-            yield text
-            text = ""
+    with _opened(path, name) as file:
+        lines = io.TextIOWrapper(file, "utf-8-sig")
+        while piece := _lines(lines):
+            *whole, text = (text + piece).split(END_OF_TEXT)
+            yield from (one.strip("\n") for one in whole)
+            if len(text) >= _TEXT_BYTES:
+                yield text
+                text = ""
     yield text.strip("\n")
 
 

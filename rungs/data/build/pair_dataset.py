@@ -21,8 +21,7 @@ from rungs.data.build.sections import (
     text_of,
     write_splits,
 )
-from rungs.data.text import bpe
-from rungs.data.text.tokenizer import Tokenizer
+from rungs.data.text.tokenizer import Tokenizer, train_bpe
 from rungs.data.tokens import dataset
 from rungs.data.tokens.token_file import PairWriter
 
@@ -58,7 +57,7 @@ def build(
     sections = split_lines(list(map(LineSection.of_file, files)), validation_percent)
     if isinstance(tokenizer, int):
         pairs = (pair for section in sections["train"] for pair in read_pairs(section))
-        tokenizer = bpe.train_bpe((text for pair in pairs for text in pair[-2:]), tokenizer)
+        tokenizer = train_bpe((text for pair in pairs for text in pair[-2:]), tokenizer)
     end = tokenizer.end_of_answer
     if end is None:
         raise UserError(NO_END)

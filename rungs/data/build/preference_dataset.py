@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-from rungs.common.errors import UserError, check_characters, errors_at, reason
+from rungs.common.errors import check_characters, errors_at
 from rungs.common.strict_json import format_value
 from rungs.data.build.chat_dataset import ChatFormat, Turn, save_template, token_count
 from rungs.data.build.document_files import DataFile, FetchedFile, fetch_ahead, fetcher, rows
@@ -31,14 +31,12 @@ from rungs.data.build.sections import (
 from rungs.data.text.chat_template import ChatTemplate
 from rungs.data.text.messages import chat_of
 from rungs.data.text.tokenizer import Tokenizer
-from rungs.data.tokens.dataset import Source, Split
+from rungs.data.tokens.dataset import Source
 from rungs.data.tokens.token_file import PreferenceWriter
 
 logger = logging.getLogger("rungs.dataset")
 
 _ANSWERS = ("chosen", "rejected")
-_MOST_STEM = 50
-"""Characters of a file's name that are kept in that of a copy."""
 _OF_CHATS = ("tools", "documents", "chat_template_kwargs", "system")
 _KEYS = (*_ANSWERS, "prompt", *_OF_CHATS)
 
@@ -167,9 +165,12 @@ def build(
         TemporaryDirectory() as place,
         closing(fetch_ahead(chosen, fetcher(repository, revision, Path(place)))) as fetched,
     ):
-        texts = [_lines_of(file, Path(place, f"rows-{n}")) for n, file in enumerate(fetched)]
-        sections = _divided(texts, [file.split for file in chosen], validation_percent)
-        write_splits(folder, sections, form.tokenizer, PreferenceWriter, write_section, lacking)
+        sections: dict[Any, list[LineSection]] = {}  # by split, None to divide them
+        for number, file in enumerate(fetched):
+            lines = _lines_of(file, Path(place, f"rows-{number}"))
+            sections.setdefault(file.file.split, []).append(lines)
+        splits = split_lines(sections[None], validation_percent) if None in sections else sections
+        write_splits(folder, splits, form.tokenizer, PreferenceWriter, write_section, lacking)
     if equal := counts["equal"]:
         logger.warning("left out %s preferences, as both answers are the same", f"{equal:,}")
     template = form.chats.template if counts["chats"] else None
@@ -182,32 +183,15 @@ def build(
     )
 
 
-def _divided(
-    texts: list[LineSection], splits: list[Split | None], percent: float
-) -> dict[Split, list[LineSection]]:
-    """Return the files of each split; divided files if none has one."""
-    if known := {split for split in splits if split}:
-        pairs = list(zip(texts, splits, strict=True))
-        return {split: [text for text, of in pairs if of == split] for split in sorted(known)}
-    return split_lines(texts, percent)
-
-
 def _lines_of(fetched: FetchedFile, folder: Path) -> LineSection:
     """Return the lines of a file. If it is not plain JSON lines, its rows are written as those into
-    a new folder."""
+    a new folder. Raises UserError if a preference holds something else than text, such as bytes."""
     path, name = fetched.path, fetched.file.name
     if path.suffix.lower() not in (".jsonl", ".ndjson", ".json"):
-        path = folder / f"{path.stem[-_MOST_STEM:]}.jsonl"
+        path = folder / f"{path.stem}.jsonl"
         folder.mkdir()
-        with path.open("w", encoding="utf-8") as lines:
-            lines.writelines(_as_line(row, name) for row in rows(fetched.path, name))
+        place = f"{name}: a preference must hold texts: "
+        with path.open("w") as lines, errors_at(place, TypeError):
+            for row in rows(fetched.path, name):
+                lines.write(json.dumps({key: row[key] for key in _KEYS if key in row}) + "\n")
     return LineSection.of_file(path)._replace(name=name)
-
-
-def _as_line(row: dict[str, Any], name: str) -> str:
-    """Return the parts of a row that make a preference as JSON. Raises UserError if one holds
-    something else than text, such as bytes."""
-    try:
-        return json.dumps({key: row[key] for key in _KEYS if key in row}) + "\n"
-    except TypeError as error:
-        raise UserError(f"{name}: a preference must hold texts: {reason(error)}") from None

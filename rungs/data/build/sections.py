@@ -22,7 +22,6 @@ from rungs.data.tokens.token_file import Texts, TokenWriter
 PIECE_BYTES = 1 << 20
 _BOM = codecs.BOM_UTF8
 NO_TEXT = "there is no text for the {} split; give more text or change --validation-percent"
-_LARGEST_UINT16_VOCAB = 1 << 16
 
 Progress = Callable[[int], object]
 """Called with the number of bytes read."""
@@ -75,15 +74,12 @@ class TextSection(NamedTuple):
             file.seek(self.start)
             for offset in range(self.start, self.end, PIECE_BYTES):
                 end = min(offset + PIECE_BYTES, self.end)
-                content = file.read(end - offset)
-                if len(content) < end - offset:
-                    raise changed_while_read(self.name)
                 try:
-                    yield decoder.decode(content, final=end == self.end)
+                    yield decoder.decode(file.read(end - offset), final=end == self.end)
                 except UnicodeDecodeError as error:
+                    place = f"near byte {offset + error.start}"
                     raise UserError(
-                        f"{self.path}: not UTF-8 text, near byte {offset + error.start}; convert"
-                        " it first"
+                        f"{self.path}: not UTF-8 text, {place}; convert it first"
                     ) from None
                 progress(end - offset)
 
@@ -105,7 +101,7 @@ class LineSection(TextSection):
 
     def lines(self, progress: Progress = lambda _: None) -> Iterator[tuple[str, bytes]]:
         """Yield the place, such as `a.jsonl: line 7`, and the content of each line that is not
-        blank. Raises UserError if a line is too long, or the file was shortened."""
+        blank."""
         for number, _, line in self._numbered():
             yield f"{self.name}: line {number}", line
             progress(len(line))
@@ -138,13 +134,6 @@ class LineSection(TextSection):
                 if line.strip():
                     yield number, offset, line
                 offset += len(line)
-        if offset < self.end:
-            raise changed_while_read(self.name)
-
-
-def changed_while_read(name: str) -> UserError:
-    """Return the error for a file that ends before it did."""
-    return UserError(f"{name}: was shortened while it was read; run the same command again")
 
 
 def text_of(line: bytes) -> str:
@@ -241,4 +230,4 @@ def log_texts(tokenizer: Tokenizer, end: int | None) -> Texts | None:
 
 def token_dtype(vocab_size: int) -> str:
     """Return the safetensors name of the 2- or 4-byte dtype that holds every token id."""
-    return "U16" if vocab_size <= _LARGEST_UINT16_VOCAB else "U32"
+    return "U16" if vocab_size <= 1 << 16 else "U32"

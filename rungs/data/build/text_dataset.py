@@ -3,7 +3,6 @@ Python's standard library (PSF license), which every Python has."""
 
 import itertools
 import json
-import os
 import platform
 import sysconfig
 from functools import partial
@@ -22,8 +21,7 @@ from rungs.data.build.sections import (
     stable_hash,
     write_splits,
 )
-from rungs.data.text.bpe import train_bpe
-from rungs.data.text.tokenizer import Tokenizer
+from rungs.data.text.tokenizer import Tokenizer, train_bpe
 from rungs.data.tokens import dataset
 from rungs.data.tokens.token_file import TokenWriter
 
@@ -46,12 +44,11 @@ def build(
     vocabulary size of one to train on the training text. Raises UserError if a file is missing or
     not UTF-8, a split has no text, or the vocabulary is too small."""
     texts = list(map(TextSection.of_file, files))
-    if as_json := [section.path for section in texts if _is_json(section)]:
+    if as_json := next(filter(_is_json, texts), None):
         log.warning(
-            "%s: looks like JSON%s; with --text its brackets, keys and escapes are trained on, too."
+            "%s: looks like JSON; with --text its brackets, keys and escapes are trained on, too."
             " Put the plain text into files of their own, or use --pairs for prompts and answers",
-            as_json[0],
-            f", and so do {len(as_json) - 1:,} other files" if len(as_json) > 1 else "",
+            as_json.path,
         )
     sections = split_sections(texts, validation_percent)
     if isinstance(tokenizer, int):
@@ -112,9 +109,8 @@ def _split_library(library: Path) -> Sections:
     sections: Sections = {"train": [], "validation": []}
     for path in _source_files(library):
         number = stable_hash(path.relative_to(library).as_posix()) % 100
-        sections["validation" if number < VALIDATION_PERCENT else "train"].append(
-            TextSection.of_file(path)
-        )
+        split: dataset.Split = "validation" if number < VALIDATION_PERCENT else "train"
+        sections[split].append(TextSection.of_file(path))
     if not all(sections.values()):
         raise UserError(
             f"{library}: this Python has no source code of its standard library; use another"
@@ -126,17 +122,15 @@ def _split_library(library: Path) -> Sections:
 def _source_files(library: Path) -> list[Path]:
     """Return the library's source files in order, except tests, third-party packages and files that
     differ between machines."""
-    found = []
-    for folder, subfolders, files in os.walk(library):
-        subfolders[:] = [
-            name for name in subfolders if name not in _EXCLUDED and not name.startswith("config-")
-        ]
-        found += [
-            Path(folder, name)
-            for name in files
-            if name.endswith(".py") and not name.startswith(("_sysconfigdata", "sitecustomize"))
-        ]
-    return sorted(filter(_is_utf8, found), key=lambda path: path.relative_to(library).as_posix())
+    found = {path.relative_to(library): path for path in library.rglob("*.py")}
+    return [
+        found[place]
+        for place in sorted(found, key=Path.as_posix)
+        if not _EXCLUDED.intersection(place.parent.parts)
+        and not any(folder.startswith("config-") for folder in place.parent.parts)
+        and not place.name.startswith(("_sysconfigdata", "sitecustomize"))
+        and _is_utf8(found[place])
+    ]
 
 
 def _is_utf8(path: Path) -> bool:

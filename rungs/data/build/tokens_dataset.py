@@ -8,27 +8,25 @@ unpickled.
                   (https://github.com/karpathy/llm.c/blob/master/dev/data/data_common.py)
     .safetensors  a one-dimensional tensor of integers: `tokens`, or the only one
 
-Numbers are little-endian, except in .npy, which says what they are. A file that is a token file of
-Rungs and becomes all of a split is hard-linked where that is possible; the tokens of others are
-copied into one, as uint16 or, if the vocabulary is too large for that, as uint32."""
+Numbers are little-endian, except in .npy, which says what they are. The tokens are copied as uint16
+or, if the vocabulary is too large for that, as uint32."""
 
 import io
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numpy.lib import format as npy
 
-from rungs.common import disk, paths, run_log
+from rungs.common import paths, run_log
 from rungs.common.errors import UserError, reason
-from rungs.common.run_log import log
 from rungs.data.build.sections import Progress, log_texts, split_sections, token_dtype
 from rungs.data.text import tokenizer_files
 from rungs.data.text.tokenizer import Tokenizer
 from rungs.data.tokens import dataset, token_file
-from rungs.data.tokens.token_file import FileArray, Tensor, Texts, TokenWriter
+from rungs.data.tokens.token_file import Texts, TokenWriter
 
 _NO_TOKENS = (
     "there are no tokens for the {} split; give more tokens, change --validation-percent, or give a"
@@ -69,8 +67,6 @@ class TokenSection(NamedTuple):
     end: int
     texts: Texts | None = None
     """What the file says of the tokens that begin and end texts."""
-    is_token_file: bool = False
-    """Whether it is all of a file that is a token file of Rungs."""
 
     @classmethod
     def of_file(cls, path: Path) -> "TokenSection":
@@ -97,18 +93,16 @@ class TokenSection(NamedTuple):
     def split(self, percent: float) -> tuple["TokenSection", "TokenSection"]:
         """Return the section without its last `percent`, and those."""
         cut = self.end - round(self.size * percent / 100)
-        part = self._replace(is_token_file=False)
-        return part._replace(end=cut), part._replace(start=cut)
+        return self._replace(end=cut), self._replace(start=cut)
 
     def first(self, count: int) -> list[int]:
         """Return the first tokens."""
-        return self._read(self._content(), self.start, min(self.start + count, self.end)).tolist()
+        return self._read(self.start, min(self.start + count, self.end)).tolist()
 
     def blocks(self, vocab_size: int, progress: Progress) -> Iterator[np.ndarray]:
         """Yield the tokens in blocks. Raises UserError if one is not in the vocabulary."""
-        content = self._content()
         for start in range(self.start, self.end, _BLOCK_TOKENS):
-            block = self._read(content, start, min(start + _BLOCK_TOKENS, self.end))
+            block = self._read(start, min(start + _BLOCK_TOKENS, self.end))
             if block.min() < 0 or block.max() >= vocab_size:
                 index = int(((block < 0) | (block >= vocab_size)).argmax())
                 raise UserError(
@@ -118,12 +112,9 @@ class TokenSection(NamedTuple):
             yield block
             progress(block.nbytes)
 
-    def _content(self) -> FileArray:
-        return FileArray(self.path, Tensor("U8", (self.path.stat().st_size,), 0))
-
-    def _read(self, content: FileArray, start: int, end: int) -> np.ndarray:
-        first, last = (self.offset + index * self.dtype.itemsize for index in (start, end))
-        return content[first:last].view(self.dtype)
+    def _read(self, start: int, end: int) -> np.ndarray:
+        offset = self.offset + start * self.dtype.itemsize
+        return np.fromfile(self.path, self.dtype, end - start, offset=offset)
 
 
 def _npy_layout(head: bytes) -> _Layout:
@@ -201,10 +192,8 @@ def _of_safetensors(path: Path) -> TokenSection:
         count = _count(_Layout(dtype, shape, offset), offset + dtype.itemsize * math.prod(shape))
     except ValueError as error:
         raise UserError(f"{path}: {name!r} {error}") from None
-    if name != token_file.TENSOR:
-        return TokenSection(path, dtype, offset, 0, count)
-    texts, is_alone = token_file.TokenFile(path).texts, len(tensors) == 1
-    return TokenSection(path, dtype, offset, 0, count, texts, is_alone)
+    texts = token_file.TokenFile(path).texts if name == token_file.TENSOR else None
+    return TokenSection(path, dtype, offset, 0, count, texts)
 
 
 def build(
@@ -232,10 +221,10 @@ def build(
             if not any(part.size for part in parts):
                 raise UserError(_NO_TOKENS.format(split))
             path = folder / dataset.split_file(split)
-            if len(parts) == 1 and parts[0].is_token_file:
-                _link(path, parts[0], vocab_size, bar.update)
-            else:
-                _write(path, parts, vocab_size, texts, bar.update)
+            with TokenWriter(path, token_dtype(vocab_size), texts) as writer:
+                for part in parts:
+                    for block in part.blocks(vocab_size, bar.update):
+                        writer.append(block)
     if isinstance(vocabulary, Tokenizer):
         tokenizer_files.save_tokenizer(vocabulary, folder)
     return dataset.Source(kind="tokens", files=[path.name for path in [*files, *validation_files]])
@@ -249,26 +238,3 @@ def _texts(first: TokenSection, vocabulary: Tokenizer | int) -> Texts | None:
     begin = vocabulary.begin
     begins_texts = bool(begin) and first.first(len(begin)) == begin
     return log_texts(vocabulary, vocabulary.end_of_text) if begins_texts else None
-
-
-def _link(path: Path, file: TokenSection, vocab_size: int, progress: Progress) -> None:
-    """Check a token file's tokens and put it at a path without a copy, if the file system can."""
-    for _ in file.blocks(vocab_size, progress):
-        pass
-    source = file.path.resolve()
-    disk.copy(source, path, link=True)
-    if path.samefile(source):
-        log.info("%s is a hard link, not a copy: replace the file, don't change it", file.path)
-
-
-def _write(
-    path: Path,
-    parts: Sequence[TokenSection],
-    vocab_size: int,
-    texts: Texts | None,
-    progress: Progress,
-) -> None:
-    with TokenWriter(path, token_dtype(vocab_size), texts) as writer:
-        for part in parts:
-            for block in part.blocks(vocab_size, progress):
-                writer.append(block)

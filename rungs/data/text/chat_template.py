@@ -2,6 +2,8 @@
 sandbox and with the names and filters that transformers provides:
 https://huggingface.co/docs/transformers/chat_templating_writing"""
 
+import datetime
+import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +17,7 @@ from rungs.data.text.tokenizer_files import CONFIG_FILE, finder, json_object, sp
 TEMPLATE_FILE = "chat_template.jinja"
 _OLDER_TEMPLATE_FILE = "chat_template.json"
 _TEMPLATE_KEY, _DEFAULT, _FOR_TOOLS = "chat_template", "default", "tool_use"
-_PLACEHOLDER, MARK = "\uf8ffcontent\uf8ff", "\uf8ffmark\uf8ff"
+_PLACEHOLDER, _MARK = "\uf8ffcontent\uf8ff", "\uf8ffmark\uf8ff"
 """Placeholders for a message's content and around answers, of a character for private use."""
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 """Keys for a message's reasoning; templates get the first two, as in transformers."""
@@ -120,7 +122,7 @@ class ChatTemplate:
         own = {"messages": turns, "add_generation_prompt": add_generation_prompt}
         defaults = {"tools": None, "documents": None, **self.special_tokens}
         values = {**defaults, **variables, **own}
-        if MARK in json.dumps(values, ensure_ascii=False):
+        if _MARK in json.dumps(values, ensure_ascii=False):
             raise UserError("the chat has the text that marks answers in templates; remove it")
         try:
             text = _compiled(self._source_for(variables)).render(values)
@@ -202,7 +204,7 @@ def _learned(messages: Sequence[Message], marked: list[Span]) -> list[Span]:
 
 def _without_marks(marked: str) -> tuple[str, list[Span]]:
     """Return a text without its marks, and the spans between each two of them."""
-    parts, spans, length = marked.split(MARK), list[Span](), 0
+    parts, spans, length = marked.split(_MARK), list[Span](), 0
     for number, part in enumerate(parts):
         if number % 2:
             spans.append((length, length + len(part)))
@@ -231,8 +233,39 @@ def _find_sources(find: Callable[[str], Path | None], config: dict[str, Any]) ->
     }
 
 
+@functools.lru_cache
 def _compiled(source: str) -> Any:
-    """Return a Jinja template. Raises UserError if it is not valid."""
-    from rungs.data.text.template_environment import compiled
+    """Return a Jinja template in a sandbox, which puts `_MARK` around the text of
+    {% generation %} … {% endgeneration %}. Raises UserError if it is not valid."""
+    import jinja2.ext  # here, as few commands need Jinja
+    import jinja2.nodes
+    import jinja2.sandbox
 
-    return compiled(source)
+    class GenerationMarks(jinja2.ext.Extension):
+        tags = {"generation"}  # noqa: RUF012 — as Jinja declares it
+
+        def parse(self, parser: Any) -> jinja2.nodes.Node:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            call = self.call_method("_marked")
+            return jinja2.nodes.CallBlock(call, [], [], body).set_lineno(line)
+
+        def _marked(self, caller: Callable[[], str]) -> str:
+            return f"{_MARK}{caller()}{_MARK}"
+
+    def to_json(value: Any, ensure_ascii: bool = False, **layout: Any) -> str:
+        return json.dumps(value, ensure_ascii=ensure_ascii, **layout)  # Jinja's own escapes HTML
+
+    def raise_exception(message: str) -> None:
+        raise jinja2.TemplateError(message)
+
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationMarks, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = to_json
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = lambda format: datetime.datetime.now().strftime(format)
+    try:
+        return environment.from_string(source)
+    except (jinja2.TemplateError, RecursionError) as error:
+        raise UserError(f"the chat template is not valid: {reason(error)}") from None

@@ -7,22 +7,21 @@ import contextlib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import tokenizers
-from pydantic import ConfigDict
 from tokenizers import AddedToken, models, pre_tokenizers, processors
 
 from rungs.common import hub, strict_json
 from rungs.common.errors import UserError, errors_at, reason
 from rungs.common.run_log import log
-from rungs.data.text import bpe
 from rungs.data.text.tokenizer import (
     END_OF_TEXT,
     LARGEST_VOCAB,
     TOKENIZER_FILE,
     TextEnds,
     Tokenizer,
+    byte_level_tokenizer,
     library_errors,
     name_in,
 )
@@ -48,69 +47,6 @@ _SENTENCEPIECE = (
     f"{{0}}: its tokenizer is a SentencePiece model; convert it, in a Python with transformers:"
     f' AutoTokenizer.from_pretrained("{{0}}").save_pretrained("FOLDER") writes {TOKENIZER_FILE}'
 )
-
-
-class TokenizerConfig(strict_json.StrictModel):
-    """The keys that matter. A missing key is None, as its default depends on the tokenizer."""
-
-    model_config = ConfigDict(extra="ignore", arbitrary_types_allowed=True)
-
-    tokenizer_class: str | None = None
-    add_bos_token: bool | None = None
-    add_eos_token: bool | None = None
-    add_prefix_space: bool | None = None
-    added_tokens: dict[int, AddedToken]
-    """Tokens by id, some of which may be in the vocabulary already."""
-
-    @classmethod
-    def read(cls, find: FindFile) -> Self:
-        """Read the two files, if they exist. Raises UserError if one is unreadable or malformed."""
-        config, added_tokens = find(CONFIG_FILE), find(ADDED_TOKENS_FILE)
-        keys = json_object(config)
-        try:
-            tokens = {
-                int(number): AddedToken(content, special=True)
-                for content, number in json_object(added_tokens).items()
-            }
-            tokens |= {
-                int(number): _token(token)
-                for number, token in keys.get("added_tokens_decoder", {}).items()
-            }
-            values = keys | {"added_tokens": tokens}
-            if problems := strict_json.value_problems(values, cls):
-                raise ValueError(problems[0])
-            return cls.model_validate(values)
-        except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
-            names = " or ".join(str(path) for path in (config, added_tokens) if path)
-            raise UserError(f"{names}: not as transformers writes it: {reason(error)}") from None
-
-    def add_tokens(self, tokenizer: tokenizers.Tokenizer) -> None:
-        """Add the tokens that the vocabulary lacks, and make texts match all of them. Raises
-        ValueError if another token has a token's id, or a smaller id is unused."""
-        for number, token in sorted(self.added_tokens.items(), key=lambda item: item[0]):
-            tokenizer.add_tokens([token])
-            if (found := tokenizer.token_to_id(token.content)) != number:
-                raise ValueError(
-                    f"{token.content!r} gets id {found}, not {number} as {CONFIG_FILE} or"
-                    f" {ADDED_TOKENS_FILE} has it"
-                )
-
-    def add_template(self, tokenizer: tokenizers.Tokenizer, find: FindFile) -> None:
-        """Make the tokenizer add begin and end of text if the keys say so."""
-        vocabulary = tokenizer.get_vocab(with_added_tokens=True)
-        named = {k: name for k, name in special_tokens(find).items() if name in vocabulary}
-        default = END_OF_TEXT if END_OF_TEXT in vocabulary else None
-        starts = named.get("bos_token", default) if self.add_bos_token else None
-        ends = named.get("eos_token", default) if self.add_eos_token else None
-        if special := {token for token in (starts, ends) if token is not None}:
-            tokenizer.post_processor = processors.TemplateProcessing(
-                [piece for piece in (starts, "$A", ends) if piece is not None],
-                special_tokens=[(token, tokenizer.token_to_id(token)) for token in special],
-            )
-
-
-def _token(keys: Any) -> AddedToken:
-    return AddedToken(keys["content"], **{key: keys[key] for key in _TOKEN_KEYS if key in keys})
 
 
 def special_tokens(find: FindFile) -> dict[str, str]:
@@ -272,24 +208,57 @@ def _files_beside(tokenizer: Tokenizer) -> dict[str, bytes]:
 
 
 def _from_gpt2_files(vocabulary: Path, merges: Path, find: FindFile) -> Tokenizer:
-    config = TokenizerConfig.read(find)
-    if config.tokenizer_class not in (None, "GPT2Tokenizer", "GPT2TokenizerFast"):
+    config = json_object(find(CONFIG_FILE))
+    kind = config.get("tokenizer_class")
+    if kind not in (None, "GPT2Tokenizer", "GPT2TokenizerFast"):
         raise UserError(
-            f"{vocabulary}: belongs to a {config.tokenizer_class}, which does not split text like"
-            f" GPT-2; get the model's {TOKENIZER_FILE}, which transformers writes"
+            f"{vocabulary}: belongs to a {kind}, which does not split text like GPT-2; get the"
+            f" model's {TOKENIZER_FILE}, which transformers writes"
         )
     try:
         model = models.BPE.from_file(str(vocabulary), str(merges))
-        raw = bpe.byte_level_tokenizer(model, add_prefix_space=bool(config.add_prefix_space))
+        raw = byte_level_tokenizer(model, add_prefix_space=bool(config.get("add_prefix_space")))
         if missing := set(pre_tokenizers.ByteLevel.alphabet()) - raw.get_vocab().keys():
             raise ValueError(f"it lacks {len(missing)} of the 256 bytes")
         if raw.token_to_id(END_OF_TEXT) is not None:
             raw.add_special_tokens([END_OF_TEXT])
-        config.add_tokens(raw)
-        config.add_template(raw, find)
+        _add_tokens(raw, config, find)
+        _add_template(raw, config, find)
     except Exception as error:  # the library raises no narrower type
         raise UserError(
             f"{vocabulary}, {merges.name}: not the vocabulary and merges of a GPT-2 tokenizer:"
             f" {reason(error)}; download both again"
         ) from None
     return _checked(raw, vocabulary, find)
+
+
+def _add_tokens(raw: tokenizers.Tokenizer, config: dict[str, Any], find: FindFile) -> None:
+    """Add the tokens that the vocabulary lacks, and make texts match all of them. Raises ValueError
+    if another token has a token's id, or a smaller id is unused."""
+    tokens = {
+        number: AddedToken(content, special=True)
+        for content, number in json_object(find(ADDED_TOKENS_FILE)).items()
+    }
+    for number, keys in config.get("added_tokens_decoder", {}).items():
+        flags = {key: keys[key] for key in _TOKEN_KEYS if key in keys}
+        tokens[int(number)] = AddedToken(keys["content"], **flags)
+    for number, token in sorted(tokens.items(), key=lambda item: item[0]):
+        raw.add_tokens([token])
+        if (found := raw.token_to_id(token.content)) != number:
+            raise ValueError(f"{token.content!r} gets id {found}, not {number}")
+
+
+def _add_template(raw: tokenizers.Tokenizer, config: dict[str, Any], find: FindFile) -> None:
+    """Make the tokenizer add begin and end of text if the keys say so."""
+    vocabulary = raw.get_vocab(with_added_tokens=True)
+    named = special_tokens(find)
+
+    def token(name: str) -> list[str]:
+        known = [token for token in (named.get(name), END_OF_TEXT) if token in vocabulary]
+        return known[:1] if config.get(f"add_{name}") else []
+
+    begin, end = token("bos_token"), token("eos_token")
+    if special := {*begin, *end}:
+        raw.post_processor = processors.TemplateProcessing(
+            [*begin, "$A", *end], special_tokens=[(token, vocabulary[token]) for token in special]
+        )

@@ -17,7 +17,7 @@ import numpy as np
 from rungs.common import disk, run_log, strict_json
 from rungs.common.errors import UserError
 from rungs.data.text import tokenizer
-from rungs.data.tokens.token_file import AnsweredDocuments, FileArray, Tensor, TokenFile
+from rungs.data.tokens.token_file import AnsweredDocuments, FileArray, TokenFile
 
 Split = Literal["train", "validation"]
 TRAIN: Split = "train"
@@ -25,7 +25,6 @@ VALIDATION: Split = "validation"
 SPLITS = (TRAIN, VALIDATION)
 DESCRIPTION_FILE = "dataset.json"
 _BLOCK_TOKENS = 1 << 18
-_BLOCK_PAIRS = 1 << 14
 _SAMPLES, _SAMPLE_BYTES = 64, 4096
 
 
@@ -118,7 +117,7 @@ class SplitDescription(strict_json.StrictModel):
     sha256: str
     """Checksum of the file, in hexadecimal."""
     sample_sha256: str | None = None
-    """Checksum of a sample of the file's bytes; absent in files of earlier versions."""
+    """Checksum of a sample of the file's bytes."""
     pairs: PairsDescription | None = None
     """Absent if the file holds text."""
 
@@ -159,10 +158,9 @@ def split_file(split: Split) -> str:
 class Dataset:
     """A dataset's folder, open for reading.
 
-    If `dataset.json` is missing, older than a token file, or different from it (in size, header or
-    a sample of its bytes), the token file is read once and `dataset.json` is rewritten, unless the
-    folder is read-only. Raises UserError if there is no training split, or a token file is
-    invalid."""
+    If `dataset.json` is missing, older than a token file, or different from it (in size or a sample
+    of its bytes), the token file is read once and `dataset.json` is rewritten, unless the folder is
+    read-only. Raises UserError if there is no training split, or a token file is invalid."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self.name = name
@@ -205,8 +203,7 @@ class Dataset:
 
     @property
     def tokenizer_file(self) -> Path | None:
-        """Path of the dataset's own tokenizer, or None if it has none. Raises UserError if it is no
-        regular file."""
+        """Path of the dataset's own tokenizer, or None if it has none."""
         path = self.folder / tokenizer.TOKENIZER_FILE
         return path if path.exists() else None
 
@@ -256,86 +253,70 @@ def describe(
 
 
 def _describe_split(path: Path, known: SplitDescription | None) -> SplitDescription:
-    file, sample = TokenFile(path), _sample_checksum(path)
-    tokens, dtype = len(file.tokens), file.tokens.dtype.name
-    actual = (path.stat().st_size, tokens, dtype, file.documents)
-    if known and known.sample_sha256 in (None, sample):
-        known_pairs = known.pairs.pairs if known.pairs else 0
-        if actual == (known.file_bytes, known.tokens, known.dtype, known_pairs):
-            return known.model_copy(update={"sample_sha256": sample})
+    file_bytes, sample = path.stat().st_size, _sample_checksum(path)
+    if known and (known.file_bytes, known.sample_sha256) == (file_bytes, sample):
+        return known
+    file = TokenFile(path)
     pairs = _describe_pairs(path, file) if file.documents else None
     largest, sha256 = _largest_id_and_checksum(path, file.tokens)
     return SplitDescription(
-        tokens=tokens,
-        dtype=dtype,
+        tokens=len(file.tokens),
+        dtype=file.tokens.dtype.name,
         largest_token_id=max(largest, *(file.texts.begin if file.texts else [0])),
-        file_bytes=actual[0],
+        file_bytes=file_bytes,
         sha256=sha256,
         sample_sha256=sample,
         pairs=pairs,
     )
 
 
-def _bytes_of(path: Path) -> FileArray:
-    return FileArray(path, Tensor("U8", (path.stat().st_size,), 0))
-
-
 def _sample_checksum(path: Path) -> str:
     """Return the sha256 of blocks spread evenly over a file, or of all of a small file."""
-    file, digest = _bytes_of(path), hashlib.sha256()
-    for start in np.linspace(0, max(len(file) - _SAMPLE_BYTES, 0), _SAMPLES, dtype=int):
-        digest.update(file[start : start + _SAMPLE_BYTES].data)
+    digest, last = hashlib.sha256(), max(path.stat().st_size - _SAMPLE_BYTES, 0)
+    with path.open("rb") as file:
+        for start in np.linspace(0, last, _SAMPLES, dtype=int):
+            file.seek(start)
+            digest.update(file.read(_SAMPLE_BYTES))
     return digest.hexdigest()
 
 
 def _describe_pairs(path: Path, file: TokenFile) -> PairsDescription:
-    """Check and describe the bounds of a file's pairs, a block at a time."""
-    bounds_P2, is_chats = file.bounds, file.chat_ends is not None
-    assert bounds_P2 is not None
-    answer_tokens, start, is_valid = 0, 0, True
-    for first in range(0, len(bounds_P2), _BLOCK_PAIRS):
-        answers_P, ends_P = bounds_P2[first : first + _BLOCK_PAIRS].T
-        starts_P = np.concatenate([[start], ends_P[:-1]])
-        is_valid &= bool(((starts_P <= answers_P) & (answers_P < ends_P)).all())
-        answer_tokens += int((ends_P - answers_P).sum())
-        start = int(ends_P[-1])
+    """Check and describe the bounds of a file's pairs."""
+    assert file.bounds is not None
+    answers_P, ends_P = file.bounds[:].T
+    starts_P = np.concatenate([[0], ends_P[:-1]])
+    is_valid = ((starts_P <= answers_P) & (answers_P < ends_P)).all()
     if file.chat_ends is not None:
         ends_C = file.chat_ends[:]
-        is_valid &= bool((np.diff(ends_C, prepend=0) > 0).all()) and ends_C[-1] == len(bounds_P2)
-    if not is_valid or start != len(file.tokens):
+        is_valid &= (np.diff(ends_C, prepend=0) > 0).all() and ends_C[-1] == len(ends_P)
+    if not is_valid or ends_P[-1] != len(file.tokens):
         raise UserError(f"{path}: its answers don't follow one another to the end of its tokens")
-    documents = AnsweredDocuments(path)
-    if file.is_preferences and len(documents) % 2:
-        raise UserError(f"{path}: has {len(documents)} answers, which are not pairs")
-    shortest, longest = zip(
-        *((each.min(), each.max()) for each in documents.lengths()), strict=True
-    )
-    if min(shortest) < 2:
+    lengths_C = AnsweredDocuments(path).lengths()
+    if file.is_preferences and len(lengths_C) % 2:
+        raise UserError(f"{path}: has {len(lengths_C)} answers, which are not pairs")
+    if lengths_C.min() < 2:
         raise UserError(f"{path}: a document has fewer than two tokens")
     return PairsDescription(
-        pairs=len(documents),
-        longest_tokens=int(max(longest)),
-        answer_tokens=answer_tokens,
-        is_chats=is_chats or None,
+        pairs=len(lengths_C),
+        longest_tokens=int(lengths_C.max()),
+        answer_tokens=int((ends_P - answers_P).sum()),
+        is_chats=file.chat_ends is not None or None,
         is_preferences=file.is_preferences or None,
     )
 
 
 def _largest_id_and_checksum(path: Path, tokens: FileArray) -> tuple[int, str]:
     """Return the largest token id and the sha256 of a file, in one pass over it."""
-    file, count, itemsize = _bytes_of(path), len(tokens), tokens.dtype.itemsize
-    digest, largest, hashed = hashlib.sha256(file[: tokens.offset].data), 0, tokens.offset
-    with run_log.byte_progress(f"reading {path}", len(file)) as bar:
-        for start in range(0, count, _BLOCK_TOKENS):
-            size = min(_BLOCK_TOKENS, count - start) * itemsize
-            content = file[hashed : hashed + size]
-            block = content.view(tokens.dtype)
+    digest, largest, size = hashlib.sha256(), 0, path.stat().st_size
+    with path.open("rb") as file, run_log.byte_progress(f"reading {path}", size) as bar:
+        digest.update(file.read(tokens.offset))
+        for start in range(0, len(tokens), _BLOCK_TOKENS):
+            block = np.fromfile(file, tokens.dtype, min(_BLOCK_TOKENS, len(tokens) - start))
             if block.min() < 0:
                 raise UserError(f"{path}: has the token id {block.min()}; ids must not be negative")
             largest = max(largest, int(block.max()))
-            digest.update(content.data)
-            bar.update(size)
-            hashed += size
-    for start in range(hashed, len(file), _BLOCK_TOKENS):
-        digest.update(file[start : start + _BLOCK_TOKENS].data)
+            digest.update(block.data)
+            bar.update(block.nbytes)
+        while content := file.read(_BLOCK_TOKENS):
+            digest.update(content)
     return largest, digest.hexdigest()

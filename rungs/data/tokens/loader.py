@@ -15,16 +15,16 @@ from rungs.common.errors import UserError
 from rungs.config.run_config import MODEL_FILE, TRAIN_FILE, RunConfig
 from rungs.config.train_config import TrainConfig
 from rungs.data.text.tokenizer import Tokenizer
-from rungs.data.tokens import sequences, token_file
+from rungs.data.tokens import sequences
 from rungs.data.tokens.dataset import TRAIN, VALIDATION, Dataset, Split
 from rungs.data.tokens.stored_arrays import ArraysOf
+from rungs.data.tokens.token_file import AnsweredDocuments
 
 Rows = slice | np.ndarray
 """Indices of the sequences to read from a microbatch."""
 ALL_ROWS = slice(None)
 _PREFETCH_STEPS = 4
 _PREFETCH_THREADS = 2
-_MAX_WEIGHT_RATIO = 1e6
 
 
 class Batch(NamedTuple):
@@ -299,7 +299,6 @@ def _prefetch(batches: Any) -> Iterator[Any]:
 def problems(config: RunConfig, datasets: dict[str, Dataset]) -> list[str]:
     """Return one line per reason why the config and the datasets do not fit together."""
     return [
-        *_weight_problems(config.train),
         *_split_problems(config, datasets, TRAIN),
         *_length_problems(config, datasets),
         *_split_problems(config, datasets, VALIDATION),
@@ -338,14 +337,6 @@ def _objective_problem(train: TrainConfig, is_preferences: bool, name: str) -> s
         f'{TRAIN_FILE}: objective: "{train.objective}", but dataset {name} holds {holds}; use'
         f" {fitting}, or another dataset"
     )
-
-
-def _weight_problems(config: TrainConfig) -> list[str]:
-    mixtures = [phase.weights for phase in config.phases] or [config.datasets]
-    ratios = (max(each.values()) / min(each.values()) for each in mixtures)
-    if max(ratios) > _MAX_WEIGHT_RATIO:
-        return [f"{TRAIN_FILE}: dataset: the largest weight is over a million times the smallest"]
-    return []
 
 
 def _text_problems(config: RunConfig, tokens: int, split: Split, where: str) -> list[str]:
@@ -387,7 +378,8 @@ def _pairs_problems(config: RunConfig, dataset: Dataset, split: Split, where: st
     assert pairs is not None
     needed = pairs.longest_tokens - 1
     if needed > length:
-        count = token_file.AnsweredDocuments(dataset.token_path(split)).count_longer_than(length)
+        lengths_C = AnsweredDocuments(dataset.token_path(split)).lengths()
+        count = int((lengths_C > length + 1).sum())
         can_be_raised = train.sequence_length is None or needed <= config.model.context_length
         lines.append(
             f"{_length_key(train)}: {length} is too short for {count:,} of the {pairs.pairs:,}"
@@ -408,7 +400,7 @@ def _length_problems(config: RunConfig, datasets: dict[str, Dataset]) -> list[st
     """Check that there are enough training sequences, if the other checks allow counting them."""
     train, length, step_tokens = config.train, config.sequence_length, config.tokens_per_step
     parts = sequences.sequences_by_dataset(config, datasets, TRAIN)
-    if not all(map(len, parts.values())) or _weight_problems(train):
+    if not all(map(len, parts.values())):
         return []
     count = sequences.longest(parts, train) if train.phases else len(sequences.mix(parts, train))
     steps = train.steps_of(count)

@@ -1,5 +1,5 @@
 """Token files: safetensors (https://github.com/huggingface/safetensors#format) with a 1-D tensor
-`tokens`, read in slices and written as a stream, in bounded memory.
+`tokens`, read in slices and written as a stream, in bounded memory but for 16 bytes an answer.
 
 A file of pairs (prompts and answers) has a second tensor `pair_bounds`, the start and end of each
 answer. A file of chats has one row per assistant turn, and a third tensor `chat_ends`, the rows up
@@ -11,11 +11,9 @@ Axes: P answers, 2 for the answer's start and end, C documents: pairs or chats."
 import json
 import math
 import os
-import shutil
-import tempfile
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, ClassVar, NamedTuple, Self
 
@@ -40,7 +38,6 @@ DTYPES = INTEGERS | {"F32": np.dtype("<f4")}
 _HEADER_BYTES = 128
 """Bytes reserved for the header's length and one tensor; the header is written last."""
 _BOUNDS_CODE = "I64"
-_BLOCK_DOCUMENTS = 1 << 14
 _TEXTS = "texts"
 _PREFERENCES = "preferences"
 
@@ -108,7 +105,7 @@ class TokenFile:
         self.chat_ends = FileArray(path, tensors[CHAT_ENDS]) if CHAT_ENDS in tensors else None
         """int64 (C,), None in a file of text or pairs: the number of answers up to a chat's end."""
         self.texts = _texts(path, metadata[_TEXTS]) if _TEXTS in metadata else None
-        """None if nothing begins texts, or in files of earlier versions."""
+        """None if nothing begins texts."""
         self.is_preferences = _PREFERENCES in metadata
         """Whether each two documents are a chosen and a rejected answer."""
 
@@ -191,25 +188,20 @@ class AnsweredDocuments:
     def __init__(self, path: Path) -> None:
         file = TokenFile(path)
         assert file.bounds is not None
-        self._tokens, self._bounds_P2, self._chat_ends_C = file.tokens, file.bounds, file.chat_ends
+        self._tokens, self._bounds_P2 = file.tokens, file.bounds
+        self._chat_ends_C = file.chat_ends
 
     def __len__(self) -> int:
-        return len(self._bounds_P2 if self._chat_ends_C is None else self._chat_ends_C)
+        return len(self._chat_ends_C or self._bounds_P2)
 
     @property
     def input_tokens(self) -> int:
         """Total number of input tokens."""
         return len(self._tokens) - len(self)
 
-    def lengths(self) -> Iterator[np.ndarray]:
-        """Yield lengths_C, the tokens of each document, int64, in blocks."""
-        for first in range(0, len(self), _BLOCK_DOCUMENTS):
-            _, _, lengths_C = self._answers(first, min(first + _BLOCK_DOCUMENTS, len(self)))
-            yield lengths_C
-
-    def count_longer_than(self, length: int) -> int:
-        """Return how many documents have more than `length` input tokens."""
-        return sum(int((lengths_C > length + 1).sum()) for lengths_C in self.lengths())
+    def lengths(self) -> np.ndarray:
+        """Return lengths_C, the tokens of each document, int64."""
+        return self._answers(0, len(self))[2]
 
     def read(self, first: int, end: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return documents `first` to before `end`: their tokens, int32, whether each token belongs
@@ -239,9 +231,9 @@ class AnsweredDocuments:
 
 class TokenWriter:
     """Writes a token file, in a `with` block. The header is written at its end, so the file is not
-    valid if the block raises. Until then, other tensors than the tokens are in temporary files, to
-    bound memory. `texts` has the tokens that begin and end each text, None if nothing begins them.
-    A file that already has `tokens` tokens keeps those; the rest is cut off."""
+    valid if the block raises. Until then, other tensors than the tokens are in memory. `texts` has
+    the tokens that begin and end each text, None if nothing begins them. A file that already has
+    `tokens` tokens keeps those; the rest is cut off."""
 
     more_tensors: ClassVar[dict[str, tuple[int, ...]]] = {}
     """Shape of a row of each further tensor."""
@@ -254,16 +246,11 @@ class TokenWriter:
         self._metadata = {"__metadata__": metadata} if metadata else {}
         metadata_bytes = -(-len(json.dumps(self._metadata)) // 64) * 64 if metadata else 0
         self._first_byte = _HEADER_BYTES * (1 + len(self.more_tensors)) + metadata_bytes
-        with ExitStack() as stack:
-            self._file = stack.enter_context(path.open("r+b" if tokens else "wb"))
-            self._rows = {
-                name: stack.enter_context(tempfile.TemporaryFile(dir=path.parent))
-                for name in self.more_tensors
-            }
-            self._file.write(bytes(self._first_byte))
-            self._file.seek(tokens * DTYPES[dtype].itemsize, os.SEEK_CUR)
-            self._file.truncate()
-            self._files = stack.pop_all()
+        self._rows = {name: array("q") for name in self.more_tensors}
+        self._file = path.open("r+b" if tokens else "wb")
+        self._file.write(bytes(self._first_byte))
+        self._file.seek(tokens * DTYPES[dtype].itemsize, os.SEEK_CUR)
+        self._file.truncate()
 
     def flush(self) -> None:
         """Wait until the tokens are durably on disk."""
@@ -274,19 +261,14 @@ class TokenWriter:
         self._file.write(np.array(ids, DTYPES[self._code]).tobytes())
         self.tokens += len(ids)
 
-    def _append_row(self, name: str, row: Sequence[int]) -> None:
-        self._rows[name].write(np.array(row, DTYPES[_BOUNDS_CODE]).tobytes())
-
     def _finish(self) -> None:
         end = self.tokens * DTYPES[self._code].itemsize
         entries = {TENSOR: _entry(self._code, [self.tokens], 0, end)}
         for name, row_shape in self.more_tensors.items():
-            rows, start = self._rows[name], end
-            end += rows.tell()
-            count = rows.tell() // (DTYPES[_BOUNDS_CODE].itemsize * math.prod(row_shape))
-            entries[name] = _entry(_BOUNDS_CODE, [count, *row_shape], start, end)
-            rows.seek(0)
-            shutil.copyfileobj(rows, self._file)
+            rows = np.array(self._rows[name], DTYPES[_BOUNDS_CODE]).reshape(-1, *row_shape)
+            start, end = end, end + rows.nbytes
+            entries[name] = _entry(_BOUNDS_CODE, [*rows.shape], start, end)
+            self._file.write(rows.tobytes())
         header = json.dumps(self._metadata | entries).encode().ljust(self._first_byte - 8)
         self._file.seek(0)
         self._file.write(len(header).to_bytes(8, "little") + header)
@@ -296,7 +278,7 @@ class TokenWriter:
         return self
 
     def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
-        with self._files:
+        with self._file:
             if failure is None:
                 self._finish()
 
@@ -317,7 +299,7 @@ class PairWriter(TokenWriter):
         self.append(prompt_ids)
         start = self.tokens
         self.append(answer_ids)
-        self._append_row(BOUNDS, [start, self.tokens])
+        self._rows[BOUNDS].extend((start, self.tokens))
         self.pairs += 1
 
     def append_chat(self, turns: Iterable[tuple[Sequence[int], Sequence[int]]]) -> None:
@@ -334,7 +316,7 @@ class ChatWriter(PairWriter):
 
     def append_chat(self, turns: Iterable[tuple[Sequence[int], Sequence[int]]]) -> None:
         super().append_chat(turns)
-        self._append_row(CHAT_ENDS, [self.pairs])
+        self._rows[CHAT_ENDS].append(self.pairs)
 
 
 class PreferenceWriter(ChatWriter):

@@ -13,8 +13,7 @@ from rungs.data import catalog
 from rungs.data.build import document_dataset, document_files
 from rungs.data.build.document_dataset import Progress, Request
 from rungs.data.build.document_files import DataFile, fetch_ahead, local_files
-from rungs.data.text.bpe import train_bpe
-from rungs.data.text.tokenizer import Tokenizer
+from rungs.data.text.tokenizer import Tokenizer, train_bpe
 from rungs.data.text.tokenizer_files import load_tokenizer
 from rungs.data.tokens.dataset import Dataset
 from tests.support.document_files import json_lines, texts

@@ -13,7 +13,7 @@ from safetensors.numpy import save
 
 from rungs.common.errors import UserError
 from rungs.data.catalog import open_dataset
-from rungs.data.text.bpe import train_bpe
+from rungs.data.text.tokenizer import train_bpe
 from rungs.data.text.tokenizer_files import load_tokenizer
 from rungs.data.tokens import dataset
 from tests.support.hub_stand_in import DATASET, MODEL, HubStandIn

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from rungs.common import disk
 from rungs.common.errors import UserError
 from rungs.common.hub import dataset_repository
 from rungs.data.build.document_files import Choice, hub_files
@@ -164,17 +163,6 @@ def test_a_card_of_another_form_is_one_line(configs: Any, hub: HubStandIn) -> No
         hub_files(DATASET, dataset_repository(DATASET), Choice())
     choice = Choice(patterns=("more*",))
     hub_files(DATASET, dataset_repository(DATASET), choice)
-
-
-def test_too_little_disk_is_said_before_the_download(
-    hub: HubStandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(disk, "free_bytes", lambda _: 1000)
-    finished = download(tmp_path)
-    assert finished.returncode == 1
-    assert "GB needed" in finished.stderr
-    assert "--max-bytes" in finished.stderr
-    assert not hub.downloads()
 
 
 def test_a_gated_repository_says_where_to_ask(hub: HubStandIn, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 build."""
 
 import json
-import tracemalloc
 from functools import partial
 from pathlib import Path
 
@@ -19,11 +18,8 @@ from rungs.data.build import pair_dataset
 from rungs.data.build.pair_dataset import read_pairs
 from rungs.data.build.sections import LineSection, split_lines
 from rungs.data.catalog import build_dataset
-from rungs.data.text.bpe import train_bpe
-from rungs.data.text.tokenizer import Tokenizer
+from rungs.data.text.tokenizer import Tokenizer, train_bpe
 from rungs.data.text.tokenizer_files import load_tokenizer
-from rungs.data.tokens import dataset as dataset_module
-from rungs.data.tokens import token_file
 from rungs.data.tokens.dataset import Dataset, Split
 
 PAIRS = [(f"Question {i}: naïve 😀?\n", f"Answer\r\n{i}\u2028.") for i in range(100)]
@@ -79,10 +75,6 @@ def test_prompt_and_answer_are_tokenized_separately(
     assert dataset.description.source.kind == "pairs"
     assert dataset.description.source.files == ["a.jsonl"]
     assert load_tokenizer(dataset.folder).encode("é x") == TOKENIZER.encode("é x")
-
-
-def test_a_prompt_may_be_empty(tmp_path: Path) -> None:
-    assert read(build(tmp_path, write(tmp_path, "a", line("", "x")))) == tokenized([("", "x")])
 
 
 def test_a_prompt_gets_a_begin_token_but_no_end_token(tmp_path: Path) -> None:
@@ -226,43 +218,11 @@ def test_a_tokenizer_without_end_of_text_is_reported(tmp_path: Path) -> None:
 # Memory
 
 
-def test_memory_does_not_grow_with_the_pairs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pair_dataset, "_PAIRS_PER_BATCH", 64)
-    monkeypatch.setattr(dataset_module, "_BLOCK_TOKENS", 4096)
-    monkeypatch.setattr(dataset_module, "_BLOCK_PAIRS", 512)
-    monkeypatch.setattr(token_file, "_BLOCK_DOCUMENTS", 512)
-    peaks = []
-    for count in (100, 1000, 10_000):
-        path = write(tmp_path, "a", *[line("prompt " * 20, f"{i}") for i in range(count)])
-        tracemalloc.start()
-        build(tmp_path / str(count), path, percent=5)
-        peaks.append(tracemalloc.get_traced_memory()[1])
-        tracemalloc.stop()
-    assert peaks[2] < peaks[1] + 100_000  # 1.5 MB more of lines, 0.14 MB more of bounds
-
-
 # The command
 
 
 def options(tmp_path: Path, *arguments: object) -> list[str]:
     return [*map(str, arguments), "--datasets-dir", str(tmp_path / "datasets")]
-
-
-def test_the_command_builds_a_dataset_of_pairs(tmp_path: Path) -> None:
-    TOKENIZER.save(tmp_path / "tokenizer.json")
-    lines = [line(*pair) for pair in PAIRS]
-    files = [write(tmp_path, "a", *lines[:80]), write(tmp_path, "b", *lines[80:])]
-    chosen = ("--pairs", *files, "--name", "chats", "--tokenizer", tmp_path)
-    arguments = options(tmp_path, *chosen, "--validation-percent", "20")
-    result = CliRunner().invoke(download_dataset.main, arguments)
-    assert result.exit_code == 0, result.stderr
-    assert "    80 pairs, the longest has " in result.stdout
-    assert "    20 pairs, the longest has " in result.stdout
-    dataset = Dataset("chats", tmp_path / "datasets" / "chats")
-    assert read(dataset) == tokenized(PAIRS[:80])
-    assert read(dataset, "validation") == tokenized(PAIRS[80:])
 
 
 def test_a_tokenizer_is_trained_on_prompts_and_answers_if_none_is_given(tmp_path: Path) -> None:

@@ -83,19 +83,6 @@ def test_parquet_gives_the_same_documents(model: Path) -> None:
     assert documents(model)[:2] == documents(model)[2:]
 
 
-def test_files_with_similar_names_are_all_read(model: Path) -> None:
-    folder = model.parent / "many"
-    names = "x/a", "x-a", "x" * 240
-    files = [folder / f"{name}.parquet" for name in names]
-    for name, file in zip(names, files, strict=True):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(pa.Table.from_pylist([{**TEXTS, "prompt": name}]), file)
-    result = build(model, files=files)
-    assert result.exit_code == 0, result.output
-    found = {text.removesuffix(answer) for text, answer in documents(model)}
-    assert found == set(names)
-
-
 @pytest.mark.parametrize(
     ("row", "problem"),
     [

@@ -1,6 +1,5 @@
 """Datasets built from text: the ids of the full text, and no text shared between splits."""
 
-import os
 from functools import partial
 from pathlib import Path
 
@@ -10,10 +9,8 @@ from hypothesis import strategies as st
 
 from rungs.common.errors import UserError
 from rungs.data.build import sections, text_dataset
-from rungs.data.build.sections import LineSection, TextSection, split_sections
+from rungs.data.build.sections import TextSection, split_sections
 from rungs.data.catalog import build_dataset
-from rungs.data.text.bpe import train_bpe
-from rungs.data.text.tokenizer import Tokenizer
 from rungs.data.text.tokenizer_files import load_tokenizer
 from rungs.data.tokens.dataset import Dataset, read_description
 
@@ -101,28 +98,6 @@ def test_splitting_a_text_loses_nothing(tmp_path: Path, text: str, percent: floa
         assert read(first) + read(last) == translated
 
 
-def test_no_validation_split_at_0_percent(tmp_path: Path) -> None:
-    assert build(tmp_path, write(tmp_path, a=TEXT), percent=0).splits == ("train",)
-
-
-@pytest.mark.parametrize(("vocab_size", "dtype"), [(65_536, "uint16"), (65_537, "uint32")])
-def test_the_dtype_holds_every_id(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vocab_size: int, dtype: str
-) -> None:
-    tokenizer = train_bpe([TEXT], 300)
-    monkeypatch.setattr(tokenizer, "vocab_size", vocab_size)
-    (file,) = write(tmp_path, a=TEXT)
-    build = partial(text_dataset.build, tokenizer=tokenizer, validation_percent=5)
-    dataset = build_dataset("x", [file], tmp_path, build)
-    assert dataset.tokens("train").dtype == dtype
-    assert dataset.tokens("train")[:].max() == max(tokenizer.encode(TEXT))
-
-
-def test_a_byte_order_mark_is_skipped(tmp_path: Path) -> None:
-    (path,) = write(tmp_path, a=b"\xef\xbb\xbfabc")
-    assert read(TextSection.of_file(path)) == "abc"
-
-
 def test_a_large_text_is_sampled_evenly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sections, "PIECE_BYTES", 1000)
     monkeypatch.setattr(text_dataset, "_TRAINING_BYTES", 10_000)
@@ -194,26 +169,3 @@ def test_a_taken_name_is_reported(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="already exists; choose another name"):
         build(tmp_path, write(tmp_path, a=TEXT[:1000]))
     assert read_description(dataset.folder) == before
-
-
-def test_a_file_that_is_shortened_while_it_is_read_is_no_dataset(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (path,) = write(tmp_path, a=TEXT)
-
-    def shorten(*_: object) -> Tokenizer:
-        os.truncate(path, 1000)
-        return train_bpe([], 257)
-
-    monkeypatch.setattr(text_dataset, "train_tokenizer", shorten)
-    with pytest.raises(UserError, match=r"a\.txt: was shortened while it was read"):
-        build(tmp_path, [path])
-    assert not list(tmp_path.glob("datasets/[!.]*"))
-
-
-def test_lines_of_a_file_that_is_shortened_are_not_all(tmp_path: Path) -> None:
-    (path,) = write(tmp_path, a="{}\n" * 10)
-    section = LineSection.of_file(path)
-    os.truncate(path, 9)
-    with pytest.raises(UserError, match=r"a\.txt: was shortened while it was read"):
-        list(section.lines())

@@ -1,5 +1,5 @@
-"""Datasets from token files of other programs: the same tokens from every format, split, linked or
-copied; and what is refused."""
+"""Datasets from token files of other programs: the same tokens from every format, and what is
+refused."""
 
 import itertools
 import os
@@ -17,10 +17,8 @@ from rungs.common.errors import UserError
 from rungs.data.build import tokens_dataset
 from rungs.data.build.tokens_dataset import TokenSection
 from rungs.data.catalog import build_dataset
-from rungs.data.text.bpe import train_bpe
-from rungs.data.text.tokenizer import Tokenizer
+from rungs.data.text.tokenizer import Tokenizer, train_bpe
 from rungs.data.tokens.dataset import Dataset
-from rungs.data.tokens.token_file import PairWriter
 from tests.faults.fuzzing import limited_memory, snapshot
 from tests.support.commands import Finished, run_script
 
@@ -57,11 +55,7 @@ def with_texts(ids: np.ndarray, texts: str) -> Make:
 
 
 FORMATS: dict[str, Make] = {
-    **{
-        f"{order}{kind}.npy": npy(IDS.astype(f"{order}{kind}"))
-        for order in "<>"
-        for kind in ("u2", "u4", "i4", "i8", "u8")
-    },
+    **{f"{kind}.npy": npy(IDS.astype(kind)) for kind in ("<u2", ">u4", "<i4", ">i8", "<u8")},
     "nanogpt.bin": content(IDS.astype("<u2").tobytes()),
     "llm-c.bin": content(llm_c(IDS)),
     "llama-3.bin": content(llm_c(IDS, 20240801, 7, "<u4")),
@@ -107,19 +101,13 @@ def test_every_format_gives_the_same_tokens(
     path = tmp_path / name
     FORMATS[name](path)
     dataset = build(tmp_path, path, percent=percent)
-    if percent:
-        assert tokens_of(dataset) == {
-            "train": IDS[:4500].tolist(),
-            "validation": IDS[4500:].tolist(),
-        }
-    else:
-        assert tokens_of(dataset) == {"train": IDS.tolist()}
+    cut = 4500 if percent else 5000
+    parts = {"train": IDS[:cut].tolist(), "validation": IDS[cut:].tolist()}
+    assert tokens_of(dataset) == {split: tokens for split, tokens in parts.items() if tokens}
     described = dataset.description.splits["train"]
     assert described.largest_token_id == VOCAB - 1
     assert dataset.description.source.kind == "tokens"
     assert dataset.description.source.files == [name]
-    is_linked = not percent and name == "ours.safetensors"
-    assert (dataset.folder / "train.safetensors").samefile(path) == is_linked
     assert described.dtype == "uint16"
     assert dataset.tokenizer_file is None
 
@@ -146,49 +134,19 @@ def test_shards_are_joined_and_split_by_file(tmp_path: Path) -> None:
     parts = np.array_split(IDS, 20)
     paths = [write(tmp_path, f"shard-{n:02}.bin", part) for n, part in enumerate(parts)]
     found = tokens_of(build(tmp_path, *paths, percent=10))
-    lists = [part.tolist() for part in parts]
-    is_held_out = [_is_in(part, found["validation"]) for part in lists]
-    assert sum(is_held_out) == 2
-    kept = [part for part, is_out in zip(lists, is_held_out, strict=True) if not is_out]
+    held_out = [part.tolist() for part in np.split(np.array(found["validation"]), 2)]
+    kept = [part.tolist() for part in parts if part.tolist() not in held_out]
+    assert len(kept) == 18
     assert found["train"] == [*itertools.chain(*kept)]
     assert tokens_of(build(tmp_path, *paths, name="all"))["train"] == IDS.tolist()
 
 
-def _is_in(part: list[int], tokens: list[int]) -> bool:
-    return any(tokens[i : i + len(part)] == part for i in range(0, len(tokens), len(part)))
-
-
-def test_a_token_file_of_rungs_is_linked_and_keeps_its_metadata(
-    tmp_path: Path, messages: pytest.LogCaptureFixture
-) -> None:
-    path, link = tmp_path / "real.safetensors", tmp_path / "link.safetensors"
-    texts = '{"begin": [5], "end": 7}'
-    save_file({"tokens": IDS.astype(np.int32)}, path, {"texts": texts})
-    link.symlink_to(path)
-    dataset = build(tmp_path, link)
-    assert (dataset.folder / "train.safetensors").samefile(path)
-    assert not (dataset.folder / "train.safetensors").is_symlink()
-    assert dataset.begin == [5]
-    assert "link.safetensors is a hard link, not a copy: replace the file" in messages.text
-    path.unlink()  # what is linked stays
-    assert Dataset("mine", dataset.folder).description == dataset.description
-    assert build(tmp_path, dataset.folder / "train.safetensors", percent=10, name="b").begin == [5]
-
-
-def test_on_another_file_system_it_is_copied(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, messages: pytest.LogCaptureFixture
-) -> None:
-    path = tmp_path / "ours.safetensors"
-    FORMATS["ours.safetensors"](path)
-
-    def refuse(*_: object) -> None:
-        raise OSError(18, os.strerror(18))
-
-    monkeypatch.setattr(os, "link", refuse)
-    dataset = build(tmp_path, path)
-    assert tokens_of(dataset)["train"] == IDS.tolist()
-    assert not (dataset.folder / "train.safetensors").samefile(path)
-    assert "hard link" not in messages.text
+def test_what_a_file_says_of_texts_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "begun.safetensors"
+    with_texts(IDS % 300, '{"begin":[400],"end":2}')(path)
+    dataset = build(tmp_path, path, percent=40)
+    assert dataset.begin == [400]
+    assert dataset.description.splits["train"].largest_token_id == 400
 
 
 def test_texts_begin_as_the_tokenizers_do_if_the_file_does(tmp_path: Path) -> None:
@@ -199,24 +157,6 @@ def test_texts_begin_as_the_tokenizers_do_if_the_file_does(tmp_path: Path) -> No
         dataset = build(tmp_path, path, vocabulary=tokenizer, name=f"begins-{first}")
         assert dataset.begin == begin
         assert dataset.tokenizer_file is not None
-
-
-def test_shards_that_say_what_begins_texts_are_split_by_file(tmp_path: Path) -> None:
-    paths = [tmp_path / f"{number}.safetensors" for number in range(3)]
-    for path in paths:
-        with_texts(IDS % 300, '{"begin":[3],"end":2}')(path)
-    dataset = build(tmp_path, *paths, percent=40)
-    assert {split: len(tokens) for split, tokens in tokens_of(dataset).items()} == {
-        "train": 2 * len(IDS),
-        "validation": len(IDS),
-    }
-    assert dataset.begin == [3]
-
-
-def test_what_begins_texts_counts_as_a_token_of_the_dataset(tmp_path: Path) -> None:
-    path = tmp_path / "begun.safetensors"
-    with_texts(IDS % 300, '{"begin":[400],"end":2}')(path)
-    assert build(tmp_path, path).description.splits["train"].largest_token_id == 400
 
 
 def test_a_file_larger_than_memory_is_read_in_blocks(tmp_path: Path) -> None:
@@ -290,7 +230,12 @@ REFUSED: dict[str, tuple[str, Make, str]] = {
         with_texts(IDS % 300, '{"begin":[3],"end":-1}'),
         "its metadata doesn't say what begins and ends texts",
     ),
-    "linked but outside": ("a.safetensors", tensors(tokens=IDS), "but the vocabulary has 300"),
+    "ours but outside": ("a.safetensors", tensors(tokens=IDS), "but the vocabulary has 300"),
+    "pairs": (
+        "a.safetensors",
+        tensors(tokens=IDS, pair_bounds=np.array([[1, 5_000]])),
+        "holds pairs or chats, not a text",
+    ),
 }
 
 
@@ -306,23 +251,17 @@ def test_a_wrong_file_is_refused_in_one_line(
     (tmp_path / "d").mkdir()
     name, make, message = REFUSED[case]
     make(tmp_path / name)
-    write(tmp_path, "good.bin", IDS % 300)
-    good, before = tmp_path / "good.bin", snapshot(tmp_path)
-    for files in ([name], [good, "--validation-file", name], [good, name]):
-        finished = download(tmp_path, *files, "--name", "x", "--vocab-size", 300)
-        assert finished.returncode == 2
-        (line,) = finished.stderr.strip().splitlines()
-        assert line.startswith(f"error: {name}: ")
-        assert message in line
-        assert finished.stdout == ""
-        assert snapshot(tmp_path) == before
-
-
-def test_pairs_are_refused(tmp_path: Path) -> None:
-    with PairWriter(tmp_path / "p.safetensors", "U16") as writer:
-        writer.append_pair([1], [2])
-    with pytest.raises(UserError, match="holds pairs or chats, not a text"):
-        build(tmp_path, tmp_path / "p.safetensors")
+    good = write(tmp_path, "good.bin", IDS % 300)
+    before = snapshot(tmp_path)
+    finished = download(
+        tmp_path, good, "--validation-file", name, "--name", "x", "--vocab-size", 300
+    )
+    assert finished.returncode == 2
+    (line,) = finished.stderr.strip().splitlines()
+    assert line.startswith(f"error: {name}: ")
+    assert message in line
+    assert finished.stdout == ""
+    assert snapshot(tmp_path) == before
 
 
 def test_any_length_of_a_truncated_file_is_noticed(tmp_path: Path) -> None:

@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rungs.data.text.batch_encoder import KNOWN_PATTERNS, BatchEncoder, as_tiktoken
-from rungs.data.text.bpe import train_bpe
-from rungs.data.text.tokenizer import Tokenizer
+from rungs.data.text.tokenizer import Tokenizer, train_bpe
 from tests.support.document_files import texts
 
 TRAINED = train_bpe([f"{text}'ll say  it's 12345\n\n" for text in texts(300)], 600)

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders, models
 
-from rungs.data.text.bpe import byte_level_tokenizer
-from rungs.data.text.tokenizer import Tokenizer, only_adds
+from rungs.data.text.tokenizer import Tokenizer, byte_level_tokenizer, only_adds
 from rungs.model.generation import decode_stream
 
 BYTES = [f"<0x{number:02X}>" for number in (0x41, 0x0A, 0xC3, 0xA9, 0xE2, 0x82, 0xAC, 0xF0, 0xFF)]

@@ -19,8 +19,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from rungs.common.errors import UserError
 from rungs.data.text import tokenizer_files
-from rungs.data.text.bpe import byte_level_tokenizer, train_bpe
-from rungs.data.text.tokenizer import END_OF_TEXT, Tokenizer
+from rungs.data.text.tokenizer import END_OF_TEXT, Tokenizer, byte_level_tokenizer, train_bpe
 from rungs.data.text.tokenizer_files import load_tokenizer
 from tests.support.hub_stand_in import MODEL, HubStandIn
 from tests.support.local_server import use_server

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -106,10 +105,3 @@ def test_a_dataset_of_chats_describes_itself(tmp_path: Path) -> None:
         "answer_tokens": 5,
         "is_chats": True,
     }
-
-
-def test_lengths_are_read_in_blocks(tmp_path: Path) -> None:
-    pairs: list[list[Turn]] = [[([1] * (1 + n % 3), [2])] for n in range(40_000)]
-    documents = write(tmp_path / "d", pairs, are_chats=False)
-    lengths_C = np.concatenate(list(documents.lengths()))
-    np.testing.assert_array_equal(lengths_C, [2 + n % 3 for n in range(40_000)])

@@ -149,12 +149,6 @@ def test_what_phases_cannot_be_is_said(dataset: Any, more: Any, line: str, tmp_p
         run_config.load_run(run.path)
 
 
-def test_a_weight_that_is_too_small_is_refused(datasets: dict[str, Dataset]) -> None:
-    phases = [{"until": 1, "weights": {"x": 1, "y": 1e-7}}]
-    with pytest.raises(UserError, match="over a million times the smallest"):
-        training_data(datasets, dataset=phases)
-
-
 def phases_of(*names: str) -> list[dict[str, Any]]:
     first, second = names
     late = {"until": 1, "weights": {first: 1, second: 3}}

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import models
 
 from rungs.common.errors import UserError
-from rungs.data.text.bpe import byte_level_tokenizer
-from rungs.data.text.tokenizer import Tokenizer
+from rungs.data.text.tokenizer import Tokenizer, byte_level_tokenizer
 from rungs.data.tokens.dataset import Dataset
 from rungs.data.tokens.loader import TrainingData, ValidationData
 from rungs.data.tokens.sequences import IGNORED, TextWindows
