@@ -67,9 +67,10 @@ def main(
     folders = list({path.resolve(): path for path in found}.values())
     if port is not None and not watch:
         raise UserError("--port: needs --watch")
-    if shows_samples and (page or watch or power_law or output_dir or chart_style):
+    of_charts = power_law or output_dir or chart_style
+    if shows_samples and (page or watch or of_charts):
         raise UserError("--samples: prints texts, and goes with no other option")
-    if (page or watch) and (power_law or output_dir or chart_style):
+    if (page or watch) and of_charts:
         raise UserError("--page and --watch: go with no option of the other charts")
     if shows_samples:
         _print_samples(folders)
@@ -78,33 +79,25 @@ def main(
     elif len(folders) > 1 or power_law:
         _compare(folders, output_dir, chart_style, power_law)
     else:
-        _draw(folders[0], output_dir, chart_style)
+        from rungs.report.run_charts import draw_run  # Matplotlib takes half a second to import
 
-
-def _draw(folder: Path, output_dir: Path | None, chart_style: str | None) -> None:
-    from rungs.report.run_charts import draw_run  # Matplotlib takes half a second to import
-
-    written = draw_run(folder, output_dir, chart_style)
-    if not written:
-        raise UserError(_no_steps(folder))
-    for path in written:
-        click.echo(path)
+        written = draw_run(folders[0], output_dir, chart_style)
+        if not written:
+            raise UserError(_no_steps(folders[0]))
+        click.echo("\n".join(map(str, written)))
 
 
 def _show_page(folders: list[Path], page: Path | None, watch: bool, port: int | None) -> None:
     """Write the page, serve it, or both."""
     from rungs.common import paths
-    from rungs.report.run_page import open_runs, write_page
+    from rungs.report.run_page import PageServer, open_runs, write_page
 
-    if page is not None:
-        paths.refuse_other_content(page, b"<!doctype html>", "a page")
     runs = open_runs(folders)
     if page is not None:
+        paths.refuse_other_content(page, b"<!doctype html>", "a page")
         write_page(page, runs)
         click.echo(page)
     if watch:
-        from rungs.report.run_page import PageServer
-
         with PageServer(runs, port or 0) as server, contextlib.suppress(KeyboardInterrupt):
             click.echo(f"{server.address} (Ctrl-C ends it)")
             server.serve_forever()

@@ -5,7 +5,8 @@ from rungs.common.command import importing
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -144,7 +145,7 @@ def main(
         from rungs.data.catalog import find_datasets_dir
 
     chosen = Options(**options)
-    _check_options(what, chosen)
+    chosen.check(what)
     examined = overlap.read_items(items) if items else None
     dataset = _dataset(what, find_datasets_dir(datasets_dir), chosen)
     if check:
@@ -154,43 +155,69 @@ def main(
         _report_found(str(items), "items", overlap.check_items(dataset, examined))
 
 
-class Options(NamedTuple):
-    """The options of the command, except --datasets-dir."""
-
-    text: bool
-    pairs: bool
-    chats: bool
-    preferences: bool
-    parquet: bool
-    jsonl: bool
-    tokens: bool
-    name: str | None
-    vocab_size: int | None
-    tokenizer: str | None
-    validation_percent: float | None
-    validation_file: tuple[Path, ...]
-    text_column: str | None
-    chat_template: Path | None
-    max_tokens: int | None
-    max_bytes: int | None
-    config: str | None
-    split: str | None
-    files: tuple[str, ...]
-    revision: str | None
+class Options(SimpleNamespace):
+    """The options that say how a dataset is built, by the names of the parameters of Click."""
 
     @property
     def given(self) -> set[str]:
         """The names of the options that are given, also as 0."""
-        return {
-            key
-            for key, value in self._asdict().items()
-            if value is not None and value is not False and value != ()
-        }
+        absent = (None, False, ())
+        return {key for key, value in vars(self).items() if not any(value is no for no in absent)}
 
     @property
-    def own_files(self) -> list[str]:
-        """The options that describe the FILE arguments."""
+    def kinds(self) -> list[str]:
+        """The options that say what the FILE arguments hold."""
         return [f"--{kind}" for kind in _OWN_FILES if getattr(self, kind)]
+
+    def check(self, what: tuple[str, ...]) -> None:
+        """Raise click.UsageError if the options do not go together."""
+        given, kind = self.given, next(iter(self.kinds), "")
+        is_hub_id = _is_hub_id(what) if self.preferences else not kind and "/" in what[0]
+        is_of_chats = self.chats or self.preferences
+        is_of_rows = self.parquet or self.jsonl
+
+        def first(*keys: str) -> str:
+            """Return the first of these options that is given, or an empty text."""
+            found = (f"--{key.replace('_', '-')}" for key in keys if key in given)
+            return next(found, "")
+
+        of_hub = first("config", "split", "files", "revision")
+        of_documents = first("text_column", "max_bytes")
+        of_chats = first("chat_template", "max_tokens")
+        apart = "do not go together; leave out one"
+        for is_wrong, message in (
+            (
+                len(self.kinds) > 1,
+                f"{' and '.join(self.kinds)} build different datasets; choose one",
+            ),
+            (
+                not kind and (len(what) > 1 or (given and not is_hub_id)),
+                "to build a dataset from files, add --text, --parquet or the like",
+            ),
+            (kind and not self.name, f"{kind} needs a --name for the dataset"),
+            (of_hub and not is_hub_id, f"{of_hub} is for repositories on the hub"),
+            (
+                of_documents and kind and not is_of_rows,
+                f"{of_documents} is for documents, not for {kind}",
+            ),
+            (of_chats and not is_of_chats, f"{of_chats} is for --chats or --preferences"),
+            (
+                is_of_chats and ("vocab_size" in given or not self.tokenizer),
+                f"{kind} needs the --tokenizer of the model to fine-tune",
+            ),
+            (
+                self.tokens and not given & {"vocab_size", "tokenizer"},
+                "--tokens needs the --tokenizer that made them, or its --vocab-size",
+            ),
+            (self.validation_file and not self.tokens, "--validation-file is for --tokens"),
+            (
+                self.validation_file and "validation_percent" in given,
+                f"--validation-file and --validation-percent {apart}",
+            ),
+            (given >= {"vocab_size", "tokenizer"}, f"--vocab-size and --tokenizer {apart}"),
+        ):
+            if is_wrong:
+                raise click.UsageError(message)
 
     def load_tokenizer(self) -> "Tokenizer | int":
         """Return the tokenizer, or the vocabulary size of a tokenizer to train."""
@@ -199,51 +226,48 @@ class Options(NamedTuple):
         if self.tokenizer:
             return tokenizer_files.load_tokenizer(self.tokenizer)
         if self.vocab_size is not None:
-            return self.vocab_size
+            return int(self.vocab_size)
         click.echo(
             f"training a tokenizer of at most {VOCAB_SIZE:,} tokens (--vocab-size);"
             " to fine-tune a model, give its --tokenizer"
         )
         return VOCAB_SIZE
 
-    @property
-    def own_name(self) -> str:
-        """The name of a dataset of one's own files, which needs one."""
-        assert self.name is not None
-        return self.name
-
-    @property
-    def text_percent(self) -> float:
-        """Percentage of text, pairs or tokens to use for validation."""
-        percent = self.validation_percent
-        return VALIDATION_PERCENT if percent is None else percent
-
-    @property
-    def documents_percent(self) -> float:
-        """Percentage of documents to use for validation."""
-        percent = self.validation_percent
-        return DOCUMENTS_VALIDATION_PERCENT if percent is None else percent
+    def percent(self, default: float = VALIDATION_PERCENT) -> float:
+        """Return the percentage to use for validation."""
+        return default if self.validation_percent is None else float(self.validation_percent)
 
 
 def _dataset(what: tuple[str, ...], datasets_dir: Path, options: Options) -> "Dataset":
     """Build, download or open the dataset."""
+    from rungs.common import hub
     from rungs.data import catalog
     from rungs.data.build.document_files import local_files
 
     if options.preferences:
-        return _from_preferences(what, datasets_dir, options)
+        files, build = _preferences(what, options)
+        return catalog.build_dataset(options.name, files, datasets_dir, build)
     if options.parquet or options.jsonl:
-        files = local_files(map(Path, what), "parquet" if options.parquet else "json lines")
-        request = _request(files, options)
-        return catalog.build_documents_dataset(options.own_name, request, datasets_dir)
-    if options.own_files:
+        rows = local_files(map(Path, what), "parquet" if options.parquet else "json lines")
+        return catalog.build_documents_dataset(options.name, _request(rows, options), datasets_dir)
+    if options.kinds:
         paths = [*map(Path, what)]
-        return catalog.build_dataset(options.own_name, paths, datasets_dir, _builder(options))
+        return catalog.build_dataset(options.name, paths, datasets_dir, _builder(options))
     name = what[0]
-    asks_to_build = options.given - {"validation_percent"}
-    if "/" in name and (asks_to_build or _holds_documents(name, datasets_dir)):
-        return _from_hub(name, datasets_dir, options)
-    return catalog.open_dataset(name, datasets_dir)
+    asks_to_build = "/" in name and bool(options.given - {"validation_percent"})
+    if (
+        "/" in name
+        and not asks_to_build
+        and not catalog.dataset_folder(name, datasets_dir).exists()
+    ):
+        asks_to_build = catalog.HUB_FILES[0] not in hub.dataset_repository(name).files
+    if not asks_to_build:
+        return catalog.open_dataset(name, datasets_dir)
+    repository, rows = _on_hub(name, options)
+    request = _request(rows, options)._replace(
+        repository=name, revision=repository.revision, license=repository.license
+    )
+    return catalog.build_documents_dataset(options.name or name, request, datasets_dir)
 
 
 def _builder(options: Options) -> Callable[[Path, list[Any]], "Source"]:
@@ -252,45 +276,42 @@ def _builder(options: Options) -> Callable[[Path, list[Any]], "Source"]:
     from rungs.data.text.chat_template import ChatTemplate
     from rungs.data.text.tokenizer import Tokenizer
 
-    percent = options.text_percent
+    tokenizer, percent = options.load_tokenizer(), options.percent()
     if options.tokens:
         return partial(
             tokens_dataset.build,
             validation_files=list(options.validation_file),
-            vocabulary=options.load_tokenizer(),
+            vocabulary=tokenizer,
             validation_percent=percent,
         )
-    tokenizer = options.load_tokenizer()
     if not options.chats:
         module = pair_dataset if options.pairs else text_dataset
         return partial(module.build, tokenizer=tokenizer, validation_percent=percent)
     assert isinstance(tokenizer, Tokenizer)
-    assert options.tokenizer is not None
     template = ChatTemplate.load(options.tokenizer, options.chat_template)
     form = chat_dataset.ChatFormat(template, tokenizer, options.max_tokens)
     return partial(chat_dataset.build, form=form, validation_percent=percent)
 
 
-def _from_preferences(what: tuple[str, ...], datasets_dir: Path, options: Options) -> "Dataset":
-    from rungs.data import catalog
+def _preferences(
+    what: tuple[str, ...], options: Options
+) -> "tuple[list[DataFile], Callable[..., Source]]":
+    """Return the files with preferences, and the function that builds a dataset of them."""
     from rungs.data.build import preference_dataset
     from rungs.data.build.document_files import format_of, local_files
-    from rungs.data.build.preference_dataset import PreferenceFormat
     from rungs.data.text.tokenizer import Tokenizer
 
-    tokenizer, percent = options.load_tokenizer(), options.text_percent
+    tokenizer = options.load_tokenizer()
     assert isinstance(tokenizer, Tokenizer)
-    assert options.tokenizer is not None
-    form = PreferenceFormat(tokenizer, options.tokenizer, options.chat_template, options.max_tokens)
-    build = partial(preference_dataset.build, form=form, validation_percent=percent)
-    found: list[DataFile] = []
+    form = preference_dataset.PreferenceFormat(
+        tokenizer, options.tokenizer, options.chat_template, options.max_tokens
+    )
+    build = partial(preference_dataset.build, form=form, validation_percent=options.percent())
     if _is_hub_id(what):
-        repository, found = _on_hub(what[0], options)
-        build = partial(build, repository=what[0], revision=repository.revision)
-    else:
-        for path in map(Path, what):
-            found += local_files([path], format_of(path.name) or "json lines")
-    return catalog.build_dataset(options.own_name, found, datasets_dir, build)
+        repository, files = _on_hub(what[0], options)
+        return files, partial(build, repository=what[0], revision=repository.revision)
+    of_each = (local_files([Path(name)], format_of(name) or "json lines") for name in what)
+    return [file for files in of_each for file in files], build
 
 
 def _is_hub_id(what: tuple[str, ...]) -> bool:
@@ -300,16 +321,6 @@ def _is_hub_id(what: tuple[str, ...]) -> bool:
     only = what[0]
     is_file = len(what) > 1 or Path(only).exists() or format_of(only) is not None
     return "/" in only and not is_file
-
-
-def _from_hub(name: str, datasets_dir: Path, options: Options) -> "Dataset":
-    from rungs.data import catalog
-
-    repository, files = _on_hub(name, options)
-    request = _request(files, options)._replace(
-        repository=name, revision=repository.revision, license=repository.license
-    )
-    return catalog.build_documents_dataset(options.name or name, request, datasets_dir)
 
 
 def _on_hub(name: str, options: Options) -> "tuple[HubRepository, list[DataFile]]":
@@ -325,62 +336,8 @@ def _on_hub(name: str, options: Options) -> "tuple[HubRepository, list[DataFile]
 def _request(files: "list[DataFile]", options: Options) -> "Request":
     from rungs.data.build.document_dataset import Request
 
-    return Request(
-        files,
-        options.load_tokenizer(),
-        options.text_column,
-        options.documents_percent,
-        options.max_bytes,
-    )
-
-
-def _holds_documents(name: str, datasets_dir: Path) -> bool:
-    """Whether a repository that is not downloaded yet holds documents rather than tokens."""
-    from rungs.common import hub
-    from rungs.data import catalog
-
-    if catalog.dataset_folder(name, datasets_dir).exists():
-        return False
-    return catalog.HUB_FILES[0] not in hub.dataset_repository(name).files
-
-
-def _check_options(what: tuple[str, ...], options: Options) -> None:
-    """Raise click.UsageError if options do not go together."""
-    kinds, given = options.own_files, options.given
-    is_hub_id = _is_hub_id(what) if options.preferences else not kinds and "/" in what[0]
-    if len(kinds) > 1:
-        raise click.UsageError(f"{' and '.join(kinds)} build different datasets; choose one")
-    if not kinds and len(what) > 1:
-        raise click.UsageError("to build a dataset from files, add --text, --parquet or the like")
-    if kinds and not options.name:
-        raise click.UsageError(f"{kinds[0]} needs a --name for the dataset")
-    if not (kinds or is_hub_id) and given:
-        raise click.UsageError("to build a dataset from files, add --text, --parquet or the like")
-    of_hub = [key for key in ("config", "split", "files", "revision") if key in given]
-    if of_hub and not is_hub_id:
-        raise click.UsageError(f"--{of_hub[0]} is for repositories on the hub")
-    of_documents = [key for key in ("text_column", "max_bytes") if key in given]
-    if of_documents and kinds and not (options.parquet or options.jsonl):
-        raise click.UsageError(
-            f"--{of_documents[0].replace('_', '-')} is for documents, not for {kinds[0]}"
-        )
-    of_chats = [key for key in ("chat_template", "max_tokens") if key in given]
-    needs_tokenizer = options.chats or options.preferences
-    if of_chats and not needs_tokenizer:
-        name = of_chats[0].replace("_", "-")
-        raise click.UsageError(f"--{name} is for --chats or --preferences")
-    if needs_tokenizer and ("vocab_size" in given or not options.tokenizer):
-        raise click.UsageError(f"{kinds[0]} needs the --tokenizer of the model to fine-tune")
-    if options.tokens and not given & {"vocab_size", "tokenizer"}:
-        raise click.UsageError("--tokens needs the --tokenizer that made them, or its --vocab-size")
-    if options.validation_file and not options.tokens:
-        raise click.UsageError("--validation-file is for --tokens")
-    if options.validation_file and options.validation_percent is not None:
-        raise click.UsageError(
-            "--validation-file and --validation-percent do not go together; leave out one"
-        )
-    if given >= {"vocab_size", "tokenizer"}:
-        raise click.UsageError("--vocab-size and --tokenizer do not go together; leave out one")
+    percent = options.percent(DOCUMENTS_VALIDATION_PERCENT)
+    return Request(files, options.load_tokenizer(), options.text_column, percent, options.max_bytes)
 
 
 def _report(dataset: "Dataset") -> None:

@@ -104,17 +104,12 @@ def main(
 def print_scores(evaluations: "list[Evaluation]") -> None:
     """Print a table of metrics."""
     rows = [("task", "metric", "items", "value", "")]
-    rows += [
-        (one.task, one.metric, f"{one.items:,}", f"{one.value:.4f}", _reach(one))
-        for one in evaluations
-    ]
+    for one in evaluations:
+        reach = "" if one.standard_error is None else f"± {one.standard_error:.4f}"
+        if one.low is not None and one.high is not None:
+            reach = f"{one.low:.4f} to {one.high:.4f} (95 %)"
+        rows.append((one.task, one.metric, f"{one.items:,}", f"{one.value:.4f}", reach))
     click.echo(align_columns(rows, left=2))
-
-
-def _reach(one: "Evaluation") -> str:
-    if one.low is not None and one.high is not None:
-        return f"{one.low:.4f} to {one.high:.4f} (95 %)"
-    return "" if one.standard_error is None else f"± {one.standard_error:.4f}"
 
 
 def print_loss(checkpoint: str, dataset: str | None, folder: Path) -> None:
@@ -171,11 +166,8 @@ def _train_config(weights: "Weights", dataset: str | None) -> "TrainConfig":
 
     model, train, tokenizer, _ = weights.header
     if isinstance(train, TrainConfig):
-        return train.model_copy(
-            update={"dataset": dataset, "start_val_token": 0, "validation_datasets": ()}
-            if dataset
-            else {}
-        )
+        other = {"dataset": dataset, "start_val_token": 0, "validation_datasets": ()}
+        return train.model_copy(update=other if dataset else {})
     if dataset is None:
         raise UserError(f"{weights.path}: has not been trained on a dataset, so choose a --dataset")
     return TrainConfig(

@@ -7,9 +7,10 @@ import itertools
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -125,9 +126,10 @@ def main(
 
     with importing():
         from rungs.checkpointing.checkpoint_folder import find_averaged_weights, find_weights
-        from rungs.checkpointing.load import load_tokenizer
-        from rungs.checkpointing.published import all_stop_tokens
+        from rungs.checkpointing.load import load_token_generator, load_tokenizer
+        from rungs.checkpointing.published import all_stop_tokens, load_chat_template
         from rungs.checkpointing.weights_file import Weights
+        from rungs.data.build.chat_dataset import ChatFormat
         from rungs.model.generation import Request
         from rungs.parallel import jax_setup
 
@@ -136,86 +138,67 @@ def main(
     if weight_format == "ema":
         checkpoint, weight_format = str(find_averaged_weights(checkpoint)), None
     weights, tokenizer = find_weights(checkpoint), load_tokenizer(checkpoint)
+    header = Weights(weights).header
+    if lookahead >= (most := header.model.context_length):
+        raise UserError(f"--lookahead {lookahead}: must be below the model's context_length {most}")
     if not past_the_end:
         stops = all_stop_tokens(Weights(weights), tokenizer)
         sampling = sampling._replace(stop_tokens=stops)
-    model = Model(weights, tokenizer, dtype, weight_format or "dtype")
     default_tokens = NEW_TOKENS_OF_A_CHAT if chat else NEW_TOKENS
     request = Request(new_tokens or default_tokens, sampling, seed, lookahead)
+    load = partial(load_token_generator, weights, dtype, weight_format or "dtype")
     if chat:
-        converse(start_conversation(model, request, system, chat_template), texts)
-    else:
-        continue_texts(model, request, texts, num_samples)
-
-
-class Model(NamedTuple):
-    """A model to generate with."""
-
-    weights: Path
-    tokenizer: "Tokenizer"
-    asked_dtype: str | None
-    weight_format: "WeightFormat"
-
-    def generator(self, request: "Request", rows: Sequence[list[int]] = ()) -> "Generator":
-        """Load the model. Raises UserError if a row has a token id outside its vocabulary, or its
-        context is shorter than the request needs."""
-        from rungs.checkpointing.load import load_token_generator
-        from rungs.checkpointing.weights_file import Weights
-
-        config = Weights(self.weights).header.model
-        if request.lookahead >= config.context_length:
-            raise UserError(
-                f"--lookahead {request.lookahead}: must be below the model's context_length"
-                f" {config.context_length}"
-            )
-        generator = load_token_generator(self.weights, self.asked_dtype, self.weight_format)
-        if rows:
-            check_token_ids(rows, config.vocab_size)
-        return generator
-
-    def described_dtype(self, generator: "Generator") -> str:
-        """Return the dtype of a loaded model, for people."""
-        dtype = generator.decoder.dtype.name
-        return dtype if self.weight_format == "dtype" else f"{dtype} with int8 weights"
+        form = ChatFormat(load_chat_template(weights, chat_template), tokenizer)
+        converse(start_conversation(form, request, system, load), texts)
+        return
+    if tokenizer.begin or tokenizer.eos_token or len(sampling.stop_tokens) > 1:
+        begin, end = tokenizer.names(tokenizer.begin), tokenizer.names(sampling.stop_tokens)
+        click.echo(f"prompts begin with {begin}; texts end with {end}", err=True)
+    rows = [tokenizer.encode_beginning(text) for text in texts for _ in range(num_samples)]
+    check_token_ids(rows, header.model.vocab_size)
+    generator = load()
+    form_of_weights = generator.decoder.dtype.name + " with int8 weights" * (
+        weight_format == "int8"
+    )
+    speed = continue_texts(generator, rows, request, num_samples, tokenizer)
+    click.echo(f"{speed} in {form_of_weights}, from {weights}", err=True)
 
 
 def continue_texts(
-    model: Model, request: "Request", texts: Sequence[str], num_samples: int
-) -> None:
-    """Print the continuations of texts, then how long that took."""
+    generator: "Generator",
+    rows: Sequence[list[int]],
+    request: "Request",
+    num_samples: int,
+    tokenizer: "Tokenizer",
+) -> str:
+    """Print the continuations of texts; return how long that took, and on which device."""
     import jax
 
-    say_what_is_added(model.tokenizer, request.sampling.stop_tokens)
-    rows = [model.tokenizer.encode_beginning(text) for text in texts for _ in range(num_samples)]
-    generator = model.generator(request, rows)
-    longest = max(map(len, rows))
-    warn_if_longer_than_context(generator.context_length, longest, request.new_tokens)
+    if max(map(len, rows)) + request.new_tokens > generator.context_length + 1:
+        click.echo(
+            f"texts may become longer than the model's context of {generator.context_length:,}"
+            " tokens; if so, the model continues from the last half of the context",
+            err=True,
+        )
     start = time.perf_counter()
     if len(rows) == 1:
         chunks = (chunk[0] for chunk in generator.stream(rows, request))
-        count = print_streamed(rows[0], chunks, model.tokenizer)
+        count = print_streamed(rows[0], chunks, tokenizer)
     else:
         continuations = generator.generate(rows, request)
-        count = print_all(rows, continuations, num_samples, model.tokenizer)
-    seconds = time.perf_counter() - start
-    device = jax.devices()[0].device_kind
-    click.echo(
-        f"{_speed(count, seconds)}, including compilation, on {device} in"
-        f" {model.described_dtype(generator)}, from {model.weights}",
-        err=True,
-    )
+        count = sum(map(len, continuations))
+        for index, (prompt, new) in enumerate(zip(rows, continuations, strict=True)):
+            number, sample = divmod(index, num_samples)
+            of = f", sample {sample + 1} of {num_samples}" if num_samples > 1 else ""
+            click.echo(f"--- prompt {number + 1} of {len(rows) // num_samples}{of}")
+            _write(tokenizer.decode(prompt + new, skip_special_tokens=True) + "\n")
+    seconds, device = time.perf_counter() - start, jax.devices()[0].device_kind
+    return f"{_speed(count, seconds)}, including compilation, on {device}"
 
 
 def _speed(tokens: int, seconds: float) -> str:
     rate = f"{tokens / seconds:,.1f} tokens per second"
     return f"{counted(tokens, 'token')} in {seconds:.1f} s ({rate})"
-
-
-def say_what_is_added(tokenizer: "Tokenizer", ends: Sequence[int]) -> None:
-    """Print the tokens that begin and end texts, unless they are those of our own tokenizers."""
-    if tokenizer.begin or tokenizer.eos_token or len(ends) > 1:
-        begin, end = tokenizer.names(tokenizer.begin), tokenizer.names(ends)
-        click.echo(f"prompts begin with {begin}; texts end with {end}", err=True)
 
 
 def say_what_begins(form: "ChatFormat", messages: Sequence["Message"], ends: Sequence[int]) -> None:
@@ -232,23 +215,20 @@ def say_what_begins(form: "ChatFormat", messages: Sequence["Message"], ends: Seq
 
 
 def start_conversation(
-    model: Model, request: "Request", system: str | None, chat_template: Path | None
+    form: "ChatFormat", request: "Request", system: str | None, load: "Callable[[], Generator]"
 ) -> "Conversation":
-    """Return a conversation in the format of the model's chat template, or of another one. The
-    template's end of a turn ends an answer."""
-    from rungs.checkpointing.published import load_chat_template
-    from rungs.data.build.chat_dataset import ChatFormat
+    """Return a conversation with the model that `load` returns. The template's end of a turn ends
+    an answer."""
     from rungs.data.text.messages import Message
     from rungs.model.generation import Conversation
 
-    form = ChatFormat(load_chat_template(model.weights, chat_template), model.tokenizer)
     if (end := form.end_of_turn) is not None:
         stops = (*request.sampling.stop_tokens, end)
         request = request._replace(sampling=request.sampling._replace(stop_tokens=stops))
     check_characters(system or "", "--system")
     first = [Message("system", system)] if system else []
     say_what_begins(form, first, request.sampling.stop_tokens)
-    return Conversation(model.generator(request), form, request, first)
+    return Conversation(load(), form, request, first)
 
 
 def converse(conversation: "Conversation", messages: Sequence[str]) -> None:
@@ -351,47 +331,21 @@ def check_token_ids(rows: Sequence[list[int]], vocab_size: int) -> None:
         )
 
 
-def warn_if_longer_than_context(context_length: int, prompt_tokens: int, new_tokens: int) -> None:
-    """Print a warning if texts may become longer than the context, and say what happens then."""
-    if prompt_tokens + new_tokens > context_length + 1:
-        click.echo(
-            f"texts may become longer than the model's context of {context_length:,} tokens;"
-            " if so, the model continues from the last half of the context",
-            err=True,
-        )
-
-
 def print_streamed(prompt: list[int], chunks: Iterator[list[int]], tokenizer: "Tokenizer") -> int:
     """Print whole characters of a text while it is generated; return the number of new tokens."""
     from rungs.model.generation import decode_stream
 
-    count = 0
+    new: list[int] = []
 
-    def counting() -> Iterator[list[int]]:
-        nonlocal count
+    def noted() -> Iterator[list[int]]:
         for chunk in chunks:
-            count += len(chunk)
+            new.extend(chunk)
             yield chunk
 
-    for piece in decode_stream(itertools.chain([prompt], counting()), tokenizer):
+    for piece in decode_stream(itertools.chain([prompt], noted()), tokenizer):
         _write(piece)
     _write("\n")
-    return count
-
-
-def print_all(
-    rows: Sequence[list[int]],
-    continuations: Sequence[list[int]],
-    num_samples: int,
-    tokenizer: "Tokenizer",
-) -> int:
-    """Print each text below a line with its number; return the number of new tokens."""
-    for index, (prompt, new) in enumerate(zip(rows, continuations, strict=True)):
-        number, sample = divmod(index, num_samples)
-        of = f", sample {sample + 1} of {num_samples}" if num_samples > 1 else ""
-        click.echo(f"--- prompt {number + 1} of {len(rows) // num_samples}{of}")
-        _write(tokenizer.decode(prompt + new, skip_special_tokens=True) + "\n")
-    return sum(map(len, continuations))
+    return len(new)
 
 
 def _write(text: str) -> None:

@@ -43,10 +43,6 @@ class Cell(NamedTuple):
     changes: Mapping[str, Any]
     """Keys that differ from the origin's."""
 
-    def check(self) -> None:
-        """Raise UserError if the changes don't fit the origin, or something else is in the way."""
-        derive.NewRun.of(self.folder, find_run(self.origin), self.changes)
-
     def train(self, options: Sequence[str], stop: StopSignal) -> int:
         """Create and train the run with options of `train.py`, and return the exit code. A finished
         run is left as it is, an interrupted one continues."""
@@ -76,9 +72,14 @@ def cells(like: str, grid: Sequence[str], settings: Sequence[str], into: Path) -
     folder, count = Counter(cell.folder for cell in found).most_common(1)[0]
     if count > 1:
         raise UserError(f"--grid: {count} runs would be {folder}; make them by hand")
-    for cell in found:
-        cell.check()
+    _check(found)
     return found
+
+
+def _check(cells: Sequence[Cell]) -> None:
+    """Raise UserError if the changes don't fit the origin, or something else is in the way."""
+    for cell in cells:
+        derive.NewRun.of(cell.folder, find_run(cell.origin), cell.changes)
 
 
 def run_grid(runs: Sequence[Cell], into: Path, options: Sequence[str]) -> int:
@@ -112,8 +113,7 @@ def sweep(
     folder, if a change does not fit or something else is in the way; RunFailure if a run failed for
     another reason than its learning rate; SystemExit, with 128 + its number, at a signal."""
     found = [Cell(str(origin), folder / run.folder_name, run.all_changes) for run in runs]
-    for cell in found:
-        cell.check()
+    _check(found)
     options = ["--datasets-dir", str(datasets_dir), "--quiet"]
     with StopSignal() as stop:
         stop.begin()

@@ -6,7 +6,6 @@ from rungs.common.command import importing
 
 import functools
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,9 +21,7 @@ from rungs.config.option_values import (
 )
 
 if TYPE_CHECKING:
-    from rungs.config.model_config import ModelConfig
     from rungs.config.run_config import RunConfig
-    from rungs.planning import mup
 
 STANDARD, MUP = "standard", "muP"
 WIDTH_FACTORS = (1, 2, 4, 8)
@@ -183,7 +180,12 @@ def sweep_command(
     datasets = find_datasets_dir(datasets_dir)
     into = into or folder.with_name(f"{folder.name}-sweep")
     sweeps: dict[str, list[mup.Point]] = {}
-    for name, change in _parametrisations(config.model, standard).items():
+    parametrisations: dict[str, dict[str, Any]] = {MUP: {}} if config.model.mup else {STANDARD: {}}
+    if standard and config.model.mup is None:
+        raise UserError("--standard: the run has no key mup; leave the option out")
+    if standard:
+        parametrisations = {STANDARD: {"mup": None}, MUP: {}}
+    for name, change in parametrisations.items():
         runs = [
             mup.SweepRun(f"emb_dim {width}", rate, mup.keys_for_width(config.model, width) | change)
             for width in widths or _default_widths(config)
@@ -195,7 +197,11 @@ def sweep_command(
             done = f"{len(sweeps[name])} of {len(runs)}: {name}, {point.series}"
             rate = f"learning rate {point.learning_rate:g}"
             click.echo(f"{done}, {rate}: loss {point.loss:.4f}", err=True)
-        _print_series(name, sweeps[name])
+        best = mup.best_rates(sweeps[name])
+        for series, points in mup.points_by_series(sweeps[name]).items():
+            losses = "  ".join(f"{one.learning_rate:g}: {one.loss:.4f}" for one in points)
+            at_end = "; at the edge of those tried" * mup.is_best_at_end(points)
+            click.echo(f"{name}, {series}: best {best[series]:.2g}{at_end}\n  {losses}")
     draw = functools.partial(sweep_chart, f"{folder.name}: final loss by learning rate and width")
     with drawing.use_style(config.train.chart_style):
         drawing.write_all({"learning-rates.png": draw}, sweeps, into)
@@ -218,22 +224,3 @@ def _default_widths(config: "RunConfig") -> list[int]:
     model = config.model
     base = model.mup.base_emb_dim if model.mup else model.emb_dim
     return [base * factor for factor in WIDTH_FACTORS]
-
-
-def _print_series(name: str, points: "Sequence[mup.Point]") -> None:
-    from rungs.planning import mup
-
-    best = mup.best_rates(points)
-    for series, of_series in mup.points_by_series(points).items():
-        losses = "  ".join(f"{point.learning_rate:g}: {point.loss:.4f}" for point in of_series)
-        at_end = "; at the edge of those tried" * mup.is_best_at_end(of_series)
-        click.echo(f"{name}, {series}: best {best[series]:.2g}{at_end}\n  {losses}")
-
-
-def _parametrisations(model: "ModelConfig", standard: bool) -> dict[str, dict[str, Any]]:
-    """Return the model keys to change for each parametrisation, by its name."""
-    if model.mup is None:
-        if standard:
-            raise UserError("--standard: the run has no key mup; leave the option out")
-        return {STANDARD: {}}
-    return {STANDARD: {"mup": None}, MUP: {}} if standard else {MUP: {}}

@@ -6,10 +6,10 @@ import math
 import os
 import re
 import sys
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -98,100 +98,65 @@ _SHARDING = re.compile(r"(dp|fsdp|tp|fsdp_tp|cp):([0-9]{1,6})(?:x([0-9]{1,6}))?"
 @DATASETS_DIR_OPTION
 def main(sharding: str | None, **given: Any) -> None:
     """Estimate what RUN needs: parameters, memory, FLOPs, tokens, disk space and time."""
-    options = PlanOptions(sharding=parse_sharding(sharding) if sharding else None, **given)
+    options = Options(sharding=parse_sharding(sharding) if sharding else None, **given)
     options.check()
-    with options.open_run() as path:
-        fits = _plan(path, options)
+    with importing():
+        from rungs.run.folder import RunFolder, find_run
+
+    if options.preset is None:
+        sys.exit(0 if _plan(RunFolder(find_run(options.run)), options) else 1)
+    from rungs.huggingface.presets import create_preset
+
+    with create_preset(options.run, options.preset, options.settings, keep=False) as path:
+        fits = _plan(RunFolder(path), options)
     sys.exit(0 if fits else 1)
 
 
-class PlanOptions(NamedTuple):
-    """The options of `plan.py`."""
-
-    run: str
-    device: str | None
-    """None for the devices of this machine."""
-    sharding: "ShardingConfig | None"
-    """None for the sharding of the run's config."""
-    utilization: float | None
-    """Percentage of the peak FLOP/s."""
-    tokens_per_second: float | None
-    budget: float | None
-    """FLOPs of a ladder's largest run; None to plan the run itself."""
-    rungs: int | None
-    into: Path | None
-    is_compiled: bool
-    price_per_hour: float | None
-    as_json: bool
-    datasets_dir: Path | None
-    preset: str | None = None
-    """The published size of which a run is planned that isn't there yet."""
-    settings: tuple[str, ...] = ()
-    """Changes of the preset's keys."""
+class Options(SimpleNamespace):
+    """The options, by the names of the parameters of Click. `sharding` is a ShardingConfig, or None
+    for that of the run's config; `device` is None for the devices of this machine."""
 
     @property
     def is_as_recorded(self) -> bool:
         """Whether the plan is for the setup on which the run measured its own speed."""
         return self.device is None and self.sharding is None and self.utilization is None
 
-    @property
-    def utilized_share(self) -> float:
-        """Share of the peak FLOP/s to plan with: the given one or a default."""
-        return (self.utilization or UTILIZATION_PERCENT) / 100
-
     def check(self) -> None:
         """Raise UserError if options don't go together."""
+        is_priced = self.price_per_hour is not None
         if self.budget is None and (self.rungs or self.into):
             raise UserError("--rungs and --into need --ladder")
         if self.is_compiled and self.budget is not None:
             raise UserError("--compile: compile one run; leave out --ladder")
-        if self.price_per_hour is not None and self.budget is not None:
+        if is_priced and self.budget is not None:
             raise UserError("--price-per-hour: gives the cost of one run; leave out --ladder")
         if self.settings and self.preset is None:
             raise UserError("--set: needs --preset; without it, edit the run folder's files")
 
-    def open_run(self) -> AbstractContextManager[Path]:
-        """Find the run folder or, with a preset, create it until the context ends."""
-        from rungs.run.folder import find_run
 
-        if self.preset is None:
-            return nullcontext(find_run(self.run))
-        from rungs.huggingface.presets import create_preset
-
-        return create_preset(self.run, self.preset, self.settings, keep=False)
-
-    def check_for_policy(self) -> None:
-        """Raise UserError for options that don't apply to reinforcement learning."""
-        is_priced = self.price_per_hour is not None
-        if self.tokens_per_second or self.budget or self.is_compiled or is_priced:
-            raise UserError(
-                "--tokens-per-second, --ladder, --compile and --price-per-hour: not for runs of"
-                " reinforcement learning"
-            )
-
-
-def _plan(path: Path, options: PlanOptions) -> bool:
-    """Print the plan of a run; return whether it fits."""
+def _plan(folder: "RunFolder", options: Options) -> bool:
+    """Print the plan of a run, or a ladder; return whether it fits."""
     with importing():
         from rungs.config import run_config
         from rungs.config.reinforce_config import ReinforceConfig
-        from rungs.config.train_config import TrainConfig
-        from rungs.run.folder import RunFolder
 
-    folder = RunFolder(path)
-    model, train = config = run_config.load_any_run(folder.path)
-    if isinstance(train, ReinforceConfig):
-        options.check_for_policy()
+    config = run_config.load_any_run(folder.path)
+    is_policy = isinstance(config.train, ReinforceConfig)
+    is_priced = options.price_per_hour is not None
+    if is_policy and (
+        options.tokens_per_second or options.budget or options.is_compiled or is_priced
+    ):
+        raise UserError(
+            "--tokens-per-second, --ladder, --compile and --price-per-hour: not for runs of"
+            " reinforcement learning"
+        )
     for line in run_config.unused_keys(config) if not folder.metrics.exists() else ():
         click.echo(f"warning: {folder.path}/{line}", err=True)
     _prepare_jax(options)
-    if isinstance(train, ReinforceConfig):
-        return _plan_policy(folder, run_config.RunConfig(model, train), options)
-    assert isinstance(train, TrainConfig)
-    return _plan_training(folder, run_config.RunConfig(model, train), options)
+    return (_plan_policy if is_policy else _plan_training)(folder, config, options)
 
 
-def _prepare_jax(options: PlanOptions) -> None:
+def _prepare_jax(options: Options) -> None:
     """Set the environment variables that JAX reads at import. Planning must not allocate a device's
     memory (but report training's share of it), nor use a local device when planning for another."""
     from rungs.parallel import gpu_settings
@@ -213,30 +178,8 @@ def _prepare_jax(options: PlanOptions) -> None:
 # The functions below import what needs JAX, which takes seconds, after config errors are reported.
 
 
-def _plan_training(
-    folder: "RunFolder", config: "run_config.RunConfig", options: PlanOptions
-) -> bool:
-    """Print the plan of a run, or a ladder; return whether it fits."""
-    from rungs.planning import report
-
-    forecast = _forecast(folder, config, options)
-    if options.budget is not None:
-        return _propose_ladder(folder, forecast, options.budget, options)
-    compiled = None
-    if options.is_compiled:
-        from rungs.planning import compiled_step
-
-        compiled = compiled_step.compile_apart(forecast.config, forecast.hardware)
-    if options.as_json:
-        click.echo(report.as_json(forecast, compiled))
-    else:
-        click.echo(report.as_text(folder, forecast, compiled))
-    return report.fits(forecast, compiled)
-
-
-def _forecast(
-    folder: "RunFolder", config: "run_config.RunConfig", options: PlanOptions
-) -> "Forecast":
+def _plan_training(folder: "RunFolder", config: Any, options: Options) -> bool:
+    from rungs.planning import compiled_step, report
     from rungs.planning.forecast import Throughput, forecast, recorded_throughput
 
     throughput = None
@@ -244,18 +187,21 @@ def _forecast(
         throughput = Throughput(options.tokens_per_second, "as given")
     elif options.is_as_recorded:
         throughput = recorded_throughput(folder)
-    return forecast(
-        folder,
-        config,
-        *_setup(folder, config, options),
-        throughput,
-    )._replace(price_per_device_hour=options.price_per_hour)
+    found = forecast(folder, config, *_setup(folder, config, options), throughput)
+    found = found._replace(price_per_device_hour=options.price_per_hour)
+    if options.budget is not None:
+        return _propose_ladder(folder, found, options)
+    compiled = None
+    if options.is_compiled:
+        compiled = compiled_step.compile_apart(found.config, found.hardware)
+    as_json = options.as_json
+    click.echo(
+        report.as_json(found, compiled) if as_json else report.as_text(folder, found, compiled)
+    )
+    return report.fits(found, compiled)
 
 
-def _plan_policy(
-    folder: "RunFolder", config: "run_config.ReinforceRunConfig", options: PlanOptions
-) -> bool:
-    """Print the plan of a run of reinforcement learning; return whether it fits."""
+def _plan_policy(folder: "RunFolder", config: Any, options: Options) -> bool:
     from rungs.planning import policy_plan
 
     setup = _setup(folder, config, options)
@@ -266,7 +212,7 @@ def _plan_policy(
 
 
 def _setup(
-    folder: "RunFolder", config: "run_config.AnyRunConfig", options: PlanOptions
+    folder: "RunFolder", config: "run_config.AnyRunConfig", options: Options
 ) -> "tuple[Hardware, ShardingConfig, Path, float]":
     """Return the hardware to plan for, its sharding, the datasets folder, and the share of the peak
     FLOP/s."""
@@ -274,21 +220,19 @@ def _setup(
     from rungs.planning.hardware import device_by_name, this_device
 
     is_here = options.device is None
-    hardware = device_by_name(options.device) if options.device else this_device()
+    hardware = this_device() if is_here else device_by_name(options.device)
     sharding = options.sharding or _configured_sharding(folder, config, is_here)
     datasets = find_datasets_dir(options.datasets_dir)
-    return hardware, sharding, datasets, options.utilized_share
+    return hardware, sharding, datasets, (options.utilization or UTILIZATION_PERCENT) / 100
 
 
-def _propose_ladder(
-    folder: "RunFolder", forecast: "Forecast", budget: float, options: PlanOptions
-) -> bool:
+def _propose_ladder(folder: "RunFolder", forecast: "Forecast", options: Options) -> bool:
     """Print a ladder, and write it if it fits; return whether it fits."""
     from rungs.planning import ladder
     from rungs.planning.forecast import memory_on_same_devices
 
     count = options.rungs or LADDER_RUNGS
-    rungs = ladder.propose(forecast.config, budget, count, forecast.datasets)
+    rungs = ladder.propose(forecast.config, options.budget, count, forecast.datasets)
     largest = memory_on_same_devices(forecast, rungs[-1].config)
     fits = largest.total <= forecast.usable_bytes
     written = ladder.make(rungs, folder.path, options.into) if options.into and fits else []

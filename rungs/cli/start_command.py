@@ -135,7 +135,16 @@ class StartCommand(StartOptions):
         see `restore_if_empty` and `create_like`."""
         run = self.given_run
         if self.mirror:
-            self._restore(RunFolder(existing_run_path(run) or new_run_path(run)), self.mirror)
+            from rungs.integrations.mirroring import restore_if_empty
+
+            folder = RunFolder(existing_run_path(run) or new_run_path(run))
+
+            def check(saved: CheckpointMeta) -> None:
+                from rungs.training.start import refuse_to_restore
+
+                refuse_to_restore(saved, folder, self.start)
+
+            restore_if_empty(folder, self.mirror, check)
         if self.like:
             branch = None if self.from_step is None else self._branch
             return create_like(run, self.like, self.settings, not self.dry_run, branch)
@@ -151,16 +160,6 @@ class StartCommand(StartOptions):
         assert self.from_step is not None
         find = partial(find_branch_point, RunFolder(origin), self.from_step)
         return BranchPoint(self.from_step, find)
-
-    def _restore(self, run: RunFolder, mirror: str) -> None:
-        from rungs.integrations.mirroring import restore_if_empty
-
-        def check(saved: CheckpointMeta) -> None:
-            from rungs.training.start import refuse_to_restore
-
-            refuse_to_restore(saved, run, self.start)
-
-        restore_if_empty(run, mirror, check)
 
 
 @contextmanager

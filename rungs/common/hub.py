@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,15 +12,21 @@ from rungs.common.paths import is_inside
 from rungs.common.strict_json import format_value
 
 _TIMEOUT_SECONDS = 10
-_MODEL_COMPANIONS = [
-    *("config.json", "generation_config.json", "tokenizer*", "special_tokens_map.json"),
-    *("added_tokens.json", "chat_template.*", "vocab.json", "merges.txt"),
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+_MODEL_FILES = [
+    *(*_WEIGHTS, "model-*.safetensors", "config.json", "generation_config.json", "tokenizer*"),
+    *("special_tokens_map.json", "added_tokens.json", "chat_template.*", "vocab.json"),
+    "merges.txt",
 ]
-_WEIGHTS_FORMATS = (
-    ("model.safetensors", ["model.safetensors"]),
-    ("model.safetensors.index.json", ["model.safetensors.index.json", "model-*.safetensors"]),
+"""Patterns of the files of a model that are downloaded."""
+
+
+_NO_DOWNLOAD = "cannot be downloaded from the Hugging Face hub"
+_ON_DOWNLOAD = (
+    "check the connection and HF_HUB_OFFLINE, or copy its folder from a machine that has it"
 )
-"""For each format of weights, the file that identifies it and the patterns of all its files."""
+_NO_UPLOAD = "cannot be uploaded to the Hugging Face hub"
+_ON_UPLOAD = "check the connection, and that you may write there"
 
 
 class NotOnHub(UserError):
@@ -62,7 +68,11 @@ def dataset_repository(name: str, revision: str | None = None) -> HubRepository:
             for sibling in info.siblings or []
         }
         card = info.card_data.to_dict() if info.card_data else {}
-    _check_inside(f"dataset {name}", files)
+    if outside := next((file for file in files if not is_inside(file)), None):
+        raise UserError(
+            f"dataset {name}: lists the file {format_value(outside)}, which is outside the"
+            " repository"
+        )
     licenses = card.get("license") or []
     listed = ", ".join(map(str, licenses if isinstance(licenses, list) else [licenses]))
     return HubRepository(str(info.sha or ""), files, listed or None, card.get("configs") or [])
@@ -110,23 +120,17 @@ def download_model(name: str, revision: str | None = None) -> tuple[Path, str]:
     return the folder and the commit. Without a network, the cache is used. `revision` is a branch,
     tag or commit; None for the main branch. Raises UserError if there is no such model, it is not
     cached and the hub cannot be reached, or its weights have no supported format."""
-    from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.errors import HTTPError, RepositoryNotFoundError
+    from huggingface_hub import snapshot_download
 
     with _hub_errors(f"model {name}"):
-        try:
-            info = HfApi().model_info(name, revision=revision, timeout=_TIMEOUT_SECONDS)
-        except RepositoryNotFoundError:
-            raise
-        except (OSError, HTTPError):
-            if (cached := _cached_model(name, revision)) is None:
-                raise
-            return cached, cached.name
-        files = [os.fspath(sibling.rfilename) for sibling in info.siblings or []]
-    _check_inside(f"model {name}", files)
-    patterns = [*_weights_patterns(name, files), *_MODEL_COMPANIONS]
-    with _hub_errors(f"model {name}"):
-        folder = Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
+        folder = Path(snapshot_download(name, revision=revision, allow_patterns=_MODEL_FILES))
+    if not any((folder / weights).is_file() for weights in _WEIGHTS):
+        raise UserError(
+            f"model {name}: has no safetensors weights; look on the hub for a revision that has"
+            " them (--revision), or convert PyTorch files in a Python with PyTorch:"
+            f' AutoModelForCausalLM.from_pretrained("{name}").save_pretrained("NEW_FOLDER"), and'
+            " the same for AutoTokenizer"
+        )
     return folder, folder.name
 
 
@@ -155,7 +159,7 @@ def upload_model(name: str, folder: Path, *, is_private: bool) -> str:
     is `owner/name`; a repository that is created is private if `is_private`."""
     from huggingface_hub import HfApi
 
-    with _upload_errors(name):
+    with _hub_errors(f"model {name}", _NO_UPLOAD, _ON_UPLOAD):
         address = HfApi().create_repo(name, private=is_private, exist_ok=True)
         HfApi().upload_folder(
             repo_id=name,
@@ -164,23 +168,6 @@ def upload_model(name: str, folder: Path, *, is_private: bool) -> str:
             delete_patterns=["*.safetensors", "*.safetensors.index.json", "*.gguf"],
         )
     return str(address)
-
-
-@contextlib.contextmanager
-def _upload_errors(name: str) -> Iterator[None]:
-    """Turn errors of the hub into a UserError that says what to do."""
-    from huggingface_hub.errors import HTTPError
-
-    try:
-        yield
-    except UserError:
-        raise
-    # RuntimeError: from the Xet back end of the hub.
-    except (OSError, HTTPError, RuntimeError, ValueError) as error:
-        raise UserError(
-            f"model {name}: cannot be uploaded to the Hugging Face hub ({reason(error)}); check"
-            " the connection, and that you may write there"
-        ) from error
 
 
 def check_upload(name: str) -> None:
@@ -199,7 +186,7 @@ def check_upload(name: str) -> None:
             f"{name}: must be the name of a repository on the hub, OWNER/NAME: letters, digits, -,"
             " _ and ."
         )
-    with _upload_errors(name):
+    with _hub_errors(f"model {name}", _NO_UPLOAD, _ON_UPLOAD):
         require_login(f"model {name}")
 
 
@@ -230,46 +217,10 @@ def upload_to_repository(url: str, folder: Path, message: str) -> None:
     )
 
 
-def _check_inside(what: str, files: Iterable[str]) -> None:
-    """Raise UserError if a repository lists a file outside its own folder."""
-    if strange := next((file for file in files if not is_inside(file)), None):
-        raise UserError(
-            f"{what}: lists the file {format_value(strange)}, which is outside the repository"
-        )
-
-
-def _cached_model(name: str, revision: str | None) -> Path | None:
-    """Return a model's folder in the local cache if it has the config and the weights."""
-    from huggingface_hub import snapshot_download
-
-    for known_by, weights in _WEIGHTS_FORMATS:
-        patterns = [*weights, *_MODEL_COMPANIONS]
-        with contextlib.suppress(OSError):  # not cached, or not completely
-            folder = Path(
-                snapshot_download(
-                    name, revision=revision, allow_patterns=patterns, local_files_only=True
-                )
-            )
-            if (folder / known_by).is_file() and (folder / "config.json").is_file():
-                return folder
-    return None
-
-
-def _weights_patterns(name: str, files: list[str]) -> list[str]:
-    """Return the file patterns of one complete set of a model's weights."""
-    for known_by, patterns in _WEIGHTS_FORMATS:
-        if known_by in files:
-            return patterns
-    raise UserError(
-        f"model {name}: has no safetensors weights; look on the hub for a revision that has them"
-        " (--revision), or convert PyTorch files in a Python with PyTorch:"
-        f' AutoModelForCausalLM.from_pretrained("{name}").save_pretrained("NEW_FOLDER"), and the'
-        " same for AutoTokenizer"
-    )
-
-
 @contextlib.contextmanager
-def _hub_errors(what: str) -> Iterator[None]:
+def _hub_errors(
+    what: str, failed: str = _NO_DOWNLOAD, advice: str = _ON_DOWNLOAD
+) -> Iterator[None]:
     """Turn errors of the hub into a UserError that says what to do."""
     from huggingface_hub.errors import (
         EntryNotFoundError,
@@ -293,6 +244,8 @@ def _hub_errors(what: str) -> Iterator[None]:
             f"{what}: not on the Hugging Face hub, or not public; check the name, or log in with"
             " `hf auth login`"
         ) from None
+    except UserError:
+        raise
     # RuntimeError and ValueError: from the Xet back end of the hub, and for invalid names.
     except (OSError, HTTPError, EntryNotFoundError, RuntimeError, ValueError) as error:
         if isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError):
@@ -301,7 +254,4 @@ def _hub_errors(what: str) -> Iterator[None]:
             raise RunFailure(
                 f"{what}: cannot be downloaded: {full}; free some space, then run this again"
             ) from None
-        raise UserError(
-            f"{what}: cannot be downloaded from the Hugging Face hub ({reason(error)}); check the"
-            " connection and HF_HUB_OFFLINE, or copy its folder from a machine that has it"
-        ) from error
+        raise UserError(f"{what}: {failed} ({reason(error)}); {advice}") from error

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import click
 
-from rungs.cli.download_dataset import Options, _check_options
+from rungs.cli.download_dataset import Options
 
 
 def command_of(script: str) -> click.Command:
@@ -28,5 +28,5 @@ def check_arguments(script: str, words: Sequence[str]) -> None:
         command = command.commands[arguments.pop(0)]
     options = command.make_context(script, arguments).params
     if script == "download_dataset.py":
-        of_kind = {name: options[name] for name in Options._fields}
-        _check_options(options["what"], Options(**of_kind))
+        apart = {name: options.pop(name) for name in ("what", "datasets_dir", "check", "items")}
+        Options(**options).check(apart["what"])
