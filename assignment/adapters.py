@@ -1,13 +1,17 @@
-"""What the tests of CS336's first assignment call, in its version for JAX: copy this file over its
-`jax_tests/adapters.py`. https://github.com/chuyishang/cs336-jax
+"""What the tests of JAX-LM's assignment call (https://github.com/chuyishang/jax-lm): a plugin of
+pytest that takes the place of their `jax_tests/adapters.py`. README.md has the command.
 
 The environment variable AUTHOR chooses whose code it calls, `student` or `solution`. The course's
 matrices are (outputs, inputs), as in PyTorch."""
 
 import importlib
 import os
+import sys
 from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Any
+
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +28,11 @@ def _file(name: str) -> Any:
 layers, attention, model, loss = map(_file, ("layers", "attention", "model", "loss"))
 optimizer, tokenizer, data = map(_file, ("optimizer", "tokenizer", "data"))
 checkpoint, sharding = map(_file, ("checkpoint", "sharding"))
+
+sys.modules["jax_tests.adapters"] = sys.modules[__name__]
+sys.modules["jax_impl"] = sys.modules["jax_impl.distributed"] = ModuleType("jax_impl")
+sys.modules["jax_impl.distributed.model"] = sharding
+vars(sys.modules["jax_impl.distributed"])["model"] = sharding
 
 RNGS = nnx.Rngs(0)
 LINEAR = {

@@ -86,6 +86,14 @@ def test_silu_multiplies_by_the_sigmoid(code: ModuleType) -> None:
     np.testing.assert_array_equal(code.silu(jnp.array([-1e4, 0.0, 1e4])), [0, 0, 1e4])
 
 
+def test_silu_has_a_gradient_everywhere(code: ModuleType) -> None:
+    x = np.array([-1e4, -100, -1, 0, 1, 100, 1e4])
+    sigmoid = np.exp(-np.logaddexp(0, -x))
+    gradient = jax.vmap(jax.grad(code.silu))(jnp.asarray(x, jnp.float32))
+    assert np.isfinite(gradient).all(), "exp(-x) overflows, and the gradient of x / inf is NaN"
+    np.testing.assert_allclose(gradient, sigmoid * (1 + x * (1 - sigmoid)), rtol=1e-5, atol=1e-7)
+
+
 def test_swiglu_gates_with_w1_and_comes_back_with_w2(code: ModuleType) -> None:
     swiglu = code.SwiGLU(nnx.Rngs(0), 6, 16)
     weights = reference.randomize(swiglu)
