@@ -19,7 +19,7 @@ from rungs.common.errors import (
     errors_at,
     readable_line,
 )
-from rungs.common.paths import is_plain_name, refuse_control_characters
+from rungs.common.paths import is_plain_name
 from rungs.common.run_log import log
 from rungs.common.signals import StopSignal
 from rungs.integrations.supervisor import run_child
@@ -56,7 +56,6 @@ def cells(like: str, grid: Sequence[str], settings: Sequence[str], into: Path) -
     anything. `like` is the run to copy; `grid` has a `key=value,value,…` per axis, `settings` a
     `key=value` for all. Raises UserError if a key or value is wrong, or differs in an existing
     run."""
-    refuse_control_characters(into.absolute())
     axes = dict(map(_axis, grid))
     if len(axes) < len(grid):
         raise UserError("--grid: a key was given twice; give all its values at once")

@@ -1,12 +1,16 @@
-"""The options that `train.py` and `reinforce.py` share, and the lock that both hold."""
+"""What `train.py` and `reinforce.py` share: their options, the run's lock, and the processes that
+train a run together, from the options or the cluster's launcher."""
 
 import dataclasses
+import importlib.util
 import logging
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cached_property, partial
 from pathlib import Path
+from typing import NamedTuple
 
 from rungs.checkpointing.manifest import CheckpointMeta
 from rungs.checkpointing.optimizer_state import refuse_misread
@@ -16,9 +20,64 @@ from rungs.config.option_values import MAX_RESTARTS
 from rungs.config.run_config import AnyRunConfig
 from rungs.integrations.hooks import check_hooks
 from rungs.integrations.supervisor import supervise as supervise_run
-from rungs.parallel.launchers import Cluster, find_cluster
 from rungs.run.derive import BranchPoint, create_like
 from rungs.run.folder import RunFolder, StartOptions, existing_run_path, find_run, new_run_path
+
+_TASK_COUNTS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
+"""Variables of Slurm's srun and Open MPI's mpirun with the number of processes."""
+_MOST_PROCESSES = 1_000_000
+_MULTI_PROCESS = ("JOBSET_NAME", "MEGASCALE_COORDINATOR_ADDRESS")
+"""Set in pods of a Kubernetes JobSet as in docs/clusters.md, and with several TPU slices."""
+_TPU_HOSTS = "TPU_WORKER_HOSTNAMES"
+_TPU_CHIPS = ("/dev/accel0", "/dev/vfio/0")
+
+
+class Cluster(NamedTuple):
+    """The processes of a run, one or more per host. JAX detects values that are None."""
+
+    coordinator: str | None = None
+    """host:port of process 0."""
+    processes: int | None = None
+    process: int | None = None
+    """Index of this process, from 0."""
+
+
+def find_cluster(
+    coordinator: str | None,
+    processes: int | None,
+    process: int | None,
+    environment: Mapping[str, str] = os.environ,
+) -> Cluster | None:
+    """Return the processes that this one trains with, from the three options or the variables of
+    Slurm, Open MPI, Kubernetes and TPUs; None for one process. Raises UserError for wrong
+    options."""
+    given = (coordinator, processes, process)
+    if coordinator is None or processes is None or process is None:
+        if any(value is not None for value in given):
+            raise UserError("--coordinator, --processes and --process: give all three, or none")
+        return _detect(environment)
+    host, _, port = coordinator.rpartition(":")
+    if not host or port not in map(str, range(1, 2**16)):
+        raise UserError(f"--coordinator {coordinator}: give host:port of process 0")
+    if not 1 <= processes <= _MOST_PROCESSES:
+        raise UserError(f"--processes {processes}: must be from 1 to {_MOST_PROCESSES}")
+    if not 0 <= process < processes:
+        raise UserError(f"--process {process}: must be from 0 to {processes - 1}")
+    return Cluster(coordinator, processes, process) if processes > 1 else None
+
+
+def _detect(environment: Mapping[str, str]) -> Cluster | None:
+    """Return the processes that a launcher started, including this one."""
+    for variable in _TASK_COUNTS:
+        if (count := environment.get(variable, "")).isdecimal():
+            return Cluster(processes=int(count)) if int(count) > 1 else None
+    is_multi_process = any(variable in environment for variable in _MULTI_PROCESS)
+    if _TPU_HOSTS in environment:
+        has_hosts = "," in environment[_TPU_HOSTS]
+    else:
+        has_library = importlib.util.find_spec("libtpu") is not None
+        has_hosts = has_library and any(Path(chip).exists() for chip in _TPU_CHIPS)
+    return Cluster() if is_multi_process or has_hosts else None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -181,7 +240,7 @@ def hold_run(
     from rungs.step.state import copy_bytes
 
     jax_setup.prepare(config.train, partial(copy_bytes, config), processes=cluster.processes or 1)
-    join(cluster)
+    join(*cluster)
     if not is_first_process():
         run_log.log.setLevel(logging.WARNING)  # the first process logs the rest
     with end_if_lost(), ExitStack() as hold:

@@ -74,10 +74,7 @@ def read_at(descriptor: int, offset: int, size: int) -> bytes:
 @contextlib.contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
     """Create or replace a file: yields a path beside it to write to. When the block ends, that file
-    is synced and takes the name `path`; if the block raises, it is deleted. Raises OSError, also if
-    `path` is no regular file: root could replace /dev/null for everyone."""
-    if path.exists() and not path.is_file():
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    is synced and takes the name `path`; if the block raises, it is deleted. Raises OSError."""
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
     try:
         yield unfinished

@@ -3,7 +3,6 @@
 import contextlib
 import hashlib
 import os
-import unicodedata
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import BinaryIO
 
 import platformdirs
 
-from rungs.common.errors import UserError, readable_line
+from rungs.common.errors import UserError
 
 _NAME_BYTES = 200
 """Longest name in bytes. File systems allow 255, but Rungs adds prefixes and suffixes."""
@@ -65,16 +64,6 @@ def file_checksum(path: Path) -> str | None:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return None
-
-
-def refuse_control_characters(path: Path | str) -> None:
-    """Raise UserError if a path has a line break or another control character, or is not UTF-8:
-    messages, logs and the libraries that read and write files need text."""
-    if {"Cc", "Cs", "Zl", "Zp"} & set(map(unicodedata.category, str(path))):
-        raise UserError(
-            f"{readable_line(str(path))}: has a line break, another control character, or bytes"
-            " that are not UTF-8; rename it"
-        )
 
 
 def refuse_link_out(path: Path, top: Path | None = None) -> None:

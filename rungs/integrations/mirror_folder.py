@@ -15,7 +15,6 @@ from rungs.checkpointing.checkpoint_folder import IMPORTED
 from rungs.checkpointing.manifest import META_FILE
 from rungs.common import disk, hub, strict_json
 from rungs.common.errors import UserError, reason
-from rungs.common.paths import refuse_control_characters
 from rungs.run.folder import RunFolder, is_checkpoint_name
 
 CHECKPOINTS, ASIDE, RECORD_FILE = "checkpoints", "aside", "mirror.json"
@@ -32,7 +31,6 @@ class MirrorFolder:
         # fsspec takes a moment to import, and most runs have no mirror
         import fsspec
 
-        refuse_control_characters(url)
         if ":" in url.partition("/")[0] and "://" not in url:  # not shown: may hold a password
             raise UserError("--mirror: has ':' but is no URL; write s3://…, sftp://… or ./FOLDER")
         self.progress_at = time.monotonic()

@@ -5,7 +5,6 @@
     devices        choose the devices of a run
     fsdp           all-gather sharded weights, look up rows of sharded tables, sum gradients
     collectives    psum and others inside shard_map
-    launchers      detect a cluster: Slurm, Open MPI, Kubernetes, TPU pods
     processes      connect the processes, detect lost ones; broadcast and agree between them
     jax_setup      settings before JAX starts: compilation cache, CPU devices, determinism;
                    settings outside a run's files that affect its results

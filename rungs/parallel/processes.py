@@ -16,7 +16,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rungs.common import run_log
 from rungs.common.errors import EXIT_FAILED, RunFailure, UserError, readable_line, reason
-from rungs.parallel.launchers import Cluster
 from rungs.parallel.sharding import size_along
 
 START_TIMEOUT_SECONDS = 300
@@ -37,15 +36,24 @@ _SIGNS_OF_LOSS = re.compile(
 )
 
 
-def join(cluster: Cluster) -> None:
+def join(
+    coordinator: str | None = None, processes: int | None = None, process: int | None = None
+) -> None:
     """Connect to the other processes, before any other use of JAX. If some do not arrive in time,
     this one ends with a one-line message; if one dies later, by JAX's health check. Raises
-    UserError if they are unknown."""
+    UserError if they are unknown.
+
+    Args:
+        coordinator: host:port of process 0.
+        processes: their number. JAX detects what is None.
+        process: index of this process, from 0."""
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.config.update("jax_enable_preemption_service", False)  # would catch SIGTERM
     try:
         jax.distributed.initialize(
-            *cluster,
+            coordinator,
+            processes,
+            process,
             initialization_timeout=START_TIMEOUT_SECONDS,
             heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT_SECONDS,
             shutdown_timeout_seconds=HEARTBEAT_TIMEOUT_SECONDS,
@@ -53,7 +61,7 @@ def join(cluster: Cluster) -> None:
     except (ValueError, RuntimeError) as error:
         if is_multi_process():  # the others are known, but did not arrive
             _end(error)
-        advice = "" if cluster.coordinator else "; give --coordinator, --processes and --process"
+        advice = "" if coordinator else "; give --coordinator, --processes and --process"
         message = f"the processes of this run cannot connect: {error}{advice}"
         raise UserError(message) from None
 

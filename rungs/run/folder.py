@@ -8,7 +8,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from rungs.common import disk, paths
+from rungs.common import disk
 from rungs.common.errors import UserError, did_you_mean
 from rungs.config.run_config import MODEL_FILE, TRAIN_FILE
 
@@ -178,16 +178,12 @@ def runs_in(name: str) -> list[Path]:
 
 
 def existing_run_path(name: str) -> Path | None:
-    """Return the folder with this name, here or in `runs/`, or None. Raises UserError if no run can
-    be at that path."""
-    paths.refuse_control_characters(Path(name).absolute())
+    """Return the folder with this name, here or in `runs/`, or None."""
     return next((path for path in (Path(name), RUNS / name) if path.is_dir()), None)
 
 
 def new_run_path(name: str) -> Path:
-    """Return the path of a new run folder with this name: a path, or a name in `runs/`. Raises
-    UserError if no run can be there."""
-    paths.refuse_control_characters(Path(name).absolute())
+    """Return the path of a new run folder with this name: a path, or a name in `runs/`."""
     return Path(name) if len(Path(name).parts) > 1 else RUNS / name
 
 

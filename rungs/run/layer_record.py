@@ -19,7 +19,6 @@ Rows are only appended. The header is written again after each, with the number 
 between leaves a row more than it says, or a part of one, which the next start removes."""
 
 import io
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -69,48 +68,40 @@ def _fill(row: Rows, statistics: Mapping[str, Any]) -> None:
 
 
 def read(path: Path) -> Rows | None:
-    """Return the rows of a file; None if there is none or, with a warning, if it is damaged."""
+    """Return the rows of a file, mapped into memory; None if there is none or, with a warning, if
+    it is damaged."""
     if not path.is_file():
         return None
-    content = io.BytesIO(path.read_bytes())
     try:
-        dtype, count = _read_header(content)
-    except ValueError:
-        log.warning("%s: damaged, or not a record of layers", path)
-        return None
-    rows = content.read()
-    return np.frombuffer(rows, dtype, min(count, len(rows) // dtype.itemsize))
+        rows = np.load(path, mmap_mode="r", max_header_size=_LARGEST_HEADER)
+        if rows.ndim == 1 and STEP in (rows.dtype.names or ()):
+            return rows
+    except Exception:  # NumPy also tries what Python 2 wrote
+        pass
+    log.warning("%s: damaged, or not a record of layers", path)
+    return None
 
 
 def append(path: Path, row: Rows) -> None:
     """Add a row, durably, and start the file if it is missing. A damaged file, or one with other
     fields, as of another version, is renamed. Raises RunFailure."""
     with disk.writing(path, f"the layers of step {row[STEP][0]}", row.nbytes):
-        if path.exists() and not _append_to(path, row):
+        rows = read(path)
+        if path.exists() and (rows is None or rows.dtype != row.dtype):
             aside = path.with_stem(f"{path.stem}-before-step-{row[STEP][0]}")
             log.warning("%s: damaged, or has other fields; renamed to %s", path, aside.name)
             path.replace(aside)
-        if not path.exists():
+        if rows is None or rows.dtype != row.dtype:
             disk.replace_file(path, _as_bytes(row))
-
-
-def _append_to(path: Path, row: Rows) -> bool:
-    """Add a row to an existing file; return whether it has the row's fields."""
-    with path.open("r+b") as file:
-        try:
-            dtype, count = _read_header(file)
-        except ValueError:
-            return False
-        if dtype != row.dtype:
-            return False
-        file.seek(count * row.itemsize, os.SEEK_CUR)
-        file.write(row.tobytes())
-        file.truncate()
-        file.flush()
-        file.seek(0)
-        file.write(_header(row.dtype, count + 1))
-        disk.flush(file)
-    return True
+            return
+        with path.open("r+b") as file:
+            file.seek(len(_header(rows.dtype, len(rows))) + rows.nbytes)
+            file.write(row.tobytes())
+            file.truncate()
+            file.flush()
+            file.seek(0)
+            file.write(_header(row.dtype, len(rows) + 1))
+            disk.flush(file)
 
 
 def up_to(path: Path, step: int) -> bytes:
@@ -121,9 +112,9 @@ def up_to(path: Path, step: int) -> bytes:
 
 def drop_after(path: Path, step: int) -> None:
     """Remove the rows of steps after the one that a start goes back to. Raises RunFailure."""
-    if (rows := read(path)) is None:
+    if read(path) is None:
         return
-    content = _as_bytes(rows[rows[STEP] <= step])
+    content = up_to(path, step)
     with disk.writing(path, "the layers so far", len(content)):
         if content:
             disk.replace_file(path, content)
@@ -143,17 +134,3 @@ def _header(dtype: np.dtype[Any], count: int) -> bytes:
     fields = {"descr": description, "fortran_order": False, "shape": (count,)}
     np.lib.format.write_array_header_2_0(header, fields)
     return header.getvalue()
-
-
-def _read_header(file: Any) -> tuple[np.dtype[Any], int]:
-    """Return the fields of a row, and the number of rows. Raises ValueError if the file is of
-    another kind."""
-    if np.lib.format.read_magic(file) != (2, 0):
-        raise ValueError("not version 2.0")
-    try:
-        shape, _, dtype = np.lib.format.read_array_header_2_0(file, _LARGEST_HEADER)
-    except Exception as error:  # NumPy also tries what Python 2 wrote
-        raise ValueError("damaged") from error
-    if len(shape) != 1 or STEP not in (dtype.names or ()):
-        raise ValueError("not a structured array with steps")
-    return dtype, shape[0]

@@ -5,7 +5,6 @@ import contextlib
 import dataclasses
 import json
 import math
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Generic, Literal, Self
@@ -15,7 +14,6 @@ from pydantic_core import core_schema
 from typing_extensions import TypeVar
 
 from rungs.common import disk
-from rungs.common.errors import RunFailure
 from rungs.common.run_log import log
 
 METRICS_FILE = "metrics.jsonl"
@@ -243,11 +241,9 @@ class MetricsLog(Generic[R]):
         self._begin(kept)
 
     def append(self, step: R) -> None:
-        """Add a step. The line then survives the end of the process. Raises RunFailure if the disk
-        is full, or the file has been removed or changed."""
+        """Add a step. The line then survives the end of the process. Raises RunFailure."""
         line = step.as_line().encode()
         with disk.writing(self._path, f"the metrics of step {step.global_step}", len(line)):
-            self._check_file()
             self._add(line)
         self._on_step(step)
 
@@ -280,19 +276,6 @@ class MetricsLog(Generic[R]):
                 self._file.truncate(self._bytes)
             raise
         self._bytes += len(line)
-
-    def _check_file(self) -> None:
-        """Raise RunFailure if the file was removed, replaced or truncated: lines written to the
-        open file would be lost."""
-        with contextlib.suppress(FileNotFoundError):
-            found = self._path.stat()
-            is_same = os.path.samestat(found, os.fstat(self._file.fileno()))
-            if is_same and found.st_size >= self._bytes:
-                return
-        raise RunFailure(
-            f"{self._path}: removed, truncated or replaced during training; the missing lines are"
-            " lost; run the same command to resume from the last checkpoint"
-        )
 
     def __enter__(self) -> Self:
         return self

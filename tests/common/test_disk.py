@@ -53,13 +53,6 @@ def test_a_file_that_cannot_be_synced_is_not_replaced(
     assert [path.read_text() for path in tmp_path.iterdir()] == ["before"]
 
 
-def test_a_device_is_not_replaced(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(OSError, match="not a regular file"):
-        disk.replace_file(tmp_path / "pipe", "page")
-    assert (tmp_path / "pipe").is_fifo()
-
-
 def test_a_folder_is_on_disk_before_it_has_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,29 +22,19 @@ from tests.faults.short_runs import error_line, failure_message, short_run, trai
 from tests.faults.tmpfs import make_read_only, make_writable, needs_mount, tmpfs
 from tests.support.tiny_run import assert_same_outcome, losses, train
 
-LOST_METRICS = "metrics.jsonl: removed, truncated or replaced during training"
 LOST_CHECKPOINT = "the checkpoint of step 3 could not be written: No such file or directory"
 Place = tuple[Any, str, int]
 """Owner and name of a function, and the call of it at which a fault happens."""
-STEP: Place = (MetricsLog, "append", 6)
 SAVE: Place = (manifest, "write_manifest", 2)
-
-
-def replace_metrics(run: RunFolder) -> None:
-    content = run.metrics.read_bytes()
-    run.metrics.unlink()
-    run.metrics.write_bytes(content)
 
 
 @pytest.mark.parametrize(
     ("place", "lose", "expected"),
     [
-        (STEP, lambda run: run.metrics.write_bytes(b""), LOST_METRICS),
-        (STEP, replace_metrics, LOST_METRICS),
         (SAVE, lambda run: shutil.rmtree(run.checkpoints), LOST_CHECKPOINT),
         (SAVE, lambda run: run.path.rename(run.path.with_name("moved")), LOST_CHECKPOINT),
     ],
-    ids=["truncated metrics", "replaced metrics", "checkpoints", "run"],
+    ids=["checkpoints", "run"],
 )
 @pytest.mark.long
 @pytest.mark.usefixtures("no_charts")

@@ -15,9 +15,8 @@ from tests.support.two_processes import free_port
 ALONE = """
 import sys
 from rungs.parallel import processes
-from rungs.parallel.launchers import Cluster
 processes.START_TIMEOUT_SECONDS = 2
-processes.join(Cluster(f"127.0.0.1:{sys.argv[1]}", 2, int(sys.argv[2])))
+processes.join(f"127.0.0.1:{sys.argv[1]}", 2, int(sys.argv[2]))
 """
 
 

@@ -11,7 +11,6 @@ import pytest
 
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.parallel import processes
-from rungs.parallel.launchers import Cluster
 from rungs.parallel.processes import HEARTBEAT_TIMEOUT_SECONDS
 from rungs.run import metrics
 from rungs.run.folder import RunFolder
@@ -143,7 +142,7 @@ def test_a_dead_process_is_noticed_after_30_seconds(monkeypatch: pytest.MonkeyPa
         "jax.distributed.initialize", lambda *_, **keywords: settings.update(keywords)
     )
     monkeypatch.setattr("jax.config.update", lambda *_: None)
-    processes.join(Cluster())
+    processes.join()
     assert settings["heartbeat_timeout_seconds"] == 30
 
 

@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rungs.cli.grid import cells
 from rungs.common.errors import UserError
-from rungs.integrations.mirror_folder import MirrorFolder
-from rungs.run.folder import RunFolder, existing_run_path, find_run, new_run_path
+from rungs.run.folder import RunFolder, find_run
 from tests.support.tiny_run import make_run
 
 
@@ -32,20 +30,6 @@ def test_a_misspelt_run_is_answered_with_the_one_that_was_meant(name: str) -> No
     with pytest.raises(UserError) as raised:
         find_run(name)
     assert str(raised.value) == f"{name}: no such run folder, here or in runs/; did you mean old?"
-
-
-@pytest.mark.parametrize("name", ["a\nb", "a\x1b[31m", "a\udcff", "a\u2028b"])
-def test_no_run_is_at_a_path_that_is_no_text(name: str) -> None:
-    for find in (find_run, new_run_path, existing_run_path):
-        with pytest.raises(
-            UserError, match="has a line break, another control character"
-        ) as raised:
-            find(name)
-        assert str(raised.value).isprintable()
-    with pytest.raises(UserError, match="has a line break"):
-        cells("old", ["seed=1,2"], (), Path(name))
-    with pytest.raises(UserError, match="has a line break"):
-        MirrorFolder(name)
 
 
 def test_one_process_holds_the_lock_and_a_stale_lock_does_not_count() -> None:

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from rungs.cli import start_command
+from rungs.cli.start_command import Cluster, find_cluster
 from rungs.common.errors import UserError
-from rungs.parallel import launchers
-from rungs.parallel.launchers import Cluster, find_cluster
 
 NOTHING = (None, None, None)
 
@@ -41,8 +41,8 @@ def test_a_tpu_virtual_machine_is_part_of_a_cluster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chip = tmp_path / "accel0"
-    monkeypatch.setattr(launchers, "_TPU_CHIPS", (str(chip),))
-    monkeypatch.setattr(launchers.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(start_command, "_TPU_CHIPS", (str(chip),))
+    monkeypatch.setattr(start_command.importlib.util, "find_spec", lambda name: name)
     assert find_cluster(*NOTHING, environment={}) is None
     chip.touch()
     assert find_cluster(*NOTHING, environment={}) == Cluster()
