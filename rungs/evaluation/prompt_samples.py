@@ -57,15 +57,13 @@ class SampleProcess:
             environment=environment | {"JAX_PLATFORMS": "cpu"},
         )
         self._sent: set[str] = set()
-        self._ended_at: set[Path] = set()
 
     def request(self) -> None:
-        """Queue the checkpoints without samples; return at once. Failures only cause warnings."""
-        if not self._train.sample_prompts:
+        """Queue the checkpoints without samples; return at once. Failures only cause warnings, and
+        after one that ends the process, the next start samples from the rest."""
+        if not self._train.sample_prompts or self._process.has_exited:
             return
         try:
-            if self._process.has_exited and not self._starts_again():
-                return
             for checkpoint in self._unsampled():
                 if not self._process.is_started:
                     self._start()
@@ -80,10 +78,8 @@ class SampleProcess:
         signal arrives. The next start samples from the rest."""
         if not self._process.is_started:
             return
-        while wait and stop.number is None:
+        if wait and stop.number is None:
             self._process.finish(stop, "sampling from the last checkpoints")
-            if not (self._process.has_exited and self._left() and self._starts_again()):
-                break
         self._process.kill()
         disk.try_to_remove(self._folder)
 
@@ -96,34 +92,8 @@ class SampleProcess:
             if name not in self._sent and not wanted <= done:
                 yield checkpoint
 
-    def _starts_again(self) -> bool:
-        """Start a new process after one that was killed, as for lack of memory, and send it what
-        that left, without a checkpoint that another process ended at. Return whether it started."""
-        self._process.kill()
-        left = self._left()
-        if left and left[0] in self._ended_at:
-            log.warning("samples: %s: not sampled from: its process ended twice", left[0].name)
-            disk.try_to_remove(left.pop(0))
-        self._ended_at.update(left[:1])
-        log.warning("samples: its process ended early; started again")
-        try:
-            self._send_request()
-            for staged in left:
-                self._process.send(staged.name)
-        except OSError as error:
-            log.warning("samples: %s", error.strerror or error)
-            return False
-        return True
-
-    def _left(self) -> list[Path]:
-        """Return the checkpoints that were sent and not sampled from, in order."""
-        return sorted(self._folder.iterdir()) if self._folder.is_dir() else []
-
     def _start(self) -> None:
         disk.remove(self._folder)
-        self._send_request()
-
-    def _send_request(self) -> None:
         request = SamplingRequest(
             run=str(self._run.path.resolve()),
             prompts=list(self._train.sample_prompts),

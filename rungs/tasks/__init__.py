@@ -6,9 +6,8 @@ items, and the verifiers that reward completions.
                         draws of items, and their split into training and validation
     item_file           items from files of JSON lines
     reasoning_gym       items of the library reasoning-gym
-    verifier            opens the verifier of a config; the rewards of a completion
+    verifier            opens the verifier of a config; a `reward` function in another process
     built_in_verifiers  exact, last_number, gsm8k, countdown, sorted, brackets, parity
-    reward_process      a `reward` function in another process, with limits
     reward_child        the program of that process; nothing imports it
     checkup             checks a verifier before training
 

@@ -65,24 +65,24 @@ def open_task(config: TaskConfig) -> Task:
     )
 
 
-def _library() -> Any:
+def _datasets(name: str, config: TaskConfig) -> Callable[[int], Any]:
+    """Return a function from a number to the dataset of items from it on."""
     try:
-        return importlib.import_module("reasoning_gym.factory")
+        known = importlib.import_module("reasoning_gym.factory").DATASETS
     except ImportError as error:
         raise UserError(
             f"reasoning-gym is not installed ({reason(error)}); install it: uv sync --extra"
             " reasoning"
         ) from None
-
-
-def _datasets(name: str, config: TaskConfig) -> Callable[[int], Any]:
-    """Return a function from a number to the dataset of items from it on."""
-    known = _library().DATASETS
     if name not in known:
         advice = did_you_mean(name, known, f"it has {len(known)}", prefix=REASONING_GYM)
         raise UserError(f'source: reasoning-gym has no task "{name}"; {advice}')
     dataset_type, settings_type = known[name]
-    _require_known(config, [field.name for field in dataclasses.fields(settings_type)])
+    own = [field.name for field in dataclasses.fields(settings_type)]
+    own = [key for key in own if key not in ("seed", "size")]  # those of the task's config
+    if unknown := [key for key in config.settings if key not in own]:
+        advice = did_you_mean(unknown[0], own, f"the keys are {', '.join(own)}")
+        raise UserError(f"settings of {config.source}: {unknown[0]}: unknown key; {advice}")
     # below 2**32, NumPy's limit for seeds, after any of our numbers is added
     seed = config.seed * _SEED_STRIDE % (2 * ITEMS)
 
@@ -94,11 +94,3 @@ def _datasets(name: str, config: TaskConfig) -> Callable[[int], Any]:
             raise UserError(f"settings of {config.source}: {reason(error)}") from None
 
     return dataset
-
-
-def _require_known(config: TaskConfig, names: list[str]) -> None:
-    own = [name for name in names if name not in ("seed", "size")]  # those of the task's config
-    for key in config.settings:
-        if key not in own:
-            advice = did_you_mean(key, own, f"the keys are {', '.join(own)}")
-            raise UserError(f"settings of {config.source}: {key}: unknown key; {advice}")

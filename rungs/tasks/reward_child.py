@@ -7,11 +7,9 @@ answered with `{"value": …}`. Other answers are `{"error": "one line"}` and `{
 true}`."""
 
 import contextlib
-import functools
 import json
 import os
 import resource
-import signal
 import sys
 import traceback
 import types
@@ -31,12 +29,10 @@ def main() -> None:
     module = types.ModuleType("verifier")
     module.__file__ = file = setup["file"]
     sys.modules["verifier"] = module
-    _answer(answers, file, lambda: _load(module, setup["code"]))
+    _answer(answers, file, _load, module, setup["code"])
     for line in iter(requests.readline, b""):
         call = json.loads(line)
-        signal.alarm(setup["alarm_seconds"])  # in case the parent is gone
-        _answer(answers, file, functools.partial(_value, module, call))
-        signal.alarm(0)
+        _answer(answers, file, _value, module, call)
 
 
 def _private_pipes() -> tuple[BinaryIO, BinaryIO]:
@@ -71,10 +67,12 @@ def _checked(value: Any) -> Any:
     raise TypeError(f"returned {type(value).__name__}, not a number or {{name: number}}")
 
 
-def _answer(answers: BinaryIO, file: str, act: Callable[[], dict[str, Any]]) -> None:
-    """Write the result of `act`, or its failure, as a line."""
+def _answer(
+    answers: BinaryIO, file: str, act: Callable[..., dict[str, Any]], *arguments: Any
+) -> None:
+    """Write the result of `act` with its arguments, or its failure, as a line."""
     try:
-        answer = act()
+        answer = act(*arguments)
     except MemoryError:
         answer = {"out_of_memory": True}
     except BaseException as error:  # including SystemExit

@@ -109,7 +109,7 @@ def test_nothing_imports_the_program_that_runs_users_code() -> None:
     ]
     assert importers == []
     users = [path.name for path in PRODUCT if f"{REWARD_CHILD.stem}.py" in code_of(path)]
-    assert users == ["reward_process.py"]
+    assert users == ["verifier.py"]
 
 
 def code_of(path: Path) -> str:

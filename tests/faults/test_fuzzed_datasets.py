@@ -1,7 +1,6 @@
 """Whatever a dataset's files contain, it is read correctly or reported in clear lines."""
 
 import io
-import json
 import shutil
 from functools import partial
 from pathlib import Path
@@ -96,20 +95,6 @@ def test_tokens_of_any_dtype(dtype: str, data: st.DataObject, tmp_path: Path) ->
     content = save({"tokens": np.array(numbers, dtype)})
     (make(tmp_path, TEXT) / "train.safetensors").write_bytes(content)
     attempt(lambda: use(tmp_path), tmp_path, "tiny", may_change=(DESCRIPTION_FILE,))
-
-
-@examples(60)
-@given(data=st.data(), of_pairs=st.booleans())
-def test_any_dataset_json_is_valid_or_repaired(
-    data: st.DataObject, of_pairs: bool, tmp_path: Path
-) -> None:
-    folder = make(tmp_path, PAIRS if of_pairs else TEXT)
-    known = Dataset("tiny", folder).description
-    content = json.loads((folder / DESCRIPTION_FILE).read_text())
-    data.draw(in_place(bad_json(content)))(folder / DESCRIPTION_FILE)
-    found = attempt(lambda: use(tmp_path), tmp_path, may_change=(DESCRIPTION_FILE,))
-    assert isinstance(found, Dataset)
-    assert found.description.splits == known.splits
 
 
 LLM_C = np.array([20240520, 1, len(TOKENS), *253 * [0]], "<i4").tobytes() + TOKENS.tobytes()

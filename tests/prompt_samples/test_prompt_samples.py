@@ -18,6 +18,7 @@ from rungs.cli import charts
 from rungs.run import records
 from rungs.run.folder import RunFolder
 from tests.prompt_samples.conftest import PROMPTS, prompted_run
+from tests.support.starting import go, refusal
 from tests.support.tiny_run import MODEL, assert_same_outcome, change, command, train
 
 pytestmark = pytest.mark.usefixtures("no_charts")
@@ -27,8 +28,7 @@ pytestmark = pytest.mark.usefixtures("no_charts")
 def sampled(tmp_path_factory: pytest.TempPathFactory, datasets_dir: Path) -> RunFolder:
     """A finished run with prompts; tests must not change it."""
     run = prompted_run(tmp_path_factory.mktemp("sampled") / "run", keep_checkpoints=-1)
-    result = train(run, datasets_dir)
-    assert result.returncode == 0, result.stderr
+    assert go(run, datasets_dir) == 0
     assert "WARNING" not in run.log.read_text()
     return run
 
@@ -84,25 +84,6 @@ def test_a_killed_run_says_the_same(sampled: RunFolder, datasets_dir: Path, tmp_
 
 
 @pytest.mark.long
-def test_a_killed_sampler_is_started_again(
-    sampled: RunFolder, datasets_dir: Path, tmp_path: Path
-) -> None:
-    """As by the system for lack of memory; what it had not sampled from may be deleted by then."""
-    run = prompted_run(tmp_path / "run", keep_checkpoints=1)
-    (tmp_path / "sitecustomize.py").write_text(
-        "import os, pathlib, signal, sys\n"
-        f"died = pathlib.Path({str(tmp_path / 'died')!r})\n"
-        "if 'rungs.evaluation.prompt_samples' in sys.orig_argv and not died.exists():\n"
-        "    sys.stdin.readline(), sys.stdin.readline(), died.touch()\n"
-        "    os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    result = train(run, datasets_dir, env=os.environ | {"PYTHONPATH": str(tmp_path)})
-    assert result.returncode == 0
-    assert "WARNING samples: its process ended early; started again" in run.log.read_text()
-    assert texts(run) == texts(sampled)
-
-
-@pytest.mark.long
 def test_a_sharded_run_says_the_same(
     sampled: RunFolder, datasets_dir: Path, tmp_path: Path
 ) -> None:
@@ -150,12 +131,8 @@ def test_bad_prompts_are_refused(
     prompts: object, line: str, datasets_dir: Path, tmp_path: Path
 ) -> None:
     run = prompted_run(tmp_path / "run", sample_prompts=prompts)
-    before = sorted(run.path.iterdir())
-    result = train(run, datasets_dir)
-    assert result.returncode == 2
-    assert line in result.stderr
-    assert len(result.stderr.strip().splitlines()) == 1
-    assert sorted(run.path.iterdir()) == before
+    [found] = refusal(run, datasets_dir).splitlines()
+    assert line in found
 
 
 def test_the_terminal_shows_them(sampled: RunFolder, tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def test_tokens_after_a_stop_string_are_neither_counted_nor_shown(pieces: list[i
 def test_log_probabilities_end_with_the_text_if_that_settles_late(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Tokenizer, "_only_adds", False)
+    monkeypatch.setattr(Tokenizer, "decode_settled", lambda *_: "")
     served: Any = SimpleNamespace(tokenizer=train_bpe([], 257))
     one = LogProbs(np.array(-1.0), np.array([-1.0]), np.array([65]))
     choice = _Choice(served, CompletionBody(**ASK, prompt="a", stop="bc", logprobs=1), [65], 0)

@@ -2,15 +2,14 @@
 
 import contextlib
 import os
-import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rungs.tasks.reward_process import RewardProcess
 from rungs.tasks.task import Verdict
+from rungs.tasks.verifier import RewardProcess
 
 MEMORY_BYTES = 2**29
 GOOD = "def reward(prompt, completion, answer, info):\n    "
@@ -108,17 +107,6 @@ def test_what_it_starts_dies_with_a_call_that_hangs(start: Start, tmp_path: Path
     with contextlib.suppress(ProcessLookupError):
         while True:  # until it is reaped
             os.kill(int((tmp_path / "pid").read_text()), 0)
-
-
-def test_a_call_that_nobody_ends_is_ended_by_an_alarm(start: Start) -> None:
-    process = start("while 1: pass", seconds=0.5)
-    process.start()
-    child = process._process
-    assert child is not None
-    assert child.stdin is not None
-    child.stdin.write(b'{"prompt": "", "completion": "", "answer": "", "info": {}}\n')
-    child.stdin.flush()
-    assert child.wait(60) == -signal.SIGALRM
 
 
 def test_no_secrets_and_an_empty_folder_of_its_own(

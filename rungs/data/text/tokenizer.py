@@ -36,10 +36,6 @@ _CHUNK_CHARACTERS = 1 << 18
 _CHUNKS_PER_BATCH = 8
 _CONTEXT_CHARACTERS = 200
 _MAX_CUTS_TRIED = 100
-_BY_TOKEN = ("Metaspace", "WordPiece", "ByteFallback")
-"""Decoders in which a token's text depends on being the first, or bytes on their neighbours."""
-_WHOLE = ("Fuse", "ByteLevel")
-"""Decoders that return a single text, in which later decoders would see all earlier tokens."""
 _NO_PREFIX: dict[str, dict[str, object]] = {
     "ByteLevel": {"add_prefix_space": False},
     "Metaspace": {"prepend_scheme": "never"},
@@ -169,15 +165,10 @@ class Tokenizer:
             return self._tokenizer.decode_batch(batch, skip_special_tokens=skip_special_tokens)
 
     def decode_settled(self, ids: Sequence[int]) -> str:
-        """Return the part of the text, without special tokens, that further ids cannot change."""
-        if not self._only_adds:
-            return ""
+        """Return the part of the text, without special tokens, that further ids cannot change, with
+        the decoders of known models."""
         text = self.decode(ids[: self._before_open_bytes(ids)], skip_special_tokens=True)
         return text.rstrip(REPLACEMENT_CHARACTER)
-
-    @functools.cached_property
-    def _only_adds(self) -> bool:
-        return only_adds(self._decoder)
 
     @functools.cached_property
     def _decoder(self) -> dict[str, Any] | None:
@@ -366,31 +357,6 @@ def _template(tokenizer: tokenizers.Tokenizer) -> tuple[list[int], list[int]]:
         whole = tokenizer.post_process(text)
     place = [*whole.special_tokens_mask, 0].index(0)
     return whole.ids[:place], whole.ids[place + 1 :]
-
-
-def only_adds(decoder: dict[str, Any] | None) -> bool:
-    """Return whether a decoder from `tokenizer.json`
-    (https://docs.rs/tokenizers/latest/tokenizers/decoders/) only appends text as tokens arrive, so
-    that it can be streamed; False if unknown. Bytes at the end may still change: a final U+FFFD, or
-    the text of a run of byte tokens."""
-    if decoder is None:  # tokens are joined with spaces
-        return True
-    parts = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
-    is_whole = False
-    for part in parts:
-        by_token = part["type"] in _BY_TOKEN or part["type"] in _WHOLE
-        if (is_whole and by_token) or not (by_token or _keeps_place(part)):
-            return False
-        is_whole = is_whole or part["type"] in _WHOLE
-    return True
-
-
-def _keeps_place(part: dict[str, Any]) -> bool:
-    """Whether a decoder changes text character by character, or only at its start."""
-    if part["type"] != "Replace":
-        return bool(part["type"] == "Strip" and part["stop"] == 0)
-    single = len(part["pattern"].get("String", "")) == 1
-    return single and not part["content"].strip()
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:

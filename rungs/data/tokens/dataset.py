@@ -122,32 +122,16 @@ class SplitDescription(strict_json.StrictModel):
     """Absent if the file holds text."""
 
 
-class DatasetDescription(strict_json.StrictModel):
+class DatasetDescription(strict_json.StrictModel, extra="ignore"):
     """The contents of `dataset.json`."""
 
     source: Source
     splits: dict[Split, SplitDescription]
-    own_checksum: str | None = None
-    """sha256 over the other keys."""
 
     @property
     def checksums(self) -> dict[str, str]:
         """sha256 of each split's token file."""
         return {split: found.sha256 for split, found in self.splits.items()}
-
-    def with_checksum(self) -> "DatasetDescription":
-        """Return the description with `own_checksum` set."""
-        return self.model_copy(update={"own_checksum": self._digest()})
-
-    def verified(self) -> "DatasetDescription":
-        """Return the description without `own_checksum`; if that is wrong, also without splits."""
-        is_intact = self.own_checksum == self._digest()
-        splits = self.splits if is_intact else {}
-        return self.model_copy(update={"splits": splits, "own_checksum": None})
-
-    def _digest(self) -> str:
-        content = self.model_dump(mode="json", exclude={"own_checksum"}, exclude_none=True)
-        return strict_json.json_checksum(content)
 
 
 def split_file(split: Split) -> str:
@@ -209,13 +193,10 @@ class Dataset:
 
 
 def read_description(folder: Path) -> DatasetDescription | None:
-    """Read `dataset.json`, without splits if its checksum is wrong; None if it is missing or not
-    valid. Raises UserError if it can't be read."""
+    """Read `dataset.json`; None if it is missing or not valid."""
     path = folder / DESCRIPTION_FILE
-    if not path.is_file():
-        return None
     try:
-        return strict_json.parse(strict_json.read_text(path), path, DatasetDescription).verified()
+        return strict_json.parse(strict_json.read_text(path), path, DatasetDescription)
     except UserError:
         return None
 
@@ -233,7 +214,7 @@ def _without_newer_files(known: DatasetDescription, folder: Path) -> DatasetDesc
 
 def write_description(folder: Path, description: DatasetDescription) -> None:
     """Write `dataset.json` atomically; raises OSError."""
-    content = description.with_checksum().model_dump(mode="json", exclude_none=True)
+    content = description.model_dump(mode="json", exclude_none=True)
     disk.replace_file(folder / DESCRIPTION_FILE, json.dumps(content, indent=2) + "\n")
 
 

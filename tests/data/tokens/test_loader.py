@@ -27,15 +27,11 @@ from tests.support.token_datasets import (
 
 
 VARIANTS: list[dict[str, Any]] = [
-    {},
-    {"epochs": 3},
-    {"shuffle": True, "epochs": 3, "seed": 4},
-    {"dataset": {"x": 1, "y": 2}},
+    {"epochs": 2},
     {"dataset": {"x": 1, "y": 2.5}, "shuffle": True, "epochs": 2, "min_train_tokens": 500},
-    {"dataset": "p"},
-    {"dataset": "p", "shuffle": True, "epochs": 3, "seed": 4},
+    {"dataset": "p", "shuffle": True, "epochs": 2, "seed": 4},
     {"dataset": {"x": 1, "p": 2}, "shuffle": True, "epochs": 2},
-    {"sequence_length": 5, "shuffle": True, "epochs": 2},
+    {"sequence_length": 5, "shuffle": True},
 ]
 
 
@@ -51,7 +47,7 @@ def test_prefetched_batches_equal_the_batches_of_their_steps(
         np.testing.assert_array_equal(
             training_data(datasets, **changes).batch(step)[:2], by_step[step][:2]
         )
-    for first in (0, 1, data.steps_per_epoch - 1, data.total_steps - 1, data.total_steps):
+    for first in (0, data.steps_per_epoch - 1, data.total_steps):
         prefetched = list(data.batches(first))
         assert len(prefetched) == data.total_steps - first
         for expected, batch in zip(by_step[first:], prefetched, strict=True):

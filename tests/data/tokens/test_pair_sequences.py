@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rungs.data.tokens.dataset import Dataset
@@ -56,6 +56,7 @@ def in_packs(documents: list[list[Turn]]) -> list[list[list[Turn]]]:
     return packs
 
 
+@settings(max_examples=30)
 @given(documents=chats, are_chats=st.booleans())
 def test_every_document_is_packed_once(
     tmp_path_factory: pytest.TempPathFactory, documents: list[list[Turn]], are_chats: bool
@@ -80,6 +81,7 @@ def test_every_document_is_packed_once(
         assert starts_S[place:] == [place] * (LENGTH - place)
 
 
+@settings(max_examples=20)
 @given(documents=chats)
 def test_padded_chats_are_the_same_one_by_one(
     tmp_path_factory: pytest.TempPathFactory, documents: list[list[Turn]]

@@ -18,9 +18,7 @@ from rungs.data.tokens.sequences import RandomWindows, TextWindows
 from rungs.data.tokens.token_file import Texts
 from rungs.objectives.distillation import Teacher
 from rungs.planning.forecast import Tokens, _tokens
-from rungs.run import metrics
-from tests.support.starting import StoppedEarly, crash_after, go
-from tests.support.tiny_run import assert_same_outcome, losses, make_dataset, make_run
+from tests.support.tiny_run import make_dataset, make_run
 from tests.support.token_datasets import (
     A,
     B,
@@ -195,38 +193,10 @@ def test_predictions_of_a_teacher_are_stored_for_one_seed(datasets: dict[str, Da
     assert data.read_tokens(indices).inputs_ABS[0, :, 0].tolist() == first_tokens(data)
 
 
-# Runs
-
-KEYS: dict[str, Any] = {"min_train_tokens": 8 * 128, "checkpoint_interval": 3, **RANDOM}
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("random")
-    make_dataset(place / "datasets")
-    return place
-
-
-@pytest.mark.usefixtures("no_charts", "messages")
-def test_a_run_that_crashed_takes_the_same_steps(place: Path) -> None:
-    whole = make_run(place / "whole", **KEYS)
-    assert go(whole, place / "datasets") == 0
-    assert [step.tokens_seen for step in metrics.read(whole.metrics)][-1] == 8 * 128
-    crashed = make_run(place / "crashed", **KEYS)
-    with pytest.MonkeyPatch.context() as patch:
-        crash_after(4, patch)
-        with pytest.raises(StoppedEarly):
-            go(crashed, place / "datasets")
-    assert go(crashed, place / "datasets") == 0
-    assert_same_outcome(crashed, whole)
-    other = make_run(place / "consecutive", **KEYS | {"windows": "consecutive"})
-    assert go(other, place / "datasets") == 0
-    assert losses(other) != losses(whole)
-
-
-def test_the_plan_counts_their_tokens(place: Path) -> None:
-    run = make_run(place / "planned", **RANDOM, epochs=3, min_train_tokens=-1)
-    dataset = Dataset("tiny", place / "datasets" / "tiny")
+def test_the_plan_counts_their_tokens(tmp_path: Path) -> None:
+    make_dataset(tmp_path)
+    run = make_run(tmp_path / "planned", **RANDOM, epochs=3, min_train_tokens=-1)
+    dataset = Dataset("tiny", tmp_path / "tiny")
     tokens: Tokens = _tokens(run, load_run(run.path), {"tiny": dataset})
     per_epoch = (20_000 - 1) // 16 // 8
     assert tokens.steps == 3 * per_epoch

@@ -60,7 +60,9 @@ def test_the_last_token_is_a_target(datasets: dict[str, Dataset]) -> None:
     assert training_data(datasets, **single, context_length=200, target_offset=0).total_steps == 2
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40
+)
 @given(
     tokens=st.integers(1, 90),
     length=st.integers(1, 9),
@@ -167,7 +169,7 @@ tokens_of_a_pair = st.lists(st.integers(0, 20), max_size=6)
 
 
 @settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=50
+    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=15
 )
 @given(
     pairs=st.lists(

@@ -1,7 +1,5 @@
 """Token files: reading what was written, errors in damaged files, and memory use."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +8,6 @@ from safetensors.numpy import load_file, save_file
 
 from rungs.common.errors import UserError
 from rungs.data.tokens import token_file
-from tests.support.committed_runs import ROOT
 
 
 @pytest.fixture
@@ -122,32 +119,3 @@ def test_incomplete_files_are_reported(path: Path) -> None:
     path.mkdir()
     with pytest.raises(UserError, match="not a complete safetensors file"):
         token_file.TokenFile(path)
-
-
-MEMORY_SCRIPT = """
-import re, resource, sys
-from pathlib import Path
-from rungs.data.tokens import token_file
-from rungs.data.tokens.dataset import Dataset
-allocated = 1024 * int(re.findall(r"VmData:\\s+(\\d+)", open("/proc/self/status").read())[0])
-limit = allocated + 40_000_000
-resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-tokens = Dataset("x", Path(sys.argv[1])).tokens("train")
-print(sum(int(tokens[i : i + 1024].sum()) for i in range(0, len(tokens), 1024)))
-"""
-"""Reads a dataset with 40 MB of memory beyond what the process has: each thread that a library
-starts meanwhile takes 8."""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
-    with token_file.TokenWriter(tmp_path / "train.safetensors", "U16") as writer:
-        for _ in range(50):
-            writer.append(np.ones(1_000_000, np.uint16))  # 100 MB together
-    ended = subprocess.run(
-        [sys.executable, "-c", MEMORY_SCRIPT, str(tmp_path)],
-        cwd=ROOT,
-        text=True,
-        capture_output=True,
-    )
-    assert ended.stdout == "50000000\n", ended.stderr
