@@ -229,13 +229,12 @@ def test_bad_arguments_end_with_exit_code_2(arguments: tuple[str, ...]) -> None:
     ],
     ids=" ".join,
 )
-def test_bad_arguments_of_training_end_with_exit_code_2_and_no_traceback(
+def test_bad_arguments_of_training_end_with_exit_code_2_and_one_line(
     arguments: tuple[str, ...],
 ) -> None:
-    result = start_training(*arguments)
+    result = run_script("train.py", *arguments)
     assert result.returncode == 2
-    assert result.stderr
-    assert "Traceback" not in result.stderr
+    assert result.stderr.count("\n") == 1
 
 
 @pytest.mark.long
@@ -262,7 +261,7 @@ def test_a_copied_run_trains_and_the_same_command_resumes_it(tmp_path: Path) -> 
     assert train["lineage"] == {"like": str(old.path), "set": {"learning_rate": 3e-4}}
 
 
-@pytest.mark.parametrize("script", ["train.py", "model.py", "config.py"])
+@pytest.mark.parametrize("script", ["train.py", "config.py"])
 def test_without_uv_a_command_says_how_to_run_it_in_one_line(script: str) -> None:
     without_libraries = [sys.executable, "-S", script, "runs/layers"]
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}

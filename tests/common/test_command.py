@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.commands import run_script
+
 
 @pytest.mark.parametrize("was_enabled", [True, False])
 def test_collection_pauses_and_what_was_imported_is_not_searched_again(was_enabled: bool) -> None:
@@ -48,7 +50,7 @@ def running(body: str, *arguments: str) -> tuple[str, ...]:
     ],
 )
 def test_a_wrong_argument_is_one_line(command: tuple[str, ...], begins: str) -> None:
-    refused = ended(*command)
+    refused = run_script(*command)
     assert (refused.returncode, refused.stdout) == (2, "")
     (line,) = refused.stderr.splitlines()
     assert line.startswith(f"error: {begins}")
@@ -57,7 +59,8 @@ def test_a_wrong_argument_is_one_line(command: tuple[str, ...], begins: str) -> 
 
 @pytest.mark.parametrize("place", [("--", ""), ("a", "")])
 def test_a_prompt_may_be_empty(place: tuple[str, ...]) -> None:
-    assert ended("generate.py", "no/such/run", *place).stderr.startswith("error: no/such/run: ")
+    refused = run_script("generate.py", "no/such/run", *place)
+    assert refused.stderr.startswith("error: no/such/run: ")
 
 
 def test_a_file_that_can_not_be_used_is_one_line(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Rungs never runs what it reads, and uses the network only through Hugging Face's hub library."""
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -50,7 +51,7 @@ def _problems(tree: ast.Module) -> Iterator[str]:
             if module.split(".")[0] in FORBIDDEN_MODULES:
                 yield f"line {getattr(node, 'lineno', 0)}: imports {module}"
         if isinstance(node, ast.Call):
-            name = ast.unparse(node.func)
+            name = _called(node)
             if name in FORBIDDEN_CALLS or name.endswith((".load_module", ".exec_module")):
                 yield f"line {node.lineno}: calls {name}"
             for keyword in node.keywords:
@@ -65,11 +66,21 @@ def _imported(node: ast.AST) -> list[str]:
         return [alias.name for alias in node.names]
     if isinstance(node, ast.ImportFrom):
         return [node.module or "", *(alias.name for alias in node.names)]
-    if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+    if isinstance(node, ast.Call) and _called(node).endswith("import_module"):
         name = node.args[0]
         prefix = name.values[0] if isinstance(name, ast.JoinedStr) else name  # f"rungs.{part}"
         return [ast.literal_eval(prefix)]
     return []
+
+
+def _called(node: ast.Call) -> str:
+    """Return the dotted name of a called function; of others than names, the last part."""
+    parts, function = [], node.func
+    while isinstance(function, ast.Attribute):
+        parts.append(function.attr)
+        function = function.value
+    parts += [function.id] if isinstance(function, ast.Name) else [""]
+    return ".".join(reversed(parts))
 
 
 def _is_allowed(keyword: ast.keyword) -> bool:
@@ -78,8 +89,7 @@ def _is_allowed(keyword: ast.keyword) -> bool:
 
 
 def test_no_code_is_run_that_was_read() -> None:
-    sources = {path: path.read_text(encoding="utf-8") for path in PRODUCT}
-    found = {path: lines for path, source in sources.items() if (lines := problems(source))}
+    found = {path: lines for path in PRODUCT if (lines := [*_problems(tree_of(path))])}
     [line] = found.pop(ROOT / "install_uv.py")  # runs before there is a library for it
     assert line.endswith("imports urllib.request")
     lines = found.pop(ROOT / "rungs/report/run_page.py")  # listens on this machine's own address
@@ -108,22 +118,26 @@ def test_nothing_imports_the_program_that_runs_users_code() -> None:
         path for path in PRODUCT if any(REWARD_CHILD.stem in name for name in imported_names(path))
     ]
     assert importers == []
-    users = [path.name for path in PRODUCT if f"{REWARD_CHILD.stem}.py" in code_of(path)]
+    users = [path.name for path in PRODUCT if f"{REWARD_CHILD.stem}.py" in texts_of(path)]
     assert users == ["verifier.py"]
 
 
-def code_of(path: Path) -> str:
-    """Return the code of a file without docstrings and comments."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            node.value = ast.Constant(None)
-    return ast.unparse(tree)
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
 
 
+def texts_of(path: Path) -> set[str]:
+    """Return the texts in a file's code."""
+    nodes = ast.walk(tree_of(path))
+    return {
+        node.value for node in nodes if isinstance(node, ast.Constant) and type(node.value) is str
+    }
+
+
+@functools.cache
 def imported_names(path: Path) -> set[str]:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    return {name for node in ast.walk(tree) for name in _imported(node)}
+    return {name for node in ast.walk(tree_of(path)) for name in _imported(node)}
 
 
 def test_one_file_asks_the_hub_and_another_takes_only_the_model_cards_classes() -> None:
@@ -131,7 +145,7 @@ def test_one_file_asks_the_hub_and_another_takes_only_the_model_cards_classes() 
     assert [path.name for path in users] == ["hub.py", "model_card.py"]
     imports = [
         node
-        for node in ast.walk(ast.parse(users[1].read_text(encoding="utf-8")))
+        for node in ast.walk(tree_of(users[1]))
         if any("huggingface_hub" in name for name in _imported(node))
     ]
     assert [ast.unparse(node) for node in imports] == [

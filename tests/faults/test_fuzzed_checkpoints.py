@@ -231,7 +231,7 @@ DOWN, UP = st.sampled_from([None, [1, 4, 2]]), st.sampled_from([None, [1, 2, 1, 
 dimensions = st.lists(st.sampled_from([0, 1, 2, 4]), max_size=4)
 
 
-@examples(40)
+@examples(15)
 @given(down=DOWN | dimensions, up=UP | dimensions, beside=st.sampled_from([QUERY, "x."]))
 def test_any_lora_weights(
     down: list[int] | None, up: list[int] | None, beside: str, tmp_path: Path

@@ -13,14 +13,15 @@ import pytest
 from rungs.checkpointing import checkpoint_folder, manifest
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.common import disk as disk_module
+from rungs.common.errors import UserError
 from rungs.integrations.mirroring import restore_if_empty
 from rungs.run import metrics
 from rungs.run.folder import RunFolder
 from rungs.run.metrics import MetricsLog
 from tests.faults.injected_faults import act_at_call, fail, remove_at_step
-from tests.faults.short_runs import error_line, failure_message, short_run, train_here
+from tests.faults.short_runs import failure_message, short_run, train_here
 from tests.faults.tmpfs import make_read_only, make_writable, needs_mount, tmpfs
-from tests.support.tiny_run import assert_same_outcome, losses, train
+from tests.support.tiny_run import assert_same_outcome, losses
 
 LOST_CHECKPOINT = "the checkpoint of step 3 could not be written: No such file or directory"
 Place = tuple[Any, str, int]
@@ -84,14 +85,14 @@ def test_a_folder_that_becomes_read_only(
 
 
 @needs_mount
-def test_a_run_folder_that_is_read_only_at_the_start(datasets_dir: Path, tmp_path: Path) -> None:
+def test_a_run_folder_that_is_read_only_at_the_start(tmp_path: Path) -> None:
     with tmpfs(tmp_path / "disk", 1_000_000) as disk:
         run = short_run(disk / "run")
         before = sorted(disk.rglob("*"))
         make_read_only(disk)
-        line = error_line(train(run, datasets_dir), code=2)
+        with pytest.raises(UserError, match="cannot be written to: Read-only file system"):
+            run.lock().__enter__()
         make_writable(disk)
-        assert line == f"{run.path}: cannot be written to: Read-only file system"
         assert sorted(disk.rglob("*")) == before
 
 

@@ -236,11 +236,11 @@ def test_the_gradient_of_every_parameter_is_that_of_one_device(
 @pytest.mark.parametrize(
     ("architecture", "mode", "data", "last"),
     [
-        ("gpt2", "fsdp_tp", 4, 2),
+        ("no-layers", "tp", 1, 8),
+        pytest.param("gpt2", "fsdp_tp", 4, 2, marks=pytest.mark.long),
         pytest.param("llama", "tp", 1, 8, marks=pytest.mark.long),
         pytest.param("olmo", "fsdp_tp", 2, 4, marks=pytest.mark.long),
         pytest.param("llama", "cp", 2, 4, marks=pytest.mark.long),
-        pytest.param("no-layers", "tp", 1, 8, marks=pytest.mark.long),
     ],
 )
 def test_the_derivatives_that_gpus_have_are_those_of_one_device(
@@ -256,12 +256,12 @@ def test_the_derivatives_that_gpus_have_are_those_of_one_device(
 
 ACCELERATORS = [
     # architecture, microbatches, keys of train.json
+    ("no-layers", 1, ()),
     ("llama", 1, (DOTS,)),
     ("gpt2", 2, (DOTS,)),
     ("gpt2", 1, ()),
     ("even-llama-low-rank", 1, (DOTS, TWICE)),
     ("experts", 1, (FULL,)),
-    ("no-layers", 1, ()),
     ("recipe", 1, (DOTS,)),
 ]
 

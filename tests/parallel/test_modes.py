@@ -258,6 +258,7 @@ def test_dp_sums_the_gradients_once_a_step_and_sends_nothing_else() -> None:
     assert gradients.operand_bytes == total_bytes(named_arrays(one.model))
 
 
+@pytest.mark.long
 def test_on_accelerators_dp_scatters_gradients_and_gathers_weights_once_a_step() -> None:
     one = trained("zero")
     assert one.kinds == {("reduce-scatter", ("data",)), ("all-gather", ("data",))}

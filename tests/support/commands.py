@@ -19,7 +19,7 @@ class Finished(NamedTuple):
 
 def run_script(script: str, *arguments: object) -> Finished:
     """Run a command or a check, such as `evaluate.py` or `smoke_tests/test_a_to_a.py`.
-    `train.py` needs a process of its own: it changes what signals do."""
+    `train.py` needs a process of its own if it trains: it changes what signals do."""
     name = script.removesuffix(".py").replace("/", ".")
     command = importlib.import_module(name if "." in name else f"rungs.cli.{name}").main
     stdout, stderr, code = io.StringIO(), io.StringIO(), 0

@@ -14,7 +14,9 @@ from rungs.parallel import target_device
 from rungs.planning import memory
 from rungs.planning.memory import Activations
 
-LENGTHS = {"dataset", "epochs", "max_minutes", "min_train_tokens", "validation_tokens"}
+LENGTHS = {
+    *("dataset", "epochs", "max_minutes", "min_train_tokens", "validation_tokens", "start_from"),
+}
 """Keys of `train.json` that are not about a step."""
 _activations_of = memory.activations_of
 _traced: dict[Any, Activations] = {}
