@@ -63,14 +63,12 @@ def describe_validation(
     """Return an identifier of validation data: at most `tokens` tokens from `start_token` on of
     these datasets, given by the sha256 of each split; None if none has a validation split. Losses
     are comparable if identifiers are equal."""
-    files = [
+    files = ", ".join(
         f"{name} (sha256 {checksums[VALIDATION][:_SHOWN_DIGITS]})"
         for name, checksums in datasets.items()
         if VALIDATION in checksums
-    ]
-    if not files:
-        return None
-    return f"up to {tokens} tokens from token {start_token} of {', '.join(files)}"
+    )
+    return f"up to {tokens} tokens from token {start_token} of {files}" if files else None
 
 
 def check_same_tokenizer(

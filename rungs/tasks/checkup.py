@@ -32,36 +32,12 @@ def check(verify: Verify, task: Task) -> Checkup:
     rewards or counts as correct an empty text, the prompt, another item's answer or a list of
     answers like the right one; or gives another reward the second time."""
     items = [task.train[index] for index in range(min(ITEMS, len(task.train)))]
-    calls = _Calls(verify)
-    examples: dict[str, list[str]] = {}
-    for item in items:
-        right, best = calls.best_right(item, task)
-        for kind, text in _wrong_texts(item, items, task).items():
-            found, verdict = examples.setdefault(kind, []), calls.verdict(item, text)
-            if verdict.total >= best.total or verdict.correct:
-                found.append(
-                    f"{_pays(verdict)} {kind}, {quoted(text)}, and {best.total:g} for the right"
-                    f" answer {quoted(right)} to {quoted(item.prompt)}"
-                )
-    for found in examples.values():
-        if 2 * len(found) >= len(items):
-            raise UserError(f"the verifier {found[0]}; a model would learn that instead")
-    paid = {kind: len(found) for kind, found in examples.items()}
-    return Checkup(len(items), statistics.median(calls.seconds), paid)
+    seconds: list[float] = []
 
-
-class _Calls:
-    """Calls a verifier; raises an error if it fails."""
-
-    def __init__(self, verify: Verify) -> None:
-        self._verify = verify
-        self.seconds: list[float] = []
-        """Duration of each call."""
-
-    def verdict(self, item: Item, text: str) -> Verdict:
+    def verdict_on(item: Item, text: str) -> Verdict:
         start = time.perf_counter()
-        verdict = self._verify(item, text)
-        self.seconds.append(time.perf_counter() - start)
+        verdict = verify(item, text)
+        seconds.append(time.perf_counter() - start)
         if verdict.status != "ok":
             raise UserError(
                 f"{verdict.message}; this was for the completion {quoted(text)} of"
@@ -69,26 +45,41 @@ class _Calls:
             )
         return verdict
 
-    def best_right(self, item: Item, task: Task) -> tuple[str, Verdict]:
-        """Return the right text with the highest reward, worked or short, and its verdict."""
-        verdicts: dict[str, Verdict] = {}
-        for text in (task.worked(item), task.short(item)):
-            first, second = self.verdict(item, text), self.verdict(item, text)
-            if first != second:
-                raise UserError(
-                    f"the verifier {_pays(first)} the completion {quoted(text)} of"
-                    f" {quoted(item.prompt)}, and {second.total:g} the second time; it must depend"
-                    " on its arguments only"
+    examples: dict[str, list[str]] = {}
+    for item in items:
+        right, best = _best_right(verdict_on, item, task)
+        for kind, text in _wrong_texts(item, items, task).items():
+            found, verdict = examples.setdefault(kind, []), verdict_on(item, text)
+            if verdict.total >= best.total or verdict.correct:
+                found.append(
+                    f"pays {verdict.total:g} for {kind}, {quoted(text)}, and {best.total:g} for the"
+                    f" right answer {quoted(right)} to {quoted(item.prompt)}"
                 )
-            verdicts[text] = first
-        text, best = max(verdicts.items(), key=lambda pair: pair[1].total)
-        if not best.correct:
+    for found in examples.values():
+        if 2 * len(found) >= len(items):
+            raise UserError(f"the verifier {found[0]}; a model would learn that instead")
+    paid = {kind: len(found) for kind, found in examples.items()}
+    return Checkup(len(items), statistics.median(seconds), paid)
+
+
+def _best_right(verify: Verify, item: Item, task: Task) -> tuple[str, Verdict]:
+    """Return the right text with the highest reward, worked or short, and its verdict."""
+    verdicts: dict[str, Verdict] = {}
+    for text in (task.worked(item), task.short(item)):
+        verdicts[text], second = verify(item, text), verify(item, text)
+        if verdicts[text] != second:
             raise UserError(
-                f"the verifier {_pays(best)} the right answer {quoted(text)} to"
-                f" {quoted(item.prompt)}; it needs a total of at least 1, or a reward named"
-                " correct of 1"
+                f"the verifier pays {verdicts[text].total:g} for the completion {quoted(text)} of"
+                f" {quoted(item.prompt)}, and {second.total:g} the second time; it must depend on"
+                " its arguments only"
             )
-        return text, best
+    text, best = max(verdicts.items(), key=lambda pair: pair[1].total)
+    if not best.correct:
+        raise UserError(
+            f"the verifier pays {best.total:g} for the right answer {quoted(text)} to"
+            f" {quoted(item.prompt)}; it needs a total of at least 1, or a reward correct of 1"
+        )
+    return text, best
 
 
 def _wrong_texts(item: Item, items: list[Item], task: Task) -> dict[str, str]:
@@ -109,7 +100,3 @@ def _surrounded(item: Item, others: list[Item], form: Callable[[Item], str]) -> 
     wrong = list(dict.fromkeys(map(form, others)))
     half = len(wrong) // 2
     return [*wrong[:half], wrong[-1], form(item), *wrong[half:]]
-
-
-def _pays(verdict: Verdict) -> str:
-    return f"pays {verdict.total:g} for"

@@ -12,7 +12,6 @@ from rungs.config.reinforce_config import VERIFIERS, BuiltInVerifier, TaskConfig
 from rungs.tasks.built_in_verifiers import BUILT_IN, MARK
 from rungs.tasks.task import Item, Task
 
-_MOST_ERRORS = 50
 Text = Annotated[str, Field(min_length=1)]
 
 
@@ -36,15 +35,20 @@ class ItemFile(NamedTuple):
 
 
 def open_task(config: TaskConfig, run_folder: Path) -> Task:
-    """Return the task of a file of items. Raises UserError if there are too few, or for each line
-    that is not an item, lacks what its verifier needs, or is both trained on and held out."""
+    """Return the task of a file of items. Raises UserError if there are too few, or for a line that
+    is not an item, lacks what its verifier needs, or is both trained on and held out."""
     source = read(run_folder / config.source, config.verifier)
     if config.validation_source is None:
         train, validation = _split(source, config.validation_items)
         checksums = {config.source: source.sha256}
     else:
         held_out = read(run_folder / config.validation_source, config.verifier)
-        _require_disjoint(source, held_out)
+        for prompt, number in held_out.lines.items():
+            if line := source.lines.get(prompt):
+                raise UserError(
+                    f"{held_out.path}:{number}: its prompt is also in {source.path}:{line}; remove"
+                    " one of the two"
+                )
         train, validation = source.items, held_out.items[: config.validation_items]
         checksums = {config.source: source.sha256, config.validation_source: held_out.sha256}
     return Task(
@@ -66,23 +70,16 @@ def gold_text(item: Item) -> str:
 
 def read(path: Path, verifier: str | None) -> ItemFile:
     """Return the items of a file, skipping blank lines. A given `verifier` overrides the items'
-    own. Raises UserError with a line, naming file and line, for each line that is not an item."""
+    own. Raises UserError, which names file and line, for a line that is not an item."""
     text = strict_json.read_text(path)
     items: list[Item] = []
     lines: dict[str, int] = {}
-    errors: list[str] = []
     for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip() or len(errors) == _MOST_ERRORS:
-            continue
-        try:
+        if line.strip():
             items.append(_item(line, Path(f"{path}:{number}"), verifier))
             lines.setdefault(items[-1].prompt, number)
-        except UserError as error:
-            errors.append(str(error))
-    if not items and not errors:
-        errors.append(f'{path}: has no items; each line must be {{"prompt": …, "answer": …}}')
-    if errors:
-        raise UserError("\n".join(errors))
+    if not items:
+        raise UserError(f'{path}: has no items; each line must be {{"prompt": …, "answer": …}}')
     return ItemFile(path, items, lines, hashlib.sha256(text.encode()).hexdigest())
 
 
@@ -111,14 +108,3 @@ def _split(source: ItemFile, count: int) -> tuple[list[Item], list[Item]]:
             f" leaves none to train on; at most {len(first) - 1:,}, or give validation_source"
         )
     return train, list(held_out.values())
-
-
-def _require_disjoint(source: ItemFile, held_out: ItemFile) -> None:
-    errors = [
-        f"{held_out.path}:{number}: its prompt is also in {source.path}:{source.lines[prompt]};"
-        " remove one of the two"
-        for prompt, number in held_out.lines.items()
-        if prompt in source.lines
-    ]
-    if errors:
-        raise UserError("\n".join(errors[:_MOST_ERRORS]))

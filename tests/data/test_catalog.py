@@ -3,8 +3,8 @@
 import hashlib
 import json
 import os
-import subprocess
-import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +12,10 @@ import pytest
 from safetensors.numpy import save_file
 
 from rungs.common.errors import UserError
+from rungs.data import catalog
 from rungs.data.catalog import find_datasets_dir, open_dataset
 from rungs.data.tokens import dataset as dataset_module
-from rungs.data.tokens.dataset import Dataset, read_description
+from rungs.data.tokens.dataset import Dataset, Source, read_description
 from tests.support.committed_runs import ROOT
 
 
@@ -39,7 +40,6 @@ def test_the_datasets_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
 INVALID_NAMES = [
     "",
-    " ",
     ".",
     "..",
     "../up",
@@ -47,12 +47,11 @@ INVALID_NAMES = [
     "/etc",
     "a/b/c",
     "a//b",
-    "a/",
-    "/a",
     "a\\b",
-    "C:/x",
+    "a\0b",
+    ".hidden",
+    "o/.h",
 ]
-INVALID_NAMES += ["a\0b", ".hidden", "owner/.hidden", "a..b", "a\n", "~/../x", "x.", "x/ "]
 
 
 @pytest.mark.parametrize("name", INVALID_NAMES)
@@ -232,29 +231,19 @@ def test_a_folder_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
         open_dataset("python-stdlib", tmp_path / "file")
 
 
-BUILD = """
-import sys, time
-from pathlib import Path
-from rungs.data import catalog
-from rungs.data.tokens import token_file
-from rungs.data.tokens.dataset import Source
-def build(folder):
-    print("building", flush=True)
-    time.sleep(0.5)
-    with token_file.TokenWriter(folder / "train.safetensors", "U16") as writer:
-        writer.append([1, 2, 3])
-    return Source(kind="python-stdlib")
-catalog.BUILT_IN["python-stdlib"] = build
-print(len(catalog.open_dataset("python-stdlib", Path(sys.argv[1])).tokens("train")))
-"""
+def test_one_of_two_starts_builds_and_the_other_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    builds = list[Path]()
 
+    def build(folder: Path) -> Source:
+        builds.append(folder)
+        time.sleep(0.2)
+        token_folder(folder.parent, folder.name, train=[1, 2, 3])
+        return Source(kind="python-stdlib")
 
-def test_one_of_two_processes_builds_and_the_other_waits(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", BUILD, str(tmp_path)]
-    here = ROOT
-    with (
-        subprocess.Popen(command, cwd=here, stdout=subprocess.PIPE, text=True) as first,
-        subprocess.Popen(command, cwd=here, stdout=subprocess.PIPE, text=True) as second,
-    ):
-        outputs = sorted(process.communicate(timeout=600)[0].split() for process in (first, second))
-    assert outputs == [["3"], ["building", "3"]]
+    monkeypatch.setitem(catalog.BUILT_IN, "python-stdlib", build)
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda _: open_dataset("python-stdlib", tmp_path), range(2)))
+    assert [len(dataset.tokens("train")) for dataset in found] == [3, 3]
+    assert len(builds) == 1

@@ -72,27 +72,11 @@ def test_each_wrong_line_is_named(tmp_path: Path, line: str, message: str) -> No
     assert message in str(caught.value)
 
 
-def test_all_wrong_lines_are_named_up_to_a_limit(tmp_path: Path) -> None:
-    path = write(tmp_path / "items.jsonl", *["{}"] * 99)
-    with pytest.raises(UserError) as caught:
-        read(path, "exact")
-    lines = str(caught.value).splitlines()
-    assert {line.split(": ")[0] for line in lines} == {f"{path}:{n}" for n in range(1, 51)}
-
-
 @pytest.mark.parametrize("text", ["", "\n \n"])
 def test_an_empty_file_is_refused(tmp_path: Path, text: str) -> None:
     path = write(tmp_path / "items.jsonl", text)
     with pytest.raises(UserError, match="has no items; each line must be"):
         read(path, "exact")
-
-
-def test_a_missing_or_strange_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no such file"):
-        open_file(tmp_path)
-    (tmp_path / "items.jsonl").mkdir()
-    with pytest.raises(UserError, match="cannot be read"):
-        open_file(tmp_path)
 
 
 def test_an_item_needs_a_verifier(tmp_path: Path) -> None:
@@ -165,10 +149,10 @@ def test_shared_items_are_refused(tmp_path: Path) -> None:
     write(tmp_path / "held-out.jsonl", GOOD, *items(2))
     with pytest.raises(UserError) as caught:
         open_file(tmp_path, validation_source="held-out.jsonl")
-    lines = str(caught.value).splitlines()
-    places = [(f"{tmp_path}/held-out.jsonl:{n + 1}", f"{tmp_path}/items.jsonl:{n}") for n in (1, 2)]
-    for line, (held_out, trained) in zip(lines, places, strict=True):
-        assert line == f"{held_out}: its prompt is also in {trained}; remove one of the two"
+    held_out, trained = f"{tmp_path}/held-out.jsonl:2", f"{tmp_path}/items.jsonl:1"
+    assert (
+        str(caught.value) == f"{held_out}: its prompt is also in {trained}; remove one of the two"
+    )
 
 
 @pytest.mark.parametrize(

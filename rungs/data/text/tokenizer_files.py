@@ -158,12 +158,7 @@ def _is_hub_id(place: Path | str) -> bool:
 def _from_tokenizer_json(path: Path, find: FindFile) -> Tokenizer:
     if path.suffix.lower() == ".model":
         raise UserError(_SENTENCEPIECE.format(path.parent))
-    try:
-        text = path.read_text("utf-8")
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such tokenizer file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not a readable tokenizer file: {reason(error)}") from None
+    text = strict_json.read_text(path)
     with library_errors(f"{path}: not a tokenizer file"):
         raw = tokenizers.Tokenizer.from_str(text)
     return _checked(raw, path, find)

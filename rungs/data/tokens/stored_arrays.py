@@ -100,27 +100,24 @@ class Store(NamedTuple):
 
     def open(self) -> "StoredArrays":
         """Open the arrays. Raises DamagedError if they are missing, damaged or others."""
-        if not self.exists():
-            raise DamagedError(f"{self.description}: missing")
-        text = self.description.read_bytes().decode(errors="replace")
         try:
-            description = strict_json.parse(text, self.description, Description)
+            text = strict_json.read_text(self.description)
+            found = strict_json.parse(text, self.description, Description)
         except UserError as error:
             raise DamagedError(str(error)) from None
-        wrong = [
-            name
-            for name, sha256 in description.sha256.items()
-            if file_checksum(self.folder / name) != sha256
-        ]
-        firsts = range(0, self.sequences, description.per_file)
-        is_other = (description.sequences, description.key) != (self.sequences, self.key)
-        if wrong or is_other or len(description.sha256) != len(firsts):
+        paths = {self.folder / name: sha256 for name, sha256 in found.sha256.items()}
+        wrong = [path.name for path, sha256 in paths.items() if file_checksum(path) != sha256]
+        is_other = (found.sequences, found.key) != (self.sequences, self.key)
+        if wrong or is_other or len(paths) != len(range(0, self.sequences, found.per_file)):
             raise DamagedError(
                 f"{self.folder}: {', '.join(wrong) or self.description.name}: missing or damaged;"
                 " delete the folder and run the same command again"
             )
-        files = [_open(self.folder / name) for name in sorted(description.sha256)]
-        return StoredArrays(files, description.per_file)
+        files = []
+        for path in sorted(paths):
+            tensors, _ = read_header(path)
+            files.append({name: FileArray(path, tensor) for name, tensor in tensors.items()})
+        return StoredArrays(files, found.per_file)
 
 
 class StoredArrays(NamedTuple):
@@ -140,8 +137,3 @@ class StoredArrays(NamedTuple):
     def read_all(self, name: str) -> np.ndarray:
         """Return one of the arrays for all sequences."""
         return np.concatenate([file[name][:] for file in self.files])
-
-
-def _open(path: Path) -> dict[str, FileArray]:
-    tensors, _ = read_header(path)
-    return {name: FileArray(path, tensor) for name, tensor in tensors.items()}

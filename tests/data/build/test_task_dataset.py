@@ -16,7 +16,7 @@ from rungs.data.tokens.dataset import Dataset, Split
 from rungs.tasks.catalog import BUILT_IN, open_task
 from rungs.tasks.task import Task
 
-COUNT = 2000
+COUNT = 400
 """Training pairs in these tests."""
 ALPHABETS = {name: task.alphabet for name, task in BUILT_IN.items()}
 
@@ -102,7 +102,7 @@ def test_validation_prompts_are_those_of_reinforcement_learning(place: Path) -> 
     ]
 
 
-@pytest.mark.parametrize("percent", [0, 20, 50, 100])
+@pytest.mark.parametrize("percent", [20, 100])
 def test_the_share_of_worked_answers(
     percent: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,11 +111,6 @@ def test_the_share_of_worked_answers(
     worked = sum(not answer.startswith("=") for answer in answers) / COUNT
     deviation = (percent / 100 * (1 - percent / 100) / COUNT) ** 0.5
     assert worked == pytest.approx(percent / 100, abs=4 * deviation)
-
-
-def test_settings_reach_the_task(place: Path) -> None:
-    dataset = open_dataset("parity-pairs", place)
-    assert {len(prompt) for prompt, _ in texts(dataset, "train")} == {len("0" * 16 + ":")}
 
 
 # Files

@@ -41,12 +41,6 @@ def test_safetensors_and_we_read_the_written_pairs(path: Path) -> None:
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
-def test_text_has_no_pairs(path: Path) -> None:
-    with token_file.TokenWriter(path, "U16") as writer:
-        writer.append([3, 1])
-    assert token_file.TokenFile(path).bounds is None
-
-
 def test_the_file_format_has_not_changed(path: Path) -> None:
     """A run checks its tokens' checksum, also if the dataset was built again."""
     with token_file.TokenWriter(path, "U16") as writer:
@@ -64,12 +58,6 @@ def test_slices_are_plain_read_only_arrays(path: Path) -> None:
     assert len(tokens[5:5]) == 0
     with pytest.raises(ValueError, match="read-only"):
         tokens[:3][0] = 1
-
-
-def test_a_header_of_any_length_is_read(path: Path) -> None:
-    for pad in range(9):
-        save_file({"tokens": np.arange(9, dtype=np.uint32)}, path, {"note": "x" * pad})
-        np.testing.assert_array_equal(token_file.TokenFile(path).tokens[:], np.arange(9))
 
 
 def test_a_failed_write_leaves_no_valid_file(path: Path) -> None:
