@@ -6,7 +6,6 @@
     tracking_feed   a process per tracker that sends it the run, each step once
     alerts          the events of a run, and its stalls
     hooks           `--on-event`: tells commands and webhooks
-    webhook         the program that sends an event to a webhook
     supervisor      `--supervise`: restarts training after a crash
 
 To add a tracker, write a function that takes a `TrackedRun` and returns a `Tracker`. Add it to

@@ -3,7 +3,6 @@ its `mirror.json`, which identifies the run."""
 
 import contextlib
 import functools
-import time
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, Self
@@ -33,9 +32,6 @@ class MirrorFolder:
 
         if ":" in url.partition("/")[0] and "://" not in url:  # not shown: may hold a password
             raise UserError("--mirror: has ':' but is no URL; write s3://…, sftp://… or ./FOLDER")
-        self.progress_at = time.monotonic()
-        """When an upload last made progress, on the monotonic clock, in seconds."""
-        self._progress = fsspec.Callback(hooks={"progress": self._note_progress})
         _, separator, place = url.partition("://")
         if separator and not place.strip("/"):
             raise UserError(f"--mirror {url}: names no folder, as with a variable that is not set")
@@ -44,9 +40,6 @@ class MirrorFolder:
         self._is_local = protocol in ("file", "local")
         with self._unknown_place():
             fsspec.get_filesystem_class(protocol)
-
-    def _note_progress(self, *_: object, **__: object) -> None:
-        self.progress_at = time.monotonic()
 
     @contextlib.contextmanager
     def _unknown_place(self) -> Iterator[None]:
@@ -140,7 +133,7 @@ class MirrorFolder:
         for path in sorted(paths, key=lambda path: path.name == META_FILE):
             target = self._at(path.relative_to(folder).as_posix())
             partial = target + _PARTIAL if self._is_local else target  # object stores need none
-            self._files.put_file(str(path), partial, callback=self._progress)
+            self._files.put_file(str(path), partial)
             if self._is_local:
                 disk.put_in_place(Path(partial), Path(target))
 

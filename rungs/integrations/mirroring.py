@@ -22,8 +22,6 @@ from rungs.integrations.mirror_folder import CHECKPOINTS, MirrorFolder, MirrorRe
 from rungs.run.folder import RunFolder
 
 _TRIES_AT_END = 3
-_SECONDS_AT_END = 1800.0
-"""How long the end of a run waits for a stalled upload."""
 STAGED = ".mirror"
 """Folder in the run folder for files being uploaded: hard links to a checkpoint, so that retention
 can't delete it, and copies of files that training writes to."""
@@ -58,13 +56,8 @@ class Mirroring:
         self._thread.join(1.0)
         if self._thread.is_alive():
             log.info("copying the rest to %s; Ctrl-C leaves without it", self._url)
-        ended_at = time.monotonic()
         while self._thread.is_alive():
             self._thread.join(1.0)
-            progress_at = max(self._copier.mirror.progress_at, ended_at)
-            if time.monotonic() - progress_at > _SECONDS_AT_END:
-                log.warning("%s: no upload gets through; ended without the rest", self._url)
-                return
 
     def _work(self) -> None:
         failures = 0
@@ -233,7 +226,13 @@ def restore_if_empty(
     needed."""
     mirror = MirrorFolder(url)
     with _failures(run, mirror):
-        _refuse_place(run, mirror)
+        if mirror.local_path is not None:
+            here, there = run.path.resolve(), mirror.local_path.resolve()
+            if there.is_relative_to(here) or here.is_relative_to(there):
+                raise UserError(
+                    f"--mirror {mirror.url}: is inside the run folder, or the run folder inside"
+                    " it; name another folder, best on another disk"
+                )
     if not _is_empty(run):
         try:
             check_same_run(run, mirror)
@@ -267,18 +266,6 @@ def restore_if_empty(
 
 def _is_empty(run: RunFolder) -> bool:
     return not checkpoint_folder.checkpoint_folders(run.checkpoints)
-
-
-def _refuse_place(run: RunFolder, mirror: MirrorFolder) -> None:
-    """Raise UserError if the mirror contains the run folder or is inside it."""
-    if mirror.local_path is None:
-        return
-    here, there = run.path.resolve(), mirror.local_path.resolve()
-    if here.is_relative_to(there) or there.is_relative_to(here):
-        raise UserError(
-            f"--mirror {mirror.url}: is inside the run folder, or the run folder inside it; name"
-            " another folder, best on another disk"
-        )
 
 
 @contextlib.contextmanager
@@ -320,8 +307,6 @@ class _Restoring:
         size = sum(self._files[file] for files in wanted.values() for file in files)
         log.info("%s: restoring it from %s, %.3g GB", self._run.path, self._mirror.url, size / 1e9)
         disk.check_free_space(self._run.path, "what its mirror has", size)
-        if self._staged.is_symlink():
-            self._staged.unlink()
         self._staged.mkdir(exist_ok=True)
         valid = [name for name, files in wanted.items() if self._download(name, files)]
         if not valid:
@@ -355,22 +340,16 @@ class _Restoring:
         """Restore the files outside the run's checkpoints."""
         record = MirrorRecord.of_mirror(self._mirror)
         assert record is not None  # see `restore_if_empty`
-        for name in list(filter(self._is_restored, filter(mirror_folder.is_mirrored, self._files))):
+        for name in filter(mirror_folder.is_mirrored, self._files):
             target = self._run.path / name
+            is_record = any(target.is_relative_to(record) for record in self._run.records)
+            if target.exists() and not is_record:  # the user's configs and other files are kept
+                continue
             self._mirror.download(name, self._staged / name)
             target.parent.mkdir(parents=True, exist_ok=True)
             disk.put_in_place(self._staged / name, target)
             record.copied[name] = MirrorRecord.version(target)
         record.write(self._run.path)
-
-    def _is_restored(self, name: str) -> bool:
-        """Whether to restore a file: the user's configs and other files in the run folder are kept,
-        and nothing is written through links."""
-        target = self._run.path / name
-        if not target.parent.resolve().is_relative_to(self._run.path.resolve()):
-            return False
-        is_record = any(target.is_relative_to(record) for record in self._run.records)
-        return is_record or not target.exists()
 
 
 def _damage(checkpoint: Path) -> str:

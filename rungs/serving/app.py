@@ -1,7 +1,6 @@
 """The server: its routes, limits and keys, from start to the last answer."""
 
 import asyncio
-import contextlib
 import functools
 import hmac
 import json
@@ -22,16 +21,17 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
 from rungs.common.errors import UserError, did_you_mean, reason
-from rungs.serving.answering import Answer, ClientGoneError, FailedError, event_lines
+from rungs.serving.answering import Answer, FailedError, event_lines
 from rungs.serving.engine import Engine, QueueFullError
 from rungs.serving.protocol import Body, ChatBody, CompletionBody, error_json, problems
 from rungs.serving.served import Served
 
 PAGE = Path(__file__).with_name("chat.html")
 _SECONDS_BETWEEN_REQUESTS = 5
+_SECONDS_BETWEEN_LOOKS = 0.5
+"""How often to look whether the client is still there."""
 _MOST_CONNECTIONS = 512
 _BACKLOG = 128
 """New connections that wait to be accepted, which happens to all of them at once."""
@@ -41,8 +41,6 @@ class Limits(NamedTuple):
     """What one client may take."""
 
     body_bytes: int = 1 << 20
-    body_seconds: float = 10.0
-    """How long the body of a request may take to arrive."""
     answer_seconds: float = 300.0
     """How long the whole answer may take."""
     new_tokens: int | None = None
@@ -79,8 +77,12 @@ class App:
             endpoint = self._keyed(functools.partial(self._answer, kind=kind))
             routes.append(Route(f"/v1/{path}", endpoint, methods=["POST"]))
         trusted = [Middleware(TrustedHostMiddleware, allowed_hosts=hosts)] if hosts else []
-        handlers = {HTTPException: self._http_error, ClientDisconnect: self._gone}
-        self.asgi = Starlette(routes=routes, middleware=trusted, exception_handlers=handlers)  # type: ignore[arg-type]
+        handlers: dict[Any, Any] = {
+            Refusal: lambda _, it: failure(it.status_code, it.detail, it.code, it.headers),
+            HTTPException: lambda _, it: failure(it.status_code, it.detail),
+            ClientDisconnect: lambda *_: Response(),
+        }
+        self.asgi = Starlette(routes=routes, middleware=trusted, exception_handlers=handlers)
 
     def _keyed(
         self, answer: Callable[[Request], Awaitable[Response]]
@@ -93,7 +95,7 @@ class App:
             is_right = hmac.compare_digest(given.strip().encode(), own)
             if own and not (is_right and scheme.lower() == "bearer"):
                 hint = "send the server's key: Authorization: Bearer KEY"
-                return failure(status.HTTP_401_UNAUTHORIZED, hint, "invalid_api_key")
+                raise Refusal(status.HTTP_401_UNAUTHORIZED, hint, "invalid_api_key")
             return await answer(request)
 
         return checked
@@ -113,7 +115,8 @@ class App:
 
     async def _show_model(self, request: Request) -> Response:
         name = request.path_params["name"]
-        return JSONResponse(self._described(name)) if name in self._models else self._no_model(name)
+        self._find(name)
+        return JSONResponse(self._described(name))
 
     def _described(self, name: str) -> dict[str, Any]:
         model = self._models[name]
@@ -127,53 +130,51 @@ class App:
             "weights": model.step,
         }
 
-    def _no_model(self, name: str) -> Response:
-        known = ", ".join(self._models)
-        hint = did_you_mean(name, self._models, f"this server has {known}")
-        return failure(status.HTTP_404_NOT_FOUND, f"model: no {name!r}; {hint}", "model_not_found")
+    def _find(self, name: str) -> Served:
+        """Return a model. Raises Refusal."""
+        if name not in self._models:
+            hint = did_you_mean(name, self._models, f"this server has {', '.join(self._models)}")
+            text = f"model: no {name!r}; {hint}"
+            raise Refusal(status.HTTP_404_NOT_FOUND, text, "model_not_found")
+        return self._models[name]
 
     async def _answer(self, request: Request, kind: type[Body]) -> Response:
         answer = await self._begun(request, kind)
-        if isinstance(answer, Response):  # it was refused
-            return answer
         if answer.is_streamed:
-            return _Stream(answer, self._lines(request, answer))
-        return await self._whole(request, answer)
-
-    async def _begun(self, request: Request, kind: type[Body]) -> Answer | Response:
-        """Return what the engine has begun, or why it hasn't."""
+            headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+            lines = self._lines(answer)
+            return StreamingResponse(lines, media_type="text/event-stream", headers=headers)
+        whole = asyncio.create_task(answer.whole())
         try:
-            async with asyncio.timeout(self.limits.body_seconds):
-                content = await self._read(request)
-            body = kind.model_validate(json.loads(content))
-            if body.model not in self._models:
-                return self._no_model(body.model)
-            model = self._models[body.model]
+            async with asyncio.timeout(self.limits.answer_seconds):
+                while not (await asyncio.wait([whole], timeout=_SECONDS_BETWEEN_LOOKS))[0]:
+                    if await request.is_disconnected():
+                        return Response()
+            return JSONResponse(whole.result())
+        except (TimeoutError, FailedError) as error:
+            return failure(*self._problem(error))
+        finally:
+            whole.cancel()
+
+    async def _begun(self, request: Request, kind: type[Body]) -> Answer:
+        """Return what the engine has begun. Raises Refusal."""
+        try:
+            body = kind.model_validate(json.loads(await self._read(request)))
+            model = self._find(body.model)
             prompts = await asyncio.to_thread(model.prompts, body)
             self._check(model, body, prompts)
             answer = Answer(model, body, prompts)
             self._engine.submit(body.model, answer.texts)
-        except TimeoutError:
-            return failure(status.HTTP_408_REQUEST_TIMEOUT, "the request took too long to arrive")
         except pydantic.ValidationError as error:
-            return failure(status.HTTP_400_BAD_REQUEST, problems(error))
+            raise Refusal(status.HTTP_400_BAD_REQUEST, problems(error)) from None
         except RecursionError:
-            return failure(status.HTTP_400_BAD_REQUEST, "the request is nested too deeply")
+            raise Refusal(status.HTTP_400_BAD_REQUEST, "it is nested too deeply") from None
         except ValueError as error:
-            return failure(status.HTTP_400_BAD_REQUEST, reason(error))
+            raise Refusal(status.HTTP_400_BAD_REQUEST, reason(error)) from None
         except QueueFullError:
-            busy = "too many requests wait; try again"
-            return failure(status.HTTP_429_TOO_MANY_REQUESTS, busy, headers={"Retry-After": "1"})
+            busy, headers = "too many requests wait; try again", {"Retry-After": "1"}
+            raise Refusal(status.HTTP_429_TOO_MANY_REQUESTS, busy, headers=headers) from None
         return answer
-
-    async def _whole(self, request: Request, answer: Answer) -> Response:
-        try:
-            async with asyncio.timeout(self.limits.answer_seconds):
-                return JSONResponse(await answer.whole(request.is_disconnected))
-        except ClientGoneError:
-            return Response()
-        except (TimeoutError, FailedError) as error:
-            return failure(*self._problem(error))
 
     def _problem(self, error: TimeoutError | FailedError) -> tuple[int, str]:
         """Return the status and message of an answer that failed."""
@@ -204,37 +205,29 @@ class App:
         if self.limits.new_tokens is not None and most > self.limits.new_tokens:
             raise UserError(f"max_tokens: {most} is more than {self.limits.new_tokens}")
 
-    async def _lines(self, request: Request, answer: Answer) -> AsyncIterator[str]:
+    async def _lines(self, answer: Answer) -> AsyncIterator[str]:
         """Yield the events of a streamed answer."""
-        with contextlib.suppress(ClientGoneError):
-            try:
-                async with asyncio.timeout(self.limits.answer_seconds):
-                    async for event in answer.events(request.is_disconnected):
-                        yield event_lines(event)
-                yield "data: [DONE]\n\n"
-            except (TimeoutError, FailedError) as error:
-                yield event_lines(error_json(self._problem(error)[1], "server_error"))
-
-    async def _http_error(self, _: Request, error: HTTPException) -> Response:
-        return failure(error.status_code, error.detail)
-
-    async def _gone(self, _: Request, __: ClientDisconnect) -> Response:
-        return Response()
-
-
-class _Stream(StreamingResponse):
-    """The events of an answer, which nobody waits for once they end, or if they never began."""
-
-    def __init__(self, answer: Answer, lines: AsyncIterator[str]) -> None:
-        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        super().__init__(lines, media_type="text/event-stream", headers=headers)
-        self._answer = answer
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self._answer.forget()
+            async with asyncio.timeout(self.limits.answer_seconds):
+                async for event in answer.events():
+                    yield event_lines(event)
+            yield "data: [DONE]\n\n"
+        except (TimeoutError, FailedError) as error:
+            yield event_lines(error_json(self._problem(error)[1], "server_error"))
+
+
+class Refusal(HTTPException):
+    """A request that is not answered, and why."""
+
+    def __init__(
+        self,
+        http_status: int,
+        message: str,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(http_status, message, headers)
+        self.code = code
 
 
 def failure(

@@ -203,7 +203,6 @@ class CompletionBody(Body):
                 "tokens": [it.name for it in log_probs],
                 "token_logprobs": [it.log_prob for it in log_probs],
                 "top_logprobs": likely if self.logprobs else None,
-                "text_offset": [it.offset for it in log_probs],
             }
         return {"text": text, "logprobs": found}
 
@@ -262,21 +261,19 @@ class TokenLogProbs(NamedTuple):
     log_prob: float | None
     """None for the first token of a prompt."""
     top: list[tuple[str, float, bytes]] | None
-    offset: int
-    """Characters before it."""
 
     @classmethod
     def of(
-        cls, tokenizer: Tokenizer, token: int, found: LogProbs | None, likely: int, offset: int
+        cls, tokenizer: Tokenizer, token: int, found: LogProbs | None, likely: int
     ) -> "TokenLogProbs":
         """Describe a token of a text."""
         name, content = token_text(tokenizer, token)
         if found is None:
-            return cls(name, content, None, None, offset)
+            return cls(name, content, None, None)
         pairs = zip(found.top_ids_K[:likely], found.top_K[:likely], strict=True)
         texts = ((token_text(tokenizer, int(number)), float(value)) for number, value in pairs)
         top = [(text, value, content) for (text, content), value in texts]
-        return cls(name, content, float(found.of_token), top, offset)
+        return cls(name, content, float(found.of_token), top)
 
 
 def token_text(tokenizer: Tokenizer, token: int) -> tuple[str, bytes]:

@@ -3,7 +3,7 @@ checkpoint of its run."""
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, NoReturn
 
@@ -22,8 +22,6 @@ from rungs.serving.protocol import Body, ChatBody, CompletionBody
 
 SECONDS_BETWEEN_LOOKS = 2.0
 """How often to ask whether a run has a new checkpoint."""
-_MOST_CHARACTERS_PER_TOKEN = 256
-"""More than a published tokenizer has, even for spaces."""
 
 
 class Loading(NamedTuple):
@@ -99,7 +97,15 @@ class Served:
 
     def prompts(self, body: Body) -> list[list[int]]:
         """Return the token ids of a request's prompts. Raises UserError if they don't fit."""
-        prompts = self._chat(body) if isinstance(body, ChatBody) else self._texts(body)
+        if isinstance(body, ChatBody):
+            if self.form is None:
+                raise UserError("this model has no chat template; use /v1/completions")
+            text = self.form.template.render(body.conversation(), add_generation_prompt=True)
+            prompts = [self.form.tokenizer.encode(text)]
+        else:
+            assert isinstance(body, CompletionBody)
+            encode = self.tokenizer.encode_beginning
+            prompts = [encode(p) if isinstance(p, str) else p for p in body.prompts()]
         if body.asked_tokens == 0 and not body.is_echoed:
             raise UserError("max_tokens: 0 needs echo")
         for prompt in prompts:
@@ -122,29 +128,6 @@ class Served:
             return body.asked_tokens
         fits = self.context_length + 1 - len(prompt)
         return min(fits, body.usual_tokens or fits)
-
-    def _texts(self, body: Body) -> list[list[int]]:
-        assert isinstance(body, CompletionBody)
-        return [
-            self._encoded(each, self.tokenizer.encode_beginning) if isinstance(each, str) else each
-            for each in body.prompts()
-        ]
-
-    def _chat(self, body: ChatBody) -> list[list[int]]:
-        if self.form is None:
-            raise UserError("this model has no chat template; use /v1/completions")
-        text = self.form.template.render(body.conversation(), add_generation_prompt=True)
-        return [self._encoded(text, self.form.tokenizer.encode)]
-
-    def _encoded(self, text: str, encode: Callable[[str], list[int]]) -> list[int]:
-        """Return a text's tokens. Raises UserError if it is too long to try, which would take
-        memory: hundreds of bytes a character."""
-        if len(text) > _MOST_CHARACTERS_PER_TOKEN * (self.context_length + 1):
-            raise UserError(
-                f"the prompt's {len(text):,} characters are more than the model's context of"
-                f" {self.context_length} tokens"
-            )
-        return encode(text)
 
 
 def _kind(weights: Weights) -> tuple[object, ...]:

@@ -18,7 +18,7 @@ from tests.support.long import long_except
 from tests.support.published_models import MODELS
 from tests.support.tiny_model import random_model, random_tokens
 
-QUICK = ("gpt2", "a-to-a", "norm-after", "no-residual", "llama-3", "mixtral", "gemma-2")
+QUICK = ("a-to-a", "mixtral", "gemma-2")
 
 
 def in_float64(model: rungs.GPT) -> dict[str, np.ndarray]:
@@ -104,7 +104,7 @@ def check_contributions(
             assert_close(parts.feed_forward_LBS[layer, row], expected[f"feed_forward {layer}"])
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2", "gemma3"])
+@pytest.mark.parametrize("name", long_except(["gemma2"], ["gpt2", "llama", "gemma2", "gemma3"]))
 def test_it_is_what_transformers_computes(name: str, tmp_path: Path) -> None:
     target = tmp_path / "run"
     assert run_script("pretrained.py", "import", MODELS / name, target).returncode == 0

@@ -1,5 +1,6 @@
 """`rungs.patch`: activations change where they should, and nowhere else."""
 
+import functools
 from typing import Any
 
 import jax
@@ -18,16 +19,21 @@ NAMES = ("gpt2", "norm-after", "gemma-2", "mixtral")
 PLACES = ("residual", "attention", "head 1", "feed-forward")
 
 
+@functools.cache
 def model_of(name: str) -> rungs.GPT:
     return random_model(**VARIANTS[name] | {"n_layers": LAYERS})
+
+
+@nnx.jit
+def logits(model: rungs.GPT, tokens_BS: Any) -> Any:
+    return model(tokens_BS)
 
 
 @pytest.mark.parametrize("name", long_except(["gpt2"], NAMES))
 def test_functions_that_change_nothing_change_no_bit(name: str) -> None:
     model, tokens_BS = model_of(name), jnp.asarray(random_tokens(2, 7))
     places = {f"layer {n} {place}": lambda x: x for n in range(LAYERS) for place in PLACES}
-    expected = nnx.jit(lambda model: model(tokens_BS))(model)
-    found = nnx.jit(lambda model: model(tokens_BS))(rungs.patch(model, places))
+    expected, found = (logits(one, tokens_BS) for one in (model, rungs.patch(model, places)))
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
@@ -45,8 +51,8 @@ def test_a_function_gets_and_replaces_its_activation(name: str, place: str) -> N
     np.testing.assert_allclose(found.at(first), before.at(first), rtol=1e-4, atol=1e-5)
     assert not np.allclose(found.at("layer 2 residual"), before.at("layer 2 residual"))
     if place == "residual":
-        logits_BSV = patched(jnp.asarray(tokens_BS))
-        np.testing.assert_allclose(logits_BSV, model(jnp.asarray(others_BS)), atol=1e-4)
+        found_BSV = logits(patched, jnp.asarray(tokens_BS))
+        np.testing.assert_allclose(found_BSV, logits(model, jnp.asarray(others_BS)), atol=1e-4)
 
 
 def test_an_ablated_head_is_one_without_its_output_projection() -> None:
@@ -57,8 +63,10 @@ def test_an_ablated_head_is_one_without_its_output_projection() -> None:
     assert without.blocks is not None
     kernel = without.blocks.attention.output.kernel
     kernel.set_value(kernel.get_value().at[1, 1].set(0))
-    np.testing.assert_allclose(ablated(tokens_BS), without(tokens_BS), rtol=1e-5, atol=1e-6)
-    assert not np.allclose(ablated(tokens_BS), model(tokens_BS))
+    np.testing.assert_allclose(
+        logits(ablated, tokens_BS), logits(without, tokens_BS), rtol=1e-5, atol=1e-6
+    )
+    assert not np.allclose(logits(ablated, tokens_BS), logits(model, tokens_BS))
 
 
 def test_an_output_is_that_of_its_own_norm() -> None:
@@ -71,17 +79,19 @@ def test_an_output_is_that_of_its_own_norm() -> None:
     assert larger.blocks.attention_output_norm is not None
     scale: Any = larger.blocks.attention_output_norm.scale
     scale.set_value(scale.get_value().at[1].set(1 + 2 * scale.get_value()[1]))
-    np.testing.assert_allclose(doubled(tokens_BS), larger(tokens_BS), rtol=1e-4, atol=1e-5)
-    assert not np.allclose(doubled(tokens_BS), model(tokens_BS))
+    np.testing.assert_allclose(
+        logits(doubled, tokens_BS), logits(larger, tokens_BS), rtol=1e-4, atol=1e-5
+    )
+    assert not np.allclose(logits(doubled, tokens_BS), logits(model, tokens_BS))
 
 
 def test_the_model_itself_is_unchanged() -> None:
     model, tokens_BS = model_of("gpt2"), jnp.asarray(random_tokens(2, 7))
-    graph, before = nnx.graphdef(model), model(tokens_BS)
+    graph, before = nnx.graphdef(model), logits(model, tokens_BS)
     rungs.look(rungs.patch(model, {"layer 0 residual": jnp.zeros_like}), tokens_BS)
     rungs.look(model, tokens_BS)
     assert nnx.graphdef(model) == graph
-    np.testing.assert_array_equal(model(tokens_BS), before)
+    np.testing.assert_array_equal(logits(model, tokens_BS), before)
 
 
 @pytest.mark.parametrize("place", ["residual", "head 1"])
@@ -98,10 +108,11 @@ def test_losses_gradients_and_generation_follow() -> None:
     model, tokens_BS = model_of("gpt2"), jnp.asarray(random_tokens(2, 7))
     zeros = {f"layer {n} residual": jnp.zeros_like for n in range(LAYERS)}
     patched = rungs.patch(model, zeros)
-    uniform = patched(tokens_BS)[0, 0]
+    uniform = logits(patched, tokens_BS)[0, 0]
     expected = -jax.nn.log_softmax(uniform)[tokens_BS]
-    np.testing.assert_allclose(patched.losses(tokens_BS, tokens_BS), expected, rtol=1e-5)
-    gradient = nnx.grad(lambda model: model(tokens_BS)[..., 0].sum())(patched)
+    losses_BS = nnx.jit(lambda model: model.losses(tokens_BS, tokens_BS))(patched)
+    np.testing.assert_allclose(losses_BS, expected, rtol=1e-5)
+    gradient = nnx.jit(nnx.grad(lambda model: model(tokens_BS)[..., 0].sum()))(patched)
     assert not gradient["token_embedding"]["embedding"][...].any()
     assert gradient["head"]["kernel"][...].any() or gradient["final_norm"]["bias"][...].any()
     [text] = rungs.Generator(patched).generate([[1, 2, 3]], rungs.Request(4))

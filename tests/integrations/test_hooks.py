@@ -2,7 +2,6 @@
 
 import base64
 import contextlib
-import itertools
 import json
 import shlex
 import socket
@@ -138,12 +137,6 @@ def reset(connection: socket.socket) -> None:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
-def drip(connection: socket.socket) -> None:
-    for byte in itertools.cycle(b"HTTP/1.1 200 OK\r\nX: "):
-        connection.sendall(bytes([byte]))
-        time.sleep(0.05)
-
-
 def test_a_webhook_whose_connection_is_reset_is_tried_again(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,19 +148,6 @@ def test_a_webhook_whose_connection_is_reset_is_tried_again(
     assert caplog.records == []
     assert len(server.received) == 2
     assert base64.b64encode(b"user:pass word") in server.received[1]
-
-
-def test_a_webhook_that_answers_slowly_has_a_deadline(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(hooks, "_DELAYS", (0.0,))
-    monkeypatch.setattr(hooks, "_SECONDS_PER_TRY", 2.0)
-    told = Hooks([f"http://{Server(drip).host}/hook"])
-    told.tell({"event": "finish"})
-    told.finish()
-    assert [record.getMessage().partition(": ")[2] for record in caplog.records] == [
-        "took longer than 2 s"
-    ]
 
 
 def test_a_hook_that_hangs_does_not_keep_the_process() -> None:

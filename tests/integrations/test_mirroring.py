@@ -10,7 +10,7 @@ import pytest
 
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.config.run_config import load_run
-from rungs.integrations.mirroring import Copier, Mirroring, restore_if_empty
+from rungs.integrations.mirroring import Mirroring, restore_if_empty
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.training.dataset_learner import on_datasets
 from rungs.training.start import launch
@@ -69,19 +69,6 @@ def test_the_end_of_a_run_gives_up_on_a_mirror_that_stays_unreachable(
         pass
     assert messages.text.count("trying again") == 2
     assert "no route to host; the mirror is not complete" in messages.text
-
-
-def test_the_end_of_a_run_does_not_wait_for_a_mirror_that_hangs(
-    run: RunFolder,
-    failing: str,
-    messages: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("rungs.integrations.mirroring._SECONDS_AT_END", 0.1)
-    monkeypatch.setattr(Copier, "copy", lambda *_, **__: time.sleep(60))
-    with Mirroring(run, failing, keep=-1):
-        pass
-    assert "no upload gets through; ended without the rest" in messages.text
 
 
 def test_another_run_is_not_overwritten(

@@ -47,7 +47,7 @@ def answering(models: dict[str, Path]) -> Iterator[Answering]:
     served = {name: Served(str(place), Loading()) for name, place in models.items()}
     generators = {name: model.load() for name, model in served.items()}
     engine = Engine(generators, ROWS, most_waiting=32)
-    limits = Limits(body_bytes=20_000, body_seconds=2, answer_seconds=300, texts=ROWS)
+    limits = Limits(body_bytes=20_000, answer_seconds=300, texts=ROWS)
     listener = listen("127.0.0.1", 0)
     server = make_server(App(served, engine, limits, KEY, None), engine)
     engine.start()

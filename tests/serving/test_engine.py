@@ -5,7 +5,6 @@ import queue
 
 import jax
 import jax.numpy as jnp
-import pytest
 from flax import nnx
 
 from rungs.model.generation import Generator
@@ -15,27 +14,31 @@ from rungs.serving.slots import LogProbs
 from tests.support.tiny_model import random_model
 
 
-def delivered(factor: float, new_tokens: int, scores_prompt: bool) -> Delivery:
-    """Return the last delivery of a text, by a model with larger weights."""
+def delivered(factor: float, asked: list[tuple[int, bool]]) -> list[Delivery]:
+    """Return the last delivery of texts by a model with larger weights. Of each is asked how many
+    tokens are new, and whether its prompt is scored."""
     model = random_model(context_length=32)
     nnx.update(model, jax.tree.map(lambda array: array * factor, nnx.state(model, nnx.Param)))
     engine = Engine({"m": NamedGenerator("w", Generator(model))}, 2, 4)
-    found: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
     engine.start()
-    engine.submit("m", [Text([1, 2, 3], GREEDY, 0, 0, new_tokens, True, scores_prompt, found.put)])
-    while not (last := found.get(timeout=300)).finish:
-        pass
+    last = []
+    for new, is_scored in asked:
+        found: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
+        engine.submit("m", [Text([1, 2, 3], GREEDY, 0, 0, new, True, is_scored, found.put)])
+        while not (delivery := found.get(timeout=300)).finish:
+            pass
+        last.append(delivery)
     engine.end()
     assert engine.error is None
     return last
 
 
-@pytest.mark.parametrize(("new_tokens", "scores_prompt"), [(0, True), (2, True), (2, False)])
-def test_logits_that_are_nan_end_a_text(new_tokens: int, scores_prompt: bool) -> None:
-    last = delivered(1e25, new_tokens, scores_prompt)
-    assert (last.finish, last.problem) == ("failed", "the model's logits are NaN")
-    assert not last.log_probs
-    assert delivered(1, new_tokens, scores_prompt).finish == "length"
+def test_logits_that_are_nan_end_a_text() -> None:
+    asked = [(0, True), (2, True), (2, False)]
+    for last in delivered(1e25, asked):
+        assert (last.finish, last.problem) == ("failed", "the model's logits are NaN")
+        assert not last.log_probs
+    assert [last.finish for last in delivered(1, asked)] == ["length"] * 3
 
 
 def test_a_log_probability_is_a_number_of_json() -> None:

@@ -1,5 +1,6 @@
 """The server as its clients see it: OpenAI's, ordinary and hostile ones."""
 
+import functools
 import gc
 import json
 import math
@@ -14,13 +15,14 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import openai
 import pytest
+from flax import nnx
 
-from rungs.checkpointing.load import load_generator, load_token_generator, load_tokenizer
+from rungs.checkpointing.load import load_generator, load_model, load_tokenizer
 from rungs.common.errors import UserError
-from rungs.model.generation import Request
 from rungs.model.sampling import Sampling
 from rungs.serving import app
 from rungs.serving.served import Loading, Served, names_of
@@ -38,10 +40,15 @@ SAME: dict[str, Any] = {
 }
 
 
-def expected_texts(model: Path, samples: int = 1, prompt: str = PROMPT) -> list[str]:
+generator_of = functools.cache(load_generator)
+
+
+@functools.cache
+def expected_texts(
+    model: Path, samples: int = 1, prompt: str = PROMPT, tokens: int = NEW
+) -> list[str]:
     """Return the texts that `generate.py` makes for the same request."""
-    generator = load_generator(model)
-    return generator.continue_texts([prompt] * samples, NEW, SAMPLED, seed=5)
+    return generator_of(model).continue_texts([prompt] * samples, tokens, SAMPLED, seed=5)
 
 
 def eventually(is_so: Callable[[], bool]) -> bool:
@@ -88,7 +95,7 @@ def test_a_stream_has_the_same_text(answering: Answering, models: dict[str, Path
 def test_many_clients_at_once_get_their_own_texts(
     answering: Answering, models: dict[str, Path]
 ) -> None:
-    prompts = [PROMPT * (1 + n % 3) + str(n) for n in range(10)]
+    prompts = [PROMPT * (1 + n % 3) + str(n) for n in range(6)]
     keys = SAME | {"max_tokens": 12}
 
     def ask(prompt: str) -> str:
@@ -96,9 +103,8 @@ def test_many_clients_at_once_get_their_own_texts(
 
     with ThreadPoolExecutor(len(prompts)) as pool:
         found = list(pool.map(ask, prompts))
-    generator = load_generator(models["base"])
     for prompt, text in zip(prompts, found, strict=True):
-        assert [text] == generator.continue_texts([prompt], 12, SAMPLED, seed=5)
+        assert [text] == expected_texts(models["base"], prompt=prompt, tokens=12)
     assert eventually(lambda: answering.engine.running == 0)
 
 
@@ -148,12 +154,12 @@ def test_an_echo_scores_the_prompt(answering: Answering, models: dict[str, Path]
     found = answer.choices[0].logprobs
     assert found is not None
     tokens = load_tokenizer(models["base"]).encode(PROMPT)
-    generator = load_token_generator(models["base"])
-    [new] = generator.generate([tokens], Request(1))
+    logits_SV = np.asarray(nnx.jit(load_model(models["base"]))(jnp.array([tokens])))[0]
     assert len(found.tokens or []) == len(tokens) + 1
     assert answer.choices[0].text.startswith(PROMPT)
-    logits = [generator.logits_after([[*tokens[: n + 1]]], 0)[0, 0] for n in range(len(tokens))]
-    for place, (row, token) in enumerate(zip(logits, [*tokens[1:], *new], strict=True)):
+    for place, (row, token) in enumerate(
+        zip(logits_SV, [*tokens[1:], logits_SV[-1].argmax()], strict=True)
+    ):
         log_probs = row - row.max()
         log_probs -= math.log(np.exp(log_probs).sum())
         assert (found.token_logprobs or [])[place + 1] == pytest.approx(log_probs[token], abs=1e-4)
@@ -232,29 +238,19 @@ def test_models_are_listed(answering: Answering) -> None:
 
 def test_a_client_that_leaves_frees_its_row(answering: Answering) -> None:
     endless = {"prompt": "a", "model": "base", "max_tokens": 60, "extra_body": {"ignore_eos": True}}
-    for _ in range(3):
-        for _ in range(ROWS + 2):
-            stream = answering.client.completions.create(**endless, stream=True)
-            next(iter(stream))
-            stream.close()
-        assert eventually(lambda: answering.engine.running == answering.engine.waiting == 0)
+    for _ in range(ROWS + 2):
+        stream = answering.client.completions.create(**endless, stream=True)
+        next(iter(stream))
+        stream.close()
+    head = f"Host: x\r\nAuthorization: Bearer {KEY}\r\nContent-Type: application/json\r\n"
+    content = json.dumps({"prompt": "a", "model": "base", "max_tokens": 60, "ignore_eos": True})
+    host, port = answering.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as leaving:
+        request = f"POST /v1/completions HTTP/1.1\r\n{head}Content-Length: {len(content)}\r\n"
+        leaving.sendall(f"{request}\r\n{content}".encode())
+    assert eventually(lambda: answering.engine.running == answering.engine.waiting == 0)
     answer = answering.client.completions.create(prompt=PROMPT, **SAME)
     assert answer.choices[0].text
-
-
-def test_slow_clients_are_cut_off_and_others_served(answering: Answering) -> None:
-    host, port = answering.url.removeprefix("http://").split(":")
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"
-    slow = [socket.create_connection((host, int(port))) for _ in range(20)]
-    for each in slow:
-        each.sendall(
-            (head + "Content-Type: application/json\r\nContent-Length: 99\r\n\r\n{").encode()
-        )
-    assert answering.client.completions.create(prompt=PROMPT, **SAME).choices[0].text
-    for each in slow:
-        each.settimeout(30)
-        assert each.recv(15) == b"HTTP/1.1 408 Re"
-        each.close()
 
 
 def test_a_host_that_can_not_be_is_one_line() -> None:
@@ -293,8 +289,8 @@ def test_more_texts_than_may_wait_are_refused(answering: Answering) -> None:
             return error.response.headers["Retry-After"]
         return None
 
-    with ThreadPoolExecutor(24) as pool:
-        waits = list(pool.map(ask, range(24)))
+    with ThreadPoolExecutor(14) as pool:
+        waits = list(pool.map(ask, range(14)))
     assert set(waits) == {None, "1"}
 
 
@@ -324,10 +320,7 @@ def test_weights_that_no_text_has_are_freed_without_a_request(answering: Answeri
     for _ in range(3):
         replaced.append(weakref.ref(batches["base"][0]))
         answering.engine.replace("base", served.load())
-    deadline = time.monotonic() + 30
-    while len(batches["base"]) > 1 and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert len(batches["base"]) == 1
+    assert eventually(lambda: len(batches["base"]) == 1)
     gc.collect()
     assert not [one for one in replaced if one()]
 

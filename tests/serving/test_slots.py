@@ -1,5 +1,6 @@
 """Texts in rows of one program are those of `Generator`, whoever else is there."""
 
+import copy
 from collections.abc import Iterator
 
 import jax
@@ -15,8 +16,14 @@ from tests.support.tiny_model import random_model
 NEW = 20
 ARCHITECTURES = {
     "gpt2": {},
-    "llama": {"positions": "rope", "norm": "rms_norm", "n_heads": 4, "n_kv_heads": 2},
-    "windows": {"positions": "rope", "sliding_window": 8, "layer_pattern": ["sliding", "global"]},
+    "llama": {
+        "positions": "rope",
+        "norm": "rms_norm",
+        "n_heads": 4,
+        "n_kv_heads": 2,
+        "sliding_window": 8,
+        "layer_pattern": ["sliding", "global"],
+    },
 }
 SAMPLINGS = (
     GREEDY,
@@ -24,15 +31,12 @@ SAMPLINGS = (
     Sampling(temperature=1.0, top_p=0.9, min_p=0.02),
     Sampling(temperature=0.7, repetition_penalty=1.3),
     Sampling(repetition_penalty=1.5),
-    Sampling(temperature=2.0),
 )
-LENGTHS = (5, 1, 30, 17, 16, 40)
+LENGTHS = (5, 1, 30, 16, 17)
 
 
 @pytest.mark.parametrize(
-    ("name", "samplings"),
-    [("gpt2", SAMPLINGS), ("llama", SAMPLINGS[:1] * 6), ("windows", SAMPLINGS[:1] * 6)],
-    ids=lambda each: each if isinstance(each, str) else "",
+    ("name", "samplings"), [("gpt2", SAMPLINGS), ("llama", (GREEDY,) * 5)], ids=["gpt2", "llama"]
 )
 def test_texts_that_come_and_go_are_those_of_the_generator(
     name: str, samplings: tuple[Sampling, ...]
@@ -43,7 +47,8 @@ def test_texts_that_come_and_go_are_those_of_the_generator(
         (rng.integers(generator.decoder.config.vocab_size, size=length).tolist(), sampling, seed)
         for seed, (length, sampling) in enumerate(zip(LENGTHS, samplings, strict=True))
     ]
-    slots, found = Slots(generator, 4), list(run_in_turn(Slots(generator, 4), jobs))
+    slots = Slots(generator, 2)
+    found = list(run_in_turn(slots, jobs))
     assert slots.used == []
     for (prompt, sampling, seed), tokens in zip(jobs, found, strict=True):
         [expected] = generator.generate([prompt], Request(NEW, sampling, seed))
@@ -70,8 +75,8 @@ def run_in_turn(slots: Slots, jobs: list[tuple[list[int], Sampling, int]]) -> It
 
 
 def test_caches_have_about_the_room_that_texts_need() -> None:
-    generator = Generator(random_model(context_length=512))
-    slots, short, long = Slots(generator, 4), [1, 2, 3], list(range(1, 31)) * 11
+    generator = Generator(random_model(context_length=256))
+    slots, short, long = Slots(generator, 4), [1, 2, 3], list(range(1, 31)) * 6
     of_short = slots.join(short, row_key(0, 0), GREEDY)
     found = slots.add(MOST_TOKENS).ids_CR[:, of_short].tolist()
     shapes = [slots.shape]
@@ -81,7 +86,7 @@ def test_caches_have_about_the_room_that_texts_need() -> None:
     slots.leave(of_long)
     last = slots.add(MOST_TOKENS).ids_CR[:, of_short]
     shapes.append(slots.shape)
-    assert shapes == [(1, 64), (2, 512), (2, 64)]
+    assert shapes == [(1, 64), (2, 256), (2, 64)]
     [expected] = generator.generate([short], Request(3 * MOST_TOKENS))
     assert [*found, *both[:, of_short].tolist(), *last.tolist()] == expected
     assert both[:, of_long].tolist() == generator.generate([long], Request(MOST_TOKENS))[0]
@@ -108,8 +113,9 @@ def test_log_probabilities_are_those_of_the_model() -> None:
 
 
 def test_other_weights_have_rows_of_their_own() -> None:
-    first, second = (Generator(random_model(context_length=32)) for _ in range(2))
-    second.weights = jax.tree.map(lambda array: array * 1.5, second.weights)
+    first = Generator(random_model(context_length=32))
+    second = copy.copy(first)
+    second.weights = jax.tree.map(lambda array: array * 1.5, first.weights)
     old = Slots(first, 2)
     new = old.with_weights(second)
     request = Request(MOST_TOKENS)
