@@ -1,8 +1,8 @@
 """What sharing a step among devices costs: on paper, in compiled programs, and measured.
 
 For Llama's 1B and 8B shapes on 8 to 4,096 devices: the bytes that a device sends in a global step,
-by formula (`rungs/planning/communication.py`) and in the programs that XLA compiles for so many
-virtual CPU devices; the FLOPs of a step by the compiler's count and by formula; and when
+by the traced step (`rungs/planning/communication.py`) and in the programs that XLA compiles for so
+many virtual CPU devices; the FLOPs of a step by the compiler's count and by formula; and when
 communication takes longer than computing on real hardware. Then, on two virtual devices, the time
 of a sharded step compared with a plain one. Programs are compiled by processes of their own, two at
 a time, as each needs its own number of devices.
@@ -40,11 +40,11 @@ from benchmarks.side_process import failure
 from rungs.common.shown_text import align_columns
 from rungs.config.run_config import RunConfig
 from rungs.parallel.sharding import TENSOR, create_mesh
-from rungs.planning.communication import FLOAT32_BYTES, PlannedCollective, planned_collectives
+from rungs.planning.communication import PlannedCollective, planned_collectives
 from rungs.planning.compiled_step import lower_step
 from rungs.planning.flops import model_flops_per_token
 from rungs.planning.hardware import Hardware
-from rungs.planning.memory import bytes_per_device
+from rungs.planning.memory import FLOAT32_BYTES, bytes_per_device
 from rungs.step.state import AbstractModel, shapes_of
 
 MICROBATCHES = 8
@@ -91,15 +91,15 @@ def output_of(script: str, *arguments: int) -> str:
 
 
 def print_traffic(every_case: list[ScalingCase], programs: Programs) -> None:
-    """Print a line for each case: its state, and what it sends by formula and in its program."""
+    """Print a line for each case: its state, and what it sends as planned and in its program."""
     click.echo(f"""\
 GB that each device sends in a global step of A microbatches; a microbatch is one sequence of
 {SEQUENCE:,} tokens on each device along data, in bfloat16. State: weights, moments and gradients.
-Program: compiled for A={MICROBATCHES}, in so many seconds; ÷ formula counts weights outside of the
-layers as gathered once a step: XLA's CPU compiler moves that out of the loop over microbatches.
+Program: compiled for A={MICROBATCHES}, in so many seconds; XLA's CPU compiler gathers weights
+outside of the layers once a step, and not in each microbatch as is planned.
 """)
     columns = ("state", "A=1", f"A={MICROBATCHES}", "of it tensor's")
-    heading = ("", *columns, "program", "÷ formula", "seconds")
+    heading = ("", *columns, "program", "÷ planned", "seconds")
     rows = list(traffic_rows(every_case, programs))
     click.echo(align_columns([heading, *rows]))
     if programs:
@@ -121,16 +121,9 @@ def traffic_rows(
         program = ("", "", "")
         if case in programs:
             total = sum(size for _, _, size in programs[case]["sent"])
-            ratio, seconds = total / moved(as_compiled(sent)), programs[case]["seconds"]
-            program = (f"{total / 1e9:.2f}", f"{ratio:.7f}", f"{seconds:.1f}")
+            ratio, seconds = total / moved(sent), programs[case]["seconds"]
+            program = (f"{total / 1e9:.2f}", f"{ratio:.3f}", f"{seconds:.1f}")
         yield (str(case), *(f"{size / 1e9:.2f}" for size in sizes), *program)
-
-
-def as_compiled(sent: list[PlannedCollective]) -> list[PlannedCollective]:
-    """Count once the gathers that XLA's CPU compiler moves out of the loop over microbatches."""
-    return [
-        one._replace(runs_per_step=1) if one.purpose == "other weights" else one for one in sent
-    ]
 
 
 def print_flops() -> dict[str, float]:

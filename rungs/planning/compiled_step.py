@@ -124,6 +124,11 @@ def compile_step(config: RunConfig, hardware: Hardware) -> CompiledStep:
 
 def lower_step(config: RunConfig, mesh: Mesh) -> Any:
     """Return a run's largest step, traced without arrays, as a `jax.stages.Lowered`."""
+    return trace_step(config, mesh).lower()
+
+
+def trace_step(config: RunConfig, mesh: Mesh) -> Any:
+    """Return a run's largest step as a `jax.stages.Traced`; the mesh may be abstract."""
     train = config.train
     state = AbstractState(config, 1, mesh)
     model, optimizer = state.fill(state.weights, state.optimizer)  # type: ignore[arg-type]
@@ -132,7 +137,7 @@ def lower_step(config: RunConfig, mesh: Mesh) -> Any:
     batch = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=place)
     step: Any = make_train_step(train, mesh)
     starts = batch if train.documents == "separate" else None
-    return step.lower(model, optimizer, batch, batch, starts)
+    return step.trace(model, optimizer, batch, batch, starts)
 
 
 def _compile(lowered: Any, hardware: Hardware, options: dict[str, Any]) -> Compiled | str:

@@ -40,9 +40,8 @@ _CALLED = re.compile(
 )
 _HEADER = re.compile(r"(ENTRY\s+)?%?([\w.-]+)\s*(?:\(.*->.*)?\{$")
 _INSTRUCTION = re.compile(r"(?:ROOT )?%?([\w.-]+) = (.*?) ([a-z][a-z0-9-]*)\((.*)$")
-_DIMENSIONS = r"\[([\d,]+)\](?:T\(([\d,]+)\))?"
-_IOTA = re.compile(r"\[([\d,]+)\]<=" + _DIMENSIONS)
-_MESH = re.compile(r"mesh\[([^\]]*)\](?:, device_ids=\(([^{]*)\))? \{([^}]*)\}")
+_IOTA = re.compile(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
+_MESH = re.compile(r"mesh\[((?:'\w+'=\d+,?)+)\] \{((?:'\w+',?)+)\}")
 
 
 class Instruction(NamedTuple):
@@ -71,17 +70,6 @@ class Instruction(NamedTuple):
         """Target of a custom call; empty for other instructions."""
         found = re.search(r'custom_call_target="([^"]*)"', self.attributes)
         return found[1] if found else ""
-
-    @property
-    def result(self) -> str:
-        """Shape of its result; for an asynchronous start, of the end's result. A start returns
-        (operands, results, …): https://openxla.org/xla/async_ops. In older compilers (for GPUs,
-        jaxlib before 0.11) an all-reduce's returns only its results."""
-        has_only_results = self.opcode == "all-reduce-start" and not self.shape.startswith("((")
-        if not self.opcode.endswith("-start") or has_only_results:
-            return self.shape
-        elements = shapes_in(self.shape)
-        return elements[min(1, len(elements) - 1)]
 
     def attribute(self, name: str) -> str:
         """Return the text after `name=`, or `{}` without that attribute."""
@@ -144,20 +132,6 @@ def trip_count(one: Instruction) -> int | None:
     return int(known[1]) if known else None
 
 
-def shapes_in(shape: str) -> list[str]:
-    """Return the shapes in a tuple, or the shape itself if it is an array."""
-    if not shape.startswith("("):
-        return [shape]
-    depth, elements = 0, [""]
-    for character in shape[1:-1]:
-        depth += (character in "([{") - (character in ")]}")
-        if character == "," and depth == 0:
-            elements.append("")
-        else:
-            elements[-1] += character
-    return elements
-
-
 def bytes_of(shape: str) -> int:
     """Return the bytes of a shape, summed over a tuple. Raises ValueError for an unknown dtype."""
     arrays = re.findall(r"(\w+)\[([^\]]*)\]", shape)
@@ -182,7 +156,7 @@ class Collective(NamedTuple):
     """A collective operation, as each device runs it."""
 
     kind: str
-    """One of KINDS, also for the asynchronous form."""
+    """One of KINDS."""
     groups: Groups
     """Groups of devices; for a collective-permute, pairs (source, target) of different devices."""
     result_bytes: int
@@ -244,8 +218,8 @@ def moved_bytes(kind: str, array_bytes: int, devices: int) -> int:
 def collectives(program: Program) -> list[Collective]:
     """Return the collectives of a compiled program, one entry per call site. All branches of a
     conditional count. Collectives within a single device are left out. Raises ValueError if a loop
-    with a collective has no known trip count, as on TPUs, or this module can't count a
-    collective."""
+    with a collective has no known trip count, or this module can't count a collective, as often in
+    programs for GPUs and TPUs."""
     module = Module.parse(program)
     return list(_collectives_in(module, module.entry))
 
@@ -271,9 +245,10 @@ def _collectives_in(module: Module, computation: str) -> Iterator[Collective]:
 def _collective(one: Instruction, devices: int) -> Collective | None:
     """Return the instruction as a collective, if it is one with several devices."""
     kind = one.opcode.removesuffix("-start")
+    is_started = kind in KINDS and kind != one.opcode  # as in programs for GPUs
     is_uncounted = kind in _UNCOUNTED and "is_host_transfer=true" not in one.attributes
-    if is_uncounted or _UNCOUNTED_FUSIONS.search(one.attributes):
-        raise ValueError(f"{one}: the bytes of this {kind} cannot be counted")
+    if is_started or is_uncounted or _UNCOUNTED_FUSIONS.search(one.attributes):
+        raise ValueError(f"{one}: the bytes of this {one.opcode} cannot be counted")
     if kind not in KINDS:
         return None
     if kind == "collective-permute":
@@ -283,12 +258,12 @@ def _collective(one: Instruction, devices: int) -> Collective | None:
         groups = parse_groups(one.attribute("replica_groups"), devices)
     if all(len(group) < 2 for group in groups):
         return None
-    return Collective(kind, groups, bytes_of(one.result), 1, one.op_name)
+    return Collective(kind, groups, bytes_of(one.shape), 1, one.op_name)
 
 
 def parse_groups(text: str, devices: int) -> Groups:
     """Parse the groups after `replica_groups=`, in one of XLA's three forms: `{{0,1},{2,3}}`, where
-    `{}` means all devices; `[2,2]<=[4]`; or `mesh['a'=2,'b'=2] {'b'}`
+    `{}` means all devices; `[2,2]<=[4]`, possibly transposed; or `mesh['a'=2,'b'=2] {'b'}`
     (https://github.com/openxla/xla/blob/main/xla/hlo/ir/replica_group.h). Raises ValueError for
     another form."""
     if text.startswith("{}"):
@@ -296,9 +271,15 @@ def parse_groups(text: str, devices: int) -> Groups:
     if text.startswith("{"):
         return _parse_braces(text)
     if iota := _IOTA.match(text):
-        return _as_groups(_iota(iota[2], iota[3]).reshape(_numbers(iota[1])))
+        shape, dimensions, order = (_numbers(part or "") for part in iota.groups())
+        ids = np.arange(devices).reshape(dimensions).transpose(order or None)
+        return _as_groups(ids.reshape(shape))
     if mesh := _MESH.match(text):
-        return _mesh_groups(*mesh.groups(default=""))
+        sizes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", mesh[1])}
+        grouped = [list(sizes).index(name) for name in re.findall(r"'([^']+)'", mesh[2])]
+        ids = np.arange(devices).reshape(tuple(sizes.values()))
+        last = np.moveaxis(ids, grouped, range(-len(grouped), 0))
+        return _as_groups(last.reshape(-1, math.prod(ids.shape[axis] for axis in grouped)))
     raise ValueError(f"replica_groups={text[:80]}: unknown form of groups")
 
 
@@ -309,36 +290,8 @@ def _parse_braces(text: str) -> Groups:
     return tuple(tuple(_numbers(inner)) for inner in re.findall(r"\{([\d,]*)\}", outer[0]))
 
 
-def _mesh_groups(axes: str, device_ids: str, grouped: str) -> Groups:
-    """Return groups of devices that differ only in the grouped mesh axes, in mesh order.
-
-    Args:
-        axes: as in `'a'=2,'b'=4`.
-        device_ids: of the mesh, as in `[4,2]T(1,0)` or `1,0,2,…`; in order if empty.
-        grouped: as in `'a','b':(2)3`: all of axis a, and of axis b a factor 3 after a factor 2."""
-    sizes = {name: int(size) for name, size in re.findall(r"([^',=]+)'?=(\d+)", axes)}
-    places = dict(zip(sizes, np.indices(tuple(sizes.values())), strict=True))
-    for name, before, part in re.findall(r"([^',:]+)'?(?::\((\d+)\)(\d+))?", grouped):
-        part_size = int(part or sizes[name])
-        stride = sizes[name] // (int(before or 1) * part_size)
-        places[name] = places[name] - places[name] // stride % part_size * stride
-    group_of = np.ravel_multi_index(tuple(places.values()), tuple(sizes.values())).ravel()
-    if iota := re.match(_DIMENSIONS, device_ids):
-        ids = _iota(iota[1], iota[2])
-    else:
-        ids = np.array(_numbers(device_ids) if device_ids else range(group_of.size))
-    return _as_groups(ids[group_of == group] for group in np.unique(group_of))
-
-
-def _iota(dimensions: str, order: str | None) -> NDArray[np.int64]:
-    """Return 0, 1, 2, … as an array of these dimensions, transposed and flattened."""
-    shape = _numbers(dimensions)
-    array = np.arange(math.prod(shape)).reshape(shape)
-    return array.transpose(_numbers(order) if order else None).ravel()
-
-
-def _as_groups(rows: Iterable[NDArray[np.int64]]) -> Groups:
-    return tuple(tuple(row.tolist()) for row in rows)
+def _as_groups(rows: NDArray[np.int64]) -> Groups:
+    return tuple(map(tuple, rows.tolist()))
 
 
 def summary(found: Iterable[Collective], mesh: Mesh | AbstractMesh) -> list[Traffic]:

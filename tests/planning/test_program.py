@@ -180,7 +180,8 @@ def test_a_step_has_the_scopes() -> None:
     [
         ("send(%x), channel_id=1", "send cannot be counted"),
         ("fusion(%x), calls=%f, kind=AllReduceScatterFusion", "cannot be counted"),
-        ("all-reduce(%x), replica_groups=new", "unknown form"),
+        ("all-reduce-start(%x), replica_groups={}", "all-reduce-start cannot be counted"),
+        ("all-reduce(%x), replica_groups=mesh['a'=4] {'a':(1)2}", "unknown form"),
     ],
 )
 def test_what_is_not_known_is_not_counted_wrongly(line: str, message: str) -> None:
@@ -197,8 +198,7 @@ def test_what_is_not_known_is_not_counted_wrongly(line: str, message: str) -> No
         ("[2,2]<=[2,2]T(1,0)", ((0, 2), (1, 3))),
         ("mesh['a'=2,'b'=2] {'b'}", ((0, 1), (2, 3))),
         ("mesh['a'=2,'b'=2] {'a'}", ((0, 2), (1, 3))),
-        ("mesh['a'=4] {'a':(1)2}", ((0, 2), (1, 3))),
-        ("mesh['a'=2,'b'=2], device_ids=([2,2]T(1,0)) {'b'}", ((0, 2), (1, 3))),
+        ("mesh['a'=2,'b'=2] {'a','b'}", ((0, 1, 2, 3),)),
     ],
 )
 def test_each_form_of_groups_is_read(text: str, groups: Groups) -> None:
