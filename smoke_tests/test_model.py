@@ -56,15 +56,18 @@ def main(
     os.environ["JAX_PLATFORMS"] = "cpu"
     # JAX takes seconds to import; report mistakes in the config before that.
 
-    from rungs.checks.checked_model import CheckedModel, CheckLimits
+    from rungs.checks.checked_model import CheckedModel, check_memory, limits_for
     from rungs.checks.model import run_checks
+    from rungs.checks.short_run import ShortRun
     from rungs.parallel import jax_setup
 
     run_log.log_to_terminal()
     jax_setup.enable_compilation_cache()
-    limits = CheckLimits(sequences, tokens, steps)
-    checked = CheckedModel.from_run(folder, config, find_datasets_dir(datasets_dir), limits)
-    sys.exit(1 if run_checks(folder.path, config, checked) else 0)
+    check_memory(folder, config)
+    limits = limits_for(config, sequences, tokens)
+    short = ShortRun.of(folder, config, find_datasets_dir(datasets_dir), limits)
+    checked = CheckedModel.of(short, steps)
+    sys.exit(0 if run_checks(folder.path, config, checked) else 1)
 
 
 if __name__ == "__main__":

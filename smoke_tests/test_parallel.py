@@ -4,10 +4,9 @@
 
 Trains the first steps of a run on virtual CPU devices, in every sharding mode and every split of
 the gradient accumulation. Prints how far loss, gradient and the optimizer's update are from those
-of one device, how many bytes a device holds, and how many it sends. Exits with code 1 if a
-difference exceeds its tolerance; `rungs/checks/parallel.py` explains the
-tolerances. Writes nothing into the run folder. The first time, compilation takes minutes even for a
-small run.
+of one device, and how many bytes a device holds. Exits with code 1 if a difference exceeds its
+tolerance; `rungs/checks/parallel.py` explains the tolerances. Writes nothing into the run folder.
+The first time, compilation takes minutes even for a small run.
 
 Of a run of reinforcement learning, it takes the first step on meshes of dp and fsdp, and compares
 sampled texts, their log-probabilities and the gradient.
@@ -74,7 +73,9 @@ def main(
     _restart_with(devices)
     # JAX takes seconds to import, which the process before the restart can spare.
 
-    from rungs.checks.parallel import ParallelCheck, ParallelLimits, run_check
+    from rungs.checks.parallel import ParallelCheck, run_check
+    from rungs.checks.short_run import Limits, ShortRun
+    from rungs.objectives.table import objective_of
     from rungs.parallel import jax_setup
 
     run_log.log_to_terminal()
@@ -86,8 +87,10 @@ def main(
         sys.exit(0 if run_policy_check(folder, RunConfig(model, train), devices) else 1)
     assert isinstance(train, TrainConfig)
     training = RunConfig(model, train)
-    limits = ParallelLimits(steps, sequences, tokens)
-    check = ParallelCheck.from_run(folder, training, find_datasets_dir(datasets_dir), limits)
+    limits = Limits(steps, min(sequences, train.sequences_per_step), tokens)
+    datasets = find_datasets_dir(datasets_dir)
+    short = ShortRun.of(folder, training, datasets, limits, objective_of(train))
+    check = ParallelCheck.of(short)
     sys.exit(0 if run_check(folder.path, training, check, devices) else 1)
 
 

@@ -14,7 +14,7 @@ from rungs.parallel.sharding import one_device
 def figures(setting: Setting) -> Iterator[Figure]:
     jax_setup.enable_compilation_cache()
     for dtype in ("bfloat16",) if setting.rehearse else ("bfloat16", "float32"):
-        yield from converted(kernels.figures([dtype]))
+        yield from converted(kernels.checks([dtype]))
     yield from (one for one in converted(check.machine(one_device())) if not _is_private(one))
 
 

@@ -9,13 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from rungs.checks.checked_model import (
-    ROUNDING,
-    CheckedModel,
-    CheckResult,
-    LogitsOf,
-    relative_difference,
-)
+from rungs.checks.check import Check
+from rungs.checks.checked_model import ROUNDING, CheckedModel, LogitsOf, relative_difference
 from rungs.config.model_config import ModelConfig
 from rungs.model.blocks import keep_output
 from rungs.model.gpt import GPT
@@ -38,7 +33,7 @@ class Queries(NamedTuple):
 
 def check_causality(
     checked: CheckedModel, logits_of: LogitsOf, queries: Queries, influence_QBS: np.ndarray
-) -> CheckResult:
+) -> Check:
     """Check that a position depends exactly on itself and earlier ones within the window."""
     model = checked.config.model
     own_QS = influence_QBS[np.arange(len(queries.row_Q)), queries.row_Q]
@@ -52,7 +47,7 @@ def check_causality(
     if checked.config.train.target_offset == 0:
         notes += ("the targets are the inputs: it is enough that each position sees itself",)
     what = "own" if window == 1 else "own and earlier"
-    return CheckResult(
+    return Check(
         "causality",
         f"gradient of later tokens {later:.1g}, {what} {visible.min():.1g} to"
         f" {visible.max():.1g}{beyond}; changing later tokens moves logits by {moved:.1g}",
@@ -96,11 +91,11 @@ def _moved_by_later_tokens(checked: CheckedModel, logits_of: LogitsOf) -> float:
 
 def check_rows(
     checked: CheckedModel, logits_of: LogitsOf, queries: Queries, influence_QBS: np.ndarray
-) -> CheckResult:
+) -> Check:
     """Check that the sequences of a batch do not affect each other."""
     count = len(checked.inputs_BS)
     if count == 1:
-        return CheckResult.skipped("rows", "there is only one sequence")
+        return Check.skipped("rows", "there is only one sequence")
     is_other_QB = queries.row_Q[:, None] != np.arange(count)
     others = float(influence_QBS[is_other_QB].max())
     is_odd_B = np.arange(count) % 2 == 1
@@ -111,7 +106,7 @@ def check_rows(
         )
         for changed_B in (is_odd_B, ~is_odd_B)
     )
-    return CheckResult(
+    return Check(
         "rows",
         f"gradient of other rows {others:.1g}; changing their tokens moves logits by {moved:.1g}",
         f"0; at most {ROUNDING:.0e}",

@@ -1,9 +1,8 @@
-"""The model and batch of the model check, a run at its start cut to a small size; and the result of
-a check. Axes as in `rungs/model/gpt.py`."""
+"""The model and batch of the model check, a run at its start cut to a small size. Axes as in
+`rungs/model/gpt.py`."""
 
 import functools
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple, Self, TypeVar
 
 import jax
@@ -12,12 +11,11 @@ from flax import nnx
 from jax import Array
 
 from rungs.checkpointing import load, weights_file
+from rungs.checks.short_run import Limits, ShortRun
 from rungs.common.errors import UserError
 from rungs.common.machine import memory_bytes
 from rungs.config.run_config import RunConfig
 from rungs.config.train_config import TrainConfig
-from rungs.data import catalog, provenance
-from rungs.data.tokens import loader
 from rungs.data.tokens.sequences import IGNORED
 from rungs.model.gpt import GPT
 from rungs.optim.skipping_optimizer import SkippingOptimizer
@@ -51,33 +49,6 @@ _OPTIMIZER_KEYS = (
 )
 
 
-class CheckResult(NamedTuple):
-    """Result of a check."""
-
-    check: str
-    measured: str
-    expected: str
-    passed: bool | None
-    """None if it was skipped."""
-    notes: tuple[str, ...] = ()
-
-    @classmethod
-    def skipped(cls, check: str, reason: str) -> Self:
-        """Return the result of a skipped check."""
-        return cls(check, "–", reason, None)
-
-
-class CheckLimits(NamedTuple):
-    """Maximum size of the checked model and batch."""
-
-    sequences: int | None
-    """Number of the run's first sequences. None: depends on the model's size."""
-    tokens: int | None
-    """Number of each sequence's first tokens. None: depends on the model's size."""
-    steps: int
-    """Training steps on that batch."""
-
-
 class CheckedModel(NamedTuple):
     """A model and one batch of its data."""
 
@@ -96,48 +67,24 @@ class CheckedModel(NamedTuple):
     """Optimizer for the settings in `overfitting`."""
 
     @classmethod
-    def from_run(
-        cls, run: RunFolder, config: RunConfig, datasets_dir: Path, limits: CheckLimits
-    ) -> Self:
-        """Load a run at its start, even if it is trained already. Raises UserError if run and data
-        don't fit together, memory is too small, or the batch has no targets."""
-        start_weights = load.find_starting_weights(run, config)
-        datasets = catalog.open_datasets(config.train.datasets, datasets_dir, update=False)
-        if start_weights is not None:
-            provenance.check_same_tokenizer(
-                datasets, config.train.tokenizer, start_weights.tokenizer
-            )
-        data = loader.TrainingData(config, datasets)
-        _check_memory(run, config)
-        return cls.from_data(config, data, start_weights, limits)
-
-    @classmethod
-    def from_data(
-        cls,
-        config: RunConfig,
-        data: loader.TrainingData,
-        start_weights: weights_file.Weights | None,
-        limits: CheckLimits,
-    ) -> Self:
-        """Create the model, with a batch of the run's first sequences within the limits. Raises
-        UserError if a sequence has no targets."""
-        is_large = checkpoint_bytes(config, None) > LARGE_BYTES
-        sequences = limits.sequences or (2 if is_large else 4)
-        tokens = limits.tokens or (16 if is_large else 64)
-        inputs_BS, targets_BS = _first_sequences(data, sequences, tokens)
+    def of(cls, short: ShortRun, steps: int) -> Self:
+        """Create the model of a short run, with its first batch, for at most so many training
+        steps. Raises UserError if a sequence has no targets."""
+        inputs_BS, targets_BS = short.batches[0].inputs_ABS[0], short.batches[0].targets_ABS[0]
         if not (targets_BS != IGNORED).any(axis=-1).all():
             raise UserError(
-                f"no target among the first {tokens} tokens of a sequence; raise --tokens"
+                f"no target among the first {inputs_BS.shape[-1]} tokens of a sequence; raise"
+                " --tokens"
             )
         # zero projections would hide everything before them from the checks
-        model_config = config.model.model_copy(update={"zero_init_residual": False})
-        config = RunConfig(model_config, _single_device(config.train, len(inputs_BS)))
+        model = short.config.model.model_copy(update={"zero_init_residual": False})
+        config = RunConfig(model, _single_device(short.config.train, len(inputs_BS)))
         overfitting = RunConfig(config.model, _overfitting_config(config))
-        mesh, steps = one_device(), limits.steps
-        weights = load.place_starting_weights(start_weights, overfitting, steps, mesh)
+        mesh = one_device()
+        weights = load.place_starting_weights(short.start_weights, overfitting, steps, mesh)
         created = create_model_and_optimizer(overfitting, steps, mesh, weights)
         batch = inputs_BS, targets_BS
-        return cls(config, start_weights, *batch, steps, overfitting.train, *created)
+        return cls(config, short.start_weights, *batch, steps, overfitting.train, *created)
 
     def changed_tokens(self, mask: np.ndarray) -> np.ndarray:
         """Return the inputs with different tokens where the mask is true."""
@@ -194,22 +141,14 @@ def _single_device(train: TrainConfig, sequences: int) -> TrainConfig:
     return train.model_copy(update=changes)
 
 
-def _first_sequences(
-    data: loader.TrainingData, sequences: int, tokens: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return inputs and targets of a run's first sequences, from as many steps as needed."""
-    inputs, targets = [], []
-    for step in range(data.total_steps):
-        batch = data.batch(step)
-        length = batch.inputs_ABS.shape[-1]
-        inputs += list(batch.inputs_ABS.reshape(-1, length)[:, :tokens])
-        targets += list(batch.targets_ABS.reshape(-1, length)[:, :tokens])
-        if len(inputs) >= sequences:
-            break
-    return np.stack(inputs[:sequences]), np.stack(targets[:sequences])
+def limits_for(config: RunConfig, sequences: int | None, tokens: int | None) -> Limits:
+    """Return the size of the batch, by default less of it for a large model."""
+    is_large = checkpoint_bytes(config, None) > LARGE_BYTES
+    return Limits(1, sequences or (2 if is_large else 4), tokens or (16 if is_large else 64))
 
 
-def _check_memory(run: RunFolder, config: RunConfig) -> None:
+def check_memory(run: RunFolder, config: RunConfig) -> None:
+    """Raise UserError if this machine's memory is too small for the checks of a run."""
     needed, available = _MEMORY_FACTOR * checkpoint_bytes(config, None), memory_bytes()
     if needed > available:
         raise UserError(

@@ -10,7 +10,8 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
-from rungs.checks.checked_model import CheckedModel, CheckResult
+from rungs.checks.check import Check
+from rungs.checks.checked_model import CheckedModel
 from rungs.config.model_config import ModelConfig
 from rungs.config.train_config import TrainConfig
 from rungs.data.tokens.sequences import IGNORED
@@ -93,10 +94,10 @@ def gradient_of(
     return gradient
 
 
-def check_gradients(checked: CheckedModel, gradient: Gradient) -> CheckResult:
+def check_gradients(checked: CheckedModel, gradient: Gradient) -> Check:
     """Check that every trainable parameter receives a gradient."""
     if not gradient.is_finite:
-        return CheckResult.skipped("gradients", "finite must pass first")
+        return Check.skipped("gradients", "finite must pass first")
     routing = gradient.routing
     expert_tokens_LE = None if routing is None else np.asarray(routing.counts_E).sum(axis=0)
     found = find_dead_parameters(
@@ -106,7 +107,7 @@ def check_gradients(checked: CheckedModel, gradient: Gradient) -> CheckResult:
         CheckedBatch(checked.inputs_BS, checked.targets_BS, expert_tokens_LE),
     )
     norm, name = found.smallest
-    return CheckResult(
+    return Check(
         "gradients",
         f"{found.parts:,} parts, {len(found.dead):,} without a gradient; smallest norm {norm:.0e}"
         f" in {name}",

@@ -3,22 +3,24 @@ order, and the description of the machine. Works on any device; a CPU has no pub
 
 import datetime
 import importlib.metadata
+import json
 import os
 import platform
 import re
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from jax.sharding import Mesh
 
-from rungs.checks import device_speed as peaks
+from rungs.checks import device_speed as speed
 from rungs.checks import device_step as step
 from rungs.checks import kernels
-from rungs.checks.report import Figure, Report, as_rows
+from rungs.checks.check import Check, failures, print_checks
 from rungs.common.errors import errors_at, readable_line, reason
 from rungs.config.run_config import RunConfig
 from rungs.config.sharding_config import ShardingConfig
@@ -28,13 +30,32 @@ from rungs.planning.advice import report_out_of_memory
 from rungs.planning.hardware import device_of_kind
 from rungs.step.state import copy_bytes
 
-MACHINE_PART = "device"
+FORMAT = 2
+"""Version of the JSON format, increased with each incompatible change."""
 OLDEST_DRIVERS = {"jax-cuda13-plugin": 580, "jax-cuda12-plugin": 525}
 """Minimum major driver version of CUDA: https://docs.jax.dev/en/latest/installation.html."""
 _LIBRARIES = ("jax", "flax", "optax", "orbax-checkpoint", "numpy")
 _DEVICE_LIBRARIES = re.compile(r"jaxlib|libtpu|jax-cuda1\d-plugin|nvidia-(cudnn|nccl|cublas)\b.*")
 _SETTINGS = re.compile(r"(XLA|JAX|NCCL|TPU|LIBTPU|CUDA)_\w+|LD_LIBRARY_PATH")
 """Environment variables that affect compilation or communication."""
+
+
+class Report(NamedTuple):
+    """All figures of a device check."""
+
+    run: str
+    created: str
+    """UTC, ISO 8601."""
+    seconds: float
+    """Duration of the check."""
+    checks: Sequence[Check]
+
+    def as_json(self) -> str:
+        """Return all figures in base units: bytes, seconds, FLOP/s."""
+        problems = [" ".join(str(one).split()) for one in failures(self.checks)]
+        content = {"format": FORMAT, "problems": problems, **self._asdict()}
+        content["checks"] = [one._asdict() for one in self.checks]
+        return json.dumps(content, indent=2) + "\n"
 
 
 def run_check(path: Path, config: RunConfig, folder: Path) -> Report:
@@ -45,12 +66,10 @@ def run_check(path: Path, config: RunConfig, folder: Path) -> Report:
     with errors_at(f"{path}: ", ValueError):
         mesh = devices.create_run_mesh(config.train, config.model, None)
     jax_setup.settle(mesh.devices.flat[0].platform)
-    begin, figures = time.perf_counter(), []
-    for figure, row in as_rows(_figures(on_mesh(config, mesh), mesh, folder)):
-        print(row, flush=True)
-        figures.append(figure)
+    begin = time.perf_counter()
+    checks = print_checks(_checks(on_mesh(config, mesh), mesh, folder))
     created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    return Report(str(path), created, time.perf_counter() - begin, figures)
+    return Report(str(path), created, time.perf_counter() - begin, checks)
 
 
 def on_mesh(config: RunConfig, mesh: Mesh) -> RunConfig:
@@ -60,52 +79,52 @@ def on_mesh(config: RunConfig, mesh: Mesh) -> RunConfig:
     return config._replace(train=train.model_copy(update={"sharding": sharding}))
 
 
-def _figures(config: RunConfig, mesh: Mesh, folder: Path) -> Iterator[Figure]:
-    """Yield the figures of all parts, the step first, as devices report their peak memory."""
-    yield from _or_failure(MACHINE_PART, lambda: machine(mesh))
+def _checks(config: RunConfig, mesh: Mesh, folder: Path) -> Iterator[Check]:
+    """Yield the checks of all parts, the step first, as devices report their peak memory."""
+    yield from _or_failure("machine", lambda: machine(mesh))
     timed: list[step.StepTime] = []
-    yield from _or_failure(step.PART, lambda: _of_step(config, mesh, folder, timed))
-    repeated = partial(step.determinism, config, mesh)
-    yield from _or_failure(step.REPEATED_PART, repeated)
-    yield from _or_failure(peaks.PART, lambda: _of_peaks(config, mesh, timed))
-    yield from _or_failure(kernels.PART, lambda: kernels.figures(step.dtypes(config)))
+    yield from _or_failure("step", lambda: _of_step(config, mesh, folder, timed))
+    yield from _or_failure("step taken twice", partial(step.determinism, config, mesh))
+    yield from _or_failure("speed", lambda: _of_speed(config, mesh, timed))
+    yield from _or_failure("kernels", lambda: kernels.checks(step.dtypes(config)))
 
 
 def _of_step(
     config: RunConfig, mesh: Mesh, folder: Path, timed: list[step.StepTime]
-) -> Iterator[Figure]:
-    """Yield the figures of the step and its checkpoint."""
+) -> Iterator[Check]:
+    """Yield the checks of the step and its checkpoint."""
     with report_out_of_memory(config, mesh):
         running = step.RunningStep.create(config, mesh)
         timed.append(step.StepTime(running))
-    yield from timed[0].figures(running)
+    yield from timed[0].checks(running)
     yield from step.memory(running)
-    yield from _or_failure(step.CHECKPOINT_PART, lambda: step.checkpoint(running, folder))
+    yield from _or_failure("checkpoint", lambda: step.checkpoint(running, folder))
     step.release(running)
 
 
-def _of_peaks(config: RunConfig, mesh: Mesh, timed: list[step.StepTime]) -> Iterator[Figure]:
-    """Yield the peaks, and how much of them the step reaches."""
+def _of_speed(config: RunConfig, mesh: Mesh, timed: list[step.StepTime]) -> Iterator[Check]:
+    """Yield the speeds, and how much of them the step reaches."""
     dtypes, hardware = step.dtypes(config), device_of_kind(mesh.devices.flat[0].device_kind)
     found = {}
-    for figure in peaks.figures(mesh, dtypes, hardware):
-        found[figure.name] = float(figure.value)
-        yield figure
+    for check in speed.checks(mesh, dtypes, hardware):
+        found[check.name] = check.value
+        yield check
     if timed:
-        share = timed[0].model_flops / found[f"matmul {dtypes[-1]}"]
-        note = f"model FLOPs utilization (MFU) of matmul {dtypes[-1]}"
-        yield Figure(peaks.PART, "share of peak in a step", share, "share", note=note)
+        fastest = f"matmul {dtypes[-1]}"
+        share = timed[0].model_flops / float(found[fastest])
+        note = f"model FLOPs utilization (MFU) of {fastest}"
+        yield Check("share of peak in a step", share, notes=(note,), unit="share")
 
 
-def _or_failure(part: str, figures: Callable[[], Iterator[Figure]]) -> Iterator[Figure]:
-    """Yield figures, then one with the reason if they end with an error, so others can follow."""
+def _or_failure(part: str, checks: Callable[[], Iterator[Check]]) -> Iterator[Check]:
+    """Yield checks, then one with the reason if they end with an error, so others can follow."""
     try:
-        yield from figures()
+        yield from checks()
     except Exception as error:  # of a compiler, a driver or a disk
-        yield Figure(part, "failed", "", problem=readable_line(reason(error)))
+        yield Check(part, "error", passed=False, notes=(readable_line(reason(error)),))
 
 
-def machine(mesh: Mesh) -> Iterator[Figure]:
+def machine(mesh: Mesh) -> Iterator[Check]:
     """Yield devices, driver, libraries and settings, for bug reports."""
     device = mesh.devices.flat[0]
     driver, libraries = nvidia_driver(), installed()
@@ -144,8 +163,8 @@ def installed() -> dict[str, str]:
     return {name: found[name] for name in (*_LIBRARIES, *sorted(names)) if name in found}
 
 
-def _read(name: str, value: str, problem: str = "") -> Figure:
-    return Figure(MACHINE_PART, name, value, source="read", problem=problem)
+def _read(name: str, value: str, problem: str = "") -> Check:
+    return Check(name, value, passed=False, notes=(problem,)) if problem else Check(name, value)
 
 
 def _unused_gpu(used: str, driver: str) -> str:

@@ -12,10 +12,9 @@ import numpy as np
 from jax import Array
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from rungs.checks.report import Figure, Unit
+from rungs.checks.check import Check, Unit
 from rungs.planning.hardware import Hardware
 
-PART = "peaks"
 LEAST_SHARE = 0.4
 """Share of a published figure below which something is wrong. An H200 reached 64% to 85%."""
 _FAST_DTYPES = {"gpu": ("bfloat16", "float16"), "tpu": ("bfloat16",)}
@@ -35,27 +34,28 @@ Rounds = Callable[..., Any]
 """A compiled function of arrays and a number of rounds."""
 
 
-def figures(mesh: Mesh, used: list[str], hardware: Hardware | None) -> Iterator[Figure]:
+def checks(mesh: Mesh, used: list[str], hardware: Hardware | None) -> Iterator[Check]:
     """Yield the speeds of each device while all are busy, with matmuls in the dtypes `used` and in
     those that are fast on the platform. `hardware` has the published figures, if known."""
     for dtype in dict.fromkeys([*used, *_FAST_DTYPES.get(_platform(mesh), ())]):
         published = hardware and hardware.peak(np.dtype(jnp.dtype(dtype)))
-        yield _figure(f"matmul {dtype}", matmul_flops(mesh, dtype), "FLOP/s", published)
+        yield _compared(f"matmul {dtype}", matmul_flops(mesh, dtype), "FLOP/s", published)
     published = hardware and hardware.bandwidth
-    yield _figure("memory bandwidth", memory_bandwidth(mesh), "B/s", published)
+    yield _compared("memory bandwidth", memory_bandwidth(mesh), "B/s", published)
     if mesh.size > 1:
         links = hardware and hardware.links
-        note = f"published: {links.inner / 1e9:,.4g} GB/s in one direction" if links else ""
-        yield Figure(PART, "device to next device", link_bandwidth(mesh), "B/s", note=note)
+        notes = (f"published: {links.inner / 1e9:,.4g} GB/s in one direction",) if links else ()
+        yield Check("device to next device", link_bandwidth(mesh), notes=notes, unit="B/s")
 
 
-def _figure(name: str, value: float, unit: Unit, published: float | None) -> Figure:
+def _compared(name: str, value: float, unit: Unit, published: float | None) -> Check:
     if not published:
-        return Figure(PART, name, value, unit)
+        return Check(name, value, unit=unit)
     share = value / published
-    slow = f"only {share:.0%} of the published figure: is the device shared, hot or throttled?"
-    problem = slow if share < LEAST_SHARE else ""
-    return Figure(PART, name, value, unit, note=f"{share:.0%} of published", problem=problem)
+    notes = [f"{share:.0%} of published"]
+    if share < LEAST_SHARE:
+        notes.append("is the device shared, hot or throttled?")
+    return Check(name, value, f"{LEAST_SHARE:.0%}", share >= LEAST_SHARE, tuple(notes), unit)
 
 
 def matmul_flops(mesh: Mesh, dtype: str) -> float:

@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.checkpointing.saver import Saver, describe_checkpoint
-from rungs.checks.report import Figure
+from rungs.checks.check import Check
 from rungs.common.disk import folder_bytes
 from rungs.config.run_config import RunConfig
 from rungs.model.gpt import GPT
@@ -26,10 +26,9 @@ from rungs.optim.skipping_optimizer import SkippingOptimizer
 from rungs.parallel import sharding, target_device
 from rungs.planning.compiled_step import needed_bytes
 from rungs.planning.flops import model_flops_per_token
-from rungs.planning.memory import memory_of
+from rungs.planning.memory import format_bytes, memory_of
 from rungs.step.state import create_model_and_optimizer, named_arrays, shapes_of
 
-PART, REPEATED_PART, CHECKPOINT_PART = "step", "determinism", "checkpoint"
 MEMORY_TOLERANCE, MEMORY_SLACK = 1.25, 256e6
 """A step that exceeds the plan by both this factor and this many bytes is a problem; small runs
 also need programs and buffers of constant size."""
@@ -106,35 +105,33 @@ class StepTime:
         self.losses += step.run(count)
         return (time.perf_counter() - begin) / count
 
-    def figures(self, step: RunningStep) -> Iterator[Figure]:
+    def checks(self, step: RunningStep) -> Iterator[Check]:
         """Yield times, and whether losses are finite and fall, as all steps have the same batch."""
-        yield Figure(PART, "compilation", step.compile_seconds, "s")
+        yield Check("compilation of the step", step.compile_seconds, unit="s")
         per_second = f"{self.tokens_per_second:,.0f} tokens per second"
-        yield Figure(PART, "one step", self.seconds, "s", note=per_second)
+        yield Check("one step", self.seconds, notes=(per_second,), unit="s")
         first, last = self.losses[0], self.losses[-1]
-        steps = f"from {first:.4f} in {len(self.losses)} steps on one batch"
         is_sound = bool(np.isfinite(self.losses).all()) and last < first
-        problem = "" if is_sound else f"training does not work: {steps} it went to {last:.4f}"
-        yield Figure(PART, "loss", last, note=steps, problem=problem)
+        note = f"after {len(self.losses)} steps on one batch"
+        yield Check("loss", last, f"less than {first:.4f}", is_sound, (note,))
 
 
-def memory(step: RunningStep) -> Iterator[Figure]:
+def memory(step: RunningStep) -> Iterator[Check]:
     """Yield each device's memory next to the plan. Run it first, as earlier programs count."""
     planned, used = memory_of(step.config, step.mesh).total, step.device_bytes()
-    yield Figure(PART, "memory, plan", planned, "B", "computed", "of each device")
-    yield _compared("memory, compiler", step.compiled_bytes(), planned, "compiled")
+    yield Check("memory, plan", planned, notes=("of each device",), unit="B")
+    yield _compared("memory, compiler", step.compiled_bytes(), planned)
     if used is not None:
-        yield _compared("memory, used", used, planned, "measured")
+        yield _compared("memory, used", used, planned)
 
 
-def _compared(name: str, size: int, planned: int, source: Any) -> Figure:
-    is_more = size > max(planned * MEMORY_TOLERANCE, planned + MEMORY_SLACK)
-    problem = f"{size / planned:.2f} times the plan" if is_more else ""
+def _compared(name: str, size: int, planned: int) -> Check:
+    most = max(planned * MEMORY_TOLERANCE, planned + MEMORY_SLACK)
     note = f"the plan is {planned / size:.0%} of it"
-    return Figure(PART, name, size, "B", source, note, problem)
+    return Check(name, size, f"at most {format_bytes(most)}", size <= most, (note,), "B")
 
 
-def checkpoint(step: RunningStep, folder: Path) -> Iterator[Figure]:
+def checkpoint(step: RunningStep, folder: Path) -> Iterator[Check]:
     """Yield, for the last of several checkpoints, how long it blocks training, how long it takes to
     be complete, and its size. They are temporarily in `folder`, on the disk to measure."""
     with tempfile.TemporaryDirectory(dir=folder, prefix=".device-check-") as checkpoints:
@@ -148,25 +145,24 @@ def checkpoint(step: RunningStep, folder: Path) -> Iterator[Figure]:
                 complete = time.perf_counter() - begin
         last = list_checkpoints(Path(checkpoints))[-1]
         size, damage = folder_bytes(last.folder), last.damage()
-    yield Figure(CHECKPOINT_PART, "training waits", stall, "s")
-    yield Figure(
-        CHECKPOINT_PART, "complete after", complete, "s", note="written behind the running training"
-    )
-    problem = f"damaged on the disk: {', '.join(damage)}" if damage else ""
-    note = "read back and compared"
-    yield Figure(CHECKPOINT_PART, "size", size, "B", note=note, problem=problem)
+    yield Check("checkpoint, training waits", stall, unit="s")
+    note = "written behind the running training"
+    yield Check("checkpoint, complete after", complete, notes=(note,), unit="s")
+    notes = (f"damaged on the disk: {', '.join(damage)}",) if damage else ()
+    yield Check("checkpoint, size", size, "read back as written", not damage, notes, "B")
 
 
-def determinism(config: RunConfig, mesh: Mesh) -> Iterator[Figure]:
+def determinism(config: RunConfig, mesh: Mesh) -> Iterator[Check]:
     """Yield whether repeated steps from the same state give the same bits."""
     is_gpu = mesh.devices.flat[0].platform == "gpu"
     options = {"xla_gpu_deterministic_ops": True} if is_gpu else {}
     first, second = (_trained(config, mesh, options) for _ in range(2))
     differing = [name for name in first if first[name].tobytes() != second[name].tobytes()]
-    problem = f"{len(differing)} arrays differ, such as {differing[0]}" if differing else ""
-    note = f'{_DETERMINISTIC_STEPS} steps, as with "deterministic": true'
+    notes = [f'{_DETERMINISTIC_STEPS} steps, as with "deterministic": true']
+    if differing:
+        notes.append(f"{len(differing)} arrays differ, such as {differing[0]}")
     value = "different bits" if differing else "same bits"
-    yield Figure(REPEATED_PART, "step taken twice", value, note=note, problem=problem)
+    yield Check("step taken twice", value, "same bits", not differing, tuple(notes))
 
 
 def _trained(config: RunConfig, mesh: Mesh, options: Mapping[str, object]) -> dict[str, np.ndarray]:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from rungs.checks.report import Figure
+from rungs.checks.check import Check
 from rungs.common.errors import readable_line, reason
 from rungs.model.attention import causal_kernel, causal_mask, plain_attention
 from rungs.model.kernels.blockwise_attention import Scoring
@@ -22,7 +22,6 @@ from rungs.model.kernels.norms import Norm, normalize, plain_norm
 from rungs.parallel import devices, target_device
 from rungs.planning.program import XLA, kernels_of
 
-PART = "kernels"
 PLAIN_ERRORS = 4
 """Allowed ratio of a kernel's error to its plain form's on the device, as rounding differs."""
 _FLOAT32_TOLERANCES = {"gpu": 2**-10, "tpu": 2**-7}
@@ -48,30 +47,28 @@ class KernelCase(NamedTuple):
     """Shapes of the following arguments, in float32."""
 
 
-def figures(dtypes: list[str]) -> Iterator[Figure]:
-    """Yield the error of each kernel in each dtype."""
+def checks(dtypes: list[str]) -> Iterator[Check]:
+    """Yield the check of each kernel in each dtype."""
     for case in cases():
         for dtype in dtypes:
             yield check(case, dtype)
 
 
-def check(case: KernelCase, dtype: str) -> Figure:
+def check(case: KernelCase, dtype: str) -> Check:
     """Return the largest error of a kernel's result and gradients."""
-    name = f"{case.name} {dtype}"
+    name = f"kernel: {case.name} {dtype}"
     try:
         arrays = _inputs(case, dtype)
         expected = _reference(case.plain, arrays)
         found, maker = _on_device(case.kernel, arrays, case.part)
         plain, _ = _on_device(case.plain, arrays, "")
     except Exception as failure:  # of a compiler or a driver
-        return Figure(PART, name, "failed", problem=readable_line(reason(failure)))
+        return Check(name, "error", passed=False, notes=(readable_line(reason(failure)),))
     error, of_plain = _error(found, expected), _error(plain, expected)
     allowed = max(_tolerance(dtype), PLAIN_ERRORS * of_plain)
-    problem = (
-        "" if error <= allowed else f"error {error:.1e}, and at most {allowed:.1e} is rounding"
-    )
-    note = f"by {maker}; plain {of_plain:.1e}"
-    return Figure(PART, name, error, "relative error", note=note, problem=problem)
+    notes = (f"by {maker}; plain {of_plain:.1e}",)
+    limit = f"at most {allowed:.1e}"
+    return Check(name, error, limit, error <= allowed, notes, "relative error")
 
 
 def _tolerance(dtype: str) -> float:

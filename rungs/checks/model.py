@@ -1,8 +1,7 @@
-"""The eight checks of a model before training, and their table. Values that should be equal may
+"""The eight checks of a model before training. Values that should be equal may
 differ by rounding; gradients that should not exist must be exactly 0. Axes as in `model/gpt.py`."""
 
 import math
-import time
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator
 from fractions import Fraction
@@ -18,13 +17,8 @@ from rungs.checks.causality import (
     guaranteed_window,
     influence_on_logits,
 )
-from rungs.checks.checked_model import (
-    ROUNDING,
-    CheckedModel,
-    CheckResult,
-    LogitsOf,
-    relative_difference,
-)
+from rungs.checks.check import Check, failures, print_checks
+from rungs.checks.checked_model import ROUNDING, CheckedModel, LogitsOf, relative_difference
 from rungs.checks.dead_parameters import Gradient, check_gradients, gradient_of
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig
@@ -45,22 +39,12 @@ MIN_PROGRESS = 0.1
 """Required share of the way to the lowest possible loss, if training cannot reach it."""
 MAX_CACHED_TOKENS = 8
 GPT2_INIT_STD = 0.02
-_ROW = "{:14} {:7} {}"
-_INDENT = " " * 23
 
 
-def run_checks(path: Path, config: RunConfig, checked: CheckedModel) -> list[str]:
-    """Run all checks and print a table, row by row. Return the names of failed checks."""
+def run_checks(path: Path, config: RunConfig, checked: CheckedModel) -> bool:
+    """Run all checks and print a table, row by row. Return whether none failed."""
     print(*_header(path, config, checked), sep="\n", flush=True)
-    start = time.perf_counter()
-    results = []
-    for result in check_results(checked):
-        print(*_lines(result), sep="\n", flush=True)
-        results.append(result)
-    failed = [result.check for result in results if result.passed is False]
-    seconds = time.perf_counter() - start
-    print(f"\n{len(results)} checks in {seconds:.0f} s; failed: {', '.join(failed) or 'none'}")
-    return failed
+    return not failures(print_checks(checks_of(checked)))
 
 
 def _header(path: Path, config: RunConfig, checked: CheckedModel) -> Iterator[str]:
@@ -74,14 +58,7 @@ def _header(path: Path, config: RunConfig, checked: CheckedModel) -> Iterator[st
     yield f"{origin}, without dropout, on one CPU device."
 
 
-def _lines(result: CheckResult) -> Iterator[str]:
-    verdict = {True: "ok", False: "FAILED", None: "skipped"}[result.passed]
-    yield _ROW.format(result.check, verdict, result.measured)
-    yield f"{_INDENT}expected: {result.expected}"
-    yield from (_INDENT + note for note in result.notes)
-
-
-def check_results(checked: CheckedModel) -> Iterator[CheckResult]:
+def checks_of(checked: CheckedModel) -> Iterator[Check]:
     """Run the checks in order and yield each result. The last check trains the model."""
     logits_of = checked.compiled(lambda model, tokens_BS: model(tokens_BS))
     yield check_initial_loss(checked, np.asarray(logits_of(checked.inputs_BS)))
@@ -96,17 +73,17 @@ def check_results(checked: CheckedModel) -> Iterator[CheckResult]:
     finite = check_finite(checked, gradient)
     yield finite
     # these two checks would fail for the same reason
-    failed = [result.check for result in (causality, rows, finite) if result.passed is False]
+    failed = [check.name for check in failures((causality, rows, finite))]
     if failed:
         for name in ("padding", "cache"):
-            yield CheckResult.skipped(name, f"{' and '.join(failed)} must pass first")
+            yield Check.skipped(name, f"{' and '.join(failed)} must pass first")
     else:
         yield check_padding(checked)
         yield check_cache(checked, logits_of)
     yield check_overfitting(checked)
 
 
-def check_initial_loss(checked: CheckedModel, logits_BSV: np.ndarray) -> CheckResult:
+def check_initial_loss(checked: CheckedModel, logits_BSV: np.ndarray) -> Check:
     """Check that fresh weights give all tokens about the same probability."""
     model, targets_BS = checked.config.model, checked.targets_BS
     counts_BS = targets_BS != IGNORED
@@ -115,7 +92,7 @@ def check_initial_loss(checked: CheckedModel, logits_BSV: np.ndarray) -> CheckRe
     uniform = f"ln {model.vocab_size:,} = {math.log(model.vocab_size):.3f}"
     if checked.start_weights is not None:
         expected = f"only known for fresh weights: {uniform}"
-        return CheckResult("initial loss", f"{loss:.3f}", expected, None)
+        return Check("initial loss", f"{loss:.3f}", expected, None)
     lead = _lead_of_input_token(model, logits_BSV, checked.inputs_BS)
     repeated = float((targets_BS == checked.inputs_BS)[counts_BS].mean())
     std = _logit_std(model)
@@ -123,7 +100,7 @@ def check_initial_loss(checked: CheckedModel, logits_BSV: np.ndarray) -> CheckRe
     least = math.log(model.vocab_size) - repeated * lead - slack
     most = math.log(model.vocab_size - 1 + math.exp(lead)) + std**2 / 2 + slack
     expected = f"{least:.2f} to {most:.2f} ({uniform})"
-    return CheckResult("initial loss", f"{loss:.3f}", expected, least <= loss <= most)
+    return Check("initial loss", f"{loss:.3f}", expected, least <= loss <= most)
 
 
 def _logit_std(model: ModelConfig) -> float:
@@ -146,12 +123,12 @@ def _lead_of_input_token(
     return min(max(lead, 0.0), _logit_std(model) * math.sqrt(model.emb_dim))
 
 
-def check_finite(checked: CheckedModel, gradient: Gradient) -> CheckResult:
+def check_finite(checked: CheckedModel, gradient: Gradient) -> Check:
     """Check that nothing overflows in the run's compute dtype."""
     dtype = dtype_of(checked.config.train)
     logits_of = checked.compiled(lambda model, tokens: model(tokens, compute=Compute(dtype)))
     is_finite = bool(np.isfinite(logits_of(checked.inputs_BS)).all())
-    return CheckResult(
+    return Check(
         "finite",
         f"logits {_yes_or_no(is_finite)}, loss and gradient {_yes_or_no(gradient.is_finite)}",
         f"yes, in {dtype.name}",
@@ -163,21 +140,21 @@ def _yes_or_no(value: bool) -> str:
     return "yes" if value else "no"
 
 
-def check_padding(checked: CheckedModel) -> CheckResult:
+def check_padding(checked: CheckedModel) -> Check:
     """Check that tokens after the last counted target do not affect the gradient."""
     # the load-balancing loss depends on all tokens, including padding
     train = checked.config.train.model_copy(update={"load_balancing_weight": 0.0})
     last_B1 = _middle_targets(checked.targets_BS)[:, None]
     is_after_BS = np.arange(checked.targets_BS.shape[-1]) > last_B1
     if not is_after_BS.any():
-        return CheckResult.skipped("padding", "no token follows a target")
+        return Check.skipped("padding", "no token follows a target")
     targets_BS = np.where(is_after_BS, IGNORED, checked.targets_BS)
     gradient = gradient_of(checked, train)
     expected = gradient(checked.inputs_BS, targets_BS).arrays
     found = gradient(checked.changed_tokens(is_after_BS), targets_BS).arrays
     difference = _norm({name: found[name] - array for name, array in expected.items()})
     moved = difference / (_norm(expected) or 1)
-    return CheckResult(
+    return Check(
         "padding",
         f"changing tokens after the last target moves the gradient by {moved:.1g}",
         f"at most {ROUNDING:.0e}",
@@ -195,14 +172,14 @@ def _norm(arrays: dict[str, np.ndarray]) -> float:
     return math.sqrt(sum(float(np.square(a, dtype=np.float64).sum()) for a in arrays.values()))
 
 
-def check_cache(checked: CheckedModel, logits_of: LogitsOf) -> CheckResult:
+def check_cache(checked: CheckedModel, logits_of: LogitsOf) -> Check:
     """Check that left-padded generation, token by token, gives one forward pass's logits."""
     inputs_BS = checked.inputs_BS
     rows, length = inputs_BS.shape
     lengths = [length - row * length // (2 * rows) for row in range(rows)]
     count = min(MAX_CACHED_TOKENS, min(lengths) - 1)
     if not count:
-        return CheckResult.skipped("cache", "there is only one token")
+        return Check.skipped("cache", "there is only one token")
     texts = [row[:end].tolist() for row, end in zip(inputs_BS, lengths, strict=True)]
     found = Generator(checked.model).logits_after(texts, count)
     logits_BSV = np.asarray(logits_of(inputs_BS))
@@ -210,7 +187,7 @@ def check_cache(checked: CheckedModel, logits_of: LogitsOf) -> CheckResult:
         [row[end - count - 1 : end] for row, end in zip(logits_BSV, lengths, strict=True)]
     )
     difference = relative_difference(found, expected)
-    return CheckResult(
+    return Check(
         "cache",
         f"{count} tokens one at a time: logits differ by {difference:.1g} from one forward pass",
         f"at most {CACHE_ROUNDING:.0e}",
@@ -218,7 +195,7 @@ def check_cache(checked: CheckedModel, logits_of: LogitsOf) -> CheckResult:
     )
 
 
-def check_overfitting(checked: CheckedModel) -> CheckResult:
+def check_overfitting(checked: CheckedModel) -> Check:
     """Check that training on one batch reaches the loss that the model can reach."""
     losses: list[float] = []
     bound, why = math.inf, ""
@@ -229,7 +206,7 @@ def check_overfitting(checked: CheckedModel) -> CheckResult:
         if loss <= bound:
             break
     steps = len(losses) - 1
-    return CheckResult(
+    return Check(
         "overfitting",
         f"{losses[0]:.2f} to {losses[-1]:.2f} in {steps} steps",
         f"at most {bound:.2f}: {why}",

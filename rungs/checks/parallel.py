@@ -4,7 +4,6 @@ Axes as in `rungs/step/train_step.py`."""
 
 import functools
 import math
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Self, get_args
@@ -16,28 +15,19 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from rungs.checkpointing import load, weights_file
-from rungs.checkpointing.starting_point import Start
-from rungs.common.errors import UserError
+from rungs.checks.check import Check, failures, print_checks
+from rungs.checks.short_run import ShortRun
 from rungs.common.machine import memory_bytes
 from rungs.common.shown_text import counted
 from rungs.config.run_config import RunConfig
 from rungs.config.sharding_config import Mode, ShardingConfig, mode_problem
-from rungs.data import catalog
 from rungs.data.tokens import loader
-from rungs.data.tokens.sequences import IGNORED
 from rungs.model.gpt import GPT
 from rungs.objectives.table import objective_of
 from rungs.optim.skipping_optimizer import SkippingOptimizer
 from rungs.parallel.sharding import CONTEXT, Layout, create_mesh, dotted, place_batch, size_along
-from rungs.planning.memory import bytes_per_device
-from rungs.planning.program import Traffic, collectives, summary
-from rungs.run.folder import RunFolder, StartOptions
-from rungs.step.state import (
-    AbstractState,
-    create_model_and_optimizer,
-    host_arrays,
-    host_copies,
-)
+from rungs.planning.memory import bytes_per_device, format_bytes
+from rungs.step.state import copy_bytes, create_model_and_optimizer, host_arrays, host_copies
 from rungs.step.train_step import StepResult, step_function, update_parts
 from rungs.training.dataset_learner import MakeObjective
 
@@ -50,11 +40,6 @@ far smaller than the gradient, and Adafactor clips its updates."""
 _LARGE_BYTES = 1e9
 """Bytes of parameters and optimizer state above which compiler optimizations save more time than
 they take, even for a few steps."""
-
-_ROW = "{:8} {:>11} {:>7}  {:>9} {:>9} {:>9} {:>12}  {}"
-_HEADINGS = ("mode", "mesh", "A×B", "loss", "gradient", "update", "bytes/device")
-_HEADER_ROW = _ROW.format(*_HEADINGS, "sent per device and step")
-_INDENT = " " * len(_ROW.format(*[""] * 8))
 ROUNDING_TOLERANCE = 1e-5
 """Largest relative difference of loss, gradient and update from one device. Rounding changes a
 float32 by up to 6e-8; in the committed runs and GPT-2's shape, other orders of summation gave at
@@ -79,6 +64,10 @@ class ParallelCase(NamedTuple):
     balanced: bool
     """Whether the loss includes the load-balancing loss of experts."""
 
+    def __str__(self) -> str:
+        split = f"{self.microbatches}×{self.microbatch_size}"
+        return f"{self.mode:7} {self.data}×{self.last}, {split}"
+
     @property
     def sharding(self) -> ShardingConfig:
         return ShardingConfig.of(self.mode, (self.data, self.last))
@@ -97,18 +86,6 @@ class CaseResult(NamedTuple):
     """Tokens by step, layer and expert; 0 without experts."""
     bytes_per_device: int
     """Parameters and optimizer state."""
-    traffic: list[Traffic] | str
-    """Communication of the compiled step."""
-
-
-class ParallelLimits(NamedTuple):
-    """Maximum size of the training."""
-
-    steps: int
-    sequences: int
-    """Sequences per step."""
-    tokens: int
-    """Tokens per sequence."""
 
 
 class ParallelCheck(NamedTuple):
@@ -124,48 +101,21 @@ class ParallelCheck(NamedTuple):
     make_objective: MakeObjective = objective_of
 
     @classmethod
-    def from_run(
-        cls, run: RunFolder, config: RunConfig, datasets_dir: Path, limits: ParallelLimits
-    ) -> Self:
-        """Return the check of a run from its first step, even if it is trained already. Raises
-        UserError if run and data don't fit together."""
-        start_weights = load.find_starting_weights(run, config)
-        datasets = catalog.open_datasets(config.train.datasets, datasets_dir, update=False)
-        data = loader.TrainingData(config, datasets)
-        objective = objective_of(config.train)
-        objective.open(Start(run, config, StartOptions(), None, None), data, datasets_dir)
-        objective.prepare_on_host(config, data)
-        return cls.from_data(config, data, start_weights, limits)
-
-    @classmethod
-    def from_data(
-        cls,
-        config: RunConfig,
-        data: loader.TrainingData,
-        start_weights: weights_file.Weights | None,
-        limits: ParallelLimits,
-    ) -> Self:
-        """Cut a run's first steps to the limits. Raises UserError if no targets remain."""
-        train = config.train
-        count = min(train.sequences_per_step, limits.sequences)
+    def of(cls, short: ShortRun) -> Self:
+        """Return the check of a short run."""
+        train, (_, count, length) = short.config.train, short.batches[0].inputs_ABS.shape
         microbatches = train.gradient_accumulation_steps
         if count < train.sequences_per_step:
             microbatches = 2 if microbatches > 1 and count % 2 == 0 else 1
         changes: dict[str, Any] = {
             "gradient_accumulation_steps": microbatches,
             "microbatch_size": count // microbatches,
+            "sequence_length": length,
             "compute_dtype": "float32",
             "warmup_period_percent": 0.0,
         }
-        steps = range(min(limits.steps, data.total_steps))
-        batches = [_cut(data.batch(step), count, limits.tokens) for step in steps]
-        if not all((batch.targets_ABS != IGNORED).any() for batch in batches):
-            raise UserError(
-                f"no target among the first {limits.tokens} tokens of the sequences; raise --tokens"
-            )
-        changes["sequence_length"] = batches[0].inputs_ABS.shape[-1]
-        cut = RunConfig(config.model, train.model_copy(update=changes))
-        return cls(cut, batches, data.total_steps, start_weights)
+        cut = short.config._replace(train=train.model_copy(update=changes))
+        return cls(cut, short.batches, short.total_steps, short.start_weights)
 
     def reference(self, balanced: bool | None = None) -> ParallelCase:
         """Return the case of one device with the run's own split."""
@@ -218,20 +168,11 @@ class ParallelCheck(NamedTuple):
             lines.append(f"{count} sequences are not divisible by {data}")
         if (length := self.config.sequence_length) % (parts := size_along(mesh, CONTEXT)):
             lines.append(f"sequences of {length} tokens are not divisible by {parts}")
-        if lines:
-            return lines
-        needed = _MEMORY_FACTOR * self._state_bytes(ParallelCase(mode, data, last, 1, count, False))
-        if needed > (available := memory_bytes()):
+        copies = data if mode == "dp" else 1
+        needed, available = _MEMORY_FACTOR * copies * copy_bytes(self.config), memory_bytes()
+        if needed > available:
             lines.append(f"needs {needed / 1e9:,.0f} GB of memory, has {available / 1e9:,.0f} GB")
         return lines
-
-    def _state_bytes(self, case: ParallelCase) -> int:
-        """Return the bytes of parameters, gradient and optimizer state over all devices."""
-        config, mesh = self.config_of(case), _mesh(case.sharding)
-        abstract = AbstractState(config, self.total_steps, mesh)
-        gradient = (abstract.weights[name] for name in abstract.trained)
-        arrays = *abstract.weights.values(), *gradient, *abstract.optimizer.values()
-        return mesh.size * bytes_per_device(arrays)
 
     def config_of(self, case: ParallelCase) -> RunConfig:
         """Return the run's config with the settings of a case."""
@@ -280,7 +221,6 @@ class ParallelCheck(NamedTuple):
             {},
             np.stack([result.routing.counts_E if result.routing else 0 for result in results]),
             state_bytes,
-            _traffic(compiled.as_text(), mesh),
         )
 
     def _change(self, case: ParallelCase, gradient: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -302,23 +242,6 @@ class ParallelCheck(NamedTuple):
     def _create(self, config: RunConfig, mesh: Mesh) -> tuple[GPT, SkippingOptimizer]:
         weights = load.place_starting_weights(self.start_weights, config, self.total_steps, mesh)
         return create_model_and_optimizer(config, self.total_steps, mesh, weights)
-
-
-def _cut(batch: loader.Batch, sequences: int, tokens: int) -> loader.Batch:
-    """Return the first tokens of the first sequences of a batch, as one microbatch."""
-
-    def cut(array: np.ndarray) -> np.ndarray:
-        return array.reshape(1, -1, *array.shape[2:])[:, :sequences, :tokens]
-
-    return type(batch)(*jax.tree.map(cut, tuple(batch)))
-
-
-def _traffic(program: str, mesh: Mesh) -> list[Traffic] | str:
-    """Return what a program sends, or why that can't be counted, as on TPUs."""
-    try:
-        return summary(collectives(program), mesh)
-    except ValueError as error:
-        return str(error)
 
 
 def _mesh(sharding: ShardingConfig) -> Mesh:
@@ -368,14 +291,8 @@ def run_check(path: Path, config: RunConfig, check: ParallelCheck, devices: int)
     """Train every case on at most `devices` devices and print a table, each row as soon as it is
     known. Return whether all differences are within their tolerances."""
     meshes, problems = check.meshes(devices)
-    cases = [case for mesh in meshes for case in check.splits(*mesh)]
-    print(*_header(path, config, check), *problems, "", _HEADER_ROW, sep="\n", flush=True)
-    start = time.perf_counter()
-    failures = list(_print_rows(check, cases))
-    seconds = time.perf_counter() - start
-    print(f"\n{len(cases)} cases in {seconds:.0f} s, {len(failures)} above tolerance")
-    print(*failures, sep="\n", end="\n" if failures else "")
-    return not failures
+    print(*_header(path, config, check), *problems, "", sep="\n", flush=True)
+    return not failures(print_checks(_checks(check, meshes)))
 
 
 def _header(path: Path, config: RunConfig, check: ParallelCheck) -> Iterator[str]:
@@ -384,87 +301,42 @@ def _header(path: Path, config: RunConfig, check: ParallelCheck) -> Iterator[str
     own_sequences, own_tokens = config.train.sequences_per_step, config.sequence_length
     of_sequences = f" of the {own_sequences:,}" * (sequences < own_sequences)
     of_tokens = f" of the {own_tokens:,}" * (tokens < own_tokens)
-    own = _columns(check.reference())[2]
-    steps = len(check.batches)
     yield (
-        f"{path}: the first {counted(steps, 'step')}, each with {sequences:,}{of_sequences}"
-        f" sequences of {tokens:,}{of_tokens} tokens,"
+        f"{path}: the first {counted(len(check.batches), 'step')}, each with {sequences:,}"
+        f"{of_sequences} sequences of {tokens:,}{of_tokens} tokens,"
     )
-    yield "in float32, without warm-up, on virtual CPU devices. A×B: A microbatches of B sequences."
-    yield (
-        f"loss, gradient: relative difference from one device with {own}. Rounding gives at most"
-        f" {ROUNDING_TOLERANCE:.0e}; ! marks more."
-    )
-    yield f"update: the same of what {config.train.optimizer} changes, given the same gradient."
-    yield "mesh: devices along data × tensor; in cp, data × context."
-    yield "bytes/device: parameters and optimizer state."
+    yield "in float32, without warm-up, on virtual CPU devices."
+    yield "A row is a mode, devices along data × tensor (in cp, context), microbatches × sequences."
+    yield f"Relative differences from {check.reference()} of loss, gradient, and the change that"
+    yield f"{config.train.optimizer} makes with the same gradient."
     if check.reference().balanced:
-        yield f"The load-balancing loss depends on the microbatches, so only rows with {own} have"
-        yield "it. The others are compared with one device without it."
+        yield "The load-balancing loss depends on the microbatches: rows with others are compared"
+        yield "with one device without it."
 
 
-def _print_rows(check: ParallelCheck, cases: list[ParallelCase]) -> Iterator[str]:
-    """Print each case's row when it is done. Yield a line for each that exceeds a tolerance."""
+def _checks(check: ParallelCheck, meshes: list[tuple[Mode, int, int]]) -> Iterator[Check]:
+    """Yield the comparison of each case with its reference."""
     references: dict[bool, CaseResult] = {}
-    for case in cases:
+    for case in (case for mesh in meshes for case in check.splits(*mesh)):
         reference = check.reference(case.balanced)
         if case.balanced not in references:
             references[case.balanced] = check.train(reference)
         expected = references[case.balanced]
-        if case == reference:
-            print(*_lines(case, expected), sep="\n", flush=True)
-            continue
-        result = check.train(case, expected.gradient)
-        difference = compare(result, expected)
-        print(*_lines(case, result, difference), sep="\n", flush=True)
-        if any(difference.exceeds):
-            yield " ".join(_columns(case)) + f": largest difference in {difference.most_in}"
+        if case != reference:
+            yield _as_check(case, check.train(case, expected.gradient), expected)
 
 
-def _lines(
-    case: ParallelCase, result: CaseResult, difference: Difference | None = None
-) -> Iterator[str]:
-    """Yield the lines of a row."""
-    size = _format_bytes(result.bytes_per_device)
-    if isinstance(result.traffic, str):
-        traffic, more = f"not counted: {result.traffic}", list[str]()
-    else:
-        traffic, *more = [*map(_format_traffic, result.traffic)] or ["nothing"]
-    if difference and difference.rerouted:
-        loss, gradient, _ = difference.tolerances
-        more.append(
-            f"{difference.rerouted} tokens to other experts: tolerances {loss:.0e}, {gradient:.0e}"
-        )
-    yield _ROW.format(*_columns(case), *_format_difference(difference), size, traffic)
-    yield from (_INDENT + line for line in more)
-
-
-def _columns(case: ParallelCase) -> tuple[str, str, str]:
-    """Return mode, mesh and split."""
-    split = f"{case.microbatches}×{case.microbatch_size}"
-    return case.mode, f"{case.data}×{case.last}", split
-
-
-def _format_difference(difference: Difference | None) -> Iterator[str]:
-    """Yield the columns of loss, gradient and update."""
-    if difference is None:
-        yield from ("– ", "– ", "– ")
-        return
-    for value, exceeds in zip(difference, difference.exceeds, strict=False):
-        yield f"{value:.1e}" + ("!" if exceeds else " ")
-
-
-def _format_traffic(traffic: Traffic) -> str:
-    axes = "+".join(traffic.axes)
-    return f"{traffic.kind} {axes}: {traffic.runs:,}, {_format_bytes(traffic.moved_bytes)}"
-
-
-def _format_bytes(count: float) -> str:
-    for unit in ("B", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:,.3g} GB"
+def _as_check(case: ParallelCase, result: CaseResult, expected: CaseResult) -> Check:
+    difference = compare(result, expected)
+    passed, notes = not any(difference.exceeds), []
+    if difference.rerouted:
+        notes.append(f"{counted(difference.rerouted, 'token')} to other experts")
+    if not passed:
+        notes.append(f"largest difference in {difference.most_in}")
+    limits = " ".join(f"{limit:.0e}" for limit in dict.fromkeys(difference.tolerances))
+    values = " ".join(f"{value:.1e}" for value in difference[:3])
+    notes.append(f"{format_bytes(result.bytes_per_device)} of weights and moments per device")
+    return Check(str(case), values, limits, passed, tuple(notes))
 
 
 def compare(found: CaseResult, expected: CaseResult) -> Difference:

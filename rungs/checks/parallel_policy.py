@@ -1,11 +1,13 @@
 """Check that a reinforcement learning run samples and learns the same on many devices as on one."""
 
+from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from rungs.checks.check import Check, failures, print_checks
 from rungs.checks.parallel import ROUNDING_TOLERANCE, relative_difference
 from rungs.config.run_config import ReinforceRunConfig
 from rungs.config.sharding_config import Mode, ShardingConfig
@@ -15,8 +17,6 @@ from rungs.reinforcement.rerun import open_learner
 from rungs.reinforcement.rollout_files import Completion
 from rungs.run.folder import RunFolder
 from rungs.step.state import host_copies
-
-_ROW = "{:6} {:>8}  {:>16} {:>12} {:>10}"
 
 
 class Outcome(NamedTuple):
@@ -31,22 +31,20 @@ def run_policy_check(run: RunFolder, config: ReinforceRunConfig, devices: int) -
     table. Return whether texts, log-probabilities and gradients equal one device's, but for
     rounding."""
     print(
-        f"{run.path}: the first step, in float32, on virtual CPU devices, compared with one device."
-        f"\nlog-prob: largest difference of a sampled token, in nats; gradient: relative"
-        f" difference.\nRounding gives at most {ROUNDING_TOLERANCE:.0e}; ! marks more.\n"
+        f"{run.path}: the first step, in float32, on virtual CPU devices, compared with one device:"
+        "\nequal texts, the largest difference of a sampled token's log-probability, in nats, and"
+        " the relative difference of the gradient\n"
     )
-    print(_ROW.format("mode", "devices", "equal texts", "log-prob", "gradient"), flush=True)
-    meshes: list[tuple[Mode, int]] = [("dp", 1)]
+    return not failures(print_checks(_checks(run, config, devices)))
+
+
+def _checks(run: RunFolder, config: ReinforceRunConfig, devices: int) -> Iterator[Check]:
+    expected = _first_step(run, config, "dp", 1)
     counts = [2**power for power in range(1, devices.bit_length()) if 2**power <= devices]
-    meshes += [(mode, count) for mode in ("dp", "fsdp") for count in counts]
-    expected = _first_step(run, config, *meshes[0])
-    failures = 0
+    meshes: list[tuple[Mode, int]] = [(mode, n) for mode in ("dp", "fsdp") for n in counts]
     for mode, count in meshes:
         if config.train.microbatch_size % count == 0:
-            found = expected if count == 1 else _first_step(run, config, mode, count)
-            failures += _print_row(mode, count, expected, found)
-    print(f"\n{failures} above tolerance")
-    return not failures
+            yield _compare(f"{mode} {count}", expected, _first_step(run, config, mode, count))
 
 
 def _first_step(run: RunFolder, config: ReinforceRunConfig, mode: Mode, count: int) -> Outcome:
@@ -73,8 +71,7 @@ def _first_step(run: RunFolder, config: ReinforceRunConfig, mode: Mode, count: i
     return Outcome(completions, {name: before[name] - after[name] for name in before})
 
 
-def _print_row(mode: Mode, count: int, expected: Outcome, found: Outcome) -> bool:
-    """Print a row; return whether a difference exceeds its tolerance."""
+def _compare(name: str, expected: Outcome, found: Outcome) -> Check:
     pairs = list(zip(expected.completions, found.completions, strict=True))
     equal = [(one, other) for one, other in pairs if one.tokens == other.tokens]
     log_prob = max(
@@ -82,8 +79,6 @@ def _print_row(mode: Mode, count: int, expected: Outcome, found: Outcome) -> boo
         default=np.inf,
     )
     gradient, _ = relative_difference(found.gradient, expected.gradient)
-    is_off = len(equal) < len(pairs) or max(log_prob, gradient) > ROUNDING_TOLERANCE
-    texts = f"{len(equal):,} of {len(pairs):,}"
-    row = _ROW.format(mode, count, texts, f"{log_prob:.1e}", f"{gradient:.1e}")
-    print(row + " !" * is_off, flush=True)
-    return is_off
+    passed = len(equal) == len(pairs) and max(log_prob, gradient) <= ROUNDING_TOLERANCE
+    values = f"{len(equal):,} of {len(pairs):,} texts, {log_prob:.1e}, {gradient:.1e}"
+    return Check(name, values, f"all, {ROUNDING_TOLERANCE:.0e}", passed)

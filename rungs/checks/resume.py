@@ -16,8 +16,10 @@ import numpy as np
 from rungs.checkpointing import manifest, optimizer_state
 from rungs.checkpointing.checkpoint_folder import IMPORTED, find_weights, list_checkpoints
 from rungs.checkpointing.weights_file import bits
+from rungs.checks.check import Check, failures, print_checks
 from rungs.common import disk
 from rungs.common.errors import RunFailure, UserError
+from rungs.common.shown_text import counted
 from rungs.config import reinforce_config, run_config, train_config
 from rungs.data.catalog import open_datasets
 from rungs.data.tokens.dataset import TRAIN, Dataset
@@ -34,14 +36,12 @@ _GROWS_AT = "5"
 _VALIDATION_BATCHES = 4
 _REINFORCEMENT_STEPS, _PROMPTS, _VALIDATION_ITEMS = 8, 8, 16
 _MAX_ATTEMPTS = 10
-_POLL_SECONDS = 0.0005
-_KILL_ROW = "{:>4}  {:>8}  {}"
-_RESULT_ROW = "{:15}  {:66}  {}"
+_POLL_SECONDS = 0.002
 
 Arrays = dict[str, np.ndarray]
 
 
-class ShortRun(NamedTuple):
+class ShortCopy(NamedTuple):
     """A short copy of a run that is not written yet."""
 
     config: run_config.AnyRunConfig
@@ -54,7 +54,7 @@ class ShortRun(NamedTuple):
 
 def shorten(
     run: RunFolder, config: run_config.AnyRunConfig, datasets_dir: Path, tokens: int
-) -> ShortRun:
+) -> ShortCopy:
     """Return a short copy of a run of either kind. `tokens` is the maximum sequence length in
     training; pairs are never cut. Raises UserError if run and data don't fit together."""
     model, train = config
@@ -68,7 +68,7 @@ def shorten(
 
 def shorten_training(
     run: RunFolder, config: run_config.RunConfig, datasets: dict[str, Dataset], tokens: int
-) -> ShortRun:
+) -> ShortCopy:
     """Return a copy of a training run with about a dozen steps and the complete schedule in them.
     `tokens` is the maximum sequence length, except of pairs. Raises UserError if run and data don't
     fit."""
@@ -98,10 +98,10 @@ def shorten_training(
         "checkpoint_interval": max(steps // _CHECKPOINTS, 1),
     }
     train = short.train.model_copy(update=changes)
-    return ShortRun(run_config.RunConfig(model, train), steps, [], [])
+    return ShortCopy(run_config.RunConfig(model, train), steps, [], [])
 
 
-def shorten_reinforcement(run: RunFolder, config: run_config.ReinforceRunConfig) -> ShortRun:
+def shorten_reinforcement(run: RunFolder, config: run_config.ReinforceRunConfig) -> ShortCopy:
     """Return a copy of a reinforcement learning run with a few steps of a few prompts. Raises
     UserError if its starting weights are missing."""
     train = config.train
@@ -119,7 +119,7 @@ def shorten_reinforcement(run: RunFolder, config: run_config.ReinforceRunConfig)
     }
     short = config._replace(train=train.model_copy(update=changes))
     files = [run.path / name for task in train.tasks for name in task.files]
-    return ShortRun(short, _REINFORCEMENT_STEPS, ["--trust-verifier"], files)
+    return ShortCopy(short, _REINFORCEMENT_STEPS, ["--trust-verifier"], files)
 
 
 def _shorten_task(task: reinforce_config.TaskConfig) -> reinforce_config.TaskConfig:
@@ -166,22 +166,13 @@ class TrainedRun(NamedTuple):
         return cls(last.step, *read_arrays(last), lines, steps, texts, logs)
 
 
-class Comparison(NamedTuple):
-    """A single comparison."""
-
-    what: str
-    how: str
-    difference: str | None
-    """The first difference, if any."""
-
-
 class Kill(NamedTuple):
     """A process that was killed."""
 
     seconds: float
     """Since its start."""
-    step: int | None
-    """The last step that it took, if any."""
+    steps: int
+    """Steps in the run's metrics."""
 
 
 class Training:
@@ -192,14 +183,10 @@ class Training:
         self._run, self._options, self._command = run, options, command
         self.batch_logs: list[Path] = []
         """The logs of the processes."""
-        self.start_seconds = math.inf
-        """The shortest time from the start of a process to its first step."""
 
     def finish(self) -> None:
         """Train to the end. Raises the UserError or RunFailure that ended the process."""
-        process = self._start()
-        self._wait(process, math.inf, math.inf)
-        if code := process.returncode:
+        if code := self._start().wait():
             text = self.batch_logs[-1].with_suffix(".txt").read_text("utf-8", "replace")
             errors = [line for line in text.splitlines() if line.startswith("error: ")]
             if code == 2 and errors:
@@ -211,12 +198,14 @@ class Training:
         """Kill a process `delay` seconds after it has taken a step that makes the run so many, or
         if that is 0 after its start; None if it ended before that."""
         process, begin = self._start(), time.monotonic()
-        step = self._wait(process, steps, delay)
+        while process.poll() is None and steps and not self._has_taken(steps):
+            time.sleep(_POLL_SECONDS)
+        time.sleep(delay)
         if process.poll() is not None:
             return None
         process.kill()
         process.wait()
-        return Kill(time.monotonic() - begin, step)
+        return Kill(time.monotonic() - begin, self._steps())
 
     def _start(self) -> subprocess.Popen[bytes]:
         run = self._run.path
@@ -227,19 +216,10 @@ class Training:
         with log.with_suffix(".txt").open("wb") as output:
             return subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
 
-    def _wait(self, process: subprocess.Popen[bytes], steps: float, delay: float) -> int | None:
-        """Wait as `kill` does, or until the process ends. Return its last step, if it took any."""
-        begin, deadline, last = time.monotonic(), math.inf, None
-        fewest = self._steps()
-        while process.poll() is None and (now := time.monotonic()) < deadline:
-            taken = self._steps()
-            fewest = min(fewest, taken)  # a start drops the steps after its checkpoint
-            if taken > fewest:
-                self.start_seconds, last = min(self.start_seconds, now - begin), taken - 1
-            if taken >= steps and (last is not None or not steps):
-                deadline = min(deadline, now + delay)
-            time.sleep(_POLL_SECONDS)
-        return last
+    def _has_taken(self, steps: int) -> bool:
+        """Return whether the last process has begun, which drops the steps after its checkpoint,
+        and the run has so many."""
+        return bool(BatchLog(self.batch_logs[-1]).batches) and self._steps() >= steps
 
     def _steps(self) -> int:
         metrics = self._run.metrics
@@ -250,20 +230,23 @@ class ResumeCheck:
     """Trains a run twice in subprocesses, uninterrupted and with kills, in a folder.
     `train_command` is the command of `train_with_batch_log.py`."""
 
-    def __init__(self, folder: Path, short: ShortRun, train_command: Sequence[str]) -> None:
+    def __init__(self, folder: Path, short: ShortCopy, train_command: Sequence[str]) -> None:
         self._folder, self._short, self._train_command = folder, short, train_command
         self.interval = short.config.train.checkpoint_interval
         self._uninterrupted = self._make_run("uninterrupted")
         self._killed = self._make_run("killed")
-        self._step_seconds = 0.0
+        self._start_seconds = self._step_seconds = 0.0
 
     def train_uninterrupted(self) -> float:
         """Train without a kill; return the seconds."""
         begin = time.monotonic()
         self._uninterrupted.finish()
+        seconds = time.monotonic() - begin
         run = TrainedRun.read(RunFolder(self._folder / "uninterrupted"), [])
-        self._step_seconds = float(np.median([step.step_seconds for step in run.metrics]))
-        return time.monotonic() - begin
+        taken = [step.step_seconds for step in run.metrics]
+        self._step_seconds = float(np.median(taken))
+        self._start_seconds = seconds - len(taken) * self._step_seconds
+        return seconds
 
     def train_killed(self, kills: int) -> list[Kill]:
         """Train from start to end with this many kills, and return them. If a process ends before
@@ -281,7 +264,7 @@ class ResumeCheck:
         """Kill one of `kills` processes at a random time: every second one while it starts, the
         others in a step, validation or save beyond a checkpoint, each further than the last."""
         if number % 2:
-            return self._killed.kill(0, random.uniform(0, self._killed.start_seconds))
+            return self._killed.kill(0, random.uniform(0, self._start_seconds))
         first = self.interval + 1
         low, high = (
             first + (self._short.steps - first) * part // kills for part in (number, number + 1)
@@ -299,7 +282,7 @@ class ResumeCheck:
         """Whether both results must be bit-identical."""
         return self.platform == "cpu" or self._short.config.train.deterministic
 
-    def comparisons(self) -> list[Comparison]:
+    def comparisons(self) -> list[Check]:
         """Compare the two trainings."""
         uninterrupted, killed = (
             TrainedRun.read(RunFolder(self._folder / name), training.batch_logs)
@@ -320,7 +303,7 @@ class ResumeCheck:
         return Training(RunFolder(run), self._short.options, self._train_command)
 
 
-def run_check(path: Path, short: ShortRun, check: ResumeCheck, kills: int) -> bool:
+def run_check(path: Path, short: ShortCopy, check: ResumeCheck, kills: int) -> bool:
     """Train the short copy of the run at `path` uninterrupted and with kills, and print results as
     soon as they are known. Return whether the two trainings are identical."""
     print(
@@ -329,31 +312,17 @@ def run_check(path: Path, short: ShortRun, check: ResumeCheck, kills: int) -> bo
         flush=True,
     )
     seconds = check.train_uninterrupted()
-    print(f"uninterrupted training on {check.platform}: {seconds:.1f} s")
+    print(f"uninterrupted training on {check.platform}: {seconds:.1f} s", flush=True)
     if not check.is_deterministic:
         print(
             f'A {check.platform} gives identical bits only with "deterministic": true in'
             f" {short.config.train_file}, which is slower\n(you can turn it on when you resume a"
             " run). Without it, a difference below may not be a bug."
         )
-    print("", _KILL_ROW.format("kill", "after", "during"), sep="\n", flush=True)
-    for number, kill in enumerate(check.train_killed(kills), 1):
-        during = (
-            "start" if kill.step is None else f"step {kill.step + 1}, or after step {kill.step}"
-        )
-        print(_KILL_ROW.format(number, f"{kill.seconds:.2f} s", during), flush=True)
-    return _print_comparisons(check.comparisons())
-
-
-def _print_comparisons(comparisons: list[Comparison]) -> bool:
-    """Print a table; return whether nothing differs."""
-    print("", _RESULT_ROW.format("what", "compared", "result"), sep="\n")
-    for what, how, difference in comparisons:
-        print(_RESULT_ROW.format(what, how, "DIFFERS" if difference else "identical"))
-    differing = [comparison for comparison in comparisons if comparison.difference]
-    for what, _, difference in differing[:1]:
-        print("", f"first difference: {what}: {difference}", sep="\n")
-    return not differing
+    for kill in check.train_killed(kills):
+        print(f"killed after {kill.seconds:.2f} s, {counted(kill.steps, 'step')} into the run")
+    print()
+    return not failures(print_checks(check.comparisons()))
 
 
 def read_arrays(checkpoint: manifest.Checkpoint) -> tuple[Arrays, Arrays]:
@@ -365,23 +334,28 @@ def read_arrays(checkpoint: manifest.Checkpoint) -> tuple[Arrays, Arrays]:
     return parameters, optimizer_state.load_to_host(checkpoint.folder)
 
 
-def compare(uninterrupted: TrainedRun, killed: TrainedRun) -> Iterator[Comparison]:
+def compare(uninterrupted: TrainedRun, killed: TrainedRun) -> Iterator[Check]:
     """Compare everything that resuming could change."""
     for what, expected, found in (
         ("parameters", uninterrupted.parameters, killed.parameters),
         ("optimizer state", uninterrupted.optimizer, killed.optimizer),
     ):
         how = f"{len(expected)} arrays after step {uninterrupted.step}, bit for bit"
-        yield Comparison(what, how, _compare_arrays(expected, found))
+        yield _check(what, how, _compare_arrays(expected, found))
     how = f"checksum of the batch of each step, in {len(killed.batch_logs)} processes"
-    yield Comparison(
-        "data order", how, _compare_batches(uninterrupted.batch_logs, killed.batch_logs)
-    )
+    logs = uninterrupted.batch_logs, killed.batch_logs
+    yield _check("data order", how, _compare_batches(*logs))
     how = f"{uninterrupted.lines} lines, each step once, everything but the times"
-    yield Comparison("metrics", how, _compare_metrics(uninterrupted, killed))
+    yield _check("metrics", how, _compare_metrics(uninterrupted, killed))
     if uninterrupted.texts:
         how = f"{len(uninterrupted.texts)} files of sampled texts with rewards"
-        yield Comparison("sampled texts", how, _compare_texts(uninterrupted.texts, killed.texts))
+        yield _check("sampled texts", how, _compare_texts(uninterrupted.texts, killed.texts))
+
+
+def _check(what: str, how: str, difference: str | None) -> Check:
+    if difference is None:
+        return Check(what, "identical", passed=True, notes=(how,))
+    return Check(what, "DIFFERS", passed=False, notes=(difference, how))
 
 
 def _compare_arrays(uninterrupted: Arrays, killed: Arrays) -> str | None:

@@ -143,8 +143,8 @@ def _gathers_of_updated_weights(run: RunConfig, layout: Layout) -> Iterator[Plan
     parts = state.weights_in(layout.for_updates)
     for name in sorted(state.trained):
         whole, part = state.weights[name], parts[name]
-        axis = sharded_axis(part.sharding.spec)  # type: ignore[union-attr]
+        axis = sharded_axis(part.sharding.spec)
         if axis is not None and whole.sharding != part.sharding:
-            size = math.prod(whole.sharding.shard_shape(whole.shape)) * whole.dtype.itemsize  # type: ignore[union-attr]
+            size = math.prod(whole.sharding.shard_shape(whole.shape)) * whole.dtype.itemsize
             devices = size_along(mesh, *axis.mesh_axes)
             yield PlannedCollective("all-gather", axis.mesh_axes, devices, size, 1)

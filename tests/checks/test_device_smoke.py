@@ -13,7 +13,7 @@ from rungs.common import run_log
 from rungs.model.kernels.matmul import matmul
 from rungs.parallel import jax_setup
 from tests.support.commands import Finished, run_script
-from tests.support.tiny_run import make_run
+from tests.support.tiny_run import MODEL, make_run
 
 COMMAND = "smoke_tests/test_device.py"
 ALL_CASES = kernels.cases
@@ -33,6 +33,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def check(folder: Path, **train: Any) -> Finished:
     run = make_run(folder / "run", drop_rate=0.0, **train)
+    (run.path / "model.json").write_text(json.dumps(MODEL | {"n_layers": 0}))
     finished = run_script(COMMAND, run.path, "--into", folder)
     assert {path.name for path in run.path.iterdir()} == {"model.json", "train.json"}
     return finished
@@ -43,20 +44,16 @@ def test_a_sound_machine_passes_and_leaves_a_report(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stdout
     report = json.loads((tmp_path / "device-report.json").read_text())
     assert {path.name for path in tmp_path.iterdir()} == {"run", "device-report.json"}
-    assert (report["format"], report["problems"]) == (1, [])
-    found = {(one["part"], one["name"]): one for one in report["figures"]}
-    assert found["device", "devices"]["value"] == "4 × cpu"
-    assert found["determinism", "step taken twice"]["value"] == "same bits"
-    assert found["kernels", "matmul float32"]["value"] < 1e-5
-    peak, share = found["peaks", "matmul float32"], found["peaks", "share of peak in a step"]
-    assert peak["unit"] == "FLOP/s"
-    assert share["value"] > 0
-    assert {one["part"] for one in report["figures"]} == {
-        *("device", "step", "checkpoint", "determinism", "peaks", "kernels")
-    }
-    assert all(one["name"] in ended.stdout for one in report["figures"])
-    assert "wrong" not in ended.stdout
-    assert ended.stdout.endswith("\nno problems found\n")
+    assert (report["format"], report["problems"]) == (2, [])
+    found = {one["name"]: one for one in report["checks"]}
+    assert found["devices"]["value"] == "4 × cpu"
+    assert found["step taken twice"]["value"] == "same bits"
+    assert found["matmul float32"]["unit"] == "FLOP/s"
+    assert found["share of peak in a step"]["value"] > 0
+    assert found["kernel: matmul float32"]["value"] < 1e-5
+    assert {"loss", "memory, plan", "checkpoint, size", "memory bandwidth"} <= found.keys()
+    assert all(name in ended.stdout for name in found)
+    assert "failed: none\n" in ended.stdout
 
 
 @pytest.mark.long
@@ -66,7 +63,7 @@ def test_a_broken_kernel_is_named_with_exit_code_1(
     monkeypatch.setattr(kernels, "matmul", lambda x, kernel: 1.01 * matmul(x, kernel))
     ended = check(tmp_path)
     assert ended.returncode == 1
-    assert "wrong: kernels, matmul float32: error 1.0e-02" in ended.stdout
+    assert ended.stdout.partition("failed: ")[2].startswith("kernel: matmul float32\n")
     report = json.loads((tmp_path / "device-report.json").read_text())
     assert len(report["problems"]) == 1
 
@@ -81,7 +78,8 @@ def test_a_part_that_fails_is_named_and_the_others_follow(
     monkeypatch.setattr(step.RunningStep, "create", no_memory)
     ended = check(tmp_path)
     assert ended.returncode == 1
-    assert "wrong: step, failed: out of memory a step needs about" in ended.stdout
+    assert "failed: step\n" in ended.stdout
+    assert "out of memory a step needs about" in ended.stdout
     assert "matmul float32" in ended.stdout
     assert "share of peak" not in ended.stdout
 

@@ -11,8 +11,11 @@ import pytest
 from jax import Array
 
 from rungs.checks import checked_model
-from rungs.checks.checked_model import CheckedModel, CheckLimits
-from rungs.checks.model import CheckResult, check_results
+from rungs.checks.causality import Queries, check_rows
+from rungs.checks.check import Check, failures
+from rungs.checks.checked_model import CheckedModel, check_memory, limits_for
+from rungs.checks.model import check_cache, check_padding, checks_of
+from rungs.checks.short_run import Limits, ShortRun
 from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig, load_run
 from rungs.data.tokens.loader import Batch, TrainingData
@@ -64,17 +67,20 @@ def tiny_model(data: Walks | None = None, train: Any = None, **model: Any) -> Ch
         model_config(emb_dim=32, **model),
         train_config(microbatch_size=2, drop_rate=0.5, **train or {}),
     )
-    return CheckedModel.from_data(
-        config, cast(TrainingData, data or Walks()), None, CheckLimits(4, LENGTH, 200)
-    )
+    return of_data(config, data or Walks(), 4, LENGTH)
 
 
-def results_of(checked: CheckedModel) -> dict[str, CheckResult]:
-    return {result.check: result for result in check_results(checked)}
+def of_data(config: RunConfig, data: Walks, sequences: int, tokens: int) -> CheckedModel:
+    limits = Limits(1, sequences, tokens)
+    return CheckedModel.of(ShortRun.of_data(config, cast(TrainingData, data), limits), 200)
 
 
-def failed(results: dict[str, CheckResult]) -> set[str]:
-    return {check for check, result in results.items() if result.passed is False}
+def results_of(checked: CheckedModel) -> dict[str, Check]:
+    return {check.name: check for check in checks_of(checked)}
+
+
+def failed(results: dict[str, Check]) -> set[str]:
+    return {check.name for check in failures(results.values())}
 
 
 SOUND: dict[str, dict[str, Any]] = {
@@ -326,15 +332,13 @@ def test_ignored_targets_do_not_count() -> None:
     assert results["overfitting"].passed
 
 
-@pytest.mark.parametrize("model", [NO_LAYERS, pytest.param({}, marks=pytest.mark.long)], ids=str)
-def test_a_single_token_skips_three_checks(model: dict[str, Any]) -> None:
-    data = cast(TrainingData, Walks())
-    config = RunConfig(model_config(emb_dim=32, **model), train_config())
-    results = results_of(CheckedModel.from_data(config, data, None, CheckLimits(1, 1, 200)))
-    assert {check for check, result in results.items() if result.passed is None} == {
-        *("rows", "padding", "cache")
-    }
-    assert failed(results) == set(), results
+def test_a_single_token_skips_three_checks() -> None:
+    config = RunConfig(model_config(emb_dim=32, **NO_LAYERS), train_config())
+    checked = of_data(config, Walks(), 1, 1)
+    unused: Any = None
+    rows = check_rows(checked, unused, Queries.spread_over(1, 1), unused)
+    for check in (rows, check_padding(checked), check_cache(checked, unused)):
+        assert (check.value, check.passed) == ("skipped", None)
 
 
 @pytest.mark.long
@@ -343,9 +347,9 @@ def test_lora_on_imported_weights(tmp_path: Path) -> None:
     run = imported_run(tmp_path / "run", lora=LORA)
     before = files(run.path)
     config = load_run(run.path)
-    results = results_of(
-        CheckedModel.from_run(run, config, tmp_path / "datasets", CheckLimits(None, None, 200))
-    )
+    limits = limits_for(config, None, None)
+    short = ShortRun.of(run, config, tmp_path / "datasets", limits)
+    results = results_of(CheckedModel.of(short, 200))
     assert failed(results) == set(), results
     assert results["initial loss"].passed is None
     assert results["gradients"].notes == (
@@ -357,16 +361,12 @@ def test_lora_on_imported_weights(tmp_path: Path) -> None:
 def test_a_model_too_large_for_memory_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make_dataset(tmp_path / "datasets")
     run = make_run(tmp_path / "run")
     monkeypatch.setattr(checked_model, "memory_bytes", lambda: 1000.0)
     with pytest.raises(UserError, match=r"^.*run: the check needs about .* GB of memory.*$"):
-        CheckedModel.from_run(run, load_run(run.path), tmp_path / "datasets", CheckLimits(4, 8, 1))
+        check_memory(run, load_run(run.path))
 
 
 def test_a_batch_without_targets_is_refused() -> None:
-    data = cast(TrainingData, Walks(ignored=3))
     with pytest.raises(UserError, match="no target among the first 2 tokens"):
-        CheckedModel.from_data(
-            RunConfig(model_config(), train_config()), data, None, CheckLimits(2, 2, 1)
-        )
+        of_data(RunConfig(model_config(), train_config()), Walks(ignored=3), 2, 2)

@@ -9,12 +9,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from rungs.checks.resume import (
-    BatchLog,
-    TrainedRun,
-    compare,
-    shorten_training,
-)
+from rungs.checks.check import failures
+from rungs.checks.resume import BatchLog, TrainedRun, compare, shorten_training
 from rungs.config import run_config
 from rungs.config.train_config import TrainConfig
 from rungs.data.catalog import open_datasets
@@ -102,7 +98,7 @@ def uninterrupted(tmp_path: Path) -> TrainedRun:
 
 def differences(uninterrupted: TrainedRun, **changes: Any) -> dict[str, str]:
     found = compare(uninterrupted, uninterrupted._replace(**changes))
-    return {finding.what: finding.difference for finding in found if finding.difference}
+    return {check.name: check.notes[0] for check in failures(found)}
 
 
 def test_identical_runs_have_no_differences(uninterrupted: TrainedRun, tmp_path: Path) -> None:
@@ -124,12 +120,9 @@ def test_arrays_are_compared_bit_by_bit(uninterrupted: TrainedRun) -> None:
     }
     zeros = {"zero": np.array([0.0])}
     negative = {"zero": -zeros["zero"]}
-    found = next(
-        compare(
-            uninterrupted._replace(parameters=zeros), uninterrupted._replace(parameters=negative)
-        )
-    )
-    assert found.difference == "zero[0]: 0.0 uninterrupted, -0.0 killed; 1 of 1 elements differ"
+    assert differences(uninterrupted._replace(parameters=zeros), parameters=negative) == {
+        "parameters": "zero[0]: 0.0 uninterrupted, -0.0 killed; 1 of 1 elements differ"
+    }
     assert differences(uninterrupted, parameters={"b": ARRAYS["b"]}) == {
         "parameters": "count: in only one of the two"
     }
