@@ -73,7 +73,7 @@ def main(
     _restart_with(devices)
     # JAX takes seconds to import, which the process before the restart can spare.
 
-    from rungs.checks.parallel import ParallelCheck, run_check
+    from rungs.checks.parallel import ParallelCheck, run_check, run_policy_check
     from rungs.checks.short_run import Limits, ShortRun
     from rungs.objectives.table import objective_of
     from rungs.parallel import jax_setup
@@ -82,8 +82,6 @@ def main(
     jax_setup.enable_compilation_cache()
     model, train = config
     if isinstance(train, ReinforceConfig):
-        from rungs.checks.parallel_policy import run_policy_check
-
         sys.exit(0 if run_policy_check(folder, RunConfig(model, train), devices) else 1)
     assert isinstance(train, TrainConfig)
     training = RunConfig(model, train)

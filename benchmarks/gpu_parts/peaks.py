@@ -19,7 +19,7 @@ def figures(setting: Setting) -> Iterator[Figure]:
     import jax
     import numpy as np
 
-    from rungs.checks.device_speed import memory_bandwidth
+    from rungs.checks.device import memory_bandwidth
     from rungs.parallel.sharding import one_device
     from rungs.planning.hardware import device_of_kind
 

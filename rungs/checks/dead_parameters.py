@@ -133,9 +133,8 @@ def find_dead_parameters(
                 alive.append((float(np.linalg.norm(part.gradient)), str(part)))
             else:
                 dead.append(str(part))
-    rows = _unused_rows(model, gradient, batch)
     parts = len(alive) + len(dead)
-    return DeadParameters(parts, dead, [*rows, *exemptions], min(alive, default=(0.0, "none")))
+    return DeadParameters(parts, dead, list(exemptions), min(alive, default=(0.0, "none")))
 
 
 def _parts(
@@ -158,16 +157,6 @@ def _parts(
         yield from (_Part(name, own, layer) for layer, own in enumerate(array))
 
 
-def _unused_rows(model: ModelConfig, gradient: Arrays, batch: CheckedBatch) -> Iterator[str]:
-    """Yield a line for each embedding table with rows unused by the batch."""
-    if "token_embedding.embedding" in gradient and not model.tied_embeddings:
-        absent = model.vocab_size - len(np.unique(batch.inputs_BS))
-        yield f"{absent:,} of {model.vocab_size:,} tokens are not in the batch: no gradient needed"
-    length = batch.inputs_BS.shape[-1]
-    if "position_embedding.embedding" in gradient and length < model.context_length:
-        yield f"positions from {length} on are not in the batch: no gradient needed"
-
-
 def _exemption(
     model: ModelConfig, part: _Part, parameters: Arrays, batch: CheckedBatch
 ) -> str | None:
@@ -176,23 +165,12 @@ def _exemption(
     attention = name.partition("blocks.attention.")[2]
     if name.endswith(DOWN) and not parameters[name.removesuffix(DOWN) + UP].any():
         return "LoRA's A has no gradient while B is zero, as it is at the start"
-    if attention == "key.bias" and _key_bias_has_no_effect(model):
+    has_equal_effect = (  # on all scores of a query
+        model.positions != "rope" and not model.qk_norm and model.attention_soft_cap is None
+    )
+    if attention == "key.bias" and has_equal_effect:
         return "a key bias adds the same to all scores of a query, which softmax ignores"
-    if attention.startswith(("query", "key")) and _sees_one_token(model, part, batch):
-        return "attention to a single token has no choice: queries and keys need no gradient"
-    if ".router." in name and model.n_experts == 1:
-        return "a router with one expert has no choice"
     counts_LE = batch.expert_tokens_LE
     if part.expert is not None and counts_LE is not None and not counts_LE[part.layer, part.expert]:
         return f"no token went to expert {part.expert} of layer {part.layer}"
     return None
-
-
-def _key_bias_has_no_effect(model: ModelConfig) -> bool:
-    """Whether a bias on all keys adds the same to all scores of a query."""
-    return model.positions != "rope" and not model.qk_norm and model.attention_soft_cap is None
-
-
-def _sees_one_token(model: ModelConfig, part: _Part, batch: CheckedBatch) -> bool:
-    kind = list(model.layer_kinds())[part.layer or 0]
-    return batch.inputs_BS.shape[-1] == 1 or (kind == "sliding" and model.sliding_window == 1)

@@ -3,8 +3,7 @@ differ by rounding; gradients that should not exist must be exactly 0. Axes as i
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterator
-from fractions import Fraction
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -242,14 +241,15 @@ def _overfitting_bound(checked: CheckedModel, start: float) -> tuple[float, str]
 
 
 def reachable_loss(model: ModelConfig, inputs_BS: np.ndarray, targets_BS: np.ndarray) -> float:
-    """Return the mean conditional entropy of targets given their contexts, in nats. Contexts have
-    only the certainly visible part, so the model can reach this loss or less. A soft cap on logits
-    adds the probability that it leaves to other tokens."""
-    followers: defaultdict[Hashable, Counter[int]] = defaultdict(Counter)
+    """Return the mean conditional entropy of targets given what a model certainly sees before them,
+    in nats: without layers a token, else all tokens of the window. A soft cap on logits adds the
+    probability that it leaves to other tokens."""
+    window = guaranteed_window(model) if model.n_layers else 1
+    followers: defaultdict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
     for inputs_S, targets_S in zip(inputs_BS.tolist(), targets_BS.tolist(), strict=True):
-        for context, target in zip(_contexts(model, inputs_S), targets_S, strict=True):
+        for end, target in enumerate(targets_S, start=1):
             if target != IGNORED:
-                followers[context][target] += 1
+                followers[tuple(inputs_S[max(end - window, 0) : end])][target] += 1
     total = sum(counts.total() for counts in followers.values())
     return sum(map(_total_entropy, followers.values())) / total + _soft_cap_loss(model)
 
@@ -258,27 +258,6 @@ def frequency_loss(targets_BS: np.ndarray) -> float:
     """Return the entropy of the targets, in nats: the loss of knowing only their frequencies."""
     counts = Counter(targets_BS[targets_BS != IGNORED].tolist())
     return _total_entropy(counts) / counts.total()
-
-
-def _contexts(model: ModelConfig, tokens: list[int]) -> Iterator[Hashable]:
-    """Yield the part of the context that each position certainly sees. Without layers it is only
-    the token: the position's vector is added, and the sum does not always identify both."""
-    for position, token in enumerate(tokens):
-        seen = tuple(tokens[max(position + 1 - guaranteed_window(model), 0) : position + 1])
-        if not model.n_layers:
-            yield token
-        elif model.positions in ("learned", "sinusoidal"):
-            yield position, seen
-        elif model.positions == "rope" and len(set(seen)) > 1:
-            yield seen
-        else:
-            yield token, _shares(seen)
-
-
-def _shares(seen: tuple[int, ...]) -> frozenset[tuple[int, Fraction]]:
-    """Return each token's share. Attention without positions is a mean of values, which depends on
-    shares but not on order or count; rotations do not distinguish equal values either."""
-    return frozenset((token, Fraction(n, len(seen))) for token, n in Counter(seen).items())
 
 
 def _total_entropy(counts: Counter[int]) -> float:

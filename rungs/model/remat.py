@@ -9,7 +9,7 @@
 
 Only this module interprets the setting: `save_for_backward` marks what "dots" keeps,
 `save_activation` what only "activations" keeps, `checkpoint_layer` applies it, and forecasts of
-memory, FLOPs and traffic read `RECOMPUTED`.
+memory and FLOPs read `RECOMPUTED`.
 
 A loop copies its residuals into arrays of all layers and out again; unrolled layers don't, but take
 longer to compile. So on CPUs and GPUs a few layers are unrolled. XLA's CPU compiler also widens a

@@ -14,8 +14,6 @@ from jax.sharding import Mesh
 from rungs.common.errors import OUT_OF_MEMORY_SIGNS, RunFailure
 from rungs.common.machine import memory_bytes
 from rungs.common.run_log import log
-from rungs.config.base import AUTO
-from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig
 from rungs.config.sharding_config import ShardingConfig
 from rungs.config.train_config import TrainConfig
@@ -117,16 +115,16 @@ def _edits_of_sharding(
     own, model = config.train, config.model
     base = TrainConfig.model_validate({**own.as_json(), **sharding})
     chosen = layer_loop(own, model)
-    settings = settings_from(chosen.remat)
     estimates = MemoryEstimates(RunConfig(model, base), mesh, stored)
-    for remat in settings:
+    for remat in settings_from(chosen.remat):
         loop = chosen if remat == chosen.remat and not sharding else LayerLoop(remat, 1)
         for size in _microbatch_sizes(base, base.microbatch_size, mesh):
             split = _split(base, size) if size != base.microbatch_size else {}
             train = base.model_copy(update=loop.as_keys() | split)
             memory = estimates.of(RunConfig(model, train))
             if memory.total <= limit:
-                yield Edit(sharding | _loop_keys(loop, own, train, model) | split, memory)
+                changed = {key: v for key, v in loop.as_keys().items() if getattr(own, key) != v}
+                yield Edit(sharding | changed | split, memory)
                 break
 
 
@@ -151,23 +149,6 @@ def _split(train: TrainConfig, size: int) -> dict[str, Any]:
     """Return the keys for microbatches of this size with the same sequences per step."""
     steps = train.sequences_per_step // size
     return {"microbatch_size": size, "gradient_accumulation_steps": steps}
-
-
-def _loop_keys(
-    loop: LayerLoop, own: TrainConfig, edited: TrainConfig, model: ModelConfig
-) -> dict[str, Any]:
-    """Return the keys that an edit needs to get a loop. `own` has values for "auto", which the
-    device may choose differently for the edited run."""
-    chosen = layer_loop(own, model)
-    if _loop_of({}, own, model) != chosen:
-        return dict(loop.as_keys().items() - chosen.as_keys().items())
-    fewest: list[dict[str, Any]] = [{}, {"remat": loop.remat}]
-    return next((it for it in fewest if _loop_of(it, edited, model) == loop), loop.as_keys())
-
-
-def _loop_of(keys: dict[str, Any], train: TrainConfig, model: ModelConfig) -> LayerLoop:
-    """Return the loop of a run with these as its only keys for it."""
-    return layer_loop(train.model_copy(update={"remat": AUTO, "scan_unroll": AUTO} | keys), model)
 
 
 def device_bytes(mesh: Mesh) -> float:

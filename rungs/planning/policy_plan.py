@@ -1,5 +1,5 @@
-"""Forecast and report of a reinforcement learning run: memory of sampling and updates, time of each
-phase, and the share of prompts with mixed results."""
+"""Forecast and report of a reinforcement learning run: memory of sampling and updates, and the time
+of each phase."""
 
 import json
 import math
@@ -23,12 +23,8 @@ from rungs.run import metrics
 from rungs.run.folder import RunFolder
 from rungs.step.state import shapes_of
 
-_TEXT_BYTES, _NEW_TOKEN_BYTES, _PROMPT_TOKEN_BYTES = 260, 36, 4
-"""Bytes of a text in `rollouts/`: names and rewards, and per token with its log-probability;
-prompts are text only."""
 _RECENT_STEPS = 50
-"""Recorded steps from which times and shares are taken."""
-_PASS_RATES = (0.05, 0.2, 0.5)
+"""Recorded steps from which times are taken."""
 
 
 class Phases(NamedTuple):
@@ -59,8 +55,6 @@ class PolicyPlan(NamedTuple):
     phases: Phases | None
     """None if the device's FLOP/s are unknown."""
     steps_done: int
-    mixed_share: float | None
-    """Share of recent prompts with both right and wrong completions; None before the first step."""
 
     @property
     def state_bytes(self) -> int:
@@ -83,16 +77,6 @@ class PolicyPlan(NamedTuple):
         """Approximate number of validations."""
         train = self.config.train
         return -(-train.steps // train.checkpoint_interval) + 1
-
-    @property
-    def rollout_bytes(self) -> int:
-        """Bytes of the run's rollouts on disk if every text has maximum length."""
-        train = self.config.train
-        held_out = sum(task.validation_items for task in train.tasks)
-        validated = self.validations * held_out * train.validation_samples
-        prompt = self.config.sequence_length - train.max_new_tokens
-        text = train.max_new_tokens * _NEW_TOKEN_BYTES + prompt * _PROMPT_TOKEN_BYTES + _TEXT_BYTES
-        return text * (train.steps * train.sequences_per_step + validated)
 
     @property
     def fits(self) -> bool:
@@ -127,7 +111,6 @@ def plan(
     update = forecast(run, training, hardware, sharding, datasets_dir, utilization)
     steps = list(metrics.stream(run.metrics, metrics.PolicyMetrics))
     recent = steps[-_RECENT_STEPS:]
-    prompts = config.train.prompts_per_step
     return PolicyPlan(
         config=config,
         update=update,
@@ -136,14 +119,7 @@ def plan(
         reference_bytes=_reference_bytes(config, update),
         phases=_recorded(recent) if recent and use_recorded else _computed(config, update),
         steps_done=steps[-1].global_step + 1 if steps else 0,
-        mixed_share=statistics.mean(s.groups_mixed / prompts for s in recent) if recent else None,
     )
-
-
-def expected_mixed(pass_rate: float, samples: int) -> float:
-    """Return the probability that independent completions, each right with probability `pass_rate`,
-    are neither all right nor all wrong."""
-    return 1 - pass_rate**samples - (1 - pass_rate) ** samples
 
 
 def _sampler_bytes(update: Forecast) -> int:
@@ -197,7 +173,11 @@ def as_text(run: RunFolder, plan: PolicyPlan) -> str:
     sections = [
         report.title(plan.update, run),
         report.parameters(plan.update),
-        *(section(plan) for section in (_memory, _step, _disk, _time, _signal, _verdict)),
+        _memory(plan),
+        _step(plan),
+        report.disk(plan.update),
+        _time(plan),
+        _verdict(plan),
     ]
     return "\n\n".join("\n".join(lines) for lines in sections)
 
@@ -211,10 +191,8 @@ def as_json(plan: PolicyPlan) -> str:
         "reference_bytes": plan.reference_bytes,
         "sampling_bytes": plan.sampling_bytes,
         "updating_bytes": plan.updating_bytes,
-        "rollout_bytes": plan.rollout_bytes,
         "seconds": plan.phases and plan.phases._asdict(),
         "steps_done": plan.steps_done,
-        "mixed_share": plan.mixed_share,
         "fits": plan.fits,
     }
     return json.dumps(figures, indent=2)
@@ -264,11 +242,6 @@ def _step(plan: PolicyPlan) -> Iterator[str]:
     )
 
 
-def _disk(plan: PolicyPlan) -> Iterator[str]:
-    yield from report.disk(plan.update)
-    yield f"          at most {format_bytes(plan.rollout_bytes)} of rollouts by the end"
-
-
 def _time(plan: PolicyPlan) -> Iterator[str]:
     phases = plan.phases
     if phases is None:
@@ -282,16 +255,6 @@ def _time(plan: PolicyPlan) -> Iterator[str]:
     else:
         yield f"          verifying {phases.verifying:.3g} s"
     yield f"          updating {phases.updating:.3g} s"
-
-
-def _signal(plan: PolicyPlan) -> Iterator[str]:
-    samples = plan.config.train.samples_per_prompt
-    yield "signal    only prompts with right and wrong completions teach anything:"
-    if plan.mixed_share is not None:
-        yield f"          {plan.mixed_share:.0%} of them in the run's latest steps"
-    for rate in _PASS_RATES:
-        share = expected_mixed(rate, samples)
-        yield f"          {share:4.0%} if {rate:.0%} of the completions of each are right"
 
 
 def _verdict(plan: PolicyPlan) -> Iterator[str]:

@@ -17,7 +17,7 @@ TARGETS = np.array([[2, -1], [2, 1]])
 QUERY, KEY_BIAS = "blocks.attention.query.kernel", "blocks.attention.key.bias"
 DOWN = "blocks.attention.query.low_rank.down"
 UP = "blocks.attention.query.low_rank.up"
-EXPERTS, ROUTER = "blocks.feed_forward.up.kernel", "blocks.feed_forward.router.kernel"
+EXPERTS = "blocks.feed_forward.up.kernel"
 TOKENS, POSITIONS = "token_embedding.embedding", "position_embedding.embedding"
 MIXTURE: dict[str, Any] = {"n_experts": 2, "experts_per_token": 1}
 
@@ -71,21 +71,9 @@ def test_experts_without_tokens_are_exempt() -> None:
     ]
 
 
-def test_the_router_of_a_single_expert_is_exempt() -> None:
-    gradient, tokens = {ROUTER: np.zeros((2, 3))}, [[4, 0], [2, 2]]
-    assert len(found(gradient, expert_tokens=tokens, **MIXTURE).dead) == 2
-    assert found(gradient, expert_tokens=[[4], [4]], n_experts=1, experts_per_token=1).dead == []
-
-
-def test_queries_are_exempt_in_layers_that_see_one_token() -> None:
-    pattern: dict[str, Any] = {"sliding_window": 1, "layer_pattern": ["sliding", "global"]}
-    assert found({QUERY: np.zeros((2, 3))}, **pattern).dead == [f"{QUERY} of layer 1"]
-
-
 def test_embedding_rows_of_counted_targets_are_parts() -> None:
     tokens, positions = np.ones((32, 3)), np.ones((8, 3))
     tokens[[3, 9]] = positions[[0, 5]] = 0
     result = found({TOKENS: tokens, POSITIONS: positions})
     assert result.dead == [f"{TOKENS}, token 3", f"{POSITIONS}, position 0"]
     assert result.parts == 5
-    assert [line.split()[0] for line in result.exemptions] == ["29", "positions"]

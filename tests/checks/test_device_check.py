@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import json
 import math
 import re
 from collections.abc import Callable
@@ -15,10 +14,8 @@ import numpy as np
 import pytest
 
 from rungs.checkpointing.manifest import Checkpoint
-from rungs.checks import device as check
-from rungs.checks import device_speed as peaks
+from rungs.checks import device, kernels
 from rungs.checks import device_step as step
-from rungs.checks import kernels
 from rungs.checks.check import Check, failures, print_checks
 from rungs.checks.device import on_mesh
 from rungs.checks.device_step import RunningStep, StepTime
@@ -117,28 +114,28 @@ def test_float32_may_be_rounded_as_accelerators_round_it() -> None:
 
 def test_rounds_change_the_array_of_every_device() -> None:
     mesh = mesh_of(4)
-    zeros = peaks._on_each(mesh, np.zeros(3, np.float32))
-    assert np.asarray(peaks._rounds(mesh, lambda x: x + 1)(5, zeros)).tolist() == [[5] * 3] * 4
+    zeros = device._on_each(mesh, np.zeros(3, np.float32))
+    assert np.asarray(device._rounds(mesh, lambda x: x + 1)(5, zeros)).tolist() == [[5] * 3] * 4
 
 
 def test_speeds_are_work_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """One round of half a second. The array that is sent arrives at the next device."""
     sent: list[np.ndarray] = []
 
-    def half_a_second(program: peaks.Rounds, *arrays: Any) -> float:
+    def half_a_second(program: device.Rounds, *arrays: Any) -> float:
         numbered = arrays[0] + jnp.arange(len(arrays[0]), dtype=arrays[0].dtype).reshape(
             -1, *[1] * (arrays[0].ndim - 1)
         )
         sent.append(np.asarray(program(1, numbered, *arrays[1:])))
         return 0.5
 
-    monkeypatch.setattr(peaks, "_seconds_per_round", half_a_second)
-    monkeypatch.setattr(peaks, "_SIZES", {"cpu": 64})
-    monkeypatch.setattr(peaks, "_CPU_BYTES", 4096)
+    monkeypatch.setattr(device, "_seconds_per_round", half_a_second)
+    monkeypatch.setattr(device, "_SIZES", {"cpu": 64})
+    monkeypatch.setattr(device, "_CPU_BYTES", 4096)
     mesh = mesh_of(2)
-    assert peaks.matmul_flops(mesh, "float32") == 2 * 64**3 / 0.5
-    assert peaks.memory_bandwidth(mesh) == 2 * 2048 / 0.5
-    assert peaks.link_bandwidth(mesh) == 512 / 0.5
+    assert device.matmul_flops(mesh, "float32") == 2 * 64**3 / 0.5
+    assert device.memory_bandwidth(mesh) == 2 * 2048 / 0.5
+    assert device.link_bandwidth(mesh) == 512 / 0.5
     assert sent[-1][:, 0].tolist() == [1, 0]
 
 
@@ -149,23 +146,23 @@ def test_short_rounds_are_repeated_until_they_can_be_timed(monkeypatch: pytest.M
         taken.append(rounds)
         return rounds * 0.001
 
-    monkeypatch.setattr(peaks, "_timed", timed)
-    assert peaks._seconds_per_round(lambda: None) == pytest.approx(0.001)
-    assert taken[-1] * 0.001 >= peaks._LEAST_SECONDS
+    monkeypatch.setattr(device, "_timed", timed)
+    assert device._seconds_per_round(lambda: None) == pytest.approx(0.001)
+    assert taken[-1] * 0.001 >= device._LEAST_SECONDS
     assert taken[:3] == [1, 1, 10]
 
 
 def test_a_device_far_below_its_published_figures_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peaks, "_platform", lambda _: "gpu")
-    monkeypatch.setattr(peaks, "matmul_flops", lambda *_: 300e12)
-    monkeypatch.setattr(peaks, "memory_bandwidth", lambda _: 3e12)
-    found = list(peaks.checks(mesh_of(1), ["float32"], hardware.device_by_name("h100")))
+    monkeypatch.setattr(device, "_platform", lambda _: "gpu")
+    monkeypatch.setattr(device, "matmul_flops", lambda *_: 300e12)
+    monkeypatch.setattr(device, "memory_bandwidth", lambda _: 3e12)
+    found = list(device.speeds(mesh_of(1), ["float32"], hardware.device_by_name("h100")))
     assert [(check.name, check.passed) for check in found] == [
         ("matmul float32", True),
         *(("matmul bfloat16", False), ("matmul float16", False), ("memory bandwidth", True)),
     ]
     assert found[1].notes[0] == "30% of published"
-    assert peaks._compared("matmul", 1.0, "FLOP/s", None).passed is None
+    assert device._compared("matmul", 1.0, "FLOP/s", None).passed is None
 
 
 def tiny(**train: object) -> RunConfig:
@@ -239,7 +236,7 @@ def test_a_damaged_checkpoint_is_found(
 
 
 def test_versions_name_devices_and_libraries() -> None:
-    found = {one.name: one for one in check.machine(mesh_of(8))}
+    found = {one.name: one for one in device.machine(mesh_of(8))}
     assert found["devices"].value == "8 × cpu"
     assert {"jax", "jaxlib", "Python", "system", "runtime"} <= found.keys()
     assert not failures(found.values())
@@ -255,35 +252,24 @@ def test_the_driver_is_what_nvidia_smi_says(
     (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\necho '{line}'\nexit {code}\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    assert check.nvidia_driver() == version
+    assert device.nvidia_driver() == version
 
 
 def test_an_old_driver_is_found() -> None:
     cuda13, cuda12 = {"jax-cuda13-plugin": "0.10.2"}, {"jax-cuda12-plugin": "0.10.2"}
-    assert "which needs 580 or newer" in check._old_driver("550.54.14", cuda13)
-    assert not check._old_driver("580.65.06", cuda13)
-    assert not check._old_driver("550.54.14", cuda12)
-    assert "which needs 525" in check._old_driver("470.1", cuda12)
-    assert not check._old_driver("550.54.14", {})
+    assert "which needs 580 or newer" in device._old_driver("550.54.14", cuda13)
+    assert not device._old_driver("580.65.06", cuda13)
+    assert not device._old_driver("550.54.14", cuda12)
+    assert "which needs 525" in device._old_driver("470.1", cuda12)
+    assert not device._old_driver("550.54.14", {})
 
 
 def test_a_gpu_that_is_not_used_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not check._unused_gpu("cpu", "580.65.06")  # the tests ask for the CPU
+    assert not device._unused_gpu("cpu", "580.65.06")  # the tests ask for the CPU
     monkeypatch.setenv("JAX_PLATFORMS", "")
-    assert "the extra cuda" in check._unused_gpu("cpu", "580.65.06")
-    assert not check._unused_gpu("gpu", "580.65.06")
-    assert not check._unused_gpu("cpu", "")
-
-
-def test_a_report_has_base_units_and_names_problems() -> None:
-    rows = [
-        Check("matmul", 4.5e14, "40%", True, ("45% of published",), "FLOP/s"),
-        Check("kernel", 0.5, "at most 1.0e-05", False, unit="relative error"),
-    ]
-    report = check.Report("runs/a", "2026-01-01T00:00:00+00:00", 60.0, rows)
-    content = json.loads(report.as_json())
-    assert content["problems"] == ["kernel FAILED 5.0e-01 expected: at most 1.0e-05"]
-    assert content["checks"] == json.loads(json.dumps([row._asdict() for row in rows]))
+    assert "the extra cuda" in device._unused_gpu("cpu", "580.65.06")
+    assert not device._unused_gpu("gpu", "580.65.06")
+    assert not device._unused_gpu("cpu", "")
 
 
 def test_a_row_has_one_line_or_one_for_each_detail(capsys: pytest.CaptureFixture[str]) -> None:

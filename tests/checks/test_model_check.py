@@ -107,8 +107,6 @@ SOUND: dict[str, dict[str, Any]] = {
     "experts": LLAMA | {"n_experts": 8, "experts_per_token": 2},
     "next-token": NO_LAYERS | {"positions": "none"},
     "positions": NO_LAYERS,
-    "single-token windows": LLAMA | {"sliding_window": 1},
-    "one-expert": LLAMA | {"n_experts": 1, "experts_per_token": 1},
     "recipe": RECIPE | {"zero_init_residual": True, "n_layers": 4},
     "tied table": NO_LAYERS | {"tied_embeddings": True, "norm": "layer_norm"},
 }

@@ -93,7 +93,7 @@ def test_the_laws_match_published_models(flops: float, batch: int, rate: float) 
 
 
 def test_a_rung_has_the_batch_of_the_law_from_its_first_step_on() -> None:
-    (rung,) = propose(run_config(batch_growth={"5": 2}), 1e15, 1, {})
+    (rung,) = propose(run_config(batch_growth={"5": 2}), 1e13, 1, {})
     assert rung.changes["batch_growth"] == rung.config.train.batch_growth == {}
     assert rung.config.tokens_before(rung.steps) == rung.tokens
 
@@ -110,7 +110,7 @@ def test_rungs_follow_the_laws() -> None:
 
 
 def test_with_mup_the_learning_rate_stays() -> None:
-    rung = propose(run_config({"mup": {"base_emb_dim": 32}}), 1e15, 1, {})[0]
+    rung = propose(run_config({"mup": {"base_emb_dim": 32}}), 1e13, 1, {})[0]
     assert "learning_rate" not in rung.changes
 
 
@@ -232,7 +232,7 @@ def test_a_batch_larger_than_the_dataset_is_reported(tmp_path: Path) -> None:
     datasets = {"tiny": Dataset("tiny", tmp_path / "tiny")}
     tiny = {"vocab_size": 64, "context_length": 16}
     with pytest.raises(UserError, match=r"--ladder: a batch of .* is more than the dataset has"):
-        propose(run_config(tiny, dataset="tiny"), 1e16, 1, datasets)
+        propose(run_config(tiny, dataset="tiny", microbatch_size=2048), 1e12, 1, datasets)
 
 
 @pytest.mark.long
@@ -249,18 +249,14 @@ def test_head_dim_stays_even_for_rotary_positions() -> None:
     assert rung.size.changes["head_dim"] % 2 == 0
 
 
-@pytest.mark.parametrize("budget", ["nan", "inf", "0", "ten"])
-def test_the_budget_must_be_a_finite_number(budget: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "message"), [(["--ladder", "nan"], "nan"), (["--rungs", "2"], "need --ladder")]
+)
+def test_wrong_options_are_refused(options: list[str], message: str, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
-    done = CliRunner().invoke(plan.main, [str(run.path), "--ladder", budget])
-    assert done.exit_code == 2 or isinstance(done.exception, UserError)
-
-
-def test_rungs_needs_ladder(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run")
-    done = CliRunner().invoke(plan.main, [str(run.path), "--rungs", "2"])
-    assert isinstance(done.exception, UserError)
-    assert "need --ladder" in str(done.exception)
+    done = CliRunner().invoke(plan.main, [str(run.path), *options])
+    assert done.exit_code
+    assert message in f"{done.output} {done.exception}"
 
 
 def test_a_committed_run_has_a_ladder() -> None:

@@ -51,13 +51,6 @@ def test_total_is_as_near_the_compiled_step_as_it_says(
     assert memory.total == pytest.approx(total, rel=memory.error)
 
 
-def test_estimates_of_other_microbatches_match_new_ones() -> None:
-    mesh = mesh_of(1)
-    estimates = MemoryEstimates(run_of(mesh), mesh)
-    halved = run_of(mesh, microbatch_size=8, gradient_accumulation_steps=4)
-    assert estimates.of(halved) == memory_of(halved, mesh)
-
-
 def test_on_accelerators_each_device_of_dp_has_a_part_of_moments_and_of_one_gradient() -> None:
     mesh = mesh_of(8)
     several = run_of(mesh)
@@ -97,30 +90,6 @@ def test_each_edit_fits_and_keeps_the_global_batch(monkeypatch: pytest.MonkeyPat
     assert "these edits of train.json would fit, with the same global batch:" in lines
     monkeypatch.setattr(advice, "device_bytes", lambda _: 1_000_000)
     assert "no combination of microbatch_size and remat fits" in advice.advice(config, mesh)[-1]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("target", "is_short"), [("cpu", False), ("cpu", True), ("gpu", False)])
-def test_each_edit_names_the_loop_that_the_device_would_not_choose(
-    target: str, is_short: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A start has the concrete values of "auto", but `train.json` does not."""
-    mesh = mesh_of(1)
-    asked = run_of(mesh, scan_unroll="auto")
-    if is_short:  # too little memory to unroll layers, unless the microbatch is halved
-        kept = remat._kept_bytes(asked.train, MODEL)
-        monkeypatch.setattr(remat, "memory_bytes", lambda: 1.5 * kept)
-    with trace_for(Target(target, "9.0")):
-        chosen = remat.layer_loop(asked.train, MODEL)
-        assert chosen.unroll == (1 if is_short else 4)
-        started = asked.train.model_copy(update=chosen.as_keys())
-        config = RunConfig(MODEL, started)
-        found = list(advice.edits(config, mesh, memory_of(config, mesh).total * 0.8))
-        assert found
-        for edit in found:
-            changed = type(started).model_validate({**asked.train.as_json(), **edit.keys})
-            assert memory_of(RunConfig(MODEL, changed), mesh) == edit.memory
-            assert target == "cpu" or "scan_unroll" not in edit.keys
 
 
 @pytest.mark.long

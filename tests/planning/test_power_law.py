@@ -1,6 +1,7 @@
 """The power law against SciPy's regression, its intervals against simulation, and the command on
 hand-written runs."""
 
+import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -29,7 +30,7 @@ from rungs.run.step_table import FloatArray
 from rungs.step.state import shapes_of
 
 COMPUTE = np.geomspace(1e15, 1e18, 6)
-SAMPLES = 2000
+SAMPLES = 500
 
 
 def almost(share: float) -> Any:
@@ -75,7 +76,7 @@ def test_prediction_matches_the_line_and_curvature_a_parabola() -> None:
     assert law.curvature == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.parametrize("runs", [3, 4, 6])
+@pytest.mark.parametrize("runs", [3, 6])
 def test_intervals_contain_the_truth_95_percent_of_the_time(runs: int) -> None:
     compute, new = np.geomspace(1e15, 1e18, runs), 1e19
     laws = [power_law.fit(compute, loss) for loss in simulated(compute)]
@@ -107,14 +108,6 @@ def test_a_perfect_line_has_empty_intervals() -> None:
     law = power_law.fit(COMPUTE[:4], 20 * COMPUTE[:4] ** -0.05)
     assert law.exponent == pytest.approx((0.05, 0.05, 0.05), rel=1e-9)
     assert law.predict(1e19) == pytest.approx((20 * 1e19**-0.05,) * 3, rel=1e-9)
-
-
-def test_runs_of_the_same_compute_count_separately() -> None:
-    compute = [1e15, 1e15, 1e16, 1e17, 1e17]
-    law = power_law.fit(compute, [5.0, 5.2, 4.5, 4.1, 4.0])
-    known = stats.linregress(np.log(compute), np.log([5.0, 5.2, 4.5, 4.1, 4.0]))
-    assert law.exponent.value == pytest.approx(-known.slope)
-    assert law.curvature is not None
 
 
 @pytest.mark.filterwarnings("error")
@@ -163,6 +156,7 @@ def config_of(width: int, **train: Any) -> RunConfig:
     )
 
 
+@functools.cache
 def flops_of(width: int) -> float:
     model = config_of(width).model
     return model_flops_per_token(shapes_of(model), model, 16) * TOKENS_PER_STEP * STEPS
@@ -249,10 +243,9 @@ def test_a_bend_is_reported_with_its_direction(make_run: MakeRun, bend: float, l
     assert figure.axes[0].get_title().splitlines()[1:] == [line]
 
 
-@pytest.mark.parametrize("schedule", ["cosine", "linear", "warmup_stable_decay"])
-def test_an_unfinished_run_is_reported_and_drawn_hollow(make_run: MakeRun, schedule: str) -> None:
-    folders = [make_run(width, schedule=schedule) for width in WIDTHS[:3]]
-    folders.append(make_run(96, stop=STEPS - 3, schedule=schedule))
+def test_an_unfinished_run_is_reported_and_drawn_hollow(make_run: MakeRun) -> None:
+    folders = [make_run(width) for width in WIDTHS[:3]]
+    folders.append(make_run(96, stop=STEPS - 3))
     lines = [line for line in text_of(folders).splitlines() if "not finished" in line]
     assert [line.split()[0] for line in lines] == ["w96"]
     scaled = ScaledRuns.of(load_runs(folders))
@@ -287,20 +280,14 @@ def test_unsuitable_runs_are_rejected_and_nothing_is_written(
 ) -> None:
     for width in WIDTHS[:3]:
         make_run(width)
-    make_run(32, "again")
-    make_run(32, "once-more")
     make_run(64, "other", dataset="novels")
     make_run(64, "mixed", dataset={"novels": 1, "books": 2})
     make_run(64, "copies", target_offset=0)
     make_run(64, "unseen", end=None)
     for names, lines in [
-        (["w16"], ["needs 3 runs or more; 1 given"]),
         (["w16", "w32"], ["needs 3 runs or more; 2 given"]),
-        (["w32", "again", "once-more"], ["different amounts of compute: 1"]),
-        (["w16", "w32", "other"], ['dataset differs ("books", "novels")']),
         (["w16", "w32", "mixed"], ['dataset differs ("books", {"books": 2.0, "novels": 1.0})']),
         (["w16", "w32", "copies"], ["target_offset differs (1, 0)"]),
-        (["w16", "w32", "unseen"], ["unseen has no validation loss"]),
         (["w16", "other", "unseen"], ["dataset differs", "unseen has no validation loss"]),
     ]:
         with pytest.raises(UserError) as error:
@@ -314,11 +301,10 @@ def test_unsuitable_runs_are_rejected_and_nothing_is_written(
 
 def test_a_loss_of_zero_is_rejected(make_run: MakeRun) -> None:
     folders = [make_run(width) for width in WIDTHS[:3]]
-    for field in ("validation_loss", "tokens_seen"):
-        *runs, odd = load_runs(folders)
-        odd.column(field)[-1] = 0
-        with pytest.raises(UserError, match=r"w64 ends at loss .* needs both above 0"):
-            ScaledRuns.of([*runs, odd])
+    *runs, odd = load_runs(folders)
+    odd.column("validation_loss")[-1] = 0
+    with pytest.raises(UserError, match=r"w64 ends at loss .* needs both above 0"):
+        ScaledRuns.of([*runs, odd])
 
 
 def markers(figure: Figure) -> list[Any]:
