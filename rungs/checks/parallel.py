@@ -313,7 +313,7 @@ def _header(path: Path, config: RunConfig, check: ParallelCheck) -> Iterator[str
     yield "in float32, without warm-up, on virtual CPU devices."
     yield "A row is a mode, devices along data × tensor (in cp, context), microbatches × sequences."
     yield f"Relative differences from {check.reference()} of loss, gradient, and the change that"
-    yield f"{config.train.optimizer} makes with the same gradient."
+    yield f"{config.train.optimizer} makes with the same gradient; bytes of weights and moments."
     if check.reference().balanced:
         yield "The load-balancing loss depends on the microbatches: rows with others are compared"
         yield "with one device without it."
@@ -340,7 +340,7 @@ def _as_check(case: ParallelCase, result: CaseResult, expected: CaseResult) -> C
         notes.append(f"largest difference in {difference.most_in}")
     limits = " ".join(f"{limit:.0e}" for limit in dict.fromkeys(difference.tolerances))
     values = " ".join(f"{value:.1e}" for value in difference[:3])
-    notes.append(f"{format_bytes(result.bytes_per_device)} of weights and moments per device")
+    notes.append(f"{format_bytes(result.bytes_per_device)} per device")
     return Check(str(case), values, limits, passed, tuple(notes))
 
 

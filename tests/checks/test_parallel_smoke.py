@@ -88,13 +88,13 @@ def test_a_wrong_gradient_is_found_in_the_modes_that_have_it(
 ) -> None:
     """Each device takes its share of the loss for all of it. The loss that is reported stays
     right."""
-    original = NextToken.__call__
+    original = NextToken.loss
 
-    def objective(*args: Any) -> Any:
+    def loss(*args: Any) -> Any:
         loss, aux = original(*args)
         return loss * collectives.axis_size(DATA), aux
 
-    monkeypatch.setattr(NextToken, "__call__", objective)
+    monkeypatch.setattr(NextToken, "loss", loss)
     result = runner.invoke(script.main, [*arguments, *FEW])
     assert result.exit_code == 1, result.output
     table = rows(result.stdout)
