@@ -153,15 +153,13 @@ def idle_devices(train: OptimizationConfig, used: int, available: int) -> str | 
     """Return a line that says how many devices a run leaves idle and how to use them, or None."""
     if train.sharding is not None or used == available:
         return None
-    size, in_step = train.microbatch_size, train.sequences_per_step
+    size = train.microbatch_size
     idle = f"{available - used} of {available} devices are idle:"
     if size % available == 0:
         return f"{idle} the last checkpoint used {used}; {_DP_KEY} would use all"
-    cause = f"{idle} microbatch_size {size} is not divisible by {available};"
-    fitting = [count for count in range(available, in_step + 1, available) if in_step % count == 0]
-    if not fitting:
-        larger = -(-size // available) * available
-        return f'{cause} "microbatch_size": {larger}, {_DP_KEY} would use all'
-    near = min(fitting, key=lambda count: abs(count - size))
-    keys = f'"microbatch_size": {near}, "gradient_accumulation_steps": {in_step // near}'
-    return f"{cause} {keys}, {_DP_KEY} would use all, with the same number of tokens per step"
+    larger = -(-size // available) * available
+    keys = f'"microbatch_size": {larger}, {_DP_KEY}'
+    return (
+        f"{idle} microbatch_size {size} is not divisible by {available}; {keys} would use all,"
+        " with more tokens per step"
+    )

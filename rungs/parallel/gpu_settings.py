@@ -41,11 +41,7 @@ def set_memory_share() -> None:
 
 def memory_share() -> float:
     """Return the share of a GPU's memory that training takes."""
-    try:
-        given = float(_given_share() or DEFAULT_SHARE)
-    except ValueError:
-        return DEFAULT_SHARE
-    return given if 0 < given <= 1 else DEFAULT_SHARE
+    return float(_given_share() or DEFAULT_SHARE)
 
 
 def share_advice(memory: str) -> str:
@@ -65,7 +61,7 @@ def set_gpu_flags(microbatches: int, float8: bool = False) -> None:
         flags = [
             f"--{name}={str(value).lower()}"
             for name, value in gpu_flags(microbatches, float8).items()
-            if _has(libraries, name)
+            if all(_contains(path, name) for path in libraries)
         ]
         os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *flags]).strip()
 
@@ -91,11 +87,8 @@ def gpu_flags(microbatches: int, float8: bool = False) -> dict[str, FlagValue]:
     if _jaxlib_version() < (0, 11, 1):
         former = {FORMER_NAMES[name]: True for name in flags if name in FORMER_NAMES}
         flags = former | {name: flags[name] for name in flags if name not in FORMER_NAMES}
-    return {name: value for name, value in flags.items() if name not in _user_flags()}
-
-
-def _user_flags() -> list[str]:
-    return re.findall(r"--(\w+)", os.environ.get("XLA_FLAGS", ""))
+    given = re.findall(r"--(\w+)", os.environ.get("XLA_FLAGS", ""))
+    return {name: value for name, value in flags.items() if name not in given}
 
 
 def _jaxlib_version() -> tuple[int, ...]:
@@ -115,11 +108,6 @@ def _files_of(package: str, name: str) -> list[Path]:
         return []
     folders = spec.submodule_search_locations if spec else None
     return [path for folder in folders or () if (path := Path(folder) / name).exists()]
-
-
-def _has(libraries: list[Path], flag: str) -> bool:
-    """Return whether all libraries contain a flag's name."""
-    return all(_contains(path, flag) for path in libraries)
 
 
 @functools.cache

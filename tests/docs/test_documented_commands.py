@@ -15,7 +15,7 @@ from pyarrow import parquet
 
 from tests.docs.test_task_pages import ONLY_READ
 from tests.support.checkout import make_checkout, publish, run_shell
-from tests.support.command_options import check_arguments
+from tests.support.commands import check_arguments
 from tests.support.committed_runs import ROOT
 from tests.support.documented_commands import PAGES, commands, is_fenced
 

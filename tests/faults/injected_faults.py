@@ -227,19 +227,6 @@ def fill_disk_of_log() -> None:
     run_log._File._open = lambda _: Path("/dev/full").open("w")  # type: ignore[assignment, method-assign]  # noqa: SIM115
 
 
-def remove_at_step(step: str, folder: str) -> None:
-    """Remove a folder before a step is recorded, once the first checkpoint is complete."""
-
-    def remove(*_: Any) -> None:
-        checkpoints = Path(folder, "checkpoints")
-        while checkpoints.exists() and not os.path.lexists(checkpoints / "latest"):
-            time.sleep(0.01)
-        while Path(folder).exists():  # another thread may write while it is removed
-            shutil.rmtree(folder, ignore_errors=True)
-
-    act_at_call(MetricsLog, "append", int(step) + 1, remove)
-
-
 def truncate_at_step(step: str, file: str, size: str) -> None:
     """Truncate a file before a step is recorded."""
     act_at_call(MetricsLog, "append", int(step) + 1, lambda *_: os.truncate(file, int(size)))

@@ -11,11 +11,9 @@ import pytest
 
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.common.errors import RunFailure
-from rungs.config import run_config
-from rungs.run.folder import RunFolder, StartOptions
-from rungs.training.dataset_learner import on_datasets
-from rungs.training.start import launch
+from rungs.run.folder import RunFolder
 from tests.support.committed_runs import ROOT
+from tests.support.starting import go as train_here
 from tests.support.tiny_run import command, make_run
 
 FAULTY_TRAIN = Path(__file__).with_name("faulty_train.py")
@@ -31,13 +29,6 @@ SHORT = {
 def short_run(folder: Path, **train: Any) -> RunFolder:
     """Make a run of 8 steps that saves after steps 0, 3, 6 and 7."""
     return make_run(folder, **{**SHORT, **train})
-
-
-def train_here(run: RunFolder, datasets_dir: Path, **start: Any) -> int:
-    """Train in this process and return the exit code."""
-    return launch(
-        run, run_config.load_run(run.path), StartOptions(**start), on_datasets(datasets_dir)
-    )
 
 
 def failure_message(run: RunFolder, datasets_dir: Path, **start: Any) -> str:

@@ -1,8 +1,6 @@
 """Damaged checkpoints: reported with the damaged file, and never used."""
 
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,9 +17,8 @@ from rungs.data.text.tokenizer import train_bpe
 from rungs.huggingface.exporting import Export
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.training.resume import checkpoint_to_resume
-from tests.faults.short_runs import error_line, short_run, train_here
+from tests.faults.short_runs import short_run, train_here
 from tests.support.charts import draw_no_charts
-from tests.support.committed_runs import ROOT
 from tests.support.tiny_run import assert_same_outcome, make_dataset
 
 
@@ -159,15 +156,6 @@ def test_dangling_links_are_an_error_and_a_start_repairs_them(
     assert load_model(copy.path).config.vocab_size == 64
 
 
-def test_a_dangling_link_does_not_fall_back_to_imported_weights(copy: RunFolder) -> None:
-    last = newest(copy)
-    (copy.checkpoints / "best").unlink()
-    (copy.checkpoints / "best").symlink_to("no such checkpoint")
-    shutil.copytree(last.folder, copy.checkpoints / "imported")
-    with pytest.raises(UserError, match="does not point to a checkpoint"):
-        find_weights(copy.path)
-
-
 def test_a_best_checkpoint_without_weights_does_not_fall_back_to_imported_ones(
     copy: RunFolder,
 ) -> None:
@@ -177,17 +165,6 @@ def test_a_best_checkpoint_without_weights_does_not_fall_back_to_imported_ones(
         path.unlink()
     with pytest.raises(UserError, match="best: does not point to a checkpoint"):
         find_weights(copy.path)
-
-
-def test_a_run_below_a_link_of_that_name_is_found(copy: RunFolder, tmp_path: Path) -> None:
-    (tmp_path / "checkpoints").mkdir()
-    (tmp_path / "checkpoints/latest").symlink_to(copy.path.parent)
-    assert find_weights(tmp_path / "checkpoints/latest" / copy.path.name).is_file()
-
-
-def test_what_is_no_weights_in_a_linked_checkpoint_is_named(copy: RunFolder) -> None:
-    with pytest.raises(UserError, match=r"optimizer: no checkpoint there"):
-        find_weights(copy.checkpoints / "best" / "optimizer")
 
 
 READERS: dict[str, Callable[[RunFolder], object]] = {
@@ -232,25 +209,6 @@ def test_weights_without_a_meta_json_are_not_checked(copy: RunFolder, tmp_path: 
     (tmp_path / "alone" / "meta.json").unlink()
     assert np.array_equal(load_model(tmp_path / "alone")(jnp.arange(8)[None]), expected)
     refuse_damaged(tmp_path / "alone" / "model.safetensors")
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("script", ["generate.py", "evaluate.py"])
-def test_commands_report_damage_in_one_line(
-    script: str, copy: RunFolder, with_tokenizer: Path
-) -> None:
-    (file,) = (copy.checkpoints / "best").resolve().glob("model-00002-of-*.safetensors")
-    flip_a_bit(file)
-    arguments = ["a text"] if script == "generate.py" else ["--datasets-dir", str(with_tokenizer)]
-    ended = subprocess.run(
-        [sys.executable, str(ROOT / script), str(copy.path), *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=ROOT,
-    )
-    assert f"damaged ({file.name})" in error_line(ended, code=2)
-    assert ended.stdout == ""
 
 
 @pytest.mark.usefixtures("no_charts")

@@ -10,13 +10,11 @@ from typing import Any
 
 import pytest
 
-from rungs.checkpointing import weights_file
-from rungs.checkpointing.checkpoint_folder import list_checkpoints
-from rungs.common.disk import folder_bytes, sync_to_disk
+from rungs.common.disk import folder_bytes
 from rungs.common.errors import RunFailure
 from rungs.run.folder import RunFolder
 from rungs.run.metrics import MetricsLog
-from tests.faults.injected_faults import fail, fill_disk_in_weights
+from tests.faults.injected_faults import fail
 from tests.faults.short_runs import (
     assert_metrics_are_complete_lines,
     checkpoint_steps,
@@ -59,21 +57,6 @@ def test_a_real_full_disk(uninterrupted: RunFolder, datasets_dir: Path, tmp_path
         resize(disk, 40_000_000)
         assert train(run, datasets_dir).returncode == 0
         assert_same_outcome(run, uninterrupted)
-
-
-@needs_mount
-@pytest.mark.long
-@pytest.mark.usefixtures("no_charts")
-def test_lowering_keep_checkpoints_lets_a_run_on_a_full_disk_continue(
-    uninterrupted: RunFolder, datasets_dir: Path, tmp_path: Path
-) -> None:
-    with tmpfs(tmp_path / "disk", 1_000_000) as disk:
-        run = short_run(disk / "run")
-        assert "the checkpoint of step 6 could not be written" in failure_message(run, datasets_dir)
-        change(run, keep_checkpoints=1)
-        assert train_here(run, datasets_dir) == 0
-        assert_same_outcome(run, uninterrupted)
-        assert checkpoint_steps(run)[-1] == 7
 
 
 @pytest.mark.usefixtures("no_charts")
@@ -131,22 +114,6 @@ def test_a_limit_on_file_sizes(
 
 @pytest.mark.long
 @pytest.mark.usefixtures("no_charts")
-def test_the_disk_fills_up_while_a_checkpoint_is_written(
-    run: RunFolder, uninterrupted: RunFolder, datasets_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(weights_file, "write_weights", weights_file.write_weights)
-        fill_disk_in_weights("2")
-        message = failure_message(run, datasets_dir)
-    assert "the checkpoint of step 3 could not be written" in message
-    assert space_in(message)[0] == pytest.approx(CHECKPOINT_BYTES, rel=0.2)
-    assert checkpoint_steps(run) == [0]
-    assert_metrics_are_complete_lines(run)
-    assert train_here(run, datasets_dir) == 0
-    assert_same_outcome(run, uninterrupted)
-
-
-@pytest.mark.usefixtures("no_charts")
 def test_a_checkpoint_that_will_not_fit_is_not_started(
     run: RunFolder, datasets_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,17 +124,6 @@ def test_a_checkpoint_that_will_not_fit_is_not_started(
         lambda *_: pytest.fail("was started"),
     )
     assert space_in(failure_message(run, datasets_dir))[1] == CHECKPOINT_BYTES
-
-
-@pytest.mark.long
-@pytest.mark.usefixtures("no_charts")
-def test_a_disk_of_unknown_size_is_taken_to_have_space(
-    run: RunFolder, datasets_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        "rungs.common.disk.shutil.disk_usage", lambda _: SimpleNamespace(total=0, free=0)
-    )
-    assert train_here(run, datasets_dir) == 0
 
 
 class AlmostFullFile:
@@ -210,25 +166,6 @@ def test_the_disk_is_full_for_a_line_of_metrics(
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("no_charts")
-def test_the_disk_is_full_for_the_metrics_when_a_run_resumes(
-    run: RunFolder, datasets_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert train_here(run, datasets_dir) == 0
-    before = run.metrics.read_bytes()
-    shutil.rmtree(list_checkpoints(run.checkpoints)[-1].folder)
-
-    def sync_or_fail(path: Path) -> None:
-        fail(errno.ENOSPC) if run.metrics.name in path.name else sync_to_disk(path)
-
-    monkeypatch.setattr("rungs.common.disk.sync_to_disk", sync_or_fail)
-    message = failure_message(run, datasets_dir)
-    assert message.startswith(f"{run.metrics}: the metrics so far could not be written: No space")
-    assert run.metrics.read_bytes() == before
-    assert not list(run.path.glob("*.new"))
-
-
-@pytest.mark.long
 def test_charts_and_log_that_cannot_be_written_do_not_stop_a_run(
     run: RunFolder, datasets_dir: Path
 ) -> None:
@@ -241,50 +178,7 @@ def test_charts_and_log_that_cannot_be_written_do_not_stop_a_run(
     assert checkpoint_steps(run) == [0, 3, 6, 7]
 
 
-@pytest.mark.long
-@pytest.mark.usefixtures("no_charts")
-def test_a_log_that_cannot_be_opened_does_not_stop_a_run(
-    run: RunFolder, datasets_dir: Path, messages: pytest.LogCaptureFixture
-) -> None:
-    run.log.mkdir()
-    assert train_here(run, datasets_dir) == 0
-    assert f"{run.log}: cannot be written to: Is a directory" in messages.text
-
-
 def test_the_disk_is_full_for_the_lock(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("socket.gethostname", lambda: fail(errno.ENOSPC))
     with pytest.raises(RunFailure, match="the lock of the run could not be written: No space"):
         run.lock().__enter__()
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("owner", "name"), [pytest.param(shutil, "copyfile", marks=pytest.mark.long), (Path, "mkdir")]
-)
-@pytest.mark.usefixtures("no_charts")
-def test_the_disk_is_full_for_what_fresh_moves_aside(
-    owner: Any,
-    name: str,
-    uninterrupted: RunFolder,
-    datasets_dir: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    run = RunFolder(shutil.copytree(uninterrupted.path, tmp_path / "copy", symlinks=True))
-    original = getattr(owner, name)
-
-    def fail_in_aside(*paths: Any, **named: Any) -> Any:
-        if any(run.aside in Path(path).parents for path in paths):
-            fail(errno.ENOSPC)
-        return original(*paths, **named)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(owner, name, fail_in_aside)
-        message = failure_message(run, datasets_dir, fresh=True)
-    assert message.startswith(f"{run.path}: what this start changes could not be written: No space")
-    assert all(path.name.startswith(".") for path in run.aside.glob("*"))  # unfinished
-    assert_same_outcome(run, uninterrupted)
-    assert train_here(run, datasets_dir, fresh=True) == 0
-    assert_same_outcome(run, uninterrupted)
-    (aside,) = run.aside.iterdir()
-    assert_same_outcome(RunFolder(aside), uninterrupted)

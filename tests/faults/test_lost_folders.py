@@ -18,7 +18,7 @@ from rungs.integrations.mirroring import restore_if_empty
 from rungs.run import metrics
 from rungs.run.folder import RunFolder
 from rungs.run.metrics import MetricsLog
-from tests.faults.injected_faults import act_at_call, fail, remove_at_step
+from tests.faults.injected_faults import act_at_call, fail
 from tests.faults.short_runs import failure_message, short_run, train_here
 from tests.faults.tmpfs import make_read_only, make_writable, needs_mount, tmpfs
 from tests.support.tiny_run import assert_same_outcome, losses
@@ -110,24 +110,6 @@ def test_metrics_that_lack_steps_before_the_checkpoint_are_noticed(
     assert train_here(run, datasets_dir) == 0
     assert f"{run.metrics}: lacks 5 steps before the checkpoint" in messages.text
     assert [step.global_step for step in metrics.read(run.metrics)] == [0, 1, 7]
-
-
-@pytest.mark.long
-@pytest.mark.usefixtures("no_charts")
-def test_a_removed_dataset_is_not_needed_before_the_next_start(
-    uninterrupted: RunFolder,
-    datasets_dir: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    copy = Path(shutil.copytree(datasets_dir, tmp_path / "datasets"))
-    run = short_run(tmp_path / "run")
-    monkeypatch.setattr(MetricsLog, "append", MetricsLog.append)
-    remove_at_step("2", str(copy / "tiny"))
-    assert train_here(run, copy) == 0
-    assert_same_outcome(run, uninterrupted)
-    with pytest.raises(ValueError, match="tiny: no such dataset"):
-        train_here(run, copy)
 
 
 @needs_mount

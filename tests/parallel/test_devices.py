@@ -129,19 +129,17 @@ def test_a_resumed_run_uses_as_many_devices_as_before_if_available(
 
 
 @pytest.mark.parametrize(
-    ("size", "microbatches", "used", "advice"),
+    ("size", "used", "advice"),
     [
-        (6, 16, 6, '"microbatch_size": 8, "gradient_accumulation_steps": 12'),
-        (96, 1, 1, '"sharding": {"mode": "dp"}'),  # as recorded by a checkpoint
-        (6, 1, 6, '"microbatch_size": 8, "sharding": {"mode": "dp"} would'),
-        (20, 2, 5, '"microbatch_size": 8, "gradient_accumulation_steps": 5'),
+        (96, 1, '"sharding": {"mode": "dp"}'),  # as recorded by a checkpoint
+        (6, 6, '"microbatch_size": 8, "sharding": {"mode": "dp"} would'),
+        (20, 5, '"microbatch_size": 24, '),
     ],
 )
 def test_idle_devices_come_with_the_microbatch_that_uses_them(
-    size: int, microbatches: int, used: int, advice: str
+    size: int, used: int, advice: str
 ) -> None:
-    settings = train_config(microbatch_size=size, gradient_accumulation_steps=microbatches)
-    line = devices.idle_devices(settings, used, 8)
+    line = devices.idle_devices(train_config(microbatch_size=size), used, 8)
     assert line is not None
     assert line.startswith(f"{8 - used} of 8 devices are idle: ")
     assert advice in line

@@ -142,15 +142,6 @@ def test_what_is_planned_with_is_what_is_set(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.usefixtures("no_share")
-@pytest.mark.parametrize("nonsense", ["0", "nan", "-1", "half", "1.5"])
-def test_a_share_that_is_none_counts_as_the_default(
-    nonsense: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(NEW, nonsense)
-    assert gpu_settings.memory_share() == DEFAULT_SHARE
-
-
-@pytest.mark.usefixtures("no_share")
 def test_an_empty_new_variable_does_not_hide_the_old_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(OLD, "0.4")
     assert gpu_settings.memory_share() == 0.4
