@@ -3,7 +3,7 @@ coordinate check of muP, and the learning-rate sweep. To add a comparison, list 
 `COMPARISON_CHARTS`."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -63,80 +63,27 @@ def loss_by_time(runs: list[RecordedRun]) -> Figure:
 
 
 def _loss_comparison(runs: list[RecordedRun], x_label: str, xs: list[FloatArray]) -> Figure:
-    """Training loss on the left and, if any run has it, validation loss on the right."""
+    """Draw training loss on the left and, if any run has it, validation loss on the right, with a
+    curve per run."""
+    length = -(-max(map(len, runs)) // POINTS)
+    smoothing = f"median of {length:,} steps" if length > 1 else "each step"
     pairs = list(zip(xs, runs, strict=True))
+    medians = [drawing.in_stretches(x, run.column("train_loss"), length) for x, run in pairs]
+    panels: dict[str, list[Curve]] = {f"training ({smoothing})": [(m.x, m.middle) for m in medians]}
     validation = [finite_points(x, run.column("validation_loss")) for x, run in pairs]
-    panels = {f"training ({_smoothing(runs)})": _medians(runs, "train_loss", xs)}
     if any(x.size for x, _ in validation):
         panels["validation"] = validation
-    label = "loss (nats per token)"
-    figure, axes = _comparison(runs, x_label, label, panels, run_charts.overlaps(runs))
-    drawing.log_axis(axes)
-    return figure
-
-
-def learning_rates(runs: list[RecordedRun]) -> Figure:
-    """The learning rate of all runs over their steps."""
-    curves = [(run.column("global_step"), run.column("learning_rate")) for run in runs]
-    figure, axes = _comparison(runs, "step", "learning rate", {"": curves})
-    drawing.zero_based_axis(axes)
-    return figure
-
-
-def gradient_norms(runs: list[RecordedRun]) -> Figure:
-    """The gradient norm before clipping of all runs over their steps."""
-    label = f"gradient norm before clipping ({_smoothing(runs)})"
-    figure, axes = _comparison(runs, "step", label, {"": _medians(runs, "gradient_norm")})
-    drawing.log_axis(axes)
-    return figure
-
-
-def throughputs(runs: list[RecordedRun]) -> Figure:
-    """Training tokens per second of all runs over their steps."""
-    curves = _medians(runs, "tokens_per_second")
-    label = f"training tokens per second ({_smoothing(runs)})"
-    figure, axes = _comparison(runs, "step", label, {"": curves})
-    drawing.throughput_axis(axes, [median for _, median in curves])
-    return figure
-
-
-def _medians(runs: list[RecordedRun], field: str, xs: Sequence[FloatArray] = ()) -> list[Curve]:
-    """Return the medians of a column, over the steps or `xs`; see `POINTS`."""
-    xs = xs or [run.column("global_step") for run in runs]
-    found = [
-        drawing.in_stretches(x, run.column(field), _length(runs))
-        for x, run in zip(xs, runs, strict=True)
-    ]
-    return [(of.x, of.middle) for of in found]
-
-
-def _length(runs: list[RecordedRun]) -> int:
-    return -(-max(map(len, runs)) // POINTS)
-
-
-def _smoothing(runs: list[RecordedRun]) -> str:
-    length = _length(runs)
-    return f"median of {length:,} steps" if length > 1 else "each step"
-
-
-def _comparison(
-    runs: list[RecordedRun],
-    x_label: str,
-    y_label: str,
-    panels: dict[str, list[Curve]],
-    notes: Sequence[str] = (),
-) -> tuple[Figure, Axes]:
-    """Draw panels side by side that share their y axis, each with one curve per run."""
-    names = ", ".join(run.name for run in runs)
-    subject = names if len(names) <= 60 else f"{len(runs)} runs"
-    title = f"{subject}: {y_label.partition(' (')[0]}"
-    figure, axes = drawing.new_chart(title, x_label, y_label, len(panels))
-    for panel, (title, curves) in zip(axes, panels.items(), strict=True):
-        panel.set_title(title, fontsize="medium")
+    names = [run.name for run in runs]
+    subject = ", ".join(names)
+    title = f"{subject if len(subject) <= 60 else f'{len(runs)} runs'}: loss"
+    figure, axes = drawing.new_chart(title, x_label, "loss (nats per token)", len(panels))
+    for panel, (panel_title, curves) in zip(axes, panels.items(), strict=True):
+        panel.set_title(panel_title, fontsize="medium")
         drawing.x_axis(panel)
         lines = _lines(panel, curves)
-    drawing.legend(figure, dict(zip((run.name for run in runs), lines, strict=True)), notes)
-    return figure, axes[0]
+    drawing.legend(figure, dict(zip(names, lines, strict=True)), run_charts.overlaps(runs))
+    drawing.log_axis(axes[0])
+    return figure
 
 
 def _lines(axes: Axes, curves: list[Curve]) -> list[Line2D]:
@@ -159,9 +106,6 @@ COMPARISON_CHARTS: dict[str, Callable[[list[RecordedRun]], Figure]] = {
     "loss-by-step-chart.png": loss_by_step,
     "loss-by-tokens-chart.png": loss_by_tokens,
     "loss-by-time-chart.png": loss_by_time,
-    "learning-rate-chart.png": learning_rates,
-    "gradient-norm-chart.png": gradient_norms,
-    "throughput-chart.png": throughputs,
 }
 
 

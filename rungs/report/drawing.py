@@ -185,14 +185,6 @@ def zero_based_axis(axes: Axes) -> None:
     axes.yaxis.set_major_formatter("{x:g}")
 
 
-def throughput_axis(axes: Axes, medians: list[FloatArray]) -> None:
-    """Scale the y axis from 0 to above the running medians, so that a stall is visible and one step
-    with an outlying time does not squash the rest."""
-    highest = max(np.fmax.reduce(y, initial=0) for y in medians)
-    axes.set_ylim(0, 1.2 * highest or 1)
-    axes.yaxis.set_major_formatter(format_number)
-
-
 def x_axis(axes: Axes) -> None:
     """Give the x axis few, round ticks with short labels."""
     axes.xaxis.set_major_locator(MaxNLocator(8, integer=True, steps=[1, 2, 5, 10], min_n_ticks=2))

@@ -23,8 +23,6 @@ _MOST_EVENTS = 300
 _BYTES_OF_BFLOAT16 = 8 / 3
 """Its size in base64."""
 _FEWEST_MEASUREMENTS = 12
-_TURNS = ("spike", "dropped", "warning", "failure")
-"""Events around which the layers are shown."""
 
 
 @dataclasses.dataclass
@@ -51,8 +49,6 @@ class ShownRun:
     def as_json(self, rows: int, layers_bytes: int) -> dict[str, Any]:
         """Return the run for the page, with at most this many steps, or means and extremes, and
         layers in about so many bytes."""
-        events = self._events()
-        turns = [one["step"] for one in events if one["event"] in _TURNS]
         layers = layer_record.read(self.folder.layers)
         lineage = self.config.train.lineage
         scores = records.latest_scores(records.read(self.folder, records.Evaluation)).values()
@@ -65,8 +61,8 @@ class ShownRun:
             "figures": self._figures(),
             "scores": [one.model_dump(exclude_none=True) for one in scores],
             "lineage": lineage.model_dump() if lineage else None,
-            "events": events,
-            "layers": layers_as_json(layers, turns, layers_bytes),
+            "events": self._events(),
+            "layers": layers_as_json(layers, layers_bytes),
             "samples": _some_samples(records.read_samples(self.folder)),
         }
 
@@ -199,17 +195,16 @@ def _encoded(columns: Mapping[str, FloatArray], rows: Any) -> dict[str, Any]:
     return {name: encode(name, column[rows]) for name, column in columns.items()}
 
 
-def layers_as_json(rows: layer_record.Rows | None, events: Iterable[int], most_bytes: int) -> Any:
+def layers_as_json(rows: layer_record.Rows | None, most_bytes: int) -> Any:
     """Return the steps, and by path, such as `heads/entropy`, an array with an axis of steps first;
-    None without rows. If they don't fit into `most_bytes`, evenly spaced steps are left out, but
-    not those before and after the steps of `events`."""
+    None without rows. If they don't fit into `most_bytes`, the steps are evenly spaced ones."""
     if rows is None or not len(rows):
         return None
     rows = rows[np.argsort(rows[layer_record.STEP], kind="stable")]
     arrays = dict(_leaves(rows))
     numbers = sum(array[0].size for array in arrays.values())
     most = max(int(most_bytes / _BYTES_OF_BFLOAT16 / max(numbers, 1)), _FEWEST_MEASUREMENTS)
-    shown = chosen_rows(rows[layer_record.STEP], list(events), most)
+    shown = np.linspace(0, len(rows) - 1, min(most, len(rows))).round().astype(np.intp)
     return {
         "steps": rows[layer_record.STEP][shown].tolist(),
         "series": {path: _as_bfloat16(array[shown]) for path, array in arrays.items()},
@@ -222,18 +217,6 @@ def _leaves(rows: layer_record.Rows, path: str = "") -> Iterator[tuple[str, NDAr
             yield from _leaves(rows[name], f"{path}{name}/")
         elif rows.dtype[name].base == np.float32:
             yield f"{path}{name}", rows[name]
-
-
-def chosen_rows(steps: NDArray[np.int64], events: list[int], most: int) -> NDArray[np.intp]:
-    """Return the rows of at most `most` steps: the two around each of the latest events, as far as
-    half of them go, and evenly spaced ones."""
-    if len(steps) <= most:
-        return np.arange(len(steps))
-    after = np.searchsorted(steps, np.array(sorted(events)[-most // 4 :], np.int64))
-    around = np.concatenate([after - 1, after])
-    around = np.unique(around[(around >= 0) & (around < len(steps))])
-    even = np.linspace(0, len(steps) - 1, most - len(around)).round().astype(np.intp)
-    return np.union1d(around, even)
 
 
 def _as_bfloat16(array: NDArray[np.float32]) -> dict[str, Any]:

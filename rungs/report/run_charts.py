@@ -140,6 +140,10 @@ def _mark_best(axes: Axes, best: BestStep) -> Line2D:
 TRAINING_CHARTS: Charts = {"loss-chart.png": loss_chart}
 
 
+def _share_axis(axes: Axes) -> None:
+    axes.set_ylim(-0.02, 1.02)
+
+
 def _preference_chart(
     title: str,
     y_label: str,
@@ -171,7 +175,7 @@ PREFERENCE_CHARTS: Charts = {
         "pairs with a positive margin",
         "share of the pairs",
         {"accuracy": BLUE},
-        scale=lambda axes: axes.set_ylim(-0.02, 1.02),
+        scale=_share_axis,
     ),
     # If the chosen answer's falls, too, the model moves to texts that nobody preferred.
     "answers-chart.png": partial(
@@ -247,8 +251,10 @@ def throughput_chart(run: drawing.AnySteps) -> Figure:
 
     def draw(axes: Axes) -> drawing.Lines:
         lines = drawing.trend(axes, run, "tokens_per_second")
-        median = axes.get_lines()[-1].get_ydata()
-        drawing.throughput_axis(axes, [np.asarray(median, dtype=float)])
+        medians = np.asarray(axes.get_lines()[-1].get_ydata(), dtype=float)
+        # from 0, so that a stall is visible, to above the medians: one step may be an outlier
+        axes.set_ylim(0, 1.2 * np.fmax.reduce(medians, initial=0) or 1)
+        axes.yaxis.set_major_formatter(drawing.format_number)
         return lines | drawing.resumes(axes, run)
 
     kind = "sampled" if isinstance(run, RecordedPolicyRun) else "training"
@@ -324,17 +330,19 @@ def groups_chart(run: RecordedPolicyRun) -> Figure:
 def completions_chart(run: RecordedPolicyRun) -> Figure:
     """Length of the completions, and the share of them that was cut off."""
     most = run.config.train.max_new_tokens
-    columns = {
-        f"mean length ÷ {most:,} tokens": (run.column("mean_tokens") / most, BLUE),
-        "completions cut off at max_new_tokens": (run.column("truncated"), VERMILLION),
-    }
 
-    def scale(axes: Axes) -> None:
-        axes.set_ylim(0, 1.02)
-        axes.set_xlim(left=min(0, run.column("global_step")[0]))
+    def draw(axes: Axes) -> drawing.Lines:
+        lengths, cut_off = run.column("mean_tokens") / most, run.column("truncated")
+        return {
+            f"mean length ÷ {most:,} tokens": drawing.median_line(axes, run, lengths, BLUE),
+            "completions cut off at max_new_tokens": drawing.median_line(
+                axes, run, cut_off, VERMILLION
+            ),
+            **drawing.resumes(axes, run),
+        }
 
     y_label = "share of max_new_tokens, of completions"
-    return _median_chart(run, "length of completions", y_label, columns, scale)
+    return drawing.steps_chart(run, "length of completions", y_label, draw, _share_axis)
 
 
 def entropy_chart(run: RecordedPolicyRun) -> Figure:
@@ -346,61 +354,63 @@ def entropy_chart(run: RecordedPolicyRun) -> Figure:
     return drawing.steps_chart(run, "entropy", "nats per token", draw, drawing.zero_based_axis)
 
 
-def log_prob_chart(run: RecordedPolicyRun) -> Figure:
-    """Difference in log-probability of sampling and training, and KL from the reference."""
-    columns = {
-        "largest |Δ log-probability|": (run.column("largest_log_prob_gap"), VERMILLION),
-        "mean |Δ log-probability|": (run.column("log_prob_gap"), BLUE),
-        "KL divergence from the reference": (run.column("kl"), PURPLE),
-    }
-    title = "log-probabilities, sampling against training"
-    return _median_chart(run, title, "nats per token", columns, drawing.log_axis)
-
-
-def ratios_chart(run: RecordedPolicyRun) -> Figure:
-    """Shares of tokens with exactly equal probabilities, and of tokens with a clipped ratio."""
-    columns = {
-        "equal to the last bit in both": (run.column("exact_ratios"), BLUE),
-        "clipped in the last update": (run.column("clipped_ratios"), VERMILLION),
-    }
-    title, y_label = "training against sampling", "share of tokens"
-    return _median_chart(run, title, y_label, columns, lambda axes: axes.set_ylim(0, 1.02))
-
-
-def seconds_chart(run: RecordedPolicyRun) -> Figure:
-    """Seconds of each phase of a step."""
-    phases = {"sampling": BLUE, "verifying": ORANGE, "updating": PURPLE}
-    columns = {name: (run.column(f"{name}_seconds"), color) for name, color in phases.items()}
-    return _median_chart(run, "time of a step", "seconds", columns, drawing.zero_based_axis)
-
-
 def _median_chart(
-    run: RecordedPolicyRun,
     title: str,
     y_label: str,
-    columns: dict[str, tuple[FloatArray, str]],
+    columns: dict[str, tuple[str, str]],
     scale: Callable[[Axes], object],
+    run: RecordedPolicyRun,
 ) -> Figure:
-    """Return a chart of running medians. `columns` has, by name, a value for each step and the
-    colour of its median. Columns without numbers are left out."""
+    """Return a chart of running medians. `columns` has, by name in the legend, a metric of each
+    step and the colour of its median. Metrics without numbers are left out."""
 
     def draw(axes: Axes) -> drawing.Lines:
         lines: drawing.Lines = {
-            name: drawing.median_line(axes, run, values, color)
-            for name, (values, color) in columns.items()
-            if np.isfinite(values).any()
+            name: drawing.median_line(axes, run, run.column(field), color)
+            for name, (field, color) in columns.items()
+            if np.isfinite(run.column(field)).any()
         }
         return lines | drawing.resumes(axes, run)
 
     return drawing.steps_chart(run, title, y_label, draw, scale)
 
 
-POLICY_CHARTS: dict[str, Callable[[Any], Figure]] = {
+POLICY_CHARTS: Charts = {
     "reward-chart.png": reward_chart,
     "groups-chart.png": groups_chart,
     "completions-chart.png": completions_chart,
     "entropy-chart.png": entropy_chart,
-    "log-prob-chart.png": log_prob_chart,
-    "ratios-chart.png": ratios_chart,
-    "seconds-chart.png": seconds_chart,
+    "log-prob-chart.png": partial(
+        _median_chart,
+        "log-probabilities, sampling against training",
+        "nats per token",
+        {
+            "largest |Δ log-probability|": ("largest_log_prob_gap", VERMILLION),
+            "mean |Δ log-probability|": ("log_prob_gap", BLUE),
+            "KL divergence from the reference": ("kl", PURPLE),
+        },
+        drawing.log_axis,
+    ),
+    # of tokens: those with exactly equal probabilities, and those with a clipped ratio
+    "ratios-chart.png": partial(
+        _median_chart,
+        "training against sampling",
+        "share of tokens",
+        {
+            "equal to the last bit in both": ("exact_ratios", BLUE),
+            "clipped in the last update": ("clipped_ratios", VERMILLION),
+        },
+        _share_axis,
+    ),
+    "seconds-chart.png": partial(
+        _median_chart,
+        "time of a step",
+        "seconds",
+        {
+            "sampling": ("sampling_seconds", BLUE),
+            "verifying": ("verifying_seconds", ORANGE),
+            "updating": ("updating_seconds", PURPLE),
+        },
+        drawing.zero_based_axis,
+    ),
 }

@@ -75,12 +75,21 @@ class Text:
 
 
 class _Batch:
-    """The rows of one model's weights, and their texts."""
+    """The rows of a model, and their texts."""
 
     def __init__(self, slots: Slots, weights: str) -> None:
         self.slots, self._weights = slots, weights
         self.texts: dict[int, Text] = {}
+        self.newer: NamedGenerator | None = None
+        """Weights for texts that join after those of now have ended."""
         self._seconds_per_token = _SECONDS_PER_CALL / MOST_TOKENS
+
+    def renew(self) -> None:
+        """Use the newer weights, if there are any and no text has those of now."""
+        if self.newer and not self.texts:
+            self._weights = self.newer.name
+            self.slots.use(self.newer.generator)
+            self.newer = None
 
     def join(self, text: Text) -> None:
         """Put a text into a free row."""
@@ -160,7 +169,7 @@ class Engine(threading.Thread):
         self._wake = threading.Condition()
         self._waiting = {name: collections.deque[Text]() for name in generators}
         self._batches = {
-            name: [_Batch(Slots(generator, rows), weights)]
+            name: _Batch(Slots(generator, rows), weights)
             for name, (weights, generator) in generators.items()
         }
         self._is_ending = False
@@ -174,7 +183,7 @@ class Engine(threading.Thread):
     @property
     def running(self) -> int:
         """Number of texts that are generated."""
-        return sum(len(batch.texts) for each in self._batches.values() for batch in each)
+        return sum(len(batch.texts) for batch in self._batches.values())
 
     def submit(self, name: str, texts: Sequence[Text]) -> None:
         """Let texts join a model's rows in their turn. Raises QueueFullError if too many wait."""
@@ -185,12 +194,11 @@ class Engine(threading.Thread):
             self._wake.notify()
 
     def replace(self, name: str, new: NamedGenerator) -> None:
-        """Use other weights of the same model for texts that join from now on; those in progress
-        end with the weights that they began with."""
+        """Use other weights of the same model for texts that join from now on, as soon as those in
+        progress have ended."""
         with self._wake:
-            slots = self._batches[name][0].slots.with_weights(new.generator)
-            self._batches[name].insert(0, _Batch(slots, new.name))
-            self._wake.notify()  # to free the weights of before, if no text has them
+            self._batches[name].newer = new
+            self._wake.notify()
 
     def end(self) -> None:
         """End the thread, without waiting for texts."""
@@ -213,7 +221,7 @@ class Engine(threading.Thread):
 
     def warm_up(self) -> None:
         """Compile the programs for few and for many texts, before the thread starts."""
-        for (batch,) in self._batches.values():
+        for batch in self._batches.values():
             rows = 0
             while rows < len(batch.slots):
                 text = Text([0], Sampling(), 0, 0, 1, False, False, lambda _: None)
@@ -227,25 +235,25 @@ class Engine(threading.Thread):
     def _wait(self) -> bool:
         """Wait for something to do; False if there will be nothing more."""
         with self._wake:
+            batches = self._batches.values()
             self._wake.wait_for(
-                lambda: self._is_ending or self.waiting or self.running or self._has_several_weights
+                lambda: (
+                    self._is_ending
+                    or self.waiting
+                    or self.running
+                    or any(batch.newer for batch in batches)
+                )
             )
             return not self._is_ending
 
-    @property
-    def _has_several_weights(self) -> bool:
-        return any(len(each) > 1 for each in self._batches.values())
-
     def _advance(self, name: str) -> None:
         """Let texts join, and add tokens to all of a model's texts."""
-        newest = self._batches[name][0]
-        while text := self._next(name, newest):
-            newest.join(text)
-        for batch in list(self._batches[name]):  # `replace` may insert one
-            batch.add()
+        batch = self._batches[name]
         with self._wake:
-            first, *others = self._batches[name]
-            self._batches[name] = [first, *(batch for batch in others if batch.texts)]
+            batch.renew()
+        while not batch.newer and (text := self._next(name, batch)):
+            batch.join(text)
+        batch.add()
 
     def _next(self, name: str, batch: _Batch) -> Text | None:
         """Take the next text that somebody waits for, if there is a free row."""
@@ -259,8 +267,7 @@ class Engine(threading.Thread):
         """Tell all clients that the engine has ended."""
         with self._wake:
             texts = [text for waiting in self._waiting.values() for text in waiting]
-            batches = [batch for each in self._batches.values() for batch in each]
-            texts += [text for batch in batches for text in batch.texts.values()]
+            texts += [text for batch in self._batches.values() for text in batch.texts.values()]
             for waiting in self._waiting.values():
                 waiting.clear()
         for text in texts:

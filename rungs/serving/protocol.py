@@ -29,18 +29,11 @@ _ONLY: dict[str, tuple[object, ...]] = {
     "suffix": ("",),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
     "parallel_tool_calls": (True, False),
     "response_format": ({"type": "text"},),
-    "modalities": (["text"],),
-    "reasoning_effort": ("none",),
-    "audio": (),
-    "prediction": (),
-    "verbosity": (),
-    "web_search_options": (),
 }
 """Parameters that aren't supported, with the values, besides null, that ask for nothing."""
+_Stop = Annotated[str, Field(min_length=1, max_length=MOST_STOP_CHARACTERS)]
 
 
 class StreamOptions(pydantic.BaseModel):
@@ -69,7 +62,7 @@ class Body(pydantic.BaseModel, abc.ABC):
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     n: Annotated[int, Field(ge=1)] = 1
     seed: int | None = None
-    stop: str | list[str] | None = None
+    stop: _Stop | Annotated[list[_Stop], Field(max_length=MOST_STOPS)] | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     temperature: float = 1.0
@@ -95,15 +88,6 @@ class Body(pydantic.BaseModel, abc.ABC):
             hint = did_you_mean(name, cls.model_fields, "leave it out")
             raise ValueError(f"unknown parameter {name}; {hint}")
         return kept
-
-    @pydantic.field_validator("stop")
-    @classmethod
-    def _few_stops(cls, stop: str | list[str] | None) -> str | list[str] | None:
-        stops = [stop] if isinstance(stop, str) else stop or []
-        if len(stops) > MOST_STOPS or not all(0 < len(s) <= MOST_STOP_CHARACTERS for s in stops):
-            most = f"at most {MOST_STOPS} strings of 1 to {MOST_STOP_CHARACTERS:,} characters"
-            raise ValueError(f"must be {most}")
-        return stop
 
     @property
     def asked_tokens(self) -> int | None:

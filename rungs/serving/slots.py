@@ -4,7 +4,6 @@ the texts need, and grow and shrink by powers of two.
 
 Axes as in `decoding.py`; R rows in use, C tokens of a call, K most likely tokens."""
 
-import copy
 import functools
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -77,15 +76,9 @@ class Slots:
         self._jit_score = jax.jit(self._score)
         self._state = self._jit_empty(1, _SHORTEST)
 
-    def with_weights(self, generator: Generator) -> "Slots":
-        """Return free rows for other weights of the same model, with the same programs."""
-        other = copy.copy(self)
-        other._weights = generator.weights
-        other._ends = np.ones_like(self._ends)
-        other._samplings = [GREEDY] * len(self._ends)
-        other._is_free = np.ones_like(self._is_free)
-        other._state = self._jit_empty(1, _SHORTEST)
-        return other
+    def use(self, generator: Generator) -> None:
+        """Use other weights of the same model. No row may have a text."""
+        self._weights = generator.weights
 
     def __len__(self) -> int:
         return len(self._ends)

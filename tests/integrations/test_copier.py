@@ -8,7 +8,7 @@ import pytest
 from rungs.checkpointing import retention
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.common.errors import UserError
-from rungs.integrations.mirror_folder import MirrorFolder, MirrorRecord
+from rungs.integrations.mirror_folder import MirrorFolder
 from rungs.integrations.mirroring import Copier
 from rungs.run.folder import RunFolder
 from tests.support.mirrors import Failing, files_of, save, saved_run
@@ -200,27 +200,3 @@ def test_a_damaged_record_is_refused(run: RunFolder, mirror: Path) -> None:
     copy(run, mirror)
     (mirror / "mirror.json").write_text("{")
     assert "mirror.json: damaged" in refusal(run, mirror)
-
-
-def test_a_record_that_lies_deletes_nothing_but_files_beside_checkpoints(
-    run: RunFolder, mirror: Path
-) -> None:
-    copy(run, mirror)
-    outside = mirror.parent / "outside"
-    outside.write_text("mine")
-    (saved, *_) = list_checkpoints(mirror / "checkpoints")
-    record = MirrorRecord.of_run(run)
-    assert record is not None
-    manifest = f"checkpoints/{saved.folder.name}/meta.json"
-    for name in (
-        "../outside",
-        manifest,
-        "checkpoints",
-        "mirror.json",
-        "metrics.jsonl/../../outside",
-    ):
-        record.copied[name] = (1, 1)
-    record.write(run.path)
-    before = files_of(mirror.parent)
-    copy(run, mirror)
-    assert files_of(mirror.parent) == before

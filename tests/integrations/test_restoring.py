@@ -112,24 +112,15 @@ def test_what_is_not_complete_there_is_left_out(mirrored: RunFolder, mirror: Pat
     assert steps(mirrored) == [1]
 
 
-def test_a_damaged_checkpoint_is_left_out(
-    mirrored: RunFolder, mirror: Path, messages: pytest.LogCaptureFixture
-) -> None:
-    flip_byte(list_checkpoints(mirror / "checkpoints")[-1].folder / "model.safetensors")
-    shutil.rmtree(mirrored.path)
-    restore(mirrored, mirror)
-    assert steps(mirrored) == [1]
-    assert "is damaged (model.safetensors); not restored" in messages.text
-
-
 @pytest.mark.parametrize("file", ["meta.json", "model.safetensors"])
-def test_after_a_damaged_checkpoint_the_run_goes_on_with_its_mirror(
-    file: str, mirrored: RunFolder, mirror: Path
+def test_a_damaged_checkpoint_is_left_out_and_the_run_goes_on_with_its_mirror(
+    file: str, mirrored: RunFolder, mirror: Path, messages: pytest.LogCaptureFixture
 ) -> None:
     flip_byte(list_checkpoints(mirror / "checkpoints")[-1].folder / file)
     shutil.rmtree(mirrored.path)
     restore(mirrored, mirror)
     assert steps(mirrored) == [1]
+    assert f"is damaged ({file}); not restored" in messages.text
     save(mirrored, 3)
     Copier(mirrored, MirrorFolder(str(mirror)), -1).copy(everything=True)
     there = list_checkpoints(mirror / "checkpoints")

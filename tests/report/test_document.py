@@ -1,15 +1,10 @@
 """The page as a file: its size, its policy, and text that must stay text."""
 
 import base64
-import contextlib
 import hashlib
 import html
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +17,6 @@ from rungs.common.errors import UserError
 from rungs.common.helper_process import process_executor
 from rungs.report import run_page
 from rungs.report.run_page import open_runs, page, page_data
-from rungs.run.recorded_run import RecordedRun, results_table
-from tests.support.committed_runs import ROOT
 from tests.support.recorded_runs import record_run, step
 
 
@@ -202,45 +195,3 @@ def test_a_start_after_a_kill_says_so(tmp_path: Path) -> None:
         "resumed after step 1",
         "the best checkpoint",
     ]
-
-
-START_AND_NAME_THE_WORKER = """
-import multiprocessing, sys, time
-from pathlib import Path
-from rungs.report import run_page
-
-def name_and_wait(run):
-    print(*(worker.pid for worker in multiprocessing.active_children()), flush=True)
-    time.sleep(600)
-
-if __name__ == "__main__":
-    run_page.ShownRun.refresh = name_and_wait
-    run_page.open_runs([Path(sys.argv[1])])
-"""
-
-
-@pytest.mark.long
-def test_a_killed_page_leaves_no_worker(tmp_path: Path) -> None:
-    (program := tmp_path / "program.py").write_text(START_AND_NAME_THE_WORKER)
-    run = record_run(tmp_path / "run", [step(0)])
-    command = [sys.executable, str(program), str(run)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
-        assert process.stdout
-        (worker,) = map(int, process.stdout.readline().split())
-        process.kill()
-        try:
-            process.communicate(timeout=120)  # until all that have inherited stdout have ended
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(worker, signal.SIGKILL)
-
-
-@pytest.mark.parametrize("seconds", [1.7e308, -1.7e308, 5e-324])
-def test_numbers_that_overflow_are_left_out(seconds: float, tmp_path: Path) -> None:
-    steps = [step(number, step_seconds=seconds, tokens_seen=2**52) for number in range(3)]
-    run = record_run(tmp_path / "run", steps)
-    [figures] = [one["figures"] for one in data_of(page(open_runs([run])))["runs"]]
-    assert 0 <= figures["seconds"] <= 3e9
-    _, line = results_table([RecordedRun.load(run)]).splitlines()
-    assert line.startswith("run")

@@ -36,8 +36,8 @@ def answer(server: PageServer, request: bytes) -> bytes:
         return connection.makefile("rb").readline().strip()
 
 
-def get(target: bytes, headers: bytes = b"") -> bytes:
-    return b"GET " + target + b" HTTP/1.1\r\nHost: HOST\r\n" + headers + b"\r\n"
+def get(target: bytes) -> bytes:
+    return b"GET " + target + b" HTTP/1.1\r\nHost: HOST\r\n\r\n"
 
 
 @pytest.mark.parametrize(
@@ -46,17 +46,9 @@ def get(target: bytes, headers: bytes = b"") -> bytes:
         (get(b"/"), b"200"),
         (get(b"/changes?since=" + b"9" * 5000), b"200"),
         (get(b"/changes?since=-1&since=x&%=\xff"), b"200"),
-        (get("/changes?since=٣".encode()), b"200"),
-        (get(b"http://["), b"404"),
         (get(b"//["), b"404"),
-        (get(b"/" + b"x" * 70_000), b"414"),
-        (get(b"/", b"X: " + b"x" * 70_000 + b"\r\n"), b"431"),
-        (get(b"/", b"X: x\r\n" * 200), b"431"),
         (get(b"/").replace(b"Host: HOST\r\n", b""), b"403"),
-        (b"\xff\xfe / HTTP/1.1\r\n\r\n", b"501"),
-        (b"GET / HTTP/" + b"9" * 5000 + b".1\r\n\r\n", b"<!DOCTYPE HTML>"),
         (b"\x16\x03\x01\x02\x00\r\n", b"<!DOCTYPE HTML>"),  # TLS
-        (b"\r\n" * 9, b""),
         (b"", b""),
     ],
 )

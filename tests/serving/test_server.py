@@ -15,6 +15,7 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import openai
@@ -310,19 +311,19 @@ def test_new_weights_answer_without_dropping_a_text(
     assert {event.system_fingerprint for event in events} == {"base"}
     answer = answering.client.completions.create(prompt=PROMPT, **SAME)
     assert (answer.choices[0].text, answer.system_fingerprint) == (text, "newer")
-    assert len(answering.engine._batches["base"]) == 1
     answering.engine.replace("base", served.load())
 
 
 def test_weights_that_no_text_has_are_freed_without_a_request(answering: Answering) -> None:
-    served = answering.models["base"]
-    batches, replaced = answering.engine._batches, []
+    batch, arrays = answering.engine._batches["base"], []
     for _ in range(3):
-        replaced.append(weakref.ref(batches["base"][0]))
-        answering.engine.replace("base", served.load())
-    assert eventually(lambda: len(batches["base"]) == 1)
+        new = answering.models["base"].load()
+        arrays.append(weakref.ref(jax.tree.leaves(new.generator.weights)[0]))
+        answering.engine.replace("base", new)
+        assert eventually(lambda: batch.newer is None)
+    del new
     gc.collect()
-    assert not [one for one in replaced if one()]
+    assert [array() is None for array in arrays] == [True, True, False]
 
 
 def test_models_are_named_by_run_and_checkpoint() -> None:
