@@ -220,8 +220,10 @@ class _Builder:
     def _add(self, batch: _Batch, split: Split | None) -> None:
         begin, end_of_text = self._tokenizer.begin, self._tokenizer.end_of_text
         end = [] if end_of_text is None else [end_of_text]
+        held_out = self._request.validation_percent / 100 * 2**64
         for text, ids in zip(batch.texts, self._encoder.encode(batch.texts), strict=True):
-            writer = self._writers[split or self._split_of(text)]
+            by_text: Split = "validation" if stable_hash(text) < held_out else "train"
+            writer = self._writers[split or by_text]
             for part in (begin, ids, end):
                 writer.append(part)
         progress = self._progress
@@ -232,11 +234,6 @@ class _Builder:
             text_bytes=progress.text_bytes + batch.bytes,
         )
         self._bar.update(batch.bytes)
-
-    def _split_of(self, text: str) -> Split:
-        """Return the split of a document, which depends only on its text."""
-        percent = self._request.validation_percent
-        return "validation" if stable_hash(text) < percent / 100 * 2**64 else "train"
 
     def _update(self, **changes: object) -> None:
         self._progress = self._progress.model_copy(update=changes)

@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-from rungs.common.errors import check_characters, errors_at
+from rungs.common.errors import errors_at
 from rungs.common.strict_json import format_value
 from rungs.data.build.chat_dataset import ChatFormat, Turn, save_template, token_count
 from rungs.data.build.document_files import DataFile, FetchedFile, fetch_ahead, fetcher, rows
@@ -49,10 +49,6 @@ class Preference(NamedTuple):
     rejected: Any
     variables: dict[str, Any]
     """Keys of a chat besides its messages."""
-
-    @property
-    def answers(self) -> tuple[Any, Any]:
-        return self.chosen, self.rejected
 
 
 def parse_preference(line: bytes) -> Preference:
@@ -107,11 +103,9 @@ class PreferenceFormat:
     def encode(self, found: Preference) -> list[list[Turn]]:
         """Return the turns of both documents. Raises ValueError."""
         if isinstance(found.chosen, str):
-            for text in (found.prompt, *found.answers):
-                check_characters(text, "a text")
-            pairs = [Pair("", found.prompt, answer) for answer in found.answers]
+            pairs = [Pair("", found.prompt, answer) for answer in (found.chosen, found.rejected)]
             return [[turn] for turn in encode_pairs(pairs, self.tokenizer)]
-        documents = [self._encode_chat(found, answer) for answer in found.answers]
+        documents = [self._encode_chat(found, answer) for answer in (found.chosen, found.rejected)]
         if not all(documents):
             raise ValueError("has an answer without anything to learn")
         return documents

@@ -8,7 +8,7 @@ import io
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 from rungs.common import paths, run_log
 from rungs.common.errors import UserError, reason
@@ -27,20 +27,9 @@ Progress = Callable[[int], object]
 """Called with the number of bytes read."""
 
 
-class Section(Protocol):
-    """A part of a file."""
-
-    @property
-    def path(self) -> Path: ...
-    @property
-    def size(self) -> int:
-        """Number of bytes or tokens."""
-
-    def split(self, percent: float) -> tuple[Self, Self]:
-        """Return the section without its last `percent`, and those."""
-
-
-S = TypeVar("S", bound=Section)
+S = TypeVar("S", bound=Any)
+"""A part of a file: has its `path`, its `size` in bytes or tokens, and `split(percent)`, which
+returns it without its last `percent`, and those."""
 
 
 class TextSection(NamedTuple):

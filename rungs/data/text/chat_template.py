@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from rungs.common.errors import UserError, check_characters, reason
+from rungs.common.errors import UserError, reason
 from rungs.common.strict_json import read_text
 from rungs.data.text.messages import ASSISTANT, TOOL_CALLS, Message, says_something
 from rungs.data.text.tokenizer_files import CONFIG_FILE, finder, json_object, special_tokens
@@ -51,8 +51,6 @@ class ChatTemplate:
     ) -> None:
         self.source, self.special_tokens = source, special_tokens
         self._tool_source = tool_source or source
-        for text in (source, self._tool_source, *special_tokens.values()):
-            check_characters(text, "the chat template or a special token")
         for template in (source, self._tool_source):
             _compiled(template)
 
@@ -108,8 +106,11 @@ class ChatTemplate:
         if any(first < end for first, end in marked):
             answers = _learned(messages, marked)
         else:
-            numbers = [n for n, message in enumerate(messages) if says_something(message)]
-            answers = [self._find_answer(text, turns, variables, number) for number in numbers]
+            answers = [
+                self._find_answer(text, turns, variables, number)
+                for number, message in enumerate(messages)
+                if says_something(message)
+            ]
         filled = [(first, end) for first, end in answers if first < end]
         return Rendered(text, filled, are_marked=bool(marked))
 
@@ -122,14 +123,10 @@ class ChatTemplate:
         own = {"messages": turns, "add_generation_prompt": add_generation_prompt}
         defaults = {"tools": None, "documents": None, **self.special_tokens}
         values = {**defaults, **variables, **own}
-        if _MARK in json.dumps(values, ensure_ascii=False):
-            raise UserError("the chat has the text that marks answers in templates; remove it")
         try:
-            text = _compiled(self._source_for(variables)).render(values)
+            return _compiled(self._source_for(variables)).render(values)
         except Exception as error:  # a template can raise anything
             raise UserError(f"the chat template refuses this chat: {reason(error)}") from None
-        check_characters(text, "the text of the chat template")
-        return text
 
     def _source_for(self, variables: Mapping[str, Any]) -> str:
         return self.source if variables.get("tools") is None else self._tool_source

@@ -8,7 +8,6 @@ Keys for unsupported kinds of training are refused; other keys are ignored."""
 
 from typing import Any, NamedTuple
 
-from rungs.common.errors import check_characters
 from rungs.common.strict_json import format_value
 
 ASSISTANT = "assistant"
@@ -180,5 +179,4 @@ def _text(content: Any, place: str) -> str:
         content = "".join(map(str, parts))
     if not isinstance(content, str):
         raise ValueError(f"{place}: {format_value(content)} is not a string")
-    check_characters(content, place)
     return content

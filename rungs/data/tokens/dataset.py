@@ -272,7 +272,7 @@ def _describe_pairs(path: Path, file: TokenFile) -> PairsDescription:
         is_valid &= (np.diff(ends_C, prepend=0) > 0).all() and ends_C[-1] == len(ends_P)
     if not is_valid or ends_P[-1] != len(file.tokens):
         raise UserError(f"{path}: its answers don't follow one another to the end of its tokens")
-    lengths_C = AnsweredDocuments(path).lengths()
+    lengths_C = AnsweredDocuments(path).lengths_C
     if file.is_preferences and len(lengths_C) % 2:
         raise UserError(f"{path}: has {len(lengths_C)} answers, which are not pairs")
     if lengths_C.min() < 2:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from rungs.common.errors import UserError
+from rungs.common.strict_json import format_value
 from rungs.config.run_config import MODEL_FILE, TRAIN_FILE, RunConfig
 from rungs.config.train_config import TrainConfig
 from rungs.data.text.tokenizer import Tokenizer
@@ -202,7 +203,7 @@ class ValidationData(_Data):
     def of(cls, config: RunConfig, datasets: dict[str, Dataset]) -> Self | None:
         """Return the validation batches, or None if no dataset has a validation split. Raises
         UserError, with one line per reason, if the config and a validation split do not fit."""
-        _raise_if_any(_split_problems(config, datasets, VALIDATION))
+        _raise_if_any(list(_split_problems(config, datasets, VALIDATION)))
         if not any(VALIDATION in datasets[name].splits for name in config.train.datasets):
             return None
         return cls(config, datasets)
@@ -305,89 +306,72 @@ def problems(config: RunConfig, datasets: dict[str, Dataset]) -> list[str]:
     ]
 
 
-def _split_problems(config: RunConfig, datasets: dict[str, Dataset], split: Split) -> list[str]:
-    """Return one line per reason why the config does not fit the split of a dataset."""
-    lines, model = [], config.model
-    for name in config.train.datasets:
+def _split_problems(config: RunConfig, datasets: dict[str, Dataset], split: Split) -> Iterator[str]:
+    """Yield one line per reason why the config does not fit the split of a dataset."""
+    train, vocab_size = config.train, config.model.vocab_size
+    for name in train.datasets:
         if split not in datasets[name].splits:
             continue
         description = datasets[name].description.splits[split]
         where = f"{split} split of dataset {name}"
-        if (largest := description.largest_token_id) >= model.vocab_size:
-            lines.append(
-                f"{MODEL_FILE}: vocab_size: {model.vocab_size} is too small for the token id"
-                f" {largest} in the {where}; at least {largest + 1}"
+        if (largest := description.largest_token_id) >= vocab_size:
+            yield (
+                f"{MODEL_FILE}: vocab_size: {vocab_size} is too small for the token id {largest} in"
+                f" the {where}; at least {largest + 1}"
             )
         is_preferences = bool(description.pairs and description.pairs.is_preferences)
-        if line := _objective_problem(config.train, is_preferences, name):
-            lines.append(line)
+        if train.learns_preferences != is_preferences:
+            holds = "preferences" if is_preferences else "no preferences"
+            fitting = '"dpo", "ipo" or "simpo"' if is_preferences else '"next_token"'
+            yield (
+                f'{TRAIN_FILE}: objective: "{train.objective}", but dataset {name} holds {holds};'
+                f" use {fitting}, or another dataset"
+            )
         elif description.pairs:
-            lines += _pairs_problems(config, datasets[name], split, where)
+            yield from _pairs_problems(config, datasets[name], split, where)
         else:
-            lines += _text_problems(config, description.tokens, split, where)
-    return lines
+            yield from _text_problems(config, description.tokens, split, where)
 
 
-def _objective_problem(train: TrainConfig, is_preferences: bool, name: str) -> str | None:
-    if train.learns_preferences == is_preferences:
-        return None
-    holds = "preferences" if is_preferences else "no preferences"
-    fitting = '"dpo", "ipo" or "simpo"' if is_preferences else '"next_token"'
-    return (
-        f'{TRAIN_FILE}: objective: "{train.objective}", but dataset {name} holds {holds}; use'
-        f" {fitting}, or another dataset"
-    )
-
-
-def _text_problems(config: RunConfig, tokens: int, split: Split, where: str) -> list[str]:
+def _text_problems(config: RunConfig, tokens: int, split: Split, where: str) -> Iterator[str]:
     """Check that a text has at least one sequence."""
     key, length, train = sequences.start_key(split), config.sequence_length, config.train
     start, needed = getattr(train, key), length + train.target_offset
     if tokens < needed:
-        return [
+        yield (
             f"{_length_key(train)}: {length} is too long for the {where}, which has {tokens}"
             f" tokens; at most {tokens - train.target_offset}"
-        ]
-    if start + needed > tokens:
-        return [
+        )
+    elif start + needed > tokens:
+        yield (
             f"{TRAIN_FILE}: {key}: {start} leaves no complete sequence in the {where}, which has"
             f" {tokens} tokens; at most {tokens - needed}"
-        ]
-    return []
+        )
 
 
-def _pairs_problems(config: RunConfig, dataset: Dataset, split: Split, where: str) -> list[str]:
+def _pairs_problems(config: RunConfig, dataset: Dataset, split: Split, where: str) -> Iterator[str]:
     """Check that no key is for text only, and that the longest pair fits into a sequence."""
-    lines, train = [], config.train
-    key, length = sequences.start_key(split), config.sequence_length
-    if train.target_offset != 1:
-        lines.append(
-            f"{TRAIN_FILE}: target_offset: {train.target_offset} is for text only; the {where}"
-            " holds pairs, which need 1"
-        )
-    if start := getattr(train, key):
-        lines.append(
-            f"{TRAIN_FILE}: {key}: {start} is for text only; the {where} holds pairs, which need 0"
-        )
-    if split == TRAIN and train.has_random_windows:
-        lines.append(
-            f'{TRAIN_FILE}: windows: "{train.windows}" is for text only; the {where} holds pairs,'
-            ' which need "consecutive"'
-        )
+    train, length = config.train, config.sequence_length
+    needs: dict[str, Any] = {"target_offset": 1, sequences.start_key(split): 0}
+    needs |= {"windows": "consecutive"} if split == TRAIN else {}
+    for key, needed in needs.items():
+        if (value := getattr(train, key)) != needed:
+            yield (
+                f"{TRAIN_FILE}: {key}: {format_value(value)} is for text only; the {where} holds"
+                f" pairs, which need {format_value(needed)}"
+            )
     pairs = dataset.description.splits[split].pairs
     assert pairs is not None
-    needed = pairs.longest_tokens - 1
-    if needed > length:
-        lengths_C = AnsweredDocuments(dataset.token_path(split)).lengths()
+    if (longest := pairs.longest_tokens - 1) > length:
+        lengths_C = AnsweredDocuments(dataset.token_path(split)).lengths_C
         count = int((lengths_C > length + 1).sum())
-        can_be_raised = train.sequence_length is None or needed <= config.model.context_length
-        lines.append(
+        can_be_raised = train.sequence_length is None or longest <= config.model.context_length
+        yield (
             f"{_length_key(train)}: {length} is too short for {count:,} of the {pairs.pairs:,}"
             f" pairs in the {where} (the longest has {pairs.longest_tokens:,} tokens);"
-            + (f" raise it to {needed} or" if can_be_raised else "")
+            + (f" raise it to {longest} or" if can_be_raised else "")
             + " remove them"
         )
-    return lines
 
 
 def _length_key(config: TrainConfig) -> str:
@@ -396,32 +380,29 @@ def _length_key(config: TrainConfig) -> str:
     return f"{TRAIN_FILE}: sequence_length"
 
 
-def _length_problems(config: RunConfig, datasets: dict[str, Dataset]) -> list[str]:
+def _length_problems(config: RunConfig, datasets: dict[str, Dataset]) -> Iterator[str]:
     """Check that there are enough training sequences, if the other checks allow counting them."""
-    train, length, step_tokens = config.train, config.sequence_length, config.tokens_per_step
+    train, minimum = config.train, config.train.min_train_tokens
     parts = sequences.sequences_by_dataset(config, datasets, TRAIN)
     if not all(map(len, parts.values())):
-        return []
+        return
     count = sequences.longest(parts, train) if train.phases else len(sequences.mix(parts, train))
-    steps = train.steps_of(count)
-    available = f"there are {count} sequences of {length} tokens"
+    available = f"there are {count} sequences of {config.sequence_length} tokens"
     if len(train.datasets) > 1:
         available += " until the first dataset of the mixture runs out"
     if train.start_train_token:
         available += f", starting at token {train.start_train_token}"
+    steps = train.steps_of(count)
     if not steps:
-        return [
+        yield (
             f"{TRAIN_FILE}: microbatch_size: {train.microbatch_size} ×"
             f" gradient_accumulation_steps {train.gradient_accumulation_steps} is more than one"
             f" epoch has: {available}; at most {count} per step"
-        ]
-    most = config.tokens_before(steps)
-    if train.min_train_tokens > most:
-        needed_steps = config.least_steps(train.min_train_tokens)
+        )
+    elif minimum > (most := config.tokens_before(steps)):
         more = " and more" * bool(train.batch_growth)
-        return [
-            f"{TRAIN_FILE}: min_train_tokens: {train.min_train_tokens} needs {needed_steps} steps"
-            f" of {step_tokens} tokens{more}, but one epoch has {steps}: {available}; at most"
-            f" {most}, or -1 for all"
-        ]
-    return []
+        yield (
+            f"{TRAIN_FILE}: min_train_tokens: {minimum} needs {config.least_steps(minimum)} steps"
+            f" of {config.tokens_per_step} tokens{more}, but one epoch has {steps}: {available}; at"
+            f" most {most}, or -1 for all"
+        )

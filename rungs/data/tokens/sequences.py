@@ -126,7 +126,7 @@ class PackedDocuments(PaddedDocuments):
 
     def __init__(self, documents: AnsweredDocuments, length: int) -> None:
         super().__init__(documents, length)
-        self._firsts = _pack(documents.lengths() - 1, length)
+        self._firsts = _pack(documents.lengths_C - 1, length)
 
     def __len__(self) -> int:
         return len(self._firsts) - 1

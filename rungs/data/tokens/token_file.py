@@ -1,5 +1,5 @@
 """Token files: safetensors (https://github.com/huggingface/safetensors#format) with a 1-D tensor
-`tokens`, read in slices and written as a stream, in bounded memory but for 16 bytes an answer.
+`tokens`, read in slices and written as a stream, in memory that does not grow with the tokens.
 
 A file of pairs (prompts and answers) has a second tensor `pair_bounds`, the start and end of each
 answer. A file of chats has one row per assistant turn, and a third tensor `chat_ends`, the rows up
@@ -183,50 +183,42 @@ class FileArray:
 
 class AnsweredDocuments:
     """The documents of a token file: pairs (one answer each) or chats (one per assistant turn).
-    The inputs of a document are all its tokens but the last, its targets all but the first."""
+    The inputs of a document are all its tokens but the last, its targets all but the first. Their
+    bounds are in memory, 32 bytes an answer."""
 
     def __init__(self, path: Path) -> None:
         file = TokenFile(path)
         assert file.bounds is not None
-        self._tokens, self._bounds_P2 = file.tokens, file.bounds
-        self._chat_ends_C = file.chat_ends
+        self._tokens, self._bounds_P2 = file.tokens, file.bounds[:]
+        ends_C = file.chat_ends[:] if file.chat_ends else np.arange(1, len(self._bounds_P2) + 1)
+        self._rows = np.concatenate([[0], ends_C])
+        """Each document's first row of bounds, then the number of rows."""
+        self._starts = np.concatenate([[0], self._bounds_P2[ends_C - 1, 1]])
+        """Each document's first token, then the number of tokens."""
 
     def __len__(self) -> int:
-        return len(self._chat_ends_C or self._bounds_P2)
+        return len(self._rows) - 1
 
     @property
     def input_tokens(self) -> int:
         """Total number of input tokens."""
         return len(self._tokens) - len(self)
 
-    def lengths(self) -> np.ndarray:
-        """Return lengths_C, the tokens of each document, int64."""
-        return self._answers(0, len(self))[2]
+    @property
+    def lengths_C(self) -> np.ndarray:
+        """Number of tokens of each document, int64."""
+        return np.diff(self._starts)
 
     def read(self, first: int, end: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return documents `first` to before `end`: their tokens, int32, whether each token belongs
         to an answer, and lengths_C."""
-        start, bounds_P2, lengths_C = self._answers(first, end)
-        tokens = self._tokens[start : start + int(lengths_C.sum())].astype(np.int32)
+        starts = self._starts[first : end + 1]
+        tokens = self._tokens[int(starts[0]) : int(starts[-1])].astype(np.int32)
+        bounds_P2 = self._bounds_P2[self._rows[first] : self._rows[end]] - starts[0]
         changes = np.zeros(len(tokens) + 1, np.int8)
         changes[bounds_P2[:, 0]] = 1
         np.subtract.at(changes, bounds_P2[:, 1], 1)
-        return tokens, np.cumsum(changes[:-1]) > 0, lengths_C
-
-    def _answers(self, first: int, end: int) -> tuple[int, np.ndarray, np.ndarray]:
-        """Return where documents start in `tokens`, their bounds_P2 from there, and lengths_C."""
-        rows = self._rows(first, end)
-        first_row, end_row = int(rows[0]), int(rows[-1])
-        start = int(self._bounds_P2[first_row - 1 : first_row][0, 1]) if first_row else 0
-        bounds_P2 = self._bounds_P2[first_row:end_row] - start
-        return start, bounds_P2, np.diff(bounds_P2[rows[1:] - first_row - 1, 1], prepend=0)
-
-    def _rows(self, first: int, end: int) -> np.ndarray:
-        """Return the index of each document's first row of bounds, then that after the last."""
-        if self._chat_ends_C is None:
-            return np.arange(first, end + 1)
-        ends_C = self._chat_ends_C[max(first - 1, 0) : end]
-        return ends_C if first else np.concatenate([[0], ends_C])
+        return tokens, np.cumsum(changes[:-1]) > 0, np.diff(starts)
 
 
 class TokenWriter:

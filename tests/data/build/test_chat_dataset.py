@@ -150,7 +150,7 @@ def test_parts_of_text_are_joined() -> None:
         ({"messages": [{**ASKED, "role": "me"}]}, r"role: \"me\" is not one of system, developer"),
         ({"messages": [{**ASKED, "content": None}]}, "content: null is not a string"),
         ({"messages": [{**ASKED, "content": [{"type": "image"}]}]}, "has a part that is not text"),
-        ({"messages": [{**ASKED, "content": "\ud800"}]}, "invalid character"),
+        ({"messages": [{**ASKED, "content": "\ud800"}, ANSWERED]}, "invalid character"),
         ({"messages": [ASKED]}, "no message from the assistant"),
         (
             {"messages": [ASKED, {**ANSWERED, "weight": 0.5}]},

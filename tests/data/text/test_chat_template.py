@@ -184,19 +184,3 @@ def test_a_saved_template_is_loaded_again(tmp_path: Path) -> None:
     template.save(tmp_path)
     loaded = ChatTemplate.load(tmp_path)
     assert (loaded.source, loaded.special_tokens) == (template.source, template.special_tokens)
-
-
-@pytest.mark.parametrize("where", ["chat_template", "bos_token"])
-def test_a_lone_surrogate_is_refused(where: str, tmp_path: Path) -> None:
-    config = {"chat_template": "{{ messages[0].content }}", "bos_token": "<s>"}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | {where: "{# \ud800 #}"}))
-    with pytest.raises(UserError, match="lone surrogate"):
-        ChatTemplate.load(tmp_path)
-
-
-def test_a_message_that_marks_an_answer_is_refused() -> None:
-    template = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}", {})
-    mark = "\uf8ffmark\uf8ff"
-    chat = [Message("user", f"{mark}secret{mark}"), Message("assistant", "yes")]
-    with pytest.raises(UserError, match="marks answers"):
-        template.render_answers(chat)
