@@ -28,6 +28,13 @@ from tests.support.document_files import json_lines, parquet, texts
         ("--chats a.jsonl --name x --tokenizer t --vocab-size 0", "--chats needs the --tokenizer"),
         ("--text a.txt --name x --tokenizer t --vocab-size 0", "do not go together"),
         ("python-stdlib --validation-percent 0", "to build a dataset from files, add --text"),
+        ("--pairs pairs.jsonl --name a/b", "this name is reserved"),
+        ("--tokens a.npy --name python-stdlib --vocab-size 99", "this name is reserved"),
+        (
+            "--tokens a.npy --name x --vocab-size 99 --validation-file b --validation-percent 1",
+            "--validation-file and --validation-percent do not go together",
+        ),
+        ("--text a.txt --name x --split a", "--split is for repositories on the hub"),
         ("--text a.txt --name x --max-tokens 5", "--max-tokens is for --chats or --preferences"),
         ("python-stdlib --validation-file a.bin", "to build a dataset from files, add --text"),
         ("--jsonl missing.jsonl --name x", "missing.jsonl: cannot be read"),

@@ -252,18 +252,8 @@ def test_what_is_refused(text: str) -> None:
         evaluate(text)
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        *(("1-2-3", -4), ("8/2/2", 2), ("2+3*4", 14), ("-2*-3", 6), ("--2", 2), (" 007 + 00 ", 7)),
-        ("-" * (MAX_CHARACTERS - 1) + "1", -1),
-        ("1+" * (MAX_CHARACTERS // 2 - 1) + "1", MAX_CHARACTERS // 2),
-    ],
-)
-def test_precedence(text: str, expected: int) -> None:
-    assert evaluate(text)[0] == expected
-
-
-def test_the_deepest_nesting_that_is_allowed() -> None:
-    depth = MAX_DEPTH - 1
-    assert evaluate("(" * depth + "7" + ")" * depth)[0] == 7
+def test_precedence_and_the_deepest_nesting() -> None:
+    brackets = "(" * (MAX_DEPTH - 1) + "7" + ")" * (MAX_DEPTH - 1)
+    values = {"1-2-3": -4, "8/2/2": 2, "2+3*4": 14, "-2*-3": 6, "--2": 2, " 007 + 00 ": 7}
+    for text, value in (values | {brackets: 7}).items():
+        assert evaluate(text)[0] == value

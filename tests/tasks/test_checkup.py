@@ -78,10 +78,6 @@ def test_a_verifier_that_can_be_tricked_is_refused_with_an_example(name: str) ->
     assert "\n" not in str(caught.value)
 
 
-def test_the_same_rule_without_the_trick_passes() -> None:
-    assert check(paying(right), ADD).items == ITEMS
-
-
 def test_a_verdict_that_changes_is_refused() -> None:
     calls = itertools.count()
     with pytest.raises(
@@ -115,8 +111,3 @@ def test_right_by_accident_is_not_a_fault_but_told() -> None:
 def test_items_with_one_answer_can_be_checked(answers: str) -> None:
     paid = check(paying(lambda item, text: text == item.answer), file_task(*answers)).paid
     assert paid == {"an empty text": 0, "the prompt itself": 0}
-
-
-def test_work_may_be_required_or_unwelcome() -> None:
-    assert check(paying(lambda item, text: right(item, text) and ">" in text), ADD)
-    assert check(paying(lambda item, text: text == f"={item.answer}"), ADD)

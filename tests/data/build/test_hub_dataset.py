@@ -65,19 +65,14 @@ def test_a_file_name_that_leads_out_of_the_folder_is_refused(
     assert list(tmp_path.rglob("*")) == []
 
 
-def test_an_up_to_date_copy_is_not_downloaded_again(hub: HubStandIn, tmp_path: Path) -> None:
-    open_dataset(DATASET, tmp_path)
-    hub.downloads()
-    open_dataset(DATASET, tmp_path)
-    assert hub.downloads() == []
-
-
 def test_only_changed_files_of_an_outdated_copy_are_downloaded(
     hub: HubStandIn, tmp_path: Path
 ) -> None:
     old = open_dataset(DATASET, tmp_path)
     old_tokens = old.tokens("validation")
     hub.downloads()
+    open_dataset(DATASET, tmp_path)
+    assert hub.downloads() == []
     hub.revision, hub.files["validation.safetensors"] = "b" * 40, token_bytes(60)
     new = open_dataset(DATASET, tmp_path)
     assert hub.downloads() == ["tokenizer.json", "validation.safetensors"]
@@ -86,21 +81,24 @@ def test_only_changed_files_of_an_outdated_copy_are_downloaded(
     assert new.description.source.revision == hub.revision
     assert new.description.splits["train"] == old.description.splits["train"]
     np.testing.assert_array_equal(old_tokens[:], np.arange(50))  # still open
-
-
-def test_a_split_removed_from_the_hub_is_removed(hub: HubStandIn, tmp_path: Path) -> None:
-    open_dataset(DATASET, tmp_path)
-    hub.revision = "b" * 40
+    hub.revision = "c" * 40
     del hub.files["validation.safetensors"]
+    assert open_dataset(DATASET, tmp_path, update=False).splits == ("train", "validation")
     assert open_dataset(DATASET, tmp_path).splits == ("train",)
 
 
-def test_without_update_the_network_is_not_used(hub: HubStandIn, tmp_path: Path) -> None:
-    open_dataset(DATASET, tmp_path)
-    hub.requests.clear()
-    hub.revision, hub.files["train.safetensors"] = "b" * 40, token_bytes(7)
-    assert len(open_dataset(DATASET, tmp_path, update=False).tokens("train")) == 1000
-    assert hub.requests == []
+def test_what_is_not_there_is_one_line(
+    hub: HubStandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UserError, match="check the name"):
+        open_dataset("owner/other", tmp_path)
+    del hub.files["train.safetensors"]
+    with pytest.raises(UserError, match=r"no train\.safetensors"):
+        open_dataset(DATASET, tmp_path)
+    go_offline(monkeypatch)
+    with pytest.raises(UserError, match="HF_HUB_OFFLINE"):
+        open_dataset(DATASET, tmp_path)
+    assert not (tmp_path / "owner").exists()
 
 
 def test_the_copy_is_used_offline(
@@ -116,28 +114,6 @@ def test_the_copy_is_used_offline(
         assert len(open_dataset(DATASET, tmp_path).tokens("train")) == 1000
     assert "may be outdated" in caplog.text
     assert hub.requests == []
-
-
-@pytest.mark.usefixtures("hub")
-def test_offline_without_a_copy_is_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    go_offline(monkeypatch)
-    with pytest.raises(UserError, match="HF_HUB_OFFLINE"):
-        open_dataset(DATASET, tmp_path)
-    assert not (tmp_path / "owner").exists()
-
-
-@pytest.mark.usefixtures("hub")
-def test_a_dataset_missing_on_the_hub_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="check the name"):
-        open_dataset("owner/other", tmp_path)
-
-
-def test_a_repository_without_token_files_is_reported(hub: HubStandIn, tmp_path: Path) -> None:
-    del hub.files["train.safetensors"]
-    with pytest.raises(UserError, match=r"no train\.safetensors"):
-        open_dataset(DATASET, tmp_path)
 
 
 def test_a_connection_lost_during_an_update_keeps_the_old_copy(

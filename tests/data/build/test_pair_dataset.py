@@ -233,20 +233,3 @@ def test_a_tokenizer_is_trained_on_prompts_and_answers_if_none_is_given(tmp_path
     assert len(tokenizer.encode("tüdelü")) == len(tokenizer.encode("hopsassa")) == 1
     for rest in ("validate", "prompt", "answer", "\\n"):
         assert len(tokenizer.encode(rest)) > 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--pairs", "a.jsonl", "--tokenizer", "gpt2"), "--pairs needs a --name"),
-        (("--pairs", "--text", "a", "--name", "x"), "choose one"),
-        (("--pairs", "a", "--name", "x", "--tokenizer", "t", "--vocab-size", "9"), "--tokenizer"),
-    ],
-)
-def test_conflicting_options_are_reported(
-    tmp_path: Path, arguments: tuple[str, ...], message: str
-) -> None:
-    result = CliRunner().invoke(download_dataset.main, options(tmp_path, *arguments))
-    assert result.exit_code == 2
-    assert message in result.stderr
-    assert not (tmp_path / "datasets").exists()

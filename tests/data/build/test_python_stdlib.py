@@ -1,7 +1,6 @@
 """The dataset python-stdlib, and the command download_dataset.py."""
 
 import hashlib
-import logging
 import os
 import shutil
 import subprocess
@@ -10,9 +9,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from rungs.cli import download_dataset
 from rungs.common.errors import UserError
 from rungs.data.build import text_dataset
 from rungs.data.catalog import open_dataset
@@ -140,26 +137,6 @@ def test_a_python_without_source_code_is_reported(tmp_path: Path) -> None:
 
 
 # The command
-
-
-def test_the_command_builds_a_dataset_from_text(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.WARNING)
-    files = [tmp_path / "a.txt", tmp_path / "b.txt"]
-    for number, file in enumerate(files):
-        file.write_text(f"some text {number}\n" * 500)
-    place = ["--datasets-dir", str(tmp_path / "d")]
-    options = ["--text", *map(str, files), "--name", "mine", "--vocab-size", "300", *place]
-    result = CliRunner().invoke(download_dataset.main, options)
-    assert result.exit_code == 0, result.output
-    assert load_tokenizer(tmp_path / "d" / "mine").vocab_size <= 300
-    tokenizer = str(tmp_path / "d" / "mine" / "tokenizer.json")
-    options = ["--text", str(files[0]), "--name", "other", "--tokenizer", tokenizer, *place]
-    result = CliRunner().invoke(download_dataset.main, options)
-    assert result.exit_code == 0, result.output
-    first, second = (tmp_path / "d" / name / "tokenizer.json" for name in ("mine", "other"))
-    assert first.read_bytes() == second.read_bytes()
 
 
 def test_the_command_imports_no_heavy_modules() -> None:

@@ -157,12 +157,6 @@ def test_json_as_text_is_reported(
     assert all(message.startswith(f"{path}: looks like JSON") for message in messages)
 
 
-def test_missing_files_are_reported(tmp_path: Path) -> None:
-    for path in (tmp_path / "absent.txt", tmp_path):
-        with pytest.raises(UserError, match="cannot be read"):
-            build(tmp_path, [path])
-
-
 def test_a_taken_name_is_reported(tmp_path: Path) -> None:
     dataset = build(tmp_path, write(tmp_path, a=TEXT))
     before = read_description(dataset.folder)

@@ -285,32 +285,6 @@ def test_a_split_without_tokens_is_refused(tmp_path: Path) -> None:
     assert list((tmp_path / "datasets").iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ("--name x", "--tokens needs the --tokenizer that made them, or its --vocab-size"),
-        ("--vocab-size 300", "--tokens needs a --name"),
-        ("--name x --vocab-size 300 --text", "build different datasets"),
-        ("--name x --vocab-size 300 --tokenizer gpt2", "do not go together"),
-        (
-            "--name x --vocab-size 300 --validation-file b.bin --validation-percent 1",
-            "--validation-file and --validation-percent do not go together",
-        ),
-        ("--name x --vocab-size 300 --max-bytes 9", "--max-bytes is for documents, not for --tok"),
-        ("--name x --vocab-size 300 --max-tokens 9", "--max-tokens is for --chats"),
-        ("--name x --vocab-size 300 --split a", "--split is for repositories on the hub"),
-        ("--name a/b --vocab-size 300", "this name is reserved"),
-        ("--name python-stdlib --vocab-size 300", "this name is reserved"),
-    ],
-)
-def test_options_that_do_not_fit_are_refused(tmp_path: Path, options: str, message: str) -> None:
-    path = write(tmp_path, "a.bin", IDS % 300)
-    finished = download(tmp_path, path, *options.split())
-    assert finished.returncode == 2
-    assert message in finished.stderr
-    assert not (tmp_path / "d").exists()
-
-
 def test_the_command_prints_what_is_there(tmp_path: Path) -> None:
     train_bpe(["some text"], 300).save(tmp_path / "tokenizer.json")
     train, val = write(tmp_path, "train.bin", IDS % 256), write(tmp_path, "val.bin", IDS[:50] % 256)

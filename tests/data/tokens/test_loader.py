@@ -121,11 +121,11 @@ def test_each_epoch_shuffles_the_same_sequences_differently(
 def test_seeds_share_no_epoch_order(datasets: dict[str, Dataset]) -> None:
     """They would share some if an epoch's seed were the seed plus the epoch."""
     runs = [
-        first_tokens(training_data(datasets, shuffle=True, epochs=4, seed=seed))
-        for seed in range(4)
+        first_tokens(training_data(datasets, shuffle=True, epochs=3, seed=seed))
+        for seed in range(3)
     ]
-    orders = [tuple(row) for run in runs for row in np.reshape(run, (4, -1))]
-    assert len(set(orders)) == 16
+    orders = [tuple(row) for run in runs for row in np.reshape(run, (3, -1))]
+    assert len(set(orders)) == 9
 
 
 def test_a_shuffled_order_looks_random(datasets: dict[str, Dataset]) -> None:

@@ -72,8 +72,7 @@ def test_an_epoch_has_as_many_sequences_as_there_are_consecutive_ones(
         training_data(datasets, **RANDOM, min_train_tokens=10**4)
 
 
-@pytest.mark.parametrize("target_offset", [0, 1])
-@pytest.mark.parametrize("start", [0, 3])
+@pytest.mark.parametrize(("start", "target_offset"), [(0, 1), (3, 0)])
 def test_each_start_is_equally_likely(tmp_path: Path, start: int, target_offset: int) -> None:
     tokens = np.arange(start + S + target_offset + OFFSETS - 1)
     dataset = {"x": make_text(tmp_path, "x", train=tokens)}
