@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
+from rungs.cli.options import DTYPE_OPTION
 from rungs.common.errors import UserError, check_characters
 from rungs.common.shown_text import counted
 from rungs.config.option_values import NEW_TOKENS, NEW_TOKENS_OF_A_CHAT
@@ -83,11 +84,7 @@ if TYPE_CHECKING:
     " pass: faster where text repeats, with the same result. 8 is a good start.  [default: 0, off]",
 )
 @click.option("--past-the-end", is_flag=True, help="Continue after the end-of-text token.")
-@click.option(
-    "--dtype",
-    type=click.Choice(["float32", "bfloat16"]),
-    help="Dtype of matrices and activations. Default: float32 on a CPU, else bfloat16.",
-)
+@DTYPE_OPTION
 @click.option(
     "--weights",
     "weight_format",

@@ -6,6 +6,7 @@ from rungs.common.command import importing
 
 import functools
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,28 +28,28 @@ STANDARD, MUP = "standard", "muP"
 WIDTH_FACTORS = (1, 2, 4, 8)
 
 
-class Numbers(click.ParamType):
-    """Comma-separated numbers."""
+def _numbers(kind: type[int] | type[float]) -> Callable[..., list[Any] | None]:
+    """Return a callback of Click that reads distinct comma-separated numbers, and sorts them."""
 
-    def __init__(self, kind: type[int] | type[float]) -> None:
-        self.name, self._kind = "numbers", kind
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> list[Any]:
-        """Return the distinct numbers, sorted."""
+    def read(_: click.Context, param: click.Parameter, value: str | None) -> list[Any] | None:
+        if value is None:
+            return None
         try:
-            numbers = sorted({self._kind(part) for part in str(value).split(",")})
+            numbers = sorted({kind(part) for part in value.split(",")})
         except ValueError:
-            self.fail(f"{value!r} is not a list of comma-separated numbers", param, ctx)
-        if min(numbers) <= 0 or len(numbers) < 2 or max(numbers) == float("inf"):
-            self.fail(f"{value!r}: give at least two different positive numbers", param, ctx)
+            numbers = []
+        if len(numbers) < 2 or numbers[0] <= 0 or numbers[-1] == float("inf"):
+            message = f"{value!r}: give at least two different positive numbers, with commas"
+            raise click.BadParameter(message, param=param)
         return numbers
+
+    return read
 
 
 WIDTHS = click.option(
     "--widths",
-    type=Numbers(int),
+    metavar="NUMBERS",
+    callback=_numbers(int),
     help="emb_dim of each model, for example 64,128,256."
     "  [default: 1, 2, 4 and 8 times the base width]",
 )
@@ -146,7 +147,8 @@ def check(
     "--learning-rates",
     "rates",
     required=True,
-    type=Numbers(float),
+    metavar="NUMBERS",
+    callback=_numbers(float),
     help="Peak learning rates to try, for example 0.001,0.002,0.004.",
 )
 @WIDTHS

@@ -28,6 +28,14 @@ WEIGHTS_OPTION = click.option(
 """The option of commands that read a model, for `find_averaged_weights`."""
 
 
+DTYPE_OPTION = click.option(
+    "--dtype",
+    type=click.Choice(["float32", "bfloat16"]),
+    help="Dtype of matrices and activations. Default: float32 on a CPU, else bfloat16.",
+)
+"""The option of commands that generate text, for `load_token_generator`."""
+
+
 PRESET_OPTION = click.option(
     "--preset",
     metavar="NAME",
@@ -49,66 +57,6 @@ class FiniteRange(click.FloatRange):
         return number
 
 
-_option, _flag = click.option, functools.partial(click.option, is_flag=True)
-_RUN = (
-    click.argument("run", required=False),
-    _option("--like", metavar="RUN", help="First create RUN as a copy of this run."),
-    _option(
-        *("--set", "settings"),
-        metavar="KEY=VALUE",
-        multiple=True,
-        help="With --like: change a key of the copy. Can be repeated.",
-    ),
-    _option(
-        *("--from", "rewind_to"),
-        metavar="CHECKPOINT",
-        help="Go back to `best`, `latest` or a checkpoint (`step-000375`); later ones are moved"
-        " aside.",
-    ),
-    _flag("--fresh", help="Start over; existing checkpoints and metrics are moved aside."),
-)
-_BESIDE_TRAINING = (
-    _option(
-        "--mirror",
-        metavar="URL",
-        help="Copy each checkpoint there in the background (s3://, gs://, hf://, a path), and"
-        " restore the run from there if its folder has no checkpoints.",
-    ),
-    _option(
-        "--on-event",
-        metavar="COMMAND_OR_URL",
-        multiple=True,
-        help="Run this, or send a POST request there, with the run's figures as JSON, when it"
-        " starts, finishes, stops, fails, stalls or has a loss spike. Can be repeated.",
-    ),
-)
-_SUPERVISION_AND_LOG = (
-    _flag(
-        "--supervise",
-        help="Start the run again after a crash, with growing delays; not after wrong input or"
-        " a signal to stop.",
-    ),
-    _option(
-        "--max-restarts",
-        type=click.IntRange(0),
-        help="With --supervise: give up after this many crashes without a new checkpoint."
-        f"  [default: {MAX_RESTARTS}]",
-    ),
-    _flag("--quiet", help="Print only warnings and errors."),
-    _flag("--json-log", help="Print messages as JSON, one object in each line."),
-)
-_PROCESSES = (
-    _option(
-        "--coordinator",
-        metavar="HOST:PORT",
-        help="For several processes: the address of process 0. Slurm, Open MPI, Kubernetes and"
-        " TPU pods don't need these three options.",
-    ),
-    _option("--processes", type=int, help="Number of processes."),
-    _option("--process", type=int, help="Index of this process, from 0."),
-)
-
-
 def start_options(
     extended: str, replayed: str, *, has_dry_run: bool = True
 ) -> Callable[[Callable[..., None]], Any]:
@@ -116,16 +64,64 @@ def start_options(
     `reinforce.py`, for `StartCommand`. In the help, `extended` says what --extend adds and
     `replayed` what --replay does. Without `has_dry_run` the help omits --dry-run, and it must be
     refused."""
-    extend = _flag("--extend", help=f"Resume with more {extended} than before.")
-    dry_run = _flag(
-        "--dry-run",
-        hidden=not has_dry_run,
-        help="Do everything that a start does, and a few steps, but keep nothing of it, and"
-        " write nothing into the run folder.",
-    )
-    replay = _option("--replay", metavar="STEP", help=replayed)
+    option, flag = click.option, functools.partial(click.option, is_flag=True)
     options: tuple[Callable[[Any], Any], ...] = (
-        *(*_RUN, extend, *_BESIDE_TRAINING, dry_run),
-        *(*_SUPERVISION_AND_LOG, replay, *_PROCESSES),
+        click.argument("run", required=False),
+        option("--like", metavar="RUN", help="First create RUN as a copy of this run."),
+        option(
+            *("--set", "settings"),
+            metavar="KEY=VALUE",
+            multiple=True,
+            help="With --like: change a key of the copy. Can be repeated.",
+        ),
+        option(
+            *("--from", "rewind_to"),
+            metavar="CHECKPOINT",
+            help="Go back to `best`, `latest` or a checkpoint (`step-000375`); later ones are moved"
+            " aside.",
+        ),
+        flag("--fresh", help="Start over; existing checkpoints and metrics are moved aside."),
+        flag("--extend", help=f"Resume with more {extended} than before."),
+        option(
+            "--mirror",
+            metavar="URL",
+            help="Copy each checkpoint there in the background (s3://, gs://, hf://, a path), and"
+            " restore the run from there if its folder has no checkpoints.",
+        ),
+        option(
+            "--on-event",
+            metavar="COMMAND_OR_URL",
+            multiple=True,
+            help="Run this, or send a POST request there, with the run's figures as JSON, when it"
+            " starts, finishes, stops, fails, stalls or has a loss spike. Can be repeated.",
+        ),
+        flag(
+            "--dry-run",
+            hidden=not has_dry_run,
+            help="Do everything that a start does, and a few steps, but keep nothing of it, and"
+            " write nothing into the run folder.",
+        ),
+        flag(
+            "--supervise",
+            help="Start the run again after a crash, with growing delays; not after wrong input or"
+            " a signal to stop.",
+        ),
+        option(
+            "--max-restarts",
+            type=click.IntRange(0),
+            help="With --supervise: give up after this many crashes without a new checkpoint."
+            f"  [default: {MAX_RESTARTS}]",
+        ),
+        flag("--quiet", help="Print only warnings and errors."),
+        flag("--json-log", help="Print messages as JSON, one object in each line."),
+        option("--replay", metavar="STEP", help=replayed),
+        option(
+            "--coordinator",
+            metavar="HOST:PORT",
+            help="For several processes: the address of process 0. Slurm, Open MPI, Kubernetes and"
+            " TPU pods don't need these three options.",
+        ),
+        option("--processes", type=int, help="Number of processes."),
+        option("--process", type=int, help="Index of this process, from 0."),
     )
     return lambda main: functools.reduce(lambda made, each: each(made), options[::-1], main)

@@ -9,7 +9,7 @@ from typing import Literal
 
 import click
 
-from rungs.cli.options import FiniteRange
+from rungs.cli.options import DTYPE_OPTION, FiniteRange
 from rungs.common.errors import UserError
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
@@ -61,11 +61,7 @@ _SHORTEST_KEY = 16
     type=click.Path(path_type=Path, dir_okay=False),
     help="A chat template in Jinja.  [default: each model's own]",
 )
-@click.option(
-    "--dtype",
-    type=click.Choice(["float32", "bfloat16"]),
-    help="Dtype of matrices and activations. Default: float32 on a CPU, else bfloat16.",
-)
+@DTYPE_OPTION
 @click.option(
     "--weights",
     "weight_format",

@@ -72,14 +72,10 @@ class NewRun:
         return cls(folder, texts)
 
     def make(self) -> Path:
-        """Write the folder as `create` does, unless it exists; return it."""
-        if not self.folder.exists():
-            self.create()
-        return self.folder
-
-    def create(self) -> None:
-        """Write the folder atomically. Raises UserError if it exists by now, or the error of
+        """Write the folder atomically, unless it exists; return it. Raises the error of
         `disk.unwritable`."""
+        if self.folder.exists():
+            return self.folder
         with disk.atomic_folder(self.folder) as new:
             for name, text in self.texts.items():
                 (new / name).write_text(text, encoding="utf-8")
@@ -91,6 +87,7 @@ class NewRun:
                 disk.copy(self.checkpoint, place, link=True)
                 for name, content in self.records.items():
                     (new / name).write_bytes(content)
+        return self.folder
 
     def remove(self) -> None:
         """Remove the folder again, unless more than `make` wrote is in it by now."""
@@ -143,8 +140,7 @@ def create_from(
 @contextlib.contextmanager
 def _created(new: NewRun, keep: bool) -> Iterator[Path]:
     is_new = not new.folder.exists()
-    if is_new:  # if another process has created it meanwhile, it is not this one's to remove
-        new.create()
+    new.make()
     try:
         yield new.folder
     except Exception:
