@@ -1,12 +1,12 @@
 """The built-in verifiers, stateless functions of an item and a completion. In the built-in tasks a
-completion may show its work first; its answer follows its only `=`. Numbers are compared as text,
-as long ones would take time to parse."""
+completion may show its work first; its answer follows its only `=`. Numbers are compared by value:
+decimals, fractions (`5/2`), exponents (`1e3`)."""
 
 import ast
 import itertools
 import operator
 import re
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from fractions import Fraction
 from typing import NamedTuple
@@ -15,9 +15,20 @@ from rungs.tasks.task import Item
 
 MARK = "####"
 """Mark before the answer in GSM8K (Cobbe et al. 2021)."""
-_NUMBER = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+"
-_IN_TEXT = re.compile(rf"(?:(?<![0-9A-Za-z)])[-+−])?\$?(?:{_NUMBER})")
-_ALONE = re.compile(rf"[-+−]?\s*\$?\s*(?:{_NUMBER})\s*%?\.?")
+_DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+"
+_NUMBER = re.compile(
+    rf"(?P<sign>[-+−]?)(?:\$\s?)?(?P<inner_sign>[-+−]?)(?P<digits>{_DIGITS})"
+    rf"(?:[eE](?P<exponent>[-+]?[0-9]{{1,3}})(?![0-9])|\s?/\s?(?P<divisor>{_DIGITS}))?"
+)
+_ALONE = re.compile(rf"{_NUMBER.pattern}\s*%?\.?")
+_MOST_CHARACTERS = 400
+"""Characters of the longest number, as longer ones take time to parse."""
+_EMPHASIS = re.compile(r"(?<![0-9)])\*\*|\*\*(?![0-9(])")
+_GOES_ON_BEFORE = re.compile(
+    r"[0-9A-Za-z_√^]$|[0-9][.:,]$|[0-9)]\s?x\s?$|(?:[0-9)]|\b[A-Za-z])\s?(?:[-+−×·/^]|\*\*?)\s?$"
+)
+"""What shows that a number is the end of something else: a name, a time, an expression."""
+_GOES_ON_AFTER = re.compile(r"[0-9]|\^|[πi√]\b|[xyz]\b")
 PAIRS = {"(": ")", "[": "]", "{": "}", "<": ">"}
 """Closing bracket by opening bracket."""
 
@@ -42,36 +53,48 @@ def final_answer(completion: str) -> str | None:
     return parts[-1].strip() if len(parts) <= 2 else None
 
 
-def gsm8k_number(answer: str) -> str | None:
-    """Return an item's number in normal form: the text after `####`, or the whole answer."""
-    return marked_number(answer) or whole_number(answer)
+def item_number(answer: str) -> Fraction | None:
+    """Return an item's number: the one after `####`, or the whole answer."""
+    return number(answer) if (marked := marked_number(answer)) is None else marked
 
 
-def last_number(text: str) -> str | None:
-    """Return a text's last number in normal form, or None. In `7-3` the `-` is not a sign."""
-    found = _IN_TEXT.findall(text)
-    return _normal(found[-1]) if found else None
+def last_number(text: str) -> Fraction | None:
+    """Return a text's last number; None without one, or if it is part of something else that has
+    another value, such as `7-3`, `12:30`, `10^5`, `x2`, `1.000.000` or `(2, 3)`."""
+    text = _EMPHASIS.sub(" ", text)
+    last = next(iter(deque(_NUMBER.finditer(text), 1)), None)
+    if last is None:
+        return None
+    before, after = text[max(last.start() - 5, 0) : last.start()], text[last.end() :]
+    in_tuple = re.search(r"[0-9]\s?,\s?$", before) and re.match(r"\s?[)\]]", after)
+    goes_on = _GOES_ON_BEFORE.search(before) or _GOES_ON_AFTER.match(after)
+    is_last = re.search(r"[0-9]", after) is None
+    return _value(last) if is_last and not goes_on and not in_tuple else None
 
 
-def marked_number(text: str) -> str | None:
-    """Return the number after `####` on its line in normal form; None unless there is exactly one
-    mark, followed by a number only. With several marks a list of guesses would pass."""
+def marked_number(text: str) -> Fraction | None:
+    """Return the number after `####` on its line; None unless there is exactly one mark, followed
+    by a number only. With several marks a list of guesses would pass."""
     _, mark, after = text.partition(MARK)
-    return None if not mark or MARK in after else whole_number(after.lstrip(" ").split("\n")[0])
+    return None if not mark or MARK in after else number(after.lstrip(" ").split("\n")[0])
 
 
-def whole_number(text: str) -> str | None:
-    """Return the number that makes up a whole text in normal form, or None."""
-    return _normal(text.strip()) if _ALONE.fullmatch(text.strip()) else None
+def number(text: str) -> Fraction | None:
+    """Return the number that makes up a whole text, or None."""
+    found = _ALONE.fullmatch(text.strip())
+    return _value(found) if found else None
 
 
-def _normal(number: str) -> str:
-    """Return a number without thousands separators, currency, plus sign and needless zeros."""
-    digits = "".join(c for c in number if c in "0123456789.").rstrip(".")
-    whole, _, decimals = digits.partition(".")
-    whole, decimals = whole.lstrip("0") or "0", decimals.rstrip("0")
-    sign = "-" if number[0] in "-−" and (whole, decimals) != ("0", "") else ""
-    return f"{sign}{whole}.{decimals}" if decimals else f"{sign}{whole}"
+def _value(found: re.Match[str]) -> Fraction | None:
+    """Return the value of a number; None if it is very long, or a division by zero."""
+    if len(found[0]) > _MOST_CHARACTERS:
+        return None
+    digits, divisor = (
+        Fraction((found[name] or "1").replace(",", "")) for name in ("digits", "divisor")
+    )
+    sign = -1 if {found["sign"], found["inner_sign"]} & {"-", "−"} else 1
+    power = Fraction(10) ** int(found["exponent"] or 0)
+    return sign * digits * power / divisor if divisor else None
 
 
 def _countdown(item: Item, completion: str) -> bool:
@@ -95,6 +118,12 @@ def _values(text: str) -> list[str] | None:
     """Return a text's digits, None if it has other characters than spaces and commas."""
     digits = text.replace(",", "").replace(" ", "")
     return list(digits) if digits.isascii() and digits.isdigit() else None
+
+
+def _has_digits(item: Item) -> bool:
+    """Whether an answer is digits, `123` or `1, 2, 3`, and not numbers of several, `12, 3`."""
+    parts = re.split(r"[, ]+", item.answer.strip())
+    return all(map(_values, parts)) and (len(parts) == 1 or max(map(len, parts)) == 1)
 
 
 def _brackets(item: Item, completion: str) -> bool:
@@ -121,7 +150,7 @@ def _has_countdown(item: Item) -> bool:
 
 def _has_brackets(item: Item) -> bool:
     brackets = item.info.get("brackets")
-    return isinstance(brackets, str) and brackets != ""
+    return isinstance(brackets, str) and bool(open_brackets(brackets))
 
 
 def _has_bits(item: Item) -> bool:
@@ -129,23 +158,26 @@ def _has_bits(item: Item) -> bool:
     return isinstance(bits, str) and bits != "" and not set(bits) - set("01")
 
 
+_NO_NUMBER = "answer: is not a number, nor has one after ####"
 BUILT_IN = {
     "exact": BuiltIn(lambda item, completion: completion.strip() == item.answer.strip()),
     "last_number": BuiltIn(
-        lambda item, completion: last_number(completion) == last_number(item.answer),
-        lambda item: last_number(item.answer),
-        "answer: has no number",
+        lambda item, completion: last_number(completion) == item_number(item.answer),
+        lambda item: item_number(item.answer) is not None,
+        _NO_NUMBER,
     ),
     "gsm8k": BuiltIn(
-        lambda item, completion: marked_number(completion) == gsm8k_number(item.answer),
-        lambda item: gsm8k_number(item.answer),
-        "answer: is not a number, nor has one after ####",
+        lambda item, completion: marked_number(completion) == item_number(item.answer),
+        lambda item: item_number(item.answer) is not None,
+        _NO_NUMBER,
     ),
     "countdown": BuiltIn(
         _countdown, _has_countdown, 'info: needs {"numbers": [integers], "target": integer}'
     ),
-    "sorted": BuiltIn(_sorted, lambda item: _values(item.answer), "answer: needs digits"),
-    "brackets": BuiltIn(_brackets, _has_brackets, 'info: needs {"brackets": "text"}'),
+    "sorted": BuiltIn(_sorted, _has_digits, "answer: needs digits, as in 0123 or 0, 1, 2, 3"),
+    "brackets": BuiltIn(
+        _brackets, _has_brackets, 'info: needs {"brackets": "text with open ones"}'
+    ),
     "parity": BuiltIn(
         lambda item, text: final_answer(text) == str(item.info["bits"].count("1") % 2),
         _has_bits,

@@ -123,6 +123,19 @@ def test_countdown_is_exact() -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["last_number", "gsm8k"])
+def test_fractions_and_exponents_are_compared_by_value(name: str) -> None:
+    mark = "#### " if name == "gsm8k" else ""
+    for answer, right, wrong in (
+        ("5/2", ("5/2", "2.5", "10/4", "25e-1"), ("3/2", "2", "5", "-5/2")),
+        ("1e3", ("1000", "1,000", "1E3"), ("3", "1", "1e2")),
+    ):
+        item = Item("p", answer)
+        assert BUILT_IN[name].problem(item) is None
+        assert all(is_correct(name, mark + text, item) for text in right)
+        assert not any(is_correct(name, mark + text, item) for text in wrong)
+
+
 @given(st.integers(-(10**12), 10**12), st.integers(0, 999), st.booleans())
 def test_numbers_are_compared_by_value(whole: int, thousandths: int, has_commas: bool) -> None:
     sign = "-" if whole < 0 else ""
@@ -137,22 +150,41 @@ def test_numbers_are_compared_by_value(whole: int, thousandths: int, has_commas:
 @pytest.mark.parametrize(
     ("text", "number"),
     [
-        ("7-3", "3"),
-        ("7 - -3", "-3"),
-        ("-$5", "-5"),
-        ("$-5", "-5"),
-        ("−5", "-5"),
-        ("-0.0", "0"),
-        (".5", "0.5"),
-        ("1,23", "23"),
-        ("12,345,678", "12345678"),
-        ("1.2.", "1.2"),
-        ("none", None),
-        ("9" * 100_000, "9" * 100_000),
+        ("-$5", -5),
+        ("$-5", -5),
+        ("−5", -5),
+        ("-0.0", 0),
+        (".5", 0.5),
+        ("12,345,678", 12_345_678),
+        ("1.2.", 1.2),
+        ("1e3", 1000),
+        ("so 2.5E-1!", 0.25),
+        ("It is -3/4.", -0.75),
+        ("3 / 2", 1.5),
+        ("**42**", 42),
+        ("\\boxed{42}", 42),
+        ("72+24=96", 96),
+        ("18kg", 18),
+        ("$5/hour", 5),
+        ("20% of 50 is 10%", 10),
+        ("Answer:42", 42),
     ],
 )
-def test_last_numbers(text: str, number: str | None) -> None:
-    assert last_number(text) == number
+def test_last_numbers(text: str, number: float) -> None:
+    assert last_number(text) == Fraction(str(number))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("none", "7-3", "7 - 3", "7 - -3", "2*5", "2**5", "2 x 10^5", "10^5", "x^2", "x2", "2x"),
+        *("12:30", "2026-11-29", "1,5", "1.000.000", "(2, 3)", "[1, 2]", "0x10", "3/0", "1/2/3"),
+        *("2√3", "2π", "3i", "5^", "1e9999", "9" * 100_000, "½", "1_000"),
+    ],
+)
+def test_what_ends_in_a_number_and_is_none_has_no_last_number(text: str) -> None:
+    assert last_number(text) is None
+    assert last_number(f"It is {text}.") is None
 
 
 @given(st.text("()[]{}<>", max_size=12))
@@ -168,14 +200,21 @@ def test_open_brackets_against_erasing_pairs(text: str) -> None:
 @pytest.mark.parametrize(
     ("name", "item"),
     [
-        ("last_number", Item("p", "none")),
+        *(
+            ("last_number", Item("p", answer))
+            for answer in ("none", "12:30", "2 x 10^5", "(2, 3)", "x^2", "1.000.000", "3 1/2", "½")
+        ),
+        ("last_number", Item("p", "5 or 6")),
+        ("last_number", Item("p", "1/0")),
         ("gsm8k", Item("p", "about 7")),
         ("gsm8k", Item("p", "#### 7\n#### 8")),
         ("countdown", Item("p", "1+2")),
         ("countdown", Item("p", "1+2", {"numbers": [1, "2"], "target": 3})),
         ("countdown", Item("p", "1+2", {"numbers": [1, 2], "target": True})),
         ("sorted", Item("p", "cab")),
+        ("sorted", Item("p", "10, 9")),
         ("brackets", Item("p", ")", {"brackets": ""})),
+        ("brackets", Item("p", ")", {"brackets": "([)"})),
         ("parity", Item("p", "1", {"bits": "012"})),
     ],
 )

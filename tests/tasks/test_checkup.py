@@ -36,7 +36,7 @@ def paying(rule: Callable[[Item, str], float]) -> Callable[[Item, str], Verdict]
 
 
 def right(item: Item, text: str) -> bool:
-    return last_number(text) == item.answer
+    return last_number(text) == int(item.answer)
 
 
 BAD = {
