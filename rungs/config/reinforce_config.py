@@ -16,7 +16,7 @@ from rungs.config.option_values import LEAST_SCALE, MOST_SCALE
 Bits = Annotated[int, Field(ge=1, le=1000)]
 Digits = Annotated[int, Field(ge=1, le=100)]
 BuiltInVerifier = Literal[
-    "exact", "last_number", "gsm8k", "countdown", "sorted", "brackets", "parity"
+    "exact", "last_number", "gsm8k", "countdown", "sorted", "brackets", "parity", "math"
 ]
 VERIFIERS: tuple[str, ...] = get_args(BuiltInVerifier)
 REASONING_GYM = "reasoning-gym:"
@@ -133,12 +133,12 @@ class TaskConfig(StrictModel):
     """For a file: another one with the held-out items, of which the first `validation_items` are
     used. null: this many are taken out of `source`, chosen by a hash of their prompts."""
     verifier: str | None = None
-    """What rewards completions: exact, last_number, gsm8k, countdown, sorted, brackets, parity, or
-    a Python file in the run folder, such as "reward.py", with a function
-    `reward(prompt, completion, answer, info)`; it runs only with --trust-verifier. null: the
-    source's own."""
+    """What rewards completions: exact, last_number, gsm8k, countdown, sorted, brackets, parity,
+    math (expressions in LaTeX; the extra `math`), or a Python file in the run folder, such as
+    "reward.py", with a function `reward(prompt, completion, answer, info)`; it runs only with
+    --trust-verifier. null: the source's own."""
     verifier_timeout_seconds: Positive = 10.0
-    """How long a verifier in another process (a Python file, reasoning-gym) may take for one
+    """How long a verifier in another process (a Python file, math, reasoning-gym) may take for one
     completion."""
     verifier_memory_bytes: Bytes = 2 * 2**30
     """How much address space the process of such a verifier may have."""

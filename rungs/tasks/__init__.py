@@ -8,6 +8,7 @@ items, and the verifiers that reward completions.
     reasoning_gym       items of the library reasoning-gym
     verifier            opens the verifier of a config; a `reward` function in another process
     built_in_verifiers  exact, last_number, gsm8k, countdown, sorted, brackets, parity
+    math_verifier       math: expressions in LaTeX, compared by math-verify
     reward_child        the program of that process; nothing imports it
     checkup             checks a verifier before training
 

@@ -9,6 +9,7 @@ from pydantic import Field
 from rungs.common import strict_json
 from rungs.common.errors import UserError
 from rungs.config.reinforce_config import VERIFIERS, BuiltInVerifier, TaskConfig
+from rungs.tasks import math_verifier
 from rungs.tasks.built_in_verifiers import BUILT_IN, MARK
 from rungs.tasks.task import Item, Task
 
@@ -64,6 +65,8 @@ def open_task(config: TaskConfig, run_folder: Path) -> Task:
 
 def gold_text(item: Item) -> str:
     """Return an item's answer as its verifier expects it in a completion."""
+    if item.verifier == math_verifier.NAME:
+        return f"\\boxed{{{item.answer.strip().strip('$')}}}"
     needs_mark = item.verifier == "gsm8k" and MARK not in item.answer
     return f"{MARK} {item.answer}" if needs_mark else item.answer
 
@@ -90,10 +93,17 @@ def _item(line: str, place: Path, verifier: str | None) -> Item:
     if name is None:
         known = ", ".join(VERIFIERS)
         raise UserError(f'{place}: add "verifier" to the task or to each item: {known}')
-    item = Item(found.prompt, found.answer, found.info, name if name in BUILT_IN else None)
-    if name in BUILT_IN and (problem := BUILT_IN[name].problem(item)):
+    item = Item(found.prompt, found.answer, found.info, name if name in VERIFIERS else None)
+    if problem := _problem(item):
         raise UserError(f"{place}: {problem}, for the verifier {name}")
     return item
+
+
+def _problem(item: Item) -> str | None:
+    """Return what an item lacks for its verifier, or None."""
+    if item.verifier == math_verifier.NAME:
+        return math_verifier.problem(item)
+    return BUILT_IN[item.verifier].problem(item) if item.verifier else None
 
 
 def _split(source: ItemFile, count: int) -> tuple[list[Item], list[Item]]:

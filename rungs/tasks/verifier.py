@@ -20,7 +20,7 @@ from rungs.common import strict_json
 from rungs.common.errors import UserError, readable_line
 from rungs.common.signals import name_of
 from rungs.config.reinforce_config import TaskConfig
-from rungs.tasks import reasoning_gym
+from rungs.tasks import math_verifier, reasoning_gym
 from rungs.tasks.built_in_verifiers import BUILT_IN
 from rungs.tasks.task import Item, Task, Verdict
 
@@ -39,7 +39,7 @@ class Verifier(AbstractContextManager["Verifier"]):
         self, name: str, process: "RewardProcess | None" = None, sha256: str | None = None
     ) -> None:
         self.name = name
-        """Name of the user's file, or of the built-in verifier for items that don't name one."""
+        """Name of the user's file, or of the built-in verifiers."""
         self.sha256 = sha256
         """Checksum of the user's file, or None."""
         self._process = process
@@ -47,7 +47,7 @@ class Verifier(AbstractContextManager["Verifier"]):
     def __call__(self, item: Item, completion: str) -> Verdict:
         """Return the verdict on a completion of an item's prompt, whose status says if the verifier
         failed."""
-        if self._process:
+        if self._process and (item.verifier or self.name) not in BUILT_IN:
             return self._process.reward(item.prompt, completion, item.answer, item.info)
         return Verdict.of(BUILT_IN[item.verifier or self.name].is_correct(item, completion))
 
@@ -62,11 +62,14 @@ def open_verifier(
     """Return the verifier of a config, or the task's own. Raises UserError if it is an untrusted
     Python file of the run folder, cannot be read or loaded, or the items lack its inputs."""
     name = config.verifier or task.verifier
+    named = _named_by_items(task)
+    if math_verifier.NAME in {name, *named}:
+        return _started(" and ".join(named) or name, math_verifier.REWARD, config, None)
     if name in BUILT_IN:
         item = task.train[0]  # stands for generated ones
         if item.verifier is None and (problem := BUILT_IN[name].problem(item)):
             raise UserError(f"verifier: {name} does not fit the items of {task.name}: {problem}")
-        return Verifier(name)
+        return Verifier(" and ".join(named) or name)
     if name == reasoning_gym.VERIFIER:
         return _started(name, reasoning_gym.REWARD, config, None)
     path = run_folder / name
@@ -77,6 +80,12 @@ def open_verifier(
             f" {TRUST_FLAG}"
         )
     return _started(name, text, config, hashlib.sha256(text.encode()).hexdigest())
+
+
+def _named_by_items(task: Task) -> list[str]:
+    """Return the verifiers that the items of a file name."""
+    items = task.train if isinstance(task.train, list) else []
+    return sorted({item.verifier for item in [*items, *task.validation] if item.verifier})
 
 
 def _started(name: str, text: str, config: TaskConfig, sha256: str | None) -> Verifier:

@@ -118,3 +118,12 @@ def test_limits_come_from_the_config(tmp_path: Path) -> None:
         item = Item("p", "a")
         statuses = [verifier(item, text).status for text in ("hang", "eat", "")]
     assert statuses == ["timeout", "out_of_memory", "ok"]
+
+
+def test_the_name_says_what_the_items_name(tmp_path: Path) -> None:
+    lines = [f'{{"prompt": "{name}", "answer": "7", "verifier": "gsm8k"}}' for name in "abc"]
+    (tmp_path / "items.jsonl").write_text("\n".join(lines))
+    config = TaskConfig(source="items.jsonl", validation_items=1)
+    task = open_task(config, tmp_path)
+    with open_verifier(config, task, tmp_path, trust_verifier=False) as verifier:
+        assert verifier.name == "gsm8k"
