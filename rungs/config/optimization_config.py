@@ -145,7 +145,11 @@ class OptimizationConfig(base.Config):
     epsilon: base.Positive = 1e-8
     """adamw and muon's AdamW: added to the root of the mean of squared gradients."""
     momentum: BelowOne = 0.95
-    """muon: decay of the running mean of gradients. sgd: decay of their running sum."""
+    """muon: decay of the running mean of gradients m; momentum · m + (1 − momentum) · gradient is
+    made orthogonal. As in Optax, m and the gradient are divided by 1 − momentum^(t + 1) and
+    1 − momentum^t first, t updates after the start. Jordan's code, which published recipes mean,
+    doesn't do so, which changes the first updates a little: weights by 1.7e-3 after six with a
+    learning rate of 0.03. sgd: decay of the running sum of gradients."""
     orthogonalization: Orthogonalization = "newton_schulz"
     """muon: the five polynomials that bring the singular values of an update near 1. newton_schulz:
     the same each time (Jordan et al. 2024), which leaves them between 0.7 and 1.2. polar_express:
