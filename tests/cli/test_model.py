@@ -118,10 +118,3 @@ def test_the_text_has_the_module_tree_and_the_arrays() -> None:
     (head,) = [line for line in lines if line and line[0] == "head.kernel"]
     assert head[1:6] == ["emb", "vocab", "128", "×", "4,096"]
     assert head[6] == "float32"
-
-
-def test_a_mesh_larger_than_any_is_refused() -> None:
-    options = ["--data", "99999999999999999999999"]
-    result = CliRunner().invoke(model.main, [str(ROOT / "runs/layers"), *options])
-    assert result.exit_code == 2
-    assert "--data" in result.output

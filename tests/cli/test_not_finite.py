@@ -48,8 +48,6 @@ def overflowing_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "options",
     [
-        ("a",),
-        ("a", "b", "--temperature", 1),
         ("abcabcab", "--lookahead", 2),
         ("a", "--dtype", "bfloat16"),
     ],

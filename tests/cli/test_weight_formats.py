@@ -1,13 +1,10 @@
-"""`generate.py` with weights in each form, as a user starts it: a process, and a model with
-layers."""
+"""`generate.py` with weights in each form, of a model with layers."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.committed_runs import ROOT
+from tests.support.commands import run_script
 from tests.support.layered_model import write_model
 from tests.support.long import long_except
 
@@ -26,10 +23,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("described", long_except(["bfloat16"], FORMS))
 def test_weights_are_used_in_the_form_asked_for(model: Path, described: str) -> None:
-    command = [sys.executable, str(ROOT / "generate.py"), str(model), "ab", "--new-tokens", "4"]
-    done = subprocess.run(
-        [*command, *FORMS[described]], capture_output=True, text=True, check=False
-    )
+    done = run_script("generate.py", model, "ab", "--new-tokens", 4, *FORMS[described])
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("ab")
     assert f" in {described}, from " in done.stderr

@@ -73,6 +73,12 @@ def test_truncated_cache_entries_are_replaced_without_a_warning(tmp_path: Path) 
         assert entry.stat().st_size > size / 2
 
 
+@pytest.mark.long
+def test_a_cache_that_cannot_be_written_is_one_warning_at_most(tmp_path: Path) -> None:
+    (tmp_path / "rungs").write_text("a file")
+    assert len(start(tmp_path).splitlines()) <= 1
+
+
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no mallopt")
 @pytest.mark.parametrize(
     ("how", "least", "most"),

@@ -268,7 +268,12 @@ def test_a_mesh_axis_splits_the_first_axis_in_the_table_that_it_divides(
 
 @pytest.mark.parametrize(
     ("architecture", "mode"),
-    [("experts", "fsdp_tp"), ("no-layers", "fsdp"), ("no-layers", "tp"), ("llama", "cp")],
+    [
+        ("experts", "fsdp_tp"),
+        ("no-layers", "fsdp"),
+        ("no-layers", "tp"),
+        pytest.param("llama", "cp", marks=pytest.mark.long),
+    ],
 )
 def test_model_and_optimizer_are_created_sharded_with_the_values_of_one_device(
     architecture: str, mode: str
@@ -330,9 +335,6 @@ def test_each_mode_has_its_table_and_other_names_are_refused() -> None:
     ("mode", "data", "tensor", "problem"),
     [
         ("dp", 4, 2, "'dp' needs tensor 1, not 2"),
-        ("fsdp", 1, 8, "'fsdp' needs tensor 1, not 8"),
-        ("tp", 2, 4, "'tp' needs data 1, not 2"),
-        ("fsdp_tp", 8, 1, "'fsdp_tp' needs data and tensor of at least 2, not 8 and 1"),
         ("fsdp_tp", 1, 8, "'fsdp_tp' needs data and tensor of at least 2, not 1 and 8"),
         ("cp", 8, 1, "'cp' needs context of at least 2; or use mode 'fsdp'"),
     ],
@@ -352,15 +354,6 @@ def test_a_mesh_that_does_not_fit_the_mode_is_refused(
     # what train.json says is refused before there is a mesh
     with pytest.raises(ValueError, match=problem):
         ShardingConfig.of(mode, (data, tensor))
-
-
-@pytest.mark.parametrize(
-    ("mode", "data", "tensor"),
-    [("dp", 1, 1), ("dp", 8, 1), ("fsdp", 2, 1), ("fsdp", 1, 1), ("tp", 1, 2), ("tp", 1, 1),
-     ("fsdp_tp", 2, 2), ("cp", 1, 8), ("cp", 2, 4)],
-)  # fmt: skip
-def test_a_mesh_that_fits_the_mode_is_accepted(mode: str, data: int, tensor: int) -> None:
-    validate_mesh_for_mode(mesh_of(data, tensor, mode), mode)
 
 
 def test_a_mesh_of_other_axes_is_refused() -> None:
