@@ -351,14 +351,14 @@ def _plain_text(path: Path, name: str, _column: str | None) -> Iterator[str | No
     """Yield the texts between end-of-text marks."""
     text = ""
     with _opened(path, name) as file:
-        lines = io.TextIOWrapper(file, "utf-8-sig")
+        lines = io.TextIOWrapper(file, "utf-8-sig", newline="")
         while piece := _lines(lines):
             *whole, text = (text + piece).split(END_OF_TEXT)
-            yield from (one.strip("\n") for one in whole)
+            yield from (one.strip("\r\n") for one in whole)
             if len(text) >= _TEXT_BYTES:
                 yield text
                 text = ""
-    yield text.strip("\n")
+    yield text.strip("\r\n")
 
 
 def _lines(file: IO[str]) -> str:

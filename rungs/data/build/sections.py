@@ -56,9 +56,8 @@ class TextSection(NamedTuple):
         return self.end - self.start
 
     def pieces(self, progress: Progress) -> Iterator[str]:
-        """Yield the text in pieces, with line ends as "\\n". Raises UserError unless UTF-8."""
-        utf8 = codecs.getincrementaldecoder("utf-8")()
-        decoder = io.IncrementalNewlineDecoder(utf8, translate=True)
+        """Yield the text in pieces, with its own line ends. Raises UserError unless UTF-8."""
+        decoder = codecs.getincrementaldecoder("utf-8")()
         with self.path.open("rb") as file:
             file.seek(self.start)
             for offset in range(self.start, self.end, PIECE_BYTES):

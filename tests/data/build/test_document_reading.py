@@ -64,6 +64,11 @@ def test_plain_text_ends_at_ends_of_text(tmp_path: Path) -> None:
     assert rows_of(tmp_path, "a.txt.gz", compressed(content, "gzip"))[1:] == ["three", "four"]
 
 
+def test_plain_text_keeps_its_line_ends(tmp_path: Path) -> None:
+    content = b"one\r\ntwo\rthree\r\n<|endoftext|>\r\nfour\n"
+    assert rows_of(tmp_path, "a.txt", content) == ["one\r\ntwo\rthree", "four"]
+
+
 def test_a_long_plain_text_is_cut_at_line_ends(tmp_path: Path) -> None:
     lines = [f"line {number}\n" for number in range(400_000)]
     found = rows_of(tmp_path, "a.txt", "".join(lines).encode())
