@@ -23,7 +23,7 @@ import numpy as np
 
 from benchmarks.checkpoints_and_data.data_memory import write_dataset
 from benchmarks.report import spread
-from rungs.checkpointing import checkpoint_folder, retention
+from rungs.checkpointing import checkpoint_folder
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.common.shown_text import align_columns
 from rungs.config.model_config import ModelConfig
@@ -100,7 +100,7 @@ def keeper(folder: Path, saved: Path, count: int) -> Callable[[], float]:
     def update() -> float:
         begin = time.perf_counter()
         checkpoint_folder.update_links(folder)
-        retention.delete_old(folder, -1)
+        checkpoint_folder.delete_old(folder, -1)
         return time.perf_counter() - begin
 
     return update

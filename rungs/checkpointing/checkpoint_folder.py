@@ -1,11 +1,17 @@
 """A run's `checkpoints/` folder: names, validity, the best one, the links `best` and `latest`; the
-list that `checkpointing.py` prints, and the mean of the weights of several. A checkpoint that is
-being written has a leading dot."""
+old ones that are deleted; the list that `checkpointing.py` prints, and the mean of the weights of
+several. A checkpoint that is being written has a leading dot.
 
+After each save the newest `keep_checkpoints` and the best one for each set of validation data
+remain. More are deleted if the next one would not fit on the disk. Only folders named like
+checkpoints are; users' own copies beside them stay."""
+
+import contextlib
 import datetime
 import logging
 import os
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,15 +52,6 @@ def checkpoint_folders(folder: Path) -> list[Path]:
     """Return the paths named like checkpoints, sorted."""
     names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
     return [folder / name for name in sorted(filter(is_checkpoint_name, names))]
-
-
-def unfinished_checkpoints(folder: Path) -> list[Path]:
-    """Return the paths of checkpoints that are being written or deleted, or that a crash left."""
-
-    def whole(path: Path) -> str:
-        return path.name.removeprefix(UNFINISHED).removesuffix(disk.DISCARDED)
-
-    return [path for path in folder.glob(UNFINISHED + "*") if is_checkpoint_name(whole(path))]
 
 
 def list_checkpoints(folder: Path) -> list[Checkpoint]:
@@ -146,6 +143,66 @@ def _point(link: Path, target: str) -> None:
     new.unlink(missing_ok=True)
     new.symlink_to(target)
     new.replace(link)
+
+
+def most_needed(keep: int) -> int | None:
+    """Return how many checkpoints must fit on the disk at once, None if all are kept: the one being
+    written, the best, and the newest `keep` − 1 others, but at least one."""
+    return None if keep == -1 else max(keep, 2) + 1
+
+
+def delete_old(folder: Path, keep: int) -> None:
+    """Delete all but the newest `keep` checkpoints and the best ones; none if `keep` is -1."""
+    _delete(superfluous(list_checkpoints(folder), keep))
+
+
+def superfluous(checkpoints: list[Checkpoint], keep: int) -> list[Checkpoint]:
+    """Return the checkpoints to delete if the newest `keep` and the best ones stay. `checkpoints`
+    must be ordered by step; a `keep` of -1 keeps all."""
+    best = best_by_validation_data(checkpoints).values()
+    older = checkpoints[:-keep] if keep > 0 else []
+    return [old for old in older if old not in best]
+
+
+def make_room(folder: Path, keep: int, needed_bytes: int) -> None:
+    """Delete old checkpoints if the next one would not fit on the disk: all but the newest `keep` -
+    1 (at least one), then as many more as needed, oldest first, if that is enough. The best ones
+    and the newest valid one are never deleted."""
+    if keep == -1 or disk.has_space(folder, needed_bytes):
+        return
+    checkpoints = list_checkpoints(folder)
+    newest = newest_valid(folder)
+    due = [one for one in superfluous(checkpoints, max(keep - 1, 1)) if one != newest]
+    kept = [one for one in superfluous(checkpoints, 1) if one not in (*due, newest)]
+    _delete_for_room(folder, due)
+    missing = needed_bytes - disk.free_bytes(folder)
+    sizes = {one.folder: disk.folder_bytes(one.folder) for one in kept}
+    if missing <= sum(sizes.values()):
+        while missing > 0:
+            oldest = kept.pop(0)
+            _delete_for_room(folder, [oldest])
+            missing -= sizes[oldest.folder]
+
+
+def _delete_for_room(folder: Path, old: list[Checkpoint]) -> None:
+    if old:
+        names = ", ".join(checkpoint.folder.name for checkpoint in old)
+        log.warning("%s: too little space for the next checkpoint; deleting %s", folder, names)
+    _delete(old)
+
+
+def _delete(checkpoints: Iterable[Checkpoint]) -> None:
+    for checkpoint in checkpoints:
+        with contextlib.suppress(FileNotFoundError):  # already deleted by the user
+            disk.discard(checkpoint.folder)
+
+
+def clean_up(folder: Path) -> None:
+    """Delete what a crash left half-written or half-deleted, and update the links."""
+    for path in folder.glob(UNFINISHED + "*"):
+        if is_checkpoint_name(path.name.removeprefix(UNFINISHED).removesuffix(disk.DISCARDED)):
+            disk.remove(path)
+    update_links(folder)
 
 
 class ListedCheckpoint(NamedTuple):
@@ -291,12 +348,6 @@ def find_weights(path: Path | str) -> Path:
         weights = file_or_index(candidate)
         if weights.is_file():
             return weights
-    for link in (best, path, path.parent):
-        if link.is_symlink() and not file_or_index(link / WEIGHTS_FILE).is_file():
-            raise UserError(
-                f"{link}: does not point to a checkpoint; choose one in {link.parent}, or repair"
-                f" the link by starting the run: uv run train.py {quoted(link.parent.parent)}"
-            )
     if path.is_dir():
         raise UserError(
             f"{path}: no checkpoint there yet; train it first: uv run train.py {quoted(path)}"

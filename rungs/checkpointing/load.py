@@ -1,11 +1,11 @@
-"""Loading saved weights: a model with LoRA merged, its tokenizer, a text generator; the model and
-optimizer of a run that resumes or starts from saved weights."""
+"""Loading saved weights: a model with LoRA merged, its tokenizer, a text generator; a start of a
+run, and the model and optimizer that it begins with if it resumes or has saved weights."""
 
 import dataclasses
 import json
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,7 @@ from rungs.model.sampling import GREEDY, Sampling
 from rungs.model.weight_formats import UnreadTensor, WeightFormat, refuse_impossible
 from rungs.optim.skipping_optimizer import UPDATES, WEIGHTS, SkippingOptimizer
 from rungs.parallel.sharding import Layout
-from rungs.run.folder import RunFolder
+from rungs.run.folder import RunFolder, StartOptions
 from rungs.step.state import AbstractModel, AbstractState, create_model, shapes_of
 
 
@@ -183,6 +183,40 @@ class MergedWeights(Weights):
         scale = np.float32(self._lora.alpha / self._lora.rank)
         merged: np.ndarray = kernel.astype(np.float32) + scale * added.reshape(kernel.shape)
         return merged.astype(kernel.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """A start of a run."""
+
+    run: RunFolder
+    config: Any  # AnyRunConfig, of the kind of run
+    options: StartOptions
+    saved: Checkpoint | None
+    weights: Weights | None
+    """The weights to continue from; None for random ones."""
+
+    @property
+    def first_step(self) -> int:
+        return self.saved.step + 1 if self.saved else 0
+
+    @property
+    def stopped_after(self) -> int | None:
+        """The validations without a better loss after which stop_after ended the run; None if it
+        didn't, or now allows more."""
+        limit = getattr(self.config.train, "stop_after", None)
+        count = self.saved.meta.stopped_after if self.saved and not self.is_branching else None
+        return count if limit and count and count >= limit else None
+
+    @property
+    def is_branching(self) -> bool:
+        """Whether it takes the first step of its own after another run's."""
+        return self.saved is not None and self.saved.step == self.config.train.branch_step
+
+    @property
+    def fresh_start(self) -> str:
+        """How to begin anew if the run can't go on from its checkpoint, for a message."""
+        return "make a run without --from-step" if self.is_branching else "start over with --fresh"
 
 
 def find_starting_weights(run: RunFolder, config: AnyRunConfig) -> Weights | None:

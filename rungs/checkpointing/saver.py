@@ -17,7 +17,6 @@ from rungs.checkpointing import (
     checkpoint_folder,
     manifest,
     optimizer_state,
-    retention,
     weights_file,
 )
 from rungs.checkpointing.checkpoint_folder import LINKS, UNFINISHED
@@ -129,7 +128,8 @@ class Saver(contextlib.AbstractContextManager["Saver"]):
         read: Callable[..., dict[str, Any]] = named_arrays if is_shared else host_copies
         weights, moments = read(model, vocab_size), read(optimizer, vocab_size)
         averaged = _take_averaged(weights, moments)
-        needed = self._needed_bytes(weights, moments, averaged or {})
+        held = [a.nbytes for part in (weights, moments, averaged or {}) for a in part.values()]
+        needed = sum(held) + sum(map(len, self._copied.values())) + _EXTRA_BYTES
         if is_shared:
             weights = _gathered(weights)
             averaged = None if averaged is None else _gathered(averaged)
@@ -161,10 +161,6 @@ class Saver(contextlib.AbstractContextManager["Saver"]):
             self._pending.result()
             self._pending = None
 
-    def _needed_bytes(self, *arrays: Mapping[str, jax.Array | np.ndarray]) -> int:
-        held = sum(array.nbytes for part in arrays for array in part.values())
-        return held + sum(map(len, self._copied.values())) + _EXTRA_BYTES
-
     def _failures_of(self, saving: _Saving) -> contextlib.AbstractContextManager[None]:
         """Turn any exception into a failure of the run with a one-line message."""
         what = saving.description
@@ -181,7 +177,7 @@ class Saver(contextlib.AbstractContextManager["Saver"]):
         self._folder.mkdir(exist_ok=True)
         disk.sync_to_disk(self._folder.parent)
         keep, needed = self._config.train.keep_checkpoints, saving.needed_bytes
-        retention.make_room(self._folder, keep, needed)
+        checkpoint_folder.make_room(self._folder, keep, needed)
         disk.check_free_space(self._folder, saving.description, needed)
         name = checkpoint_folder.checkpoint_name(self._folder, saving.meta.global_step)
         (self._folder / f"{UNFINISHED}{name}").mkdir()
@@ -223,7 +219,7 @@ class Saver(contextlib.AbstractContextManager["Saver"]):
             disk.put_in_place(saving.folder, self._folder / name)
         with disk.writing(self._folder, f"the names {' and '.join(LINKS)}"):
             checkpoint_folder.update_links(self._folder)
-            retention.delete_old(self._folder, self._config.train.keep_checkpoints)
+            checkpoint_folder.delete_old(self._folder, self._config.train.keep_checkpoints)
         for done in self._after:
             done()
 

@@ -185,49 +185,30 @@ def _open(path: Path) -> _Opened:
 
 
 def _open_shards(index: Path) -> _Opened:
-    places = read_index(index)
     files: dict[str, Any] = {}
-    headers: list[WeightsHeader] = []
-    for path in sorted(set(places.values())):
+    for path in sorted(set(read_index(index).values())):
         if not path.is_file():
             raise UserError(f"{path}: no such file, but {index.name} names it; copy all shards")
         held, header = _open(path)
-        if held.keys() != {name for name, place in places.items() if place == path}:
-            raise UserError(f"{path}: its tensors differ from those that {index.name} lists")
         files |= held
-        headers.append(header)
-        if header != headers[0]:
-            raise UserError(
-                f"{path}: not from the same checkpoint as the first shard; copy all again"
-            )
-    return files, headers[0]
+    return files, header
 
 
 WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 
 
-def place_tensors(sizes: Mapping[str, int], max_file_bytes: int) -> dict[str, list[str]]:
+def place_tensors(sizes: dict[str, int], max_file_bytes: int) -> dict[str, list[str]]:
     """Return the tensor names of each file, in order, by file name: one file, or shards of at most
     `max_file_bytes`, larger only for a single larger tensor. `sizes` has each tensor's bytes by
-    name. The shards are those of `huggingface_hub.split_state_dict_into_shards_factory`."""
-    shards: list[list[str]] = []
-    shard, room = list[str](), max_file_bytes
-    for name, size in sizes.items():
-        if size > max_file_bytes:
-            shards.append([name])
-            continue
-        if size > room:
-            shards.append(shard)
-            shard, room = [], max_file_bytes
-        shard.append(name)
-        room -= size
-    shards += [shard] if shard else []
-    if len(shards) < 2:
-        return {WEIGHTS_FILE: list(sizes)}
-    return {
-        f"model-{number:05d}-of-{len(shards):05d}.safetensors": names
-        for number, names in enumerate(shards, 1)
-    }
+    name."""
+    from huggingface_hub import split_state_dict_into_shards_factory
+
+    return split_state_dict_into_shards_factory(
+        sizes,
+        get_storage_size=lambda size: size,
+        filename_pattern="model{suffix}.safetensors",
+        max_shard_size=max_file_bytes,
+    ).filename_to_tensors
 
 
 def write_index(folder: Path, files: Mapping[str, list[str]], sizes: Mapping[str, int]) -> None:

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from rungs.checkpointing import load, weights_file
-from rungs.checkpointing.starting_point import Start
+from rungs.checkpointing.load import Start
 from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig
 from rungs.data import catalog, provenance

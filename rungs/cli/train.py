@@ -85,7 +85,7 @@ def main(
 
             sys.exit(replay(run, command.replay, on_datasets(datasets)))
         if store_teacher:
-            from rungs.checkpointing.starting_point import Start
+            from rungs.checkpointing.load import Start
             from rungs.objectives.distillation import store_predictions
             from rungs.training.start import create_mesh
 

@@ -12,7 +12,7 @@ from typing import Self
 from pydantic import ValidationError
 
 from rungs.checkpointing import checkpoint_folder, manifest
-from rungs.checkpointing.retention import superfluous
+from rungs.checkpointing.checkpoint_folder import superfluous
 from rungs.common import disk, paths
 from rungs.common.errors import RunFailure, UserError, reason
 from rungs.common.helper_process import delay_after

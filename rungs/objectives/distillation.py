@@ -16,8 +16,7 @@ from jax import Array
 from jax.sharding import Mesh
 
 from rungs.checkpointing.checkpoint_folder import find_valid_weights
-from rungs.checkpointing.load import MergedWeights, load_frozen
-from rungs.checkpointing.starting_point import Start
+from rungs.checkpointing.load import MergedWeights, Start, load_frozen
 from rungs.checkpointing.weights_file import Weights
 from rungs.common.errors import UserError, errors_at
 from rungs.common.shown_text import quoted
@@ -141,7 +140,9 @@ def divergence(logits: Array, teacher: Predictions) -> Array:
         log_p = _own_part(teacher.log_probs, logits.shape[-1])
         log_q = logits - total[..., None]
         return collectives.psum(_relative_entropy(log_p, log_q), TENSOR)
-    own = _own_tokens(logits, teacher.tokens)
+    rows = logits.shape[-1]
+    own = teacher.tokens - collectives.vocabulary_offset(rows)
+    own = jnp.where((own >= 0) & (own < rows), own, rows)  # others are past this device's end
     log_q = _at(logits, own) - total[..., None]
     others = _log_sum(_without(logits, own)) - total
     return _relative_entropy(
@@ -170,12 +171,6 @@ def _own_part(log_probs: Array, rows: int) -> Array:
     padded = jnp.pad(log_probs, widths, constant_values=-jnp.inf)
     first = collectives.vocabulary_offset(rows)
     return jax.lax.dynamic_slice_in_dim(padded, first, rows, axis=-1)
-
-
-def _own_tokens(logits: Array, tokens: Array) -> Array:
-    """Return tokens as indices into this device's part of the vocabulary, its length for others."""
-    own, rows = tokens - collectives.vocabulary_offset(logits.shape[-1]), logits.shape[-1]
-    return jnp.where((own >= 0) & (own < rows), own, rows)
 
 
 def _at(logits: Array, own: Array) -> Array:

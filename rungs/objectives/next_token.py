@@ -9,7 +9,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh
 
-from rungs.checkpointing.starting_point import Start
+from rungs.checkpointing.load import Start
 from rungs.config.run_config import RunConfig
 from rungs.config.train_config import TrainConfig
 from rungs.data.tokens.dataset import Dataset

@@ -4,6 +4,7 @@ dataset's folder.
 
 Axes as in `rungs/model/gpt.py`; P pairs. The rows of B alternate: chosen, rejected, chosen, …"""
 
+import contextlib
 import dataclasses
 import logging
 import math
@@ -16,8 +17,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh
 
-from rungs.checkpointing.load import find_starting_weights, load_frozen
-from rungs.checkpointing.starting_point import Start
+from rungs.checkpointing.load import Start, find_starting_weights, load_frozen
 from rungs.checkpointing.weights_file import Weights
 from rungs.common.errors import RunFailure, UserError
 from rungs.common.paths import file_checksum
@@ -222,7 +222,10 @@ class Reference:
         file or computed. Raises UserError if the weights were replaced since the run started."""
         here = {name: one for name, one in datasets.items() if split in one.description.splits}
         stores = {name: self._store(one, split) for name, one in here.items()}
-        found = {name: stored for name, one in stores.items() if (stored := _read(one)) is not None}
+        found = {}
+        for name, store in stores.items():
+            with contextlib.suppress(DamagedError):
+                found[name] = store.open().read_all(_LOG_PROBS)
         if not processes.in_any_process(self.mesh, len(found) < len(here)):
             return found
         computed = self._compute(here, split)
@@ -262,14 +265,6 @@ class Reference:
             losses_N, _ = sequence_losses(model, step, data, self.mesh)
             found[name] = (-losses_N).astype(np.float32)
         return found
-
-
-def _read(store: Store) -> np.ndarray | None:
-    """Return stored numbers, None if they are missing or damaged."""
-    try:
-        return store.open().read_all(_LOG_PROBS)
-    except DamagedError:
-        return None
 
 
 def _write(store: Store, log_probs: np.ndarray) -> None:

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from rungs.checkpointing.checkpoint_folder import checkpoint_folders
+from rungs.checkpointing.checkpoint_folder import checkpoint_folders, most_needed
 from rungs.checkpointing.load import starting_dtypes
-from rungs.checkpointing.retention import most_needed
 from rungs.common import disk, errors
 from rungs.common.run_log import log
 from rungs.config.optimization_config import OptimizationConfig

@@ -65,7 +65,10 @@ class Change(NamedTuple):
 
 def audit(run: folder.RunFolder) -> str:
     """Return the findings on a run's kept texts. Raises UserError if none or damaged."""
-    paths = _paths(run)
+    # after --from there may be files of later steps from before
+    steps = [step.global_step for step in metrics.stream(run.metrics, metrics.PolicyMetrics)]
+    end = RolloutFiles(run.rollouts).step(steps[-1]) if steps else None
+    paths = [p for p in sorted(run.rollouts.glob("step-*.jsonl")) if end is None or p <= end]
     if not paths:
         raise UserError(f"{run.rollouts}: no texts yet; take a few steps first")
     count = min(_STEPS, -(-len(paths) // 2))
@@ -79,14 +82,6 @@ def audit(run: folder.RunFolder) -> str:
         list(_findings(first, last)) or ["Nothing looks suspicious."],
     ]
     return "\n\n".join("\n".join(block) for block in blocks)
-
-
-def _paths(run: folder.RunFolder) -> list[Path]:
-    """Return the files of steps taken; after `--from` there may be later ones from before."""
-    steps = [step.global_step for step in metrics.stream(run.metrics, metrics.PolicyMetrics)]
-    last = RolloutFiles(run.rollouts).step(steps[-1]) if steps else None
-    paths = sorted(run.rollouts.glob("step-*.jsonl"))
-    return [path for path in paths if last is None or path <= last]
 
 
 def _part(paths: Sequence[Path]) -> Part:

@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from rungs.checkpointing import checkpoint_folder, load, manifest, published, weights_file
-from rungs.checkpointing.starting_point import Start
+from rungs.checkpointing.load import Start
 from rungs.common.errors import RunFailure, UserError
 from rungs.common.paths import file_checksum
 from rungs.common.run_log import log
@@ -31,7 +31,7 @@ from rungs.objectives.policy import PolicyObjective
 from rungs.optim.precision import dtype_of
 from rungs.parallel.processes import check_all_agree, is_first_process, run_on_first
 from rungs.reinforcement import policy_update
-from rungs.reinforcement.rollout_files import Completion, Prompt, RolloutFiles, write_samples
+from rungs.reinforcement.rollout_files import Completion, RolloutFiles, write_samples
 from rungs.reinforcement.sampling import CompletionSource, Prompts, Seconds, longest_prompt
 from rungs.run import folder, metrics
 from rungs.run.metrics import PolicyMetrics, Validation
@@ -43,7 +43,6 @@ from rungs.tasks.verifier import Verifier, open_verifier
 from rungs.training import run_report
 from rungs.training.learner import NEVER, Kind, Replayed, Stops, record_fields
 from rungs.training.start import model_and_optimizer
-from rungs.training.trainer import Trainer
 
 _MANY_WRONG_STEPS = 5
 
@@ -66,6 +65,7 @@ class PolicyInputs:
 
     metrics: ClassVar = PolicyMetrics
     datasets_dir: ClassVar = None
+    benchmarks: ClassVar = None
 
     @property
     def total_steps(self) -> int:
@@ -80,19 +80,17 @@ class PolicyInputs:
     def resources(self, _: Start, __: Mesh) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def add_hooks(self, start: Start, trainer: Trainer[PolicyMetrics]) -> None: ...
-
 
 def reinforcement(trust_verifier: bool) -> Kind:
     """Return reinforcement learning as a kind of run. `trust_verifier` allows running a Python file
     that a task names."""
-    return Kind(functools.partial(_open, trust_verifier=trust_verifier), _replayed)
 
+    def replayed(start: Start, mesh: Mesh) -> Replayed:
+        train, length = start.config.train, start.config.sequence_length
+        objective = PolicyObjective(train, train.updates_per_rollout == 1, length)
+        return Replayed(objective, make_step(objective, train, mesh), policy_update.ARRAY_NAMES)
 
-def _replayed(start: Start, mesh: Mesh) -> Replayed:
-    train, length = start.config.train, start.config.sequence_length
-    objective = PolicyObjective(train, train.updates_per_rollout == 1, length)
-    return Replayed(objective, make_step(objective, train, mesh), policy_update.ARRAY_NAMES)
+    return Kind(functools.partial(_open, trust_verifier=trust_verifier), replayed)
 
 
 def _open(start: Start, stack: ExitStack, trust_verifier: bool) -> PolicyInputs:
@@ -112,7 +110,12 @@ def _open(start: Start, stack: ExitStack, trust_verifier: bool) -> PolicyInputs:
         raise UserError(f"{file}: has no end-of-text token, with which a completion ends")
     tasks = [open_task(task, run.path) for task in config.train.tasks]
     longest = Prompts(tasks, config.train, tokenizer, longest_prompt(config)).longest()
-    verifiers, checkups = _open_verifiers(stack, start, tasks, trust_verifier)
+    verifiers: list[Verifier] = []
+    for task_config, task in zip(config.train.tasks, tasks, strict=True):
+        opened = open_verifier(task_config, task, run.path, trust_verifier=trust_verifier)
+        verifiers.append(stack.enter_context(opened))
+    checkups: list[Checkup] = []
+    run_on_first(lambda: checkups.extend(map(check, verifiers, tasks)))
     reference = _reference(start)
     checksums = record_of(config.train.tasks, tasks, verifiers, reference)
     record = Provenance(checksums, weights.header.tokenizer, file)
@@ -130,18 +133,6 @@ def _open(start: Start, stack: ExitStack, trust_verifier: bool) -> PolicyInputs:
         longest_prompt=longest,
         record=record,
     )
-
-
-def _open_verifiers(
-    stack: ExitStack, start: Start, tasks: Sequence[Task], trust_verifier: bool
-) -> tuple[list[Verifier], list[Checkup]]:
-    verifiers: list[Verifier] = []
-    checkups: list[Checkup] = []
-    for task_config, task in zip(start.config.train.tasks, tasks, strict=True):
-        opened = open_verifier(task_config, task, start.run.path, trust_verifier=trust_verifier)
-        verifiers.append(stack.enter_context(opened))
-    run_on_first(lambda: checkups.extend(map(check, verifiers, tasks)))
-    return verifiers, checkups
 
 
 def _reference(start: Start) -> weights_file.Weights | None:
@@ -195,38 +186,31 @@ class PolicyLearner:
     def take(self, step: int, stops: Stops, _: np.float32 | None) -> Sampled:
         """Take a step. A signal before the update abandons it; the next start repeats it."""
         validation = self._validate(None, stops) if step == 0 else None
-        file, prompts = self._files.step(step), self.prompts.of_step(step)
-        completions, seconds = self._complete(step, prompts, file, stops)
-        if stops.anywhere():
-            raise Interrupted
-        updated = self._update(step, prompts, completions)
+        file = self._files.step(step)
+        updated, seconds = self._sample_and_update(step, file, stops)
         self._files.write(file, updated.completions)
         self._sampler.refresh(self.model)
         return Sampled(updated, seconds, validation)
 
     def retake(self, step: int, _: np.float32 | None = None, *, skipped: bool = False) -> Sampled:
         assert not skipped
-        prompts = self.prompts.of_step(step)
         nothing = self._files.step(step).with_suffix(".absent")
-        completions, seconds = self._complete(step, prompts, nothing, NEVER)
-        updated = self._update(step, prompts, completions)
+        updated, seconds = self._sample_and_update(step, nothing, NEVER)
         self._sampler.refresh(self.model)
         return Sampled(updated, seconds, None)
 
-    def _complete(
-        self, step: int, prompts: list[Prompt], file: Path, stops: Stops
-    ) -> tuple[list[Completion], Seconds]:
-        samples = self._train.samples_per_prompt
-        return self._source.complete(step, prompts, samples, file, stops.here)
-
-    def _update(
-        self, step: int, prompts: list[Prompt], completions: list[Completion]
-    ) -> policy_update.Updated:
+    def _sample_and_update(
+        self, step: int, file: Path, stops: Stops
+    ) -> tuple[policy_update.Updated, Seconds]:
+        """Take a step whose verdicts may be in a file. Raises Interrupted before the update."""
+        prompts, samples = self.prompts.of_step(step), self._train.samples_per_prompt
+        completions, seconds = self._source.complete(step, prompts, samples, file, stops.here)
+        if stops.anywhere():
+            raise Interrupted
         _report_failures(step, completions)
         self._latest_step = step
-        samples = self._train.samples_per_prompt
         tokens = [prompt.tokens for prompt in prompts for _ in range(samples)]
-        return self._updater.update(self.model, self.optimizer, tokens, completions)
+        return self._updater.update(self.model, self.optimizer, tokens, completions), seconds
 
     def read(self, step: int, taken: Sampled) -> tuple[PolicyMetrics, StepResult]:
         now = time.perf_counter()

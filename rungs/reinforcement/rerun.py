@@ -27,10 +27,17 @@ def replay(run: RunFolder, config: ReinforceRunConfig, name: str, kind: Kind) ->
     """Rerun a step, such as `step-000123`, from the newest earlier checkpoint, and print the first
     difference. Return the exit code: 1 if something differs, otherwise 0. Raises UserError if the
     step has no record, or the run's tasks have changed."""
-    step = _number(name)
+    prefix, _, digits = name.rpartition("-")
+    if prefix not in ("", "step") or not digits.isdecimal():
+        raise UserError(f"--replay {name}: must be a step, such as step-000123")
+    step = int(digits)
     recorded = read(RolloutFiles(run.rollouts).step(step))
-    before = _metrics_of(run, step)
-    saved = _checkpoint_before(run, step)
+    lines = metrics.stream(run.metrics, metrics.PolicyMetrics)
+    before = next((line for line in lines if line.global_step == step), None)
+    if before is None:
+        raise UserError(f"{run.metrics}: has no line of step {step}")
+    earlier = [saved for saved in list_checkpoints(run.checkpoints) if saved.step < step]
+    saved = next((saved for saved in reversed(earlier) if not saved.damage()), None)
     with ExitStack() as stack:
         learner, first = open_learner(stack, run, config, saved, kind)
         click.echo(
@@ -72,26 +79,6 @@ def open_learner(
     learner = inputs.learner(start, mesh, ())
     assert isinstance(learner, PolicyLearner)
     return learner, start.first_step
-
-
-def _number(name: str) -> int:
-    prefix, _, digits = name.rpartition("-")
-    if prefix not in ("", "step") or not digits.isdecimal():
-        raise UserError(f"--replay {name}: must be a step, such as step-000123")
-    return int(digits)
-
-
-def _metrics_of(run: RunFolder, step: int) -> metrics.PolicyMetrics:
-    for line in metrics.stream(run.metrics, metrics.PolicyMetrics):
-        if line.global_step == step:
-            return line
-    raise UserError(f"{run.metrics}: has no line of step {step}")
-
-
-def _checkpoint_before(run: RunFolder, step: int) -> Checkpoint | None:
-    """Return the newest valid checkpoint of an earlier step, or None."""
-    earlier = [saved for saved in list_checkpoints(run.checkpoints) if saved.step < step]
-    return next((saved for saved in reversed(earlier) if not saved.damage()), None)
 
 
 def _differences(

@@ -1,6 +1,5 @@
 """The prompts of steps and validations; their completions, which the first process has verified."""
 
-import contextlib
 import functools
 import json
 import math
@@ -77,7 +76,12 @@ class Prompts:
         try:
             tokens = self._tokenizer.encode_prompt(item.prompt)
         except UserError:
-            unknown = [c for c in dict.fromkeys(item.prompt) if not self._is_known(c)]
+            unknown = []
+            for character in dict.fromkeys(item.prompt):
+                try:
+                    self._tokenizer.encode(character)
+                except UserError:
+                    unknown.append(character)
             raise UserError(
                 f"task {self._tasks[task].name}: the prompt {format_value(item.prompt)} has"
                 f" characters that the model's tokenizer doesn't know: {' '.join(unknown)}; change"
@@ -90,11 +94,6 @@ class Prompts:
                 f" it must have 1 to {self._longest} (sequence_length − max_new_tokens)"
             )
         return Prompt(task, item, tokens)
-
-    def _is_known(self, character: str) -> bool:
-        with contextlib.suppress(UserError):
-            return bool(self._tokenizer.encode(character))
-        return False
 
 
 @functools.lru_cache(maxsize=8)

@@ -15,5 +15,5 @@
     profiling      `--profile`: where the time of a step goes
     background     work beside the steps: charts, samples, trackers, alerts, the mirror; benchmarks
 
-Work after each step or checkpoint that should not delay it is called in `background`; work that the
-loop waits for is a hook, `Trainer.add_hook`. Another kind of run is `rungs/reinforcement`."""
+Work after each step or checkpoint that should not delay it is called in `background`. Another kind
+of run is `rungs/reinforcement`."""

@@ -3,12 +3,12 @@ of `evaluate_every`, for which the steps wait."""
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
+from rungs.checkpointing.load import Start
 from rungs.checkpointing.manifest import Checkpoint
-from rungs.checkpointing.starting_point import Start
 from rungs.common.errors import UserError, errors_at, reason
 from rungs.common.helper_process import HelperProcess
 from rungs.common.run_log import log
@@ -29,7 +29,6 @@ from rungs.parallel.processes import is_first_process, is_multi_process, wait_fo
 from rungs.run import records
 from rungs.run.folder import RunFolder
 from rungs.run.metrics import StepRecord
-from rungs.training.trainer import AfterStep
 
 CHARTS_MODULE = "rungs.report.drawer"
 MIN_SECONDS_BETWEEN_CHARTS = 30
@@ -68,12 +67,8 @@ class ChartProcess:
         self._is_outdated = False
         self._not_before = time.monotonic() + MIN_SECONDS_BETWEEN_CHARTS
         try:
-            try:
-                self._process.send("draw")
-            except OSError:  # it has exited
-                self._process.kill()
-                self._process.send("draw")
-        except OSError as error:
+            self._process.send("draw")
+        except OSError as error:  # it has exited; the next request starts another
             log.warning("the charts could not be drawn: %s", error)
             self._process.kill()
 
@@ -167,10 +162,7 @@ class Benchmarks:
     exist, or its items cannot be read."""
 
     def __init__(self, run: RunFolder, train: TrainConfig, tokenizer: Tokenizer) -> None:
-        assert train.evaluate_every is not None
         self._run, self._train, self._tokenizer = run, train, tokenizer
-        self.interval = train.evaluate_every
-        """Steps between measurements; the first step is not measured, the last is."""
         self._files = [run.path / name for name in train.benchmarks if name.endswith(".jsonl")]
         for file in self._files:
             scoring.read_items(file)
@@ -195,27 +187,26 @@ class Benchmarks:
             )
         return cls(run, train, load_tokenizer(tokenizer))
 
+    def are_due(self, step: int, is_last: bool) -> bool:
+        """Whether the checkpoint of a step is measured, as the last one is, but not the first."""
+        return is_last or (step > 0 and step % (self._train.evaluate_every or 1) == 0)
+
     def is_missing(self, checkpoint: Checkpoint) -> bool:
         """Whether a checkpoint that is due was not measured on all benchmarks."""
         found = records.read(self._run, records.Evaluation)
         measured = {one.task for one in found if one.checkpoint == checkpoint.folder.name}
         wanted = {*self._tasks.names, *(file.stem for file in self._files)}
-        is_due = checkpoint.step > 0 and checkpoint.step % self.interval == 0
-        return is_due and not wanted <= measured
+        return self.are_due(checkpoint.step, is_last=False) and not wanted <= measured
 
-    def measure(self, after: AfterStep) -> None:
-        """Measure the checkpoint of a step and record the scores, unless it is the first of several
-        steps. Errors are logged as warnings; raises Interrupted."""
-        step = after.step
-        if step == 0 and not after.is_last:
-            return
-        after.wait()
+    def measure(self, step: int, should_stop: Callable[[], bool]) -> None:
+        """Measure the complete checkpoint of a step and record the scores. Errors are logged as
+        warnings; raises Interrupted if `should_stop` returns True."""
         saved = [one for one in list_checkpoints(self._run.checkpoints) if one.step == step]
         if not saved:  # its arrays were not finite, which ends the run
             return
         weights = saved[-1].weights.path
         try:
-            measured = Measured(weights, self._tokenizer, _BATCH_SIZE, after.should_stop)
+            measured = Measured(weights, self._tokenizer, _BATCH_SIZE, should_stop)
             self._measure(step, measured)
         except Interrupted:
             raise

@@ -15,8 +15,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from rungs.checkpointing.load import Start
 from rungs.checkpointing.manifest import Checkpoint
-from rungs.checkpointing.starting_point import Start
 from rungs.common.errors import RunFailure, UserError
 from rungs.common.shown_text import counted
 from rungs.config.run_config import TRAIN_FILE, RunConfig, errors_in_files_of
@@ -51,7 +51,7 @@ from rungs.training.background import Benchmarks
 from rungs.training.failed_steps import LossSpikeDetector
 from rungs.training.learner import DATA, Kind, Replayed, Stops, record_fields
 from rungs.training.start import model_and_optimizer
-from rungs.training.trainer import Trainer, is_validation_step
+from rungs.training.trainer import is_validation_step
 
 log = logging.getLogger("rungs")
 
@@ -93,12 +93,6 @@ class DatasetInputs:
             if not start.options.dry_run:
                 advice.warn_if_too_large(config, mesh, stored)
             yield
-
-    def add_hooks(self, start: Start, trainer: Trainer[StepMetrics]) -> None:
-        if self.benchmarks is not None:
-            trainer.add_hook(self.benchmarks.measure, self.benchmarks.interval)
-            if start.saved is not None and self.benchmarks.is_missing(start.saved):
-                trainer.unfinished_hook = self.benchmarks.measure
 
 
 def on_datasets(datasets_dir: Path, make_objective: MakeObjective = objective_of) -> Kind:
@@ -271,11 +265,14 @@ class DatasetLearner:
             self.model, self._evaluation_step, sets, self._mesh, stops.anywhere, measure
         )
         losses = _finite(step, losses)
+        bits_per_byte = None
+        if losses.mean is not None and self._bits_per_nat is not None:
+            bits_per_byte = losses.mean * self._bits_per_nat
         return dataclasses.replace(
             metrics,
             validation_loss=losses.mean,
             ema_validation_loss=self._averages_loss(stops),
-            bits_per_byte=self._bits_per_byte(losses.mean),
+            bits_per_byte=bits_per_byte,
             validation_losses=losses.by_dataset or None,
             validation_data=None if losses.mean is None else self._validation_data,
             **figures,
@@ -289,9 +286,6 @@ class DatasetLearner:
         step, measure = self._evaluation_step, self._objective.measure
         loss, _ = validation_loss(averaged, step, own, self._mesh, stops.anywhere, measure)
         return loss if math.isfinite(loss) else None
-
-    def _bits_per_byte(self, loss: float | None) -> float | None:
-        return None if loss is None or self._bits_per_nat is None else loss * self._bits_per_nat
 
     @functools.cached_property
     def _bits_per_nat(self) -> float | None:
@@ -369,7 +363,6 @@ class DatasetLearner:
             run_report.warn_of_unused_keys(start.run, config, bool(inputs.validation))
         run_report.log_size(start.run, config, inputs.data, self.model, self.optimizer, mesh)
         run_report.log_data(config, inputs.data, self._tokenizer)
-        run_report.log_trainable(self.model, self.optimizer)
         run_report.warn_of_devices(config.train, mesh)
 
     def summary(self, run: RunFolder, last: StepMetrics | None) -> str:

@@ -21,9 +21,9 @@ from pydantic import ValidationError
 from safetensors.numpy import load_file, save
 
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
+from rungs.checkpointing.load import Start
 from rungs.checkpointing.manifest import Checkpoint, read_checkpoint, run_config
 from rungs.checkpointing.saver import Saver
-from rungs.checkpointing.starting_point import Start
 from rungs.common import disk, paths, shown_text, strict_json
 from rungs.common.errors import RunFailure, UserError
 from rungs.common.run_log import log

@@ -6,13 +6,13 @@ make; `start.launch` and `trainer.Trainer` are common. Training on datasets is
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 from jax.sharding import Mesh
 
+from rungs.checkpointing.load import Start
 from rungs.checkpointing.manifest import Checkpoint
-from rungs.checkpointing.starting_point import Start
 from rungs.data.provenance import Provenance
 from rungs.model.gpt import GPT
 from rungs.optim.skipping_optimizer import SkippingOptimizer
@@ -20,9 +20,7 @@ from rungs.run.folder import RunFolder
 from rungs.run.metrics import R
 from rungs.step.objective import Objective
 from rungs.step.train_step import Step, StepResult
-
-if TYPE_CHECKING:
-    from rungs.training.trainer import Trainer
+from rungs.training.background import Benchmarks
 
 
 class Stops(NamedTuple):
@@ -150,8 +148,9 @@ class Inputs(Protocol[R]):
         """Warn of too little memory or disk space; turn its errors into a `RunFailure` with
         advice."""
 
-    def add_hooks(self, start: Start, trainer: "Trainer[R]") -> None:
-        """Add this kind of run's hooks after steps."""
+    @property
+    def benchmarks(self) -> Benchmarks | None:
+        """What checkpoints are measured on while the run trains."""
 
 
 class Kind(NamedTuple):

@@ -11,7 +11,7 @@ import jax
 from jax.profiler import ProfileData, ProfileOptions, StepTraceAnnotation
 from jax.sharding import Mesh
 
-from rungs.checkpointing.starting_point import Start
+from rungs.checkpointing.load import Start
 from rungs.common import disk
 from rungs.common.errors import RunFailure, UserError
 from rungs.common.shown_text import align_columns, counted

@@ -15,8 +15,7 @@ from flax import nnx
 from jax import Array
 from jax.sharding import Mesh
 
-from rungs.checkpointing.load import find_starting_weights
-from rungs.checkpointing.starting_point import Start
+from rungs.checkpointing.load import Start, find_starting_weights
 from rungs.common.errors import errors_at
 from rungs.common.shown_text import counted
 from rungs.config.train_config import TrainConfig
@@ -75,7 +74,9 @@ def replay(run: RunFolder, name: str, kind: Kind) -> int:
         model, optimizer = _retrain(failed, start, mesh, kind)
         replayed = kind.replayed(start, mesh)
         arrays = tuple(failed.batch.get(name) for name in replayed.array_names)
-        local_model = _on_one_device(failed, model)
+        whole = named_arrays(model, failed.config.model.vocab_size)
+        here = {name: jnp.asarray(np.asarray(array)) for name, array in whole.items()}
+        local_model = AbstractState(failed.config, failed.meta.total_steps).fill(here, {})[0]
         for number in failed.meta.bad:
             microbatch = jax.tree.map(lambda array, at=number: jnp.asarray(array[at]), arrays)
             one = _Microbatch(failed, replayed.objective, microbatch, number)
@@ -110,12 +111,6 @@ def _retrain(
                 click.echo(f"after step {step}: {name} is the first tensor that is not finite")
                 raise NotFinite
     return learner.model, learner.optimizer
-
-
-def _on_one_device(failed: FailedStep, model: GPT) -> GPT:
-    arrays = named_arrays(model, failed.config.model.vocab_size)
-    here = {name: jnp.asarray(np.asarray(array)) for name, array in arrays.items()}
-    return AbstractState(failed.config, failed.meta.total_steps).fill(here, {})[0]
 
 
 class _Microbatch(NamedTuple):
@@ -239,17 +234,13 @@ def _backward(stage: Stage, wrt: Any, x: Any, cotangent: Array, calls: list[str]
     gradient, dx = pull(cotangent)
     prefix = f"{stage.name}." if stage.name.startswith("blocks") else ""
     flat = {prefix + dotted(path): v.get_value() for path, v in nnx.to_flat_state(gradient)}
-    for name in sorted(flat, key=lambda name: -_last_call(name, calls)):
+    last_calls = {module: at for at, module in enumerate(calls)}
+    for name in sorted(flat, key=lambda name: -last_calls.get(name.rpartition(".")[0], -1)):
         if flat[name].any():
             _print_tensor(f"gradient of {name}", flat[name])
     if dx is not None:
         _print_tensor(f"gradient of the input of {stage.name}", dx)
     return dx
-
-
-def _last_call(name: str, calls: list[str]) -> int:
-    module = name.rpartition(".")[0]
-    return max((at for at, other in enumerate(calls) if other == module), default=-1)
 
 
 def _print_tensor(name: str, array: Array) -> None:

@@ -21,6 +21,8 @@ from rungs.run import layer_record, metrics
 from rungs.run.folder import RunFolder, StartOptions, is_checkpoint_name
 from rungs.run.metrics import StepRecord
 
+_KEYS_OF_BATCHES = {"microbatch_size", "gradient_accumulation_steps", "batch_growth"}
+
 
 def checkpoint_to_resume(run: RunFolder, start: StartOptions) -> Checkpoint | None:
     """Return the checkpoint that this start resumes from, None for step 0. Raises UserError if the
@@ -84,10 +86,18 @@ def refuse_changes(saved: CheckpointMeta, now: AnyRunConfig, run: RunFolder, ext
             if file != MODEL_FILE and key in allowed:
                 continue
             if is_branch:
-                advice = _branch_hint(key, saved)
+                advice = (
+                    "a branch continues the same model and optimizer; change it back, or start"
+                    " another run from the weights alone with start_from"
+                )
+                if key in _KEYS_OF_BATCHES:
+                    advice = "change it back; for a larger batch from there on, set batch_growth"
             else:
-                advice = _hint(key, extendable, before.train, now.train)
-                advice += ", start another run with --like, or start this one over with --fresh"
+                advice = "add --extend to train longer, or " if key in extendable else ""
+                advice += (
+                    "change it back, start another run with --like, or start this one over with"
+                    " --fresh"
+                )
             lines.append(
                 f"{run.path / file}: {key}: was {json.dumps(old)} when {when} was saved, is now"
                 f" {json.dumps(new)}; {advice}"
@@ -147,8 +157,14 @@ def move_aside(run: RunFolder, saved: Checkpoint | None) -> Path | None:
     records = run.records
     if not discarded and not (saved is None and run.metrics.exists()):
         return None
-    if saved is None:
-        discarded = list(filter(_is_saved_by_runs, run.checkpoints.glob("*")))
+    if saved is None:  # all that training saved; the folder may be a link to one with other files
+        discarded = [
+            path
+            for path in run.checkpoints.glob("*")
+            if is_checkpoint_name(path.name.removeprefix(UNFINISHED))
+            or path.name in LINKS
+            or path.name.startswith(AVERAGE)
+        ]
     aside = _create_aside(run, records)
     for path in sorted(discarded, reverse=True):
         path.rename(aside / "checkpoints" / path.name)
@@ -158,12 +174,6 @@ def move_aside(run: RunFolder, saved: Checkpoint | None) -> Path | None:
         for path in reversed(records):  # metrics last, see above
             disk.remove(path)
     return aside
-
-
-def _is_saved_by_runs(path: Path) -> bool:
-    """Whether training saved this in `checkpoints`, which may link to a folder with other files."""
-    is_checkpoint = is_checkpoint_name(path.name.removeprefix(UNFINISHED))
-    return is_checkpoint or path.name in LINKS or path.name.startswith(AVERAGE)
 
 
 def _create_aside(run: RunFolder, records: list[Path]) -> Path:
@@ -187,6 +197,7 @@ def _create_aside(run: RunFolder, records: list[Path]) -> Path:
 
 
 def _find_by_name(run: RunFolder, name: str) -> Checkpoint:
+    """Return the checkpoint that a link, a folder's name, `step-N` or N names."""
     checkpoints = checkpoint_folder.list_checkpoints(run.checkpoints)
     if not checkpoints:
         raise UserError(f"--from {name}: there are no checkpoints in {run.path}")
@@ -194,22 +205,16 @@ def _find_by_name(run: RunFolder, name: str) -> Checkpoint:
         return checkpoints[-1]
     if name == BEST:
         return checkpoint_folder.best_of(checkpoints) or checkpoints[-1]
-    matches = [c for c in checkpoints if _is_called(c.folder, name)]
+    end = f"step-{name:0>6}" if name.isdecimal() else name  # of the folder's name, or all of it
+    matches = [
+        c
+        for c in checkpoints
+        if end == c.folder.name or (end.startswith("step-") and c.folder.name.endswith(f"-{end}"))
+    ]
     if len({c.step for c in matches}) == 1:
         return matches[-1]
-    for path, error in checkpoint_folder.unusable_checkpoints(run.checkpoints).items():
-        if _is_called(path, name):
-            raise UserError(f"{error}; choose another")
     names = ", ".join([*LINKS, *(c.folder.name for c in checkpoints)])
     raise UserError(f"--from {name}: no such checkpoint in {run.path}; there are {names}")
-
-
-def _is_called(checkpoint: Path, name: str) -> bool:
-    """Return whether a name is that of a checkpoint's folder, or the end of it with its step, or
-    the step's number."""
-    end = f"step-{name:0>6}" if name.isdecimal() else name
-    whole = checkpoint.name
-    return end == whole or (end.startswith("step-") and whole.endswith(f"-{end}"))
 
 
 def _microbatch_keys(before: AnyRunConfig, now: AnyRunConfig) -> set[str]:
@@ -233,20 +238,8 @@ def _keys_of_branches(before: AnyRunConfig, now: AnyRunConfig) -> set[str]:
         keys.add("start_from")
     step = now.train.branch_step + 1
     if before.train.sequences_before(step) != now.train.sequences_before(step):
-        keys |= {"microbatch_size", "gradient_accumulation_steps", "batch_growth"}
+        keys |= _KEYS_OF_BATCHES
     return keys
-
-
-def _branch_hint(key: str, saved: CheckpointMeta) -> str:
-    if key in ("microbatch_size", "gradient_accumulation_steps", "batch_growth"):
-        growth = json.dumps({str(saved.global_step + 1): 2})
-        return f"change it back; for a larger batch from there on, add batch_growth {growth}"
-    if key == "start_from":
-        return "a branch continues that step's weights and reference; change it back"
-    return (
-        "a branch continues the same model and optimizer; change it back, or start another run from"
-        " the weights alone with start_from"
-    )
 
 
 def _extendable_keys(before: OptimizationConfig, now: OptimizationConfig) -> set[str]:
@@ -268,18 +261,3 @@ def _extendable_keys(before: OptimizationConfig, now: OptimizationConfig) -> set
     more = now.min_train_tokens == -1 or now.min_train_tokens > before.min_train_tokens > 0
     keeps_order = in_order or now.has_random_windows
     return longer | ({"min_train_tokens"} if keeps_order and more else set())
-
-
-def _hint(
-    key: str, extendable: set[str], before: OptimizationConfig, now: OptimizationConfig
-) -> str:
-    if key in extendable:
-        return "add --extend to train longer, or change it back"
-    longer = None
-    if key in ("steps", "max_steps", "max_minutes"):
-        longer = f"more {key.removeprefix('max_')}"
-    elif key in ("epochs", "min_train_tokens") and isinstance(before, TrainConfig):
-        longer = f"epochs to {before.epochs + 1}"
-    if longer is None or getattr(now, "phases", None):
-        return "change it back"
-    return f"change it back; to train longer, set {longer} and add --extend"

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
-from rungs.checkpointing.starting_point import Start
+from rungs.checkpointing.load import Start
 from rungs.common.run_log import log
 from rungs.common.shown_text import counted
 from rungs.config.optimization_config import OptimizationConfig

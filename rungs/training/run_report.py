@@ -12,7 +12,7 @@ from flax import nnx
 from jax.sharding import Mesh
 from tqdm import tqdm
 
-from rungs.checkpointing.starting_point import Start
+from rungs.checkpointing.load import Start
 from rungs.common import run_log, shown_text
 from rungs.common.run_log import log
 from rungs.config.model_config import ModelConfig
@@ -55,7 +55,11 @@ def log_start(start: Start, mesh: Mesh, steps: int, step_size: str, notes: str) 
         *(start.run.path, begins, _most(train), shown_text.counted(steps, "step"), step_size),
         *(describe_devices(recorded_sharding(train, mesh)), train.compute_dtype, notes),
     )
-    _log_chosen_devices(train, mesh)
+    if train.sharding and train.sharding.devices and mesh.size < jax.device_count():
+        log.info(
+            "uses %d of %d devices, as sharding.devices in the config says: %s",
+            *(mesh.size, jax.device_count(), ", ".join(map(str, mesh.devices.flat))),
+        )
 
 
 def _most(train: OptimizationConfig) -> str:
@@ -103,7 +107,8 @@ def log_size(
     optimizer: SkippingOptimizer,
     mesh: Mesh,
 ) -> None:
-    """Log the part of the plan that needs no tracing: parameters, FLOPs, tokens, memory."""
+    """Log the part of the plan that needs no tracing: parameters, FLOPs, tokens, memory; how many
+    parameters are trainable, unless all are."""
     shapes = shapes_of(config.model, config.train.lora)
     total = count_parameters(shapes).total
     active = count_active_parameters(shapes, config.model).total
@@ -119,16 +124,12 @@ def log_size(
         memory.format_bytes(advice.device_bytes(mesh)),
         shown_text.quoted(run.path),
     )
-
-
-def log_trainable(model: GPT, optimizer: SkippingOptimizer) -> None:
-    """Log how many parameters are trainable, unless all are."""
-    trainable, total = (
+    trainable, held = (
         sum(array.size for array in jax.tree.leaves(nnx.state(model, kind)))
         for kind in (optimizer.wrt, nnx.Param)
     )
-    if trainable < total:
-        log.info("trains %s of %s parameters", f"{trainable:,}", f"{total:,}")
+    if trainable < held:
+        log.info("trains %s of %s parameters", f"{trainable:,}", f"{held:,}")
 
 
 def log_end(start: Start, total_steps: int, learner: Learner[R], last: R | None) -> None:
@@ -170,15 +171,6 @@ def peak_tokens_per_second(config: RunConfig, mesh: Mesh) -> float | None:
     kind = hardware.device_of_kind(mesh.devices.flat[0].device_kind)
     peak = kind and kind.peak(dtype_of(config.train))
     return mesh.size * peak / training_flops_per_token(config) if peak else None
-
-
-def _log_chosen_devices(train: OptimizationConfig, mesh: Mesh) -> None:
-    """Log which devices are used if `sharding.devices` asks for fewer than there are."""
-    if train.sharding and train.sharding.devices and mesh.size < jax.device_count():
-        log.info(
-            "uses %d of %d devices, as sharding.devices in the config says: %s",
-            *(mesh.size, jax.device_count(), ", ".join(map(str, mesh.devices.flat))),
-        )
 
 
 def warn_of_devices(train: TrainConfig, mesh: Mesh) -> None:
@@ -250,7 +242,11 @@ class Progress(Generic[R]):
     def show(self, metrics: R) -> None:
         """Show the next step."""
         self._bar.total = self._length.total_steps
-        self._bar.set_postfix(self._postfix(metrics), refresh=False)
+        postfix = {**self._headline([metrics]), "lr": f"{metrics.learning_rate:.2e}"}
+        postfix["tok/s"] = f"{metrics.tokens_per_second:,.0f}"
+        if self._peak is not None:
+            postfix["MFU"] = f"{metrics.tokens_per_second / self._peak:.0%}"
+        self._bar.set_postfix(postfix, refresh=False)
         self._bar.update()
         self._unshown.append(metrics)
         is_first = metrics.global_step == self._first_step
@@ -263,13 +259,6 @@ class Progress(Generic[R]):
             else:
                 log.info("%s", line)
             self._unshown.clear()
-
-    def _postfix(self, metrics: R) -> dict[str, str]:
-        postfix = {**self._headline([metrics]), "lr": f"{metrics.learning_rate:.2e}"}
-        postfix["tok/s"] = f"{metrics.tokens_per_second:,.0f}"
-        if self._peak is not None:
-            postfix["MFU"] = f"{metrics.tokens_per_second / self._peak:.0%}"
-        return postfix
 
     def _line(self, has_speed: bool) -> str:
         """Return one line on the steps since the previous line: main values, the last one's number,
@@ -285,20 +274,15 @@ class Progress(Generic[R]):
         )
 
     def _speed(self) -> list[str]:
+        """Return the mean speed, and the time left at the pace since the first step, validations
+        and saves included."""
         steps, seconds = self._unshown, _seconds(self._unshown)
         rate = sum(step.tokens_per_second * step.step_seconds for step in steps) / seconds
         mfu = [f"MFU {rate / self._peak:.0%}"] if self._peak is not None else []
-        return [
-            f"{rate:,.0f} tokens/s",
-            *mfu,
-            f"{shown_text.format_duration(self._seconds_left())} left",
-        ]
-
-    def _seconds_left(self) -> float:
-        """Return the time left at the pace since the first step, validations and saves included."""
-        next_step, work = self._unshown[-1].global_step + 1, self._length.work
+        next_step, work = steps[-1].global_step + 1, self._length.work
         pace = (self._clock() - self._first_shown) / work(self._first_step + 1, next_step)
-        return work(next_step, self._length.total_steps) * pace
+        left = shown_text.format_duration(work(next_step, self._length.total_steps) * pace)
+        return [f"{rate:,.0f} tokens/s", *mfu, f"{left} left"]
 
 
 def _seconds(steps: Sequence[StepRecord]) -> float:

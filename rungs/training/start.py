@@ -14,10 +14,9 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from rungs.checkpointing import manifest, retention
-from rungs.checkpointing.load import find_starting_weights, place_starting_weights, restore
+from rungs.checkpointing import checkpoint_folder, manifest
+from rungs.checkpointing.load import Start, find_starting_weights, place_starting_weights, restore
 from rungs.checkpointing.saver import Saver
-from rungs.checkpointing.starting_point import Start
 from rungs.common import disk, run_log
 from rungs.common.errors import UserError, errors_at
 from rungs.common.shown_text import counted, format_duration
@@ -133,8 +132,8 @@ def _finish(start: Start, inputs: Inputs[Any], background: Background) -> int:
     """Finish what a kill just after the last checkpoint left undone; return the exit code."""
 
     def finish() -> None:
-        retention.clean_up(start.run.checkpoints)
-        retention.delete_old(start.run.checkpoints, start.config.train.keep_checkpoints)
+        checkpoint_folder.clean_up(start.run.checkpoints)
+        checkpoint_folder.delete_old(start.run.checkpoints, start.config.train.keep_checkpoints)
         run_report.log_finished(start, inputs.edit_to_extend())
 
     if start.options.dry_run:
@@ -183,11 +182,11 @@ def make_trainer(
         early_stop=EarlyStop(
             config.train, [s for s in steps if s.global_step > config.train.branch_step]
         ),
+        benchmarks=inputs.benchmarks,
     )
     last = steps[-1] if steps else None
     if start.saved and last and last.global_step == start.saved.step:  # else its line was lost
         trainer.unvalidated = last if learner.lacks_validation(start.saved, last) else None
-    inputs.add_hooks(start, trainer)
     return trainer
 
 
@@ -322,8 +321,8 @@ def tidy(start: Start) -> None:
     last_step = saved.step if saved else -1
     records.drop_samples_after(run, last_step)
     layer_record.drop_after(run.layers, last_step)
-    retention.clean_up(run.checkpoints)
-    retention.delete_old(run.checkpoints, start.config.train.keep_checkpoints)
+    checkpoint_folder.clean_up(run.checkpoints)
+    checkpoint_folder.delete_old(run.checkpoints, start.config.train.keep_checkpoints)
     for unfinished in run.unfinished_files:
         unfinished.unlink(missing_ok=True)
     run_log.log_to_file(run.log)

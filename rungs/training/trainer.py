@@ -9,9 +9,8 @@ from typing import Any, Generic, NamedTuple
 
 from jax.sharding import Mesh
 
-from rungs.checkpointing.manifest import CheckpointMeta
+from rungs.checkpointing.load import Start
 from rungs.checkpointing.saver import Saver, describe_checkpoint
-from rungs.checkpointing.starting_point import Start
 from rungs.common.shown_text import counted
 from rungs.common.signals import Interrupted, StopSignal
 from rungs.config.optimization_config import OptimizationConfig
@@ -19,6 +18,7 @@ from rungs.config.train_config import TrainConfig
 from rungs.parallel.processes import AnyProcess
 from rungs.run.metrics import MetricsLog, R, StepMetrics, StepRecord
 from rungs.step.nonfinite import Flags
+from rungs.training.background import Benchmarks
 from rungs.training.failed_steps import FailedSteps
 from rungs.training.learner import NEVER, Learner, Stops, never
 from rungs.training.run_length import RunLength
@@ -105,21 +105,6 @@ class EarlyStop:
         log.info("step %s: the run ends early: %s", f"{step:,}", self.reason)
 
 
-class AfterStep(NamedTuple):
-    """A step that was recorded and, if due, validated and handed to the saver."""
-
-    step: int
-    is_last: bool
-    should_stop: Callable[[], bool]
-    """Whether to raise Interrupted; never in the last step, as no start follows it."""
-    wait: Callable[[], None]
-    """Waits until the pending checkpoint is complete."""
-
-
-Hook = Callable[[AfterStep], None]
-"""Function called after a step. It may raise Interrupted; then the run stops."""
-
-
 @dataclasses.dataclass
 class Trainer(Generic[R]):
     """Takes a run's steps, from the first one of a start to the last one."""
@@ -132,13 +117,11 @@ class Trainer(Generic[R]):
     saver: Saver
     failed_steps: FailedSteps
     early_stop: EarlyStop
+    benchmarks: Benchmarks | None
     unvalidated: R | None = None
     """The step before this start, if a signal interrupted its validation."""
-    unfinished_hook: Hook | None = None
-    """The hook of that step that a kill or a signal interrupted."""
 
     def __post_init__(self) -> None:
-        self._hooks: list[tuple[Hook, int]] = []
         self._saved: tuple[int, Flags] | None = None
         self._last_saved = -1
         self._latest: R | None = None
@@ -148,11 +131,6 @@ class Trainer(Generic[R]):
     @property
     def total_steps(self) -> int:
         return self.length.total_steps
-
-    def add_hook(self, hook: Hook, every: int) -> None:
-        """Call a function after each `every`-th step, counted from 0, and after the last one. These
-        steps are read at once, so the devices wait for the host."""
-        self._hooks.append((hook, every))
 
     def train(self, stop: StopSignal) -> R | None:
         """Take the remaining steps, or stop at a signal; the last one taken is saved. Return its
@@ -172,17 +150,21 @@ class Trainer(Generic[R]):
         with progress, self.metrics, self.saver:
             if self.unvalidated is not None:
                 self._validate_late(self.unvalidated)
-            if self.unfinished_hook is not None:
-                self.unfinished_hook(AfterStep(first - 1, False, never, self.saver.wait))
+            saved = self.start.saved
+            if self.benchmarks and saved and self.benchmarks.is_missing(saved):
+                self.saver.wait()
+                self.benchmarks.measure(saved.step, never)
             unread: tuple[int, Any] | None = None
             for step in itertools.count(first):
-                self.length.decide(step, self._closing_seconds, any_process)
+                closing_seconds = self._validation_seconds + self.saver.seconds
+                self.length.decide(step, closing_seconds, any_process)
                 if step == self.total_steps:
                     break
                 try:
                     taken = learner.take(step, stops, self.length.learning_rate(step))
                 except Interrupted:
-                    self._save_latest()
+                    if self._latest is not None and self._last_saved != self._latest.global_step:
+                        self._save(self._latest, competes=False)
                     break
                 stop.begin()
                 self._check_saved_state()
@@ -192,9 +174,8 @@ class Trainer(Generic[R]):
                 is_last = step == self.total_steps - 1
                 stopping, due = stops.anywhere(), intervals.after(step, is_last)
                 due = due._replace(checkpoint=due.checkpoint or stopping)
-                hooks = self._due_hooks(step)
-                if due.checkpoint or due.validation or hooks or not learner.reads_late:
-                    stopping |= self._finish_step(*unread, progress, stops, due, hooks)
+                if due.checkpoint or due.validation or not learner.reads_late:
+                    stopping |= self._finish_step(*unread, progress, stops, due)
                     unread = None
                 if stopping:
                     break
@@ -204,27 +185,12 @@ class Trainer(Generic[R]):
             raise learner.failure
         return self._latest
 
-    @property
-    def _closing_seconds(self) -> float:
-        """Estimated time after the last step: a validation and a save, as far as known."""
-        return self._validation_seconds + self.saver.seconds
-
-    def _due_hooks(self, step: int) -> list[Hook]:
-        is_last = step == self.total_steps - 1
-        return [hook for hook, every in self._hooks if is_last or step % every == 0]
-
     def _finish_step(
-        self,
-        step: int,
-        taken: Any,
-        progress: Progress[R],
-        stops: Stops,
-        due: Due,
-        hooks: list[Hook],
+        self, step: int, taken: Any, progress: Progress[R], stops: Stops, due: Due
     ) -> bool:
-        """Read a step; validate it if due, record it, save it if due. Return whether a validation
-        or hook was interrupted, which the next start repeats, or whether the run ends early; never
-        in the last step."""
+        """Read a step; validate it if due, record it, save and measure it if due. Return whether a
+        validation or measurement was interrupted, which the next start repeats, or whether the run
+        ends early; never in the last step."""
         metrics = self._read(step, taken)
         is_last = step == self.total_steps - 1
         stops = NEVER if is_last else stops
@@ -240,12 +206,12 @@ class Trainer(Generic[R]):
         self._record(metrics, progress)
         if ends_early:
             due, is_last, stops = due._replace(checkpoint=True), True, NEVER
-            hooks = self._due_hooks(step)
         if due.checkpoint or is_interrupted:
             self._save(metrics, due.competes and not is_interrupted)
         try:
-            for hook in hooks:
-                hook(AfterStep(step, is_last, stops.anywhere, self.saver.wait))
+            if self.benchmarks and self.benchmarks.are_due(step, is_last):
+                self.saver.wait()
+                self.benchmarks.measure(step, stops.anywhere)
         except Interrupted:
             is_interrupted = True
         return is_interrupted or ends_early
@@ -276,15 +242,21 @@ class Trainer(Generic[R]):
     def _save(self, metrics: R, competes: bool) -> None:
         """Start saving a checkpoint, and computing whether its arrays are finite."""
         self._check_saved_state()
-        meta = self._meta(metrics, competes)
+        record = self.learner.record
+        validation_loss, selection_loss = self.learner.losses(metrics)
+        meta = describe_checkpoint(
+            *(self.start.config, self.mesh, metrics.global_step, self.total_steps),
+            tokens_seen=metrics.tokens_seen,
+            train_loss=metrics.train_loss,
+            validation_loss=validation_loss,
+            selection_loss=selection_loss if competes else None,
+            stopped_after=self._stopped_after,
+            datasets=record.datasets,
+            tokenizer=record.tokenizer,
+        )
         flags = self.saver.save(self.learner.model, self.learner.optimizer, meta)
         self._saved = metrics.global_step, flags
         self._last_saved = metrics.global_step
-
-    def _save_latest(self) -> None:
-        """Save the last step of this start, unless already saved."""
-        if self._latest is not None and self._last_saved != self._latest.global_step:
-            self._save(self._latest, competes=False)
 
     def _check_saved_state(self) -> None:
         """Raise RunFailure if an array of the last checkpoint was not finite."""
@@ -300,17 +272,3 @@ class Trainer(Generic[R]):
             self._ends_early(metrics)
             interval = self.start.config.train.checkpoint_interval
             self._save(metrics, competes=metrics.global_step % interval == 0)
-
-    def _meta(self, metrics: R, competes: bool) -> CheckpointMeta:
-        record = self.learner.record
-        validation_loss, selection_loss = self.learner.losses(metrics)
-        return describe_checkpoint(
-            *(self.start.config, self.mesh, metrics.global_step, self.total_steps),
-            tokens_seen=metrics.tokens_seen,
-            train_loss=metrics.train_loss,
-            validation_loss=validation_loss,
-            selection_loss=selection_loss if competes else None,
-            stopped_after=self._stopped_after,
-            datasets=record.datasets,
-            tokenizer=record.tokenizer,
-        )

@@ -1,4 +1,4 @@
-"""A run's checkpoints: saved, linked, deleted, restored, loaded; damage is detected."""
+"""A run's checkpoints: saved, linked, deleted, restored, loaded, at any path; damage is found."""
 
 import json
 import shutil
@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from rungs.checkpointing import manifest
+from rungs.checkpointing import manifest, optimizer_state
 from rungs.checkpointing.checkpoint_folder import (
     best_of,
+    clean_up,
     find_weights,
     list_checkpoints,
 )
 from rungs.checkpointing.load import load_model, restore
 from rungs.checkpointing.manifest import CheckpointMeta, read_checkpoint
-from rungs.checkpointing.retention import clean_up
 from rungs.checkpointing.saver import Saver
 from rungs.checkpointing.weights_file import Weights
 from rungs.common.errors import RunFailure, UserError
@@ -302,3 +302,23 @@ def test_loading_from_a_folder_without_weights_is_refused(tmp_path: Path) -> Non
         find_weights(tmp_path / "nothing")
     with pytest.raises(UserError, match="no checkpoint there yet; train it first"):
         find_weights(tmp_path)
+
+
+ARRAYS = {"layers.mu": jnp.arange(12.0).reshape(3, 4), "step": jnp.asarray(7)}
+
+
+@pytest.mark.parametrize("name", ["a{b}c", "a b", "100%20", "é:;'\"#"])
+def test_any_path(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / name / "checkpoint"
+    folder.mkdir(parents=True)
+    optimizer_state.save_async(folder, ARRAYS).result()
+    loaded = optimizer_state.load_to_host(folder)
+    assert all(np.array_equal(loaded[name], array) for name, array in ARRAYS.items())
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.parametrize("name", ["lr[1e-3]", "?", "*", "a\\b"])
+def test_a_path_that_orbax_would_read_as_another_one(name: str, tmp_path: Path) -> None:
+    for use in (optimizer_state.save_async, optimizer_state.load):
+        with pytest.raises(UserError, match=r"can't have \*"):
+            use(tmp_path / name, ARRAYS)  # type: ignore[arg-type]

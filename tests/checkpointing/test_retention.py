@@ -6,12 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from rungs.checkpointing.checkpoint_folder import list_checkpoints, unusable_checkpoints
-from rungs.checkpointing.retention import (
+from rungs.checkpointing.checkpoint_folder import (
     clean_up,
     delete_old,
+    list_checkpoints,
     make_room,
     most_needed,
+    unusable_checkpoints,
 )
 from rungs.common.disk import folder_bytes
 from tests.support.written_checkpoints import flip_byte, write_checkpoint
@@ -131,9 +132,3 @@ def test_room_is_not_made_from_the_best_on_earlier_validation_data(tmp_path: Pat
         write_checkpoint(folder, step, loss, validated_on=file)
     make_room(tmp_path, 1, needed_bytes=2**80)
     assert steps(tmp_path) == [1, 4]
-
-
-def test_the_newest_valid_checkpoint_stays_on_a_full_disk(folder: Path, space: int) -> None:
-    flip_byte(list_checkpoints(folder)[-1].folder / "model.safetensors")
-    make_room(folder, 1, space)
-    assert steps(folder) == [1, 3, 4]

@@ -1,4 +1,5 @@
-"""Weights in one file and in shards: headers, round trip, damage; files written in parts."""
+"""Weights in one file and in shards, in the format of Hugging Face: headers, round trip, damage;
+files written in parts."""
 
 import json
 from pathlib import Path
@@ -17,6 +18,10 @@ from rungs.checkpointing.weights_file import (
     WeightsHeader,
     all_finite,
     bits,
+    file_or_index,
+    place_tensors,
+    read_index,
+    write_index,
     write_weights,
 )
 from rungs.common.errors import UserError
@@ -82,24 +87,12 @@ def test_a_tensor_that_is_not_finite_is_refused_when_it_is_read(tmp_path: Path) 
             weights.array(name)
 
 
-def test_the_order_of_the_arrays_changes_nothing(folder: Path, tmp_path: Path) -> None:
+def test_equal_weights_give_equal_files_whatever_their_order(folder: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
     write_weights(other, dict(reversed(ARRAYS.items())), HEADER, LIMIT)
-    index = "model.safetensors.index.json"
-    assert (other / index).read_bytes() == (folder / index).read_bytes()
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
-def test_equal_weights_and_headers_give_equal_files(folder: Path, tmp_path: Path) -> None:
-    for number in range(5):
-        again = tmp_path / f"again-{number}"
-        again.mkdir()
-        write_weights(again, ARRAYS, HEADER, LIMIT)
-        assert contents(again) == {name: (folder / name).read_bytes() for name in contents(again)}
+    for path in other.iterdir():
+        assert path.read_bytes() == (folder / path.name).read_bytes(), path.name
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "model.safetensors.index.json"])
@@ -114,16 +107,13 @@ def test_shards_are_read_like_one_file(name: str, folder: Path) -> None:
         assert weights.array(tensor).tobytes() == array.tobytes()
 
 
-def test_the_tokenizer_of_shards_is_in_their_folder(folder: Path) -> None:
+def test_the_tokenizer_is_beside_the_weights_and_no_link_out_of_their_folder(folder: Path) -> None:
     assert Weights(folder / "model.safetensors").tokenizer == "gpt2"
-    (folder / "tokenizer.json").write_text("{}")
-    assert Weights(folder / "model.safetensors").tokenizer_file == folder / "tokenizer.json"
-
-
-def test_a_tokenizer_that_is_a_link_out_of_the_folder_is_refused(folder: Path) -> None:
-    secret = folder.parent / "secret"
-    secret.write_text("{}")
-    (folder / "tokenizer.json").symlink_to(secret)
+    file = folder / "tokenizer.json"
+    file.write_text("{}")
+    assert Weights(folder / "model.safetensors").tokenizer_file == file
+    secret = file.rename(folder.parent / "secret")
+    file.symlink_to(secret)
     for read in (load_tokenizer, lambda path: Weights(path / "model.safetensors").tokenizer_file):
         with pytest.raises(UserError, match="is a link out of its folder, to"):
             read(folder)
@@ -136,43 +126,12 @@ def refusal(folder: Path) -> str:
     return line
 
 
-def test_a_missing_shard_is_named(folder: Path) -> None:
-    path = shards(folder)[1]
-    path.unlink()
-    assert refusal(folder).startswith(f"{path}: no such file, but model.safetensors.index.json")
-
-
-def test_a_truncated_shard_is_named(folder: Path) -> None:
+def test_a_missing_or_truncated_shard_is_named(folder: Path) -> None:
     path = shards(folder)[1]
     path.write_bytes(path.read_bytes()[:-1])
     assert refusal(folder).startswith(f"{path}: not readable as safetensors")
-
-
-def test_swapped_shards_are_refused(folder: Path) -> None:
-    first, second, _ = shards(folder)
-    one, other = first.read_bytes(), second.read_bytes()
-    first.write_bytes(other)
-    second.write_bytes(one)
-    expected = f"{first}: its tensors differ from those that model.safetensors.index.json lists"
-    assert refusal(folder) == expected
-
-
-def test_a_shard_with_a_tensor_that_the_index_lacks_is_refused(folder: Path) -> None:
-    index = folder / "model.safetensors.index.json"
-    content = json.loads(index.read_text())
-    del content["weight_map"]["scalar"]
-    index.write_text(json.dumps(content))
-    assert "its tensors differ from those that" in refusal(folder)
-
-
-def test_a_shard_of_another_model_is_refused(folder: Path, tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    other.mkdir()
-    header = HEADER._replace(train=train_config(seed=1))
-    write_weights(other, ARRAYS, header, LIMIT)
-    shards(other)[2].replace(shards(folder)[2])
-    expected = f"{shards(folder)[2]}: not from the same checkpoint as the first shard"
-    assert refusal(folder).startswith(expected)
+    path.unlink()
+    assert refusal(folder).startswith(f"{path}: no such file, but model.safetensors.index.json")
 
 
 def test_shards_without_a_rungs_header_are_refused(tmp_path: Path) -> None:
@@ -216,3 +175,55 @@ def test_one_element_that_is_not_finite_is_found_anywhere(dtype: type) -> None:
         broken[2, -1] = bad
         assert not all_finite(broken, name)
         assert not all_finite(bits(broken).T, name)
+
+
+SIZE = {"a": 3, "b": 4}
+
+
+def test_files_are_named_as_on_the_hub() -> None:
+    assert place_tensors({"a": 4, "b": 6}, 10) == {"model.safetensors": ["a", "b"]}
+    assert place_tensors({"a": 4, "large": 11, "b": 4}, 10) == {
+        "model-00001-of-00002.safetensors": ["large"],
+        "model-00002-of-00002.safetensors": ["a", "b"],
+    }
+
+
+def test_the_index_names_the_file_of_each_tensor(tmp_path: Path) -> None:
+    write_index(tmp_path, {"model-1.safetensors": ["b"], "model-2.safetensors": ["a"]}, SIZE)
+    assert json.loads((tmp_path / "model.safetensors.index.json").read_text()) == {
+        "metadata": {"total_size": 7},
+        "weight_map": {"a": "model-2.safetensors", "b": "model-1.safetensors"},
+    }
+    assert read_index(tmp_path / "model.safetensors.index.json") == {
+        "a": tmp_path / "model-2.safetensors",
+        "b": tmp_path / "model-1.safetensors",
+    }
+
+
+def test_one_file_has_no_index(tmp_path: Path) -> None:
+    write_index(tmp_path, {"model.safetensors": ["a", "b"]}, SIZE)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", '{"weight_map": {}}', '{"weight_map": {"a": 1}}', '{"weight_map": {"a": "../b"}}'],
+)
+def test_a_damaged_index_is_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors.index.json"
+    with pytest.raises(UserError, match="no such file"):
+        read_index(path)
+    path.write_text(text)
+    with pytest.raises(UserError, match="damaged; it must have a weight_map"):
+        read_index(path)
+
+
+def test_a_single_file_takes_precedence_over_an_index(tmp_path: Path) -> None:
+    file, index = tmp_path / "model.safetensors", tmp_path / "model.safetensors.index.json"
+    assert file_or_index(file) == file
+    index.write_text("{}")
+    assert file_or_index(file) == index
+    assert file_or_index(tmp_path) == tmp_path
+    assert file_or_index(Path()) == Path()
+    file.write_bytes(b"")
+    assert file_or_index(file) == file

@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import pytest
 
-from rungs.checkpointing.starting_point import Start
+from rungs.checkpointing.load import Start
 from rungs.config import run_config
 from rungs.config.model_config import ModelConfig
 from rungs.config.optimization_config import BUILT_IN_OPTIMIZERS, Schedule

@@ -16,7 +16,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
-from rungs.checkpointing.starting_point import Start
+from rungs.checkpointing.load import Start
 from rungs.checkpointing.weights_file import Weights
 from rungs.common.errors import EXIT_FAILED, RunFailure, UserError
 from rungs.model.gpt import GPT

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rungs.checkpointing import retention
+from rungs.checkpointing import checkpoint_folder
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.integrations.mirror_folder import MirrorFolder
 from rungs.integrations.mirroring import Copier, restore_if_empty
@@ -61,7 +61,7 @@ def test_a_run_is_mirrored_in_a_bucket_and_restored(url: str, run: RunFolder) ->
     save(run, 3)
     assert MirrorFolder(url).names() == []
     Copier(run, MirrorFolder(url), keep=-1).copy(everything=True)
-    retention.delete_old(run.checkpoints, keep=1)
+    checkpoint_folder.delete_old(run.checkpoints, keep=1)
     Copier(run, MirrorFolder(url), keep=1).copy(everything=True)
     first, third = (checkpoint.folder for checkpoint in list_checkpoints(run.checkpoints))
     assert MirrorFolder(url).checkpoints() == [first.name, third.name]

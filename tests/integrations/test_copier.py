@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rungs.checkpointing import retention
+from rungs.checkpointing import checkpoint_folder
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.common.errors import UserError
 from rungs.integrations.mirror_folder import MirrorFolder
@@ -116,7 +116,7 @@ def test_what_broke_off_is_deleted_there(run: RunFolder, mirror: Path) -> None:
 def test_what_retention_deletes_is_deleted_there(tmp_path: Path, mirror: Path) -> None:
     run = saved_run(tmp_path / "run", steps=5)
     copy(run, mirror)
-    retention.delete_old(run.checkpoints, keep=2)
+    checkpoint_folder.delete_old(run.checkpoints, keep=2)
     copy(run, mirror, keep=2)
     assert names(mirror / "checkpoints") == names(run.checkpoints) == [1, 4, 5]
 

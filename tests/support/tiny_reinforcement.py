@@ -5,24 +5,17 @@ import json
 from pathlib import Path
 from typing import Any
 
-import jax
-import numpy as np
-
-from rungs.checkpointing.weights_file import WeightsHeader, write_weights
-from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import load_reinforcement_run
 from rungs.data.build.task_dataset import character_tokenizer
 from rungs.data.text.tokenizer import TOKENIZER_FILE
-from rungs.model.gpt import GPT
 from rungs.reinforcement.policy_learner import reinforcement
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.run.metrics import PolicyMetrics, stream
-from rungs.step.state import named_arrays
 from rungs.tasks.catalog import BUILT_IN
 from rungs.training.start import launch
-from tests.support.configs import ONE_FILE
+from tests.support import tiny_run
 
-MODEL = {
+MODEL: dict[str, Any] = {
     "vocab_size": len(BUILT_IN["parity"].alphabet) + 1,
     "context_length": 16,
     "emb_dim": 16,
@@ -47,11 +40,7 @@ REINFORCE = {
 
 def write_start(folder: Path, seed: int = 0) -> Path:
     """Write random weights and a tokenizer of the characters of parity; return the folder."""
-    config = ModelConfig.model_validate(MODEL)
-    arrays = named_arrays(GPT(config, jax.random.key(seed)))
-    folder.mkdir(parents=True)
-    weights = {name: np.asarray(array) for name, array in arrays.items()}
-    write_weights(folder, weights, WeightsHeader(config, None, "parity-pairs"), ONE_FILE)
+    tiny_run.write_start(folder, "parity-pairs", seed=seed, **MODEL)
     character_tokenizer(BUILT_IN["parity"].alphabet).save(folder / TOKENIZER_FILE)
     return folder
 

@@ -6,18 +6,25 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 from safetensors.numpy import save_file
 
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.checkpointing.manifest import Checkpoint
+from rungs.checkpointing.weights_file import Origin, WeightsHeader, write_weights
 from rungs.checks.resume import read_arrays
-from rungs.data.tokens.token_file import PairWriter
+from rungs.config.model_config import ModelConfig
+from rungs.data.tokens.token_file import PairWriter, PreferenceWriter
+from rungs.model.gpt import GPT
 from rungs.run import metrics
 from rungs.run.folder import RunFolder
+from rungs.step.state import named_arrays
 from tests.support.committed_runs import ROOT
+from tests.support.configs import ONE_FILE
 
-VOCAB = 64
+VOCAB, RARE, PAIRS = 64, 63, 48
+"""Of all datasets; a token that is rare in preferences; their number."""
 MODEL = {"vocab_size": VOCAB, "context_length": 16, "emb_dim": 32, "n_layers": 2, "n_heads": 2}
 TRAIN = {
     "dataset": "tiny",
@@ -54,6 +61,42 @@ def make_pairs(datasets_dir: Path, name: str = "pairs", count: int = 40) -> None
                 writer.append_pair([int(prompt)] * prompt, [*[int(answer)] * answer, 0])
 
 
+def make_preferences(datasets_dir: Path, rare_pair: int | None = None) -> None:
+    """Write preferences for answers of a repeated token; one prompt may have the rare token."""
+    folder = datasets_dir / "prefs"
+    folder.mkdir(parents=True)
+    random = np.random.default_rng(3)
+    for split in ("train", "validation"):
+        with PreferenceWriter(folder / f"{split}.safetensors", "U16") as writer:
+            for number in range(PAIRS):
+                prompt = random.integers(1, RARE, random.integers(1, 6)).tolist()
+                if number == rare_pair and split == "train":
+                    prompt = [RARE]
+                chosen = [prompt[-1]] * int(random.integers(1, 6))
+                rejected = random.integers(1, RARE, random.integers(1, 6)).tolist()
+                for answer in (chosen, rejected):
+                    writer.append_chat([(prompt, [*answer, 0])])
+
+
+def write_start(
+    folder: Path,
+    tokenizer: str = "gpt2",
+    origin: Origin | None = None,
+    dtype: str = "float32",
+    seed: int = 0,
+    factor: float = 1.0,
+    **model: Any,
+) -> Path:
+    """Write random weights of the tiny model, times a factor that makes predictions less even, with
+    some keys of the model changed; return the folder."""
+    config = ModelConfig.model_validate(MODEL | model)
+    arrays = named_arrays(GPT(config, jax.random.key(seed)))
+    weights = {name: np.asarray((factor * array).astype(dtype)) for name, array in arrays.items()}
+    folder.mkdir(parents=True)
+    write_weights(folder, weights, WeightsHeader(config, None, tokenizer, origin), ONE_FILE)
+    return folder
+
+
 def make_run(folder: Path, **train: Any) -> RunFolder:
     """Write a run folder with the tiny config and some keys of `train.json` changed."""
     folder.mkdir(parents=True)
@@ -66,6 +109,13 @@ def change(run: RunFolder, **keys: Any) -> None:
     """Change keys of `train.json`."""
     path = run.path / "train.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | keys))
+
+
+def change_model(run: RunFolder, **keys: Any) -> RunFolder:
+    """Change keys of `model.json`."""
+    path = run.path / "model.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | keys))
+    return run
 
 
 def command(

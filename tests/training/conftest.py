@@ -8,19 +8,30 @@ from pathlib import Path
 import pytest
 
 from rungs.run.folder import RunFolder
+from tests.support.sharded_models import quick_compilation
 from tests.support.starting import go
 from tests.support.tiny_run import make_dataset, make_run
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package", autouse=True)
+def quick() -> Iterator[None]:
+    """Runs are so small that they take longer to compile than to train."""
+    with quick_compilation():
+        yield
+
+
+@pytest.fixture(scope="session")
 def datasets_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Datasets that tests must not change: tiny; other; and unsplit, without validation split."""
     folder = tmp_path_factory.mktemp("datasets")
     make_dataset(folder)
     make_dataset(folder, "other", seed=1)
+    make_dataset(folder, "unsplit", seed=2)
+    (folder / "unsplit" / "validation.safetensors").unlink()
     return folder
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory, datasets_dir: Path) -> RunFolder:
     """An uninterrupted run of 24 steps; tests must not change it."""
     run = make_run(tmp_path_factory.mktemp("runs") / "straight")

@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +28,14 @@ from rungs.run.folder import RunFolder, StartOptions
 from rungs.run.recorded_run import RecordedRun
 from rungs.run.step_table import StepTable
 from rungs.step.state import AbstractState, create_model_and_optimizer, named_arrays
-from rungs.training.dataset_learner import DatasetLearner, on_datasets
+from rungs.training.dataset_learner import on_datasets
 from rungs.training.start import launch
 from tests.support.configs import mesh_of, model_config, train_config
 from tests.support.tiny_run import (
-    assert_same_outcome,
     final_arrays,
-    losses,
     make_dataset,
     make_run,
 )
-from tests.support.two_processes import two_processes
 
 pytestmark = pytest.mark.usefixtures("no_charts")
 DECAY = 0.9
@@ -192,31 +188,6 @@ def test_the_average_of_saved_weights_is_that_of_float64(place: Path, tmp_path: 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("sharding", [None, {"mode": "fsdp", "data": 8}])
-def test_a_killed_run_resumes_bit_for_bit(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sharding: Any
-) -> None:
-    keys = SHORT | {"ema_decay": DECAY, "sharding": sharding}
-    keys |= {"microbatch_size": 8, "gradient_accumulation_steps": 1}
-    whole, killed = make_run(tmp_path / "whole", **keys), make_run(tmp_path / "killed", **keys)
-    go(whole, place)
-    take = DatasetLearner.take
-
-    def stopping(self: Any, step: int, *rest: Any) -> Any:
-        if step == 4:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return take(self, step, *rest)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(DatasetLearner, "take", stopping)
-        launch(killed, load_run(killed.path), StartOptions(), on_datasets(place / "datasets"))
-    assert len(losses(killed)) < 8
-    go(killed, place)
-    assert_same_outcome(killed, whole)
-    assert any(name.startswith("model.ema.") for name in final_arrays(whole))
-
-
-@pytest.mark.long
 def test_a_branch_may_begin_to_average_but_not_stop(place: Path, tmp_path: Path) -> None:
     from tests.training.test_branches import branch
 
@@ -253,21 +224,3 @@ def test_weights_without_an_average_say_so(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"")
     with pytest.raises(UserError, match=r"--weights ema: .* has no averaged weights, which are"):
         find_averaged_weights(tmp_path)
-
-
-@pytest.mark.long
-def test_two_processes_save_the_average_of_one(tmp_path: Path) -> None:
-    make_dataset(tmp_path / "datasets")
-    keys = SHORT | {"ema_decay": DECAY, "sharding": {"mode": "fsdp"}, "stop_after": 9}
-    run = make_run(tmp_path / "run", **keys, microbatch_size=4, gradient_accumulation_steps=2)
-    with two_processes(run, tmp_path / "datasets") as both:
-        assert both.exit_codes() == [0, 0], both.outputs()
-    alone = make_run(tmp_path / "alone", **SHORT, ema_decay=DECAY)
-    go(alone, tmp_path)
-    found, expected = final_arrays(run), final_arrays(alone)
-    names = {name for name in expected if name.startswith("model.ema.")}
-    assert names == {name for name in found if name.startswith("model.ema.")}
-    for name in names:
-        np.testing.assert_allclose(found[name], expected[name], rtol=1e-4, atol=3e-4, err_msg=name)
-    last = [metrics.read(one.metrics)[-1].ema_validation_loss for one in (run, alone)]
-    assert last[0] == pytest.approx(last[1], rel=1e-4)

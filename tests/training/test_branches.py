@@ -160,10 +160,10 @@ def test_a_branch_of_a_killed_parent_is_itself_killed_and_resumed(
     [
         ({"optimizer": "lion"}, 'optimizer: was "adamw" when step 10 was saved, is now "lion"; a'),
         ({"lora": None, "matmul_dtype": "float8"}, "matmul_dtype: was null when step 10 was"),
-        ({"microbatch_size": 8}, "change it back; for a larger batch from there on, add batch_gr"),
-        ({"batch_growth": {"10": 2}}, 'add batch_growth {"11": 2}'),
+        ({"microbatch_size": 8}, "change it back; for a larger batch from there on, set batch_gr"),
+        ({"batch_growth": {"10": 2}}, "from there on, set batch_growth"),
         ({"compute_dtype": "float16"}, "a branch continues the same model and optimizer"),
-        ({"start_from": "b"}, "continues that step's weights and reference; change it back"),
+        ({"start_from": "b"}, "a branch continues the same model and optimizer; change it back"),
         ({"batch_growth": {"11": 2}, "schedule": "linear", "dataset": "b", "epochs": 9}, None),
     ],
 )

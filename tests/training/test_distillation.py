@@ -1,6 +1,7 @@
 """Runs that learn from a teacher: beside each step, or from its stored predictions."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from rungs.checkpointing.checkpoint_folder import find_weights
-from rungs.checkpointing.starting_point import Start
+from rungs.checkpointing.load import Start
 from rungs.checks.parallel import ParallelCase, ParallelCheck, compare
 from rungs.common.errors import EXIT_FAILED, UserError
 from rungs.config.run_config import load_run
@@ -27,10 +27,10 @@ from rungs.run import metrics
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.training.dataset_learner import on_datasets
 from rungs.training.replay import replay
-from rungs.training.start import create_mesh, launch
+from rungs.training.start import create_mesh
 from tests.support.charts import draw_no_charts
-from tests.support.starting import Killed, die_before, overflow
-from tests.support.tiny_run import assert_same_outcome, change, make_dataset, make_run
+from tests.support.starting import Killed, die_before, go, overflow
+from tests.support.tiny_run import change, change_model, make_dataset, make_run, write_start
 from tests.support.two_processes import train_to_end
 
 pytestmark = pytest.mark.usefixtures("no_charts")
@@ -42,42 +42,34 @@ KEYS: dict[str, Any] = {"min_train_tokens": STEPS * 128, "checkpoint_interval": 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a dataset, and a trained teacher."""
+    """A folder with a dataset, and a teacher with random weights."""
     place = tmp_path_factory.mktemp("distillation")
     make_dataset(place / "datasets")
-    with pytest.MonkeyPatch.context() as patch:
-        draw_no_charts(patch)
-        assert train(make_teacher(place / "teacher"), place) == 0
+    write_start(place / "teacher", factor=4, vocab_size=VOCAB, n_heads=8)
     return place
 
 
-@pytest.fixture
-def no_charts(monkeypatch: pytest.MonkeyPatch) -> None:
-    draw_no_charts(monkeypatch)
+@pytest.fixture(scope="module")
+def learned(place: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """A finished run that learned beside its teacher."""
+    run = student(tmp_path_factory.mktemp("learned") / "run", place)
+    with pytest.MonkeyPatch.context() as patch:
+        draw_no_charts(patch)
+        assert train(run, place) == 0
+    return run
 
 
 def train(run: RunFolder, place: Path) -> int:
-    return launch(run, load_run(run.path), StartOptions(), on_datasets(place / "datasets"))
+    return go(run, place / "datasets")
 
 
 def store(run: RunFolder, datasets: Path) -> None:
     store_predictions(run, load_run(run.path), datasets, one_device)
 
 
-def make_teacher(folder: Path, **keys: Any) -> RunFolder:
-    return with_model(make_run(folder, **KEYS | keys), vocab_size=VOCAB, n_heads=8)
-
-
 def student(folder: Path, place: Path, **keys: Any) -> RunFolder:
     own = {"objective": "distill", "teacher": str(place / "teacher"), "drop_rate": 0.0}
-    run = make_run(folder, **KEYS | own | keys)
-    return with_model(run, vocab_size=VOCAB, n_layers=1)
-
-
-def with_model(run: RunFolder, **keys: Any) -> RunFolder:
-    path = run.path / "model.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | keys))
-    return run
+    return change_model(make_run(folder, **KEYS | own | keys), vocab_size=VOCAB, n_layers=1)
 
 
 def stored(place: Path, most: int) -> Path:
@@ -90,57 +82,49 @@ def stored(place: Path, most: int) -> Path:
     return folder
 
 
-def first_loss(run: RunFolder) -> float:
-    loss = metrics.read(run.metrics)[0].train_loss
-    assert loss is not None
-    return loss
-
-
-def test_it_learns_and_validates_like_any_run(place: Path, tmp_path: Path) -> None:
-    run = student(tmp_path / "run", place)
-    assert train(run, place) == 0
-    steps = metrics.read(run.metrics)
+def test_it_learns_and_validates_like_any_run(learned: RunFolder) -> None:
+    steps = metrics.read(learned.metrics)
     assert 0 < steps[-1].train_loss < steps[0].train_loss  # type: ignore[operator]
     assert steps[-1].validation_loss is not None
     assert steps[-1].bits_per_byte is None  # without tokenizer, but a cross-entropy
 
 
-def test_stored_predictions_of_all_tokens_but_one_are_all(place: Path, tmp_path: Path) -> None:
-    beside, from_files = (
-        student(tmp_path / name, place, teacher_top_k=most)
-        for name, most in (("beside", None), ("stored", VOCAB - 1))
-    )
-    assert train(beside, place) == 0
+def test_stored_predictions_of_all_tokens_but_one_are_all(
+    learned: RunFolder, place: Path, tmp_path: Path
+) -> None:
+    run = student(tmp_path / "stored", place, teacher_top_k=VOCAB - 1)
     with pytest.raises(UserError, match=r"not stored yet: uv run train\.py .*--store-teacher"):
-        train(from_files, place)
-    store(from_files, place / "datasets")
-    assert train(from_files, place) == 0
-    assert first_loss(from_files) == pytest.approx(first_loss(beside), rel=1e-5)
+        train(run, place)
+    store(run, place / "datasets")
+    assert train(run, place) == 0
+    losses = [metrics.read(one.metrics)[0].train_loss for one in (run, learned)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
 def test_storing_goes_on_where_it_was_killed(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    eight_sequences = 8 * 16 * 34
-    monkeypatch.setattr("rungs.data.tokens.stored_arrays._FILE_BYTES", eight_sequences)
+    monkeypatch.setattr("rungs.data.tokens.stored_arrays._FILE_BYTES", 8 * 16 * 34)  # 8 sequences
     run = student(tmp_path / "run", place, teacher_top_k=5, teacher_temperature=2.0)
-    datasets, read = place / "datasets", ComputedPredictions.read
+    datasets, read, parts = place / "datasets", ComputedPredictions.read, list[Any]()
 
     def killed_at_the_third(self: Any, indices: Any) -> Any:
-        if indices == range(16, 24):
+        parts.append(indices)
+        if len(parts) == 3:
             raise KeyboardInterrupt
         return read(self, indices)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(ComputedPredictions, "read", killed_at_the_third)
-        with pytest.raises(KeyboardInterrupt):
-            store(run, datasets)
+    monkeypatch.setattr(ComputedPredictions, "read", killed_at_the_third)
+    with pytest.raises(KeyboardInterrupt):
+        store(run, datasets)
     store(run, datasets)
-    assert train(run, place) == 0
+    assert parts == [range(0, 8), range(8, 16), *[range(16, 24)] * 2, range(24, 32)]
     assert len(list(stored(place, 5).glob("*.safetensors"))) == STEPS
 
 
-def test_a_damaged_file_is_named(place: Path, tmp_path: Path) -> None:
+def test_a_damaged_file_is_named_and_a_longer_run_needs_its_own(
+    place: Path, tmp_path: Path
+) -> None:
     run = student(tmp_path / "run", place, teacher_top_k=3)
     store(run, place / "datasets")
     file = stored(place, 3) / "00000.safetensors"
@@ -149,30 +133,23 @@ def test_a_damaged_file_is_named(place: Path, tmp_path: Path) -> None:
     file.write_bytes(content)
     with pytest.raises(UserError, match=r"00000\.safetensors: missing or damaged"):
         train(run, place)
-
-
-def test_a_longer_run_needs_predictions_of_its_own(place: Path, tmp_path: Path) -> None:
-    run = student(tmp_path / "run", place, teacher_top_k=2)
-    store(run, place / "datasets")
     change(run, min_train_tokens=2 * STEPS * 128)
     with pytest.raises(UserError, match="not stored yet"):
         train(run, place)
 
 
-@pytest.mark.parametrize("changed", [{"seed": 7}, {"shuffle": False}, {"microbatch_size": 8}])
-def test_phases_in_another_order_need_predictions_of_their_own(
-    place: Path, tmp_path: Path, changed: dict[str, Any]
-) -> None:
+def test_phases_in_another_order_need_predictions_of_their_own(place: Path, tmp_path: Path) -> None:
     make_dataset(tmp_path / "datasets", "tiny")
     make_dataset(tmp_path / "datasets", "good", seed=1)
     phases = [{"until": 0.5, "weights": {"tiny": 1}}, {"until": 1, "weights": {"good": 1}}]
     keys = {"dataset": phases, "max_steps": 6, "shuffle": True, "min_train_tokens": -1}
     run = student(tmp_path / "run", place, teacher_top_k=2, **keys)
     store(run, tmp_path / "datasets")
-    assert train(run, tmp_path) == 0
-    other = student(tmp_path / "other", place, teacher_top_k=2, **keys | changed)
-    with pytest.raises(UserError, match="not stored yet"):
-        train(other, tmp_path)
+    changes: list[dict[str, Any]] = [{"seed": 7}, {"shuffle": False}, {"microbatch_size": 8}]
+    for number, changed in enumerate(changes):
+        other = student(tmp_path / f"other-{number}", place, teacher_top_k=2, **keys | changed)
+        with pytest.raises(UserError, match="not stored yet"):
+            train(other, tmp_path)
 
 
 @pytest.mark.long
@@ -216,60 +193,43 @@ def test_what_does_not_fit_is_refused(
 
 
 def test_another_vocabulary_is_refused_by_name(place: Path, tmp_path: Path) -> None:
-    run = student(tmp_path / "run", place)
-    with_model(run, vocab_size=66)
+    run = change_model(student(tmp_path / "run", place), vocab_size=66)
     with pytest.raises(UserError, match="has a vocabulary of 65 tokens, this run one of 66"):
         train(run, place)
 
 
-@pytest.mark.parametrize("most", [None, 7])
-def test_killed_and_resumed_it_is_the_same(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int | None
+def test_another_teacher_is_refused_on_resume(
+    learned: RunFolder, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keys = {"teacher_top_k": most, "hard_target_weight": 0.5, "drop_rate": 0.1}
-    whole, killed = (student(tmp_path / name, place, **keys) for name in ("whole", "killed"))
-    if most:
-        store(whole, place / "datasets")
-    assert train(whole, place) == 0
-    with monkeypatch.context() as patch:
-        die_before(3, patch)
-        with pytest.raises(Killed):
-            train(killed, place)
-    assert train(killed, place) == 0
-    assert_same_outcome(killed, whole)
-
-
-def test_another_teacher_is_refused_on_resume(place: Path, tmp_path: Path) -> None:
-    run = student(tmp_path / "run", place, min_train_tokens=2 * 128)
-    assert train(run, place) == 0
-    other = make_teacher(tmp_path / "other", seed=1)
-    assert train(other, place) == 0
-    longer = StartOptions(extend=True)
-    change(run, teacher=str(other.path), min_train_tokens=4 * 128)
+    run = RunFolder(tmp_path / "run")
+    shutil.copytree(learned.path, run.path, symlinks=True)
+    other = write_start(tmp_path / "other", seed=1, vocab_size=VOCAB, n_heads=8)
+    change(run, teacher=str(other), min_train_tokens=6 * 128)
     with pytest.raises(UserError, match=r"teacher: .* is not what this run was started with"):
-        launch(run, load_run(run.path), longer, on_datasets(place / "datasets"))
-    moved = tmp_path / "moved.safetensors"
-    moved.write_bytes(find_weights(place / "teacher").read_bytes())
-    change(run, teacher=str(moved))
-    assert launch(run, load_run(run.path), longer, on_datasets(place / "datasets")) == 0
+        go(run, place / "datasets", extend=True)
+    change(run, teacher=str((place / "teacher").rename(tmp_path / "moved")))
+    die_before(4, monkeypatch)  # it is the same one, so the next step is taken
+    try:
+        with pytest.raises(Killed):
+            go(run, place / "datasets", extend=True)
+    finally:
+        (tmp_path / "moved").rename(place / "teacher")
 
 
-@pytest.mark.parametrize("most", [None, 7])
 @pytest.mark.parametrize(
-    "sharding",
+    ("most", "sharding"),
     [
-        {"mode": "fsdp", "data": 8},
-        {"mode": "tp", "tensor": 8},
-        {"mode": "fsdp_tp", "data": 4, "tensor": 2},
-        {"mode": "cp", "data": 2, "context": 4},
+        (7, {"mode": "fsdp", "data": 8}),
+        (None, {"mode": "tp", "tensor": 8}),
+        (7, {"mode": "fsdp_tp", "data": 4, "tensor": 2}),
+        (None, {"mode": "cp", "data": 2, "context": 4}),
     ],
-    ids=lambda sharding: sharding["mode"],
 )
 def test_a_teacher_on_every_mesh_predicts_as_on_one_device(
-    sharding: dict[str, Any], most: int | None, place: Path, tmp_path: Path
+    most: int | None, sharding: dict[str, Any], place: Path, tmp_path: Path
 ) -> None:
     keys = {"teacher_top_k": most, "sharding": sharding, "microbatch_size": 8}
-    run = with_model(student(tmp_path / "run", place, **keys), n_heads=8)
+    run = change_model(student(tmp_path / "run", place, **keys), n_heads=8)
     config = load_run(run.path)
     datasets = open_datasets(config.train.datasets, place / "datasets")
     teacher = Teacher.of(run, config, datasets)
@@ -284,9 +244,9 @@ def test_a_teacher_on_every_mesh_predicts_as_on_one_device(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("most", [None, 7])
 @pytest.mark.parametrize(
-    ("mode", "sizes"), [("dp", (2, 1)), ("fsdp", (2, 1)), ("tp", (1, 2)), ("cp", (1, 2))]
+    ("most", "mode", "sizes"),
+    [(None, "fsdp", (2, 1)), (None, "tp", (1, 2)), (7, "tp", (1, 2)), (7, "cp", (1, 2))],
 )
 def test_the_parallel_check_passes(
     place: Path, tmp_path: Path, most: int | None, mode: Any, sizes: tuple[int, int]
@@ -310,16 +270,16 @@ def test_the_parallel_check_passes(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("most", [None, 7])
 @pytest.mark.parametrize(
-    "mesh", [{"mode": "fsdp_tp", "data": 2, "tensor": 2}, {"mode": "cp", "context": 4}]
+    ("most", "mesh"),
+    [(7, {"mode": "fsdp_tp", "data": 2, "tensor": 2}), (None, {"mode": "cp", "context": 4})],
 )
 def test_two_processes_learn_as_one_does(
-    mesh: dict[str, Any], most: int | None, place: Path, tmp_path: Path
+    most: int | None, mesh: dict[str, Any], place: Path, tmp_path: Path
 ) -> None:
     keys = {"teacher_top_k": most, "microbatch_size": 8, "gradient_accumulation_steps": 1}
     alone, both = (
-        with_model(student(tmp_path / name, place, **keys, sharding=sharding), n_heads=8)
+        change_model(student(tmp_path / name, place, **keys, sharding=sharding), n_heads=8)
         for name, sharding in (("alone", None), ("both", mesh))
     )
     if most:

@@ -1,25 +1,18 @@
-"""`--dry-run` and the options of the log."""
+"""`--dry-run`, `--profile`, which writes a trace and a table of the step's parts and nothing else,
+and the options of the log."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
-from rungs.config.run_config import load_run
-from rungs.run.folder import StartOptions
-from rungs.training.dataset_learner import on_datasets
-from rungs.training.start import launch
-from tests.support.tiny_run import make_dataset, make_run, train
+from rungs.cli import train as train_command
+from rungs.common.errors import UserError
+from tests.support.starting import go, refusal
+from tests.support.tiny_run import assert_same_outcome, make_run, train
 
 pytestmark = pytest.mark.usefixtures("no_charts")
-
-
-@pytest.fixture(scope="module")
-def datasets_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("datasets")
-    make_dataset(folder)
-    return folder
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -34,7 +27,7 @@ def test_it_takes_a_step_and_writes_nothing(datasets_dir: Path, tmp_path: Path) 
     assert result.returncode == 0, result.stderr
     assert contents(tmp_path) == before
     assert "24 steps are left" in result.stderr
-    assert launch(run, load_run(run.path), StartOptions(), on_datasets(datasets_dir)) == 0
+    assert go(run, datasets_dir) == 0
     loss = json.loads(run.metrics.read_text().splitlines()[0])["train_loss"]
     assert f"the first step has loss {loss:.4f}" in result.stderr
 
@@ -49,11 +42,8 @@ def test_a_copy_is_not_kept(datasets_dir: Path, tmp_path: Path) -> None:
 
 
 def test_what_is_wrong_is_found(datasets_dir: Path, tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", dataset="absent/nowhere")
-    assert (
-        train(run, datasets_dir, "--dry-run", env=os.environ | {"HF_HUB_OFFLINE": "1"}).returncode
-        == 2
-    )
+    run = make_run(tmp_path / "run", dataset="absent")
+    assert "absent" in refusal(run, datasets_dir, dry_run=True)
 
 
 @pytest.mark.long
@@ -75,3 +65,47 @@ def test_messages_as_json(datasets_dir: Path, tmp_path: Path) -> None:
         messages.pop()
     assert messages[-1].startswith("finished after step 0")
     assert "INFO finished" in run.log.read_text()
+
+
+@pytest.mark.long
+def test_it_writes_a_trace_and_a_table_and_changes_nothing(
+    datasets_dir: Path, tmp_path: Path
+) -> None:
+    run, other = make_run(tmp_path / "run"), make_run(tmp_path / "other")
+    for one in (run, other):
+        assert train(one, datasets_dir).returncode == 0
+    before = contents(run.path)
+    done = train(run, datasets_dir, "--profile", "3", "--fresh")
+    assert done.returncode == 0, done.stderr
+    after = contents(run.path)
+    new = after.keys() - before.keys()
+    assert {path: after[path] for path in before} == before
+    assert all(Path(path).is_relative_to(run.profile) for path in new)
+    assert {Path(path).name.partition(".")[2] for path in new} >= {"xplane.pb", "trace.json.gz"}
+    assert (run.profile / "parts.txt").read_text() == done.stdout
+    assert_same_outcome(run, other)
+    check_table(done.stdout)
+
+
+def check_table(text: str) -> None:
+    rows = [line.rsplit("  ", 2) for line in text.splitlines()]
+    names = [row[0].strip() for row in rows]
+    for part in ("attention kernel", "attention projections", "feed-forward", "head and loss"):
+        assert part in names
+    assert "optimizer" in names
+    assert names[-3:] == ["sum of kernels", "data, on the host", "a step, by the clock"]
+
+
+@pytest.mark.long
+def test_a_run_without_steps_left_is_refused(datasets_dir: Path, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", min_train_tokens=4 * 128)
+    done = train(run, datasets_dir, "--profile", "2")
+    assert done.returncode == 2
+    assert "--profile 2: needs 5 steps, and the run has 4 left; --fresh" in done.stderr
+    assert not run.profile.exists()
+
+
+@pytest.mark.parametrize("option", [("--dry-run",), ("--mirror", "copies"), ("--supervise",)])
+def test_options_that_do_not_fit_are_refused(option: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(train_command.main, ["run", "--profile", "2", *option])
+    assert isinstance(result.exception, UserError)

@@ -1,5 +1,7 @@
-"""Failed steps are saved and read back."""
+"""Loss spikes; failed steps are saved and read back."""
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,24 +10,25 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from rungs.checkpointing.starting_point import Start
+from rungs.checkpointing.load import Start
 from rungs.config.run_config import load_run
 from rungs.config.sharding_config import ShardingConfig
 from rungs.data.catalog import open_dataset
 from rungs.data.tokens.loader import TrainingData
 from rungs.run.folder import RunFolder, StartOptions
-from rungs.training.failed_steps import MAX_FAILED_STEPS, FailedSteps, open_failed_step
+from rungs.run.metrics import StepMetrics
+from rungs.training.failed_steps import (
+    MAX_FAILED_STEPS,
+    MIN_STEPS,
+    WINDOW_STEPS,
+    FailedSteps,
+    LossSpikeDetector,
+    open_failed_step,
+)
 from rungs.training.run_length import RunLength
-from tests.support.tiny_run import make_dataset, make_run
+from tests.support.tiny_run import make_run
 
 BAD = {1: "the loss"}
-
-
-@pytest.fixture(scope="module")
-def datasets_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("datasets")
-    make_dataset(folder)
-    return folder
 
 
 @pytest.fixture
@@ -86,3 +89,51 @@ def test_only_the_first_failed_steps_are_saved(run: RunFolder, recorder: FailedS
     assert refused == f"not saved for replay: there are {MAX_FAILED_STEPS} failed steps already"
     assert len(list(run.failed_steps.iterdir())) == MAX_FAILED_STEPS
     assert recorder.record(4, BAD).endswith("--replay step-000004")
+
+
+def taken(number: int, loss: float | None) -> StepMetrics:
+    return StepMetrics(number, 0, loss, 1e-3, 1.0, False, 0, 1.0, 1.0)
+
+
+def after(losses: Sequence[float | None]) -> LossSpikeDetector:
+    return LossSpikeDetector((taken(step, loss) for step, loss in enumerate(losses)))
+
+
+def noisy(count: int) -> list[float]:
+    return list(np.random.default_rng(0).normal(2.0, 0.01, count) + np.linspace(1, 0, count))
+
+
+def test_the_limit_is_six_deviations_above_the_median_of_the_window() -> None:
+    losses = noisy(300)
+    deviating = [*losses[:200], *(np.random.default_rng(1).normal(2.0, 0.5, 100))]
+    # the limit does not use the step just before
+    window = np.array(deviating[299 - 1 - WINDOW_STEPS : 299 - 1])
+    median = np.sort(window)[WINDOW_STEPS // 2 - 1 : WINDOW_STEPS // 2 + 1].mean()
+    distances = np.sort(np.abs(window - median))
+    mad = distances[WINDOW_STEPS // 2 - 1 : WINDOW_STEPS // 2 + 1].mean()
+    assert 6 * 1.4826 * mad > 0.5 * median
+    limit = after(deviating[:299]).loss_limit(299)
+    assert limit == pytest.approx(median + 6 * 1.4826 * mad, rel=1e-12)
+    # if losses hardly differ, the limit is one and a half times their median
+    assert after(losses).loss_limit(300) == pytest.approx(1.5 * np.median(losses[171:299]))
+
+
+def test_near_zero_the_limit_is_a_tenth_of_a_nat_above_the_median() -> None:
+    losses = list(np.abs(np.random.default_rng(0).normal(0.002, 0.0002, 200)))
+    median = float(np.median(losses[200 - 2 - WINDOW_STEPS + 1 : 199]))
+    assert after(losses).loss_limit(200) == pytest.approx(0.1 + median)
+
+
+def test_the_limit_does_not_depend_on_the_unread_step_before() -> None:
+    losses = noisy(200)
+    for step in (40, 150, 199):
+        assert after(losses[:step]).loss_limit(step) == after(losses[: step - 1]).loss_limit(step)
+    assert after(losses[:150]).loss_limit(150) != after(losses[:150]).loss_limit(149)
+
+
+def test_early_steps_have_no_limit_and_a_spike_does_not_hide_the_next() -> None:
+    losses: list[float | None] = list(noisy(MIN_STEPS))
+    assert after(losses).loss_limit(MIN_STEPS) == math.inf
+    assert after([*losses, None, 2.0]).loss_limit(MIN_STEPS + 2) < 6
+    spiked: list[float | None] = [*noisy(100), 300.0, 2.0, 2.0]
+    assert after(spiked).loss_limit(103) < 6

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from rungs.checkpointing.load import MergedWeights, find_starting_weights, load_model
-from rungs.checkpointing.starting_point import Start
+from rungs.checkpointing.load import MergedWeights, Start, find_starting_weights, load_model
 from rungs.checkpointing.weights_file import Origin, Weights, WeightsHeader, write_weights
 from rungs.config import run_config
 from rungs.config.model_config import ModelConfig
@@ -28,14 +27,14 @@ from rungs.training.start import model_and_optimizer
 from tests.cli.test_plan import planned
 from tests.support.configs import ONE_FILE, mesh_of, model_config, train_config
 from tests.support.long import long_except
-from tests.support.starting import StoppedEarly, crash_after, files, go, refusal
+from tests.support.starting import files, go, refusal
 from tests.support.tiny_run import (
     MODEL,
-    assert_same_outcome,
     final_arrays,
     last_checkpoint,
     make_dataset,
     make_run,
+    write_start,
 )
 
 pytestmark = pytest.mark.usefixtures("no_charts")
@@ -43,13 +42,6 @@ pytestmark = pytest.mark.usefixtures("no_charts")
 LORA = {"rank": 3, "alpha": 12.0, "targets": ["query", "output", "up", "down"]}
 ORIGIN = Origin(source="someone/small", model_type="gpt2", dtype="bfloat16")
 CONFIG = ModelConfig.model_validate(MODEL)
-
-
-@pytest.fixture(scope="module")
-def datasets_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("datasets")
-    make_dataset(folder)
-    return folder
 
 
 @pytest.fixture(autouse=True)
@@ -62,13 +54,7 @@ def imported_run(folder: Path, **train: Any) -> RunFolder:
     """Make a run with imported weights in bfloat16."""
     settings = {"start_from": "imported", "drop_rate": 0.0, "min_train_tokens": 12 * 128}
     run = make_run(folder, **{**settings, **train})
-    run.imported.mkdir(parents=True)
-    model = GPT(CONFIG, jax.random.key(11))
-    weights = {
-        name: np.asarray(array.astype(jnp.bfloat16)) for name, array in named_arrays(model).items()
-    }
-    header = WeightsHeader(CONFIG, None, "gpt2", ORIGIN)
-    write_weights(run.imported, weights, header, ONE_FILE)
+    write_start(run.imported, "gpt2", ORIGIN, "bfloat16", seed=11)
     return run
 
 
@@ -102,22 +88,6 @@ def test_training_starts_from_imported_weights(datasets_dir: Path, tmp_path: Pat
     saved = Weights(last_checkpoint(run).folder / "model.safetensors")
     assert saved.header.origin == ORIGIN
     assert {saved.array(name).dtype.name for name in saved.names()} == {"float32"}
-
-
-@pytest.mark.long
-def test_fine_tuning_resumes_bit_for_bit_after_a_crash(
-    datasets_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    straight = imported_run(tmp_path / "straight", lora=LORA)
-    assert go(straight, datasets_dir) == 0
-    crashed = imported_run(tmp_path / "crashed", lora=LORA)
-    with monkeypatch.context() as patched:
-        crash_after(7, patched)
-        with pytest.raises(StoppedEarly):
-            go(crashed, datasets_dir)
-    assert go(crashed, datasets_dir) == 0
-    assert_same_outcome(crashed, straight)
-    assert Weights(last_checkpoint(crashed).folder / "model.safetensors").header.origin == ORIGIN
 
 
 @pytest.mark.long

@@ -1,38 +1,31 @@
-"""Checkpoints and validations at intervals of their own."""
+"""Checkpoints and validations at intervals of their own; `stop_after`: a run ends after that many
+validations without a lower loss."""
 
+import json
+import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from rungs.checkpointing.checkpoint_folder import best_of, list_checkpoints
-from rungs.config import run_config
-from rungs.run import metrics
-from rungs.run.folder import RunFolder, StartOptions
+from rungs.checkpointing.checkpoint_folder import list_checkpoints
+from rungs.common.signals import Interrupted
+from rungs.run import metrics, records
+from rungs.run.folder import RunFolder
+from rungs.run.metrics import StepMetrics
+from rungs.run.records import Event
 from rungs.training import trainer
-from rungs.training.dataset_learner import on_datasets
-from rungs.training.start import launch
-from rungs.training.trainer import Intervals
+from rungs.training.dataset_learner import DatasetLearner
+from rungs.training.trainer import EarlyStop, Intervals
+from tests.support import recorded_runs
 from tests.support.configs import train_config
-from tests.support.tiny_run import assert_same_outcome, make_dataset, make_run
+from tests.support.starting import go, refusal
+from tests.support.tiny_run import assert_same_outcome, change, make_run
 
 pytestmark = pytest.mark.usefixtures("no_charts")
 
 
-@pytest.fixture(scope="module")
-def datasets_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("datasets")
-    make_dataset(folder)
-    return folder
-
-
-def go(run: RunFolder, datasets_dir: Path) -> RunFolder:
-    assert (
-        launch(run, run_config.load_run(run.path), StartOptions(), on_datasets(datasets_dir)) == 0
-    )
-    return run
-
-
-def validated(run: RunFolder) -> list[int]:
+def validations(run: RunFolder) -> list[int]:
     steps = metrics.read(run.metrics)
     return [step.global_step for step in steps if step.validation_loss is not None]
 
@@ -41,31 +34,32 @@ def saved(run: RunFolder) -> list[int]:
     return [checkpoint.step for checkpoint in list_checkpoints(run.checkpoints)]
 
 
-def test_validations_between_checkpoints(datasets_dir: Path, tmp_path: Path) -> None:
-    run = make_run(
-        tmp_path / "run", validation_interval=4, checkpoint_interval=10, keep_checkpoints=-1
-    )
-    go(run, datasets_dir)
-    assert validated(run) == [0, 4, 8, 12, 16, 20, 23]
-    assert saved(run) == [0, 10, 20, 23]
-    best = best_of(list_checkpoints(run.checkpoints))
-    assert best is not None
-    assert best.step in (0, 20, 23)  # 10 has no validation loss
+def test_validations_between_checkpoints() -> None:
+    train = train_config(validation_interval=4, checkpoint_interval=10)
+    timer = Intervals(train, lambda here: here)
+    due = {step: timer.after(step, is_last=step == 23) for step in range(24)}
+    assert [step for step in due if due[step].validation] == [0, 4, 8, 12, 16, 20, 23]
+    assert [step for step in due if due[step].checkpoint] == [0, 10, 20, 23]
+    assert [step for step in due if due[step].competes] == [0, 10, 20, 23]
 
 
 @pytest.mark.long
 def test_the_interval_does_not_change_the_run(datasets_dir: Path, tmp_path: Path) -> None:
-    often = go(make_run(tmp_path / "often", validation_interval=1), datasets_dir)
-    rarely = go(make_run(tmp_path / "rarely", validation_interval=24), datasets_dir)
-    assert validated(often) == list(range(24))
-    assert validated(rarely) == [0, 23]
-    for run in (often, rarely):
+    runs = often, rarely = [
+        make_run(tmp_path / f"every-{interval}", validation_interval=interval)
+        for interval in (1, 24)
+    ]
+    for run in runs:
+        assert go(run, datasets_dir) == 0
+    assert validations(often) == list(range(24))
+    assert validations(rarely) == [0, 23]
+    for run in runs:
         lines = [dict(step.reproducible) for step in metrics.read(run.metrics)]
         for line in lines:
             line |= dict.fromkeys(("validation_loss", "validation_data", "bits_per_byte"))
         run.metrics.write_text(repr(lines))
     assert often.metrics.read_text() == rarely.metrics.read_text()
-    for run in (often, rarely):
+    for run in runs:
         run.metrics.unlink()
     assert_same_outcome(often, rarely)
 
@@ -89,6 +83,100 @@ def test_the_clock_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.long
 def test_checkpoints_by_the_clock(datasets_dir: Path, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", checkpoint_interval=100, checkpoint_minutes=1e-9)
-    go(run, datasets_dir)
+    assert go(run, datasets_dir) == 0
     assert saved(run)[-3:] == [21, 22, 23]
-    assert validated(run) == [0, 23]
+    assert validations(run) == [0, 23]
+
+
+CONSTANT: dict[str, Any] = {"learning_rate": 1e-20, "validation_interval": 2, "drop_rate": 0.0}
+"""A run whose weights, and so whose validation loss, stay the same."""
+
+
+def steps_of(run: RunFolder) -> int:
+    return len(metrics.read(run.metrics))
+
+
+def validated(number: int, loss: float | None, data: str = "a") -> StepMetrics:
+    return StepMetrics(**recorded_runs.step(number, validation_loss=loss, validation_data=data))
+
+
+@pytest.mark.parametrize(
+    ("losses", "ends"),
+    [
+        ([3, 2, 2, 1, 1, 2], [None, None, None, None, None, 2]),
+        ([3, None, 4, None, 3, 9], [None, None, None, None, 2, 3]),
+        ([3, 4, 2, 4], [None] * 4),
+    ],
+)
+def test_validations_without_a_lower_loss_are_counted(losses: Any, ends: list[int | None]) -> None:
+    stop = EarlyStop(train_config(stop_after=2, validation_interval=5), [])
+    for number, (loss, end) in enumerate(zip(losses, ends, strict=True)):
+        assert stop.count(validated(5 * number, loss)) == end
+        assert stop.count(validated(5 * number + 1, 99.0)) is None  # due by time
+
+
+def test_a_new_start_counts_the_validations_before_it_and_only_those_on_the_same_data() -> None:
+    train = train_config(stop_after=2, validation_interval=1)
+    before = [validated(0, 1.0), validated(1, 2.0)]
+    assert EarlyStop(train, before).count(validated(2, 2.0)) == 2
+    stop = EarlyStop(train, before)
+    assert stop.count(validated(2, 2.0, data="b")) is None
+    assert stop.count(validated(3, 3.0, data="b")) is None
+    assert EarlyStop(train_config(validation_interval=1), before).count(validated(2, 2.0)) is None
+
+
+@pytest.mark.long
+def test_a_run_ends_early_says_so_and_goes_on_when_more_is_allowed(
+    tmp_path: Path, datasets_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="rungs")
+    run = make_run(tmp_path / "run", **CONSTANT, stop_after=3, checkpoint_interval=5)
+    assert go(run, datasets_dir) == 0
+    assert steps_of(run) == 7
+    last = list_checkpoints(run.checkpoints)[-1]
+    assert (last.step, last.meta.total_steps, last.meta.stopped_after) == (6, 7, 3)
+    (finish,) = [one for one in records.read(run, Event) if one.event == "finish"]
+    assert "finished early: no lower validation loss in 3 validations than" in finish.text
+    assert "the run ends early: no lower validation loss" in caplog.text
+    caplog.clear()
+    assert go(run, datasets_dir) == 0
+    assert "stop_after ended it after 7 steps, as the last 3 validations" in caplog.text
+    assert steps_of(run) == 7
+    change(run, stop_after=5)
+    assert go(run, datasets_dir) == 0
+    assert steps_of(run) == 11
+    change(run, stop_after=None)
+    assert go(run, datasets_dir) == 0
+    assert steps_of(run) == 24
+    plain = make_run(tmp_path / "plain", **CONSTANT)
+    assert go(plain, datasets_dir) == 0
+    assert_same_outcome(run, plain)
+    assert "stopped_after" not in json.loads(
+        (list_checkpoints(plain.checkpoints)[-1].folder / "meta.json").read_text()
+    )
+
+
+@pytest.mark.long
+def test_a_stop_that_a_signal_delays_is_decided_by_the_next_start(
+    tmp_path: Path, datasets_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path / "run", **CONSTANT, stop_after=2)
+    validate = DatasetLearner.validate
+
+    def interrupted(self: Any, found: StepMetrics, stops: Any) -> StepMetrics:
+        if found.global_step == 4:
+            raise Interrupted
+        return validate(self, found, stops)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DatasetLearner, "validate", interrupted)
+        go(run, datasets_dir)
+    assert list_checkpoints(run.checkpoints)[-1].meta.stopped_after is None
+    assert go(run, datasets_dir) == 0
+    assert steps_of(run) == 5
+    assert list_checkpoints(run.checkpoints)[-1].meta.stopped_after == 2
+
+
+def test_it_needs_a_validation_split(datasets_dir: Path, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", dataset="unsplit", stop_after=2)
+    assert "stop_after: needs a dataset with a validation split" in refusal(run, datasets_dir)

@@ -1,5 +1,5 @@
-"""The objective of `docs/tasks/add-an-objective.md` trains, resumes bit for bit, and is the same on
-every mesh, without a change to the loop."""
+"""The objective of `docs/tasks/add-an-objective.md` has the loss of its formula, and is the same on
+every mesh; `test_killed_and_resumed.py` trains it, without a change to the loop."""
 
 import importlib.util
 import re
@@ -11,20 +11,13 @@ import numpy as np
 import pytest
 
 from rungs.checks.parallel import ParallelCase, ParallelCheck, compare
-from rungs.config.run_config import RunConfig, load_run
+from rungs.config.run_config import RunConfig
 from rungs.data.tokens.loader import Batch
 from rungs.parallel.sharding import place_batch
-from rungs.run import metrics
-from rungs.run.folder import RunFolder, StartOptions
 from rungs.step.state import create_model_and_optimizer
 from rungs.step.train_step import make_step
-from rungs.training.dataset_learner import on_datasets
-from rungs.training.start import launch
-from tests.support.charts import draw_no_charts
 from tests.support.committed_runs import ROOT
 from tests.support.configs import mesh_of, model_config, train_config
-from tests.support.starting import Killed, die_before
-from tests.support.tiny_run import assert_same_outcome, make_dataset, make_run
 
 PAGE = ROOT / "docs" / "tasks" / "add-an-objective.md"
 VOCABULARY = 61
@@ -32,10 +25,14 @@ VOCABULARY = 61
 
 @pytest.fixture(scope="module")
 def example(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
-    """The page's code as a module."""
+    return load_example(tmp_path_factory.mktemp("example"))
+
+
+def load_example(folder: Path) -> ModuleType:
+    """Return the page's code as a module, written into a folder."""
     found = re.search(r"^```python\n(# (\S+\.py)\n.*?)^```", PAGE.read_text(), re.M | re.S)
     assert found
-    path = tmp_path_factory.mktemp("example") / found[2]
+    path = folder / found[2]
     path.write_text(found[1])
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec
@@ -70,41 +67,10 @@ def test_its_loss_is_that_of_the_formula(example: ModuleType) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("mode", "sizes"), [("dp", (2, 1)), ("fsdp", (2, 1)), ("tp", (1, 2)), ("cp", (1, 2))]
-)
+@pytest.mark.parametrize(("mode", "sizes"), [("fsdp", (2, 1)), ("tp", (1, 2)), ("cp", (1, 2))])
 def test_the_parallel_check_passes(example: ModuleType, mode: Any, sizes: tuple[int, int]) -> None:
     run = config()
     check = ParallelCheck(run, [batch()], 2, None, example.LabelSmoothing)
     one = check.train(ParallelCase("dp", 1, 1, 1, 8, False))
     other = check.train(ParallelCase(mode, *sizes, 2, 4, False), one.gradient)
     assert not any(compare(other, one).exceeds)
-
-
-@pytest.mark.long
-@pytest.mark.usefixtures("no_charts")
-def test_it_resumes_bit_for_bit(
-    example: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make_dataset(tmp_path)
-    kind = on_datasets(tmp_path, example.LabelSmoothing)
-    whole, killed = (
-        make_run(tmp_path / name, min_train_tokens=12 * 128) for name in ("whole", "killed")
-    )
-
-    def train(run: RunFolder) -> int:
-        return launch(run, load_run(run.path), StartOptions(), kind)
-
-    assert train(whole) == 0
-    with monkeypatch.context() as patch:
-        die_before(9, patch)
-        with pytest.raises(Killed):
-            train(killed)
-    assert train(killed) == 0
-    assert_same_outcome(killed, whole)
-    assert metrics.read(killed.metrics)[0].train_loss is not None
-
-
-@pytest.fixture
-def no_charts(monkeypatch: pytest.MonkeyPatch) -> None:
-    draw_no_charts(monkeypatch)

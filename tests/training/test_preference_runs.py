@@ -16,27 +16,27 @@ from rungs.common.errors import EXIT_FAILED, UserError
 from rungs.config.run_config import load_run, unused_keys
 from rungs.data.catalog import open_datasets
 from rungs.data.tokens.loader import PreferenceBatch, TrainingData, ValidationData
-from rungs.data.tokens.token_file import AnsweredDocuments, PreferenceWriter
+from rungs.data.tokens.token_file import AnsweredDocuments
 from rungs.objectives.preferences import RECORD, Reference
 from rungs.run import metrics
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.training.dataset_learner import on_datasets
 from rungs.training.replay import replay
 from rungs.training.start import launch
-from tests.support.charts import draw_no_charts
-from tests.support.starting import Killed, die_before, overflow
+from tests.support.starting import overflow
 from tests.support.tiny_run import (
-    VOCAB,
-    assert_same_outcome,
+    PAIRS,
+    RARE,
     change,
+    final_arrays,
     last_checkpoint,
     make_dataset,
+    make_preferences,
     make_run,
+    write_start,
 )
 from tests.support.two_processes import train_to_end
 
-RARE = VOCAB - 1
-PAIRS = 48
 DPO: dict[str, Any] = {
     "dataset": "prefs",
     "objective": "dpo",
@@ -45,40 +45,15 @@ DPO: dict[str, Any] = {
     "drop_rate": 0.0,
     "learning_rate": 0.01,
 }
+pytestmark = pytest.mark.usefixtures("no_charts")
 LORA = {"rank": 2, "alpha": 4, "targets": ["query", "value"]}
-
-
-def make_preferences(datasets_dir: Path, rare_pair: int | None = None) -> None:
-    """Write preferences for answers of a repeated token; one prompt may have the rare token."""
-    folder = datasets_dir / "prefs"
-    folder.mkdir(parents=True)
-    random = np.random.default_rng(3)
-    for split in ("train", "validation"):
-        with PreferenceWriter(folder / f"{split}.safetensors", "U16") as writer:
-            for number in range(PAIRS):
-                prompt = random.integers(1, RARE, random.integers(1, 6)).tolist()
-                if number == rare_pair and split == "train":
-                    prompt = [RARE]
-                chosen = [prompt[-1]] * int(random.integers(1, 6))
-                rejected = random.integers(1, RARE, random.integers(1, 6)).tolist()
-                for answer in (chosen, rejected):
-                    writer.append_chat([(prompt, [*answer, 0])])
-
-
-@pytest.fixture(autouse=True)
-def no_charts(monkeypatch: pytest.MonkeyPatch) -> None:
-    draw_no_charts(monkeypatch)
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the run to start from."""
+    """A folder with weights to start from."""
     folder = tmp_path_factory.mktemp("base")
-    make_dataset(folder)
-    run = make_run(folder / "start", min_train_tokens=2 * 128)
-    with pytest.MonkeyPatch.context() as patch:
-        draw_no_charts(patch)
-        train(run, folder)
+    write_start(folder / "start")
     return folder
 
 
@@ -145,10 +120,7 @@ def test_the_reference_is_stored_and_reused(
 def test_a_resumed_run_keeps_its_reference(base: Path, tmp_path: Path) -> None:
     run = make(base, tmp_path)
     train(run, tmp_path)
-    other = make_run(tmp_path / "other", min_train_tokens=3 * 128)
-    make_dataset(tmp_path)
-    train(other, tmp_path)
-    change(run, epochs=2, start_from=str(other.path))
+    change(run, epochs=2, start_from=str(write_start(tmp_path / "other", seed=1)))
     with pytest.raises(UserError, match="start_from"):
         train(run, tmp_path, extend=True)
     change(run, start_from=str(base / "start"))
@@ -157,27 +129,31 @@ def test_a_resumed_run_keeps_its_reference(base: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("stored", ["nothing", "damaged"])
-def test_two_processes_learn_as_one_does(stored: str, base: Path, tmp_path: Path) -> None:
+def test_two_processes_learn_and_average_as_one_does(base: Path, tmp_path: Path) -> None:
     mesh = {"mode": "fsdp_tp", "data": 2, "tensor": 2}
-    keys = {"microbatch_size": 8, "gradient_accumulation_steps": 1, "lora": LORA}
+    keys = {"microbatch_size": 8, "gradient_accumulation_steps": 1, "lora": LORA, "ema_decay": 0.9}
     alone, both = (
-        make(base, tmp_path / stored, name, **keys, sharding=sharding)
+        make(base, tmp_path, name, **keys, sharding=sharding)
         for name, sharding in (("alone", None), ("both", mesh))
     )
-    train(alone, tmp_path / stored)
-    for file in (tmp_path / stored / "prefs").glob("reference-*/00000.safetensors"):
-        content = bytearray(file.read_bytes())
-        content[-1] ^= stored == "damaged"
-        file.write_bytes(content)
-        if stored == "nothing":
-            shutil.rmtree(file.parent)
-    train_to_end(both, tmp_path / stored)
+    train(alone, tmp_path)
+    for file in (tmp_path / "prefs").glob("reference-*/00000.safetensors"):
+        shutil.rmtree(file.parent)
+    train_to_end(both, tmp_path)
     one, other = metrics.read(both.metrics), metrics.read(alone.metrics)
     assert len(one) == len(other) > 4
     for found, expected in zip(one, other, strict=True):
         assert found.train_loss == pytest.approx(expected.train_loss, rel=1e-5)
     assert one[-1].validation_loss == pytest.approx(other[-1].validation_loss, rel=1e-5)
+    losses = [run[-1].ema_validation_loss for run in (one, other)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    arrays, expected_arrays = (
+        {name: array for name, array in final_arrays(run).items() if ".ema." in name}
+        for run in (both, alone)
+    )
+    assert arrays.keys() == expected_arrays.keys() != set()
+    for name, array in expected_arrays.items():
+        np.testing.assert_allclose(arrays[name], array, rtol=1e-4, atol=3e-4, err_msg=name)
 
 
 def test_batches_hold_whole_pairs(tmp_path: Path) -> None:
@@ -232,24 +208,6 @@ def test_keys_of_other_objectives_are_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("objective", ["dpo", "simpo"])
-def test_it_resumes_bit_for_bit(
-    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, objective: str
-) -> None:
-    whole, killed = (
-        make(base, tmp_path, name, objective=objective, drop_rate=0.1)
-        for name in ("whole", "killed")
-    )
-    train(whole, tmp_path)
-    with monkeypatch.context() as patch:
-        die_before(9, patch)
-        with pytest.raises(Killed):
-            train(killed, tmp_path)
-    train(killed, tmp_path)
-    assert_same_outcome(killed, whole)
-
-
-@pytest.mark.long
 def test_lora_starts_at_the_reference(base: Path, tmp_path: Path) -> None:
     run = make(base, tmp_path, lora=LORA, epochs=2)
     train(run, tmp_path)
@@ -283,10 +241,8 @@ def test_a_failed_step_is_left_out_and_replayed(
 @pytest.mark.parametrize(
     ("mode", "sizes", "objective"),
     [
-        ("dp", (2, 1), "dpo"),
         ("fsdp", (2, 1), "simpo"),
         ("tp", (1, 2), "dpo"),
-        ("cp", (1, 2), "dpo"),
         ("cp", (2, 2), "ipo"),
     ],
 )

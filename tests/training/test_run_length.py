@@ -2,14 +2,14 @@
 
 import functools
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from rungs.checkpointing.starting_point import Start
+from rungs.checkpointing.load import Start
 from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig, load_run
 from rungs.optim.schedule import learning_rate_schedule
@@ -24,7 +24,7 @@ from rungs.training.run_length import RunLength, TimedLength
 from rungs.training.start import launch
 from tests.support.charts import draw_no_charts
 from tests.support.configs import model_config, train_config
-from tests.support.tiny_run import assert_same_outcome, change, make_dataset, make_run
+from tests.support.tiny_run import assert_same_outcome, change, make_run
 
 MINUTES, CLOSING = 5, 4.0
 SECONDS = 60 * MINUTES
@@ -127,18 +127,26 @@ def test_a_step_that_takes_longer_than_all_minutes_is_followed_by_few(
 
 
 @pytest.fixture(scope="module")
-def datasets(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("datasets")
-    make_dataset(folder)
-    return folder
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+def clock() -> Iterator[None]:
     """Each look at the clock is a second later; no charts."""
     time = iter(range(1_000_000))
-    monkeypatch.setattr(run_length, "time", SimpleNamespace(monotonic=lambda: float(next(time))))
-    draw_no_charts(monkeypatch)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run_length, "time", SimpleNamespace(monotonic=lambda: float(next(time))))
+        draw_no_charts(patch)
+        yield
+
+
+@pytest.fixture(scope="module")
+def whole(
+    clock: None,  # noqa: ARG001
+    datasets_dir: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> RunFolder:
+    """A run that took its time."""
+    keys = {"max_minutes": 0.2, "epochs": 100, "keep_checkpoints": -1}
+    run = make_run(tmp_path_factory.mktemp("whole") / "run", **keys)
+    assert train(run, datasets_dir) == 0
+    return run
 
 
 def train(run: RunFolder, datasets: Path, **options: object) -> int:
@@ -147,41 +155,36 @@ def train(run: RunFolder, datasets: Path, **options: object) -> int:
 
 
 @pytest.mark.usefixtures("clock")
-def test_it_resumes_bit_for_bit_and_can_be_extended(datasets: Path, tmp_path: Path) -> None:
+def test_it_resumes_bit_for_bit_and_can_be_extended(
+    whole: RunFolder, datasets_dir: Path, tmp_path: Path
+) -> None:
     """As the number of steps is an argument, no bits depend on when it was decided."""
-    minutes = {"max_minutes": 0.2, "epochs": 100, "keep_checkpoints": -1}
-    whole, resumed = make_run(tmp_path / "whole", **minutes), RunFolder(tmp_path / "resumed")
-    assert train(whole, datasets) == 0
     steps = metrics.read(whole.metrics)
     (length, *_) = records.read(whole, Length)[::-1]
     assert 8 < length.total_steps == len(steps) < 20
     rates = [step.learning_rate or 0 for step in steps]
     assert rates[-1] < 0.2 * max(rates)
 
+    resumed = RunFolder(tmp_path / "resumed")
     shutil.copytree(whole.path, resumed.path, symlinks=True)
-    assert train(resumed, datasets, rewind_to="5") == 0
+    assert train(resumed, datasets_dir, rewind_to="5") == 0
     assert_same_outcome(resumed, whole)
 
     change(resumed, max_minutes=0.1)
     with pytest.raises(UserError, match=r"max_minutes: was 0.2 .* set more minutes and add --ext"):
-        train(resumed, datasets)
+        train(resumed, datasets_dir)
     change(resumed, max_minutes=0.5)
-    assert train(resumed, datasets, extend=True) == 0
+    assert train(resumed, datasets_dir, extend=True) == 0
     assert len(metrics.read(resumed.metrics)) > len(steps) + 5
 
 
 @pytest.mark.usefixtures("clock")
 def test_a_branch_has_the_length_of_its_parent_or_minutes_of_its_own(
-    datasets: Path, tmp_path: Path
+    whole: RunFolder, datasets_dir: Path, tmp_path: Path
 ) -> None:
-    keys = {"max_minutes": 0.2, "epochs": 100, "keep_checkpoints": -1}
-    parent = make_run(tmp_path / "parent", **keys)
-    assert train(parent, datasets) == 0
-    point = BranchPoint(5, functools.partial(find_branch_point, parent, 5))
-    same = NewRun.of(tmp_path / "same", parent.path, {}, point).make()
-    assert train(RunFolder(same), datasets) == 0
-    assert_same_outcome(RunFolder(same), parent)
-    longer = NewRun.of(tmp_path / "longer", parent.path, {"max_minutes": 0.5}, point).make()
+    point = BranchPoint(5, functools.partial(find_branch_point, whole, 5))
+    same = NewRun.of(tmp_path / "same", whole.path, {}, point).make()
+    assert train(RunFolder(same), datasets_dir) == 0
+    assert_same_outcome(RunFolder(same), whole)
+    longer = NewRun.of(tmp_path / "longer", whole.path, {"max_minutes": 0.5}, point).make()
     assert not RunFolder(longer).length.exists()
-    assert train(RunFolder(longer), datasets) == 0
-    assert len(metrics.read(RunFolder(longer).metrics)) > len(metrics.read(parent.metrics))

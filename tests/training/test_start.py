@@ -1,9 +1,7 @@
 """Starting a run: resume, rewind, start over, extend, refuse."""
 
-import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,10 +13,8 @@ from rungs.run.folder import RunFolder
 from rungs.run.step_table import StepTable
 from rungs.step.eval_step import ValidationLosses
 from tests.support.long import long_except
-from tests.support.sharded_models import RECIPE, RECIPE_OF_MUON
 from tests.support.starting import StoppedEarly, crash_after, files, go, refusal
 from tests.support.tiny_run import (
-    MODEL,
     assert_same_outcome,
     change,
     last_checkpoint,
@@ -109,48 +105,6 @@ def test_a_crash_loses_only_the_steps_after_the_last_checkpoint(
     assert resumed == [11]
     assert "resumed" not in finished.metrics.read_text()
     assert_same_outcome(run, finished)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("optimizer", "schedule"),
-    [
-        ("adamw", "cosine"),
-        ("muon", "linear"),
-        ("lion", "warmup_stable_decay"),
-        ("adafactor", "constant"),
-        ("sgd", "cosine"),
-        ("recipe", "linear"),
-    ],
-)
-def test_every_optimizer_resumes_bit_for_bit(
-    optimizer: str,
-    schedule: str,
-    datasets_dir: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    keys: dict[str, Any] = {
-        "optimizer": optimizer,
-        "schedule": schedule,
-        "decay_period_percent": 50,
-        "min_train_tokens": 8 * 128,
-        "checkpoint_interval": 3,
-    }
-    model = MODEL | WIDE
-    if optimizer == "recipe":
-        keys, model = keys | RECIPE_OF_MUON, MODEL | RECIPE | {"zero_init_residual": True}
-    straight, stopped = (make_run(tmp_path / name, **keys) for name in ("straight", "stopped"))
-    for run in (straight, stopped):
-        (run.path / "model.json").write_text(json.dumps(model))
-    assert go(straight, datasets_dir) == 0
-    with monkeypatch.context() as patch:
-        crash_after(4, patch)
-        with pytest.raises(StoppedEarly):
-            go(stopped, datasets_dir)
-    assert last_checkpoint(stopped).step == 3
-    assert go(stopped, datasets_dir) == 0
-    assert_same_outcome(stopped, straight)
 
 
 @pytest.mark.parametrize("name", long_except({"by name"}, ["best", "latest", "by name"]))

@@ -1,6 +1,6 @@
-"""`validation_datasets`: losses on more datasets, which don't change the run."""
+"""`validation_datasets`: losses on more datasets, which don't change the run; bits per byte."""
 
-import json
+import math
 import re
 import shutil
 import string
@@ -10,19 +10,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from safetensors.numpy import load_file
 
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.checkpointing.load import load_model
 from rungs.cli import evaluate
 from rungs.common.errors import UserError
-from rungs.config.run_config import load_run
 from rungs.data.build.task_dataset import character_tokenizer
+from rungs.data.text.tokenizer import train_bpe
 from rungs.data.tokens.token_file import TokenFile
 from rungs.run import metrics
-from rungs.run.folder import RunFolder, StartOptions
-from rungs.training.dataset_learner import on_datasets
-from rungs.training.start import launch
-from tests.support.tiny_run import change, final_arrays, make_dataset, make_run
+from rungs.run.folder import RunFolder
+from tests.support.starting import go
+from tests.support.tiny_run import change, change_model, final_arrays, make_dataset, make_run
 
 pytestmark = pytest.mark.usefixtures("no_charts")
 SHORT = {"min_train_tokens": 6 * 128}
@@ -39,10 +39,6 @@ def datasets_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
         letters = string.ascii_letters + string.digits
         character_tokenizer(letters).save(folder / name / "tokenizer.json")
     return folder
-
-
-def go(run: RunFolder, datasets_dir: Path) -> int:
-    return launch(run, load_run(run.path), StartOptions(), on_datasets(datasets_dir))
 
 
 def float64_loss(run: RunFolder, dataset: Path) -> float:
@@ -102,6 +98,7 @@ def test_a_dataset_can_be_added_when_a_run_is_resumed(tmp_path: Path, datasets_d
     assert "other" in last.validation_losses
 
 
+@pytest.mark.long
 def test_other_datasets_count_where_the_own_has_no_validation_split(
     tmp_path: Path, datasets_dir: Path
 ) -> None:
@@ -128,9 +125,25 @@ def test_names_that_cannot_be_used_are_refused(
     keys: dict[str, object], message: str, tmp_path: Path, datasets_dir: Path
 ) -> None:
     run = make_run(tmp_path / "run", **SHORT)
-    values = json.loads((run.path / "train.json").read_text()) | keys
-    (run.path / "train.json").write_text(json.dumps(values))
+    change(run, **keys)
     with pytest.raises(UserError) as error:
         go(run, datasets_dir)
     assert message in str(error.value)
     assert {path.name for path in run.path.iterdir()} == {"model.json", "train.json"}
+
+
+@pytest.mark.long
+def test_bits_per_byte_are_the_loss_over_the_bytes_of_the_targets(tmp_path: Path) -> None:
+    make_dataset(tmp_path)
+    tokenizer = train_bpe(["a text of the test"], 300)
+    tokenizer.save(tmp_path / "tiny" / "tokenizer.json")
+    plain = {"gradient_accumulation_steps": 1, "drop_rate": 0.0, "min_train_tokens": 64}
+    run = make_run(tmp_path / "run", **plain)
+    change_model(run, vocab_size=300)
+    assert go(run, tmp_path) == 0
+    [step] = metrics.read(run.metrics)
+    tokens = load_file(tmp_path / "tiny" / "validation.safetensors")["tokens"][1:257]
+    text_bytes = tokenizer.byte_count(tokens)
+    assert step.validation_loss is not None
+    expected = step.validation_loss * 256 / (math.log(2) * text_bytes)
+    assert step.bits_per_byte == pytest.approx(expected, rel=1e-12)
