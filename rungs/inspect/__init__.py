@@ -4,8 +4,8 @@ trained model does with one text.
     watch               the hook of the training loop; the compiled measurement; warnings
     watch_arrays        size of weights, gradients and updates, largest singular values
     watch_activations   size of activations, attention of each head, dead units
-    look                `rungs.look`: attention maps, predictions after each layer, losses
-    look_contributions  what each head and feed-forward layer adds to a logit
+    look                `rungs.look`: attention maps, predictions after each layer, losses, and
+                        what each head and feed-forward layer adds to a logit
     patch               `rungs.patch`: a model whose activations go through functions
 
 `rungs/run/layer_record.py` has the file of measurements, which the page reads without JAX, and

@@ -1,5 +1,10 @@
 """What each layer of a model does with some tokens, as arrays. Axes as in `rungs/model/gpt.py`; T
-attended positions, C candidates for the next token."""
+attended positions, C candidates for the next token.
+
+What each part adds directly to a logit (direct logit attribution; Elhage et al. 2021, "A
+Mathematical Framework for Transformer Circuits") is along the residual connections, without what
+later layers make of it. With the denominators of norms as constants, a logit is linear in what each
+part wrote, so a part's contribution is that times the gradient."""
 
 import functools
 from collections.abc import Iterator
@@ -12,11 +17,11 @@ from flax import nnx
 from jax import Array
 
 from rungs.config.model_config import ModelConfig
-from rungs.inspect.look_contributions import Contributions, Written, contributions_of
 from rungs.inspect.patch import Place, Slot, hook, unhooked
 from rungs.model.attention import AttentionContext, attention_weights, sequence_contexts
 from rungs.model.blocks import Block, layer_contexts
 from rungs.model.gpt import GPT, check_tokens
+from rungs.model.layers import LayerNorm, Linear, RMSNorm
 from rungs.model.positions import own_positions
 
 CANDIDATES = 5
@@ -52,6 +57,30 @@ class Predictions(NamedTuple):
     log_probs_LBSC: np.ndarray
     chosen_log_probs_LBS: np.ndarray
     """Of the tokens in `Look.chosen_BS`."""
+
+
+class Contributions(NamedTuple):
+    """What each part adds to the logits of chosen tokens, before a final soft cap; float32. The
+    parts of a position sum to its logit."""
+
+    logits_BS: np.ndarray
+    embedding_BS: np.ndarray
+    heads_LBNS: np.ndarray
+    """(0, …) without layers."""
+    feed_forward_LBS: np.ndarray
+    """(0, …) without feed-forward layers."""
+    biases_BS: np.ndarray
+    """The rest: biases of attention's output and of norms."""
+
+
+class Written(NamedTuple):
+    """What the parts of a model wrote."""
+
+    embedding_BSD: Array
+    heads: list[Array]
+    """Of each layer, y_BSNH before the output projection."""
+    feed_forward: list[Array | None]
+    """Of each layer, y_BSD before the output norm."""
 
 
 class Look(NamedTuple):
@@ -116,8 +145,10 @@ def _look(model: GPT, tokens_BS: Array, chosen_BS: Any | None, candidates: int) 
     outer.blocks = None
     length = tokens_BS.shape[1]
     embedding_BSD = outer.embed(tokens_BS, own_positions(length))
-    layers = list(_run_layers(model, tokens_BS, embedding_BSD))
-    levels = [embedding_BSD, *(layer["residual"] for layer in layers)]
+    layers, levels = list[_Seen](), [embedding_BSD]
+    for layer in _layers(model, tokens_BS, embedding_BSD):
+        layers.append(_run_layer(*layer, levels[-1]))
+        levels.append(layers[-1]["residual"])
     predict = functools.partial(_predict, *nnx.split(outer), candidates)
     next_BS = jnp.roll(tokens_BS, -1, axis=1)
     likeliest_BSC, _, next_log_probs_BS = predict(levels[-1], next_BS)
@@ -141,7 +172,7 @@ def _look(model: GPT, tokens_BS: Array, chosen_BS: Any | None, candidates: int) 
         embedding_BSD=np.asarray(embedding_BSD),
         layers=_activations(layers) if layers else None,
         predictions=_stacked(predicted),
-        contributions=contributions_of(model, tokens_BS, written, chosen_BS),
+        contributions=_contributions_of(model, tokens_BS, written, chosen_BS),
     )
 
 
@@ -155,8 +186,10 @@ def _activations(layers: list[_Seen]) -> Activations:
     return Activations(*(of.get(name) for name in names))
 
 
-def _run_layers(model: GPT, tokens_BS: Array, x_BSD: Array) -> Iterator[_Seen]:
-    """Yield the activations of each layer; x_BSD is the first one's input."""
+def _layers(
+    model: GPT, tokens_BS: Array, x_BSD: Array
+) -> Iterator[tuple[nnx.GraphDef[Any], nnx.State, AttentionContext]]:
+    """Yield each block, split, and its context; x_BSD is the first one's input."""
     if model.blocks is None:
         return
     graph, stacked = nnx.split(model.blocks)
@@ -164,15 +197,12 @@ def _run_layers(model: GPT, tokens_BS: Array, x_BSD: Array) -> Iterator[_Seen]:
     values = model.embed_values(tokens_BS, x_BSD.dtype)
     of_layers = layer_contexts(model.config, contexts, x_BSD, values)
     for layer, context in enumerate(of_layers):
-        state = jax.tree.map(lambda array, at=layer: array[at], stacked)
-        seen = _run_layer(graph, state, x_BSD, context)
-        x_BSD = seen["residual"]
-        yield seen
+        yield graph, jax.tree.map(lambda array, at=layer: array[at], stacked), context
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _run_layer(
-    graph: nnx.GraphDef[Any], state: nnx.State, x_BSD: Array, context: AttentionContext
+    graph: nnx.GraphDef[Any], state: nnx.State, context: AttentionContext, x_BSD: Array
 ) -> _Seen:
     block = nnx.merge(graph, state)
     seen: _Seen = {}
@@ -212,3 +242,114 @@ def _predict(
     log_probs_BSC, tokens_BSC = jax.lax.top_k(log_probs_BSV, candidates)
     chosen_BS1 = jnp.take_along_axis(log_probs_BSV, chosen_BS[..., None], axis=-1)
     return tokens_BSC, log_probs_BSC, chosen_BS1[..., 0]
+
+
+def _contributions_of(
+    model: GPT, tokens_BS: Array, written: Written, chosen_BS: Array
+) -> Contributions:
+    """Return the contributions to the logits of chosen tokens."""
+    logits_BS, slopes = _slopes(*nnx.split(model), tokens_BS, written, chosen_BS)
+    products = jax.tree.map(lambda x, slope: np.asarray((x * slope).sum(-1)), written, slopes)
+    rows, length = tokens_BS.shape
+    heads = [np.moveaxis(of_layer_BSN, -1, 1) for of_layer_BSN in products.heads]
+    heads_LBNS = np.reshape(heads, (len(heads), rows, model.config.n_heads or 0, length))
+    feed_forward = [of_layer_BS for of_layer_BS in products.feed_forward if of_layer_BS is not None]
+    feed_forward_LBS = np.reshape(feed_forward, (len(feed_forward), rows, length))
+    parts_BS = products.embedding_BSD + heads_LBNS.sum((0, 2)) + feed_forward_LBS.sum(0)
+    return Contributions(
+        logits_BS=np.asarray(logits_BS),
+        embedding_BS=products.embedding_BSD,
+        heads_LBNS=heads_LBNS,
+        feed_forward_LBS=feed_forward_LBS,
+        biases_BS=np.asarray(logits_BS) - parts_BS,
+    )
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _slopes(
+    graph: nnx.GraphDef[GPT],
+    state: nnx.State,
+    tokens_BS: Array,
+    written: Written,
+    chosen_BS: Array,
+) -> tuple[Array, Written]:
+    """Return the logits of the chosen tokens, and their gradients by what the parts wrote. A
+    position's logit depends on its own vectors only, so gradients of the sum are those of each."""
+
+    def summed(written: Written) -> tuple[Array, Array]:
+        logits_BS = _direct_logits(nnx.merge(graph, state), tokens_BS, written, chosen_BS)
+        return logits_BS.sum(), logits_BS
+
+    slopes, logits_BS = jax.grad(summed, has_aux=True)(written)
+    return logits_BS, slopes
+
+
+def _direct_logits(model: GPT, tokens_BS: Array, written: Written, chosen_BS: Array) -> Array:
+    """Return logits_BS of the chosen tokens, with sublayers that return what they wrote."""
+    x_BSD = written.embedding_BSD
+    # value embeddings are part of what heads wrote
+    for layer, (graph, state, context) in enumerate(_layers(model, tokens_BS, x_BSD)):
+        block = nnx.merge(graph, state)
+        _fix(block, written.heads[layer], written.feed_forward[layer])
+        x_BSD = block(x_BSD, context)[0]
+    _linearize_norm(Slot(model, "final_norm"))
+    model.config = model.config.model_copy(update={"final_soft_cap": None})
+    logits_BSV = model.unembed(x_BSD)
+    return jnp.take_along_axis(logits_BSV, chosen_BS[..., None], axis=-1)[..., 0]
+
+
+def _fix(block: Any, heads_BSNH: Array, feed_forward_BSD: Array | None) -> None:
+    """Let a block's sublayers return what they wrote, and its norms divide by a constant."""
+    inner: Block = unhooked(block)
+    output: Linear = unhooked(unhooked(inner.attention).output)
+    _replace(Slot(inner, "attention"), _Constant(output(heads_BSNH)))
+    if feed_forward_BSD is not None:
+        _replace(Slot(inner, "feed_forward"), _Constant(feed_forward_BSD))
+    for name in ("attention", "feed_forward"):
+        _linearize_norm(Slot(inner, f"{name}_norm"))
+        _linearize_norm(Slot(inner, f"{name}_output_norm"))
+
+
+def _linearize_norm(slot: Slot) -> None:
+    if slot.module is not None:
+        _replace(slot, _LinearNorm(slot.innermost.module))
+
+
+def _replace(slot: Slot, function: Any) -> None:
+    """Call a function instead of a module, past NNX, which wants a module there."""
+    owner, name = slot.innermost
+    object.__setattr__(owner, name, function)
+
+
+class _Constant:
+    """A sublayer whose output doesn't depend on its input."""
+
+    def __init__(self, y_BSD: Array) -> None:
+        self._y_BSD = y_BSD
+
+    def __call__(self, *_: Array | AttentionContext, **__: Any) -> tuple[Array, None]:
+        return self._y_BSD, None
+
+
+class _LinearNorm:
+    """A norm that is linear in its input: the denominator counts as a constant. Raises TypeError
+    for a kind of norm whose formula is not here."""
+
+    def __init__(self, norm: Any) -> None:
+        if not isinstance(norm, LayerNorm | RMSNorm):
+            raise TypeError(f"{type(norm).__name__}: its contributions to logits are unknown")
+        self._norm = norm
+
+    def __call__(self, x_BSD: Array) -> Array:
+        norm = self._norm
+        if isinstance(norm, LayerNorm):
+            x_BSD = x_BSD - x_BSD.mean(-1, keepdims=True)
+        variance = jnp.square(x_BSD).mean(-1, keepdims=True)
+        y_BSD = x_BSD * jax.lax.stop_gradient(jax.lax.rsqrt(variance + norm.epsilon))
+        if norm.scale is None:
+            return y_BSD
+        scale = norm.scale[...].astype(jnp.float32)
+        if isinstance(norm, RMSNorm):
+            return y_BSD * (norm.offset + scale)
+        assert norm.bias is not None
+        return y_BSD * scale + norm.bias[...]

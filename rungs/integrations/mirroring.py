@@ -5,7 +5,7 @@ import contextlib
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Self
 
@@ -94,11 +94,6 @@ class NoMirroring(contextlib.nullcontext[None]):
 
     def request(self) -> None:
         """Do nothing."""
-
-
-def has_mirror(run: RunFolder) -> bool:
-    """Whether a run was ever copied to a mirror."""
-    return (run.path / mirror_folder.RECORD_FILE).is_file()
 
 
 class Copier:
@@ -261,7 +256,7 @@ def restore_if_empty(
     run.path.mkdir(parents=True, exist_ok=True)
     with disk.lock_folder(run.checkpoints), _failures(run, mirror):
         if _is_empty(run):  # another process of the run may have been faster
-            _Restoring(run, mirror).restore(names)
+            _restore(run, mirror, names)
 
 
 def _is_empty(run: RunFolder) -> bool:
@@ -287,69 +282,58 @@ def _failures(run: RunFolder, mirror: MirrorFolder) -> Iterator[None]:
         ) from error
 
 
-class _Restoring:
-    """Downloads a run completely before moving files to their place. Complete checkpoints from a
-    killed download are not downloaded again."""
-
-    def __init__(self, run: RunFolder, mirror: MirrorFolder) -> None:
-        self._run, self._mirror = run, mirror
-        self._staged = run.path / RESTORING
-        self._files = {name: size for name, size in mirror.files().items() if paths.is_inside(name)}
-
-    def restore(self, checkpoints: list[str]) -> None:
-        """Restore these checkpoints, newest first, and all other files. Raises UserError if none of
-        the checkpoints is valid."""
-        folders = {name: f"{CHECKPOINTS}/{name}/" for name in checkpoints}
-        wanted = {
-            name: [file for file in self._files if file.startswith(folder)]
-            for name, folder in folders.items()
-        }
-        size = sum(self._files[file] for files in wanted.values() for file in files)
-        log.info("%s: restoring it from %s, %.3g GB", self._run.path, self._mirror.url, size / 1e9)
-        disk.check_free_space(self._run.path, "what its mirror has", size)
-        self._staged.mkdir(exist_ok=True)
-        valid = [name for name, files in wanted.items() if self._download(name, files)]
-        if not valid:
-            raise UserError(
-                f"--mirror {self._mirror.url}: none of its checkpoints is valid; to start over,"
-                " name a new or empty folder"
-            )
-        self._restore_other_files()
-        self._run.checkpoints.mkdir(exist_ok=True)
-        for name in valid:
-            disk.move(self._staged / CHECKPOINTS / name, self._run.checkpoints / name)
-        disk.remove(self._staged)
-        for damaged in wanted.keys() - valid:
-            self._mirror.set_aside(damaged)
-        log.info("%s: restored from %s", self._run.path, self._mirror.url)
-
-    def _download(self, name: str, files: list[str]) -> bool:
-        """Download a checkpoint; return whether it is valid."""
-        folder = self._staged / CHECKPOINTS / name
-        if not _damage(folder):
-            return True
-        for file in files:
-            self._mirror.download(file, self._staged / file)
+def _restore(run: RunFolder, mirror: MirrorFolder, checkpoints: list[str]) -> None:
+    """Restore these checkpoints, newest first, and all other files. Everything is downloaded before
+    files move to their place; complete checkpoints from a killed download are not downloaded
+    again. Raises UserError if none of the checkpoints is valid."""
+    files = {name: size for name, size in mirror.files().items() if paths.is_inside(name)}
+    wanted = {
+        name: [file for file in files if file.startswith(f"{CHECKPOINTS}/{name}/")]
+        for name in checkpoints
+    }
+    size = sum(files[file] for own in wanted.values() for file in own)
+    log.info("%s: restoring it from %s, %.3g GB", run.path, mirror.url, size / 1e9)
+    disk.check_free_space(run.path, "what its mirror has", size)
+    staged, valid = run.path / RESTORING, []
+    staged.mkdir(exist_ok=True)
+    for name, own in wanted.items():
+        folder = staged / CHECKPOINTS / name
+        for file in own if _damage(folder) else ():
+            mirror.download(file, staged / file)
         if damage := _damage(folder):
-            log.warning("%s: %s is damaged (%s); not restored", self._mirror.url, name, damage)
-            return False
-        disk.sync_folder(folder)
-        return True
+            log.warning("%s: %s is damaged (%s); not restored", mirror.url, name, damage)
+        else:
+            disk.sync_folder(folder)
+            valid.append(name)
+    if not valid:
+        raise UserError(
+            f"--mirror {mirror.url}: none of its checkpoints is valid; to start over, name a new or"
+            " empty folder"
+        )
+    _restore_other_files(run, mirror, filter(mirror_folder.is_mirrored, files))
+    run.checkpoints.mkdir(exist_ok=True)
+    for name in valid:
+        disk.move(staged / CHECKPOINTS / name, run.checkpoints / name)
+    disk.remove(staged)
+    for damaged in wanted.keys() - valid:
+        mirror.set_aside(damaged)
+    log.info("%s: restored from %s", run.path, mirror.url)
 
-    def _restore_other_files(self) -> None:
-        """Restore the files outside the run's checkpoints."""
-        record = MirrorRecord.of_mirror(self._mirror)
-        assert record is not None  # see `restore_if_empty`
-        for name in filter(mirror_folder.is_mirrored, self._files):
-            target = self._run.path / name
-            is_record = any(target.is_relative_to(record) for record in self._run.records)
-            if target.exists() and not is_record:  # the user's configs and other files are kept
-                continue
-            self._mirror.download(name, self._staged / name)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            disk.put_in_place(self._staged / name, target)
-            record.copied[name] = MirrorRecord.version(target)
-        record.write(self._run.path)
+
+def _restore_other_files(run: RunFolder, mirror: MirrorFolder, names: Iterable[str]) -> None:
+    """Restore files outside the run's checkpoints; configs and other files that the user has in the
+    run folder are kept."""
+    record = MirrorRecord.of_mirror(mirror)
+    assert record is not None  # see `restore_if_empty`
+    for name in names:
+        target, staged = run.path / name, run.path / RESTORING / name
+        if target.exists() and not any(target.is_relative_to(one) for one in run.records):
+            continue
+        mirror.download(name, staged)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        disk.put_in_place(staged, target)
+        record.copied[name] = MirrorRecord.version(target)
+    record.write(run.path)
 
 
 def _damage(checkpoint: Path) -> str:

@@ -1,9 +1,14 @@
 """Charts of one run. To add one, write a function and list it in `TRAINING_CHARTS`,
 `PREFERENCE_CHARTS`, `POLICY_CHARTS` or, for every kind of run, `STEP_CHARTS`. Reinforcement
-learning has no chart of the loss: on the step that sampled the texts its value means nothing."""
+learning has no chart of the loss: on the step that sampled the texts its value means nothing.
+
+`python -m rungs.report.run_charts RUN` redraws them while training continues."""
 
 import itertools
-from collections.abc import Callable
+import logging
+import sys
+import warnings
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,20 +17,19 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import PercentFormatter
-from numpy.typing import NDArray
 
+from rungs.common.errors import RunFailure, UserError, reason
+from rungs.common.helper_process import ENDED, KILLED, receive
 from rungs.config.run_config import REINFORCE_FILE, config_files, load_run
 from rungs.data import catalog, overlap
 from rungs.report import drawing
 from rungs.report.drawing import BLACK, BLUE, GREEN, ORANGE, PALE, PURPLE, SKY_BLUE, VERMILLION
+from rungs.run.folder import RunFolder
 from rungs.run.recorded_run import RecordedPolicyRun, RecordedRun, finite_points
 from rungs.run.step_table import BestStep, FloatArray
 
 Charts = dict[str, Callable[[Any], Figure]]
 _HELD_OUT: dict[str, Any] = {"marker": "s", "linestyle": "--", "linewidth": 1.5}
-_MANY = 0.1
-"""Largest share of marked steps for which markers are drawn; more would hide the line."""
 _LOSS_UNITS = {
     "next_token": "nats per token",
     "distill": "nats per token; in training, divergence from the teacher",
@@ -205,7 +209,7 @@ def learning_rate_chart(run: drawing.AnySteps) -> Figure:
 
 def gradient_norm_chart(run: drawing.AnySteps) -> Figure:
     """The gradient norm of each step before clipping. Marks steps that dropped microbatches or were
-    clipped; if many were clipped, shows their share instead."""
+    clipped."""
 
     def draw(axes: Axes) -> drawing.Lines:
         lines = drawing.trend(axes, run, "gradient_norm")
@@ -218,32 +222,17 @@ def gradient_norm_chart(run: drawing.AnySteps) -> Figure:
 
 
 def _marked_steps(axes: Axes, run: drawing.AnySteps) -> drawing.Lines:
-    steps, norm = run.column("global_step"), run.column("gradient_norm")
+    steps = run.column("global_step")
     clipped, dropped = run.column("clipped") > 0, run.column("dropped_microbatches") > 0
     marks: drawing.Lines = {}
     if clipped.any():
         label = f"clipped ({clipped.sum():,} of {len(steps):,} steps)"
-        if clipped.mean() > _MANY:
-            marks[label] = _share_of_clipped(axes, steps, clipped)
-        else:
-            look: dict[str, Any] = {"color": ORANGE, "markersize": 5.5, "zorder": 2.5}
-            marks[label] = axes.plot(steps[clipped], norm[clipped], "v", **look)[0]
+        marks[label] = drawing.strokes(axes, steps[clipped], 0.06, ORANGE)
     if dropped.any():
         # At the bottom, because a step that dropped all its microbatches has no gradient norm.
         label = f"dropped microbatches (in {dropped.sum():,} of {len(steps):,} steps)"
         marks[label] = drawing.strokes(axes, steps[dropped], 0.02, VERMILLION)
     return marks
-
-
-def _share_of_clipped(axes: Axes, steps: FloatArray, clipped: NDArray[np.bool_]) -> Line2D:
-    """Draw the share of clipped steps around each step, with an axis of its own."""
-    shares = axes.twinx()
-    shares.set_ylim(0, 1.02)
-    shares.yaxis.set_major_formatter(PercentFormatter(1))
-    shares.set_ylabel("share of clipped steps")
-    shares.grid(visible=False)
-    of = drawing.in_stretches(steps, clipped.astype(float), -(-len(steps) // _BARS), np.mean)
-    return drawing.line(shares, of.x, of.middle, color=ORANGE, linewidth=2)
 
 
 def throughput_chart(run: drawing.AnySteps) -> Figure:
@@ -414,3 +403,27 @@ POLICY_CHARTS: Charts = {
         drawing.zero_based_axis,
     ),
 }
+
+
+def main(run: RunFolder, lines: Iterable[str]) -> None:
+    """Draw the charts of a run on each request, a line. Requests that arrive while it draws are
+    merged. An empty line means that the run has ended."""
+    received, new = receive(lines), set[str]()
+    while not new & {ENDED, KILLED}:
+        new = {received.get()}
+        while not received.empty():
+            new.add(received.get())
+        if KILLED in new or new == {ENDED}:
+            return
+        try:
+            draw_run(run.path)
+        except Exception as error:  # the next drawing may work
+            kind = "" if isinstance(error, UserError | RunFailure) else f"{type(error).__name__}: "
+            print(f"not drawn: {kind}{reason(error)}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    # stderr goes to the run's log, which should hold only failures.
+    logging.disable(logging.WARNING)
+    warnings.simplefilter("ignore")
+    main(RunFolder(Path(sys.argv[1])), sys.stdin)

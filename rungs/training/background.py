@@ -23,14 +23,15 @@ from rungs.evaluation import harness, scoring
 from rungs.evaluation.checkpoint_scores import Measured
 from rungs.evaluation.prompt_samples import SampleProcess
 from rungs.integrations.alerts import Alerts
-from rungs.integrations.mirroring import Mirroring, NoMirroring, has_mirror
+from rungs.integrations.mirror_folder import MirrorRecord
+from rungs.integrations.mirroring import Mirroring, NoMirroring
 from rungs.integrations.tracking_feed import TrackingProcesses
 from rungs.parallel.processes import is_first_process, is_multi_process, wait_for_first
 from rungs.run import records
 from rungs.run.folder import RunFolder
 from rungs.run.metrics import StepRecord
 
-CHARTS_MODULE = "rungs.report.drawer"
+CHARTS_MODULE = "rungs.report.run_charts"
 MIN_SECONDS_BETWEEN_CHARTS = 30
 """Minimum time between drawings, each of which takes about half a second of a core."""
 _BATCH_SIZE = 16
@@ -152,7 +153,7 @@ def _mirror_of(start: Start) -> Mirroring | NoMirroring:
     run, url = start.run, start.options.mirror
     if url is not None and is_first_process():
         return Mirroring(run, url, start.config.train.keep_checkpoints)
-    if url is None and has_mirror(run):
+    if url is None and MirrorRecord.of_run(run):
         log.warning("%s: has a mirror, which gets out of date without --mirror", run.path)
     return NoMirroring()
 

@@ -39,6 +39,7 @@ def messages(told: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in told.read_text().splitlines()]
 
 
+@pytest.mark.long
 def test_a_run_tells_its_hook_how_it_goes(datasets_dir: Path, tmp_path: Path) -> None:
     hook, told = recording_hook(tmp_path)
     run = make_run(tmp_path / "run")
@@ -83,18 +84,15 @@ def test_a_stall_is_told_once_until_the_next_step() -> None:
     assert stalls[0] > 0.2
 
 
-def test_what_a_run_waits_for_at_its_end_is_no_stall(
+def test_hooks_are_told_and_what_a_run_waits_for_at_its_end_is_no_stall(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Watchdog.__init__, "__defaults__", (0.2,))
-    alerts = Alerts(RunFolder(tmp_path), [], 3)
+    hook, told = recording_hook(tmp_path)
+    alerts = Alerts(RunFolder(tmp_path), [hook], 3)
     alerts.start()
     alerts.note_end("finish", "finished")
     time.sleep(0.5)
     alerts.finish()
     kinds = [event.event for event in records.read(RunFolder(tmp_path), Event)]
-    assert kinds == ["start", "finish"]
-
-
-def test_old_runs_have_no_events(tmp_path: Path) -> None:
-    assert records.read(RunFolder(tmp_path), Event) == []
+    assert kinds == [message["event"] for message in messages(told)] == ["start", "finish"]

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-import tracemalloc
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -75,21 +74,6 @@ def test_what_a_hook_that_hangs_has_started_ends_with_it(
     assert not alive.exists()
 
 
-@pytest.mark.parametrize("stream", ["stdout", "stderr"])
-def test_what_a_hook_writes_is_not_kept(stream: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Whatever its bytes are, and however many."""
-    program = f"import sys; sys.{stream}.buffer.write(bytes([255]) * 100_000_000)"
-    tracemalloc.start()
-    try:
-        told = Hooks([shlex.join([sys.executable, "-c", program])])
-        told.tell({})
-        told.finish()
-        assert tracemalloc.get_traced_memory()[1] < 50_000_000
-    finally:
-        tracemalloc.stop()
-    assert not caplog.records
-
-
 def test_a_webhook_gets_json() -> None:
     received: list[Any] = []
 
@@ -150,17 +134,6 @@ def test_a_webhook_whose_connection_is_reset_is_tried_again(
     assert base64.b64encode(b"user:pass word") in server.received[1]
 
 
-def test_a_hook_that_hangs_does_not_keep_the_process() -> None:
-    program = (
-        "from rungs.integrations import hooks\nhooks._SECONDS_AT_END = 0.1\n"
-        "told = hooks.Hooks(['sleep 30'])\ntold.tell({})\ntold.finish()"
-    )
-    started = time.monotonic()
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
-    assert time.monotonic() - started < 20
-    assert b"--on-event sleep: ended before it was told everything" in ended.stderr
-
-
 def test_what_a_hook_runs_ends_with_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -175,7 +148,9 @@ def test_what_a_hook_runs_ends_with_the_run(
     time.sleep(2.5)
     assert not alive.exists()
     assert begun.read_text() == "\n"
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert caplog.messages == [
+        "--on-event sh: ended before it was told everything, 0.5 s after the run"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from rungs.common.signals import StopSignal
-from rungs.report import drawer, run_charts
+from rungs.report import run_charts
 from rungs.run.folder import RunFolder
 from rungs.training import background
 from rungs.training.background import MIN_SECONDS_BETWEEN_CHARTS, ChartProcess
@@ -116,7 +116,7 @@ def test_a_drawing_follows_one_that_failed(
 ) -> None:
     drawing = Drawing(failures=1)
     monkeypatch.setattr(run_charts, "draw_run", drawing)
-    drawer.main(RunFolder(tmp_path), drawing.requests(1))
+    run_charts.main(RunFolder(tmp_path), drawing.requests(1))
     assert drawing.times == 2
     assert capfd.readouterr().err == "not drawn: ValueError: no ink\n"
 
@@ -126,7 +126,7 @@ def test_requests_during_a_drawing_are_drawn_once(
 ) -> None:
     drawing = Drawing()
     monkeypatch.setattr(run_charts, "draw_run", drawing)
-    drawer.main(RunFolder(tmp_path), drawing.requests(3))
+    run_charts.main(RunFolder(tmp_path), drawing.requests(3))
     assert drawing.times == 2
 
 
@@ -135,5 +135,5 @@ def test_it_ends_with_training_that_was_killed(
 ) -> None:
     drawing = Drawing()
     monkeypatch.setattr(run_charts, "draw_run", drawing)
-    drawer.main(RunFolder(tmp_path), [])
+    run_charts.main(RunFolder(tmp_path), [])
     assert drawing.times == 0
