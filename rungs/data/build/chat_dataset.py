@@ -33,11 +33,18 @@ class ChatFormat(NamedTuple):
     max_tokens: int | None = None
     """Longer chats are left out; None for no limit."""
 
-    def encode(self, messages: list[Message], variables: Mapping[str, Any] = {}) -> list[Turn]:
+    def encode(
+        self,
+        messages: list[Message],
+        variables: Mapping[str, Any] = {},
+        *,
+        learns_empty: bool = False,
+    ) -> list[Turn]:
         """Return the turns of a chat, each ending with an answer; text after the last answer is
-        dropped. `variables` are the template's, such as `tools`. Raises UserError if the template
-        refuses the chat, or the tokenizer has no tokens for it."""
-        rendered = self.template.render_answers(messages, variables)
+        dropped. `variables` are the template's, such as `tools`; with `learns_empty`, an answer may
+        be nothing but the end of its turn. Raises UserError if the template refuses the chat, or
+        the tokenizer has no tokens for it."""
+        rendered = self.template.render_answers(messages, variables, learns_empty=learns_empty)
         ids, spans = self.tokenizer.encode_spans(rendered.text, rendered.answers)
         turns, last = list[Turn](), 0
         for first, end in spans:

@@ -73,22 +73,22 @@ def build(
 def write_pairs(writer: PairWriter, pairs: Iterator[Pair], tokenizer: Tokenizer) -> None:
     """Write pairs, each with an end of text, to a file. Raises UserError for an empty answer."""
     while batch := list(itertools.islice(pairs, _PAIRS_PER_BATCH)):
-        for turn in encode_pairs(batch, tokenizer):
+        for pair, turn in zip(batch, encode_pairs(batch, tokenizer), strict=True):
+            if len(turn[1]) < 2:
+                shown = strict_json.format_value(pair.answer)
+                raise UserError(f"{pair.place}answer: {shown} has no tokens")
             writer.append_chat([turn])
 
 
 def encode_pairs(pairs: list[Pair], tokenizer: Tokenizer) -> Iterator[tuple[list[int], list[int]]]:
     """Yield the token ids of each prompt and of each answer with an end of text. Raises UserError
-    for an empty answer, or if the tokenizer has no end of text."""
+    if the tokenizer has no end of text."""
     if tokenizer.end_of_answer is None:
         raise UserError(NO_END)
     prompts = tokenizer.encode_batch([pair.prompt for pair in pairs])
     answers = tokenizer.continuing.encode_batch([pair.answer for pair in pairs])
     for pair, prompt_ids, continuing_ids in zip(pairs, prompts, answers, strict=True):
         answer_ids = continuing_ids if pair.prompt else tokenizer.encode(pair.answer)
-        if not answer_ids:
-            shown = strict_json.format_value(pair.answer)
-            raise UserError(f"{pair.place}answer: {shown} has no tokens")
         yield [*tokenizer.begin, *prompt_ids], [*answer_ids, tokenizer.end_of_answer]
 
 

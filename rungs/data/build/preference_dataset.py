@@ -3,7 +3,7 @@
 {"prompt": "…", "chosen": "…", "rejected": "…"}
 {"prompt": [messages], "chosen": [messages], "rejected": [messages]}
 
-Without a `prompt` it is what both answers begin with. Texts are tokenized as `pair_dataset` does;
+Without a `prompt` it is what both answers begin with. One of the two may be empty: it ends at once. Texts are tokenized as `pair_dataset` does;
 chats with the chat template, where only the assistant's messages after the prompt count."""
 
 import dataclasses
@@ -105,21 +105,29 @@ class PreferenceFormat:
         if isinstance(found.chosen, str):
             pairs = [Pair("", found.prompt, answer) for answer in (found.chosen, found.rejected)]
             return [[turn] for turn in encode_pairs(pairs, self.tokenizer)]
-        documents = [self._encode_chat(found, answer) for answer in (found.chosen, found.rejected)]
-        if not all(documents):
-            raise ValueError("has an answer without anything to learn")
-        return documents
+        return [self._encode_chat(found, key) for key in _ANSWERS]
 
-    def _encode_chat(self, found: Preference, answer: list[Any]) -> list[Turn]:
+    def _encode_chat(self, found: Preference, key: str) -> list[Turn]:
+        """Return the turns of the chat with one answer. Raises ValueError, which names its key."""
+        answer = getattr(found, key)
+        try:
+            turns = self._turns(found, answer)
+        except ValueError as error:
+            raise ValueError(f"{key}: {str(error).removeprefix('messages: ')}") from None
+        if not turns:
+            raise ValueError(f"{key}: has nothing to learn, in the format of the chat template")
+        return turns
+
+    def _turns(self, found: Preference, answer: list[Any]) -> list[Turn]:
         messages = [*found.prompt, *answer]
         if not messages:
-            raise ValueError("chosen and rejected: must each have a message, or prompt one")
+            raise ValueError("has no message, and there is no prompt")
         is_sharegpt = isinstance(messages[0], dict) and "from" in messages[0]
-        key = "conversations" if is_sharegpt else "messages"
-        chat = chat_of({**found.variables, key: messages})
+        kind = "conversations" if is_sharegpt else "messages"
+        chat = chat_of({**found.variables, kind: messages}, learns_empty=True)
         asked = len(chat.messages) - len(answer)
         told = [message._replace(is_learned=False) for message in chat.messages[:asked]]
-        return self.chats.encode([*told, *chat.messages[asked:]], chat.variables)
+        return self.chats.encode([*told, *chat.messages[asked:]], chat.variables, learns_empty=True)
 
     @functools.cached_property
     def chats(self) -> ChatFormat:

@@ -96,7 +96,11 @@ class ChatTemplate:
         return _without_marks(self._render(turns, variables, add_generation_prompt))[0]
 
     def render_answers(
-        self, messages: Sequence[Message], variables: Mapping[str, Any] = {}
+        self,
+        messages: Sequence[Message],
+        variables: Mapping[str, Any] = {},
+        *,
+        learns_empty: bool = False,
     ) -> Rendered:
         """Return the text of a chat with the places of answers to train on. Raises UserError if the
         template refuses the chat, omits part of it, or alters an answer."""
@@ -109,9 +113,9 @@ class ChatTemplate:
             answers = [
                 self._find_answer(text, turns, variables, number)
                 for number, message in enumerate(messages)
-                if says_something(message)
+                if says_something(message, learns_empty)
             ]
-        filled = [(first, end) for first, end in answers if first < end]
+        filled = [(first, end) for first, end in answers if first < end or learns_empty]
         return Rendered(text, filled, are_marked=bool(marked))
 
     def _render(

@@ -72,9 +72,9 @@ _FORMATS = (
 )
 
 
-def chat_of(value: Any) -> Chat:
+def chat_of(value: Any, *, learns_empty: bool = False) -> Chat:
     """Return the chat in the value of a line. Raises ValueError if it is none, or has no answer to
-    train on."""
+    train on; see `says_something`."""
     if not isinstance(value, dict):
         raise ValueError(f'must be {{"messages": […]}}, not {format_value(value)}')
     kind = next((kind for kind in _FORMATS if kind.chat in value), None)
@@ -84,7 +84,7 @@ def chat_of(value: Any) -> Chat:
     _refuse_keys("line", value)
     messages = messages_of(value[kind.chat], kind)
     messages = _with_system(messages, value.get(_SYSTEM))
-    if not any(map(says_something, messages)):
+    if not any(says_something(message, learns_empty) for message in messages):
         raise ValueError(f"{kind.chat}: has no message from the assistant to learn")
     used = (kind.chat, *_LISTS, _KWARGS, _SYSTEM)
     unused = frozenset(key for key, found in value.items() if found and key not in used)
@@ -98,10 +98,12 @@ def messages_of(turns: Any, kind: _Format = _FORMATS[0]) -> list[Message]:
     return [_message(kind, turn, f"{kind.chat}[{n}]") for n, turn in enumerate(turns)]
 
 
-def says_something(message: Message) -> bool:
-    """Whether a message is an answer to train on."""
+def says_something(message: Message, learns_empty: bool = False) -> bool:
+    """Whether a message is an answer to train on: one with a content, or with `learns_empty` also
+    an empty text, after which the turn ends."""
     has_text = bool(message.content or message.keys.get(TOOL_CALLS))
-    return message.role == ASSISTANT and message.is_learned and has_text
+    is_answer = has_text or (learns_empty and message.content == "")
+    return message.role == ASSISTANT and message.is_learned and is_answer
 
 
 def _refuse_keys(what: str, values: dict[str, Any], place: str = "") -> None:

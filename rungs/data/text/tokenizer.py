@@ -111,14 +111,17 @@ class Tokenizer:
         self, text: str, spans: Sequence[tuple[int, int]]
     ) -> tuple[list[int], list[tuple[int, int]]]:
         """Return the result of `encode`, and for each span of characters its span of tokens, from
-        the token with its first character to that with its last."""
+        the token with its first character to that with its last; without any, an empty one before
+        the next token."""
         [encoding] = self._encodings(self._tokenizer.encode_batch, [text])
         starts = [start for start, _ in encoding.offsets]
 
         def span_of_tokens(start: int, end: int) -> tuple[int, int]:
             tokens = map(encoding.char_to_token, range(start, end))
             first = next((token for token in tokens if token is not None), None)
-            return (0, 0) if first is None else (first, bisect.bisect_left(starts, end, first))
+            if first is None:
+                return (bisect.bisect_left(starts, start),) * 2
+            return first, bisect.bisect_left(starts, end, first)
 
         return encoding.ids, [span_of_tokens(*span) for span in spans]
 

@@ -75,6 +75,17 @@ def test_texts_end_with_end_of_text(model: Path, row: Any) -> None:
     assert documents(model) == [("Who lit" + answer, answer) for answer in counted]
 
 
+@pytest.mark.parametrize("empty", ["chosen", "rejected"])
+def test_an_empty_answer_ends_at_once(model: Path, empty: str) -> None:
+    chat = {**EXPLICIT, empty: [{"role": "assistant", "content": ""}]}
+    result = build(model, {**TEXTS, empty: ""}, chat)
+    assert result.exit_code == 0, result.output
+    found = documents(model)[0 if empty == "chosen" else 1 :: 2]
+    assert [counted for _, counted in found] == ["<|im_end|>"] * 2
+    assert found[0][0] == "Who lit<|im_end|>"
+    assert found[1][0].startswith("<|im_start|>user\nWho lit the lamp?<|im_end|>")
+
+
 def test_parquet_gives_the_same_documents(model: Path) -> None:
     file = model.parent / "prefs.parquet"
     pq.write_table(pa.Table.from_pylist([EXPLICIT, IMPLICIT]), file)
@@ -111,10 +122,11 @@ def test_equal_and_long_pairs_are_left_out(model: Path) -> None:
     [
         ({"prompt": "a", "chosen": "b"}, "rejected: missing"),
         ({**TEXTS, "rejected": [BAD]}, "rejected: must be a text"),
-        ({**EXPLICIT, "chosen": [ASKED]}, "has no message from the assistant to learn"),
-        ({**TEXTS, "chosen": ""}, "has no tokens"),
+        ({**EXPLICIT, "chosen": [ASKED]}, "line 2: chosen: has no message from the assistant"),
+        ({**EXPLICIT, "rejected": []}, "line 2: rejected: has no message from the assistant"),
+        ({**TEXTS, "chosen": "", "rejected": ""}, "chosen and rejected: are empty"),
         (["prompt"], "must be"),
-        ({"prompt": [], "chosen": [GOOD], "rejected": []}, "must each have a message"),
+        ({"prompt": [], "chosen": [GOOD], "rejected": []}, "rejected: has no message"),
     ],
 )
 def test_other_lines_are_refused_by_number(model: Path, row: Any, problem: str) -> None:
