@@ -168,7 +168,7 @@ def make_room(folder: Path, keep: int, needed_bytes: int) -> None:
     """Delete old checkpoints if the next one would not fit on the disk: all but the newest `keep` -
     1 (at least one), then as many more as needed, oldest first, if that is enough. The best ones
     and the newest valid one are never deleted."""
-    if keep == -1 or disk.has_space(folder, needed_bytes):
+    if keep == -1 or disk.free_bytes(folder) >= needed_bytes:
         return
     checkpoints = list_checkpoints(folder)
     newest = newest_valid(folder)

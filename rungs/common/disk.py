@@ -244,11 +244,6 @@ def writing(
         raise write_failure(path, what, error, needed_bytes) from error
 
 
-def has_space(path: Path, needed_bytes: int) -> bool:
-    """Return whether a folder's file system has enough free space, or does not report its size."""
-    return free_bytes(path) >= needed_bytes
-
-
 def free_bytes(path: Path) -> float:
     """Return the free space of a folder's file system; infinity if it does not report its size."""
     try:
@@ -261,7 +256,7 @@ def free_bytes(path: Path) -> float:
 def check_free_space(path: Path, what: str, needed_bytes: int) -> None:
     """Raise RunFailure if a folder's file system has too little free space. A file system that does
     not report its size passes."""
-    if not has_space(path, needed_bytes):
+    if free_bytes(path) < needed_bytes:
         raise write_failure(path, what, OSError(errno.ENOSPC, ""), needed_bytes)
 
 

@@ -173,19 +173,8 @@ def upload_model(name: str, folder: Path, *, is_private: bool) -> str:
 def check_upload(name: str) -> None:
     """Raise UserError if an upload cannot work: the name is not `owner/name`, nobody is logged in,
     or the hub can't be reached."""
-    from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id
-
-    is_valid = name.count("/") == 1
-    try:
-        validate_repo_id(name)
-    except HFValidationError:
-        is_valid = False
-    if not is_valid:
-        raise UserError(
-            f"{name}: must be the name of a repository on the hub, OWNER/NAME: letters, digits, -,"
-            " _ and ."
-        )
+    if name.count("/") != 1:
+        raise UserError(f"{name}: must be the name of a repository on the hub, OWNER/NAME")
     with _hub_errors(f"model {name}", _NO_UPLOAD, _ON_UPLOAD):
         require_login(f"model {name}")
 

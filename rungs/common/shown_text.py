@@ -8,9 +8,6 @@ import shlex
 from collections.abc import Sequence
 
 _URL_USER = re.compile(r"(?<=://)[^/\s\"'<>]+@")
-_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters of terminals, bidirectional overrides, which reorder a line, and lone
-surrogates, which can't be encoded."""
 
 
 def without_secrets(text: str) -> str:
@@ -21,10 +18,12 @@ def without_secrets(text: str) -> str:
 
 
 def shown(text: str) -> str:
-    """Return a text without secrets, and with control characters other than newlines and tabs
-    escaped, as in `\\x1b`."""
-    escaped = without_secrets(text)
-    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), escaped)
+    """Return a text without secrets, and with unprintable characters other than newlines and tabs
+    escaped, as in `\\x1b`: a terminal acts on some, and lone surrogates can't be encoded."""
+    return "".join(
+        each if each.isprintable() or each in "\n\t" else each.encode("unicode_escape").decode()
+        for each in without_secrets(text)
+    )
 
 
 def quoted(value: object) -> str:

@@ -74,20 +74,16 @@ def enable_compilation_cache() -> None:
 def _handle_cache_failures(folder: Path) -> None:
     """Intercept JAX's warnings about the compilation cache; JAX then compiles without it. Entries
     truncated by a kill are deleted, as JAX never overwrites an entry and would warn at every start.
-    A failed write is logged once."""
+    A failed write is a warning in the log."""
     show = warnings.showwarning
-    has_warned = False
 
     def show_or_handle(message: Any, *args: Any, **kwargs: Any) -> None:
-        nonlocal has_warned
         if truncated := re.match(TRUNCATED_ENTRY, str(message)):
             with contextlib.suppress(OSError):
                 for entry in folder.glob(f"{truncated[1]}-*"):
                     entry.unlink(missing_ok=True)
         elif failed := re.match(WRITE_FAILURE, str(message), re.DOTALL):
-            if not has_warned:
-                log.warning("%s: cannot write the compilation cache: %s", folder, failed[1])
-            has_warned = True
+            log.warning("%s: cannot write the compilation cache: %s", folder, failed[1])
         else:
             show(message, *args, **kwargs)
 

@@ -10,14 +10,8 @@
     step_table    metrics.jsonl as columns, re-read as it grows; the step of the best checkpoint
     recorded_run  configs and metrics of a run, smoothed for charts, and as tables
 
-To add a metric: compute it as a field of `StepResult` in `rungs/step/train_step.py`, add it to
-`StepMetrics` in `metrics`, fill it in `DatasetLearner.read` in `rungs/training/dataset_learner.py`,
-and draw it in `TRAINING_CHARTS` in `rungs/report/run_charts.py`. In reinforcement learning these
-are `PolicyMetrics`, `policy_update.py` in `rungs/reinforcement`, and `POLICY_CHARTS`. A metric of
-every kind of run is a field of `StepRecord`, which `record_fields` in `rungs/training/learner.py`
-fills, and a chart in `STEP_CHARTS` in `rungs/report/run_charts.py`. Norms of gradients are
-computed in `SkippingOptimizer.update` in `rungs/optim/skipping_optimizer.py`. A metric with parts,
-such as a norm per layer, is an object, `{"0": 1.5}`: page and trackers show its numbers, but not
-those of a list.
-
-To add an experiment tracker, see `rungs/integrations/__init__.py`."""
+To add a metric, see docs/tasks/add-a-metric.md. A metric of every kind of run is a field of
+`StepRecord`, which `record_fields` in `rungs/training/learner.py` fills, and its chart is in
+`STEP_CHARTS` in `rungs/report/run_charts.py`. Those of reinforcement learning alone are in
+`PolicyMetrics`, `policy_update.py` in `rungs/reinforcement`, and `POLICY_CHARTS`. To add an
+experiment tracker, see `rungs/integrations/__init__.py`."""
