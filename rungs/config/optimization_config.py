@@ -2,11 +2,10 @@
 checkpoints."""
 
 import bisect
-import math
 from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from rungs.common.strict_json import StrictModel, check
 from rungs.config import base
@@ -24,9 +23,6 @@ ComputeDtypeOrAuto = Literal[ComputeDtype, "auto"]
 BUILT_IN_OPTIMIZERS = ("adamw", "muon", "lion", "adafactor", "sgd")
 Schedule = Literal["cosine", "linear", "constant", "warmup_stable_decay"]
 Orthogonalization = Literal["newton_schulz", "polar_express"]
-
-_MAX_NESTING = 20
-"""Largest depth of nested objects and lists in `lineage`."""
 
 LoraTarget = Literal["query", "key", "value", "output", "gate", "up", "down"]
 ATTENTION_TARGETS: tuple[LoraTarget, ...] = ("query", "key", "value", "output")
@@ -65,26 +61,12 @@ class LearningRateMultipliers(StrictModel):
     """λ_0 of residual_scalars."""
 
 
-def _writable(values: dict[str, Any]) -> dict[str, Any]:
-    """Return values that can be written to a checkpoint and read back: strict JSON."""
-    if not _is_writable(values, _MAX_NESTING):
-        raise ValueError("must have only finite numbers and no deep nesting")
-    return values
-
-
-def _is_writable(value: Any, depth: int) -> bool:
-    if isinstance(value, dict | list):
-        parts = value.values() if isinstance(value, dict) else value
-        return depth > 0 and all(_is_writable(part, depth - 1) for part in parts)
-    return not isinstance(value, float) or math.isfinite(value)
-
-
 class Lineage(StrictModel):
     """The run folder that `train.py --like` copied, or the preset, and the changes."""
 
     like: str
     """The run folder that was copied; with `--preset`, the preset's name."""
-    set: Annotated[dict[str, Any], AfterValidator(_writable)]
+    set: dict[str, Any]
     """The keys that were changed, with their new values."""
     from_step: Annotated[int, Field(ge=0)] | None = None
     """With `--from-step`: the step whose checkpoint this run continues, with its optimizer state.

@@ -139,24 +139,23 @@ def errors_in_files_of(run: Path) -> Iterator[None]:
 def load_run(run_folder: Path | str) -> RunConfig:
     """Read and check `model.json` and `train.json` of a run folder. Raises UserError with a line
     per error in either file or their combination, or if it is a reinforcement learning run."""
-    folder = Path(run_folder)
-    if _train_file(folder) == REINFORCE_FILE:
-        raise UserError(
-            f"{folder}: is a run of reinforcement learning ({REINFORCE_FILE}), which this command"
-            f" is not for; to start it: uv run reinforce.py {shown_text.quoted(folder)}"
-        )
-    return _check(folder, {MODEL_FILE: None, TRAIN_FILE: None})
+    return _load(Path(run_folder), TRAIN_FILE)
 
 
 def load_reinforcement_run(run_folder: Path | str) -> ReinforceRunConfig:
     """Read and check `model.json` and `reinforce.json` of a run folder; see `load_run`."""
-    folder = Path(run_folder)
-    if (folder / TRAIN_FILE).exists() and _train_file(folder) == TRAIN_FILE:
+    return _load(Path(run_folder), REINFORCE_FILE)
+
+
+def _load(folder: Path, train_file: str) -> Any:
+    found = _train_file(folder)
+    if found != train_file and (folder / found).exists():
+        command = {TRAIN_FILE: "train.py", REINFORCE_FILE: "reinforce.py"}[found]
         raise UserError(
-            f"{folder}: has a {TRAIN_FILE} and no {REINFORCE_FILE}; to start it:"
-            f" uv run train.py {shown_text.quoted(folder)}"
+            f"{folder}: has a {found} and no {train_file}; to start it: uv run {command}"
+            f" {shown_text.quoted(folder)}"
         )
-    return _check(folder, {MODEL_FILE: None, REINFORCE_FILE: None})
+    return _check(folder, {MODEL_FILE: None, train_file: None})
 
 
 def load_any_run(run_folder: Path | str) -> AnyRunConfig:
@@ -225,18 +224,29 @@ def conflicts(model: ModelConfig, train: OptimizationConfig) -> Iterator[str]:
     if train.sharding and train.sharding.mode == "cp":
         line = indivisible_sequence(model, train, train.sharding.sizes[1])
         yield from [line] if line else []
-    if model.mup:
-        yield from _mup_conflicts(train)
-    for group in (
-        train.learning_rate_multipliers.model_fields_set if train.learning_rate_multipliers else ()
-    ):
-        if reason := _missing_group(group, model):
+    if model.mup and train.optimizer not in MUP_OPTIMIZERS:
+        yield (
+            f'optimizer: "{train.optimizer}" is not supported with mup in model.json; use'
+            f" {_either(MUP_OPTIMIZERS)}, or remove mup"
+        )
+    if model.mup and train.lora:
+        yield "lora: not supported with mup in model.json; remove one of the two"
+    multipliers = train.learning_rate_multipliers
+    for group in multipliers.model_fields_set if multipliers else ():
+        reason = ""
+        if group == "head" and model.tied_embeddings:
+            reason = "with tied_embeddings the head is the embedding"
+        if group in ("residual_scale", "embedding_skip") and not model.residual_scalars:
+            reason = "model.json has no residual_scalars"
+        if reason:
             yield f"learning_rate_multipliers.{group}: {reason}; remove it"
     for target in train.lora.targets if train.lora else ():
-        if reason := _missing_target(target, model):
-            yield f"lora.targets: {target}: {reason}"
-    if train.uses_float8:
-        yield from _matmul_conflicts(model)
+        if missing := _missing_target(target, model):
+            yield f"lora.targets: {target}: {missing}"
+    if train.uses_float8 and not model.n_layers:
+        yield 'matmul_dtype: "float8" is for layers, and the model has none; remove it'
+    if train.uses_float8 and model.n_experts:
+        yield 'matmul_dtype: "float8" is not supported in a mixture of experts; remove it'
     if isinstance(train, ReinforceConfig):
         yield from _reinforcement_conflicts(model, train)
 
@@ -248,31 +258,8 @@ def indivisible_sequence(model: ModelConfig, train: OptimizationConfig, context:
     return indivisible("sequence_length", length, abs(context), "context")
 
 
-def _mup_conflicts(train: OptimizationConfig) -> Iterator[str]:
-    if train.optimizer not in MUP_OPTIMIZERS:
-        known = " or ".join(f'"{name}"' for name in MUP_OPTIMIZERS)
-        yield (
-            f'optimizer: "{train.optimizer}" is not supported with mup in model.json; use {known},'
-            " or remove mup"
-        )
-    if train.lora:
-        yield "lora: not supported with mup in model.json; remove one of the two"
-
-
-def _missing_group(group: str, model: ModelConfig) -> str | None:
-    """Return why the architecture lacks a parameter group, None if it has it."""
-    if group == "head" and model.tied_embeddings:
-        return "with tied_embeddings the head is the embedding"
-    if group in ("residual_scale", "embedding_skip") and not model.residual_scalars:
-        return "model.json has no residual_scalars"
-    return None
-
-
-def _matmul_conflicts(model: ModelConfig) -> Iterator[str]:
-    if not model.n_layers:
-        yield 'matmul_dtype: "float8" is for layers, and the model has none; remove it'
-    if model.n_experts:
-        yield 'matmul_dtype: "float8" is not supported in a mixture of experts; remove it'
+def _either(names: tuple[str, ...]) -> str:
+    return " or ".join(f'"{name}"' for name in names)
 
 
 def _missing_target(target: LoraTarget, model: ModelConfig) -> str | None:
@@ -296,10 +283,9 @@ def _reinforcement_conflicts(model: ModelConfig, train: ReinforceConfig) -> Iter
             f" sequence_length of {length}; at most {length - 1}"
         )
     if train.sharding and train.sharding.mode not in SAMPLING_MODES:
-        known = " or ".join(f'"{mode}"' for mode in SAMPLING_MODES)
         yield (
             f'sharding.mode: "{train.sharding.mode}" is not supported in reinforcement learning;'
-            f" use {known}"
+            f" use {_either(SAMPLING_MODES)}"
         )
 
 

@@ -106,12 +106,14 @@ class Export:
         self.published = published.published_folder(self.weights)
         if self.published:
             published.published_files(self.published)  # none is a link out of it
-        self.specs = {
-            name: TensorSpec(self._dtype(group), group.shape)
-            for group in self.groups
-            for name in group.names
-        }
+        self.specs: dict[str, TensorSpec] = {}
         """dtype and shape of each tensor, by Hugging Face name."""
+        for group in self.groups:
+            dtype = "float32"
+            if self.origin is not None:
+                parameter = next(iter(group.parameters))
+                dtype = self.origin.other_dtypes.get(parameter, self.origin.dtype)
+            self.specs |= dict.fromkeys(group.names, TensorSpec(dtype, group.shape))
 
     def summary(self) -> str:
         """Describe the export in one line."""
@@ -128,11 +130,9 @@ class Export:
         other = copy.copy(self)
         other.choice = choose_family(self.weights.header.model, None, families)
         other.groups = tensor_groups(other.choice.model, other.choice.family.tensors)
-        other.specs = {
-            name: TensorSpec("float32", group.shape)
-            for group in other.groups
-            for name in group.names
-        }
+        other.specs = {}
+        for group in other.groups:
+            other.specs |= dict.fromkeys(group.names, TensorSpec("float32", group.shape))
         return other
 
     def write(self, folder: Path) -> list[str]:
@@ -160,17 +160,10 @@ class Export:
         if self.origin is not None and self.published is None:
             notes.append(
                 "written without the chat template, generation config and other files that the"
-                f" model was published with: {checkpoint_folder.IMPORTED}/ is gone; for those,"
-                f" import {self.origin.source} again, copy"
-                f" checkpoints/{checkpoint_folder.IMPORTED} to"
-                f" {self.weights.path.parent.parent / checkpoint_folder.IMPORTED}, and repeat this"
+                f" model was published with: import {self.origin.source} again, and copy its"
+                f" checkpoints/{checkpoint_folder.IMPORTED} to {self.weights.path.parent.parent}"
             )
         return notes
-
-    def _dtype(self, group: TensorGroup) -> str:
-        if self.origin is None:
-            return "float32"
-        return self.origin.other_dtypes.get(next(iter(group.parameters)), self.origin.dtype)
 
     def _write_weights(self, folder: Path) -> None:
         sizes = {name: spec.bytes for name, spec in self.specs.items()}
@@ -192,18 +185,18 @@ class Export:
     def tensors(self, group: TensorGroup) -> Iterator[tuple[str, np.ndarray]]:
         """Yield the name and the content of a group's tensors, as unsigned integers."""
         weights = load.MergedWeights(self.weights.path)  # a new one, to free its memory afterwards
-        arrays = {
+        arrays = [
             # a bias that is missing was added
-            name: weights.array(name) if name in weights.names() else np.zeros(each.shape, "f4")
+            weights.array(name) if name in weights.names() else np.zeros(each.shape, "f4")
             for name, each in group.parameters.items()
-        }
+        ]
         for name, index in group.names.items():
             dtype = self.specs[name].dtype
-            items = [cast(array[index], dtype) for array in arrays.values()]
+            items = [cast(array[index], dtype) for array in arrays]
             if dtype == "float16" and not all(np.isfinite(item).all() for item in items):
                 raise UserError(
-                    f"{self.weights.path}: {next(iter(arrays))}: has values that overflow float16,"
-                    " the dtype the model was published in"
+                    f"{self.weights.path}: {next(iter(group.parameters))}: has values that overflow"
+                    " float16, the dtype the model was published in"
                 )
             yield name, group.join([bits(item) for item in items])
 
@@ -280,11 +273,8 @@ class Adapter:
             tensors[f"{_WRAPPER}{module.name}.lora_A.weight"] = module.a_RI
             tensors[f"{_WRAPPER}{module.name}.lora_B.weight"] = module.b_OR
         (folder / ADAPTER_WEIGHTS_FILE).write_bytes(save(tensors, metadata={"format": "pt"}))
-        hf_tokenizer.write_json(folder / ADAPTER_CONFIG_FILE, self._config(modules))
-
-    def _config(self, modules: list[AdaptedModule]) -> dict[str, Any]:
         wider = {module.target: module for module in modules if module.rank != self._lora.rank}
-        return {
+        config = {
             "peft_type": "LORA",
             "task_type": "CAUSAL_LM",
             "base_model_name_or_path": self.base,
@@ -298,40 +288,34 @@ class Adapter:
             "bias": "none",
             "inference_mode": True,
         }
+        hf_tokenizer.write_json(folder / ADAPTER_CONFIG_FILE, config)
 
     def _modules(self) -> Iterator[AdaptedModule]:
+        """Yield each module, of one layer."""
+        rank, names = self._lora.rank, self._weights.names()
         for group in self._groups:
+            # both matrices of each projection, (L, …), nothing for one without an adapter
             adapted = [
-                tuple(self._weights.array(_low_rank(name, end)).astype("f4") for end in (DOWN, UP))
-                if _low_rank(name, DOWN) in self._weights.names()
-                else None
+                [self._weights.array(_low_rank(name, end)).astype("f4") for end in (DOWN, UP)]
+                if _low_rank(name, DOWN) in names
+                else []
                 for name in group.parameters
             ]
+            outputs = [matrix[-1] for matrix in group.matrices]
+            count = sum(map(bool, adapted))
             for name, index in group.names.items():
-                yield self._module(name.removesuffix(_WEIGHT), index, group, adapted)
-
-    def _module(
-        self,
-        name: str,
-        index: tuple[int, ...],
-        group: TensorGroup,
-        adapted: list[tuple[np.ndarray, ...] | None],
-    ) -> AdaptedModule:
-        """Return a module of one layer; `adapted` are both matrices of each projection in it,
-        (L, …), None for one without an adapter."""
-        rank, outputs = self._lora.rank, [matrix[-1] for matrix in group.matrices]
-        count = sum(pair is not None for pair in adapted)
-        b_OR = np.zeros((sum(outputs), count * rank), np.float32)
-        rows, column, first = [], 0, 0
-        for pair, size in zip(adapted, outputs, strict=True):
-            if pair is not None:
-                down, up = pair
-                rows.append(down[index].reshape(-1, rank).T)
-                b_OR[first : first + size, column : column + rank] = up[index].reshape(rank, -1).T
-                column += rank
-            first += size
-        a_RI = np.ascontiguousarray(np.concatenate(rows))
-        return AdaptedModule(name, count * rank, count * self._lora.alpha, a_RI, b_OR)
+                b_OR = np.zeros((sum(outputs), count * rank), np.float32)
+                rows, column, first = [], 0, 0
+                for pair, size in zip(adapted, outputs, strict=True):
+                    if pair:
+                        down, up = (matrix[index] for matrix in pair)
+                        rows.append(down.reshape(-1, rank).T)
+                        b_OR[first : first + size, column : column + rank] = up.reshape(rank, -1).T
+                        column += rank
+                    first += size
+                a_RI = np.ascontiguousarray(np.concatenate(rows))
+                alpha = count * self._lora.alpha
+                yield AdaptedModule(name.removesuffix(_WEIGHT), column, alpha, a_RI, b_OR)
 
 
 def _low_rank(kernel: str, end: str) -> str:

@@ -81,16 +81,19 @@ class Import:
 
     @classmethod
     def from_source(cls, source: HFSource, ignored_keys: tuple[str, ...] = ()) -> "Import":
-        """Check everything except the values of tensors. `ignored_keys` of `config.json` count as
-        having no effect. Raises UserError with a line for each mistake."""
-        hf_config, tensors = _open(source, ignored_keys)
+        """Check everything except the values of tensors. `ignored_keys` of `config.json`, or of a
+        GGUF file's metadata, count as having no effect. Raises UserError with a line for each
+        mistake."""
+        tensors: Tensors
         family: Family
-        if isinstance(tensors, GGUFTensors):
-            family, model = tensors.architecture, tensors.model
-        else:
+        if source.folder.is_dir():
+            hf_config, tensors = read_hf_config(source.folder), TensorFolder(source.folder)
             hf_config.ignore(ignored_keys)
             family = family_of(hf_config)
             model = family.to_model_config(hf_config)
+        else:  # whose metadata take the place of config.json
+            tensors = stored = GGUFTensors(source.folder, ignored_keys)
+            hf_config, family, model = stored.hf_config(), stored.architecture, stored.model
         groups = tensor_groups(model, family.tensors)
         matched = _match(source.folder, tensors, family, groups)
         return cls(source, hf_config, model, tensors, groups, matched)
@@ -145,15 +148,6 @@ class Import:
         return [self.tensors.specs[name].dtype for name in self.match.names.values()]
 
 
-def _open(source: HFSource, ignored_keys: tuple[str, ...]) -> tuple[HFConfig, Tensors]:
-    """Return the config and the weights. A GGUF file has no `config.json`: there, `ignored_keys` of
-    its metadata count as having no effect."""
-    if source.folder.is_dir():
-        return read_hf_config(source.folder), TensorFolder(source.folder)
-    stored = GGUFTensors(source.folder, ignored_keys)
-    return stored.hf_config(), stored
-
-
 def _match(folder: Path, tensors: Tensors, family: Family, groups: list[TensorGroup]) -> Match:
     """Find the tensors for all parameters. Raises UserError with a line for each tensor that is
     missing, unknown, or has the wrong shape or dtype."""
@@ -161,7 +155,8 @@ def _match(folder: Path, tensors: Tensors, family: Family, groups: list[TensorGr
     if HEAD in names and not any("head.kernel" in group.parameters for group in groups):
         [embedding] = next(g.names for g in groups if "token_embedding.embedding" in g.parameters)
         head, tied = names.pop(HEAD), names.get(embedding)
-        if tied and not _are_equal(tensors, head, tied):
+        same_spec = tied and tensors.specs[head] == tensors.specs[tied]
+        if tied and not (same_spec and np.array_equal(tensors.bits(head), tensors.bits(tied))):
             raise UserError(
                 f"{folder}: tensor {head}: differs from {tied}, though config.json ties them"
                 " (tie_word_embeddings)"
@@ -204,11 +199,6 @@ def _names_of_family(tensors: Tensors, family: Family) -> tuple[dict[str, str], 
         notes.append(f"added the prefix {family.prefix} to the names of all tensors")
         names = {name if name == HEAD else family.prefix + name: names[name] for name in names}
     return names, notes
-
-
-def _are_equal(tensors: Tensors, name: str, other: str) -> bool:
-    same_spec = tensors.specs[name] == tensors.specs[other]
-    return same_spec and np.array_equal(tensors.bits(name), tensors.bits(other))
 
 
 def _wrong_tensors(

@@ -60,10 +60,21 @@ class ModelCard:
         images = [
             f"![{chart.stem.replace('-', ' ')}]({CHARTS}/{chart.name})\n\n" for chart in charts
         ]
+        scores = []
+        for one in self._scores:
+            shots = f", {one.few_shot} examples before each" if one.few_shot else ""
+            score = f"{one.with_error} on {one.items:,} items{shots}"
+            scores.append((f"{one.task}, {one.metric}", score))
+        if isinstance(self._train, ReinforceConfig):
+            names = ", ".join(f"`{task.source}`" for task in self._train.tasks)
+            data = f"Prompts of the tasks {names}."
+        else:
+            sources = [(f"`{name}`", self._data_source(name)) for name in self._datasets]
+            data = _table(("dataset", "from"), sources)
         sections = {
             "Figures": _table(("figure", "value"), self._figures()),
-            "Benchmarks": self._score_table(),
-            "Data": self._data_text(),
+            "Benchmarks": _table(("benchmark", "score ± standard error (or 95% interval)"), scores),
+            "Data": data,
             "Use": self._use_text(),
             "Config": self._config_text(),
             "Charts": "".join(images),
@@ -117,21 +128,6 @@ class ModelCard:
             rows.append(("validation loss", _loss(meta.validation_loss)))
         rows.append(("matmuls in", meta.train.get("compute_dtype", "auto")))
         return rows
-
-    def _score_table(self) -> str:
-        rows = []
-        for one in self._scores:
-            shots = f", {one.few_shot} examples before each" if one.few_shot else ""
-            score = f"{one.with_error} on {one.items:,} items{shots}"
-            rows.append((f"{one.task}, {one.metric}", score))
-        return _table(("benchmark", "score ± standard error (or 95% interval)"), rows)
-
-    def _data_text(self) -> str:
-        if isinstance(self._train, ReinforceConfig):
-            names = ", ".join(f"`{task.source}`" for task in self._train.tasks)
-            return f"Prompts of the tasks {names}."
-        rows = [(f"`{name}`", self._data_source(name)) for name in self._datasets]
-        return _table(("dataset", "from"), rows)
 
     def _data_source(self, dataset: str) -> str:
         """Return the origin of a dataset, as far as known."""

@@ -35,12 +35,6 @@ def preset_names() -> tuple[str, ...]:
     return tuple(_content()["models"])
 
 
-def preset_source(name: str) -> str:
-    """Return the id of a preset's model on the Hugging Face hub."""
-    source: str = _find(name)["source"]
-    return source
-
-
 def preset_model(name: str) -> ModelConfig:
     """Return a preset's architecture. Raises UserError if there is no such preset."""
     hf_config = HFConfig(Path(_FILE.name), _find(name)["config"])

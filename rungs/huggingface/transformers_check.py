@@ -64,10 +64,9 @@ def require_transformers(python: str) -> None:
     if done.returncode:
         cause = (done.stderr.strip() or "it was killed").splitlines()[-1]
         raise UserError(
-            "--check needs a Python with PyTorch and transformers, which"
-            f" {python} doesn't have ({cause}); name one with --python, or install them (CPU: about"
-            " 200 MB to download; with CUDA, the default on Linux, 3 GB): uv pip install"
-            " --torch-backend cpu torch transformers"
+            f"--check needs a Python with PyTorch and transformers, which {python} doesn't have"
+            f" ({cause}); name one with --python, or install them: uv pip install --torch-backend"
+            " cpu torch transformers"
         )
 
 
@@ -80,9 +79,7 @@ def compare(source: Path, imported: Path, python: str, echo: Callable[[str], Non
     tokens_S = sample_tokens(Weights(imported / WEIGHTS_FILE).header.model)
     answers = ask_transformers(source, tokens_S, tokenizer, python)
     _compare_activations(imported, tokens_S, answers, echo)
-    if tokenizer is None:
-        echo("no tokenizer was imported, so none was compared")
-    else:
+    if tokenizer is not None:
         ids = json.loads(str(answers["ids"]))
         chats = sum(each is not None for each in ids["chats"])
         echo(f"compared the ids of {len(ids['texts'])} texts and {chats} chats")

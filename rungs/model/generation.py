@@ -20,7 +20,7 @@ from rungs.data.build.chat_dataset import ChatFormat
 from rungs.data.text.messages import ASSISTANT, Message
 from rungs.data.text.tokenizer import Tokenizer
 from rungs.model import gpt, lookahead, weight_formats
-from rungs.model.decoding import Decoder, DecodingState, Prompts, pad_left, states_of
+from rungs.model.decoding import Decoder, Prompts, pad_left, states_of
 from rungs.model.sampling import GREEDY, UNDEFINED, Sampling
 
 SMALLEST_BUCKET = 16
@@ -117,6 +117,10 @@ class Generator:
                 f"lookahead {request.lookahead} is negative, or not below the model's"
                 f" context_length {self.context_length}"
             )
+
+        def is_kept(token: int) -> bool:
+            return token not in request.sampling.stop_tokens
+
         texts = [list(prompt) for prompt in prompts]
         window_starts = [0] * len(texts)
         context = self.context_length
@@ -135,7 +139,7 @@ class Generator:
                 windows, stopped_B, request, generated, count, chunk_size
             )
             for chunk, stopped in chunks:
-                yield [_until_stop(row, request.sampling.stop_tokens) for row in chunk]
+                yield [[*itertools.takewhile(is_kept, row)] for row in chunk]
                 texts = [text + row for text, row in zip(texts, chunk, strict=True)]
                 stopped_B = stopped
             generated += count
@@ -171,11 +175,10 @@ class Generator:
     ) -> Iterator[tuple[Texts, np.ndarray]]:
         """Generate `count` tokens per text, or fewer if all stop, after one prefill. Yields each
         row's new tokens, stop token included, and which rows have stopped."""
-        rows = len(windows)
+        rows, sampling = len(windows), request.sampling
         length = bucket_length(windows)
         last = length - 1 + count
         slots = -(-(last + 1 + request.lookahead) // SLOT_MULTIPLE) * SLOT_MULTIPLE
-        sampling = request.sampling
         tokens_BS, padding_B, all_stopped_B = map(
             jnp.asarray, (*pad_left(windows, length), stopped_B)
         )
@@ -189,33 +192,23 @@ class Generator:
             )
             places = zip(tokens_BT, read_B, ends_B, strict=True)
             added = [text[read:end].tolist() for text, read, end in places]
-            self._check_defined(added)
+            for row, tokens in enumerate(added):
+                if UNDEFINED in tokens:
+                    hint = "" if self.decoder.dtype == jnp.float32 else ", or generate in float32"
+                    raise RunFailure(
+                        f"text {row + 1}: the model's logits are NaN; use another checkpoint{hint}"
+                    )
             yield added, stopped_B
             slot = int(state.slot)
             if slot == last or stopped_B.all():
                 return
             read_B = ends_B
-            state = self._decode(state, min(slot + chunk_size, last), last, request)
-
-    def _check_defined(self, added: Texts) -> None:
-        """Raise RunFailure if logits were NaN."""
-        for row, tokens in enumerate(added):
-            if UNDEFINED in tokens:
-                hint = "" if self.decoder.dtype == jnp.float32 else ", or generate in float32"
-                raise RunFailure(
-                    f"text {row + 1}: the model's logits are NaN; use another checkpoint{hint}"
-                )
-
-    def _decode(
-        self, state: DecodingState, limit: int, last: int, request: Request
-    ) -> DecodingState:
-        """Add tokens up to slot `limit`; with lookahead rows may get more, up to slot `last`."""
-        arguments = {"state": state, "limit": limit, "sampling": request.sampling}
-        if not request.lookahead:
-            return self._jit_decode(self.weights, **arguments)
-        return self._jit_lookahead(
-            self.weights, **arguments, last=last, draft_length=request.lookahead
-        )
+            arguments = {"limit": min(slot + chunk_size, last), "sampling": sampling}
+            if request.lookahead:  # rows may get tokens after the limit, up to `last`
+                arguments |= {"last": last, "draft_length": request.lookahead}
+                state = self._jit_lookahead(self.weights, state=state, **arguments)
+            else:
+                state = self._jit_decode(self.weights, state=state, **arguments)
 
 
 @dataclasses.dataclass
@@ -244,15 +237,16 @@ class Conversation:
         self.messages = [*asked, Message(ASSISTANT, "")]
         request = self.request._replace(seed=self.request.seed + number)
         self.prompt_tokens, self.answer_tokens = len(prompt), 0
-        for piece in decode_stream(self._stream(prompt, request), self.form.tokenizer):
+
+        def chunks() -> Iterator[list[int]]:
+            for (tokens,) in self.generator.stream([prompt], request):
+                self.answer_tokens += len(tokens)
+                yield tokens
+
+        for piece in decode_stream(chunks(), self.form.tokenizer):
             said = self.messages[-1].content or ""
             self.messages[-1] = Message(ASSISTANT, said + piece)
             yield piece
-
-    def _stream(self, prompt: list[int], request: Request) -> Iterator[list[int]]:
-        for (tokens,) in self.generator.stream([prompt], request):
-            self.answer_tokens += len(tokens)
-            yield tokens
 
 
 def decode_stream(chunks: Iterable[Sequence[int]], tokenizer: Tokenizer) -> Iterator[str]:
@@ -283,8 +277,3 @@ def row_keys(seed: int, rows: int) -> Array:
 def row_key(seed: int, row: int | Array) -> Array:
     """Return a row's random key."""
     return jax.random.fold_in(jax.random.key(seed), row)
-
-
-def _until_stop(row: list[int], stop_tokens: tuple[int, ...]) -> list[int]:
-    """Return the tokens before the first stop token."""
-    return list(itertools.takewhile(lambda token: token not in stop_tokens, row))

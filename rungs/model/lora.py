@@ -1,7 +1,6 @@
 """Add LoRA adapters to a model (low-rank adaptation, Hu et al. 2021). Axes as in `gpt.py`."""
 
 import math
-from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +15,11 @@ LOW_RANK_NAMES = DOWN, UP = ("low_rank.down", "low_rank.up")
 
 def add_lora(model: GPT, lora: LoraConfig, key: Array) -> None:
     """Add an adapter to each targeted projection of the blocks, in place. It outputs 0 at first."""
-    for number, linear in enumerate(_target_projections(model, lora)):
+    assert model.blocks is not None
+    for number, target in enumerate(lora.targets):
+        in_attention = target in ATTENTION_TARGETS
+        part = model.blocks.attention if in_attention else model.blocks.feed_forward
+        linear: Linear = getattr(part, target)
         kernel = linear.kernel
         inputs = kernel.inputs
         layers, *shape = kernel[...].shape
@@ -36,11 +39,3 @@ def add_lora(model: GPT, lora: LoraConfig, key: Array) -> None:
             ),
             scale=lora.alpha / lora.rank,
         )
-
-
-def _target_projections(model: GPT, lora: LoraConfig) -> Iterator[Linear]:
-    if model.blocks is not None:
-        for target in lora.targets:
-            in_attention = target in ATTENTION_TARGETS
-            part = model.blocks.attention if in_attention else model.blocks.feed_forward
-            yield getattr(part, target)

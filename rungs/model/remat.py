@@ -146,19 +146,20 @@ def layer_loop(
     """Return the values of a run's settings on the target device. `recorded` is from the run's last
     checkpoint; a CPU keeps it if allowed, as losses of another loop would differ by rounding."""
     platform = target_device.platform()
-    if platform == "cpu":
-        return _on_cpu(train, model, recorded)
-    unrolls = platform == "gpu" and _may_unroll(train, model) and train.remat != "full"
-    return _with_defaults(train, LayerLoop("dots", periods(model) if unrolls else 1))
-
-
-def _on_cpu(train: OptimizationConfig, model: ModelConfig, recorded: LayerLoop | None) -> LayerLoop:
+    if platform != "cpu":
+        unrolls = platform == "gpu" and _may_unroll(train, model) and train.remat != "full"
+        return _with_defaults(train, LayerLoop("dots", periods(model) if unrolls else 1))
     if recorded is not None and _with_defaults(train, recorded) == recorded:
         return recorded
-    fits = _kept_bytes(train, model) <= MEMORY_SHARE * memory_bytes()
-    keeps_all = fits and _may_keep_all(train, model)
-    chosen = LayerLoop("none", periods(model)) if keeps_all else LayerLoop("dots", 1)
-    return _with_defaults(train, chosen)
+    is_unrolled = (
+        _may_unroll(train, model)
+        if train.scan_unroll == AUTO
+        else train.scan_unroll >= periods(model)
+    )
+    keeps_all = train.remat in (AUTO, "none") and is_unrolled
+    if keeps_all and _kept_bytes(train, model) <= MEMORY_SHARE * memory_bytes():
+        return _with_defaults(train, LayerLoop("none", periods(model)))
+    return _with_defaults(train, LayerLoop("dots", 1))
 
 
 def _with_defaults(train: OptimizationConfig, defaults: LayerLoop) -> LayerLoop:
@@ -179,15 +180,6 @@ def kept_scores(train: OptimizationConfig, model: ModelConfig) -> int:
     if not isinstance(train, TrainConfig) or not train.drop_rate:
         return 0
     return (model.n_heads or 0) * (train.sequence_length or model.context_length)
-
-
-def _may_keep_all(train: OptimizationConfig, model: ModelConfig) -> bool:
-    """Return whether the settings allow unrolling all layers and keeping everything."""
-    if train.remat not in (AUTO, "none"):
-        return False
-    if train.scan_unroll != AUTO:
-        return train.scan_unroll >= periods(model)
-    return _may_unroll(train, model)
 
 
 def _may_unroll(train: OptimizationConfig, model: ModelConfig) -> bool:

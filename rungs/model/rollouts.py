@@ -89,9 +89,15 @@ class RolloutSampler:
         self._decoder = Decoder(model, compute_dtype)
         replicated = NamedSharding(self._mesh, PartitionSpec())
         self._jit_weights = jax.jit(self._decoder.weights, out_shardings=replicated)
-        self._jit_sample = jax.jit(
-            self._sample_batch, static_argnames="request", out_shardings=replicated
-        )
+        rows = Layout(self._mesh).rows_spec()
+
+        def sample(weights: Weights, batch: Batch, *, request: RolloutRequest) -> SampledBatch:
+            own_rows = functools.partial(self._sample_rows, request)
+            specs = PartitionSpec(), rows
+            sharded = jax.shard_map(own_rows, mesh=self._mesh, in_specs=specs, out_specs=rows)
+            return sharded(weights, batch)
+
+        self._jit_sample = jax.jit(sample, static_argnames="request", out_shardings=replicated)
         self._weights = self._jit_weights(states_of(model))
 
     @property
@@ -124,21 +130,17 @@ class RolloutSampler:
                 group of `rows_per_prompt` differ."""
         self._check(prompts, request)
         size = request.batch_size
-        starts = range(0, len(prompts), size)
         batches = (
             self._start(prompts[at : at + size], randomness[at : at + size], request)
-            for at in starts
+            for at in range(0, len(prompts), size)
         )
         return list(_read_in_turn(batches))[: len(prompts)]
 
     def _check(self, prompts: Sequence[Sequence[int]], request: RolloutRequest) -> None:
         self._decoder.check(prompts)
-        longest, context = max(map(len, prompts), default=0), self._decoder.config.context_length
-        most, groups = (
-            min(request.prompt_tokens, context - request.new_tokens),
-            request.rows_per_prompt,
-        )
-        if longest > most:
+        longest, groups = max(map(len, prompts), default=0), request.rows_per_prompt
+        room = self._decoder.config.context_length - request.new_tokens
+        if longest > (most := min(request.prompt_tokens, room)):
             raise ValueError(f"a prompt has {longest} tokens; at most {most} fit")
         if any(prompt != prompts[row - row % groups] for row, prompt in enumerate(prompts)):
             raise ValueError(f"not all {groups} rows of a group have the same prompt")
@@ -164,21 +166,13 @@ class RolloutSampler:
         with jax.transfer_guard("allow"):  # JAX calls it implicit with several processes
             return jax.make_array_from_process_local_data(sharding, own, rows.shape)
 
-    def _sample_batch(
-        self, weights: Weights, batch: Batch, *, request: RolloutRequest
-    ) -> SampledBatch:
-        rows = Layout(self._mesh).rows_spec()
-        return jax.shard_map(
-            functools.partial(self._sample_rows, request),
-            mesh=self._mesh,
-            in_specs=(PartitionSpec(), rows),
-            out_specs=rows,
-        )(weights, batch)
-
     def _sample_rows(self, request: RolloutRequest, weights: Weights, batch: Batch) -> SampledBatch:
         """Return the texts of this device's rows."""
         sampling = Sampling(temperature=request.temperature, stop_tokens=request.stop_tokens)
-        keys_B = jax.vmap(_random_key)(batch.numbers_BK)
+        first_B, *others = batch.numbers_BK.T
+        keys_B = jax.vmap(jax.random.key)(first_B)
+        for numbers_B in others:
+            keys_B = jax.vmap(jax.random.fold_in)(keys_B, numbers_B)
         prompts = Prompts(batch.tokens_BS, batch.padding_B, batch.unused_B, keys_B, 0)
         first = request.prompt_tokens
         slots = first + request.new_tokens
@@ -212,11 +206,6 @@ class RolloutSampler:
         _, caches = self._decoder.last_logits(weights, prompts, tokens, None)
         repeat = functools.partial(jnp.repeat, repeats=rows_per_prompt, axis=0)
         return state._replace(caches=jax.tree.map(repeat, caches))
-
-
-def _random_key(numbers_K: Array) -> Array:
-    """Return the random key seeded by these numbers."""
-    return functools.reduce(jax.random.fold_in, numbers_K[1:], jax.random.key(numbers_K[0]))
 
 
 def _read_in_turn(batches: Iterator[SampledBatch]) -> Iterator[Rollout]:

@@ -4,7 +4,7 @@ and biases stay as they are."""
 import abc
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
@@ -80,18 +80,15 @@ def unstack_layers(stacked: nnx.State, layers: int, convert: Convert) -> list[nn
     params, tree = jax.tree.flatten(stacked, is_leaf=_is_param)
     columns = []
     for param in params:
-        column = [convert(param, array) for array in _layers(param.get_value(), layers)]
+        column, array = [], param.get_value()
+        for layer in range(layers):
+            if isinstance(array, UnreadTensor):
+                own = jax.device_put(array.read(slice(layer, layer + 1))[0])
+            else:
+                own = jnp.asarray(array[layer])
+            column.append(convert(param, own))
         columns.append(jax.block_until_ready(column))  # so that what was read can be freed
     return [jax.tree.unflatten(tree, parts) for parts in zip(*columns, strict=True)]
-
-
-def _layers(stacked: Array | UnreadTensor, layers: int) -> Iterator[Array]:
-    """Yield the array of each layer."""
-    for layer in range(layers):
-        if isinstance(stacked, UnreadTensor):
-            yield jax.device_put(stacked.read(slice(layer, layer + 1))[0])
-        else:
-            yield jnp.asarray(stacked[layer])
 
 
 def _is_param(node: Any) -> bool:
@@ -113,43 +110,26 @@ def convert_all(state: nnx.State, convert: Convert) -> nnx.State:
 def _convert_as_read(param: nnx.Param, tensor: UnreadTensor, convert: Convert) -> nnx.Variable:
     """Convert a parameter; a large vocabulary is read one part at a time, as outputs are
     independent in any form."""
-    axis = param.axes.index(sharding.VOCABULARY) if sharding.VOCABULARY in param.axes else 0
-    tokens = tensor.shape[axis]
-    parts = math.ceil(math.prod(tensor.shape) * tensor.dtype.itemsize / _PART_BYTES)
-    size = math.ceil(tokens / max(parts, 1)) if sharding.VOCABULARY in param.axes else tokens
+    has_vocabulary = sharding.VOCABULARY in param.axes
+    axis = param.axes.index(sharding.VOCABULARY) if has_vocabulary else 0
+    tokens, part_tokens = tensor.shape[axis], tensor.shape[axis]
+    if has_vocabulary:
+        token_bytes = math.prod(tensor.shape) * tensor.dtype.itemsize // tokens
+        part_tokens = max(_PART_BYTES // token_bytes, 1)
     abstract = jax.eval_shape(
         lambda array: convert(param, array).get_value(),
         jax.ShapeDtypeStruct(tensor.shape, tensor.dtype),
     )
     arrays, tree = jax.tree.flatten(abstract)
     of_outputs = 0 if isinstance(abstract, StoredMatrix) else axis
-    whole = [jnp.zeros(array.shape, _joining_dtype(array.dtype)) for array in arrays]
-    for start in range(0, tokens, size):
-        read = tensor.read(*[slice(None)] * axis, slice(start, min(start + size, tokens)))
-        part = jax.tree.leaves(convert(param, jax.device_put(read)).get_value())
-        whole = jax.block_until_ready(_with_part(whole, part, start, of_outputs))
-    joined = [_as_dtype(array, like.dtype) for array, like in zip(whole, arrays, strict=True)]
-    return param.replace(jax.tree.unflatten(tree, joined))
-
-
-@functools.partial(jax.jit, static_argnums=3, donate_argnums=0)
-def _with_part(whole: list[Array], part: list[Array], start: int, axis: int) -> list[Array]:
-    update = functools.partial(jax.lax.dynamic_update_slice_in_dim, start_index=start, axis=axis)
-    return [
-        update(array, values.view(array.dtype)) for array, values in zip(whole, part, strict=True)
-    ]
-
-
-def _joining_dtype(dtype: jnp.dtype) -> jnp.dtype:
-    """Return the dtype in which parts are joined: integers for 16-bit floats, as XLA's CPU compiler
-    rewrites a whole array of those to replace a part."""
-    is_rewritten = dtype.itemsize == 2 and target_device.platform() == "cpu"
-    return jnp.dtype(jnp.uint16) if is_rewritten else dtype
-
-
-def _as_dtype(array: Array, dtype: jnp.dtype) -> Array:
-    """Return an array's bits as another dtype, without a copy on a CPU."""
-    return array if array.dtype == dtype else jax.device_put(np.asarray(array).view(dtype))
+    whole = [np.empty(array.shape, array.dtype) for array in arrays]
+    for start in range(0, tokens, part_tokens):
+        part = slice(start, min(start + part_tokens, tokens))
+        read = tensor.read(*[slice(None)] * axis, part)
+        converted = convert(param, jax.device_put(read)).get_value()
+        for array, values in zip(whole, jax.tree.leaves(converted), strict=True):
+            array[(*[slice(None)] * of_outputs, part)] = values
+    return param.replace(jax.tree.unflatten(tree, jax.device_put(whole)))  # no copy on a CPU
 
 
 def _storing(weights: WeightFormat, config: ModelConfig, dtype: jnp.dtype) -> Convert:

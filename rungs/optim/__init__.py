@@ -5,8 +5,7 @@
                  clipping, weight decay, the moving average of the weights; state beside the weights
                  goes here and is saved with it
     schedule     the learning rate of each step: warm-up, then cosine, linear, constant or WSD
-    delayed_scaling  the scales of FP8 matmuls
-    precision    the compute dtype of a run; the loss scale of float16
+    precision    the compute dtype of a run; the loss scale of float16; the scales of FP8 matmuls
 
 To add an optimizer, write its function in `optimizers.py` with `keeping_state`, and add it to
 `BUILT_IN` there and to `BUILT_IN_OPTIMIZERS` in `config/optimization_config.py`; or declare it in a

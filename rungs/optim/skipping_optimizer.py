@@ -15,9 +15,8 @@ from jax import Array
 from rungs.config.optimization_config import OptimizationConfig
 from rungs.model.gpt import GPT
 from rungs.model.layers import LowRankParam
-from rungs.optim.delayed_scaling import DelayedScaling
 from rungs.optim.optimizers import multiply_groups, update_rule
-from rungs.optim.precision import LossScale, dtype_of
+from rungs.optim.precision import DelayedScaling, LossScale, dtype_of
 from rungs.optim.schedule import learning_rate_schedule
 
 WEIGHTS, UPDATES = "ema.weights.", "ema.updates"

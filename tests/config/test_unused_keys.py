@@ -35,29 +35,14 @@ def unused(folder: Path, model: dict[str, Any], train: dict[str, Any]) -> list[s
         ({"beta2": 0.9, "optimizer": "adafactor"}, 'beta2: has no effect with optimizer "adaf'),
         ({"orthogonalization": "polar_express"}, "orthogonalization: has no effect with opti"),
         ({"normuon_beta2": 0.9}, 'normuon_beta2: has no effect with optimizer "adamw"'),
-        (
-            {"cautious_weight_decay": True, "weight_decay": 0},
-            "cautious_weight_decay: has no effect with weight_decay 0",
-        ),
+        ({"cautious_weight_decay": True, "weight_decay": 0}, "cautious_weight_decay: has no effec"),
         ({"epsilon": 1e-8, "optimizer": "lion"}, 'epsilon: has no effect with optimizer "lion"'),
         ({"decay_period_percent": 10}, 'decay_period_percent: has no effect with schedule "cos'),
-        (
-            {"min_learning_rate_percent": 1.0, "schedule": "constant"},
-            'min_learning_rate_percent: has no effect with schedule "constant"',
-        ),
-        (
-            {"start_learning_rate_percent": 1.0, "warmup_period_percent": 0},
-            "start_learning_rate_percent: has no effect without a warm-up",
-        ),
-        (
-            {"decayed_parameters": "all", "weight_decay": 0.0},
-            "decayed_parameters: has no effect with weight_decay 0",
-        ),
+        ({"min_learning_rate_percent": 1.0, "schedule": "constant"}, "min_learning_rate_percent:"),
+        ({"start_learning_rate_percent": 1.0, "warmup_period_percent": 0}, "start_learning_rate_p"),
+        ({"decayed_parameters": "all", "weight_decay": 0.0}, "decayed_parameters: has no effect w"),
         ({"load_balancing_weight": 0.1}, "load_balancing_weight: has no effect without n_experts"),
-        (
-            {"seed": 3, "start_from": "imported", "drop_rate": 0.0},
-            "seed: has no effect with start_from and neither dropout nor shuffle nor lora",
-        ),
+        ({"seed": 3, "start_from": "imported", "drop_rate": 0.0}, "seed: has no effect with start"),
     ],
 )
 def test_a_key_of_train_json_without_effect_is_named(
@@ -71,48 +56,16 @@ def test_a_key_of_train_json_without_effect_is_named(
     ("model", "train", "line"),
     [
         ({"rope_theta": 1e5}, {}, 'rope_theta: has no effect with positions "learned"'),
-        (
-            {"norm": "none", "norm_epsilon": 1e-6},
-            {},
-            'norm_epsilon: has no effect with norm "none"',
-        ),
-        (
-            {"norm": "none", "norm_placement": "around"},
-            {},
-            'norm_placement: has no effect with norm "none"',
-        ),
-        (
-            {"feed_forward": "none", "ffn_bias": True},
-            {},
-            'ffn_bias: has no effect with feed_forward "none"',
-        ),
-        (
-            {"sliding_window": 4, "layer_pattern": ["global"]},
-            {},
-            "sliding_window: has no effect, as no layer is sliding",
-        ),
-        (
-            SLIDING | {"rope_theta": 1e5},
-            {},
-            "rope_theta: has no effect, as every layer has sliding_rope_theta",
-        ),
+        ({"norm": "none", "norm_epsilon": 1e-6}, {}, 'norm_epsilon: has no effect with norm "none'),
+        ({"norm": "none", "norm_placement": "around"}, {}, "norm_placement: has no effect with no"),
+        ({"feed_forward": "none", "ffn_bias": True}, {}, "ffn_bias: has no effect with feed_forwa"),
+        ({"sliding_window": 4, "layer_pattern": ["global"]}, {}, "sliding_window: has no effect,"),
+        (SLIDING | {"rope_theta": 1e5}, {}, "rope_theta: has no effect, as every layer has slidin"),
         ({"init": "gpt2"}, {"start_from": "imported"}, "init: has no effect with start_from"),
-        (
-            {"zero_init_residual": True},
-            {"start_from": "imported"},
-            "zero_init_residual: has no effect with start_from",
-        ),
-        (
-            {"norm": "none", "norm_parameters": True},
-            {},
-            'norm_parameters: has no effect with norm "none"',
-        ),
+        ({"zero_init_residual": True}, {"start_from": "imported"}, "zero_init_residual: has no ef"),
+        ({"norm": "none", "norm_parameters": True}, {}, "norm_parameters: has no effect with norm"),
         ({"qk_norm_scope": "head"}, {}, "qk_norm_scope: has no effect without qk_norm"),
-        (
-            {"normalize_expert_weights": False},
-            {},
-            "normalize_expert_weights: has no effect without n_experts",
-        ),
+        ({"normalize_expert_weights": False}, {}, "normalize_expert_weights: has no effect withou"),
     ],
 )
 def test_a_key_of_model_json_without_effect_is_named(

@@ -1,10 +1,8 @@
 """GGUF files: what an export holds comes back, and damaged or foreign files are refused."""
 
-import contextlib
 import json
 import math
 import shutil
-import struct
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,6 @@ from rungs.data.text.chat_template import ChatTemplate
 from rungs.data.text.tokenizer_files import load_tokenizer, save_tokenizer
 from rungs.huggingface.exporting import Export
 from rungs.huggingface.families.family import normal_form
-from rungs.huggingface.gguf.gguf_file import GGUFFile
 from rungs.huggingface.gguf.reading import GGUFTensors
 from rungs.huggingface.gguf.writing import DTYPES, GGUFExport
 from rungs.huggingface.importing import Import, find_source, import_model
@@ -192,56 +189,50 @@ def test_positions_of_olmo_3_are_those_that_llama_cpp_computes(
 # Content
 
 
+def tensors_in(file: Path) -> dict[str, gguf.ReaderTensor]:
+    return {tensor.name: tensor for tensor in gguf.GGUFReader(file).tensors}
+
+
 def test_tensors_are_as_llama_cpp_wants_them(tmp_path: Path) -> None:
-    run = imported_fixture("llama", tmp_path)
-    reader = gguf.GGUFReader(exported(run, tmp_path / "model.gguf", "f32"))
-    found = {tensor.name: tensor.data for tensor in reader.tensors}
-    source = arrays(MODELS / "llama")
+    """Halves of heads take turns; GPT-2's outputs come first, unlike in its own files; Gemma's
+    norms have 1 added; experts are stacked, and routers stay float32."""
+
+    def written(name: str, dtype: str = "f32") -> tuple[dict[str, gguf.ReaderTensor], Any]:
+        run = imported_fixture(name, tmp_path / name)
+        return tensors_in(exported(run, tmp_path / f"{name}.gguf", dtype)), arrays(MODELS / name)
+
+    found, source = written("llama")
     query = source["model.layers.1.self_attn.q_proj.weight"]
     halves = query.reshape(6, 2, 4, 24)  # heads, halves, pairs, inputs
     pairs = np.stack([halves[:, 0], halves[:, 1]], axis=2).reshape(48, 24)
-    assert np.array_equal(found["blk.1.attn_q.weight"], pairs)
-    assert np.array_equal(
-        found["blk.1.attn_v.weight"], source["model.layers.1.self_attn.v_proj.weight"]
-    )
+    assert np.array_equal(found["blk.1.attn_q.weight"].data, pairs)
+    value = source["model.layers.1.self_attn.v_proj.weight"]
+    assert np.array_equal(found["blk.1.attn_v.weight"].data, value)
 
-
-def test_outputs_come_first_in_the_matrices_of_gpt_2(tmp_path: Path) -> None:
-    """In GPT-2's own files, inputs do."""
-    file = GGUFFile(exported(imported_fixture("gpt2", tmp_path), tmp_path / "model.gguf", "f32"))
-    source = arrays(MODELS / "gpt2")
+    found, source = written("gpt2")
     for ours, theirs in {"attn_qkv": "attn.c_attn", "ffn_down": "mlp.c_proj"}.items():
         wanted = source[f"transformer.h.1.{theirs}.weight"].T
-        assert np.array_equal(file.read(f"blk.1.{ours}.weight"), wanted)
+        assert np.array_equal(found[f"blk.1.{ours}.weight"].data, wanted)
 
-
-def test_gemma_norms_have_one_added(tmp_path: Path) -> None:
-    run = imported_fixture("gemma3", tmp_path)
-    file = GGUFFile(exported(run, tmp_path / "model.gguf", "f32"))
-    source = arrays(MODELS / "gemma3")
+    found, source = written("gemma3")
     for ours, theirs in {
-        "blk.2.post_ffw_norm.weight": "model.layers.2.post_feedforward_layernorm.weight",
-        "blk.2.attn_q_norm.weight": "model.layers.2.self_attn.q_norm.weight",
-        "output_norm.weight": "model.norm.weight",
+        "blk.2.post_ffw_norm": "model.layers.2.post_feedforward_layernorm",
+        "blk.2.attn_q_norm": "model.layers.2.self_attn.q_norm",
+        "output_norm": "model.norm",
     }.items():
-        assert np.array_equal(file.read(ours), source[theirs] + 1)
+        assert np.array_equal(found[f"{ours}.weight"].data, source[f"{theirs}.weight"] + 1)
 
-
-def test_experts_are_stacked_and_routers_stay_float32(tmp_path: Path) -> None:
-    run = imported_fixture("mixtral", tmp_path)
-    file = GGUFFile(exported(run, tmp_path / "model.gguf", "f16"))
-    source = arrays(MODELS / "mixtral")
+    found, source = written("mixtral", "f16")
     names = [f"model.layers.1.block_sparse_moe.experts.{n}.w2.weight" for n in range(5)]
     wanted = np.stack([source[name] for name in names]).astype(np.float16)
-    assert np.array_equal(file.read("blk.1.ffn_down_exps.weight"), wanted)
-    assert np.array_equal(file.read("blk.1.ffn_down_exps.weight", part=3), wanted[3])
-    assert file.tensors["blk.0.ffn_gate_inp.weight"].kind == Kind.F32
+    assert np.array_equal(found["blk.1.ffn_down_exps.weight"].data, wanted)
+    assert found["blk.0.ffn_gate_inp.weight"].tensor_type == Kind.F32
 
 
 def test_q8_0_is_that_of_the_gguf_package(tmp_path: Path) -> None:
     checkpoint, weights = from_scratch(tmp_path, **LLAMA | {"emb_dim": 64, "ffn_dim": 40})
     file = exported(checkpoint, tmp_path / "model.gguf", "q8_0")
-    found = {tensor.name: tensor for tensor in gguf.GGUFReader(file).tensors}
+    found = tensors_in(file)
     up = weights["blocks.feed_forward.up.kernel"][1].T
     assert np.array_equal(found["blk.1.ffn_up.weight"].data, quantize(up, Kind.Q8_0))
     assert found["blk.1.ffn_down.weight"].tensor_type == Kind.F16  # 40 is no multiple of 32
@@ -358,64 +349,26 @@ def finish(writer: gguf.GGUFWriter) -> None:
     writer.close()
 
 
-def test_truncated_files_are_refused(file: Path, tmp_path: Path) -> None:
+def test_damaged_files_are_refused(file: Path, tmp_path: Path) -> None:
     content = file.read_bytes()
-    for size in [0, 3, 4, 7, 20, 24, 60, 500, 5_000, 20_000, len(content) // 2, len(content) - 33]:
-        short = tmp_path / "short.gguf"
-        short.write_bytes(content[:size])
-        with pytest.raises(UserError, match=r"short\.gguf: not a complete GGUF file: "):
-            imported(short, tmp_path / "run")
-    assert [path.name for path in tmp_path.iterdir()] == ["short.gguf"]
-
-
-@pytest.mark.parametrize(
-    ("at", "by", "message"),
-    [
-        (0, b"GGML", "GGUF magic invalid"),
-        (4, struct.pack("<I", 1), "version 1"),
-        (8, struct.pack("<Q", 2**63), "not a complete"),  # tensors
-        (16, struct.pack("<Q", 2**63), "ends too early"),  # keys
-        (24, struct.pack("<Q", 2**64 - 1), "ends too early"),  # bytes of the first key
-    ],
-)
-def test_damaged_headers_are_refused(
-    at: int, by: bytes, message: str, file: Path, tmp_path: Path
-) -> None:
-    content = bytearray(file.read_bytes())
-    content[at : at + len(by)] = by
-    (tmp_path / "bad.gguf").write_bytes(content)
-    with pytest.raises(UserError, match=message):
-        GGUFFile(tmp_path / "bad.gguf")
-
-
-@pytest.mark.parametrize("axes", [(0,), (0, 0, 2**60), (4, 0), (2**62, 2**62)])
-def test_a_tensor_of_an_impossible_shape_is_refused(axes: tuple[int, ...], tmp_path: Path) -> None:
-    """Axes are in GGUF's order, the first one last."""
-    name = b"blk.0.ffn_up_exps.weight"
-    tensor = struct.pack("<I", len(axes)) + struct.pack(f"<{len(axes)}QIQ", *axes, 0, 0)
-    head = b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + struct.pack("<Q", len(name)) + name
-    (tmp_path / "bad.gguf").write_bytes((head + tensor).ljust(256, b"\0"))
-    with pytest.raises(UserError, match=r"has no elements|not a complete GGUF file: "):
-        GGUFFile(tmp_path / "bad.gguf")
-
-
-def test_any_damaged_byte_is_refused_or_harmless(file: Path, tmp_path: Path) -> None:
-    content = file.read_bytes()
-    rng = np.random.default_rng(0)
-    for at in rng.integers(24, 3000, size=60).tolist() + rng.integers(24, 40_000, size=30).tolist():
-        bad = bytearray(content)
-        bad[at] ^= int(rng.integers(1, 256))
-        (tmp_path / "bad.gguf").write_bytes(bad)
-        with contextlib.suppress(UserError):
-            Import.from_source(find_source(str(tmp_path / "bad.gguf")))
+    big_endian = gguf.GGUFWriter(tmp_path / "big.gguf", "llama", endianess=gguf.GGUFEndian.BIG)
+    finish(big_endian)
+    parts = [content[:size] for size in (0, 3, 7, 24, 60, 5_000, 20_000, len(content) // 2)]
+    foreign = b"GGML" + content[4:], content[:4] + b"\1" + content[5:]
+    big = (tmp_path / "big.gguf").read_bytes()
+    (tmp_path / "big.gguf").unlink()
+    for damaged in (*parts, *foreign, content[:-33], big):
+        (tmp_path / "bad.gguf").write_bytes(damaged)
+        with pytest.raises(UserError, match=r"bad\.gguf: not a complete GGUF file: "):
+            imported(tmp_path / "bad.gguf", tmp_path / "run")
+    assert [path.name for path in tmp_path.iterdir()] == ["bad.gguf"]
 
 
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
         ({"general.architecture": "mamba"}, "general.architecture: 'mamba' is not supported"),
-        ({"split.count": 3}, r"one of several parts \(split.count: 3\)"),
-        ({"split.count": "\x1b[1m"}, r"\(split.count: \\x1b\[1m\)"),
+        ({"split.count": 3}, "one of several parts"),
         ({"llama.attention.scale": 0.5}, "attention.scale: unknown key .* --ignore-key"),
         ({"llama.rope.scaling.type": "yarn"}, "rope.scaling.type: .* must be none or linear"),
         ({"llama.attention.head_count": 3}, "n_kv_heads: 2 does not divide n_heads 3"),
@@ -439,7 +392,7 @@ def test_metadata_that_lies_is_refused(
     assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
 
 
-@pytest.mark.parametrize("kind", [Kind.Q4_K, Kind.Q6_K, Kind.Q5_0, Kind.Q2_K])
+@pytest.mark.parametrize("kind", [Kind.Q4_K, Kind.Q5_0])
 def test_other_quantizations_are_read(kind: Kind, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     checkpoint, _ = from_scratch(tmp_path, **LLAMA | {"emb_dim": 256, "ffn_dim": 256})
@@ -464,23 +417,6 @@ def test_other_quantizations_are_read(kind: Kind, tmp_path: Path) -> None:
         matrix = name.removeprefix("blk.1.ffn_").removesuffix(".weight")
         found = weights_of(run).array(f"blocks.feed_forward.{matrix}.kernel")[1]
         assert np.array_equal(found, dequantize(data, kind).T)
-
-
-@pytest.mark.parametrize(
-    ("endianness", "dtype", "message"),
-    [
-        (gguf.GGUFEndian.LITTLE, np.int32, "has the type I32, which is unsupported"),
-        (gguf.GGUFEndian.BIG, np.float32, "it is big-endian"),
-    ],
-)
-def test_integer_tensors_and_big_endian_files_are_refused(
-    endianness: gguf.GGUFEndian, dtype: type[Any], message: str, tmp_path: Path
-) -> None:
-    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama", endianess=endianness)
-    writer.add_tensor("token_embd.weight", np.zeros((4, 4), dtype))
-    finish(writer)
-    with pytest.raises(UserError, match=message):
-        GGUFFile(tmp_path / "model.gguf")
 
 
 # Commands

@@ -16,7 +16,7 @@ from rungs.config import run_config
 from rungs.huggingface.config_keys import HFConfig
 from rungs.huggingface.families import FAMILIES, family_of
 from rungs.huggingface.families.family import normal_form
-from rungs.huggingface.presets import create_preset, preset_model, preset_names, preset_source
+from rungs.huggingface.presets import create_preset, preset_model, preset_names
 from rungs.planning.flops import count_parameters
 from rungs.planning.memory import format_bytes
 from rungs.step.state import shapes_of
@@ -26,6 +26,7 @@ from tests.support.long import long_except
 from tests.support.published_configs import PUBLISHED
 from tests.support.published_sizes import PUBLISHED_SIZES
 
+CONTENT = json.loads((ROOT / "rungs/huggingface/presets.json").read_text())["models"]
 QUICK = {"gpt2", "gemma-3-4b", "llama-3.1-8b"}
 EVERY = long_except(QUICK, preset_names())
 
@@ -41,22 +42,17 @@ def test_a_preset_has_as_many_parameters_as_the_published_model(name: str) -> No
 
 def test_every_preset_has_a_published_size_and_every_family_a_preset() -> None:
     assert set(PUBLISHED_SIZES) == set(preset_names())
-    types = {json.loads(line)["model_type"] for line in _configs()}
+    types = {each["config"]["model_type"] for each in CONTENT.values()}
     assert types == set(FAMILIES) - {"qwen2"}
-
-
-def _configs() -> list[str]:
-    content = json.loads((ROOT / "rungs/huggingface/presets.json").read_text())
-    return [json.dumps(each["config"]) for each in content["models"].values()]
 
 
 WHOLE = {name.replace("-it", "-pt"): config for name, (config, _) in PUBLISHED.items()}
 """Published configs with all of their keys, by hub id."""
 
 
-@pytest.mark.parametrize("name", [n for n in preset_names() if preset_source(n) in WHOLE])
+@pytest.mark.parametrize("name", [n for n in preset_names() if CONTENT[n]["source"] in WHOLE])
 def test_a_preset_is_what_the_published_config_says(name: str) -> None:
-    hf_config = HFConfig(Path("config.json"), WHOLE[preset_source(name)])
+    hf_config = HFConfig(Path("config.json"), WHOLE[CONTENT[name]["source"]])
     whole = family_of(hf_config).to_model_config(hf_config)
     assert run_config.differences(normal_form(preset_model(name)), normal_form(whole)) == {}
 
@@ -153,7 +149,7 @@ each."""
 def test_the_documentation_lists_every_preset() -> None:
     found = [(name, row["link"], row["parameters"]) for name, row in ROWS.items()]
     assert found == [
-        (name, f"https://huggingface.co/{preset_source(name)}", f"{PUBLISHED_SIZES[name]:,}")
+        (name, f"https://huggingface.co/{CONTENT[name]['source']}", f"{PUBLISHED_SIZES[name]:,}")
         for name in preset_names()
     ]
 

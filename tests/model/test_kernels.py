@@ -180,7 +180,7 @@ def plain_loss(x: jax.Array, matrix: jax.Array, targets: jax.Array) -> jax.Array
 
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])
-@pytest.mark.parametrize("max_bytes", [1, 64 * 50 * 4, 1 << 30])
+@pytest.mark.parametrize("max_bytes", long_except({64 * 50 * 4}, [1, 64 * 50 * 4, 1 << 30]))
 @pytest.mark.parametrize("tokens", long_except({1, 200}, [1, 63, 64, 200, 333]))
 def test_loss_in_chunks_matches_the_loss_of_all_logits(
     tokens: int, max_bytes: int, platform: str, monkeypatch: pytest.MonkeyPatch

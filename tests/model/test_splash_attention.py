@@ -56,7 +56,7 @@ def splash(window: int | None, soft_cap: float | None) -> Any:
     ("length", "width", "heads", "kv_heads", "window", "soft_cap"),
     [
         (200, 16, 4, 2, 140, 2.0),
-        (128, 12, 3, 3, None, None),
+        pytest.param(128, 12, 3, 3, None, None, marks=pytest.mark.long),
         pytest.param(384, 128, 2, 1, 3, None, marks=pytest.mark.long),
         pytest.param(384, 256, 2, 1, 128, 5.0, marks=pytest.mark.long),
         pytest.param(129, 7, 6, 2, None, 1.0, marks=pytest.mark.long),
@@ -139,9 +139,7 @@ def test_a_mask_knows_each_block(window: int | None) -> None:
             np.testing.assert_array_equal(mask[block], whole[block])
 
 
-def lowered(
-    length: int, remat: Any, target: Target = TPU, is_compiled: bool = True, dtype: str = "bfloat16"
-) -> str:
+def lowered(remat: Any) -> str:
     """Return the program of a step with a layer of attention on a mesh, as lowered for TPUs."""
 
     def layer(_: Any, x: jax.Array, *__: Any) -> jax.Array:
@@ -157,8 +155,8 @@ def lowered(
         in_specs=PartitionSpec(DATA),
         out_specs=(PartitionSpec(), PartitionSpec(DATA)),
     )
-    with target_device.trace_for(target, is_compiled):
-        trace = jax.jit(step).trace(jnp.ones((2, length, 2, 64), dtype))
+    with target_device.trace_for(TPU, is_compiled=True):
+        trace = jax.jit(step).trace(jnp.ones((2, 256, 2, 64), "bfloat16"))
     text: str = trace.lower(lowering_platforms=("tpu",)).as_text()
     return text
 
@@ -175,12 +173,22 @@ def kernels(text: str) -> list[str]:
 )
 def test_a_tpu_step_calls_the_kernels(remat: str, expected: list[str]) -> None:
     """With "dots" the backward pass doesn't attend a second time."""
-    assert kernels(lowered(256, remat)) == expected
+    assert kernels(lowered(remat)) == expected
 
 
-def test_kernels_are_for_compiled_tpu_steps_of_128_tokens_or_more_and_not_float16() -> None:
-    assert kernels(lowered(128, "dots", dtype="float32"))
-    assert not kernels(lowered(127, "dots"))
-    assert not kernels(lowered(256, "dots", dtype="float16"))
-    assert not kernels(lowered(256, "dots", is_compiled=False))
-    assert not kernels(lowered(256, "dots", Target("gpu", "7.5")))
+@pytest.mark.parametrize(
+    ("length", "dtype", "target", "is_compiled", "expected"),
+    [
+        (128, "float32", TPU, True, True),
+        (127, "bfloat16", TPU, True, False),
+        (256, "float16", TPU, True, False),
+        (256, "bfloat16", TPU, False, False),
+        (256, "bfloat16", Target("gpu", "7.5"), True, False),
+    ],
+)
+def test_kernels_are_for_compiled_tpu_steps_of_128_tokens_or_more_and_not_float16(
+    length: int, dtype: str, target: Target, is_compiled: bool, expected: bool
+) -> None:
+    with target_device.trace_for(target, is_compiled):
+        kernel = causal_kernel(jnp.ones((2, length, 2, 64), dtype), Scoring(0.125, 100, 5.0))
+    assert (kernel is splash_attention) == expected

@@ -66,7 +66,7 @@ def test_rows_are_exact() -> None:
 
 def test_a_gpu_multiplies_with_rows_of_outputs_as_they_lie() -> None:
     """So no matrix is transposed for a token."""
-    model = varied_model(vocab_size=301, emb_dim=96, ffn_dim=200)
+    model = varied_model(vocab_size=301, emb_dim=96, ffn_dim=200, n_layers=1)
     with trace_for(Target("gpu")):
         decoder = Decoder(model, jnp.dtype(jnp.bfloat16))
         weights: Any = decoder.weights(states_of(model))
@@ -78,7 +78,8 @@ def test_a_gpu_multiplies_with_rows_of_outputs_as_they_lie() -> None:
 @pytest.mark.parametrize("rows", [1, 3])
 def test_decoding_in_bfloat16_makes_no_float32_copy_of_a_matrix(rows: int) -> None:
     """By the shapes in the compiled loop: of the tied table and of a feed-forward matrix."""
-    model = varied_model(vocab_size=301, emb_dim=96, ffn_dim=200, tied_embeddings=True)
+    sizes = {"vocab_size": 301, "emb_dim": 96, "ffn_dim": 200, "n_layers": 1}
+    model = varied_model(**sizes, tied_embeddings=True)
     decoder = Decoder(model, jnp.dtype(jnp.bfloat16))
     weights = decoder.weights(states_of(model))
     nothing_B = jnp.zeros(rows, jnp.int32)

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -59,7 +58,7 @@ def test_a_generator_takes_only_lists_of_integers(model: GPT, prompts: Any) -> N
 def test_a_generator_takes_arrays_of_tokens(model: GPT) -> None:
     generator, request = Generator(model), Request(3)
     expected = generator.generate([[1, 2], [3, 4]], request)
-    for prompts in (np.array([[1, 2], [3, 4]]), jax.numpy.array([[1, 2], [3, 4]])):
+    for prompts in (np.array([[1, 2], [3, 4]]), jnp.array([[1, 2], [3, 4]])):
         assert generator.generate(prompts, request) == expected  # type: ignore[arg-type]
 
 

@@ -24,6 +24,7 @@ from rungs.planning.mup import (
 )
 from rungs.step.state import create_model_and_optimizer, named_arrays
 from tests.support.configs import model_config, train_config
+from tests.support.tiny_model import bind_and_jit, random_model
 
 WIDE: dict[str, Any] = {"emb_dim": 128, "n_heads": 4, "vocab_size": 600}
 EXPERTS = {"n_experts": 3, "experts_per_token": 2}
@@ -106,15 +107,16 @@ def test_weight_decay_is_the_same_at_every_width() -> None:
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_logits_are_divided_by_the_width_in_loss_and_output(tied: bool) -> None:
-    wide = GPT(mup_config(32, tied_embeddings=tied), jax.random.key(0))
-    plain = GPT(model_config(**WIDE, tied_embeddings=tied), jax.random.key(0))
-    nnx.update(plain, nnx.state(wide))
+    keys = WIDE | {"n_layers": 1, "tied_embeddings": tied}
+    wide, plain = random_model(**keys, mup={"base_emb_dim": 32}), random_model(**keys)
     tokens, targets = np.arange(8)[None], np.arange(1, 9)[None]
-    logits = np.array(plain(jnp.asarray(tokens)), np.float64) / 4
-    np.testing.assert_allclose(wide(jnp.asarray(tokens)), logits, rtol=1e-5, atol=1e-7)
+    logits = np.array(bind_and_jit(GPT.__call__, plain)(tokens), np.float64) / 4
     own = np.take_along_axis(logits, targets[..., None], -1).sum()
     loss = np.log(np.exp(logits).sum(-1)).sum() - own
-    summed, _ = wide.summed_loss(jnp.asarray(tokens), jnp.asarray(targets))
+    found, (summed, _) = bind_and_jit(
+        lambda model, *given: (model(given[0]), model.summed_loss(*given)), wide
+    )(tokens, targets)
+    np.testing.assert_allclose(found, logits, rtol=1e-5, atol=1e-7)
     assert float(summed) == pytest.approx(loss, rel=1e-6)
 
 

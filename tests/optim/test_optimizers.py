@@ -1,6 +1,6 @@
 """Each optimizer against its formula in float64 NumPy, one layer and one matrix at a time."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -77,13 +77,21 @@ def named(gradient: nnx.State) -> dict[str, np.ndarray]:
     return {".".join(map(str, p)): np.array(v.get_value(), np.float64) for p, v in flat}
 
 
-def trained(optimizer: str, **changes: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A model's arrays before and after the steps; the gradients are `gradients`."""
+class Trained(NamedTuple):
+    """A model's arrays before and after the steps, and the gradient of each."""
+
+    before: dict[str, np.ndarray]
+    after: dict[str, np.ndarray]
+    steps: list[dict[str, np.ndarray]]
+    optimizer: dict[str, np.ndarray]
+
+
+def trained(optimizer: str, **changes: Any) -> Trained:
     model, wrapped = fresh(optimizer, **changes)
-    before = arrays(model)
-    for gradient in gradients(model):
+    before, steps = arrays(model), gradients(model)
+    for gradient in steps:
         update(model, wrapped, gradient)
-    return before, arrays(model)
+    return Trained(before, arrays(model), [*map(named, steps)], arrays(wrapped))
 
 
 def adam(steps: list[np.ndarray]) -> np.ndarray:
@@ -201,8 +209,7 @@ def assert_moved(before: np.ndarray, after: np.ndarray, total: np.ndarray, name:
     ],
 )
 def test_every_parameter_moves_by_the_formula(name: str, rule: Any) -> None:
-    before, after = trained(name)
-    steps = [named(gradient) for gradient in gradients(fresh(name)[0])]
+    before, after, steps, _ = trained(name)
     assert before.keys() == steps[0].keys()
     for parameter in before:
         total = rule([step[parameter] for step in steps])
@@ -227,10 +234,7 @@ MIXTRAL = {"n_experts": 3, "experts_per_token": 2, "feed_forward": "swiglu", "ff
 def test_muon_makes_each_layers_and_experts_kernel_orthogonal(
     changes: dict[str, Any], keys: dict[str, Any]
 ) -> None:
-    config = model_config(**changes)
-    model, _ = fresh("muon", config)
-    before, after = trained("muon", model=config, **keys)
-    steps = [named(gradient) for gradient in gradients(model)]
+    before, after, steps, _ = trained("muon", model=model_config(**changes), **keys)
     matrices = 0
     for name in before:
         parts = [step[name] for step in steps]
@@ -270,15 +274,13 @@ def test_normuon_keeps_a_mean_for_each_output_and_survives_a_gradient_of_zeros()
 @pytest.mark.long
 def test_adafactor_keeps_rows_and_columns_of_matrices_of_a_hundred_and_more() -> None:
     config = model_config(emb_dim=128, n_heads=2, vocab_size=130)
-    model, optimizer = fresh("adafactor", config)
-    before, after = trained("adafactor", model=config)
-    steps = [named(gradient) for gradient in gradients(model)]
+    before, after, steps, optimizer = trained("adafactor", model=config)
     for name in ("query", "output"):
         whole = f"blocks.attention.{name}.kernel"
         parts = [step[whole].reshape(2, 128, 128) for step in steps]
         moved = (after[whole] - before[whole]).reshape(2, 128, 128)
         assert_moved(np.zeros_like(moved), moved, adafactor(parts), name)
-    held = sum(array.size for array in arrays(optimizer).values())
+    held = sum(array.size for array in optimizer.values())
     assert held < 0.1 * sum(array.size for array in before.values())
 
 
@@ -290,7 +292,7 @@ def test_sharded_as_on_one_device(name: str) -> None:
     name = name.removeprefix("nor")
     for devices in (1, 2):
         changes = keys | ({"sharding": ShardingConfig(mode="fsdp")} if devices > 1 else {})
-        outcomes.append(trained(name, mesh=mesh_of(devices), **changes)[1])
+        outcomes.append(trained(name, mesh=mesh_of(devices), **changes).after)
     one, two = outcomes
     for parameter, array in one.items():
         np.testing.assert_allclose(two[parameter], array, atol=1e-6, err_msg=parameter)

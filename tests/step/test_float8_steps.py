@@ -12,7 +12,7 @@ from flax import nnx
 from rungs.config.run_config import RunConfig, conflicts
 from rungs.config.sharding_config import ShardingConfig
 from rungs.objectives.table import make_train_step
-from rungs.optim.delayed_scaling import STEPS
+from rungs.optim.precision import AMAX_STEPS
 from rungs.optim.skipping_optimizer import SkippingOptimizer
 from rungs.parallel.sharding import dotted, place_batch
 from rungs.planning.compiled_step import compile_step, is_installed
@@ -89,7 +89,7 @@ def test_losses_and_amaxes_are_the_same_on_every_mesh(mode: tuple[Any, ...]) -> 
 def test_amaxes_of_the_last_steps_are_kept_the_latest_first() -> None:
     _, optimizer = trained("dp", 1)
     amaxes = amaxes_of(optimizer)
-    assert amaxes.shape == (LINEARS, LAYERS, 3, STEPS)
+    assert amaxes.shape == (LINEARS, LAYERS, 3, AMAX_STEPS)
     assert (amaxes[..., :4] > 0).all()
     assert (amaxes[..., 4:] == 0).all()
     model, _ = create_model_and_optimizer(RunConfig(MODEL, train_config()), 1)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -25,14 +26,14 @@ from tests.support.configs import model_config, train_config
 def test_the_first_array_is_named() -> None:
     model, optimizer = create_model_and_optimizer(RunConfig(model_config(), train_config()), 10)
     names = checked_names(model, optimizer.wrt)
-    gradient = nnx.state(model, optimizer.wrt)
-    assert first_nonfinite((jnp.zeros(()), gradient)) == ALL_FINITE
-    assert names[first_nonfinite((jnp.asarray(jnp.inf), gradient))] == "the loss"
+    gradient, first = nnx.state(model, optimizer.wrt), jax.jit(first_nonfinite)
+    assert first((jnp.zeros(()), gradient)) == ALL_FINITE
+    assert names[first((jnp.asarray(jnp.inf), gradient))] == "the loss"
     flat = nnx.to_flat_state(gradient)
     for path, variable in flat:
         former = variable.get_value()
         variable.set_value(former.ravel().at[-1].set(jnp.nan).reshape(former.shape))
-        found = names[first_nonfinite((jnp.zeros(()), gradient))]
+        found = names[first((jnp.zeros(()), gradient))]
         assert found == "the gradient of " + ".".join(map(str, path))
         variable.set_value(former)
 

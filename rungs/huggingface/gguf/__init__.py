@@ -2,7 +2,6 @@
 (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md).
 
 architectures  llama.cpp's architectures as families: metadata keys and tensor names
-gguf_file      read the header and the tensors of a file
 vocabulary     tokenizer to metadata, and back
 reading        a file as what the importer takes
 writing        a run as a file

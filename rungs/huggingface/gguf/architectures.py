@@ -213,33 +213,20 @@ class Architecture(Family):
         keys = super().to_hf_config(model)
         return {key: value for key, value in keys.items() if value is not None}
 
-    @property
-    def beside_metadata(self) -> set[str]:
-        """The keys of `to_hf_config` that are not in a file's metadata."""
-        tensors = {key.tensor for key in self.keys if isinstance(key, HasTensor)}
-        return tensors | {"architectures", "model_type"}
-
-    def stored(self, name: str, tensor: np.ndarray, model: ModelConfig) -> np.ndarray:
-        """Return a tensor in float32 as llama.cpp has it."""
-        if heads := self._interleaved_heads(name, model):
-            halves = tensor.reshape(heads, 2, -1, *tensor.shape[1:])
-            return halves.swapaxes(1, 2).reshape(tensor.shape)
-        return tensor + 1 if self._adds_one(name) else tensor
-
-    def loaded(self, name: str, tensor: np.ndarray, model: ModelConfig) -> np.ndarray:
-        """Return one of llama.cpp's tensors in float32 as Rungs has it."""
-        if heads := self._interleaved_heads(name, model):
-            pairs = tensor.reshape(heads, -1, 2, *tensor.shape[1:])
-            return pairs.swapaxes(1, 2).reshape(tensor.shape)
-        return tensor - 1 if self._adds_one(name) else tensor
-
-    def _interleaved_heads(self, name: str, model: ModelConfig) -> int | None:
+    def convert(
+        self, name: str, tensor: np.ndarray, model: ModelConfig, *, loads: bool
+    ) -> np.ndarray:
+        """Return a tensor in float32 as llama.cpp has it or, if `loads`, one of its tensors as
+        Rungs has it."""
         heads = {".attn_q.": model.n_heads, ".attn_k.": model.n_kv_heads or model.n_heads}
-        found = (count for part, count in heads.items() if part in name)
-        return next(found, None) if self.interleaves else None
-
-    def _adds_one(self, name: str) -> bool:
-        return self.constants["norm"] == "rms_norm_plus_one" and name.endswith("norm.weight")
+        count = next((heads[part] for part in heads if part in name), None)
+        if self.interleaves and count:
+            pairs = (-1, 2) if loads else (2, -1)
+            split = tensor.reshape(count, *pairs, *tensor.shape[1:])
+            return split.swapaxes(1, 2).reshape(tensor.shape)
+        if self.constants["norm"] == "rms_norm_plus_one" and name.endswith("norm.weight"):
+            return tensor - 1 if loads else tensor + 1
+        return tensor
 
 
 def _architecture(
@@ -288,14 +275,12 @@ GEGLU = {"feed_forward": "geglu_tanh"}
 TIED = GEGLU | {"tied_embeddings": True}
 NOPE = {"layer_pattern": ["global", "global", "global", "nope"]}
 
+NO_EXPERTS = ("expert_count", "expert_used_count")
+"""Keys that may be 0."""
+
 ARCHITECTURES = (
     _architecture(
-        "llama",
-        llama.LLAMA,
-        LLAMA_KEYS,
-        SWIGLU,
-        interleaves=True,
-        unused_keys=("expert_count", "expert_used_count"),  # 0
+        "llama", llama.LLAMA, LLAMA_KEYS, SWIGLU, interleaves=True, unused_keys=NO_EXPERTS
     ),
     _architecture("llama", llama.MIXTRAL, (*LLAMA_KEYS, *EXPERT_KEYS), SWIGLU, interleaves=True),
     _architecture(

@@ -16,7 +16,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from rungs.common.errors import UserError, errors_at
 from rungs.data.text import tokenizer_files
 from rungs.data.text.chat_template import TEMPLATE_FILE, ChatTemplate
-from rungs.data.text.tokenizer import LARGEST_VOCAB, TOKENIZER_FILE, Tokenizer, library_errors
+from rungs.data.text.tokenizer import TOKENIZER_FILE, Tokenizer, library_errors
 from rungs.huggingface.hf_tokenizer import write_json
 
 Metadata = dict[str, Any]
@@ -58,58 +58,47 @@ class Piece(NamedTuple):
     kind: int
 
 
-class ScoredVocabulary(NamedTuple):
-    """Pieces by id with scores instead of merges, as SentencePiece's BPE has them (Kudo and
-    Richardson 2018, https://aclanthology.org/D18-2012): of all pairs of neighbouring pieces, the
-    one with the best result merges first. Characters without a piece become bytes."""
+def spm_merges(pieces: list[Piece]) -> list[tuple[str, str]]:
+    """Return all pairs of pieces that merge into a third, those with the best score first. Scores
+    stand for merges in SentencePiece's BPE (Kudo and Richardson 2018,
+    https://aclanthology.org/D18-2012): of all neighbours, the pair with the best result merges."""
+    scores = {piece.text: piece.score for piece in pieces if piece.kind == TokenType.NORMAL}
+    cuts = ((text[:cut], text[cut:]) for text in scores for cut in range(1, len(text)))
+    merges = [(first, rest) for first, rest in cuts if first in scores and rest in scores]
+    return sorted(merges, key=lambda pair: (-scores[pair[0] + pair[1]], -len(pair[0])))
 
-    pieces: list[Piece]
-    adds_space: bool
-    """Whether a space is added before a text, and after each special token in it."""
 
-    def merges(self) -> list[tuple[str, str]]:
-        """Return all pairs of pieces that merge into a third, those with the best result first."""
-        scores = {
-            piece.text: piece.score for piece in self.pieces if piece.kind == TokenType.NORMAL
-        }
-        merges = [
-            (-score, -cut, (text[:cut], text[cut:]))
-            for text, score in scores.items()
-            for cut in range(1, len(text))
-            if text[:cut] in scores and text[cut:] in scores
-        ]
-        merges.sort(key=lambda merge: merge[:2])
-        return [pair for _, _, pair in merges]
+def spm_tokenizer(pieces: list[Piece], adds_space: bool) -> tokenizers.Tokenizer:
+    """Return a tokenizer that gives SentencePiece's ids. Characters without a piece become bytes;
+    `adds_space` adds a space before a text, and after each special token in it."""
 
-    def to_tokenizer(self) -> tokenizers.Tokenizer:
-        """Return a tokenizer that gives the same ids."""
-        model = models.BPE(
-            {piece.text: number for number, piece in enumerate(self.pieces)},
-            self.merges(),
-            unk_token=self._texts_of(TokenType.UNKNOWN)[0],
-            fuse_unk=True,
-            byte_fallback=True,
-        )
-        tokenizer = tokenizers.Tokenizer(model)
-        tokenizer.normalizer = normalizers.Replace(" ", _SPACE)
-        decoding = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-        if self.adds_space:
-            # Metaspace with ▁ alone would add none before a text that begins with ▁
-            added = pre_tokenizers.Metaspace(" ", prepend_scheme="always", split=False)
-            marked = pre_tokenizers.Metaspace(_SPACE, prepend_scheme="never", split=False)
-            tokenizer.pre_tokenizer = pre_tokenizers.Sequence([added, marked])
-            decoding.append(decoders.Strip(" ", 1, 0))
-        tokenizer.decoder = decoders.Sequence(decoding)
-        for kind in (TokenType.CONTROL, TokenType.UNKNOWN):
-            special = [AddedToken(text, normalized=False) for text in self._texts_of(kind)]
-            tokenizer.add_special_tokens(special)
-        # Matched after spaces became ▁, as some pieces, such as Gemma's, are several spaces.
-        user_defined = self._texts_of(TokenType.USER_DEFINED)
-        tokenizer.add_tokens([AddedToken(text, normalized=True) for text in user_defined])
-        return tokenizer
+    def texts_of(kind: TokenType) -> list[str]:
+        return [piece.text for piece in pieces if piece.kind == kind]
 
-    def _texts_of(self, kind: TokenType) -> list[str]:
-        return [piece.text for piece in self.pieces if piece.kind == kind]
+    model = models.BPE(
+        {piece.text: number for number, piece in enumerate(pieces)},
+        spm_merges(pieces),
+        unk_token=texts_of(TokenType.UNKNOWN)[0],
+        fuse_unk=True,
+        byte_fallback=True,
+    )
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.normalizer = normalizers.Replace(" ", _SPACE)
+    decoding = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    if adds_space:
+        # Metaspace with ▁ alone would add none before a text that begins with ▁
+        added = pre_tokenizers.Metaspace(" ", prepend_scheme="always", split=False)
+        marked = pre_tokenizers.Metaspace(_SPACE, prepend_scheme="never", split=False)
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([added, marked])
+        decoding.append(decoders.Strip(" ", 1, 0))
+    tokenizer.decoder = decoders.Sequence(decoding)
+    for kind in (TokenType.CONTROL, TokenType.UNKNOWN):
+        special = [AddedToken(text, normalized=False) for text in texts_of(kind)]
+        tokenizer.add_special_tokens(special)
+    # Matched after spaces became ▁, as some pieces, such as Gemma's, are several spaces.
+    user_defined = texts_of(TokenType.USER_DEFINED)
+    tokenizer.add_tokens([AddedToken(text, normalized=True) for text in user_defined])
+    return tokenizer
 
 
 # Export
@@ -160,32 +149,27 @@ def _pieces(content: Metadata, size: int) -> list[Piece]:
     kinds = {True: TokenType.CONTROL, False: TokenType.USER_DEFINED}
     tokens = {number: (text, TokenType.NORMAL) for text, number in model["vocab"].items()}
     tokens |= {t["id"]: (t["content"], kinds[t["special"]]) for t in content["added_tokens"]}
-    if model["byte_fallback"]:
+    if model["byte_fallback"]:  # as llama.cpp's SentencePiece has them
         unknown = model["unk_token"] or _UNKNOWN
-        tokens = {number: _of_sentencepiece(*each, unknown) for number, each in tokens.items()}
+        for number, (text, kind) in tokens.items():
+            if text == unknown:
+                tokens[number] = text, TokenType.UNKNOWN
+            elif kind == TokenType.NORMAL and _BYTE.fullmatch(text):
+                tokens[number] = text, TokenType.BYTE
+            elif kind == TokenType.USER_DEFINED:
+                tokens[number] = text.replace(_SPACE, " "), kind
     every = (tokens.get(n, (_UNUSED.format(n), TokenType.UNUSED)) for n in range(size))
     return [Piece(text, scores.get(text, 0.0), int(kind)) for text, kind in every]
 
 
-def _of_sentencepiece(text: str, kind: TokenType, unknown: str) -> tuple[str, TokenType]:
-    """Return text and kind of a token as llama.cpp's SentencePiece has them."""
-    if text == unknown:
-        return text, TokenType.UNKNOWN
-    if kind == TokenType.NORMAL and _BYTE.fullmatch(text):
-        return text, TokenType.BYTE
-    return (text.replace(_SPACE, " ") if kind == TokenType.USER_DEFINED else text), kind
-
-
 def _bpe_keys(content: Metadata) -> tuple[Metadata, list[str]]:
     model, normalizer = content["model"], content["normalizer"]
-    known = {name: json.loads(_byte_level({}, [], name).to_str()) for name in _PATTERNS}
-    fitting = (
-        name
-        for name, one in known.items()
-        if _plain(one["pre_tokenizer"]) == _plain(content["pre_tokenizer"])
-        and one["model"]["ignore_merges"] == model["ignore_merges"]
-    )
-    if (split := next(fitting, None)) is None:
+    wanted = _plain(content["pre_tokenizer"]), model["ignore_merges"]
+    for split in _PATTERNS:
+        known = json.loads(_byte_level({}, [], split).to_str())
+        if (_plain(known["pre_tokenizer"]), known["model"]["ignore_merges"]) == wanted:
+            break
+    else:
         raise UserError("does not split texts as the tokenizer does")
     notes = []
     if normalizer == {"type": "NFC"}:
@@ -217,11 +201,11 @@ def _spm_keys(content: Metadata, pieces: list[Piece]) -> tuple[Metadata, list[st
         raise UserError("does not handle spaces as the tokenizer does")
     normal = {piece.text for piece in pieces if piece.kind == TokenType.NORMAL}
     merges = [(a, b) for a, b in content["model"]["merges"] if {a, b, a + b} <= normal]
-    expected = ScoredVocabulary(pieces, bool(prefix))
-    if set(merges) != set(expected.merges()) or _results(merges) != _results(expected.merges()):
+    by_score = spm_merges(pieces)
+    if set(merges) != set(by_score) or _results(merges) != _results(by_score):
         raise UserError("merges by score, and no scores give the tokenizer's merges")
     special = next((piece.text for piece in pieces if piece.kind == TokenType.CONTROL), "")
-    theirs = expected.to_tokenizer()
+    theirs = spm_tokenizer(pieces, bool(prefix))
     notes = [
         f"llama.cpp adds a space also {where}"
         for where, probe in {
@@ -255,7 +239,12 @@ def write_files(metadata: Metadata, folder: Path) -> None:
     if kind not in ("gpt2", "llama"):
         raise UserError(f"{_KEYS.MODEL}: {kind!r} is not supported; supported are gpt2 and llama")
     with errors_at("", KeyError, TypeError, IndexError, AttributeError), library_errors("damaged"):
-        pieces = _read_pieces(metadata)
+        tokens = metadata[_KEYS.LIST]
+        kinds = metadata.get(_KEYS.TOKEN_TYPE, [TokenType.NORMAL] * len(tokens))
+        scores = metadata.get(_KEYS.SCORES, [0.0] * len(tokens))
+        if len(set(tokens)) < len(tokens):
+            raise UserError(f"{_KEYS.LIST}: must all be different")
+        pieces = [Piece(*each) for each in zip(tokens, scores, kinds, strict=True)]
         raw = (_read_spm if kind == "llama" else _read_bpe)(metadata, pieces)
         given = ((name, metadata.get(key)) for key, name in _SPECIAL.items())
         ids = {name: number for name, number in given if number is not None}
@@ -277,15 +266,6 @@ def write_files(metadata: Metadata, folder: Path) -> None:
         (folder / TEMPLATE_FILE).write_text(str(template), encoding="utf-8", newline="")
 
 
-def _read_pieces(metadata: Metadata) -> list[Piece]:
-    tokens = metadata[_KEYS.LIST]
-    kinds = metadata.get(_KEYS.TOKEN_TYPE, [TokenType.NORMAL] * len(tokens))
-    scores = metadata.get(_KEYS.SCORES, [0.0] * len(tokens))
-    if len(tokens) > LARGEST_VOCAB or len(set(tokens)) < len(tokens):
-        raise UserError(f"{_KEYS.LIST}: must all be different")
-    return [Piece(*each) for each in zip(tokens, scores, kinds, strict=True)]
-
-
 def _read_spm(metadata: Metadata, pieces: list[Piece]) -> tokenizers.Tokenizer:
     if not any(piece.kind == TokenType.UNKNOWN for piece in pieces):
         unknown = metadata.get(_KEYS.UNK_ID, 0)
@@ -296,9 +276,7 @@ def _read_spm(metadata: Metadata, pieces: list[Piece]) -> tokenizers.Tokenizer:
         else piece
         for piece in pieces
     ]
-    adds_space = metadata.get(_KEYS.ADD_PREFIX, True)
-    model = ScoredVocabulary(pieces, bool(adds_space))
-    return model.to_tokenizer()
+    return spm_tokenizer(pieces, bool(metadata.get(_KEYS.ADD_PREFIX, True)))
 
 
 def _read_bpe(metadata: Metadata, pieces: list[Piece]) -> tokenizers.Tokenizer:

@@ -18,7 +18,13 @@ from rungs.data.text.tokenizer import TOKENIZER_FILE
 from rungs.data.text.tokenizer_files import load_tokenizer
 from rungs.huggingface.exporting import Export
 from rungs.huggingface.gguf import vocabulary
-from rungs.huggingface.gguf.architectures import ARCHITECTURES, FREQUENCIES, PART, Architecture
+from rungs.huggingface.gguf.architectures import (
+    ARCHITECTURES,
+    FREQUENCIES,
+    PART,
+    Architecture,
+    HasTensor,
+)
 
 DTYPES = {
     "f32": (GGMLQuantizationType.F32, LlamaFileType.ALL_F32),
@@ -40,33 +46,33 @@ class GGUFExport:
     no architecture or no tokenizer like the model's."""
 
     def __init__(self, export: Export, dtype: str) -> None:
-        path = export.weights.path
-        with errors_at(f"{path}: llama.cpp: "):
+        with errors_at(f"{export.weights.path}: llama.cpp: "):
             self._export = export.in_family(ARCHITECTURES)
-            with tempfile.TemporaryDirectory() as folder:
-                self.notes = export.write_files(Path(folder))
-                has_tokenizer = Path(folder, TOKENIZER_FILE).is_file()
-                tokenizer = load_tokenizer(Path(folder)) if has_tokenizer else None
-                stops = published.stop_tokens(Path(folder), tokenizer) if tokenizer else ()
-                size = self._export.choice.model.vocab_size
-                self._vocabulary, notes = vocabulary.to_metadata(Path(folder), stops, size)
+            family, self._model = self._export.choice.family, self._export.choice.model
+            assert isinstance(family, Architecture)
+            self._architecture = family
+            with tempfile.TemporaryDirectory() as name:
+                folder = Path(name)
+                self.notes = export.write_files(folder)
+                has_tokenizer = (folder / TOKENIZER_FILE).is_file()
+                tokenizer = load_tokenizer(folder) if has_tokenizer else None
+                stops = published.stop_tokens(folder, tokenizer) if tokenizer else ()
+                size = self._model.vocab_size
+                self._vocabulary, notes = vocabulary.to_metadata(folder, stops, size)
                 self.notes += notes
         self._kind, self._file_type = DTYPES[dtype]
-        family, model = self._export.choice.family, self._export.choice.model
-        assert isinstance(family, Architecture)
-        self._architecture, self._model = family, model
-        keys = family.to_hf_config(model)
-        self._divisors = keys.pop(FREQUENCIES, None)
-        self._keys = {
-            key: value for key, value in keys.items() if key not in family.beside_metadata
-        }
+        self._keys = self._architecture.to_hf_config(self._model)
+        self._divisors = self._keys.pop(FREQUENCIES, None)
+        tensors = {key.tensor for key in family.keys if isinstance(key, HasTensor)}
+        for key in {"architectures", "model_type"} | tensors:  # not in a file's metadata
+            self._keys.pop(key, None)
         self._shapes: dict[str, tuple[int, ...]] = {}
         if self._divisors is not None:
             self._shapes[FREQUENCIES] = (len(self._divisors),)
         for group in self._export.groups:
             for name in group.names:
                 stored, _, is_part = name.partition(PART)
-                experts = (model.n_experts,) if is_part and model.n_experts else ()
+                experts = (self._model.n_experts,) if is_part and self._model.n_experts else ()
                 self._shapes[stored] = (*experts, *group.shape)
 
     def summary(self) -> str:
@@ -111,7 +117,9 @@ class GGUFExport:
             )
             for name, items in by_name:
                 parts = [
-                    self._architecture.stored(part, tensor.view(np.float32), self._model)
+                    self._architecture.convert(
+                        part, tensor.view(np.float32), self._model, loads=False
+                    )
                     for part, tensor in items
                 ]
                 yield name, np.stack(parts) if len(self._shapes[name]) > 2 else parts[0]
