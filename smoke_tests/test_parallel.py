@@ -7,9 +7,6 @@ the gradient accumulation. Prints how far loss, gradient and the optimizer's upd
 of one device, and how many bytes a device holds. Exits with code 1 if a difference exceeds its
 tolerance; `rungs/checks/parallel.py` explains the tolerances. Writes nothing into the run folder.
 The first time, compilation takes minutes even for a small run.
-
-Of a run of reinforcement learning, it takes the first step on meshes of dp and fsdp, and compares
-sampled texts, their log-probabilities and the gradient.
 """
 
 from rungs.common.command import begin_command, run_command
@@ -26,9 +23,7 @@ import click
 
 from rungs.cli.options import DATASETS_DIR_OPTION
 from rungs.common import run_log
-from rungs.config.reinforce_config import ReinforceConfig
-from rungs.config.run_config import RunConfig, load_any_run
-from rungs.config.train_config import TrainConfig
+from rungs.config.run_config import load_run
 from rungs.data.catalog import find_datasets_dir
 from rungs.run.folder import RunFolder, find_run
 
@@ -69,27 +64,21 @@ def main(
     """Train the first steps of RUN in every sharding mode, and compare losses, gradients and
     updates with one device's."""
     folder = RunFolder(find_run(run))
-    config = load_any_run(folder.path)
+    config = load_run(folder.path)
     _restart_with(devices)
     # JAX takes seconds to import, which the process before the restart can spare.
 
-    from rungs.checks.parallel import ParallelCheck, run_check, run_policy_check
+    from rungs.checks.parallel import ParallelCheck, run_check
     from rungs.checks.short_run import Limits, ShortRun
     from rungs.objectives.table import objective_of
     from rungs.parallel import jax_setup
 
     run_log.log_to_terminal()
     jax_setup.enable_compilation_cache()
-    model, train = config
-    if isinstance(train, ReinforceConfig):
-        sys.exit(0 if run_policy_check(folder, RunConfig(model, train), devices) else 1)
-    assert isinstance(train, TrainConfig)
-    training = RunConfig(model, train)
-    limits = Limits(steps, min(sequences, train.sequences_per_step), tokens)
-    datasets = find_datasets_dir(datasets_dir)
-    short = ShortRun.of(folder, training, datasets, limits, objective_of(train))
-    check = ParallelCheck.of(short)
-    sys.exit(0 if run_check(folder.path, training, check, devices) else 1)
+    limits = Limits(steps, min(sequences, config.train.sequences_per_step), tokens)
+    datasets, objective = find_datasets_dir(datasets_dir), objective_of(config.train)
+    check = ParallelCheck.of(ShortRun.of(folder, config, datasets, limits, objective))
+    sys.exit(0 if run_check(folder.path, config, check, devices) else 1)
 
 
 def _restart_with(devices: int) -> None:

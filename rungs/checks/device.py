@@ -33,10 +33,11 @@ from rungs.planning.advice import report_out_of_memory
 from rungs.planning.hardware import Hardware, device_of_kind
 from rungs.step.state import copy_bytes
 
-OLDEST_DRIVERS = {"jax-cuda13-plugin": 580, "jax-cuda12-plugin": 525}
-"""Minimum major driver version of CUDA: https://docs.jax.dev/en/latest/installation.html."""
-_LIBRARIES = ("jax", "flax", "optax", "orbax-checkpoint", "numpy")
-_DEVICE_LIBRARIES = re.compile(r"jaxlib|libtpu|jax-cuda1\d-plugin|nvidia-(cudnn|nccl|cublas)\b.*")
+_LIBRARIES = re.compile(
+    r"jax|flax|optax|orbax-checkpoint|numpy|jaxlib|libtpu|jax-cuda1\d-plugin"
+    r"|nvidia-(cudnn|nccl|cublas)\b.*"
+)
+_CHOICE = "JAX_PLATFORMS"
 _SETTINGS = re.compile(r"(XLA|JAX|NCCL|TPU|LIBTPU|CUDA)_\w+|LD_LIBRARY_PATH")
 """Environment variables that affect compilation or communication."""
 LEAST_SHARE = 0.4
@@ -123,31 +124,30 @@ def _or_failure(part: str, checks: Callable[[], Iterator[Check]]) -> Iterator[Ch
 
 def machine(mesh: Mesh) -> Iterator[Check]:
     """Yield devices, driver, libraries and settings, for bug reports."""
-    device = mesh.devices.flat[0]
-    driver, libraries = nvidia_driver(), installed()
-    names = f"{mesh.size} × {device.device_kind}"
-    yield _read("devices", names, problem=_unused_gpu(device.platform, driver))
-    if capability := getattr(device, "compute_capability", None):
-        yield _read("compute capability", str(capability))
-    if driver:
-        yield _read("NVIDIA driver", driver, problem=_old_driver(driver, libraries))
-    runtime = " ".join(device.client.platform_version.split())
-    yield _read("runtime", runtime)
-    yield _read("system", f"{platform.system()} {platform.release()} {platform.machine()}")
-    yield _read("Python", platform.python_version())
-    for name, version in libraries.items():
-        yield _read(name, version)
-    for name in sorted(filter(_SETTINGS.fullmatch, os.environ)):
-        yield _read(name, os.environ[name])
+    device, driver = mesh.devices.flat[0], nvidia_driver()
+    is_unused = driver and device.platform == "cpu" and "cpu" not in os.environ.get(_CHOICE, "")
+    notes = ("it has an NVIDIA GPU: run with the extra cuda",) if is_unused else ()
+    shown = f"{mesh.size} × {device.device_kind}"
+    yield Check("devices", shown, passed=False if is_unused else None, notes=notes)
+    read = {
+        "compute capability": str(getattr(device, "compute_capability", "")),
+        "NVIDIA driver": driver,
+        "runtime": " ".join(device.client.platform_version.split()),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "Python": platform.python_version(),
+        **installed(),
+        **{name: os.environ[name] for name in sorted(filter(_SETTINGS.fullmatch, os.environ))},
+    }
+    yield from (Check(name, value) for name, value in read.items() if value)
 
 
 def nvidia_driver() -> str:
     """Return the driver's version; empty if there is no NVIDIA GPU."""
     if shutil.which("nvidia-smi") is None:
         return ""
-    shown = subprocess.run(["nvidia-smi"], capture_output=True, text=True, check=False)
-    found = re.search(r"Driver Version\s*:\s*([\d.]+)", shown.stdout)
-    return found[1] if found and shown.returncode == 0 else ""
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=False)
+    return "" if shown.returncode else shown.stdout.partition("\n")[0]
 
 
 def installed() -> dict[str, str]:
@@ -156,27 +156,7 @@ def installed() -> dict[str, str]:
         one.name.lower().replace("_", "-"): one.version
         for one in importlib.metadata.distributions()
     }
-    names = [name for name in found if _DEVICE_LIBRARIES.fullmatch(name)]
-    return {name: found[name] for name in (*_LIBRARIES, *sorted(names)) if name in found}
-
-
-def _read(name: str, value: str, problem: str = "") -> Check:
-    return Check(name, value, passed=False, notes=(problem,)) if problem else Check(name, value)
-
-
-def _unused_gpu(used: str, driver: str) -> str:
-    if not driver or used != "cpu" or "cpu" in os.environ.get("JAX_PLATFORMS", ""):
-        return ""
-    return "this machine has an NVIDIA GPU, but JAX uses the CPU: run with the extra cuda"
-
-
-def _old_driver(driver: str, libraries: dict[str, str]) -> str:
-    """Return why a driver is too old for the installed CUDA, or an empty text."""
-    major = re.match(r"\d+", driver)
-    for plugin, oldest in OLDEST_DRIVERS.items():
-        if plugin in libraries and major and int(major[0]) < oldest:
-            return f"driver {driver} is too old for {plugin}, which needs {oldest} or newer"
-    return ""
+    return {name: found[name] for name in sorted(filter(_LIBRARIES.fullmatch, found))}
 
 
 def speeds(mesh: Mesh, used: list[str], hardware: Hardware | None) -> Iterator[Check]:

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from flax import nnx
-from jax.extend.core import jaxprs_in_params
-from jax.sharding import AbstractMesh
 
 from rungs.config.run_config import RunConfig
 from rungs.config.sharding_config import ShardingConfig
@@ -21,7 +19,7 @@ from rungs.parallel.sharding import (
     sharded_axis,
     size_along,
 )
-from rungs.planning.compiled_step import trace_step
+from rungs.planning.compiled_step import equations, trace_step
 from rungs.planning.hardware import Links
 from rungs.planning.program import moved_bytes
 from rungs.step.state import AbstractState
@@ -111,24 +109,19 @@ def padded_shape(variable: nnx.Variable, layout: Layout) -> list[int]:
 
 def planned_collectives(run: RunConfig, layout: Layout) -> list[PlannedCollective]:
     """Return the collectives of one global step with several devices."""
-    mesh: Any = layout.mesh
-    jaxpr = trace_step(run, mesh).traced.jaxpr.jaxpr
-    found = [*_collectives_in(jaxpr, mesh, 1), *_gathers_of_updated_weights(run, layout)]
+    step: Any = trace_step(run, layout.mesh)
+    found = [*_collectives_in(step, layout), *_gathers_of_updated_weights(run, layout)]
     return [one for one in found if one.devices > 1]
 
 
-def _collectives_in(jaxpr: Any, mesh: AbstractMesh, runs: int) -> Iterator[PlannedCollective]:
-    """Yield a program's collectives, each branch of a conditional counted as if it ran."""
-    for equation in jaxpr.eqns:
-        name, keys = equation.primitive.name, equation.params
-        if kind := _KINDS.get(name):
-            over = keys.get("axes", keys.get("axis_name"))
+def _collectives_in(step: Any, layout: Layout) -> Iterator[PlannedCollective]:
+    for one, runs, _ in equations(step):
+        if kind := _KINDS.get(one.primitive.name):
+            over = one.params.get("axes", one.params.get("axis_name"))
             axes = tuple(over) if isinstance(over, tuple | list) else (over,)
-            size = max(map(_bytes_of, (equation.invars, equation.outvars)))
-            yield PlannedCollective(kind, axes, size_along(mesh, *axes), size, runs)
-        times = runs * keys["length"] if name == "scan" else runs
-        for inner in jaxprs_in_params(keys):
-            yield from _collectives_in(inner, mesh, times)
+            size = max(map(_bytes_of, (one.invars, one.outvars)))
+            devices = size_along(layout.mesh, *axes)
+            yield PlannedCollective(kind, axes, devices, size, runs)
 
 
 def _bytes_of(variables: Any) -> int:

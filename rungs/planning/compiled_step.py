@@ -10,6 +10,7 @@ import math
 import os
 import re
 import time
+from collections.abc import Iterator
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from string import Template
@@ -17,6 +18,8 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import jaxprs_in_params
+from jax.interpreters.partial_eval import dce_jaxpr
 from jax.sharding import Mesh, NamedSharding
 
 from rungs.common.errors import UserError
@@ -138,6 +141,22 @@ def trace_step(config: RunConfig, mesh: Mesh) -> Any:
     step: Any = make_train_step(train, mesh)
     starts = batch if train.documents == "separate" else None
     return step.trace(model, optimizer, batch, batch, starts)
+
+
+def equations(traced: Any) -> Iterator[tuple[Any, int, str]]:
+    """Yield the equations of a traced step that its results depend on, each with how often it runs
+    and its named scopes. Each branch of a conditional counts as if it ran."""
+
+    def inside(jaxpr: Any, runs: int, scopes: str) -> Iterator[tuple[Any, int, str]]:
+        for one in jaxpr.eqns:
+            own = f"{scopes}/{one.source_info.name_stack}"
+            yield one, runs, own
+            times = runs * one.params["length"] if one.primitive.name == "scan" else runs
+            for inner in jaxprs_in_params(one.params):
+                yield from inside(inner, times, own)
+
+    jaxpr, _ = dce_jaxpr(traced.traced.jaxpr.jaxpr, used_outputs=True)
+    return inside(jaxpr, 1, "")
 
 
 def _compile(lowered: Any, hardware: Hardware, options: dict[str, Any]) -> Compiled | str:

@@ -1,25 +1,20 @@
 """Parameters and FLOPs per token of a run, from its configs. Axes as in `rungs/model/gpt.py`."""
 
 import math
-from typing import NamedTuple
-
-import jax
+import re
+from collections import Counter
+from typing import Any, NamedTuple
 
 from rungs.checkpointing.checkpoint_folder import find_weights
 from rungs.checkpointing.weights_file import Weights
 from rungs.config import run_config
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig
+from rungs.config.sharding_config import ShardingConfig
 from rungs.config.train_config import TrainConfig
-from rungs.model import lora, remat
-from rungs.model.attention import fastest_kernel
-from rungs.model.kernels import (
-    blockwise_attention,
-    grouped_matmul,
-    splash_attention,
-    triton_attention,
-)
-from rungs.optim.precision import dtype_of
+from rungs.model import lora
+from rungs.parallel.sharding import abstract_mesh
+from rungs.planning.compiled_step import equations, trace_step
 from rungs.run.folder import existing_run_path
 from rungs.step.state import Shapes, shapes_of
 
@@ -125,17 +120,42 @@ def teacher_flops_per_token(config: RunConfig) -> float:
     return model_flops_per_token(shapes_of(teacher, None), teacher, config.sequence_length) / 3
 
 
-def hardware_flops_per_token(config: RunConfig, vocabulary: int | None = None) -> Flops:
-    """Return the FLOPs per token that a step computes, recomputation included. Only matmuls count;
-    the rest is small. `vocabulary` is the number of rows in memory, if more than `vocab_size`."""
-    model, train = config
-    once = 2 * model.emb_dim * (vocabulary or model.vocab_size)
-    is_next_token = isinstance(train, TrainConfig) and train.objective == "next_token"
-    again = 0 if is_next_token else once  # `cross_entropy.map_logits`
-    head = Passes(once, again, once if train.lora else 2 * once)
-    if not model.n_layers:
-        return Flops(Passes(0, 0, 0), Passes(0, 0, 0), head)
-    return Flops(_of_layers(config), _of_attention(config), head)
+def hardware_flops_per_token(config: RunConfig) -> Flops:
+    """Return the FLOPs per token that a step computes on one device, recomputation included,
+    counted in the traced step. Only matmuls count; the rest is small."""
+    alone = ShardingConfig(mode="dp", data=1, tensor=1)
+    train = config.train.model_copy(update={"sharding": alone})
+    mesh: Any = abstract_mesh(alone.sizes, alone.axes)
+    found: Counter[tuple[str, str]] = Counter()
+    for one, runs, scopes in equations(trace_step(RunConfig(config.model, train), mesh)):
+        words = re.findall(r"\w+", scopes)
+        if "optimizer" not in words:
+            named = {"loss": "head", "attention": "attention"}
+            part = next((named[word] for word in words if word in named), "layers")
+            is_backward = "transpose" in words
+            again = "rematted_computation" in words
+            phase = "recompute" if again else "backward" if is_backward else "forward"
+            found[part, phase] += runs * _matmul_flops(one)
+    microbatch_tokens = train.microbatch_size * config.sequence_length
+    tokens = train.microbatches_per_step * microbatch_tokens
+    parts = {
+        part: Passes(*(found[part, phase] / tokens for phase in Passes._fields))
+        for part in Flops._fields
+    }
+    return Flops(**parts)
+
+
+def _matmul_flops(equation: Any) -> int:
+    """Return the FLOPs of an equation if it is a matmul, else 0."""
+    arrays = [variable.aval for variable in (*equation.invars, *equation.outvars)]
+    if equation.primitive.name == "dot_general":
+        (contracted, _), _ = equation.params["dimension_numbers"]
+        return 2 * math.prod(arrays[0].shape[axis] for axis in contracted) * arrays[-1].size
+    if equation.primitive.name == "ragged_dot_general":
+        # of M·K, K·N and M·N elements, either an operand or the result has them for each group
+        one, other, groups, result = arrays
+        return 2 * math.isqrt(one.size * other.size * result.size // groups.size)
+    return 0
 
 
 def _by_group(sizes: dict[str, int]) -> ParameterCounts:
@@ -167,76 +187,6 @@ def _active_sizes(shapes: Shapes, model: ModelConfig) -> dict[str, int]:
 def _is_of_experts(name: str) -> bool:
     """Return whether each expert has its own copy of this parameter."""
     return name.startswith("blocks.feed_forward.") and ".router." not in name
-
-
-def _of_layers(config: RunConfig) -> Passes:
-    model, train = config
-    shapes = shapes_of(model, train.lora).items()
-    low_rank = {name: math.prod(s) for name, s in shapes if name.endswith(lora.LOW_RANK_NAMES)}
-    kernels = ((name, s) for name, s in shapes if name.endswith(".kernel"))
-    sizes = {name: math.prod(s) for name, s in kernels if name.startswith("blocks.")}
-    if model.n_experts and not grouped_matmul.is_dense():  # else tokens pass through all experts
-        share = (model.experts_per_token or 0) / model.n_experts
-        for name in filter(_is_of_experts, sizes):
-            sizes[name] = round(sizes[name] * share)
-    weights = sum(sizes.values())
-    forward = 2 * (weights + sum(low_rank.values()))
-    recompute, recomputed = 0.0, remat.RECOMPUTED[remat.layer_loop(train, model).remat]
-    if recomputed.matmuls:
-        recompute = forward - 2 * _not_recomputed(sizes, model)
-    elif recomputed.elementwise:
-        recompute = 2 * sum(size for name, size in low_rank.items() if name.endswith(lora.DOWN))
-    weight_gradients = 0 if train.lora else 2 * weights
-    backward = 2 * weights + weight_gradients + 4 * sum(low_rank.values())
-    return Passes(forward, recompute, backward)
-
-
-def _not_recomputed(sizes: dict[str, int], model: ModelConfig) -> int:
-    """Return the size of a layer's last matmul. Its result is only added to the residual stream, so
-    the backward pass needs it only if a norm or, with a grouped matmul, expert weights follow."""
-    is_normed = model.norm != "none" and model.norm_placement != "before"
-    is_weighted = model.n_experts and model.feed_forward != "none" and not grouped_matmul.is_dense()
-    if is_normed or is_weighted:
-        return 0
-    is_last = "attention.output" if model.feed_forward == "none" else "feed_forward.down"
-    return sizes[f"blocks.{is_last}.kernel"]
-
-
-def _of_attention(config: RunConfig) -> Passes:
-    model, train = config
-    length = config.sequence_length
-    is_blockwise = not train.drop_rate  # as `Attention` chooses
-    pairs = attention_pairs(config) if is_blockwise else model.n_layers * length**2
-    once = 2 * pairs * _heads_width(model) / length
-    recomputed = remat.RECOMPUTED[remat.layer_loop(train, model).remat]
-    if is_blockwise:
-        repeated = _repeated_matmuls(config) + 2 * recomputed.matmuls
-        return Passes(2 * once, repeated * once, 4 * once)
-    # recomputing the softmax between the two matmuls takes the scores
-    return Passes(2 * once, (recomputed.elementwise + recomputed.matmuls) * once, 4 * once)
-
-
-def _repeated_matmuls(config: RunConfig) -> int:
-    """Return the matmuls that the backward pass of blockwise attention repeats: the scores, unless
-    weights are kept; with two kernels, scores in both and the weights' gradient in the second."""
-    model, train = config
-    shape = 1, config.sequence_length, 1, model.head_width
-    query = jax.ShapeDtypeStruct(shape, dtype_of(train))
-    kernel = fastest_kernel(query, model.attention_soft_cap, train.documents == "separate")
-    if kernel in (splash_attention, triton_attention):
-        return 3
-    recomputed = remat.RECOMPUTED[remat.layer_loop(train, model).remat]
-    return 1 if recomputed.elementwise or not blockwise_attention.keeps_weights() else 0
-
-
-def attention_pairs(config: RunConfig) -> int:
-    """Return the query-key pairs that blockwise attention multiplies per sequence, all layers."""
-    windows = {"sliding": config.model.sliding_window}
-    return sum(
-        (block.end - block.first) * (block.end - block.first_key)
-        for kind in config.model.layer_kinds()
-        for block in blockwise_attention.query_blocks(config.sequence_length, windows.get(kind))
-    )
 
 
 def _heads_width(model: ModelConfig) -> int:

@@ -254,7 +254,7 @@ def _without_time(
         memory=memory_of(config, layout.mesh, stored),
         stored=stored,
         usable_bytes=hardware.usable_bytes / sharing,
-        flops=hardware_flops_per_token(config, layout.padded_vocab_size(model.vocab_size)),
+        flops=hardware_flops_per_token(config),
         model_flops_per_token=training_flops_per_token(config),
         teacher_flops_per_token=teacher_flops_per_token(config),
         tokens=tokens,

@@ -245,31 +245,16 @@ def test_versions_name_devices_and_libraries() -> None:
 @pytest.mark.parametrize(
     ("code", "version"), [(0, "550.54.14"), (9, "")], ids=["a GPU", "a driver that fails"]
 )
-def test_the_driver_is_what_nvidia_smi_says(
+def test_a_gpu_that_is_not_used_is_found(
     code: int, version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line = "| NVIDIA-SMI 550.54.14    Driver Version: 550.54.14    CUDA Version: 12.4 |"
-    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\necho '{line}'\nexit {code}\n")
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\necho 550.54.14\nexit {code}\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     assert device.nvidia_driver() == version
-
-
-def test_an_old_driver_is_found() -> None:
-    cuda13, cuda12 = {"jax-cuda13-plugin": "0.10.2"}, {"jax-cuda12-plugin": "0.10.2"}
-    assert "which needs 580 or newer" in device._old_driver("550.54.14", cuda13)
-    assert not device._old_driver("580.65.06", cuda13)
-    assert not device._old_driver("550.54.14", cuda12)
-    assert "which needs 525" in device._old_driver("470.1", cuda12)
-    assert not device._old_driver("550.54.14", {})
-
-
-def test_a_gpu_that_is_not_used_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not device._unused_gpu("cpu", "580.65.06")  # the tests ask for the CPU
+    assert not failures(device.machine(mesh_of(8)))  # the tests ask for the CPU
     monkeypatch.setenv("JAX_PLATFORMS", "")
-    assert "the extra cuda" in device._unused_gpu("cpu", "580.65.06")
-    assert not device._unused_gpu("gpu", "580.65.06")
-    assert not device._unused_gpu("cpu", "")
+    assert [one.name for one in failures(device.machine(mesh_of(8)))] == ["devices"] * (not code)
 
 
 def test_a_row_has_one_line_or_one_for_each_detail(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ from rungs.common import machine
 from rungs.common.errors import UserError
 from rungs.parallel import gpu_settings
 from rungs.planning import hardware
-from rungs.planning.hardware import DEVICES, NAMES, device_by_name, device_of_kind
+from rungs.planning.hardware import NAMES, device_by_name, device_of_kind
 from tests.support.committed_runs import ROOT
 
 
@@ -42,14 +42,6 @@ from tests.support.committed_runs import ROOT
 def test_device_of_a_jax_kind(kind: str, name: str | None) -> None:
     found = device_of_kind(kind)
     assert (found and found.name) == name
-
-
-def test_every_device_is_found_by_its_name() -> None:
-    assert [device_by_name(one.name) for one in DEVICES] == list(DEVICES)
-    assert {one.name for one in DEVICES} == {
-        *("h100", "h200", "b200", "a100", "l4", "rtx3090", "rtx4090"),
-        *("tpu-v4", "tpu-v5e", "tpu-v5p", "tpu-v6e", "tpu7x"),
-    }
 
 
 def test_the_help_of_the_command_names_every_device_without_loading_jax() -> None:
@@ -113,12 +105,9 @@ def test_a_device_can_be_described() -> None:
             "choose from h100, h200, b200, a100, l4, rtx3090, .*, tpu7x, cpu, or",
         ),
         ("mine:1:2", "not NAME:FLOPS:BYTES:BANDWIDTH"),
-        ("mine:1:2:3:4", "not NAME:FLOPS:BYTES:BANDWIDTH"),
         ("mine:1:2:fast", "not NAME:FLOPS:BYTES:BANDWIDTH"),
         ("mine:1:2:0", "needs a name and three numbers of at least 1"),
-        ("mine:1:-2:3", "needs a name and three numbers of at least 1"),
         ("mine:nan:2:3", "needs a name and three numbers of at least 1"),
-        ("mine:1:inf:3", "needs a name and three numbers of at least 1"),
         (":1:2:3", "needs a name and three numbers of at least 1"),
     ],
 )

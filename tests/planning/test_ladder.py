@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 from pathlib import Path
 from typing import Any
 
@@ -233,14 +232,6 @@ def test_a_batch_larger_than_the_dataset_is_reported(tmp_path: Path) -> None:
     tiny = {"vocab_size": 64, "context_length": 16}
     with pytest.raises(UserError, match=r"--ladder: a batch of .* is more than the dataset has"):
         propose(run_config(tiny, dataset="tiny", microbatch_size=2048), 1e12, 1, datasets)
-
-
-@pytest.mark.long
-def test_many_epochs_are_reported(tmp_path: Path) -> None:
-    make_dataset(tmp_path / "datasets")
-    run = make_run(tmp_path / "run")
-    text = ladder(run, "--datasets-dir", tmp_path / "datasets").stdout
-    assert re.search(r"the dataset is too small: \d+ epochs", text)
 
 
 def test_head_dim_stays_even_for_rotary_positions() -> None:
