@@ -2,11 +2,12 @@
 several runs.
 
 hardware       known devices: FLOP/s, memory, bandwidth; add a device to `devices.toml`
-flops          parameters and FLOPs per token
+flops          parameters, by config, and FLOPs per token, counted in the traced step
 memory         bytes per device, by component, and one rule for the peak
 advice         which keys to change if memory does not suffice
 communication  bytes sent per step, counted in the traced step
-compiled_step  the step as compiled for a device that may be absent: its memory, its kernels
+compiled_step  the step as traced, and as compiled for a device that may be absent: its memory, its
+               kernels
 program        what a compiled program's text says: collectives, kernels
 profile        what JAX's profiler saw of a program, part by part; add a named scope here as well
 forecast       all of these for one run, with time and the disk space of its checkpoints
