@@ -31,9 +31,9 @@ from rungs.cli import train
 from rungs.common.shown_text import align_columns
 from rungs.data.catalog import find_datasets_dir
 from rungs.run import metrics
+from rungs.training import trainer
 from rungs.training.background import ChartProcess
 from rungs.training.dataset_learner import DatasetLearner
-from rungs.training.trainer import Trainer
 
 INTERVAL = 20
 MODEL = {"vocab_size": 4096, "context_length": 256, "emb_dim": 256, "n_layers": 4, "n_heads": 4}
@@ -48,13 +48,13 @@ TRAIN = {
 TOKENS_PER_STEP = 5 * 4 * 256
 TIMED: tuple[tuple[Any, Callable[..., Any]], ...] = (
     (DatasetLearner, DatasetLearner.validate),
-    (Trainer, Trainer._meta),
+    (trainer, trainer.describe_checkpoint),
     (Saver, Saver.save),
     (Saver, Saver.wait),
     (saver, saver.host_copies),
     (Saver, Saver._finish),
 )
-"""Functions and where to replace them. Training waits for `_meta` and `save`; `wait` and
+"""Functions and where to replace them. Training waits for `describe_checkpoint` and `save`; `wait` and
 `host_copies` are parts of `save`; `_finish` runs in a thread."""
 VALIDATE, META, SAVE, WAIT, COPY, FINISH = (function.__qualname__ for _, function in TIMED)
 SIDES = WITHOUT, WITH, WITHOUT_CHARTS = "without", "with", "with, no charts"

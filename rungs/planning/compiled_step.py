@@ -1,7 +1,8 @@
 """A run's real step, traced without arrays, and compiled for devices that may be absent: what the
-compiler says of its memory and its kernels. Of an entry's `compiler` in `devices.toml`, a GPU's figures are as CUDA reports
-them, and its `kind` is what to tell JAX instead of its own; a TPU's are in libtpu's terms, with the
-`dimensions` of the torus that connects the chips, `devices_per_chip` and `chip_config`."""
+compiler says of its memory and its kernels. Of an entry's `compiler` in `devices.toml`, a GPU's
+figures are as CUDA reports them, and its `kind` is what to tell JAX instead of its own; a TPU's are
+in libtpu's terms, with the `dimensions` of the torus that connects the chips, `devices_per_chip`
+and `chip_config`."""
 
 import contextlib
 import importlib.metadata
