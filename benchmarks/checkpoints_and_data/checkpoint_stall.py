@@ -54,8 +54,8 @@ TIMED: tuple[tuple[Any, Callable[..., Any]], ...] = (
     (saver, saver.host_copies),
     (Saver, Saver._finish),
 )
-"""Functions and where to replace them. Training waits for `describe_checkpoint` and `save`; `wait` and
-`host_copies` are parts of `save`; `_finish` runs in a thread."""
+"""Functions and where to replace them. Training waits for `describe_checkpoint` and `save`; `wait`
+and `host_copies` are parts of `save`; `_finish` runs in a thread."""
 VALIDATE, META, SAVE, WAIT, COPY, FINISH = (function.__qualname__ for _, function in TIMED)
 SIDES = WITHOUT, WITH, WITHOUT_CHARTS = "without", "with", "with, no charts"
 Calls = dict[str, float]
