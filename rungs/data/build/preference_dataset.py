@@ -3,8 +3,9 @@
 {"prompt": "…", "chosen": "…", "rejected": "…"}
 {"prompt": [messages], "chosen": [messages], "rejected": [messages]}
 
-Without a `prompt` it is what both answers begin with. One of the two may be empty: it ends at once. Texts are tokenized as `pair_dataset` does;
-chats with the chat template, where only the assistant's messages after the prompt count."""
+Without a `prompt` it is what both answers begin with. One of the two may be empty: it ends at
+once. Texts are tokenized as `pair_dataset` does; chats with the chat template, where only the
+assistant's messages after the prompt count."""
 
 import dataclasses
 import functools
