@@ -93,11 +93,6 @@ def test_an_item_has_what_its_verifier_needs(tmp_path: Path, name: str) -> None:
         read(path, None)
 
 
-def test_the_configs_verifier_replaces_those_of_the_items(tmp_path: Path) -> None:
-    path = write(tmp_path / "items.jsonl", *items(2, verifier="exact"))
-    assert {item.verifier for item in read(path, "gsm8k").items} == {"gsm8k"}
-
-
 @given(st.lists(st.integers(0, 30), min_size=1), st.integers(1, 12))
 def test_a_split_shares_no_prompt_and_loses_none(numbers: list[int], count: int) -> None:
     source = read_numbers(numbers)

@@ -131,28 +131,25 @@ def _npy_layout(head: bytes) -> _Layout:
 def _bin_layout(head: bytes, size: int) -> _Layout:
     """Return the layout of llm.c's format, or else of nanoGPT's."""
     header = np.frombuffer(head[: len(head) // 4 * 4], "<i4")[:_LLM_C_HEADER]
+    numbers: list[int] = header.tolist()
+    magic, version, count, *_ = [*numbers, 0, 0, 0]
     if tuple(header[:2].byteswap().tolist()) in _LLM_C_FORMATS:
         raise ValueError("its header is big-endian; convert it to little-endian first")
-    if len(header) and int(header[0]) in _LLM_C_MAGICS:
-        return _llm_c_layout(header.tolist(), size)
+    if magic in _LLM_C_MAGICS:
+        if len(header) < _LLM_C_HEADER:
+            raise ValueError(f"has {size:,} bytes, fewer than llm.c's header: it is truncated")
+        if (magic, version) not in _LLM_C_FORMATS:
+            known = " or ".join(f"{magic} and {version}" for magic, version in _LLM_C_FORMATS)
+            raise ValueError(
+                f"its header has the magic number {magic} and version {version}; tokens of llm.c"
+                f" have {known}"
+            )
+        return _Layout(_LLM_C_FORMATS[magic, version], (count,), 4 * _LLM_C_HEADER)
     if size % 2:
         raise ValueError(
             f"has {size:,} bytes, an odd number: a .bin file without llm.c's header is uint16"
         )
     return _Layout(np.dtype("<u2"), (size // 2,), 0)
-
-
-def _llm_c_layout(header: list[int], size: int) -> _Layout:
-    if len(header) < _LLM_C_HEADER:
-        raise ValueError(f"has {size:,} bytes, fewer than llm.c's header: it is truncated")
-    magic, version, count, *_ = header
-    if (magic, version) not in _LLM_C_FORMATS:
-        known = " or ".join(f"{magic} and {version}" for magic, version in _LLM_C_FORMATS)
-        raise ValueError(
-            f"its header has the magic number {magic} and version {version}; tokens of llm.c have"
-            f" {known}"
-        )
-    return _Layout(_LLM_C_FORMATS[magic, version], (count,), 4 * _LLM_C_HEADER)
 
 
 def _count(layout: _Layout, size: int) -> int:

@@ -118,23 +118,19 @@ class TokenFile:
 
 def _problem(tensors: Mapping[str, Tensor]) -> str | None:
     code, shape, _ = tensors[TENSOR]
-    if len(shape) != 1:
-        return f"{TENSOR!r} has shape {[*shape]}; it must have one dimension"
-    if code not in INTEGERS:
-        return f"{TENSOR!r} has dtype {code}; it must be an integer dtype"
+    if len(shape) != 1 or code not in INTEGERS:
+        found = f"has dtype {code} and shape {[*shape]}"
+        return f"{TENSOR!r} {found}; it must have an integer dtype and one dimension"
     if shape[0] == 0:
         return f"{TENSOR!r} is empty"
-    answers = 0
-    if bounds := tensors.get(BOUNDS):
-        answers, *row = bounds.shape or [0]
-        if bounds.code != _BOUNDS_CODE or row != [2] or answers == 0:
-            found = f"has dtype {bounds.code} and shape {[*bounds.shape]}"
-            return f"{BOUNDS!r} {found}; it must have {_BOUNDS_CODE} and a row of 2 for each pair"
-    if ends := tensors.get(CHAT_ENDS):
-        chats, *row = ends.shape or [0]
-        if ends.code != _BOUNDS_CODE or row or not 0 < chats <= answers:
-            return f"{CHAT_ENDS!r} has dtype {ends.code} and shape {[*ends.shape]}; damaged"
-    return None
+    rows: dict[str, tuple[int, ...]] = {CHAT_ENDS: (), BOUNDS: (2,)}
+    for name in sorted(tensors.keys() & rows):
+        code, shape, _ = tensors[name]
+        row = rows[name]
+        if code != _BOUNDS_CODE or shape[1:] != row or 0 in (len(shape), *shape):
+            found = f"has dtype {code} and shape {[*shape]}"
+            return f"{name!r} {found}; it must have {_BOUNDS_CODE} and shape {['n', *row]}"
+    return f"has {CHAT_ENDS}, but no {BOUNDS}" if tensors.keys() & rows == {CHAT_ENDS} else None
 
 
 def _texts(path: Path, content: str) -> Texts:

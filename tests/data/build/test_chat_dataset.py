@@ -80,12 +80,6 @@ def test_chats_that_are_too_long_are_left_out_and_counted(model: Path) -> None:
     (model.parent / "datasets" / "talk" / "dataset.json").unlink()
 
 
-def test_only_chats_that_are_too_long(model: Path) -> None:
-    result = build(model, CHAT, CHAT, options=("--max-tokens", "5"))
-    assert "the train split has no chat of at most 5 tokens" in str(result.exception)
-    assert not (model.parent / "datasets" / "talk").exists()
-
-
 def learned(model: Path, line: Any, options: tuple[str, ...] = ()) -> str:
     """Return what is learned of a chat, in a dataset of it."""
     result = build(model, line, options=options)

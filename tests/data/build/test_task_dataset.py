@@ -93,15 +93,6 @@ def test_no_held_out_prompt_is_trained_on(name: str, place: Path) -> None:
     assert not train & held_out
 
 
-def test_validation_prompts_are_those_of_reinforcement_learning(place: Path) -> None:
-    config = TaskConfig(source="sort", seed=0)
-    items = open_task(config, place).validation
-    dataset = open_dataset("sort-pairs", place)
-    assert [prompt for prompt, _ in texts(dataset, "validation")] == [
-        items[index].prompt for index in range(len(items))
-    ]
-
-
 @pytest.mark.parametrize("percent", [20, 100])
 def test_the_share_of_worked_answers(
     percent: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import tokenizers
-from huggingface_hub import constants
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
@@ -21,8 +20,6 @@ from rungs.common.errors import UserError
 from rungs.data.text import tokenizer_files
 from rungs.data.text.tokenizer import END_OF_TEXT, Tokenizer, byte_level_tokenizer, train_bpe
 from rungs.data.text.tokenizer_files import load_tokenizer
-from tests.support.hub_stand_in import MODEL, HubStandIn
-from tests.support.local_server import use_server
 
 TOKENIZERS = Path(__file__).parents[2] / "fixtures" / "tokenizers"
 FAMILIES = sorted(folder.name for folder in TOKENIZERS.iterdir())
@@ -293,33 +290,6 @@ def test_a_damaged_file_is_reported(tmp_path: Path, content: bytes) -> None:
         load_tokenizer(tmp_path)
 
 
-def splitting(regex: str, path: Path) -> Tokenizer:
-    """Return a tokenizer that splits texts at a pattern."""
-    raw = tokenizers.Tokenizer(models.WordLevel({"a": 0, "<unk>": 1}, unk_token="<unk>"))
-    raw.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(regex), "isolated")
-    raw.save(str(path))
-    return load_tokenizer(path)
-
-
-def test_a_pattern_that_the_library_gives_up_on_is_one_line(tmp_path: Path) -> None:
-    found = splitting("(a+)+$", tmp_path / "tokenizer.json")
-    assert found.encode("aa") == [1]
-    with pytest.raises(UserError, match=r"^the text cannot be tokenized: .*retry-limit-in-match"):
-        found.encode("a" * 50 + "b")
-
-
-def test_a_vocabulary_with_unused_ids(tmp_path: Path) -> None:
-    raw = {
-        "version": "1.0",
-        "added_tokens": [],
-        "model": {"type": "WordLevel", "vocab": {"a": 0, "b": 7}, "unk_token": "a"},
-    }
-    (tmp_path / "tokenizer.json").write_text(json.dumps(raw))
-    loaded = load_tokenizer(tmp_path)
-    assert loaded.vocab_size == 8
-    assert loaded.end_of_text is None
-
-
 def gpt2_folder(folder: Path, **config: object) -> Path:
     for name in ("vocab.json", "merges.txt"):
         shutil.copyfile(TOKENIZERS / "gpt2" / name, folder / name)
@@ -369,17 +339,6 @@ def test_a_gpt2_vocabulary_without_some_bytes_is_reported(tmp_path: Path) -> Non
     (tmp_path / "vocab.json").write_text(json.dumps(vocabulary))
     with pytest.raises(UserError, match="lacks 1 of the 256 bytes"):
         load_tokenizer(tmp_path)
-
-
-def test_older_files_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    with HubStandIn() as hub:
-        use_server(hub.address, monkeypatch)
-        files = [path for path in (TOKENIZERS / "gpt2").iterdir() if path.suffix != ".model"]
-        hub.files |= {path.name: path.read_bytes() for path in files}
-        loaded = load_tokenizer(MODEL)
-    for text, entry in expected("gpt2").items():
-        assert loaded.encode_prompt(text) == entry["prompt"]
 
 
 def test_a_sentencepiece_model_is_refused_with_the_call_that_converts_it(tmp_path: Path) -> None:

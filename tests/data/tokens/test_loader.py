@@ -128,14 +128,6 @@ def test_seeds_share_no_epoch_order(datasets: dict[str, Dataset]) -> None:
     assert len(set(orders)) == 9
 
 
-def test_a_shuffled_order_looks_random(datasets: dict[str, Dataset]) -> None:
-    order = np.array(first_tokens(training_data(datasets, shuffle=True))) // S
-    positions = np.arange(len(order))
-    correlation = np.corrcoef(order, positions)[0, 1]
-    assert abs(correlation) < 4 / np.sqrt(len(order))
-    assert np.mean(np.diff(order) == 1) < 0.1
-
-
 def test_tokens_are_rounded_up_to_whole_steps(datasets: dict[str, Dataset]) -> None:
     for tokens, steps in ((1, 1), (STEP_TOKENS, 1), (STEP_TOKENS + 1, 2), (10 * STEP_TOKENS, 10)):
         data = training_data(datasets, min_train_tokens=tokens)

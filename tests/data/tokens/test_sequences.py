@@ -15,7 +15,7 @@ from rungs.common.errors import UserError
 from rungs.data.text.tokenizer import Tokenizer, byte_level_tokenizer
 from rungs.data.tokens.dataset import Dataset
 from rungs.data.tokens.loader import TrainingData, ValidationData
-from rungs.data.tokens.sequences import IGNORED, TextWindows
+from rungs.data.tokens.sequences import TextWindows
 from tests.support.token_datasets import (
     END,
     STEP_TOKENS,
@@ -211,26 +211,6 @@ def test_only_answer_tokens_are_targets(
         assert shuffle or of_epoch == in_order[:used]
     validation = validation_rows(ValidationData.of(config, {"p": dataset}))
     assert [(inputs, targets) for inputs, targets in validation.tolist()] == in_order
-
-
-def test_an_example_batch_of_pairs(tmp_path: Path) -> None:
-    pairs: Pairs = [([1, 2, 3], [4, 5]), ([], [6, 7]), ([8, 9, 10, 11, 12, 13, 14], [15])]
-    data = training_data(
-        {"p": make_pairs(tmp_path, "p", train=pairs)}, dataset="p", gradient_accumulation_steps=1
-    )
-    inputs_ABS, targets_ABS, _ = data.batch(0)
-    no = IGNORED
-    assert inputs_ABS[0].tolist() == [
-        [1, 2, 3, 4, 5, END, END, END],
-        [6, 7, END, END, END, END, END, END],
-        [8, 9, 10, 11, 12, 13, 14, 15],
-    ]
-    assert targets_ABS[0].tolist() == [
-        [no, no, 4, 5, END, no, no, no],
-        [7, END, no, no, no, no, no, no],
-        [no, no, no, no, no, no, 15, END],
-    ]
-    assert data.total_steps == 1
 
 
 def test_a_mixture_of_text_and_pairs_changes_neither(datasets: dict[str, Dataset]) -> None:
