@@ -15,6 +15,7 @@ from rungs.common.shown_text import counted
 from rungs.config.option_values import (
     DOCUMENTS_VALIDATION_PERCENT,
     LARGEST_VOCAB,
+    TOKEN_DTYPES,
     VALIDATION_PERCENT,
     VOCAB_SIZE,
 )
@@ -85,6 +86,11 @@ _OWN_FILES = ("text", "pairs", "chats", "preferences", "parquet", "jsonl", "toke
     multiple=True,
     type=click.Path(path_type=Path),
     help="With --tokens: a file of tokens for validation, instead of a share. Can be repeated.",
+)
+@click.option(
+    "--token-dtype",
+    type=click.Choice(TOKEN_DTYPES),
+    help="With --tokens: the type of numbers in .bin files without a header.  [default: uint16]",
 )
 @click.option("--text-column", help="The column with the documents.  [default: text]")
 @click.option(
@@ -210,6 +216,7 @@ class Options(SimpleNamespace):
                 "--tokens needs the --tokenizer that made them, or its --vocab-size",
             ),
             (self.validation_file and not self.tokens, "--validation-file is for --tokens"),
+            (self.token_dtype and not self.tokens, "--token-dtype is for --tokens"),
             (
                 self.validation_file and "validation_percent" in given,
                 f"--validation-file and --validation-percent {apart}",
@@ -283,6 +290,7 @@ def _builder(options: Options) -> Callable[[Path, list[Any]], "Source"]:
             validation_files=list(options.validation_file),
             vocabulary=tokenizer,
             validation_percent=percent,
+            dtype=options.token_dtype,
         )
     if not options.chats:
         module = pair_dataset if options.pairs else text_dataset

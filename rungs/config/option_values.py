@@ -23,6 +23,8 @@ VOCAB_SIZE = 4096
 """Vocabulary size of a tokenizer trained on a dataset's text."""
 LARGEST_VOCAB = 2**24
 """Largest vocabulary to train; the library that trains it allocates all of it at once."""
+TOKEN_DTYPES = ("uint16", "uint32", "uint64", "int32", "int64")
+"""Types of token ids in files that don't say theirs."""
 VALIDATION_PERCENT = 5
 """Percentage of text for validation."""
 DOCUMENTS_VALIDATION_PERCENT = 1.0

@@ -2,7 +2,7 @@
 unpickled.
 
     .npy          NumPy: a one-dimensional array of integers of any size and byte order
-    .bin          nanoGPT: uint16, without a header
+    .bin          nanoGPT: uint16, or what `dtype` says, without a header
     .bin          llm.c and modded-nanogpt: 256 int32, of which the first three are a magic number,
                   a version and the number of tokens; then uint16, or uint32 for Llama 3
                   (https://github.com/karpathy/llm.c/blob/master/dev/data/data_common.py)
@@ -21,7 +21,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from rungs.common import paths, run_log
-from rungs.common.errors import UserError, reason
+from rungs.common.errors import UserError, errors_at, reason
 from rungs.data.build.sections import Progress, log_texts, split_sections, token_dtype
 from rungs.data.text import tokenizer_files
 from rungs.data.text.tokenizer import Tokenizer
@@ -35,6 +35,8 @@ _NO_TOKENS = (
 _MOST_HEADER = 1 << 16
 """Bytes of the largest header of a .npy file that is read."""
 _BLOCK_TOKENS = 1 << 20
+_FEWEST_TO_TELL = 8
+"""Numbers of which every second one is hardly 0 by chance."""
 _LLM_C_HEADER = 256
 """Numbers in llm.c's header."""
 _LLM_C_FORMATS: dict[tuple[int, int], np.dtype] = {
@@ -69,21 +71,43 @@ class TokenSection(NamedTuple):
     """What the file says of the tokens that begin and end texts."""
 
     @classmethod
-    def of_file(cls, path: Path) -> "TokenSection":
-        """Return all tokens of a file. Raises UserError if it can't be read, has no tokens, not as
-        many as its header says, or another dtype or number of dimensions."""
+    def of_file(cls, path: Path, dtype: str | None = None) -> "TokenSection":
+        """Return all tokens of a file. `dtype` is what its user says of it. Raises UserError if it
+        can't be read, has no tokens, not as many as its header says, or another dtype or number of
+        dimensions."""
         with paths.open_given(path) as file:
             head = file.read(_MOST_HEADER)
         if (suffix := path.suffix.lower()) == ".safetensors":
-            return _of_safetensors(path)
-        if suffix not in (".npy", ".bin"):
+            found = _of_safetensors(path)
+        elif suffix not in (".npy", ".bin"):
             raise UserError(f"{path}: its name must end in .npy, .bin or .safetensors")
-        try:
+        else:
             size = path.stat().st_size
-            layout = _npy_layout(head) if suffix == ".npy" else _bin_layout(head, size)
-            return cls(path, layout.dtype, layout.offset, 0, _count(layout, size))
-        except ValueError as error:
-            raise UserError(f"{path}: {error}") from None
+            with errors_at(f"{path}: ", ValueError):
+                layout = _npy_layout(head) if suffix == ".npy" else _bin_layout(head, size, dtype)
+                found = cls(path, layout.dtype, layout.offset, 0, _count(layout, size))
+        if dtype not in (None, found.dtype.name):
+            raise UserError(f"{path}: holds {found.dtype.name}, not the {dtype} of --token-dtype")
+        return found
+
+    def check(self, vocab_size: int) -> None:
+        """Raise UserError if the dtype, of which the user hasn't said anything, is probably wrong:
+        ids of the vocabulary don't fit, or what is read as uint16 is wider, so that each number
+        leaves its upper half, 0 or -1, at every second place."""
+        name = self.dtype.name
+        if (most := np.iinfo(self.dtype).max) < vocab_size - 1:
+            raise UserError(
+                f"{self.path}: as {name} it has no ids over {most:,}, and the vocabulary has"
+                f" {vocab_size:,} tokens: larger ids may have been cut off, or it is not {name};"
+                f" say --token-dtype uint32, or {name} if no id was larger"
+            )
+        block = self._read(self.start, min(self.start + _BLOCK_TOKENS, self.end))
+        first, second = (np.isin(block[place::2], (0, 0xFFFF)).all() for place in (0, 1))
+        if name == "uint16" and len(block) >= _FEWEST_TO_TELL and first != second:
+            raise UserError(
+                f"{self.path}: as uint16 every second number is 0 or 65,535, as if it were uint32"
+                " or int64; say which with --token-dtype (uint16 if it is)"
+            )
 
     @property
     def size(self) -> int:
@@ -128,8 +152,8 @@ def _npy_layout(head: bytes) -> _Layout:
     return _Layout(dtype, shape, file.tell())
 
 
-def _bin_layout(head: bytes, size: int) -> _Layout:
-    """Return the layout of llm.c's format, or else of nanoGPT's."""
+def _bin_layout(head: bytes, size: int, name: str | None) -> _Layout:
+    """Return the layout of llm.c's format, or else of numbers alone, uint16 unless named."""
     header = np.frombuffer(head[: len(head) // 4 * 4], "<i4")[:_LLM_C_HEADER]
     numbers: list[int] = header.tolist()
     magic, version, count, *_ = [*numbers, 0, 0, 0]
@@ -145,11 +169,10 @@ def _bin_layout(head: bytes, size: int) -> _Layout:
                 f" have {known}"
             )
         return _Layout(_LLM_C_FORMATS[magic, version], (count,), 4 * _LLM_C_HEADER)
-    if size % 2:
-        raise ValueError(
-            f"has {size:,} bytes, an odd number: a .bin file without llm.c's header is uint16"
-        )
-    return _Layout(np.dtype("<u2"), (size // 2,), 0)
+    dtype = np.dtype(name or "uint16").newbyteorder("<")
+    if size % dtype.itemsize:
+        raise ValueError(f"has {size:,} bytes, which is no whole number of {dtype.name}")
+    return _Layout(dtype, (size // dtype.itemsize,), 0)
 
 
 def _count(layout: _Layout, size: int) -> int:
@@ -199,18 +222,21 @@ def build(
     validation_files: list[Path],
     vocabulary: Tokenizer | int,
     validation_percent: float,
+    dtype: str | None = None,
 ) -> dataset.Source:
     """Write the token files of a dataset, and the tokenizer if it is known, into its folder.
-    `vocabulary` can be the number of its tokens. Without files for validation, it is
-    `validation_percent` of the others. Raises UserError if a token is not in the vocabulary, or a
-    split has none."""
+    `vocabulary` can be the number of its tokens, and `dtype` says what the files hold. Without
+    files for validation, it is `validation_percent` of the others. Raises UserError if a token is
+    not in the vocabulary, the dtype is probably another, or a split has no tokens."""
     found, held_out = (
-        [TokenSection.of_file(path) for path in paths] for paths in (files, validation_files)
+        [TokenSection.of_file(path, dtype) for path in paths] for paths in (files, validation_files)
     )
     splits = split_sections(found, validation_percent)
     if held_out:
         splits = {"train": found, "validation": held_out}
     vocab_size = vocabulary if isinstance(vocabulary, int) else vocabulary.vocab_size
+    for section in [*found, *held_out] if dtype is None else ():
+        section.check(vocab_size)
     texts = _texts(splits["train"][0], vocabulary)
     size = sum(part.size * part.dtype.itemsize for parts in splits.values() for part in parts)
     with run_log.byte_progress("reading tokens", size) as bar:

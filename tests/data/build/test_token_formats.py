@@ -72,12 +72,14 @@ def build(
     vocabulary: Tokenizer | int = VOCAB,
     percent: float = 0,
     name: str = "mine",
+    dtype: str | None = None,
 ) -> Dataset:
     build = partial(
         tokens_dataset.build,
         validation_files=[*validation],
         vocabulary=vocabulary,
         validation_percent=percent,
+        dtype=dtype,
     )
     return build_dataset(name, [*files], place / "datasets", build)
 
@@ -116,10 +118,48 @@ def test_one_byte_tokens_and_large_vocabularies(tmp_path: Path) -> None:
     small, large = tmp_path / "SMALL.NPY", tmp_path / "large.npy"
     np.save(small.open("wb"), (np.arange(200) % 100).astype(np.int8))
     np.save(large, np.array([0, 65_536, 128_255]))
-    assert tokens_of(build(tmp_path, small))["train"] == [n % 100 for n in range(200)]
+    dataset = build(tmp_path, small, vocabulary=100)
+    assert tokens_of(dataset)["train"] == [n % 100 for n in range(200)]
     dataset = build(tmp_path, large, vocabulary=128_256, name="large")
     assert tokens_of(dataset)["train"] == [0, 65_536, 128_255]
     assert dataset.tokens("train").dtype == np.uint32
+
+
+@pytest.mark.parametrize("dtype", ["uint32", "int32", "int64", "uint64"])
+@pytest.mark.parametrize(
+    ("vocab_size", "problem"),
+    [(VOCAB, "every second number is 0"), (200_000, "no ids over 65,535")],
+)
+def test_numbers_without_a_header_need_their_type(
+    tmp_path: Path, dtype: str, vocab_size: int, problem: str
+) -> None:
+    path, ids = tmp_path / "raw.bin", IDS * (vocab_size // VOCAB)
+    content(ids.astype(dtype).tobytes())(path)
+    with pytest.raises(UserError, match=problem):
+        build(tmp_path, path, vocabulary=vocab_size)
+    dataset = build(tmp_path, path, vocabulary=vocab_size, dtype=dtype)
+    assert tokens_of(dataset)["train"] == ids.tolist()
+
+
+@pytest.mark.parametrize("name", ["raw.bin", "wrapped.npy", "wrapped.safetensors"])
+def test_ids_that_may_have_been_cut_off_are_refused_until_confirmed(
+    tmp_path: Path, name: str
+) -> None:
+    path, wrapped = tmp_path / name, (IDS * 2).astype(np.uint16)
+    {"bin": content(wrapped.tobytes()), "npy": npy(wrapped)}.get(
+        name[-3:], tensors(tokens=wrapped)
+    )(path)
+    with pytest.raises(UserError, match=r"as uint16 it has no ids over 65,535, .* 100,000 tokens"):
+        build(tmp_path, path, vocabulary=100_000)
+    dataset = build(tmp_path, path, vocabulary=100_000, dtype="uint16")
+    assert tokens_of(dataset)["train"] == wrapped.tolist()
+
+
+def test_what_is_said_must_fit_the_header(tmp_path: Path) -> None:
+    path = tmp_path / "a.npy"
+    np.save(path, IDS.astype(np.int32))
+    with pytest.raises(UserError, match="holds int32, not the uint32 of --token-dtype"):
+        build(tmp_path, path, dtype="uint32")
 
 
 def test_files_for_validation_are_not_split(tmp_path: Path) -> None:
@@ -180,7 +220,7 @@ class Payload:
 
 HEADER = llm_c(IDS)[:1024]
 REFUSED: dict[str, tuple[str, Make, str]] = {
-    "odd": ("a.bin", content(b"\1\2\3"), "has 3 bytes, an odd number"),
+    "odd": ("a.bin", content(b"\1\2\3"), "has 3 bytes, which is no whole number of uint16"),
     "empty": ("a.bin", content(b""), "has no tokens"),
     "empty array": ("a.npy", npy(np.zeros(0, np.uint16)), "has no tokens"),
     "two dimensions": ("a.npy", npy(np.zeros((2, 3), np.uint16)), "has shape [2, 3]"),
