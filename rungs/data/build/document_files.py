@@ -154,19 +154,18 @@ def _matches(name: str, patterns: Iterable[str]) -> bool:
 
 def _config(configs: Sequence[dict[str, Any]], name: str | None) -> dict[str, Any] | None:
     """Return the configuration of this name; for None the default, or None without `configs`."""
-    with_files = [config for config in configs if config.get("data_files")]
-    by_name = {str(config.get("config_name")): config for config in with_files}
-    if name is not None:
-        if name not in by_name:
-            known = ", ".join(by_name) or "none"
-            raise UserError(f"no configuration {format_value(name)}; there are {known}")
-        return by_name[name]
-    marked = [config for config in with_files if config.get("default")]
-    if not with_files or marked or len(with_files) == 1:
-        return next(iter(marked or with_files), None)
-    if "default" in by_name:
-        return by_name["default"]
-    raise UserError(f"choose a configuration with --config; there are {', '.join(by_name)}")
+    by_name = {str(each.get("config_name")): each for each in configs if each.get("data_files")}
+    if name is not None and name not in by_name:
+        known = ", ".join(by_name) or "none"
+        raise UserError(f"no configuration {format_value(name)}; there are {known}")
+    marked = [key for key, config in by_name.items() if config.get("default")]
+    only = list(by_name) if len(by_name) == 1 else []
+    for key in (name, *marked, *only, "default"):
+        if key in by_name:
+            return by_name[key]
+    if by_name:
+        raise UserError(f"choose a configuration with --config; there are {', '.join(by_name)}")
+    return None
 
 
 def _patterns(config: dict[str, Any]) -> dict[str, list[str]]:

@@ -80,23 +80,23 @@ class Store(NamedTuple):
         """Write the arrays, a file at a time. Killed and called again, it goes on with the first
         file that is missing. Raises the error of `disk.unwritable`."""
         row_bytes = sum(np.dtype(row).itemsize for row in self.rows.values())
-        per_file, sha256, were_there = max(_FILE_BYTES // row_bytes, 1), {}, self.exists()
-        with lock_folder(self.folder):
-            if self.exists() and not were_there:
-                return  # another process wrote them
-            with atomic_folder(self.folder, replace=True, resume=True) as folder:
-                for first in range(0, self.sequences, per_file):
-                    path = folder / f"{first // per_file:05}.safetensors"
-                    if not path.is_file():
-                        log.info("%s: sequence %d of %d", path, first + 1, self.sequences)
-                        arrays = arrays_of(range(first, min(first + per_file, self.sequences)))
-                        disk.replace_file(path, safetensors.numpy.save(dict(arrays)))
-                    sha256[path.name] = file_checksum(path) or ""
-                description = Description(
-                    key=self.key, sequences=self.sequences, per_file=per_file, sha256=sha256
-                )
-                text = json.dumps(description.model_dump(mode="json"), indent=2)
-                disk.replace_file(folder / self.description.name, text + "\n")
+        per_file, sha256 = max(_FILE_BYTES // row_bytes, 1), {}
+        with (
+            lock_folder(self.folder),
+            atomic_folder(self.folder, replace=True, resume=True) as folder,
+        ):
+            for first in range(0, self.sequences, per_file):
+                path = folder / f"{first // per_file:05}.safetensors"
+                if not path.is_file():
+                    log.info("%s: sequence %d of %d", path, first + 1, self.sequences)
+                    arrays = arrays_of(range(first, min(first + per_file, self.sequences)))
+                    disk.replace_file(path, safetensors.numpy.save(dict(arrays)))
+                sha256[path.name] = file_checksum(path) or ""
+            description = Description(
+                key=self.key, sequences=self.sequences, per_file=per_file, sha256=sha256
+            )
+            text = json.dumps(description.model_dump(mode="json"), indent=2)
+            disk.replace_file(folder / self.description.name, text + "\n")
 
     def open(self) -> "StoredArrays":
         """Open the arrays. Raises DamagedError if they are missing, damaged or others."""

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
@@ -79,27 +78,6 @@ def test_a_changed_description_is_damage(store: Store, change: dict[str, object]
     store.description.write_text(json.dumps(keys | change))
     with pytest.raises(DamagedError):
         store.open()
-
-
-def test_arrays_that_another_process_wrote_meanwhile_are_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store, asked = store_in(tmp_path, ""), list[int]()
-    lock = stored_arrays.lock_folder
-
-    def write_first(folder: Path) -> AbstractContextManager[None]:
-        monkeypatch.setattr(stored_arrays, "lock_folder", lock)
-        store.write(arrays_of)
-        return lock(folder)
-
-    def count(indices: Sequence[int]) -> Arrays:
-        asked.extend(indices)
-        return arrays_of(indices)
-
-    monkeypatch.setattr(stored_arrays, "lock_folder", write_first)
-    store.write(count)
-    assert asked == []
-    assert store.exists()
 
 
 def test_a_changed_file_is_damage(store: Store) -> None:
