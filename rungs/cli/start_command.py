@@ -25,7 +25,6 @@ from rungs.run.folder import RunFolder, StartOptions, existing_run_path, find_ru
 
 _TASK_COUNTS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
 """Variables of Slurm's srun and Open MPI's mpirun with the number of processes."""
-_MOST_PROCESSES = 1_000_000
 _MULTI_PROCESS = ("JOBSET_NAME", "MEGASCALE_COORDINATOR_ADDRESS")
 """Set in pods of a Kubernetes JobSet as in docs/clusters.md, and with several TPU slices."""
 _TPU_HOSTS = "TPU_WORKER_HOSTNAMES"
@@ -59,8 +58,8 @@ def find_cluster(
     host, _, port = coordinator.rpartition(":")
     if not host or port not in map(str, range(1, 2**16)):
         raise UserError(f"--coordinator {coordinator}: give host:port of process 0")
-    if not 1 <= processes <= _MOST_PROCESSES:
-        raise UserError(f"--processes {processes}: must be from 1 to {_MOST_PROCESSES}")
+    if processes < 1:
+        raise UserError(f"--processes {processes}: must be at least 1")
     if not 0 <= process < processes:
         raise UserError(f"--process {process}: must be from 0 to {processes - 1}")
     return Cluster(coordinator, processes, process) if processes > 1 else None

@@ -19,8 +19,6 @@ from rungs.run.folder import RunFolder
 
 EventKind = Literal["start", "stop", "failure", "finish", "spike", "warning", "stall"]
 SAMPLE_KINDS = ("greedy", "sampled")
-_MOST_DIGITS = 19
-"""Of the number of a step."""
 _Z = 1.959964
 """A standard normal variable is within ± this with probability 95%."""
 
@@ -64,7 +62,7 @@ class Evaluation(Record):
     def step(self) -> int:
         """Last step of the checkpoint; -1 for imported weights."""
         last = self.checkpoint.rpartition("-")[2]
-        return int(last) if last.isdecimal() and len(last) < _MOST_DIGITS else -1
+        return int(last) if last.isdecimal() else -1
 
 
 class Sample(Record):

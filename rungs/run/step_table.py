@@ -17,8 +17,6 @@ FloatArray = NDArray[np.float64]
 Columns = dict[str, FloatArray]
 Steps = list[dict[str, Any]]
 STEP = "global_step"
-_LONGEST_STEP = 1e9
-"""Seconds; more are a damaged number."""
 _NO_STEPS: Columns = {STEP: np.zeros(0)}
 
 
@@ -65,7 +63,7 @@ class StepTable:
     @property
     def seconds(self) -> FloatArray:
         """Training time up to the end of each step, without pauses between starts."""
-        return np.cumsum(np.nan_to_num(self.column("step_seconds")).clip(0, _LONGEST_STEP))
+        return np.cumsum(np.nan_to_num(self.column("step_seconds")))
 
     @property
     def mean_tokens_per_second(self) -> float | None:
@@ -151,8 +149,7 @@ def _keys(objects: Steps) -> Iterable[str]:
 
 
 def _number(value: Any) -> float:
-    is_number = isinstance(value, int | float) and abs(value) < 1e300
-    return float(value) if is_number else np.nan
+    return float(value) if isinstance(value, int | float) else np.nan
 
 
 def _joined(parts: Sequence[Columns]) -> Columns:

@@ -34,7 +34,7 @@ TINY_TOKENS = 24 * 128
 pytestmark = pytest.mark.usefixtures("shared_traces")
 
 
-QUICK_RUNS = ("gemma", "mixtral")
+QUICK_RUNS = ("mixtral",)
 
 
 @pytest.fixture(autouse=True)
@@ -145,17 +145,17 @@ def test_the_command_prints_a_table_and_writes_nothing(tmp_path: Path) -> None:
 
 def test_json_has_the_same_figures(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
-    where = ("--sharding", "fsdp:4", "--device", "mine:1e12:2e6:1e9")
-    found = command(run.path, "--json", *where, "--datasets-dir", tmp_path)
+    where = ("--sharding", "dp:1", "--device", "h100", "--datasets-dir", tmp_path)
+    found = command(run.path, "--json", *where)
     assert found.exit_code == 0, found.output
     content = json.loads(found.stdout)
-    assert content["device"] == "mine"
-    assert content["sharding"] == {"mode": "fsdp", "data": 4, "tensor": 1}
+    assert content["device"] == "h100"
+    assert content["sharding"] == {"mode": "dp", "data": 1, "tensor": 1}
     assert content["tokens"]["in_datasets"] == {"tiny": None}
     assert content["tokens"]["planned"] == TINY_TOKENS
     sizes = content["parameters"]
     assert sum(sizes.values()) == 2 * sizes["total"]
-    assert content["usable_bytes_per_device"] == 2e6
+    assert content["usable_bytes_per_device"] == pytest.approx(0.9 * 84.94e9, rel=1e-3)
     assert content["throughput"]["tokens_per_second"] > 0
 
 

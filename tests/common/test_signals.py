@@ -8,53 +8,36 @@ import pytest
 
 from rungs.common import signals
 
-SCRIPT = """
-import os, signal, sys
-from rungs.common import signals
-clock = iter([0.0, float(sys.argv[1])])
-signals.time.monotonic = lambda: next(clock)
-with signals.StopSignal() as stop:
-    stop.begin()
-    os.kill(os.getpid(), signal.SIGTERM)
-    os.kill(os.getpid(), signal.SIGTERM)
-print(stop.exit_code)
-"""
-
-
-@pytest.mark.parametrize(("seconds_between", "exit_code"), [(0.9, 0), (1.1, 143)])
-def test_a_second_signal_ends_the_process_unless_it_comes_with_the_first(
-    seconds_between: float, exit_code: int
-) -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(seconds_between)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ended.returncode == exit_code, ended.stderr
-    assert "SIGTERM: saving after this step; send it again to stop at once" in ended.stderr
-    assert ended.stdout == ("143\n" if exit_code == 0 else "")
-
-
 STOP = """
 import os, signal, sys
-from rungs.common.signals import StopSignal, exit_on_signal
-exit_on_signal()
-with StopSignal() as stop:
+from rungs.common import signals
+clock = iter(range(0, 1000, 2))
+signals.time.monotonic = lambda: next(clock) * float(sys.argv[1]) / 2
+signals.exit_on_signal()
+with signals.StopSignal() as stop:
     stop.begin()
-    for name in sys.argv[1:]:
+    for name in sys.argv[2:]:
         os.kill(os.getpid(), signal.Signals[name])
 print(stop.exit_code)
 """
+"""Sends itself signals, so many seconds apart."""
 
 
-def stopped(*names: str, launcher: tuple[str, ...] = ()) -> tuple[str, str]:
-    """Return what a process prints that sends itself these signals."""
-    ended = subprocess.run(
-        [*launcher, sys.executable, "-c", STOP, *names], capture_output=True, text=True, check=False
-    )
-    assert ended.returncode == 0, ended.stderr
-    return ended.stdout, ended.stderr
+def stopped(
+    *names: str, launcher: tuple[str, ...] = (), seconds: float = 0
+) -> subprocess.CompletedProcess[str]:
+    command = [*launcher, sys.executable, "-c", STOP, str(seconds), *names]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(("seconds", "exit_code"), [(0.9, 0), (1.1, 143)])
+def test_a_second_signal_ends_the_process_unless_it_comes_with_the_first(
+    seconds: float, exit_code: int
+) -> None:
+    ended = stopped("SIGTERM", "SIGTERM", seconds=seconds)
+    assert ended.returncode == exit_code, ended.stderr
+    assert "SIGTERM: saving after this step; send it again to stop at once" in ended.stderr
+    assert ended.stdout == ("143\n" if exit_code == 0 else "")
 
 
 @pytest.mark.parametrize(
@@ -64,11 +47,11 @@ def stopped(*names: str, launcher: tuple[str, ...] = ()) -> tuple[str, str]:
 def test_a_signal_asks_to_stop_unless_it_is_ignored_from_the_start(
     name: str, launcher: tuple[str, ...]
 ) -> None:
-    printed, errors = stopped(name)
-    assert printed == f"{128 + signal.Signals[name]}\n"
-    assert f"{name}: saving after this step" in errors
-    printed, errors = stopped(name, launcher=launcher)
-    assert (printed, "saving" in errors) == ("0\n", False)
+    ended = stopped(name)
+    assert ended.stdout == f"{128 + signal.Signals[name]}\n"
+    assert f"{name}: saving after this step" in ended.stderr
+    ended = stopped(name, launcher=launcher)
+    assert (ended.stdout, "saving" in ended.stderr) == ("0\n", False)
 
 
 @pytest.mark.parametrize(
@@ -83,9 +66,9 @@ def test_a_signal_asks_to_stop_unless_it_is_ignored_from_the_start(
 def test_a_warning_asks_to_stop_and_never_ends_the_process(
     names: tuple[str, ...], exit_code: int
 ) -> None:
-    printed, errors = stopped(*names)
-    assert printed == f"{exit_code}\n"
-    assert errors.count("saving after this step") == len(set(names) & {"SIGTERM"}) + (
+    ended = stopped(*names)
+    assert ended.stdout == f"{exit_code}\n"
+    assert ended.stderr.count("saving after this step") == len(set(names) & {"SIGTERM"}) + (
         names[0] != "SIGTERM"
     )
 

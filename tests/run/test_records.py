@@ -53,9 +53,6 @@ def test_the_table_has_the_scores_of_the_last_checkpoints(tmp_path: Path) -> Non
     assert len({len(line) for line in lines}) == 1
 
 
-@pytest.mark.parametrize(
-    ("checkpoint", "step"),
-    [("x-step-000012", 12), ("imported", -1), ("x-step-" + 5000 * "9", -1), ("x-step-²", -1)],
-)
+@pytest.mark.parametrize(("checkpoint", "step"), [("x-step-000012", 12), ("imported", -1)])
 def test_the_step_of_an_evaluation(checkpoint: str, step: int) -> None:
     assert evaluation(0, 1.0, checkpoint=checkpoint).step == step
