@@ -8,6 +8,7 @@ from typing import Any
 from lm_eval import utils
 from lm_eval.api.model import TemplateLM
 
+from rungs.data.text.stop_strings import StopStrings
 from rungs.data.text.tokenizer import Tokenizer
 from rungs.evaluation.scoring import Continuation, Scorer
 from rungs.model.generation import Generator, Request
@@ -99,7 +100,7 @@ class RungsLM(TemplateLM):
     def _generate(self, contexts: list[str], options: dict[str, Any]) -> list[str]:
         """Return the answers, each cut at the first stop string."""
         until = options.get("until") or []
-        ends = [until] if isinstance(until, str) else [*until]
+        stops = StopStrings(self._tokenizer, [until] if isinstance(until, str) else [*until])
         count = options.get("max_gen_toks", _NEW_TOKENS)
         temperature = options.get("temperature", 0.0) if options.get("do_sample") else 0.0
         request = Request(count, Sampling(temperature=temperature, stop_tokens=self._stop_tokens))
@@ -110,9 +111,9 @@ class RungsLM(TemplateLM):
         for chunk in generator.stream(prompts, request):
             rows = [row + new for row, new in zip(rows, chunk, strict=True)]
             texts = [self._tokenizer.decode(row, skip_special_tokens=True) for row in rows]
-            if all(any(end in text for end in ends) for text in texts):
+            places = [stops.first(text, row) for text, row in zip(texts, rows, strict=True)]
+            if all(place >= 0 for place in places):
                 break
-        texts = [self._tokenizer.decode(row, skip_special_tokens=True) for row in rows]
-        for end in filter(None, ends):
-            texts = [text.split(end)[0] for text in texts]
-        return texts
+        return [
+            text if place < 0 else text[:place] for text, place in zip(texts, places, strict=True)
+        ]

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from rungs.checkpointing.load import continuation
+from rungs.data.text.stop_strings import StopStrings
 from rungs.data.text.tokenizer import Tokenizer
 from rungs.serving.engine import Delivery, Text
 from rungs.serving.protocol import Body, ChatBody, TokenLogProbs
@@ -176,7 +177,8 @@ class AnswerText:
         is_stopped: whether a stop string has ended it."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], stops: Sequence[str]) -> None:
-        self._tokenizer, self._prompt, self._stops = tokenizer, list(prompt), stops
+        self._tokenizer, self._prompt = tokenizer, list(prompt)
+        self._stops = StopStrings(tokenizer, stops)
         self._before = tokenizer.decode(prompt, skip_special_tokens=True)
         self.tokens: list[int] = []
         self.text = ""
@@ -193,15 +195,12 @@ class AnswerText:
             settled = self._tokenizer.decode_settled([*self._prompt, *self.tokens])
             is_longer = settled.startswith(self._before)
             whole = settled[len(self._before) :] if is_longer else self.text
-        if (stop := self._first_stop(whole)) >= 0:
+        if (stop := self._stops.first(whole, self.tokens)) >= 0:
             self.is_stopped, whole = True, whole[:stop]
-            while self._first_stop(self._whole(self.tokens[:-1])) >= 0:
+            while self._is_complete(self.tokens[:-1]):
                 self.tokens.pop()
         elif not is_last:
-            longest = max(map(len, self._stops), default=0)
-            ends = [whole[-n:] for n in range(min(longest - 1, len(whole)), 0, -1)]
-            begun = (end for end in ends if any(stop.startswith(end) for stop in self._stops))
-            whole = whole.removesuffix(next(begun, ""))
+            whole = self._stops.without_beginning(whole, self.tokens)
         new = whole[len(self.text) :]
         self.text += new
         return new
@@ -209,7 +208,5 @@ class AnswerText:
     def _whole(self, tokens: Sequence[int]) -> str:
         return continuation(self._tokenizer, self._prompt, tokens)
 
-    def _first_stop(self, text: str) -> int:
-        """Return where the stop string begins that ends first in a text, -1 if there is none."""
-        found = [(at + len(s), at) for s in self._stops if (at := text.find(s)) >= 0]
-        return min(found, default=(0, -1))[1]
+    def _is_complete(self, tokens: Sequence[int]) -> bool:
+        return self._stops.first(self._whole(tokens), tokens) >= 0

@@ -2,6 +2,7 @@
 
 import hypothesis
 import hypothesis.strategies as st
+import pytest
 
 from rungs.data.text.tokenizer import Tokenizer, train_bpe
 from rungs.serving.answering import AnswerText
@@ -31,6 +32,32 @@ def test_pieces_make_the_text_before_the_first_stop_string(
     assert "".join(pieces) == answer.text == whole[: len(whole) - cut]
     assert answer.is_stopped == bool(ends)
     assert answer.tokens == TOKENIZER.encode(whole)
+
+
+@pytest.mark.parametrize(
+    ("stop", "text", "count"),
+    [
+        ("<|endoftext|>", "abc", 4),
+        ("c<|endoftext|>", "ab", 4),
+        ("<|endoftext|>d", "abc", 5),
+        ("c<|endoftext|>de", "ab", 6),
+        ("f", "abcde", 7),
+        ("<|endoftext|>f", "abcdef", None),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 2, 7])
+def test_stop_strings_may_hold_special_tokens(
+    stop: str, text: str, count: int | None, size: int
+) -> None:
+    answer = AnswerText(TOKENIZER, TOKENIZER.encode("x"), [stop, "never"])
+    tokens = TOKENIZER.encode("abc<|endoftext|>def")
+    assert len(tokens) == 7
+    pieces = [
+        answer.add(tokens[place : place + size], place + size >= 7) for place in range(0, 7, size)
+    ]
+    assert "".join(pieces) == answer.text == text
+    assert answer.is_stopped == (count is not None)
+    assert answer.tokens == tokens[:count]
 
 
 def test_a_character_arrives_whole() -> None:

@@ -132,6 +132,17 @@ class Tokenizer:
         return frozenset(number for number, token in added.items() if token.special)
 
     @functools.cached_property
+    def special_names(self) -> list[str]:
+        """Texts of these tokens."""
+        return [str(self._tokenizer.id_to_token(number)) for number in sorted(self.special_ids)]
+
+    def without_special_names(self, text: str) -> str:
+        """Return a text without the names of special tokens."""
+        for name in self.special_names:
+            text = text.replace(name, "")
+        return text
+
+    @functools.cached_property
     def _added_ids(self) -> frozenset[int]:
         return frozenset(self._tokenizer.get_added_tokens_decoder())
 
