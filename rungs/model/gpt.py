@@ -18,14 +18,7 @@ from jax.typing import DTypeLike
 
 from rungs.config.model_config import ModelConfig
 from rungs.model.attention import ValueEmbedding, apply_soft_cap
-from rungs.model.blocks import (
-    Compute,
-    Observe,
-    keep_nothing,
-    keep_output,
-    make_blocks,
-    run_blocks,
-)
+from rungs.model.blocks import Compute, Observe, keep_nothing, keep_output, make_blocks, run_blocks
 from rungs.model.feed_forward import Routing
 from rungs.model.kernels import cross_entropy, stored_matrix
 from rungs.model.kernels.matmul import matmul

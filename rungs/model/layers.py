@@ -230,10 +230,7 @@ def apply_norm(norm: Norm | None, x_BSD: Array) -> Array:
 
 
 def contract(
-    x: Array,
-    matrix: nnx.Param,
-    dtype: DTypeLike = jnp.float32,
-    float8: Float8Matmul | None = None,
+    x: Array, matrix: nnx.Param, dtype: DTypeLike = jnp.float32, float8: Float8Matmul | None = None
 ) -> Array:
     """Return x · matrix, summed over all input axes of the matrix, in `dtype`; in FP8 with
     `float8`. A stored matrix multiplies in float32."""

@@ -2,16 +2,13 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rungs.config.run_config import conflicts
-from tests.support.commands import Finished, run_script
-from tests.support.committed_runs import ROOT
+from tests.support.commands import run_script
 from tests.support.configs import model_config, train_config
 from tests.support.tiny_run import make_run
 
@@ -105,12 +102,7 @@ def test_every_command_reports_problems_and_changes_nothing(
     folders = {"RUN": str(run), "NEW": str(tmp_path / "new")}
     script, *options = (folders.get(part, part) for part in command)
     options += ["--datasets-dir", str(tmp_path / "none")]
-    done: Finished | subprocess.CompletedProcess[str]
-    if script == "train.py":
-        line = [sys.executable, str(ROOT / script), *options]
-        done = subprocess.run(line, capture_output=True, text=True, check=False)
-    else:
-        done = run_script(script, *options)
+    done = run_script(script, *options)
     assert (done.returncode, done.stdout) == (2, "")
     (error,) = done.stderr.splitlines()
     assert error.startswith(f'error: {run / "train.json"}: optimizer: "sgd" is not supported')

@@ -167,10 +167,7 @@ def test_inconsistent_architectures_are_reported(
 @pytest.mark.parametrize(
     ("scaling", "line"),
     [
-        (
-            LLAMA_3 | {"type": "linear"},
-            'type "linear" takes only factor',
-        ),
+        (LLAMA_3 | {"type": "linear"}, 'type "linear" takes only factor'),
         (
             without(LLAMA_3, "low_frequency_factor"),
             'type "llama3" needs low_frequency_factor, high_frequency_factor and'
@@ -181,10 +178,7 @@ def test_inconsistent_architectures_are_reported(
             'type "llama3" needs low_frequency_factor, high_frequency_factor and'
             " original_context_length",
         ),
-        (
-            LLAMA_3 | {"type": "yarn"},
-            'attention_factor is for type "yarn", which needs it',
-        ),
+        (LLAMA_3 | {"type": "yarn"}, 'attention_factor is for type "yarn", which needs it'),
         (
             LLAMA_3 | {"attention_factor": 1.2},
             'attention_factor is for type "yarn", which needs it',
@@ -348,10 +342,7 @@ JSON = st.recursive(
 )
 
 
-@given(
-    key=st.sampled_from([*ModelConfig.model_fields, *TrainConfig.model_fields]),
-    value=JSON,
-)
+@given(key=st.sampled_from([*ModelConfig.model_fields, *TrainConfig.model_fields]), value=JSON)
 def test_any_value_of_any_key_loads_or_is_reported(
     tmp_path_factory: pytest.TempPathFactory, key: str, value: Any
 ) -> None:

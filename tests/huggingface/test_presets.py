@@ -101,10 +101,7 @@ def command(script: Any, *arguments: object) -> Result:
 
 @pytest.mark.parametrize("script", [train, plan])
 def test_an_unknown_preset_is_one_line_with_a_suggestion(
-    script: Any,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    script: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = [f"{script.__name__}.py", str(tmp_path / "run"), "--preset", "gpt2-mdium"]
     monkeypatch.setattr("sys.argv", words)

@@ -121,9 +121,7 @@ def test_stream_yields_the_same_tokens(generator: Generator) -> None:
 
 
 @pytest.mark.long
-def test_samples_depend_on_seed_and_row_but_not_on_other_rows(
-    generator: Generator,
-) -> None:
+def test_samples_depend_on_seed_and_row_but_not_on_other_rows(generator: Generator) -> None:
     alone = generator.generate([PROMPTS[0]], Request(20, SAMPLING))
     first, second, third = generator.generate([PROMPTS[0]] * 3, Request(20, SAMPLING))
     assert alone == [first]

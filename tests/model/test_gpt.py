@@ -92,14 +92,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         },
     },
     "mistral": LLAMA | {"n_heads": 4, "n_kv_heads": 1, "sliding_window": 3, "ffn_dim": 20},
-    "mixtral": LLAMA
-    | EXPERTS
-    | {
-        "n_layers": 3,
-        "n_heads": 4,
-        "n_kv_heads": 2,
-        "ffn_dim": 12,
-    },
+    "mixtral": LLAMA | EXPERTS | {"n_layers": 3, "n_heads": 4, "n_kv_heads": 2, "ffn_dim": 12},
     "experts-weighted-among-all": EXPERTS | {"normalize_expert_weights": False, "ffn_dim": 6},
     "qwen-2": LLAMA | {"qkv_bias": True, "n_heads": 4, "n_kv_heads": 2, "tied_embeddings": True},
     "qwen-3": LLAMA

@@ -25,11 +25,7 @@ def arrays(*shape: int) -> np.ndarray:
 
 @pytest.mark.parametrize(
     ("counts", "inputs", "outputs"),
-    [
-        ((70, 0, 1, 129), 40, 24),
-        ((0, 0, 0, ROWS), 65, 130),
-        ((64, 64, 72, 0), 64, 128),
-    ],
+    [((70, 0, 1, 129), 40, 24), ((0, 0, 0, ROWS), 65, 130), ((64, 64, 72, 0), 64, 128)],
 )
 def test_each_row_has_the_matrix_of_its_group(
     counts: tuple[int, ...], inputs: int, outputs: int

@@ -168,8 +168,7 @@ def kernels(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("remat", "expected"),
-    [("dots", ["fwd", "dkv", "dq"]), ("full", ["fwd", "fwd", "dkv", "dq"])],
+    ("remat", "expected"), [("dots", ["fwd", "dkv", "dq"]), ("full", ["fwd", "fwd", "dkv", "dq"])]
 )
 def test_a_tpu_step_calls_the_kernels(remat: str, expected: list[str]) -> None:
     """With "dots" the backward pass doesn't attend a second time."""

@@ -97,8 +97,7 @@ def test_kernels_match_float64(
 
 
 @pytest.mark.parametrize(
-    ("dtype", "limit"),
-    [("bfloat16", 5e-3), pytest.param("float16", 1e-3, marks=pytest.mark.long)],
+    ("dtype", "limit"), [("bfloat16", 5e-3), pytest.param("float16", 1e-3, marks=pytest.mark.long)]
 )
 def test_in_16_bits_only_operands_are_rounded(dtype: str, limit: float) -> None:
     error = largest_error(Scoring(1 / 4, 100, 20.0), arrays(130, 64, 2, 1, dtype))

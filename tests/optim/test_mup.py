@@ -15,13 +15,7 @@ from rungs.config.model_config import ModelConfig, MupConfig
 from rungs.config.run_config import RunConfig
 from rungs.model.gpt import GPT
 from rungs.parallel.sharding import one_device
-from rungs.planning.mup import (
-    Point,
-    WidthMeasurement,
-    best_rates,
-    fit_growth,
-    with_width,
-)
+from rungs.planning.mup import Point, WidthMeasurement, best_rates, fit_growth, with_width
 from rungs.step.state import create_model_and_optimizer, named_arrays
 from tests.support.configs import model_config, train_config
 from tests.support.tiny_model import bind_and_jit, random_model

@@ -1,5 +1,6 @@
 """Each optimizer against its formula in float64 NumPy, one layer and one matrix at a time."""
 
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -11,7 +12,7 @@ from jax.sharding import Mesh
 
 from rungs.config.model_config import ModelConfig
 from rungs.config.optimization_config import BUILT_IN_OPTIMIZERS
-from rungs.config.run_config import RunConfig
+from rungs.config.run_config import RunConfig, conflicts
 from rungs.config.sharding_config import ShardingConfig
 from rungs.model.gpt import GPT
 from rungs.optim.optimizers import ADAM_RMS, _polar_express, is_hidden_matrix
@@ -39,10 +40,7 @@ INPUTS = {"output.kernel": 2}
 
 
 def fresh(
-    optimizer: str,
-    model: ModelConfig | None = None,
-    mesh: Mesh | None = None,
-    **changes: Any,
+    optimizer: str, model: ModelConfig | None = None, mesh: Mesh | None = None, **changes: Any
 ) -> tuple[GPT, SkippingOptimizer]:
     train = train_config(optimizer=optimizer, **{**CONFIG, **changes})
     run = RunConfig(model or model_config(), train)
@@ -332,10 +330,6 @@ def _padded(gradient: nnx.State, model: GPT) -> nnx.State:
 
 @pytest.mark.parametrize("name", long_except({"muon"}, OPTIMIZERS))
 def test_without_a_finite_microbatch_nothing_moves(name: str) -> None:
-    assert_nothing_moves(name)
-
-
-def assert_nothing_moves(name: str) -> None:
     """Only the count of steps changes in a step without a finite microbatch."""
     model, optimizer = fresh(name)
     first, second, _ = gradients(model)
@@ -357,3 +351,55 @@ def test_hidden_matrices_are_the_kernels_of_attention_and_experts() -> None:
         *(f"blocks.attention.{part}.kernel" for part in ("query", "key", "value", "output")),
         *(f"blocks.feed_forward.{part}.kernel" for part in ("gate", "up", "down")),
     }
+
+
+# Optimizers of other packages, found by their entry points
+
+MODULE = """
+import optax
+
+def ours(train, params, model):
+    return optax.scale_by_adam(train.beta1, train.beta2, train.epsilon)
+
+def backwards(train, params, model):
+    return optax.scale(-1.0)
+"""
+ENTRIES = "[rungs.optimizers]\nours = own_optimizers:ours\nbackwards = own_optimizers:backwards\n"
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package with two optimizers, as an installer leaves it."""
+    (tmp_path / "own_optimizers.py").write_text(MODULE)
+    metadata = tmp_path / "own_optimizers-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: own-optimizers\nVersion: 1.0")
+    (metadata / "entry_points.txt").write_text(ENTRIES)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.usefixtures("installed")
+def test_the_optimizer_of_a_package_is_used() -> None:
+    model, wrapped = fresh("backwards")
+    before, gradient = arrays(model), gradients(model)[0]
+    update(model, wrapped, gradient)
+    for name, expected in named(gradient).items():
+        moved = arrays(model)[name] - before[name]
+        np.testing.assert_allclose(moved, RATE * expected, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.usefixtures("installed")
+def test_its_state_stays_without_a_finite_microbatch() -> None:
+    test_without_a_finite_microbatch_nothing_moves("ours")
+
+
+@pytest.mark.usefixtures("installed")
+def test_its_name_is_known() -> None:
+    assert list(conflicts(model_config(), train_config(optimizer="ours"))) == []
+    [line] = conflicts(model_config(), train_config(optimizer="backward"))
+    assert line == "optimizer: no optimizer is called 'backward'; did you mean backwards?"
+
+
+def test_a_name_that_is_not_installed_is_refused() -> None:
+    [line] = conflicts(model_config(), train_config(optimizer="adam"))
+    assert line == "optimizer: no optimizer is called 'adam'; did you mean adamw?"

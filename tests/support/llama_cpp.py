@@ -36,12 +36,7 @@ def run(command: str, file: Path, question: Any, scratch: Path) -> dict[str, np.
 def _load(file: str, context: int) -> Any:
     import llama_cpp  # type: ignore[import-not-found]
 
-    exact = {
-        "type_k": 0,
-        "type_v": 0,
-        "flash_attn": False,
-        "swa_full": True,
-    }
+    exact = {"type_k": 0, "type_v": 0, "flash_attn": False, "swa_full": True}
     options = {"n_ctx": context, "n_batch": context, "logits_all": True, "verbose": False}
     return llama_cpp.Llama(file, **options, **exact)
 

@@ -309,11 +309,7 @@ ARCHITECTURES = (
         SWIGLU,
     ),
     _architecture(
-        "smollm3",
-        llama.SMOLLM3,
-        (*RMS_KEYS, HEAD_IS_TIED, Rope()),
-        SWIGLU | NOPE,
-        interleaves=True,
+        "smollm3", llama.SMOLLM3, (*RMS_KEYS, HEAD_IS_TIED, Rope()), SWIGLU | NOPE, interleaves=True
     ),
     _architecture("gemma", gemma.GEMMA, (*RMS_KEYS, Rope()), TIED),
     _architecture(

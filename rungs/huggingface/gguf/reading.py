@@ -25,10 +25,7 @@ from rungs.huggingface.gguf.architectures import (
 
 SUFFIX, _MAGIC = ".gguf", b"GGUF"
 _EMBEDDING = "token_embd.weight"
-_DTYPES = {
-    GGMLQuantizationType.F16: "float16",
-    GGMLQuantizationType.BF16: "bfloat16",
-}
+_DTYPES = {GGMLQuantizationType.F16: "float16", GGMLQuantizationType.BF16: "bfloat16"}
 """Dtypes of tensors that are not float32 once they are read; all are, if any is quantized."""
 
 

@@ -34,10 +34,7 @@ DTYPES = {
 }
 _ALWAYS_F32 = ("position_embd.", ".ffn_gate_inp.")
 """Parts of names of matrices that llama.cpp wants in float32, like all vectors."""
-_LARGEST = {
-    GGMLQuantizationType.F16: 65504.0,
-    GGMLQuantizationType.Q8_0: 127 * 65504.0,
-}
+_LARGEST = {GGMLQuantizationType.F16: 65504.0, GGMLQuantizationType.Q8_0: 127 * 65504.0}
 """Largest values that a type can hold, if below those of float32."""
 
 

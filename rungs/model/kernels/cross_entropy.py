@@ -155,9 +155,7 @@ class Softmax(NamedTuple):
 
 
 def _softmax(
-    logits: Array,
-    targets: Array,
-    reduce: Callable[[Array], tuple[Array, Array]] | None = None,
+    logits: Array, targets: Array, reduce: Callable[[Array], tuple[Array, Array]] | None = None
 ) -> Softmax:
     """Return the common parts of losses and gradients. `reduce` returns each row's largest logit
     and sum of exp(logits − largest); None for the fastest, which may have no derivative."""
