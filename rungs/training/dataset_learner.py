@@ -28,6 +28,7 @@ from rungs.data.text.tokenizer import Tokenizer
 from rungs.data.tokens.dataset import Dataset
 from rungs.data.tokens.loader import TrainingData, ValidationData, ValidationSets
 from rungs.inspect.watch import Watch
+from rungs.model.remat import layer_loop
 from rungs.objectives.next_token import NextToken, PlacedBatch, RunData
 from rungs.objectives.table import objective_of
 from rungs.parallel import processes, sharding
@@ -354,7 +355,10 @@ class DatasetLearner:
         inputs, config = self._inputs, start.config
         first, most = config.tokens_per_step, config.most_tokens_per_step
         size = f"{first:,} to " * (most > first) + counted(most, "token")
-        loop = run_report.describe_loop(config.train, config.model)
+        loop = ""
+        if config.model.n_layers:
+            remat, unroll = layer_loop(config.train, config.model)
+            loop = f", remat {remat}, scan_unroll {unroll}"
         run_report.log_start(start, mesh, inputs.total_steps, size, loop)
         if start.saved is not None:
             before = start.saved.meta.validation_data

@@ -17,6 +17,7 @@ from rungs.config.reinforce_config import ReinforceConfig
 from rungs.config.run_config import MODEL_FILE, TRAIN_FILE, AnyRunConfig, RunConfig
 from rungs.config.train_config import TrainConfig
 from rungs.data.tokens.loader import TrainingData
+from rungs.optim.precision import resolve_compute_dtype
 from rungs.run import layer_record, metrics
 from rungs.run.folder import RunFolder, StartOptions, is_checkpoint_name
 from rungs.run.metrics import StepRecord
@@ -60,15 +61,20 @@ def refuse_lost_checkpoints(run: RunFolder, config: AnyRunConfig) -> None:
         )
 
 
-def refuse_changes(saved: CheckpointMeta, now: AnyRunConfig, run: RunFolder, extend: bool) -> None:
+def refuse_changes(
+    saved: CheckpointMeta, now: AnyRunConfig, run: RunFolder, extend: bool
+) -> AnyRunConfig:
     """Raise UserError if resuming would change the mathematics or the order of data, with a line
-    for each such key, and its old and new value. `extend` allows more tokens, epochs or steps."""
+    for each such key, and its old and new value. `extend` allows more tokens, epochs or steps.
+    Return the config, with the recorded dtype if compute_dtype is "auto"."""
     before = saved.run_config()
     if before.train_file != now.train_file:
         raise UserError(
             f"{run.path / now.train_file}: the checkpoints here were trained with"
             f" {before.train_file}; move it to another folder, or start over with --fresh"
         )
+    train = resolve_compute_dtype(now.train, before.train.compute_dtype)
+    now = now._replace(train=train)
     is_branch = now.train.branch_step >= 0 and saved.global_step == now.train.branch_step
     extendable = _extendable_keys(before.train, now.train)
     allowed = may_change(type(now.train)) | _microbatch_keys(before, now)
@@ -104,6 +110,7 @@ def refuse_changes(saved: CheckpointMeta, now: AnyRunConfig, run: RunFolder, ext
             )
     if lines:
         raise UserError("\n".join(lines))
+    return now
 
 
 def find_branch_point(run: RunFolder, step: int) -> tuple[Path, dict[str, bytes]]:

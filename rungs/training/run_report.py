@@ -2,7 +2,6 @@
 terminal; elsewhere, and in `train.log`, lines at regular intervals."""
 
 import logging
-import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Generic, Self
@@ -15,16 +14,13 @@ from tqdm import tqdm
 from rungs.checkpointing.load import Start
 from rungs.common import run_log, shown_text
 from rungs.common.run_log import log
-from rungs.config.model_config import ModelConfig
 from rungs.config.optimization_config import OptimizationConfig
 from rungs.config.run_config import AnyRunConfig, RunConfig, unused_keys
-from rungs.config.sharding_config import ShardingConfig
 from rungs.config.train_config import TrainConfig
 from rungs.data.provenance import notes_on_beginnings
 from rungs.data.text.tokenizer import Tokenizer
 from rungs.data.tokens.loader import TrainingData
 from rungs.model.gpt import GPT
-from rungs.model.remat import layer_loop
 from rungs.optim.precision import dtype_of
 from rungs.optim.skipping_optimizer import SkippingOptimizer
 from rungs.parallel.devices import idle_devices, recorded_sharding
@@ -50,10 +46,15 @@ def log_start(start: Start, mesh: Mesh, steps: int, step_size: str, notes: str) 
     else:
         begins = f"starts from {start.weights.path}" if start.weights else "starts"
     train = start.config.train
+    sharding, processes = recorded_sharding(train, mesh), jax.process_count()
+    devices = shown_text.counted(mesh.size, f"{jax.devices()[0].device_kind} device")
+    if mesh.size > 1:
+        devices += f", {sharding.mode}" + f": {sharding.text}" * (sharding.sizes[1] > 1)
+    devices += f", {processes} processes" * (processes > 1)
     log.info(
         "%s %s: %s%s of %s on %s, in %s%s",
         *(start.run.path, begins, _most(train), shown_text.counted(steps, "step"), step_size),
-        *(describe_devices(recorded_sharding(train, mesh)), train.compute_dtype, notes),
+        *(devices, train.compute_dtype, notes),
     )
     if train.sharding and train.sharding.devices and mesh.size < jax.device_count():
         log.info(
@@ -185,24 +186,6 @@ def warn_of_devices(train: TrainConfig, mesh: Mesh) -> None:
         )
     if not is_cpu and (line := idle_devices(train, mesh.size, jax.device_count())):
         log.warning("%s", line)
-
-
-def describe_loop(train: OptimizationConfig, model: ModelConfig) -> str:
-    """Return how the layers run, for the log; an empty text without layers."""
-    if not model.n_layers:
-        return ""
-    remat, unroll = layer_loop(train, model)
-    return f", remat {remat}, scan_unroll {unroll}"
-
-
-def describe_devices(sharding: ShardingConfig) -> str:
-    """Describe a mesh for the log."""
-    count = math.prod(sharding.sizes)
-    devices = shown_text.counted(count, f"{jax.devices()[0].device_kind} device")
-    if count > 1:
-        devices += f", {sharding.mode}" + f": {sharding.text}" * (sharding.sizes[1] > 1)
-    processes = jax.process_count()
-    return devices + f", {processes} processes" * (processes > 1)
 
 
 class Progress(Generic[R]):

@@ -28,7 +28,7 @@ from rungs.integrations.trackers import check_trackers
 from rungs.model.gpt import GPT
 from rungs.model.kernels import float8
 from rungs.model.remat import LayerLoop, layer_loop
-from rungs.optim.precision import T, resolve_compute_dtype
+from rungs.optim.precision import resolve_compute_dtype
 from rungs.optim.skipping_optimizer import SkippingOptimizer
 from rungs.parallel import devices, gpu_settings, jax_setup, processes
 from rungs.run import layer_record, metrics, records
@@ -239,24 +239,15 @@ def start_of(
         if not options.fresh:
             refuse_lost_checkpoints(run, config)
         return Start(run, config, options, None, find_starting_weights(run, config))
-    config = config._replace(train=with_recorded_dtype(config.train, saved.meta))
-    refuse_changes(saved.meta, config, run, options.extend)
+    config = refuse_changes(saved.meta, config, run, options.extend)
     return Start(run, config, options, saved, saved.weights)
 
 
 def refuse_to_restore(saved: manifest.CheckpointMeta, run: RunFolder, start: StartOptions) -> None:
     """Refuse a mirror's checkpoint if the configs in the run folder, which may not exist, can't
     resume from it; see `refuse_changes`."""
-    if start.fresh or not (run.path / MODEL_FILE).is_file():
-        return
-    now = load_any_run(run.path)
-    train = with_recorded_dtype(now.train, saved)
-    refuse_changes(saved, now._replace(train=train), run, start.extend)
-
-
-def with_recorded_dtype(train: T, saved: manifest.CheckpointMeta) -> T:
-    """Set compute_dtype "auto" to the dtype that a checkpoint recorded."""
-    return resolve_compute_dtype(train, saved.run_config().train.compute_dtype)
+    if not start.fresh and (run.path / MODEL_FILE).is_file():
+        refuse_changes(saved, load_any_run(run.path), run, start.extend)
 
 
 def with_device_choices(start: Start) -> Start:

@@ -15,8 +15,9 @@ from tests.support.tiny_run import make_dataset, make_run
 
 @pytest.fixture(scope="package", autouse=True)
 def quick() -> Iterator[None]:
-    """Runs are so small that they take longer to compile than to train."""
-    with quick_compilation():
+    """Runs are so small that they take longer to compile than to train, also in processes."""
+    with quick_compilation(), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "true")
         yield
 
 

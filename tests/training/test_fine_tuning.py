@@ -25,11 +25,13 @@ from rungs.run.folder import RunFolder, StartOptions
 from rungs.step.state import named_arrays
 from rungs.training.start import model_and_optimizer
 from tests.cli.test_plan import planned
+from tests.support.charts import draw_no_charts
 from tests.support.configs import ONE_FILE, mesh_of, model_config, train_config
 from tests.support.long import long_except
 from tests.support.starting import files, go, refusal
 from tests.support.tiny_run import (
     MODEL,
+    change_model,
     final_arrays,
     last_checkpoint,
     make_dataset,
@@ -90,16 +92,29 @@ def test_training_starts_from_imported_weights(datasets_dir: Path, tmp_path: Pat
     assert {saved.array(name).dtype.name for name in saved.names()} == {"float32"}
 
 
+@pytest.fixture(scope="module")
+def tuned(datasets_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """A finished run with LoRA on imported weights, saved in shards."""
+    folder = tmp_path_factory.mktemp("tuned") / "run"
+    run = imported_run(folder, lora=LORA, max_weights_file_bytes=10_000)
+    with pytest.MonkeyPatch.context() as patch:
+        draw_no_charts(patch)
+        assert go(run, datasets_dir) == 0
+    return run
+
+
+def last_weights(run: RunFolder) -> Path:
+    return last_checkpoint(run).folder / "model.safetensors"  # an index and shards, perhaps
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("limit", [ONE_FILE, 10_000])
-def test_a_run_can_start_from_another_run(limit: int, datasets_dir: Path, tmp_path: Path) -> None:
-    first = imported_run(tmp_path / "first", lora=LORA, max_weights_file_bytes=limit)
-    assert go(first, datasets_dir) == 0
-    assert (first.checkpoints / "best/model.safetensors").exists() == (limit == ONE_FILE)
-    second = make_run(tmp_path / "second", drop_rate=0.0, start_from=str(first.path))
-    assert go(second, datasets_dir) == 0
-    best = load_model(first.path)
-    assert first_loss(second) == pytest.approx(loss_on_first_batch(best, datasets_dir), rel=1e-4)
+def test_a_run_can_start_from_another_run(
+    tuned: RunFolder, datasets_dir: Path, tmp_path: Path
+) -> None:
+    run = make_run(tmp_path / "run", drop_rate=0.0, start_from=str(tuned.path))
+    assert go(run, datasets_dir) == 0
+    best = load_model(tuned.path)
+    assert first_loss(run) == pytest.approx(loss_on_first_batch(best, datasets_dir), rel=1e-4)
 
 
 @pytest.mark.usefixtures("shared_traces")
@@ -122,14 +137,11 @@ def test_a_plan_counts_frozen_weights_in_the_dtype_of_their_file(tmp_path: Path)
 
 
 @pytest.mark.long
-def test_lora_changes_only_the_tensors_it_adds(datasets_dir: Path, tmp_path: Path) -> None:
-    run = imported_run(tmp_path / "run", lora=LORA)
-    base = Weights(run.imported / "model.safetensors")
-    expected = loss_on_first_batch(load_model(run.path), datasets_dir)
-    assert go(run, datasets_dir) == 0
-    assert first_loss(run) == pytest.approx(expected, rel=1e-5)
-
-    saved = Weights(last_checkpoint(run).folder / "model.safetensors")
+def test_lora_changes_only_the_tensors_it_adds(tuned: RunFolder, datasets_dir: Path) -> None:
+    base, saved = Weights(tuned.imported / "model.safetensors"), Weights(last_weights(tuned))
+    original = load_model(tuned.imported / "model.safetensors")
+    expected = loss_on_first_batch(original, datasets_dir)
+    assert first_loss(tuned) == pytest.approx(expected, rel=1e-5)
     added = saved.names() - base.names()
     assert added == {
         f"blocks.{part}.low_rank.{way}"
@@ -142,17 +154,15 @@ def test_lora_changes_only_the_tensors_it_adds(datasets_dir: Path, tmp_path: Pat
     for name in added:
         assert saved.array(name).dtype == np.float32
         assert np.abs(saved.array(name)).min() > 0
-    moments = {key for key in final_arrays(run) if key.startswith("optimizer.") and ".mu." in key}
+    moments = {key for key in final_arrays(tuned) if key.startswith("optimizer.") and ".mu." in key}
     assert {key.partition(".mu.")[2] for key in moments} == added
 
 
 @pytest.mark.long
 def test_merged_weights_are_the_kernel_plus_the_scaled_low_rank_matmul(
-    datasets_dir: Path, tmp_path: Path
+    tuned: RunFolder, datasets_dir: Path
 ) -> None:
-    run = imported_run(tmp_path / "run", lora=LORA)
-    assert go(run, datasets_dir) == 0
-    path = last_checkpoint(run).folder / "model.safetensors"
+    path = last_weights(tuned)
     plain, merged = Weights(path), MergedWeights(path)
     name = "blocks.attention.output.kernel"
     kernel, down, up = (
@@ -166,8 +176,8 @@ def test_merged_weights_are_the_kernel_plus_the_scaled_low_rank_matmul(
     np.testing.assert_allclose(found.astype(np.float64), expected, rtol=2**-8, atol=1e-6)
     untouched = "blocks.attention.key.kernel"
     assert merged.array(untouched).tobytes() == plain.array(untouched).tobytes()
-    last = metrics.read(run.metrics)[-1].validation_loss
-    model = load_model(run.path)
+    last = metrics.read(tuned.metrics)[-1].validation_loss
+    model = load_model(path)
     validation = np.mean(validation_losses(model, datasets_dir))
     assert last is not None
     assert validation == pytest.approx(last, rel=0.01)
@@ -184,15 +194,16 @@ def validation_losses(model: GPT, datasets_dir: Path) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("train", "message"),
+    ("start_from", "message"),
     [
-        ({"start_from": "no-such-run"}, "train.json: start_from: no-such-run: no such run, check"),
+        ("no-such-run", "train.json: start_from: no-such-run: no such run, check"),
+        (None, "start_from: missing, but"),
     ],
 )
-def test_unknown_weights_to_start_from_are_refused(
-    train: dict[str, Any], message: str, datasets_dir: Path, tmp_path: Path
+def test_unknown_weights_are_refused_and_imported_ones_not_ignored(
+    start_from: str | None, message: str, datasets_dir: Path, tmp_path: Path
 ) -> None:
-    run = imported_run(tmp_path / "run", **train)
+    run = imported_run(tmp_path / "run", start_from=start_from)
     assert message in refusal(run, datasets_dir)
 
 
@@ -200,8 +211,8 @@ def test_weights_of_another_architecture_are_refused_key_by_key(
     datasets_dir: Path, tmp_path: Path
 ) -> None:
     run = imported_run(tmp_path / "run")
+    change_model(run, n_layers=1, qkv_bias=True)
     path = run.path / "model.json"
-    path.write_text(path.read_text().replace('"n_layers": 2', '"n_layers": 1, "qkv_bias": true'))
     lines = refusal(run, datasets_dir).splitlines()
     assert [line.partition(",")[0] for line in lines] == [
         f"{path}: n_layers: 1",
@@ -219,11 +230,6 @@ def test_weights_with_a_missing_tensor_are_refused_before_anything_moves(
     kept = {name: whole.array(name) for name in whole.names() - {"head.kernel"}}
     write_weights(run.imported, kept, whole.header, ONE_FILE)
     assert "tensor head.kernel: missing" in refusal(run, datasets_dir, fresh=True)
-
-
-def test_imported_weights_are_never_ignored_silently(datasets_dir: Path, tmp_path: Path) -> None:
-    run = imported_run(tmp_path / "run", start_from=None)
-    assert "start_from: missing, but" in refusal(run, datasets_dir)
 
 
 def test_imported_weights_may_be_sharded(tmp_path: Path) -> None:
