@@ -53,6 +53,7 @@ def config() -> RunConfig:
     return RunConfig(model_config(vocab_size=VOCABULARY), train_config(clipping_max_norm=1.0))
 
 
+@pytest.mark.long
 def test_its_loss_is_that_of_the_formula(example: ModuleType) -> None:
     run, mesh = config(), mesh_of(1)
     model, optimizer = create_model_and_optimizer(run, 2, mesh)

@@ -171,13 +171,14 @@ def test_it_resumes_bit_for_bit_and_can_be_extended(
     assert_same_outcome(resumed, whole)
 
     change(resumed, max_minutes=0.1)
-    with pytest.raises(UserError, match=r"max_minutes: was 0.2 .* set more minutes and add --ext"):
+    with pytest.raises(UserError, match=r"max_minutes: was 0.2 .*; change it back"):
         train(resumed, datasets_dir)
     change(resumed, max_minutes=0.5)
     assert train(resumed, datasets_dir, extend=True) == 0
     assert len(metrics.read(resumed.metrics)) > len(steps) + 5
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("clock")
 def test_a_branch_has_the_length_of_its_parent_or_minutes_of_its_own(
     whole: RunFolder, datasets_dir: Path, tmp_path: Path

@@ -12,7 +12,6 @@ from rungs.run import metrics as metrics_module
 from rungs.run.folder import RunFolder
 from rungs.run.step_table import StepTable
 from rungs.step.eval_step import ValidationLosses
-from tests.support.long import long_except
 from tests.support.starting import StoppedEarly, crash_after, files, go, refusal
 from tests.support.tiny_run import (
     assert_same_outcome,
@@ -107,7 +106,8 @@ def test_a_crash_loses_only_the_steps_after_the_last_checkpoint(
     assert_same_outcome(run, finished)
 
 
-@pytest.mark.parametrize("name", long_except({"by name"}, ["best", "latest", "by name"]))
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["best", "latest", "by name"])
 def test_rewinding_moves_later_steps_aside_and_repeats_them(
     name: str, copy: RunFolder, finished: RunFolder, datasets_dir: Path
 ) -> None:
