@@ -71,7 +71,7 @@ class PolicyInputs:
     def total_steps(self) -> int:
         return self.config.train.steps
 
-    def edit_to_extend(self) -> str:
+    def edit_to_extend(self, done: int) -> str:  # noqa: ARG002
         return f"set more steps in {REINFORCE_FILE}"
 
     def learner(self, start: Start, mesh: Mesh, _: Sequence[PolicyMetrics]) -> "PolicyLearner":

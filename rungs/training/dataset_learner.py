@@ -79,8 +79,8 @@ class DatasetInputs:
     def total_steps(self) -> int:
         return self.data.total_steps
 
-    def edit_to_extend(self) -> str:
-        return resume.edit_to_extend(self.config, self.data)
+    def edit_to_extend(self, done: int) -> str:
+        return resume.edit_to_extend(self.config, self.data, done)
 
     def learner(self, start: Start, mesh: Mesh, steps: Sequence[StepMetrics]) -> "DatasetLearner":
         return DatasetLearner(self, start, mesh, steps)

@@ -137,8 +137,8 @@ class Inputs(Protocol[R]):
     def record(self) -> Provenance:
         """Data and tokenizer."""
 
-    def edit_to_extend(self) -> str:
-        """Return the edit that makes the run longer, for a message."""
+    def edit_to_extend(self, done: int) -> str:
+        """Return the edit that makes the run longer after `done` steps, for a message."""
 
     def learner(self, start: Start, mesh: Mesh, steps: Sequence[R]) -> Learner[R]:
         """Create or restore model and optimizer, and return their learner. In `start`, devices have

@@ -136,18 +136,21 @@ def find_branch_point(run: RunFolder, step: int) -> tuple[Path, dict[str, bytes]
     return parent.folder, needed
 
 
-def edit_to_extend(config: RunConfig, data: TrainingData) -> str:
-    """Return the edit of `train.json` that makes a run longer, for a message: twice as many tokens,
-    at most all, if that is allowed; otherwise another epoch."""
+def edit_to_extend(config: RunConfig, data: TrainingData, done: int) -> str:
+    """Return the edit of `train.json` that makes a run of `done` steps longer: twice as many
+    tokens, at most all, if that is allowed; otherwise another epoch."""
     if data.total_steps == config.train.max_steps:
         return f"set more max_steps, or null, in {TRAIN_FILE}"
+    place = f" in {TRAIN_FILE}"
     if config.train.max_minutes is not None:
-        return f"set more max_minutes in {TRAIN_FILE}"
+        if done < data.total_steps:
+            return f"set more max_minutes{place}"
+        place = f" and more max_minutes{place}"
     steps = min(2 * data.steps_per_epoch, data.available_steps_per_epoch)
     longer = config.train.model_copy(update={"min_train_tokens": config.tokens_before(steps)})
     if steps > data.steps_per_epoch and _extendable_keys(config.train, longer):
-        return f"set min_train_tokens to {longer.min_train_tokens} in {TRAIN_FILE}"
-    return f"set epochs to {config.train.epochs + 1} in {TRAIN_FILE}"
+        return f"set min_train_tokens to {longer.min_train_tokens}{place}"
+    return f"set epochs to {config.train.epochs + 1}{place}"
 
 
 def move_aside(run: RunFolder, saved: Checkpoint | None) -> Path | None:

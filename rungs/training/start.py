@@ -134,7 +134,7 @@ def _finish(start: Start, inputs: Inputs[Any], background: Background) -> int:
     def finish() -> None:
         checkpoint_folder.clean_up(start.run.checkpoints)
         checkpoint_folder.delete_old(start.run.checkpoints, start.config.train.keep_checkpoints)
-        run_report.log_finished(start, inputs.edit_to_extend())
+        run_report.log_finished(start, inputs.edit_to_extend(start.first_step))
 
     if start.options.dry_run:
         log.info("%s is finished: %s steps", start.run.path, f"{start.first_step:,}")

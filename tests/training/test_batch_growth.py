@@ -211,7 +211,7 @@ def test_in_fsdp_it_has_the_losses_of_dp(
 def test_more_tokens_or_epochs_only_add_steps(datasets_dir: Path, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", **KEYS | {"shuffle": False})
     short = data_of(run, datasets_dir)
-    edit = edit_to_extend(load_run(run.path), short)
+    edit = edit_to_extend(load_run(run.path), short, short.total_steps)
     assert edit == f"set min_train_tokens to {TOKENS + 6 * 3 * SEQUENCES * LENGTH} in train.json"
     for keys in ({"min_train_tokens": int(edit.split()[3])}, {"epochs": 3}):
         change(run, **{"min_train_tokens": TOKENS, **keys})

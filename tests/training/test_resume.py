@@ -69,7 +69,8 @@ def test_a_finished_run_names_the_edit_that_extends_it(
 ) -> None:
     run = make_run(tmp_path / "run", **train)
     config = run_config.load_run(run.path)
-    edit = edit_to_extend(config, data_of(config, datasets_dir))
+    data = data_of(config, datasets_dir)
+    edit = edit_to_extend(config, data, data.total_steps)
     assert edit == expected
     check_extension(run, config, edit, datasets_dir)
 
@@ -134,6 +135,12 @@ def test_fewer_steps_read_the_data_in_the_order_of_all(datasets_dir: Path, tmp_p
     assert (every.total_steps, some.total_steps, some.total_tokens) == (48, 30, 30 * 128)
     for step in (0, 23, 29):
         np.testing.assert_array_equal(some.batch(step).inputs_ABS, every.batch(step).inputs_ABS)
-    assert edit_to_extend(config, some) == "set more max_steps, or null, in train.json"
-    change(run, max_steps=100)
+    assert edit_to_extend(config, some, 30) == "set more max_steps, or null, in train.json"
+    change(run, max_steps=None, max_minutes=1.0)
+    config = run_config.load_run(run.path)
+    assert edit_to_extend(config, every, 47) == "set more max_minutes in train.json"
+    assert edit_to_extend(config, every, 48) == (
+        "set epochs to 3 and more max_minutes in train.json"
+    )
+    change(run, max_steps=100, max_minutes=None)
     assert data_of(run_config.load_run(run.path), datasets_dir).total_steps == 48
