@@ -37,7 +37,6 @@ _LIBRARIES = re.compile(
     r"jax|flax|optax|orbax-checkpoint|numpy|jaxlib|libtpu|jax-cuda1\d-plugin"
     r"|nvidia-(cudnn|nccl|cublas)\b.*"
 )
-_CHOICE = "JAX_PLATFORMS"
 _SETTINGS = re.compile(r"(XLA|JAX|NCCL|TPU|LIBTPU|CUDA)_\w+|LD_LIBRARY_PATH")
 """Environment variables that affect compilation or communication."""
 LEAST_SHARE = 0.4
@@ -125,7 +124,9 @@ def _or_failure(part: str, checks: Callable[[], Iterator[Check]]) -> Iterator[Ch
 def machine(mesh: Mesh) -> Iterator[Check]:
     """Yield devices, driver, libraries and settings, for bug reports."""
     device, driver = mesh.devices.flat[0], nvidia_driver()
-    is_unused = driver and device.platform == "cpu" and "cpu" not in os.environ.get(_CHOICE, "")
+    is_unused = (
+        driver and device.platform == "cpu" and "cpu" not in os.environ.get("JAX_PLATFORMS", "")
+    )
     notes = ("it has an NVIDIA GPU: run with the extra cuda",) if is_unused else ()
     shown = f"{mesh.size} × {device.device_kind}"
     yield Check("devices", shown, passed=False if is_unused else None, notes=notes)
@@ -177,10 +178,11 @@ def _compared(name: str, value: float, unit: Unit, published: float | None) -> C
     if not published:
         return Check(name, value, unit=unit)
     share = value / published
-    notes = [f"{share:.0%} of published"]
+    notes = [f"is {share:.0%}"]
     if share < LEAST_SHARE:
         notes.append("is the device shared, hot or throttled?")
-    return Check(name, value, f"{LEAST_SHARE:.0%}", share >= LEAST_SHARE, tuple(notes), unit)
+    limit = f"at least {LEAST_SHARE:.0%} of published"
+    return Check(name, value, limit, share >= LEAST_SHARE, tuple(notes), unit)
 
 
 def matmul_flops(mesh: Mesh, dtype: str) -> float:

@@ -107,24 +107,21 @@ def shorten_reinforcement(run: RunFolder, config: run_config.ReinforceRunConfig)
     train = config.train
     start = run.imported if train.start_from == IMPORTED else find_weights(train.start_from)
     prompts = min(train.prompts_per_step, _PROMPTS)
+    held_out = [min(task.validation_items, _VALIDATION_ITEMS) for task in train.tasks]
+    tasks = zip(train.tasks, held_out, strict=True)
     changes: dict[str, Any] = {
         "start_from": str(start.resolve()),
         "steps": _REINFORCEMENT_STEPS,
         "prompts_per_step": prompts,
         "microbatch_size": math.gcd(train.microbatch_size, prompts * train.samples_per_prompt),
         "checkpoint_interval": _REINFORCEMENT_STEPS // _CHECKPOINTS,
-        "tasks": [_shorten_task(task) for task in train.tasks],
+        "tasks": [task.model_copy(update={"validation_items": items}) for task, items in tasks],
         "keep_checkpoints": 2,
         "lineage": None,
     }
     short = config._replace(train=train.model_copy(update=changes))
     files = [run.path / name for task in train.tasks for name in task.files]
     return ShortCopy(short, _REINFORCEMENT_STEPS, ["--trust-verifier"], files)
-
-
-def _shorten_task(task: reinforce_config.TaskConfig) -> reinforce_config.TaskConfig:
-    items = min(task.validation_items, _VALIDATION_ITEMS)
-    return task.model_copy(update={"validation_items": items})
 
 
 class BatchLog:

@@ -245,15 +245,6 @@ def no_learning_rate(patch: pytest.MonkeyPatch) -> None:
     )
 
 
-def uphill(patch: pytest.MonkeyPatch) -> None:
-    original = skipping_optimizer.learning_rate_schedule
-    patch.setattr(
-        skipping_optimizer,
-        "learning_rate_schedule",
-        lambda *of: lambda count: -original(*of)(count),
-    )
-
-
 BFLOAT16 = {"compute_dtype": "bfloat16"}
 FAULTS: list[tuple[Fault, set[str], dict[str, Any], dict[str, Any]]] = [
     (look_ahead, {"causality"}, {}, {}),
@@ -270,7 +261,6 @@ FAULTS: list[tuple[Fault, set[str], dict[str, Any], dict[str, Any]]] = [
     (cache_off_by_one, {"cache"}, {}, {}),
     (padding_is_seen, {"cache"}, {}, {}),
     (no_learning_rate, {"overfitting"}, {}, {}),
-    (uphill, {"overfitting"}, {}, {}),
 ]
 
 

@@ -80,16 +80,6 @@ def test_with_dropout_attention_is_not_blockwise(remat: str) -> None:
     assert flops.hardware_flops_per_token(run).attention.forward == square
 
 
-def test_on_tpus_the_backward_pass_repeats_three_matmuls_of_attention() -> None:
-    """Scores in both kernels, and the gradient of the weights in the second."""
-    model = model_config(context_length=256)
-    for drop_rate, dtype, matmuls in (0, "bfloat16", 3), (0.1, "bfloat16", 1), (0, "float16", 1):
-        config = RunConfig(model, train_config(compute_dtype=dtype, drop_rate=drop_rate))
-        with trace_for(Target("tpu")):
-            attention = flops.hardware_flops_per_token(config).attention
-        assert attention.recompute == matmuls * attention.forward / 2
-
-
 def test_flops_by_hand() -> None:
     model = model_config(
         vocab_size=100, context_length=16, emb_dim=8, n_layers=3, n_heads=2, feed_forward="swiglu"

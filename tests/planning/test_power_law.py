@@ -104,12 +104,6 @@ def test_a_floor_of_the_loss_bends_the_points_upward() -> None:
     assert law.curvature.value > 0
 
 
-def test_a_perfect_line_has_empty_intervals() -> None:
-    law = power_law.fit(COMPUTE[:4], 20 * COMPUTE[:4] ** -0.05)
-    assert law.exponent == pytest.approx((0.05, 0.05, 0.05), rel=1e-9)
-    assert law.predict(1e19) == pytest.approx((20 * 1e19**-0.05,) * 3, rel=1e-9)
-
-
 @pytest.mark.filterwarnings("error")
 def test_an_interval_may_be_infinite() -> None:
     law = power_law.fit([1, 1.4, 2], [1e-200, 1e200, 1e-200])
