@@ -21,7 +21,7 @@ from rungs.inspect.patch import Place, Slot, hook, unhooked
 from rungs.model.attention import AttentionContext, attention_weights, sequence_contexts
 from rungs.model.blocks import Block, layer_contexts
 from rungs.model.gpt import GPT, check_tokens
-from rungs.model.layers import LayerNorm, Linear, RMSNorm
+from rungs.model.layers import Linear
 from rungs.model.positions import own_positions
 
 CANDIDATES = 5
@@ -312,7 +312,7 @@ def _fix(block: Any, heads_BSNH: Array, feed_forward_BSD: Array | None) -> None:
 
 def _linearize_norm(slot: Slot) -> None:
     if slot.module is not None:
-        _replace(slot, _LinearNorm(slot.innermost.module))
+        _replace(slot, slot.innermost.module.linear)
 
 
 def _replace(slot: Slot, function: Any) -> None:
@@ -329,27 +329,3 @@ class _Constant:
 
     def __call__(self, *_: Array | AttentionContext, **__: Any) -> tuple[Array, None]:
         return self._y_BSD, None
-
-
-class _LinearNorm:
-    """A norm that is linear in its input: the denominator counts as a constant. Raises TypeError
-    for a kind of norm whose formula is not here."""
-
-    def __init__(self, norm: Any) -> None:
-        if not isinstance(norm, LayerNorm | RMSNorm):
-            raise TypeError(f"{type(norm).__name__}: its contributions to logits are unknown")
-        self._norm = norm
-
-    def __call__(self, x_BSD: Array) -> Array:
-        norm = self._norm
-        if isinstance(norm, LayerNorm):
-            x_BSD = x_BSD - x_BSD.mean(-1, keepdims=True)
-        variance = jnp.square(x_BSD).mean(-1, keepdims=True)
-        y_BSD = x_BSD * jax.lax.stop_gradient(jax.lax.rsqrt(variance + norm.epsilon))
-        if norm.scale is None:
-            return y_BSD
-        scale = norm.scale[...].astype(jnp.float32)
-        if isinstance(norm, RMSNorm):
-            return y_BSD * (norm.offset + scale)
-        assert norm.bias is not None
-        return y_BSD * scale + norm.bias[...]

@@ -182,6 +182,13 @@ class LayerNorm(nnx.Module):
         vectors = [vector[...] for vector in (self.scale, self.bias) if vector is not None]
         return norms.normalize(norms.Norm(self.epsilon, is_centered=True), x_BSD, *vectors)
 
+    def linear(self, x_BSD: Array) -> Array:
+        """Return the norm of x with a denominator that counts as a constant, for attributions."""
+        y_BSD = _over_constant_size(x_BSD - x_BSD.mean(-1, keepdims=True), self.epsilon)
+        if self.scale is None or self.bias is None:
+            return y_BSD
+        return y_BSD * self.scale[...].astype(jnp.float32) + self.bias[...]
+
 
 class RMSNorm(nnx.Module):
     """RMS norm over the axes `width`, which may be split over devices, with factor `offset +
@@ -203,11 +210,22 @@ class RMSNorm(nnx.Module):
             y = norms.normalize(norms.Norm(self.epsilon, is_centered=False), flat, *self._scales())
         return y.reshape(x.shape)
 
+    def linear(self, x_BSD: Array) -> Array:
+        """Return the norm of x with a denominator that counts as a constant, for attributions."""
+        y_BSD = _over_constant_size(x_BSD, self.epsilon)
+        return y_BSD if self.scale is None else y_BSD * self._scales()[0]
+
     def _scales(self) -> tuple[Array, ...]:
         if self.scale is None:
             return ()
         scale = self.scale[...].astype(jnp.float32).reshape(-1)
         return (self.offset + scale if self.offset else scale,)
+
+
+def _over_constant_size(x_BSD: Array, epsilon: float) -> Array:
+    """Return x divided by its root mean square, without that one's derivative."""
+    mean_square = jnp.square(x_BSD).mean(-1, keepdims=True)
+    return x_BSD * jax.lax.stop_gradient(jax.lax.rsqrt(mean_square + epsilon))
 
 
 Norm = LayerNorm | RMSNorm

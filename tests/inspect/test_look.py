@@ -9,6 +9,8 @@ import pytest
 from safetensors.numpy import load_file
 
 import rungs
+from rungs.model import blocks, gpt
+from rungs.model.layers import RMSNorm
 from rungs.step.state import named_arrays
 from tests.model.test_gpt import VARIANTS
 from tests.support import direct_contributions as direct
@@ -129,6 +131,27 @@ def test_the_chosen_tokens_are_those_asked_for() -> None:
     assert_close(found.predictions.chosen_log_probs_LBS[-1], log_softmax(logits_BSV)[..., 3])
     assert found.predictions.tokens_LBSC.shape == (3, 2, 5, 2)
     assert_close(found.losses_BS, rungs.look(model, tokens_BS).losses_BS)
+
+
+class DoubledNorm(RMSNorm):
+    """A kind of norm that look has never seen."""
+
+    def __call__(self, x: Any) -> Any:
+        return 2 * super().__call__(x)
+
+    def linear(self, x_BSD: Any) -> Any:
+        return 2 * super().linear(x_BSD)
+
+
+def test_a_norm_of_another_kind_brings_its_linear_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (blocks, gpt):
+        monkeypatch.setattr(module, "make_norm", lambda _, width: DoubledNorm(width, 1e-5))
+    model = random_model(**VARIANTS["mistral"])
+    parts = rungs.look(model, random_tokens(2, 7)).contributions
+    heads_BS, layers_BS = parts.heads_LBNS.sum((0, 2)), parts.feed_forward_LBS.sum(0)
+    summed_BS = parts.embedding_BS + heads_BS + layers_BS + parts.biases_BS
+    assert_close(summed_BS, parts.logits_BS)
+    assert_close(parts.biases_BS, np.zeros_like(parts.biases_BS), float(abs(summed_BS).max()))
 
 
 def test_one_token_has_no_loss() -> None:
