@@ -122,14 +122,23 @@ def _convert_as_read(param: nnx.Param, tensor: UnreadTensor, convert: Convert) -
     )
     arrays, tree = jax.tree.flatten(abstract)
     of_outputs = 0 if isinstance(abstract, StoredMatrix) else axis
-    whole = [np.empty(array.shape, array.dtype) for array in arrays]
+    whole = [_aligned(array.shape, array.dtype) for array in arrays]
     for start in range(0, tokens, part_tokens):
         part = slice(start, min(start + part_tokens, tokens))
         read = tensor.read(*[slice(None)] * axis, part)
         converted = convert(param, jax.device_put(read)).get_value()
         for array, values in zip(whole, jax.tree.leaves(converted), strict=True):
             array[(*[slice(None)] * of_outputs, part)] = values
-    return param.replace(jax.tree.unflatten(tree, jax.device_put(whole)))  # no copy on a CPU
+    return param.replace(jax.tree.unflatten(tree, jax.device_put(whole)))
+
+
+def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Return an uninitialized array that `jax.device_put` doesn't copy on a CPU: it begins at a
+    multiple of 64 bytes."""
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.empty(size + 64, np.uint8)
+    first = -memory.ctypes.data % 64
+    return memory[first : first + size].view(dtype).reshape(shape)
 
 
 def _storing(weights: WeightFormat, config: ModelConfig, dtype: jnp.dtype) -> Convert:

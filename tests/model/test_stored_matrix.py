@@ -12,6 +12,7 @@ from rungs.model.decoding import Decoder, Prompts, states_of
 from rungs.model.generation import row_keys
 from rungs.model.kernels.stored_matrix import OutputMajorMatrix, outputs_first
 from rungs.model.sampling import GREEDY
+from rungs.model.weight_formats import _aligned
 from rungs.parallel.target_device import Target, trace_for
 from tests.model.test_generation import varied_model
 
@@ -92,3 +93,9 @@ def test_decoding_in_bfloat16_makes_no_float32_copy_of_a_matrix(rows: int) -> No
     for shape in ("301,96", "96,301", "200,96", "96,200"):
         assert f"f32[{shape}]" not in program
     assert "bf16[301,96]" in program
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.int8])
+def test_a_table_that_was_read_by_parts_is_not_copied(dtype: DTypeLike) -> None:
+    array = _aligned((101, 33), jnp.dtype(dtype))
+    assert jax.device_put(array).unsafe_buffer_pointer() == array.ctypes.data
