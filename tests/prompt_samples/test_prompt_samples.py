@@ -33,6 +33,14 @@ def sampled(tmp_path_factory: pytest.TempPathFactory, datasets_dir: Path) -> Run
     return run
 
 
+@pytest.fixture(scope="module")
+def sampled_alone(tmp_path_factory: pytest.TempPathFactory, datasets_dir: Path) -> RunFolder:
+    """The same run in a process of its own, like those that are compared with it bit by bit."""
+    run = prompted_run(tmp_path_factory.mktemp("alone") / "run", keep_checkpoints=-1)
+    assert train(run, datasets_dir).returncode == 0
+    return run
+
+
 def texts(run: RunFolder) -> dict[tuple[int, str, str], str]:
     return {(one.step, one.prompt, one.kind): one.text for one in records.read_samples(run)}
 
@@ -62,15 +70,19 @@ def test_greedy_texts_are_the_most_likely_tokens(sampled: RunFolder) -> None:
 
 
 @pytest.mark.long
-def test_it_does_not_change_the_run(sampled: RunFolder, datasets_dir: Path, tmp_path: Path) -> None:
+def test_it_does_not_change_the_run(
+    sampled_alone: RunFolder, datasets_dir: Path, tmp_path: Path
+) -> None:
     plain = prompted_run(tmp_path / "run", keep_checkpoints=-1, sample_prompts=[])
     assert train(plain, datasets_dir).returncode == 0
     assert not plain.prompt_samples.exists()
-    assert_same_outcome(sampled, plain)
+    assert_same_outcome(sampled_alone, plain)
 
 
 @pytest.mark.long
-def test_a_killed_run_says_the_same(sampled: RunFolder, datasets_dir: Path, tmp_path: Path) -> None:
+def test_a_killed_run_says_the_same(
+    sampled_alone: RunFolder, datasets_dir: Path, tmp_path: Path
+) -> None:
     run = prompted_run(tmp_path / "run", keep_checkpoints=-1)
     for step in (5, 15):
         process = subprocess.Popen(command(run, datasets_dir), stderr=subprocess.DEVNULL)
@@ -80,17 +92,17 @@ def test_a_killed_run_says_the_same(sampled: RunFolder, datasets_dir: Path, tmp_
         process.send_signal(signal.SIGKILL)
         process.wait()
     assert train(run, datasets_dir).returncode == 0
-    assert texts(run) == texts(sampled)
+    assert texts(run) == texts(sampled_alone)
 
 
 @pytest.mark.long
 def test_a_sharded_run_says_the_same(
-    sampled: RunFolder, datasets_dir: Path, tmp_path: Path
+    sampled_alone: RunFolder, datasets_dir: Path, tmp_path: Path
 ) -> None:
     sharding = {"mode": "fsdp_tp", "data": 2, "tensor": 2}
     run = prompted_run(tmp_path / "run", keep_checkpoints=-1, sharding=sharding)
     assert train(run, datasets_dir).returncode == 0
-    found, expected = texts(run), texts(sampled)
+    found, expected = texts(run), texts(sampled_alone)
     assert found.keys() == expected.keys()
     first = {key: text for key, text in expected.items() if key[0] == 0}  # weights are bit-equal
     assert {key: found[key] for key in first} == first
@@ -98,14 +110,14 @@ def test_a_sharded_run_says_the_same(
 
 @pytest.mark.long
 def test_checkpoints_without_samples_get_them_at_the_next_start(
-    sampled: RunFolder, datasets_dir: Path, tmp_path: Path
+    sampled_alone: RunFolder, datasets_dir: Path, tmp_path: Path
 ) -> None:
     run = prompted_run(tmp_path / "run", keep_checkpoints=-1)
     assert train(run, datasets_dir).returncode == 0
     lines = run.prompt_samples.read_text().splitlines(keepends=True)
     run.prompt_samples.write_text("".join(lines[:11]) + lines[11][:30])  # torn by a kill
     assert train(run, datasets_dir).returncode == 0
-    assert texts(run) == texts(sampled)
+    assert texts(run) == texts(sampled_alone)
 
 
 @pytest.mark.long
