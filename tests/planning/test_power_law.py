@@ -212,7 +212,7 @@ def test_the_command_fits_final_losses_over_compute(make_run: MakeRun) -> None:
     assert "not finished" not in text
     drawn = Path("comparisons") / "+".join(folder.name for folder in folders)
     assert lines[0] == str(drawn / "power-law-chart.png")
-    assert len(list(drawn.iterdir())) == 7
+    assert (drawn / "power-law-chart.png").is_file()
 
 
 def test_three_runs_are_reported_as_few(make_run: MakeRun) -> None:
