@@ -139,7 +139,7 @@ def _compare(
     if scores := records.scores_table(named):
         click.echo(f"\n{scores}")
     if recorded_run.use_different_datasets([run.config for run in runs]):
-        click.echo(f"\n{recorded_run.DIFFERENT_DATASETS}: uv run evaluate.py RUN")
+        click.echo(f"\n{recorded_run.DIFFERENT_DATASETS}")
     if text:
         click.echo(f"\n{text}")
 

@@ -3,6 +3,7 @@
 from rungs.common.command import importing
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,19 +12,30 @@ import click
 from rungs.cli.options import DATASETS_DIR_OPTION, WEIGHTS_OPTION
 from rungs.common.errors import RunFailure, UserError
 from rungs.common.shown_text import align_columns
+from rungs.config.option_values import UNTRAINED_LENGTH
 
 if TYPE_CHECKING:
     from rungs.checkpointing.weights_file import Weights
     from rungs.config.train_config import TrainConfig
+    from rungs.evaluation.scoring import TextScore
     from rungs.run.records import Evaluation
-
-_MAX_UNTRAINED_LENGTH = 1024
-"""Longest sequence in tokens for imported weights, which have no train.json to take it from."""
 
 
 @click.command()
 @click.argument("checkpoint")
 @click.option("--dataset", metavar="NAME", help="Default: the dataset the model was trained on.")
+@click.option(
+    "--text",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Loss, perplexity and bits per byte on a UTF-8 text instead of a dataset.",
+)
+@click.option(
+    "--sequence-length",
+    type=click.IntRange(1),
+    metavar="N",
+    help=f"With --text: tokens in a window.  [default: as in training, or {UNTRAINED_LENGTH:,}]",
+)
 @click.option(
     "--choices",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -56,6 +68,8 @@ _MAX_UNTRAINED_LENGTH = 1024
 def main(
     checkpoint: str,
     dataset: str | None,
+    text: Path | None,
+    sequence_length: int | None,
     choices: Path | None,
     tasks: str | None,
     task_files: Path | None,
@@ -66,13 +80,17 @@ def main(
     averaged: str | None,
 ) -> None:
     """Print what CHECKPOINT (a run folder, a checkpoint or a model.safetensors) is worth: its loss,
-    perplexity and bits per byte on the validation split of a dataset, or its scores on benchmarks,
-    which the run folder keeps in evaluations.jsonl.
+    perplexity and bits per byte on the validation split of a dataset or on a text, or its scores on
+    benchmarks, which the run folder keeps in evaluations.jsonl.
 
     Uses the number of validation tokens that `validation_tokens` in train.json says.
     """
-    if sum(map(bool, (dataset, choices, tasks))) > 1:
-        raise click.UsageError("--dataset, --choices and --tasks do not go together; choose one")
+    if sum(map(bool, (dataset, text, choices, tasks))) > 1:
+        raise click.UsageError(
+            "--dataset, --text, --choices and --tasks do not go together; choose one"
+        )
+    if sequence_length and not text:
+        raise click.UsageError("--sequence-length is for --text")
     if not tasks and (task_files or few_shot is not None):
         raise click.UsageError("--task-files and --few-shot are for --tasks")
     with importing():
@@ -86,7 +104,7 @@ def main(
     folder = find_datasets_dir(datasets_dir)
     if averaged:
         checkpoint = str(find_averaged_weights(checkpoint))
-    if not (choices or tasks):
+    if not (text or choices or tasks):
         print_loss(checkpoint, dataset, folder)
         return
     if tasks:
@@ -94,7 +112,9 @@ def main(
     measured = Measured.find(checkpoint, batch_size, folder)
     if begin := measured.tokenizer.begin:
         click.echo(f"texts begin with {measured.tokenizer.names(begin)}", err=True)
-    if choices:
+    if text:
+        print_text_loss(text, *measured.on_text(text, sequence_length))
+    elif choices:
         print_scores(measured.on_choices(choices, limit))
     elif tasks:
         asked = harness.Tasks(tuple(tasks.split(",")), task_files, few_shot, limit)
@@ -110,6 +130,21 @@ def print_scores(evaluations: "list[Evaluation]") -> None:
             reach = f"{one.low:.4f} to {one.high:.4f} (95 %)"
         rows.append((one.task, one.metric, f"{one.items:,}", f"{one.value:.4f}", reach))
     click.echo(align_columns(rows, left=2))
+
+
+def print_text_loss(file: Path, score: "TextScore", length: int) -> None:
+    """Print loss, perplexity and bits per byte of a text."""
+    click.echo(f"text           {file}: {score.tokens:,} tokens, in windows of {length:,}")
+    print_figures(score.loss)
+    click.echo(f"bits per byte  {score.bits_per_byte:.4f}")
+
+
+def print_figures(loss: float, by_dataset: Mapping[str, float] = {}) -> None:
+    """Print a loss, and the perplexity."""
+    click.echo(f"loss           {loss:.4f} nats per token")
+    for name, own_loss in by_dataset.items():
+        click.echo(f"  {name:13}{own_loss:.4f}")
+    click.echo(f"perplexity     {math.exp(loss) if loss < 700 else math.inf:.2f}")
 
 
 def print_loss(checkpoint: str, dataset: str | None, folder: Path) -> None:
@@ -152,10 +187,7 @@ def print_loss(checkpoint: str, dataset: str | None, folder: Path) -> None:
         click.echo(f"overlap        {note}")
     for note in provenance.notes_on_beginnings(datasets | others, tokenizer):
         click.echo(f"beginning      {note}")
-    click.echo(f"loss           {loss:.4f} nats per token")
-    for name, own_loss in by_dataset.items():
-        click.echo(f"  {name:13}{own_loss:.4f}")
-    click.echo(f"perplexity     {math.exp(loss) if loss < 700 else math.inf:.2f}")
+    print_figures(loss, by_dataset)
     if text_bytes:
         click.echo(f"bits per byte  {loss / math.log(2) * tokens / text_bytes:.4f}")
 
@@ -172,7 +204,7 @@ def _train_config(weights: "Weights", dataset: str | None) -> "TrainConfig":
         raise UserError(f"{weights.path}: has not been trained on a dataset, so choose a --dataset")
     return TrainConfig(
         dataset=dataset,
-        sequence_length=min(model.context_length, _MAX_UNTRAINED_LENGTH),
+        sequence_length=min(model.context_length, UNTRAINED_LENGTH),
         tokenizer=tokenizer,
         microbatch_size=1,
         learning_rate=1.0,  # required but unused

@@ -25,6 +25,8 @@ LARGEST_VOCAB = 2**24
 """Largest vocabulary to train; the library that trains it allocates all of it at once."""
 TOKEN_DTYPES = ("uint16", "uint32", "uint64", "int32", "int64")
 """Types of token ids in files that don't say theirs."""
+UNTRAINED_LENGTH = 1024
+"""Longest sequence in tokens for imported weights, which have no train.json to take it from."""
 VALIDATION_PERCENT = 5
 """Percentage of text for validation."""
 DOCUMENTS_VALIDATION_PERCENT = 1.0

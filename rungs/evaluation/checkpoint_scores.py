@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from rungs.checkpointing import checkpoint_folder, load, published, weights_file
-from rungs.common import paths
+from rungs.common import paths, strict_json
 from rungs.common.errors import UserError
+from rungs.config.option_values import UNTRAINED_LENGTH
 from rungs.data.text.tokenizer import Tokenizer
 from rungs.evaluation import harness, scoring
 from rungs.parallel.sharding import Layout, create_mesh
@@ -43,6 +44,22 @@ class Measured(NamedTuple):
             {"task": file.stem, "metric": metric, "items": found.items, **share._asdict()}
             for metric, share in shares.items()
         )
+
+    def on_text(self, file: Path, length: int | None) -> tuple[scoring.TextScore, int]:
+        """Return the score of a UTF-8 file, and the tokens of a window: `length`, or that of the
+        model's training. Raises UserError if the text is empty, or a window too long."""
+        model, train, *_ = weights_file.Weights(self.weights).header
+        trained = train and train.sequence_length
+        default = min(model.context_length, trained or UNTRAINED_LENGTH)
+        if (length or default) > model.context_length:
+            raise UserError(
+                f"--sequence-length {length}: the model's context_length is {model.context_length}"
+            )
+        text = strict_json.read_text(file)
+        if not text:
+            raise UserError(f"{file}: has no text")
+        found = scoring.score_text(text, self._scorer(), self.tokenizer, length or default)
+        return found, length or default
 
     def on_tasks(self, tasks: harness.Tasks) -> list[records.Evaluation]:
         """Return the scores on tasks of the lm-evaluation-harness; see `harness`."""

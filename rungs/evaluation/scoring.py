@@ -1,5 +1,6 @@
-"""Log-probabilities of continuations, and accuracy on multiple-choice items."""
+"""Log-probabilities of continuations; the loss on a text, and accuracy on multiple-choice items."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -109,6 +110,33 @@ def _round_up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
 
 
+class TextScore(NamedTuple):
+    """How likely a text is."""
+
+    loss: float
+    """Mean over its tokens, in nats."""
+    tokens: int
+    bytes: int
+    """Of the text in UTF-8."""
+
+    @property
+    def bits_per_byte(self) -> float:
+        return self.loss * self.tokens / math.log(2) / self.bytes
+
+
+def score_text(text: str, scorer: Scorer, tokenizer: Tokenizer, length: int) -> TextScore:
+    """Return the loss of a text that isn't empty, in windows of `length` tokens that see nothing
+    before them, as in validation; the last one may be shorter."""
+    begin = tokenizer.begin or [tokenizer.end_of_text or 0]
+    ids = tokenizer.encode(text)
+    windows = [
+        Continuation(ids[place - 1 : place] or begin, ids[place : place + length])
+        for place in range(0, len(ids), length)
+    ]
+    log_prob = sum(score.log_prob for _, score in scorer.scores(windows))
+    return TextScore(-log_prob / len(ids), len(ids), len(text.encode()))
+
+
 class Item(strict_json.StrictModel):
     """A question with the possible answers: {"prompt": "…", "choices": ["…", "…"], "answer": 0}."""
 
@@ -123,6 +151,8 @@ class Item(strict_json.StrictModel):
         last = len(self.choices) - 1
         if last < 1 or not all(self.choices):
             yield "choices: must be two or more strings that are not empty"
+        elif len(set(self.choices)) <= last:
+            yield "choices: two are the same, so neither can be told to be right"
         elif not 0 <= self.answer <= last:
             yield f"answer: {self.answer} is not the index of a choice, from 0 to {last}"
 

@@ -107,8 +107,7 @@ def _caution(runs: Sequence[ShownRun]) -> str | None:
     """Return a caution about comparing the runs, or None."""
     if not recorded_run.use_different_datasets([run.config for run in runs]):
         return None
-    is_measured = any("bits_per_byte" in run.steps.columns for run in runs)
-    return recorded_run.DIFFERENT_DATASETS + ("." if is_measured else ": uv run evaluate.py RUN")
+    return recorded_run.DIFFERENT_DATASETS
 
 
 def page(runs: Sequence[ShownRun], version: int | None = None) -> str:

@@ -16,7 +16,8 @@ from rungs.run import metrics
 from rungs.run.step_table import BestStep, FloatArray, StepTable
 
 DIFFERENT_DATASETS = (
-    "These runs use different datasets, so their losses are not comparable; compare bits per byte"
+    "These runs use different datasets, so neither their losses nor their bits per byte are"
+    " comparable; compare bits per byte on one text: uv run evaluate.py RUN --text FILE"
 )
 Curve = tuple[FloatArray, FloatArray]
 """x and y of a line's points."""

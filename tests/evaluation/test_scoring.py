@@ -1,4 +1,4 @@
-"""Scores of continuations, and accuracy on multiple-choice items."""
+"""Scores of continuations, loss on a text, and accuracy on multiple-choice items."""
 
 import json
 from pathlib import Path
@@ -143,6 +143,7 @@ def test_lines_end_at_line_feeds_alone(tmp_path: Path) -> None:
         (json.dumps({**item("a", "b", "c", answer=0), "hint": 1}), "hint: unknown key"),
         (json.dumps(item("a", "b", answer=0)), "choices: must be two or more"),
         (json.dumps(item("a", "b", "", answer=0)), "choices: must be two or more"),
+        (json.dumps(item("a", "b", "c", "b", answer=0)), "choices: two are the same"),
         (json.dumps(item("a", "b", "c", answer=2)), "answer: 2 is not the index .* from 0 to 1"),
         (json.dumps(item("a", "b", "c", answer=-1)), "answer: -1 is not the index"),
         (json.dumps({**item("a", "b", "c", answer=0), "answer": "b"}), 'answer: "b" is not'),
@@ -164,3 +165,38 @@ def test_a_choice_without_tokens_of_its_own_is_refused(
     path = write(tmp_path / "quiz.jsonl", item("a", "b", " ", answer=0))
     with pytest.raises(UserError, match=r'item 1: the choice "b" adds no token to its prompt'):
         Measured.find(str(copying_run), 2, tmp_path).on_choices(path, None)
+
+
+@pytest.mark.parametrize("length", [3, 8])
+def test_a_text_is_scored_in_windows(length: int) -> None:
+    """In float64: each token once, by those of its window before it."""
+    tokenizer = train_bpe([], 257)
+    config = model_config(context_length=CONTEXT, vocab_size=257)
+    model = GPT(config, jax.random.key(3))
+    weights = {name: np.asarray(array, np.float64) for name, array in named_arrays(model).items()}
+    text = "é!" * 7
+    ids = [tokenizer.end_of_text, *tokenizer.encode(text)]
+    losses = []
+    for first in range(0, len(ids) - 1, length):
+        window = np.array(ids[first : first + length + 1], np.int32)
+        logits_SV = reference_gpt.forward(config, weights, window[:-1])[-1]
+        log_probs_SV = logits_SV - np.log(np.exp(logits_SV).sum(-1, keepdims=True))
+        losses += [-log_probs_SV[place, token] for place, token in enumerate(window[1:])]
+    found = scoring.score_text(text, scorer_of(model, "dp", 3), tokenizer, length)
+    assert (found.tokens, found.bytes) == (21, 21)
+    assert found.loss == pytest.approx(np.mean(losses), rel=1e-5)
+    assert found.bits_per_byte == pytest.approx(np.mean(losses) / np.log(2), rel=1e-5)
+
+
+def test_text_of_an_imported_model(tmp_path: Path) -> None:
+    model, file = byte_model(tmp_path, 0.0), tmp_path / "text.txt"
+    file.write_bytes(b"ab\r\n")
+    arguments = [str(model), "--text", str(file)]
+    result = CliRunner().invoke(evaluate.main, arguments)
+    assert result.exit_code == 0, result.output
+    assert f"{file}: 4 tokens, in windows of" in result.output
+    assert f"bits per byte  {np.log2(BYTES):.4f}" in result.output
+    result = CliRunner().invoke(evaluate.main, [*arguments, "--sequence-length", "100000"])
+    assert "context_length is" in str(result.exception)
+    file.write_bytes(b"")
+    assert "has no text" in str(CliRunner().invoke(evaluate.main, arguments).exception)
