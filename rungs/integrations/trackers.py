@@ -69,14 +69,11 @@ class TensorBoardTracker:
         from tensorboardX import SummaryWriter
 
         self._last = run.last_step
-        number = len(list(run.folder.glob("events.*")))
         self._writer: Any = SummaryWriter(
             logdir=str(run.folder),
             flush_secs=3600,
             # Readers drop an earlier start's events for the steps that this one repeats.
             purge_step=max(self._last + 1, 0),
-            # Two starts within a second would share a file; readers sort by name.
-            filename_suffix=f".{number:06d}",
         )
         if self._last < 0:
             rows = [f"| {key} | `{json.dumps(value)}` |" for key, value in run.config.items()]

@@ -53,7 +53,7 @@ class Text:
     Attributes:
         prompt: token ids, at least one; with the new tokens at most one more than the context.
         number: the text's number within its request, for its random key.
-        new_tokens: the most tokens to add; 0 only scores the prompt.
+        left: the most tokens that are still to add; 0 at first only scores the prompt.
         deliver: called from the engine's thread, until a delivery has a `finish`.
         is_wanted: False as soon as nobody waits for it.
         weights: name of the weights that it is generated with, from the first delivery on."""
@@ -62,16 +62,12 @@ class Text:
     sampling: Sampling
     seed: int
     number: int
-    new_tokens: int
+    left: int
     log_probs: bool
     scores_prompt: bool
     deliver: Callable[[Delivery], None]
     is_wanted: bool = True
     weights: str = ""
-    left: int = 0
-
-    def __post_init__(self) -> None:
-        self.left = self.new_tokens
 
 
 class _Batch:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
-from rungs.integrations.trackers import BUILT_IN, TrackedRun
+from rungs.integrations.trackers import BUILT_IN
 from rungs.integrations.tracking_feed import Feed
 from rungs.run import metrics
 from rungs.run.folder import RunFolder
@@ -136,25 +136,6 @@ def test_a_killed_run_continues_in_the_same_run(
 
 class TestOtherThings:
     """Config, samples, charts, scores."""
-
-    def test_tensorboard_starts_within_a_second(
-        self, recorded: RunFolder, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Files of events are named after the second."""
-        pytest.importorskip("tensorboardX", reason="needs `uv run --extra tensorboard`")
-        pytest.importorskip("tensorboard", reason="needs `uv run --with tensorboard`")
-        from rungs.integrations.trackers import TensorBoardTracker
-
-        monkeypatch.setattr("time.time", lambda: 1_700_000_000.0)
-        folder = recorded.trackers / "tensorboard"
-        folder.mkdir(parents=True)
-        for steps in (range(3), range(3, 3), range(3, 5)):
-            one = TensorBoardTracker(TrackedRun("id", "run", folder, {}, steps.start - 1))
-            for number in steps:
-                one.log_step(number, {"loss": 1.0})
-            one.finish({})
-        stored = [number for number, _ in stores.tensorboard_scalars(folder, "loss")]
-        assert stored == list(range(5))
 
     def test_tensorboard(self, recorded: RunFolder) -> None:
         pytest.importorskip("tensorboardX", reason="needs `uv run --extra tensorboard`")

@@ -272,14 +272,6 @@ class TestWatch:
         assert tab.locator("#status").inner_text() == "Live"
         assert tab.evaluate(f"document.activeElement.matches({LOSS!r})")
 
-    def test_other_names_for_this_machine_are_refused(self, server: PageServer) -> None:
-        import urllib.error
-        import urllib.request
-
-        request = urllib.request.Request(server.address, headers={"Host": "evil.example"})
-        with pytest.raises(urllib.error.HTTPError, match="403"):
-            urllib.request.urlopen(request)
-
     def test_only_runs_that_changed_are_sent(
         self, server: PageServer, three_runs: list[Path]
     ) -> None:
@@ -310,27 +302,6 @@ def test_the_table_of_keys_fits_a_laptop(tab: Any, page_of_two_datasets: Path) -
     show(tab, page_of_two_datasets)
     widths = "[...document.querySelectorAll('.scroll')].map(s => s.scrollWidth - s.clientWidth)"
     assert tab.evaluate(widths) == [0, 0, 0]
-
-
-def test_marks_at_the_edge_are_whole(tab: Any, page_of_two_datasets: Path) -> None:
-    show(tab, page_of_two_datasets)
-    inside, outside = tab.evaluate(
-        """() => {
-          const figure = document.querySelector('figure[data-metric="validation_loss"]');
-          const canvas = figure.querySelector('canvas'), over = figure.querySelector('.u-over');
-          const edge = Math.round(over.offsetLeft + over.offsetWidth) * devicePixelRatio;
-          const height = canvas.height;
-          const { data } = canvas.getContext('2d').getImageData(edge - 6, 0, 12, height);
-          const sums = [0, 0];
-          for (let i = 0; i < data.length; i += 4) {
-            const pixel = [...data.slice(i, i + 3)], column = (i / 4) % 12;
-            const isColoured = Math.max(...pixel) - Math.min(...pixel) > 60;
-            if (column !== 6) sums[column < 6 ? 0 : 1] += isColoured;
-          }
-          return sums;
-        }"""
-    )
-    assert outside > inside / 4 > 0
 
 
 def test_a_logarithmic_axis_of_less_than_a_decade_has_round_numbers(
