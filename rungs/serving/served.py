@@ -3,7 +3,7 @@ checkpoint of its run."""
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, NoReturn
 
@@ -22,6 +22,8 @@ from rungs.serving.protocol import Body, ChatBody, CompletionBody
 
 SECONDS_BETWEEN_LOOKS = 2.0
 """How often to ask whether a run has a new checkpoint."""
+_MOST_CHARACTERS_PER_TOKEN = 256
+"""More than a published tokenizer has, even for spaces."""
 
 
 class Loading(NamedTuple):
@@ -101,11 +103,14 @@ class Served:
             if self.form is None:
                 raise UserError("this model has no chat template; use /v1/completions")
             text = self.form.template.render(body.conversation(), add_generation_prompt=True)
-            prompts = [self.form.tokenizer.encode(text)]
+            prompts = [self._encoded(text, self.form.tokenizer.encode)]
         else:
             assert isinstance(body, CompletionBody)
             encode = self.tokenizer.encode_beginning
-            prompts = [encode(p) if isinstance(p, str) else p for p in body.prompts()]
+            prompts = [
+                self._encoded(prompt, encode) if isinstance(prompt, str) else prompt
+                for prompt in body.prompts()
+            ]
         if body.asked_tokens == 0 and not body.is_echoed:
             raise UserError("max_tokens: 0 needs echo")
         for prompt in prompts:
@@ -128,6 +133,13 @@ class Served:
             return body.asked_tokens
         fits = self.context_length + 1 - len(prompt)
         return min(fits, body.usual_tokens or fits)
+
+    def _encoded(self, text: str, encode: Callable[[str], list[int]]) -> list[int]:
+        """Return a text's tokens. Raises UserError if it is too long to try, which would take
+        hundreds of bytes a character."""
+        if len(text) > _MOST_CHARACTERS_PER_TOKEN * (self.context_length + 1):
+            raise UserError(f"the prompt is longer than the model's context, {self.context_length}")
+        return encode(text)
 
 
 def _kind(weights: Weights) -> tuple[object, ...]:
