@@ -12,7 +12,7 @@ from rungs.parallel import devices
 from rungs.run.folder import RunFolder
 from rungs.training.trainer import Trainer
 from tests.support.configs import model_config, train_config
-from tests.support.starting import StoppedEarly, crash_after, go, refusal
+from tests.support.starting import Killed, die_before, go, refusal
 from tests.support.tiny_run import (
     MODEL,
     assert_same_outcome,
@@ -155,8 +155,8 @@ def test_a_run_resumes_on_another_number_of_devices(datasets_dir: Path, tmp_path
     for name, first, then in (("more", FOUR, {"data": 8}), ("fewer", {"data": 8}, {"devices": 2})):
         run = make_run(tmp_path / name, **KEYS, **BY_EIGHT, sharding=first)
         with pytest.MonkeyPatch.context() as patch:
-            crash_after(2, patch)
-            with pytest.raises(StoppedEarly):
+            die_before(2, patch)
+            with pytest.raises(Killed):
                 go(run, datasets_dir)
         change(run, sharding=then)
         assert go(run, datasets_dir) == 0

@@ -9,15 +9,10 @@ import pytest
 
 from rungs.common.errors import UserError
 from rungs.config import run_config
-from rungs.run import metrics as metrics_module
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.training import start as start_module
 from rungs.training.dataset_learner import DatasetLearner, on_datasets
 from rungs.training.start import launch
-
-
-class StoppedEarly(Exception):
-    """Simulates a crash."""
 
 
 class Killed(BaseException):
@@ -42,20 +37,6 @@ def refusal(run: RunFolder, datasets_dir: Path, **start: Any) -> str:
         go(run, datasets_dir, **start)
     assert files(run.path) == before
     return str(raised.value)
-
-
-def crash_after(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Raise StoppedEarly once the step is recorded."""
-    append = metrics_module.MetricsLog.append
-
-    def append_or_fail(
-        self: metrics_module.MetricsLog, step_metrics: metrics_module.StepMetrics
-    ) -> None:
-        append(self, step_metrics)
-        if step_metrics.global_step == step:
-            raise StoppedEarly
-
-    monkeypatch.setattr(metrics_module.MetricsLog, "append", append_or_fail)
 
 
 def die_before(step: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from rungs.run import metrics as metrics_module
 from rungs.run.folder import RunFolder
 from rungs.run.step_table import StepTable
 from rungs.step.eval_step import ValidationLosses
-from tests.support.starting import StoppedEarly, crash_after, files, go, refusal
+from tests.support.starting import Killed, die_before, files, go, refusal
 from tests.support.tiny_run import (
     assert_same_outcome,
     change,
@@ -94,8 +94,8 @@ def test_a_crash_loses_only_the_steps_after_the_last_checkpoint(
 ) -> None:
     run = make_run(tmp_path / "crashed")
     with monkeypatch.context() as patch:
-        crash_after(13, patch)
-        with pytest.raises(StoppedEarly):
+        die_before(15, patch)  # step 14 is not read yet
+        with pytest.raises(Killed):
             go(run, datasets_dir)
     assert len(losses(run)) == 14
     assert last_checkpoint(run).step == 10
