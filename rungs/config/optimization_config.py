@@ -71,6 +71,10 @@ class Lineage(StrictModel):
     from_step: Annotated[int, Field(ge=0)] | None = None
     """With `--from-step`: the step whose checkpoint this run continues, with its optimizer state.
     null: it starts anew."""
+    warmup_of: Annotated[int, Field(ge=1)] | None = None
+    """With `--from-step`: the steps of which warmup_period_percent is the percentage: all of the
+    other run's, so that its warm-up goes on or stays over. null: all steps of this run, as without
+    a branch, or if `set` has warmup_period_percent."""
 
 
 class OptimizationConfig(base.Config):
@@ -113,7 +117,8 @@ class OptimizationConfig(base.Config):
     """warmup_stable_decay: the percentage of all steps, at the end, in which the learning rate
     falls."""
     warmup_period_percent: Percent = 5.0
-    """The percentage of all steps, at the start, in which the learning rate rises to its peak."""
+    """The percentage of all steps, at the start, in which the learning rate rises to its peak; in a
+    branch, of all steps of the run that it continues, unless `--set` changes it."""
     start_learning_rate_percent: Percent = 0.001
     """Learning rate at step 0, as a percentage of the peak."""
     min_learning_rate_percent: Percent = 10.0
@@ -256,6 +261,11 @@ class OptimizationConfig(base.Config):
     def sequences_before(self, step: int) -> int:
         """Return the number of sequences in all updates before `step`."""
         return step * self.sequences_per_step
+
+    def warmup_steps(self, total_steps: int) -> int:
+        """Return the number of steps in which the learning rate rises."""
+        steps = (self.lineage and self.lineage.warmup_of) or total_steps
+        return min(round(steps * self.warmup_period_percent / 100), total_steps - 1)
 
     def steps_of(self, sequences: int) -> int:
         """Return the number of updates needed for this many sequences."""

@@ -10,7 +10,7 @@ def learning_rate_schedule(train: OptimizationConfig, total_steps: int) -> optax
     linear decay, a constant, or WSD ("warmup_stable_decay"; Hu et al. 2024). All but "constant"
     reach their final learning rate at step `total_steps`, one after the last."""
     peak, end = train.learning_rate, train.learning_rate * train.min_learning_rate_percent / 100
-    warmup_steps = min(round(total_steps * train.warmup_period_percent / 100), total_steps - 1)
+    warmup_steps = train.warmup_steps(total_steps)
     start = peak * train.start_learning_rate_percent / 100
     warmup = optax.linear_schedule(start, peak, warmup_steps)
     after = _after_warmup(train, peak, end, total_steps - warmup_steps, total_steps)

@@ -41,12 +41,14 @@ class NewRun:
         """Prepare a copy of the run folder `origin` with `changes`, new values for keys of either
         file, without writing anything. Raises UserError if a change is wrong, or `folder` already
         exists with other contents."""
-        contents, step = _read_files(origin, folder), branch.step if branch else None
-        new = cls.from_contents(folder, contents, origin.as_posix(), changes, step)
+        contents, like = _read_files(origin, folder), origin.as_posix()
+        found = branch.find() if branch and not folder.exists() else None
+        lineage = _branched(folder, branch.step, changes, found) if branch else {}
+        new = cls.from_contents(folder, contents, like, changes, lineage)
         new = dataclasses.replace(new, task_files=_task_files(origin))
-        if branch is None or folder.exists():
+        if found is None:
             return new
-        checkpoint, records = branch.find()
+        checkpoint, records, _ = found
         if "max_minutes" in changes:  # the number of steps is decided anew
             records = {k: v for k, v in records.items() if k != RunFolder(folder).length.name}
         return dataclasses.replace(new, checkpoint=checkpoint, records=records)
@@ -58,11 +60,11 @@ class NewRun:
         contents: Contents,
         origin: str,
         changes: Mapping[str, Any],
-        from_step: int | None = None,
+        lineage: Mapping[str, Any] = {},
     ) -> Self:
         """Like `of`, from the contents of `model.json` and of the file beside it, and the name of
-        what they are from."""
-        texts = _changed(contents, origin, changes, from_step)
+        what they are from. `lineage` has keys of a branch."""
+        texts = _changed(contents, origin, changes, lineage)
         run_config.check_texts(folder, texts)
         if folder.exists() and any(not _holds(folder / name, text) for name, text in texts.items()):
             raise errors.UserError(
@@ -102,13 +104,37 @@ class NewRun:
             disk.remove(self.folder)
 
 
+class Parent(NamedTuple):
+    """What a branch takes from the run that it continues."""
+
+    checkpoint: Path
+    """Its folder."""
+    records: Mapping[str, bytes]
+    """Contents of the files that belong to it, by name."""
+    warmup_of: int
+    """The steps of which the warm-up is a percentage."""
+
+
 class BranchPoint(NamedTuple):
     """A step of another run at which a new one begins."""
 
     step: int
-    find: Callable[[], tuple[Path, Mapping[str, bytes]]]
-    """Returns the folder of the step's checkpoint, and the contents of files that belong to it, by
-    name. Raises UserError."""
+    find: Callable[[], Parent]
+    """Raises UserError if there is no such checkpoint."""
+
+
+def _branched(
+    folder: Path, step: int, changes: Mapping[str, Any], found: Parent | None
+) -> dict[str, Any]:
+    """Return the keys of a branch's lineage. If its folder is there, so that the other run need not
+    be, they are as in that folder."""
+    keys = {"from_step": step}
+    if found is None:
+        lineage = run_config.load_any_run(folder).train.lineage
+        warmup_of = lineage and lineage.warmup_of
+    else:
+        warmup_of = None if "warmup_period_percent" in changes else found.warmup_of
+    return keys if warmup_of is None else keys | {"warmup_of": warmup_of}
 
 
 def create_like(
@@ -197,7 +223,7 @@ def _read_files(origin: Path, target: Path) -> Contents:
 
 
 def _changed(
-    contents: Contents, origin: str, changes: Mapping[str, Any], from_step: int | None
+    contents: Contents, origin: str, changes: Mapping[str, Any], branch: Mapping[str, Any]
 ) -> dict[str, str]:
     """Return the texts of config files after `changes`, with the run's lineage."""
     model_file, train_file = contents
@@ -205,7 +231,5 @@ def _changed(
     for key, value in changes.items():
         in_model = key in run_config.FILE_TYPES[model_file].model_fields
         changed[model_file if in_model else train_file][key] = value
-    lineage = {"like": origin, "set": dict(changes)}
-    step = {} if from_step is None else {"from_step": from_step}
-    changed[train_file]["lineage"] = lineage | step
+    changed[train_file]["lineage"] = {"like": origin, "set": dict(changes), **branch}
     return {name: json.dumps(content, indent=2) + "\n" for name, content in changed.items()}

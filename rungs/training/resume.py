@@ -19,6 +19,7 @@ from rungs.config.train_config import TrainConfig
 from rungs.data.tokens.loader import TrainingData
 from rungs.optim.precision import resolve_compute_dtype
 from rungs.run import layer_record, metrics
+from rungs.run.derive import Parent
 from rungs.run.folder import RunFolder, StartOptions, is_checkpoint_name
 from rungs.run.metrics import StepRecord
 
@@ -113,10 +114,10 @@ def refuse_changes(
     return now
 
 
-def find_branch_point(run: RunFolder, step: int) -> tuple[Path, dict[str, bytes]]:
-    """Return the folder of a step's checkpoint, and by name what a branch needs of `metrics.jsonl`
-    and `layers.npy`, up to the step, and of `length.jsonl`. Raises UserError, with the steps that
-    there are, if the checkpoint is missing, or damaged."""
+def find_branch_point(run: RunFolder, step: int) -> Parent:
+    """Return a step's checkpoint with what a branch needs of `metrics.jsonl` and `layers.npy`, up
+    to the step, and of `length.jsonl`. Raises UserError, with the steps that there are, if the
+    checkpoint is missing, or damaged."""
     checkpoints = checkpoint_folder.list_checkpoints(run.checkpoints)
     found = [checkpoint for checkpoint in checkpoints if checkpoint.step == step]
     if not found:
@@ -133,7 +134,9 @@ def find_branch_point(run: RunFolder, step: int) -> tuple[Path, dict[str, bytes]
         needed[run.length.name] = run.length.read_bytes()
     if layers := layer_record.up_to(run.layers, step):
         needed[run.layers.name] = layers
-    return parent.folder, needed
+    lineage = parent.meta.run_config().train.lineage
+    warmup_of = (lineage and lineage.warmup_of) or parent.meta.total_steps
+    return Parent(parent.folder, needed, warmup_of)
 
 
 def edit_to_extend(config: RunConfig, data: TrainingData, done: int) -> str:

@@ -2,6 +2,7 @@
 terminal; elsewhere, and in `train.log`, lines at regular intervals."""
 
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Generic, Self
@@ -12,6 +13,7 @@ from jax.sharding import Mesh
 from tqdm import tqdm
 
 from rungs.checkpointing.load import Start
+from rungs.checkpointing.manifest import CheckpointMeta
 from rungs.common import run_log, shown_text
 from rungs.common.run_log import log
 from rungs.config.optimization_config import OptimizationConfig
@@ -22,6 +24,7 @@ from rungs.data.text.tokenizer import Tokenizer
 from rungs.data.tokens.loader import TrainingData
 from rungs.model.gpt import GPT
 from rungs.optim.precision import dtype_of
+from rungs.optim.schedule import learning_rate_schedule
 from rungs.optim.skipping_optimizer import SkippingOptimizer
 from rungs.parallel.devices import idle_devices, recorded_sharding
 from rungs.parallel.processes import is_first_process
@@ -33,6 +36,8 @@ from rungs.step.state import shapes_of
 from rungs.training.learner import Learner
 from rungs.training.run_length import RunLength
 
+_SAME_RATE = 1e-3
+"""Relative difference of learning rates that isn't mentioned."""
 _MUCH_PADDING = 0.5
 """Share of padding above which packing is suggested."""
 
@@ -56,10 +61,28 @@ def log_start(start: Start, mesh: Mesh, steps: int, step_size: str, notes: str) 
         *(start.run.path, begins, _most(train), shown_text.counted(steps, "step"), step_size),
         *(devices, train.compute_dtype, notes),
     )
+    if start.saved and start.is_branching:
+        _log_rate(start.saved.meta, train, start.first_step, steps)
     if train.sharding and train.sharding.devices and mesh.size < jax.device_count():
         log.info(
             "uses %d of %d devices, as sharding.devices in the config says: %s",
             *(mesh.size, jax.device_count(), ", ".join(map(str, mesh.devices.flat))),
+        )
+
+
+def _log_rate(
+    saved: CheckpointMeta, train: OptimizationConfig, step: int, total_steps: int
+) -> None:
+    """Log the learning rate of a branch's first step, if the run that it continues has another."""
+    before, now = (
+        float(learning_rate_schedule(config, total)(step))
+        for config, total in ((saved.run_config().train, saved.total_steps), (train, total_steps))
+    )
+    if not math.isclose(before, now, rel_tol=_SAME_RATE):
+        log.info(
+            "learning rate of step %s: %.3g, and %.3g in the run that it continues, which has"
+            " another schedule, rate or length (%s)",
+            *(f"{step:,}", now, before, shown_text.counted(saved.total_steps, "step")),
         )
 
 

@@ -184,7 +184,7 @@ def size_of(path: Path) -> int:
 
 
 def test_a_branch_begins_with_the_rows_so_far(watched: RunFolder, tmp_path: Path) -> None:
-    content = find_branch_point(watched, 15)[1][watched.layers.name]
+    content = find_branch_point(watched, 15).records[watched.layers.name]
     (tmp_path / "rows.npy").write_bytes(content)
     assert np.load(tmp_path / "rows.npy")["step"].tolist() == [0, 4, 8, 12]
     child = NewRun.of(

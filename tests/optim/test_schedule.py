@@ -37,6 +37,21 @@ def test_warms_up_then_falls_to_a_tenth(name: Schedule, count: Callable[[int], A
         assert float(schedule(count(step))) == pytest.approx(0.5 * expected, abs=0.5 * 2e-7)
 
 
+@pytest.mark.parametrize("warmup_of", [None, 40])
+def test_a_branch_has_the_warmup_of_the_run_that_it_continues(warmup_of: int | None) -> None:
+    lineage = {"like": "steady", "set": {"max_steps": 200}, "from_step": 10}
+    train = train_config(
+        learning_rate=0.5,
+        warmup_period_percent=10,
+        schedule="constant",
+        lineage=lineage | {"warmup_of": warmup_of},
+    )
+    rates = [float(learning_rate_schedule(train, 200)(step)) for step in range(30)]
+    warmup = 4 if warmup_of else 20
+    assert rates[warmup:] == [0.5] * (30 - warmup)
+    assert rates[warmup - 1] < 0.5
+
+
 def test_a_decay_longer_than_what_is_left_begins_after_the_warmup() -> None:
     train = train_config(
         warmup_period_percent=50, schedule="warmup_stable_decay", decay_period_percent=90

@@ -31,7 +31,10 @@ from tests.support.tiny_run import (
 )
 
 pytestmark = pytest.mark.usefixtures("no_charts")
-KEYS: dict[str, Any] = {"schedule": "constant", "keep_checkpoints": -1, "shuffle": True}
+KEYS: dict[str, Any] = {
+    **{"schedule": "constant", "keep_checkpoints": -1, "shuffle": True},
+    "warmup_period_percent": 20,
+}
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +86,8 @@ def test_a_branch_that_changes_nothing_is_its_parent_bit_for_bit(
     assert_same_outcome(child, parent)
     assert child.layers.read_bytes() == parent.layers.read_bytes()
     assert [c.step for c in list_checkpoints(child.checkpoints)] == [10, 15, 20, 23]
-    lineage = {"like": str(place / "parent"), "set": {"keep_checkpoints": 9}, "from_step": 10}
+    lineage: dict[str, Any] = {"like": str(place / "parent"), "set": {"keep_checkpoints": 9}}
+    lineage |= {"from_step": 10, "warmup_of": 24}
     assert list_checkpoints(child.checkpoints)[-1].meta.train["lineage"] == lineage
     (shown,) = open_runs([child.path])
     events = [one["text"] for one in shown.as_json(100, 0)["events"] if one["step"] == 10]
@@ -119,6 +123,24 @@ def test_a_cooldown_continues_the_state_with_another_schedule_and_length(
     assert count == 20
     step = next(array for name, array in arrays.items() if name == "optimizer.step")
     np.testing.assert_array_equal(step, 20)
+
+
+@pytest.mark.long
+def test_a_longer_branch_does_not_warm_up_again(place: Path, tmp_path: Path) -> None:
+    """20% of 72 steps would reach to step 14."""
+    child = branch(place, tmp_path / "child", 10, "epochs=3")
+    rates = {one.global_step: one.learning_rate for one in metrics.read(child.metrics)}
+    assert len(rates) == 72
+    assert {rates[step] for step in range(5, 72)} == {rates[10]}
+    assert "learning rate of step" not in child.log.read_text()
+    grandchild = branch(place, tmp_path / "more", 20, "epochs=4", parent=child.path)
+    lineage = load_run(grandchild.path).train.lineage
+    assert lineage
+    assert lineage.warmup_of == 24
+    assert branch(place, grandchild.path, 20, "epochs=4", parent=child.path) == grandchild
+    again = branch(place, tmp_path / "again", 10, "epochs=3", "warmup_period_percent=30")
+    line = "learning rate of step 11: 0.005, and 0.01 in the run that it continues"
+    assert line in again.log.read_text()
 
 
 @pytest.mark.long
