@@ -60,7 +60,7 @@ def import_(
     ignored_keys: tuple[str, ...],
 ) -> None:
     """Create the run folder RUN (a path, or a name under runs/) from a Hugging Face model, given by
-    its hub id or its folder, or from a GGUF file."""
+    its hub id or its folder, from a GGUF file, or from a run folder of jax-gpt2-from-scratch."""
     with importing():
         from rungs.huggingface import importing as imports
         from rungs.huggingface.gguf.reading import is_gguf
@@ -106,13 +106,23 @@ def import_(
     help="Write only the LoRA of the run, as an adapter for peft, instead of merging it.",
 )
 @click.option(
+    "--jax-gpt2",
+    is_flag=True,
+    help="Write the weights for jax-gpt2-from-scratch instead, whose run folders import reads.",
+)
+@click.option(
     "--dtype",
     type=click.Choice(get_args(GGUFDtype)),
     help="The dtype of a GGUF file's matrices.  [default: f16]",
 )
 @WEIGHTS_OPTION
 def export(
-    checkpoint: str, folder: Path, adapter: bool, dtype: str | None, averaged: str | None
+    checkpoint: str,
+    folder: Path,
+    adapter: bool,
+    jax_gpt2: bool,
+    dtype: str | None,
+    averaged: str | None,
 ) -> None:
     """Write a model for transformers into the new folder FOLDER, or for llama.cpp into a new file
     whose name ends in .gguf.
@@ -129,6 +139,8 @@ def export(
     as_gguf = folder.suffix.lower() == GGUF_SUFFIX
     if dtype and not as_gguf:
         raise UserError(f"--dtype: is for a GGUF file, whose name ends in {GGUF_SUFFIX}")
+    if jax_gpt2 and (adapter or as_gguf):
+        raise UserError("--jax-gpt2: is for a folder, without --adapter")
     if adapter and as_gguf:
         raise UserError(
             "--adapter: is for a folder; leave it out, and the file has the merged LoRA"
@@ -141,6 +153,13 @@ def export(
         return
     if as_gguf:
         export_gguf(checkpoint, folder, dtype or DEFAULT_DTYPE)
+        return
+    if jax_gpt2:
+        from rungs.huggingface import jax_gpt2 as other
+
+        with disk.atomic_folder(folder) as partial:
+            other.export(checkpoint, partial)
+        click.echo(f"{folder}: written for jax-gpt2-from-scratch")
         return
     plan = exporting.Export(checkpoint)
     click.echo(plan.summary())

@@ -9,6 +9,7 @@ presets             published models of every size, to train from scratch; add o
 importing           make a run folder from a Hugging Face model or a GGUF file
 exporting           write a Hugging Face model from a run folder or checkpoint; LoRA as an
                     adapter for peft
+jax_gpt2            run folders of jax-gpt2-from-scratch: read and write its weights
 model_card          the README of an uploaded model on the hub
 hf_tokenizer        the tokenizer files of imported and exported models
 transformers_check  compare hidden states, logits and token ids with transformers

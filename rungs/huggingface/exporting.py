@@ -94,13 +94,13 @@ class Export:
     if the disk does, or a value overflows the target dtype. Raises UserError if it does not exist,
     is damaged, or no family can express it."""
 
-    def __init__(self, place: str) -> None:
+    def __init__(self, place: str, families: Iterable[Family] = FAMILIES.values()) -> None:
         self.weights = load.MergedWeights(checkpoint_folder.find_valid_weights(place))
         header = self.weights.header
         self.origin = header.origin
         model_type = self.origin.model_type if self.origin else None
         with errors_at(f"{place}: "):
-            self.choice = choose_family(header.model, model_type)
+            self.choice = choose_family(header.model, model_type, families)
         self.weights.check_tensors(shapes_of(header.model))
         self.groups = tensor_groups(self.choice.model, self.choice.family.tensors)
         self.published = published.published_folder(self.weights)

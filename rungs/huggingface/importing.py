@@ -17,6 +17,7 @@ from rungs.common.errors import UserError
 from rungs.common.strict_json import format_name
 from rungs.config import model_config, run_config
 from rungs.config.reference import schema_key
+from rungs.huggingface import jax_gpt2
 from rungs.huggingface.config_keys import HFConfig, read_hf_config
 from rungs.huggingface.families import family_of
 from rungs.huggingface.families.family import Family
@@ -86,7 +87,11 @@ class Import:
         mistake."""
         tensors: Tensors
         family: Family
-        if source.folder.is_dir():
+        if checkpoint := jax_gpt2.find_checkpoint(source.folder):
+            family, tensors = jax_gpt2.FAMILY, jax_gpt2.JaxGPT2Tensors(checkpoint)
+            hf_config = tensors.config(checkpoint)
+            model = family.to_model_config(hf_config)
+        elif source.folder.is_dir():
             hf_config, tensors = read_hf_config(source.folder), TensorFolder(source.folder)
             hf_config.ignore(ignored_keys)
             family = family_of(hf_config)

@@ -8,7 +8,7 @@ from pathlib import Path
 from rungs.checkpointing import checkpoint_folder
 from rungs.checkpointing.checkpoint_folder import AVERAGE, BEST, LATEST, LINKS, UNFINISHED
 from rungs.checkpointing.manifest import Checkpoint, CheckpointMeta
-from rungs.common import disk
+from rungs.common import disk, shown_text
 from rungs.common.errors import UserError
 from rungs.config import run_config
 from rungs.config.base import may_change
@@ -59,6 +59,21 @@ def refuse_lost_checkpoints(run: RunFolder, config: AnyRunConfig) -> None:
         raise UserError(
             f"{run.checkpoints}: no checkpoint is there, but {run.metrics.name} has step {last:,};"
             " put them back, or start over with --fresh"
+        )
+
+
+def refuse_foreign_checkpoints(run: RunFolder) -> None:
+    """Raise UserError if a run without checkpoints of its own has those of another program, whose
+    `best` and `latest` would be replaced."""
+    from rungs.huggingface import jax_gpt2
+
+    found = jax_gpt2.find_checkpoint(run.path) if run.checkpoints.exists() else None
+    if found:
+        old, new = (shown_text.quoted(f"{run.path}{end}") for end in ("", "-imported"))
+        raise UserError(
+            f"{run.checkpoints}: {found.name} is a checkpoint of {jax_gpt2.MODEL_TYPE}, which stays"
+            f" as it is; to go on from its weights: uv run pretrained.py import {old} {new}, and"
+            f' put the {TRAIN_FILE} there, with "start_from": "imported"'
         )
 
 

@@ -43,6 +43,7 @@ from rungs.training.resume import (
     checkpoint_to_resume,
     move_aside,
     refuse_changes,
+    refuse_foreign_checkpoints,
     refuse_lost_checkpoints,
 )
 from rungs.training.run_length import RunLength, run_length
@@ -236,6 +237,7 @@ def start_of(
             " and --from-step"
         )
     if saved is None:
+        refuse_foreign_checkpoints(run)
         if not options.fresh:
             refuse_lost_checkpoints(run, config)
         return Start(run, config, options, None, find_starting_weights(run, config))
