@@ -4,11 +4,17 @@ import ctypes
 import gc
 import logging
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# `nohup` and background jobs of a shell ignore these signals, and so would the tests' processes
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
     # The processes of the tests would all compile JAX's modules again: seconds each.
     os.environ["PYTHONPYCACHEPREFIX"] = str(Path(__file__).parents[1] / ".pytest_cache/bytecode")
