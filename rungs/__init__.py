@@ -25,7 +25,7 @@ before it; `uv run lint-imports` checks the layers in `pyproject.toml`):
     integrations   beside a run: a mirror, experiment trackers, hooks, restarts after a crash
     evaluation     scores on benchmarks; completions of a run's sample prompts
     training       starting, the training loop, resuming, failed steps
-    reinforcement  reinforcement learning: sampling, advantages, its loop
+    reinforcement  reinforcement learning: sampling, rewards, its loop
     checks         the checks that `smoke_tests/` at the root runs on a machine or a run
     report         charts as PNGs, HTML pages of runs and of what a model does
     serving        models over HTTP in the format of OpenAI's API, and a page to try them

@@ -8,5 +8,10 @@ manifest           meta.json of a checkpoint, with checksums; SHA256SUMS of an i
 optimizer_state    write and read the optimizer state
 load               load_model, load_tokenizer, load_generator; saved weights with LoRA merged;
                    a start of a run; the weights of `start_from`; saved arrays onto devices
-published          the files that a model was published with besides its weights
-weights_file       model.safetensors, in one file or in shards, written tensor by tensor"""
+published          the files that a model was published with besides its weights; which tokens end
+                   its texts
+weights_file       model.safetensors, in one file or in shards, written tensor by tensor
+
+To add a key to meta.json, add it to `CheckpointMeta` in `manifest.py` and to `describe_checkpoint`
+in `saver.py`; what is measured comes from the call in `training/trainer.py`. Its checksum is that
+of all keys, so a key that older checkpoints lack must be left out of `as_json` unless it is set."""

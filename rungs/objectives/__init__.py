@@ -9,4 +9,6 @@ policy        reinforcement learning: advantages, the weight of each token
 
 `step/objective.py` has the protocol. A new objective is a subclass of `NextToken` in a file here, a
 line in `table.py`, and its name and keys in `config/train_config.py`. Another loss of preferences
-is a function and a line of `LOSSES` in `preferences.py`, and the same."""
+is a function and a line of `LOSSES` in `preferences.py`, its log-probabilities in `pairs` there
+(sums or means per token), a line of `OBJECTIVES` in `table.py`, and in `config/train_config.py` its
+name, the default of `beta`, and whether it has a reference."""

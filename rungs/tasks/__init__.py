@@ -13,6 +13,7 @@ items, and the verifiers that reward completions.
     checkup             checks a verifier before training
 
 To add a built-in task, put its draw and its completions into `BUILT_IN` of `catalog`, and its
-settings into `rungs/config/reinforce_config.py`.
+settings into `rungs/config/reinforce_config.py`. To add a built-in verifier, put it into `BUILT_IN`
+of `built_in_verifiers`, and its name into `BuiltInVerifier` of that config.
 
 Nothing here imports JAX."""

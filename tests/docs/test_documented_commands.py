@@ -82,6 +82,9 @@ NOT_RUN: dict[str, tuple[str, ...]] = {
         *("assignment/load.py", "generate.py runs/mine", "train.py runs/mine"),
         *("download_dataset.py --text text.txt --name mine", "charts.py runs/layers runs/mine"),
     ),
+    "needs PyTorch: assignment/tests/test_adapters.py": (
+        "PYTHONPATH=../rungs uv run --project ../rungs",
+    ),
     "needs PyTorch: tests/huggingface": (
         "pretrained.py import openai-community/gpt2 runs/gpt2 --check",
     ),

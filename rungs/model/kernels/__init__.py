@@ -6,7 +6,7 @@ cross_entropy        output head and weighted loss, one chunk of tokens at a tim
 float8               matmul of activations with weights in FP8
 grouped_matmul       matmul of each row with its group's matrix, on NVIDIA GPUs
 matmul               matmul with weights whose backward pass stays in the compute dtype
-norms                layer norm and RMS norm, with their own derivative on GPUs
+norms                the arithmetic of layer norm and RMS norm; their own derivative on GPUs
 splash_attention     causal attention by JAX's Pallas kernels, on TPUs
 stored_matrix        matrices in the forms used by generation: 16 bits, int8
 triton_attention     causal attention by our own Pallas kernels, on NVIDIA GPUs"""
