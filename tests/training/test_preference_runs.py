@@ -69,10 +69,10 @@ def make(base: Path, folder: Path, name: str = "run", **keys: Any) -> RunFolder:
 
 @pytest.mark.long
 def test_a_run_starts_at_ln_2_and_learns(base: Path, tmp_path: Path) -> None:
-    run = make(base, tmp_path)
+    run = make(base, tmp_path, epochs=4)
     train(run, tmp_path)
     steps = metrics.read(run.metrics)
-    assert len(steps) == PAIRS * 2 // 8
+    assert len(steps) == 4 * PAIRS * 2 // 8
     assert steps[0].train_loss == pytest.approx(np.log(2), rel=1e-5)
     first, last = steps[0].preferences, steps[-1]
     assert first
@@ -83,8 +83,9 @@ def test_a_run_starts_at_ln_2_and_learns(base: Path, tmp_path: Path) -> None:
     assert held_out
     assert held_out.margin is not None
     assert held_out.margin > 0.001
-    assert held_out.accuracy is not None
-    assert held_out.accuracy > 0.5
+    accuracies = [step.preferences.accuracy or 0.0 for step in steps if step.preferences]
+    assert len(accuracies) == len(steps)
+    assert np.mean(accuracies[-len(steps) // 4 :]) > 0.75
     assert last.bits_per_byte is None
     assert RECORD in last_checkpoint(run).meta.datasets
 
