@@ -1,7 +1,8 @@
 """Run folders of jax-gpt2-from-scratch (https://github.com/gpjt/jax-gpt2-from-scratch): reads and
-writes its weights. Its checkpoints are like those of Rungs, but the parameters have other names,
-and its layer norm divides by σ + 1e-5. Ours divides by √(σ² + epsilon), here with an epsilon next
-to nothing, so that what it returns is larger by 1e-5 ÷ σ."""
+writes weights of its last version, with norms before attention and feed-forward. Its checkpoints
+are like those of Rungs, but the parameters have other names, and its layer norm divides by
+σ + 1e-5. Ours divides by √(σ² + epsilon), here with an epsilon next to nothing, so that what it
+returns is larger by 1e-5 ÷ σ."""
 
 import json
 import re
@@ -11,6 +12,7 @@ import numpy as np
 
 from rungs.checkpointing.weights_file import WEIGHTS_FILE, TensorSpec, TensorWriter
 from rungs.common import strict_json
+from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import MODEL_FILE
 from rungs.huggingface.config_keys import HFConfig, SameValue
 from rungs.huggingface.exporting import Export
@@ -93,12 +95,12 @@ class JaxGPT2Tensors(TensorFolder):
 
     def config(self, folder: Path) -> HFConfig:
         """Return the run's `model.json`, with what the tensors say of the stage of the model.
-        Raises UserError if the file is missing."""
+        Raises UserError if the file is missing or wrong; its keys are keys of ours."""
         path = folder.parents[1] / MODEL_FILE
-        values = json.loads(strict_json.read_text(path))
+        model = strict_json.parse(strict_json.read_text(path), path, ModelConfig)
         names = " ".join(self.specs)
         layers = set(re.findall(r"transformers_layers\.layers\.(\d+)", names))
-        values = {key: values[key] for key in _KEYS if key in values} | {
+        values = {key: getattr(model, key) for key in _KEYS} | {
             "model_type": MODEL_TYPE,
             "n_layers": len(layers),
             "positions": "learned" if "position_embedding" in names else "none",
@@ -115,7 +117,7 @@ def export(place: str, folder: Path) -> None:
     plan = Export(place, (FAMILY,))
     model = plan.choice.model
     shapes = {
-        name: (1, 1, *spec.shape) if ".scale" in name or "norm.bias" in name else spec.shape
+        name: (1, 1, *spec.shape) if name.split(".")[-2].endswith("norm") else spec.shape
         for name, spec in plan.specs.items()
     }
     specs = {name: TensorSpec("float32", shape) for name, shape in shapes.items()}

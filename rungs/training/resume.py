@@ -65,10 +65,11 @@ def refuse_lost_checkpoints(run: RunFolder, config: AnyRunConfig) -> None:
 def refuse_foreign_checkpoints(run: RunFolder) -> None:
     """Raise UserError if a run without checkpoints of its own has those of another program, whose
     `best` and `latest` would be replaced."""
+    if not run.checkpoints.exists():
+        return
     from rungs.huggingface import jax_gpt2
 
-    found = jax_gpt2.find_checkpoint(run.path) if run.checkpoints.exists() else None
-    if found:
+    if found := jax_gpt2.find_checkpoint(run.path):
         old, new = (shown_text.quoted(f"{run.path}{end}") for end in ("", "-imported"))
         raise UserError(
             f"{run.checkpoints}: {found.name} is a checkpoint of {jax_gpt2.MODEL_TYPE}, which stays"

@@ -144,3 +144,6 @@ def test_other_stages_are_refused_by_their_tensors(tmp_path: Path) -> None:
     save_file(load_file(file) | {"pre_norm.scale": drawn(1, 1, WIDTH)}, file)
     result = run(pretrained.main, "import", tmp_path / "theirs", tmp_path / "ours")
     assert "tensor pre_norm.scale: unknown" in str(result.exception)
+    (tmp_path / "theirs/model.json").write_text("{")
+    result = run(pretrained.main, "import", tmp_path / "theirs", tmp_path / "ours")
+    assert f"{tmp_path}/theirs/model.json: " in str(result.exception)

@@ -90,7 +90,7 @@ class TokenSection(NamedTuple):
             raise UserError(f"{path}: holds {found.dtype.name}, not the {dtype} of --token-dtype")
         return found
 
-    def check(self, vocab_size: int) -> None:
+    def check_dtype(self, vocab_size: int) -> None:
         """Raise UserError if the dtype, of which the user hasn't said anything, is probably wrong:
         ids of the vocabulary don't fit, or what is read as uint16 is wider, so that each number
         leaves its upper half, 0 or -1, at every second place."""
@@ -236,7 +236,7 @@ def build(
         splits = {"train": found, "validation": held_out}
     vocab_size = vocabulary if isinstance(vocabulary, int) else vocabulary.vocab_size
     for section in [*found, *held_out] if dtype is None else ():
-        section.check(vocab_size)
+        section.check_dtype(vocab_size)
     texts = _texts(splits["train"][0], vocabulary)
     size = sum(part.size * part.dtype.itemsize for parts in splits.values() for part in parts)
     with run_log.byte_progress("reading tokens", size) as bar:
