@@ -201,6 +201,8 @@ def place_tensors(sizes: dict[str, int], max_file_bytes: int) -> dict[str, list[
     """Return the tensor names of each file, in order, by file name: one file, or shards of at most
     `max_file_bytes`, larger only for a single larger tensor. `sizes` has each tensor's bytes by
     name."""
+    if sum(sizes.values()) <= max_file_bytes:
+        return {WEIGHTS_FILE: list(sizes)}
     from huggingface_hub import split_state_dict_into_shards_factory
 
     return split_state_dict_into_shards_factory(
