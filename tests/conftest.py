@@ -44,17 +44,13 @@ precision.fastest_dtype = lambda: "float32"  # the same on every machine
 
 def pytest_configure(config: pytest.Config) -> None:
     """Leave the long tests out of a plain `pytest`. `pytest tests/faults` and any other choice of
-    tests runs all of its tests.
-
-    A plain `pytest` spends most of its time on compiling, so XLA compiles as it does fastest.
-    """
+    tests runs all of its tests."""
     config.addinivalue_line("markers", "long: left out of a plain `pytest`")
     is_plain = config.args_source is pytest.Config.ArgsSource.TESTPATHS
     if is_plain and not config.option.markexpr:
         config.option.markexpr = "not long"
-    if config.option.markexpr == "not long":  # the workers' option, too
-        flags = os.environ.get("XLA_FLAGS", "")
-        os.environ["XLA_FLAGS"] = " ".join([*QUICK_COMPILATION, flags]).strip()
+    flags = os.environ.get("XLA_FLAGS", "")  # tests spend most of their time on compiling
+    os.environ["XLA_FLAGS"] = " ".join([*QUICK_COMPILATION, flags]).strip()
     assert jax.device_count() == 8
 
 
