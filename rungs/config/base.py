@@ -24,12 +24,15 @@ def _in_float32(number: float) -> float:
     return number
 
 
-def _size_or_auto(value: Any, handler: Handler) -> Any:
-    """Report one error instead of one per type of the union."""
-    try:
-        return handler(value)
-    except ValidationError:
-        raise ValueError('must be an integer of at least 1, or "auto"') from None
+def _size_or(word: str) -> WrapValidator:
+    def checked(value: Any, handler: Handler) -> Any:
+        """Report one error instead of one per type of the union."""
+        try:
+            return handler(value)
+        except ValidationError:
+            raise ValueError(f'must be an integer of at least 1, or "{word}"') from None
+
+    return WrapValidator(checked)
 
 
 Size = Annotated[int, Field(ge=1, le=2**31 - 1)]
@@ -38,7 +41,9 @@ CountOrAll = Annotated[
     int, Field(ge=-1, le=2**62, json_schema_extra={"not": {"const": 0}}), AfterValidator(_not_zero)
 ]
 AUTO: Literal["auto"] = "auto"
-SizeOrAuto = Annotated[Size | Literal["auto"], WrapValidator(_size_or_auto)]
+NEVER: Literal["never"] = "never"
+SizeOrAuto = Annotated[Size | Literal["auto"], _size_or(AUTO)]
+SizeOrNever = Annotated[Size | Literal["never"], _size_or(NEVER)]
 Positive = Annotated[float, Field(gt=0), AfterValidator(_in_float32)]
 NotNegative = Annotated[float, Field(ge=0), AfterValidator(_in_float32)]
 

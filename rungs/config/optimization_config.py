@@ -156,9 +156,9 @@ class OptimizationConfig(base.Config):
     clipping_max_norm: base.Positive | None = None
     """The largest global norm of a step's gradient. A larger gradient is scaled down to it. null:
     off."""
-    max_non_finite_steps: base.MayChange[base.Size] = 10
+    max_non_finite_steps: base.MayChange[base.SizeOrNever] = 10
     """Stop after this many steps in a row in which every microbatch had a NaN or infinite loss or
-    gradient."""
+    gradient. never: train on, with a warning for each."""
     load_balancing_weight: base.NotNegative = 0.01
     """Mixture of experts: weight of the load-balancing loss (Fedus et al. 2021, equation 4), which
     is added to the cross-entropy."""

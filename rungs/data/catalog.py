@@ -121,9 +121,16 @@ def _build_by_name(name: str, folder: Path) -> None:
     meant = did_you_mean(name, known, "")
     advice = f"{meant} Or build it:" if meant else "build it with"
     raise UserError(
-        f"{folder}: no such dataset; {advice} uv run download_dataset.py --text FILE --name"
-        f" {shown_text.quoted(name)}, and --tokenizer RUN if it is to fine-tune the model of RUN"
+        f"{folder}: no such dataset; {advice} {build_command(name)}, and --tokenizer RUN if it is"
+        " to fine-tune the model of RUN"
     )
+
+
+def build_command(name: str) -> str:
+    """Return the command that builds or downloads a missing dataset."""
+    is_known = name in BUILT_IN or "/" in name
+    source = "" if is_known else "--text FILE --name "
+    return f"uv run download_dataset.py {source}{shown_text.quoted(name)}"
 
 
 def _build_folder(folder: Path, build: Callable[[Path], Source]) -> bool:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from rungs.common import shown_text
 from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig
+from rungs.data.catalog import build_command
 from rungs.data.tokens.dataset import Dataset
 from rungs.data.tokens.loader import TrainingData
 from rungs.parallel.sharding import BLOCKS
@@ -303,7 +304,7 @@ def _data_notes(rungs: list[Rung], forecast: Forecast) -> Iterator[str]:
     for name in forecast.missing_datasets:
         yield (
             f"{name} is not here, so the number of epochs is not known:"
-            f" uv run download_dataset.py {shown_text.quoted(name)}, then run this command again"
+            f" {build_command(name)}, then run this command again"
         )
     most = max(rung.changes["epochs"] for rung in rungs)
     if most > MAX_EPOCHS:

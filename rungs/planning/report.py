@@ -5,7 +5,8 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from rungs.common.shown_text import counted, format_duration, quoted
+from rungs.common.shown_text import counted, format_duration
+from rungs.data.catalog import build_command
 from rungs.parallel.gpu_settings import share_advice
 from rungs.parallel.sharding import CONTEXT, DATA, size_along
 from rungs.planning.communication import abstract_layout
@@ -233,7 +234,7 @@ def _tokens(forecast: Forecast) -> Iterator[str]:
         per = f"{TOKENS_PER_PARAMETER} per parameter"
         yield f"          compute-optimal: {per} = {optimal:,} tokens"
     for name, count in tokens.in_datasets.items():
-        missing = f"not here yet; uv run download_dataset.py {quoted(name)}"
+        missing = f"not here yet; {build_command(name)}"
         read = tokens.of_datasets.get(name)
         epochs = f", {read:,} read, {read / count:.2f} epochs" if read is not None and count else ""
         yield f"dataset   {name}: {missing if count is None else counted(count, 'token')}{epochs}"

@@ -27,6 +27,7 @@ from rungs.checkpointing.saver import Saver
 from rungs.common import disk, paths, shown_text, strict_json
 from rungs.common.errors import RunFailure, UserError
 from rungs.common.run_log import log
+from rungs.config.base import NEVER
 from rungs.config.run_config import AnyRunConfig
 from rungs.config.sharding_config import ShardingConfig
 from rungs.parallel import processes
@@ -150,7 +151,8 @@ class FailedSteps:
         """Raise RunFailure if the run cannot continue after a step without a finite microbatch: a
         parameter is not finite, or too many steps in a row failed."""
         self.check_state(step, finite_flags(named_arrays(self._learner.model)))
-        if self._in_a_row >= self._config.train.max_non_finite_steps:
+        limit = self._config.train.max_non_finite_steps
+        if limit != NEVER and self._in_a_row >= limit:
             raise RunFailure(
                 f"step {step}: no finite loss and gradient in {self._in_a_row} steps in a row;"
                 " training stopped, with weights and optimizer state unchanged by them. The failed"

@@ -268,7 +268,9 @@ def test_steps_are_unknown_if_they_depend_on_a_missing_dataset(tmp_path: Path) -
     found = planned(run)
     assert (found.tokens.steps, found.tokens.planned, found.seconds_left) == (None, None, None)
     assert found.throughput is not None
-    assert "all tokens of the dataset, whose number is not known yet" in as_text(run, found)
+    text = as_text(run, found)
+    assert "all tokens of the dataset, whose number is not known yet" in text
+    assert "not here yet; uv run download_dataset.py --text FILE --name tiny" in text
     make_dataset(tmp_path / "datasets")
     assert planned(run).tokens.steps == (20_000 - 1) // 16 // 8
 

@@ -93,8 +93,10 @@ def chat_of(value: Any, *, learns_empty: bool = False) -> Chat:
 
 def messages_of(turns: Any, kind: _Format = _FORMATS[0]) -> list[Message]:
     """Return the messages in a list of a line. Raises ValueError if it isn't one, or is empty."""
-    if not isinstance(turns, list) or not turns:
+    if not isinstance(turns, list):
         raise ValueError(f"{kind.chat}: {format_value(turns)} is not a list of messages")
+    if not turns:
+        raise ValueError(f"{kind.chat}: has no message")
     return [_message(kind, turn, f"{kind.chat}[{n}]") for n, turn in enumerate(turns)]
 
 
