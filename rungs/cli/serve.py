@@ -86,6 +86,7 @@ def main(
     key = _read_key(key_file)
     if key is None and host not in LOOPBACK:
         raise UserError("--host: other machines may call it; add --key-file FILE with a key")
+    click.echo("loading; Ctrl-C ends it at once", err=True)
     with importing():
         from rungs.parallel import jax_setup
         from rungs.serving.app import App, Limits, answer_until_signal, listen
@@ -98,6 +99,7 @@ def main(
     served = {name: Served(place, loading) for name, place in named}
     listener = listen(host, port)
     engine = Engine({name: model.load() for name, model in served.items()}, rows, most_waiting)
+    click.echo("compiling, which takes seconds, of a large model minutes", err=True)
     began = time.perf_counter()
     engine.warm_up()
     click.echo(f"compiled in {time.perf_counter() - began:.1f} s", err=True)
@@ -107,6 +109,7 @@ def main(
     hosts = [*LOOPBACK] if key is None else None
     shown = f"[{host}]" if ":" in host else host
     click.echo(f"http://{shown}:{listener.getsockname()[1]}/ answers for {', '.join(served)}")
+    click.echo("Ctrl-C lets answers end; a second Ctrl-C doesn't wait for them", err=True)
     answer_until_signal(App(served, engine, limits, key, hosts), engine, listener)
 
 

@@ -160,8 +160,9 @@ class Answer:
 
 
 def event_lines(value: dict[str, Any]) -> str:
-    """Return a server-sent event (https://html.spec.whatwg.org/multipage/server-sent-events.html)."""
-    return f"data: {json.dumps(value, ensure_ascii=False)}\n\n"
+    """Return a server-sent event, in ASCII, as some clients end lines at U+0085 and U+2028, too
+    (https://html.spec.whatwg.org/multipage/server-sent-events.html)."""
+    return f"data: {json.dumps(value)}\n\n"
 
 
 class AnswerText:

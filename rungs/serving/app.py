@@ -5,6 +5,7 @@ import functools
 import hmac
 import json
 import logging
+import re
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -15,12 +16,13 @@ import pydantic
 import uvicorn
 from starlette import status
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rungs.common.errors import UserError, did_you_mean, reason
 from rungs.serving.answering import Answer, FailedError, event_lines
@@ -76,7 +78,7 @@ class App:
         for path, kind in (("completions", CompletionBody), ("chat/completions", ChatBody)):
             endpoint = self._keyed(functools.partial(self._answer, kind=kind))
             routes.append(Route(f"/v1/{path}", endpoint, methods=["POST"]))
-        trusted = [Middleware(TrustedHostMiddleware, allowed_hosts=hosts)] if hosts else []
+        trusted = [Middleware(_OnlyHosts, hosts=hosts)] if hosts else []
         handlers: dict[Any, Any] = {
             Refusal: lambda _, it: failure(it.status_code, it.detail, it.code, it.headers),
             HTTPException: lambda _, it: failure(it.status_code, it.detail),
@@ -240,6 +242,22 @@ def failure(
     is_ours = http_status >= status.HTTP_500_INTERNAL_SERVER_ERROR
     kind = "server_error" if is_ours else "invalid_request_error"
     return JSONResponse(error_json(message, kind, code), http_status, headers)
+
+
+class _OnlyHosts:
+    """Refuses requests to other names, by which a page of another site could reach this machine
+    (DNS rebinding)."""
+
+    def __init__(self, app: ASGIApp, hosts: list[str]) -> None:
+        self._app, self._hosts = app, hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        host = Headers(scope=scope).get("Host", "")
+        if re.sub(r":\d*$", "", host).lower() in self._hosts:
+            return await self._app(scope, receive, send)
+        hint = f"call it {self._hosts[0]}, or start serve.py with --key-file FILE for any name"
+        refused = failure(status.HTTP_400_BAD_REQUEST, f"Host: {host[:100]!r}; {hint}")
+        return await refused(scope, receive, send)
 
 
 class _Server(uvicorn.Server):

@@ -72,7 +72,7 @@ class Slots:
         self._jit_resize = jax.jit(self._resized, static_argnums=(1, 2))
         self._jit_read = jax.jit(self._read)
         self._jit_put = jax.jit(self._put, donate_argnums=0)
-        self._jit_add = jax.jit(self._add, donate_argnames="state", static_argnames="log_probs")
+        self._jit_add = jax.jit(self._add, donate_argnames="state")
         self._jit_score = jax.jit(self._score)
         self._state = self._jit_empty(1, _SHORTEST)
 
@@ -134,10 +134,11 @@ class Slots:
             RowSampling.of(self._samplings[:rows]),
             self._ends[:rows],
             count,
-            log_probs=log_probs,
+            log_probs,
         )
         self._ends = np.where(self._is_free, 1, self._ends + count).astype(np.int32)
-        return jax.tree.map(lambda array: np.asarray(array)[:count], added)
+        new = jax.tree.map(lambda array: np.asarray(array)[:count], added)
+        return new if log_probs else new._replace(log_probs_CR=None)
 
     def score(self, text: Sequence[int]) -> LogProbs:
         """Return the log-probabilities of a text's tokens, S − 1 of them, as the first has none.
@@ -211,12 +212,14 @@ class Slots:
         sampling: RowSampling,
         ends_R: Array,
         count: Array,
-        *,
-        log_probs: bool,
+        log_probs: Array,
     ) -> tuple[DecodingState, NewTokens]:
-        """Add `count` tokens to each row."""
+        """Add `count` tokens to each row, with log-probabilities or zeros."""
         rows, vocab_size = len(ends_R), self._decoder.config.vocab_size
         row_R = jnp.arange(rows)
+        top_RK = jnp.zeros((rows, min(MOST_LIKELY, vocab_size)))
+        none = LogProbs(jnp.zeros(rows), top_RK, top_RK.astype(jnp.int32))
+        nothing = NewTokens(jnp.zeros(rows, jnp.int32), none)
 
         def add_one(
             number: Array, carry: tuple[DecodingState, NewTokens]
@@ -229,24 +232,16 @@ class Slots:
             tokens_R = sampling.next_tokens(
                 logits_RV, functools.partial(seen_tokens, now, vocab_size), keys_R
             )
-            new = NewTokens(tokens_R, LogProbs.of(logits_RV, tokens_R) if log_probs else None)
+            found = jax.lax.cond(log_probs, lambda: LogProbs.of(logits_RV, tokens_R), lambda: none)
+            new = NewTokens(tokens_R, found)
             added = jax.tree.map(lambda all_CR, one_R: all_CR.at[number].set(one_R), added, new)
             tokens_BT = now.tokens_BT.at[row_R, now.ends_B].set(tokens_R, mode="drop")
             now = now._replace(tokens_BT=tokens_BT, ends_B=now.ends_B + 1, caches=caches)
             return now, added
 
-        start = state._replace(ends_B=ends_R), self._none(rows, log_probs)
+        none_CR = jax.tree.map(lambda one_R: jnp.stack([one_R] * MOST_TOKENS), nothing)
+        start = state._replace(ends_B=ends_R), none_CR
         return jax.lax.fori_loop(0, count, add_one, start)
-
-    def _none(self, rows: int, log_probs: bool) -> NewTokens:
-        """Return tokens that are not known yet."""
-        ids_CR = jnp.zeros((MOST_TOKENS, rows), jnp.int32)
-        if not log_probs:
-            return NewTokens(ids_CR, None)
-        top = (*ids_CR.shape, min(MOST_LIKELY, self._decoder.config.vocab_size))
-        return NewTokens(
-            ids_CR, LogProbs(jnp.zeros(ids_CR.shape), jnp.zeros(top), jnp.zeros(top, jnp.int32))
-        )
 
     def _score(self, weights: Weights, tokens_1S: Array, padding_1: Array) -> LogProbs:
         prompts = Prompts(tokens_1S, padding_1, jnp.zeros(1, bool), jax.random.key(0)[None], 0)

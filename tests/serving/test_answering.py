@@ -1,5 +1,6 @@
 """What a client gets of what the engine delivers."""
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 
 from rungs.data.text.tokenizer import train_bpe
 from rungs.data.text.tokenizer_files import load_tokenizer
-from rungs.serving.answering import _Choice
+from rungs.serving.answering import _Choice, event_lines
 from rungs.serving.engine import Delivery
 from rungs.serving.protocol import Body, ChatBody, CompletionBody, token_text
 from rungs.serving.slots import LogProbs
@@ -69,3 +70,9 @@ def test_an_echo_is_the_prompt_without_what_the_tokenizer_adds(family: str) -> N
     more, rest = choice.add(Delivery(answer, [one] * len(answer), "length"))
     assert tokenizer.decode([*prompt, *answer], skip_special_tokens=True).endswith(text + more)
     assert len(rest or []) == len(answer)
+
+
+def test_an_event_is_one_line_to_every_client() -> None:
+    value = {"text": "a\u0085b\u2028c\u2029d\u00e9\n\x1c"}
+    line, empty = event_lines(value).splitlines()
+    assert (json.loads(line.removeprefix("data: ")), empty) == (value, "")

@@ -20,13 +20,16 @@ import jax.numpy as jnp
 import numpy as np
 import openai
 import pytest
+from click.testing import CliRunner
 from flax import nnx
+from starlette.testclient import TestClient
 
 from rungs.checkpointing.load import load_generator, load_model, load_tokenizer
+from rungs.cli import serve
 from rungs.common.errors import UserError
 from rungs.model.sampling import Sampling
 from rungs.serving import app
-from rungs.serving.engine import _Batch
+from rungs.serving.engine import Engine, _Batch
 from rungs.serving.served import Loading, Served, names_of
 from tests.serving.conftest import KEY, ROWS, Answering, message
 from tests.support.layered_model import write_model
@@ -260,6 +263,37 @@ def test_a_client_that_leaves_frees_its_row(
     assert eventually(lambda: engine.running == 1)
     stream.close()
     assert eventually(lambda: engine.running == 0)
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        *[("127.0.0.1:8000", 200), ("LOCALHOST", 200), ("[::1]:80", 200)],
+        *[("evil.example", 400), ("127.0.0.1.evil.example:8000", 400), ("", 400), ("[::2]", 400)],
+    ],
+)
+def test_other_names_of_this_machine_are_refused_in_json(host: str, status: int) -> None:
+    routes = app.App({}, Engine({}, 1, 1), app.Limits(), None, [*serve.LOOPBACK]).asgi
+    answer = TestClient(routes).get("/v1/models", headers={"Host": host})
+    assert answer.status_code == status
+    if status == 400:
+        error = answer.json()["error"]
+        assert error["type"] == "invalid_request_error"
+        hint = "call it 127.0.0.1, or start serve.py with --key-file FILE for any name"
+        assert error["message"] == f"Host: {host!r}; {hint}"
+
+
+def test_the_start_says_what_it_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rungs.parallel.jax_setup.enable_compilation_cache", lambda: None)
+    monkeypatch.setattr("rungs.serving.app.answer_until_signal", lambda *_: None)
+    monkeypatch.setattr(Engine, "warm_up", lambda _: None)
+    model = write_model(tmp_path / "model")
+    done = CliRunner().invoke(serve.main, [str(model), "--port", "0"], catch_exceptions=False)
+    loading, compiling, compiled, answering = done.stderr.splitlines()
+    assert loading == "loading; Ctrl-C ends it at once"
+    assert compiling.startswith("compiling, which takes")
+    assert compiled.startswith("compiled in ")
+    assert answering == "Ctrl-C lets answers end; a second Ctrl-C doesn't wait for them"
 
 
 def test_a_host_that_can_not_be_is_one_line() -> None:

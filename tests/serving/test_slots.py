@@ -112,6 +112,15 @@ def test_log_probabilities_are_those_of_the_model() -> None:
     np.testing.assert_allclose(of_ids, largest, atol=2e-5)
 
 
+def test_log_probabilities_are_of_the_same_program() -> None:
+    """Another one would take a large model half a minute to compile at the first request."""
+    slots = Slots(Generator(random_model(context_length=32)), 2)
+    slots.join([1, 2], row_key(0, 0), GREEDY)
+    assert slots.add(1).log_probs_CR is None
+    assert slots.add(1, log_probs=True).log_probs_CR is not None
+    assert slots._jit_add._cache_size() == 1
+
+
 def test_other_weights_use_the_same_programs() -> None:
     first = Generator(random_model(context_length=32))
     second = copy.copy(first)
