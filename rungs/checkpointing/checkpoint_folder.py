@@ -2,9 +2,9 @@
 old ones that are deleted; the list that `checkpointing.py` prints, and the mean of the weights of
 several. A checkpoint that is being written has a leading dot.
 
-After each save the newest `keep_checkpoints` and the best one for each set of validation data
-remain. More are deleted if the next one would not fit on the disk. Only folders named like
-checkpoints are; users' own copies beside them stay."""
+After each save the newest `keep_checkpoints`, the best one for each set of validation data and that
+of step 0 remain. More are deleted if the next one would not fit on the disk. Only folders named
+like checkpoints are; users' own copies beside them stay."""
 
 import contextlib
 import datetime
@@ -146,19 +146,26 @@ def _point(link: Path, target: str) -> None:
 
 
 def most_needed(keep: int) -> int | None:
-    """Return how many checkpoints must fit on the disk at once, None if all are kept: the one being
-    written, the best, and the newest `keep` − 1 others, but at least one."""
-    return None if keep == -1 else max(keep, 2) + 1
+    """Return how many checkpoints are on the disk at once, None if all are kept: the one being
+    written, that of step 0, the best, and the newest `keep` − 1 others, but at least one."""
+    return None if keep == -1 else max(keep, 2) + 2
 
 
 def delete_old(folder: Path, keep: int) -> None:
-    """Delete all but the newest `keep` checkpoints and the best ones; none if `keep` is -1."""
+    """Delete all but the newest `keep` checkpoints, the best ones and that of step 0; none if `keep`
+    is -1."""
     _delete(superfluous(list_checkpoints(folder), keep))
 
 
 def superfluous(checkpoints: list[Checkpoint], keep: int) -> list[Checkpoint]:
-    """Return the checkpoints to delete if the newest `keep` and the best ones stay. `checkpoints`
-    must be ordered by step; a `keep` of -1 keeps all."""
+    """Return the checkpoints to delete if the newest `keep`, the best ones and that of step 0,
+    which shows how little an untrained model knows, stay. `checkpoints` must be ordered by step; a
+    `keep` of -1 keeps all."""
+    return [old for old in _older(checkpoints, keep) if old.step > 0]
+
+
+def _older(checkpoints: list[Checkpoint], keep: int) -> list[Checkpoint]:
+    """Return all but the newest `keep` checkpoints and the best ones."""
     best = best_by_validation_data(checkpoints).values()
     older = checkpoints[:-keep] if keep > 0 else []
     return [old for old in older if old not in best]
@@ -166,14 +173,14 @@ def superfluous(checkpoints: list[Checkpoint], keep: int) -> list[Checkpoint]:
 
 def make_room(folder: Path, keep: int, needed_bytes: int) -> None:
     """Delete old checkpoints if the next one would not fit on the disk: all but the newest `keep` -
-    1 (at least one), then as many more as needed, oldest first, if that is enough. The best ones
-    and the newest valid one are never deleted."""
+    1 (at least one), then as many more as needed, oldest first, if that is enough, also that of
+    step 0. The best ones and the newest valid one are never deleted."""
     if keep == -1 or disk.free_bytes(folder) >= needed_bytes:
         return
     checkpoints = list_checkpoints(folder)
     newest = newest_valid(folder)
     due = [one for one in superfluous(checkpoints, max(keep - 1, 1)) if one != newest]
-    kept = [one for one in superfluous(checkpoints, 1) if one not in (*due, newest)]
+    kept = [one for one in _older(checkpoints, 1) if one not in (*due, newest)]
     _delete_for_room(folder, due)
     missing = needed_bytes - disk.free_bytes(folder)
     sizes = {one.folder: disk.folder_bytes(one.folder) for one in kept}

@@ -192,8 +192,9 @@ class OptimizationConfig(base.Config):
     and the mode is not fsdp, fsdp_tp or cp. On a GPU remat must not be full; on a CPU it must be
     none or auto, and what is then kept must take at most half of the memory. Otherwise 1."""
     keep_checkpoints: base.MayChange[base.CountOrAll] = 3
-    """How many of the latest checkpoints to keep, in addition to the best. If the next one would
-    not fit on the disk, as many fewer as it takes, but the newest valid one stays. -1: all."""
+    """How many of the latest checkpoints to keep, in addition to the best and that of step 0. If
+    the next one would not fit on the disk, as many fewer as it takes, but the best and the newest
+    valid one stay. -1: all."""
     max_weights_file_bytes: base.MayChange[base.Bytes] = 5_000_000_000
     """Weights larger than this are saved in several files of at most this many bytes (more only if
     a single tensor is larger) with an index, as on the Hugging Face hub:

@@ -84,11 +84,11 @@ def saved(
     state: tuple[GPT, SkippingOptimizer],
     config: RunConfig,
 ) -> Path:
-    """The checkpoints that are left of five: the newest two and the best."""
-    losses = [3.0, 1.0, 2.0, 2.0]
+    """The checkpoints that are left of six: that of step 0, the newest two and the best."""
+    losses = [4.0, 1.0, 3.0, 2.0, 2.0]
     metas = [meta(step, loss) for step, loss in enumerate(losses)]
     folder = tmp_path_factory.mktemp("saved") / "checkpoints"
-    return save(folder, state, *metas, meta(4), config=config)
+    return save(folder, state, *metas, meta(5), config=config)
 
 
 @pytest.fixture
@@ -98,9 +98,9 @@ def folder(tmp_path: Path, saved: Path) -> Path:
 
 
 def test_the_newest_and_the_best_checkpoint_are_kept(folder: Path) -> None:
-    assert [c.step for c in list_checkpoints(folder)] == [1, 3, 4]
+    assert [c.step for c in list_checkpoints(folder)] == [0, 1, 4, 5]
     assert read_checkpoint(folder / "best").step == 1
-    assert read_checkpoint(folder / "latest").step == 4
+    assert read_checkpoint(folder / "latest").step == 5
 
 
 def test_weights_above_the_limit_are_sharded(folder: Path, config: RunConfig) -> None:
@@ -223,7 +223,7 @@ def test_the_best_on_earlier_validation_data_is_kept(
 ) -> None:
     easy = [measured(0, 0.5, validation_tokens=32), measured(1, 0.4, validation_tokens=32)]
     folder = save(tmp_path / "c", state, *easy, *(measured(n, 3.0 - n / 10) for n in range(2, 6)))
-    assert [c.step for c in list_checkpoints(folder)] == [1, 4, 5]
+    assert [c.step for c in list_checkpoints(folder)] == [0, 1, 4, 5]
     assert read_checkpoint(folder / "best").step == 5
 
 

@@ -56,6 +56,20 @@ def steps(folder: Path) -> list[int]:
     return [checkpoint.step for checkpoint in list_checkpoints(folder)]
 
 
+def test_the_checkpoint_of_step_0_stays_unless_the_disk_has_no_room_for_it(
+    tmp_path: Path, disk: Disk
+) -> None:
+    for step, loss in {0: 5.0, 1: 2.0, 2: 2.5, 3: 2.6}.items():
+        write_checkpoint(tmp_path / f"20260101Z00000{step}-step-00000{step}", step, loss)
+    size = folder_bytes(tmp_path) // 4
+    delete_old(tmp_path, 1)
+    assert steps(tmp_path) == [0, 1, 3]
+    assert len(steps(tmp_path)) + 1 == most_needed(1)
+    disk(tmp_path, 3.5 * size)
+    make_room(tmp_path, 1, needed_bytes=size)
+    assert steps(tmp_path) == [1, 3]
+
+
 def test_what_users_keep_beside_checkpoints_stays(tmp_path: Path) -> None:
     last = "20260101Z000009-step-000009"
     write_checkpoint(tmp_path / last, 9, 1.0)

@@ -88,7 +88,7 @@ def test_figures_of_gpt2_small() -> None:
     assert found.tokens.planned == 33_165 * 98_304
     assert found.tokens_per_parameter == pytest.approx(20, abs=0.01)
     assert found.disk.checkpoint_bytes == pytest.approx(3 * 4 * 163_009_536, rel=1e-6)
-    assert found.disk.checkpoints == 4
+    assert found.disk.checkpoints == 5
     assert found.throughput is not None
     at_peak = 494.7e12 / found.model_flops_per_token  # in float32, as in all tests
     assert found.throughput.tokens_per_second == pytest.approx(0.4 * at_peak)
@@ -247,9 +247,9 @@ def test_only_training_from_scratch_has_a_compute_optimal_length(
 @pytest.mark.parametrize(
     ("keys", "checkpoints"),
     [
-        ({}, 4),  # the newest two, the best, one being written
-        ({"keep_checkpoints": 2}, 3),
-        ({"keep_checkpoints": 1}, 3),  # the newest is deleted only once the next is complete
+        ({}, 5),  # that of step 0, the best, the newest two, one being written
+        ({"keep_checkpoints": 2}, 4),
+        ({"keep_checkpoints": 1}, 4),  # the newest is deleted only once the next is complete
         ({"keep_checkpoints": -1}, 6),  # at steps 0, 5, 10, 15, 20 and the last, 23
         ({"checkpoint_interval": 23}, 2),
         ({"checkpoint_interval": 100}, 2),
