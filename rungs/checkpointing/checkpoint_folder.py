@@ -152,8 +152,8 @@ def most_needed(keep: int) -> int | None:
 
 
 def delete_old(folder: Path, keep: int) -> None:
-    """Delete all but the newest `keep` checkpoints, the best ones and that of step 0; none if `keep`
-    is -1."""
+    """Delete all but the newest `keep` checkpoints, the best ones and that of step 0; none if
+    `keep` is -1."""
     _delete(superfluous(list_checkpoints(folder), keep))
 
 

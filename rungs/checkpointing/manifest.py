@@ -43,6 +43,9 @@ def _inside(checksums: dict[str, str]) -> dict[str, str]:
 
 
 Count = Annotated[int, Field(ge=0, le=2**62)]
+_LOSSES = "min_train_loss", "max_train_loss", "avg_train_loss"
+_ADDED_KEYS = (*_LOSSES, "learning_rate", "is_best", "stopped_after")
+"""Keys that older checkpoints lack."""
 
 
 class CheckpointMeta(StrictModel):
@@ -54,11 +57,21 @@ class CheckpointMeta(StrictModel):
     """Steps of the complete run, as planned when this was saved."""
     tokens_seen: Count = 0
     train_loss: float | None = None
+    min_train_loss: float | None = None
+    """Of the steps since the last checkpoint at the interval, up to this one: the smallest, largest
+    and mean loss. None if none was finite."""
+    max_train_loss: float | None = None
+    avg_train_loss: float | None = None
+    learning_rate: float | None = None
+    """That of the last step."""
     validation_loss: float | None = None
     selection_loss: float | None = None
     """The loss that picks the best checkpoint: the validation loss, or the training loss if the
     run has no validation; in reinforcement learning 1 − pass@1. None, and so never the best, if
     that loss was not finite or a signal saved this checkpoint outside the interval."""
+    is_best: bool | None = None
+    """Whether `best` pointed here once this was saved; a later checkpoint may have become the best,
+    which has no effect on this file."""
     stopped_after: Count | None = None
     """If stop_after ended the run here: the number of validations without a better loss."""
     model: dict[str, Any]
@@ -108,8 +121,8 @@ class CheckpointMeta(StrictModel):
         return json_checksum(self.as_json(exclude=("own_checksum",)))
 
     def as_json(self, exclude: Collection[str] = ()) -> dict[str, Any]:
-        """Return the content, without `stopped_after` unless set."""
-        unset = ("stopped_after",) if self.stopped_after is None else ()
+        """Return the content, without keys that older versions lack unless they are set."""
+        unset = (key for key in _ADDED_KEYS if getattr(self, key) is None)
         return self.model_dump(mode="json", exclude={*unset, *exclude})
 
 

@@ -199,7 +199,13 @@ class Saver(contextlib.AbstractContextManager["Saver"]):
                 # Otherwise Orbax's threads would keep the process alive for a long time.
                 saving.optimizer.result()
             if processes.is_first_process():
-                manifest.write_manifest(saving.folder, saving.meta)
+                manifest.write_manifest(saving.folder, self._rated(saving))
+
+    def _rated(self, saving: _Saving) -> CheckpointMeta:
+        """Return the `meta.json` with whether `best` will point to this checkpoint."""
+        new = manifest.Checkpoint(saving.folder, saving.meta)
+        best = checkpoint_folder.best_of([*checkpoint_folder.list_checkpoints(self._folder), new])
+        return saving.meta.model_copy(update={"is_best": best is new})
 
     def _write_model(self, folder: Path, weights: Mapping[str, Any], meta: CheckpointMeta) -> None:
         header = WeightsHeader(*self._config, meta.tokenizer, self._origin)

@@ -47,7 +47,7 @@ from rungs.training.resume import (
     refuse_lost_checkpoints,
 )
 from rungs.training.run_length import RunLength, run_length
-from rungs.training.trainer import EarlyStop, Trainer
+from rungs.training.trainer import EarlyStop, IntervalLosses, Trainer
 
 EXIT_STOPPED_ELSEWHERE = 128 + signal.SIGTERM
 """Exit code if another process of the run received the signal to stop."""
@@ -183,6 +183,7 @@ def make_trainer(
         early_stop=EarlyStop(
             config.train, [s for s in steps if s.global_step > config.train.branch_step]
         ),
+        losses=IntervalLosses(config.train.checkpoint_interval, steps),
         benchmarks=inputs.benchmarks,
     )
     last = steps[-1] if steps else None

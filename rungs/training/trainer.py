@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple
@@ -105,6 +106,31 @@ class EarlyStop:
         log.info("step %s: the run ends early: %s", f"{step:,}", self.reason)
 
 
+class IntervalLosses:
+    """The finite losses of the steps since the last checkpoint at the interval, for `meta.json`;
+    not since those due by time or a signal, as they differ between starts. `before` are the earlier
+    steps, in order."""
+
+    def __init__(self, interval: int, before: Sequence[StepRecord]) -> None:
+        self._interval, self._losses = interval, list[float]()
+        for step in before:
+            self.add(step)
+
+    def add(self, step: StepRecord) -> None:
+        if (step.global_step - 1) % self._interval == 0:
+            self._losses.clear()
+        if step.train_loss is not None:
+            self._losses.append(step.train_loss)
+
+    def summary(self) -> dict[str, Any]:
+        """Return the keys of `meta.json`, none without a loss."""
+        if not self._losses:
+            return {}
+        mean = math.fsum(self._losses) / len(self._losses)
+        least, most = min(self._losses), max(self._losses)
+        return {"min_train_loss": least, "max_train_loss": most, "avg_train_loss": mean}
+
+
 @dataclasses.dataclass
 class Trainer(Generic[R]):
     """Takes a run's steps, from the first one of a start to the last one."""
@@ -117,6 +143,7 @@ class Trainer(Generic[R]):
     saver: Saver
     failed_steps: FailedSteps
     early_stop: EarlyStop
+    losses: IntervalLosses
     benchmarks: Benchmarks | None
     unvalidated: R | None = None
     """The step before this start, if a signal interrupted its validation."""
@@ -234,6 +261,7 @@ class Trainer(Generic[R]):
     def _record(self, metrics: R, progress: Progress[R]) -> None:
         """Write a step's metrics to metrics.jsonl and show them."""
         self._latest = metrics
+        self.losses.add(metrics)
         self.metrics.append(metrics)
         if metrics.train_loss is None:
             self.failed_steps.check_step(metrics.global_step)
@@ -248,6 +276,8 @@ class Trainer(Generic[R]):
             *(self.start.config, self.mesh, metrics.global_step, self.total_steps),
             tokens_seen=metrics.tokens_seen,
             train_loss=metrics.train_loss,
+            **self.losses.summary(),
+            learning_rate=metrics.learning_rate,
             validation_loss=validation_loss,
             selection_loss=selection_loss if competes else None,
             stopped_after=self._stopped_after,

@@ -103,6 +103,18 @@ def test_the_newest_and_the_best_checkpoint_are_kept(folder: Path) -> None:
     assert read_checkpoint(folder / "latest").step == 5
 
 
+def test_a_checkpoint_says_whether_it_was_the_best_when_it_was_saved(folder: Path) -> None:
+    found = {c.step: c.meta.is_best for c in list_checkpoints(folder)}
+    assert found == {0: True, 1: True, 4: False, 5: False}
+
+
+def test_the_checksum_of_an_older_checkpoint_is_of_the_keys_that_it_has() -> None:
+    added = {"is_best", "learning_rate", "min_train_loss", "max_train_loss", "avg_train_loss"}
+    assert not added & meta(0).as_json().keys()
+    update = dict.fromkeys(added, 1.0) | {"is_best": True}
+    assert added <= meta(0).model_copy(update=update).as_json().keys()
+
+
 def test_weights_above_the_limit_are_sharded(folder: Path, config: RunConfig) -> None:
     (best,) = [c.folder for c in list_checkpoints(folder) if c.step == 1]
     files = {path.name for path in best.glob("model*")}

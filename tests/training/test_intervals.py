@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
@@ -16,7 +17,7 @@ from rungs.run.metrics import StepMetrics
 from rungs.run.records import Event
 from rungs.training import trainer
 from rungs.training.dataset_learner import DatasetLearner
-from rungs.training.trainer import EarlyStop, Intervals
+from rungs.training.trainer import EarlyStop, IntervalLosses, Intervals
 from tests.support import recorded_runs
 from tests.support.configs import train_config
 from tests.support.starting import go, refusal
@@ -41,6 +42,39 @@ def test_validations_between_checkpoints() -> None:
     assert [step for step in due if due[step].validation] == [0, 4, 8, 12, 16, 20, 23]
     assert [step for step in due if due[step].checkpoint] == [0, 10, 20, 23]
     assert [step for step in due if due[step].competes] == [0, 10, 20, 23]
+
+
+def test_a_checkpoint_has_the_losses_since_the_one_before_and_whether_it_is_the_best(
+    finished: RunFolder,
+) -> None:
+    steps = metrics.read(finished.metrics)
+    checkpoints = list_checkpoints(finished.checkpoints)
+    assert len(checkpoints) > 3
+    for checkpoint in checkpoints:
+        first = {0: 0, 23: 21}.get(checkpoint.step, checkpoint.step - 4)
+        losses = np.array([step.train_loss for step in steps[first : checkpoint.step + 1]])
+        meta = checkpoint.meta
+        assert (meta.min_train_loss, meta.max_train_loss) == (losses.min(), losses.max())
+        assert meta.avg_train_loss == pytest.approx(losses.mean(), rel=1e-14)
+        assert meta.learning_rate == steps[checkpoint.step].learning_rate
+        before = [s.validation_loss for s in steps[: checkpoint.step] if s.validation_loss]
+        assert meta.is_best == ((meta.validation_loss or 0) < min(before, default=99))
+
+
+def test_losses_since_a_checkpoint_are_the_same_after_a_signal_between_two() -> None:
+    def step(number: int, loss: float | None) -> StepMetrics:
+        return StepMetrics(**recorded_runs.step(number) | {"train_loss": loss})
+
+    steps = [step(number, loss) for number, loss in enumerate([9.0, 4.0, None, 3.0, 5.0, 1.0])]
+    assert IntervalLosses(5, steps[:1]).summary()["max_train_loss"] == 9
+    resumed = IntervalLosses(5, steps[:3])
+    resumed.add(steps[3])
+    resumed.add(steps[4])
+    resumed.add(steps[5])
+    found = {"min_train_loss": 1.0, "max_train_loss": 5.0, "avg_train_loss": 13 / 4}
+    assert resumed.summary() == IntervalLosses(5, steps).summary() == found
+    assert IntervalLosses(1, steps).summary()["avg_train_loss"] == 1
+    assert IntervalLosses(1, [step(0, None)]).summary() == {}
 
 
 @pytest.mark.long
