@@ -2,6 +2,7 @@
 
 from rungs.common.command import PROCESS_BEGAN, importing
 
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,9 @@ from rungs.common.errors import UserError
 if TYPE_CHECKING:
     from rungs.cli.start_command import StartCommand
 
+_CHECKPOINT = re.compile(r"best|latest|\d+|(.*-)?step-\d+")
+"""Checkpoints as --from takes them, if only one argument follows RUN."""
+
 
 @click.command()
 @start_options(
@@ -21,6 +25,8 @@ if TYPE_CHECKING:
     replayed="Run a failed step (`step-000123`) again and name its first tensor that is not"
     " finite.",
 )
+@click.argument("datasets", required=False, type=click.Path(path_type=Path, file_okay=False))
+@click.argument("checkpoint", required=False)
 @DATASETS_DIR_OPTION
 @click.option(
     "--from-step",
@@ -54,13 +60,26 @@ if TYPE_CHECKING:
     help="Only store what the teacher of RUN predicts for its data, for teacher_top_k.",
 )
 def main(
+    datasets: Path | None,
+    checkpoint: str | None,
     datasets_dir: Path | None,
     grid: tuple[str, ...],
     into: Path | None,
     store_teacher: bool,
     **start: Any,
 ) -> None:
-    """Train RUN, a folder with model.json and train.json, or resume it."""
+    """Train RUN, a folder with model.json and train.json, or resume it.
+
+    DATASETS is another way to give --datasets-dir, and CHECKPOINT to give --from."""
+    if checkpoint is None and datasets and _CHECKPOINT.fullmatch(str(datasets)):
+        datasets, checkpoint = None, str(datasets)
+    if (datasets and datasets_dir) or (checkpoint and start["rewind_to"]):
+        raise UserError("DATASETS and CHECKPOINT: not with --datasets-dir and --from, their equals")
+    if checkpoint and start["supervise"]:
+        raise UserError("--supervise: give the checkpoint with --from, which a restart leaves out")
+    if datasets and (datasets / "model.json").is_file():
+        raise UserError(f"DATASETS: {datasets} is a run; give one RUN, or make several with --grid")
+    start["rewind_to"] = checkpoint or start["rewind_to"]
     with importing():
         from rungs.cli.start_command import StartCommand, hold_run
         from rungs.config.run_config import load_run
@@ -69,7 +88,7 @@ def main(
 
     command = StartCommand(**start)
     command.begin()
-    datasets = find_datasets_dir(datasets_dir)
+    datasets = find_datasets_dir(datasets or datasets_dir)
     if store_teacher and (grid or into or command.replay or not command.only_makes_run):
         raise UserError("--store-teacher: goes only with RUN, --like, --preset and --set")
     if grid or into:

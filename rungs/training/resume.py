@@ -229,6 +229,7 @@ def _find_by_name(run: RunFolder, name: str) -> Checkpoint:
     """Return the checkpoint that a link, a folder's name, `step-N` or N names."""
     checkpoints = checkpoint_folder.list_checkpoints(run.checkpoints)
     if not checkpoints:
+        refuse_foreign_checkpoints(run)
         raise UserError(f"--from {name}: there are no checkpoints in {run.path}")
     if name == LATEST:
         return checkpoints[-1]

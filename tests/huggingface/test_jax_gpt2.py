@@ -124,7 +124,7 @@ def test_its_weights_compute_the_same_here_and_come_back(tmp_path: Path, stage: 
     assert all(back[name].tobytes() == array.tobytes() for name, array in weights.items())
 
 
-@pytest.mark.parametrize("option", [(), ("--fresh",)])
+@pytest.mark.parametrize("option", [(), ("--fresh",), ("datasets", "latest")])
 def test_training_refuses_its_checkpoints_and_names_the_command(
     tmp_path: Path, option: tuple[str, ...]
 ) -> None:

@@ -4,8 +4,10 @@ import shutil
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner, Result
 
 from rungs.checkpointing.checkpoint_folder import best_of, list_checkpoints
+from rungs.cli import train
 from rungs.data.text.tokenizer import train_bpe
 from rungs.parallel.target_device import Target
 from rungs.run import metrics as metrics_module
@@ -121,6 +123,45 @@ def test_rewinding_moves_later_steps_aside_and_repeats_them(
     assert sorted(p.name for p in copy.aside.glob("*/checkpoints/*")) == later
     if later:
         assert len(metrics_module.read(next(copy.aside.glob("*/metrics.jsonl")))) == 24
+
+
+def command(*arguments: object) -> Result:
+    return CliRunner().invoke(train.main, [*map(str, arguments)])
+
+
+@pytest.mark.parametrize("has_folder", [True, False])
+def test_datasets_and_the_checkpoint_to_go_back_to_may_follow_the_run(
+    has_folder: bool,
+    copy: RunFolder,
+    finished: RunFolder,
+    datasets_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    named = list_checkpoints(copy.checkpoints)[-2]
+    if has_folder:
+        ended = command(copy.path, datasets_dir, named.folder.name)
+    else:
+        monkeypatch.setenv("RUNGS_DATASETS_DIR", str(datasets_dir))
+        ended = command(copy.path, f"step-{named.step:06d}")
+    assert ended.exit_code == 0, ended.output or ended.exception
+    assert_same_outcome(copy, finished)
+    assert len(list(copy.aside.glob("*/checkpoints/*-step-*"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("data", "--datasets-dir", "data"), "not with --datasets-dir and --from"),
+        (("data", "best", "--from", "best"), "not with --datasets-dir and --from"),
+        (("latest", "--supervise"), "give the checkpoint with --from"),
+        (("RUN",), "is a run; give one RUN"),
+    ],
+)
+def test_arguments_after_the_run_that_could_be_misread_are_refused(
+    arguments: tuple[str, ...], message: str, finished: RunFolder
+) -> None:
+    given = (finished.path if argument == "RUN" else argument for argument in arguments)
+    assert message in str(command(finished.path, *given).exception)
 
 
 def test_an_unknown_checkpoint_is_refused_with_the_existing_names(
