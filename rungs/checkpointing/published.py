@@ -11,7 +11,7 @@ from rungs.checkpointing.weights_file import Weights
 from rungs.common.errors import UserError
 from rungs.common.paths import refuse_link_out
 from rungs.data.build.chat_dataset import ChatFormat
-from rungs.data.text.chat_template import ChatTemplate
+from rungs.data.text.chat_template import BUILT_IN, ChatTemplate
 from rungs.data.text.tokenizer import Tokenizer
 from rungs.data.text.tokenizer_files import GENERATION_FILE, TOKENIZER_FILES, eos_token_ids
 from rungs.data.text.tokenizer_files import MODEL_CONFIG_FILE as CONFIG_FILE
@@ -67,8 +67,8 @@ def load_chat_template(weights: Path, file: Path | None = None) -> ChatTemplate:
     if template := find_chat_template(weights, file):
         return template
     raise UserError(
-        f"{weights}: the model has no chat template; give one with --chat-template FILE, or train"
-        " it on a dataset of chats, which has one"
+        f"{weights}: the model has no chat template; give one with --chat-template FILE, or by"
+        f" name ({', '.join(BUILT_IN)}), or train it on a dataset of chats, which has one"
     )
 
 

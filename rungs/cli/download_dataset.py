@@ -96,7 +96,8 @@ _OWN_FILES = ("text", "pairs", "chats", "preferences", "parquet", "jsonl", "toke
 @click.option(
     "--chat-template",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="With --chats or --preferences: a template in Jinja.  [default: the tokenizer's own]",
+    help="With --chats or --preferences: a file in Jinja, or gemma, llama3, chatml."
+    "  [default: the tokenizer's own]",
 )
 @click.option(
     "--max-tokens",

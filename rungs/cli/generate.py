@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 @click.option(
     "--chat-template",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="With --chat: a template in Jinja.  [default: the model's own]",
+    help="With --chat: a file in Jinja, or gemma, llama3, chatml.  [default: the model's own]",
 )
 @click.option("--num-samples", type=click.IntRange(1), default=1, help="Texts per prompt.")
 @click.option("--temperature", type=float, help="Sampling temperature; 0 is greedy.")

@@ -59,7 +59,7 @@ _SHORTEST_KEY = 16
 @click.option(
     "--chat-template",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="A chat template in Jinja.  [default: each model's own]",
+    help="File in Jinja, or gemma, llama3, chatml.  [default: each model's own]",
 )
 @DTYPE_OPTION
 @click.option(

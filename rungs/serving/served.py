@@ -101,7 +101,9 @@ class Served:
         """Return the token ids of a request's prompts. Raises UserError if they don't fit."""
         if isinstance(body, ChatBody):
             if self.form is None:
-                raise UserError("this model has no chat template; use /v1/completions")
+                raise UserError(
+                    "this model has no chat template: use /v1/completions, or --chat-template"
+                )
             text = self.form.template.render(body.conversation(), add_generation_prompt=True)
             prompts = [self._encoded(text, self.form.tokenizer.encode)]
         else:

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -118,7 +119,8 @@ def test_log_probabilities_are_of_the_same_program() -> None:
     slots.join([1, 2], row_key(0, 0), GREEDY)
     assert slots.add(1).log_probs_CR is None
     assert slots.add(1, log_probs=True).log_probs_CR is not None
-    assert slots._jit_add._cache_size() == 1
+    added: Any = slots._jit_add
+    assert added._cache_size() == 1
 
 
 def test_other_weights_use_the_same_programs() -> None:

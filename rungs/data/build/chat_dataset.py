@@ -1,12 +1,13 @@
 """The dataset builder for chats, tokenized with a chat template. The loss counts what the template
 marks, else the content of the assistant's messages and the special token after each turn."""
 
+import dataclasses
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from rungs.common.errors import errors_at
+from rungs.common.errors import UserError, errors_at
 from rungs.common.run_log import log
 from rungs.data.build.sections import (
     LineSection,
@@ -25,13 +26,19 @@ Turn = tuple[list[int], list[int]]
 """Token ids before an answer, and token ids of the answer."""
 
 
-class ChatFormat(NamedTuple):
-    """How chats become tokens."""
+@dataclasses.dataclass(frozen=True)
+class ChatFormat:
+    """How chats become tokens. Raises UserError if the tokenizer lacks a token of the template."""
 
     template: ChatTemplate
     tokenizer: Tokenizer
     max_tokens: int | None = None
     """Longer chats are left out; None for no limit."""
+
+    def __post_init__(self) -> None:
+        for name in self.template.needs:
+            if len(self.tokenizer.encode(name)) != 1:
+                raise UserError(f"--chat-template: the model's tokenizer has no token {name}")
 
     def encode(
         self,

@@ -1,10 +1,11 @@
-"""A chat template: Jinja that renders messages as the text that a model was trained on, in the
-sandbox and with the names and filters that transformers provides:
+"""A chat template, the model's or a built-in one: Jinja that renders messages as the text that a
+model was trained on, in the sandbox and with the names and filters that transformers provides:
 https://huggingface.co/docs/transformers/chat_templating_writing"""
 
 import datetime
 import functools
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -14,6 +15,9 @@ from rungs.common.strict_json import read_text
 from rungs.data.text.messages import ASSISTANT, TOOL_CALLS, Message, says_something
 from rungs.data.text.tokenizer_files import CONFIG_FILE, finder, json_object, special_tokens
 
+BUILT_IN = {path.stem: path for path in Path(__file__).with_name("chat_templates").glob("*.jinja")}
+"""Templates for models of a family that were published without one, by name."""
+_SPECIAL_TOKEN = re.compile(r"<\|?[a-z_]+\|?>")
 TEMPLATE_FILE = "chat_template.jinja"
 _OLDER_TEMPLATE_FILE = "chat_template.json"
 _TEMPLATE_KEY, _DEFAULT, _FOR_TOOLS = "chat_template", "default", "tool_use"
@@ -41,28 +45,34 @@ class Rendered(NamedTuple):
 class ChatTemplate:
     """A chat template with Jinja `source`, and `tool_source` for chats with `tools` if that is
     separate. Raises UserError if it is not valid. `special_tokens` has the texts of tokens by their
-    names in transformers, such as `bos_token`.
+    names in transformers, such as `bos_token`; `needs` the tokens that a tokenizer must have.
 
     A template may mark answers with {% generation %} … {% endgeneration %}. Without marks, answers
     are found by rendering the chat again with placeholders as content."""
 
     def __init__(
-        self, source: str, special_tokens: dict[str, str], tool_source: str | None = None
+        self,
+        source: str,
+        special_tokens: dict[str, str],
+        tool_source: str | None = None,
+        needs: Sequence[str] = (),
     ) -> None:
-        self.source, self.special_tokens = source, special_tokens
+        self.source, self.special_tokens, self.needs = source, special_tokens, needs
         self._tool_source = tool_source or source
         for template in (source, self._tool_source):
             _compiled(template)
 
     @classmethod
     def load(cls, place: Path | str, file: Path | None = None) -> Self:
-        """Load a tokenizer's template; `place` is as for `load_tokenizer`, and `file` replaces the
-        template. Raises UserError if there is none, or it is not valid."""
+        """Load a tokenizer's template; `place` is as for `load_tokenizer`, and `file`, which may be
+        the name of a built-in one, replaces the template. Raises UserError if there is none, or it
+        is not valid."""
         template = cls.find(place, file)
         if template is None:
             raise UserError(
                 f"{place}: its tokenizer has no chat template (neither {TEMPLATE_FILE} nor"
-                f" {_TEMPLATE_KEY} in {CONFIG_FILE}); give one with --chat-template FILE"
+                f" {_TEMPLATE_KEY} in {CONFIG_FILE}); give one with --chat-template FILE, or by"
+                f" name: {', '.join(BUILT_IN)}"
             )
         return template
 
@@ -71,6 +81,9 @@ class ChatTemplate:
         """Like `load`, but return None if there is no template."""
         find = finder(place)
         config = json_object(find(CONFIG_FILE))
+        if built_in := BUILT_IN.get(str(file)):
+            source = read_text(built_in)
+            return cls(source, special_tokens(find), needs=_SPECIAL_TOKEN.findall(source))
         named = {_DEFAULT: read_text(file)} if file else _find_sources(find, config)
         if _DEFAULT not in named:
             return None
@@ -91,8 +104,10 @@ class ChatTemplate:
         add_generation_prompt: bool = False,
     ) -> str:
         """Return the text of a chat, with `variables` such as `tools`; `add_generation_prompt` adds
-        the start of an answer. Raises UserError if the template refuses the chat."""
+        the start of an answer. Raises UserError if the template refuses the chat, or omits part of
+        it."""
         turns = [_with_reasoning(message.variables) for message in messages]
+        self._check_all_is_used(turns, variables)
         return _without_marks(self._render(turns, variables, add_generation_prompt))[0]
 
     def render_answers(
@@ -106,7 +121,7 @@ class ChatTemplate:
         template refuses the chat, omits part of it, or alters an answer."""
         turns = [_with_reasoning(message.variables) for message in messages]
         text, marked = _without_marks(self._render(turns, variables))
-        self._check_all_is_used(text, turns, variables)
+        self._check_all_is_used(turns, variables)
         if any(first < end for first, end in marked):
             answers = _learned(messages, marked)
         else:
@@ -136,12 +151,12 @@ class ChatTemplate:
         return self.source if variables.get("tools") is None else self._tool_source
 
     def _check_all_is_used(
-        self, text: str, turns: Sequence[dict[str, Any]], variables: Mapping[str, Any]
+        self, turns: Sequence[dict[str, Any]], variables: Mapping[str, Any]
     ) -> None:
         """Raise UserError if the template ignores part of a chat."""
 
         def check(name: str, others: Sequence[dict[str, Any]], left: Mapping[str, Any]) -> None:
-            if _without_marks(self._render(others, left))[0] == text:
+            if self._render(others, left) == self._render(turns, variables):
                 raise UserError(
                     f"the chat template leaves out {name}; give one that has a place for it with"
                     f" --chat-template FILE, or remove {name}"

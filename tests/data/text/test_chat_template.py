@@ -1,5 +1,6 @@
 """Chats as `transformers` renders, tokenizes and masks them; see tests/fixtures/make_chats.py."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,7 @@ def test_an_answer_ends_with_the_special_token_after_it() -> None:
     form = format_of(CHATML)
     assert form.end_of_turn == form.tokenizer.encode("<|im_end|>")[0]
     plain = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
-    assert form._replace(template=ChatTemplate(plain, {})).end_of_turn is None
+    assert dataclasses.replace(form, template=ChatTemplate(plain, {})).end_of_turn is None
 
 
 def test_a_template_that_changes_with_the_answer_is_refused() -> None:
