@@ -13,6 +13,7 @@ from rungs.data.text.tokenizer import Tokenizer
 from rungs.serving.engine import Delivery, Text
 from rungs.serving.protocol import Body, ChatBody, TokenLogProbs
 from rungs.serving.served import Served
+from rungs.serving.tool_calls import CallReader
 
 
 class FailedError(Exception):
@@ -25,7 +26,11 @@ class _Choice:
     def __init__(self, served: Served, body: Body, prompt: list[int], index: int) -> None:
         self.index, self._prompt, self._body = index, prompt, body
         self._tokenizer = served.tokenizer
-        self._text = AnswerText(served.tokenizer, prompt, body.stops)
+        names = [tool["function"]["name"] for tool in body.offered]
+        beginning = served.call_beginning if names else None
+        self._reader = CallReader(served.tokenizer, beginning, names) if beginning else None
+        self._text = AnswerText(served.tokenizer, prompt, body.stops, self._reader)
+        self.calls: list[dict[str, Any]] = []
         self._is_begun = False
         self.finish: str | None = None
 
@@ -36,6 +41,10 @@ class _Choice:
         self._is_begun = True
         text = self._text.add(delivery.tokens, is_last=delivery.finish is not None)
         self.finish = "stop" if self._text.is_stopped else delivery.finish
+        if self._reader and self._reader.calls:
+            is_one = isinstance(self._body, ChatBody) and not self._body.parallel_tool_calls
+            self.calls = [call.json() for call in self._reader.calls[: 1 if is_one else None]]
+            self.finish = "tool_calls" if self.finish == "stop" else self.finish
         tokens = delivery.tokens[: max(0, self.count - before)]
         if self._body.names_stop_token and not self._text.is_stopped:
             tokens += delivery.stop_token
@@ -116,6 +125,10 @@ class Answer:
             | {"index": n, "finish_reason": choice.finish}
             for n, choice in enumerate(self._choices)
         ]
+        for n, choice in enumerate(self._choices):
+            if choice.calls:
+                content = texts[n].strip() or None
+                choices[n]["message"] |= {"content": content, "tool_calls": choice.calls}
         return self._begin(*self.texts) | {"choices": choices, "usage": self.usage}
 
     async def events(self) -> AsyncIterator[dict[str, Any]]:
@@ -134,7 +147,11 @@ class Answer:
                 yield header | {"choices": [begin | {"logprobs": None, "finish_reason": None}]}
             if text or log_probs or choice.finish:
                 ending = {"index": choice.index, "finish_reason": choice.finish}
-                yield header | {"choices": [self._body.piece(text, log_probs) | ending]}
+                piece = self._body.piece(text, log_probs)
+                if choice.calls:
+                    calls = [{"index": n} | call for n, call in enumerate(choice.calls)]
+                    piece["delta"] |= {"tool_calls": calls}
+                yield header | {"choices": [piece | ending]}
         if usage:
             yield self._begin(*self.texts) | {"choices": [], "usage": self.usage}
 
@@ -171,14 +188,21 @@ class AnswerText:
     Args:
         prompt: token ids before the answer.
         stops: the answer ends before the one of these strings that is complete first.
+        reader: leaves out calls of tools.
 
     Attributes:
         tokens: those added, up to the one that completes a stop string.
         text: what is certain so far.
         is_stopped: whether a stop string has ended it."""
 
-    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], stops: Sequence[str]) -> None:
-        self._tokenizer, self._prompt = tokenizer, list(prompt)
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt: Sequence[int],
+        stops: Sequence[str],
+        reader: CallReader | None = None,
+    ) -> None:
+        self._tokenizer, self._prompt, self._reader = tokenizer, list(prompt), reader
         self._stops = StopStrings(tokenizer, stops)
         self._before = tokenizer.decode(prompt, skip_special_tokens=True)
         self.tokens: list[int] = []
@@ -202,6 +226,8 @@ class AnswerText:
                 self.tokens.pop()
         elif not is_last:
             whole = self._stops.without_beginning(whole, self.tokens)
+        if self._reader:
+            whole = self._reader.text_before(whole, self.tokens, is_last or self.is_stopped)
         new = whole[len(self.text) :]
         self.text += new
         return new

@@ -5,7 +5,7 @@
 import abc
 import secrets
 import time
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import pydantic
 from pydantic import Field
@@ -16,6 +16,7 @@ from rungs.data.text.messages import Message, messages_of
 from rungs.data.text.tokenizer import Tokenizer
 from rungs.model.sampling import Sampling
 from rungs.serving.slots import MOST_LIKELY, LogProbs
+from rungs.serving.tool_calls import with_objects
 
 MOST_STOPS, MOST_STOP_CHARACTERS = 4, 1000
 """Each piece of an answer is compared with all beginnings of its stop strings."""
@@ -81,7 +82,7 @@ class Body(pydantic.BaseModel, abc.ABC):
         kept = {key: value for key, value in values.items() if value is not None}
         for name in {*_IGNORED} & kept.keys() - cls.model_fields.keys():
             del kept[name]
-        for name in sorted(_ONLY.keys() & kept.keys()):
+        for name in sorted(_ONLY.keys() & kept.keys() - cls.model_fields.keys()):
             if kept.pop(name) not in _ONLY[name]:
                 raise ValueError(f"{name} is not supported; leave it out")
         for name in kept.keys() - cls.model_fields.keys():
@@ -103,6 +104,11 @@ class Body(pydantic.BaseModel, abc.ABC):
     def is_echoed(self) -> bool:
         """Whether answers begin with the prompt."""
         return False
+
+    @property
+    def offered(self) -> list[dict[str, Any]]:
+        """Tools that an answer may call."""
+        return []
 
     @abc.abstractmethod
     def choice(self, text: str, log_probs: "list[TokenLogProbs] | None") -> dict[str, Any]:
@@ -201,9 +207,27 @@ class ChatBody(Body):
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_LIKELY)] | None = None
 
+    tools: list[dict[str, Any]] = []
+    tool_choice: Literal["none", "auto"] = "auto"
+    parallel_tool_calls: bool = True
+
+    @pydantic.field_validator("tools")
+    @classmethod
+    def _are_functions(cls, tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        for tool in tools:
+            function = tool.get("function")
+            is_named = isinstance(function, dict) and isinstance(function.get("name"), str)
+            if tool.get("type") != "function" or not is_named:
+                raise ValueError('each must be {"type": "function", "function": {"name": …}}')
+        return tools
+
     def conversation(self) -> list[Message]:
-        """Return the messages. Raises UserError if they aren't messages."""
-        return messages_of(self.messages)
+        """Return the messages. Raises ValueError if they aren't messages."""
+        return messages_of([*map(with_objects, self.messages)])
+
+    @property
+    def offered(self) -> list[dict[str, Any]]:
+        return self.tools if self.tool_choice == "auto" else []
 
     @property
     def likely(self) -> int | None:

@@ -19,6 +19,7 @@ from rungs.data.build.chat_dataset import ChatFormat
 from rungs.model.weight_formats import WeightFormat
 from rungs.serving.engine import Engine, NamedGenerator
 from rungs.serving.protocol import Body, ChatBody, CompletionBody
+from rungs.serving.tool_calls import call_beginning
 
 SECONDS_BETWEEN_LOOKS = 2.0
 """How often to ask whether a run has a new checkpoint."""
@@ -59,6 +60,7 @@ class Served:
     Attributes:
         weights: file that answers come from.
         form: how chats become tokens; None if the model has no chat template.
+        call_beginning: what calls of tools begin with; None if the model's chats have none.
         stop_tokens: tokens that end a text.
 
     Raises:
@@ -74,6 +76,7 @@ class Served:
         self.tokenizer = load_tokenizer(self.weights)
         template = find_chat_template(self.weights, loading.chat_template)
         self.form = ChatFormat(template, self.tokenizer) if template else None
+        self.call_beginning = call_beginning(template) if template else None
         self.stop_tokens = all_stop_tokens(opened, self.tokenizer, template)
 
     @property
@@ -104,7 +107,14 @@ class Served:
                 raise UserError(
                     "this model has no chat template: use /v1/completions, or --chat-template"
                 )
-            text = self.form.template.render(body.conversation(), add_generation_prompt=True)
+            if body.offered and self.call_beginning is None:
+                raise UserError(
+                    "tools: this model's chat template has no tools, or calls them in a format"
+                    " that isn't known; leave them out"
+                )
+            variables = {"tools": body.offered} if body.offered else {}
+            chat = body.conversation()
+            text = self.form.template.render(chat, variables, add_generation_prompt=True)
             prompts = [self._encoded(text, self.form.tokenizer.encode)]
         else:
             assert isinstance(body, CompletionBody)

@@ -29,7 +29,10 @@ CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "
         (CompletionBody, {"stop": ["a" * 1001]}, "stop: String should have at most 1000"),
         (CompletionBody, {"logprobs": 21}, "logprobs: Input should be less than or equal to 20"),
         (CompletionBody, {"prompt": [1, "a"]}, "prompt: "),
-        (ChatBody, {"tools": [{"type": "function"}]}, "tools is not supported"),
+        (CompletionBody, {"tools": [{"type": "function"}]}, "tools is not supported"),
+        (ChatBody, {"tools": [{"type": "function"}]}, "tools: each must be {"),
+        (ChatBody, {"tool_choice": "required"}, "tool_choice: Input should be 'none' or 'auto'"),
+        (ChatBody, {"tool_choice": {"type": "function"}}, "tool_choice: Input should be 'none'"),
         (ChatBody, {"response_format": {"type": "json_object"}}, "response_format is not"),
         (ChatBody, {"max_tokens": 0}, "max_tokens: Input should be greater than or equal to 1"),
         (ChatBody, {"echo": True}, "unknown parameter echo"),
@@ -49,7 +52,9 @@ def test_values_that_ask_for_nothing_are_taken() -> None:
     nothing = {"frequency_penalty": 0, "logit_bias": {}, "best_of": 1, "user": "me", "suffix": None}
     assert CompletionBody.model_validate(COMPLETION | nothing) == CompletionBody(**COMPLETION)
     plain = {"tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "store": True}
-    assert ChatBody.model_validate(CHAT | plain) == ChatBody(**CHAT)
+    chat = ChatBody.model_validate(CHAT | plain | {"parallel_tool_calls": False})
+    assert chat.offered == ChatBody(**CHAT).offered == []
+    assert CompletionBody.model_validate(COMPLETION | plain) == CompletionBody(**COMPLETION)
 
 
 def test_settings_are_those_of_the_api() -> None:
