@@ -45,7 +45,10 @@ INSTEAD = {
     "reinforce.py runs/parity-rl --replay step-000123": (
         "reinforce.py runs/parity-rl --replay step-000001"
     ),
+    "pretrained.py import FOLDER RUN": "pretrained.py import openai-community/gpt2 runs/gpt2",
+    "pretrained.py export RUN FOLDER --jax-gpt2": "pretrained.py export runs/layers out --jax-gpt2",
     "train.py runs/NAME": "train.py runs/next-token",
+    "train.py RUN DATASETS best": "train.py RUN datasets best",
     "train.py RUN --preset gpt2-medium": (
         "train.py runs/sized --preset gpt2-medium --set emb_dim=32 --set n_layers=2"
         " --set sequence_length=128 --set min_train_tokens=8192"
