@@ -63,27 +63,6 @@ def test_the_variables_of_the_task_exist() -> None:
     assert f"\n{extra} = [" in (ROOT / "pyproject.toml").read_text()
 
 
-@pytest.mark.long
-def test_skypilot_reads_the_task() -> None:
-    sky = pytest.importorskip("sky", reason="needs skypilot")
-    task = sky.Task.from_yaml(str(TASK))
-    (resources,) = task.resources
-    assert resources.use_spot
-    assert resources.accelerators == {"H100": 8}
-    assert resources.job_recovery["strategy"] == "EAGER_NEXT_REGION"
-    (bucket,) = task.storage_mounts.values()
-    assert list(task.storage_mounts) == ["/bucket"]
-    assert bucket.mode.value == "MOUNT"
-    assert task.run.strip() == "\n".join(line[2:] for line in section("run").splitlines()).strip()
-
-
-@pytest.mark.long
-def test_hadolint_has_nothing_to_say_about_the_dockerfile() -> None:
-    if shutil.which("hadolint") is None:
-        pytest.skip("needs hadolint")
-    subprocess.run(["hadolint", DOCKERFILE], check=True)
-
-
 def test_versions_are_pinned_and_programs_do_not_run_as_root() -> None:
     text = DOCKERFILE.read_text()
     images = re.findall(r"^FROM (\S+)|--from=(\S+)", text, re.MULTILINE)

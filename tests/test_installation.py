@@ -39,7 +39,7 @@ def test_extras_of_devices_conflict_and_all_are_documented() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("extra", PACKAGES)
+@pytest.mark.parametrize("extra", ["cuda12", "tpu"])
 def test_an_extra_brings_the_packages_of_its_device_alone(extra: str) -> None:
     resolved = uv("pip", "compile", "-q", "--no-annotate", "--extra", extra, "pyproject.toml")
     assert resolved.returncode == 0, resolved.stderr

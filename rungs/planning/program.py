@@ -41,7 +41,10 @@ _CALLED = re.compile(
 _HEADER = re.compile(r"(ENTRY\s+)?%?([\w.-]+)\s*(?:\(.*->.*)?\{$")
 _INSTRUCTION = re.compile(r"(?:ROOT )?%?([\w.-]+) = (.*?) ([a-z][a-z0-9-]*)\((.*)$")
 _IOTA = re.compile(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
-_MESH = re.compile(r"mesh\[((?:'\w+'=\d+,?)+)\] \{((?:'\w+',?)+)\}")
+_MESH = re.compile(
+    r"mesh\[((?:'\w+'=\d+,?)+)\](?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))?"
+    r" \{((?:'\w+',?)+)\}"
+)
 
 
 class Instruction(NamedTuple):
@@ -263,7 +266,8 @@ def _collective(one: Instruction, devices: int) -> Collective | None:
 
 def parse_groups(text: str, devices: int) -> Groups:
     """Parse the groups after `replica_groups=`, in one of XLA's three forms: `{{0,1},{2,3}}`, where
-    `{}` means all devices; `[2,2]<=[4]`, possibly transposed; or `mesh['a'=2,'b'=2] {'b'}`
+    `{}` means all devices; `[2,2]<=[4]`, possibly transposed; or `mesh['a'=2,'b'=2] {'b'}`,
+    which may say in which order the mesh has the devices
     (https://github.com/openxla/xla/blob/main/xla/hlo/ir/replica_group.h). Raises ValueError for
     another form."""
     if text.startswith("{}"):
@@ -271,16 +275,19 @@ def parse_groups(text: str, devices: int) -> Groups:
     if text.startswith("{"):
         return _parse_braces(text)
     if iota := _IOTA.match(text):
-        shape, dimensions, order = (_numbers(part or "") for part in iota.groups())
-        ids = np.arange(devices).reshape(dimensions).transpose(order or None)
-        return _as_groups(ids.reshape(shape))
+        return _as_groups(_device_ids(devices, *iota.groups()[1:]).reshape(_numbers(iota[1])))
     if mesh := _MESH.match(text):
         sizes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", mesh[1])}
-        grouped = [list(sizes).index(name) for name in re.findall(r"'([^']+)'", mesh[2])]
-        ids = np.arange(devices).reshape(tuple(sizes.values()))
+        grouped = [list(sizes).index(name) for name in re.findall(r"'([^']+)'", mesh[4])]
+        ids = _device_ids(devices, *mesh.groups()[1:3]).reshape(tuple(sizes.values()))
         last = np.moveaxis(ids, grouped, range(-len(grouped), 0))
         return _as_groups(last.reshape(-1, math.prod(ids.shape[axis] for axis in grouped)))
     raise ValueError(f"replica_groups={text[:80]}: unknown form of groups")
+
+
+def _device_ids(devices: int, shape: str | None, order: str | None) -> NDArray[np.int64]:
+    ids = np.arange(devices).reshape(_numbers(shape or str(devices)))
+    return ids.transpose(_numbers(order or "") or None)
 
 
 def _parse_braces(text: str) -> Groups:

@@ -165,8 +165,7 @@ def test_whole_moments_of_dp_are_restored_into_shards_and_back(tmp_path: Path) -
             np.testing.assert_array_equal(found[name], array, err_msg=name)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("path", ["latest", "best/model.safetensors", "."])
+@pytest.mark.parametrize("path", ["best/model.safetensors", "."])
 def test_a_model_is_loaded_from_its_weights_alone(
     path: str, folder: Path, state: tuple[GPT, SkippingOptimizer]
 ) -> None:
@@ -262,7 +261,6 @@ def test_a_file_that_is_not_safetensors_is_refused(content: bytes, tmp_path: Pat
         load_model(path)
 
 
-@pytest.mark.long
 def test_host_copies_do_not_change_and_have_no_padding() -> None:
     train = train_config(sharding=ShardingConfig(mode="fsdp_tp", data=2))
     config = RunConfig(model_config(vocab_size=33), train)

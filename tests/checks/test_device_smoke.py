@@ -61,22 +61,6 @@ def test_a_broken_kernel_is_named_with_exit_code_1(
     assert ended.stdout.endswith("failed: kernel: matmul float32\n")
 
 
-@pytest.mark.long
-def test_a_part_that_fails_is_named_and_the_others_follow(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def no_memory(*_: Any) -> None:
-        raise MemoryError
-
-    monkeypatch.setattr(step.RunningStep, "create", no_memory)
-    ended = check(tmp_path)
-    assert ended.returncode == 1
-    assert "failed: step\n" in ended.stdout
-    assert "out of memory a step needs about" in ended.stdout
-    assert "matmul float32" in ended.stdout
-    assert "share of peak" not in ended.stdout
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -1,8 +1,6 @@
 """The model check as a command: output, exit codes, and that it writes nothing."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,8 +9,6 @@ from click.testing import CliRunner
 from rungs.common import run_log
 from rungs.optim import skipping_optimizer
 from smoke_tests import test_model as script
-from tests.support.committed_runs import ROOT
-from tests.support.tiny_run import make_run
 
 
 def test_failed_checks_are_named(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,16 +21,3 @@ def test_failed_checks_are_named(arguments: list[str], monkeypatch: pytest.Monke
     assert re.search(r"^overfitting +FAILED +4\.", result.stdout, re.MULTILINE)
     assert result.stdout.endswith("failed: overfitting\n")
     assert {path.name for path in Path(arguments[0]).iterdir()} == {"model.json", "train.json"}
-
-
-@pytest.mark.long
-def test_errors_are_one_line(arguments: list[str]) -> None:
-    other = make_run(Path(arguments[0]).parent / "other", dataset="absent")
-    for bad in ("no-such-run", other.path):
-        command = [sys.executable, ROOT / "smoke_tests" / "test_model.py", bad, *arguments[1:]]
-        result = subprocess.run(
-            list(map(str, command)), capture_output=True, text=True, check=False
-        )
-        assert result.returncode == 2
-        assert result.stderr.startswith("error: ")
-        assert result.stderr.count("\n") == 1

@@ -193,15 +193,6 @@ finally:
     assert sorted(path.name for path in folder.iterdir()) == ["model.json", "train.json"]
 
 
-@pytest.mark.long
-def test_a_missing_dataset_leaves_the_run_folder_unchanged(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "run").path
-    result = start_training(folder, "--datasets-dir", tmp_path / "datasets")
-    assert result.returncode == 2
-    assert result.stderr.startswith("error: ")
-    assert sorted(path.name for path in folder.iterdir()) == ["model.json", "train.json"]
-
-
 @pytest.mark.parametrize(
     "arguments",
     [

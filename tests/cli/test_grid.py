@@ -64,20 +64,6 @@ def test_wrong_grids_are_refused(
 
 
 @pytest.mark.long
-def test_a_run_without_its_data_does_not_stop_the_others(tmp_path: Path) -> None:
-    make_dataset(tmp_path / "datasets")
-    base, into = make_run(tmp_path / "base", min_train_tokens=256), tmp_path / "grid"
-    command = [sys.executable, str(ROOT / "train.py"), "--like", str(base.path), "--into"]
-    command += [str(into), "--grid", "dataset=absent,tiny"]
-    command += ["--datasets-dir", str(tmp_path / "datasets")]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert result.returncode == 2, result.stderr
-    assert "dataset=tiny" in result.stdout
-    assert (into / "compare.html").is_file()
-    assert f"{into / 'dataset=absent'}: failed" in result.stderr
-
-
-@pytest.mark.long
 def test_a_grid_that_is_killed_goes_on(tmp_path: Path) -> None:
     make_dataset(tmp_path / "datasets")
     base, into = make_run(tmp_path / "base"), tmp_path / "grid"

@@ -16,7 +16,7 @@ from rungs.data.tokens.loader import TrainingData
 from rungs.planning.mup import measure
 from rungs.run.folder import RunFolder
 from tests.support.committed_runs import ROOT
-from tests.support.tiny_run import MODEL, change, make_dataset, make_run
+from tests.support.tiny_run import MODEL, make_dataset, make_run
 
 pytestmark = pytest.mark.long
 WIDE = {**MODEL, "emb_dim": 32, "n_layers": 3}
@@ -56,7 +56,7 @@ def test_the_coordinate_check_passes_in_mup_only(
     base: int | None, code: int, tmp_path: Path, datasets: Path
 ) -> None:
     run = run_with(tmp_path / "run", base)
-    options = ("--widths", "64,128,256,512", "--steps", 4, "--datasets-dir", datasets)
+    options = ("--widths", "64,128,256", "--steps", 4, "--datasets-dir", datasets)
     done = mup("check", run.path, *options)
     assert done.returncode == code, done.stdout + done.stderr
     assert ("off" in done.stdout) == bool(code)
@@ -102,26 +102,11 @@ def test_a_sweep_trains_what_is_left_and_draws_a_chart(tmp_path: Path, datasets:
     assert metrics.read_text() == before
 
 
-def test_unsuitable_runs_are_rejected(tmp_path: Path, datasets: Path) -> None:
-    run = run_with(tmp_path / "run", None)
-    rates = ("--learning-rates", "0.01,0.1", "--datasets-dir", datasets)
-    done = mup("sweep", run.path, "--standard", *rates)
-    assert done.returncode == 2
-    assert "error: --standard: the run has no key mup" in done.stderr
-    change(run, start_from="imported")
-    for command in (("check",), ("sweep", *rates[:2])):
-        done = mup(command[0], run.path, *command[1:])
-        assert done.returncode == 2
-        assert "start_from fixes the model's width" in done.stderr
-
-
 def test_bad_options_are_reported_in_one_line(tmp_path: Path, datasets: Path) -> None:
     run = run_with(tmp_path / "run", 32)
     for options, line in (
         (("--widths", "33,64"), "error: width 33: "),
-        (("--widths", "64"), "give at least two different positive numbers"),
         (("--steps", 8), "error: --steps 8: the run has 8"),
-        (("--steps", 3), "3 is not in the range x>=4"),
     ):
         done = mup("check", run.path, *options, "--datasets-dir", datasets)
         assert done.returncode == 2

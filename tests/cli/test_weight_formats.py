@@ -9,9 +9,7 @@ from tests.support.layered_model import write_model
 from tests.support.long import long_except
 
 FORMS = {
-    "float32": ("--dtype", "float32"),
     "bfloat16": ("--dtype", "bfloat16"),
-    "float32 with int8 weights": ("--weights", "int8"),
     "bfloat16 with int8 weights": ("--dtype", "bfloat16", "--weights", "int8"),
 }
 

@@ -1,5 +1,6 @@
-"""Every command in the documentation runs, in a copy of the checkout whose runs are short, or
-stands in a list with the reason why it doesn't."""
+"""The commands of the pages that most readers follow run, in a copy of the checkout whose runs are
+short, or stand in a list with the reason why they don't. Those of other pages have arguments that
+the commands take."""
 
 import json
 import re
@@ -35,16 +36,7 @@ INSTEAD = {
         "pretrained.py import qwen-q8.gguf runs/gemma-q4"
     ),
     "pretrained.py import ID RUN": "pretrained.py import openai-community/gpt2 runs/gpt2",
-    "mup.py check RUN": "mup.py check runs/mup --widths 64,128,256",
-    "mup.py check runs/mup": "mup.py check runs/mup --widths 64,128,256",
-    "mup.py sweep RUN": "mup.py sweep runs/mup --learning-rates 0.01,0.02 --widths 64,128",
-    "mup.py sweep runs/mup --learning-rates 0.0003,0.001,0.003,0.01,0.03 --widths 64,128,256"
-    " --standard": "mup.py sweep runs/mup --learning-rates 0.003,0.01 --widths 64,128 --standard",
-    "smoke_tests/test_device.py RUN": "smoke_tests/test_device.py runs/layers --into .",
     "reinforce.py RUN": "reinforce.py runs/parity-rl",
-    "reinforce.py runs/parity-rl --replay step-000123": (
-        "reinforce.py runs/parity-rl --replay step-000001"
-    ),
     "pretrained.py import FOLDER RUN": "pretrained.py import openai-community/gpt2 runs/gpt2",
     "pretrained.py export RUN FOLDER --jax-gpt2": "pretrained.py export runs/layers out --jax-gpt2",
     "train.py runs/NAME": "train.py runs/next-token",
@@ -65,8 +57,7 @@ NOT_RUN: dict[str, tuple[str, ...]] = {
     "a tool of those who work on Rungs": (
         *("pytest", "RUNGS_FUZZ_FACTOR=20 uv run pytest", "ruff", "mypy", "lint-imports"),
         *("--group", "tests/fixtures/make_models.py", "RUNGS_TRANSFORMERS_PYTHON=PATH"),
-        *("RUNGS_LLAMA_CPP_PYTHON=PATH", "--isolated"),
-        "notebooks/execute.py",
+        *("RUNGS_LLAMA_CPP_PYTHON=PATH", "notebooks/execute.py"),
     ),
     "writes committed files, which tests/config/test_run_config.py compares": ("config.py",),
     "takes minutes to hours; tests/benchmarks": ("benchmarks/",),
@@ -98,7 +89,7 @@ NOT_RUN: dict[str, tuple[str, ...]] = {
     "runs until it is interrupted: tests/report, tests/serving": (
         *("charts.py runs/ --watch", "serve.py"),
     ),
-    "needs a model that has learned to copy: tests/checks": ("smoke_tests/test_a_to_a.py",),
+    "takes minutes: tests/checks, tests/faults, tests/cli/test_mup.py": ("smoke_tests/", "mup.py"),
     "needs a failed step: tests/training/test_failed_steps.py": ("train.py RUN --replay",),
     "needs changed code": (
         *("train.py runs/relu", "smoke_tests/test_model.py runs/relu"),
@@ -117,6 +108,8 @@ uv run reinforce.py runs/parity-rl
 """
 """Before the commands of each page: what most of them work with."""
 IMPORT_QWEN = "uv run pretrained.py import Qwen/Qwen2.5-0.5B-Instruct runs/qwen"
+RUN = ["README.md", *(f"docs/{name}.md" for name in ("models", "monitoring", "training"))]
+"""Pages whose commands run; besides those of tasks."""
 BEFORE = {
     "docs/models.md": f"""
 uv run pretrained.py import openai-community/gpt2 runs/gpt2
@@ -128,16 +121,13 @@ uv run train.py runs/warmer --like runs/layers --set learning_rate=6e-3
 sed -i 's/^{/{"sample_prompts": ["def "], /' runs/layers/train.json
 uv run train.py runs/layers
 """,
-    "docs/reinforcement.md": "cp -r runs/parity-rl runs/hack",
-    "docs/scaling.md": """
-for size in small:32 middle:48 large:64; do
-  uv run train.py runs/${size%:*} --like runs/layers --set emb_dim=${size#*:}
-done
-""",
     "docs/tasks/train-on-my-text.md": "cp -r runs/layers runs/books" + LONGER,
     "docs/training.md": "uv run train.py runs/a-to-a; cp -r runs/layers runs/books",
 }
 """Before the commands of a page."""
+
+
+_PAGES = [page for page in PAGES if page in RUN or page.startswith("docs/tasks/")]
 
 
 def plain(command: str) -> str:
@@ -167,7 +157,7 @@ def reason(page: str, command: str) -> str | None:
 
 def to_run(page: str) -> list[str]:
     """Return the commands of a page that run here and are on no page before it."""
-    before = [c for other in PAGES[: PAGES.index(page)] for c in _run_on(other)]
+    before = [c for other in _PAGES[: _PAGES.index(page)] for c in _run_on(other)]
     return [command for command in _run_on(page) if command not in before]
 
 
@@ -192,8 +182,7 @@ def write_files(checkout: Path) -> None:
     with pa.CompressedOutputStream(checkout / "notes.jsonl.zst", "zstd") as file:
         file.write(rows.encode())
     pairs = [{"prompt": f"{n}: ", "answer": f"{n % 7} of {n}"} for n in range(400)]
-    for name in ("recipes.jsonl", "examples.jsonl"):
-        write_lines(checkout / name, pairs)
+    write_lines(checkout / "recipes.jsonl", pairs)
     chat = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}]
     np.save(checkout / "ids.npy", np.arange(20_000) % 5_000)
     write_lines(checkout / "talk.jsonl", [{"messages": chat, "id": n} for n in range(400)])
@@ -210,23 +199,6 @@ def write_runs(checkout: Path) -> None:
     data = {"dataset": "python-stdlib", "gradient_accumulation_steps": 2}
     change(checkout / "runs/gpt2-small/train.json", **data)
     change(checkout / "runs/mup/model.json", n_layers=2)
-    model = json.loads((checkout / "runs/parity-rl/model.json").read_text())
-    for name in ("words-start", "words"):
-        (checkout / "runs" / name).mkdir()
-        (checkout / "runs" / name / "model.json").write_text(json.dumps(model | BYTES))
-    page = (ROOT / "docs/reinforcement.md").read_text()
-    train = re.search(r"```json\n(\{\n  \"dataset\": \"examples\".*?)```", page, re.DOTALL)
-    assert train
-    (checkout / "runs/words-start/train.json").write_text(train[1])
-    reinforce = json.loads((checkout / "runs/parity-rl/reinforce.json").read_text())
-    reinforce |= {"start_from": "runs/words-start", "tasks": [TASK]}
-    (checkout / "runs/words/reinforce.json").write_text(json.dumps(reinforce))
-    items = [{"prompt": f"{n}: ", "answer": f"{n % 7} of {n}"} for n in range(1000, 1040)]
-    write_lines(checkout / "runs/words/items.jsonl", items)
-
-
-BYTES = {"vocab_size": 257}
-TASK = {"source": "items.jsonl", "verifier": "exact", "validation_items": 8}
 
 
 def change(path: Path, **keys: Any) -> None:
@@ -247,7 +219,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("page", [page for page in PAGES if to_run(page)])
+@pytest.mark.parametrize("page", [page for page in _PAGES if to_run(page)])
 def test_commands_run(page: str, prepared: Path, tmp_path: Path) -> None:
     checkout = tmp_path / "checkout"
     shutil.copytree(prepared, checkout, symlinks=True)

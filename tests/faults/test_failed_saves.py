@@ -55,19 +55,8 @@ def wait_after_a_save(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("owner", "name", "fault", "reason"),
     [
-        (weights_file, "write_weights", disk_full, "No space left on device ("),
-        pytest.param(
-            *(weights_file, "write_weights", bug, "KeyError: 'a bug'; fix that"),
-            marks=pytest.mark.long,
-        ),
-        pytest.param(
-            *(manifest, "write_manifest", disk_full, "No space left on device ("),
-            marks=pytest.mark.long,
-        ),
-        pytest.param(
-            *(optimizer_state, "save_async", disk_full, "No space left on device ("),
-            marks=pytest.mark.long,
-        ),
+        (weights_file, "write_weights", bug, "KeyError: 'a bug'; fix that"),
+        (manifest, "write_manifest", disk_full, "No space left on device ("),
         (optimizer_state, "save_async", lambda *_: FailedSave(), "free some space"),
     ],
 )

@@ -96,13 +96,11 @@ def test_a_start_warns_of_a_disk_that_is_too_small_and_makes_room(
 
 @pytest.mark.long
 @pytest.mark.usefixtures("no_charts")
-@pytest.mark.parametrize(
-    "limit", [pytest.param(100_000, id="safetensors"), pytest.param(150_000, id="Orbax's threads")]
-)
 def test_a_limit_on_file_sizes(
-    limit: int, run: RunFolder, uninterrupted: RunFolder, datasets_dir: Path
+    run: RunFolder, uninterrupted: RunFolder, datasets_dir: Path
 ) -> None:
-    message = error_line(train_with_fault(f"limit_file_size:{limit}", run, datasets_dir))
+    """In Orbax's threads; the weights fit."""
+    message = error_line(train_with_fault("limit_file_size:150000", run, datasets_dir))
     assert message.startswith(f"{run.checkpoints}: the checkpoint of step 0 could not be written")
     assert "File too large" in message
     assert "ulimit -f" in message

@@ -116,21 +116,14 @@ def check_plain_start(run: RunFolder) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("options", "again"),
-    [(("--fresh",), ()), (("--from", "step-000003"), ("--from", "step-000003"))],
-)
 def test_a_kill_between_two_moves_does_not_change_the_outcome(
-    options: tuple[str, ...],
-    again: tuple[str, ...],
-    run: RunFolder,
-    uninterrupted: RunFolder,
-    datasets_dir: Path,
+    run: RunFolder, uninterrupted: RunFolder, datasets_dir: Path
 ) -> None:
+    options = "--from", "step-000003"
     before = files(run.path)
     killed = train_with_fault("kill_at:between two moves:3", run, datasets_dir, *options)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     check_nothing_is_lost(run, before)
-    resumed = train(run, datasets_dir, *again)
+    resumed = train(run, datasets_dir, *options)
     assert resumed.returncode == 0, resumed.stderr
     assert_same_outcome(run, uninterrupted)

@@ -18,6 +18,7 @@ from safetensors.numpy import load_file, save_file
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.checkpointing.load import Start
 from rungs.checkpointing.weights_file import Weights
+from rungs.checks.resume import read_arrays
 from rungs.common.errors import EXIT_FAILED, RunFailure, UserError
 from rungs.model.gpt import GPT
 from rungs.model.kernels.cross_entropy import target_losses
@@ -31,7 +32,7 @@ from rungs.training.failed_steps import MAX_FAILED_STEPS, open_failed_step
 from tests.faults.short_runs import train_here
 from tests.support.sharded_models import RECIPE
 from tests.support.starting import overflow
-from tests.support.tiny_run import MODEL, assert_same_outcome, final_arrays, make_dataset, make_run
+from tests.support.tiny_run import MODEL, assert_same_outcome, make_dataset, make_run
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("no_charts")]
 
@@ -52,7 +53,7 @@ def make(tmp_path: Path) -> Callable[..., tuple[RunFolder, Path]]:
             for at, number in places if split == "train" else ():
                 tokens[at * STEP_TOKENS + number * MICROBATCH_TOKENS + 5] = RARE
             save_file({"tokens": tokens}, path)
-        run = make_run(tmp_path / "run", keep_checkpoints=-1, **train)
+        run = make_run(tmp_path / "run", **{"keep_checkpoints": -1} | train)
         return run, datasets
 
     return make
@@ -126,6 +127,13 @@ def test_a_microbatch_with_a_nonfinite_loss_is_skipped_and_its_replay_names_the_
     assert "32 of 2,048 not finite, the first at [0, 5, 0]" in lines[-2]
     assert all("not finite" not in line for line in lines[:-2])
     assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == before
+    with pytest.raises(UserError, match=r"--replay step-000008: no such failed step"):
+        replay.replay(run, "step-000008", dataset_learner.on_datasets(datasets))
+    batch = run.failed_steps / "step-000007" / "batch.safetensors"
+    content = batch.read_bytes()
+    batch.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(UserError, match=r"batch.safetensors: damaged"):
+        replay.replay(run, "step-000007", dataset_learner.on_datasets(datasets))
 
 
 def test_a_nonfinite_step_at_a_checkpoint_changes_no_weights(
@@ -164,16 +172,14 @@ def test_too_many_nonfinite_steps_stop_the_run(
     assert len(list(run.failed_steps.glob("step-*"))) == MAX_FAILED_STEPS
 
 
-@pytest.mark.parametrize("model", [{}, RECIPE], ids=["gpt2", "recipe"])
 def test_the_replay_names_the_first_nonfinite_gradient_of_the_backward_pass(
-    model: dict[str, Any],
     make: Any,
     monkeypatch: pytest.MonkeyPatch,
     messages: Any,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     run, datasets = make([(7, 0)], drop_rate=0.2)
-    (run.path / "model.json").write_text(json.dumps(MODEL | model))
+    (run.path / "model.json").write_text(json.dumps(MODEL | RECIPE))
     # zero, of which the root has an infinite derivative
     change_losses(monkeypatch, lambda loss, rare: loss + jnp.sqrt(jnp.where(rare, 0 * loss, 1)) - 1)
     assert train_here(run, datasets) == 0
@@ -222,7 +228,7 @@ def test_nonfinite_weights_are_never_saved(
     assert all(s.train_loss is not None for s in metrics.read(run.metrics))
 
 
-@pytest.mark.parametrize(("at", "saved"), [(7, 10), (10, 10), (23, 23)])
+@pytest.mark.parametrize(("at", "saved"), [(7, 10), (23, 23)])
 def test_overflowing_moments_are_never_saved_and_the_replay_names_step_and_moment(
     at: int,
     saved: int,
@@ -252,49 +258,32 @@ def norm_of_large_numbers(tree: Any) -> jax.Array:
     return 1e25 * jnp.linalg.norm(jnp.concatenate(leaves))
 
 
-@pytest.mark.parametrize("skips", [False, True])
-def test_a_spike_is_recorded_and_its_step_skipped_on_request(
-    skips: bool, make: Any, monkeypatch: pytest.MonkeyPatch, messages: Any, tmp_path: Path
+def test_a_spike_is_recorded_and_on_request_its_step_changes_nothing_but_the_schedule(
+    make: Any, monkeypatch: pytest.MonkeyPatch, messages: Any, tmp_path: Path
 ) -> None:
-    longer = {"min_train_tokens": 44 * STEP_TOKENS, "checkpoint_interval": 1}
-    run, datasets = make([(40, 0), (40, 1)], skip_spikes=skips, **longer)
+    keys: dict[str, Any] = {"min_train_tokens": 41 * STEP_TOKENS, "checkpoint_interval": 13}
+    keys |= {"skip_spikes": True, "keep_checkpoints": -1}
+    run, datasets = make([(40, 0), (40, 1)], **keys)
     change_losses(monkeypatch, lambda loss, rare: jnp.where(rare.any(), 100, 1) * loss)
     assert train_here(run, datasets) == 0
     steps = metrics.read(run.metrics)
     spikes = {s.global_step: s.spike for s in steps if s.spike}
-    assert spikes == {40: "skipped" if skips else "seen"}
+    assert spikes == {40: "skipped"}
     assert steps[40].train_loss is not None
     assert steps[39].train_loss is not None
     # only the devices that have the token multiply their part of the loss
     assert steps[40].train_loss > 10 * steps[39].train_loss
     assert "step 40: loss spike, " in messages.text
-    weights = weights_of(run)
-    changed = [name for name, array in weights[40].items() if (array != weights[39][name]).any()]
-    assert bool(changed) != skips
+    kept = list_checkpoints(run.checkpoints)[-2:]
+    assert [checkpoint.step for checkpoint in kept] == [39, 40]
+    (weights, before), (same_weights, after) = map(read_arrays, kept)
+    assert after.pop("step") == before.pop("step") + 1
+    assert_equal(same_weights | after, weights | before)
     # a run resumed from step 39 has the same limits
-    uninterrupted = make_run(tmp_path / "uninterrupted", skip_spikes=skips, **longer)
+    uninterrupted = make_run(tmp_path / "uninterrupted", **keys)
     assert train_here(uninterrupted, datasets) == 0
     assert train_here(run, datasets, rewind_to="step-000039") == 0
     assert_same_outcome(run, uninterrupted)
-
-
-def test_a_skipped_step_keeps_the_moments_and_advances_the_schedule(
-    make: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    longer = {"min_train_tokens": 41 * STEP_TOKENS, "checkpoint_interval": 1}
-    run, datasets = make([(40, 0), (40, 1)], skip_spikes=True, **longer)
-    change_losses(monkeypatch, lambda loss, rare: jnp.where(rare.any(), 100, 1) * loss)
-    assert train_here(run, datasets) == 0
-    after = final_arrays(run)
-    before = arrays_before_last(run)
-    assert after.pop("optimizer.step") == before.pop("optimizer.step") + 1
-    assert_equal(after, before)
-
-
-def arrays_before_last(run: RunFolder) -> dict[str, np.ndarray]:
-    last = list_checkpoints(run.checkpoints)[-1].folder
-    last.rename(run.path / "last")
-    return final_arrays(run)
 
 
 def test_an_overflowing_norm_is_not_a_spike_and_its_replay_names_it(
@@ -358,18 +347,3 @@ def test_a_step_before_the_first_checkpoint_is_replayed_from_the_start(
     output = capsys.readouterr().out
     assert "step 0, from the start: 0 steps retrained" in output
     assert "blocks.0.attention_norm is the first tensor that is not finite" in output
-
-
-def test_an_absent_or_damaged_failed_step_cannot_be_replayed(
-    make: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run, datasets = make([(7, 1)])
-    with pytest.raises(UserError, match=r"--replay step-000007: no such failed step in .* none"):
-        replay.replay(run, "step-000007", dataset_learner.on_datasets(datasets))
-    overflow(RARE, monkeypatch)
-    assert train_here(run, datasets) == 0
-    batch = run.failed_steps / "step-000007" / "batch.safetensors"
-    content = batch.read_bytes()
-    batch.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    with pytest.raises(UserError, match=r"batch.safetensors: damaged"):
-        replay.replay(run, "step-000007", dataset_learner.on_datasets(datasets))

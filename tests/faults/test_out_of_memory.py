@@ -33,8 +33,8 @@ def test_the_error_says_where_the_memory_goes_and_which_edits_would_fit(tmp_path
         *("weights", "moments", "gradients", "gradient sum", "all-gathered", "activations"),
         "temporary",
     ]
-    edit = 'error:   "microbatch_size": 4096, "gradient_accumulation_steps": 2'
-    assert any(line.startswith(edit) for line in errors)
+    edit = '"microbatch_size": 4096, "gradient_accumulation_steps": 2'
+    assert any(edit in line for line in errors)
     assert "out of memory" in run.log.read_text()
     # the edit works
     text = (run.path / "train.json").read_text().replace("8192", "4096")

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.committed_runs import ROOT
 
-FAULTS = 12
+FAULTS = 5
 
 
 @pytest.mark.long

@@ -1,6 +1,5 @@
 """Every statistic is that of a second decoder in float64 NumPy, on one device and on meshes."""
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -29,7 +28,6 @@ from tests.support.sharded_models import (
     SEQUENCES,
     TOTAL_STEPS,
     arrays_of,
-    quick_compilation,
     random_weights,
     run_of,
     step_batch,
@@ -43,12 +41,6 @@ LORA: dict[str, Any] = {
     "start_from": "imported",
 }
 NO_BALANCING = {"load_balancing_weight": 0.0}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick() -> Iterator[None]:
-    with quick_compilation():
-        yield
 
 
 class Watched(NamedTuple):
@@ -136,13 +128,9 @@ def reference_gradient(run: RunConfig, batch: tuple[Any, ...]) -> dict[str, np.n
 
 CASES: list[tuple[str, str, int, int, dict[str, Any]]] = [
     # architecture, mode, data, tensor or context, keys of train.json
-    ("gpt2", "dp", 1, 1, {"start_learning_rate_percent": 100.0}),
-    ("llama", "dp", 1, 1, {"remat": "full"}),
     ("recipe", "dp", 2, 1, {"separate": True}),
     ("llama", "cp", 2, 2, {"separate": True}),
     ("experts", "fsdp_tp", 2, 2, {}),
-    ("gpt2", "fsdp", 4, 1, {"scan_unroll": 2}),
-    ("recipe", "tp", 1, 4, {}),
     ("even-llama", "fsdp_tp", 2, 4, LORA),
 ]
 

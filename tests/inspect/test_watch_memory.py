@@ -26,8 +26,6 @@ FEW_TOKENS = {"microbatch_size": 2, "sequence_length": 32}
     ("case", "changes"),
     [
         (PlanCase("llama", "dots", "dp", 4, "bfloat16"), {}),
-        (PlanCase("gpt2", "full", "fsdp", 1, "float32"), {}),
-        (PlanCase("gpt2", "full", "dp", 1, "float32"), FEW_TOKENS),
         (PlanCase("recipe", "full", "dp", 2, "float32"), FEW_TOKENS),
     ],
     ids=str,

@@ -3,7 +3,6 @@
 import functools
 import json
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,6 @@ from tests.support.tiny_run import (
     MODEL,
     assert_same_outcome,
     change,
-    command,
     make_dataset,
     make_run,
     train,
@@ -116,36 +114,17 @@ def test_the_gradient_norm_of_the_metrics_follows_from_the_file(watched: RunFold
     np.testing.assert_allclose(np.sqrt(found), expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "moment", ["before a step is recorded:9", "between a row of layers and its header:3"]
-)
-@pytest.mark.long
-def test_a_killed_run_has_the_file_of_one_that_is_not(
-    watched: RunFolder, datasets_dir: Path, tmp_path: Path, moment: str
-) -> None:
-    run = make_run(tmp_path / "killed", **WATCHED)
-    killed = train_with_fault(f"kill_at:{moment}", run, datasets_dir)
-    assert killed.returncode == -9, killed.stderr
-    assert len(np.load(run.layers)) == (3 if "recorded" in moment else 2)
-    assert train(run, datasets_dir).returncode == 0
-    assert run.layers.read_bytes() == watched.layers.read_bytes()
-    assert_same_outcome(run, watched)
-
-
 KILLS = [
     "before the weights are written:2",  # of step 5, after the rows of 0 and 4
     "between a row of layers and its header:0",  # while the start removes the row of step 4
-    "while the layers are cut:1",
     "between write and rename:2",  # of the checkpoint of step 10
     "between a row of layers and its header:2",
-    "after the metrics are flushed:2",
-    "between rename and links:2",
 ]
 
 
 @pytest.mark.long
 def test_a_run_killed_again_and_again_is_one_that_was_not(
-    plain: RunFolder, watched: RunFolder, datasets_dir: Path, tmp_path: Path
+    watched: RunFolder, datasets_dir: Path, tmp_path: Path
 ) -> None:
     run = make_run(tmp_path / "killed", **WATCHED)
     for moment in KILLS:
@@ -154,33 +133,6 @@ def test_a_run_killed_again_and_again_is_one_that_was_not(
     assert train(run, datasets_dir).returncode == 0
     assert run.layers.read_bytes() == watched.layers.read_bytes()
     assert_same_outcome(run, watched)
-    assert_same_outcome(run, plain)
-
-
-@pytest.mark.long
-def test_a_run_killed_from_outside_is_one_that_was_not(
-    plain: RunFolder, watched: RunFolder, datasets_dir: Path, tmp_path: Path
-) -> None:
-    """Killed at any moment after a row is written, until the run is complete."""
-    run = make_run(tmp_path / "killed", **WATCHED)
-    whole, codes = watched.layers.read_bytes(), []
-    for least in (1, len(whole) // 3, len(whole) // 2, len(whole) * 3 // 4):
-        with subprocess.Popen(command(run, datasets_dir), stderr=subprocess.DEVNULL) as process:
-            while process.poll() is None and size_of(run.layers) < least:
-                pass
-            process.kill()
-        codes.append(process.returncode)
-    assert -9 in codes
-    assert train(run, datasets_dir).returncode == 0
-    assert run.layers.read_bytes() == whole
-    assert_same_outcome(run, plain)
-
-
-def size_of(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:  # or between two
-        return 0
 
 
 def test_a_branch_begins_with_the_rows_so_far(watched: RunFolder, tmp_path: Path) -> None:

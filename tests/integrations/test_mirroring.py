@@ -23,7 +23,6 @@ from tests.support.tiny_reinforcement import (
 )
 from tests.support.tiny_run import (
     assert_same_outcome,
-    change,
     command,
     final_arrays,
     make_dataset,
@@ -135,21 +134,6 @@ def lose_at_step(step: int, run: RunFolder, datasets_dir: Path, mirror: Path) ->
             time.sleep(0.01)
         process.kill()
     shutil.rmtree(run.path)
-
-
-@pytest.mark.long
-def test_a_run_folder_with_other_keys_is_not_filled_from_a_mirror(
-    tmp_path: Path, datasets_dir: Path, mirror: Path
-) -> None:
-    run = make_run(tmp_path / "run")
-    assert train(run, datasets_dir, "--mirror", str(mirror)).returncode == 0
-    shutil.rmtree(run.path)
-    make_run(tmp_path / "run")
-    change(run, learning_rate=0.5)
-    refused = train(run, datasets_dir, "--mirror", str(mirror))
-    assert refused.returncode == 2
-    assert "learning_rate: was 0.01 when this run was saved, is now 0.5" in refused.stderr
-    assert {path.name for path in run.path.iterdir()} == {"model.json", "train.json"}
 
 
 @pytest.mark.long

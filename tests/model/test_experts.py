@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +37,6 @@ from rungs.training.dataset_learner import on_datasets
 from rungs.training.start import launch
 from tests.support import reference_gpt
 from tests.support.configs import mesh_of, model_config, train_config
-from tests.support.long import long_except
-from tests.support.sharded_models import quick_compilation
 from tests.support.tiny_model import (
     bind_and_jit,
     random_model,
@@ -256,12 +253,6 @@ def test_routing_of_every_layer_is_returned_in_order() -> None:
     assert result.routing.counts_E.tolist() == [[16, 16, 0, 0], [16, 16, 0, 0], [16, 0, 16, 0]]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quick() -> Iterator[None]:
-    with quick_compilation():
-        yield
-
-
 MIXTURE = RunConfig(expert_config(n_layers=3), train_config())
 
 
@@ -295,8 +286,8 @@ def train_step(balancing: float, devices: int = 1) -> Step:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("balancing", long_except({1.0}, [0.0, 1.0]))
-def test_train_step_returns_routing_and_trains_on_both_losses(balancing: float) -> None:
+def test_train_step_returns_routing_and_trains_on_both_losses() -> None:
+    balancing = 1.0
     model, optimizer = fresh()
     inputs_ABS, targets_ABS = batch()
 
@@ -323,19 +314,6 @@ def test_train_step_returns_routing_and_trains_on_both_losses(balancing: float) 
     np.testing.assert_array_equal(counts_LE, sum(routing.counts_E for routing in routings))
     balance = np.mean([routing.balance_loss for routing in routings])
     assert float(result.routing.balance_loss) == pytest.approx(balance, rel=1e-5)
-
-
-@pytest.mark.long
-def test_four_devices_route_like_one() -> None:
-    results = []
-    for devices in (1, 4):
-        model, optimizer = fresh(devices)
-        result = train_step(1.0, devices)(model, optimizer, *batch(devices=devices))
-        assert result.routing is not None
-        results.append((result.routing, result.losses_A, result.gradient_norm))
-    assert results[0][0].counts_E.tolist() == results[1][0].counts_E.tolist()
-    for one, four in zip(*map(jax.tree.leaves, results), strict=True):
-        np.testing.assert_allclose(one, four, rtol=1e-4)
 
 
 @pytest.mark.long

@@ -56,6 +56,8 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "experts": LLAMA | {"n_experts": 3, "experts_per_token": 2},
     "recipe": RECIPE | {"n_layers": 4, "n_heads": 4},
 }
+DIFFERENT = ["windows", "olmo-and-nope", "experts", "recipe"]
+"""Those that keep more than the keys and values of every token, or use them otherwise."""
 PROMPTS = [[5, 1, 30], [7], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17]]
 SAMPLING = Sampling(temperature=1.0, top_k=20, repetition_penalty=1.3)
 
@@ -82,7 +84,7 @@ def generate_without_cache(model: GPT, prompt: list[int], count: int) -> list[in
     return text[len(prompt) :]
 
 
-@pytest.mark.parametrize("name", long_except({"llama"}, ARCHITECTURES))
+@pytest.mark.parametrize("name", long_except({"llama"}, ["llama", *DIFFERENT]))
 def test_greedy_tokens_match_full_forward_passes(name: str) -> None:
     model = varied_model(**ARCHITECTURES[name])
     generator = Generator(model)
@@ -95,7 +97,7 @@ def test_greedy_tokens_match_full_forward_passes(name: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["gpt2", "gemma3", "mixtral", "olmo3", "smollm3"])
+@pytest.mark.parametrize("name", ["gemma3", "mixtral"])
 def test_published_models_generate_the_same_as_in_transformers(name: str, tmp_path: Path) -> None:
     importing.import_model(Import.from_source(find_source(str(MODELS / name))), tmp_path / "run")
     expected = load_file(MODELS / name / "expected.safetensors")
@@ -192,23 +194,16 @@ def test_each_bucket_compiles_once_for_all_lengths() -> None:
 
 
 @pytest.mark.long
-def test_generating_does_not_change_the_model() -> None:
-    model = varied_model()
-    tokens_BS = jnp.arange(8)[None]
-    before = np.asarray(model(tokens_BS))
-    Generator(model, jnp.bfloat16).generate(PROMPTS, Request(5))
-    assert np.array_equal(before, model(tokens_BS))
-
-
-@pytest.mark.long
 def test_bfloat16_gives_nearly_the_same_probabilities() -> None:
     """The first tokens of many samples in bfloat16 have the probabilities of float32."""
     model = varied_model()
-    logits_V = model(jnp.asarray(PROMPTS[:1]))[0, -1]
+    prompt_BS = jnp.asarray(PROMPTS[:1])
+    logits_V = model(prompt_BS)[0, -1]
     rows = Generator(model, jnp.bfloat16).generate(
         PROMPTS[:1] * 4000, Request(1, Sampling(temperature=1.0))
     )
     counts = np.bincount([row[0] for row in rows], minlength=32)
+    assert np.array_equal(logits_V, model(prompt_BS)[0, -1])  # the model is as before
     # 4000 samples: a standard error of at most 0.008; bfloat16 changes probabilities by about 0.01
     np.testing.assert_allclose(counts / 4000, jax.nn.softmax(logits_V), atol=0.04)
 

@@ -102,7 +102,7 @@ def round_weights(model: GPT) -> None:
 
 
 CASES: dict[str, dict[str, Any]] = {
-    **{name: given for name, given in ARCHITECTURES.items() if name != "experts"},
+    **{name: ARCHITECTURES[name] for name in ("windows", "recipe")},
     "tied": {"tied_embeddings": True, "qkv_bias": True},
 }
 

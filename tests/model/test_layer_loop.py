@@ -140,8 +140,6 @@ def test_a_run_records_its_loop_and_keeps_it_on_a_machine_with_less_memory(
 @pytest.mark.parametrize(
     ("changes", "drop_rate"),
     [
-        ({}, 0),
-        ({"feed_forward": "swiglu", "norm": "rms_norm"}, 0),
         ({"feed_forward": "swiglu", "n_experts": 4, "experts_per_token": 2}, 0),
         ({"context_length": 512}, 0.1),
     ],

@@ -40,7 +40,7 @@ def count_passes(generator: Generator, prompt: list[int], request: Request) -> i
     return len(list(generator.stream([prompt], request, chunk_size=1))) - 1
 
 
-@pytest.mark.parametrize("name", long_except({"windows"}, ARCHITECTURES))
+@pytest.mark.parametrize("name", long_except({"windows"}, ["windows", "experts", "recipe"]))
 def test_greedy_text_is_that_of_plain_decoding(name: str) -> None:
     generator = generator_of(name)
     plain = generator.generate(REPEATING, Request(40))
@@ -207,9 +207,7 @@ def chi_square(model: GPT, sampling: Sampling, count: int) -> float:
 @pytest.mark.parametrize(
     ("count", "sampling"),
     [
-        pytest.param(2, PLAIN, id="2-plain", marks=pytest.mark.long),
         pytest.param(3, PLAIN, id="3-plain", marks=pytest.mark.long),
-        pytest.param(2, COOL, id="2-cool", marks=pytest.mark.long),
         pytest.param(3, COOL, id="3-cool"),
     ],
 )
@@ -248,10 +246,9 @@ def draw_too_readily(draw: Draw) -> Draw:
 
 
 @pytest.mark.parametrize("wrong", [draw_without_removal, draw_too_readily])
-@pytest.mark.parametrize("count", long_except({2}, [2, 3]))
 @pytest.mark.long
 def test_wrong_acceptance_rules_fail_the_chi_square(
-    four_symbols: GPT, wrong: Callable[[Draw], Draw], count: int, monkeypatch: pytest.MonkeyPatch
+    four_symbols: GPT, wrong: Callable[[Draw], Draw], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lookahead, "draw_tokens", wrong(lookahead.draw_tokens))
-    assert chi_square(four_symbols, PLAIN, count) < 1e-10
+    assert chi_square(four_symbols, PLAIN, 2) < 1e-10

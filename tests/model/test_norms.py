@@ -9,7 +9,6 @@ import pytest
 
 from rungs.model.kernels import norms
 from rungs.parallel.target_device import Target, trace_for
-from tests.support.long import long_except
 from tests.support.tiny_model import quick_jit
 
 EPSILON = 1e-5
@@ -34,8 +33,10 @@ def exact(
     return [y, dx, *vectors]
 
 
-@pytest.mark.parametrize("dtype", TOLERANCES)
-@pytest.mark.parametrize("shape", long_except({(2, 5, 3, 8)}, [(1, 3), (7, 64), (2, 5, 3, 8)]))
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [((2, 5, 3, 8), "float32"), ((2, 5, 3, 8), "bfloat16"), ((1, 9), "float32")],
+)
 @pytest.mark.parametrize("kind", ["layer norm", "RMS norm"])
 @pytest.mark.parametrize("has_parameters", [True, False], ids=["scaled", "plain"])
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])

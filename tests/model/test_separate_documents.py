@@ -17,7 +17,6 @@ from rungs.model.gpt import GPT
 from rungs.model.kernels import blockwise_attention, splash_attention, triton_attention
 from rungs.model.kernels.blockwise_attention import Scoring
 from rungs.model.kernels.triton_attention import Documents
-from tests.support.long import long_except
 from tests.support.tiny_model import quick_jit, random_model
 
 LENGTHS = [[1, 70, 33, 96], [200]], [[128, 64, 8], [5, 190, 5]]
@@ -69,9 +68,14 @@ def alone(
 
 
 @pytest.mark.parametrize("kernel", [by_blocks, by_splash, by_triton])
-@pytest.mark.parametrize(("window", "cap"), [(None, None), (40, 2.0)])
 @pytest.mark.parametrize(
-    "lengths", [LENGTHS[0], pytest.param(LENGTHS[1], marks=pytest.mark.long)], ids=str
+    ("lengths", "window", "cap"),
+    [
+        (LENGTHS[0], None, None),
+        (LENGTHS[0], 40, 2.0),
+        pytest.param(LENGTHS[1], 40, 2.0, marks=pytest.mark.long),
+    ],
+    ids=str,
 )
 def test_attention_equals_that_of_each_document_alone(
     kernel: Callable[..., Array],
@@ -110,13 +114,18 @@ MODELS: dict[str, dict[str, Any]] = {
         "sliding_window": 6,
         "n_kv_heads": 1,
     },
-    "no positions": {"positions": "none"},
 }
 MODEL_LENGTHS = [[11, 13], [13, 11]]
 
 
-@pytest.mark.parametrize("name", long_except({"sliding rope"}, list(MODELS)))
-@pytest.mark.parametrize("drop_in_array_mask", long_except({True}, [False, True]))
+@pytest.mark.parametrize(
+    ("name", "drop_in_array_mask"),
+    [
+        ("sliding rope", True),
+        pytest.param("learned", False, marks=pytest.mark.long),
+        pytest.param("sinusoidal", True, marks=pytest.mark.long),
+    ],
+)
 def test_the_gradient_equals_that_of_each_document_alone(
     name: str, drop_in_array_mask: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

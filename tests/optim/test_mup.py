@@ -62,10 +62,9 @@ def test_a_model_as_wide_as_its_base_is_the_model_without_the_key() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("changes", [{}, EXPERTS], ids=["dense", "experts"])
-def test_kernels_of_blocks_start_smaller_by_the_root_of_the_width(changes: dict[str, Any]) -> None:
-    wide = weights(GPT(mup_config(32, **changes), jax.random.key(0)))
-    plain = weights(GPT(model_config(**WIDE, **changes), jax.random.key(0)))
+def test_kernels_of_blocks_start_smaller_by_the_root_of_the_width() -> None:
+    wide = weights(GPT(mup_config(32, **EXPERTS), jax.random.key(0)))
+    plain = weights(GPT(model_config(**WIDE, **EXPERTS), jax.random.key(0)))
     for name, array in plain.items():
         hidden = 1 / 4 if "router" in name else 1 / 2
         factor = hidden if is_kernel_of_block(name) else 1
@@ -74,10 +73,8 @@ def test_kernels_of_blocks_start_smaller_by_the_root_of_the_width(changes: dict[
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "changes",
-    [pytest.param({}, id="dense"), pytest.param(EXPERTS, id="experts", marks=pytest.mark.long)],
+    ("optimizer", "hidden", "changes"), [("adamw", 4.0, EXPERTS), ("muon", 2.0, {})]
 )
-@pytest.mark.parametrize(("optimizer", "hidden"), [("adamw", 4.0), ("muon", 2.0)])
 def test_kernels_of_blocks_learn_slower_by_the_width_or_in_muon_its_root(
     optimizer: str, hidden: float, changes: dict[str, Any]
 ) -> None:
@@ -90,13 +87,12 @@ def test_kernels_of_blocks_learn_slower_by_the_width_or_in_muon_its_root(
 
 @pytest.mark.long
 def test_weight_decay_is_the_same_at_every_width() -> None:
-    for optimizer in ("adamw", "muon"):
-        keys = {"optimizer": optimizer, "learning_rate": 1.0}
-        before, with_decay = moved(mup_config(32), weight_decay=0.5, **keys)
-        _, without = moved(mup_config(32), **keys)
-        name = "blocks.feed_forward.up.kernel"
-        decay = with_decay[name] - without[name]
-        np.testing.assert_allclose(decay, -0.5 * before[name], atol=1e-6)
+    keys = {"optimizer": "muon", "learning_rate": 1.0}
+    before, with_decay = moved(mup_config(32), weight_decay=0.5, **keys)
+    _, without = moved(mup_config(32), **keys)
+    name = "blocks.feed_forward.up.kernel"
+    decay = with_decay[name] - without[name]
+    np.testing.assert_allclose(decay, -0.5 * before[name], atol=1e-6)
 
 
 @pytest.mark.parametrize("tied", [False, True])

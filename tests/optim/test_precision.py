@@ -18,7 +18,6 @@ from rungs.optim.precision import FIRST_SCALE, STEPS_UNTIL_LARGER, LossScale
 from rungs.run import metrics
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.step import train_step
-from rungs.training import failed_steps
 from rungs.training import start as start_module
 from rungs.training.dataset_learner import on_datasets
 from tests.support.tiny_run import change, final_arrays, last_checkpoint, make_dataset, make_run
@@ -140,20 +139,6 @@ def test_an_overflow_halves_the_loss_scale_and_is_not_a_failed_step(
     one, other = final_arrays(cut), final_arrays(whole)
     assert any("loss_scale" in name for name in one)
     assert all(one[name].tobytes() == other[name].tobytes() for name in other)
-
-
-@pytest.mark.long
-def test_a_step_without_a_counted_microbatch_is_not_a_spike(
-    tmp_path: Path, datasets: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(precision, "FIRST_SCALE", 2.0**40)
-    monkeypatch.setattr(failed_steps.LossSpikeDetector, "loss_limit", lambda *_: 0.0)
-    run = make_run(tmp_path / "run", compute_dtype="float16")
-    assert go(run, datasets) == 0
-    steps = metrics.read(run.metrics)
-    was_trained = [step.gradient_norm > 0 for step in steps]  # type: ignore[operator]
-    assert {True, False} == set(was_trained)
-    assert [step.spike == "seen" for step in steps] == was_trained
 
 
 def test_a_nonfinite_loss_is_reported_at_any_loss_scale() -> None:

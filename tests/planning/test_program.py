@@ -176,6 +176,8 @@ def test_what_is_not_known_is_not_counted_wrongly(line: str, message: str) -> No
         ("mesh['a'=2,'b'=2] {'b'}", ((0, 1), (2, 3))),
         ("mesh['a'=2,'b'=2] {'a'}", ((0, 2), (1, 3))),
         ("mesh['a'=2,'b'=2] {'a','b'}", ((0, 1, 2, 3),)),
+        ("mesh['a'=2,'b'=2], device_ids=([2,2]T(1,0)) {'b'}, x", ((0, 2), (1, 3))),
+        ("mesh['a'=2,'b'=2], device_ids=([4]) {'b'}", ((0, 1), (2, 3))),
     ],
 )
 def test_each_form_of_groups_is_read(text: str, groups: Groups) -> None:

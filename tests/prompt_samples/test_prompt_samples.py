@@ -109,18 +109,6 @@ def test_a_sharded_run_says_the_same(
 
 
 @pytest.mark.long
-def test_checkpoints_without_samples_get_them_at_the_next_start(
-    sampled_alone: RunFolder, datasets_dir: Path, tmp_path: Path
-) -> None:
-    run = prompted_run(tmp_path / "run", keep_checkpoints=-1)
-    assert train(run, datasets_dir).returncode == 0
-    lines = run.prompt_samples.read_text().splitlines(keepends=True)
-    run.prompt_samples.write_text("".join(lines[:11]) + lines[11][:30])  # torn by a kill
-    assert train(run, datasets_dir).returncode == 0
-    assert texts(run) == texts(sampled_alone)
-
-
-@pytest.mark.long
 def test_going_back_drops_later_samples(datasets_dir: Path, tmp_path: Path) -> None:
     run = prompted_run(tmp_path / "run", keep_checkpoints=-1)
     assert train(run, datasets_dir).returncode == 0

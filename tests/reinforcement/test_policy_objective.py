@@ -5,7 +5,6 @@ optax's AdamW. Axes as in `rungs/step/train_step.py`; N for all sequences.
 """
 
 import functools
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -36,7 +35,6 @@ from tests.support.sharded_models import (
     TOKENS,
     arrays_of,
     assert_close,
-    quick_compilation,
     random_weights,
     step_batch,
 )
@@ -67,12 +65,6 @@ SETTINGS: dict[str, Any] = {
     "checkpoint_interval": 1,
     "compute_dtype": "float32",
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick() -> Iterator[None]:
-    with quick_compilation():
-        yield
 
 
 def make_run(
@@ -218,8 +210,6 @@ def assert_as_expected(found: StepResult, taken: Taken, wanted: Expected) -> Non
     ("mode", "devices", "microbatches", "kl"),
     [
         ("dp", 1, 4, 0.0),
-        pytest.param("dp", 1, 1, KL, marks=pytest.mark.long),
-        pytest.param("dp", 4, 2, 0.0, marks=pytest.mark.long),
         pytest.param("zero", 4, 1, KL, marks=pytest.mark.long),
         pytest.param("fsdp", 4, 4, KL, marks=pytest.mark.long),
     ],

@@ -169,7 +169,7 @@ def kill_in(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, call: int) -
 @pytest.mark.long
 @pytest.mark.parametrize(
     "kill",
-    [(PolicyUpdater, "update", 4), (RolloutFiles, "write", 7), (Trainer, "_save", 1)],
+    [(PolicyUpdater, "update", 4), (Trainer, "_save", 1)],
     ids=lambda kill: f"{kill[1]}-{kill[2]}",
 )
 def test_a_killed_run_ends_as_if_nothing_had_happened(
@@ -188,17 +188,15 @@ def test_a_killed_run_ends_as_if_nothing_had_happened(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("call", "saved_step"), [(6, 3), (5, 2)])
 def test_a_signal_while_verifying_saves_and_loses_nothing(
-    call: int, saved_step: int, start: Path, uninterrupted: RunFolder, tmp_path: Path
+    start: Path, uninterrupted: RunFolder, tmp_path: Path
 ) -> None:
-    """Call 6 is the validation after step 3, which the next start repeats; call 5 is of step 3,
-    which is abandoned."""
+    """In the validation after step 3, which the next start repeats."""
     run = make_reinforcement_run(tmp_path / "run", start)
     verify, calls = sampling.verify, iter(range(1000))
 
     def interrupted(*args: Any) -> Any:
-        if next(calls) == call:
+        if next(calls) == 6:
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(0.5)
         return verify(*args)
@@ -207,7 +205,7 @@ def test_a_signal_while_verifying_saves_and_loses_nothing(
         patch.setattr(sampling, "verify", interrupted)
         assert reinforce(run) == 128 + signal.SIGTERM
     last = list_checkpoints(run.checkpoints)[-1]
-    assert (last.step, last.meta.selection_loss) == (saved_step, None)
+    assert (last.step, last.meta.selection_loss) == (3, None)
     assert reinforce(run) == 0
     assert_same_end(run, uninterrupted)
 
@@ -283,21 +281,13 @@ def test_from_start_again_and_extend(start: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "keys",
-    [
-        {"advantage": "mean_std", "loss": "cispo", "updates_per_rollout": 3, "clip_high": 0.01},
-        {
-            **{"loss": "dapo", "mask_truncated": True, "max_sampler_ratio": 2.0},
-            **{"kl_coefficient": 0.1, "sampling_batch_size": 6, "temperature": 0.7},
-            **{"optimizer": "sgd", "lora": {"rank": 2, "alpha": 4, "targets": ["query"]}},
-        },
-    ],
-)
-def test_every_objective_trains_and_resumes(
-    keys: dict[str, Any], start: Path, tmp_path: Path
-) -> None:
-    keys = {"steps": 3, "checkpoint_interval": 2} | keys
+def test_another_objective_trains_and_resumes(start: Path, tmp_path: Path) -> None:
+    keys: dict[str, Any] = {
+        **{"steps": 3, "checkpoint_interval": 2, "optimizer": "sgd", "clip_high": 0.01},
+        **{"advantage": "mean_std", "loss": "dapo", "mask_truncated": True},
+        **{"kl_coefficient": 0.1, "sampling_batch_size": 6, "temperature": 0.7},
+        **{"max_sampler_ratio": 2.0, "lora": {"rank": 2, "alpha": 4, "targets": ["query"]}},
+    }
     whole = make_reinforcement_run(tmp_path / "whole", start, **keys)
     run = make_reinforcement_run(tmp_path / "run", start, **keys)
     assert reinforce(whole) == 0
@@ -309,11 +299,8 @@ def test_every_objective_trains_and_resumes(
     assert_same_end(run, whole)
     steps = steps_of(run)
     assert all(step.gradient_norm for step in steps)
-    assert all((step.kl is None) == ("kl_coefficient" not in keys) for step in steps)
-    assert all(
-        (step.clipped_ratios is None) == ("clip_low" not in keys and "clip_high" not in keys)
-        for step in steps
-    )
+    assert all(step.kl is not None for step in steps)
+    assert all(step.clipped_ratios is not None for step in steps)
 
 
 @pytest.mark.long

@@ -93,8 +93,8 @@ def test_hostile_clients_harm_nobody(tmp_path: Path) -> None:
         assert server.memory - before < MOST_GROWTH
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_lets_answers_end(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_signal_lets_answers_end(tmp_path: Path) -> None:
+    number = signal.SIGINT
     model = write_model(tmp_path / "model", context_length=1024)
     with serving(model) as server:
         keys: dict[str, Any] = {"model": "model", "prompt": "a", "max_tokens": 900}

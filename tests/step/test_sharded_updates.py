@@ -1,7 +1,6 @@
 """Mode dp as on accelerators, where each device updates its part, against one device."""
 
 import functools
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -22,7 +21,6 @@ from tests.support.configs import mesh_of, model_config, train_config
 from tests.support.long import long_except
 from tests.support.sharded_models import (
     assert_close,
-    quick_compilation,
     random_weights,
     run_of,
     step_batch,
@@ -42,12 +40,6 @@ ROUNDING = 1e-4
 """Share of an array's largest element, as in `tests/parallel/test_gradients.py`."""
 ORTHOGONAL_ROUNDING = 1e-3
 """Muon's iterations enlarge rounding."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick() -> Iterator[None]:
-    with quick_compilation():
-        yield
 
 
 def arrays(module: GPT | SkippingOptimizer) -> dict[str, np.ndarray]:
@@ -84,9 +76,7 @@ def random_gradient(model: GPT, seed: int, size: float) -> nnx.State:
     return jax.tree.map(random, nnx.state(model))
 
 
-@pytest.mark.parametrize(
-    "optimizer", long_except({"adafactor"}, ["adamw", "muon", "lion", "adafactor", "sgd"])
-)
+@pytest.mark.parametrize("optimizer", long_except({"adafactor"}, ["adamw", "muon", "adafactor"]))
 def test_every_optimizer_updates_parts_as_it_updates_the_whole(optimizer: str) -> None:
     expected = updated(optimizer, 1)
     with trace_for(Target("gpu")):
@@ -112,15 +102,10 @@ LORA = {
 CASES = {
     "tied": Case("even-llama", 1, {"drop_rate": 0.2}),
     "indivisible": Case("odd-llama", 1, {}),
-    "untied": Case("gpt2", 2, {"drop_rate": 0.2}),
     "no-layers": Case("no-layers", 1, {}),
-    "experts": Case("experts", 1, {"load_balancing_weight": 1.0}),
     "experts-accumulated": Case("experts", 2, {"load_balancing_weight": 1.0}),
-    "low-rank": Case("even-llama", 1, LORA | {"drop_rate": 0.2}),
     "low-rank-accumulated": Case("even-llama", 2, LORA),
-    "float16": Case("even-llama", 1, {"compute_dtype": "float16"}, 1e-2),
     "float16-accumulated": Case("gpt2", 2, {"compute_dtype": "float16"}, 1e-2),
-    "bfloat16": Case("gpt2", 1, {"compute_dtype": "bfloat16"}, 5e-2),
 }
 LIMITS = [np.inf, -np.inf, np.inf, np.inf]
 """Of the loss of each step: the second one is skipped."""

@@ -2,6 +2,7 @@
 
 QUICK_COMPILATION = (
     "--xla_backend_optimization_level=0",
+    "--xla_llvm_disable_expensive_passes=true",
     "--xla_cpu_parallel_codegen_split_count=1",
     # emit LLVM's code without MLIR's passes in between, which take most of the time; jax 0.12 no
     # longer can, and ignores it

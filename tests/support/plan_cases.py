@@ -1,9 +1,7 @@
 """Runs of every model family, large enough for meaningful estimates, and their compiled steps.
 Nothing is allocated."""
 
-import itertools
-from collections.abc import Iterator
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import jax
 
@@ -84,17 +82,6 @@ class PlanCase(NamedTuple):
 
     def __str__(self) -> str:
         return "-".join(map(str, self))
-
-
-def cases(family: str) -> Iterator[PlanCase]:
-    """Yield twelve cases of a family: each remat policy, on one device and on two, with one
-    microbatch and with four, alternating the dtype."""
-    dtypes = itertools.cycle(get_args(ComputeDtype)[:2])
-    modes: tuple[Mode, ...] = "dp", "fsdp"
-    for remat, mode, accumulation in itertools.product(get_args(Remat), modes, (1, 4)):
-        yield PlanCase(family, remat, mode, accumulation, next(dtypes))
-        if accumulation == 4:
-            next(dtypes)  # so that each dtype meets both
 
 
 def lowered(run: RunConfig) -> jax.stages.Lowered:

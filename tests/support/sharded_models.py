@@ -1,7 +1,5 @@
 """Tiny models of several architectures on meshes of virtual devices, with equal weights on all."""
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -158,17 +156,6 @@ def assert_close(
     for name, array in expected.items():
         error = within * max(largest[name], least)
         np.testing.assert_allclose(found[name], array, rtol=0, atol=error, err_msg=name)
-
-
-@contextlib.contextmanager
-def quick_compilation() -> Iterator[None]:
-    """Disable most optimizations, for programs that take longer to compile than to run."""
-    flag = "jax_disable_most_optimizations"
-    jax.config.update(flag, True)
-    try:
-        yield
-    finally:
-        jax.config.update(flag, False)
 
 
 def total_bytes(arrays: dict[str, np.ndarray] | Arrays) -> int:

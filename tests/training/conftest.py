@@ -8,17 +8,8 @@ from pathlib import Path
 import pytest
 
 from rungs.run.folder import RunFolder
-from tests.support.sharded_models import quick_compilation
 from tests.support.starting import go
 from tests.support.tiny_run import make_dataset, make_run
-
-
-@pytest.fixture(scope="package", autouse=True)
-def quick() -> Iterator[None]:
-    """Runs are so small that they take longer to compile than to train, also in processes."""
-    with quick_compilation(), pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "true")
-        yield
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ from tests.support.tiny_run import (
 
 pytestmark = pytest.mark.usefixtures("no_charts")
 DECAY = 0.9
-SHORT: dict[str, Any] = {"min_train_tokens": 8 * 128, "checkpoint_interval": 3}
+SHORT: dict[str, Any] = {"min_train_tokens": 8 * 128, "checkpoint_interval": 1}
 
 
 def mean64(history: list[np.ndarray], decay: float) -> np.ndarray:
@@ -69,31 +70,27 @@ def add_purely(held: Any, w: Any, applied: Any, decay: float) -> Any:
     return averages.updates[...], averages.weights["w"][...]
 
 
-CASES: dict[str, dict[str, Any]] = {
-    "lora": {"lora": {"rank": 2, "alpha": 4, "targets": ["query", "up"]}, "start_from": "x"},
-    "float8": {"matmul_dtype": "float8", "compute_dtype": "bfloat16"},
-    "mup": {"mup": {"base_emb_dim": 8}},
-    "muon": {"optimizer": "muon", "cautious_weight_decay": True},
-    "float16": {"compute_dtype": "float16"},
-}
-MESHES = {"dp": (4, 1), "fsdp_tp": (2, 2), "cp": (2, 2)}
+CASES: list[tuple[dict[str, Any], tuple[int, int, str]]] = [
+    (
+        {"lora": {"rank": 2, "alpha": 4, "targets": ["up"]}, "start_from": "x"},
+        (4, 1, "dp"),
+    ),
+    ({"matmul_dtype": "float8", "compute_dtype": "bfloat16"}, (1, 1, "dp")),
+    ({"compute_dtype": "float16"}, (2, 2, "fsdp_tp")),
+    ({"optimizer": "muon", "cautious_weight_decay": True}, (2, 2, "cp")),
+]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("case", "mode"), [*((case, None) for case in CASES), *((None, mode) for mode in MESHES)]
-)
-def test_each_applied_update_is_averaged(case: str | None, mode: str | None) -> None:
+@pytest.mark.parametrize(("keys", "sizes"), CASES, ids=["lora", "float8", "float16", "muon"])
+def test_each_applied_update_is_averaged(keys: dict[str, Any], sizes: tuple[int, int, str]) -> None:
     """With a step that isn't applied, as all its losses are not finite or above the limit."""
-    keys = dict(CASES[case]) if case else {}
-    mup = {"mup": keys.pop("mup")} if "mup" in keys else {}
-    if mode is not None:
-        last = "context" if mode == "cp" else "tensor"
-        keys["sharding"] = {"mode": mode, "data": MESHES[mode][0], last: MESHES[mode][1]}
-    train = train_config(ema_decay=DECAY, **keys)
-    mesh = mesh_of(*MESHES[mode], mode=mode) if mode else mesh_of(1)
+    data, last, mode = sizes
+    axis = "context" if mode == "cp" else "tensor"
+    train = train_config(ema_decay=DECAY, sharding={"mode": mode, "data": data, axis: last}, **keys)
+    mesh = mesh_of(*sizes)
     model, optimizer = create_model_and_optimizer(
-        RunConfig(model_config(vocab_size=31, **mup), train), 20, mesh
+        RunConfig(model_config(vocab_size=31), train), 20, mesh
     )
     step = make_train_step(train, mesh)
     names = {name.removeprefix(WEIGHTS) for name in named_arrays(optimizer) if WEIGHTS in name}
@@ -130,12 +127,14 @@ def test_without_it_there_are_no_arrays_and_the_plan_counts_them_with_it() -> No
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a dataset, and a run with averages."""
+    """A folder with a dataset, and two runs of the same training, one with averages."""
     place = tmp_path_factory.mktemp("place")
     make_dataset(place / "datasets")
     letters = "".join(map(chr, range(48, 48 + 63)))
     character_tokenizer(letters).save(place / "datasets" / "tiny" / "tokenizer.json")
-    go(make_run(place / "run", **SHORT, ema_decay=DECAY, validation_interval=1), place)
+    keys = SHORT | {"keep_checkpoints": -1, "validation_interval": 1}
+    go(make_run(place / "plain", **keys), place)
+    go(make_run(place / "run", **keys, ema_decay=DECAY), place)
     return place
 
 
@@ -144,12 +143,12 @@ def go(run: RunFolder, place: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_run_is_the_same_with_averages_and_has_their_loss(place: Path, tmp_path: Path) -> None:
-    plain, run = make_run(tmp_path / "plain", **SHORT, validation_interval=1), place / "run"
-    go(plain, place)
+def test_a_run_is_the_same_with_averages_and_has_their_loss(place: Path) -> None:
+    plain, run = RunFolder(place / "plain"), place / "run"
     found, expected = final_arrays(RunFolder(run)), final_arrays(plain)
     for name, array in expected.items():
-        np.testing.assert_allclose(found[name], array, rtol=1e-6, atol=1e-8, err_msg=name)
+        # rounding, as XLA compiles two programs; a step moves a weight by up to 0.01
+        np.testing.assert_allclose(found[name], array, rtol=1e-6, atol=1e-6, err_msg=name)
     steps = metrics.read(RunFolder(run).metrics)
     # the first average is the weights themselves
     assert steps[0].ema_validation_loss == pytest.approx(steps[0].validation_loss, rel=1e-6)
@@ -167,16 +166,14 @@ def test_a_run_is_the_same_with_averages_and_has_their_loss(place: Path, tmp_pat
 
 @pytest.mark.long
 def test_the_average_of_saved_weights_is_that_of_float64(place: Path, tmp_path: Path) -> None:
-    run = make_run(
-        tmp_path / "run", **SHORT | {"checkpoint_interval": 1}, keep_checkpoints=-1, ema_decay=0.7
-    )
-    go(run, place)
+    run = RunFolder(shutil.copytree(place / "run", tmp_path / "run", symlinks=True))
     checkpoints = list_checkpoints(run.checkpoints)
     averaged = checkpoints[-1].averaged_weights
     assert averaged is not None
     for name in averaged.names():
         history = [checkpoint.weights.array(name) for checkpoint in checkpoints]
-        np.testing.assert_allclose(averaged.array(name), mean64(history, 0.7), rtol=2e-6, atol=1e-7)
+        expected = mean64(history, DECAY)
+        np.testing.assert_allclose(averaged.array(name), expected, rtol=2e-6, atol=1e-7)
     model = load_model(find_averaged_weights(checkpoints[-1].folder))
     assert model(jnp.zeros((1, 4), jnp.int32)).shape == (1, 4, 64)
     assert checkpoints[-1].damage() == []
@@ -190,13 +187,11 @@ def test_the_average_of_saved_weights_is_that_of_float64(place: Path, tmp_path: 
 def test_a_branch_may_begin_to_average_but_not_stop(place: Path, tmp_path: Path) -> None:
     from tests.training.test_branches import branch
 
-    plain = make_run(tmp_path / "plain", **SHORT, keep_checkpoints=-1)
-    go(plain, place)
-    child = branch(place, tmp_path / "child", 3, f"ema_decay={DECAY}", parent=plain.path)
+    child = branch(place, tmp_path / "child", 3, f"ema_decay={DECAY}", parent=place / "plain")
     steps = metrics.read(child.metrics)
     assert steps[6].ema_validation_loss is not None
     with pytest.raises(UserError, match=r"ema_decay: was 0.9 when step 6 .* is now null"):
-        branch(place, tmp_path / "other", 6, "ema_decay=null", parent=child.path)
+        branch(place, tmp_path / "other", 6, "ema_decay=null", parent=place / "run")
 
 
 @pytest.mark.long

@@ -91,23 +91,6 @@ def test_an_interrupted_measurement_is_repeated_by_the_next_start(
     assert {step for step, _ in scores(run)} == {4, 8}
 
 
-@pytest.mark.long
-def test_what_goes_wrong_in_a_measurement_costs_a_warning(
-    tmp_path: Path,
-    datasets_dir: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    run = make_measured_run(tmp_path / "run")
-
-    def fail(*_: object) -> None:
-        raise ConnectionError("no route to host")
-
-    monkeypatch.setattr(Scorer, "scores", fail)
-    assert go(run, datasets_dir) == 0
-    assert "step 4: not measured on its benchmarks: no route to host" in caplog.text
-
-
 @pytest.mark.parametrize(
     ("keys", "message"),
     [

@@ -32,15 +32,6 @@ def test_it_takes_a_step_and_writes_nothing(datasets_dir: Path, tmp_path: Path) 
     assert f"the first step has loss {loss:.4f}" in result.stderr
 
 
-@pytest.mark.long
-def test_a_copy_is_not_kept(datasets_dir: Path, tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run")
-    copy = type(run)(tmp_path / "copy")
-    result = train(copy, datasets_dir, "--like", str(run.path), "--dry-run")
-    assert result.returncode == 0, result.stderr
-    assert not copy.path.exists()
-
-
 def test_what_is_wrong_is_found(datasets_dir: Path, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", dataset="absent")
     assert "absent" in refusal(run, datasets_dir, dry_run=True)

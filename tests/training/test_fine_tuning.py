@@ -27,7 +27,6 @@ from rungs.training.start import model_and_optimizer
 from tests.cli.test_plan import planned
 from tests.support.charts import draw_no_charts
 from tests.support.configs import ONE_FILE, mesh_of, model_config, train_config
-from tests.support.long import long_except
 from tests.support.starting import files, go, refusal
 from tests.support.tiny_run import (
     MODEL,
@@ -259,17 +258,8 @@ def test_a_dataset_with_another_tokenizer_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_shorter_sequence_than_the_context_trains(datasets_dir: Path, tmp_path: Path) -> None:
-    run = imported_run(tmp_path / "run", sequence_length=8, min_train_tokens=4 * 64)
-    assert go(run, datasets_dir) == 0
-    assert metrics.read(run.metrics)[-1].tokens_seen == 4 * 8 * 8
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("limit", long_except({1}, [ONE_FILE, 1]))
-def test_merging_is_exact_in_float32(limit: int, tmp_path: Path, key: jax.Array) -> None:
-    """The merged model has the logits of the model with LoRA, also if each tensor has its own
-    file."""
+def test_merging_is_exact_in_float32(tmp_path: Path, key: jax.Array) -> None:
+    """The merged model has the logits of the model with LoRA, here with a file for each tensor."""
     architecture = model_config(feed_forward="swiglu", n_kv_heads=1)
     targets = ["query", "key", "value", "output", "gate", "up", "down"]
     lora = {"rank": 2, "alpha": 3.0, "targets": targets}
@@ -289,6 +279,6 @@ def test_merging_is_exact_in_float32(limit: int, tmp_path: Path, key: jax.Array)
     expected = model(tokens_BS)
     assert float(jnp.abs(expected - before).max()) > 0.1
     weights = {name: np.asarray(array) for name, array in named_arrays(model).items()}
-    write_weights(tmp_path, weights, WeightsHeader(architecture, train, "gpt2"), limit)
+    write_weights(tmp_path, weights, WeightsHeader(architecture, train, "gpt2"), 1)
     # rounding, which norms amplify, gives 1e-5; a wrong scale or sum gives more than 0.01
     np.testing.assert_allclose(load_model(tmp_path)(tokens_BS), expected, rtol=0, atol=1e-4)

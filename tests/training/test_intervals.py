@@ -114,14 +114,6 @@ def test_the_clock_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:
     assert timer.after(999, is_last=True) == (True, True, True)
 
 
-@pytest.mark.long
-def test_checkpoints_by_the_clock(datasets_dir: Path, tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", checkpoint_interval=100, checkpoint_minutes=1e-9)
-    assert go(run, datasets_dir) == 0
-    assert saved(run)[-3:] == [21, 22, 23]
-    assert validations(run) == [0, 23]
-
-
 CONSTANT: dict[str, Any] = {"learning_rate": 1e-20, "validation_interval": 2, "drop_rate": 0.0}
 """A run whose weights, and so whose validation loss, stay the same."""
 

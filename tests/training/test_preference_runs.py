@@ -68,7 +68,7 @@ def make(base: Path, folder: Path, name: str = "run", **keys: Any) -> RunFolder:
 
 
 @pytest.mark.long
-def test_a_run_starts_at_ln_2_and_learns(base: Path, tmp_path: Path) -> None:
+def test_a_run_starts_at_ln_2_learns_and_keeps_its_reference(base: Path, tmp_path: Path) -> None:
     run = make(base, tmp_path, epochs=4)
     train(run, tmp_path)
     steps = metrics.read(run.metrics)
@@ -88,6 +88,12 @@ def test_a_run_starts_at_ln_2_and_learns(base: Path, tmp_path: Path) -> None:
     assert np.mean(accuracies[-len(steps) // 4 :]) > 0.75
     assert last.bits_per_byte is None
     assert RECORD in last_checkpoint(run).meta.datasets
+    change(run, epochs=5, start_from=str(write_start(tmp_path / "other", seed=1)))
+    with pytest.raises(UserError, match="start_from"):
+        train(run, tmp_path, extend=True)
+    change(run, start_from=str(base / "start"))
+    train(run, tmp_path, extend=True)
+    assert len(metrics.read(run.metrics)) == 5 * PAIRS * 2 // 8
 
 
 @pytest.mark.long
@@ -118,18 +124,6 @@ def test_the_reference_is_stored_and_reused(
 
 
 @pytest.mark.long
-def test_a_resumed_run_keeps_its_reference(base: Path, tmp_path: Path) -> None:
-    run = make(base, tmp_path)
-    train(run, tmp_path)
-    change(run, epochs=2, start_from=str(write_start(tmp_path / "other", seed=1)))
-    with pytest.raises(UserError, match="start_from"):
-        train(run, tmp_path, extend=True)
-    change(run, start_from=str(base / "start"))
-    train(run, tmp_path, extend=True)
-    assert len(metrics.read(run.metrics)) == PAIRS * 4 // 8
-
-
-@pytest.mark.long
 def test_two_processes_learn_and_average_as_one_does(base: Path, tmp_path: Path) -> None:
     mesh = {"mode": "fsdp_tp", "data": 2, "tensor": 2}
     keys = {"microbatch_size": 8, "gradient_accumulation_steps": 1, "lora": LORA, "ema_decay": 0.9}
@@ -143,6 +137,7 @@ def test_two_processes_learn_and_average_as_one_does(base: Path, tmp_path: Path)
     train_to_end(both, tmp_path)
     one, other = metrics.read(both.metrics), metrics.read(alone.metrics)
     assert len(one) == len(other) > 4
+    assert other[0].train_loss == pytest.approx(np.log(2), rel=1e-5)
     for found, expected in zip(one, other, strict=True):
         assert found.train_loss == pytest.approx(expected.train_loss, rel=1e-5)
     assert one[-1].validation_loss == pytest.approx(other[-1].validation_loss, rel=1e-5)
@@ -209,15 +204,6 @@ def test_keys_of_other_objectives_are_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_lora_starts_at_the_reference(base: Path, tmp_path: Path) -> None:
-    run = make(base, tmp_path, lora=LORA, epochs=2)
-    train(run, tmp_path)
-    losses = [step.train_loss or 0 for step in metrics.read(run.metrics)]
-    assert losses[0] == pytest.approx(np.log(2), rel=1e-5)
-    assert np.mean(losses[-6:]) < np.log(2) - 0.001
-
-
-@pytest.mark.long
 def test_a_failed_step_is_left_out_and_replayed(
     base: Path,
     tmp_path: Path,
@@ -241,11 +227,7 @@ def test_a_failed_step_is_left_out_and_replayed(
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("mode", "sizes", "objective"),
-    [
-        ("fsdp", (2, 1), "simpo"),
-        ("tp", (1, 2), "dpo"),
-        ("cp", (2, 2), "ipo"),
-    ],
+    [("tp", (1, 2), "simpo"), ("cp", (2, 2), "ipo")],
 )
 def test_every_mesh_gives_the_same(
     base: Path, tmp_path: Path, mode: Any, sizes: tuple[int, int], objective: str

@@ -98,19 +98,6 @@ def test_a_dataset_can_be_added_when_a_run_is_resumed(tmp_path: Path, datasets_d
     assert "other" in last.validation_losses
 
 
-@pytest.mark.long
-def test_other_datasets_count_where_the_own_has_no_validation_split(
-    tmp_path: Path, datasets_dir: Path
-) -> None:
-    run = make_run(tmp_path / "run", **SHORT, dataset="unsplit", validation_datasets=["other"])
-    assert go(run, datasets_dir) == 0
-    last = metrics.read(run.metrics)[-1]
-    assert last.validation_loss is None
-    assert list(last.validation_losses or {}) == ["other"]
-    meta = list_checkpoints(run.checkpoints)[-1].meta
-    assert meta.selection_loss == meta.train_loss
-
-
 @pytest.mark.parametrize(
     ("keys", "message"),
     [

@@ -118,15 +118,15 @@ def generated(rng: random.Random) -> Tokenizer:
 
 @pytest.mark.long
 def test_whatever_tiktoken_is_used_for_has_the_same_ids() -> None:
-    """In 600 of 1,500 tokenizers it is. Each condition of `as_tiktoken`, left out, fails this."""
+    """In 200 of 500 tokenizers it is."""
     rng, used = random.Random(0), 0
-    for _ in range(1500):
+    for _ in range(500):
         tokenizer = generated(rng)
         batch = ["".join(rng.choices("aab  <é", k=rng.randrange(30))) for _ in range(20)]
         if fast := as_tiktoken(tokenizer):
             used += 1
             assert fast.encode_batch(batch, allowed_special="all") == tokenizer.encode_batch(batch)
-    assert used > 300
+    assert used > 100
 
 
 def test_a_row_of_a_million_spaces() -> None:
@@ -138,7 +138,8 @@ def test_a_row_of_a_million_spaces() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_both_libraries_know_the_same_letters_digits_and_spaces(name: str) -> None:
-    """Merges of a letter, a digit or a sign and what follows it show where pieces end."""
+    """Merges of a letter, a digit or a sign and what follows it show where pieces end. Of scripts
+    every fifth character, as they are of one kind over longer ranges."""
     vocab = {token: rank for token, rank in MODEL["vocab"].items() if len(token) == 1}
     merges = [[first, token] for first in "a1!Ġ" for token in vocab]
     vocab |= {"".join(pair): 1000 + rank for rank, pair in enumerate(merges)}
@@ -147,7 +148,7 @@ def test_both_libraries_know_the_same_letters_digits_and_spaces(name: str) -> No
     tokenizer = changed(model=model, pre_tokenizer=pre_tokenizer)
     fast = as_tiktoken(tokenizer)
     assert fast is not None
-    for first in range(0, sys.maxunicode + 1, 1 << 14):
-        characters = [chr(n) for n in range(first, first + (1 << 14)) if not 0xD800 <= n < 0xE000]
-        batch = [f"a{c}a 1{c}1 !{c}! {c} \n{c}\n'{c}" for c in characters]
-        assert fast.encode_ordinary_batch(batch) == tokenizer.encode_batch(batch)
+    every = [*range(0x3000), *range(0x3000, sys.maxunicode + 1, 5)]
+    characters = [chr(n) for n in every if not 0xD800 <= n < 0xE000]
+    batch = [f"a{c}a 1{c}1 !{c}! {c} \n{c}\n'{c}" for c in characters]
+    assert fast.encode_ordinary_batch(batch) == tokenizer.encode_batch(batch)
