@@ -21,7 +21,7 @@ PACKAGES = {
     "tpu": "libtpu",
 }
 TRACKERS = ("wandb", "tensorboard", "trackio", "mlflow")
-DEVICELESS = ("reasoning", "math", "eval", "s3", "gs", *TRACKERS)
+DEVICELESS = ("reasoning", "math", "structured", "eval", "s3", "gs", *TRACKERS)
 """The extras that go with any other."""
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 

@@ -13,6 +13,7 @@ from rungs.data.text.tokenizer import Tokenizer
 from rungs.serving.engine import Delivery, Text
 from rungs.serving.protocol import Body, ChatBody, TokenLogProbs
 from rungs.serving.served import Served
+from rungs.serving.structured import Grammar
 from rungs.serving.tool_calls import CallReader
 
 
@@ -67,12 +68,14 @@ class _Choice:
 
 
 class Answer:
-    """The texts of a request, and what arrives of them.
+    """The texts of a request, and what arrives of them. `grammar` is what they may be.
 
     Attributes:
         texts: for the engine."""
 
-    def __init__(self, served: Served, body: Body, prompts: list[list[int]]) -> None:
+    def __init__(
+        self, served: Served, body: Body, prompts: list[list[int]], grammar: Grammar | None = None
+    ) -> None:
         self._body, self._prompts, self._header = body, prompts, body.header()
         self._arrived: asyncio.Queue[tuple[_Choice, Delivery]] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
@@ -89,6 +92,7 @@ class Answer:
                 log_probs=body.likely is not None,
                 scores_prompt=body.is_echoed and (body.likely is not None or body.max_tokens == 0),
                 deliver=functools.partial(self._deliver, choice),
+                grammar=grammar and grammar.copy(),
             )
             for number, (prompt, choice) in enumerate(zip(every, self._choices, strict=True))
         ]

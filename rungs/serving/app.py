@@ -165,7 +165,8 @@ class App:
             model = self._find(body.model)
             prompts = await asyncio.to_thread(model.prompts, body)
             self._check(model, body, prompts)
-            answer = Answer(model, body, prompts)
+            grammar = await asyncio.to_thread(model.grammar, body)
+            answer = Answer(model, body, prompts, grammar)
             self._engine.submit(body.model, answer.texts)
         except pydantic.ValidationError as error:
             raise Refusal(status.HTTP_400_BAD_REQUEST, problems(error)) from None

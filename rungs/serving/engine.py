@@ -13,6 +13,7 @@ import numpy as np
 from rungs.model.generation import Generator, row_key
 from rungs.model.sampling import UNDEFINED, Sampling
 from rungs.serving.slots import MOST_TOKENS, LogProbs, NewTokens, Slots
+from rungs.serving.structured import Grammar
 
 _SECONDS_PER_CALL = 0.05
 """How long a call may take before texts are delivered in smaller pieces."""
@@ -55,6 +56,7 @@ class Text:
         number: the text's number within its request, for its random key.
         left: the most tokens that are still to add; 0 at first only scores the prompt.
         deliver: called from the engine's thread, until a delivery has a `finish`.
+        grammar: what it may be; None for any text.
         is_wanted: False as soon as nobody waits for it.
         weights: name of the weights that it is generated with, from the first delivery on."""
 
@@ -66,6 +68,7 @@ class Text:
     log_probs: bool
     scores_prompt: bool
     deliver: Callable[[Delivery], None]
+    grammar: Grammar | None = None
     is_wanted: bool = True
     weights: str = ""
 
@@ -109,8 +112,11 @@ class _Batch:
             return
         count = min(MOST_TOKENS, max(text.left for text in self.texts.values()))
         count = max(1, min(count, round(_SECONDS_PER_CALL / self._seconds_per_token)))
+        texts = self.texts.items()
+        allowed = {row: text.grammar.allowed() for row, text in texts if text.grammar}
+        count = 1 if allowed else count
         start = time.perf_counter()
-        new = self.slots.add(count, any(text.log_probs for text in self.texts.values()))
+        new = self.slots.add(count, any(text.log_probs for _, text in texts), allowed)
         self._seconds_per_token = (time.perf_counter() - start) / count
         for row in list(self.texts):
             self._deliver(row, new)
@@ -130,11 +136,13 @@ class _Batch:
         finish = None if text.left else "length"
         if count < len(tokens):
             finish = "failed" if tokens[count] == UNDEFINED else "stop"
+        problem = _NOT_NUMBERS if finish == "failed" else ""
+        if text.grammar and not problem and (problem := text.grammar.add(tokens[0])):
+            finish = "failed"
         log_probs = [
             _place(new.log_probs_CR, (n, row)) if new.log_probs_CR and text.log_probs else None
             for n in range(count + (finish == "stop"))
         ]
-        problem = _NOT_NUMBERS if finish == "failed" else ""
         stop = tokens[count : count + 1] if finish == "stop" else ()
         text.deliver(Delivery(tokens[:count], log_probs, finish, problem, stop))
         if finish:

@@ -45,6 +45,24 @@ class StreamOptions(pydantic.BaseModel):
     include_obfuscation: bool = False
 
 
+class JsonSchema(pydantic.BaseModel):
+    """The schema of an answer."""
+
+    model_config = pydantic.ConfigDict(extra="forbid")
+    name: str = ""
+    description: str = ""
+    strict: bool | None = None
+    rules: Annotated[dict[str, Any], Field(alias="schema")]
+
+
+class ResponseFormat(pydantic.BaseModel):
+    """The form of an answer."""
+
+    model_config = pydantic.ConfigDict(extra="forbid")
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
 class Body(pydantic.BaseModel, abc.ABC):
     """What both kinds of request have."""
 
@@ -109,6 +127,11 @@ class Body(pydantic.BaseModel, abc.ABC):
     def offered(self) -> list[dict[str, Any]]:
         """Tools that an answer may call."""
         return []
+
+    @property
+    def schema_rules(self) -> dict[str, Any] | None:
+        """The JSON schema of an answer; None for any text."""
+        return None
 
     @abc.abstractmethod
     def choice(self, text: str, log_probs: "list[TokenLogProbs] | None") -> dict[str, Any]:
@@ -210,6 +233,7 @@ class ChatBody(Body):
     tools: list[dict[str, Any]] = []
     tool_choice: Literal["none", "auto"] = "auto"
     parallel_tool_calls: bool = True
+    response_format: ResponseFormat | None = None
 
     @pydantic.field_validator("tools")
     @classmethod
@@ -228,6 +252,20 @@ class ChatBody(Body):
     @property
     def offered(self) -> list[dict[str, Any]]:
         return self.tools if self.tool_choice == "auto" else []
+
+    @property
+    def schema_rules(self) -> dict[str, Any] | None:
+        form = self.response_format
+        if form is None or form.type == "text":
+            return None
+        if self.offered or self.ignore_eos:
+            other = "tools" if self.offered else "ignore_eos"
+            raise UserError(f"response_format: not together with {other}; leave one of them out")
+        if form.type == "json_object":
+            return {"type": "object"}
+        if form.json_schema is None:
+            raise UserError("response_format: json_schema: missing")
+        return form.json_schema.rules
 
     @property
     def likely(self) -> int | None:

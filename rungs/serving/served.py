@@ -1,6 +1,7 @@
 """A model that clients may ask: its weights, tokenizer and chat template; with `--follow`, each new
 checkpoint of its run."""
 
+import functools
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ from rungs.data.build.chat_dataset import ChatFormat
 from rungs.model.weight_formats import WeightFormat
 from rungs.serving.engine import Engine, NamedGenerator
 from rungs.serving.protocol import Body, ChatBody, CompletionBody
+from rungs.serving.structured import Grammar, Grammars
 from rungs.serving.tool_calls import call_beginning
 
 SECONDS_BETWEEN_LOOKS = 2.0
@@ -99,6 +101,16 @@ class Served:
         generator = self._loading.load(weights)
         self.weights = weights
         return generator
+
+    def grammar(self, body: Body) -> Grammar | None:
+        """Return what an answer may be, None for any text. Raises UserError if that isn't
+        supported."""
+        rules = body.schema_rules
+        return None if rules is None else self._grammars.of(rules)
+
+    @functools.cached_property
+    def _grammars(self) -> Grammars:
+        return Grammars(self.tokenizer, self.vocab_size, self.stop_tokens)
 
     def prompts(self, body: Body) -> list[list[int]]:
         """Return the token ids of a request's prompts. Raises UserError if they don't fit."""

@@ -2,10 +2,11 @@
 at any time and leaves it when it ends; other rows don't change. The caches have room for about what
 the texts need, and grow and shrink by powers of two.
 
-Axes as in `decoding.py`; R rows in use, C tokens of a call, K most likely tokens."""
+Axes as in `decoding.py`; R rows in use, C tokens of a call, K most likely tokens, W words of bits
+per token."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -21,6 +22,8 @@ MOST_TOKENS = 8
 """Most tokens per row and call."""
 MOST_LIKELY = 20
 """How many of the most likely tokens are given with log-probabilities."""
+_ALL = np.uint32(0xFFFFFFFF)
+"""A word that allows its 32 tokens."""
 _SHORTEST = 64
 """The fewest cache slots of a row."""
 _LOWEST = -9999.0
@@ -119,20 +122,27 @@ class Slots:
         """End a row's text."""
         self._is_free[row], self._ends[row], self._samplings[row] = True, 1, GREEDY
 
-    def add(self, count: int, log_probs: bool = False) -> NewTokens:
+    def add(
+        self, count: int, log_probs: bool = False, allowed: Mapping[int, np.ndarray] = {}
+    ) -> NewTokens:
         """Add tokens to every row with a text, and return them.
 
         Args:
             count: tokens per row, at most MOST_TOKENS. A text that has its last one before gets
                 further ones, which mean nothing.
-            log_probs: whether to compute log-probabilities."""
+            log_probs: whether to compute log-probabilities.
+            allowed: for some rows which tokens may be chosen, bits in words of uint32."""
         self._make_room()
         rows, _ = self.shape
+        allowed_RW = np.full((rows, -(-self._decoder.config.vocab_size // 32)), _ALL, np.uint32)
+        for row, words_W in allowed.items():
+            allowed_RW[row] = words_W
         self._state, added = self._jit_add(
             self._weights,
             self._state,
             RowSampling.of(self._samplings[:rows]),
             self._ends[:rows],
+            allowed_RW,
             count,
             log_probs,
         )
@@ -211,12 +221,13 @@ class Slots:
         state: DecodingState,
         sampling: RowSampling,
         ends_R: Array,
+        allowed_RW: Array,
         count: Array,
         log_probs: Array,
     ) -> tuple[DecodingState, NewTokens]:
         """Add `count` tokens to each row, with log-probabilities or zeros."""
         rows, vocab_size = len(ends_R), self._decoder.config.vocab_size
-        row_R = jnp.arange(rows)
+        row_R, is_bound = jnp.arange(rows), (allowed_RW != _ALL).any()
         top_RK = jnp.zeros((rows, min(MOST_LIKELY, vocab_size)))
         none = LogProbs(jnp.zeros(rows), top_RK, top_RK.astype(jnp.int32))
         nothing = NewTokens(jnp.zeros(rows, jnp.int32), none)
@@ -229,8 +240,9 @@ class Slots:
             logits_RSV, caches = self._decoder.all_logits(weights, now, last_R1, now.ends_B - 1)
             keys_R = jax.vmap(jax.random.fold_in)(now.keys_B, now.ends_B - 1 - now.sampling_offset)
             logits_RV = logits_RSV[:, 0]
+            bound_RV = jax.lax.cond(is_bound, _bound, lambda x, _: x, logits_RV, allowed_RW)
             tokens_R = sampling.next_tokens(
-                logits_RV, functools.partial(seen_tokens, now, vocab_size), keys_R
+                bound_RV, functools.partial(seen_tokens, now, vocab_size), keys_R
             )
             found = jax.lax.cond(log_probs, lambda: LogProbs.of(logits_RV, tokens_R), lambda: none)
             new = NewTokens(tokens_R, found)
@@ -248,6 +260,13 @@ class Slots:
         state = self._decoder.initial_state(prompts, tokens_1S.shape[1])
         logits_1SV, _ = self._decoder.all_logits(weights, state, tokens_1S, None)
         return LogProbs.of(logits_1SV[0, :-1], tokens_1S[0, 1:])
+
+
+def _bound(logits_RV: Array, allowed_RW: Array) -> Array:
+    """Return logits with −∞ for tokens that are not allowed."""
+    bits_RWB = (allowed_RW[:, :, None] >> jnp.arange(32, dtype=jnp.uint32)) & 1
+    is_allowed_RV = bits_RWB.reshape(len(allowed_RW), -1)[:, : logits_RV.shape[1]] == 1
+    return jnp.where(is_allowed_RV, logits_RV, -jnp.inf)
 
 
 def _size(needed: int, now: int, most: int) -> int:

@@ -2,9 +2,11 @@
 
 import json
 import queue
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from rungs.model.generation import Generator
@@ -39,6 +41,27 @@ def test_logits_that_are_nan_end_a_text() -> None:
         assert (last.finish, last.problem) == ("failed", "the model's logits are NaN")
         assert not last.log_probs
     assert [last.finish for last in delivered(1, asked)] == ["length"] * 3
+
+
+def test_a_text_that_its_grammar_can_not_follow_fails() -> None:
+    """What was written so far would be no JSON."""
+
+    class Broken:
+        def allowed(self) -> np.ndarray:
+            return np.full(9, 0xFFFFFFFF, np.uint32)
+
+        def add(self, _: int) -> str:
+            return "too complex"
+
+    model = random_model(context_length=32, vocab_size=257)
+    engine = Engine({"m": NamedGenerator("w", Generator(model))}, 2, 4)
+    engine.start()
+    found: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
+    grammar: Any = Broken()
+    engine.submit("m", [Text([1], GREEDY, 0, 0, 5, False, False, found.put, grammar)])
+    last = found.get(timeout=300)
+    assert (last.finish, last.problem) == ("failed", "too complex")
+    engine.end()
 
 
 def test_a_log_probability_is_a_number_of_json() -> None:

@@ -5,6 +5,7 @@ from typing import Any
 import pydantic
 import pytest
 
+from rungs.common.errors import UserError
 from rungs.model.sampling import Sampling
 from rungs.serving.protocol import Body, ChatBody, CompletionBody, problems
 
@@ -33,7 +34,9 @@ CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "
         (ChatBody, {"tools": [{"type": "function"}]}, "tools: each must be {"),
         (ChatBody, {"tool_choice": "required"}, "tool_choice: Input should be 'none' or 'auto'"),
         (ChatBody, {"tool_choice": {"type": "function"}}, "tool_choice: Input should be 'none'"),
-        (ChatBody, {"response_format": {"type": "json_object"}}, "response_format is not"),
+        (CompletionBody, {"response_format": {"type": "json_object"}}, "response_format is not"),
+        (ChatBody, {"response_format": {"type": "xml"}}, "response_format: Input should be 'text'"),
+        (ChatBody, {"response_format": {"type": "text", "x": 1}}, "response_format: Extra inputs"),
         (ChatBody, {"max_tokens": 0}, "max_tokens: Input should be greater than or equal to 1"),
         (ChatBody, {"echo": True}, "unknown parameter echo"),
         (ChatBody, {"stream_options": {"x": 1}}, "stream_options: Extra inputs"),
@@ -72,3 +75,14 @@ def test_settings_are_those_of_the_api() -> None:
         CompletionBody(**COMPLETION, top_p=1.5).sampling(())
     assert CompletionBody(**COMPLETION, seed=-1).own_seed() == 2**32 - 1
     assert ChatBody(**CHAT).own_seed() != ChatBody(**CHAT).own_seed()
+
+
+def test_a_form_of_answers_goes_with_nothing_that_it_contradicts() -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    form = {"response_format": {"type": "json_object"}}
+    for other in ({"tools": tools}, {"ignore_eos": True}):
+        body = ChatBody.model_validate(CHAT | form | other)
+        with pytest.raises(UserError, match=f"not together with {next(iter(other))}"):
+            _ = body.schema_rules
+    plain = ChatBody.model_validate(CHAT | form | {"tools": tools, "tool_choice": "none"})
+    assert plain.schema_rules == {"type": "object"}

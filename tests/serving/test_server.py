@@ -5,6 +5,7 @@ import gc
 import json
 import math
 import socket
+import sys
 import time
 import urllib.request
 import weakref
@@ -203,6 +204,17 @@ def test_wrong_requests_get_one_line(
 def test_a_chat_needs_a_template(answering: Answering) -> None:
     with pytest.raises(openai.BadRequestError, match="no chat template"):
         answering.client.chat.completions.create(model="base", messages=[message("a")])
+
+
+def test_a_form_of_answers_needs_a_library(
+    answering: Answering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    form = {"type": "json_object"}
+    with pytest.raises(openai.BadRequestError, match="uv sync --extra structured"):
+        answering.client.chat.completions.create(
+            model="chat", messages=[message("a")], response_format=form
+        )
 
 
 def test_an_answer_without_tokens_is_refused(answering: Answering) -> None:

@@ -135,3 +135,20 @@ def test_other_weights_use_the_same_programs() -> None:
         assert [found[-1]] == generator.generate([[1, 2, 3]], Request(MOST_TOKENS))
         slots.leave(row)
     assert found[0] != found[1]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_a_row_may_choose_only_what_is_allowed(sampling: Sampling) -> None:
+    generator = Generator(random_model(context_length=64, vocab_size=70))
+    size = generator.decoder.config.vocab_size
+    slots, prompt, kept = Slots(generator, 2), [1, 2, 3], [5, 31, 32, size - 1]
+    free, bound = (slots.join(prompt, row_key(0, n), sampling) for n in range(2))
+    bits = np.zeros(-(-size // 32) * 32, np.uint8)
+    bits[kept] = 1
+    words = np.packbits(bits, bitorder="little").view(np.uint32)
+    found = np.concatenate([slots.add(1, allowed={bound: words}).ids_CR for _ in range(NEW)])
+    assert {*found[:, bound].tolist()} <= {*kept}
+    [expected] = generator.generate([prompt], Request(NEW, sampling))
+    assert found[:, free].tolist() == expected
+    slots.leave(bound)
+    assert slots.add(1).ids_CR.shape == (1, 2)

@@ -122,7 +122,7 @@ def test_a_call_is_read(served: Served, size: int, request: pytest.FixtureReques
     written = WRITTEN[request.node.callspec.params["served"]]
     expected = ("", [("add", {"a": 1, "b": "é"})], "tool_calls")
     assert answers(client_of(served, written, size)) == [expected] * 2
-    text = (written, [], "stop")
+    text: Any = (written, [], "stop")
     assert answers(client_of(served, written, size), tool_choice="none") == [text] * 2
     other = [ADD | {"function": {"name": "other"}}]
     assert answers(client_of(served, written, size), tools=other) == [text] * 2
@@ -204,7 +204,8 @@ def test_the_beginning_of_calls_may_be_a_special_token(size: int) -> None:
     tokenizer = tokenizer_of({"tokenizer": "gpt2", "added_tokens": ["[TOOL_CALLS]"]})
     tokens = tokenizer.encode("Well." + WRITTEN["[TOOL_CALLS]"])
     reader = CallReader(tokenizer, "[TOOL_CALLS]", ["add"])
-    answer, text = AnswerText(tokenizer, tokenizer.encode("a"), [], reader), ""
+    answer = AnswerText(tokenizer, tokenizer.encode("a"), [], reader)
+    text = ""
     for place in range(0, len(tokens), size):
         text += answer.add(tokens[place : place + size], place + size >= len(tokens))
     assert (text, reader.calls) == ("Well.", [Call("add", {"a": 1, "b": "é"})])
