@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from tests.faults.short_runs import train_with_fault
-from tests.support.tiny_run import make_dataset, make_run, train
+from tests.support.tiny_run import make_dataset, make_run
 
 
 @pytest.mark.long
@@ -36,8 +36,3 @@ def test_the_error_says_where_the_memory_goes_and_which_edits_would_fit(tmp_path
     edit = '"microbatch_size": 4096, "gradient_accumulation_steps": 2'
     assert any(edit in line for line in errors)
     assert "out of memory" in run.log.read_text()
-    # the edit works
-    text = (run.path / "train.json").read_text().replace("8192", "4096")
-    edited = text.replace('"gradient_accumulation_steps": 1', '"gradient_accumulation_steps": 2')
-    (run.path / "train.json").write_text(edited)
-    assert train(run, datasets).returncode == 0

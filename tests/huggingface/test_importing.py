@@ -23,7 +23,6 @@ from rungs.data.text.tokenizer import train_bpe
 from rungs.huggingface.exporting import Export
 from rungs.huggingface.importing import Import, find_source, import_model, target_folder
 from rungs.run.folder import RunFolder
-from tests.support.long import long_except
 from tests.support.published_models import MODELS, Arrays, arrays, copy, expected
 from tests.support.tiny_model import bind_and_jit
 
@@ -40,10 +39,10 @@ def message(folder: Path) -> str:
 
 
 DIFFERENT = ["gpt2", "llama", "gemma3", "mixtral", "gemma2", "olmo3", "qwen2", "smollm3"]
-"""Families whose layers differ; the first four are not long."""
+"""Families whose layers differ."""
 
 
-@pytest.mark.parametrize("name", long_except(DIFFERENT[:4], DIFFERENT))
+@pytest.mark.parametrize("name", DIFFERENT)
 def test_hidden_states_match_transformers(name: str, tmp_path: Path) -> None:
     """transformers computed the committed values in float32. They have a magnitude of about 1, and
     differ from ours by rounding only: 2e-5 at most."""

@@ -11,7 +11,6 @@ from flax import nnx
 
 import rungs
 from tests.model.test_gpt import VARIANTS
-from tests.support.long import long_except
 from tests.support.tiny_model import random_model, random_tokens
 
 LAYERS = 3
@@ -29,7 +28,7 @@ def logits(model: rungs.GPT, tokens_BS: Any) -> Any:
     return model(tokens_BS)
 
 
-@pytest.mark.parametrize("name", long_except(["gpt2"], NAMES))
+@pytest.mark.parametrize("name", NAMES)
 def test_functions_that_change_nothing_change_no_bit(name: str) -> None:
     model, tokens_BS = model_of(name), jnp.asarray(random_tokens(2, 7))
     places = {f"layer {n} {place}": lambda x: x for n in range(LAYERS) for place in PLACES}
@@ -41,8 +40,8 @@ def test_functions_that_change_nothing_change_no_bit(name: str) -> None:
     ("name", "place"),
     [
         *(("gpt2", place) for place in PLACES),
-        *(pytest.param("gemma-2", p, marks=pytest.mark.long) for p in ("residual", "attention")),
-        *(pytest.param("mixtral", p, marks=pytest.mark.long) for p in ("head 1", "feed-forward")),
+        *(("gemma-2", place) for place in ("residual", "attention")),
+        *(("mixtral", place) for place in ("head 1", "feed-forward")),
     ],
 )
 def test_a_function_gets_and_replaces_its_activation(name: str, place: str) -> None:

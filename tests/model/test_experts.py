@@ -285,7 +285,6 @@ def train_step(balancing: float, devices: int = 1) -> Step:
     return make_train_step(train_config(load_balancing_weight=balancing), mesh_of(devices))
 
 
-@pytest.mark.long
 def test_train_step_returns_routing_and_trains_on_both_losses() -> None:
     balancing = 1.0
     model, optimizer = fresh()

@@ -127,7 +127,6 @@ def test_blockwise_attention_matches_plain_attention(length: int, kind: dict[str
     assert_near(found, expected, 3e-6)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(("dtype", "kv_heads"), [("bfloat16", 2), ("float16", 1)])
 def test_blockwise_attention_in_16_bits(dtype: str, kv_heads: int) -> None:
     arrays = [random(2, 192, n, 16, seed=n, dtype=dtype) for n in (4, kv_heads, kv_heads)]

@@ -276,7 +276,7 @@ def test_adafactor_keeps_rows_and_columns_of_matrices_of_a_hundred_and_more() ->
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["adamw", "adafactor", "normuon"])
+@pytest.mark.parametrize("name", ["adafactor", "normuon"])
 def test_sharded_as_on_one_device(name: str) -> None:
     outcomes = []
     keys: dict[str, Any] = {"normuon_beta2": 0.9} if name == "normuon" else {}

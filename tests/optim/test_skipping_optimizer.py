@@ -19,7 +19,6 @@ from rungs.optim.skipping_optimizer import SkippingOptimizer
 from rungs.parallel.sharding import one_device, place_batch
 from rungs.step.state import create_model_and_optimizer, named_arrays
 from tests.support.configs import model_config, train_config
-from tests.support.long import long_except
 from tests.support.sharded_models import RECIPE
 
 TOTAL_STEPS = 20
@@ -102,7 +101,7 @@ def poison_row(module: Any, value: float) -> None:
     table[...] = table[...].at[7].set(value)
 
 
-@pytest.mark.parametrize("value", long_except({math.inf}, [math.inf, 1e38]))
+@pytest.mark.parametrize("value", [math.inf, 1e38])
 def test_a_nonfinite_microbatch_drops_only_itself(value: float) -> None:
     inputs_ABS, targets_ABS = (jnp.where(part == 7, 8, part) for part in batch(4))
     with_bad = inputs_ABS.at[2, 1, 3].set(7)

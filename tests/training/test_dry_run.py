@@ -38,14 +38,6 @@ def test_what_is_wrong_is_found(datasets_dir: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_quiet_prints_only_warnings(datasets_dir: Path, tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", min_train_tokens=128)
-    result = train(run, datasets_dir, "--quiet")
-    assert (result.returncode, result.stderr) == (0, "")
-    assert "finished after step 0" in run.log.read_text()
-
-
-@pytest.mark.long
 def test_messages_as_json(datasets_dir: Path, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", min_train_tokens=128)
     result = train(run, datasets_dir, "--json-log")
