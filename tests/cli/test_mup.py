@@ -100,15 +100,3 @@ def test_a_sweep_trains_what_is_left_and_draws_a_chart(tmp_path: Path, datasets:
     again = mup("sweep", run.path, *options)
     assert again.stdout == first.stdout
     assert metrics.read_text() == before
-
-
-def test_bad_options_are_reported_in_one_line(tmp_path: Path, datasets: Path) -> None:
-    run = run_with(tmp_path / "run", 32)
-    for options, line in (
-        (("--widths", "33,64"), "error: width 33: "),
-        (("--steps", 8), "error: --steps 8: the run has 8"),
-    ):
-        done = mup("check", run.path, *options, "--datasets-dir", datasets)
-        assert done.returncode == 2
-        assert line in done.stderr
-        assert "Traceback" not in done.stderr

@@ -96,9 +96,7 @@ def test_a_start_warns_of_a_disk_that_is_too_small_and_makes_room(
 
 @pytest.mark.long
 @pytest.mark.usefixtures("no_charts")
-def test_a_limit_on_file_sizes(
-    run: RunFolder, uninterrupted: RunFolder, datasets_dir: Path
-) -> None:
+def test_a_limit_on_file_sizes(run: RunFolder, datasets_dir: Path) -> None:
     """In Orbax's threads; the weights fit."""
     message = error_line(train_with_fault("limit_file_size:150000", run, datasets_dir))
     assert message.startswith(f"{run.checkpoints}: the checkpoint of step 0 could not be written")
@@ -106,8 +104,6 @@ def test_a_limit_on_file_sizes(
     assert "ulimit -f" in message
     assert checkpoint_steps(run) == []
     assert_metrics_are_complete_lines(run)
-    assert train_here(run, datasets_dir) == 0
-    assert_same_outcome(run, uninterrupted)
 
 
 @pytest.mark.long
