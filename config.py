@@ -15,7 +15,9 @@ def main() -> None:
     """Write schemas/ and docs/configuration.md from the config types."""
     with importing():
         from rungs.config.reference import write_generated_files
-    write_generated_files(Path(__file__).parent)
+        from rungs.experiments.folder import CONFIG
+        from rungs.experiments.kinds import KINDS
+    write_generated_files(Path(__file__).parent, {CONFIG: list(KINDS.values())})
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
 """Does a run's learning rate carry over to wider models?
 
-    uv run mup.py check runs/mup                      train a few steps at several widths
-    uv run mup.py sweep runs/mup --learning-rates …   train small runs to the end
+    uv run mup.py check runs/mup      train a few steps at several widths
 
-The experiments are in `rungs/planning/mup.py` and `rungs/cli/grid.py`.
+An experiment of kind "grid" with "widths" tries learning rates.
 """
 
 from rungs.cli import run

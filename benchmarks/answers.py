@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from benchmarks.gpu_parts import committed_run
 from benchmarks.gpu_parts.answers import right_by_minute
 from benchmarks.gpu_parts.setting import ROOT
-from benchmarks.processor import processor
+from rungs.common.machine import processor
 from rungs.common.shown_text import align_columns
 from rungs.report import drawing
 from rungs.run.derive import NewRun

@@ -24,12 +24,12 @@ import click
 import jax
 import numpy as np
 
-from benchmarks.processor import cores, processor
 from benchmarks.racing.chart import race_chart
 from benchmarks.racing.results import Curve, Result
 from benchmarks.racing.sides import NAMES, PYTORCH, SIZES, VALIDATIONS, Entry, Size, configs
 from benchmarks.side_process import failure
 from benchmarks.training_speed.train_speed import torch_command
+from rungs.common.machine import core_count, processor
 from rungs.common.shown_text import align_columns
 from rungs.data.catalog import open_dataset
 from rungs.data.tokens.dataset import TRAIN, VALIDATION
@@ -172,7 +172,7 @@ def _train_torch(entry: Entry, size: Size, into: Path, python: Sequence[str]) ->
             "minutes": entry.minutes,
             "seed": entry.seed,
             "learning_rate": entry.rate,
-            "threads": cores(),
+            "threads": core_count(),
             "validations": VALIDATIONS,
             "dtype": fastest_dtype(),
         }

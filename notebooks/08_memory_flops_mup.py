@@ -171,5 +171,6 @@ run_command("mup.py", "check", run, *options)
 display(Image(str(run / "coordinate-check.png"), width=700))
 
 # %% [markdown]
-# Lines that stay flat from left to right are what muP promises. `uv run mup.py sweep RUN` goes on
-# and tries learning rates at several widths: [Scaling](../docs/scaling.md).
+# Lines that stay flat from left to right are what muP promises. An experiment with `widths`
+# tries learning rates at several of them:
+# [Find a learning rate](../docs/tasks/find-a-learning-rate.md).

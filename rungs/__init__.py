@@ -29,6 +29,7 @@ before it; `uv run lint-imports` checks the layers in `pyproject.toml`):
     checks         the checks that `smoke_tests/` at the root runs on a machine or a run
     report         charts as PNGs, HTML pages of runs and of what a model does
     serving        models over HTTP in the format of OpenAI's API, and a page to try them
+    experiments    several runs and a verdict
     cli            the commands, such as `rungs train` and `train.py`
     __main__       `python -m rungs`
 

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 
 import click
 
-from benchmarks.processor import processor
 from benchmarks.report import spread
+from rungs.common.machine import processor
 from rungs.data.catalog import find_datasets_dir
 from rungs.run import metrics
 from rungs.run.metrics import StepMetrics

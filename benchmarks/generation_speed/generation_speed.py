@@ -21,9 +21,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.processor import processor
 from benchmarks.report import spread
 from benchmarks.side_process import Side, SideProcess, start
+from rungs.common.machine import processor
 from rungs.config.model_config import ModelConfig
 from rungs.model.generation import Generator, Request
 from rungs.model.gpt import GPT

@@ -21,8 +21,8 @@ from urllib.request import Request, urlopen
 
 import click
 
-from benchmarks.processor import processor
 from benchmarks.report import spread
+from rungs.common.machine import processor
 
 ROOT = Path(__file__).parents[2]
 PROMPT_TOKENS, NEW_TOKENS = 32, 64

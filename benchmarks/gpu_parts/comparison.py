@@ -18,10 +18,10 @@ import numpy as np
 from benchmarks.gpu_parts.figure import Figure
 from benchmarks.gpu_parts.setting import Setting
 from benchmarks.gpu_parts.step_variants import SEQUENCES, TINY
-from benchmarks.processor import cores
 from benchmarks.side_process import Side, SideProcess, start
 from benchmarks.training_speed.sides import FOLDER, LEARNING_RATE
 from benchmarks.training_speed.speed_table import PYTORCH, Shape
+from rungs.common.machine import core_count
 
 TURNS, STEPS, WARM_UP = 5, 5, 3
 """Of each side; steps of a turn, and steps that don't count."""
@@ -148,7 +148,7 @@ def _start_one(
             **dataclasses.asdict(shape),
             "batches": str(batches),
             "learning_rate": LEARNING_RATE,
-            "threads": cores(),
+            "threads": core_count(),
             "dtype": "bfloat16",
             "compiled": True,
             "attention": side.attention,

@@ -19,7 +19,7 @@ import click
 
 from benchmarks.gpu_parts.figure import Figure
 from benchmarks.gpu_parts.setting import GPT2_SMALL, ROOT
-from benchmarks.processor import processor
+from rungs.common.machine import processor
 from rungs.common.shown_text import align_columns, format_duration
 
 FORMAT = 1

@@ -22,10 +22,10 @@ from typing import NamedTuple
 
 import click
 
-from benchmarks.processor import processor
 from benchmarks.report import spread
 from benchmarks.side_process import failure
 from rungs.checkpointing.weights_file import WeightsHeader, write_weights
+from rungs.common.machine import processor
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import MODEL_FILE, TRAIN_FILE
 from rungs.data.build.text_dataset import PYTHON_STDLIB as NAME

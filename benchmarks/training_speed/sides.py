@@ -11,10 +11,10 @@ from typing import Any
 
 import click
 
-from benchmarks.processor import cores
 from benchmarks.side_process import Side, failure
 from benchmarks.training_speed.matmul_peak import MOST
 from benchmarks.training_speed.speed_table import PYTORCH, REFERENCE, Shape
+from rungs.common.machine import core_count
 
 LEARNING_RATE = 1e-3
 RUNGS: dict[str, dict[str, Any]] = {
@@ -51,7 +51,7 @@ def all_sides(shape: Shape, batches: Path, torch: list[str] | None) -> list[Side
         **dataclasses.asdict(shape),
         "batches": str(batches),
         "learning_rate": LEARNING_RATE,
-        "threads": cores(),
+        "threads": core_count(),
         "devices": "auto",
     }
 
@@ -88,7 +88,7 @@ def measure_peaks(torch: list[str] | None, largest: int = MOST) -> Peaks:
         scripts["torch"] = [*torch, str(FOLDER / "matmul_peak.py")]
     peaks: Peaks = {}
     for library, script in scripts.items():
-        command = [*script, library, f"{cores()}", f"{largest}"]
+        command = [*script, library, f"{core_count()}", f"{largest}"]
         environment = {**os.environ, **SHARED_MEMORY}
         ended = subprocess.run(command, capture_output=True, text=True, env=environment)
         if ended.returncode:

@@ -22,10 +22,10 @@ from typing import Any
 import click
 import numpy as np
 
-from benchmarks.processor import processor
 from benchmarks.side_process import Side, start
 from benchmarks.training_speed.sides import Peaks, all_sides, measure_peaks
 from benchmarks.training_speed.speed_table import Row, Shape, speed_table
+from rungs.common.machine import processor
 from rungs.data.build import text_dataset
 from rungs.data.catalog import find_datasets_dir, open_dataset
 from rungs.data.tokens.dataset import TRAIN

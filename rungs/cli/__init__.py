@@ -1,20 +1,20 @@
 """The commands, a file for each: its options, and what it does.
 
     options            declares options that several commands have; loads Click only
-    grid               `train.py --grid`, `mup.py sweep`: a run per combination of values or rate
     start_command      checks those that train and reinforce share, and locks the run
     charts             redraw charts, compare runs, show the page of runs
     checkpointing      list and verify checkpoints
     download_dataset   build or download a dataset
     evaluate           loss, perplexity and scores of a checkpoint
+    experiment         conduct an experiment: several runs and a verdict
     generate           continue prompts or chat
     model              show the model of a run as it is built
-    mup                the coordinate check of muP, and the learning-rate sweep
+    mup                the coordinate check of muP
     plan               estimate what a run needs, or propose a ladder of runs
     pretrained         import, export and upload Hugging Face models
     serve              answer over HTTP
     reinforce          train by reinforcement learning, replay a step, audit
-    train              train or resume a run, replay a failed step, train a grid
+    train              train or resume a run, replay a failed step
 
 A command imports what is slow inside its functions, so `--help` loads only Click. Defaults and
 choices in help are in `rungs/config/option_values.py`."""
@@ -27,7 +27,7 @@ from rungs.common import signals
 
 COMMANDS = (
     *("train", "generate", "evaluate", "pretrained", "plan", "mup", "reinforce"),
-    *("download_dataset", "charts", "model", "checkpointing", "serve"),
+    *("download_dataset", "charts", "model", "checkpointing", "serve", "experiment"),
 )
 """Names of files here and of scripts at the root. `rungs` has - in place of _."""
 

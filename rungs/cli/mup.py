@@ -1,6 +1,4 @@
-"""Check muP on a run, or find the best learning rate at several widths.
-
-The experiments are in `rungs/planning/mup.py` and `rungs/cli/grid.py`."""
+"""Check muP on a run."""
 
 from rungs.common.command import importing
 
@@ -24,7 +22,6 @@ from rungs.config.option_values import (
 if TYPE_CHECKING:
     from rungs.config.run_config import RunConfig
 
-STANDARD, MUP = "standard", "muP"
 WIDTH_FACTORS = (1, 2, 4, 8)
 
 
@@ -57,7 +54,7 @@ WIDTHS = click.option(
 
 @click.group()
 def main() -> None:
-    """Check muP on RUN, or find the best learning rate at several widths."""
+    """Check muP on RUN."""
 
 
 @main.command()
@@ -139,75 +136,6 @@ def check(
     if config.model.mup is None:
         click.echo(f'{folder}/model.json has no key mup: {{"base_emb_dim": …}} makes the model muP')
     sys.exit(EXIT_FAILED if is_off else 0)
-
-
-@main.command("sweep")
-@click.argument("run")
-@click.option(
-    "--learning-rates",
-    "rates",
-    required=True,
-    metavar="NUMBERS",
-    callback=_numbers(float),
-    help="Peak learning rates to try, for example 0.001,0.002,0.004.",
-)
-@WIDTHS
-@click.option("--standard", is_flag=True, help="Also train without muP.")
-@click.option(
-    "--into",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Where to write the run folders and the chart.  [default: RUN-sweep]",
-)
-@DATASETS_DIR_OPTION
-def sweep_command(
-    run: str,
-    rates: list[float],
-    widths: list[int] | None,
-    standard: bool,
-    into: Path | None,
-    datasets_dir: Path | None,
-) -> None:
-    """Train RUN at each width and learning rate, and chart the final losses.
-
-    If it is interrupted, the same command resumes it.
-    """
-    with importing():
-        from rungs.cli.grid import sweep
-        from rungs.data.catalog import find_datasets_dir
-        from rungs.planning import mup
-        from rungs.report import drawing
-        from rungs.report.comparison_charts import sweep_chart
-
-    folder, config = _scalable_run(run)
-    datasets = find_datasets_dir(datasets_dir)
-    into = into or folder.with_name(f"{folder.name}-sweep")
-    sweeps: dict[str, list[mup.Point]] = {}
-    parametrisations: dict[str, dict[str, Any]] = {MUP: {}} if config.model.mup else {STANDARD: {}}
-    if standard and config.model.mup is None:
-        raise UserError("--standard: the run has no key mup; leave the option out")
-    if standard:
-        parametrisations = {STANDARD: {"mup": None}, MUP: {}}
-    for name, change in parametrisations.items():
-        runs = [
-            mup.SweepRun(f"emb_dim {width}", rate, mup.keys_for_width(config.model, width) | change)
-            for width in widths or _default_widths(config)
-            for rate in rates
-        ]
-        sweeps[name] = []
-        for point in sweep(folder, into / name.lower(), runs, datasets):
-            sweeps[name].append(point)
-            done = f"{len(sweeps[name])} of {len(runs)}: {name}, {point.series}"
-            rate = f"learning rate {point.learning_rate:g}"
-            click.echo(f"{done}, {rate}: loss {point.loss:.4f}", err=True)
-        best = mup.best_rates(sweeps[name])
-        for series, points in mup.points_by_series(sweeps[name]).items():
-            losses = "  ".join(f"{one.learning_rate:g}: {one.loss:.4f}" for one in points)
-            at_end = "; at the edge of those tried" * mup.is_best_at_end(points)
-            click.echo(f"{name}, {series}: best {best[series]:.2g}{at_end}\n  {losses}")
-    draw = functools.partial(sweep_chart, f"{folder.name}: final loss by learning rate and width")
-    with drawing.use_style(config.train.chart_style):
-        drawing.write_all({"learning-rates.png": draw}, sweeps, into)
-    click.echo(f"{into / 'learning-rates.png'}")
 
 
 def _scalable_run(run: str) -> "tuple[Path, RunConfig]":

@@ -1,19 +1,16 @@
-"""Train a run or resume it, replay a failed step, or train a grid of runs."""
+"""Train a run or resume it, or replay a failed step."""
 
 from rungs.common.command import PROCESS_BEGAN, importing
 
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from rungs.cli.options import DATASETS_DIR_OPTION, PRESET_OPTION, start_options
 from rungs.common.errors import UserError
-
-if TYPE_CHECKING:
-    from rungs.cli.start_command import StartCommand
 
 _CHECKPOINT = re.compile(r"best|latest|\d+|(.*-)?step-\d+")
 """Checkpoints as --from takes them, if only one argument follows RUN."""
@@ -37,17 +34,6 @@ _CHECKPOINT = re.compile(r"best|latest|\d+|(.*-)?step-\d+")
 )
 @PRESET_OPTION
 @click.option(
-    "--grid",
-    metavar="KEY=VALUE,VALUE,…",
-    multiple=True,
-    help="With --like and --into: train a run for each combination of values. Can be repeated.",
-)
-@click.option(
-    "--into",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="With --grid: the folder of the runs, instead of RUN.",
-)
-@click.option(
     "--profile",
     type=click.IntRange(1),
     metavar="STEPS",
@@ -63,8 +49,6 @@ def main(
     datasets: Path | None,
     checkpoint: str | None,
     datasets_dir: Path | None,
-    grid: tuple[str, ...],
-    into: Path | None,
     store_teacher: bool,
     **start: Any,
 ) -> None:
@@ -89,10 +73,8 @@ def main(
     command = StartCommand(**start)
     command.begin()
     datasets = find_datasets_dir(datasets or datasets_dir)
-    if store_teacher and (grid or into or command.replay or not command.only_makes_run):
+    if store_teacher and (command.replay or not command.only_makes_run):
         raise UserError("--store-teacher: goes only with RUN, --like, --preset and --set")
-    if grid or into:
-        sys.exit(_train_grid(command, grid, into, datasets))
     with command.open_run() as path:
         run, config = RunFolder(path), load_run(path)
         # JAX takes seconds to import; config errors are reported first.
@@ -117,17 +99,3 @@ def main(
 
             code = launch(own, config, command.start, on_datasets(datasets), PROCESS_BEGAN)
         sys.exit(code)
-
-
-def _train_grid(
-    command: "StartCommand", grid: tuple[str, ...], into: Path | None, datasets: Path
-) -> int:
-    if command.run or command.like is None or not grid or into is None:
-        raise UserError("--grid: needs --like RUN and --into FOLDER, and no RUN")
-    if command.replay or command.preset or not command.only_makes_run:
-        raise UserError("--grid: of the options of a start, only --like and --set go with it")
-
-    from rungs.cli.grid import cells, run_grid
-
-    runs = cells(command.like, grid, command.settings, into)
-    return run_grid(runs, into, ["--datasets-dir", str(datasets), *command.log_options])

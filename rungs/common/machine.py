@@ -4,6 +4,7 @@ limit."""
 import contextlib
 import ctypes
 import os
+import platform
 import sys
 from pathlib import Path
 
@@ -21,6 +22,18 @@ def core_count() -> int:
 def cpu_description() -> str:
     """Return what Linux says about the cores, else an empty text."""
     return _CPU_INFO.read_text("utf-8", "replace") if _CPU_INFO.exists() else ""
+
+
+def processor() -> str:
+    """Return the processor's name, family and model, as far as the system says them, and how many
+    cores this process may use: two of the same name can differ by a factor of two."""
+    values: dict[str, str] = {}
+    for line in cpu_description().splitlines():
+        key, _, value = line.partition(":")
+        values.setdefault(key.strip(), value.strip())
+    name, family, model = map(values.get, ("model name", "cpu family", "model"))
+    kind = f", family {family}, model {model}" if family and model else ""
+    return f"{name or platform.processor() or platform.machine()}{kind}; {core_count()} cores"
 
 
 def memory_bytes() -> float:

@@ -1,19 +1,19 @@
 """Generates the JSON schemas of the config files and the page of all their keys."""
 
+import functools
 import json
+import operator
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from pydantic import TypeAdapter
 
 from rungs.common.paths import checkout
 from rungs.common.strict_json import StrictModel
 from rungs.config.base import Config, may_change
 from rungs.config.run_config import FILE_TYPES, NESTED
-
-
-def json_schema(config_type: type[Config]) -> str:
-    """Return the JSON schema of a config file, as in `schemas/`."""
-    return json.dumps(config_type.model_json_schema(), indent=2, ensure_ascii=False) + "\n"
 
 
 def schema_key(folder: Path, name: str) -> dict[str, str]:
@@ -30,8 +30,9 @@ def _schema_file(name: str) -> str:
     return name.replace(".json", ".schema.json")
 
 
-def reference_page() -> str:
-    """Return a Markdown page of each file's keys with type, default and meaning."""
+def reference_page(more: Mapping[str, Sequence[type[Config]]] = {}) -> str:
+    """Return a Markdown page of each file's keys with type, default and meaning; `more` as for
+    `write_generated_files`."""
     lines = [
         "# Configuration",
         "",
@@ -42,6 +43,12 @@ def reference_page() -> str:
         lines += ["", f"## `{name}`", "", *_key_table(file_type)]
         for key, nested in NESTED[name].items():
             lines += ["", f"### `{key}`", "", *_key_table(nested)]
+    for name, kinds in more.items():
+        common = kinds[0].__base__
+        assert common is not None
+        lines += ["", f"## `{name}`", "", *_key_table(common)]
+        for kind in kinds:
+            lines += ["", f"### `{kind.__name__.lower()}`", "", *_own_keys(kind, common)]
     return "\n".join(lines) + "\n"
 
 
@@ -59,6 +66,13 @@ def _key_table(config_type: type[StrictModel]) -> list[str]:
     return rows
 
 
+def _own_keys(kind: type[Config], common: type[Config]) -> list[str]:
+    """Return the table of a kind's keys, without those that are the same for all."""
+    own = vars(kind)["__annotations__"]
+    shared = {each.alias or key for key, each in common.model_fields.items() if key not in own}
+    return [row for row in _key_table(kind) if row.split("`")[1:2] not in [[key] for key in shared]]
+
+
 def _allowed(entry: dict[str, Any]) -> str:
     """Describe in words what an entry of a JSON schema allows."""
     if alternatives := entry.get("anyOf") or entry.get("oneOf"):
@@ -73,9 +87,14 @@ def _allowed(entry: dict[str, Any]) -> str:
     return f"{entry.get('type', 'object')} {words}".rstrip()
 
 
-def write_generated_files(root: Path) -> None:
-    """Write the JSON schemas and the page of keys."""
-    for name, file_type in FILE_TYPES.items():
-        path = root / "schemas" / _schema_file(name)
-        path.write_text(json_schema(file_type), encoding="utf-8")
-    (root / "docs" / "configuration.md").write_text(reference_page(), encoding="utf-8")
+def write_generated_files(root: Path, more: Mapping[str, Sequence[type[Config]]] = {}) -> None:
+    """Write the JSON schemas and the page of keys. `more` has files that are one of several kinds,
+    which have the keys of their common base class."""
+    schemas = {name: file_type.model_json_schema() for name, file_type in FILE_TYPES.items()}
+    for name, kinds in more.items():
+        of_any: Any = functools.reduce(operator.or_, kinds)
+        schemas[name] = TypeAdapter(of_any).json_schema()
+    for name, schema in schemas.items():
+        text = json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
+        (root / "schemas" / _schema_file(name)).write_text(text, encoding="utf-8")
+    (root / "docs" / "configuration.md").write_text(reference_page(more), encoding="utf-8")

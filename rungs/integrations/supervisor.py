@@ -4,7 +4,7 @@ import contextlib
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rungs.common import helper_process
 from rungs.common.errors import EXIT_BAD_INPUT
@@ -55,9 +55,12 @@ def supervise(
         return code if code >= 0 else 128 - code
 
 
-def run_child(command: Sequence[str], stop: StopSignal) -> int:
-    """Run the command to its end, forwarding signals, and return its exit code."""
-    process = subprocess.Popen(command)
+def run_child(
+    command: Sequence[str], stop: StopSignal, environment: Mapping[str, str] | None = None
+) -> int:
+    """Run the command to its end, forwarding signals, and return its exit code. Its environment is
+    this process's, if None."""
+    process = subprocess.Popen(command, env=environment)
     told = None
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -16,4 +16,4 @@ policy_plan    forecast and report of a reinforcement learning run
 model_summary  modules and arrays of a model; `model.py` prints it
 ladder         model sizes for growing compute budgets; `plan.py --ladder`
 power_law      loss against compute, fitted to recorded runs; `charts.py --power-law`
-mup            muP's coordinate check, the same model at other widths, learning-rate sweeps"""
+mup            muP's coordinate check, the same model at other widths"""

@@ -91,9 +91,9 @@ def propose(
     is too small for it or too large for the datasets."""
     _check_scalable(config)
     budgets = [budget / SPACING**rest for rest in reversed(range(count))]
-    sizes = list(_sizes(config, budget))
+    sizes = list(candidates(config, budget))
     _check_smallest_budget(budgets, sizes[0], count)
-    return [_rung(config, one, _best(sizes, one), datasets) for one in budgets]
+    return [_rung(config, one, nearest_to_optimal(sizes, one), datasets) for one in budgets]
 
 
 def make(rungs: list[Rung], origin: Path, folder: Path) -> list[Path]:
@@ -177,7 +177,7 @@ def _rounded_up(number: float) -> str:
     return f"{math.ceil(number / digit) * digit:.3g}"
 
 
-def _sizes(config: RunConfig, budget: float) -> Iterator[ModelSize]:
+def candidates(config: RunConfig, budget: float) -> Iterator[ModelSize]:
     """Yield candidates, from the smallest to one that is too large for the budget."""
     grain = mup.smallest_width(config.model)
     width = grain
@@ -209,7 +209,9 @@ def _sizes_of_width(config: RunConfig, width: int) -> list[ModelSize]:
     return sizes
 
 
-def _best(sizes: list[ModelSize], budget: float) -> ModelSize:
+def nearest_to_optimal(sizes: list[ModelSize], budget: float) -> ModelSize:
+    """Return the size nearest to compute-optimal tokens per parameter."""
+
     def distance(size: ModelSize) -> float:
         return abs(math.log(size.tokens_per_parameter(budget) / TOKENS_PER_PARAMETER))
 

@@ -1,8 +1,7 @@
-"""Charts of several runs in one picture: comparisons, the power law of loss over compute, the
-coordinate check of muP, and the learning-rate sweep. To add a comparison, list its function in
+"""Charts of several runs in one picture: comparisons, the power law of loss over compute, and the
+coordinate check of muP. To add a comparison, list its function in
 `COMPARISON_CHARTS`."""
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 
-from rungs.planning.mup import Point, WidthMeasurement, best_rates, points_by_series
+from rungs.planning.mup import WidthMeasurement
 from rungs.planning.power_law import EXTRAPOLATION, ScaledRuns
 from rungs.report import drawing, run_charts
 from rungs.report.drawing import BLACK, COLOURS, MARKERS, SKY_BLUE
@@ -28,7 +27,6 @@ _BEFORE, _AFTER = 5, 1.3
 """The compute axis begins at the smallest run's compute divided by the first number, which cuts off
 early training, and ends at the predicted compute times the second."""
 _LAW_POINTS = 200
-_BEST: dict[str, Any] = {"linestyle": ":", "linewidth": 1.5}
 
 
 def draw_comparison(
@@ -200,30 +198,6 @@ def coordinate_chart(name: str, steps: int, measurements: list[WidthMeasurement]
             values = np.array([by_place[place] for by_place in at_widths])
             lines[place] = drawing.line(panel, widths, values, **_look(number))
     drawing.set_log_ticks(panels[0].yaxis, drawing.format_number)
-    drawing.legend(figure, lines)
-    return figure
-
-
-def sweep_chart(title: str, sweeps: dict[str, list[Point]]) -> Figure:
-    """Final loss over the learning rate: a panel for each sweep, a line for each series, and a
-    dotted line at its best learning rate."""
-    labels = "learning rate", "final loss (nats per token)"
-    figure, panels = drawing.new_chart(title, *labels, len(sweeps))
-    lines: dict[str, Artist] = {}
-    for panel, (name, points) in zip(panels, sweeps.items(), strict=True):
-        panel.set_title(name)
-        panel.set_xscale("log")
-        best = best_rates(points)
-        for number, (series, of_series) in enumerate(points_by_series(points).items()):
-            rates = np.array([point.learning_rate for point in of_series])
-            losses = np.array([point.loss for point in of_series])
-            look = _look(number)
-            lines[series] = drawing.line(panel, rates, losses, **look)
-            if not math.isnan(best[series]):
-                panel.axvline(best[series], color=look["color"], **_BEST)
-        drawing.set_log_ticks(panel.xaxis, "{x:g}")
-        panel.tick_params("x", rotation=45)
-    lines["best rate"] = Line2D([], [], color=BLACK, **_BEST)
     drawing.legend(figure, lines)
     return figure
 

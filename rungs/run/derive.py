@@ -104,6 +104,13 @@ class NewRun:
             disk.remove(self.folder)
 
 
+def config_with(origin: Path, changes: Mapping[str, Any]) -> run_config.AnyRunConfig:
+    """Return the config of a copy of the run folder `origin` with `changes`. Raises UserError if a
+    change is wrong."""
+    texts = _changed(_read_files(origin, origin), origin.as_posix(), changes, {})
+    return run_config.check_texts(origin, texts)
+
+
 class Parent(NamedTuple):
     """What a branch takes from the run that it continues."""
 

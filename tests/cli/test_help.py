@@ -9,7 +9,7 @@ from tests.support.committed_runs import ROOT
 
 COMMAND_LINES = [
     *([name] for name in (*COMMANDS, "config")),
-    *(["mup", name] for name in ("check", "sweep")),
+    ["mup", "check"],
     *(["pretrained", name] for name in ("import", "export", "upload")),
 ]
 SHOW_HELP = """

@@ -36,6 +36,7 @@ INSTEAD = {
         "pretrained.py import qwen-q8.gguf runs/gemma-q4"
     ),
     "pretrained.py import ID RUN": "pretrained.py import openai-community/gpt2 runs/gpt2",
+    "experiment.py EXPERIMENT": "experiment.py qk-norm --dry-run",
     "reinforce.py RUN": "reinforce.py runs/parity-rl",
     "pretrained.py import FOLDER RUN": "pretrained.py import openai-community/gpt2 runs/gpt2",
     "pretrained.py export RUN FOLDER --jax-gpt2": "pretrained.py export runs/layers out --jax-gpt2",

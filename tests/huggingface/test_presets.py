@@ -113,7 +113,6 @@ def test_an_unknown_preset_is_one_line_with_a_suggestion(
     [
         (train, ("--preset", "gpt2", "--like", "runs/layers"), "give one of them, not both"),
         (train, ("--set", "seed=1"), "--set: needs an option that makes a run"),
-        (train, ("--preset", "gpt2", "--grid", "seed=1"), "--grid: needs --like RUN"),
         (train, ("--preset", "gpt2", "--replay", "step-000001"), "--replay: runs a recorded"),
         (plan, ("--set", "seed=1"), "--set: needs --preset"),
     ],

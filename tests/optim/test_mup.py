@@ -15,7 +15,7 @@ from rungs.config.model_config import ModelConfig, MupConfig
 from rungs.config.run_config import RunConfig
 from rungs.model.gpt import GPT
 from rungs.parallel.sharding import one_device
-from rungs.planning.mup import Point, WidthMeasurement, best_rates, fit_growth, with_width
+from rungs.planning.mup import WidthMeasurement, fit_growth, with_width
 from rungs.step.state import create_model_and_optimizer, named_arrays
 from tests.support.configs import model_config, train_config
 from tests.support.tiny_model import bind_and_jit, random_model
@@ -159,15 +159,3 @@ def test_growth_is_the_power_of_the_width_and_nan_is_off() -> None:
     assert steady == ("steady", pytest.approx(0, abs=1e-9), pytest.approx(0, abs=1e-9))
     assert large == ("large", pytest.approx(0.75), pytest.approx(-1))
     assert (steady.is_off, large.is_off, broken.is_off) == (False, True, True)
-
-
-def test_the_best_learning_rate_is_interpolated() -> None:
-    def points(line: str, best: float) -> list[Point]:
-        rates = (0.001, 0.004, 0.016, 0.064)
-        return [Point(line, r, 2 + math.log(r / best) ** 2) for r in rates]
-
-    found = best_rates([*points("64", 0.01), *points("128", 0.005), *points("256", 0.2)])
-    assert found == {"64": pytest.approx(0.01), "128": pytest.approx(0.005), "256": 0.064}
-    assert math.isnan(best_rates([Point("64", r, math.inf) for r in (0.1, 0.2)])["64"])
-    diverged = [Point("64", 0.001, 2.0), Point("64", 0.01, 1.0), Point("64", 0.1, math.inf)]
-    assert best_rates(diverged) == {"64": 0.01}

@@ -16,6 +16,7 @@ from tests.support.committed_runs import COMMITTED_RUNS, REINFORCEMENT_RUNS, ROO
 FIXTURES = ROOT / "tests" / "fixtures"
 SHORT = {
     "train.json": {"min_train_tokens": 16_384, "validation_tokens": 2_048},
+    "experiment.json": {"budget": {"steps": 6}},
     "reinforce.json": {"steps": 2, "prompts_per_step": 8, "validation_samples": 2},
 }
 """Keys of runs in the tests."""

@@ -1,0 +1,57 @@
+"""Conduct an experiment, or say what it would take."""
+
+from rungs.common.command import importing
+
+import sys
+from pathlib import Path
+
+import click
+
+from rungs.cli.options import DATASETS_DIR_OPTION
+
+
+@click.command()
+@click.argument("experiment")
+@click.option(
+    "--workers",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1, 256),
+    help="Runs at a time on this machine, each with a share of the cores, and a GPU of its own if"
+    " there are any.",
+)
+@click.option("--dry-run", is_flag=True, help="Say what is left and how long it takes; train none.")
+@click.option("--price-per-hour", type=float, help="With --dry-run: of this machine, for the cost.")
+@DATASETS_DIR_OPTION
+def main(
+    experiment: str,
+    workers: int,
+    dry_run: bool,
+    price_per_hour: float | None,
+    datasets_dir: Path | None,
+) -> None:
+    """Conduct EXPERIMENT, a folder with an experiment.json, or go on with it.
+
+    Trains the runs that it calls for, and writes its report after each: report.html, report.md,
+    tables and charts. Runs that are there are not trained again.
+    """
+    with importing():
+        from rungs.common import run_log
+        from rungs.data.catalog import find_datasets_dir
+        from rungs.experiments.conduct import Conductor
+        from rungs.experiments.folder import ExperimentFolder
+        from rungs.experiments.workers import Local
+
+    run_log.log_to_terminal(quiet=False, as_json=False)
+    folder = ExperimentFolder.find(experiment)
+    with folder.lock():
+        datasets = find_datasets_dir(datasets_dir)
+        conductor = Conductor(folder, datasets, Local(workers))
+        if dry_run:
+            from rungs.experiments.estimate import estimate
+
+            click.echo(estimate(conductor, datasets, price_per_hour))
+            return
+        code = conductor.conduct()
+    click.echo(conductor.summary())
+    sys.exit(code)

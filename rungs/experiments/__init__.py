@@ -1,0 +1,21 @@
+"""Experiments: several runs and a verdict.
+
+kinds         the kinds of experiments; a new one is a file beside these, and a line there
+experiment    what all kinds have: keys of `experiment.json`, runs, outcomes
+compare       variants against a base, paired by seed
+grid          every combination of some values
+confirm       what kinds that choose among runs share: a confirmation with fresh seeds
+search        settings that Optuna proposes
+scaling       sizes and budgets, and what a larger budget would reach
+mixture       proportions of datasets
+propose       ideas of a program
+verdict       intervals and verdicts
+estimate      what is left, how long it takes and what it costs
+folder        an experiment's folder, config and lock
+conduct       trains what is missing, keeps ledger and report
+workers       where runs are trained
+outcome       the measure and curve of a run that ended
+ledger        what happened, in a chain of checksums
+table         results as text, Markdown, LaTeX and CSV
+charts        effects, curves, heat map
+report        report.md, report.html"""

@@ -1,0 +1,208 @@
+"""Experiments from the first run to the verdict, with simulated runs; a real one at the end."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rungs.common.errors import UserError
+from rungs.experiments.experiment import Comparison
+from rungs.experiments.verdict import Judgement
+from tests.support.committed_runs import ROOT
+from tests.support.simulated_runs import Simulated, conduct, make_experiment, noisy
+
+LOSSES = {0.01: 3.0, 0.02: 2.9, 0.001: 3.3}
+VARIANTS = {
+    "same": {"weight_decay": 0.01},
+    "fast": {"learning_rate": 0.02},
+    "slow": {"learning_rate": 0.001},
+}
+TIMES = "minutes", "tokens_per_second", "device", "commit", "checksum"
+
+
+def by_rate(changes: Mapping[str, Any]) -> float:
+    return LOSSES[changes.get("learning_rate", 0.01)]
+
+
+def judgements(found: list[Comparison]) -> dict[str, str]:
+    return {one.group: str(one.verdict.judgement) for one in found}
+
+
+def ledger(folder: Path) -> list[dict[str, Any]]:
+    lines = map(json.loads, (folder / "ledger.jsonl").read_text().splitlines())
+    return [{k: v for k, v in line.items() if k not in TIMES} for line in lines]
+
+
+def test_variants_are_judged_by_seed(tmp_path: Path) -> None:
+    folder = make_experiment(tmp_path, variants=VARIANTS, seeds=5, smallest_effect=0.05)
+    engine = Simulated(noisy(by_rate))
+    code, conductor = conduct(folder, engine)
+    assert code == 0
+    assert engine.trained[:4] == ["base-seed0", "same-seed0", "fast-seed0", "slow-seed0"]
+    found = judgements(conductor.experiment.comparisons(conductor.outcomes))
+    assert found == {"same": "no different", "fast": "better", "slow": "worse"}
+    report = (folder.path / "report.md").read_text()
+    assert "| fast | 2.9" in report
+    assert "| better |" in report
+    assert "[2.9" in report
+    names = {path.name for path in folder.path.iterdir()}
+    assert names >= {"effects.png", "curves.png", "table.tex", "table.csv", "report.html"}
+    assert "http" not in (folder.path / "report.html").read_text()
+
+
+def test_what_is_there_is_not_trained_again(tmp_path: Path) -> None:
+    folder = make_experiment(tmp_path, variants=VARIANTS)
+    conduct(folder, Simulated(noisy(by_rate)))
+    before = folder.ledger.read_bytes()
+    engine = Simulated(noisy(by_rate))
+    assert conduct(folder, engine)[0] == 0
+    assert not engine.trained
+    assert folder.ledger.read_bytes() == before
+
+
+@pytest.mark.parametrize("seeds", [3, {"from": 3, "to": 6}])
+def test_an_experiment_killed_after_any_run_ends_as_if_nothing_had_happened(
+    seeds: object, tmp_path: Path
+) -> None:
+    whole = make_experiment(tmp_path / "whole", variants=VARIANTS, seeds=seeds)
+    conduct(whole, Simulated(noisy(by_rate)))
+    killed = make_experiment(tmp_path / "killed", variants=VARIANTS, seeds=seeds)
+    for _ in range(30):
+        engine = Simulated(noisy(by_rate))
+        engine.stops_after = 2
+        try:
+            conduct(killed, engine)
+            break
+        except KeyboardInterrupt:
+            with killed.ledger.open("a") as file:
+                file.write('{"entry": "run", "gro')  # the machine died while it wrote
+    assert ledger(killed.path) == ledger(whole.path)
+    for name in ("report.md", "table.csv", "table.tex"):
+        found, expected = ((each.path / name).read_text() for each in (killed, whole))
+        assert found.replace(str(tmp_path / "killed"), "") == expected.replace(
+            str(tmp_path / "whole"), ""
+        )
+
+
+def test_seeds_are_added_until_there_is_a_verdict(tmp_path: Path) -> None:
+    folder = make_experiment(tmp_path, variants=VARIANTS, seeds={"from": 3, "to": 12})
+    engine = Simulated(noisy(by_rate))
+    _, conductor = conduct(folder, engine)
+    found = judgements(conductor.experiment.comparisons(conductor.outcomes))
+    assert (found["fast"], found["slow"]) == ("better", "worse")
+    seeds = {name: sum(one.startswith(name) for one in engine.trained) for name in VARIANTS}
+    assert seeds["slow"] < seeds["same"] == 12 == sum("base" in one for one in engine.trained)
+
+
+def test_a_ladder_compares_each_rung_with_the_one_before(tmp_path: Path) -> None:
+    variants = {"decay": {"weight_decay": 0.1}, "fast": {"learning_rate": 0.02}}
+    folder = make_experiment(tmp_path, variants=variants, ladder=True, leave_one_out=True)
+    _, conductor = conduct(folder, Simulated(noisy(by_rate)))
+    trials = {one.group: one.changes for one in conductor.experiment.trials(conductor.outcomes)}
+    assert trials["fast"]["weight_decay"] == 0.1
+    assert "weight_decay" not in trials["without decay"]
+    found = {
+        (one.group, one.against) for one in conductor.experiment.comparisons(conductor.outcomes)
+    }
+    assert found == {("decay", "base"), ("fast", "decay"), ("without decay", "fast")}
+
+
+def test_a_run_that_fails_is_a_row_and_is_tried_again(tmp_path: Path) -> None:
+    folder = make_experiment(tmp_path, variants={"nan": {"learning_rate": 1.0}})
+    code, conductor = conduct(
+        folder, Simulated(lambda c, _: 3.0 if "learning_rate" not in c else float("nan"))
+    )
+    assert code == 1
+    (comparison,) = conductor.experiment.comparisons(conductor.outcomes)
+    assert comparison.verdict.judgement is Judgement.FAILED
+    assert "| nan | ended with exit code 1 |" in (folder.path / "report.md").read_text()
+    engine = Simulated(lambda *_: 2.0)
+    assert conduct(folder, engine)[0] == 0
+    assert engine.trained == ["nan-seed0", "nan-seed1", "nan-seed2"]
+
+
+def test_minutes_are_compared_on_one_kind_of_device(tmp_path: Path) -> None:
+    folder = make_experiment(tmp_path, variants=VARIANTS, budget={"minutes": 1.0})
+    engine = Simulated(noisy(by_rate), "fast one")
+    engine.stops_after = 2
+    with pytest.raises(KeyboardInterrupt):
+        conduct(folder, engine)
+    with pytest.raises(UserError, match="devices of one kind; fast-seed0 was trained on slow one"):
+        conduct(folder, Simulated(noisy(by_rate), "slow one"))
+
+
+@pytest.mark.parametrize(
+    ("keys", "line"),
+    [
+        ({}, "variants: missing"),
+        ({"kind": "comparison"}, "no experiment is called 'comparison'; did you mean compare"),
+        ({"variants": {"a": {"learnig_rate": 1}}}, "learnig_rate: unknown key"),
+        ({"variants": VARIANTS, "seeds": 1}, "seeds"),
+        ({"variants": VARIANTS, "seeds": {"from": 5, "to": 3}}, "is less than from"),
+        ({"variants": VARIANTS, "measure": "loss"}, "measure"),
+        ({"variants": VARIANTS, "budget": {"steps": 5, "tokens": 5}}, "has 2 of steps, tokens"),
+        (
+            {"variants": VARIANTS, "budget": {"steps": 10**6}},
+            "more than the 24 that its data has",
+        ),
+        ({"variants": {"base": {}}}, "would have the folders of another one"),
+        ({"variants": VARIANTS, "leave_one_out": True}, "leave_one_out: needs ladder"),
+        ({"variants": {"a": "nosuch"}}, "nosuch: no such run folder"),
+        ({"kind": "grid", "grid": {"seed": []}}, "a key has no values"),
+        ({"kind": "grid", "grid": {"weight_decay": [0.1, 0.1]}}, "a value is there twice"),
+        ({"kind": "mixture", "datasets": ["a", "b", "c"], "runs": 4}, "too few for 3 datasets"),
+        ({"kind": "scaling", "budgets": [1e9, 1e10]}, "has no mup"),
+        ({"kind": "search", "runs": 3, "ranges": {"beta1": {"from": 0.9, "to": 0.1}}}, "must rise"),
+    ],
+)
+def test_wrong_experiments_are_refused_before_anything_trains(
+    keys: dict[str, Any], line: str, tmp_path: Path
+) -> None:
+    folder, engine = make_experiment(tmp_path, **keys), Simulated(noisy(by_rate))
+    with pytest.raises(UserError, match=line):
+        conduct(folder, engine)
+    assert [path.name for path in folder.path.iterdir()] == ["experiment.json"]
+
+
+@pytest.mark.parametrize("edit", ["value", "removed", "added"])
+def test_an_edited_ledger_is_refused(edit: str, tmp_path: Path) -> None:
+    folder = make_experiment(tmp_path, variants=VARIANTS)
+    conduct(folder, Simulated(noisy(by_rate)))
+    lines = folder.ledger.read_text().splitlines(keepends=True)
+    if edit == "value":
+        lines[3] = lines[3].replace('"value": 3', '"value": 2')
+    elif edit == "removed":
+        del lines[2]
+    else:
+        lines.insert(2, lines[1])
+    folder.ledger.write_text("".join(lines))
+    with pytest.raises(UserError, match=r"ledger.jsonl: line [34]: was changed"):
+        conduct(folder, Simulated(noisy(by_rate)))
+
+
+def test_an_experiment_that_has_begun_can_not_change(tmp_path: Path) -> None:
+    folder = make_experiment(tmp_path, variants=VARIANTS)
+    conduct(folder, Simulated(noisy(by_rate)))
+    make_experiment(tmp_path, variants={**VARIANTS, "fast": {"learning_rate": 0.001}})
+    with pytest.raises(UserError, match="fast-seed0 has other keys than in the ledger"):
+        conduct(folder, Simulated(noisy(by_rate)))
+
+
+def test_the_command_trains_real_runs(tmp_path: Path) -> None:
+    folder = make_experiment(
+        tmp_path,
+        variants={"slow": {"learning_rate": 0.0001}},
+        budget={"steps": 6},
+        seeds=2,
+        changes={"drop_rate": 0.0},
+    )
+    command = [sys.executable, str(ROOT / "experiment.py"), str(folder.path), "--workers", "2"]
+    datasets = ["--datasets-dir", str(tmp_path / "datasets")]
+    done = subprocess.run([*command, *datasets], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "slow" in done.stdout
+    assert len(ledger(folder.path)) == 5
