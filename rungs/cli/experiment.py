@@ -20,12 +20,30 @@ from rungs.cli.options import DATASETS_DIR_OPTION
     help="Runs at a time on this machine, each with a share of the cores, and a GPU of its own if"
     " there are any.",
 )
+@click.option(
+    "--engine",
+    type=click.Choice(["local", "slurm", "ray"]),
+    default="local",
+    show_default=True,
+    help="Where runs are trained: here, or as jobs of Slurm or Ray (extras of these names), which"
+    " share the file system.",
+)
+@click.option(
+    "--engine-option",
+    "engine_options",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="For each job: a parameter of submitit, such as slurm_partition=gpu, or an option of Ray's"
+    " tasks, such as num_gpus=1, and address=HOST:PORT of its cluster. Can be repeated.",
+)
 @click.option("--dry-run", is_flag=True, help="Say what is left and how long it takes; train none.")
 @click.option("--price-per-hour", type=float, help="With --dry-run: of this machine, for the cost.")
 @DATASETS_DIR_OPTION
 def main(
     experiment: str,
     workers: int,
+    engine: str,
+    engine_options: tuple[str, ...],
     dry_run: bool,
     price_per_hour: float | None,
     datasets_dir: Path | None,
@@ -38,15 +56,17 @@ def main(
     with importing():
         from rungs.common import run_log
         from rungs.data.catalog import find_datasets_dir
+        from rungs.experiments.clusters import make_engine
         from rungs.experiments.conduct import Conductor
         from rungs.experiments.folder import ExperimentFolder
-        from rungs.experiments.workers import Local
+        from rungs.run.derive import parse_settings
 
     run_log.log_to_terminal(quiet=False, as_json=False)
     folder = ExperimentFolder.find(experiment)
     with folder.lock():
         datasets = find_datasets_dir(datasets_dir)
-        conductor = Conductor(folder, datasets, Local(workers))
+        options = parse_settings(engine_options)
+        conductor = Conductor(folder, datasets, make_engine(engine, workers, options, folder))
         if dry_run:
             from rungs.experiments.estimate import estimate
 

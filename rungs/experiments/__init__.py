@@ -13,7 +13,8 @@ verdict       intervals and verdicts
 estimate      what is left, how long it takes and what it costs
 folder        an experiment's folder, config and lock
 conduct       trains what is missing, keeps ledger and report
-workers       where runs are trained
+workers       where runs are trained: processes on this machine
+clusters      the same on Slurm and on Ray
 outcome       the measure and curve of a run that ended
 ledger        what happened, in a chain of checksums
 table         results as text, Markdown, LaTeX and CSV

@@ -132,7 +132,10 @@ class Conductor:
         return self.folder.runs / trial.name
 
     def _jobs(self, trials: Sequence[Trial]) -> list[Job]:
-        return [Job(str(self.run(trial)), self._command(trial)) for trial in trials]
+        return [
+            Job(str(self.run(trial)), tuple(self._command(trial)), str(Path.cwd()))
+            for trial in trials
+        ]
 
     def _command(self, trial: Trial) -> list[str]:
         if trial.branch:

@@ -26,8 +26,10 @@ class Job(NamedTuple):
     """A run to train."""
 
     folder: str
-    command: Sequence[str]
+    command: tuple[str, ...]
     """Makes the folder if it isn't there, and trains to the end or goes on."""
+    directory: str
+    """The working directory, from which paths start."""
 
 
 class Ended(NamedTuple):

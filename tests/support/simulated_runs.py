@@ -9,7 +9,7 @@ from typing import Any
 from rungs.common.signals import StopSignal
 from rungs.experiments.conduct import Conductor
 from rungs.experiments.folder import ExperimentFolder
-from rungs.experiments.workers import Ended, Job
+from rungs.experiments.workers import Ended, Engine, Job
 from rungs.run.derive import create_like
 from rungs.run.metrics import StepMetrics
 from tests.support.tiny_run import make_dataset, make_run
@@ -94,7 +94,7 @@ def make_experiment(folder: Path, **keys: Any) -> ExperimentFolder:
     return ExperimentFolder(path)
 
 
-def conduct(folder: ExperimentFolder, engine: Simulated) -> tuple[int, Conductor]:
+def conduct(folder: ExperimentFolder, engine: Engine) -> tuple[int, Conductor]:
     """Conduct an experiment; return the exit code, too."""
     conductor = Conductor(folder, folder.path.parent / "datasets", engine)
     return conductor.conduct(), conductor
