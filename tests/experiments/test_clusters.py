@@ -86,7 +86,8 @@ def check(experiment: ExperimentFolder) -> None:
     assert len(experiment.ledger.read_text().splitlines()) == 5
 
 
-def test_a_job_that_slurm_queues_again_goes_on(experiment: ExperimentFolder, slurm: None) -> None:
+@pytest.mark.usefixtures("slurm")
+def test_a_job_that_slurm_queues_again_goes_on(experiment: ExperimentFolder) -> None:
     def requeue() -> None:
         wait_for_steps(experiment)
         running = ["squeue", "--noheader", "--states=R", "--format=%i"]
