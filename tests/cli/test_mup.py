@@ -14,7 +14,7 @@ from rungs.data.tokens.loader import TrainingData
 from rungs.planning.mup import measure
 from rungs.run.folder import RunFolder
 from tests.support.committed_runs import ROOT
-from tests.support.tiny_run import MODEL, change, make_dataset, make_run
+from tests.support.tiny_run import MODEL, make_dataset, make_run
 
 pytestmark = pytest.mark.long
 WIDE = {**MODEL, "emb_dim": 32, "n_layers": 3}
