@@ -31,13 +31,13 @@ from rungs.checkpointing.manifest import (
     refuse_damaged,
     write_checksums,
 )
-from rungs.checkpointing.weights_file import WEIGHTS_FILE, file_or_index
+from rungs.checkpointing.weights_file import BASE, WEIGHTS_FILE, file_or_index
 from rungs.common import disk
 from rungs.common.errors import UserError
 from rungs.common.shown_text import quoted
 from rungs.run.folder import RUNS, RunFolder, is_checkpoint_name, known_runs
 
-IMPORTED = "imported"
+IMPORTED = weights_file.IMPORTED
 """Name of the folder that `pretrained.py import` fills."""
 AVERAGE = "average-"
 """Prefix of the folders that `checkpointing.py --average` fills."""
@@ -241,7 +241,7 @@ def list_run(run: RunFolder, *, verify: bool) -> list[ListedCheckpoint]:
     def links(path: Path) -> list[str]:
         return [name for name, target in targets.items() if target == path.name]
 
-    models = run.imported, *sorted(folder.glob(f"{AVERAGE}[0-9]*"))
+    models = run.imported, *sorted([*folder.glob(f"{AVERAGE}[0-9]*"), *folder.glob(f"{BASE}*")])
     listed = [_without_training(path, verify) for path in models if path.is_dir()]
     listed += [_listed(path, links(path), verify) for path in checkpoint_folders(folder)]
     # a running training may have deleted some
@@ -254,11 +254,24 @@ def _listed(folder: Path, links: list[str], verify: bool) -> ListedCheckpoint:
     except CheckpointError:
         return _without_manifest(folder, links, [META_FILE])
     meta, damage = checkpoint.meta, checkpoint.damage() if verify else checkpoint.missing()
+    if meta.train.get("lora") and not damage:
+        damage = _lost_base(checkpoint, verify)
     quality = meta.train_loss, meta.validation_loss, meta.pass_at_1
     size = disk.folder_bytes(folder)
     return ListedCheckpoint(
         folder.name, meta.global_step, *quality, size, meta.created, links, damage, True
     )
+
+
+def _lost_base(checkpoint: Checkpoint, verify: bool) -> list[str]:
+    """Return why a checkpoint's adapter has no base, an empty list if it has."""
+    try:
+        weights = checkpoint.weights
+        if verify:
+            weights.refuse_changed_base()
+    except UserError as error:
+        return [str(error)]
+    return []
 
 
 def _without_training(folder: Path, verify: bool) -> ListedCheckpoint:
@@ -291,6 +304,7 @@ def average_checkpoints(run: RunFolder, count: int) -> tuple[Path, list[int]]:
     for checkpoint in last:
         if damage := checkpoint.damage(_is_of_model):
             raise UserError(f"{checkpoint.folder}: damaged ({', '.join(damage)})")
+        checkpoint.weights.refuse_changed_base()
     folder = run.checkpoints / f"{AVERAGE}{count}"
     with disk.lock_folder(folder), disk.atomic_folder(folder, replace=True) as new:
         _write_mean(new, last)
@@ -310,7 +324,7 @@ def _write_mean(folder: Path, checkpoints: list[Checkpoint]) -> None:
         mean = (total / len(sources)).astype(np.float32)
         means[name] = weights_file.cast(mean, sources[-1].array(name).dtype.name)
     limit = last.meta.run_config().train.max_weights_file_bytes
-    weights_file.write_weights(folder, means, sources[-1].header, limit)
+    weights_file.write_weights(folder, means, sources[-1].header._replace(base=None), limit)
     for name in filter(_is_of_model, last.meta.checksums):
         if not name.startswith(Path(WEIGHTS_FILE).stem):
             (folder / name).parent.mkdir(exist_ok=True)

@@ -155,6 +155,7 @@ class MergedWeights(Weights):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
+        self.header = self.header._replace(base=None)  # merged, they are no adapter
         self._lora = self.header.train.lora if self.header.train else None
 
     def names(self) -> set[str]:

@@ -193,7 +193,7 @@ def refuse_damaged(weights: Path, only: str | None = None) -> None:
     """Raise UserError, which names the files, if weights or their tokenizer differ from the
     checksums in their folder; weights without `meta.json` or `SHA256SUMS` cannot be checked.
     `weights` is a `model.safetensors` or its shard index; `only` is the one file to check, instead
-    of all but the optimizer state."""
+    of all but the optimizer state. Likewise for the base of an adapter, by its checksum."""
     folder = weights.parent
 
     def is_read(name: str) -> bool:
@@ -205,9 +205,11 @@ def refuse_damaged(weights: Path, only: str | None = None) -> None:
         damage = changed_files(folder, is_read)
         remedy = f"import it again, or delete {CHECKSUMS_FILE} if you changed them on purpose"
     else:
-        return
+        damage, remedy = [], ""
     if damage:
         raise UserError(f"{folder}: damaged ({', '.join(damage)}); {remedy}")
+    if only is None:
+        Weights(weights).refuse_changed_base()
 
 
 def write_manifest(folder: Path, meta: CheckpointMeta) -> None:

@@ -19,15 +19,17 @@ from rungs.checkpointing import (
     optimizer_state,
     weights_file,
 )
-from rungs.checkpointing.checkpoint_folder import LINKS, UNFINISHED
+from rungs.checkpointing.checkpoint_folder import IMPORTED, LINKS, UNFINISHED
 from rungs.checkpointing.manifest import EMA_FOLDER, PUBLISHED_FOLDER, CheckpointMeta
 from rungs.checkpointing.published import read_published
-from rungs.checkpointing.weights_file import Weights, WeightsHeader
+from rungs.checkpointing.weights_file import BASE, Weights, WeightsHeader
 from rungs.common import disk
+from rungs.common.errors import UserError
 from rungs.config.run_config import AnyRunConfig
 from rungs.data.text.chat_template import read_template_files
 from rungs.data.text.tokenizer_files import read_tokenizer_files
 from rungs.model.gpt import GPT
+from rungs.model.lora import LOW_RANK_NAMES
 from rungs.optim.skipping_optimizer import WEIGHTS, SkippingOptimizer
 from rungs.parallel import devices, jax_setup, processes
 from rungs.parallel.devices import host_device
@@ -63,9 +65,11 @@ class _Saving:
     meta: CheckpointMeta
     flags: Flags
     weights: Mapping[str, np.ndarray | None]
-    """None for arrays that another process writes."""
+    """With LoRA only the adapter's. None for arrays that another process writes."""
     averaged: Mapping[str, np.ndarray | None] | None
-    """All weights, the trained ones averaged; None without ema_decay."""
+    """These weights, the trained ones averaged; None without ema_decay."""
+    base: Mapping[str, np.ndarray | None]
+    """What LoRA adapts, unless it is saved already."""
     needed_bytes: int
     """Disk space that it needs, with an estimate for metadata."""
     folder: Path = Path()
@@ -84,7 +88,8 @@ class Saver(contextlib.AbstractContextManager["Saver"]):
 
     Each checkpoint includes the tokenizer file and chat template, which are read now because their
     dataset or checkpoint may be gone later. The origin and published files of the starting weights
-    are copied too, and their tokenizer if the dataset has none.
+    are copied too, and their tokenizer if the dataset has none. With LoRA checkpoints hold the
+    adapter; the first one writes its base beside it.
 
     `before` is called in the background before each checkpoint is written, and each of `after` once
     it is complete."""
@@ -100,6 +105,8 @@ class Saver(contextlib.AbstractContextManager["Saver"]):
     ) -> None:
         self._folder, self._config = folder, config
         self._origin = starts_from.header.origin if starts_from else None
+        self._base = starts_from.header.base if starts_from else None
+        self._has_base = self._base is not None
         tokenizer_file = tokenizer_file or (starts_from.tokenizer_file if starts_from else None)
         published = read_published(starts_from)
         self._copied = {f"{PUBLISHED_FOLDER}/{name}": published[name] for name in published}
@@ -126,14 +133,18 @@ class Saver(contextlib.AbstractContextManager["Saver"]):
         flags = finite_flags(named_arrays(model) | named_arrays(optimizer))
         is_shared, vocab_size = processes.is_multi_process(), self._config.model.vocab_size
         read: Callable[..., dict[str, Any]] = named_arrays if is_shared else host_copies
-        weights, moments = read(model, vocab_size), read(optimizer, vocab_size)
+        weights = read(model, vocab_size, optimizer.wrt if self._has_base else ...)
+        moments, base = read(optimizer, vocab_size), dict[str, Any]()
+        if self._config.train.lora and not self._has_base:
+            base, self._has_base = _take_base(weights), True
         averaged = _take_averaged(weights, moments)
-        held = [a.nbytes for part in (weights, moments, averaged or {}) for a in part.values()]
+        parts = (weights, moments, averaged or {}, base)
+        held = [array.nbytes for part in parts for array in part.values()]
         needed = sum(held) + sum(map(len, self._copied.values())) + _EXTRA_BYTES
         if is_shared:
-            weights = _gathered(weights)
+            weights, base = _gathered(weights), _gathered(base)
             averaged = None if averaged is None else _gathered(averaged)
-        saving = _Saving(meta, flags, weights, averaged, needed)
+        saving = _Saving(meta, flags, weights, averaged, base, needed)
         if is_shared:  # Orbax synchronizes the processes, which only the training loop may do
             with self._failures_of(saving):
                 self._create(saving, moments)
@@ -189,6 +200,8 @@ class Saver(contextlib.AbstractContextManager["Saver"]):
             try:
                 if processes.is_first_process():
                     self._before()
+                    if saving.base:
+                        self._write_base(saving.base, saving.meta)
                     self._write_model(saving.folder, saving.weights, saving.meta)
                     if saving.averaged is not None:
                         folder = saving.folder / EMA_FOLDER
@@ -207,8 +220,20 @@ class Saver(contextlib.AbstractContextManager["Saver"]):
         best = checkpoint_folder.best_of([*checkpoint_folder.list_checkpoints(self._folder), new])
         return saving.meta.model_copy(update={"is_best": best is new})
 
+    def _write_base(self, base: Mapping[str, Any], meta: CheckpointMeta) -> None:
+        """Write the base, unless the run has it as the imported model or from an earlier start."""
+        sha256 = weights_file.tensors_checksum(base, base.__getitem__)
+        own = self._folder / f"{BASE}{sha256[:16]}"
+        if not any(_holds(place, sha256) for place in (self._folder / IMPORTED, own)):
+            header = WeightsHeader(self._config.model, None, meta.tokenizer, self._origin)
+            with disk.atomic_folder(own, replace=True) as new:
+                limit = self._config.train.max_weights_file_bytes
+                weights_file.write_weights(new, base, header, limit)
+                manifest.write_checksums(new)
+        self._base = sha256
+
     def _write_model(self, folder: Path, weights: Mapping[str, Any], meta: CheckpointMeta) -> None:
-        header = WeightsHeader(*self._config, meta.tokenizer, self._origin)
+        header = WeightsHeader(*self._config, meta.tokenizer, self._origin, self._base)
         limit = self._config.train.max_weights_file_bytes
         weights_file.write_weights(folder, weights, header, limit)
         for name, content in self._copied.items():
@@ -239,6 +264,18 @@ def _take_averaged(weights: Mapping[str, A], moments: dict[str, A]) -> dict[str,
     names = [name for name in moments if name.startswith(WEIGHTS)]
     averaged = {name.removeprefix(WEIGHTS): moments.pop(name) for name in names}
     return {**weights, **averaged} if averaged else None
+
+
+def _take_base(weights: dict[str, A]) -> dict[str, A]:
+    """Remove what LoRA doesn't train from the weights, and return it."""
+    names = [name for name in weights if not name.endswith(LOW_RANK_NAMES)]
+    return {name: weights.pop(name) for name in names}
+
+
+def _holds(folder: Path, sha256: str) -> bool:
+    with contextlib.suppress(UserError):
+        return Weights(folder / weights_file.WEIGHTS_FILE).sha256() == sha256
+    return False
 
 
 def _gathered(arrays: Mapping[str, jax.Array]) -> dict[str, np.ndarray | None]:

@@ -1,13 +1,14 @@
 """`model.safetensors`: a model's weights by dotted name, in one file or in shards with an index.
-Each file's header holds the configs, so a model can be loaded without its run folder."""
+Each file's header holds the configs, so a model can be loaded without its run folder. With LoRA it
+has the adapter alone, and the checksum of the weights under it: its base."""
 
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Annotated, Any, NamedTuple, Self
 
 import ml_dtypes
 import numpy as np
@@ -23,6 +24,9 @@ from rungs.config.run_config import parse_train
 from rungs.data.text.tokenizer import TOKENIZER_FILE
 
 _OBJECT = TypeAdapter(dict[str, Any])
+_SHA256 = TypeAdapter[str | None](Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None)
+IMPORTED, BASE = "imported", "base-"
+"""Folder in `checkpoints/` that `pretrained.py import` fills; prefix of those with a base."""
 
 
 class Origin(StrictModel):
@@ -49,6 +53,8 @@ class WeightsHeader(NamedTuple):
     tokenizer: str
     origin: Origin | None = None
     """Set if training started from imported weights."""
+    base: str | None = None
+    """If the file holds a LoRA adapter alone: `Weights.sha256` of the weights that it adapts."""
 
     def as_metadata(self) -> dict[str, str]:
         """Return the header as the metadata of a safetensors file."""
@@ -61,6 +67,8 @@ class WeightsHeader(NamedTuple):
             texts["train"] = json.dumps(self.train.as_json())
         if self.origin is not None:
             texts["origin"] = self.origin.model_dump_json()
+        if self.base is not None:
+            texts["base"] = self.base
         return texts
 
     @classmethod
@@ -71,6 +79,7 @@ class WeightsHeader(NamedTuple):
             parse_train(_OBJECT.validate_json(texts["train"])) if "train" in texts else None,
             texts["tokenizer"],
             Origin.model_validate_json(texts["origin"]) if "origin" in texts else None,
+            _SHA256.validate_python(texts.get("base")),
         )
 
 
@@ -91,13 +100,17 @@ def write_weights(
 
 
 class Weights:
-    """The tensors of a `model.safetensors` or its shards, read one at a time. `path` is the file,
-    which may exist as shards only, or the index. Raises UserError if Rungs cannot read them."""
+    """The tensors of a `model.safetensors` or its shards, and of an adapter's base, read one at a
+    time. `path` is the file, which may exist as shards only, or the index. Raises UserError if
+    Rungs cannot read them."""
 
     def __init__(self, path: Path) -> None:
         self.path = file_or_index(path)
         is_sharded = self.path.name == INDEX_FILE
         self._files, self.header = (_open_shards if is_sharded else _open)(self.path)
+        self.base = _open_base(self.path, self.header.base) if self.header.base else None
+        if self.base:
+            self._files = self.base._files | self._files
 
     @property
     def tokenizer_file(self) -> Path | None:
@@ -144,12 +157,13 @@ class Weights:
 
     def sha256(self) -> str:
         """Return a checksum of the names, dtypes, shapes and values of all tensors."""
-        digest = hashlib.sha256()
-        for name in sorted(self.names()):
-            array = self.array(name)
-            digest.update(f"{name} {array.dtype.name} {array.shape}".encode())
-            digest.update(np.ascontiguousarray(array).tobytes())
-        return digest.hexdigest()
+        return tensors_checksum(self.names(), self.array)
+
+    def refuse_changed_base(self) -> None:
+        """Raise UserError if these are for another base than the one that was found."""
+        if self.base and self.base.sha256() != self.header.base:
+            where = f"the LoRA adapter {self.path}"
+            raise UserError(f"{self.base.path}: not what {where} was trained on; put that back")
 
     def check_tensors(self, shapes: dict[str, tuple[int, ...]]) -> None:
         """Raise UserError unless the file holds exactly these tensors, with a line for each that is
@@ -164,6 +178,31 @@ class Weights:
                 lines.append(f"tensor {name}: has dtype {code}, must have {' or '.join(codes)}")
         if lines:
             raise UserError.at(self.path, sorted(lines))
+
+
+def _open_base(path: Path, sha256: str) -> Weights:
+    """Return the base of an adapter: beside its checkpoint or, for what is elsewhere in a run
+    folder, as deep as `aside/TIME/checkpoints/NAME/ema`, among the run's checkpoints."""
+    names = f"{BASE}{sha256[:16]}", IMPORTED
+    for folder in (path.parent.resolve() / path.name).parents[:6]:
+        for name in (*names, *(f"checkpoints/{name}" for name in names)):
+            file = file_or_index(folder / name / WEIGHTS_FILE)
+            if file.is_file():
+                return Weights(file)
+    raise UserError(
+        f"{path}: is a LoRA adapter, and the weights that it was trained on are gone; put back"
+        f" {names[0]}/ or {IMPORTED}/, which had them, beside its checkpoint"
+    )
+
+
+def tensors_checksum(names: Iterable[str], read: Callable[[str], np.ndarray]) -> str:
+    """Return the sha256 of the names, dtypes, shapes and values of tensors."""
+    digest = hashlib.sha256()
+    for name in sorted(names):
+        array = read(name)
+        digest.update(f"{name} {array.dtype.name} {array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
 
 
 _Opened = tuple[dict[str, Any], WeightsHeader]

@@ -20,7 +20,7 @@ from rungs.data.tokens.sequences import IGNORED
 from rungs.model.gpt import GPT
 from rungs.optim.skipping_optimizer import SkippingOptimizer
 from rungs.parallel.sharding import one_device
-from rungs.planning.forecast import checkpoint_bytes
+from rungs.planning.forecast import state_bytes
 from rungs.run.folder import RunFolder
 from rungs.step.state import create_model_and_optimizer
 
@@ -99,7 +99,7 @@ class CheckedModel(NamedTuple):
     def compiled(self, function: Callable[..., T]) -> Callable[..., T]:
         """Compile a function of model and arrays; return it as a function of the arrays."""
         graph, state = nnx.split(self.model)
-        level = 2 if checkpoint_bytes(self.config, None) > LARGE_BYTES else 0
+        level = 2 if state_bytes(self.config, None) > LARGE_BYTES else 0
         jitted = jax.jit(
             lambda state, *arrays: function(nnx.merge(graph, state), *arrays),
             compiler_options={"xla_backend_optimization_level": level},
@@ -143,13 +143,13 @@ def _single_device(train: TrainConfig, sequences: int) -> TrainConfig:
 
 def limits_for(config: RunConfig, sequences: int | None, tokens: int | None) -> Limits:
     """Return the size of the batch, by default less of it for a large model."""
-    is_large = checkpoint_bytes(config, None) > LARGE_BYTES
+    is_large = state_bytes(config, None) > LARGE_BYTES
     return Limits(1, sequences or (2 if is_large else 4), tokens or (16 if is_large else 64))
 
 
 def check_memory(run: RunFolder, config: RunConfig) -> None:
     """Raise UserError if this machine's memory is too small for the checks of a run."""
-    needed, available = _MEMORY_FACTOR * checkpoint_bytes(config, None), memory_bytes()
+    needed, available = _MEMORY_FACTOR * state_bytes(config, None), memory_bytes()
     if needed > available:
         raise UserError(
             f"{run.path}: the check needs about {needed / 1e9:,.1f} GB of memory, and there are"

@@ -196,7 +196,7 @@ def _train_config(weights: "Weights", dataset: str | None) -> "TrainConfig":
     """Return the train.json that the model was trained with, if need be for another dataset."""
     from rungs.config.train_config import TrainConfig
 
-    model, train, tokenizer, _ = weights.header
+    model, train, tokenizer, *_ = weights.header
     if isinstance(train, TrainConfig):
         other = {"dataset": dataset, "start_val_token": 0, "validation_datasets": ()}
         return train.model_copy(update=other if dataset else {})

@@ -10,8 +10,8 @@ from typing import Any, Self
 from pydantic import Field, ValidationError
 
 from rungs.checkpointing import checkpoint_folder
-from rungs.checkpointing.checkpoint_folder import IMPORTED
 from rungs.checkpointing.manifest import META_FILE
+from rungs.checkpointing.weights_file import BASE, IMPORTED
 from rungs.common import disk, hub, strict_json
 from rungs.common.errors import UserError, reason
 from rungs.run.folder import RunFolder, is_checkpoint_name
@@ -173,10 +173,11 @@ class MirrorFolder:
 
 def is_mirrored(name: str) -> bool:
     """Whether a run folder's file, given by relative path, is mirrored; not for checkpoints."""
-    first, *rest = parts = name.split("/")
+    first, *_ = parts = name.split("/")
     if first in _NOT_MIRRORED or any(part.startswith(".") for part in parts):
         return False
-    return first != CHECKPOINTS or rest[:1] == [IMPORTED]
+    shared = f"{CHECKPOINTS}/{IMPORTED}/", f"{CHECKPOINTS}/{BASE}"
+    return first != CHECKPOINTS or name.startswith(shared)
 
 
 FileVersion = tuple[int, int]

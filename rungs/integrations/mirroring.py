@@ -158,7 +158,8 @@ class Copier:
             what = checkpoint.folder.name if checkpoint else "files beside the checkpoints"
             self.mirror.upload(staged, f"Copy {what}")
         for gone in filter(mirror_folder.is_mirrored, record.copied.keys() - files):
-            self.mirror.delete_file(gone)
+            if not gone.startswith(CHECKPOINTS):  # its checkpoints may need it
+                self.mirror.delete_file(gone)
         self._record = record.model_copy(update={"copied": files})
         self._record.write(self._run.path)
         return True
@@ -166,8 +167,9 @@ class Copier:
     def _other_files(self) -> dict[str, mirror_folder.FileVersion]:
         """Return the versions of the run's other files to mirror, by relative path."""
         found = {}
-        for path in self._run.path.rglob("*"):
-            name = path.relative_to(self._run.path).as_posix()
+        run = self._run  # whose checkpoints may be a link, which rglob doesn't follow
+        for path in (*run.path.rglob("*"), *run.checkpoints.rglob("*")):
+            name = path.relative_to(run.path).as_posix()
             with contextlib.suppress(FileNotFoundError):
                 if path.is_file() and not path.is_symlink() and mirror_folder.is_mirrored(name):
                     found[name] = MirrorRecord.version(path)

@@ -9,6 +9,7 @@ from typing import NamedTuple, Self
 
 from rungs.checkpointing.checkpoint_folder import checkpoint_folders, most_needed
 from rungs.checkpointing.load import starting_dtypes
+from rungs.checkpointing.weights_file import BASE, IMPORTED
 from rungs.common import disk, errors
 from rungs.common.run_log import log
 from rungs.config.optimization_config import OptimizationConfig
@@ -101,10 +102,12 @@ class DiskSpace(NamedTuple):
     kept and their number is unknown."""
     free_bytes: float
     """Free space plus that of the run's own checkpoints; infinity if unknown."""
+    base_bytes: int = 0
+    """With LoRA: the weights under the adapter, saved once; 0 if they are the imported model."""
 
     @property
     def needed_bytes(self) -> int:
-        return self.checkpoint_bytes * (self.checkpoints or 1)
+        return self.checkpoint_bytes * (self.checkpoints or 1) + self.base_bytes
 
     @property
     def fits(self) -> bool:
@@ -368,9 +371,11 @@ def disk_space(
     train = config.train
     saved = None if steps is None else math.ceil((steps - 1) / train.checkpoint_interval) + 1
     counts = [count for count in (most_needed(train.keep_checkpoints), saved) if count is not None]
-    own = sum(map(disk.folder_bytes, checkpoint_folders(run.checkpoints)))
-    free = disk.free_bytes(run.path)
-    return DiskSpace(checkpoint_bytes(config, stored), min(counts, default=None), free + own)
+    folders = (*checkpoint_folders(run.checkpoints), *run.checkpoints.glob(f"{BASE}*"))
+    free = disk.free_bytes(run.path) + sum(map(disk.folder_bytes, folders))
+    each, base = _saved_bytes(config, stored)
+    base *= train.start_from != IMPORTED
+    return DiskSpace(each, min(counts, default=None), free, base)
 
 
 def warn_if_short(run: RunFolder, config: RunConfig, steps: int, stored: Dtypes | None) -> None:
@@ -393,11 +398,19 @@ def remedy(train: OptimizationConfig) -> str:
     return "free some space" + (", or lower keep_checkpoints" if not is_least else "")
 
 
-def checkpoint_bytes(config: RunConfig, stored: Dtypes | None) -> int:
-    """Return the bytes of a checkpoint's weights and optimizer state; the rest is small."""
+def state_bytes(config: RunConfig, stored: Dtypes | None) -> int:
+    """Return the bytes of a run's weights and optimizer state."""
+    return sum(_saved_bytes(config, stored))
+
+
+def _saved_bytes(config: RunConfig, stored: Dtypes | None) -> tuple[int, int]:
+    """Return the bytes of a checkpoint, but for small files, and of the weights under LoRA."""
     train = config.train.model_copy(update={"sharding": None})
     with target_device.trace_for(target_device.Target("cpu")):  # without vocabulary padding
         mesh = abstract_layout(ShardingConfig(data=1)).mesh
         state = AbstractState(RunConfig(config.model, train), 1, mesh)
-    arrays = (*as_stored(state, stored or {}).values(), *state.optimizer.values())
-    return sum(array.size * array.dtype.itemsize for array in arrays)
+    weights = as_stored(state, stored or {})
+    base = [weights.pop(name) for name in weights.keys() - state.trained] if train.lora else []
+    each = (*weights.values(), *state.optimizer.values())
+    saved, kept = (sum(a.size * a.dtype.itemsize for a in part) for part in (each, base))
+    return saved, kept

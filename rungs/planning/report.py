@@ -243,7 +243,8 @@ def _tokens(forecast: Forecast) -> Iterator[str]:
 def disk(forecast: Forecast) -> Iterator[str]:
     """Yield the disk space of the checkpoints."""
     space, is_known = forecast.disk, math.isfinite(forecast.disk.free_bytes)
-    needed = f" × {space.checkpoints} at the same time = {format_bytes(space.needed_bytes)}"
+    base = f" + {format_bytes(space.base_bytes)} under LoRA" if space.base_bytes else ""
+    needed = f" × {space.checkpoints} at the same time{base} = {format_bytes(space.needed_bytes)}"
     total = "; all are kept" if space.checkpoints is None else needed
     yield f"disk      {format_bytes(space.checkpoint_bytes)} per checkpoint{total}"
     free = f"{format_bytes(space.free_bytes)} free"

@@ -142,7 +142,7 @@ def _reference(start: Start) -> weights_file.Weights | None:
         return None
     if train.reference is None:
         return load.find_starting_weights(start.run, start.config)
-    return load.MergedWeights(checkpoint_folder.find_weights(train.reference))
+    return load.MergedWeights(checkpoint_folder.find_valid_weights(train.reference))
 
 
 class Sampled(NamedTuple):

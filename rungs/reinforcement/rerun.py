@@ -38,6 +38,8 @@ def replay(run: RunFolder, config: ReinforceRunConfig, name: str, kind: Kind) ->
         raise UserError(f"{run.metrics}: has no line of step {step}")
     earlier = [saved for saved in list_checkpoints(run.checkpoints) if saved.step < step]
     saved = next((saved for saved in reversed(earlier) if not saved.damage()), None)
+    if saved:
+        saved.weights.refuse_changed_base()
     with ExitStack() as stack:
         learner, first = open_learner(stack, run, config, saved, kind)
         click.echo(

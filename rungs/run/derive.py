@@ -25,8 +25,9 @@ class NewRun:
     """Contents of its two config files, by name."""
     task_files: dict[str, bytes] = dataclasses.field(default_factory=dict)
     """Contents of the files that tasks name in the run folder: items and verifiers."""
-    checkpoint: Path | None = None
-    """The folder of a checkpoint that the run begins with, hard-linked if possible."""
+    saved: tuple[Path, ...] = ()
+    """The folders of a checkpoint that the run begins with, and of the weights under its LoRA
+    adapter; files are hard-linked if possible."""
     records: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
     """Contents of files that belong to that checkpoint, by name."""
 
@@ -48,10 +49,10 @@ class NewRun:
         new = dataclasses.replace(new, task_files=_task_files(origin))
         if found is None:
             return new
-        checkpoint, records, _ = found
+        saved, records, _ = found
         if "max_minutes" in changes:  # the number of steps is decided anew
             records = {k: v for k, v in records.items() if k != RunFolder(folder).length.name}
-        return dataclasses.replace(new, checkpoint=checkpoint, records=records)
+        return dataclasses.replace(new, saved=saved, records=records)
 
     @classmethod
     def from_contents(
@@ -84,11 +85,10 @@ class NewRun:
             for name, content in self.task_files.items():
                 (new / name).parent.mkdir(parents=True, exist_ok=True)
                 (new / name).write_bytes(content)
-            if self.checkpoint is not None:
-                place = RunFolder(new).checkpoints / self.checkpoint.name
-                disk.copy(self.checkpoint, place, link=True)
-                for name, content in self.records.items():
-                    (new / name).write_bytes(content)
+            for folder in self.saved:
+                disk.copy(folder, RunFolder(new).checkpoints / folder.name, link=True)
+            for name, content in self.records.items():
+                (new / name).write_bytes(content)
         return self.folder
 
     def remove(self) -> None:
@@ -97,9 +97,9 @@ class NewRun:
             return
         run, names = RunFolder(self.folder), {*self.texts, *self.task_files}
         files = {path for path in run.path.rglob("*") if path.is_file()}
-        if self.checkpoint is not None:
-            copied = run.checkpoints / self.checkpoint.name
-            files -= {*map(run.path.joinpath, self.records), *copied.rglob("*")}
+        files -= set(map(run.path.joinpath, self.records))
+        for folder in self.saved:
+            files -= set((run.checkpoints / folder.name).rglob("*"))
         if files == {run.path / name for name in names}:
             disk.remove(self.folder)
 
@@ -114,8 +114,8 @@ def config_with(origin: Path, changes: Mapping[str, Any]) -> run_config.AnyRunCo
 class Parent(NamedTuple):
     """What a branch takes from the run that it continues."""
 
-    checkpoint: Path
-    """Its folder."""
+    saved: tuple[Path, ...]
+    """As in `NewRun`."""
     records: Mapping[str, bytes]
     """Contents of the files that belong to it, by name."""
     warmup_of: int

@@ -22,6 +22,7 @@ from rungs.parallel.sharding import TENSOR, Layout, constrain, dotted, padded_ax
 Arrays = dict[str, jax.Array]
 AbstractArrays = dict[str, jax.ShapeDtypeStruct]
 Shapes = dict[str, tuple[int, ...]]
+Stateful = nnx.Module | nnx.Optimizer
 
 LOW_RANK = 0x10A
 """Folded into the seed, so that low-rank additions get other random numbers than weights."""
@@ -156,15 +157,16 @@ def build_model(config: ModelConfig, lora: LoraConfig | None, key: jax.Array) ->
     return model
 
 
-def named_arrays(module: nnx.Module | nnx.Optimizer, vocab_size: int | None = None) -> Arrays:
-    """Return a module's arrays by dotted name; given `vocab_size`, without vocabulary padding."""
-    flat = nnx.to_flat_state(nnx.state(module))
+def named_arrays(module: Stateful, vocab_size: int | None = None, only: Any = ...) -> Arrays:
+    """Return a module's arrays by dotted name, `only` those of a type of variable; given
+    `vocab_size`, without vocabulary padding."""
+    flat = nnx.to_flat_state(nnx.state(module, only))
     return {dotted(path): _without_padding(variable, vocab_size) for path, variable in flat}
 
 
-def host_copies(module: nnx.Module | nnx.Optimizer, vocab_size: int) -> dict[str, np.ndarray]:
-    """Return `host_arrays` of a module's state."""
-    return host_arrays(nnx.state(module), vocab_size)
+def host_copies(module: Stateful, vocab_size: int, only: Any = ...) -> dict[str, np.ndarray]:
+    """Return `host_arrays` of a module's state, or `only` of a type of variable."""
+    return host_arrays(nnx.state(module, only), vocab_size)
 
 
 def host_arrays(state: nnx.State, vocab_size: int) -> dict[str, np.ndarray]:

@@ -238,6 +238,7 @@ def open_failed_step(run: RunFolder, name: str) -> FailedStep:
         checkpoint = read_checkpoint(folder / CHECKPOINT_FOLDER)
         if damage := checkpoint.damage():
             raise UserError(f"{checkpoint.folder}: damaged ({', '.join(damage)})")
+        checkpoint.weights.refuse_changed_base()
     if meta.batch_sha256 != paths.file_checksum(file):
         raise UserError(f"{file}: damaged")
     return FailedStep(folder, meta, run_config(meta.model, meta.train), load_file(file), checkpoint)

@@ -34,7 +34,9 @@ def checkpoint_to_resume(run: RunFolder, start: StartOptions) -> Checkpoint | No
     if start.rewind_to is not None:
         return _undamaged(_find_by_name(run, start.rewind_to))
     newest = checkpoint_folder.newest_valid(run.checkpoints)
-    if newest is None and checkpoint_folder.checkpoint_folders(run.checkpoints):
+    if newest:
+        newest.weights.refuse_changed_base()
+    elif checkpoint_folder.checkpoint_folders(run.checkpoints):
         raise UserError(
             f"{run.checkpoints}: none of the checkpoints is valid; start over with --fresh,"
             " which moves them to aside/"
@@ -45,6 +47,7 @@ def checkpoint_to_resume(run: RunFolder, start: StartOptions) -> Checkpoint | No
 def _undamaged(checkpoint: Checkpoint) -> Checkpoint:
     if damage := checkpoint.damage():
         raise UserError(f"{checkpoint.folder}: damaged ({', '.join(damage)}); choose another")
+    checkpoint.weights.refuse_changed_base()
     return checkpoint
 
 
@@ -152,7 +155,9 @@ def find_branch_point(run: RunFolder, step: int) -> Parent:
         needed[run.layers.name] = layers
     lineage = parent.meta.run_config().train.lineage
     warmup_of = (lineage and lineage.warmup_of) or parent.meta.total_steps
-    return Parent(parent.folder, needed, warmup_of)
+    base = parent.weights.base
+    folders = (parent.folder, base.path.parent) if base else (parent.folder,)
+    return Parent(folders, needed, warmup_of)
 
 
 def edit_to_extend(config: RunConfig, data: TrainingData, done: int) -> str:

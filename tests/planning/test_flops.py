@@ -16,7 +16,7 @@ from rungs.model import blocks, gpt
 from rungs.model.kernels import cross_entropy
 from rungs.parallel.target_device import Target, trace_for
 from rungs.planning import flops
-from rungs.planning.forecast import checkpoint_bytes, forecast
+from rungs.planning.forecast import forecast, state_bytes
 from rungs.planning.hardware import device_by_name
 from rungs.planning.report import as_text
 from rungs.run.folder import StartOptions
@@ -213,4 +213,4 @@ def test_checkpoint_bytes_match_a_checkpoint_on_disk(tmp_path: Path) -> None:
     ]
     on_disk = sum(file.stat().st_size for file in arrays if file.is_file())
     # files also have headers
-    assert checkpoint_bytes(settings, None) == pytest.approx(on_disk, rel=0.1)
+    assert state_bytes(settings, None) == pytest.approx(on_disk, rel=0.1)
