@@ -131,7 +131,7 @@ def test_a_plan_counts_frozen_weights_in_the_dtype_of_their_file(tmp_path: Path)
     shutil.rmtree(run.imported)
     missing = planned(run, "mine:1e12:1e9:1e9")
     assert missing.memory.weights > 1.8 * found.memory.weights
-    assert missing.disk.checkpoint_bytes > 1.5 * found.disk.checkpoint_bytes
+    assert missing.disk.checkpoint_bytes == found.disk.checkpoint_bytes  # of the adapter
     assert report.COUNTED_AS_FLOAT32 in report.as_text(run, missing)
 
 
