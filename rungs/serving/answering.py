@@ -27,9 +27,11 @@ class _Choice:
     def __init__(self, served: Served, body: Body, prompt: list[int], index: int) -> None:
         self.index, self._prompt, self._body = index, prompt, body
         self._tokenizer = served.tokenizer
-        names = [tool["function"]["name"] for tool in body.offered]
-        beginning = served.call_beginning if names else None
-        self._reader = CallReader(served.tokenizer, beginning, names) if beginning else None
+        self._reader = None
+        if isinstance(body, ChatBody) and body.offered and served.call_beginning:
+            names = [tool["function"]["name"] for tool in body.offered]
+            self._reader = CallReader(served.tokenizer, served.call_beginning, names)
+            self._most_calls = None if body.parallel_tool_calls else 1
         self._text = AnswerText(served.tokenizer, prompt, body.stops, self._reader)
         self.calls: list[dict[str, Any]] = []
         self._is_begun = False
@@ -43,8 +45,7 @@ class _Choice:
         text = self._text.add(delivery.tokens, is_last=delivery.finish is not None)
         self.finish = "stop" if self._text.is_stopped else delivery.finish
         if self._reader and self._reader.calls:
-            is_one = isinstance(self._body, ChatBody) and not self._body.parallel_tool_calls
-            self.calls = [call.json() for call in self._reader.calls[: 1 if is_one else None]]
+            self.calls = [call.json() for call in self._reader.calls[: self._most_calls]]
             self.finish = "tool_calls" if self.finish == "stop" else self.finish
         tokens = delivery.tokens[: max(0, self.count - before)]
         if self._body.names_stop_token and not self._text.is_stopped:

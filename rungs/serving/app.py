@@ -18,7 +18,6 @@ from starlette import status
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -78,13 +77,13 @@ class App:
         for path, kind in (("completions", CompletionBody), ("chat/completions", ChatBody)):
             endpoint = self._keyed(functools.partial(self._answer, kind=kind))
             routes.append(Route(f"/v1/{path}", endpoint, methods=["POST"]))
-        trusted = [Middleware(_OnlyHosts, hosts=hosts)] if hosts else []
         handlers: dict[Any, Any] = {
             Refusal: lambda _, it: failure(it.status_code, it.detail, it.code, it.headers),
             HTTPException: lambda _, it: failure(it.status_code, it.detail),
             ClientDisconnect: lambda *_: Response(),
         }
-        self.asgi = Starlette(routes=routes, middleware=trusted, exception_handlers=handlers)
+        every = Starlette(routes=routes, exception_handlers=handlers)
+        self.asgi = _only_for(hosts, every) if hosts else every
 
     def _keyed(
         self, answer: Callable[[Request], Awaitable[Response]]
@@ -245,20 +244,18 @@ def failure(
     return JSONResponse(error_json(message, kind, code), http_status, headers)
 
 
-class _OnlyHosts:
-    """Refuses requests to other names, by which a page of another site could reach this machine
-    (DNS rebinding)."""
+def _only_for(hosts: list[str], app: ASGIApp) -> ASGIApp:
+    """Return an app that refuses other names, by which a page of another site could reach this
+    machine (DNS rebinding)."""
 
-    def __init__(self, app: ASGIApp, hosts: list[str]) -> None:
-        self._app, self._hosts = app, hosts
+    async def checked(scope: Scope, receive: Receive, send: Send) -> None:
+        host, answer = Headers(scope=scope).get("Host", ""), app
+        if re.sub(r":\d*$", "", host).lower() not in hosts:
+            hint = f"call it {hosts[0]}, or start serve.py with --key-file FILE for any name"
+            answer = failure(status.HTTP_400_BAD_REQUEST, f"Host: {host[:100]!r}; {hint}")
+        await answer(scope, receive, send)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        host = Headers(scope=scope).get("Host", "")
-        if re.sub(r":\d*$", "", host).lower() in self._hosts:
-            return await self._app(scope, receive, send)
-        hint = f"call it {self._hosts[0]}, or start serve.py with --key-file FILE for any name"
-        refused = failure(status.HTTP_400_BAD_REQUEST, f"Host: {host[:100]!r}; {hint}")
-        return await refused(scope, receive, send)
+    return checked
 
 
 class _Server(uvicorn.Server):

@@ -110,11 +110,10 @@ class _Batch:
             self.leave(row)
         if not self.texts:
             return
-        count = min(MOST_TOKENS, max(text.left for text in self.texts.values()))
-        count = max(1, min(count, round(_SECONDS_PER_CALL / self._seconds_per_token)))
         texts = self.texts.items()
         allowed = {row: text.grammar.allowed() for row, text in texts if text.grammar}
-        count = 1 if allowed else count
+        count = 1 if allowed else min(MOST_TOKENS, max(text.left for _, text in texts))
+        count = max(1, min(count, round(_SECONDS_PER_CALL / self._seconds_per_token)))
         start = time.perf_counter()
         new = self.slots.add(count, any(text.log_probs for _, text in texts), allowed)
         self._seconds_per_token = (time.perf_counter() - start) / count

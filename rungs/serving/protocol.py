@@ -12,7 +12,7 @@ from pydantic import Field
 
 from rungs.common.errors import UserError, did_you_mean
 from rungs.config.option_values import NEW_TOKENS
-from rungs.data.text.messages import Message, messages_of
+from rungs.data.text.messages import TOOL_CALLS, Message, messages_of
 from rungs.data.text.tokenizer import Tokenizer
 from rungs.model.sampling import Sampling
 from rungs.serving.slots import MOST_LIKELY, LogProbs
@@ -43,24 +43,6 @@ class StreamOptions(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="forbid")
     include_usage: bool = False
     include_obfuscation: bool = False
-
-
-class JsonSchema(pydantic.BaseModel):
-    """The schema of an answer."""
-
-    model_config = pydantic.ConfigDict(extra="forbid")
-    name: str = ""
-    description: str = ""
-    strict: bool | None = None
-    rules: Annotated[dict[str, Any], Field(alias="schema")]
-
-
-class ResponseFormat(pydantic.BaseModel):
-    """The form of an answer."""
-
-    model_config = pydantic.ConfigDict(extra="forbid")
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchema | None = None
 
 
 class Body(pydantic.BaseModel, abc.ABC):
@@ -122,16 +104,6 @@ class Body(pydantic.BaseModel, abc.ABC):
     def is_echoed(self) -> bool:
         """Whether answers begin with the prompt."""
         return False
-
-    @property
-    def offered(self) -> list[dict[str, Any]]:
-        """Tools that an answer may call."""
-        return []
-
-    @property
-    def schema_rules(self) -> dict[str, Any] | None:
-        """The JSON schema of an answer; None for any text."""
-        return None
 
     @abc.abstractmethod
     def choice(self, text: str, log_probs: "list[TokenLogProbs] | None") -> dict[str, Any]:
@@ -233,7 +205,7 @@ class ChatBody(Body):
     tools: list[dict[str, Any]] = []
     tool_choice: Literal["none", "auto"] = "auto"
     parallel_tool_calls: bool = True
-    response_format: ResponseFormat | None = None
+    response_format: dict[str, Any] = {"type": "text"}
 
     @pydantic.field_validator("tools")
     @classmethod
@@ -247,25 +219,30 @@ class ChatBody(Body):
 
     def conversation(self) -> list[Message]:
         """Return the messages. Raises ValueError if they aren't messages."""
-        return messages_of([*map(with_objects, self.messages)])
+        return messages_of([with_objects(it) if it.get(TOOL_CALLS) else it for it in self.messages])
 
     @property
     def offered(self) -> list[dict[str, Any]]:
+        """Tools that an answer may call."""
         return self.tools if self.tool_choice == "auto" else []
 
     @property
     def schema_rules(self) -> dict[str, Any] | None:
+        """The JSON schema of an answer; None for any text. Raises UserError."""
         form = self.response_format
-        if form is None or form.type == "text":
+        if form == {"type": "text"}:
             return None
         if self.offered or self.ignore_eos:
             other = "tools" if self.offered else "ignore_eos"
             raise UserError(f"response_format: not together with {other}; leave one of them out")
-        if form.type == "json_object":
-            return {"type": "object"}
-        if form.json_schema is None:
-            raise UserError("response_format: json_schema: missing")
-        return form.json_schema.rules
+        kind, named = form.get("type"), form.get("json_schema")
+        rules = named.get("schema") if kind == "json_schema" and isinstance(named, dict) else None
+        rules = {"type": "object"} if kind == "json_object" else rules
+        if not isinstance(rules, dict):
+            raise UserError(
+                "response_format: must be text, json_object or json_schema, with a schema"
+            )
+        return rules
 
     @property
     def likely(self) -> int | None:

@@ -103,9 +103,8 @@ class Served:
         return generator
 
     def grammar(self, body: Body) -> Grammar | None:
-        """Return what an answer may be, None for any text. Raises UserError if that isn't
-        supported."""
-        rules = body.schema_rules
+        """Return what an answer may be, None for any text. Raises UserError."""
+        rules = body.schema_rules if isinstance(body, ChatBody) else None
         return None if rules is None else self._grammars.of(rules)
 
     @functools.cached_property
@@ -120,13 +119,10 @@ class Served:
                     "this model has no chat template: use /v1/completions, or --chat-template"
                 )
             if body.offered and self.call_beginning is None:
-                raise UserError(
-                    "tools: this model's chat template has no tools, or calls them in a format"
-                    " that isn't known; leave them out"
-                )
-            variables = {"tools": body.offered} if body.offered else {}
-            chat = body.conversation()
-            text = self.form.template.render(chat, variables, add_generation_prompt=True)
+                known = "<tool_call>, [TOOL_CALLS] or Llama 3.1's"
+                raise UserError(f"tools: this model's chat template has none, nor calls in {known}")
+            chat, tools = body.conversation(), {"tools": body.offered} if body.offered else {}
+            text = self.form.template.render(chat, tools, add_generation_prompt=True)
             prompts = [self._encoded(text, self.form.tokenizer.encode)]
         else:
             assert isinstance(body, CompletionBody)

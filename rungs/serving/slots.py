@@ -2,8 +2,7 @@
 at any time and leaves it when it ends; other rows don't change. The caches have room for about what
 the texts need, and grow and shrink by powers of two.
 
-Axes as in `decoding.py`; R rows in use, C tokens of a call, K most likely tokens, W words of bits
-per token."""
+Axes as in `decoding.py`; R rows in use, C tokens of a call, K likely tokens, W words of bits."""
 
 import functools
 from collections.abc import Mapping, Sequence

@@ -39,16 +39,12 @@ class Grammars:
         try:
             import llguidance
         except ImportError as error:
-            raise UserError(
-                f"response_format: llguidance is not installed ({reason(error)}); install it where"
-                " the server runs: uv sync --extra structured"
-            ) from None
+            problem = f"llguidance is not installed ({reason(error)}): uv sync --extra structured"
+            raise UserError(f"response_format: {problem}") from None
         if not stop_tokens:
             raise UserError("response_format: no token ends this model's texts")
 
         class Vocabulary:
-            """A tokenizer as llguidance wants it."""
-
             eos_token_id, bos_token_id = stop_tokens[0], None
             tokens = [tokenizer.bytes_of(number) for number in range(vocab_size)]  # noqa: RUF012
             special_token_ids = sorted({*tokenizer.special_ids, *stop_tokens})
@@ -57,13 +53,11 @@ class Grammars:
                 return tokenizer.continuing.encode(text)
 
         wrapped = llguidance.TokenizerWrapper(Vocabulary())
-        slices = llguidance.LLTokenizer.json_slices()
-        self._tokens = llguidance.LLTokenizer(wrapped, eos_token=[*stop_tokens], slices=slices)
+        self._tokens = llguidance.LLTokenizer(wrapped, eos_token=[*stop_tokens])
         self._matcher = llguidance.LLMatcher
 
     def of(self, schema: dict[str, Any]) -> Grammar:
-        """Return the grammar of JSON, on one line, with a schema. Raises UserError if llguidance
-        can't follow it."""
+        """Return the grammar of JSON with a schema, on one line. Raises UserError."""
         rules = self._matcher.grammar_from_json_schema(schema, overrides=_ON_ONE_LINE)
         matcher = self._matcher(self._tokens, rules, log_level=0)
         if problem := str(matcher.get_error()).partition("\n")[0]:

@@ -8,7 +8,7 @@ import json
 import re
 import secrets
 from collections.abc import Collection, Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from rungs.common.errors import UserError, errors_at
 from rungs.data.text.chat_template import ChatTemplate
@@ -26,16 +26,8 @@ class Call(NamedTuple):
     name: str
     arguments: dict[str, Any]
 
-    @classmethod
-    def of(cls, value: Any) -> Self | None:
-        """Return the call that a JSON value describes, if it does."""
-        if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-            return None
-        arguments = value.get("arguments", value.get("parameters"))
-        return cls(value["name"], arguments) if isinstance(arguments, dict) else None
-
     def json(self) -> dict[str, Any]:
-        """Return what clients get; Mistral's template demands ids of nine characters."""
+        """Return OpenAI's JSON; Mistral's template demands ids of nine characters."""
         function = {"name": self.name, "arguments": json.dumps(self.arguments, ensure_ascii=False)}
         return {"id": secrets.token_hex(5)[:9], "type": "function", "function": function}
 
@@ -47,23 +39,22 @@ def calls_in(text: str) -> tuple[list[Call], str]:
         text = _AROUND.sub("", text, count=1)
         try:
             value, end = decoder.raw_decode(text)
-        except (ValueError, RecursionError):
+            call = Call(value["name"], value.get("arguments", value.get("parameters")))
+        except (ValueError, RecursionError, TypeError, KeyError):
             return calls, text
-        if (call := Call.of(value)) is None:
+        if not isinstance(call.name, str) or not isinstance(call.arguments, dict):
             return calls, text
         calls.append(call)
         text = text[end:]
 
 
 def call_beginning(template: ChatTemplate) -> str | None:
-    """Return what calls begin with, by how a template renders one; None if it renders no tools, or
-    in another format."""
+    """Return what a template begins a call with; None without tools, or in another format."""
     call = Call("f", {"x": "y"})
     function = {"name": call.name, "arguments": call.arguments}
     asked = [Message("user", "a")]
     called = Message(ASSISTANT, None, {TOOL_CALLS: [{**call.json(), "function": function}]})
-    parameters = {"type": "object", "properties": {"x": {"type": "string"}}}
-    offered = {"name": "f", "description": "b", "parameters": parameters}
+    offered = {"name": "f", "description": "b", "parameters": {"type": "object", "properties": {}}}
     variables = {"tools": [{"type": "function", "function": offered}]}
     try:
         prompt = template.render(asked, variables, add_generation_prompt=True)
@@ -78,19 +69,16 @@ def call_beginning(template: ChatTemplate) -> str | None:
 
 
 def with_objects(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message whose calls have their arguments as objects, as templates expect, instead of
-    OpenAI's JSON. Raises ValueError."""
+    """Return a message whose calls have objects as arguments, not JSON. Raises UserError."""
 
-    def read(call: Any) -> Any:
-        function = call.get("function") if isinstance(call, dict) else None
-        arguments = function.get("arguments") if isinstance(function, dict) else None
-        if not isinstance(function, dict) or not isinstance(arguments, str):
-            return call
-        with errors_at(f"{TOOL_CALLS}: arguments: ", ValueError):
-            return call | {"function": function | {"arguments": json.loads(arguments or "{}")}}
+    def read(call: dict[str, Any]) -> dict[str, Any]:
+        arguments = call["function"].get("arguments")
+        if isinstance(arguments, str):
+            arguments = json.loads(arguments or "{}")
+        return call | {"function": call["function"] | {"arguments": arguments}}
 
-    calls = message.get(TOOL_CALLS)
-    return message | {TOOL_CALLS: [*map(read, calls)]} if isinstance(calls, list) else message
+    with errors_at(f"{TOOL_CALLS}: ", ValueError, KeyError, TypeError, AttributeError):
+        return message | {TOOL_CALLS: [*map(read, message[TOOL_CALLS])]}
 
 
 class CallReader:

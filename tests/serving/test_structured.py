@@ -97,8 +97,8 @@ def test_other_texts_at_the_same_time_are_free(answering: Answering) -> None:
         (form_of({"type": "nosuch"}), {}, "response_format: Invalid type: nosuch"),
         (form_of({"not": {}}), {}, 'response_format: Unimplemented keys: ["not"]'),
         (form_of({"$ref": "#/x"}), {}, "response_format: Pointer '/x' does not exist"),
-        ({"type": "json_schema"}, {}, "response_format: json_schema: missing"),
-        ({"type": "xml"}, {}, "response_format: Input should be 'text', 'json_object' or"),
+        ({"type": "json_schema"}, {}, "response_format: must be text, json_object or"),
+        ({"type": "xml"}, {}, "response_format: must be text, json_object or"),
         ({"type": "json_object"}, {"extra_body": {"ignore_eos": True}}, "together with ignore_eos"),
     ],
 )

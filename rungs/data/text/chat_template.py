@@ -51,13 +51,10 @@ class ChatTemplate:
     are found by rendering the chat again with placeholders as content."""
 
     def __init__(
-        self,
-        source: str,
-        special_tokens: dict[str, str],
-        tool_source: str | None = None,
-        needs: Sequence[str] = (),
+        self, source: str, special_tokens: dict[str, str], tool_source: str | None = None
     ) -> None:
-        self.source, self.special_tokens, self.needs = source, special_tokens, needs
+        self.source, self.special_tokens = source, special_tokens
+        self.needs: Sequence[str] = ()
         self._tool_source = tool_source or source
         for template in (source, self._tool_source):
             _compiled(template)
@@ -83,7 +80,9 @@ class ChatTemplate:
         config = json_object(find(CONFIG_FILE))
         if built_in := BUILT_IN.get(str(file)):
             source = read_text(built_in)
-            return cls(source, special_tokens(find), needs=_SPECIAL_TOKEN.findall(source))
+            template = cls(source, special_tokens(find))
+            template.needs = _SPECIAL_TOKEN.findall(source)
+            return template
         named = {_DEFAULT: read_text(file)} if file else _find_sources(find, config)
         if _DEFAULT not in named:
             return None
