@@ -284,7 +284,12 @@ def test_from_start_again_and_extend(start: Path, tmp_path: Path) -> None:
 def test_another_objective_trains_and_resumes(start: Path, tmp_path: Path) -> None:
     keys: dict[str, Any] = {
         **{"steps": 3, "checkpoint_interval": 2, "optimizer": "sgd", "clip_high": 0.01},
-        **{"advantage": "mean_std", "loss": "dapo", "mask_truncated": True},
+        **{
+            "updates_per_rollout": 2,
+            "advantage": "mean_std",
+            "loss": "dapo",
+            "mask_truncated": True,
+        },
         **{"kl_coefficient": 0.1, "sampling_batch_size": 6, "temperature": 0.7},
         **{"max_sampler_ratio": 2.0, "lora": {"rank": 2, "alpha": 4, "targets": ["query"]}},
     }
