@@ -106,7 +106,7 @@ def _take(free: SimpleQueue[Share]) -> None:
     """Keep this thread, and the processes that it starts, on a share of the cores."""
     share = free.get()
     _own.environment = share.environment
-    if share.cores:
+    if share.cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, share.cores)
 
 

@@ -109,7 +109,7 @@ uv run reinforce.py runs/parity-rl
 """
 """Before the commands of each page: what most of them work with."""
 IMPORT_QWEN = "uv run pretrained.py import Qwen/Qwen2.5-0.5B-Instruct runs/qwen"
-RUN = ["README.md", *(f"docs/{name}.md" for name in ("models", "monitoring", "training"))]
+RUN = ["README.md"]
 """Pages whose commands run; besides those of tasks."""
 BEFORE = {
     "docs/models.md": f"""

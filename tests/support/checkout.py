@@ -20,8 +20,8 @@ SHORT = {
     "reinforce.json": {"steps": 2, "prompts_per_step": 8, "validation_samples": 2},
 }
 """Keys of runs in the tests."""
-IS_SHORT = "epochs"
-"""In a train.json that goes through a short dataset."""
+SEVERAL_EPOCHS = {"max_steps": 16}
+"""Keys of a train.json that goes through its data more than once."""
 CHATS = 400
 """In a file of chats or pairs, of which a page shows a few."""
 
@@ -70,8 +70,9 @@ def write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".jsonl":
         text *= CHATS
-    elif path.name in SHORT and IS_SHORT not in text:
-        text = json.dumps(json.loads(text) | SHORT[path.name])
+    elif path.name in SHORT:
+        content = json.loads(text)
+        text = json.dumps(content | (SEVERAL_EPOCHS if "epochs" in content else SHORT[path.name]))
     path.write_text(text, encoding="utf-8")
 
 
