@@ -176,6 +176,7 @@ def write_files(checkout: Path) -> None:
     for folder in ("novels", "mine"):
         (checkout / folder).mkdir()
     (checkout / "novels/one.txt").write_text(texts["models"])
+    shutil.copy(ROOT / "README.md", checkout)
     parts = [part for text in texts.values() for part in text.split("\n\n")]
     column = pa.table({"body": parts})
     parquet.write_table(column, checkout / "mine/one.parquet")
