@@ -2,8 +2,8 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -13,9 +13,6 @@ from rungs.common.strict_json import StrictModel, check
 from rungs.config.base import Positive, Size
 from rungs.experiments.confirm import Confirmed
 from rungs.experiments.experiment import Changes, Outcomes, Proposal, Trial
-
-if TYPE_CHECKING:
-    import optuna
 
 DIGITS = 3
 """Significant digits of proposed numbers."""
@@ -97,15 +94,12 @@ class Search(Confirmed):
     def ask(self, outcomes: Outcomes) -> list[Proposal]:
         if self.is_over(outcomes):
             return []
-        number = len(outcomes.proposals)
-        study = self._study(outcomes)
-        distributions = {key: _distribution(values) for key, values in self.ranges.items()}
-        count = min(self.at_once, self.runs - number)
-        asked = [study.ask(distributions).params for _ in range(count)]
-        return [
-            Proposal(number + at, {key: _rounded(value) for key, value in found.items()})
-            for at, found in enumerate(asked, 1)
-        ]
+        known = outcomes.proposals
+        values = self._values(outcomes, known, self.halving.steps[0] if self.halving else None)
+        results = [(one.changes or {}, values[one.number]) for one in known]
+        count = min(self.at_once, self.runs - len(known))
+        new = proposals_of(self.sampler, self.ranges, results, count)
+        return [Proposal(len(known) + at, changes) for at, changes in enumerate(new, 1)]
 
     def explored(self, outcomes: Outcomes) -> list[Trial]:
         if self.halving is None:
@@ -179,30 +173,32 @@ class Search(Confirmed):
         ends = self.trial(_at(one, steps), SEED, {**settings, **self.halving.cooldown(steps)})
         return [goes_on, dataclasses.replace(ends, branch=(goes_on.name, trunk - 1))]
 
-    def _study(self, outcomes: Outcomes) -> "optuna.Study":
-        """Return a study that knows the results. Its sampler's seed is the number of the next
-        proposal, so that a search that was interrupted proposes what it would have."""
-        optuna = _optuna()
-        seed, samplers = len(outcomes.proposals), optuna.samplers
-        sampler = {
-            "tpe": lambda: samplers.TPESampler(seed=seed, constant_liar=True),
-            "random": lambda: samplers.RandomSampler(seed=seed),
-            "cmaes": lambda: samplers.CmaEsSampler(seed=seed),
-            "gp": lambda: samplers.GPSampler(seed=seed),
-        }[self.sampler]()
-        study = optuna.create_study(sampler=sampler)
-        steps = self.halving.steps[0] if self.halving else None
-        values = self._values(outcomes, outcomes.proposals, steps)
-        distributions = {key: _distribution(values) for key, values in self.ranges.items()}
-        for one in outcomes.proposals:
-            study.add_trial(
-                optuna.trial.create_trial(
-                    params=dict(one.changes or {}),
-                    distributions=distributions,
-                    value=values[one.number],
-                )
-            )
-        return study
+
+Ranges = Mapping[str, Range | list[Any]]
+
+
+def proposals_of(
+    sampler: Sampler, ranges: Ranges, known: Sequence[tuple[Changes, float]], count: int
+) -> list[dict[str, Any]]:
+    """Return new values for the keys of `ranges`, after results that are `known`, the lower the
+    better. The sampler's seed is their number, so that a search that was interrupted proposes what
+    it would have."""
+    optuna, seed = _optuna(), len(known)
+    make = {
+        "tpe": lambda: optuna.samplers.TPESampler(seed=seed, constant_liar=True),
+        "random": lambda: optuna.samplers.RandomSampler(seed=seed),
+        "cmaes": lambda: optuna.samplers.CmaEsSampler(seed=seed),
+        "gp": lambda: optuna.samplers.GPSampler(seed=seed),
+    }
+    distributions = {key: _distribution(values) for key, values in ranges.items()}
+    study = optuna.create_study(sampler=make[sampler]())
+    for changes, value in known:
+        params = {key: changes[key] for key in ranges}
+        study.add_trial(
+            optuna.trial.create_trial(params=params, distributions=distributions, value=value)
+        )
+    asked = [study.ask(distributions).params for _ in range(count)]
+    return [{key: _rounded(found[key], ranges[key]) for key in ranges} for found in asked]
 
 
 def _trunk(one: Proposal, steps: int) -> str:
@@ -229,5 +225,8 @@ def _distribution(values: Range | list[Any]) -> Any:
     return distributions.CategoricalDistribution(values)
 
 
-def _rounded(value: Any) -> Any:
-    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
+def _rounded(value: Any, values: Range | list[Any]) -> Any:
+    """Return a number with few digits, within its range."""
+    if not isinstance(values, Range):
+        return value
+    return min(max(float(f"{value:.{DIGITS}g}"), values.low), values.to)
