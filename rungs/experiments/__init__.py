@@ -1,22 +1,25 @@
 """Experiments: several runs and a verdict.
 
-kinds         the kinds of experiments; a new one is a file beside these, and a line there
-experiment    what all kinds have: keys of `experiment.json`, runs, outcomes
-compare       variants against a base, paired by seed
-grid          every combination of some values
-confirm       what kinds that choose among runs share: a confirmation with fresh seeds
-search        settings that Optuna proposes
-scaling       sizes and budgets, and what a larger budget would reach
-mixture       proportions of datasets
-propose       ideas of a program
-verdict       intervals and verdicts
-estimate      what is left, how long it takes and what it costs
-folder        an experiment's folder, config and lock
-conduct       trains what is missing, keeps ledger and report
-workers       where runs are trained: processes on this machine
-clusters      the same on Slurm and on Ray
-outcome       the measure and curve of a run that ended
-ledger        what happened, in a chain of checksums
-table         results as text, Markdown, LaTeX and CSV
-charts        effects, curves, heat map
-report        report.md, report.html"""
+    kinds            the kinds of experiments
+    experiment       what all kinds have: keys of `experiment.json`, runs, outcomes
+    compare          variants against a base, paired by seed
+    grid             every combination of some values
+    confirm          what kinds that choose among runs share: a confirmation with fresh seeds
+    search           settings that Optuna proposes
+    scaling          sizes and budgets, and what a larger budget would reach
+    mixture          proportions of datasets
+    propose          ideas of a program
+    optuna_proposer  such a program, which asks Optuna
+    verdict          intervals and verdicts
+    folder           an experiment's folder, config and lock
+    conduct          trains what is missing, keeps ledger and report
+    estimate         what is left, how long it takes and what it costs
+    workers          where runs are trained: processes on this machine
+    clusters         the same on Slurm and on Ray
+    outcome          the measure and curve of a run that ended
+    ledger           what happened, in a chain of checksums
+    table            results as text, Markdown, LaTeX and CSV
+    charts           effects, curves, heat map, curves of equal compute
+    report           report.md, report.html
+
+A new kind is a file here and a line in `kinds`."""

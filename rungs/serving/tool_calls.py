@@ -1,7 +1,7 @@
 """Calls of tools, in the formats of the families that can be imported:
 
-Qwen, Hermes       <tool_call> {"name": …, "arguments": {…}} </tool_call>, after any text
-Mistral            [TOOL_CALLS] [{"name": …, "arguments": {…}}, …], after any text
+Qwen, Hermes       `<tool_call> {"name": …, "arguments": {…}} </tool_call>`, after any text
+Mistral            `[TOOL_CALLS] [{"name": …, "arguments": {…}}, …]`, after any text
 Llama 3.1 to 3.3   {"name": …, "parameters": {…}}, the whole answer"""
 
 import json
