@@ -22,7 +22,7 @@ _CHECKPOINT = re.compile(r"best|latest|\d+|(.*-)?step-\d+")
     replayed="Run a failed step (`step-000123`) again and name its first tensor that is not"
     " finite.",
 )
-@click.argument("datasets", required=False, type=click.Path(path_type=Path, file_okay=False))
+@click.argument("datasets", required=False)
 @click.argument("checkpoint", required=False)
 @DATASETS_DIR_OPTION
 @click.option(
@@ -46,7 +46,7 @@ _CHECKPOINT = re.compile(r"best|latest|\d+|(.*-)?step-\d+")
     help="Only store what the teacher of RUN predicts for its data, for teacher_top_k.",
 )
 def main(
-    datasets: Path | None,
+    datasets: str | None,
     checkpoint: str | None,
     datasets_dir: Path | None,
     store_teacher: bool,
@@ -55,14 +55,18 @@ def main(
     """Train RUN, a folder with model.json and train.json, or resume it.
 
     DATASETS is another way to give --datasets-dir, and CHECKPOINT to give --from."""
-    if checkpoint is None and datasets and _CHECKPOINT.fullmatch(str(datasets)):
-        datasets, checkpoint = None, str(datasets)
+    if checkpoint is None and datasets and _CHECKPOINT.fullmatch(datasets):
+        datasets, checkpoint = None, datasets
     if (datasets and datasets_dir) or (checkpoint and start["rewind_to"]):
         raise UserError("DATASETS and CHECKPOINT: not with --datasets-dir and --from, their equals")
     if checkpoint and start["supervise"]:
         raise UserError("--supervise: give the checkpoint with --from, which a restart leaves out")
-    if datasets and (datasets / "model.json").is_file():
-        raise UserError(f"DATASETS: {datasets} is a run; give one RUN, or make several with --grid")
+    if datasets and not Path(datasets).is_dir():
+        raise UserError(f"DATASETS: {datasets}: no such folder, and no name of a checkpoint")
+    if datasets and (Path(datasets) / "model.json").is_file():
+        raise UserError(
+            f"DATASETS: {datasets} is a run; give one RUN: experiment.py trains several"
+        )
     start["rewind_to"] = checkpoint or start["rewind_to"]
     with importing():
         from rungs.cli.start_command import StartCommand, hold_run
@@ -72,7 +76,7 @@ def main(
 
     command = StartCommand(**start)
     command.begin()
-    datasets = find_datasets_dir(datasets or datasets_dir)
+    folder = find_datasets_dir(Path(datasets) if datasets else datasets_dir)
     if store_teacher and (command.replay or not command.only_makes_run):
         raise UserError("--store-teacher: goes only with RUN, --like, --preset and --set")
     with command.open_run() as path:
@@ -84,18 +88,18 @@ def main(
         if command.replay:
             from rungs.training.replay import replay
 
-            sys.exit(replay(run, command.replay, on_datasets(datasets)))
+            sys.exit(replay(run, command.replay, on_datasets(folder)))
         if store_teacher:
             from rungs.checkpointing.load import Start
             from rungs.objectives.distillation import store_predictions
             from rungs.training.start import create_mesh
 
             start_of = Start(run, config, command.start, None, None)
-            store_predictions(run, config, datasets, lambda: create_mesh(start_of))
+            store_predictions(run, config, folder, lambda: create_mesh(start_of))
             return
         with hold_run(run, config, command.cluster, dry=command.start.dry_run) as own:
             with importing():
                 from rungs.training.start import launch
 
-            code = launch(own, config, command.start, on_datasets(datasets), PROCESS_BEGAN)
+            code = launch(own, config, command.start, on_datasets(folder), PROCESS_BEGAN)
         sys.exit(code)
