@@ -46,7 +46,7 @@ def running(body: str, *arguments: str) -> tuple[str, ...]:
         (("plan.py",), "missing argument 'RUN'"),
         (("plan.py", "runs/layers", "--devic", "h100"), "no such option"),
         (("plan.py", "runs/layers", "--price-per-hour", "nan"), "invalid value for '--price-per-"),
-        (("train.py", "runs/layers", "https://me:hunter2@h/x"), "DATASETS: https://***@h/x: no such"),
+        (("train.py", "runs/layers", "https://me:hunter2@h/x"), "DATASETS: https://***@h/x: no"),
     ],
 )
 def test_a_wrong_argument_is_one_line(command: tuple[str, ...], begins: str) -> None:
