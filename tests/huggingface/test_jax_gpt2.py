@@ -181,7 +181,7 @@ def test_the_keys_of_the_page_train_as_the_program_does(tmp_path: Path) -> None:
         np.testing.assert_allclose(found[name], expected, atol=1e-4, err_msg=name)
 
 
-@pytest.mark.parametrize("option", [(), ("--fresh",), ("datasets", "latest")])
+@pytest.mark.parametrize("option", [(), ("--fresh",), (".", "latest")])
 def test_training_refuses_its_checkpoints_and_names_the_command(
     tmp_path: Path, option: tuple[str, ...]
 ) -> None:
