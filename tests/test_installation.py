@@ -21,7 +21,11 @@ PACKAGES = {
     "tpu": "libtpu",
 }
 TRACKERS = ("wandb", "tensorboard", "trackio", "mlflow")
-DEVICELESS = ("reasoning", "math", "structured", "eval", "s3", "gs", *TRACKERS)
+DEVICELESS = (
+    *("reasoning", "math", "structured", "eval", "s3", "gs"),
+    *TRACKERS,
+    *("search", "slurm", "ray"),
+)
 """The extras that go with any other."""
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
