@@ -97,16 +97,14 @@ class Compare(Experiment):
             if any(trial.name not in outcomes for trial in found):
                 break
             known = Outcomes({name: one for name, one in outcomes.items() if one.seed < seed})
-            undecided = [
-                group
-                for group, against, verdict in self.comparisons(known)
-                for group in (group, against)
-                if not verdict.is_decided
-            ]
-            found += self._of_seeds([group for group in groups if group in undecided], [seed])
+            undecided = [one for one in self.comparisons(known) if not one.verdict.is_decided]
+            needed = {name for one in undecided for name in (one.group, one.against)}
+            found += self._of_seeds([group for group in groups if group in needed], [seed])
         return found
 
     def comparisons(self, outcomes: Outcomes) -> list[Comparison]:
+        if isinstance(self.seeds, int) and not self.has_ended(outcomes):
+            return []  # to look earlier would be to look more than once
         return compare(self, outcomes, self.pairs, self.sampling)
 
     def _of_seeds(self, groups: Sequence[str], seeds: Sequence[int]) -> list[Trial]:

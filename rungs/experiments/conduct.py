@@ -1,6 +1,7 @@
 """Conducts an experiment: trains the runs that it calls for, and keeps ledger and report."""
 
 import dataclasses
+import functools
 import json
 import subprocess
 import sys
@@ -53,7 +54,7 @@ class Conductor:
             stop.begin()
             while missing := self.missing() or self._ask():
                 self.check(missing)
-                for job, ended in self._engine.run(self._jobs(missing), stop):
+                for job, ended in self._engine.run(self._jobs(self._ready(missing)), stop):
                     self._add(missing, job, ended)
                     if stop.number is None:
                         self._show()
@@ -76,6 +77,10 @@ class Conductor:
                     " folder"
                 )
         return [trial for trial in trials if trial.name not in self.outcomes]
+
+    def _ready(self, trials: Sequence[Trial]) -> list[Trial]:
+        """Return the runs that can begin: branches when the run that they go on from has ended."""
+        return [one for one in trials if one.branch is None or one.branch[0] in self.outcomes]
 
     def _ask(self) -> list[Trial]:
         """Ask for new proposals; return the runs that they call for, none at the end."""
@@ -172,7 +177,8 @@ class Conductor:
         write_report(self.folder, self.experiment, self.outcomes)
         left, done = self.missing(), len(self.outcomes)
         last = [*self.outcomes.values()][-1]
-        found = last.why if last.value is None else f"{last.value:.4f}"
+        value = self.experiment.value_of(last)
+        found = last.why if value is None else f"{value:.4f}"
         minutes = [one.minutes for one in self.outcomes.values() if one.minutes]
         rest = 60 * len(left) * sum(minutes) / len(minutes) if minutes else 0.0
         log.info(
@@ -189,6 +195,7 @@ class Conductor:
                 self._ledger.add(VERDICT, entry)
 
 
+@functools.cache
 def commit() -> str | None:
     """Return the commit of the code that runs, None outside of a checkout."""
     root = checkout()

@@ -47,7 +47,7 @@ class Confirmed(Experiment):
         return True
 
     def comparisons(self, outcomes: Outcomes) -> list[Comparison]:
-        if not any(one.group == WINNER for one in outcomes.values()):
+        if WINNER not in {one.group for one in outcomes.values()} or not self.has_ended(outcomes):
             return []
         return compare(self, outcomes, {WINNER: BASE}, FixedNumber())
 

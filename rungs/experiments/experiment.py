@@ -5,7 +5,7 @@ import dataclasses
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from matplotlib.figure import Figure
 from pydantic import Field
@@ -145,9 +145,6 @@ class Outcome:
     losses: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """Validation loss at the end on each dataset, where there are several."""
 
-    VARYING: ClassVar[frozenset[str]] = frozenset({"minutes", "tokens_per_second", "device"})
-    """Fields that differ between equal runs."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Proposal:
@@ -196,6 +193,7 @@ class Experiment(Config):
     question: str | None = None
     """What the experiment should answer; the title of its report."""
     kind: str
+    """What the runs are; each kind has keys of its own."""
     base: str
     """The run folder that all runs are copies of."""
     budget: Budget | None = None
@@ -226,6 +224,10 @@ class Experiment(Config):
         """Return all runs that are called for, after what is known of earlier ones, in the order in
         which they are trained. The experiment is at its end when all of them have an outcome."""
         raise NotImplementedError
+
+    def has_ended(self, outcomes: Outcomes) -> bool:
+        """Whether all runs that are called for have an outcome."""
+        return all(trial.name in outcomes for trial in self.trials(outcomes))
 
     def value_of(self, outcome: Outcome) -> float | None:
         """Return what is compared of a run."""

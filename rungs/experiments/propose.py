@@ -30,7 +30,7 @@ class Propose(Confirmed):
     proposer: Annotated[list[str], Field(min_length=1)]
     """A command, such as `["python3", "propose.py"]`. It gets JSON on stdin, with what is known so
     far, and prints `{"changes": {…}, "why": "…"}`: new values for keys of `model.json` and of the
-    file beside it; see docs/tasks/let-an-agent-search.md."""
+    file beside it; see docs/experiments.md."""
     runs: Annotated[int, Field(ge=1, le=100_000)]
     """Proposals to try."""
     proposer_seconds: Positive = 600.0

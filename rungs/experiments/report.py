@@ -4,6 +4,7 @@ of it follows from `experiment.json` and the ledger."""
 import base64
 import functools
 import html
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -143,19 +144,17 @@ class Report:
     def _linked(self, cell: str | Outcome) -> str:
         if isinstance(cell, str):
             return cell
-        return f"[{_result(cell)}]({self._folder.runs.name}/{cell.run}/)"
+        return f"[{self._result(cell)}]({self._folder.runs.name}/{cell.run}/)"
 
     def _html_link(self, cell: str | Outcome) -> str:
         if isinstance(cell, str):
             return html.escape(cell)
         address = html.escape(f"{self._folder.runs.name}/{cell.run}/", quote=True)
-        return f'<a href="{address}">{html.escape(_result(cell))}</a>'
+        return f'<a href="{address}">{html.escape(self._result(cell))}</a>'
 
-
-def _result(outcome: Outcome) -> str:
-    if outcome.value is None:
-        return outcome.why or "no result"
-    return with_interval(outcome.value, float("nan"))
+    def _result(self, outcome: Outcome) -> str:
+        value = self._experiment.value_of(outcome)
+        return outcome.why or "no result" if value is None else with_interval(value, math.nan)
 
 
 def _cell(text: str) -> str:

@@ -142,7 +142,7 @@ class Scaling(Experiment):
         if config.model.mup is None:
             raise UserError(
                 f"base: {self.base} has no mup, with which one learning rate fits every size; see"
-                " docs/tasks/how-far-will-it-scale.md"
+                " docs/experiments.md"
             )
         return config
 

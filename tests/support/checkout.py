@@ -54,6 +54,8 @@ def make_checkout(folder: Path) -> None:
         (folder / name).symlink_to(ROOT / name)
     for file in [f for run in (*COMMITTED_RUNS, *REINFORCEMENT_RUNS) for f in run.glob("*.json")]:
         write(folder / file.relative_to(ROOT), file.read_text(encoding="utf-8"))
+    for file in ROOT.glob("experiments/*/experiment.json"):
+        write(folder / file.relative_to(ROOT), file.read_text(encoding="utf-8"))
     model = json.loads((ROOT / "runs/layers/model.json").read_text())
     write(folder / "runs/layers/model.json", json.dumps(model | {"emb_dim": 32}))
     (folder / "books").mkdir()

@@ -28,6 +28,8 @@ class Simulated:
         """How many more jobs end before the machine dies."""
 
     def run(self, jobs: Sequence[Job], _: StopSignal) -> Iterator[tuple[Job, Ended]]:
+        branches = [list(job.command) for job in jobs if "--from-step" in " ".join(job.command)]
+        assert all(Path(each[each.index("--like") + 1]).is_dir() for each in branches)
         for job in jobs:
             if self.stops_after == 0:
                 raise KeyboardInterrupt
