@@ -61,12 +61,7 @@ def main(
         raise UserError("DATASETS and CHECKPOINT: not with --datasets-dir and --from, their equals")
     if checkpoint and start["supervise"]:
         raise UserError("--supervise: give the checkpoint with --from, which a restart leaves out")
-    if datasets and not Path(datasets).is_dir():
-        raise UserError(f"DATASETS: {datasets}: no such folder, and no name of a checkpoint")
-    if datasets and (Path(datasets) / "model.json").is_file():
-        raise UserError(
-            f"DATASETS: {datasets} is a run; give one RUN: experiment.py trains several"
-        )
+    datasets_dir = _datasets_folder(datasets) if datasets else datasets_dir
     start["rewind_to"] = checkpoint or start["rewind_to"]
     with importing():
         from rungs.cli.start_command import StartCommand, hold_run
@@ -76,7 +71,7 @@ def main(
 
     command = StartCommand(**start)
     command.begin()
-    folder = find_datasets_dir(Path(datasets) if datasets else datasets_dir)
+    folder = find_datasets_dir(datasets_dir)
     if store_teacher and (command.replay or not command.only_makes_run):
         raise UserError("--store-teacher: goes only with RUN, --like, --preset and --set")
     with command.open_run() as path:
@@ -103,3 +98,12 @@ def main(
 
             code = launch(own, config, command.start, on_datasets(folder), PROCESS_BEGAN)
         sys.exit(code)
+
+
+def _datasets_folder(name: str) -> Path:
+    folder = Path(name)
+    if not folder.is_dir():
+        raise UserError(f"DATASETS: {name}: no such folder, and no name of a checkpoint")
+    if (folder / "model.json").is_file():
+        raise UserError(f"DATASETS: {name} is a run; give one RUN: experiment.py trains several")
+    return folder

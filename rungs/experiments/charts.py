@@ -14,7 +14,7 @@ from rungs.experiments.verdict import Judgement
 from rungs.report import drawing
 
 if TYPE_CHECKING:
-    from rungs.experiments.scaling import Optimum, Point
+    from rungs.experiments.scaling import Point
 
 COLOURS = {
     Judgement.BETTER: drawing.GREEN,
@@ -114,8 +114,8 @@ def heat_map(
 def iso_flops(
     experiment: Experiment,
     points: Sequence["Point"],
-    optima: Sequence["Optimum"],
-    prediction: "Optimum",
+    optima: Sequence["Point"],
+    prediction: "Point",
 ) -> Figure:
     """Loss over parameters: a curve for each budget, its best size, and the prediction."""
     figure, (axes,) = drawing.new_chart(

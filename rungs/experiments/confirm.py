@@ -6,6 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from rungs.config.base import Positive
 from rungs.experiments.experiment import (
     BASE,
     Changes,
@@ -63,3 +64,17 @@ class Confirmed(Experiment):
     def base_changes(self) -> Changes:
         """Return the changes of the base in the confirmation."""
         return {}
+
+
+class Proposing(Confirmed):
+    """An experiment whose runs are proposed one after another, from the results so far."""
+
+    runs: Annotated[int, Field(ge=1, le=100_000)]
+    """Settings or ideas to try."""
+    total_minutes: Positive | None = None
+    """Propose no more when all runs together took so many minutes."""
+
+    def is_over(self, outcomes: Outcomes) -> bool:
+        minutes = sum(one.minutes for one in outcomes.values())
+        is_late = self.total_minutes is not None and minutes >= self.total_minutes
+        return is_late or len(outcomes.proposals) >= self.runs

@@ -2,6 +2,7 @@
 of them."""
 
 import dataclasses
+import functools
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -116,7 +117,7 @@ class Trial:
     @property
     def name(self) -> str:
         """The name of its folder."""
-        return f"{folder_name(self.group)}-seed{self.seed}"
+        return run_name(self.group, self.seed)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,11 +160,7 @@ class Proposal:
     @property
     def group(self) -> str:
         """The name of its runs."""
-        shown = ", ".join(
-            f"{key}={value if isinstance(value, str) else json.dumps(value)}"
-            for key, value in (self.changes or {}).items()
-        )
-        return f"{self.number}: {shown}"[:_LONGEST_NAME]
+        return f"{self.number}: {shown_changes(self.changes or {})}"[:_LONGEST_NAME]
 
 
 class Outcomes(dict[str, Outcome]):
@@ -259,13 +256,32 @@ class Experiment(Config):
         a change is wrong."""
         origin = origin or self.base
         own = {**self.changes, **changes}
-        length = self.budget.changes(config_with(find_run(origin), own)) if self.budget else {}
+        length = _length(self.budget, origin, json.dumps(own)) if self.budget else {}
         return Trial(group, seed, origin, {**length, **own, "seed": seed})
 
     def better(self, values: Mapping[str, float]) -> str:
         """Return the key of the best value."""
         sign = 1 if self.lower_is_better else -1
         return min(values, key=lambda key: sign * values[key])
+
+
+@functools.cache
+def _length(budget: Budget, origin: str, changes: str) -> Changes:
+    """Return the keys of a run's length; `changes` are JSON. `Experiment.trials` is asked often."""
+    return budget.changes(config_with(find_run(origin), json.loads(changes)))
+
+
+def shown_changes(changes: Changes) -> str:
+    """Return changes in one line, such as `learning_rate=0.001,seed=0`."""
+    return ",".join(
+        f"{key}={value if isinstance(value, str) else json.dumps(value)}"
+        for key, value in changes.items()
+    )
+
+
+def run_name(group: str, seed: int) -> str:
+    """Return the name of a run's folder."""
+    return f"{folder_name(group)}-seed{seed}"
 
 
 def folder_name(group: str) -> str:

@@ -2,7 +2,7 @@
 
 import functools
 import itertools
-import json
+import math
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Literal
 
@@ -19,6 +19,7 @@ from rungs.experiments.experiment import (
     Outcomes,
     Trial,
     folder_name,
+    shown_changes,
     values_of,
 )
 from rungs.planning import mup
@@ -56,10 +57,7 @@ class Grid(Experiment):
 
     @property
     def _count(self) -> int:
-        count = 1
-        for values in self._axes.values():
-            count *= len(values)
-        return count
+        return math.prod(map(len, self._axes.values()))
 
     @property
     def _axes(self) -> dict[str, list[Any]]:
@@ -71,7 +69,7 @@ class Grid(Experiment):
         """The combinations by name."""
         found = itertools.islice(itertools.product(*self._axes.values()), MOST_CELLS)
         combinations = [dict(zip(self._axes, values, strict=True)) for values in found]
-        return {_name(chosen): chosen for chosen in combinations}
+        return {shown_changes(chosen): chosen for chosen in combinations}
 
     def trials(self, _: Outcomes) -> list[Trial]:
         return [
@@ -111,15 +109,10 @@ class Grid(Experiment):
             return {}
         means = self.means(outcomes)
         cells = [
-            [means.get(_name({axes[0][0]: row, axes[1][0]: column})) for column in axes[1][1]]
+            [
+                means.get(shown_changes({axes[0][0]: row, axes[1][0]: column}))
+                for column in axes[1][1]
+            ]
             for row in axes[0][1]
         ]
         return {"heat-map.png": functools.partial(heat_map, axes=axes, cells=cells)}
-
-
-def _name(chosen: Changes) -> str:
-    """Return a combination's name, such as `learning_rate=0.001,seed=0`."""
-    return ",".join(
-        f"{key}={value if isinstance(value, str) else json.dumps(value)}"
-        for key, value in chosen.items()
-    )

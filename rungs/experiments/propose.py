@@ -11,8 +11,8 @@ from rungs.common.errors import UserError
 from rungs.common.shown_text import counted
 from rungs.config.base import Positive
 from rungs.config.run_config import FILE_TYPES, config_files
-from rungs.experiments.confirm import Confirmed
-from rungs.experiments.experiment import BASE, Changes, Outcomes, Proposal, Trial
+from rungs.experiments.confirm import Proposing
+from rungs.experiments.experiment import BASE, Changes, Outcomes, Proposal, Trial, run_name
 from rungs.run.derive import config_with
 from rungs.run.folder import find_run
 
@@ -23,7 +23,7 @@ FIXED = frozenset({"seed", "lineage", "$schema", "max_steps", "max_minutes"})
 """Keys that a proposal must not change, as the experiment decides them."""
 
 
-class Propose(Confirmed):
+class Propose(Proposing):
     """Proposals of a program."""
 
     kind: Literal["propose"]
@@ -31,17 +31,8 @@ class Propose(Confirmed):
     """A command, such as `["python3", "propose.py"]`. It gets JSON on stdin, with what is known so
     far, and prints `{"changes": {…}, "why": "…"}`: new values for keys of `model.json` and of the
     file beside it; see docs/experiments.md."""
-    runs: Annotated[int, Field(ge=1, le=100_000)]
-    """Proposals to try."""
     proposer_seconds: Positive = 600.0
     """Time for each answer of the proposer."""
-    total_minutes: Positive | None = None
-    """Propose no more when all runs together took so many minutes."""
-
-    def is_over(self, outcomes: Outcomes) -> bool:
-        minutes = sum(one.minutes for one in outcomes.values())
-        is_late = self.total_minutes is not None and minutes >= self.total_minutes
-        return is_late or len(outcomes.proposals) >= self.runs
 
     def explored(self, outcomes: Outcomes) -> list[Trial]:
         valid = [one for one in outcomes.proposals if one.changes is not None]
@@ -91,7 +82,7 @@ class Propose(Confirmed):
         return kept[-1] if kept else None
 
     def _result(self, group: str, outcomes: Outcomes) -> float | None:
-        outcome = outcomes.get(Trial(group, SEED, "", {}).name)
+        outcome = outcomes.get(run_name(group, SEED))
         return outcome.value if outcome else None
 
     def _known(self, outcomes: Outcomes) -> dict[str, Any]:

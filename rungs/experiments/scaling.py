@@ -28,15 +28,8 @@ CHECK = "check"
 
 
 class Point(NamedTuple):
-    """A run on an isoFLOP curve."""
-
-    budget: float
-    parameters: float
-    loss: float
-
-
-class Optimum(NamedTuple):
-    """The best size for a budget, by the parabola of loss over the logarithm of parameters."""
+    """A run on an isoFLOP curve, or its best size by the parabola of loss over the logarithm of
+    parameters."""
 
     budget: float
     parameters: float
@@ -87,12 +80,7 @@ class Scaling(Experiment):
         return self.predict or 10 * self.budgets[-1]
 
     def trials(self, outcomes: Outcomes) -> list[Trial]:
-        found = [
-            self._trial(f"{budget:g} FLOPs, {size.parameters:,} parameters", seed, budget, size)
-            for seed in range(self.seeds)
-            for budget in self.budgets
-            for size in self._sizes(budget)
-        ]
+        found = [trial for trial, _, _ in self._curves()]
         points = self._points(outcomes)
         is_left = any(trial.name not in outcomes for trial in found)
         if not self.check_run or is_left or not self._is_complete(points):
@@ -132,7 +120,7 @@ class Scaling(Experiment):
         at_target = (self.target, *self._law(points).at(self.target))
         return {
             "scaling.png": functools.partial(
-                iso_flops, points=points, optima=optima, prediction=Optimum(*at_target)
+                iso_flops, points=points, optima=optima, prediction=Point(*at_target)
             )
         }
 
@@ -152,14 +140,13 @@ class Scaling(Experiment):
 
     def _sizes(self, budget: float) -> list[ladder.ModelSize]:
         """Return distinct sizes, equally far apart in logarithms."""
-        per_parameter = [one.tokens_per_parameter(budget) for one in self._candidates]
         middle = ladder.nearest_to_optimal(self._candidates, budget).parameters
         wanted = np.geomspace(middle / SPREAD, middle * SPREAD, self.sizes)
         found = {_nearest(self._candidates, each).parameters for each in wanted}
         if len(found) < 3:
             raise UserError(
-                f"budgets: {budget:g} FLOPs leave fewer than three sizes of this kind of model"
-                f" (tokens per parameter from {min(per_parameter):.3g}); give a larger one"
+                f"budgets: {budget:g} FLOPs leave fewer than three sizes of this kind of model;"
+                " give a larger one"
             )
         return [one for one in self._candidates if one.parameters in found]
 
@@ -169,28 +156,25 @@ class Scaling(Experiment):
         return self.trial(group, seed, {**size.changes, "max_steps": steps})
 
     def _points(self, outcomes: Outcomes) -> list[Point]:
-        by_name = {
-            self._trial(
-                f"{budget:g} FLOPs, {size.parameters:,} parameters", seed, budget, size
-            ).name: (
-                budget,
-                size.parameters,
-            )
-            for seed in range(self.seeds)
-            for budget in self.budgets
-            for size in self._sizes(budget)
-        }
         return [
-            Point(*by_name[name], one.value)
-            for name, one in outcomes.items()
-            if name in by_name and one.value is not None
+            Point(budget, size.parameters, found.value)
+            for trial, budget, size in self._curves()
+            if (found := outcomes.get(trial.name)) and found.value is not None
         ]
+
+    def _curves(self) -> Iterator[tuple[Trial, float, ladder.ModelSize]]:
+        """Yield the runs of the curves, with their budgets and sizes."""
+        for seed in range(self.seeds):
+            for budget in self.budgets:
+                for size in self._sizes(budget):
+                    group = f"{budget:g} FLOPs, {size.parameters:,} parameters"
+                    yield self._trial(group, seed, budget, size), budget, size
 
     def _is_complete(self, points: Sequence[Point]) -> bool:
         """Whether each budget has points enough for a parabola."""
         return all(sum(one.budget == each for one in points) >= 3 for each in self.budgets)
 
-    def _optima(self, points: Sequence[Point]) -> list[Optimum]:
+    def _optima(self, points: Sequence[Point]) -> list[Point]:
         return [_optimum([one for one in points if one.budget == each]) for each in self.budgets]
 
     def _law(self, points: Sequence[Point]) -> Law:
@@ -230,12 +214,12 @@ def _nearest(sizes: Sequence[ladder.ModelSize], parameters: float) -> ladder.Mod
     return min(sizes, key=lambda one: abs(math.log(one.parameters / parameters)))
 
 
-def _optimum(points: Sequence[Point]) -> Optimum:
+def _optimum(points: Sequence[Point]) -> Point:
     """Return the minimum of the parabola; the best point if the curve has no minimum among them."""
     logs = np.log([one.parameters for one in points])
     curve = np.polyfit(logs, [one.loss for one in points], 2)
     at = -curve[1] / (2 * curve[0]) if curve[0] > 0 else math.nan
     if not logs.min() <= at <= logs.max():
         best = min(points, key=lambda one: one.loss)
-        return Optimum(best.budget, best.parameters, best.loss)
-    return Optimum(points[0].budget, math.exp(at), float(np.polyval(curve, at)))
+        return Point(best.budget, best.parameters, best.loss)
+    return Point(points[0].budget, math.exp(at), float(np.polyval(curve, at)))

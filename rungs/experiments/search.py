@@ -10,9 +10,9 @@ from pydantic import Field
 from rungs.common.errors import UserError
 from rungs.common.shown_text import counted
 from rungs.common.strict_json import StrictModel, check
-from rungs.config.base import Positive, Size
-from rungs.experiments.confirm import Confirmed
-from rungs.experiments.experiment import Changes, Outcomes, Proposal, Trial
+from rungs.config.base import Size
+from rungs.experiments.confirm import Proposing
+from rungs.experiments.experiment import Changes, Outcomes, Proposal, Trial, run_name
 
 DIGITS = 3
 """Significant digits of proposed numbers."""
@@ -62,15 +62,13 @@ class Halving(StrictModel):
         return {**schedule, "min_learning_rate_percent": 0.0, "max_steps": steps}
 
 
-class Search(Confirmed):
+class Search(Proposing):
     """A search over ranges of keys."""
 
     kind: Literal["search"]
     ranges: Annotated[dict[str, Range | list[Any]], Field(min_length=1)]
     """By key of `model.json` or `train.json`, numbers `{"from": 0.001, "to": 0.1, "log": true}`, or
     a list of values to choose from."""
-    runs: Annotated[int, Field(ge=2, le=10_000)]
-    """Settings to try."""
     sampler: Sampler = "tpe"
     """How Optuna proposes: tpe (Bergstra et al. 2011), random, cmaes or gp (with PyTorch)."""
     at_once: Annotated[int, Field(ge=1, le=1000)] = 1
@@ -78,18 +76,11 @@ class Search(Confirmed):
     workers. It bears on the proposals; the number of workers doesn't."""
     halving: Halving | None = None
     """Successive halving; null: every run has the whole budget."""
-    total_minutes: Positive | None = None
-    """Propose no more when all runs together took so many minutes."""
 
     @check
     def _has_one_length(self) -> Iterator[str]:
         if self.halving and self.budget:
             yield "budget: the steps of halving say how long runs are; remove one of the two"
-
-    def is_over(self, outcomes: Outcomes) -> bool:
-        minutes = sum(one.minutes for one in outcomes.values())
-        is_late = self.total_minutes is not None and minutes >= self.total_minutes
-        return is_late or len(outcomes.proposals) >= self.runs
 
     def ask(self, outcomes: Outcomes) -> list[Proposal]:
         if self.is_over(outcomes):
@@ -155,7 +146,7 @@ class Search(Confirmed):
         found = {}
         for one in proposals:
             group = one.group if steps is None else _at(one, steps)
-            if outcome := outcomes.get(Trial(group, SEED, "", {}).name):
+            if outcome := outcomes.get(run_name(group, SEED)):
                 found[one.number] = math.inf if outcome.value is None else sign * outcome.value
         return found
 
@@ -168,7 +159,7 @@ class Search(Confirmed):
         goes_on = self.trial(_trunk(one, trunk), SEED, constant)
         if before is not None:
             former = self.halving.trunk(before)
-            origin = Trial(_trunk(one, former), SEED, "", {}).name
+            origin = run_name(_trunk(one, former), SEED)
             goes_on = dataclasses.replace(goes_on, branch=(origin, former - 1))
         ends = self.trial(_at(one, steps), SEED, {**settings, **self.halving.cooldown(steps)})
         return [goes_on, dataclasses.replace(ends, branch=(goes_on.name, trunk - 1))]

@@ -3,7 +3,7 @@
 import csv
 import io
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -72,14 +72,11 @@ class Row(NamedTuple):
 def rows(experiment: Experiment, outcomes: Outcomes) -> list[Row]:
     """Return a row for each group of runs, in the order in which they were trained first."""
     comparisons = {one.group: one for one in experiment.comparisons(outcomes)}
-    groups: dict[str, list[Outcome]] = {}
-    for outcome in outcomes.values():
-        groups.setdefault(outcome.group, []).append(outcome)
     return [
         _row(
             group, found, [*values_of(experiment, outcomes, group).values()], comparisons.get(group)
         )
-        for group, found in groups.items()
+        for group, found in by_group(outcomes).items()
     ]
 
 
@@ -213,9 +210,9 @@ def _in_markdown(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-def by_seed(outcomes: Outcomes) -> Iterator[tuple[str, list[Outcome]]]:
-    """Yield each group with its runs."""
+def by_group(outcomes: Outcomes) -> dict[str, list[Outcome]]:
+    """Return the runs of each group."""
     groups: dict[str, list[Outcome]] = {}
     for outcome in outcomes.values():
         groups.setdefault(outcome.group, []).append(outcome)
-    yield from groups.items()
+    return groups
