@@ -2,6 +2,7 @@
 
 from rungs.common.command import importing
 
+import contextlib
 import sys
 from pathlib import Path
 
@@ -63,7 +64,7 @@ def main(
 
     run_log.log_to_terminal(quiet=False, as_json=False)
     folder = ExperimentFolder.find(experiment)
-    with folder.lock():
+    with contextlib.nullcontext() if dry_run else folder.lock():
         datasets = find_datasets_dir(datasets_dir)
         options = parse_settings(engine_options)
         conductor = Conductor(folder, datasets, make_engine(engine, workers, options, folder))

@@ -57,10 +57,16 @@ class ExperimentFolder:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the experiment's lock, which also ends with the process. Raises UserError if another
-        process holds it, or the folder isn't writable."""
+        """Hold the experiment's lock, which also ends with the process. A UserError in the block
+        leaves no lock file behind. Raises UserError if another process holds the lock."""
+        path = self.path / "experiment.lock"
+        is_new = not path.exists()
         try:
-            with disk.lock_file(self.path / "experiment.lock"):
+            with disk.lock_file(path):
                 yield
         except BlockingIOError:
             raise UserError(f"{self.path}: another process conducts it; wait or stop it") from None
+        except UserError:
+            if is_new:
+                path.unlink(missing_ok=True)
+            raise

@@ -202,6 +202,11 @@ def test_the_command_trains_real_runs(tmp_path: Path) -> None:
     )
     command = [sys.executable, str(ROOT / "experiment.py"), str(folder.path), "--workers", "2"]
     datasets = ["--datasets-dir", str(tmp_path / "datasets")]
+    dry = subprocess.run([*command, *datasets, "--dry-run"], capture_output=True, text=True)
+    assert dry.stdout.startswith("4 runs to train now, 0 done; the speed of this device")
+    absent = subprocess.run([*command, "--datasets-dir", "absent"], capture_output=True, text=True)
+    assert absent.returncode == 2
+    assert [path.name for path in folder.path.iterdir()] == ["experiment.json"]
     done = subprocess.run([*command, *datasets], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "slow" in done.stdout

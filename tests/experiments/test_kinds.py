@@ -80,6 +80,15 @@ class TestSearch:
             k: v.value for k, v in expected.outcomes.items()
         }
 
+    def test_a_program_can_ask_it(self, tmp_path: Path) -> None:
+        (tmp_path / "ranges.json").write_text(json.dumps(SEARCH["ranges"]))
+        program = ["-m", "rungs.experiments.optuna_proposer", str(tmp_path / "ranges.json")]
+        keys = {"kind": "propose", "proposer": [sys.executable, *program], "runs": 3}
+        _, conductor = conduct(make_experiment(tmp_path, **keys), Simulated(noisy(by_rate)))
+        rates = [(one.changes or {})["learning_rate"] for one in conductor.outcomes.proposals]
+        assert len(set(rates)) == 3
+        assert all(0.0005 <= rate <= 0.5 for rate in rates)
+
     def test_halving_goes_on_with_the_best(self, tmp_path: Path) -> None:
         keys = {**SEARCH, "runs": 6, "halving": {"steps": [5, 10, 20], "keep": 0.34}}
         folder = make_experiment(tmp_path, **keys)
