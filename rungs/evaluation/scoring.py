@@ -189,7 +189,8 @@ def read_items(path: Path) -> list[Item]:
 
 
 def measure_accuracy(items: Sequence[Item], scorer: Scorer, tokenizer: Tokenizer) -> Accuracy:
-    """Return a model's accuracy on items. Raises UserError if a choice adds no token."""
+    """Return a model's accuracy on items. Raises UserError if a choice adds no token, or two have
+    the same ones."""
     continuations = list(_continuations(items, tokenizer))
     log_probs = [0.0] * len(continuations)
     for index, score in scorer.scores(continuations):
@@ -206,6 +207,7 @@ def measure_accuracy(items: Sequence[Item], scorer: Scorer, tokenizer: Tokenizer
 
 def _continuations(items: Sequence[Item], tokenizer: Tokenizer) -> Iterator[Continuation]:
     for number, item in enumerate(items):
+        seen = list[Continuation]()
         for choice in item.choices:
             one = split_tokens(item.prompt, choice, tokenizer)
             if not one.tokens:
@@ -213,6 +215,10 @@ def _continuations(items: Sequence[Item], tokenizer: Tokenizer) -> Iterator[Cont
                 raise UserError(
                     f"item {number + 1}: the choice {shown} adds no token to its prompt"
                 )
+            if one in seen:
+                shown = strict_json.format_value(choice)
+                raise UserError(f"item {number + 1}: another choice has the tokens of {shown}")
+            seen.append(one)
             yield one
 
 

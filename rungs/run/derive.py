@@ -49,7 +49,7 @@ class NewRun:
         new = dataclasses.replace(new, task_files=_task_files(origin))
         if found is None:
             return new
-        saved, records, _ = found
+        saved, records, *_ = found
         if "max_minutes" in changes:  # the number of steps is decided anew
             records = {k: v for k, v in records.items() if k != RunFolder(folder).length.name}
         return dataclasses.replace(new, saved=saved, records=records)
@@ -118,8 +118,10 @@ class Parent(NamedTuple):
     """As in `NewRun`."""
     records: Mapping[str, bytes]
     """Contents of the files that belong to it, by name."""
-    warmup_of: int
-    """The steps of which the warm-up is a percentage."""
+    warmup_of: int | None
+    """The same in its lineage."""
+    total_steps: int
+    """Its length, by which its schedule goes."""
 
 
 class BranchPoint(NamedTuple):
@@ -140,7 +142,10 @@ def _branched(
         lineage = run_config.load_any_run(folder).train.lineage
         warmup_of = lineage and lineage.warmup_of
     else:
-        warmup_of = None if "warmup_period_percent" in changes else found.warmup_of
+        is_timed = RunFolder(folder).length.name in found.records
+        follows_lengths = is_timed and "max_minutes" not in changes
+        warmup_of = found.warmup_of or (None if follows_lengths else found.total_steps)
+        warmup_of = None if "warmup_period_percent" in changes else warmup_of
     return keys if warmup_of is None else keys | {"warmup_of": warmup_of}
 
 

@@ -17,7 +17,7 @@ MARK = "####"
 """Mark before the answer in GSM8K (Cobbe et al. 2021)."""
 _DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+"
 _NUMBER = re.compile(
-    rf"(?P<sign>[-+−]?)(?:\$\s?)?(?P<inner_sign>[-+−]?)(?P<digits>{_DIGITS})"
+    rf"(?P<sign>[-+−–]?)(?:\$\s?)?(?P<inner_sign>[-+−–]?)(?P<digits>{_DIGITS})"
     rf"(?:[eE](?P<exponent>[-+]?[0-9]{{1,3}})(?![0-9])|\s?/\s?(?P<divisor>{_DIGITS}))?"
 )
 _ALONE = re.compile(rf"{_NUMBER.pattern}\s*%?\.?")
@@ -25,10 +25,18 @@ _MOST_CHARACTERS = 400
 """Characters of the longest number, as longer ones take time to parse."""
 _EMPHASIS = re.compile(r"(?<![0-9)])\*\*|\*\*(?![0-9(])")
 _GOES_ON_BEFORE = re.compile(
-    r"[0-9A-Za-z_√^]$|[0-9][.:,]$|[0-9)]\s?x\s?$|(?:[0-9)]|\b[A-Za-z])\s?(?:[-+−×·/^]|\*\*?)\s?$"
+    r"[0-9A-Za-z_√^]\Z|[0-9][.:,]\Z|[0-9]\s:\s\Z|[0-9)]\s?x\s?\Z"
+    r"|(?:[0-9)π]|\b(?:[A-Za-z]|pi))\s?(?:[-+−–±×·⋅∗÷/⁄^]|\*\*?)\s?\Z"
+    r"|(?<!boxed)(?<!text)(?<!bf)\{\Z|\{,\}\Z|[0-9A-Za-z)−–-]\(\Z"
+    r"|\\(?:cdot|times|div|pm|sqrt|log|ln|[dt]?frac)\s?\Z"
 )
-"""What shows that a number is the end of something else: a name, a time, an expression."""
-_GOES_ON_AFTER = re.compile(r"[0-9]|\^|[πi√]\b|[xyz]\b")
+"""What shows that a number is the end of something else: a name, a time, an expression, also in
+LaTeX."""
+_GOES_ON_AFTER = re.compile(
+    r"[0-9]|\^|[⁰¹²³⁴-⁹]|\s?π|[i√]\b|[xyz]\b|\s?\\?(?:pi|sqrt)\b|\s(?:thousand|[mbtr]+illion)\b"
+)
+_IN_GROUPS = re.compile(r"[0-9](?:['’]|[^\S\n])\Z")
+"""Before the rest of `12 500`, `1'000` or `3 1/2`."""
 PAIRS = {"(": ")", "[": "]", "{": "}", "<": ">"}
 """Closing bracket by opening bracket."""
 
@@ -60,14 +68,15 @@ def item_number(answer: str) -> Fraction | None:
 
 def last_number(text: str) -> Fraction | None:
     """Return a text's last number; None without one, or if it is part of something else that has
-    another value, such as `7-3`, `12:30`, `10^5`, `x2`, `1.000.000` or `(2, 3)`."""
+    another value, such as `7-3`, `12:30`, `10^5`, `x2`, `3 1/2`, `\\sqrt{2}` or `(2, 3)`."""
     text = _EMPHASIS.sub(" ", text)
     last = next(iter(deque(_NUMBER.finditer(text), 1)), None)
     if last is None:
         return None
-    before, after = text[max(last.start() - 5, 0) : last.start()], text[last.end() :]
-    in_tuple = re.search(r"[0-9]\s?,\s?$", before) and re.match(r"\s?[)\]]", after)
-    goes_on = _GOES_ON_BEFORE.search(before) or _GOES_ON_AFTER.match(after)
+    before, after = text[max(last.start() - 9, 0) : last.start()], text[last.end() :]
+    in_tuple = re.search(r"[0-9]\s?[,;]\s?\Z", before) and re.match(r"\s?\\?[)\]}>]", after)
+    is_rest = _IN_GROUPS.search(before) and (last["divisor"] or len(last["digits"]) == 3)
+    goes_on = is_rest or _GOES_ON_BEFORE.search(before) or _GOES_ON_AFTER.match(after)
     is_last = re.search(r"[0-9]", after) is None
     return _value(last) if is_last and not goes_on and not in_tuple else None
 
@@ -92,7 +101,7 @@ def _value(found: re.Match[str]) -> Fraction | None:
     digits, divisor = (
         Fraction((found[name] or "1").replace(",", "")) for name in ("digits", "divisor")
     )
-    sign = -1 if {found["sign"], found["inner_sign"]} & {"-", "−"} else 1
+    sign = -1 if {found["sign"], found["inner_sign"]} & {*"-−–"} else 1
     power = Fraction(10) ** int(found["exponent"] or 0)
     return sign * digits * power / divisor if divisor else None
 
@@ -145,7 +154,10 @@ def open_brackets(text: str) -> str | None:
 
 def _has_countdown(item: Item) -> bool:
     numbers, target = item.info.get("numbers"), item.info.get("target")
-    return isinstance(numbers, list) and all(type(number) is int for number in [*numbers, target])
+    if not isinstance(numbers, list) or not numbers:
+        return False
+    are_whole = all(type(number) is int for number in [*numbers, target])
+    return are_whole and all(0 <= number < 10**MAX_DIGITS for number in numbers)
 
 
 def _has_brackets(item: Item) -> bool:
@@ -172,7 +184,7 @@ BUILT_IN = {
         _NO_NUMBER,
     ),
     "countdown": BuiltIn(
-        _countdown, _has_countdown, 'info: needs {"numbers": [integers], "target": integer}'
+        _countdown, _has_countdown, 'info: needs {"numbers": [integers from 0], "target": integer}'
     ),
     "sorted": BuiltIn(_sorted, _has_digits, "answer: needs digits, as in 0123 or 0, 1, 2, 3"),
     "brackets": BuiltIn(

@@ -3,7 +3,8 @@ https://github.com/huggingface/Math-Verify) in a `RewardProcess`, as sympy may t
 
 Of a completion it takes what the last `\boxed{…}` holds, or else the last `$…$`. math-verify reads
 any letters as a product, and the first of several numbers as all of them, so texts with words, two
-numbers side by side, times and several decimal points are refused first."""
+numbers side by side, times, several decimal points, or with a prime or the base of a number, which
+it leaves out, are refused first."""
 
 import importlib
 import re
@@ -24,7 +25,7 @@ def reward(prompt, completion, answer, info):
 _LACKING = "answer: is not one mathematical expression in LaTeX, such as \\frac{1}{2}, 5/2 or x^2+1"
 _NAMES = re.compile(r"\\(?:text|textbf|mathrm|mbox|begin|end)\s*\{[^{}]*\}")
 _UNREADABLE = re.compile(
-    r"(?<![\\A-Za-z])(?!sqrt\b|pi\b)[A-Za-z]{2,}|[0-9]\s+[0-9]|[0-9]:[0-9]|[0-9.]\.[0-9]*\."
+    r"(?<![\\A-Za-z])(?!sqrt\b|pi\b)[A-Za-z]{2,}|[0-9]\s+[0-9]|[0-9]:[0-9]|[0-9.]\.[0-9]*\.|[0-9]\s*_|'"
 )
 
 

@@ -3,11 +3,12 @@ move to `aside/`. Only `move_aside` changes the disk, and it never deletes a che
 
 import filecmp
 import json
+import os
 from pathlib import Path
 
 from rungs.checkpointing import checkpoint_folder
 from rungs.checkpointing.checkpoint_folder import AVERAGE, BEST, LATEST, LINKS, UNFINISHED
-from rungs.checkpointing.manifest import Checkpoint, CheckpointMeta
+from rungs.checkpointing.manifest import META_FILE, Checkpoint, CheckpointMeta
 from rungs.common import disk, shown_text
 from rungs.common.errors import UserError
 from rungs.config import run_config
@@ -22,6 +23,7 @@ from rungs.run import layer_record, metrics
 from rungs.run.derive import Parent
 from rungs.run.folder import RunFolder, StartOptions, is_checkpoint_name
 from rungs.run.metrics import StepRecord
+from rungs.run.records import Length, read
 
 _KEYS_OF_BATCHES = {"microbatch_size", "gradient_accumulation_steps", "batch_growth"}
 
@@ -66,8 +68,8 @@ def refuse_lost_checkpoints(run: RunFolder, config: AnyRunConfig) -> None:
 
 
 def refuse_foreign_checkpoints(run: RunFolder) -> None:
-    """Raise UserError if a run without checkpoints of its own has those of another program, whose
-    `best` and `latest` would be replaced."""
+    """Raise UserError if a run without checkpoints of its own has those of another program, or a
+    `best` or `latest`, which would be replaced, of anything else."""
     if not run.checkpoints.exists():
         return
     from rungs.huggingface import jax_gpt2
@@ -79,6 +81,12 @@ def refuse_foreign_checkpoints(run: RunFolder) -> None:
             f" as it is; to go on from its weights: uv run pretrained.py import {old} {new}, and"
             f' put the {TRAIN_FILE} there, with "start_from": "imported"'
         )
+    for link in map(run.checkpoints.joinpath, LINKS):
+        is_own = (link / META_FILE).is_file()
+        if link.is_symlink():
+            is_own = is_checkpoint_name(link.readlink().name)
+        if os.path.lexists(link) and not is_own:
+            raise UserError(f"{link}: not of this run, which would replace it; move it away")
 
 
 def refuse_changes(
@@ -154,10 +162,12 @@ def find_branch_point(run: RunFolder, step: int) -> Parent:
     if layers := layer_record.up_to(run.layers, step):
         needed[run.layers.name] = layers
     lineage = parent.meta.run_config().train.lineage
-    warmup_of = (lineage and lineage.warmup_of) or parent.meta.total_steps
+    warmup_of = lineage.warmup_of if lineage else None
+    before = [one.meta for one in checkpoints if one.step <= step and not one.meta.stopped_after]
+    lengths = [one.total_steps for one in read(run, Length) or before or [parent.meta]]
     base = parent.weights.base
     folders = (parent.folder, base.path.parent) if base else (parent.folder,)
-    return Parent(folders, needed, warmup_of)
+    return Parent(folders, needed, warmup_of, lengths[-1])
 
 
 def edit_to_extend(config: RunConfig, data: TrainingData, done: int) -> str:

@@ -61,8 +61,8 @@ def log_start(start: Start, mesh: Mesh, steps: int, step_size: str, notes: str) 
         *(start.run.path, begins, _most(train), shown_text.counted(steps, "step"), step_size),
         *(devices, train.compute_dtype, notes),
     )
-    if start.saved and start.is_branching:
-        _log_rate(start.saved.meta, train, start.first_step, steps)
+    if start.saved and (start.is_branching or start.options.extend):
+        log_other_length(start.saved.meta, train, steps, start.run.length.exists())
     if train.sharding and train.sharding.devices and mesh.size < jax.device_count():
         log.info(
             "uses %d of %d devices, as sharding.devices in the config says: %s",
@@ -70,19 +70,23 @@ def log_start(start: Start, mesh: Mesh, steps: int, step_size: str, notes: str) 
         )
 
 
-def _log_rate(
-    saved: CheckpointMeta, train: OptimizationConfig, step: int, total_steps: int
+def log_other_length(
+    saved: CheckpointMeta, train: OptimizationConfig, total_steps: int, is_timed: bool
 ) -> None:
-    """Log the learning rate of a branch's first step, if the run that it continues has another."""
-    before, now = (
-        float(learning_rate_schedule(config, total)(step))
-        for config, total in ((saved.run_config().train, saved.total_steps), (train, total_steps))
-    )
-    if not math.isclose(before, now, rel_tol=_SAME_RATE):
+    """Log what changes at the step of a checkpoint because a branch or an extended run has another
+    schedule or length: the learning rate, and where phases end."""
+    before, step = saved.learning_rate, saved.global_step
+    now = float(learning_rate_schedule(train, total_steps)(step))
+    if before is not None and not is_timed and not math.isclose(before, now, rel_tol=_SAME_RATE):
         log.info(
-            "learning rate of step %s: %.3g, and %.3g in the run that it continues, which has"
-            " another schedule, rate or length (%s)",
-            *(f"{step:,}", now, before, shown_text.counted(saved.total_steps, "step")),
+            "learning rate of step %s: %.3g, but %.3g with the schedule, rate and length before",
+            *(f"{step:,}", now, before),
+        )
+    phases = getattr(train, "phases", ())
+    if phases and saved.total_steps != total_steps and not saved.stopped_after:
+        log.info(
+            "phases are shares of %s, and were of %s before: step %s may be in another",
+            *(shown_text.counted(total_steps, "step"), f"{saved.total_steps:,}", f"{step + 1:,}"),
         )
 
 

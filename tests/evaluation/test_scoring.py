@@ -167,6 +167,16 @@ def test_a_choice_without_tokens_of_its_own_is_refused(
         Measured.find(str(copying_run), 2, tmp_path).on_choices(path, None)
 
 
+def test_choices_with_the_same_tokens_are_refused(
+    copying_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a tokenizer without upper case."""
+    monkeypatch.setattr(scoring, "split_tokens", lambda *_: Continuation([1], [2]))
+    path = write(tmp_path / "quiz.jsonl", item("a", "b", "B", answer=0))
+    with pytest.raises(UserError, match=r'item 1: another choice has the tokens of "B"'):
+        Measured.find(str(copying_run), 2, tmp_path).on_choices(path, None)
+
+
 @pytest.mark.parametrize("length", [3, 8])
 def test_a_text_is_scored_in_windows(length: int) -> None:
     """In float64: each token once, by those of its window before it."""

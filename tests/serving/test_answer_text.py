@@ -3,6 +3,7 @@
 import hypothesis
 import hypothesis.strategies as st
 import pytest
+import tokenizers
 
 from rungs.data.text.tokenizer import Tokenizer, train_bpe
 from rungs.serving.answering import AnswerText
@@ -58,6 +59,19 @@ def test_stop_strings_may_hold_special_tokens(
     assert "".join(pieces) == answer.text == text
     assert answer.is_stopped == (count is not None)
     assert answer.tokens == tokens[:count]
+
+
+@pytest.mark.parametrize("name", ["<|end|>", "<|é|>"])
+def test_names_that_are_text_stay_text(name: str) -> None:
+    """A special token is found by its id; a byte-level decoder can't spell the name of another."""
+    inner = tokenizers.Tokenizer.from_str(TOKENIZER.as_json())
+    inner.add_special_tokens([name])
+    tokenizer = Tokenizer(inner)
+    text = "write <|endoftext|> last, "
+    spelled = [token for letter in text for token in tokenizer.encode(letter)]
+    answer = AnswerText(tokenizer, tokenizer.encode("x"), [f", {name}"])
+    assert answer.add([*spelled, *tokenizer.encode(f"{name}y")], is_last=True) == text[:-2]
+    assert answer.is_stopped
 
 
 def test_a_character_arrives_whole() -> None:

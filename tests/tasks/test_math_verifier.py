@@ -58,7 +58,19 @@ def test_the_checkup_passes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "answer", ["12:30", "3 1/2", "2 apples", "listen", "1.000.000", "1/0", "5 or 6", "$$"]
+    "answer",
+    [
+        "12:30",
+        "3 1/2",
+        "2 apples",
+        "listen",
+        "1.000.000",
+        "1/0",
+        "5 or 6",
+        "$$",
+        "101_{2}",
+        "f'(x)",
+    ],
 )
 def test_items_that_cannot_be_represented_are_refused(tmp_path: Path, answer: str) -> None:
     with pytest.raises(UserError, match=r"items\.jsonl:2: answer: is not one mathematical"):

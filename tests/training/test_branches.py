@@ -1,5 +1,7 @@
 """`--from-step`: runs that continue a step of another with other keys."""
 
+import functools
+import json
 import os
 import signal
 from pathlib import Path
@@ -17,10 +19,13 @@ from rungs.config.run_config import load_run
 from rungs.optim.schedule import learning_rate_schedule
 from rungs.report.run_page import open_runs
 from rungs.run import metrics
+from rungs.run.derive import BranchPoint, NewRun
 from rungs.run.folder import RunFolder, StartOptions
+from rungs.training import resume, run_report
 from rungs.training.dataset_learner import DatasetLearner, on_datasets
 from rungs.training.resume import refuse_changes
 from rungs.training.start import launch
+from tests.support.configs import train_config
 from tests.support.tiny_run import (
     assert_same_outcome,
     change,
@@ -139,8 +144,72 @@ def test_a_longer_branch_does_not_warm_up_again(place: Path, tmp_path: Path) -> 
     assert lineage.warmup_of == 24
     assert branch(place, grandchild.path, 20, "epochs=4", parent=child.path) == grandchild
     again = branch(place, tmp_path / "again", 10, "epochs=3", "warmup_period_percent=30")
-    line = "learning rate of step 11: 0.005, and 0.01 in the run that it continues"
+    line = "learning rate of step 10: 0.00455, but 0.01 with the schedule, rate and length before"
     assert line in again.log.read_text()
+
+
+@pytest.mark.parametrize("timed", [False, True])
+def test_the_warmup_of_a_run_whose_length_its_last_checkpoint_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, timed: bool
+) -> None:
+    """If stop_after or the clock decided it. A branch with the clock's length warms up by it."""
+    run = make_run(tmp_path / "run", max_minutes=1 if timed else None)
+    if timed:
+        length = {
+            "step": 4,
+            "total_steps": 300,
+            "max_minutes": 1,
+            "time": "2026-11-29T16:00:00+00:00",
+        }
+        run.length.write_text(json.dumps(length) + "\n")
+    config = load_run(run.path)
+    saved: list[Any] = [
+        SimpleNamespace(
+            step=step,
+            folder=run.checkpoints / str(step),
+            weights=SimpleNamespace(base=None),
+            meta=SimpleNamespace(total_steps=total, stopped_after=end, run_config=lambda: config),
+        )
+        for step, total, end in ((0, 300, None), (40, 41, 2))
+    ]
+    monkeypatch.setattr(resume.checkpoint_folder, "list_checkpoints", lambda _: saved)
+    monkeypatch.setattr(resume, "_undamaged", lambda found: found)
+    point = BranchPoint(40, functools.partial(resume.find_branch_point, run, 40))
+
+    def warmup_of(changes: dict[str, Any]) -> int | None:
+        new = NewRun.of(tmp_path / "new", run.path, changes, point)
+        lineage: dict[str, Any] = json.loads(new.texts["train.json"])["lineage"]
+        return lineage.get("warmup_of")
+
+    assert warmup_of({}) == (None if timed else 300)
+    assert warmup_of({"max_minutes": 5}) == 300
+
+
+@pytest.mark.parametrize(
+    ("steps", "more", "said"),
+    [
+        (40, {}, ["rate of step 39: 0.003, but 0.001 with"]),
+        (
+            400,
+            {},
+            ["rate of step 39: 0.00293, but 0.001 with", "phases are shares of 400 steps, and"],
+        ),
+        (400, {"stopped_after": 2}, ["rate of step 39: 0.00293, but 0.001 with"]),
+    ],
+)
+def test_what_another_length_changes_is_said(
+    messages: pytest.LogCaptureFixture, steps: int, more: dict[str, Any], said: list[str]
+) -> None:
+    phases = [{"until": 0.5, "weights": {"a": 1}}, {"until": 1, "weights": {"b": 1}}]
+    train = train_config(
+        **{"schedule": "constant", "warmup_period_percent": 10, "dataset": phases},
+        learning_rate=0.003,
+    )
+    keys = {"learning_rate": 0.001, "global_step": 39, "total_steps": 40, "stopped_after": None}
+    saved: Any = SimpleNamespace(**keys | more)
+    run_report.log_other_length(saved, train, steps, is_timed=False)
+    assert len(messages.messages) == len(said)
+    assert all(line in text for line, text in zip(said, messages.messages, strict=True))
 
 
 @pytest.mark.long

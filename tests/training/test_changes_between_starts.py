@@ -147,4 +147,5 @@ def test_extending_keeps_the_old_steps(
     assert go(copy, datasets_dir, extend=True) == 0
     assert losses(copy)[:24] == losses(finished)
     assert len(losses(copy)) == 30
+    assert "learning rate of step 23: " in copy.log.read_text()
     assert last_checkpoint(copy).meta.total_steps == 30

@@ -1,5 +1,6 @@
 """Which changes a resumed run refuses, and the edits that its messages suggest."""
 
+import functools
 import json
 import re
 from contextlib import nullcontext
@@ -13,11 +14,12 @@ import pytest
 from rungs.checkpointing.manifest import CheckpointMeta
 from rungs.common.errors import UserError
 from rungs.config import run_config
-from rungs.config.run_config import RunConfig
+from rungs.config.run_config import RunConfig, load_run
 from rungs.data.catalog import open_dataset
 from rungs.data.tokens.loader import TrainingData
-from rungs.run.folder import RunFolder
+from rungs.run.folder import RunFolder, StartOptions
 from rungs.training.resume import edit_to_extend, refuse_changes
+from rungs.training.start import start_of
 from tests.support.tiny_run import change, make_dataset, make_run
 
 EDIT = re.compile(r"set (epochs|min_train_tokens) to (\d+)")
@@ -144,3 +146,27 @@ def test_fewer_steps_read_the_data_in_the_order_of_all(datasets_dir: Path, tmp_p
     )
     change(run, max_steps=100, max_minutes=None)
     assert data_of(run_config.load_run(run.path), datasets_dir).total_steps == 48
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+@pytest.mark.parametrize("name", ["best", "latest"])
+@pytest.mark.parametrize("kind", ["file", "folder", "link"])
+def test_what_training_would_replace_is_its_own(
+    tmp_path: Path, kind: str, name: str, fresh: bool
+) -> None:
+    """DeepSpeed's `latest` is a file; others link to checkpoints with other names."""
+    run = make_run(tmp_path / "run")
+    start = functools.partial(start_of, run, load_run(run.path), StartOptions(fresh=fresh), None)
+    run.checkpoints.mkdir()
+    link = run.checkpoints / name
+    link.symlink_to("20261129Z101500-step-000375")
+    start()
+    link.unlink()
+    if kind == "file":
+        link.write_text("global_step500")
+    elif kind == "folder":
+        (link / "weights").mkdir(parents=True)
+    else:
+        link.symlink_to("cp-100")
+    with pytest.raises(UserError, match=f"{name}: not of this run, which would replace it"):
+        start()

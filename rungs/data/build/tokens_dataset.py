@@ -90,23 +90,26 @@ class TokenSection(NamedTuple):
             raise UserError(f"{path}: holds {found.dtype.name}, not the {dtype} of --token-dtype")
         return found
 
-    def check_dtype(self, vocab_size: int) -> None:
-        """Raise UserError if the dtype, of which the user hasn't said anything, is probably wrong:
-        ids of the vocabulary don't fit, or what is read as uint16 is wider, so that each number
-        leaves its upper half, 0 or -1, at every second place."""
+    def check_dtype(self, vocab_size: int, said: str | None) -> None:
+        """Raise UserError if the dtype, which the user may have said, is probably wrong: ids of the
+        vocabulary don't fit, unless it is said, or numbers are wider, so that each leaves its upper
+        half, 0 or -1, at every second place, unless it is said to be uint16."""
         name = self.dtype.name
-        if (most := np.iinfo(self.dtype).max) < vocab_size - 1:
+        if (most := np.iinfo(self.dtype).max) < vocab_size - 1 and said is None:
             raise UserError(
                 f"{self.path}: as {name} it has no ids over {most:,}, and the vocabulary has"
                 f" {vocab_size:,} tokens: larger ids may have been cut off, or it is not {name};"
                 f" say --token-dtype uint32, or {name} if no id was larger"
             )
         block = self._read(self.start, min(self.start + _BLOCK_TOKENS, self.end))
-        first, second = (np.isin(block[place::2], (0, 0xFFFF)).all() for place in (0, 1))
-        if name == "uint16" and len(block) >= _FEWEST_TO_TELL and first != second:
+        upper = (0, -1, np.iinfo(self.dtype).max)
+        first, second = (np.isin(block[place::2], upper).all() for place in (0, 1))
+        is_doubtful = name == "uint16" if said is None else said != "uint16"
+        if is_doubtful and len(block) >= _FEWEST_TO_TELL and first != second:
+            wider = "uint32 or int64" if name == "uint16" else "wider"
             raise UserError(
-                f"{self.path}: as uint16 every second number is 0 or 65,535, as if it were uint32"
-                " or int64; say which with --token-dtype (uint16 if it is)"
+                f"{self.path}: as {name} every second number is 0 or {most:,}, as if it were"
+                f" {wider}; say which with --token-dtype (uint16 if it is)"
             )
 
     @property
@@ -235,8 +238,8 @@ def build(
     if held_out:
         splits = {"train": found, "validation": held_out}
     vocab_size = vocabulary if isinstance(vocabulary, int) else vocabulary.vocab_size
-    for section in [*found, *held_out] if dtype is None else ():
-        section.check_dtype(vocab_size)
+    for section in [*found, *held_out]:
+        section.check_dtype(vocab_size, dtype)
     texts = _texts(splits["train"][0], vocabulary)
     size = sum(part.size * part.dtype.itemsize for parts in splits.values() for part in parts)
     with run_log.byte_progress("reading tokens", size) as bar:

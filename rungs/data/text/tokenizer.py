@@ -132,15 +132,9 @@ class Tokenizer:
         return frozenset(number for number, token in added.items() if token.special)
 
     @functools.cached_property
-    def special_names(self) -> list[str]:
-        """Texts of these tokens."""
-        return [str(self._tokenizer.id_to_token(number)) for number in sorted(self.special_ids)]
-
-    def without_special_names(self, text: str) -> str:
-        """Return a text without the names of special tokens."""
-        for name in self.special_names:
-            text = text.replace(name, "")
-        return text
+    def special_names(self) -> dict[int, str]:
+        """Names of these tokens, by id."""
+        return {number: str(self._tokenizer.id_to_token(number)) for number in self.special_ids}
 
     @functools.cached_property
     def _added_ids(self) -> frozenset[int]:

@@ -141,6 +141,13 @@ def test_numbers_without_a_header_need_their_type(
     assert tokens_of(dataset)["train"] == ids.tolist()
 
 
+@pytest.mark.parametrize("said", ["uint32", "int32"])
+def test_a_type_that_is_too_narrow_is_refused(tmp_path: Path, said: str) -> None:
+    content(IDS.astype("<i8").tobytes())(tmp_path / "raw.bin")
+    with pytest.raises(UserError, match=f"as {said} every second number is 0"):
+        build(tmp_path, tmp_path / "raw.bin", dtype=said)
+
+
 @pytest.mark.parametrize("name", ["raw.bin", "wrapped.npy", "wrapped.safetensors"])
 def test_ids_that_may_have_been_cut_off_are_refused_until_confirmed(
     tmp_path: Path, name: str
