@@ -39,6 +39,12 @@ if TYPE_CHECKING:
 )
 @click.option("--port", type=click.IntRange(0, 65535), help="With --watch: where to listen.")
 @click.option(
+    "--table",
+    "table_format",
+    type=click.Choice(["markdown", "latex", "csv"]),
+    help="Print a table of the RUNS instead; those that differ only in their seeds are one row.",
+)
+@click.option(
     "--samples",
     "shows_samples",
     is_flag=True,
@@ -52,6 +58,7 @@ def main(
     page: Path | None,
     watch: bool,
     port: int | None,
+    table_format: str | None,
     shows_samples: bool,
 ) -> None:
     """Redraw the charts of one run, or compare several RUNS.
@@ -68,11 +75,14 @@ def main(
     if port is not None and not watch:
         raise UserError("--port: needs --watch")
     of_charts = power_law or output_dir or chart_style
-    if shows_samples and (page or watch or of_charts):
-        raise UserError("--samples: prints texts, and goes with no other option")
+    prints = [option for option in (table_format, shows_samples) if option]
+    if len(prints) > 1 or (prints and (page or watch or of_charts)):
+        raise UserError("--table and --samples: go with no other option")
     if (page or watch) and of_charts:
         raise UserError("--page and --watch: go with no option of the other charts")
-    if shows_samples:
+    if table_format:
+        click.echo(_table(folders, table_format))
+    elif shows_samples:
         _print_samples(folders)
     elif page or watch:
         _show_page(folders, page, watch, port)
@@ -101,6 +111,15 @@ def _show_page(folders: list[Path], page: Path | None, watch: bool, port: int | 
         with PageServer(runs, port or 0) as server, contextlib.suppress(KeyboardInterrupt):
             click.echo(f"{server.address} (Ctrl-C ends it)")
             server.serve_forever()
+
+
+def _table(folders: list[Path], table_format: str) -> str:
+    from rungs.experiments import table
+    from rungs.experiments.loose_runs import outcomes_of_runs
+
+    formats = {"markdown": table.as_markdown, "latex": table.as_latex, "csv": table.as_csv}
+    experiment, outcomes = outcomes_of_runs(folders)
+    return formats[table_format](experiment, table.rows(experiment, outcomes)).rstrip()
 
 
 def _print_samples(folders: list[Path]) -> None:

@@ -37,6 +37,11 @@ from rungs.cli.options import DATASETS_DIR_OPTION
     help="For each job: a parameter of submitit, such as slurm_partition=gpu, or an option of Ray's"
     " tasks, such as num_gpus=1, and address=HOST:PORT of its cluster. Can be repeated.",
 )
+@click.option(
+    "--check",
+    is_flag=True,
+    help="Train the runs of a finished EXPERIMENT again, in its folder check, and compare.",
+)
 @click.option("--dry-run", is_flag=True, help="Say what is left and how long it takes; train none.")
 @click.option("--price-per-hour", type=float, help="With --dry-run: of this machine, for the cost.")
 @DATASETS_DIR_OPTION
@@ -45,6 +50,7 @@ def main(
     workers: int,
     engine: str,
     engine_options: tuple[str, ...],
+    check: bool,
     dry_run: bool,
     price_per_hour: float | None,
     datasets_dir: Path | None,
@@ -67,7 +73,14 @@ def main(
     with contextlib.nullcontext() if dry_run else folder.lock():
         datasets = find_datasets_dir(datasets_dir)
         options = parse_settings(engine_options)
-        conductor = Conductor(folder, datasets, make_engine(engine, workers, options, folder))
+        trains = make_engine(engine, workers, options, folder)
+        if check:
+            from rungs.experiments.reproduction import reproduce
+
+            text, code = reproduce(folder, datasets, trains)
+            click.echo(text)
+            sys.exit(code)
+        conductor = Conductor(folder, datasets, trains)
         if dry_run:
             from rungs.experiments.estimate import estimate
 

@@ -13,6 +13,7 @@ from rungs.config.optimization_config import BelowOne, OptimizationConfig
 TokenIndex = Annotated[int, Field(ge=0, le=2**62)]
 Step = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,8}$")]
 Factor = Annotated[int, Field(ge=2, le=2**16)]
+CheckpointSteps = Annotated[tuple[Size, ...], Field(min_length=1, strict=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Objective = Literal["next_token", "dpo", "ipo", "simpo", "distill"]
 Windows = Literal["consecutive", "random"]
@@ -92,6 +93,10 @@ class TrainConfig(OptimizationConfig):
     checkpoint_minutes: MayChange[Positive | None] = None
     """Also save a checkpoint when the last one is this long ago. It can't become the best one.
     null: only checkpoint_interval counts."""
+    checkpoint_steps: MayChange[Literal["log"] | CheckpointSteps | None] = None
+    """More steps after which a checkpoint is saved, to study training: a list, or "log" for 1, 2,
+    4, … up to checkpoint_interval. None of them can become the best one. Needs keep_checkpoints -1.
+    null: none."""
     validation_datasets: MayChange[Annotated[tuple[str, ...], Field(strict=False)]] = ()
     """More datasets to measure the loss on at each validation. The run's own validation loss, which
     decides which checkpoint is the best, does not include them."""
@@ -223,6 +228,11 @@ class TrainConfig(OptimizationConfig):
             )
 
     @check
+    def _more_checkpoints_stay(self) -> Iterator[str]:
+        if self.checkpoint_steps is not None and self.keep_checkpoints != -1:
+            yield "checkpoint_steps: needs keep_checkpoints -1, or most of them would be deleted"
+
+    @check
     def _batch_grows(self) -> Iterator[str]:
         steps, factors = [*map(int, self.batch_growth)], [*self.batch_growth.values()]
         if steps != sorted(set(steps)) or factors != sorted(set(factors)):
@@ -260,6 +270,14 @@ class TrainConfig(OptimizationConfig):
         inside a step."""
         steps = self.steps_of(self.sequences_before(steps_per_epoch) * self.epochs)
         return min(steps, self.max_steps or steps)
+
+    def more_checkpoints(self, end: int) -> set[int]:
+        """Return the steps of checkpoint_steps below `end`."""
+        given = self.checkpoint_steps or ()
+        if given == "log":
+            end = min(end, self.checkpoint_interval)
+            given = tuple(2**power for power in range(end.bit_length()))
+        return {step for step in given if step < end}
 
     @property
     def averaging_decay(self) -> float | None:

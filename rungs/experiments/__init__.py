@@ -10,13 +10,16 @@
     mixture          proportions of datasets
     propose          ideas of a program
     optuna_proposer  such a program, which asks Optuna
+    record           a loss that the mean of several seeds is below
     verdict          intervals and verdicts
     folder           an experiment's folder, config and lock
     conduct          trains what is missing, keeps ledger and report
+    reproduction     all runs once more, compared with the ledger
     estimate         what is left, how long it takes and what it costs
     workers          where runs are trained: processes on this machine
     clusters         the same on Slurm and on Ray
     outcome          the measure and curve of a run that ended
+    loose_runs       runs that belong to no experiment, as such outcomes
     ledger           what happened, in a chain of checksums
     table            results as text, Markdown, LaTeX and CSV
     charts           effects, curves, heat map, curves of equal compute

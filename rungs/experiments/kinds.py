@@ -5,6 +5,7 @@ from rungs.experiments.experiment import Experiment
 from rungs.experiments.grid import Grid
 from rungs.experiments.mixture import Mixture
 from rungs.experiments.propose import Propose
+from rungs.experiments.record import Record
 from rungs.experiments.scaling import Scaling
 from rungs.experiments.search import Search
 
@@ -16,5 +17,6 @@ KINDS: dict[str, type[Experiment]] = {
     "scaling": Scaling,
     "mixture": Mixture,
     "propose": Propose,
+    "record": Record,
 }
 """By `kind` in `experiment.json`."""

@@ -15,6 +15,7 @@ from rungs.common.run_log import log
 from rungs.config.optimization_config import OptimizationConfig
 from rungs.config.run_config import MODEL_FILE, TRAIN_FILE, RunConfig, errors_in_files_of
 from rungs.config.sharding_config import ShardingConfig
+from rungs.config.train_config import TrainConfig
 from rungs.data.catalog import dataset_folder
 from rungs.data.tokens.dataset import TRAIN, Dataset, split_file
 from rungs.data.tokens.loader import TrainingData
@@ -369,13 +370,20 @@ def disk_space(
     """Return the disk space that a run's checkpoints need and have. `steps` is the run's total,
     None if unknown; `stored` is as for `memory_of`."""
     train = config.train
-    saved = None if steps is None else math.ceil((steps - 1) / train.checkpoint_interval) + 1
+    saved = None if steps is None else _checkpoints(train, steps)
     counts = [count for count in (most_needed(train.keep_checkpoints), saved) if count is not None]
     folders = (*checkpoint_folders(run.checkpoints), *run.checkpoints.glob(f"{BASE}*"))
     free = disk.free_bytes(run.path) + sum(map(disk.folder_bytes, folders))
     each, base = _saved_bytes(config, stored)
     base *= train.start_from != IMPORTED
     return DiskSpace(each, min(counts, default=None), free, base)
+
+
+def _checkpoints(train: TrainConfig, steps: int) -> int:
+    """Return how many checkpoints a run saves, if none is due by time."""
+    more = train.more_checkpoints(steps - 1)
+    others = sum(step % train.checkpoint_interval > 0 for step in more)
+    return math.ceil((steps - 1) / train.checkpoint_interval) + 1 + others
 
 
 def warn_if_short(run: RunFolder, config: RunConfig, steps: int, stored: Dtypes | None) -> None:

@@ -52,6 +52,7 @@ class Intervals:
         competes = is_last or step % train.checkpoint_interval == 0
         checkpoint, validation = competes, is_last or is_validation_step(train, step)
         if isinstance(train, TrainConfig):
+            checkpoint |= step in train.more_checkpoints(step + 1)
             checkpoint |= self._is_over(train.checkpoint_minutes, self._saved_at)
             validation |= self._is_over(train.validation_minutes, self._validated_at)
         self._saved_at = now if checkpoint else self._saved_at

@@ -11,6 +11,7 @@ import pytest
 
 from rungs.common.errors import UserError
 from rungs.experiments.experiment import Comparison
+from rungs.experiments.reproduction import reproduce
 from rungs.experiments.verdict import Judgement
 from tests.support.committed_runs import ROOT
 from tests.support.simulated_runs import Simulated, conduct, make_experiment, noisy
@@ -190,6 +191,25 @@ def test_an_experiment_that_has_begun_can_not_change(tmp_path: Path) -> None:
     make_experiment(tmp_path, variants={**VARIANTS, "fast": {"learning_rate": 0.001}})
     with pytest.raises(UserError, match="fast-seed0 has other keys than in the ledger"):
         conduct(folder, Simulated(noisy(by_rate)))
+
+
+@pytest.mark.parametrize("is_slower", [False, True])
+def test_an_experiment_is_trained_again_and_compared(is_slower: bool, tmp_path: Path) -> None:
+    folder = make_experiment(tmp_path, variants=VARIANTS)
+    engine = Simulated(noisy(by_rate))
+    with pytest.raises(UserError, match="its ledger is not complete"):
+        reproduce(folder, tmp_path / "datasets", engine)
+    conduct(folder, engine)
+    before = [(folder.path / name).read_bytes() for name in ("ledger.jsonl", "report.md")]
+    again = Simulated(noisy(lambda changes: by_rate(changes) + is_slower * len(changes)))
+    text, code = reproduce(folder, tmp_path / "datasets", again)
+    assert ("12 runs: all are equal, bit for bit." in text) != is_slower
+    assert ("12 runs: 12 differ." in text) == is_slower
+    assert (code, "The verdicts differ." in text) == (int(is_slower), is_slower)
+    assert before == [(folder.path / name).read_bytes() for name in ("ledger.jsonl", "report.md")]
+    assert len(again.trained) == 12
+    assert reproduce(folder, tmp_path / "datasets", again) == (text, code)
+    assert len(again.trained) == 12
 
 
 def test_the_command_trains_real_runs(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from rungs.common.errors import UserError
 from rungs.config.run_config import load_run
@@ -222,3 +223,33 @@ else:
         folder = self.folder(tmp_path, "raise SystemExit('no more ideas')")
         with pytest.raises(UserError, match="exit code 1: no more ideas"):
             conduct(folder, Simulated(noisy(by_rate)))
+
+
+RECORD: dict[str, Any] = {"kind": "record", "target": 3.0, "budget": {"tokens": 3072}}
+
+
+@pytest.mark.parametrize(
+    ("mean", "deviation", "said"),
+    [
+        (2.97, 0.001, "A record: the mean of 4 seeds is"),
+        (2.97, 0.05, "No record: the mean of 4 seeds is"),
+        (3.03, 0.001, "No record: the mean of 4 seeds is 0.0"),
+    ],
+)
+def test_a_record_is_below_its_target_beyond_doubt(
+    mean: float, deviation: float, said: str, tmp_path: Path
+) -> None:
+    folder = make_experiment(tmp_path, **RECORD, seeds=4)
+    _, conductor = conduct(folder, Simulated(noisy(lambda _: mean, deviation)))
+    values = [one.value for one in conductor.outcomes.values()]
+    p = stats.ttest_1samp(values, 3.0, alternative="less").pvalue
+    (line,) = conductor.experiment.conclusions(conductor.outcomes)
+    assert line.startswith(said)
+    assert f"p = {p:.2g}, after 3,072 tokens each" in line
+    assert line.startswith("A record") == (p < 0.01)
+
+
+def test_a_record_has_a_price(tmp_path: Path) -> None:
+    folder = make_experiment(tmp_path, **{**RECORD, "budget": {"steps": 24}})
+    with pytest.raises(UserError, match="budget: a record is of tokens, minutes or flops"):
+        folder.load()

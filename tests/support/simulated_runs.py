@@ -66,7 +66,8 @@ class Simulated:
             ).as_line()
             for step in range(0, steps, max(steps // 8, 1))
         ]
-        last = json.loads(lines[-1]) | {"global_step": steps - 1, "validation_loss": loss}
+        end = {"global_step": steps - 1, "tokens_seen": 128 * steps, "validation_loss": loss}
+        last = json.loads(lines[-1]) | end
         text = "".join(lines[:-1]) + json.dumps(last) + "\n"
         (Path(job.folder) / "metrics.jsonl").write_text(text)
         return 0

@@ -11,6 +11,8 @@ import pytest
 
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.common.signals import Interrupted
+from rungs.config.run_config import load_run
+from rungs.planning.forecast import disk_space
 from rungs.run import metrics, records
 from rungs.run.folder import RunFolder
 from rungs.run.metrics import StepMetrics
@@ -112,6 +114,25 @@ def test_the_clock_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not any(due.competes for due in found.values())
     assert timer.after(100, is_last=False) == (True, True, True)
     assert timer.after(999, is_last=True) == (True, True, True)
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"), [("log", [0, 1, 2, 4, 8, 10, 20, 22]), ([3, 10, 40], [0, 3, 10, 20, 22])]
+)
+def test_more_checkpoints_are_saved_and_planned(
+    steps: Any, expected: list[int], datasets_dir: Path, tmp_path: Path
+) -> None:
+    keys = {"checkpoint_interval": 10, "keep_checkpoints": -1, "max_steps": 23}
+    run = make_run(tmp_path / "run", checkpoint_steps=steps, **keys)
+    assert go(run, datasets_dir) == 0
+    assert saved(run) == expected
+    plan = disk_space(run, load_run(run.path), 23, None)
+    assert plan.checkpoints == len(expected)
+
+
+def test_more_checkpoints_are_not_deleted() -> None:
+    with pytest.raises(ValueError, match="checkpoint_steps: needs keep_checkpoints -1"):
+        train_config(checkpoint_steps="log")
 
 
 CONSTANT: dict[str, Any] = {"learning_rate": 1e-20, "validation_interval": 2, "drop_rate": 0.0}

@@ -1,0 +1,26 @@
+"""Runs that belong to no experiment, as the outcomes of one."""
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from rungs.config.run_config import load_any_run
+from rungs.experiments.experiment import Experiment, Outcomes, Trial
+from rungs.experiments.outcome import outcome_of
+
+
+def outcomes_of_runs(folders: Sequence[Path]) -> tuple[Experiment, Outcomes]:
+    """Return the outcomes of runs, by the names of their folders. Runs that differ only in their
+    seeds are a group, with the name of the first. Raises UserError for a folder that is no run."""
+    experiment = Experiment(kind="table", base=str(folders[0]))
+    groups: dict[str, str] = {}
+    found = Outcomes()
+    for folder in folders:
+        model, train = load_any_run(folder)
+        keys = train.model_dump(mode="json", exclude={"seed", "lineage"})
+        own = json.dumps([model.model_dump(mode="json"), keys])
+        group = groups.setdefault(own, re.sub(r"-seed-?\d+$", "", folder.resolve().name))
+        trial = Trial(group, train.seed, str(folder), {})
+        found[str(folder)] = outcome_of(experiment, trial, folder, 0, "")
+    return experiment, found
