@@ -45,7 +45,7 @@ RESULTS = ROOT / "benchmarks/gpu_results"
 @click.option(
     "--race",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Where `race.py --prepare --size gpu --into` made the dataset of the race.",
+    help="Where `racing/make_dataset.py --datasets-dir` made the dataset of the race.",
 )
 @click.option(
     "--into",

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from benchmarks.losses.rung import interval
+from rungs.experiments.verdict import mean_interval
 from rungs.run import metrics
 
 
@@ -81,7 +81,7 @@ class Result(NamedTuple):
 
     def row(self, goal: float) -> list[str]:
         """Return the side's row of the table; `goal` as above."""
-        half = f" ± {interval(self.final):.4f}" if len(self.final) > 1 else ""
+        half = f" ± {mean_interval(self.final.tolist()):.4f}" if len(self.final) > 1 else ""
         times = [curve.minutes_to(goal) for curve in self.curves]
         reached = ", ".join("never" if time is None else f"{time:.2f}" for time in times)
         steps = ", ".join(f"{curve.steps:,}" for curve in self.curves)

@@ -102,6 +102,11 @@ class Compare(Experiment):
             found += self._of_seeds([group for group in groups if group in needed], [seed])
         return found
 
+    def most_runs(self) -> int:
+        return (1 + len(self.pairs)) * (
+            self.seeds if isinstance(self.seeds, int) else self.seeds.to
+        )
+
     def comparisons(self, outcomes: Outcomes) -> list[Comparison]:
         if isinstance(self.seeds, int) and not self.has_ended(outcomes):
             return []  # to look earlier would be to look more than once

@@ -43,6 +43,13 @@ class Confirmed(Experiment):
             return found
         return [*found, *self._confirmation(self.winner(outcomes))]
 
+    def most_runs(self) -> int:
+        return self.most_explored() + 2 * self.confirm
+
+    def most_explored(self) -> int:
+        """Return how many runs there are at most before the confirmation."""
+        return len(self.explored(Outcomes()))
+
     def is_over(self, _: Outcomes) -> bool:
         """Whether nothing more is to be proposed."""
         return True
@@ -73,6 +80,9 @@ class Proposing(Confirmed):
     """Settings or ideas to try."""
     total_minutes: Positive | None = None
     """Propose no more when all runs together took so many minutes."""
+
+    def most_explored(self) -> int:
+        return super().most_explored() + self.runs
 
     def is_over(self, outcomes: Outcomes) -> bool:
         minutes = sum(one.minutes for one in outcomes.values())

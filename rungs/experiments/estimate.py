@@ -4,23 +4,28 @@ from pathlib import Path
 
 from rungs.common.shown_text import counted, format_duration
 from rungs.experiments.conduct import Conductor
-from rungs.experiments.experiment import Trial
+from rungs.experiments.experiment import BASE, Trial
 from rungs.run.derive import config_with
 from rungs.run.folder import RunFolder, find_run
 
 
 def estimate(conductor: Conductor, datasets_dir: Path, price_per_hour: float | None) -> str:
-    """Return how many runs are called for now, how long they train and what that costs."""
-    missing = conductor.missing()
+    """Return how many runs are left, how long they train and what that costs. Runs that depend on
+    results, as those of a search, count at most, each as long as the mean of those called for."""
+    experiment, missing = conductor.experiment, conductor.missing()
     conductor.check(missing)
+    later = experiment.most_runs() - len(conductor.outcomes) - len(missing)
     line = f"{counted(len(missing), 'run')} to train now, {len(conductor.outcomes)} done"
-    seconds = [_seconds(conductor, trial, datasets_dir) for trial in missing]
+    line += f", at most {later:,} later" if later else ""
+    examples = missing or ([experiment.trial(BASE, 0, {})] if later else [])
+    seconds = [_seconds(conductor, trial, datasets_dir) for trial in examples]
     known = [each for each in seconds if each is not None]
     if len(known) < len(seconds):
         return f"{line}; the speed of this device is not known before the first run"
-    line += f"; {format_duration(sum(known))} of training, one after another"
+    total = sum(known) * (1 + (later + len(missing) - len(examples)) / max(len(examples), 1))
+    line += f"; {format_duration(total)} of training, one after another"
     if price_per_hour is not None:
-        line += f", {price_per_hour * sum(known) / 3600:.2f} at {price_per_hour:g} an hour"
+        line += f", {price_per_hour * total / 3600:.2f} at {price_per_hour:g} an hour"
     return line
 
 

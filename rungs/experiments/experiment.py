@@ -226,6 +226,10 @@ class Experiment(Config):
         """Whether all runs that are called for have an outcome."""
         return all(trial.name in outcomes for trial in self.trials(outcomes))
 
+    def most_runs(self) -> int:
+        """Return how many runs it takes at most."""
+        return len(self.trials(Outcomes()))
+
     def value_of(self, outcome: Outcome) -> float | None:
         """Return what is compared of a run."""
         return outcome.value

@@ -13,10 +13,12 @@ from pydantic import Field
 from rungs.common.errors import UserError
 from rungs.common.strict_json import check
 from rungs.config.base import Positive
-from rungs.config.run_config import RunConfig, load_run
+from rungs.config.run_config import RunConfig
+from rungs.config.train_config import TrainConfig
 from rungs.experiments.experiment import Experiment, Outcomes, Trial
 from rungs.experiments.verdict import ALPHA
 from rungs.planning import ladder
+from rungs.run.derive import config_with
 from rungs.run.folder import find_run
 
 RESAMPLES = 1000
@@ -89,6 +91,9 @@ class Scaling(Experiment):
         size = _nearest(self._candidates, predicted)
         return [*found, self._trial(CHECK, SEED, self.target, size)]
 
+    def most_runs(self) -> int:
+        return super().most_runs() + self.check_run
+
     def conclusions(self, outcomes: Outcomes) -> list[str]:
         points = self._points(outcomes)
         if not self._is_complete(points):
@@ -126,13 +131,14 @@ class Scaling(Experiment):
 
     @functools.cached_property
     def _config(self) -> RunConfig:
-        config = load_run(find_run(self.base))
-        if config.model.mup is None:
+        model, train = config_with(find_run(self.base), self.changes)
+        assert isinstance(train, TrainConfig)
+        if model.mup is None:
             raise UserError(
                 f"base: {self.base} has no mup, with which one learning rate fits every size; see"
                 " docs/experiments.md"
             )
-        return config
+        return RunConfig(model, train)
 
     @functools.cached_property
     def _candidates(self) -> list[ladder.ModelSize]:

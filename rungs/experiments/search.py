@@ -107,6 +107,14 @@ class Search(Proposing):
             before = steps
         return found
 
+    def most_explored(self) -> int:
+        if self.halving is None:
+            return self.runs
+        going, total = self.runs, 0
+        for _ in self.halving.steps:
+            total, going = total + 2 * going, math.ceil(going * self.halving.keep)
+        return total
+
     def winner(self, outcomes: Outcomes) -> Changes | None:
         if (best := self._best(outcomes)) is None:
             return None

@@ -91,6 +91,8 @@ NOT_RUN: dict[str, tuple[str, ...]] = {
         *("charts.py runs/ --watch", "serve.py"),
     ),
     "takes minutes: tests/checks, tests/faults, tests/cli/test_mup.py": ("smoke_tests/", "mup.py"),
+    "needs Optuna: tests/experiments/test_kinds.py": ("experiment.py experiments/agent",),
+    "takes minutes; tests/experiments": ("experiment.py records/",),
     "needs a failed step: tests/training/test_failed_steps.py": ("train.py RUN --replay",),
     "needs changed code": (
         *("train.py runs/relu", "smoke_tests/test_model.py runs/relu"),

@@ -17,9 +17,9 @@ PART = re.compile(
 )
 """A code block. A file's name is in its first line or, for JSON, in the sentence before it."""
 PUBLISHED = "Qwen/Qwen2.5-0.5B-Instruct"
-ONLY_READ = {"add-a-layer", "add-a-metric", "serve-and-share"}
+ONLY_READ = {"add-a-layer", "add-a-metric", "serve-and-share", "let-an-agent-search"}
 """Pages whose commands are tests and checks that run anyway, after changes to the code, or need a
-model that is there; `test_documented_commands.py` runs these."""
+package or a model that is there; `test_documented_commands.py` runs the last."""
 
 
 @pytest.fixture

@@ -155,7 +155,8 @@ def test_scaling_finds_the_law(tmp_path: Path) -> None:
     """Loss = 1.7 + 400 ÷ N^0.34 + 410 ÷ D^0.28 (Hoffmann et al. 2022, equation 10), for which the
     best N grows with C^(0.28 ÷ 0.62)."""
     keys: dict[str, Any] = {"budgets": [1e11, 1e12, 1e13], "sizes": 7, "predict": 1e14}
-    folder = make_experiment(tmp_path, kind="scaling", **keys, changes={"epochs": 10**6})
+    changes = {"epochs": 10**6, "feed_forward": "swiglu"}
+    folder = make_experiment(tmp_path, kind="scaling", **keys, changes=changes)
     base = tmp_path / "base"
     model = {**json.loads((base / "model.json").read_text()), "mup": {"base_emb_dim": 32}}
     (base / "model.json").write_text(json.dumps(model))
@@ -165,6 +166,7 @@ def test_scaling_finds_the_law(tmp_path: Path) -> None:
             super()._train(job)
             config = load_run(job.folder)
             size = count_active_parameters(shapes_of(config.model, None), config.model).total
+            assert f"-{size:,}-parameters" in Path(job.folder).name
             tokens = (config.train.max_steps or 0) * config.tokens_per_step
             loss = 1.7 + 400 / size**0.34 + 410 / tokens**0.28
             self.loss = lambda *_: loss

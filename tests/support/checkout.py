@@ -16,10 +16,17 @@ from tests.support.committed_runs import COMMITTED_RUNS, REINFORCEMENT_RUNS, ROO
 FIXTURES = ROOT / "tests" / "fixtures"
 SHORT = {
     "train.json": {"min_train_tokens": 16_384, "validation_tokens": 2_048},
-    "experiment.json": {"budget": {"steps": 6}},
     "reinforce.json": {"steps": 2, "prompts_per_step": 8, "validation_samples": 2},
 }
 """Keys of runs in the tests."""
+FEWER = {
+    "budget": {"steps": 6},
+    "grid": {"learning_rate": [0.003, 0.01]},
+    "seeds": 2,
+    "budgets": [2e11, 3e11],
+    "predict": 4e11,
+}
+"""Keys that an experiment.json may have, in place of larger values."""
 SEVERAL_EPOCHS = {"max_steps": 16}
 """Keys of a train.json that goes through its data more than once."""
 CHATS = 400
@@ -72,6 +79,8 @@ def write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".jsonl":
         text *= CHATS
+    elif path.name == "experiment.json":
+        text = json.dumps({key: FEWER.get(key, value) for key, value in json.loads(text).items()})
     elif path.name in SHORT:
         content = json.loads(text)
         text = json.dumps(content | (SEVERAL_EPOCHS if "epochs" in content else SHORT[path.name]))
