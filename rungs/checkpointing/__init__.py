@@ -12,6 +12,7 @@ published          the files that a model was published with besides its weights
                    its texts
 weights_file       model.safetensors, in one file or in shards, written tensor by tensor
 
-To add a key to meta.json, add it to `CheckpointMeta` in `manifest.py` and to `describe_checkpoint`
-in `saver.py`; what is measured comes from the call in `training/trainer.py`. Its checksum is that
-of all keys, so a key that older checkpoints lack must be left out of `as_json` unless it is set."""
+To add a key to meta.json, add it to `CheckpointMeta` in `manifest.py`, with a default. What is
+measured comes from the call in `training/trainer.py`, what follows from config or mesh from
+`describe_checkpoint` in `saver.py`. Its checksum is that of all keys, so a key that older
+checkpoints lack is also in `_ADDED_KEYS`."""

@@ -49,7 +49,7 @@ _ADDED_KEYS = (*_LOSSES, "learning_rate", "is_best", "stopped_after")
 
 
 class CheckpointMeta(StrictModel):
-    """The content of `meta.json`; `saver.describe_checkpoint` fills it."""
+    """The content of `meta.json`; the trainer and `saver.describe_checkpoint` fill it."""
 
     global_step: Count
     """The last step taken, counted from 0."""
@@ -85,7 +85,7 @@ class CheckpointMeta(StrictModel):
     """UTC, ISO 8601."""
     versions: dict[str, str]
     environment: dict[str, str] = Field(default_factory=dict)
-    """Settings outside the run's files that affect its results; see `parallel.numerics`."""
+    """Settings outside the run's files that affect its results; see `parallel.jax_setup`."""
     checksums: Annotated[dict[str, str], AfterValidator(_inside)] = Field(default_factory=dict)
     """sha256 of each other file, by path relative to the checkpoint."""
     own_checksum: str = ""

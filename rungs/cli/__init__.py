@@ -17,7 +17,7 @@
     train              train or resume a run, replay a failed step
 
 A command imports what is slow inside its functions, so `--help` loads only Click. Defaults and
-choices in help are in `rungs/config/option_values.py`."""
+choices that other packages use are in `rungs/config/option_values.py`."""
 
 from rungs.common.command import begin_command, run_command
 

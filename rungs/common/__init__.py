@@ -12,6 +12,6 @@ strict_json   JSON parsed strictly, all errors reported at once
 hub           the Hugging Face hub
 run_log       messages on the terminal and in `train.log`
 plugins       objects that other installed packages add as entry points
-helper_process  child processes: beside training with low priority, or answering requests; how long
-                mirrors, trackers and the supervisor wait before they try again
+helper_process  child processes: beside training with low priority, or answering requests; the
+                delays after which mirrors, trackers and the supervisor try again
 signals       handling of signals that stop a run"""

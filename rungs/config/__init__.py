@@ -1,8 +1,8 @@
 """The config files of a run: `model.json`, and `train.json` or `reinforce.json`.
 
     model_config  every key of model.json: default, documentation, checks
-    train_config  keys that only train.json has; most are in optimization_config
-    reinforce_config  keys that only reinforce.json has; tasks, settings of the built-in ones
+    train_config  keys of train.json that reinforce.json lacks
+    reinforce_config  keys of reinforce.json that train.json lacks; tasks and their settings
     optimization_config  keys that train.json and reinforce.json share
     sharding_config  how devices share the work
     base          the base class of all configs, and shared types

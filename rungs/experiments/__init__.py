@@ -1,8 +1,8 @@
 """Experiments: several runs and a verdict.
 
     kinds            the kinds of experiments
-    experiment       what all kinds have: keys of `experiment.json`, runs, outcomes
-    compare          variants against a base, paired by seed
+    experiment       what all kinds have: keys of `experiment.json`, runs, outcomes, pairs by seed
+    compare          variants against a base
     grid             every combination of some values
     confirm          what kinds that choose among runs share: a confirmation with fresh seeds
     search           settings that Optuna proposes
@@ -11,7 +11,7 @@
     propose          ideas of a program
     optuna_proposer  such a program, which asks Optuna
     record           a loss that the mean of several seeds is below
-    verdict          intervals and verdicts
+    verdict          intervals of differences, and verdicts
     folder           an experiment's folder, config and lock
     conduct          trains what is missing, keeps ledger and report
     reproduction     all runs once more, compared with the ledger

@@ -15,7 +15,7 @@ from rungs.experiments.experiment import (
     Outcomes,
     Seeds,
     Trial,
-    compare,
+    compare_by_seed,
     folder_name,
 )
 from rungs.experiments.verdict import AnyNumber, FixedNumber, Sampling
@@ -110,7 +110,7 @@ class Compare(Experiment):
     def comparisons(self, outcomes: Outcomes) -> list[Comparison]:
         if isinstance(self.seeds, int) and not self.has_ended(outcomes):
             return []  # to look earlier would be to look more than once
-        return compare(self, outcomes, self.pairs, self.sampling)
+        return compare_by_seed(self, outcomes, self.pairs, self.sampling)
 
     def _of_seeds(self, groups: Sequence[str], seeds: Sequence[int]) -> list[Trial]:
         return [self._trial(group, seed) for seed in seeds for group in groups]

@@ -14,7 +14,7 @@ from rungs.experiments.experiment import (
     Experiment,
     Outcomes,
     Trial,
-    compare,
+    compare_by_seed,
 )
 from rungs.experiments.verdict import FixedNumber
 
@@ -57,7 +57,7 @@ class Confirmed(Experiment):
     def comparisons(self, outcomes: Outcomes) -> list[Comparison]:
         if WINNER not in {one.group for one in outcomes.values()} or not self.has_ended(outcomes):
             return []
-        return compare(self, outcomes, {WINNER: BASE}, FixedNumber())
+        return compare_by_seed(self, outcomes, {WINNER: BASE}, FixedNumber())
 
     def _confirmation(self, changes: Changes | None) -> Sequence[Trial]:
         if changes is None:

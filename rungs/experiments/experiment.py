@@ -299,7 +299,7 @@ def values_of(experiment: Experiment, outcomes: Outcomes, group: str) -> dict[in
     return {seed: value for seed, value in found.items() if value is not None}
 
 
-def compare(
+def compare_by_seed(
     experiment: Experiment, outcomes: Outcomes, pairs: Mapping[str, str], sampling: Sampling
 ) -> list[Comparison]:
     """Return the verdict on each group against another one, by name."""

@@ -10,4 +10,5 @@
 
 To add a tracker, write a function that takes a `TrackedRun` and returns a `Tracker`. Add it to
 `BUILT_IN` in `trackers`, or declare it in a package of your own as an entry point in the group
-`rungs.trackers`."""
+`rungs.trackers`. A new event is a name of `EventKind` in `run/records.py` and a call of
+`Alerts.note`; its sign on the page is in `report/assets/events.js`."""

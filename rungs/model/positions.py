@@ -6,7 +6,7 @@
 
 `make_position_embedding` makes those that are added, `rotary_for` the rotation. A new kind is a
 name in `ModelConfig.positions` and a case in one of the two; also add it to the model check
-(`smoke_tests/model_check/checks.py`) and, if it has parameters, to `planning/flops.py`.
+(`rungs/checks/causality.py`) and, if it has parameters, to `planning/flops.py`.
 
 Axes as in `gpt.py`, and R for the H ÷ 2 pairs of elements of a head."""
 

@@ -11,4 +11,5 @@ policy        reinforcement learning: advantages, the weight of each token
 line in `table.py`, and its name and keys in `config/train_config.py`. Another loss of preferences
 is a function and a line of `LOSSES` in `preferences.py`, its log-probabilities in `pairs` there
 (sums or means per token), a line of `OBJECTIVES` in `table.py`, and in `config/train_config.py` its
-name, the default of `beta`, and whether it has a reference."""
+name, the default of `beta`, and whether it has a reference; also name it in the message in
+`data/tokens/loader.py`."""

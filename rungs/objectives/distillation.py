@@ -1,5 +1,6 @@
 """Distillation (Hinton et al. 2015, arXiv 1503.02531): the objective, and a teacher's predictions,
-computed beside each step or, of its most likely tokens, stored before (`data/stored_arrays.py`).
+computed beside each step or, of its most likely tokens, stored before
+(`data/tokens/stored_arrays.py`).
 
 Axes as in `rungs/model/gpt.py`; K the tokens that are most likely to a teacher, M targets."""
 

@@ -3,7 +3,8 @@ charts.py RUN… --page compare.html`, and at what a model does with a text, `uv
 --look TEXT`.
 
     drawing            the style of all charts: colours, axes, writing to disk
-    run_charts         draws the charts of one run, also again and again while it trains
+    run_charts         draws the charts of one run, also again and again while it trains; a new
+                       chart is a function and a line of a table there
     comparison_charts  several runs compared, the power law, the coordinate check of muP, the
                        learning-rate sweep
     run_page           the page of runs; `--watch`: on 127.0.0.1, with new steps as runs train

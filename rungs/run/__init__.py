@@ -11,7 +11,8 @@
     recorded_run  configs and metrics of a run, smoothed for charts, and as tables
 
 To add a metric, see docs/tasks/add-a-metric.md. A metric of every kind of run is a field of
-`StepRecord`, which `record_fields` in `rungs/training/learner.py` fills, and its chart is in
-`STEP_CHARTS` in `rungs/report/run_charts.py`. Those of reinforcement learning alone are in
-`PolicyMetrics`, `policy_update.py` in `rungs/reinforcement`, and `POLICY_CHARTS`. To add an
-experiment tracker, see `rungs/integrations/__init__.py`."""
+`StepRecord`, which `record_fields` in `rungs/training/learner.py` fills from `StepResult` in
+`rungs/step/train_step.py`; one of training on datasets alone is a field of `StepMetrics`, which
+`DatasetLearner.read` fills. Its chart is in `STEP_CHARTS` in `rungs/report/run_charts.py`. Those of
+reinforcement learning alone are in `PolicyMetrics`, `policy_update.py` in `rungs/reinforcement`,
+and `POLICY_CHARTS`. To add an experiment tracker, see `rungs/integrations/__init__.py`."""

@@ -1,6 +1,6 @@
 """Gradients of an objective, summed over the microbatches of a step. Inside `jax.shard_map`, each
 device computes gradients of its part of the batch with its shards of the weights;
-`parallel/collectives.py` has the communication. Axes as in `model/gpt.py`, A microbatches."""
+`parallel/fsdp.py` sums them over devices. Axes as in `model/gpt.py`, A microbatches."""
 
 import functools
 from collections.abc import Callable

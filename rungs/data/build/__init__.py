@@ -4,7 +4,7 @@ text_dataset        text; the source of Python's standard library
 pair_dataset        prompts with answers
 chat_dataset        chats
 preference_dataset  a chosen and a rejected answer to each prompt
-tokens_dataset      tokens that another program made
+tokens_dataset      token files of other programs (.npy, .safetensors, .bin): a new format goes here
 task_dataset        the tasks of reinforcement learning
 document_dataset    documents, in a build that can be killed and resumed
 document_files      files of documents, local or on the hub

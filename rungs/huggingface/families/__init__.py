@@ -5,8 +5,9 @@
     llama     Llama, Mistral, Mixtral, Qwen 2, Qwen 3 with experts or without, SmolLM3, OLMo 2 and 3
     gemma     Gemma 1, 2 and 3
 
-To add a family, see CONTRIBUTING.md. If its norm placement, bias or activation isn't a key of
-`config/model_config.py`, the key comes first, with `model/blocks.py` or `model/attention.py`."""
+To add a family, add it to `FAMILIES`; CONTRIBUTING.md has the steps. If its norm placement, bias
+or activation isn't a key of `config/model_config.py`, the key comes first, with `model/blocks.py`
+or `model/attention.py`."""
 
 from rungs.common import errors, strict_json
 from rungs.huggingface.config_keys import HFConfig

@@ -4,5 +4,5 @@
 architectures  llama.cpp's architectures as families: metadata keys and tensor names
 vocabulary     tokenizer to metadata, and back
 reading        a file as what the importer takes
-writing        a run as a file
+writing        a run as a file: dtypes and quantizations (with `GGUFDtype` in `option_values`)
 """
