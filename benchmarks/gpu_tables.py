@@ -1,10 +1,15 @@
-"""Write the tables of docs/performance.md from files of `on_a_gpu.py`: `gpu_tables.py FILE …`.
+"""Write the tables of the pages that come from files of `on_a_gpu.py`.
 
-They go between two marks in the page, in place of those that are there.
+A table goes between two lines in a page of `docs/`, which name a file of
+`benchmarks/gpu_results/` and what to show of it, a part or "machine":
+
+    <!-- generated: nvidia-h200-51d27786.json step, flash attention -->
+    <!-- end -->
 """
 
 from rungs.common.command import run_command
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,47 +17,56 @@ import click
 
 from benchmarks.gpu_parts.results import figures_of, mark, read
 
-PAGE = Path(__file__).parents[1] / "docs/performance.md"
-BEGIN, END = "<!-- written by benchmarks/gpu_tables.py -->", "<!-- end of the GPU tables -->"
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+RESULTS = ROOT / "benchmarks/gpu_results"
+BLOCK = re.compile(r"(<!-- generated: (\S+\.json) ([^\n]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 SHOWN = ("done", "stopped")
 """States of parts whose figures are shown."""
 
 
 @click.command()
-@click.argument("files", nargs=-1, required=True, type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--page", default=PAGE, type=click.Path(path_type=Path), hidden=True)
-def main(files: tuple[Path, ...], page: Path) -> None:
-    """Write a section for each of FILES into docs/performance.md."""
-    sections = [section(path, read(path)) for path in files]
-    before, begin, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        raise click.UsageError(f"{page}: has no lines {BEGIN!r} and {END!r}")
-    text = "\n\n".join([BEGIN, *sections, END])
-    page.write_text(f"{before}{text}{after}", encoding="utf-8")
+def main() -> None:
+    """Bring the generated tables of README.md and docs/ up to date."""
+    for page in PAGES:
+        before = page.read_text(encoding="utf-8")
+        after = with_tables(before)
+        if after != before:
+            page.write_text(after, encoding="utf-8")
+            click.echo(f"{page.relative_to(ROOT)}: changed")
 
 
-def section(path: Path, content: dict[str, Any]) -> str:
-    """Return the tables of a file.
+def with_tables(text: str) -> str:
+    """Return a page's text with the tables that its marks name.
 
     Raises:
-        UsageError: it is of a rehearsal.
+        UsageError: a mark names no file or no part that was measured.
     """
+    return BLOCK.sub(lambda found: f"{found[1]}\n{shown(found[2], found[3])}\n\n{found[4]}", text)
+
+
+def shown(name: str, what: str) -> str:
+    """Return the table of a part of a file, or the sentence about its machine."""
+    content = read(RESULTS / name)
     if content["rehearsal"]:
-        raise click.UsageError(f"{path}: of a rehearsal, whose figures say nothing")
+        raise click.UsageError(f"{name}: of a rehearsal, whose figures say nothing")
+    if what == "machine":
+        return machine(name, content)
+    part = content["parts"].get(what)
+    if part is None or part["state"] not in SHOWN:
+        raise click.UsageError(f"{name}: {what} was not measured")
+    return table(part)
+
+
+def machine(name: str, content: dict[str, Any]) -> str:
+    """Return when, on what and with which code a file's figures were measured."""
     measured = content["measured"]
-    versions = ", ".join(f"{name} {version}" for name, version in measured["versions"].items())
-    device = measured["device"].partition(",")[0]
-    lines = [
-        f"### {device}, {content['begun']}",
-        f"{measured['device']}; {measured['processor']}; {versions}. Code `{measured['code']}`;"
-        f" [all figures](../benchmarks/gpu_results/{path.name}). Medians, with the lowest and the"
-        " highest of several turns.",
-    ]
-    for part in content["parts"].values():
-        if part["state"] in SHOWN:
-            lines.append(table(part))
-    return "\n\n".join(lines)
+    versions = ", ".join(f"{one} {version}" for one, version in measured["versions"].items())
+    return (
+        f"{content['begun']}: {measured['device']}; {measured['processor']}; {versions}. Code"
+        f" `{measured['code']}`; [all figures](../benchmarks/gpu_results/{name}). Medians, with the"
+        " lowest and the highest of several turns."
+    )
 
 
 def table(part: dict[str, Any]) -> str:
