@@ -170,7 +170,9 @@ def test_a_preset_is_planned_on_the_fewest_devices_that_hold_it(
     row = ROWS[name]
     found = planned(name, int(row["devices"]), tmp_path, monkeypatch)
     assert found["parameters"]["total"] == PUBLISHED_SIZES[name]
-    assert format_bytes(found["bytes_per_device"]["total"]) == row["planned"], "correct the table"
+    assert format_bytes(found["bytes_per_device"]["total"]) == f"{row['planned']} GB", (
+        "correct the table"
+    )
     assert holds(found)
     assert row["devices"] == "1" or not holds(
         planned(name, int(row["devices"]) // 2, tmp_path, monkeypatch)
