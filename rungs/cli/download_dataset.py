@@ -13,6 +13,7 @@ import click
 from rungs.cli.options import DATASETS_DIR_OPTION, FiniteRange
 from rungs.common.shown_text import counted
 from rungs.config.option_values import (
+    CHAT_TEMPLATES,
     DOCUMENTS_VALIDATION_PERCENT,
     LARGEST_VOCAB,
     TOKEN_DTYPES,
@@ -96,7 +97,7 @@ _OWN_FILES = ("text", "pairs", "chats", "preferences", "parquet", "jsonl", "toke
 @click.option(
     "--chat-template",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="With --chats or --preferences: a file in Jinja, or gemma, llama3, chatml."
+    help=f"With --chats or --preferences: a file in Jinja, or {CHAT_TEMPLATES}."
     "  [default: the tokenizer's own]",
 )
 @click.option(

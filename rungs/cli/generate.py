@@ -17,7 +17,7 @@ import click
 from rungs.cli.options import DTYPE_OPTION
 from rungs.common.errors import UserError, check_characters
 from rungs.common.shown_text import counted
-from rungs.config.option_values import NEW_TOKENS, NEW_TOKENS_OF_A_CHAT
+from rungs.config.option_values import CHAT_TEMPLATES, NEW_TOKENS, NEW_TOKENS_OF_A_CHAT
 
 if TYPE_CHECKING:
     from rungs.data.build.chat_dataset import ChatFormat
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 @click.option(
     "--chat-template",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="With --chat: a file in Jinja, or gemma, llama3, chatml.  [default: the model's own]",
+    help=f"With --chat: a file in Jinja, or {CHAT_TEMPLATES}.  [default: the model's own]",
 )
 @click.option("--num-samples", type=click.IntRange(1), default=1, help="Texts per prompt.")
 @click.option("--temperature", type=float, help="Sampling temperature; 0 is greedy.")

@@ -11,6 +11,7 @@ import click
 
 from rungs.cli.options import DTYPE_OPTION, FiniteRange
 from rungs.common.errors import UserError
+from rungs.config.option_values import CHAT_TEMPLATES
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
 _SHORTEST_KEY = 16
@@ -59,7 +60,7 @@ _SHORTEST_KEY = 16
 @click.option(
     "--chat-template",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="File in Jinja, or gemma, llama3, chatml.  [default: each model's own]",
+    help=f"File in Jinja, or {CHAT_TEMPLATES}.  [default: each model's own]",
 )
 @DTYPE_OPTION
 @click.option(

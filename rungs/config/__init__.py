@@ -11,5 +11,8 @@
                   keys that have no effect
     reference     generates the JSON schemas and docs/configuration.md
 
+A key that changes which tokens are validated on also goes into `describe_validation` in
+`data/provenance.py`, or `best` would compare losses of different data.
+
 Defaults are defined here and nowhere else. A key's docstring is its description everywhere: in
 errors, schemas and docs/configuration.md; after a change run `uv run config.py`."""

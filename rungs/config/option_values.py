@@ -9,6 +9,8 @@ ChartStyle = Literal["plain", "hand-drawn"]
 GGUFDtype = Literal["f16", "bf16", "q8_0", "f32"]
 """Dtypes of the matrices in a GGUF file."""
 
+CHAT_TEMPLATES = "gemma, llama3, chatml"
+"""The built-in chat templates: files in `rungs/data/text/chat_templates/`."""
 MAX_RESTARTS = 10
 """Crashes without a new checkpoint in between after which --supervise gives up."""
 

@@ -15,6 +15,6 @@
     weight_formats  weights for generation: in a dtype, or quantized to 8 bits
     sampling       greedy, temperature, top-k, top-p, min-p, repetition penalty, each for one
                    setting and row by row; stop tokens
-    kernels/       faster forms of attention, cross-entropy and matmul
+    kernels/       faster forms of attention, cross-entropy, norms and matmul
 
 A new architecture option starts with a key in `config/model_config.py`."""

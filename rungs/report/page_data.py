@@ -128,7 +128,7 @@ def _with_kills(recorded: list[records.Event]) -> list[dict[str, Any]]:
     is_running = False
     for one in recorded:
         text = one.text + ", having been killed" * (one.event == "start" and is_running)
-        is_running = one.event in ("start", "spike", "warning", "stall")
+        is_running = one.event not in ("stop", "failure", "finish")
         if one.event not in ("spike", "warning"):
             found.append(one.model_dump() | {"text": text})
     return found

@@ -5,4 +5,4 @@ tokenizer_files  load a tokenizer from a folder or the hub; special tokens, ends
 batch_encoder    encode many texts fast
 stop_strings     find the strings that end a text
 messages         the messages of a chat
-chat_template    render a chat as text; the built-in templates are files in chat_templates/"""
+chat_template    render a chat as text; a built-in template is a file in chat_templates/"""

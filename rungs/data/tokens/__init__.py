@@ -1,6 +1,6 @@
 """Tokens as batches.
 
-token_file     Rungs' own file of tokens, written and read in slices
+token_file     train.safetensors, the format that training reads, written and read in slices
 dataset        a dataset folder and its dataset.json
 sequences      text, pairs and chats as sequences; mixtures of datasets, also changing ones
 loader         the batch of a step, validation batches; checks that config and datasets fit
