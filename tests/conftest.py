@@ -30,6 +30,7 @@ from rungs.parallel import jax_setup
 from tests.support import reused_contexts, triton_lowering
 from tests.support.charts import draw_no_charts
 from tests.support.compilation_flags import QUICK_COMPILATION
+from tests.support.shared_steps import sharing_steps
 from tests.support.shared_traces import share_traces
 
 gc.set_threshold(100_000, 20, 100)  # tracing makes many objects that live; a module's end collects
@@ -67,6 +68,12 @@ def return_memory() -> Iterator[None]:
     gc.collect()
     if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
         trim(0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shared_steps() -> Iterator[None]:
+    with sharing_steps():
+        yield
 
 
 @pytest.fixture

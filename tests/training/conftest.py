@@ -8,15 +8,8 @@ from pathlib import Path
 import pytest
 
 from rungs.run.folder import RunFolder
-from tests.support.shared_steps import sharing_steps
 from tests.support.starting import go
 from tests.support.tiny_run import make_dataset, make_run
-
-
-@pytest.fixture(scope="module", autouse=True)
-def shared_steps() -> Iterator[None]:
-    with sharing_steps():
-        yield
 
 
 @pytest.fixture(scope="session")
