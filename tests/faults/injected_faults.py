@@ -27,7 +27,7 @@ from rungs.checkpointing import checkpoint_folder, load, manifest, saver, weight
 from rungs.common import disk, run_log
 from rungs.common.signals import StopSignal
 from rungs.data.tokens.loader import Batch, TrainingData
-from rungs.parallel import target_device
+from rungs.parallel import processes, target_device
 from rungs.planning import advice
 from rungs.run import layer_record
 from rungs.run.metrics import MetricsLog
@@ -306,8 +306,12 @@ def repeat_last_line() -> None:
     MetricsLog.__init__ = init_and_repeat  # type: ignore[assignment, method-assign]
 
 
+SHORT_HEARTBEAT_SECONDS = 15
+
+
 def slow_charts(seconds: str) -> None:
-    """Take long for the last charts."""
+    """Take long for the last charts, longer than heartbeats may be late."""
+    processes.HEARTBEAT_TIMEOUT_SECONDS = SHORT_HEARTBEAT_SECONDS
     finish = ChartProcess.finish
 
     def finish_late(self: ChartProcess, stop: StopSignal) -> None:

@@ -10,12 +10,11 @@ import pytest
 
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.parallel import processes
-from rungs.parallel.processes import HEARTBEAT_TIMEOUT_SECONDS
 from rungs.run import metrics
 from rungs.run.folder import RunFolder
+from tests.faults.injected_faults import SHORT_HEARTBEAT_SECONDS
 from tests.support.tiny_run import (
     MODEL,
-    assert_same_outcome,
     change,
     final_arrays,
     losses,
@@ -43,17 +42,14 @@ def test_two_killed_processes_resume_and_match_one_process(
     mesh, faults = {"mode": "dp", "data": 4}, ("trace_for:gpu",) * 2
     alone = make_run(tmp_path / "alone", sharding=mesh)
     assert train(alone, datasets_dir).returncode == 0
-    straight, killed = (make_run(tmp_path / name, sharding=mesh) for name in ("straight", "killed"))
-    train_to_end(straight, datasets_dir, faults)
+    killed = make_run(tmp_path / "killed", sharding=mesh)
     with two_processes(killed, datasets_dir, faults) as both:
         both.wait_for_step(12)
         for process in both.processes:
             process.kill()
     assert len(list_checkpoints(killed.checkpoints)) >= 1
     train_to_end(killed, datasets_dir, faults)
-    assert state_sizes(killed) == state_sizes(straight)
-    assert state_sizes(straight) != state_sizes(alone)
-    assert_same_outcome(killed, straight)
+    assert state_sizes(killed) != state_sizes(alone)
     for found, expected in zip(losses(killed), losses(alone), strict=True):
         assert found[2] == pytest.approx(expected[2], rel=1e-6)
     one, other = final_arrays(killed), final_arrays(alone)
@@ -110,8 +106,8 @@ def test_all_processes_wait_for_what_the_first_still_does(
     datasets_dir: Path, tmp_path: Path
 ) -> None:
     run = make_run(tmp_path / "run", sharding=MESH)
-    seconds = HEARTBEAT_TIMEOUT_SECONDS + 10
-    train_to_end(run, datasets_dir, (f"slow_charts:{seconds}", ""))
+    seconds = SHORT_HEARTBEAT_SECONDS + 10
+    train_to_end(run, datasets_dir, (f"slow_charts:{seconds}", "slow_charts:0"))
 
 
 @pytest.mark.long
