@@ -106,7 +106,7 @@ def test_devices_that_are_not_there_are_refused(
 
 @pytest.mark.long
 @pytest.mark.usefixtures("no_charts")
-@pytest.mark.parametrize("mode", ["fsdp", "dp"])
+@pytest.mark.parametrize("mode", ["fsdp"])
 def test_a_run_on_four_of_eight_devices_is_that_of_four(
     mode: str,
     datasets_dir: Path,

@@ -167,21 +167,15 @@ TWICE, THRICE = ("scan_unroll", 2), ("scan_unroll", 3)
 CASES: list[tuple[str, str, int, int, int, tuple[Any, ...]]] = [
     # architecture, mode, data, tensor or context, microbatches, keys of train.json
     ("gpt2", "dp", 8, 1, 2, (DOTS,)),
-    ("gpt2", "fsdp", 8, 1, 2, (THRICE,)),
-    ("gpt2", "fsdp_tp", 4, 2, 2, ()),
     ("llama", "fsdp", 8, 1, 1, (DOTS,)),
     ("even-llama-low-rank", "fsdp_tp", 2, 4, 1, (DOTS, TWICE)),
     ("experts", "fsdp", 8, 1, 1, (DOTS,)),
     ("no-layers", "fsdp_tp", 4, 2, 2, ()),
     ("recipe", "tp", 1, 8, 2, (FULL,)),
-    ("recipe", "fsdp_tp", 4, 2, 2, (TWICE,)),
     ("recipe", "cp", 2, 4, 1, (DOTS,)),
     ("olmo", "fsdp_tp", 4, 2, 2, (DOTS,)),
-    ("olmo", "cp", 2, 4, 1, (DOTS,)),
     ("llama", "cp", 2, 4, 1, ()),
-    ("llama", "cp", 1, 2, 1, (FULL,)),
-    ("even-llama-low-rank", "cp", 2, 4, 1, (DOTS, TWICE)),
-    ("experts", "cp", 2, 4, 1, (DOTS,)),
+    ("experts", "cp", 1, 2, 1, (FULL,)),
 ]
 
 QUICK = {"no-layers-fsdp_tp-4x2", "llama-cp-2x4", "olmo-fsdp_tp-4x2"}

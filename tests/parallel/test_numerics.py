@@ -81,7 +81,8 @@ def test_a_run_that_resumes_with_other_flags_warns_by_name(tmp_path: Path) -> No
     (last,) = list_checkpoints(run.checkpoints)[-1:]
     assert last.meta.environment is not None
     change(run, min_train_tokens=3 * 128)
-    environment = {**os.environ, "XLA_FLAGS": "--xla_cpu_enable_fast_math=true"}
+    flags = f"{os.environ['XLA_FLAGS']} --xla_cpu_enable_fast_math=true"
+    environment = {**os.environ, "XLA_FLAGS": flags}
     environment |= {"JAX_DEFAULT_PRNG_IMPL": "rbg"}
     ended = train(run, tmp_path / "datasets", "--extend", env=environment)
     assert ended.returncode == 0, ended.stderr

@@ -22,7 +22,7 @@ def command(run: RunFolder, *options: str) -> list[str]:
 
 
 def environment(devices: int) -> dict[str, str]:
-    cpu = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices), "XLA_FLAGS": ""}
+    cpu = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices)}
     return os.environ | cpu
 
 
