@@ -23,6 +23,7 @@ COMMAND = "uv run --group docs docs_site/build.py"
 OUTSIDE_DOCS = {
     "README.md": "index.md",
     "runs/README.md": "ladder.md",
+    "records/README.md": "records.md",
     "notebooks/README.md": "notebooks.md",
     "assignment/README.md": "assignment.md",
     "CONTRIBUTING.md": "contributing.md",
