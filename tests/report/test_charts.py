@@ -1,5 +1,6 @@
 """Charts of hand-written runs: what is drawn, in which files, and what is left out."""
 
+import csv
 import json
 import statistics
 from collections.abc import Callable
@@ -398,6 +399,25 @@ def test_command_redraws_one_run_and_compares_several(
     run("a", "b", "--output-dir", "out", "--style", "hand-drawn")
     assert names_in(tmp_path / "out") == COMPARISON_CHARTS.keys()
     assert not names_in(second) & RUN_CHARTS
+
+
+def test_runs_are_printed_as_a_table_with_a_row_for_all_seeds(tmp_path: Path) -> None:
+    losses = {"warm-seed0": 3.0, "warm-seed1": 3.2, "cold": 2.5}
+    for seed, (name, loss) in enumerate(losses.items()):
+        steps = [step(number, validation_loss=loss + 2 - number) for number in range(3)]
+        rate = 0.01 if "warm" in name else 0.02
+        record_run(tmp_path / name, steps, seed=seed, learning_rate=rate)
+    folders = [str(tmp_path / name) for name in losses]
+    found = {
+        kind: CliRunner().invoke(charts.main, [*folders, "--table", kind]).stdout
+        for kind in ("markdown", "latex", "csv")
+    }
+    (warm, cold) = list(csv.DictReader(found["csv"].splitlines()))
+    assert (warm["run"], warm["seeds"], cold["run"], cold["seeds"]) == ("warm", "2", "cold", "1")
+    assert float(warm["validation loss"]) == pytest.approx(3.1)
+    assert float(warm["half_width"]) == pytest.approx(12.7062047 * 0.1)  # t of one degree
+    assert "| warm | 3.1 ± 1.3 | 2 |" in found["markdown"]
+    assert "warm & 3.1 $\\pm$ 1.3 & 2 &" in found["latex"]
 
 
 def test_bad_input_is_reported_in_one_line(
