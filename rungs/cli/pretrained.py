@@ -181,7 +181,7 @@ def export_gguf(checkpoint: str, path: Path, dtype: str) -> None:
     click.echo(plan.summary())
     path.parent.mkdir(parents=True, exist_ok=True)
     with disk.atomic_file(path) as partial:
-        plan.write(partial)
+        plan.write(partial, path.stem)
     for note in plan.notes:
         click.echo(note)
     click.echo(f"{path}: written. Try it with llama.cpp: llama-cli -m {quoted(path)}")
@@ -249,7 +249,7 @@ def upload(
         folder = Path(place)
         notes = plan.write(folder)
         if file and file_name:
-            file.write(folder / file_name)
+            file.write(folder / file_name, Path(file_name).stem)
             notes = [*notes, *(note for note in file.notes if note not in notes)]
         card.write(folder)
         address = hub.upload_model(name, folder, is_private=not public)

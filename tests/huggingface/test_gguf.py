@@ -77,7 +77,7 @@ def imported_fixture(name: str, place: Path) -> Path:
 
 
 def exported(run: Path, file: Path, dtype: str) -> Path:
-    GGUFExport(Export(str(run)), dtype).write(file)
+    GGUFExport(Export(str(run)), dtype).write(file, file.stem)
     return file
 
 
@@ -124,6 +124,13 @@ def test_export_then_import_gives_the_same_weights(name: str, tmp_path: Path) ->
             assert np.abs(ours - theirs).max() < 2e-7
         else:
             assert ours.tobytes() == theirs.tobytes(), each
+
+
+def test_a_file_has_the_name_that_it_was_given(tmp_path: Path) -> None:
+    run = imported_fixture("llama", tmp_path)
+    pretrained.export_gguf(str(run), tmp_path / "my-llama.gguf", "f16")
+    name = gguf.GGUFReader(tmp_path / "my-llama.gguf").fields["general.name"]
+    assert name.contents() == "my-llama"
 
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
@@ -248,7 +255,7 @@ def test_tokenizers_come_back(name: str, tmp_path: Path) -> None:
     checkpoint = with_tokenizer(name, tmp_path, chat_template=TEMPLATE)
     export = GGUFExport(Export(str(checkpoint)), "q8_0")
     assert bool(export.notes) == (name in ("qwen", "mistral")), export.notes
-    export.write(tmp_path / "model.gguf")
+    export.write(tmp_path / "model.gguf", "model")
     run = imported(tmp_path / "model.gguf", tmp_path / "run")
     before, after = (load_tokenizer(p) for p in (checkpoint, run / "checkpoints/imported"))
     assert after.begin == before.begin

@@ -78,11 +78,12 @@ class GGUFExport:
         name = self._architecture.model_type
         return f"{self._export.weights.path}: {name}, {size / 1e9:.2f} GB as {self._kind.name}"
 
-    def write(self, path: Path) -> None:
-        """Write a new file. Raises UserError if a value is too large for the type."""
+    def write(self, path: Path, name: str) -> None:
+        """Write a new file, with the model's name in it. Raises UserError if a value is too large
+        for the type."""
         writer = GGUFWriter(path, self._architecture.model_type)
         writer.add_type("model")
-        writer.add_name(path.stem)
+        writer.add_name(name)
         writer.add_file_type(self._file_type)
         writer.add_quantization_version(GGML_QUANT_VERSION)
         begin = f"{self._architecture.model_type}."
