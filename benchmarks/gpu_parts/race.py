@@ -2,6 +2,7 @@
 experiment, whose seeds that are there already are not trained again."""
 
 import json
+import math
 import subprocess
 import sys
 import tempfile
@@ -12,7 +13,6 @@ from typing import Any
 from benchmarks.gpu_parts.figure import Figure
 from benchmarks.gpu_parts.setting import ROOT, Setting
 from benchmarks.side_process import failure
-from rungs.experiments.ledger import Ledger
 from rungs.run.step_table import StepTable
 
 NAME = "race-h200"
@@ -40,14 +40,15 @@ def figures(setting: Setting) -> Iterator[Figure]:
         (folder / "experiment.json").write_text(json.dumps(keys))
         datasets = ["--datasets-dir", setting.race] if setting.race else []
         command = [sys.executable, "experiment.py", str(folder), *datasets]
-        ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-        if ended.returncode:
-            raise RuntimeError(failure("experiment.py", ended.stderr))
-        outcomes = Ledger(folder / "ledger.jsonl").outcomes.values()
-        runs = [folder / "runs" / one.run for one in outcomes]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(failure("experiment.py", done.stderr))
+        entries = map(json.loads, (folder / "ledger.jsonl").read_text().splitlines())
+        ended = {one["run"]: one["value"] or math.nan for one in entries if one["entry"] == "run"}
+        runs = [folder / "runs" / name for name in ended]
         times = [minutes for run in runs if (minutes := _minutes_to(run, keys["target"]))]
-    said = ended.stdout.strip().splitlines()[-2]
-    yield Figure("the recipe's loss at the end", [one.value or 0 for one in outcomes], "nats", said)
+    said = done.stdout.strip().splitlines()[-2]
+    yield Figure("the recipe's loss at the end", [*ended.values()], "nats", said)
     yield Figure("minutes to PyTorch's loss", times, "min", "" if times else "never")
 
 

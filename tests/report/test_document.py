@@ -158,7 +158,8 @@ class TestCommand:
         ("options", "line"),
         [
             (["--port", "80"], "--port: needs --watch"),
-            (["--samples", "--page", "x.html"], "--samples: prints texts"),
+            (["--samples", "--page", "x.html"], "--table and --samples: go with no other option"),
+            (["--table", "csv", "--samples"], "--table and --samples: go with no other option"),
             (["--page", "x.html", "--power-law"], "go with no option of the other charts"),
         ],
     )
