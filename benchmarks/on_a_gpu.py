@@ -10,7 +10,7 @@ the next call continues. `--only` chooses parts. `--variant` compares variants o
 one process, taking turns: a name, keys of train.json and flags of XLA (`remat=none`,
 `xla_gpu_enable_cublaslt=true`), or the folder of another checkout.
 
-`benchmarks/gpu_tables.py` writes the tables of the docs from the file.
+`benchmarks/generated_tables.py` writes the tables of the docs from the file.
 """
 
 import sys

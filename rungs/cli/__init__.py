@@ -16,8 +16,8 @@
     reinforce          train by reinforcement learning, replay a step, audit
     train              train or resume a run, replay a failed step
 
-A command imports what is slow inside its functions, so `--help` loads only Click. Defaults and
-choices that other packages use are in `rungs/config/option_values.py`."""
+A command imports what is slow inside its functions, so `--help` loads only Click. Most defaults
+and choices in help are in `rungs/config/option_values.py`."""
 
 from rungs.common.command import begin_command, run_command
 

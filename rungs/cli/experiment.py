@@ -23,6 +23,7 @@ from rungs.cli.options import DATASETS_DIR_OPTION
 )
 @click.option(
     "--engine",
+    "engine_name",
     type=click.Choice(["local", "slurm", "ray"]),
     default="local",
     show_default=True,
@@ -48,7 +49,7 @@ from rungs.cli.options import DATASETS_DIR_OPTION
 def main(
     experiment: str,
     workers: int,
-    engine: str,
+    engine_name: str,
     engine_options: tuple[str, ...],
     check: bool,
     dry_run: bool,
@@ -73,14 +74,14 @@ def main(
     with contextlib.nullcontext() if dry_run else folder.lock():
         datasets = find_datasets_dir(datasets_dir)
         options = parse_settings(engine_options)
-        trains = make_engine(engine, workers, options, folder)
-        if check:
+        engine = make_engine(engine_name, workers, options, folder)
+        if check and not dry_run:
             from rungs.experiments.reproduction import reproduce
 
-            text, code = reproduce(folder, datasets, trains)
+            text, code = reproduce(folder, datasets, engine)
             click.echo(text)
             sys.exit(code)
-        conductor = Conductor(folder, datasets, trains)
+        conductor = Conductor(folder, datasets, engine)
         if dry_run:
             from rungs.experiments.estimate import estimate
 

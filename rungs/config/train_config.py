@@ -271,13 +271,13 @@ class TrainConfig(OptimizationConfig):
         steps = self.steps_of(self.sequences_before(steps_per_epoch) * self.epochs)
         return min(steps, self.max_steps or steps)
 
-    def more_checkpoints(self, end: int) -> set[int]:
-        """Return the steps of checkpoint_steps below `end`."""
-        given = self.checkpoint_steps or ()
-        if given == "log":
-            end = min(end, self.checkpoint_interval)
-            given = tuple(2**power for power in range(end.bit_length()))
-        return {step for step in given if step < end}
+    @property
+    def more_checkpoints(self) -> set[int]:
+        """The steps of checkpoint_steps."""
+        if self.checkpoint_steps != "log":
+            return {*(self.checkpoint_steps or ())}
+        powers = (2**power for power in range(self.checkpoint_interval.bit_length()))
+        return {step for step in powers if step < self.checkpoint_interval}
 
     @property
     def averaging_decay(self) -> float | None:

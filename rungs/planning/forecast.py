@@ -381,9 +381,9 @@ def disk_space(
 
 def _checkpoints(train: TrainConfig, steps: int) -> int:
     """Return how many checkpoints a run saves, if none is due by time."""
-    more = train.more_checkpoints(steps - 1)
-    others = sum(step % train.checkpoint_interval > 0 for step in more)
-    return math.ceil((steps - 1) / train.checkpoint_interval) + 1 + others
+    interval, last = train.checkpoint_interval, steps - 1
+    more = sum(step < last and step % interval > 0 for step in train.more_checkpoints)
+    return math.ceil(last / interval) + 1 + more
 
 
 def warn_if_short(run: RunFolder, config: RunConfig, steps: int, stored: Dtypes | None) -> None:

@@ -45,14 +45,15 @@ class Intervals:
     def __init__(self, train: OptimizationConfig, any_process: Callable[[bool], bool]) -> None:
         self._train, self._any_process = train, any_process
         self._saved_at = self._validated_at = time.monotonic()
+        self._more_checkpoints = train.more_checkpoints if isinstance(train, TrainConfig) else set()
 
     def after(self, step: int, is_last: bool) -> Due:
         """Return what is due after a step; after a run's last one, everything is."""
         train, now = self._train, time.monotonic()
         competes = is_last or step % train.checkpoint_interval == 0
-        checkpoint, validation = competes, is_last or is_validation_step(train, step)
+        checkpoint = competes or step in self._more_checkpoints
+        validation = is_last or is_validation_step(train, step)
         if isinstance(train, TrainConfig):
-            checkpoint |= step in train.more_checkpoints(step + 1)
             checkpoint |= self._is_over(train.checkpoint_minutes, self._saved_at)
             validation |= self._is_over(train.validation_minutes, self._validated_at)
         self._saved_at = now if checkpoint else self._saved_at

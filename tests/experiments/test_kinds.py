@@ -32,6 +32,7 @@ def test_a_grid_names_its_best_cell(tmp_path: Path) -> None:
     folder = make_experiment(tmp_path, kind="grid", grid=grid)
     engine = Simulated(noisy(by_rate, 0.0))
     _, conductor = conduct(folder, engine)
+    assert len(conductor.outcomes) == conductor.experiment.most_runs()
     assert engine.trained[1] == "learning_rate=0.002,weight_decay=0.1-seed0"
     (line,) = conductor.experiment.conclusions(conductor.outcomes)
     assert "best of 6 combinations is learning_rate=0.02,weight_decay=0.0 with 3.0000" in line
@@ -56,6 +57,7 @@ class TestSearch:
     def test_it_finds_the_best_rate_and_confirms_it(self, tmp_path: Path) -> None:
         folder = make_experiment(tmp_path, **SEARCH, confirm=4)
         _, conductor = conduct(folder, Simulated(noisy(by_rate, 0.002)))
+        assert len(conductor.outcomes) == conductor.experiment.most_runs()
         (comparison,) = conductor.experiment.comparisons(conductor.outcomes)
         assert comparison.verdict.judgement is Judgement.BETTER
         winner = next(one for one in conductor.outcomes.values() if one.group == "winner")
@@ -141,6 +143,7 @@ def test_a_mixture_is_found(tmp_path: Path) -> None:
     for name in ("a", "b", "c"):
         (tmp_path / "datasets" / name).symlink_to(tmp_path / "datasets" / "tiny")
     _, conductor = conduct(folder, OfMixtures(lambda *_: 3.0))
+    assert len(conductor.outcomes) == conductor.experiment.most_runs()
     winner = next(one for one in conductor.outcomes.values() if one.group == "winner")
     weights = np.array(list(winner.changes["dataset"].values()))
     assert weights[1] / weights.sum() > 0.95  # b is best for every dataset together
@@ -173,6 +176,7 @@ def test_scaling_finds_the_law(tmp_path: Path) -> None:
             return super()._train(job)
 
     _, conductor = conduct(folder, OfSizes(lambda *_: 3.0))
+    assert len(conductor.outcomes) == conductor.experiment.most_runs()
     experiment = conductor.experiment
     assert isinstance(experiment, Scaling)
     lines = experiment.conclusions(conductor.outcomes)

@@ -106,21 +106,19 @@ def test_devices_that_are_not_there_are_refused(
 
 @pytest.mark.long
 @pytest.mark.usefixtures("no_charts")
-@pytest.mark.parametrize("mode", ["fsdp"])
 def test_a_run_on_four_of_eight_devices_is_that_of_four(
-    mode: str,
     datasets_dir: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     messages: pytest.LogCaptureFixture,
 ) -> None:
     used = record_devices(monkeypatch)
-    run = make_run(tmp_path / "eight", **KEYS, sharding={"mode": mode, **FOUR})
+    run = make_run(tmp_path / "eight", **KEYS, sharding={"mode": "fsdp", **FOUR})
     assert go(run, datasets_dir) == 0
     (line,) = [text for text in messages.messages if text.startswith("uses 4 of 8 devices")]
     assert line.endswith(": " + ", ".join(map(str, jax.devices()[:4])))
     assert used == [set(jax.devices()[:4])]
-    machine_of_4 = make_run(tmp_path / "four", **KEYS, sharding={"mode": mode, "data": 4})
+    machine_of_4 = make_run(tmp_path / "four", **KEYS, sharding={"mode": "fsdp", "data": 4})
     finished = train(machine_of_4, datasets_dir)
     assert finished.returncode == 0, finished.stderr
     assert "uses 4 of" not in machine_of_4.log.read_text()

@@ -10,7 +10,6 @@ from tests.support.committed_runs import ROOT
 PAGES = [
     "README.md",
     "runs/README.md",
-    "records/README.md",
     "CONTRIBUTING.md",
     "assignment/README.md",
     "records/README.md",

@@ -13,6 +13,7 @@ from rungs.config.optimization_config import OptimizationConfig
 from rungs.model.gpt import GPT
 from rungs.model.rollouts import RolloutSampler
 from rungs.optim import skipping_optimizer
+from rungs.parallel import target_device
 from rungs.reinforcement import policy_learner, policy_update
 from rungs.step.objective import Objective
 from rungs.step.shortcuts import Shortcuts
@@ -33,7 +34,8 @@ _made: dict[Any, Any] = {}
 
 @contextlib.contextmanager
 def sharing_steps() -> Iterator[None]:
-    """Make each step, optimizer and sampler once."""
+    """Make each step, optimizer and sampler once. A test that replaces another function that a step
+    calls needs a config of its own."""
     with pytest.MonkeyPatch.context() as patch:
         for module, name in SHARED:
             patch.setattr(module, name, _once(getattr(module, name)))
@@ -44,7 +46,7 @@ def sharing_steps() -> Iterator[None]:
 
 def _once(make: Callable[..., Any]) -> Callable[..., Any]:
     def made(*arguments: Any) -> Any:
-        key = make.__name__, *map(_key, arguments)
+        key = make.__name__, *_traced(), *map(_key, arguments)
         if key not in _made:
             _made[key] = make(*arguments)
         return _made[key]
@@ -53,11 +55,17 @@ def _once(make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _sampler(model: GPT, *rest: Any) -> RolloutSampler:
-    key = "sampler", _key(model), *rest
+    key = "sampler", *_traced(), _key(model), *rest
     sampler: RolloutSampler = _made.setdefault(key, None) or RolloutSampler(model, *rest)
     _made[key] = sampler
     sampler.refresh(model)
     return sampler
+
+
+def _traced() -> Iterator[Any]:
+    """Yield what a step is traced for, and the methods of the model, which tests replace."""
+    yield target_device.target()
+    yield from map(id, vars(GPT).values())
 
 
 def _key(argument: Any) -> Any:

@@ -1,9 +1,11 @@
-"""Write the tables of the pages that come from files of `on_a_gpu.py`.
+"""Write the tables of the pages that come from files of `on_a_gpu.py` and from experiments.
 
-A table goes between two lines in a page of `docs/`, which name a file of
-`benchmarks/gpu_results/` and what to show of it, a part or "machine":
+A table goes between two lines in a page. The first names a file of `benchmarks/gpu_results/` and
+what to show of it, a part or "machine", or an experiment with a ledger:
 
     <!-- generated: nvidia-h200-51d27786.json step, flash attention -->
+    <!-- end -->
+    <!-- generated: experiments/ladder -->
     <!-- end -->
 """
 
@@ -16,18 +18,22 @@ from typing import Any
 import click
 
 from benchmarks.gpu_parts.results import figures_of, mark, read
+from rungs.experiments.experiment import Outcomes
+from rungs.experiments.folder import ExperimentFolder
+from rungs.experiments.ledger import Ledger
+from rungs.experiments.table import as_markdown, rows
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+PAGES = [*sorted(ROOT.glob("docs/**/*.md")), *ROOT.glob("README.md"), *ROOT.glob("r*s/README.md")]
 RESULTS = ROOT / "benchmarks/gpu_results"
-BLOCK = re.compile(r"(<!-- generated: (\S+\.json) ([^\n]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- generated: (\S+)(?: ([^\n]+))? -->\n).*?(<!-- end -->)", re.DOTALL)
 SHOWN = ("done", "stopped")
 """States of parts whose figures are shown."""
 
 
 @click.command()
 def main() -> None:
-    """Bring the generated tables of README.md and docs/ up to date."""
+    """Bring the generated tables of all pages up to date."""
     for page in PAGES:
         before = page.read_text(encoding="utf-8")
         after = with_tables(before)
@@ -42,7 +48,21 @@ def with_tables(text: str) -> str:
     Raises:
         UsageError: a mark names no file or no part that was measured.
     """
-    return BLOCK.sub(lambda found: f"{found[1]}\n{shown(found[2], found[3])}\n\n{found[4]}", text)
+
+    def block(found: re.Match[str]) -> str:
+        name, what = found[2], found[3]
+        table = shown(name, what) if what else of_experiment(ROOT / name)
+        return f"{found[1]}\n{table}\n\n{found[4]}"
+
+    return BLOCK.sub(block, text)
+
+
+def of_experiment(folder: Path) -> str:
+    """Return the table of an experiment and its conclusions, as its ledger has them."""
+    experiment, ledger = ExperimentFolder(folder).load(), Ledger(folder / "ledger.jsonl")
+    outcomes = Outcomes(ledger.outcomes, ledger.proposals)
+    found = as_markdown(experiment, rows(experiment, outcomes))
+    return "\n\n".join([found.rstrip(), *experiment.conclusions(outcomes)])
 
 
 def shown(name: str, what: str) -> str:
