@@ -15,11 +15,9 @@ from rungs.cli.options import DATASETS_DIR_OPTION
 @click.argument("experiment")
 @click.option(
     "--workers",
-    default=1,
-    show_default=True,
     type=click.IntRange(1, 256),
     help="Runs at a time on this machine, each with a share of the cores, and a GPU of its own if"
-    " there are any.",
+    " there are any.  [default: 1]",
 )
 @click.option(
     "--engine",
@@ -48,7 +46,7 @@ from rungs.cli.options import DATASETS_DIR_OPTION
 @DATASETS_DIR_OPTION
 def main(
     experiment: str,
-    workers: int,
+    workers: int | None,
     engine_name: str,
     engine_options: tuple[str, ...],
     check: bool,

@@ -116,12 +116,16 @@ def _missing(extra: str) -> UserError:
 
 
 def make_engine(
-    name: str, workers: int, options: dict[str, Any], folder: ExperimentFolder
+    name: str, workers: int | None, options: dict[str, Any], folder: ExperimentFolder
 ) -> Engine:
-    """Return the engine of this name: local, slurm or ray. Raises UserError if it isn't
-    installed."""
+    """Return the engine of this name: local, slurm or ray. Raises UserError if it isn't installed
+    or has no use for an option."""
+    if workers and name != "local":
+        raise UserError(f"--workers: --engine {name} decides how many runs train at a time")
+    if options and name == "local":
+        raise UserError("--engine-option: needs --engine slurm or ray")
     if name == "slurm":
         return Slurm(folder.path / "jobs", options)
     if name == "ray":
         return Ray(options.pop("address", None), options)
-    return Local(workers)
+    return Local(workers or 1)

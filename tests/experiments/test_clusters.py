@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from rungs.experiments.clusters import Ray, Slurm
+from rungs.common.errors import UserError
+from rungs.experiments.clusters import Ray, Slurm, make_engine
 from rungs.experiments.folder import ExperimentFolder
 from rungs.run import metrics
 from tests.support.simulated_runs import conduct, make_experiment
@@ -115,3 +116,17 @@ def test_runs_of_a_lost_node_are_trained_on_another(experiment: ExperimentFolder
     assert conduct(experiment, Ray(cluster.address, {"num_cpus": 1}))[0] == 0
     check(experiment)
     cluster.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("name", "workers", "options", "line"),
+    [
+        ("slurm", 2, {}, "--engine slurm decides how many runs"),
+        ("local", 2, {"num_gpus": 1}, "--engine-option: needs --engine"),
+    ],
+)
+def test_options_of_other_engines_are_refused(
+    name: str, workers: int, options: dict[str, int], line: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=line):
+        make_engine(name, workers, options, ExperimentFolder(tmp_path))

@@ -1,12 +1,16 @@
-"""The committed experiments and records: their configs."""
+"""The committed experiments and records: their configs and ledgers."""
 
+import json
 from pathlib import Path
 
 import pytest
 
+from rungs.experiments.conduct import VERDICT, Conductor
 from rungs.experiments.experiment import Outcomes
 from rungs.experiments.folder import ExperimentFolder
 from rungs.experiments.kinds import KINDS
+from rungs.experiments.ledger import Ledger
+from rungs.experiments.workers import Local
 from tests.support.committed_runs import ROOT
 
 FOLDERS = sorted(path.parent for path in ROOT.glob("*/*/experiment.json"))
@@ -24,3 +28,14 @@ def test_there_is_one_of_every_kind() -> None:
 def test_it_calls_for_runs(folder: Path) -> None:
     experiment = ExperimentFolder(folder).load()
     assert experiment.trials(Outcomes()) or experiment.most_runs()
+
+
+@pytest.mark.parametrize(
+    "folder", [each for each in FOLDERS if (each / "ledger.jsonl").exists()], ids=shown
+)
+def test_a_ledger_has_all_runs_and_the_verdicts_that_follow(folder: Path, tmp_path: Path) -> None:
+    conductor = Conductor(ExperimentFolder(folder), tmp_path, Local(1))
+    assert not conductor.missing()
+    assert not conductor.experiment.ask(conductor.outcomes)
+    found = [one.as_json() for one in conductor.experiment.comparisons(conductor.outcomes)]
+    assert Ledger(folder / "ledger.jsonl").of_kind(VERDICT) == json.loads(json.dumps(found))
