@@ -25,6 +25,8 @@ RESAMPLES = 1000
 """Of the bootstrap."""
 SPREAD = 4.0
 """How far, as a factor, the smallest and the largest size are from the middle one."""
+LEAST_SIZES = 4
+"""On a curve: a parabola through three leaves nothing to tell how far it is off."""
 SEED = 0
 CHECK = "check"
 
@@ -59,7 +61,7 @@ class Scaling(Experiment):
     kind: Literal["scaling"]
     budgets: Annotated[list[Positive], Field(min_length=2)]
     """Compute of the runs in model FLOPs, such as `[1e12, 3e12, 1e13]`."""
-    sizes: Annotated[int, Field(ge=3, le=15)] = 5
+    sizes: Annotated[int, Field(ge=LEAST_SIZES, le=15)] = 5
     """Sizes of the model for each budget, around 20 tokens per parameter."""
     seeds: Annotated[int, Field(ge=1, le=1000)] = 1
     """Runs of each size and budget."""
@@ -149,10 +151,10 @@ class Scaling(Experiment):
         middle = ladder.nearest_to_optimal(self._candidates, budget).parameters
         wanted = np.geomspace(middle / SPREAD, middle * SPREAD, self.sizes)
         found = {_nearest(self._candidates, each).parameters for each in wanted}
-        if len(found) < 3:
+        if len(found) < LEAST_SIZES:
             raise UserError(
-                f"budgets: {budget:g} FLOPs leave fewer than three sizes of this kind of model;"
-                " give a larger one"
+                f"budgets: {budget:g} FLOPs leave fewer than {LEAST_SIZES} sizes of this kind of"
+                " model; give a larger one, or a base with smaller heads"
             )
         return [one for one in self._candidates if one.parameters in found]
 
@@ -177,8 +179,10 @@ class Scaling(Experiment):
                     yield self._trial(group, seed, budget, size), budget, size
 
     def _is_complete(self, points: Sequence[Point]) -> bool:
-        """Whether each budget has points enough for a parabola."""
-        return all(sum(one.budget == each for one in points) >= 3 for each in self.budgets)
+        """Whether each budget has points enough for a parabola and its residuals."""
+        return all(
+            sum(one.budget == each for one in points) >= LEAST_SIZES for each in self.budgets
+        )
 
     def _optima(self, points: Sequence[Point]) -> list[Point]:
         return [_optimum([one for one in points if one.budget == each]) for each in self.budgets]
@@ -197,10 +201,8 @@ class Scaling(Experiment):
             own = [one for one in points if one.budget == budget]
             logs = np.log([one.parameters for one in own])
             curve = np.polyval(np.polyfit(logs, [one.loss for one in own], 2), logs)
-            freedom = max(len(own) - 3, 1)
-            residuals = (np.array([one.loss for one in own]) - curve) * math.sqrt(
-                len(own) / freedom
-            )
+            scale = math.sqrt(len(own) / (len(own) - 3))
+            residuals = scale * (np.array([one.loss for one in own]) - curve)
             fitted.append((own, curve, residuals))
         pooled, found = np.concatenate([each for *_, each in fitted]), []
         for _ in range(RESAMPLES):
