@@ -38,6 +38,8 @@ The names below are imported when first used, so `import rungs` itself is fast."
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from rungs.common.namesake import refuse_namesake
+
 if TYPE_CHECKING:
     from rungs.checkpointing.load import TextGenerator, load_generator, load_model, load_tokenizer
     from rungs.common.errors import RunFailure, UserError
@@ -52,6 +54,8 @@ if TYPE_CHECKING:
     from rungs.model.gpt import GPT
     from rungs.model.sampling import Sampling
     from rungs.run.recorded_run import RecordedRun
+
+refuse_namesake()
 
 _MODULES = {
     "GPT": "model.gpt",

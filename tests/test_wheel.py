@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from rungs.checkpointing.weights_file import WeightsHeader, write_weights
+from rungs.config.run_config import config_files
 from rungs.step.state import named_arrays
+from tests.support.committed_runs import COMMITTED_RUNS, REINFORCEMENT_RUNS
 from tests.support.configs import ONE_FILE, model_config
 from tests.support.tiny_model import random_model
 from tests.support.tiny_run import ROOT
@@ -38,10 +40,17 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.long
-def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
+def test_the_wheel_holds_the_package_committed_runs_and_schemas(wheel: Path) -> None:
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     package = (path for path in (ROOT / "rungs").rglob("*") if "__pycache__" not in path.parts)
-    assert names == {path.relative_to(ROOT).as_posix() for path in package if path.is_file()}
+    expected = {path.relative_to(ROOT).as_posix() for path in package if path.is_file()}
+    configs = [run / name for run in COMMITTED_RUNS for name in ("model.json", "train.json")]
+    configs += [run / name for run in REINFORCEMENT_RUNS for name in config_files(run)]
+    others = [*configs, *(ROOT / "schemas").iterdir()]
+    expected |= {f"rungs/shipped/{path.relative_to(ROOT).as_posix()}" for path in others}
+    own = {name for name in names if name.startswith("rungs/shipped/runs/")} - expected
+    assert names - own == expected, "all but runs of the user, whose checkpoints must not be in it"
+    assert all(name.endswith(".json") for name in own)
 
 
 @pytest.mark.long

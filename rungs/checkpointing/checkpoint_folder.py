@@ -34,7 +34,7 @@ from rungs.checkpointing.manifest import (
 from rungs.checkpointing.weights_file import BASE, WEIGHTS_FILE, file_or_index
 from rungs.common import disk
 from rungs.common.errors import UserError
-from rungs.common.shown_text import quoted
+from rungs.common.shown_text import command_line, quoted
 from rungs.run.folder import RUNS, RunFolder, is_checkpoint_name, known_runs
 
 IMPORTED = weights_file.IMPORTED
@@ -371,7 +371,8 @@ def find_weights(path: Path | str) -> Path:
             return weights
     if path.is_dir():
         raise UserError(
-            f"{path}: no checkpoint there yet; train it first: uv run train.py {quoted(path)}"
+            f"{path}: no checkpoint there yet; train it first: {command_line('train')}"
+            f" {quoted(path)}"
         )
     raise UserError(
         f"{path}: no such run, checkpoint or model.safetensors; {known_runs(str(path))}"

@@ -229,7 +229,8 @@ def find_starting_weights(run: RunFolder, config: AnyRunConfig) -> Weights | Non
             raise UserError(
                 f"{run.path / TRAIN_FILE}: start_from: missing, but {run.imported} holds an"
                 ' imported model; add "start_from": "imported", or train from random weights in'
-                f" another folder: uv run train.py RUN --like {shown_text.quoted(run.path)}"
+                f" another folder: {shown_text.command_line('train')} RUN --like"
+                f" {shown_text.quoted(run.path)}"
             )
         return None
     manifest.refuse_damaged(path)
@@ -269,7 +270,7 @@ def _starting_file(run: RunFolder, config: AnyRunConfig) -> Path | None:
         if not path.is_file():
             raise UserError(
                 "nothing was imported into this run; name a run or a checkpoint, or import into a"
-                " new folder: uv run pretrained.py import HUB_ID RUN"
+                f" new folder: {shown_text.command_line('pretrained')} import HUB_ID RUN"
             )
         return path
 

@@ -10,6 +10,7 @@
     generate           continue prompts or chat
     model              show the model of a run as it is built
     mup                the coordinate check of muP
+    new                make a run folder; only `rungs new`, as `train.py --like` makes one, too
     plan               estimate what a run needs, or propose a ladder of runs
     pretrained         import, export and upload Hugging Face models
     serve              answer over HTTP
@@ -25,11 +26,15 @@ import importlib
 
 from rungs.common import signals
 
-COMMANDS = (
-    *("train", "generate", "evaluate", "pretrained", "plan", "mup", "reinforce"),
-    *("download_dataset", "charts", "model", "checkpointing", "serve", "experiment"),
-)
-"""Names of files here and of scripts at the root. `rungs` has - in place of _."""
+COMMANDS = {
+    "Train": ("new", "train", "experiment", "reinforce"),
+    "Data": ("download-dataset",),
+    "Use a model": ("generate", "serve", "evaluate", "pretrained"),
+    "Look at runs": ("charts", "model", "checkpointing"),
+    "Before you train": ("plan", "mup"),
+}
+"""Commands of `rungs` by what people come to do. Files here and scripts at the root have _ in place
+of -; `new` has no script."""
 
 
 def run(name: str) -> None:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rungs.common import errors, shown_text
+from rungs.common import errors
+from rungs.common.shown_text import align_columns, command_line, quoted
 
 if TYPE_CHECKING:
     from rungs.checkpointing.checkpoint_folder import ListedCheckpoint
@@ -40,7 +41,7 @@ def main(run: str, verify: bool, average: int | None, as_json: bool) -> None:
             raise errors.UserError("--average: leave out --verify and --json")
         written, steps = average_checkpoints(folder, average)
         click.echo(f"{written}: the mean of steps {', '.join(map(str, steps))}")
-        click.echo(f"to use it: uv run generate.py {shown_text.quoted(written)} PROMPT")
+        click.echo(f"to use it: {command_line('generate')} {quoted(written)} PROMPT")
         return
     checkpoints = list_run(folder, verify=verify)
     if as_json:
@@ -49,7 +50,7 @@ def main(run: str, verify: bool, average: int | None, as_json: bool) -> None:
         click.echo(_table(checkpoints, verify))
     else:
         raise errors.UserError(
-            f"{folder.path}: no checkpoint yet; train it: uv run train.py {shown_text.quoted(run)}"
+            f"{folder.path}: no checkpoint yet; train it: {command_line('train')} {quoted(run)}"
         )
     sys.exit(errors.EXIT_FAILED if any(c.damage for c in checkpoints) else 0)
 
@@ -61,7 +62,7 @@ def _table(checkpoints: "list[ListedCheckpoint]", verified: bool) -> str:
             del row["pass@1"]
     table = [[*rows[0]], *([*row.values()] for row in rows)]
     damaged = [f"{c.name}: damaged: {', '.join(c.damage)}" for c in checkpoints if c.damage]
-    return "\n".join([shown_text.align_columns(table, left=0), *damaged])
+    return "\n".join([align_columns(table, left=0), *damaged])
 
 
 def _cells(checkpoint: "ListedCheckpoint", verified: bool) -> dict[str, str]:

@@ -36,13 +36,20 @@ DTYPE_OPTION = click.option(
 """The option of commands that generate text, for `load_token_generator`."""
 
 
+LIKE_OPTION = click.option("--like", metavar="RUN", help="First create RUN as a copy of this run.")
+SET_OPTION = click.option(
+    *("--set", "settings"),
+    metavar="KEY=VALUE",
+    multiple=True,
+    help="With --like: change a key of the copy. Can be repeated.",
+)
 PRESET_OPTION = click.option(
     "--preset",
     metavar="NAME",
     help="First create RUN, to train a published architecture of this size from scratch, such as"
     " gpt2-medium; --set changes its keys. docs/models.md lists them.",
 )
-"""The option of commands that make a run of a published size, for `create_preset`."""
+"""Options of commands that make a run, for `create_like` and `create_preset`."""
 
 
 class FiniteRange(click.FloatRange):
@@ -67,13 +74,8 @@ def start_options(
     option, flag = click.option, functools.partial(click.option, is_flag=True)
     options: tuple[Callable[[Any], Any], ...] = (
         click.argument("run", required=False),
-        option("--like", metavar="RUN", help="First create RUN as a copy of this run."),
-        option(
-            *("--set", "settings"),
-            metavar="KEY=VALUE",
-            multiple=True,
-            help="With --like: change a key of the copy. Can be repeated.",
-        ),
+        LIKE_OPTION,
+        SET_OPTION,
         option(
             *("--from", "rewind_to"),
             metavar="CHECKPOINT",

@@ -79,7 +79,7 @@ _SHARDING = re.compile(r"(dp|fsdp|tp|fsdp_tp|cp):([0-9]{1,6})(?:x([0-9]{1,6}))?"
     "is_compiled",
     is_flag=True,
     help="Compile the step for the device, which need not be here, and compare with the estimates."
-    " Its compiler must be installed: uv sync --extra tpu, cuda or cuda12.",
+    " Its compiler must be installed: the extra tpu, cuda or cuda12.",
 )
 @click.option(
     "--price-per-hour",

@@ -12,7 +12,7 @@ import click
 
 from rungs.cli.options import DATASETS_DIR_OPTION, WEIGHTS_OPTION
 from rungs.common.errors import UserError
-from rungs.common.shown_text import quoted
+from rungs.common.shown_text import command_line, quoted
 from rungs.config.option_values import GGUFDtype
 
 if TYPE_CHECKING:
@@ -260,6 +260,7 @@ def upload(
 
 def how_to_fine_tune(target: Path, model: "ModelConfig") -> str:
     """Return the next two steps for a user who wants to train the imported model."""
+
     example = {
         "start_from": "imported",
         "dataset": "NAME",
@@ -270,7 +271,7 @@ def how_to_fine_tune(target: Path, model: "ModelConfig") -> str:
     }
     folder = target / "checkpoints" / "imported"
     return (
-        "To fine-tune it: uv run download_dataset.py --text FILE --name NAME --tokenizer"
+        f"To fine-tune it: {command_line('download_dataset')} --text FILE --name NAME --tokenizer"
         f" {quoted(folder)}\nand write {target / 'train.json'}:\n"
         f"{json.dumps(example, indent=2)}"
     )

@@ -9,7 +9,7 @@ import click
 
 from rungs.cli.options import start_options
 from rungs.common.errors import UserError
-from rungs.common.shown_text import quoted
+from rungs.common.shown_text import command_line, quoted
 
 
 @click.command()
@@ -45,7 +45,7 @@ def main(trust_verifier: bool, is_audit: bool, **start: Any) -> None:
     if command.dry_run:
         raise UserError(
             "--dry-run: not with reinforcement learning; what the run will take:"
-            f" uv run plan.py {quoted(run)}"
+            f" {command_line('plan')} {quoted(run)}"
         )
     if is_audit:
         if command.starts_run or command.replay or trust_verifier:

@@ -139,7 +139,7 @@ class StartCommand(StartOptions):
         if self.supervise and self.run:
             folder = existing_run_path(self.run) or new_run_path(self.run)
             limit = MAX_RESTARTS if self.max_restarts is None else self.max_restarts
-            sys.exit(supervise_run(sys.argv, RunFolder(folder), self.on_event, limit))
+            sys.exit(supervise_run(sys.orig_argv[1:], RunFolder(folder), self.on_event, limit))
 
     def check(self) -> None:
         """Raise UserError if options don't go together."""

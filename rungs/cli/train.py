@@ -105,5 +105,5 @@ def _datasets_folder(name: str) -> Path:
     if not folder.is_dir():
         raise UserError(f"DATASETS: {name}: no such folder, and no name of a checkpoint")
     if (folder / "model.json").is_file():
-        raise UserError(f"DATASETS: {name} is a run; give one RUN: experiment.py trains several")
+        raise UserError(f"DATASETS: {name} is a run; give one RUN; an experiment trains several")
     return folder

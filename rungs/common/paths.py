@@ -15,12 +15,20 @@ from rungs.common.errors import UserError
 _NAME_BYTES = 200
 """Longest name in bytes. File systems allow 255, but Rungs adds prefixes and suffixes."""
 _LINES_AT_ONCE = 2_000
+PACKAGED = Path(__file__).parents[1] / "shipped"
+"""Where the wheel has `runs/` and `schemas/`; see `pyproject.toml`."""
 
 
 def checkout() -> Path | None:
     """Return the checkout of Rungs that this package runs from, or None if it is installed."""
     root = Path(__file__).parents[2]
     return root if (root / "train.py").is_file() else None
+
+
+def shipped() -> Path:
+    """Return the folder with the runs and schemas that come with Rungs: the checkout, or a folder
+    of the installed package."""
+    return checkout() or PACKAGED
 
 
 def cache_folder() -> Path | None:

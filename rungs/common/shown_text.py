@@ -1,4 +1,5 @@
-"""Text as users see it: without secrets and control characters; columns, counts and durations."""
+"""Text as users see it: without secrets and control characters; columns, counts, durations and
+commands."""
 
 from __future__ import annotations  # an older Python must reach the message of `command.py`
 
@@ -29,6 +30,22 @@ def shown(text: str) -> str:
 def quoted(value: object) -> str:
     """Return a path or name quoted for a shell, for commands that messages suggest."""
     return shlex.quote(str(value))
+
+
+def command_line(name: str) -> str:
+    """Return how to call a command: `uv run train.py` in a checkout, else `rungs train`."""
+    return f"uv run {name}.py" if _in_checkout() else f"rungs {name.replace('_', '-')}"
+
+
+def install_line(extra: str) -> str:
+    """Return the command that installs an extra."""
+    return f"uv sync --extra {extra}" if _in_checkout() else f"uv pip install 'rungs-lm[{extra}]'"
+
+
+def _in_checkout() -> bool:
+    from rungs.common.paths import checkout  # which imports this module
+
+    return checkout() is not None
 
 
 def align_columns(rows: Sequence[Sequence[str]], left: int = 1) -> str:

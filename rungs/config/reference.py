@@ -4,13 +4,14 @@ import functools
 import json
 import operator
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
 
-from rungs.common.paths import checkout
+from rungs.common.paths import checkout, shipped
 from rungs.common.strict_json import StrictModel
 from rungs.config.base import Config, may_change
 from rungs.config.run_config import FILE_TYPES, NESTED
@@ -18,12 +19,19 @@ from rungs.config.run_config import FILE_TYPES, NESTED
 
 def schema_key(folder: Path, name: str) -> dict[str, str]:
     """Return the key that names the JSON schema of a config file in `folder`, relative to it; no
-    key outside of a checkout, which has the schemas."""
-    root, target = checkout(), folder.resolve()
-    if root is None or not target.is_relative_to(root):
+    key outside of the checkout or, without one, the working directory, which have the schemas."""
+    root, target = checkout() or Path.cwd(), folder.resolve()
+    if not target.is_relative_to(root):
         return {}
     path = os.path.relpath(root / "schemas" / _schema_file(name), target)
     return {"$schema": Path(path).as_posix()}
+
+
+def write_schemas() -> None:
+    """Without a checkout, write the schemas that come with Rungs into the working directory, for
+    editors, unless they are there."""
+    if checkout() is None and not Path("schemas").exists():
+        shutil.copytree(shipped() / "schemas", "schemas", dirs_exist_ok=True)
 
 
 def _schema_file(name: str) -> str:

@@ -88,8 +88,8 @@ class RunConfig(NamedTuple, Generic[T]):
 
     @property
     def command(self) -> str:
-        """Name of the script that trains the run."""
-        return "reinforce.py" if isinstance(self.train, ReinforceConfig) else "train.py"
+        """How to call the command that trains the run."""
+        return shown_text.command_line(self.train_file.removesuffix(".json"))
 
 
 AnyRunConfig = RunConfig[OptimizationConfig]
@@ -150,9 +150,9 @@ def load_reinforcement_run(run_folder: Path | str) -> ReinforceRunConfig:
 def _load(folder: Path, train_file: str) -> Any:
     found = _train_file(folder)
     if found != train_file and (folder / found).exists():
-        command = {TRAIN_FILE: "train.py", REINFORCE_FILE: "reinforce.py"}[found]
+        command = shown_text.command_line(found.removesuffix(".json"))
         raise UserError(
-            f"{folder}: has a {found} and no {train_file}; to start it: uv run {command}"
+            f"{folder}: has a {found} and no {train_file}; to start it: {command}"
             f" {shown_text.quoted(folder)}"
         )
     return _check(folder, {MODEL_FILE: None, train_file: None})

@@ -130,7 +130,7 @@ def build_command(name: str) -> str:
     """Return the command that builds or downloads a missing dataset."""
     is_known = name in BUILT_IN or "/" in name
     source = "" if is_known else "--text FILE --name "
-    return f"uv run download_dataset.py {source}{shown_text.quoted(name)}"
+    return f"{shown_text.command_line('download_dataset')} {source}{shown_text.quoted(name)}"
 
 
 def _build_folder(folder: Path, build: Callable[[Path], Source]) -> bool:
@@ -171,7 +171,8 @@ def _download_revision(name: str, folder: Path, state: hub.HubRepository) -> Non
         owner, repository = name.split("/")
         raise UserError(
             f"{name}: not a dataset of Rungs: it has no {HUB_FILES[0]} on the hub; if it has text,"
-            f" build one: uv run download_dataset.py {owner}/{repository} --tokenizer TOKENIZER"
+            f" build one: {shown_text.command_line('download_dataset')} {owner}/{repository}"
+            " --tokenizer TOKENIZER"
         )
     with disk.atomic_folder(folder, replace=True, resume=True) as partial:
         _copy_old_files(partial, folder)

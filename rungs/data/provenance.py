@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from rungs.common.errors import UserError
-from rungs.common.shown_text import quoted
+from rungs.common.shown_text import command_line, quoted
 from rungs.config.train_config import TrainConfig
 from rungs.data.text.tokenizer import Tokenizer
 from rungs.data.text.tokenizer_files import load_tokenizer
@@ -109,8 +109,9 @@ def notes_on_beginnings(datasets: Mapping[str, Dataset], tokenizer: Tokenizer) -
 
 
 def _how_to_build(has_pairs: bool, tokenizer: Path | str) -> str:
-    command = f"uv run download_dataset.py --text FILE --name NAME --tokenizer {quoted(tokenizer)}"
-    return command.replace("--text", "--pairs") if has_pairs else command
+    kind = "--pairs" if has_pairs else "--text"
+    build = command_line("download_dataset")
+    return f"{build} {kind} FILE --name NAME --tokenizer {quoted(tokenizer)}"
 
 
 def _definition(place: Path | str) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from rungs.common import machine
 from rungs.common.errors import UserError
+from rungs.common.shown_text import install_line
 from rungs.common.signals import StopSignal
 from rungs.experiments.folder import ExperimentFolder
 from rungs.experiments.workers import POLL_SECONDS, Ended, Engine, Job, Local, wait_until_free
@@ -112,7 +113,7 @@ def _result(one: Any) -> Ended:
 
 
 def _missing(extra: str) -> UserError:
-    return UserError(f"--engine {extra}: needs an extra: uv run --extra {extra} experiment.py …")
+    return UserError(f"--engine {extra}: needs an extra: {install_line(extra)}")
 
 
 def make_engine(

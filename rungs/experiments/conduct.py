@@ -25,7 +25,7 @@ from rungs.experiments.outcome import outcome_of
 from rungs.experiments.report import write_report
 from rungs.experiments.workers import Ended, Engine, Job
 from rungs.run.derive import NewRun, config_with
-from rungs.run.folder import find_run
+from rungs.run.folder import find_origin
 
 SIGNALLED = frozenset(128 + number for number in stopping_signals())
 """Exit codes of runs that a signal stopped, which go on at the next start."""
@@ -106,21 +106,23 @@ class Conductor:
         for trial in trials:
             try:
                 if trial.branch is None:
-                    NewRun.of(self.run(trial), find_run(trial.origin), trial.changes)
+                    NewRun.of(self.run(trial), find_origin(trial.origin), trial.changes)
                 if first_of_group[trial.group] is trial:
                     self._check_length(trial)
             except UserError as error:
                 lines += str(error).split("\n")
         for changes in self.experiment.possible_changes() if not self.outcomes else ():
             try:
-                config_with(find_run(self.experiment.base), {**self.experiment.changes, **changes})
+                config_with(
+                    find_origin(self.experiment.base), {**self.experiment.changes, **changes}
+                )
             except UserError as error:
                 lines += str(error).split("\n")
         if lines:
             raise UserError("\n".join(dict.fromkeys(lines)))
 
     def _check_length(self, trial: Trial) -> None:
-        config = config_with(find_run(trial.origin), trial.changes)
+        config = config_with(find_origin(trial.origin), trial.changes)
         if not isinstance(config.train, TrainConfig) or config.train.max_steps is None:
             return
         longest = config.train.model_copy(update={"max_steps": None})
@@ -148,7 +150,7 @@ class Conductor:
         else:
             like, step = trial.origin, []
         settings = [f"--set={key}={json.dumps(value)}" for key, value in trial.changes.items()]
-        is_policy = config_files(find_run(trial.origin))[1] == REINFORCE_FILE
+        is_policy = config_files(find_origin(trial.origin))[1] == REINFORCE_FILE
         command = [sys.executable, "-m", "rungs", "reinforce" if is_policy else "train"]
         data = [] if is_policy else ["--datasets-dir", str(self._datasets_dir)]
         return [*command, str(self.run(trial)), "--like", like, *step, *settings, *data, "--quiet"]

@@ -6,7 +6,7 @@ from rungs.common.shown_text import counted, format_duration
 from rungs.experiments.conduct import Conductor
 from rungs.experiments.experiment import BASE, Trial
 from rungs.run.derive import config_with
-from rungs.run.folder import RunFolder, find_run
+from rungs.run.folder import RunFolder, find_origin
 
 
 def estimate(conductor: Conductor, datasets_dir: Path, price_per_hour: float | None) -> str:
@@ -51,7 +51,7 @@ def _seconds(conductor: Conductor, trial: Trial, datasets_dir: Path) -> float | 
     from rungs.planning.forecast import forecast
     from rungs.planning.hardware import this_device
 
-    config, hardware = config_with(find_run(trial.origin), trial.changes), this_device()
+    config, hardware = config_with(find_origin(trial.origin), trial.changes), this_device()
     if not isinstance(config.train, TrainConfig) or hardware.platform == "cpu":
         return None
     sharding, share = resolve_sharding(config.train, jax.device_count()), UTILIZATION_PERCENT / 100

@@ -18,7 +18,7 @@ from rungs.config.reinforce_config import ReinforceConfig
 from rungs.config.run_config import AnyRunConfig
 from rungs.experiments.verdict import Sampling, Verdict, verdicts
 from rungs.run.derive import config_with
-from rungs.run.folder import find_run
+from rungs.run.folder import find_origin
 
 BASE = "base"
 _LONGEST_NAME = 80
@@ -272,7 +272,7 @@ class Experiment(Config):
 @functools.cache
 def _length(budget: Budget, origin: str, changes: str) -> Changes:
     """Return the keys of a run's length; `changes` are JSON. `Experiment.trials` is asked often."""
-    return budget.changes(config_with(find_run(origin), json.loads(changes)))
+    return budget.changes(config_with(find_origin(origin), json.loads(changes)))
 
 
 def shown_changes(changes: Changes) -> str:

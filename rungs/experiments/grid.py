@@ -23,7 +23,7 @@ from rungs.experiments.experiment import (
     values_of,
 )
 from rungs.planning import mup
-from rungs.run.folder import find_run
+from rungs.run.folder import find_origin
 
 MOST_CELLS = 1000
 WIDTH = "emb_dim"
@@ -82,7 +82,7 @@ class Grid(Experiment):
         """Return a combination's keys, with those that grow with the width."""
         if WIDTH not in changes:
             return changes
-        model = load_any_run(find_run(self.base)).model
+        model = load_any_run(find_origin(self.base)).model
         return {**changes, **mup.keys_for_width(model, changes[WIDTH])}
 
     def means(self, outcomes: Outcomes) -> dict[str, float]:

@@ -14,7 +14,7 @@ from rungs.config.run_config import FILE_TYPES, config_files
 from rungs.experiments.confirm import Proposing
 from rungs.experiments.experiment import BASE, Changes, Outcomes, Proposal, Trial, run_name
 from rungs.run.derive import config_with
-from rungs.run.folder import find_run
+from rungs.run.folder import find_origin
 
 SEED = 0
 TRIES = 3
@@ -87,7 +87,7 @@ class Propose(Proposing):
 
     def _known(self, outcomes: Outcomes) -> dict[str, Any]:
         """Return what the proposer is told."""
-        base, best = find_run(self.base), self._best(outcomes)
+        base, best = find_origin(self.base), self._best(outcomes)
         files = config_files(base)
         return {
             "question": self.question,
@@ -144,6 +144,6 @@ class Propose(Proposing):
             yield f"{', '.join(sorted(fixed))}: the experiment decides this; leave it out"
             return
         try:
-            config_with(find_run(self.base), {**self.changes, **changes})
+            config_with(find_origin(self.base), {**self.changes, **changes})
         except UserError as error:
             yield from str(error).splitlines()

@@ -19,7 +19,7 @@ from rungs.experiments.experiment import Experiment, Outcomes, Trial
 from rungs.experiments.verdict import ALPHA
 from rungs.planning import ladder
 from rungs.run.derive import config_with
-from rungs.run.folder import find_run
+from rungs.run.folder import find_origin
 
 RESAMPLES = 1000
 """Of the bootstrap."""
@@ -133,7 +133,7 @@ class Scaling(Experiment):
 
     @functools.cached_property
     def _config(self) -> RunConfig:
-        model, train = config_with(find_run(self.base), self.changes)
+        model, train = config_with(find_origin(self.base), self.changes)
         assert isinstance(train, TrainConfig)
         if model.mup is None:
             raise UserError(

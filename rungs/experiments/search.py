@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from rungs.common.errors import UserError
-from rungs.common.shown_text import counted
+from rungs.common.shown_text import counted, install_line
 from rungs.common.strict_json import StrictModel, check
 from rungs.config.base import Size
 from rungs.experiments.confirm import Proposing
@@ -212,7 +212,7 @@ def _optuna() -> Any:
     try:
         import optuna
     except ImportError:
-        raise UserError("search: needs Optuna: uv run --extra search experiment.py …") from None
+        raise UserError(f"search: needs Optuna: {install_line('search')}") from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna
 

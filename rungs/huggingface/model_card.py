@@ -154,7 +154,7 @@ tokenizer = AutoTokenizer.from_pretrained("{self._name}")
 With Rungs:
 
 ```sh
-uv run pretrained.py import {self._name} runs/{self._name.partition("/")[2]}
+uvx --from rungs-lm rungs pretrained import {self._name} runs/{self._name.partition("/")[2]}
 ```"""
         if self._gguf:
             text += f"""

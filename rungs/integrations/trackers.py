@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 from rungs.common.errors import UserError
 from rungs.common.plugins import TRACKERS, load_plugin, plugin_names, unknown_name
+from rungs.common.shown_text import install_line
 from rungs.run.records import Sample
 
 PROJECT = "rungs"
@@ -268,7 +269,7 @@ def _problem(name: str) -> str | None:
     if name in BUILT_IN:
         if importlib.util.find_spec(BUILT_IN[name][0]):
             return None
-        return f"{name} is not installed; install it with the extra: uv sync --extra {name}"
+        return f"{name} is not installed; install it with the extra: {install_line(name)}"
     others = plugin_names(TRACKERS)
     return None if name in others else unknown_name("tracker", name, {*BUILT_IN, *others})
 

@@ -20,7 +20,7 @@ from rungs.checkpointing.checkpoint_folder import find_valid_weights
 from rungs.checkpointing.load import MergedWeights, Start, load_frozen
 from rungs.checkpointing.weights_file import Weights
 from rungs.common.errors import UserError, errors_at
-from rungs.common.shown_text import quoted
+from rungs.common.shown_text import command_line, quoted
 from rungs.config.run_config import RunConfig, errors_in_files_of
 from rungs.config.train_config import TrainConfig
 from rungs.data import catalog
@@ -102,7 +102,7 @@ class Distillation(NextToken):
             if not store.exists():
                 raise UserError(
                     f"{start.run.path / config.train_file}: teacher_top_k: the teacher's"
-                    " predictions are not stored yet: uv run train.py"
+                    f" predictions are not stored yet: {command_line('train')}"
                     f" {quoted(start.run.path)} --store-teacher"
                 )
             data.predictions = store.open().read

@@ -25,6 +25,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from rungs.common.errors import UserError
 from rungs.common.helper_process import process_executor
+from rungs.common.shown_text import install_line
 from rungs.config.run_config import RunConfig
 from rungs.objectives.table import make_train_step
 from rungs.parallel import sharding, target_device
@@ -203,7 +204,7 @@ def devices(hardware: Hardware, count: int) -> list[Any]:
     if not is_installed(hardware):
         raise UserError(
             f"--compile: the compiler for {hardware.name} is not installed; run:"
-            f" uv sync --extra {_EXTRAS[hardware.platform]}"
+            f" {install_line(_EXTRAS[hardware.platform])}"
         )
     return _gpus(hardware, count) if hardware.platform == "gpu" else _tpus(hardware, count)
 

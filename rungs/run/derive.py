@@ -10,7 +10,8 @@ from typing import Any, NamedTuple, Self
 
 from rungs.common import disk, errors, paths, strict_json
 from rungs.config import reinforce_config, run_config
-from rungs.run.folder import RunFolder, find_run, new_run_path
+from rungs.config.reference import write_schemas
+from rungs.run.folder import RUNS, RunFolder, find_origin, new_run_path
 
 Contents = dict[str, dict[str, Any]]
 """The contents of `model.json` and of the file beside it, by name, in this order."""
@@ -42,7 +43,8 @@ class NewRun:
         """Prepare a copy of the run folder `origin` with `changes`, new values for keys of either
         file, without writing anything. Raises UserError if a change is wrong, or `folder` already
         exists with other contents."""
-        contents, like = _read_files(origin, folder), origin.as_posix()
+        contents = _read_files(origin, folder)
+        like = origin.name if _is_packaged(origin) else origin.as_posix()
         found = branch.find() if branch and not folder.exists() else None
         lineage = _branched(folder, branch.step, changes, found) if branch else {}
         new = cls.from_contents(folder, contents, like, changes, lineage)
@@ -79,6 +81,7 @@ class NewRun:
         `disk.unwritable`."""
         if self.folder.exists():
             return self.folder
+        write_schemas()
         with disk.atomic_folder(self.folder) as new:
             for name, text in self.texts.items():
                 (new / name).write_text(text, encoding="utf-8")
@@ -162,7 +165,8 @@ def create_like(
     without `keep`, a folder created by this call is removed, unless more was written to it. With
     `branch`, a function of the folder of `like`, it begins with a checkpoint of that run. Raises
     UserError, before writing anything, if a setting is wrong or the folder cannot be created."""
-    target, origin = new_run_path(name), find_run(like)
+    target = new_run_path(name)
+    origin = find_origin(like, target)
     point = branch(origin) if branch else None
     return _created(NewRun.of(target, origin, parse_settings(settings), point), keep)
 
@@ -227,11 +231,16 @@ def _read_files(origin: Path, target: Path) -> Contents:
     run_config.load_any_run(origin)
     files = run_config.config_files(origin)
     contents = {name: json.loads(strict_json.read_text(origin / name)) for name in files}
+    place = RUNS / origin.name if _is_packaged(origin) else origin
     for content in contents.values():
         schema = content.get("$schema")
         if isinstance(schema, str) and schema and "://" not in schema:
-            content["$schema"] = Path(os.path.relpath(origin / schema, target)).as_posix()
+            content["$schema"] = Path(os.path.relpath(place / schema, target)).as_posix()
     return contents
+
+
+def _is_packaged(origin: Path) -> bool:
+    return origin.is_relative_to(paths.PACKAGED)
 
 
 def _changed(

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from rungs.common import disk
+from rungs.common import disk, paths
 from rungs.common.errors import UserError, did_you_mean
 from rungs.config.run_config import MODEL_FILE, TRAIN_FILE
 
@@ -164,6 +164,16 @@ def find_run(name: str) -> Path:
     raise UserError(f"{name}: no such run folder, here or in {RUNS}/; {known_runs(name)}")
 
 
+def find_origin(name: str, new: Path | None = None) -> Path:
+    """Return the run folder to copy: as `find_run`, or one that comes with Rungs. It is `new`, the
+    folder of the copy, only if there is no other. Raises UserError if there is none."""
+    root = paths.shipped()
+    for path in (Path(name), RUNS / name, root / name, root / RUNS / name):
+        if path.is_dir() and (new is None or path.resolve() != new.resolve()):
+            return path
+    return find_run(name)
+
+
 def runs_in(name: str) -> list[Path]:
     """Return the runs with steps in a folder, by name; none if it is itself a run, or not a folder.
     Raises UserError if it has runs, but none with a step."""
@@ -189,7 +199,14 @@ def new_run_path(name: str) -> Path:
 
 def known_runs(name: str) -> str:
     """Return the most similar run name, or all, to end a message about a missing run."""
-    runs = sorted(path.parent.name for path in RUNS.glob(f"*/{TRAIN_FILE}"))
+    runs, short = sorted(path.parent.name for path in RUNS.glob(f"*/{TRAIN_FILE}")), Path(name).name
+    if short in shipped_runs():
+        return f"it comes with Rungs; make one: rungs new {name} --like {short}"
     is_run = "a run folder has a model.json and a train.json"
     otherwise = f"existing runs: {', '.join(runs)}" if runs else is_run
-    return did_you_mean(Path(name).name, runs, otherwise)
+    return did_you_mean(short, [*runs, *shipped_runs()], otherwise)
+
+
+def shipped_runs() -> list[str]:
+    """Return the names of the runs that come with Rungs."""
+    return sorted(path.parent.name for path in (paths.shipped() / RUNS).glob(f"*/{MODEL_FILE}"))

@@ -9,7 +9,7 @@ from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 
-from rungs.common.shown_text import align_columns, format_duration
+from rungs.common.shown_text import align_columns, command_line, format_duration
 from rungs.config import optimization_config, reinforce_config, run_config
 from rungs.config.train_config import TrainConfig
 from rungs.run import metrics
@@ -17,7 +17,7 @@ from rungs.run.step_table import BestStep, FloatArray, StepTable
 
 DIFFERENT_DATASETS = (
     "These runs use different datasets, so neither their losses nor their bits per byte are"
-    " comparable; compare bits per byte on one text: uv run evaluate.py RUN --text FILE"
+    f" comparable; compare bits per byte on one text: {command_line('evaluate')} RUN --text FILE"
 )
 Curve = tuple[FloatArray, FloatArray]
 """x and y of a line's points."""

@@ -251,7 +251,7 @@ def _only_for(hosts: list[str], app: ASGIApp) -> ASGIApp:
     async def checked(scope: Scope, receive: Receive, send: Send) -> None:
         host, answer = Headers(scope=scope).get("Host", ""), app
         if re.sub(r":\d*$", "", host).lower() not in hosts:
-            hint = f"call it {hosts[0]}, or start serve.py with --key-file FILE for any name"
+            hint = f"call it {hosts[0]}, or start the server with --key-file FILE for any name"
             answer = failure(status.HTTP_400_BAD_REQUEST, f"Host: {host[:100]!r}; {hint}")
         await answer(scope, receive, send)
 

@@ -6,6 +6,7 @@ from typing import Any, Self
 import numpy as np
 
 from rungs.common.errors import UserError, reason
+from rungs.common.shown_text import install_line
 from rungs.data.text.tokenizer import Tokenizer
 
 _ON_ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -39,7 +40,7 @@ class Grammars:
         try:
             import llguidance
         except ImportError as error:
-            problem = f"llguidance is not installed ({reason(error)}): uv sync --extra structured"
+            problem = f"llguidance is not installed ({reason(error)}): {install_line('structured')}"
             raise UserError(f"response_format: {problem}") from None
         if not stop_tokens:
             raise UserError("response_format: no token ends this model's texts")

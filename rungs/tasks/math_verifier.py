@@ -11,6 +11,7 @@ import re
 from typing import Any
 
 from rungs.common.errors import UserError, reason
+from rungs.common.shown_text import install_line
 from rungs.tasks.task import Item
 
 NAME = "math"
@@ -55,7 +56,7 @@ def _library() -> Any:
         return importlib.import_module("math_verify")
     except ImportError as error:
         raise UserError(
-            f"math-verify is not installed ({reason(error)}); install it: uv sync --extra math"
+            f"math-verify is not installed ({reason(error)}); install it: {install_line('math')}"
         ) from None
 
 

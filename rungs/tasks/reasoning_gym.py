@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rungs.common.errors import UserError, did_you_mean, reason
+from rungs.common.shown_text import install_line
 from rungs.common.strict_json import format_value
 from rungs.config.reinforce_config import REASONING_GYM, TaskConfig
 from rungs.tasks.task import ITEMS, Item, Task, TrainingItems, held_out_items
@@ -71,8 +72,8 @@ def _datasets(name: str, config: TaskConfig) -> Callable[[int], Any]:
         known = importlib.import_module("reasoning_gym.factory").DATASETS
     except ImportError as error:
         raise UserError(
-            f"reasoning-gym is not installed ({reason(error)}); install it: uv sync --extra"
-            " reasoning"
+            f"reasoning-gym is not installed ({reason(error)}); install it:"
+            f" {install_line('reasoning')}"
         ) from None
     if name not in known:
         advice = did_you_mean(name, known, f"it has {len(known)}", prefix=REASONING_GYM)

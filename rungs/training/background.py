@@ -12,7 +12,7 @@ from rungs.checkpointing.manifest import Checkpoint
 from rungs.common.errors import UserError, errors_at, reason
 from rungs.common.helper_process import HelperProcess
 from rungs.common.run_log import log
-from rungs.common.shown_text import quoted
+from rungs.common.shown_text import command_line, quoted
 from rungs.common.signals import Interrupted, StopSignal
 from rungs.config.option_values import DATASETS_VARIABLE
 from rungs.config.run_config import TRAIN_FILE
@@ -184,7 +184,7 @@ class Benchmarks:
         if is_multi_process():
             raise UserError(
                 f"{run.path / TRAIN_FILE}: evaluate_every: needs a single process; leave it out and"
-                f" evaluate the checkpoints: uv run evaluate.py {quoted(run.path)}"
+                f" evaluate the checkpoints: {command_line('evaluate')} {quoted(run.path)}"
             )
         return cls(run, train, load_tokenizer(tokenizer))
 

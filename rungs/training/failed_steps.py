@@ -186,8 +186,8 @@ class FailedSteps:
                 self._write(folder, step, bad)
         except (UserError, RunFailure) as error:  # training continues without it
             return f"not saved for replay: {error}"
-        command = f"uv run {self._config.command} {shown_text.quoted(self._run.path)}"
-        return f"to replay it: {command} --replay {folder.name}"
+        replay = f"{self._config.command} {shown_text.quoted(self._run.path)}"
+        return f"to replay it: {replay} --replay {folder.name}"
 
     def _write(self, folder: Path, step: int, bad: dict[int, str]) -> None:
         earlier = [c for c in list_checkpoints(self._run.checkpoints) if c.step < step]

@@ -143,14 +143,14 @@ def log_size(
     flops = training_flops_per_token(config)
     log.info(
         "%s parameters%s, %s MFLOPs per token; %s%s tokens, %.3g per parameter; weights, moments"
-        " and gradients take %s of %s on each device; for more: uv run plan.py %s",
+        " and gradients take %s of %s on each device; for more: %s %s",
         f"{total:,}",
         f", {active:,} active per token" if active < total else "",
         f"{flops / 1e6:,.1f}",
         *(_most(config.train), f"{data.total_tokens:,}", data.total_tokens / active),
         memory.format_bytes(memory.state_bytes(model, optimizer)),
         memory.format_bytes(advice.device_bytes(mesh)),
-        shown_text.quoted(run.path),
+        *(shown_text.command_line("plan"), shown_text.quoted(run.path)),
     )
     trainable, held = (
         sum(array.size for array in jax.tree.leaves(nnx.state(model, kind)))
@@ -171,7 +171,7 @@ def log_end(start: Start, total_steps: int, learner: Learner[R], last: R | None)
         learner.summary(start.run, last),
     )
     if is_stopped:
-        log.info("to resume: uv run %s %s", start.config.command, shown_text.quoted(start.run.path))
+        log.info("to resume: %s %s", start.config.command, shown_text.quoted(start.run.path))
 
 
 def log_finished(start: Start, edit: str) -> None:

@@ -1,9 +1,13 @@
 """Text as users see it."""
 
+import ast
+import re
+
 import pytest
 
-from rungs.common import shown_text
+from rungs.common import paths, shown_text
 from rungs.common.errors import UserError
+from tests.support.committed_runs import ROOT
 
 
 @pytest.mark.parametrize(
@@ -44,3 +48,28 @@ def test_counts_and_columns() -> None:
     counts = [shown_text.counted(*one) for one in ((1, "step"), (2000, "batch"), (0, "bus"))]
     assert counts == ["1 step", "2,000 batches", "0 buses"]
     assert shown_text.align_columns([["a", "b"], ["cc", "10"]]) == "a    b\ncc  10"
+
+
+FOR_CHECKOUTS = {"common/command.py", "common/shown_text.py", "config/reference.py"}
+"""Files that name commands of a checkout to those who have one."""
+
+
+def test_commands_are_called_as_they_are_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert shown_text.command_line("download_dataset") == "uv run download_dataset.py"
+    assert shown_text.install_line("math") == "uv sync --extra math"
+    monkeypatch.setattr(paths, "checkout", lambda: None)
+    assert shown_text.command_line("download_dataset") == "rungs download-dataset"
+    assert shown_text.install_line("math") == "uv pip install 'rungs-lm[math]'"
+
+
+def test_no_message_has_a_command_of_a_checkout() -> None:
+    package = ROOT / "rungs"
+    for path in package.rglob("*.py"):
+        if path.relative_to(package).as_posix() in FOR_CHECKOUTS:
+            continue
+        tree = ast.parse(path.read_text())
+        docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                is_message = id(node) not in docs
+                assert not (is_message and re.search("uv (run|sync)", node.value)), path

@@ -26,6 +26,13 @@ def test_every_page_is_in_the_navigation() -> None:
     assert set(nav_pages(config["project"]["nav"])) == pages | reference
 
 
+def test_the_site_is_of_this_version() -> None:
+    config = tomllib.loads((ROOT / "docs_site" / "zensical.toml").read_text())["project"]
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert config["site_name"] == f"Rungs {version}"
+    assert config["site_dir"] == f"site/{version}"
+
+
 def test_links_lead_to_pages_and_to_headings() -> None:
     pages = build.sources()
     for source in pages:

@@ -291,7 +291,7 @@ def test_other_names_of_this_machine_are_refused_in_json(host: str, status: int)
     if status == 400:
         error = answer.json()["error"]
         assert error["type"] == "invalid_request_error"
-        hint = "call it 127.0.0.1, or start serve.py with --key-file FILE for any name"
+        hint = "call it 127.0.0.1, or start the server with --key-file FILE for any name"
         assert error["message"] == f"Host: {host!r}; {hint}"
 
 

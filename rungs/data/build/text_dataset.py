@@ -11,6 +11,7 @@ from pathlib import Path
 from rungs.common import run_log
 from rungs.common.errors import UserError
 from rungs.common.run_log import log
+from rungs.common.shown_text import command_line
 from rungs.config.option_values import VALIDATION_PERCENT, VOCAB_SIZE
 from rungs.data.build.sections import (
     PIECE_BYTES,
@@ -114,7 +115,7 @@ def _split_library(library: Path) -> Sections:
     if not all(sections.values()):
         raise UserError(
             f"{library}: this Python has no source code of its standard library; use another"
-            " Python, or your own text: uv run download_dataset.py --text FILE --name NAME"
+            f" Python, or your own text: {command_line('download_dataset')} --text FILE --name NAME"
         )
     return sections
 

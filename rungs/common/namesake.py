@@ -1,0 +1,21 @@
+"""The other project on the package index that is called `rungs`; see docs/architecture.md."""
+
+import os
+import sys
+from importlib import metadata
+
+
+def refuse_namesake() -> None:
+    """End the command, or raise ImportError, if that project is installed here, too. Installers
+    write the files of one over those of the other without a word."""
+    try:
+        version = metadata.version("rungs")
+    except metadata.PackageNotFoundError:
+        return
+    line = (
+        f"{sys.prefix}: the package rungs {version} is here, too: another project, whose files have"
+        " the names of those of rungs-lm; uninstall both, then install rungs-lm without it"
+    )
+    if os.path.basename(sys.argv[0]) in ("rungs", "rungs-lm"):  # noqa: PTH119
+        sys.exit(f"error: {line}")
+    raise ImportError(line)
