@@ -1,4 +1,4 @@
-"""Rungs trains language models in JAX from run folders.
+"""Rungs trains, compares, looks into and serves language models in JAX, from run folders.
 
     import rungs
     model = rungs.load_model("runs/layers")   # model(tokens_BS) returns logits_BSV
@@ -31,7 +31,7 @@ before it; `uv run lint-imports` checks the layers in `pyproject.toml`):
     serving        models over HTTP in the format of OpenAI's API, and a page to try them
     experiments    several runs and a verdict
     cli            the commands, such as `rungs train` and `train.py`
-    __main__       `python -m rungs`
+    __main__       `rungs` and `python -m rungs`
 
 The names below are imported when first used, so `import rungs` itself is fast."""
 

@@ -74,8 +74,7 @@ def start_options(
     option, flag = click.option, functools.partial(click.option, is_flag=True)
     options: tuple[Callable[[Any], Any], ...] = (
         click.argument("run", required=False),
-        LIKE_OPTION,
-        SET_OPTION,
+        *(LIKE_OPTION, SET_OPTION),
         option(
             *("--from", "rewind_to"),
             metavar="CHECKPOINT",

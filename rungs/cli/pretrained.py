@@ -260,7 +260,6 @@ def upload(
 
 def how_to_fine_tune(target: Path, model: "ModelConfig") -> str:
     """Return the next two steps for a user who wants to train the imported model."""
-
     example = {
         "start_from": "imported",
         "dataset": "NAME",

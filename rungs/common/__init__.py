@@ -3,6 +3,7 @@
 errors        UserError (exit code 2), RunFailure (1), "did you mean"
 shown_text    text without secrets and control characters; tables and durations; the standard
               streams
+namesake      refuses the other package called rungs in the same environment
 command       begins and runs a command: imports, errors, exit code
 machine       cores, memory, limits
 paths         checks on paths and names from users and files; where the checkout is; growing files

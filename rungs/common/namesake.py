@@ -1,6 +1,5 @@
 """The other project on the package index that is called `rungs`; see docs/architecture.md."""
 
-import os
 import sys
 from importlib import metadata
 
@@ -16,6 +15,6 @@ def refuse_namesake() -> None:
         f"{sys.prefix}: the package rungs {version} is here, too: another project, whose files have"
         " the names of those of rungs-lm; uninstall both, then install rungs-lm without it"
     )
-    if os.path.basename(sys.argv[0]) in ("rungs", "rungs-lm"):  # noqa: PTH119
+    if sys.argv[0].endswith(("/rungs", "/rungs-lm")):
         sys.exit(f"error: {line}")
     raise ImportError(line)

@@ -1,5 +1,4 @@
-"""Text as users see it: without secrets and control characters; columns, counts, durations and
-commands."""
+"""Text as users see it: without secrets and control characters; tables, durations, commands."""
 
 from __future__ import annotations  # an older Python must reach the message of `command.py`
 

@@ -78,9 +78,8 @@ def refuse_foreign_checkpoints(run: RunFolder) -> None:
         old, new = (shown_text.quoted(f"{run.path}{end}") for end in ("", "-imported"))
         raise UserError(
             f"{run.checkpoints}: {found.name} is a checkpoint of {jax_gpt2.MODEL_TYPE}, which stays"
-            " as it is; to go on from its weights:"
-            f" {shown_text.command_line('pretrained')} import {old} {new}"
-            f', and put the {TRAIN_FILE} there, with "start_from": "imported"'
+            f" as it is; to go on from its weights: {shown_text.command_line('pretrained')} import"
+            f' {old} {new}, and put the {TRAIN_FILE} there, with "start_from": "imported"'
         )
     for link in map(run.checkpoints.joinpath, LINKS):
         is_own = (link / META_FILE).is_file()

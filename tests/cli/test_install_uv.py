@@ -55,8 +55,8 @@ class ManagedPython:
 
 
 def first_command() -> str:
-    """Return what the README's first command does before it trains."""
-    block = (ROOT / "README.md").read_text().split("```sh\n")[1].split("```")[0]
+    """Return what the README's first command in a clone does before it trains."""
+    block = (ROOT / "README.md").read_text().split("```sh\n")[2].split("```")[0]
     first, second = block.splitlines()
     before, train = first.rsplit(" && ", 1)
     assert (train, second) == ("uv run train.py runs/a-to-a", "uv run pytest")

@@ -47,6 +47,8 @@ while arguments[0].startswith("--"):
         os.environ["PYTHONPATH"] = target
 if arguments[0] == "python":
     arguments.pop(0)
+elif arguments[0] == "rungs":
+    arguments.insert(0, "-m")
 os.execv("{python}", ["{python}", *arguments])
 """
 """In place of uv, which would make another environment. Extras are left out: what needs a GPU's
