@@ -1,6 +1,7 @@
 """Engines beyond this machine: jobs of a Slurm cluster, by submitit, and of a Ray cluster. The
 experiment's folder is on a file system that all nodes share."""
 
+import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,15 +13,23 @@ from rungs.common.errors import UserError
 from rungs.common.shown_text import install_line
 from rungs.common.signals import StopSignal
 from rungs.experiments.folder import ExperimentFolder
-from rungs.experiments.workers import POLL_SECONDS, Ended, Engine, Job, Local, wait_until_free
+from rungs.experiments.workers import (
+    POLL_SECONDS,
+    Ended,
+    Engine,
+    Job,
+    Local,
+    to_its_end,
+    wait_until_free,
+)
 
 
 def train(job: Job) -> Ended:
     """Train a run on this node, after whoever may still be training it."""
     with StopSignal() as stop:
         wait_until_free(str(Path(job.directory, job.folder)), stop)
-    ended = subprocess.run(job.command, cwd=job.directory)
-    return Ended(ended.returncode, machine.processor())
+    code = to_its_end(lambda: subprocess.run(job.command, cwd=job.directory).returncode, stop)
+    return Ended(code, machine.processor())
 
 
 class Training:
@@ -66,6 +75,7 @@ class Ray:
     def __init__(self, address: str | None, resources: dict[str, Any]) -> None:
         """`address` is the cluster's; None starts one on this machine. `resources` are those of
         each run, such as `num_gpus`. Raises UserError without Ray."""
+        os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")  # else nodes get a copy of .
         try:
             import ray
         except ImportError:

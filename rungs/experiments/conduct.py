@@ -12,7 +12,7 @@ from rungs.common.errors import EXIT_FAILED, UserError
 from rungs.common.paths import checkout
 from rungs.common.run_log import log
 from rungs.common.shown_text import format_duration
-from rungs.common.signals import StopSignal, stopping_signals
+from rungs.common.signals import StopSignal
 from rungs.config.run_config import REINFORCE_FILE, RunConfig, config_files
 from rungs.config.train_config import TrainConfig
 from rungs.data.catalog import open_datasets
@@ -27,8 +27,6 @@ from rungs.experiments.workers import Ended, Engine, Job
 from rungs.run.derive import NewRun, config_with
 from rungs.run.folder import find_origin
 
-SIGNALLED = frozenset(128 + number for number in stopping_signals())
-"""Exit codes of runs that a signal stopped, which go on at the next start."""
 VERDICT = "verdict"
 
 
@@ -55,8 +53,8 @@ class Conductor:
             while missing := self.missing() or self._ask():
                 self.check(missing)
                 for job, ended in self._engine.run(self._jobs(self._ready(missing)), stop):
-                    self._add(missing, job, ended)
-                    if stop.number is None:
+                    if stop.number is None:  # else the run goes on at the next start
+                        self._add(missing, job, ended)
                         self._show()
                 if stop.number is not None:
                     return stop.exit_code
@@ -156,10 +154,8 @@ class Conductor:
         return [*command, str(self.run(trial)), "--like", like, *step, *settings, *data, "--quiet"]
 
     def _add(self, trials: Sequence[Trial], job: Job, ended: Ended) -> None:
-        """Note a run that ended, unless a signal stopped it."""
+        """Note a run that ended."""
         trial = next(one for one in trials if str(self.run(one)) == job.folder)
-        if ended.exit_code in SIGNALLED:
-            return
         outcome = outcome_of(self.experiment, trial, self.run(trial), *ended)
         self._refuse_other_device(outcome)
         self._ledger.add_outcome(outcome, commit=commit())

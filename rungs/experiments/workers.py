@@ -6,7 +6,7 @@ import os
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from queue import SimpleQueue
@@ -14,11 +14,13 @@ from typing import NamedTuple, Protocol
 
 from rungs.common import disk, machine
 from rungs.common.errors import EXIT_INTERRUPTED
-from rungs.common.signals import StopSignal
+from rungs.common.signals import StopSignal, stopping_signals
 from rungs.integrations.supervisor import run_child
 from rungs.run.folder import RunFolder
 
 POLL_SECONDS = 0.5
+MOST_RESTARTS = 3
+"""Of a run whose process is killed: one that needs too much memory would be killed for ever."""
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 
 
@@ -114,7 +116,20 @@ def _train(job: Job, stop: StopSignal) -> Ended:
     wait_until_free(job.folder, stop)
     if stop.number is not None:
         return Ended(EXIT_INTERRUPTED, "")
-    return Ended(run_child(job.command, stop, os.environ | _own.environment), machine.processor())
+    environment = os.environ | _own.environment
+    code = to_its_end(lambda: run_child(job.command, stop, environment), stop)
+    return Ended(code, machine.processor())
+
+
+def to_its_end(train: Callable[[], int], stop: StopSignal) -> int:
+    """Return the exit code of a run, which goes on if its process is killed or stopped by a signal
+    that was not meant for the experiment."""
+    stopped = [128 + number for number in stopping_signals()]
+    for _ in range(MOST_RESTARTS):
+        code = train()
+        if stop.number is not None or (code >= 0 and code not in stopped):
+            return code
+    return train()
 
 
 def wait_until_free(folder: str, stop: StopSignal) -> None:

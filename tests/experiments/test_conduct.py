@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from rungs.common.errors import UserError
+from rungs.common.signals import StopSignal
 from rungs.experiments.experiment import Comparison
 from rungs.experiments.reproduction import reproduce
 from rungs.experiments.verdict import Judgement
+from rungs.experiments.workers import to_its_end
 from tests.support.committed_runs import ROOT
 from tests.support.simulated_runs import Simulated, conduct, make_experiment, noisy
 
@@ -231,3 +233,16 @@ def test_the_command_trains_real_runs(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "slow" in done.stdout
     assert len(ledger(folder.path)) == 5
+
+
+@pytest.mark.parametrize(
+    ("codes", "expected", "starts"),
+    [([-9, 143, 0], 0, 3), ([1], 1, 1), ([-9] * 9, -9, 4)],
+)
+def test_a_run_whose_process_is_killed_goes_on(
+    codes: list[int], expected: int, starts: int
+) -> None:
+    left = iter(codes)
+    with StopSignal() as stop:
+        assert to_its_end(lambda: next(left), stop) == expected
+    assert len([*left]) == len(codes) - starts
