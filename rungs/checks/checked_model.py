@@ -40,6 +40,8 @@ _OVERFITTING_WIDTH_RATE = 1.0
 twice the steps, and with 2 the loss first rose above its initial value."""
 _OPTIMIZER_KEYS = (
     "learning_rate_multipliers",
+    "group_schedules",
+    "group_beta2",
     "warmup_period_percent",
     "start_learning_rate_percent",
     "min_learning_rate_percent",

@@ -23,6 +23,7 @@ ComputeDtypeOrAuto = Literal[ComputeDtype, "auto"]
 BUILT_IN_OPTIMIZERS = ("adamw", "muon", "lion", "adafactor", "sgd")
 Schedule = Literal["cosine", "linear", "constant", "warmup_stable_decay"]
 Orthogonalization = Literal["newton_schulz", "polar_express"]
+Group = Literal["embedding", "head", "matrices", "vectors", "residual_scale", "embedding_skip"]
 
 LoraTarget = Literal["query", "key", "value", "output", "gate", "up", "down"]
 ATTENTION_TARGETS: tuple[LoraTarget, ...] = ("query", "key", "value", "output")
@@ -92,6 +93,12 @@ class OptimizationConfig(base.Config):
     """Other learning rates for groups of parameters, as factors: `{"embedding": 3, "head": 2}`.
     They multiply what schedule, mup and optimizer make of the learning rate. null: one learning
     rate for all."""
+    group_schedules: dict[Group, Schedule] = Field(default={})
+    """Other schedules for groups of parameters, with the names of learning_rate_multipliers:
+    `{"embedding": "constant"}`. Warm-up and percentages are those of all."""
+    group_beta2: dict[Group, BelowOne] = Field(default={})
+    """adamw and muon's AdamW: other values of beta2 for groups of parameters, with the names of
+    learning_rate_multipliers: `{"embedding": 0.95}`."""
     checkpoint_interval: base.MayChange[base.Size]
     """Steps between checkpoints, counted from step 0. The last step always has a checkpoint."""
     start_from: str | None = None
@@ -137,6 +144,11 @@ class OptimizationConfig(base.Config):
     1 − momentum^t first, t updates after the start. Jordan's code, which published recipes mean,
     doesn't do so, which changes the first updates a little: weights by 1.7e-3 after six with a
     learning rate of 0.03. sgd: decay of the running sum of gradients."""
+    momentum_warmup_steps: base.Size | None = None
+    """muon: updates in which the momentum rises linearly from start_momentum to momentum, 300 in
+    modded-nanogpt. null: it is always the same."""
+    start_momentum: BelowOne = 0.85
+    """muon: momentum of the first update, with momentum_warmup_steps."""
     orthogonalization: Orthogonalization = "newton_schulz"
     """muon: the five polynomials that bring the singular values of an update near 1. newton_schulz:
     the same each time (Jordan et al. 2024), which leaves them between 0.7 and 1.2. polar_express:
@@ -147,6 +159,9 @@ class OptimizationConfig(base.Config):
     that mean, 0.95 in the paper. null: off."""
     weight_decay: base.NotNegative = 0.01
     """Decoupled weight decay: each step subtracts learning rate × this × the weight."""
+    weight_decay_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """How weight_decay changes over all steps: not, or to 0. Each step's is multiplied by the
+    learning rate, as ever."""
     cautious_weight_decay: bool = False
     """Whether weights decay only where the update moves them towards 0 as well (Chen et al.
     2025)."""

@@ -2,7 +2,7 @@
 `reinforce.json`."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Generic, NamedTuple
 
@@ -28,8 +28,11 @@ T = TypeVar("T", bound=OptimizationConfig, default=TrainConfig, covariant=True)
 _KEYS_OF_OPTIMIZERS = {
     "beta1": ("adamw", "muon", "lion"),
     "beta2": ("adamw", "muon", "lion"),
+    "group_beta2": ("adamw", "muon"),
     "epsilon": ("adamw", "muon"),
     "momentum": ("muon", "sgd"),
+    "momentum_warmup_steps": ("muon",),
+    "start_momentum": ("muon",),
     "orthogonalization": ("muon",),
     "normuon_beta2": ("muon",),
 }
@@ -232,14 +235,21 @@ def conflicts(model: ModelConfig, train: OptimizationConfig) -> Iterator[str]:
     if model.mup and train.lora:
         yield "lora: not supported with mup in model.json; remove one of the two"
     multipliers = train.learning_rate_multipliers
-    for group in multipliers.model_fields_set if multipliers else ():
+    named: dict[str, Iterable[str]] = {
+        "learning_rate_multipliers": multipliers.model_fields_set if multipliers else (),
+        "group_schedules": train.group_schedules,
+        "group_beta2": train.group_beta2,
+    }
+    for key, group in ((key, group) for key, groups in named.items() for group in groups):
         reason = ""
         if group == "head" and model.tied_embeddings:
             reason = "with tied_embeddings the head is the embedding"
         if group in ("residual_scale", "embedding_skip") and not model.residual_scalars:
             reason = "model.json has no residual_scalars"
+        if (key, group, train.optimizer) == ("group_beta2", "matrices", "muon"):
+            reason = "" if model.n_experts else "muon has no beta2 for kernels"
         if reason:
-            yield f"learning_rate_multipliers.{group}: {reason}; remove it"
+            yield f"{key}.{group}: {reason}; remove it"
     for target in train.lora.targets if train.lora else ():
         if missing := _missing_target(target, model):
             yield f"lora.targets: {target}: {missing}"
@@ -340,6 +350,7 @@ def _in_model(model: ModelConfig, train: OptimizationConfig) -> list[Reason]:
 
 def _in_optimization(model: ModelConfig, train: OptimizationConfig) -> list[Reason]:
     optimizer, schedule, decay = train.optimizer, train.schedule, train.weight_decay
+    schedules = {schedule, *train.group_schedules.values()}
     is_built_in = optimizer in BUILT_IN_OPTIMIZERS
     return [
         *(
@@ -347,11 +358,13 @@ def _in_optimization(model: ModelConfig, train: OptimizationConfig) -> list[Reas
             for key, having in _KEYS_OF_OPTIMIZERS.items()
         ),
         *(
-            (schedule not in having, f' with schedule "{schedule}"', key)
+            (schedules.isdisjoint(having), f' with schedule "{schedule}"', key)
             for key, having in _KEYS_OF_SCHEDULES.items()
         ),
         (not train.warmup_period_percent, " without a warm-up", "start_learning_rate_percent"),
         (not decay, " with weight_decay 0", "decayed_parameters", "cautious_weight_decay"),
+        (not decay, " with weight_decay 0", "weight_decay_schedule"),
+        (not train.momentum_warmup_steps, " without momentum_warmup_steps", "start_momentum"),
         (not model.n_experts, " without n_experts in model.json", "load_balancing_weight"),
         (not model.n_layers, " with n_layers 0", "remat", "scan_unroll", "watch_interval"),
     ]

@@ -245,8 +245,14 @@ class TrainConfig(OptimizationConfig):
         if ends and (ends != sorted(set(ends)) or ends[-1] != 1):
             shown = ", ".join(f"{end:g}" for end in ends)
             yield f"dataset: until: {shown}: must rise to 1, as in 0.8, 1"
-        if ends and self.max_minutes is not None:
-            yield "max_minutes: dataset has phases, which need a known length; use max_steps"
+        is_timed, decay = self.max_minutes is not None, self.weight_decay_schedule
+        for needs, is_so in (
+            ("dataset has phases, which need", ends),
+            ("group_schedules need", self.group_schedules),
+            ("weight_decay_schedule needs", decay != "constant"),
+        ):
+            if is_timed and is_so:
+                yield f"max_minutes: {needs} a known length; use max_steps"
 
     @property
     def sequences_per_step(self) -> int:

@@ -123,9 +123,12 @@ def keeping_state(rule: optax.GradientTransformation) -> optax.GradientTransform
 
 def muon(train: OptimizationConfig, params: nnx.State, *_: Any) -> optax.GradientTransformation:
     """Muon (Jordan et al. 2024) for the kernels of the blocks, and AdamW for everything else."""
-    rules = {MATRIX: _orthogonal(train, nnx.map_state(_matrix_axes, params)), OTHER: adamw(train)}
-    kinds = nnx.map_state(lambda *param: MATRIX if is_hidden_matrix(*param) else OTHER, params)
-    return optax.partition(rules, kinds)
+
+    def kind(*param: Any) -> str:
+        return MATRIX if is_hidden_matrix(*param) else _beta2_group(train, *param)
+
+    rules = {MATRIX: _orthogonal(train, nnx.map_state(_matrix_axes, params))}
+    return optax.partition(rules | _adam_rules(train), nnx.map_state(kind, params))
 
 
 def lion(train: OptimizationConfig, *_: Any) -> optax.GradientTransformation:
@@ -148,13 +151,32 @@ def sgd(train: OptimizationConfig, *_: Any) -> optax.GradientTransformation:
     return keeping_state(optax.trace(train.momentum))
 
 
-def adamw(train: OptimizationConfig, *_: Any) -> optax.GradientTransformation:
+def adamw(train: OptimizationConfig, params: nnx.State, *_: Any) -> optax.GradientTransformation:
+    """AdamW (Loshchilov & Hutter 2019), with the groups' own values of beta2, if there are any."""
+    rules = _adam_rules(train)
+    groups = nnx.map_state(functools.partial(_beta2_group, train), params)
+    return optax.partition(rules, groups) if train.group_beta2 else rules[OTHER]
+
+
+def _beta2_group(train: OptimizationConfig, path: tuple[object, ...], param: nnx.Variable) -> str:
+    """Return the group of a parameter if it has a beta2 of its own."""
+    group = group_of(path, param)
+    return group if group in train.group_beta2 else OTHER
+
+
+def _adam_rules(train: OptimizationConfig) -> dict[str, optax.GradientTransformation]:
+    """Return the rule of each group with a beta2 of its own, and of the others."""
+    beta2s = [(OTHER, train.beta2), *train.group_beta2.items()]
+    return {group: _adam(train, beta2) for group, beta2 in beta2s}
+
+
+def _adam(train: OptimizationConfig, beta2: float) -> optax.GradientTransformation:
     """Adam (Kingma & Ba 2015, algorithm 1), like `optax.scale_by_adam`; `SkippingOptimizer` adds
     the decoupled weight decay that makes it AdamW (Loshchilov & Hutter 2019). There is a barrier
     between moments and directions. Without it XLA's CPU compiler computes the new moments twice,
     for themselves and for the weights, and copies the old ones, which it would otherwise overwrite
     too early: 15 passes over arrays of the parameters' size instead of 10."""
-    adam = optax.scale_by_adam(train.beta1, train.beta2, train.epsilon)
+    adam = optax.scale_by_adam(train.beta1, beta2, train.epsilon)
 
     def update(
         gradient: optax.Updates,
@@ -167,7 +189,7 @@ def adamw(train: OptimizationConfig, *_: Any) -> optax.GradientTransformation:
         _, new = adam.update(gradient, state, params)
         kept = target_device.cpu_barrier(keep_unless(applied, new, state))
         means = optax.tree.bias_correction(kept.mu, train.beta1, new.count)
-        squares = optax.tree.bias_correction(kept.nu, train.beta2, new.count)
+        squares = optax.tree.bias_correction(kept.nu, beta2, new.count)
         scaled = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + train.epsilon), means, squares)
         return scaled, kept
 
@@ -193,7 +215,14 @@ def _orthogonal(train: OptimizationConfig, axes: Any) -> optax.GradientTransform
     polynomials = (
         {"ns_coeffs": _polar_express()} if train.orthogonalization == "polar_express" else {}
     )
-    rule = contrib.scale_by_muon(beta=train.momentum, weight_dimension_numbers=axes, **polynomials)
+    make: Any = functools.partial(
+        contrib.scale_by_muon, weight_dimension_numbers=axes, **polynomials
+    )
+    momentum: Any = train.momentum
+    if steps := train.momentum_warmup_steps:
+        momentum = optax.linear_schedule(train.start_momentum, train.momentum, steps)
+        make = optax.inject_hyperparams(make, static_args=("ns_steps", "eps"))
+    rule = make(beta=momentum)
     if train.normuon_beta2 is not None:
         return keeping_state(optax.chain(rule, _normalize_outputs(train.normuon_beta2, axes)))
     return keeping_state(optax.chain(rule, optax.stateless(scale)))

@@ -1,6 +1,9 @@
-"""The learning rate of each step: warm-up, then cosine, linear, constant or WSD."""
+"""The learning rate of each step, warm-up, then cosine, linear, constant or WSD; weight decay."""
+
+from collections.abc import Callable
 
 import optax
+from jax import Array
 
 from rungs.config.optimization_config import OptimizationConfig
 
@@ -15,6 +18,27 @@ def learning_rate_schedule(train: OptimizationConfig, total_steps: int) -> optax
     warmup = optax.linear_schedule(start, peak, warmup_steps)
     after = _after_warmup(train, peak, end, total_steps - warmup_steps, total_steps)
     return optax.join_schedules([warmup, after], [warmup_steps])
+
+
+def group_rates(train: OptimizationConfig, total_steps: int) -> Callable[[Array], dict[str, Array]]:
+    """Return a function from the step to the learning rate of each group of `group_schedules`."""
+    schedules = {
+        group: learning_rate_schedule(train.model_copy(update={"schedule": name}), total_steps)
+        for group, name in train.group_schedules.items()
+    }
+    return lambda step: {group: schedule(step) for group, schedule in schedules.items()}
+
+
+def weight_decay_schedule(train: OptimizationConfig, total_steps: int) -> optax.Schedule:
+    """Return weight decay by step: a constant, or falling to 0 at step `total_steps`, one after the
+    last."""
+    match train.weight_decay_schedule:
+        case "cosine":
+            return optax.cosine_decay_schedule(train.weight_decay, total_steps)
+        case "linear":
+            return optax.linear_schedule(train.weight_decay, 0, total_steps)
+        case "constant":
+            return optax.constant_schedule(train.weight_decay)
 
 
 def _after_warmup(

@@ -2,6 +2,7 @@
 microbatches, with clipping, weight decay and learning rate; none if no microbatch is finite or the
 loss is a spike to skip. Unlike in `optax.MultiSteps`, the inner optimizer runs once per step."""
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -15,9 +16,9 @@ from jax import Array
 from rungs.config.optimization_config import OptimizationConfig
 from rungs.model.gpt import GPT
 from rungs.model.layers import LowRankParam
-from rungs.optim.optimizers import multiply_groups, update_rule
+from rungs.optim.optimizers import group_of, multiply_groups, update_rule
 from rungs.optim.precision import DelayedScaling, LossScale, dtype_of
-from rungs.optim.schedule import learning_rate_schedule
+from rungs.optim.schedule import group_rates, learning_rate_schedule, weight_decay_schedule
 
 WEIGHTS, UPDATES = "ema.weights.", "ema.updates"
 """Prefix of the averages' names in an optimizer's state, and the name of their number."""
@@ -41,6 +42,8 @@ class SkippingOptimizer(nnx.Optimizer):
 
     def __init__(self, model: GPT, train: OptimizationConfig, total_steps: int) -> None:
         self.schedule = learning_rate_schedule(train, total_steps)
+        self.group_rates = group_rates(train, total_steps)
+        self.weight_decay = weight_decay_schedule(train, total_steps)
         self.clipping_max_norm = train.clipping_max_norm
         wrt = LowRankParam if train.lora else nnx.Param
         self.loss_scale = nnx.data(LossScale() if dtype_of(train) == jnp.float16 else None)
@@ -76,7 +79,13 @@ class SkippingOptimizer(nnx.Optimizer):
         if learning_rate is None:
             learning_rate = self.schedule(self.step[...])
         super().update(
-            model, gradient_sum, scale=scale, learning_rate=learning_rate, applied=applied
+            model,
+            gradient_sum,
+            scale=scale,
+            learning_rate=learning_rate,
+            group_rates=self.group_rates(self.step[...]),
+            weight_decay=self.weight_decay(self.step[...]),
+            applied=applied,
         )
         if self.ema is not None:
             self.ema.add(nnx.state(model, self.wrt), applied)
@@ -120,26 +129,28 @@ def _transformation(
         update_rule(train, trained, model.config),
         _decay_weights(train, trained),
         multiply_groups(train, trained),
-        _by_arguments(_step),
+        _by_arguments(_step, nnx.map_state(group_of, trained)),
     )
 
 
-def _step(
-    direction: Array, param: Array, *, learning_rate: Array, applied: Array, **_: Array
-) -> Array:
+def _step(direction: Array, param: Array, group: str, *, applied: Array, **given: Any) -> Array:
+    rate = given["group_rates"].get(group, given["learning_rate"])
     # Of what isn't applied a direction may be NaN; a finite parameter stays as it is. In its place
     # XLA would keep zeros in memory.
-    return jnp.where(applied, -learning_rate, 0) * jnp.where(applied, direction, param)
+    return jnp.where(applied, -rate, 0) * jnp.where(applied, direction, param)
 
 
-def _by_arguments(change: Callable[..., Array]) -> optax.GradientTransformationExtraArgs:
-    """Return a transformation that applies a function of an array, its parameter and the arguments
-    of `update`."""
+def _by_arguments(
+    change: Callable[..., Array], *trees: nnx.State
+) -> optax.GradientTransformationExtraArgs:
+    """Return a transformation that applies a function of an array, its parameter, its leaves of
+    further trees and the arguments of `update`."""
 
     def update(
-        updates: optax.Updates, state: optax.OptState, params: optax.Params, **arguments: Array
+        updates: optax.Updates, state: optax.OptState, params: optax.Params, **arguments: Any
     ) -> tuple[optax.Updates, optax.OptState]:
-        return jax.tree.map(lambda *arrays: change(*arrays, **arguments), updates, params), state
+        change_one = functools.partial(change, **arguments)
+        return jax.tree.map(change_one, updates, params, *trees), state
 
     return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
 
@@ -147,15 +158,16 @@ def _by_arguments(change: Callable[..., Array]) -> optax.GradientTransformationE
 def _decay_weights(train: OptimizationConfig, trained: nnx.State) -> optax.GradientTransformation:
     """Return a transformation that adds weight decay to directions; if cautious, only where both
     have the same sign (Chen et al. 2025, algorithm 1)."""
+    if not train.weight_decay:
+        return optax.identity()
     # By the declared inputs of a matrix: a bias of stacked layers has two dimensions as well.
     everything = train.decayed_parameters == "all"
     mask = nnx.map_state(lambda _, param: everything or param.inputs > 0, trained)
-    if not train.cautious_weight_decay:
-        return optax.add_decayed_weights(train.weight_decay, mask)
 
-    def decay(directions: optax.Updates, params: optax.Params | None) -> optax.Updates:
-        return jax.tree.map(
-            lambda d, w: d + jnp.where(d * w >= 0, train.weight_decay * w, 0), directions, params
-        )
+    def decay(direction: Array, param: Array, *, weight_decay: Array | float, **_: Any) -> Array:
+        decayed = weight_decay * param
+        if train.cautious_weight_decay:
+            decayed = jnp.where(direction * param >= 0, decayed, 0)
+        return direction + decayed
 
-    return optax.masked(optax.stateless(decay), mask)
+    return optax.masked(_by_arguments(decay), mask)

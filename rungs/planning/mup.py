@@ -120,6 +120,7 @@ def measure(
         "learning_rate": learning_rate,
         "warmup_period_percent": 0.0,
         "schedule": "constant",
+        "group_schedules": {},
         "compute_dtype": "float32",
         "sharding": None,
         "drop_rate": 0.0,

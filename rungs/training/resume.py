@@ -273,7 +273,15 @@ def _microbatch_keys(before: AnyRunConfig, now: AnyRunConfig) -> set[str]:
 def _keys_of_branches(before: AnyRunConfig, now: AnyRunConfig) -> set[str]:
     """Return the keys of training that a branch can't change: those that its optimizer's state, the
     position in the data or a stored reference depend on."""
-    keys = {"optimizer", "normuon_beta2", "lora", "matmul_dtype", "sequence_length"}
+    keys = {
+        "optimizer",
+        "normuon_beta2",
+        "group_beta2",
+        "momentum_warmup_steps",
+        "lora",
+        "matmul_dtype",
+        "sequence_length",
+    }
     if before.train.averaging_decay and not now.train.averaging_decay:
         keys.add("ema_decay")
     if "float16" in (before.train.compute_dtype, now.train.compute_dtype):

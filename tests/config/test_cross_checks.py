@@ -67,6 +67,19 @@ def test_valid_pairs_have_no_problems(model: dict[str, Any], train: dict[str, An
             ["learning_rate_multipliers.residual_scale: model.json has no residual_scalars"],
         ),
         (
+            {"tied_embeddings": True},
+            {
+                "optimizer": "muon",
+                "group_schedules": {"head": "linear", "vectors": "linear"},
+                "group_beta2": {"matrices": 0.9, "embedding_skip": 0.9},
+            },
+            [
+                "group_schedules.head: with tied_embeddings the head is the embedding",
+                "group_beta2.matrices: muon has no beta2 for kernels",
+                "group_beta2.embedding_skip: model.json has no residual_scalars",
+            ],
+        ),
+        (
             MUP,
             {"sequence_length": 9, "optimizer": "sgd", **lora("gate")},
             ["sequence_length: 9", 'optimizer: "sgd"', "lora: not", "lora.targets: gate"],

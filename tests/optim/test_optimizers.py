@@ -90,12 +90,12 @@ def trained(optimizer: str, **changes: Any) -> Trained:
     return Trained(before, arrays(model), [*map(named, steps)], arrays(wrapped))
 
 
-def adam(steps: list[np.ndarray]) -> np.ndarray:
+def adam(steps: list[np.ndarray], beta2: float = BETA2) -> np.ndarray:
     mean = square = total = np.zeros_like(steps[0])
     for count, gradient in enumerate(steps, 1):
         mean = BETA1 * mean + (1 - BETA1) * gradient
-        square = BETA2 * square + (1 - BETA2) * gradient**2
-        root = np.sqrt(square / (1 - BETA2**count))
+        square = beta2 * square + (1 - beta2) * gradient**2
+        root = np.sqrt(square / (1 - beta2**count))
         total = total + mean / (1 - BETA1**count) / (root + EPSILON)
     return total
 
@@ -153,15 +153,19 @@ def muon(
     steps: list[np.ndarray],
     orthogonalization: str = "newton_schulz",
     normuon_beta2: float | None = None,
+    momentum_warmup_steps: int = 1,
+    start_momentum: float = MOMENTUM,
 ) -> np.ndarray:
     """Of one matrix, (in, out), by the singular values: each goes through five quintics, after
     division by the matrix's norm. NorMuon: Li et al. 2025, algorithm 1."""
     mean, total = np.zeros_like(steps[0]), np.zeros_like(steps[0])
     squares = np.zeros(steps[0].shape[1])
     for count, gradient in enumerate(steps, 1):
-        mean = MOMENTUM * mean + (1 - MOMENTUM) * gradient
-        ahead = MOMENTUM * mean / (1 - MOMENTUM ** (count + 1))
-        ahead += (1 - MOMENTUM) * gradient / (1 - MOMENTUM**count)
+        risen = min((count - 1) / momentum_warmup_steps, 1)
+        momentum = (1 - risen) * start_momentum + risen * MOMENTUM
+        mean = momentum * mean + (1 - momentum) * gradient
+        ahead = momentum * mean / (1 - momentum ** (count + 1))
+        ahead += (1 - momentum) * gradient / (1 - momentum**count)
         left, values, right = np.linalg.svd(ahead, full_matrices=False)
         values = values / np.linalg.norm(values)
         for a, b, c in POLYNOMIALS[orthogonalization]:
@@ -212,6 +216,17 @@ def test_every_parameter_moves_by_the_formula(name: str, rule: Any) -> None:
         assert_moved(before[parameter], after[parameter], total, parameter)
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_groups_have_their_own_beta2(optimizer: str) -> None:
+    before, after, steps, _ = trained(optimizer, group_beta2={"head": 0.5, "vectors": 0.99})
+    for name in before:
+        if name.startswith("blocks") and name.endswith("kernel") and optimizer == "muon":
+            continue
+        is_vector = not name.endswith(("kernel", "embedding"))
+        beta2 = 0.5 if name.startswith("head") else 0.99 if is_vector else BETA2
+        assert_moved(before[name], after[name], adam([step[name] for step in steps], beta2), name)
+
+
 MIXTRAL = {"n_experts": 3, "experts_per_token": 2, "feed_forward": "swiglu", "ffn_bias": False}
 
 
@@ -220,6 +235,7 @@ MIXTRAL = {"n_experts": 3, "experts_per_token": 2, "feed_forward": "swiglu", "ff
     [
         pytest.param(MIXTRAL, {}, id="experts", marks=pytest.mark.long),
         pytest.param({}, {"orthogonalization": "polar_express", "normuon_beta2": 0.6}, id="both"),
+        pytest.param({}, {"momentum_warmup_steps": 2, "start_momentum": 0.1}, id="warm-up"),
     ],
 )
 def test_muon_makes_each_layers_and_experts_kernel_orthogonal(
@@ -324,7 +340,8 @@ def _padded(gradient: nnx.State, model: GPT) -> nnx.State:
 @pytest.mark.parametrize("name", long_except({"muon"}, ["muon", "adamw", "adafactor"]))
 def test_without_a_finite_microbatch_nothing_moves(name: str) -> None:
     """Only the count of steps changes in a step without a finite microbatch."""
-    model, optimizer = fresh(name)
+    of_muon: dict[str, Any] = {"momentum_warmup_steps": 5, "group_beta2": {"head": 0.5}}
+    model, optimizer = fresh(name, **(of_muon if name == "muon" else {}))
     first, second, _ = gradients(model)
     update(model, optimizer, first)
     before = arrays(model) | arrays(optimizer)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from rungs.config.optimization_config import Schedule
-from rungs.optim.schedule import learning_rate_schedule
+from rungs.optim.schedule import learning_rate_schedule, weight_decay_schedule
 from tests.support.configs import train_config
 
 TOTAL, WARMUP = 200, 20
@@ -60,6 +60,16 @@ def test_a_decay_longer_than_what_is_left_begins_after_the_warmup() -> None:
     assert float(schedule(50)) == pytest.approx(0.01)
     assert float(schedule(75)) == pytest.approx(0.01 * 0.55)
     assert float(schedule(100)) == pytest.approx(0.001)
+
+
+@pytest.mark.parametrize("name", ["constant", "linear", "cosine"])
+def test_weight_decay_falls_from_the_first_step_to_the_end(name: str) -> None:
+    train = train_config(weight_decay=0.2, weight_decay_schedule=name)
+    schedule = weight_decay_schedule(train, TOTAL)
+    for step in range(0, TOTAL + 1, 10):
+        done = step / TOTAL
+        falls = {"constant": 0.0, "linear": done, "cosine": (1 - math.cos(math.pi * done)) / 2}
+        assert float(schedule(jnp.uint32(step))) == pytest.approx(0.2 - 0.2 * falls[name], abs=2e-7)
 
 
 @pytest.mark.parametrize("name", AFTER_WARMUP)

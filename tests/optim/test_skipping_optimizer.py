@@ -182,6 +182,30 @@ def test_cautious_decay_acts_where_the_update_moves_a_weight_towards_zero() -> N
         np.testing.assert_allclose(decayed[name] - plain[name], expected, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.parametrize("cautious", [False, True])
+def test_weights_decay_by_the_schedules_of_their_groups(cautious: bool) -> None:
+    """Without a gradient a weight is multiplied by 1 − rate × weight decay in each step."""
+    _, model, wrapped = fresh(
+        weight_decay=2.0,
+        weight_decay_schedule="linear",
+        cautious_weight_decay=cautious,
+        schedule="constant",
+        group_schedules={"embedding": "linear"},
+        warmup_period_percent=0,
+        min_learning_rate_percent=0,
+    )
+    before = arrays(model)
+    zeros = jax.tree.map(jnp.zeros_like, nnx.state(model))
+    rates = {"constant": [0.01] * 3, "linear": [0.01 * (1 - step / 20) for step in range(3)]}
+    for _ in range(3):
+        update(model, wrapped, zeros)
+    for name, array in arrays(model).items():
+        schedule = "linear" if name.endswith("embedding") else "constant"
+        decays = [1 - rate * (2 - step / 10) for step, rate in enumerate(rates[schedule])]
+        factor = math.prod(decays) if name.endswith(("kernel", "embedding")) else 1
+        np.testing.assert_allclose(array, factor * before[name], rtol=1e-6, err_msg=name)
+
+
 MULTIPLIERS = {
     "embedding": 2.0,
     "head": 3.0,

@@ -79,9 +79,13 @@ RECIPE_OF_MUON: dict[str, Any] = {
     "orthogonalization": "polar_express",
     "normuon_beta2": 0.95,
     "cautious_weight_decay": True,
+    "momentum_warmup_steps": 5,
+    "weight_decay_schedule": "cosine",
     "learning_rate_multipliers": {"embedding": 10.0, "head": 0.2, "embedding_skip": 25.0},
+    "group_schedules": {"embedding": "constant", "vectors": "linear"},
+    "group_beta2": {"embedding": 0.95, "embedding_skip": 0.99},
 }
-"""Every key of its optimizer; the multipliers are arbitrary."""
+"""Every key of its optimizer; the values for groups are arbitrary."""
 ARCHITECTURES["recipe"] = {**RECIPE, "n_layers": 3, "n_heads": 8, "n_kv_heads": 4, "ffn_dim": 32}
 ARCHITECTURES["olmo"] = {
     **{"n_layers": 3, "n_heads": 8, "n_kv_heads": 2, "head_dim": 4, "ffn_dim": 32},
