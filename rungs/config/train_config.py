@@ -120,8 +120,11 @@ class TrainConfig(OptimizationConfig):
     """Minutes that a run may take, with its compilation, validations and checkpoints: its first
     steps tell how many fit, at most those of its data. `length.jsonl` has the number, from which
     the learning rate follows; a resumed run keeps it. null: all steps of the data."""
-    shuffle: bool = False
-    """Whether to shuffle the sequences, differently in each epoch. The order depends on seed."""
+    shuffle: bool | Literal["documents"] = False
+    """Whether to shuffle the sequences, differently in each epoch; the order depends on seed.
+    documents: the documents of a text are shuffled instead, each time it has been read through, and
+    the windows then cut. A document ends with an end-of-text token or before one that begins
+    texts."""
     windows: Windows = "consecutive"
     """Which windows of a text are its training sequences. consecutive: one after the other. random:
     each starts at a random token, all equally likely, as in nanoGPT; they depend on seed. Some
@@ -143,6 +146,12 @@ class TrainConfig(OptimizationConfig):
     sequence of its own, padded. separate: a token attends to its own document only, its position is
     that in the document, and a sequence holds several pairs or chats. A document of text starts
     with the token that begins its texts, else with the end-of-text token before it."""
+    packing: Literal["in_order", "best_fit"] = "in_order"
+    """separate documents: which ones share a training sequence. in_order: a text is cut into
+    windows; a sequence takes pairs or chats in the order of the file while they fit. best_fit: no
+    document is cut unless it is longer than a sequence; the longest first, each goes where the
+    least room is left (Ding et al. 2024, arXiv 2404.10830), and the rest is padding. Validation is
+    in order."""
     ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Average the trained weights, in addition: the mean over all updates so far, those of k
     updates ago with the weight ema_decay^k. The average is validated beside the weights themselves,
@@ -195,6 +204,16 @@ class TrainConfig(OptimizationConfig):
             yield f'dataset: phases are not supported with objective "{self.objective}"'
         if self.microbatch_size % 2:
             yield f"microbatch_size: {self.microbatch_size} is odd, but a pair is two sequences"
+
+    @check
+    def _packing_fits(self) -> Iterator[str]:
+        is_packed, text = self.packing == "best_fit", 'does not go with packing "best_fit"; use'
+        if is_packed and self.documents != "separate":
+            yield f'documents: "{self.documents}" {text} "separate"'
+        if is_packed and self.has_random_windows:
+            yield f'windows: "random" {text} "consecutive"'
+        if is_packed and self.shuffle == "documents":
+            yield f'shuffle: "documents" {text} true, which shuffles sequences'
 
     @check
     def _dtypes_fit(self) -> Iterator[str]:
@@ -317,6 +336,12 @@ class TrainConfig(OptimizationConfig):
     def has_random_windows(self) -> bool:
         """Whether the sequences of a text start at random tokens."""
         return self.windows == "random"
+
+    @property
+    def epochs_differ(self) -> bool:
+        """Whether each epoch has other sequences than the last: random windows, or those of
+        documents in another order."""
+        return self.has_random_windows or self.shuffle == "documents"
 
     @property
     def datasets(self) -> dict[str, float]:

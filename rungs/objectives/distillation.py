@@ -302,7 +302,9 @@ class Teacher(NamedTuple):
         }
         if data.phases is not None:
             key["phases"] = data.phases.settings
-        if train.has_random_windows:
+        if train.packing != "in_order":
+            key["packing"] = train.packing
+        if train.epochs_differ:
             key |= {"windows": train.windows, "seed": train.seed}
         length, most = config.sequence_length, train.teacher_top_k
         assert most is not None

@@ -60,6 +60,8 @@ class Tokens(NamedTuple):
     """Training tokens of each dataset; None if it is not available yet."""
     of_datasets: dict[str, int]
     """Tokens of each dataset that the run reads, if its mixture changes and all are available."""
+    padding: dict[str, float]
+    """Share of padding in each dataset's sequences, if all are available."""
 
     def within(
         self,
@@ -292,11 +294,11 @@ def _check_divisibility(run: RunFolder, config: RunConfig, layout: Layout) -> No
 
 
 def _tokens(run: RunFolder, config: RunConfig, datasets: dict[str, Dataset]) -> Tokens:
-    train, steps, of_datasets = config.train, None, dict[str, int]()
+    train, steps, of_datasets, padding = config.train, None, dict[str, int](), dict[str, float]()
     if len(datasets) == len(train.datasets):
         with errors_in_files_of(run.path):
             data = TrainingData(config, datasets)
-        steps = data.total_steps
+        steps, padding = data.total_steps, data.padding
         of_datasets = data.dataset_tokens(steps)
     elif train.min_train_tokens != -1:
         steps = train.total_steps(config.least_steps(train.min_train_tokens))
@@ -307,7 +309,8 @@ def _tokens(run: RunFolder, config: RunConfig, datasets: dict[str, Dataset]) -> 
     }
     planned = None if steps is None else config.tokens_before(steps)
     done = recorded[-1].tokens_seen if recorded else 0
-    return Tokens(config.most_tokens_per_step, steps, planned, done, in_datasets, of_datasets)
+    per_step = config.most_tokens_per_step
+    return Tokens(per_step, steps, planned, done, in_datasets, of_datasets, padding)
 
 
 def _communication(

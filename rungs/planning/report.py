@@ -237,7 +237,9 @@ def _tokens(forecast: Forecast) -> Iterator[str]:
         missing = f"not here yet; {build_command(name)}"
         read = tokens.of_datasets.get(name)
         epochs = f", {read:,} read, {read / count:.2f} epochs" if read is not None and count else ""
-        yield f"dataset   {name}: {missing if count is None else counted(count, 'token')}{epochs}"
+        share = f", {padding:.2%} padding" if (padding := tokens.padding.get(name)) else ""
+        found = missing if count is None else counted(count, "token")
+        yield f"dataset   {name}: {found}{epochs}{share}"
 
 
 def disk(forecast: Forecast) -> Iterator[str]:

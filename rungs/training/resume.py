@@ -297,7 +297,7 @@ def _keys_of_branches(before: AnyRunConfig, now: AnyRunConfig) -> set[str]:
 
 def _extendable_keys(before: OptimizationConfig, now: OptimizationConfig) -> set[str]:
     """Return the keys that `--extend` may change: those that only add steps at the end. More epochs
-    always do; more tokens only in a single epoch in file order or with random windows, else they
+    always do; more tokens only in a single epoch in file order or if epochs differ, else they
     reorder earlier steps."""
     if isinstance(before, ReinforceConfig) and isinstance(now, ReinforceConfig):
         return {"steps"} if now.steps > before.steps else set()
@@ -312,5 +312,5 @@ def _extendable_keys(before: OptimizationConfig, now: OptimizationConfig) -> set
         longer.add("max_steps")
     in_order = before.epochs == now.epochs == 1 and not now.shuffle
     more = now.min_train_tokens == -1 or now.min_train_tokens > before.min_train_tokens > 0
-    keeps_order = in_order or now.has_random_windows
+    keeps_order = in_order or now.epochs_differ
     return longer | ({"min_train_tokens"} if keeps_order and more else set())

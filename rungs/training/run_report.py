@@ -107,10 +107,12 @@ def log_validation_change(before: str | None, now: str | None) -> None:
 
 
 def log_data(config: RunConfig, data: TrainingData, tokenizer: Tokenizer | None) -> None:
-    """Log which datasets of pairs or chats are mostly padding, and the special tokens that the
-    sequences begin with or lack."""
+    """Log the share of padding in packed sequences, which datasets of pairs or chats are mostly
+    padding, and the special tokens that the sequences begin with or lack."""
     for name, share in data.padding.items():
-        if share > _MUCH_PADDING and not config.train.learns_preferences:  # which can't be packed
+        if config.train.packing == "best_fit":
+            log.info("dataset %s: %.2f%% of its packed sequences is padding", name, 100 * share)
+        elif share > _MUCH_PADDING and not config.train.learns_preferences:  # which can't be packed
             log.info(
                 'dataset %s: %.0f%% of its sequences is padding; with "documents": "separate" in'
                 " train.json, a sequence holds several pairs or chats",

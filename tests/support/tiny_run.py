@@ -15,7 +15,7 @@ from rungs.checkpointing.manifest import Checkpoint
 from rungs.checkpointing.weights_file import Origin, WeightsHeader, write_weights
 from rungs.checks.resume import read_arrays
 from rungs.config.model_config import ModelConfig
-from rungs.data.tokens.token_file import PairWriter, PreferenceWriter
+from rungs.data.tokens.token_file import PairWriter, PreferenceWriter, Texts, TokenWriter
 from rungs.model.gpt import GPT
 from rungs.run import metrics
 from rungs.run.folder import RunFolder
@@ -48,6 +48,16 @@ def make_dataset(datasets_dir: Path, name: str = "tiny", seed: int = 0) -> None:
     for split, count in (("train", 20_000), ("validation", 1_000)):
         walk = np.cumsum(rng.integers(1, 3, count)) % VOCAB
         save_file({"tokens": walk.astype(np.uint16)}, folder / f"{split}.safetensors")
+
+
+def make_documents(datasets_dir: Path) -> None:
+    """Write a dataset of 46 documents, 797 tokens with the one that begins each."""
+    (datasets_dir / "documents").mkdir()
+    rng = np.random.default_rng(4)
+    path = datasets_dir / "documents" / "train.safetensors"
+    with TokenWriter(path, "U16", Texts(begin=[0])) as writer:
+        for length in [*range(10, 25), *range(1, 32)]:
+            writer.append([0, *rng.integers(1, VOCAB, length)])
 
 
 def make_pairs(datasets_dir: Path, name: str = "pairs", count: int = 40) -> None:

@@ -19,6 +19,7 @@ from tests.support.tiny_run import (
     change_model,
     final_arrays,
     make_dataset,
+    make_documents,
     make_preferences,
     make_run,
     write_start,
@@ -55,6 +56,15 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "adafactor": ({"optimizer": "adafactor", "schedule": "constant"}, {"emb_dim": 128}),
     "sgd and steps that grow": ({"optimizer": "sgd", "batch_growth": {"4": 2}}, {}),
     "dpo": (PREFERENCES | {"objective": "dpo"}, {}),
+    "shuffled documents": (
+        {"dataset": "documents", "shuffle": "documents", "min_train_tokens": 512, "epochs": 2},
+        {},
+    ),
+    "packed documents": (
+        {"dataset": "documents", "documents": "separate", "packing": "best_fit", "epochs": 2}
+        | {"shuffle": True, "min_train_tokens": 512},
+        {},
+    ),
     "a teacher": (DISTILLED, {"n_layers": 1}),
     "a teacher's stored predictions": (DISTILLED | {"teacher_top_k": 7}, {"n_layers": 1}),
     "an objective of one's own": ({}, {}),
@@ -68,6 +78,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with datasets, and with weights to start from and to learn from."""
     place = tmp_path_factory.mktemp("place")
     make_dataset(place)
+    make_documents(place)
     make_preferences(place)
     write_start(place / "start")
     return place

@@ -92,12 +92,14 @@ class TrainingData(_Data):
     the datasets, for training or validation, do not fit together."""
 
     def __init__(self, config: RunConfig, datasets: dict[str, Dataset]) -> None:
-        _raise_if_any(problems(config, datasets))
         train = config.train
         self._train, self._length = train, config.sequence_length
+        wrong = list(_split_problems(config, datasets, TRAIN))
         self._parts = parts = sequences.sequences_by_dataset(
-            config, datasets, TRAIN, may_be_random=True
+            config, datasets, TRAIN, is_training=True
         )
+        wrong += [*_length_problems(config, parts), *_split_problems(config, datasets, VALIDATION)]
+        _raise_if_any(wrong)
         mixture: Any = None if train.phases else sequences.mix(parts, train)
         available = sequences.longest(parts, train) if train.phases else len(mixture)
         self.datasets = datasets
@@ -117,7 +119,7 @@ class TrainingData(_Data):
         """The order of the sequences, if the mixture changes."""
         self.predictions: ArraysOf | None = None
         """Returns what a teacher predicts: log_probs and, of its most likely tokens, tokens."""
-        is_one_pass = bool(train.phases) or train.has_random_windows
+        is_one_pass = bool(train.phases) or train.epochs_differ
         if is_one_pass:
             total = train.sequences_before(self.total_steps)
             mixture = sequences.PhasedSequences(parts, train, total)
@@ -125,8 +127,8 @@ class TrainingData(_Data):
         self._sequences = mixture
         epoch = train.sequences_before(self.steps_per_epoch)
         self.distinct_sequences = len(mixture) if is_one_pass else epoch
-        """How many sequences `read` may be asked for: those of an epoch or, with phases or random
-        windows, of all."""
+        """How many sequences `read` may be asked for: those of an epoch or, with phases or if
+        epochs differ, of all."""
         examples = epoch // train.sequences_per_example
         self._order: Any = range(len(mixture)) if is_one_pass else _order(examples, train)
 
@@ -297,15 +299,6 @@ def _prefetch(batches: Any) -> Iterator[Any]:
         yield from iterator
 
 
-def problems(config: RunConfig, datasets: dict[str, Dataset]) -> list[str]:
-    """Return one line per reason why the config and the datasets do not fit together."""
-    return [
-        *_split_problems(config, datasets, TRAIN),
-        *_length_problems(config, datasets),
-        *_split_problems(config, datasets, VALIDATION),
-    ]
-
-
 def _split_problems(config: RunConfig, datasets: dict[str, Dataset], split: Split) -> Iterator[str]:
     """Yield one line per reason why the config does not fit the split of a dataset."""
     train, vocab_size = config.train, config.model.vocab_size
@@ -353,7 +346,8 @@ def _pairs_problems(config: RunConfig, dataset: Dataset, split: Split, where: st
     """Check that no key is for text only, and that the longest pair fits into a sequence."""
     train, length = config.train, config.sequence_length
     needs: dict[str, Any] = {"target_offset": 1, sequences.start_key(split): 0}
-    needs |= {"windows": "consecutive"} if split == TRAIN else {}
+    if split == TRAIN:
+        needs |= {"windows": "consecutive", "shuffle": train.shuffle is not False}
     for key, needed in needs.items():
         if (value := getattr(train, key)) != needed:
             yield (
@@ -380,10 +374,9 @@ def _length_key(config: TrainConfig) -> str:
     return f"{TRAIN_FILE}: sequence_length"
 
 
-def _length_problems(config: RunConfig, datasets: dict[str, Dataset]) -> Iterator[str]:
+def _length_problems(config: RunConfig, parts: dict[str, sequences.Sequences]) -> Iterator[str]:
     """Check that there are enough training sequences, if the other checks allow counting them."""
     train, minimum = config.train, config.train.min_train_tokens
-    parts = sequences.sequences_by_dataset(config, datasets, TRAIN)
     if not all(map(len, parts.values())):
         return
     count = sequences.longest(parts, train) if train.phases else len(sequences.mix(parts, train))

@@ -17,8 +17,10 @@ from rungs.config.train_config import Phase, TrainConfig
 from rungs.data.build.sections import stable_hash
 from rungs.data.text.tokenizer_files import load_tokenizer
 from rungs.data.tokens.dataset import TRAIN, Dataset, Split
+from rungs.data.tokens.packing import best_fit, in_order
 from rungs.data.tokens.token_file import AnsweredDocuments, FileArray, Texts
 
+_BLOCK_TOKENS = 1 << 20
 IGNORED = -1
 """A target that does not count in the loss."""
 
@@ -62,15 +64,20 @@ class TextWindows:
         return max(len(self._tokens) - self._start - self._target_offset, 0) // self._length
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, ...]:
-        first = self._start + self._offset(index)
-        window = self._tokens[first : first + self._length + self._target_offset]
-        inputs_S, targets_S = window[: self._length], window[self._target_offset :]
+        window = self._window(index)
+        size, offset = len(window) - self._target_offset, self._target_offset
+        inputs_S, targets_S = window[:size], window[offset:]
         if self._texts:
             inputs_S, targets_S = _with_begin(inputs_S, targets_S, self._texts)
         if self._separator is None:
             return inputs_S, targets_S
         starts_S = np.where(inputs_S == self._separator, np.arange(self._length), 0)
         return inputs_S, targets_S, np.maximum.accumulate(starts_S)
+
+    def _window(self, index: int) -> np.ndarray:
+        """Return the tokens of a window."""
+        first = self._start + self._offset(index)
+        return self._tokens[first : first + self._length + self._target_offset]
 
     def _offset(self, index: int) -> int:
         """Return the first token of a window, counted from the start."""
@@ -88,6 +95,85 @@ class RandomWindows(TextWindows):
     def _offset(self, index: int) -> int:
         offsets = len(self._tokens) - self._start - self._target_offset - self._length + 1
         return stable_hash(f"{self._key} {index}") * offsets >> 64
+
+
+class ShuffledDocuments(TextWindows):
+    """Windows of a text whose documents are in another order each time it is read. Windows beyond
+    the length are of the next times; each depends on `key` and its index. A document starts at each
+    `boundary`, or the token `after` it."""
+
+    def __init__(self, *text: Any, boundary: int, after: bool, key: str) -> None:
+        super().__init__(*text)
+        self._key = key
+        bounds = _bounds(self._tokens, self._start, len(self._tokens), boundary, after)
+        self._starts, self._sizes = bounds[:-1], np.diff(bounds)
+        self._arranged = functools.lru_cache(maxsize=2)(self._arrange)
+
+    def _arrange(self, time: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the documents in order, and where each ends in the text that they make."""
+        # These numbers are the same in every version of NumPy; a permutation may not be.
+        random = np.random.Philox(stable_hash(f"{self._key} {time}")).random_raw(len(self._starts))
+        order = np.argsort(random, kind="stable")
+        return order, np.cumsum(self._sizes[order])
+
+    def _window(self, index: int) -> np.ndarray:
+        time, index = divmod(index, len(self))
+        order, ends = self._arranged(time)
+        first = index * self._length
+        last = first + self._length + self._target_offset
+        place, parts = int(np.searchsorted(ends, first, side="right")), list[np.ndarray]()
+        while first < last:
+            document, end = order[place], min(last, int(ends[place]))
+            shift = int(self._starts[document] + self._sizes[document] - ends[place])
+            parts.append(self._tokens[first + shift : end + shift])
+            first, place = end, place + 1
+        return np.concatenate(parts)
+
+
+class PackedText(TextWindows):
+    """Sequences of a text's documents, packed by best fit; those longer than a sequence are cut.
+    What comes after a document is the target of its last token."""
+
+    def __init__(self, *text: Any, boundary: int) -> None:
+        super().__init__(*text)
+        end = len(self._tokens) - self._target_offset
+        bounds = _bounds(self._tokens, self._start, end, boundary)
+        counts = -(-np.diff(bounds) // self._length)
+        number_P = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        self._starts_P = np.repeat(bounds[:-1], counts) + number_P * self._length
+        self._sizes_P = np.minimum(np.repeat(bounds[1:], counts) - self._starts_P, self._length)
+        self._order, self._firsts = best_fit(self._sizes_P, self._length)
+        self.padding = 1 - float(self._sizes_P.sum()) / max(len(self) * self._length, 1)
+
+    def __len__(self) -> int:
+        return len(self._firsts) - 1
+
+    def _window(self, index: int) -> np.ndarray:
+        first = int(self._starts_P[index])
+        return self._tokens[first : first + int(self._sizes_P[index]) + self._target_offset]
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, ...]:
+        first, end = self._firsts[index : index + 2]
+        pieces = self._order[first:end]
+        parts = map(super().__getitem__, pieces.tolist())
+        inputs_S, targets_S = map(np.concatenate, zip(*parts, strict=True))
+        padding = 0, self._length - len(inputs_S)
+        return (
+            np.pad(inputs_S, padding, mode="edge"),
+            np.pad(targets_S.astype(np.int32), padding, constant_values=IGNORED),
+            _starts(self._sizes_P[pieces], self._length),
+        )
+
+
+def _bounds(
+    tokens: FileArray, start: int, end: int, boundary: int, after: bool = False
+) -> np.ndarray:
+    """Return where documents start, then `end`: at `start` and each `boundary`, or after it."""
+    found = [np.array([start, max(start, end)])]
+    for at in range(start, end, _BLOCK_TOKENS):
+        block = tokens[at : min(at + _BLOCK_TOKENS, end)]
+        found.append(np.flatnonzero(block == boundary) + at + after)
+    return np.unique(np.concatenate(found))
 
 
 def _with_begin(
@@ -118,22 +204,22 @@ class PaddedDocuments:
         return 1 - self._documents.input_tokens / (len(self) * self._length)
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, ...]:
-        return _sequence(self._documents, index, index + 1, self._length)[:2]
+        return _sequence(self._documents, np.array([index]), self._length)[:2]
 
 
 class PackedDocuments(PaddedDocuments):
-    """Sequences of as many whole documents as fit, in file order, excluding longer documents."""
+    """Sequences of several whole documents, none longer; `pack` is a function of `packing`."""
 
-    def __init__(self, documents: AnsweredDocuments, length: int) -> None:
+    def __init__(self, documents: AnsweredDocuments, length: int, pack: Any = in_order) -> None:
         super().__init__(documents, length)
-        self._firsts = _pack(documents.lengths_C - 1, length)
+        self._order, self._firsts = pack(documents.lengths_C - 1, length)
 
     def __len__(self) -> int:
         return len(self._firsts) - 1
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, ...]:
-        first, end = self._firsts[index : index + 2].tolist()
-        return _sequence(self._documents, first, end, self._length)
+        first, end = self._firsts[index : index + 2]
+        return _sequence(self._documents, self._order[first:end], self._length)
 
 
 class PairedDocuments(PaddedDocuments):
@@ -153,7 +239,7 @@ class PairedDocuments(PaddedDocuments):
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, ...]:
         rows = 2 * index, 2 * index + 1
-        arrays = [_sequence(self._documents, row, row + 1, self._length)[:2] for row in rows]
+        arrays = [_sequence(self._documents, np.array([row]), self._length)[:2] for row in rows]
         pair = tuple(np.stack(both) for both in zip(*arrays, strict=True))
         if self.reference_C is None:
             return pair
@@ -177,21 +263,13 @@ class _Rows:
         return tuple(array[index % 2] for array in self._pairs[index // 2])
 
 
-def _pack(sizes_C: np.ndarray, length: int) -> np.ndarray:
-    """Return the index of each sequence's first document, then the number of documents."""
-    totals_C, firsts = np.cumsum(sizes_C), [0]
-    while (first := firsts[-1]) < len(sizes_C):
-        before = totals_C[first - 1] if first else 0
-        end = int(np.searchsorted(totals_C, before + length, side="right"))
-        firsts.append(max(end, first + 1))
-    return np.array(firsts)
-
-
 def _sequence(
-    documents: AnsweredDocuments, first: int, end: int, length: int
+    documents: AnsweredDocuments, indices: np.ndarray, length: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return inputs_S, targets_S and starts_S of some documents; padding is a document too."""
-    tokens, is_answer, lengths_C = documents.read(first, end)
+    runs = np.split(indices, np.flatnonzero(np.diff(indices) != 1) + 1)
+    parts = [documents.read(int(run[0]), int(run[-1]) + 1) for run in runs]
+    tokens, is_answer, lengths_C = map(np.concatenate, zip(*parts, strict=True))
     ends_C = np.cumsum(lengths_C)
     is_input, is_target = np.ones((2, len(tokens)), bool)
     is_input[ends_C - 1] = False
@@ -201,39 +279,51 @@ def _sequence(
     inputs_S[:used] = tokens[is_input]
     targets_S = np.full(length, IGNORED, np.int32)
     targets_S[:used] = np.where(is_answer, tokens, IGNORED)[is_target]
-    starts_S = np.full(length, used, np.int32)
-    starts_S[:used] = np.repeat(np.cumsum(lengths_C - 1) - (lengths_C - 1), lengths_C - 1)
-    return inputs_S, targets_S, starts_S
+    return inputs_S, targets_S, _starts(lengths_C - 1, length)
+
+
+def _starts(sizes: np.ndarray, length: int) -> np.ndarray:
+    """Return where each token's document starts, by the documents' sizes; so does padding."""
+    ends = np.append(0, np.cumsum(sizes))
+    return ends.repeat(np.append(sizes, length - ends[-1])).astype(np.int32)
 
 
 def sequences_by_dataset(
-    config: RunConfig, datasets: dict[str, Dataset], split: Split, *, may_be_random: bool = False
+    config: RunConfig, datasets: dict[str, Dataset], split: Split, *, is_training: bool = False
 ) -> dict[str, Sequences]:
-    """Return the sequences of each dataset that has the split. Only if they `may_be_random` does a
-    text have random windows, if the config asks for them. Raises UserError if documents should be
-    separate but a text has no separator."""
-    is_random = may_be_random and config.train.has_random_windows
+    """Return the sequences of each dataset that has the split. Only in training are windows random,
+    and documents shuffled or packed by best fit, if the config asks for it. Raises UserError if a
+    text has no separator of the documents that should be separate or shuffled."""
     return {
-        name: _of_split(config, datasets[name], split, is_random)
+        name: _of_split(config, datasets[name], split, is_training)
         for name in config.train.datasets
         if split in datasets[name].splits
     }
 
 
-def _of_split(config: RunConfig, dataset: Dataset, split: Split, is_random: bool) -> Sequences:
+def _of_split(config: RunConfig, dataset: Dataset, split: Split, is_training: bool) -> Sequences:
     train, length = config.train, config.sequence_length
     is_separate = train.documents == "separate"
+    is_packed = is_training and train.packing == "best_fit"
     if dataset.description.splits[split].pairs:
         documents = AnsweredDocuments(dataset.token_path(split))
         if train.learns_preferences:
             return PairedDocuments(documents, length)
-        return (PackedDocuments if is_separate else PaddedDocuments)(documents, length)
-    start = getattr(train, start_key(split))
-    separator = _separator(config, dataset) if is_separate else None
+        if not is_separate:
+            return PaddedDocuments(documents, length)
+        return PackedDocuments(documents, length, best_fit if is_packed else in_order)
+    start, key = getattr(train, start_key(split)), f"{train.seed} {dataset.name}"
+    separator: Any = _separator(config, dataset) if is_separate else None
     file = dataset.open(split)
-    text = file.tokens, start, length, train.target_offset, separator, file.texts
-    if is_random:
-        return RandomWindows(*text, key=f"{train.seed} {dataset.name}")
+    text: Any = file.tokens, start, length, train.target_offset
+    if is_packed:
+        return PackedText(*text, None, file.texts, boundary=separator)
+    text = *text, separator, file.texts
+    if is_training and train.has_random_windows:
+        return RandomWindows(*text, key=key)
+    if is_training and train.shuffle == "documents":
+        boundary, after = _separator(config, dataset), not dataset.begin
+        return ShuffledDocuments(*text, boundary=boundary, after=after, key=key)
     return TextWindows(*text)
 
 
@@ -242,8 +332,10 @@ def _separator(config: RunConfig, dataset: Dataset) -> int:
         return dataset.begin[0]
     own, other = dataset.tokenizer_file, config.train.tokenizer
     tokenizer = "its tokenizer" if own else f"{other}, the tokenizer of datasets without one,"
-    key = f"{TRAIN_FILE}: {'documents' if own else 'tokenizer'}: "
-    needs = f'"separate" documents need the end-of-text token of dataset {dataset.name}'
+    is_separate = config.train.documents == "separate"
+    name, what = ("documents", '"separate"') if is_separate else ("shuffle", "shuffled")
+    key = f"{TRAIN_FILE}: {name if own else 'tokenizer'}: "
+    needs = f"{what} documents need the end-of-text token of dataset {dataset.name}"
     with errors_at(f"{key}{needs}: "):
         end_of_text = _end_of_text(own or other)
     if end_of_text is None:
@@ -351,7 +443,7 @@ def longest(parts: dict[str, Sequences], train: TrainConfig) -> int:
 def _source(part: Sequences, train: TrainConfig) -> Any:
     import grain
 
-    if train.has_random_windows:
+    if train.epochs_differ:
         return part
     source = grain.MapDataset.source(part)
     return (source.seed(train.seed).shuffle() if train.shuffle else source).repeat()
