@@ -22,7 +22,7 @@ PACKAGES = {
 }
 TRACKERS = ("wandb", "tensorboard", "trackio", "mlflow")
 DEVICELESS = (
-    *("reasoning", "math", "structured", "eval", "s3", "gs"),
+    *("reasoning", "math", "structured", "near-duplicates", "eval", "s3", "gs"),
     *TRACKERS,
     *("search", "slurm", "ray"),
 )

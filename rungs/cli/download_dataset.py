@@ -115,6 +115,11 @@ _OWN_FILES = ("text", "pairs", "chats", "preferences", "parquet", "jsonl", "toke
     help="For a repository on the hub: only these files, such as 'sample/10BT/*'. Can be repeated.",
 )
 @click.option(
+    "--near-duplicates",
+    type=FiniteRange(0, 1, min_open=True),
+    help="Build a dataset of the documents of NAME that are less similar to all earlier ones.",
+)
+@click.option(
     "--check",
     is_flag=True,
     help="Report how much of the validation split also appears in training, and duplicates.",
@@ -179,7 +184,8 @@ class Options(SimpleNamespace):
 
     def check(self, what: tuple[str, ...]) -> None:
         """Raise click.UsageError if the options do not go together."""
-        given, kind = self.given, next(iter(self.kinds), "")
+        given = self.given
+        kind = next(iter(self.kinds), "--near-duplicates" if self.near_duplicates else "")
         is_hub_id = _is_hub_id(what) if self.preferences else not kind and "/" in what[0]
         is_of_chats = self.chats or self.preferences
         is_of_rows = self.parquet or self.jsonl
@@ -197,6 +203,10 @@ class Options(SimpleNamespace):
             (
                 len(self.kinds) > 1,
                 f"{' and '.join(self.kinds)} build different datasets; choose one",
+            ),
+            (
+                self.near_duplicates and (len(what) > 1 or given != {"near_duplicates", "name"}),
+                "--near-duplicates needs the NAME of one dataset and a new --name, nothing else",
             ),
             (
                 not kind and (len(what) > 1 or (given and not is_hub_id)),
@@ -251,8 +261,13 @@ def _dataset(what: tuple[str, ...], datasets_dir: Path, options: Options) -> "Da
     """Build, download or open the dataset."""
     from rungs.common import hub
     from rungs.data import catalog
+    from rungs.data.build import near_duplicates
     from rungs.data.build.document_files import local_files
 
+    if options.near_duplicates:
+        given = catalog.open_dataset(what[0], datasets_dir)
+        leave_out = partial(near_duplicates.build, similarity=options.near_duplicates)
+        return catalog.build_dataset(options.name, [given], datasets_dir, leave_out)
     if options.preferences:
         files, build = _preferences(what, options)
         return catalog.build_dataset(options.name, files, datasets_dir, build)
@@ -372,6 +387,11 @@ def _report(dataset: "Dataset") -> None:
         is_of_pairs = dataset.description.source.kind == "preferences"
         left_out = counted(chats.left_out, "preference" if is_of_pairs else "chat")
         click.echo(f"  {left_out} of more than {chats.max_tokens:,} tokens left out")
+    if near := dataset.description.source.near_duplicates:
+        click.echo(
+            f"  {near.left_out:,} of {counted(near.documents, 'document')} left out: with a"
+            f" similarity of {near.similarity:g} or more to an earlier one"
+        )
     if documents := dataset.description.source.documents:
         count = sum(file.documents for file in documents.files)
         click.echo(

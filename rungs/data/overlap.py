@@ -130,8 +130,14 @@ def check_items(dataset: Dataset, items: "Examined") -> Found:
 
 
 def texts_of(dataset: Dataset, split: Split) -> Iterator[str]:
-    """Yield the text of each document of a split, or of each pair (prompt and answer), in order and
-    in bounded memory. Raises UserError if the dataset's tokenizer has no end-of-text token."""
+    """Yield the text of each document of a split; see `documents_of`."""
+    return (text for _, text in documents_of(dataset, split))
+
+
+def documents_of(dataset: Dataset, split: Split) -> Iterator[tuple[list[int], str]]:
+    """Yield the token ids and the text of each document of a split, without its end of text, or of
+    each pair (prompt and answer), in order and in bounded memory. Raises UserError if the dataset's
+    tokenizer has no end-of-text token."""
     tokenizer = load_tokenizer(dataset.folder) if dataset.tokenizer_file else None
     if tokenizer is None or tokenizer.end_of_text is None:
         raise errors.UserError(
@@ -141,7 +147,8 @@ def texts_of(dataset: Dataset, split: Split) -> Iterator[str]:
     file, end = dataset.open(split), tokenizer.end_of_text
     ids = _pairs(file.tokens, file.bounds) if file.bounds else _documents(file.tokens, end)
     while batch := [part.tolist() for part in itertools.islice(ids, _BATCH_DOCUMENTS)]:
-        yield from tokenizer.decode_batch(batch, skip_special_tokens=True)
+        texts = tokenizer.decode_batch(batch, skip_special_tokens=True)
+        yield from zip(batch, texts, strict=True)
 
 
 def _documents(tokens: FileArray, end_of_text: int) -> Iterator[np.ndarray]:
@@ -180,6 +187,11 @@ def _strings(value: Any) -> Iterator[str]:
             yield from _strings(part)
 
 
+def words_of(text: str) -> list[str]:
+    """Return the words of a text in lower case, without punctuation."""
+    return text.lower().translate(_WITHOUT_PUNCTUATION).split()
+
+
 class Examined:
     """Texts to look for in training; each is read once."""
 
@@ -205,7 +217,7 @@ class Examined:
 
     def _runs_of(self, text: str) -> np.ndarray:
         """Return the hashes of all `WORDS` consecutive words, uint64."""
-        words = text.lower().translate(_WITHOUT_PUNCTUATION).split()
+        words = words_of(text)
         if len(words) < WORDS:
             return np.empty(0, np.uint64)
         hashes = np.array([*map(self._word_hash, words)], np.uint64)

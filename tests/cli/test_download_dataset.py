@@ -44,6 +44,11 @@ from tests.support.document_files import json_lines, parquet, texts
         ),
         ("--text a.txt --name x --vocab-size 99999999999999999999", "--vocab-size"),
         ("--text a.txt --name x --validation-percent nan", "nan is not a finite number"),
+        (
+            "d --near-duplicates 0.8",
+            "--near-duplicates needs",
+        ),
+        ("--text a.txt --name x --near-duplicates 0.8", "needs the NAME of one dataset"),
         ("--parquet broken.parquet --name x", "broken.parquet: cannot be read"),
     ],
 )

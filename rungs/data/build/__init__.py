@@ -6,6 +6,7 @@ chat_dataset        chats
 preference_dataset  a chosen and a rejected answer to each prompt
 tokens_dataset      token files of other programs (.npy, .safetensors, .bin): a new format goes here
 task_dataset        the tasks of reinforcement learning
+near_duplicates     a dataset without near-duplicates of another
 document_dataset    documents, in a build that can be killed and resumed
 document_files      files of documents, local or on the hub
 sections            ranges of text and of JSON lines in the user's files; training and

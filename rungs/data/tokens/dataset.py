@@ -65,6 +65,18 @@ class Chats(strict_json.StrictModel):
     """Number of longer chats, which were left out."""
 
 
+class NearDuplicates(strict_json.StrictModel):
+    """Documents of another dataset that were left out, as they are near an earlier one."""
+
+    of: dict[str, str]
+    """sha256 of each of the other dataset's token files."""
+    similarity: float
+    """Least similarity of near-duplicates."""
+    documents: int
+    """Number of documents before."""
+    left_out: int
+
+
 class Source(strict_json.StrictModel):
     """Where a dataset came from."""
 
@@ -77,12 +89,13 @@ class Source(strict_json.StrictModel):
         "pairs",
         "chats",
         "preferences",
+        "near-duplicates",
         "hub",
         "folder",
     ]
     """Python's standard library, a built-in task, the user's text, files of documents, tokens of
-    another program, pairs, chats or preferences, tokens from the hub, or a folder that the user
-    made."""
+    another program, pairs, chats or preferences, a dataset without near-duplicates, tokens from the
+    hub, or a folder that the user made."""
     python_version: str | None = None
     """Version of Python that the standard library is from."""
     files: list[str] | None = None
@@ -90,6 +103,7 @@ class Source(strict_json.StrictModel):
     """Commit of the hub repository."""
     documents: Documents | None = None
     chats: Chats | None = None
+    near_duplicates: NearDuplicates | None = None
 
 
 class PairsDescription(strict_json.StrictModel):
