@@ -4,7 +4,8 @@
     uv run pytest assignment -k linear     the student's alone, which fails until it is done
     uv run pytest assignment --of solution
 
-Tests in `test_layers.py` get `layers.py` of each author as the fixture `code`."""
+`uv run pytest assignment/systems` tests the second assignment alone. Tests in `test_layers.py` get
+`layers.py` of each author as the fixture `code`."""
 
 import importlib
 import os
@@ -17,7 +18,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import jax
 import pytest
 
-from assignment.tests.blanks import is_blank
+from assignment.tests.blanks import Part
 from rungs.parallel import jax_setup
 from tests.support.compilation_flags import QUICK_COMPILATION
 
@@ -43,7 +44,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def code(author: str, request: pytest.FixtureRequest) -> ModuleType:
-    return importlib.import_module(f"assignment.{author}.{file_name(request.path)}")
+    return importlib.import_module(part_of(request.path).module(author))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -57,10 +58,10 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
         result = yield
     except NotImplementedError as blank:
         pytest.xfail(f"to do: {blank}")
-    if is_blank(file_name(pyfuncitem.path)):
+    if part_of(pyfuncitem.path).is_blank():
         pytest.fail("passes on a blank, so it checks nothing")
     return result
 
 
-def file_name(test: Path) -> str:
-    return test.stem.removeprefix("test_")
+def part_of(test: Path) -> Part:
+    return Part(test.parents[1], test.stem.removeprefix("test_"))

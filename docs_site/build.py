@@ -26,6 +26,7 @@ OUTSIDE_DOCS = {
     "records/README.md": "records.md",
     "notebooks/README.md": "notebooks.md",
     "assignment/README.md": "assignment.md",
+    "assignment/systems/README.md": "assignment-systems.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
 }

@@ -1,17 +1,35 @@
-"""The student's files, and whether something is written in them."""
+"""The parts of both assignments, and whether the student has begun them."""
 
 import ast
-import functools
 from pathlib import Path
+from typing import NamedTuple
 
-FOLDER = Path(__file__).parents[1]
-FILES = sorted(path.stem for path in (FOLDER / "solution").glob("*.py"))
+ASSIGNMENT = Path(__file__).parents[1]
 
 
-@functools.cache
-def is_blank(name: str) -> bool:
-    """Whether every function of a student's file still only raises."""
-    path = FOLDER / "student" / f"{name}.py"
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
-    return all(isinstance(function.body[-1], ast.Raise) for function in functions)
+class Part(NamedTuple):
+    """A text, a file to write, its solution and its tests, which all have one name."""
+
+    folder: Path
+    """Of its assignment, with student/, solution/, tests/ and tasks/."""
+    name: str
+
+    def file(self, author: str) -> Path:
+        return self.folder / author / f"{self.name}.py"
+
+    def module(self, author: str) -> str:
+        names = self.file(author).relative_to(ASSIGNMENT.parent).with_suffix("").parts
+        return ".".join(names)
+
+    def is_blank(self) -> bool:
+        """Whether every function of the student's file still only raises."""
+        tree = ast.parse(self.file("student").read_text(encoding="utf-8"))
+        functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+        return all(isinstance(function.body[-1], ast.Raise) for function in functions)
+
+
+PARTS = [
+    Part(folder, path.stem)
+    for folder in (ASSIGNMENT, ASSIGNMENT / "systems")
+    for path in sorted((folder / "solution").glob("*.py"))
+]

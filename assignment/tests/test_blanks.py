@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from assignment.tests.blanks import FILES, FOLDER, is_blank
+from assignment.tests.blanks import ASSIGNMENT, PARTS, Part
+
+AUTHORS = "student", "solution"
 
 
 def described(path: Path) -> dict[str, str]:
@@ -27,15 +29,24 @@ def described(path: Path) -> dict[str, str]:
     return found
 
 
-def unwritten(name: str) -> None:
-    if not is_blank(name):
-        pytest.skip(f"student/{name}.py has been begun")
+def unwritten(part: Part) -> None:
+    if not part.is_blank():
+        pytest.skip(f"{part.file('student')} has been begun")
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_a_blank_agrees_with_the_solution(name: str) -> None:
-    unwritten(name)
-    blank, solution = (described(FOLDER / who / f"{name}.py") for who in ("student", "solution"))
+def text_of(part: Part) -> str:
+    return (part.folder / "tasks" / f"{part.name}.md").read_text(encoding="utf-8")
+
+
+def names_of_tests(part: Part) -> list[str]:
+    tests = (part.folder / "tests" / f"test_{part.name}.py").read_text(encoding="utf-8")
+    return re.findall(r"^def (test_\w+)", tests, re.MULTILINE)
+
+
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
+def test_a_blank_agrees_with_the_solution(part: Part) -> None:
+    unwritten(part)
+    blank, solution = (described(part.file(who)) for who in AUTHORS)
     assert blank
     assert {key: solution.get(key) for key in blank} == blank
     public = {key for key in solution if not re.search(r"(^|\.)_[^_]", key)}
@@ -49,26 +60,37 @@ HELPERS = {
     *(f"PairCounts{method}" for method in ("", ".__init__", ".most_frequent", ".merge")),
 }
 """Parts of the solution that a student may do otherwise."""
+GIVEN = {"ShardingConfig", "LossScale", "Running"}
+"""Classes that are complete."""
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_every_blank_has_a_text_with_hints(name: str) -> None:
-    text = (FOLDER / "tasks" / f"{name}.md").read_text(encoding="utf-8")
-    blanks = {key.split(".")[0] for key in described(FOLDER / "student" / f"{name}.py")}
-    for blank in blanks - {"ShardingConfig"}:
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
+def test_every_blank_has_a_text_with_hints(part: Part) -> None:
+    text, name = text_of(part), part.name
+    blanks = {key.split(".")[0] for key in described(part.file("student"))}
+    for blank in blanks - GIVEN:
         assert f"`{blank}`" in text, blank
     for place in (f"../student/{name}.py", f"../solution/{name}.py", f"../tests/test_{name}.py"):
         assert f"]({place})" in text
     assert text.count("<details>") == text.count("</details>") >= 1
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_every_choice_of_tests_in_a_text_finds_some(name: str) -> None:
-    text = (FOLDER / "tasks" / f"{name}.md").read_text(encoding="utf-8")
-    tests = re.findall(r"^def (test_\w+)", (FOLDER / f"tests/test_{name}.py").read_text(), re.M)
-    chosen = re.findall(r"pytest assignment -k (\w+)", text)
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
+def test_every_choice_of_tests_in_a_text_finds_some_of_its_own(part: Part) -> None:
+    tests, folder = names_of_tests(part), part.folder.relative_to(ASSIGNMENT.parent).as_posix()
+    chosen = re.findall(rf"pytest {folder} -k (\w+)", text_of(part))
     assert chosen
     for word in chosen:
         assert any(word in test for test in tests), word
+        for other in PARTS:
+            if other != part and other.folder.is_relative_to(part.folder):
+                assert word not in f"test_{other.name} {names_of_tests(other)}", (word, other)
     for test in tests:
         assert any(word in test for word in chosen), test
+
+
+def test_the_tables_name_every_part() -> None:
+    for part in PARTS:
+        table = (part.folder / "README.md").read_text(encoding="utf-8")
+        for place in (f"tasks/{part.name}.md", *(f"{who}/{part.name}.py" for who in AUTHORS)):
+            assert f"]({place})" in table, place

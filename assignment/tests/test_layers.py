@@ -90,7 +90,10 @@ def test_silu_has_a_gradient_everywhere(code: ModuleType) -> None:
     x = np.array([-1e4, -100, -1, 0, 1, 100, 1e4])
     sigmoid = np.exp(-np.logaddexp(0, -x))
     gradient = jax.vmap(jax.grad(code.silu))(jnp.asarray(x, jnp.float32))
-    assert np.isfinite(gradient).all(), "exp(-x) overflows, and the gradient of x / inf is NaN"
+    assert np.isfinite(gradient).all(), (
+        "for x of -100, exp(-x) overflows to infinity. x / (1 + exp(-x)) is still right, 0, but its"
+        " gradient has ∞ / ∞², which is NaN: one such x, and all weights are NaN after the step"
+    )
     np.testing.assert_allclose(gradient, sigmoid * (1 + x * (1 - sigmoid)), rtol=1e-5, atol=1e-7)
 
 

@@ -12,6 +12,7 @@ PAGES = [
     "runs/README.md",
     "CONTRIBUTING.md",
     "assignment/README.md",
+    "assignment/systems/README.md",
     "records/README.md",
     *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/**/*.md")),
     *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("notebooks/[0-9R]*.[mp]*")),
