@@ -30,7 +30,7 @@ from rungs.model.lora import DOWN, LOW_RANK_NAMES, UP
 from rungs.model.sampling import GREEDY, Sampling
 from rungs.model.weight_formats import UnreadTensor, WeightFormat, refuse_impossible
 from rungs.optim.skipping_optimizer import UPDATES, WEIGHTS, SkippingOptimizer
-from rungs.parallel.sharding import Layout
+from rungs.parallel.sharding import PREDICTION, Layout
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.step.state import AbstractModel, AbstractState, create_model, shapes_of
 
@@ -151,24 +151,30 @@ def continuation(tokenizer: Tokenizer, prompt: Sequence[int], new: Sequence[int]
 
 
 class MergedWeights(Weights):
-    """Weights with LoRA merged: each low-rank product is added to its kernel."""
+    """Weights with LoRA merged: each low-rank product is added to its kernel. A prediction module,
+    which only training uses, is left out, unless it `keeps_module`."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, keeps_module: bool = False) -> None:
         super().__init__(path)
-        self.header = self.header._replace(base=None)  # merged, they are no adapter
+        self._saved, self._keeps_module = self.header.model, keeps_module
+        model = self._saved.model_copy(update={} if keeps_module else {"prediction_module": False})
+        self.header = self.header._replace(model=model, base=None)  # merged, they are no adapter
         self._lora = self.header.train.lora if self.header.train else None
 
     def names(self) -> set[str]:
-        """Return the names of all tensors except the low-rank ones."""
-        if self._lora is None:
-            return super().names()
-        return {name for name in super().names() if not name.endswith(LOW_RANK_NAMES)}
+        """Return the names of all tensors except those that are merged or left out."""
+        return {name for name in super().names() if not self._is_left_out(name)}
+
+    def _is_left_out(self, name: str) -> bool:
+        is_of_module = name.startswith(PREDICTION) and not self._keeps_module
+        return is_of_module or name.endswith(LOW_RANK_NAMES)
 
     def check_tensors(self, shapes: dict[str, tuple[int, ...]]) -> None:
         """As for `Weights`; the low-rank tensors must fit their kernels, too."""
-        every = shapes_of(self.header.model, self._lora) if self._lora else {}
-        low_rank = {name: every[name] for name in every if name.endswith(LOW_RANK_NAMES)}
-        super().check_tensors(shapes | low_rank)
+        has_more = self._lora or self._saved.prediction_module
+        every = shapes_of(self._saved, self._lora) if has_more else {}
+        left_out = {name: every[name] for name in every if self._is_left_out(name)}
+        super().check_tensors(shapes | left_out)
 
     def array(self, name: str, part: tuple[slice, ...] = ()) -> np.ndarray:
         """Return a tensor, or a slice of its first axes, merged in float32, in its stored dtype. A
@@ -234,7 +240,8 @@ def find_starting_weights(run: RunFolder, config: AnyRunConfig) -> Weights | Non
             )
         return None
     manifest.refuse_damaged(path)
-    weights, has_table = MergedWeights(path), config.model.positions == "learned"
+    weights = MergedWeights(path, keeps_module=config.model.prediction_module)
+    has_table = config.model.positions == "learned"
     may_differ = {"init"} if has_table else {"init", "context_length"}
     lines = [
         f"{key}: {json.dumps(here)}, but the weights to start from"

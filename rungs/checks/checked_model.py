@@ -137,7 +137,8 @@ def _single_device(train: TrainConfig, sequences: int) -> TrainConfig:
         "gradient_accumulation_steps": microbatches,
         "microbatch_size": sequences // microbatches,
         "sharding": None,
-        "objective": "next_token",  # of answers, chosen and rejected, with preferences
+        # of answers, chosen and rejected, with preferences
+        "objective": "multi_token" if train.objective == "multi_token" else "next_token",
         "drop_rate": 0.0,
     }
     return train.model_copy(update=changes)

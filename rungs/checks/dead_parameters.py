@@ -18,7 +18,7 @@ from rungs.data.tokens.sequences import IGNORED
 from rungs.model.feed_forward import Routing
 from rungs.model.gpt import GPT
 from rungs.model.lora import DOWN, UP
-from rungs.objectives.next_token import NextToken
+from rungs.objectives.table import objective_of
 from rungs.parallel.sharding import Layout, dotted
 from rungs.step.gradients import Summed, summed_gradients
 from rungs.step.nonfinite import ALL_FINITE
@@ -80,7 +80,7 @@ def gradient_of(
     layout, wrt = Layout.of(None), checked.optimizer.wrt
 
     def of(model: GPT, *batch_ABS: Array) -> Summed:
-        parts = NextToken(train), train, layout, model, wrt, len(batch_ABS[0])
+        parts = objective_of(train), train, layout, model, wrt, len(batch_ABS[0])
         return summed_gradients(*parts)(batch_ABS, jax.random.key(0), None)
 
     compiled = checked.compiled(of)

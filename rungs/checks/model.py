@@ -63,7 +63,10 @@ def checks_of(checked: CheckedModel) -> Iterator[Check]:
     yield check_initial_loss(checked, np.asarray(logits_of(checked.inputs_BS)))
     queries = Queries.spread_over(*checked.inputs_BS.shape)
     influence_QBS = np.asarray(checked.compiled(influence_on_logits)(checked.inputs_BS, *queries))
-    causality = check_causality(checked, logits_of, queries, influence_QBS)
+    if bidirectional := checked.config.model.bidirectional:
+        causality = Check.skipped("causality", "attention is bidirectional")
+    else:
+        causality = check_causality(checked, logits_of, queries, influence_QBS)
     yield causality
     rows = check_rows(checked, logits_of, queries, influence_QBS)
     yield rows
@@ -73,9 +76,10 @@ def checks_of(checked: CheckedModel) -> Iterator[Check]:
     yield finite
     # these two checks would fail for the same reason
     failed = [check.name for check in failures((causality, rows, finite))]
-    if failed:
+    if failed or bidirectional:
+        reason = f"{' and '.join(failed)} must pass first" if failed else causality.notes[0]
         for name in ("padding", "cache"):
-            yield Check.skipped(name, f"{' and '.join(failed)} must pass first")
+            yield Check.skipped(name, reason)
     else:
         yield check_padding(checked)
         yield check_cache(checked, logits_of)

@@ -155,10 +155,12 @@ def print_loss(checkpoint: str, dataset: str | None, folder: Path) -> None:
     from rungs.config.run_config import RunConfig
     from rungs.data import catalog, overlap, provenance
     from rungs.data.tokens import loader
+    from rungs.objectives.next_token import NextToken
     from rungs.parallel.sharding import one_device
     from rungs.step.eval_step import make_evaluation_step, validation_losses
 
     weights = Weights(find_weights(checkpoint))
+    weights.header.model.require_next_token()
     train = _train_config(weights, dataset)
     datasets, others = (
         catalog.open_datasets(names, folder, update=False)
@@ -172,8 +174,8 @@ def print_loss(checkpoint: str, dataset: str | None, folder: Path) -> None:
             " with --dataset"
         )
     tokenizer = load.load_tokenizer(checkpoint, folder)
-    model, evaluation_step = load.load_model(checkpoint), make_evaluation_step(train)
-    loss, by_dataset = validation_losses(model, evaluation_step, sets, one_device())
+    model, step = load.load_model(checkpoint), make_evaluation_step(NextToken(train), train)
+    loss, by_dataset = validation_losses(model, step, sets, one_device())
     assert loss is not None
     if not math.isfinite(loss):
         raise RunFailure(f"{weights.path}: the loss is {loss}; use another checkpoint")

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -83,6 +83,13 @@ if TYPE_CHECKING:
     help="Draft N tokens by looking up the last ones in the text so far, and verify them in one"
     " pass: faster where text repeats, with the same result. 8 is a good start.  [default: 0, off]",
 )
+@click.option(
+    "--passes",
+    metavar="N",
+    type=click.IntRange(1),
+    help="Passes through a model of masked_diffusion, which fills in several tokens in each."
+    "  [default: one for each new token]",
+)
 @click.option("--past-the-end", is_flag=True, help="Continue after the end-of-text token.")
 @DTYPE_OPTION
 @click.option(
@@ -104,6 +111,7 @@ def main(
     num_samples: int,
     seed: int,
     lookahead: int,
+    passes: int | None,
     past_the_end: bool,
     dtype: str | None,
     weight_format: "WeightFormat | Literal['ema'] | None",
@@ -123,11 +131,12 @@ def main(
 
     with importing():
         from rungs.checkpointing.checkpoint_folder import find_averaged_weights, find_weights
-        from rungs.checkpointing.load import load_token_generator, load_tokenizer
+        from rungs.checkpointing.load import load_model, load_token_generator, load_tokenizer
         from rungs.checkpointing.published import all_stop_tokens, load_chat_template
         from rungs.checkpointing.weights_file import Weights
         from rungs.data.build.chat_dataset import ChatFormat
         from rungs.model.generation import Request
+        from rungs.model.unmasking import Unmasker
         from rungs.parallel import jax_setup
 
     sampling = read_sampling(settings, num_samples)
@@ -143,7 +152,12 @@ def main(
         sampling = sampling._replace(stop_tokens=stops)
     default_tokens = NEW_TOKENS_OF_A_CHAT if chat else NEW_TOKENS
     request = Request(new_tokens or default_tokens, sampling, seed, lookahead)
-    load = partial(load_token_generator, weights, dtype, weight_format or "dtype")
+    load: Any = partial(load_token_generator, weights, dtype, weight_format or "dtype")
+    if lookahead or weight_format or not header.model.bidirectional:
+        if passes or header.model.bidirectional:
+            raise UserError("--passes is for masked_diffusion; --lookahead and int8 are for others")
+    else:
+        load = lambda: Unmasker(load_model(weights), dtype or "float32", passes)  # noqa: E731
     if chat:
         form = ChatFormat(load_chat_template(weights, chat_template), tokenizer)
         converse(start_conversation(form, request, system, load), texts)
@@ -154,9 +168,7 @@ def main(
     rows = [tokenizer.encode_beginning(text) for text in texts for _ in range(num_samples)]
     check_token_ids(rows, header.model.vocab_size)
     generator = load()
-    form_of_weights = generator.decoder.dtype.name + " with int8 weights" * (
-        weight_format == "int8"
-    )
+    form_of_weights = generator.dtype.name + " with int8 weights" * (weight_format == "int8")
     speed = continue_texts(generator, rows, request, num_samples, tokenizer)
     click.echo(f"{speed} in {form_of_weights}, from {weights}", err=True)
 

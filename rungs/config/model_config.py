@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from rungs.common.errors import UserError
 from rungs.common.strict_json import StrictModel, check
 from rungs.config.base import Config, Positive, Size
 
@@ -120,6 +121,12 @@ class ModelConfig(Config):
     qk_norm_scope: Literal["head", "all_heads"] = "head"
     """qk_norm: head normalizes each head by itself, all_heads a token's query over all of its
     heads, and its key (OLMo 2, OLMo Team 2025, section 3.2). all_heads needs an RMS norm."""
+    bidirectional: bool = False
+    """Whether a token attends to all tokens of its sequence, also to later ones, for the objective
+    masked_diffusion. The last token id is then the mask, which no text may have."""
+    prediction_module: bool = False
+    """Whether a module with one more layer predicts the token after the next (DeepSeek-V3, 2024,
+    section 2.2), for the objective multi_token. Only training uses it."""
     query_pre_attn_scalar: Positive | None = None
     """Attention scores are divided by the square root of this (Gemma 2). Absent: head_dim."""
     attention_soft_cap: Positive | None = None
@@ -236,6 +243,7 @@ class ModelConfig(Config):
     @check
     def _layers_have_a_window(self) -> Iterator[str]:
         if self.sliding_window:
+            yield from ["sliding_window: not in a bidirectional model"] * self.bidirectional
             return
         kinds = set(self.layer_pattern or ())
         if kinds and ("sliding" in kinds or "nope" not in kinds):
@@ -257,6 +265,8 @@ class ModelConfig(Config):
 
     @check
     def _sublayers_fit(self) -> Iterator[str]:
+        if self.prediction_module and not self.n_layers:
+            yield "prediction_module: needs n_layers above 0"
         if self.zero_init_residual and not self.residual:
             yield "zero_init_residual: needs residual; without it every block would return zeros"
         if self.ffn_dim and self.feed_forward == "none":
@@ -268,6 +278,17 @@ class ModelConfig(Config):
             yield f'n_experts: {total}, but feed_forward is "none"; remove one of them'
         elif total and each and each > total:
             yield f"experts_per_token: {each} is above n_experts {total}"
+
+    def require_next_token(self) -> None:
+        """Raise UserError if the model fills in masked tokens instead of predicting the next."""
+        if self.bidirectional:
+            what = "it fills in masked tokens, and predicts no next one; generate.py runs it"
+            raise UserError(f"the model is bidirectional: {what}")
+
+    @property
+    def mask_token(self) -> int:
+        """The token that stands for an unknown one, if the model is bidirectional."""
+        return self.vocab_size - 1
 
     @property
     def head_width(self) -> int:

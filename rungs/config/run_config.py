@@ -250,6 +250,15 @@ def conflicts(model: ModelConfig, train: OptimizationConfig) -> Iterator[str]:
             reason = "" if model.n_experts else "muon has no beta2 for kernels"
         if reason:
             yield f"{key}.{group}: {reason}; remove it"
+    objective = train.objective if isinstance(train, TrainConfig) else None
+    needs = ("masked_diffusion", "bidirectional", 0), ("multi_token", "prediction_module", 1)
+    for name, key, offset in needs:
+        if getattr(model, key) != (objective == name):
+            yield f'objective: "{name}" and {key} in model.json need each other; set both or none'
+        if objective == name and getattr(train, "target_offset", offset) != offset:
+            yield f'target_offset: must be {offset} with objective "{name}"'
+    if model.bidirectional and (train.sample_prompts or getattr(train, "benchmarks", ())):
+        yield "sample_prompts and benchmarks: not supported with masked_diffusion; remove them"
     for target in train.lora.targets if train.lora else ():
         if missing := _missing_target(target, model):
             yield f"lora.targets: {target}: {missing}"
@@ -380,6 +389,7 @@ def _in_objective(train: OptimizationConfig, has_validation: bool) -> list[Reaso
     assert isinstance(train, TrainConfig)
     objective, is_random = f' with objective "{train.objective}"', train.has_random_windows
     uses_seed = not train.start_from or train.drop_rate or train.shuffle or is_random or train.lora
+    uses_seed = uses_seed or train.objective == "masked_diffusion"
     no_seed = " with start_from and neither dropout nor shuffle nor lora"
     of_teacher = "teacher_temperature", "teacher_top_k", "hard_target_weight"
     return [
@@ -389,4 +399,5 @@ def _in_objective(train: OptimizationConfig, has_validation: bool) -> list[Reaso
         (train.objective != "distill", objective, *of_teacher),
         (not train.learns_preferences, objective, "beta"),
         (train.objective != "simpo", objective, "simpo_gamma"),
+        (train.objective != "multi_token", objective, "multi_token_weight"),
     ]

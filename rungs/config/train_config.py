@@ -15,7 +15,9 @@ Step = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,8}$")]
 Factor = Annotated[int, Field(ge=2, le=2**16)]
 CheckpointSteps = Annotated[tuple[Size, ...], Field(min_length=1, strict=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
-Objective = Literal["next_token", "dpo", "ipo", "simpo", "distill"]
+Objective = Literal[
+    "next_token", "multi_token", "masked_diffusion", "dpo", "ipo", "simpo", "distill"
+]
 Windows = Literal["consecutive", "random"]
 _BETAS = {"dpo": 0.1, "ipo": 0.1, "simpo": 2.0}
 Mixture = Annotated[dict[str, Positive], Field(min_length=1)]
@@ -54,16 +56,22 @@ class TrainConfig(OptimizationConfig):
     `{"name": weight, …}`. Or phases, mixtures whose weights change:
     `[{"until": 0.8, "weights": {…}}, {"until": 1, "weights": {…}}]`."""
     objective: Objective = "next_token"
-    """What a step minimizes. next_token: the cross-entropy of the next token. distill: the
-    divergence from what a teacher predicts (Hinton et al. 2015). The others learn from a dataset of
-    preferences, pairs of a chosen and a rejected answer: dpo (Rafailov et al. 2023) and ipo (Azar
-    et al. 2023, per token) compare with the weights of start_from, the reference; simpo (Meng et
-    al. 2024) needs no reference. A pair is two sequences in a microbatch."""
+    """What a step minimizes. next_token: the cross-entropy of the next token. multi_token: also
+    that of the token after it, by the prediction_module of model.json. masked_diffusion: a bound on
+    the negative log-likelihood of texts, by filling in masked tokens (LLaDA, Nie et al. 2025);
+    needs a bidirectional model and target_offset 0. distill: the divergence from what a teacher
+    predicts (Hinton et al. 2015). The others learn from a dataset of preferences, pairs of a chosen
+    and a rejected answer: dpo (Rafailov et al. 2023) and ipo (Azar et al. 2023, per token) compare
+    with the weights of start_from, the reference; simpo (Meng et al. 2024) needs no reference. A
+    pair is two sequences in a microbatch."""
     beta: Positive | None = None
     """dpo, ipo and simpo: how much the difference between the answers counts. With dpo and ipo a
     larger one stays closer to the reference. null: 0.1; for simpo 2."""
     simpo_gamma: NotNegative = 0.5
     """simpo: the margin, in beta × nats per token, by which the chosen answer should win."""
+    multi_token_weight: NotNegative = 0.3
+    """multi_token: weight of the module's loss (DeepSeek-V3, section 4.2: 0.3 in the first two
+    thirds of training, then 0.1)."""
     tokenizer: MayChange[str] = "gpt2"
     """Hugging Face id of the tokenizer for datasets that do not come with one."""
     gradient_accumulation_steps: Size = 1

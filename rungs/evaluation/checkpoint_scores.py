@@ -76,7 +76,8 @@ class Measured(NamedTuple):
 
     def _scorer(self) -> scoring.Scorer:
         """Return a scorer on all devices of this host, with weights sharded as in the run."""
-        train = weights_file.Weights(self.weights).header.train
+        model_config, train, *_ = weights_file.Weights(self.weights).header
+        model_config.require_next_token()
         is_split = train is not None and train.sharding is not None and train.sharding.mode != "dp"
         devices = jax.local_devices()
         mesh = create_mesh((len(devices), 1), devices=devices)

@@ -134,6 +134,7 @@ def look(
         ValueError: the arrays don't fit the model or each other, or a sequence has no token."""
     tokens_BS = jnp.asarray(tokens_BS)
     check_tokens(model.config, tokens_BS)
+    model.config.require_next_token()
     if not tokens_BS.size:
         raise ValueError("there are no tokens to look at")
     with jax.default_matmul_precision("highest"):  # accelerators may round float32 inputs

@@ -106,7 +106,7 @@ def activation_statistics(
             microbatch = microbatch_of(part, key)
             dropout = Dropout.of(train.drop_rate, key, microbatch.sequences_B)
             starts_BS = objective.starts(*microbatch.arrays)
-            tokens_BS = microbatch.arrays[0]
+            tokens_BS = objective.given(model, microbatch)[0]
             hidden = model.hidden(tokens_BS, dropout, compute, starts_BS, measure)
             measured = hidden.kept or Measured({}, None, None)
             sizes = {EMBEDDING: Size.of(hidden.embedded_BSD)} | measured.sizes
@@ -147,7 +147,7 @@ def attention_of_heads(query_BSNH: Array, key_BTKH: Array, scoring: Scoring) -> 
         own = dataclasses.replace(scoring, starts_BS=starts_1S)
         query_XGSH, key_XTH = grouped_queries(query_1SNH, key_1TKH), merged_keys(key_1TKH)
         entropies, largest = [], []
-        for block in query_blocks(length, scoring.window):
+        for block in query_blocks(length, scoring):
             scores_XQT, _ = block_scores(own, block, query_XGSH, key_XTH)
             log_weights_XQT = jax.nn.log_softmax(scores_XQT)
             entropy_XQ = -(jnp.exp(log_weights_XQT) * log_weights_XQT).sum(axis=-1)

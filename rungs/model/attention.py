@@ -1,4 +1,4 @@
-"""Causal self-attention, its masks and its key/value cache. Axes as in `gpt.py`."""
+"""Self-attention, its masks and its key/value cache. Axes as in `gpt.py`."""
 
 import functools
 from types import ModuleType
@@ -177,7 +177,9 @@ def causal_kernel(query_BSNH: Array, scoring: Scoring) -> ModuleType:
     as much for the backward pass."""
     if not target_device.is_compiled():
         return blockwise_attention
-    return fastest_kernel(query_BSNH, scoring.soft_cap, scoring.starts_BS is not None)
+    kernel = fastest_kernel(query_BSNH, scoring.soft_cap, scoring.starts_BS is not None)
+    fits = scoring.is_causal or kernel is cudnn_attention  # the other kernels are only causal
+    return kernel if fits else blockwise_attention
 
 
 def fastest_kernel(
@@ -248,7 +250,8 @@ def causal_mask(length: int, window: int | None = None) -> Array:
 
 def _scoring(config: ModelConfig, kind: LayerKind, starts_BS: Array | None = None) -> Scoring:
     window = config.sliding_window if kind == "sliding" else None
-    return Scoring(config.attention_scale, window, config.attention_soft_cap, starts_BS)
+    scale, is_causal = config.attention_scale, not config.bidirectional
+    return Scoring(scale, window, config.attention_soft_cap, starts_BS, is_causal)
 
 
 def sequence_contexts(

@@ -76,11 +76,12 @@ class Decoder:
         weight_format: "int8" quantizes the matrices.
 
     Raises:
-        ValueError: the model can't be quantized."""
+        ValueError: the model can't be quantized. UserError: it is bidirectional."""
 
     def __init__(
         self, model: GPT, compute_dtype: jnp.dtype, weight_format: WeightFormat = "dtype"
     ) -> None:
+        model.config.require_next_token()
         on_cpu = target_device.platform() == "cpu"
         self.config: ModelConfig = model.config
         self.dtype = jnp.dtype(compute_dtype)

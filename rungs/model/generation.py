@@ -64,6 +64,7 @@ class Generator:
         weight_format: weight_formats.WeightFormat = "dtype",
     ) -> None:
         self.decoder = Decoder(model, compute_dtype, weight_format)
+        self.dtype = self.decoder.dtype
         self.weights = self.decoder.weights(states_of(model))
         self._jit_prefill = jax.jit(self.decoder.prefill, static_argnames=("slots", "sampling"))
         self._jit_decode = jax.jit(

@@ -34,6 +34,7 @@ from rungs.model.layers import (
     make_vector,
 )
 from rungs.model.positions import make_position_embedding, over_batch, own_positions
+from rungs.model.prediction import PredictionModule
 from rungs.parallel import collectives, sharding
 
 GATE_CHANNELS = 12
@@ -103,6 +104,7 @@ class GPT(nnx.Module):
             if config.tied_embeddings
             else Linear(width, vocabulary, init(), head_key, bias=False)
         )
+        self.prediction = PredictionModule(config, key) if config.prediction_module else None
 
     def __call__(
         self,
@@ -170,12 +172,28 @@ class GPT(nnx.Module):
         dropout: Dropout = NO_DROPOUT,
         compute: Compute = Compute(),  # noqa: B008 — a tuple
         starts_BS: Array | None = None,
+        weights_BS: Array | None = None,
     ) -> tuple[Array, Routing | None]:
         """Return the cross-entropy in nats summed over non-negative targets, and the routing of all
-        layers. The full logits are never materialized."""
+        layers. The full logits are never materialized. `weights_BS`: factors on the losses."""
         found = self.hidden(tokens_BS, dropout, compute, starts_BS)
-        head, operands = self._head(dtype=compute.logits_dtype), self._head_operands(found.x_BSD)
-        return cross_entropy.summed_loss(head, *operands, targets_BS.reshape(-1)), found.routing
+        return self.head_loss(found.x_BSD, targets_BS, compute, weights_BS), found.routing
+
+    def head_loss(
+        self,
+        x_BSD: Array,
+        targets_BS: Array,
+        compute: Compute,
+        weights_BS: Array | None = None,
+        module: PredictionModule | None = None,
+    ) -> Array:
+        """Return the loss of `summed_loss` from the output of the blocks or of the module."""
+        head = self._head(dtype=compute.logits_dtype)
+        operands = *self._head_operands(x_BSD, module), targets_BS.reshape(-1)
+        if weights_BS is None:
+            return cross_entropy.summed_loss(head, *operands)
+        extras = _by_token((weights_BS,))
+        return cross_entropy.weighted_loss(head, lambda _, weights: weights, *operands, extras)[0]
 
     def weighted_loss(
         self,
@@ -306,10 +324,11 @@ class GPT(nnx.Module):
         """Return `head_logits` of x_MD and the head's matrix."""
         return functools.partial(head_logits, self.config, temperature, dtype=dtype)
 
-    def _head_operands(self, x_BSD: Array) -> tuple[Array, Any]:
-        """Return the normalized output of the blocks, x_MD, and the head's matrix_DV: an array or,
-        for generation, a `StoredMatrix`."""
-        x_BSD = collectives.to_varying(apply_norm(self.final_norm, x_BSD), sharding.TENSOR)
+    def _head_operands(self, x_BSD: Array, of: PredictionModule | None = None) -> tuple[Array, Any]:
+        """Return the normalized output of the blocks or the prediction module, x_MD, and the head's
+        matrix_DV: an array or, for generation, a `StoredMatrix`."""
+        x_BSD = apply_norm((of or self).final_norm, x_BSD)
+        x_BSD = collectives.to_varying(x_BSD, sharding.TENSOR)
         if self.head is None:
             matrix_DV = self.token_embedding.transposed(x_BSD.dtype)
         else:

@@ -3,6 +3,8 @@ beside tokens, its figures in the metrics.
 
 table         the objective of each name in `train.json`; the compiled step of a run
 next_token    cross-entropy; what every objective of runs on datasets has
+multi_token   the next token, and by a module of its own the one after it
+masked_diffusion  tokens that are masked, with attention to both sides
 preferences   pairs of a chosen and a rejected answer: dpo, ipo, simpo; the reference
 distillation  a teacher's predictions, beside each step or stored
 policy        reinforcement learning: advantages, the weight of each token

@@ -245,6 +245,7 @@ class Teacher(NamedTuple):
         with errors_at(f"{run.path / config.train_file}: teacher: "):
             weights = MergedWeights(find_valid_weights(config.train.teacher))
             theirs = weights.header.model
+            theirs.require_next_token()
             if theirs.vocab_size != config.model.vocab_size:
                 raise UserError(
                     f"{weights.path} has a vocabulary of {theirs.vocab_size:,} tokens, this run one"

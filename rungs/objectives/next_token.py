@@ -46,11 +46,10 @@ class NextToken(Objective):
         self.train = train
 
     def loss(self, model: GPT, compute: Compute, microbatch: Microbatch) -> tuple[Array, Aux]:
-        inputs_BS, targets_BS, *_ = microbatch.arrays
-        starts_BS = self.starts(*microbatch.arrays)
-        total, routing = model.summed_loss(
-            inputs_BS, targets_BS, self.dropout(microbatch), compute, starts_BS
-        )
+        tokens_BS, targets_BS, weights_BS = self.given(model, microbatch)
+        how = self.dropout(microbatch), compute, self.starts(*microbatch.arrays)
+        total, routing = model.summed_loss(tokens_BS, targets_BS, *how, weights_BS)
+        targets_BS = microbatch.arrays[1]
         return mean_over_targets(total, targets_BS, routing, self.train.load_balancing_weight)
 
     def of_logits(self, logits_BSV: Array, *arrays: Any) -> Array:

@@ -256,7 +256,7 @@ class Reference:
                 f" longer stored; restore one of the two, or {self.start.fresh_start}"
             )
         model = load_frozen(weights, config, self.mesh)
-        step, found = make_evaluation_step(config.train, self.mesh), {}
+        step, found = make_evaluation_step(NextToken(config.train), config.train, self.mesh), {}
         for name, dataset in datasets.items():
             changes = {"dataset": name, "validation_tokens": _ALL_TOKENS}
             own = config._replace(train=config.train.model_copy(update=changes))

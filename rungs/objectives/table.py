@@ -4,12 +4,16 @@ from jax.sharding import Mesh
 
 from rungs.config.train_config import TrainConfig
 from rungs.objectives.distillation import Distillation
+from rungs.objectives.masked_diffusion import MaskedDiffusion
+from rungs.objectives.multi_token import MultiToken
 from rungs.objectives.next_token import NextToken
 from rungs.objectives.preferences import Preferences
 from rungs.step.train_step import Step, make_step
 
 OBJECTIVES: dict[str, type[NextToken]] = {
     "next_token": NextToken,
+    "multi_token": MultiToken,
+    "masked_diffusion": MaskedDiffusion,
     "dpo": Preferences,
     "ipo": Preferences,
     "simpo": Preferences,

@@ -92,7 +92,7 @@ def _mup_factor(
     """Return muP's factor on a parameter's learning rate (Yang et al. 2022, table 8). AdamW moves
     every weight of a kernel equally far at any width, so outputs move in proportion to the number
     of inputs; with Muon, scaled to AdamW, in proportion to its square root."""
-    if path[0] != sharding.BLOCKS or not param.inputs:
+    if path[0] not in sharding.LAYERS or not param.inputs:
         return 1.0
     is_orthogonal = optimizer == "muon" and is_hidden_matrix(path, param)
     return width_multiplier ** (-0.5 if is_orthogonal else -1)
@@ -276,7 +276,7 @@ def _scale_to_adam(direction: Array, axes: contrib.MuonDimensionNumbers) -> Arra
 def is_hidden_matrix(path: tuple[object, ...], param: nnx.Variable) -> bool:
     """Return whether a parameter is a block's kernel from one width to another; routers, which map
     to experts, and low-rank additions are not."""
-    is_full_rank = path[0] == sharding.BLOCKS and not isinstance(param, LowRankParam)
+    is_full_rank = path[0] in sharding.LAYERS and not isinstance(param, LowRankParam)
     return is_full_rank and param.inputs > 0 and param.axes[-1] != "experts"
 
 

@@ -25,6 +25,8 @@ TOKEN_AXES = (DATA, CONTEXT)
 BLOCKS, HEAD, TOKEN_EMBEDDING = "blocks", "head", "token_embedding"
 VALUE_EMBEDDING = "value_embedding"
 """First parts of parameter paths: stacked layers, output head, token and value embedding."""
+PREDICTION, LAYERS = "prediction", (BLOCKS, "prediction")
+"""Likewise of the module of multi-token prediction, and of all that has layers."""
 LOOKED_UP = (TOKEN_EMBEDDING, VALUE_EMBEDDING)
 """Tables that are looked up by token."""
 VOCABULARY = "vocab"

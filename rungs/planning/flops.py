@@ -89,7 +89,9 @@ def model_flops_per_token(shapes: Shapes, model: ModelConfig, length: int) -> fl
     in_matmuls = sum(sizes.values()) - sum(sizes.get(name, 0) for name in looked_up)
     if not model.tied_embeddings:
         in_matmuls -= sizes["token_embedding.embedding"]
-    return 6 * in_matmuls + 12 * model.n_layers * _heads_width(model) * length
+    layers = model.n_layers + model.prediction_module  # which uses the head again
+    in_matmuls += model.prediction_module * model.vocab_size * model.emb_dim
+    return 6 * in_matmuls + 12 * layers * _heads_width(model) * length
 
 
 def training_flops_per_token(config: RunConfig) -> float:
@@ -186,7 +188,7 @@ def _active_sizes(shapes: Shapes, model: ModelConfig) -> dict[str, int]:
 
 def _is_of_experts(name: str) -> bool:
     """Return whether each expert has its own copy of this parameter."""
-    return name.startswith("blocks.feed_forward.") and ".router." not in name
+    return "blocks.feed_forward." in name and ".router." not in name
 
 
 def _heads_width(model: ModelConfig) -> int:

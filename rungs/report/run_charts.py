@@ -32,6 +32,8 @@ Charts = dict[str, Callable[[Any], Figure]]
 _HELD_OUT: dict[str, Any] = {"marker": "s", "linestyle": "--", "linewidth": 1.5}
 _LOSS_UNITS = {
     "next_token": "nats per token",
+    "multi_token": "nats per token; in training, with the module's",
+    "masked_diffusion": "nats per token; an upper bound",
     "distill": "nats per token; in training, divergence from the teacher",
 }
 """By objective; of preferences, a loss is of a pair."""

@@ -1,9 +1,10 @@
 """The validation loss of a model, with each batch split over the devices."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax import Array
@@ -18,14 +19,18 @@ from rungs.parallel import collectives
 from rungs.parallel.fsdp import WeightGatherer
 from rungs.parallel.sharding import CONTEXT, Layout, place_batch, process_local_rows
 from rungs.step.forward import compute_of, on_mesh, replicated
+from rungs.step.gradients import REPLICATED, microbatch_of
+from rungs.step.objective import Objective
 
 EvaluationStep = Callable[..., tuple[Array, Array]]
 
 
-def make_evaluation_step(train: TrainConfig, mesh: Mesh | None = None) -> EvaluationStep:
+def make_evaluation_step(
+    objective: Objective, train: TrainConfig, mesh: Mesh | None = None
+) -> EvaluationStep:
     """Return a compiled function of (model, inputs_BS, targets_BS), without dropout, and optionally
-    starts_BS, as for `GPT.forward`. It returns each sequence's summed loss, and how many of its
-    targets count. `mesh` is the one the model was created on; default: one device."""
+    starts_BS, as for `GPT.forward`, and the batch's number. It returns each sequence's summed loss,
+    and how many of its targets count. `mesh` is the model's; default: one device."""
     layout, dtype = Layout.of(train.sharding, mesh), dtype_of(train)
     batch, rows = layout.batch_spec(2), layout.rows_spec()
 
@@ -35,17 +40,21 @@ def make_evaluation_step(train: TrainConfig, mesh: Mesh | None = None) -> Evalua
         inputs_BS: Array,
         targets_BS: Array,
         starts_BS: Array | None,
+        number: Array,
     ) -> tuple[Array, Array]:
+        microbatch = microbatch_of(((inputs_BS, targets_BS), number), jax.random.key(0))
+        tokens_BS, chosen_BS, weights_BS = objective.given(model, microbatch)
         compute = compute_of(train, model, gatherer)
-        losses_BS = model.losses(inputs_BS, targets_BS, compute, starts_BS)
+        losses_BS = model.losses(tokens_BS, chosen_BS, compute, starts_BS)
+        losses_BS = losses_BS if weights_BS is None else weights_BS * losses_BS
         sums = losses_BS.sum(axis=-1), (targets_BS >= 0).sum(axis=-1)
         return collectives.psum(sums, CONTEXT)
 
     def evaluation_step(
-        model: GPT, inputs_BS: Array, targets_BS: Array, starts_BS: Array | None = None
+        model: GPT, inputs_BS: Array, targets_BS: Array, starts_BS: Any = None, number: Any = 0
     ) -> tuple[Array, Array]:
-        sums = on_mesh(layout, model, dtype, of_rows, (batch,) * 3, (rows, rows))
-        return replicated(layout, sums(inputs_BS, targets_BS, starts_BS))
+        sums = on_mesh(layout, model, dtype, of_rows, (*(batch,) * 3, REPLICATED), (rows, rows))
+        return replicated(layout, sums(inputs_BS, targets_BS, starts_BS, jnp.asarray(number)))
 
     return nnx.jit(evaluation_step)
 
@@ -128,11 +137,12 @@ def sequence_losses(
         (losses_B, counts_B), rows = jax.device_get(unread.pop())
         results.append((losses_B[:rows], counts_B[:rows]))
 
-    for *arrays, rows in validation.batches(process_local_rows(mesh, size)):
+    batches = validation.batches(process_local_rows(mesh, size))
+    for number, (*arrays, rows) in enumerate(batches):
         if should_stop():
             raise Interrupted
         batch = place_batch(mesh, *arrays, size=size)
-        running = evaluation_step(model, *batch), rows
+        running = evaluation_step(model, *batch, np.int32(number)), rows
         if unread:
             read()
         unread.append(running)

@@ -58,6 +58,12 @@ class Objective(abc.ABC):
         device. `--replay` differentiates it to find the first non-finite gradient. `arrays` are
         those of `Microbatch` without the inputs."""
 
+    def given(self, _model: GPT, microbatch: Microbatch) -> tuple[Array, Array, Array | None]:
+        """Return the tokens that the model gets, the targets, and factors on their losses, if any.
+        In a validation the microbatch has the data's arrays, and always the same key."""
+        tokens_BS, targets_BS, *_ = microbatch.arrays
+        return tokens_BS, targets_BS, None
+
     def starts(self, *_: Any) -> Array | None:
         """Return the position where each token's document starts, as for `GPT.forward`, from a
         microbatch's arrays; None if documents are joined."""

@@ -184,7 +184,7 @@ class DatasetLearner:
         self.peak_tokens_per_second = run_report.peak_tokens_per_second(config, mesh)
         self._step: Step = make_step(self._objective, config.train, mesh)
         self._watch = Watch(start.run, config, self._objective, mesh)
-        self._evaluation_step = make_evaluation_step(config.train, mesh)
+        self._evaluation_step = make_evaluation_step(self._objective, config.train, mesh)
         self._spikes = LossSpikeDetector(steps)
         size = config.train.microbatch_size
         rows = sharding.process_local_rows(mesh, size)

@@ -33,7 +33,7 @@ from rungs.parallel.devices import create_run_mesh
 from rungs.parallel.sharding import dotted
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.step.nonfinite import checked_names, describe_first, finite_flags, nonfinite_names
-from rungs.step.objective import Objective
+from rungs.step.objective import Microbatch, Objective
 from rungs.step.state import AbstractState, copy_bytes, named_arrays
 from rungs.step.train_step import StepResult, dropout_key
 from rungs.training.failed_steps import FailedStep, open_failed_step
@@ -164,11 +164,12 @@ def _check_compiled_step(
 def _stages(one: _Microbatch, model: GPT) -> Iterator[Stage]:
     """Yield the embedding, each layer, and the head."""
     train, config = one.failed.config.train, one.failed.config.model
-    inputs_BS, starts_BS = one.arrays[0], one.objective.starts(*one.arrays)
-    rows, length = inputs_BS.shape
+    starts_BS, (rows, length) = one.objective.starts(*one.arrays), one.arrays[0].shape
     key = dropout_key(train, one.failed.meta.global_step)
+    sequences_B = one.number * rows + jnp.arange(rows)
+    inputs_BS, *_ = one.objective.given(model, Microbatch(one.arrays, sequences_B, key))
     drop_rate = train.drop_rate if isinstance(train, TrainConfig) else 0.0
-    dropout = Dropout.of(drop_rate, key, one.number * rows + jnp.arange(rows))
+    dropout = Dropout.of(drop_rate, key, sequences_B)
     outer = nnx.merge(*nnx.split(model))
     blocks, outer.blocks = outer.blocks, None
 

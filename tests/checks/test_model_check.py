@@ -268,6 +268,21 @@ def test_a_note_says_that_targets_are_the_inputs() -> None:
     assert "each position sees itself" in note
 
 
+@pytest.mark.long
+def test_a_bidirectional_model_passes_what_applies_to_it() -> None:
+    keys = {"objective": "masked_diffusion", "target_offset": 0}
+    results = results_of(tiny_model(Walks(target_offset=0), keys, bidirectional=True))
+    assert failed(results) == set(), results
+    skipped = [name for name, check in results.items() if check.value == "skipped"]
+    assert skipped == ["causality", "padding", "cache"]
+
+
+@pytest.mark.long
+def test_a_prediction_module_passes_with_the_objective_that_trains_it() -> None:
+    results = results_of(tiny_model(None, {"objective": "multi_token"}, prediction_module=True))
+    assert failed(results) == set(), results
+
+
 def test_a_single_token_skips_three_checks() -> None:
     config = RunConfig(model_config(emb_dim=32, **NO_LAYERS), train_config())
     checked = of_data(config, Walks(), 1, 1)

@@ -23,6 +23,7 @@ from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig
 from rungs.data.text.tokenizer import Tokenizer, train_bpe
 from rungs.data.text.tokenizer_files import load_tokenizer
+from rungs.evaluation.checkpoint_scores import Measured
 from tests.cli.test_commands import BYTES, IN_SHARDS, byte_model
 from tests.support.configs import ONE_FILE, model_config, train_config
 
@@ -60,6 +61,46 @@ def counting_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_weights(folder, weights, WeightsHeader(*config, tokenizer="bytes"), ONE_FILE)
     tokenizer.save(folder / "tokenizer.json")
     return folder / "model.safetensors"
+
+
+@pytest.fixture(scope="module")
+def masked_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bidirectional model whose masks are most likely "e"."""
+    folder = tmp_path_factory.mktemp("masked")
+    tokenizer = train_bpe([], BYTES)
+    sizes = {"vocab_size": BYTES + 1, "emb_dim": BYTES, "n_layers": 0, "bidirectional": True}
+    config = RunConfig(
+        model_config(**sizes, positions="none", norm="none"),
+        train_config(objective="masked_diffusion", target_offset=0),
+    )
+    table = np.eye(BYTES + 1, BYTES, dtype=np.float32)
+    table[BYTES, tokenizer.encode("e")] = 1
+    weights = {"token_embedding.embedding": table, "head.kernel": table.T.copy()}
+    write_weights(folder, weights, WeightsHeader(*config, tokenizer="bytes"), ONE_FILE)
+    tokenizer.save(folder / "tokenizer.json")
+    return folder / "model.safetensors"
+
+
+def test_masks_are_filled_in(masked_model: Path) -> None:
+    result = run(masked_model, "W", "--new-tokens", 5, "--passes", 2)
+    assert result.stdout == "Weeeee\n"
+    assert run(masked_model, "W", "Th", "--new-tokens", 3).stdout.endswith("Theee\n")
+
+
+def test_what_needs_a_next_token_refuses_masked_diffusion(
+    masked_model: Path, copying_model: Path
+) -> None:
+    for place, option in ((masked_model, "--lookahead"), (copying_model, "--passes")):
+        message = str(run(place, "W", option, 2).exception)
+        assert message == "--passes is for masked_diffusion; --lookahead and int8 are for others"
+    for refused in (
+        lambda: rungs.load_generator(masked_model),
+        lambda: rungs.look(rungs.load_model(masked_model), [[1, 2]]),
+        lambda: evaluate.print_loss(str(masked_model), None, masked_model.parent),
+        lambda: Measured.find(str(masked_model), 1, masked_model.parent)._scorer(),
+    ):
+        with pytest.raises(UserError, match=r"^the model is bidirectional: it fills in"):
+            refused()
 
 
 def run(*arguments: object) -> Result:

@@ -33,6 +33,8 @@ def lora(*targets: str) -> dict[str, Any]:
         ({}, lora("query", "key", "value", "output", "up", "down")),
         ({"feed_forward": "swiglu"}, lora("gate")),
         (EXPERTS, lora("output")),
+        ({"bidirectional": True}, {"objective": "masked_diffusion", "target_offset": 0}),
+        ({"prediction_module": True}, {"objective": "multi_token", "seed": 1}),
     ],
 )
 def test_valid_pairs_have_no_problems(model: dict[str, Any], train: dict[str, Any]) -> None:
@@ -56,6 +58,26 @@ def test_valid_pairs_have_no_problems(model: dict[str, Any], train: dict[str, An
         ({"feed_forward": "none"}, lora("up"), ['lora.targets: up: feed_forward "none"']),
         (EXPERTS, lora("key", "down"), ["lora.targets: down: .* mixture of experts"]),
         ({"n_layers": 0}, lora("key"), ["lora.targets: key: the model has no layers"]),
+        (
+            {"bidirectional": True},
+            {},
+            ['objective: "masked_diffusion" and bidirectional .* need'],
+        ),
+        (
+            {"bidirectional": True},
+            {"objective": "masked_diffusion", "sample_prompts": ["def"]},
+            ["target_offset: must be 0", "sample_prompts and benchmarks: not supported"],
+        ),
+        (
+            {},
+            {"objective": "multi_token"},
+            ['objective: "multi_token" and prediction_module .* need'],
+        ),
+        (
+            {"prediction_module": True},
+            {"objective": "multi_token", "target_offset": 0},
+            ["target_offset: must be 1"],
+        ),
         (
             {"tied_embeddings": True},
             {"learning_rate_multipliers": {"head": 2.0, "vectors": 2.0}},

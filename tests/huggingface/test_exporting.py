@@ -5,9 +5,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import rungs
 from rungs.checkpointing import load
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.checkpointing.published import all_stop_tokens, published_folder
@@ -84,6 +86,42 @@ def from_scratch(folder: Path, **keys: Any) -> tuple[Path, Arrays]:
     shapes = {name: parameter.shape for name, parameter in model_parameters(model).items()}
     arrays = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
     return trained(folder, arrays, WeightsHeader(model, train_settings(), "none")), arrays
+
+
+def test_a_prediction_module_is_left_out(tmp_path: Path) -> None:
+    whole, _ = from_scratch(tmp_path / "whole", **LLAMA, prediction_module=True)
+    arrays = load.MergedWeights(whole / "model.safetensors")
+    main = {name: arrays.array(name) for name in arrays.names()}
+    header = WeightsHeader(ModelConfig.model_validate(LLAMA), train_settings(), "none")
+    alone = trained(tmp_path / "alone", main, header)
+    one, other = (rungs.load_model(place) for place in (whole, alone))
+    tokens = jnp.arange(12)[None]
+    np.testing.assert_array_equal(one(tokens), other(tokens))
+    for place, folder in ((whole, tmp_path / "one"), (alone, tmp_path / "other")):
+        exported(place, folder)
+    files = [{p.name: p.read_bytes() for p in (tmp_path / n).iterdir()} for n in ("one", "other")]
+    assert files[0].keys() == files[1].keys() >= {"model.safetensors", "config.json"}
+    assert all(files[0][name] == files[1][name] for name in ("model.safetensors", "config.json"))
+
+
+@pytest.mark.parametrize(("own", "kept"), [(False, 0), (True, 13)])
+def test_a_run_starts_from_weights_with_a_prediction_module_or_without(
+    own: bool, kept: int, tmp_path: Path
+) -> None:
+    start, _ = from_scratch(tmp_path / "start", **LLAMA, prediction_module=True)
+    keys = {"start_from": str(start), "objective": "multi_token" if own else "next_token"}
+    config = RunConfig(
+        ModelConfig.model_validate(LLAMA | {"prediction_module": own}), train_settings(**keys)
+    )
+    weights = load.find_starting_weights(RunFolder(tmp_path), config)
+    assert weights
+    placed = load.place_starting_weights(weights, config, 1, one_device())
+    assert sum(name.startswith("prediction") for name in placed) == kept
+    if own:
+        plain, _ = from_scratch(tmp_path / "plain", **LLAMA)
+        other = config._replace(train=train_settings(**keys | {"start_from": str(plain)}))
+        with pytest.raises(UserError, match=r"prediction_module: true, but the weights .* false"):
+            load.find_starting_weights(RunFolder(tmp_path), other)
 
 
 def imported_weights(run: RunFolder, **settings: Any) -> tuple[Arrays, WeightsHeader]:

@@ -56,6 +56,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "norms-without-parameters": {"norm_parameters": False, "qk_norm": True},
     "windowed": {"sliding_window": 3, "n_layers": 1},
+    "bidirectional": {"bidirectional": True, "n_kv_heads": 1, "attention_soft_cap": 1.5},
     "pattern-longer-than-the-model": {
         "layer_pattern": ["global", "sliding", "global"],
         "sliding_window": 2,

@@ -115,6 +115,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "n_kv_heads": 1,
     },
 }
+MODELS["bidirectional"] = {"positions": "rope", "bidirectional": True}
 MODEL_LENGTHS = [[11, 13], [13, 11]]
 
 
@@ -124,6 +125,8 @@ MODEL_LENGTHS = [[11, 13], [13, 11]]
         ("sliding rope", True),
         pytest.param("learned", False, marks=pytest.mark.long),
         pytest.param("sinusoidal", True, marks=pytest.mark.long),
+        ("bidirectional", False),
+        pytest.param("bidirectional", True, marks=pytest.mark.long),
     ],
 )
 def test_the_gradient_equals_that_of_each_document_alone(

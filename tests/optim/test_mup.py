@@ -47,7 +47,7 @@ def moved(config: ModelConfig, **train: Any) -> tuple[dict[str, np.ndarray], dic
 
 
 def is_kernel_of_block(name: str) -> bool:
-    return name.startswith("blocks") and name.endswith("kernel")
+    return name.startswith(("blocks", "prediction")) and name.endswith("kernel")
 
 
 @pytest.mark.long
@@ -63,8 +63,9 @@ def test_a_model_as_wide_as_its_base_is_the_model_without_the_key() -> None:
 
 @pytest.mark.long
 def test_kernels_of_blocks_start_smaller_by_the_root_of_the_width() -> None:
-    wide = weights(GPT(mup_config(32, **EXPERTS), jax.random.key(0)))
-    plain = weights(GPT(model_config(**WIDE, **EXPERTS), jax.random.key(0)))
+    more = EXPERTS | {"prediction_module": True}
+    wide = weights(GPT(mup_config(32, **more), jax.random.key(0)))
+    plain = weights(GPT(model_config(**WIDE, **more), jax.random.key(0)))
     for name, array in plain.items():
         hidden = 1 / 4 if "router" in name else 1 / 2
         factor = hidden if is_kernel_of_block(name) else 1
@@ -73,7 +74,8 @@ def test_kernels_of_blocks_start_smaller_by_the_root_of_the_width() -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("optimizer", "hidden", "changes"), [("adamw", 4.0, EXPERTS), ("muon", 2.0, {})]
+    ("optimizer", "hidden", "changes"),
+    [("adamw", 4.0, EXPERTS), ("muon", 2.0, {"prediction_module": True})],
 )
 def test_kernels_of_blocks_learn_slower_by_the_width_or_in_muon_its_root(
     optimizer: str, hidden: float, changes: dict[str, Any]

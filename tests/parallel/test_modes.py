@@ -227,7 +227,8 @@ def test_a_sharded_model_has_logits_and_validation_loss_of_one_device(mode: str)
     )
     assert logits_BSV.shape == (SEQUENCES, S, TOKENS)
     np.testing.assert_allclose(logits_BSV, expected, atol=1e-3 * np.abs(expected).max())
-    evaluation_step = make_evaluation_step(shared.run.train, shared.mesh)
+    train = shared.run.train
+    evaluation_step = make_evaluation_step(NextToken(train), train, shared.mesh)
     loss_B, count_B = evaluation_step(
         shared.model, *place_batch(shared.mesh, inputs_BS, targets_BS)
     )

@@ -11,6 +11,7 @@ from flax import nnx
 from jax.sharding import NamedSharding
 
 from rungs.config.run_config import RunConfig
+from rungs.objectives.next_token import NextToken
 from rungs.objectives.table import make_train_step
 from rungs.parallel import target_device
 from rungs.parallel.sharding import Layout, place_batch
@@ -45,7 +46,7 @@ def step_on(mode: str, data: int, last: int) -> tuple[StepResult, np.ndarray, li
     arrays = batch()
     result = make_train_step(train, mesh)(model, optimizer, *place_batch(mesh, *arrays))
     placed = place_batch(mesh, *(array[0] for array in arrays))
-    losses, _ = make_evaluation_step(train, mesh)(model, *placed)
+    losses, _ = make_evaluation_step(NextToken(train), train, mesh)(model, *placed)
     weights = [np.asarray(array) for array in jax.tree.leaves(nnx.state(model, nnx.Param))]
     return StepResult(*jax.device_get(tuple(result))), np.asarray(losses), weights
 

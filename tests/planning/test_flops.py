@@ -48,6 +48,8 @@ CASES = [
     PlanCase("recipe", "activations", "dp", 4, "bfloat16"),
     PlanCase("recipe", "full", "fsdp", 1, "bfloat16"),
     PlanCase("a-to-a", "dots", "fsdp", 1, "float32"),
+    PlanCase("multi-token", "dots", "fsdp", 1, "float32"),
+    PlanCase("masked", "none", "dp", 1, "bfloat16"),
 ]
 """Each family, and each remat policy in both modes."""
 WIDE = {"emb_dim": 768, "n_heads": 12, "n_layers": 2}
@@ -111,6 +113,14 @@ def test_flops_by_hand() -> None:
     conventional = flops.model_flops_per_token(shapes_of(model), model, 16)
     others = 3 * (3 * 8 + 8 + 2 * 32 + 8 + 4 * 8) + 2 * 8 - 3 * 3 * 8  # biases of it; norms
     assert conventional == 6 * (weights + 800 + others) + 12 * 3 * 8 * 16
+
+
+def test_a_prediction_module_counts_as_a_layer_that_uses_the_head_again() -> None:
+    sizes = {"vocab_size": 100, "emb_dim": 8, "n_heads": 2, "norm": "none", "positions": "none"}
+    plain, more = (model_config(**sizes, prediction_module=on) for on in (False, True))
+    one, other = (flops.model_flops_per_token(shapes_of(it), it, 16) for it in (plain, more))
+    layer = 12 * 64 + 8 + 32 + 8  # with biases of attention's output and the feed-forward layer
+    assert other - one == 6 * (2 * 64 + layer + 800) + 12 * 8 * 16
 
 
 @pytest.mark.parametrize(("target", "share"), [(Target("cpu"), 2), (Target("gpu", "8.0"), 1)])

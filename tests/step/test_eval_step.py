@@ -10,6 +10,7 @@ from rungs.data.tokens.dataset import Dataset
 from rungs.data.tokens.loader import ValidationData
 from rungs.data.tokens.sequences import IGNORED
 from rungs.model.gpt import GPT
+from rungs.objectives.next_token import NextToken
 from rungs.parallel.sharding import one_device
 from rungs.step.eval_step import make_evaluation_step, validation_loss
 from tests.support.token_datasets import configs, make_pairs, make_text, some_pairs, validation_rows
@@ -38,9 +39,8 @@ def test_losses_are_those_of_each_dataset(
     validation = ValidationData.of(config, datasets)
     assert validation is not None
     model = GPT(config.model, jax.random.key(1))
-    mean, by_dataset = validation_loss(
-        model, make_evaluation_step(config.train), validation, one_device()
-    )
+    step = make_evaluation_step(NextToken(config.train), config.train)
+    mean, by_dataset = validation_loss(model, step, validation, one_device())
 
     inputs_NS, targets_NS = validation_rows(validation).swapaxes(0, 1)
     logits_NSV = nnx.jit(lambda model: model(inputs_NS))(model)

@@ -47,6 +47,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "recipe": {**SIZE, **RECIPE, "n_kv_heads": 4},
     "a-to-a": {**SIZE, "n_layers": 0, "n_heads": None, "positions": "none", "norm": "none"},
 }
+FAMILIES["multi-token"] = {**LLAMA, "prediction_module": True}
+FAMILIES["masked"] = {**LLAMA, "bidirectional": True}
+OBJECTIVES: dict[str, dict[str, Any]] = {
+    "multi-token": {"objective": "multi_token"},
+    "masked": {"objective": "masked_diffusion", "target_offset": 0},
+}
+"""Of the families that have one of their own."""
 UNOPTIMIZED: dict[str, str | bool] = {"xla_backend_optimization_level": "0"}
 """Compile in half the time. The memory layout is the same as with optimization."""
 SEQUENCES = 16
@@ -76,6 +83,7 @@ class PlanCase(NamedTuple):
             "compute_dtype": self.dtype,
             "clipping_max_norm": 1.0,
             "sharding": {"mode": self.mode, "data": self.data, "tensor": 1},
+            **OBJECTIVES.get(self.family, {}),
         }
         model = model_config(**FAMILIES[self.family])
         return RunConfig(model, train_config(**{**settings, **changes}))

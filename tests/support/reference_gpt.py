@@ -20,6 +20,13 @@ EXPERTS = tuple(f"blocks.feed_forward.{name}." for name in ("gate", "up", "down"
 def forward(config: ModelConfig, weights: Weights, tokens: NDArray[np.int32]) -> list[Floats]:
     """Return, for one sequence of token ids (S,), the embedding (S, D), the output of each block
     (the last one after the final norm), and the logits (S, V)."""
+    states = hidden(config, weights, tokens)
+    states[-1], logits = unembed(config, weights, weights, states[-1])
+    return [*states, logits]
+
+
+def hidden(config: ModelConfig, weights: Weights, tokens: NDArray[np.int32]) -> list[Floats]:
+    """Return what `forward` does, without the final norm and logits."""
     embedding = weights["token_embedding.embedding"]
     scale = math.sqrt(config.emb_dim) if config.embedding_scale == "sqrt_emb_dim" else 1.0
     states = [embedding[tokens] * scale + positions(config, weights, len(tokens))]
@@ -34,10 +41,30 @@ def forward(config: ModelConfig, weights: Weights, tokens: NDArray[np.int32]) ->
             x = scale * x + skip * states[0]
         own = config_of_layer(config, number)
         states.append(block(own, layer, x, is_sliding(config, number), extra))
+    return states
+
+
+def unembed(
+    config: ModelConfig, weights: Weights, normed_by: Weights, x: Floats
+) -> tuple[Floats, Floats]:
+    """Return x (S, D), normalized with the final norm of `normed_by`, and the logits (S, V)."""
     if config.norm_placement != "after":
-        states[-1] = norm(config, weights, "final_norm", states[-1])
+        x = norm(config, normed_by, "final_norm", x)
+    embedding = weights["token_embedding.embedding"]
     head = embedding.T if config.tied_embeddings else weights["head.kernel"]
-    return [*states, soft_cap(states[-1] @ head, config.final_soft_cap)]
+    return x, soft_cap(x @ head, config.final_soft_cap)
+
+
+def further_logits(config: ModelConfig, weights: Weights, tokens: NDArray[np.int32]) -> Floats:
+    """Return the logits (S − 1, V) of the module of multi-token prediction, for the token after the
+    next of each position but the last (DeepSeek-V3, 2024, equations 21 to 23)."""
+    prefix, x = "prediction.", hidden(config, weights, tokens)[-1]
+    own = {name.removeprefix(prefix): w for name, w in weights.items() if prefix in name}
+    before = norm(config, own, "hidden_norm", x[:-1])
+    known = norm(config, own, "embedding_norm", weights["token_embedding.embedding"][tokens[1:]])
+    x = np.concatenate([before, known], axis=-1) @ own["projection.kernel"]
+    layer = {name: w[0] for name, w in own.items() if name.startswith("blocks.")}
+    return unembed(config, weights, own, block(config, layer, x, is_sliding(config, 0)))[1]
 
 
 def config_of_layer(config: ModelConfig, number: int) -> ModelConfig:
@@ -143,6 +170,7 @@ def self_attention(
     for s in range(len(x)):
         width = min(s + 1, config.sliding_window) if sliding and config.sliding_window else s + 1
         visible[s, s + 1 - width : s + 1] = True
+    visible |= config.bidirectional
     query, key, value = projections(config, layer, x, sliding)
     if extra is not None:
         rows, gate = extra

@@ -67,6 +67,14 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "a teacher": (DISTILLED, {"n_layers": 1}),
     "a teacher's stored predictions": (DISTILLED | {"teacher_top_k": 7}, {"n_layers": 1}),
+    "multi-token prediction with muon": (
+        {"objective": "multi_token", "optimizer": "muon", "ema_decay": 0.9},
+        {"prediction_module": True},
+    ),
+    "masked diffusion": (
+        {"objective": "masked_diffusion", "target_offset": 0, "epochs": 2, "shuffle": True},
+        {"vocab_size": 65, "bidirectional": True},
+    ),
     "an objective of one's own": ({}, {}),
 }
 STATE = {"muon, averaged, in fsdp": "model.ema.", "adamw in float8": "float8.amaxes"}

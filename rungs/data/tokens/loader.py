@@ -301,16 +301,16 @@ def _prefetch(batches: Any) -> Iterator[Any]:
 
 def _split_problems(config: RunConfig, datasets: dict[str, Dataset], split: Split) -> Iterator[str]:
     """Yield one line per reason why the config does not fit the split of a dataset."""
-    train, vocab_size = config.train, config.model.vocab_size
+    train, vocab_size, masks = config.train, config.model.vocab_size, config.model.bidirectional
     for name in train.datasets:
         if split not in datasets[name].splits:
             continue
         description = datasets[name].description.splits[split]
         where = f"{split} split of dataset {name}"
-        if (largest := description.largest_token_id) >= vocab_size:
+        if (largest := description.largest_token_id) >= vocab_size - masks:
             yield (
                 f"{MODEL_FILE}: vocab_size: {vocab_size} is too small for the token id {largest} in"
-                f" the {where}; at least {largest + 1}"
+                f" the {where}; at least {largest + 1 + masks}" + ", with the mask" * masks
             )
         is_preferences = bool(description.pairs and description.pairs.is_preferences)
         if train.learns_preferences != is_preferences:

@@ -1,9 +1,9 @@
-"""Causal attention over full sequences, one block of queries at a time.
+"""Attention over full sequences, one block of queries at a time.
 
-A block computes scores only for keys that one of its queries attends to, half of the square; the
-full score matrix is never materialized. For the backward pass (Dao et al. 2022, "FlashAttention",
-section B.2) a CPU keeps the attention weights unless `remat` recomputes them; other devices always
-recompute them. The plain form is `attention.plain_attention`.
+A block computes scores only for keys that one of its queries attends to, half of the square if
+attention is causal; the full score matrix is never materialized. For the backward pass (Dao et al.
+2022, "FlashAttention", section B.2) a CPU keeps the attention weights unless `remat` recomputes
+them; other devices always recompute them. The plain form is `attention.plain_attention`.
 
 Axes as in `gpt.py`, and
     X key heads of all sequences (B · K), G query heads per key head,
@@ -33,7 +33,7 @@ MASKED_SCORE = -1e30
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=["starts_BS"],
-    meta_fields=["scale", "window", "soft_cap"],
+    meta_fields=["scale", "window", "soft_cap", "is_causal"],
 )
 @dataclasses.dataclass(frozen=True)
 class Scoring:
@@ -47,27 +47,40 @@ class Scoring:
     """Bound on the absolute value of scores; None for no bound."""
     starts_BS: Array | None = None
     """Position of the first key that each query may attend to, at most its own; None for 0."""
+    is_causal: bool = True
+    """Whether queries attend to no later key. False: to all of their document; without window."""
 
     def is_seen(self, distance: Array) -> Array:
         """Return whether a query attends to a key `distance` tokens before it."""
+        if not self.is_causal:
+            return jnp.ones_like(distance, bool)
         seen = distance >= 0
         return seen if self.window is None else seen & (distance < self.window)
 
     def mask(self, length: int) -> Array:
         """Return mask_ST of full sequences or, with `starts_BS`, mask_B1ST."""
-        position = jnp.arange(length)
-        mask_ST = self.is_seen(position[:, None] - position)
+        mask = self.mask_of(QueryBlock(0, length, 0, length))
+        return mask if self.starts_BS is None else mask[:, None]
+
+    def mask_of(self, block: "QueryBlock") -> Array:
+        """Return mask_ST of a block's queries and keys or, with `starts_BS`, mask_BST."""
+        keys_T = jnp.arange(block.first_key, block.end_key)
+        mask_ST = self.is_seen(jnp.arange(block.first, block.end)[:, None] - keys_T)
         if self.starts_BS is None:
             return mask_ST
-        return mask_ST & (position >= self.starts_BS[:, None, :, None])
+        start_BS1 = self.starts_BS[:, block.first : block.end, None]
+        if not self.is_causal:
+            return start_BS1 == self.starts_BS[:, None, block.first_key : block.end_key]
+        return mask_ST & (keys_T >= start_BS1)
 
 
 class QueryBlock(NamedTuple):
-    """Queries `first` to before `end`, which attend to keys `first_key` to before `end`."""
+    """Queries `first` to before `end`, which attend to keys `first_key` to before `end_key`."""
 
     first: int
     end: int
     first_key: int
+    end_key: int
 
     def queries(self, x_XGSH: Array) -> Array:
         """Return x_XQH, the block's queries of x."""
@@ -76,15 +89,16 @@ class QueryBlock(NamedTuple):
 
     def keys(self, x_XTH: Array) -> Array:
         """Return the keys of x that the block attends to."""
-        return x_XTH[:, self.first_key : self.end]
+        return x_XTH[:, self.first_key : self.end_key]
 
 
-def query_blocks(length: int, window: int | None) -> Iterator[QueryBlock]:
+def query_blocks(length: int, scoring: Scoring) -> Iterator[QueryBlock]:
     """Yield the blocks of a sequence, in order."""
     size = min(max(-(-length // PREFERRED_BLOCKS), MIN_QUERIES), MAX_QUERIES)
     for first in range(0, length, size):
-        first_key = 0 if window is None else max(first - window + 1, 0)
-        yield QueryBlock(first, min(first + size, length), first_key)
+        first_key = 0 if scoring.window is None else max(first - scoring.window + 1, 0)
+        end = min(first + size, length)
+        yield QueryBlock(first, end, first_key, end if scoring.is_causal else length)
 
 
 def keeps_weights() -> bool:
@@ -136,7 +150,7 @@ def _forward(
         merged_keys(value),
     )
     parts, totals, weights = [], [], []
-    for block in query_blocks(query.shape[1], scoring.window):
+    for block in query_blocks(query.shape[1], scoring):
         scores_XQT, slope_XQT = block_scores(scoring, block, query_XGSH, key_XTH)
         shifted_XQT = scores_XQT - scores_XQT.max(axis=-1, keepdims=True)
         exponentials_XQT = target_device.cpu_barrier(jnp.exp(shifted_XQT).astype(value.dtype))
@@ -164,7 +178,7 @@ def _backward(
     # divided by the totals here, where there are fewer elements than weights
     dy_XGSH = (dy_XGSH / totals_XGS1).astype(query.dtype)
     query_parts, key_parts, value_parts = [], [], []
-    blocks = query_blocks(query.shape[1], scoring.window)
+    blocks = query_blocks(query.shape[1], scoring)
     for block, (exponentials_XQT, slope_XQT) in zip(blocks, weights, strict=True):
         query_XQH, dy_XQH = block.queries(query_XGSH), block.queries(dy_XGSH)
         dy_times_y = dy_XQH.astype(jnp.float32) * block.queries(y_XGSH)
@@ -198,10 +212,8 @@ def block_scores(
     if scoring.soft_cap is not None:
         share = jnp.tanh(scores / scoring.soft_cap)
         scores, slope = scoring.soft_cap * share, 1 - share * share
-    keys_T = jnp.arange(block.first_key, block.end)
-    mask = scoring.is_seen(jnp.arange(block.first, block.end)[:, None] - keys_T)
+    mask = scoring.mask_of(block)
     if scoring.starts_BS is not None:
-        mask = mask & (keys_T >= scoring.starts_BS[:, block.first : block.end, None])
         mask = jnp.repeat(mask, query_XGSH.shape[0] // len(mask), axis=0)
     mask = jnp.concatenate([mask] * query_XGSH.shape[1], axis=-2)
     return jnp.where(mask, scores, MASKED_SCORE), slope
@@ -236,7 +248,7 @@ def merged_keys(x_BSKH: Array) -> Array:
 def _as_keys(key_BSKH: Array, scale: float, parts: list[tuple[QueryBlock, Array]]) -> Array:
     """Return the scaled sum of the blocks' gradients x_XHT in the layout and dtype of the keys."""
     batch, length, heads, width = key_BSKH.shape
-    padding = [((0, 0), (0, 0), (block.first_key, length - block.end)) for block, _ in parts]
+    padding = [((0, 0), (0, 0), (block.first_key, length - block.end_key)) for block, _ in parts]
     padded = [jnp.pad(x_XHT, by) for (_, x_XHT), by in zip(parts, padding, strict=True)]
     x_XHT = functools.reduce(jnp.add, padded) * scale
     x_BSKH = x_XHT.reshape(batch, heads, width, length).transpose(0, 3, 1, 2)

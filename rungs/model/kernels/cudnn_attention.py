@@ -28,7 +28,7 @@ def causal_attention(
         key_BSKH,
         value_BSKH,
         scale=scoring.scale,
-        is_causal=True,
+        is_causal=scoring.is_causal,
         local_window_size=None if scoring.window is None else (scoring.window - 1, 0),
         implementation="cudnn",
     )
