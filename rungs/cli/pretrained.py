@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, get_args
 import click
 
 from rungs.cli.options import DATASETS_DIR_OPTION, WEIGHTS_OPTION
-from rungs.common.errors import UserError
+from rungs.common.errors import RunFailure, UserError
 from rungs.common.shown_text import command_line, quoted
 from rungs.config.option_values import GGUFDtype
 
 if TYPE_CHECKING:
     from rungs.config.model_config import ModelConfig
+    from rungs.huggingface.exporting import Export
+    from rungs.huggingface.model_card import ModelCard
     from rungs.run.folder import RunFolder
 
 EXIT_DIVERGED = 1
@@ -210,6 +212,11 @@ def export_adapter(checkpoint: str, folder: Path) -> None:
 @click.argument("checkpoint", metavar="RUN_OR_CHECKPOINT")
 @click.argument("name", metavar="OWNER/NAME")
 @WEIGHTS_OPTION
+@click.option(
+    "--all-steps",
+    is_flag=True,
+    help="Upload every checkpoint of a run, too, each as a revision of its own, such as step1000.",
+)
 @click.option("--public", is_flag=True, help="Make a new repository public; private by default.")
 @click.option(
     "--gguf",
@@ -220,6 +227,7 @@ def export_adapter(checkpoint: str, folder: Path) -> None:
 def upload(
     checkpoint: str,
     name: str,
+    all_steps: bool,
     public: bool,
     gguf: str | None,
     datasets_dir: Path | None,
@@ -228,34 +236,63 @@ def upload(
     """Upload a model for transformers to the Hugging Face hub, with a model card.
 
     RUN_OR_CHECKPOINT is as for export. An earlier upload of the same name is replaced; the
-    repository's history keeps it. Needs a login with `hf auth login`, or HF_TOKEN.
+    repository's history keeps it. Only what the hub lacks is sent; then the checksums that it lists
+    are compared with the files here. Needs a login with `hf auth login`, or HF_TOKEN.
     """
     with importing():
         from rungs.checkpointing.checkpoint_folder import find_averaged_weights
         from rungs.common import hub
         from rungs.data.catalog import find_datasets_dir
         from rungs.huggingface import exporting, model_card
-        from rungs.huggingface.gguf.reading import SUFFIX as GGUF_SUFFIX
-        from rungs.huggingface.gguf.writing import GGUFExport
 
     hub.check_upload(name)
-    checkpoint = str(find_averaged_weights(checkpoint)) if averaged else checkpoint
-    plan = exporting.Export(checkpoint)
-    file = GGUFExport(plan, gguf) if gguf else None
-    file_name = f"{name.partition('/')[2]}-{gguf}{GGUF_SUFFIX}" if gguf else None
-    card = model_card.ModelCard(name, plan, find_datasets_dir(datasets_dir), file_name)
-    click.echo(plan.summary())
-    with tempfile.TemporaryDirectory(prefix=".", suffix=".partial", dir=".") as place:
-        folder = Path(place)
-        notes = plan.write(folder)
-        if file and file_name:
-            file.write(folder / file_name, Path(file_name).stem)
-            notes = [*notes, *(note for note in file.notes if note not in notes)]
-        card.write(folder)
-        address = hub.upload_model(name, folder, is_private=not public)
+    places = (every_step(checkpoint) if all_steps else {}) | {hub.MAIN: checkpoint}
+    datasets, wrong = find_datasets_dir(datasets_dir), list[str]()
+    for revision, place in places.items():
+        plan = exporting.Export(str(find_averaged_weights(place)) if averaged else place)
+        click.echo(f"{revision}: {plan.summary()}")
+        file_name = f"{name.partition('/')[2]}-{gguf}.gguf" if gguf else None
+        card = model_card.ModelCard(name, revision, plan, datasets, file_name)
+        with tempfile.TemporaryDirectory(prefix=".", suffix=".partial", dir=".") as folder:
+            notes = write_upload(Path(folder), plan, card, gguf, file_name)
+            address, differences = hub.upload_model(
+                name, revision, Path(folder), is_private=not public
+            )
+        wrong += differences
     for note in notes:
         click.echo(note)
+    if wrong:
+        raise RunFailure("\n".join(wrong) + "\nthe hub has other files; run this again")
     click.echo(f"{address}: uploaded. Its card names no license; add one there")
+
+
+def every_step(run: str) -> dict[str, str]:
+    """Return the checkpoints of a run by the revisions that they become. Raises UserError if there
+    is none, or one is damaged."""
+    from rungs.checkpointing.checkpoint_folder import list_checkpoints, unusable_checkpoints
+    from rungs.run.folder import RunFolder, find_run
+
+    folder = RunFolder(find_run(run)).checkpoints
+    for error in unusable_checkpoints(folder).values():
+        raise error
+    if found := {f"step{one.step}": str(one.folder) for one in list_checkpoints(folder)}:
+        return found
+    raise UserError(f"--all-steps: {run} has no checkpoints; name a run folder that has some")
+
+
+def write_upload(
+    folder: Path, plan: "Export", card: "ModelCard", gguf: str | None, file_name: str | None
+) -> list[str]:
+    """Write all files of an upload into a folder. Return notes on missing parts."""
+    from rungs.huggingface.gguf.writing import GGUFExport
+
+    file = GGUFExport(plan, gguf) if gguf else None
+    notes = plan.write(folder)
+    if file and file_name:
+        file.write(folder / file_name, Path(file_name).stem)
+        notes += [note for note in file.notes if note not in notes]
+    card.write(folder)
+    return notes
 
 
 def how_to_fine_tune(target: Path, model: "ModelConfig") -> str:

@@ -21,6 +21,9 @@ _MODEL_FILES = [
 """Patterns of the files of a model that are downloaded."""
 
 
+MAIN = "main"
+"""The revision that is meant if none is named."""
+_UPLOADED_WEIGHTS = ["*.safetensors", "*.safetensors.index.json", "*.gguf"]
 _NO_DOWNLOAD = "cannot be downloaded from the Hugging Face hub"
 _ON_DOWNLOAD = (
     "check the connection and HF_HUB_OFFLINE, or copy its folder from a machine that has it"
@@ -153,21 +156,47 @@ def require_login(what: str) -> str:
     )
 
 
-def upload_model(name: str, folder: Path, *, is_private: bool) -> str:
-    """Upload a folder as a model repository, in one commit, and return its address. Weights of an
-    earlier upload are deleted. Raises UserError if the hub refuses it or cannot be reached. `name`
-    is `owner/name`; a repository that is created is private if `is_private`."""
+def upload_model(
+    name: str, revision: str, folder: Path, *, is_private: bool
+) -> tuple[str, list[str]]:
+    """Upload a folder as a revision of a model repository, in one commit, unless the hub has the
+    same. Return the repository's address, and how the revision then differs from the folder.
+    Weights of an earlier upload are deleted. Raises UserError if the hub refuses it or cannot be
+    reached. `name` is `owner/name`; a repository that is created is private if `is_private`."""
     from huggingface_hub import HfApi
 
     with _hub_errors(f"model {name}", _NO_UPLOAD, _ON_UPLOAD):
         address = HfApi().create_repo(name, private=is_private, exist_ok=True)
-        HfApi().upload_folder(
-            repo_id=name,
-            folder_path=folder,
-            commit_message="Upload a model trained with Rungs",
-            delete_patterns=["*.safetensors", "*.safetensors.index.json", "*.gguf"],
-        )
-    return str(address)
+        if revision != MAIN:
+            # from a commit without weights: while the upload lasts, nobody gets those of main
+            first = HfApi().list_repo_commits(name)[-1].commit_id
+            HfApi().create_branch(name, branch=revision, revision=first, exist_ok=True)
+        if _differences(name, revision, folder):
+            HfApi().upload_folder(
+                repo_id=name,
+                revision=revision,
+                folder_path=folder,
+                commit_message="Upload a model trained with Rungs",
+                delete_patterns=_UPLOADED_WEIGHTS,
+            )
+        return str(address), _differences(name, revision, folder)
+
+
+def _differences(name: str, revision: str, folder: Path) -> list[str]:
+    """Return how a revision differs from a folder, by the checksums that the hub lists. Files of
+    the hub alone count if they are weights."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.utils import filter_repo_objects
+
+    found = HfApi().verify_repo_checksums(name, revision=revision, local_dir=folder)
+    others = filter_repo_objects(found.missing_paths, allow_patterns=_UPLOADED_WEIGHTS)
+    changed = [
+        f"{one['path']} has {one['algorithm']} {one['expected']}, here {one['actual']}"
+        for one in found.mismatches
+    ]
+    lacking = [f"{path} is missing" for path in found.extra_paths]
+    strange = [f"{path} is not of this model" for path in others]
+    return [f"{name}, {revision}: {one}" for one in [*changed, *lacking, *strange]]
 
 
 def check_upload(name: str) -> None:

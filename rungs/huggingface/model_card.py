@@ -10,6 +10,7 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCardData
 
 from rungs.checkpointing.manifest import META_FILE, CheckpointMeta, read_checkpoint
+from rungs.common.hub import MAIN
 from rungs.common.paths import refuse_link_out
 from rungs.config.reinforce_config import ReinforceConfig
 from rungs.config.train_config import TrainConfig
@@ -26,13 +27,14 @@ Rows = list[tuple[str, str]]
 
 
 class ModelCard:
-    """The card of a checkpoint that is uploaded as `owner/name`, with a GGUF file of the name
-    `gguf` if there is one. `datasets_dir` may still have the datasets that it was trained on."""
+    """The card of a checkpoint that is uploaded as a revision of `owner/name`, with a GGUF file of
+    the name `gguf` if there is one. `datasets_dir` may still have the datasets that it was trained
+    on."""
 
     def __init__(
-        self, name: str, export: Export, datasets_dir: Path, gguf: str | None = None
+        self, name: str, revision: str, export: Export, datasets_dir: Path, gguf: str | None
     ) -> None:
-        self._name, self._export, self._gguf = name, export, gguf
+        self._name, self._revision, self._export, self._gguf = name, revision, export, gguf
         header, checkpoint = export.weights.header, export.weights.path.parent
         self._model, self._train, self._origin = header.model, header.train, header.origin
         has_meta = (checkpoint / META_FILE).is_file()
@@ -144,17 +146,20 @@ class ModelCard:
         return ", ".join(parts)
 
     def _use_text(self) -> str:
+        is_main = self._revision == MAIN
+        argument = "" if is_main else f', revision="{self._revision}"'
+        option = "" if is_main else f" --revision {self._revision}"
         text = f"""```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-model = AutoModelForCausalLM.from_pretrained("{self._name}")
-tokenizer = AutoTokenizer.from_pretrained("{self._name}")
+model = AutoModelForCausalLM.from_pretrained("{self._name}"{argument})
+tokenizer = AutoTokenizer.from_pretrained("{self._name}"{argument})
 ```
 
 With Rungs:
 
 ```sh
-uvx --from rungs-lm rungs pretrained import {self._name} runs/{self._name.partition("/")[2]}
+uvx --from rungs-lm rungs pretrained import {self._name} runs/{self._name.partition("/")[2]}{option}
 ```"""
         if self._gguf:
             text += f"""

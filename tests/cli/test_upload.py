@@ -1,17 +1,19 @@
 """`pretrained.py upload`: what arrives on the hub, through a local server, and what is refused."""
 
 import errno
+import hashlib
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
-from huggingface_hub import ModelCard, constants
+from huggingface_hub import HfApi, ModelCard, constants
 
 from rungs.checkpointing import checkpoint_folder
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
-from rungs.checkpointing.manifest import write_manifest
+from rungs.checkpointing.manifest import META_FILE, write_manifest
 from rungs.checkpointing.weights_file import WeightsHeader, write_weights
 from rungs.cli import pretrained
 from rungs.common.errors import UserError, system_error
@@ -31,6 +33,7 @@ from rungs.huggingface.tensors import model_parameters
 from rungs.run import records
 from rungs.run.folder import RunFolder
 from rungs.run.records import Evaluation
+from tests.support.commands import run_script
 from tests.support.configs import ONE_FILE, train_config
 from tests.support.published_models import MODELS
 from tests.support.writable_hub import WritableHub, writable_hub
@@ -99,6 +102,19 @@ def datasets_dir(tmp_path: Path) -> Path:
     source = Source(kind="documents", revision="d" * 40, documents=documents)
     write_description(folder, DatasetDescription(source=source, splits={"train": split}))
     return folder.parents[1]
+
+
+def add_checkpoint(run: RunFolder, step: int) -> None:
+    """Add a checkpoint with other weights, and worse."""
+    [first] = [one for one in list_checkpoints(run.checkpoints) if one.step == 7]
+    folder = run.checkpoints / f"20260102Z000000-step-{step:06d}"
+    shutil.copytree(first.folder, folder, ignore=shutil.ignore_patterns(META_FILE))
+    weights = first.weights
+    changed = {name: weights.array(name) + np.float32(step) for name in weights.names()}
+    write_weights(folder, changed, weights.header, ONE_FILE)
+    losses = {"validation_loss": 3.0, "selection_loss": 3.0}
+    write_manifest(folder, first.meta.model_copy(update={"global_step": step, **losses}))
+    checkpoint_folder.update_links(run.checkpoints)
 
 
 def upload(run: RunFolder | Path, *options: object, name: str = NAME) -> Result:
@@ -234,3 +250,94 @@ def test_a_gguf_file_is_added_on_request(run: RunFolder, hub: WritableHub, tmp_p
     card = hub.repositories[NAME]["README.md"].decode()
     assert "llama-cli -hf me/tiny -hff tiny-q8_0.gguf" in card
     assert ModelCard(card).data.to_dict()["tags"] == ["rungs", "jax", "gguf"]
+
+
+def exported(checkpoint: Path, folder: Path) -> dict[str, bytes]:
+    """Return the files of a checkpoint's export, by name."""
+    folder.mkdir()
+    Export(str(checkpoint)).write(folder)
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_every_step_is_a_revision(run: RunFolder, hub: WritableHub, tmp_path: Path) -> None:
+    for step in (8, 1000):
+        add_checkpoint(run, step)
+    result = upload(run, "--all-steps")
+    assert result.exit_code == 0, result.output
+    assert set(hub.branches) == {(NAME, f"step{step}") for step in (7, 8, 1000)}
+    assert len(hub.commits) == 4
+    for one in list_checkpoints(run.checkpoints):
+        files = hub.branches[NAME, f"step{one.step}"]
+        expected = exported(one.folder, tmp_path / f"expected-{one.step}")
+        assert files.items() >= expected.items()
+        card = files["README.md"].decode()
+        assert f'AutoModelForCausalLM.from_pretrained("{NAME}", revision="step{one.step}")' in card
+        assert f"import {NAME} runs/tiny --revision step{one.step}\n" in card
+        assert f"| steps | {one.step + 1:,} of 100 |" in card
+    weights = {files["model.safetensors"] for files in hub.branches.values()}
+    assert len(weights) == 3
+    assert hub.repositories[NAME]["model.safetensors"] in weights
+    assert "revision" not in hub.repositories[NAME]["README.md"].decode()
+
+
+def test_a_second_upload_sends_what_is_missing_or_different(
+    run: RunFolder, hub: WritableHub
+) -> None:
+    add_checkpoint(run, 8)
+    assert upload(run, "--all-steps").exit_code == 0
+    before = {name: dict(files) for name, files in hub.branches.items()}
+    hub.commits.clear()
+    assert upload(run, "--all-steps").exit_code == 0
+    assert hub.commits == []
+    hub.branches[NAME, "step7"]["config.json"] = b"{}"
+    hub.branches[NAME, "step8"]["model-00001-of-00001.safetensors"] = b"old"
+    add_checkpoint(run, 9)
+    assert upload(run, "--all-steps").exit_code == 0
+    assert len(hub.commits) == 3
+    assert hub.branches.pop((NAME, "step9"))
+    assert hub.branches == before
+
+
+def test_a_revision_with_wrong_weights_is_named(run: RunFolder, hub: WritableHub) -> None:
+    for step in (8, 9):
+        add_checkpoint(run, step)
+    wrong = b"of another step" * 100
+    hub.served["step8", "model.safetensors"] = wrong
+    failed = run_script("pretrained.py", "upload", run.path, NAME, "--all-steps")
+    assert failed.returncode == 1
+    errors = [line for line in failed.stderr.splitlines() if line.startswith("error: ")]
+    there = hashlib.sha256(wrong).hexdigest()
+    assert errors[0].startswith(f"error: {NAME}, step8: model.safetensors has sha256 {there}, here")
+    assert "run this again" in errors[1]
+    assert len(errors) == 2
+    assert set(hub.branches) == {(NAME, f"step{step}") for step in (7, 8, 9)}
+    hub.served.clear()
+    hub.commits.clear()
+    assert upload(run, "--all-steps").exit_code == 0
+    assert len(hub.commits) == 1
+
+
+def test_an_upload_that_breaks_off_leaves_no_weights_of_main(
+    run: RunFolder, hub: WritableHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert upload(run).exit_code == 0
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError("connection lost")
+
+    monkeypatch.setattr(HfApi, "upload_folder", fail)
+    assert isinstance(upload(run, "--all-steps").exception, UserError)
+    assert hub.branches == {(NAME, "step7"): {}}
+
+
+def test_all_steps_need_a_run_without_damaged_checkpoints(run: RunFolder, hub: WritableHub) -> None:
+    add_checkpoint(run, 8)
+    old, new = list_checkpoints(run.checkpoints)
+    refused = upload(old.folder, "--all-steps")
+    assert isinstance(refused.exception, UserError)
+    assert "name a run folder" in str(refused.exception)
+    (new.folder / META_FILE).write_text("{}")
+    refused = upload(run, "--all-steps")
+    assert isinstance(refused.exception, UserError)
+    assert str(new.folder) in str(refused.exception)
+    assert hub.repositories == {}

@@ -1,7 +1,7 @@
 """A local server on which huggingface_hub can create repositories, upload and list files.
 
-It speaks the hub's HTTP API as the library uses it: creation, `preupload`, git LFS's batch API,
-commits as JSON lines, trees, paths and downloads. Large files are uploaded through LFS.
+It speaks the hub's HTTP API as the library uses it: creation, branches, `preupload`, git LFS's
+batch API, commits as JSON lines, trees, paths and downloads. Large files are uploaded through LFS.
 """
 
 import base64
@@ -22,6 +22,8 @@ from tests.support.local_server import LocalServer, use_server
 LARGE = 1000
 """Size in bytes from which a file is uploaded through LFS."""
 REVISION = "b" * 40
+FIRST = "f" * 40
+"""The commit with which a repository begins, without files."""
 
 Reply = tuple[int, Any]
 
@@ -30,7 +32,9 @@ class WritableHub(LocalServer):
     """Holds repositories in memory.
 
     Attributes:
-        repositories: the files of each repository, by its id.
+        repositories: the files of each repository's main branch, by its id.
+        branches: the files of the other branches, by the repository's id and the branch's name.
+        served: what it has in place of a file that is uploaded, by branch and path.
         private: the ids of the private ones.
         commits: the message of each commit.
         token: what a client must send to write.
@@ -38,6 +42,8 @@ class WritableHub(LocalServer):
 
     def __init__(self) -> None:
         self.repositories: dict[str, dict[str, bytes]] = {}
+        self.branches: dict[tuple[str, str], dict[str, bytes]] = {}
+        self.served: dict[tuple[str, str], bytes] = {}
         self.private: set[str] = set()
         self.commits: list[str] = []
         self.token = "hf_right"
@@ -46,11 +52,13 @@ class WritableHub(LocalServer):
 
     def get(self, path: str, is_recursive: bool) -> Reply:
         """Answer a GET or HEAD request."""
-        if found := re.fullmatch(r"/([^/]+/[^/]+)/resolve/[^/]+/(.+)", path):
-            body = self.repositories.get(found[1], {}).get(found[2])
+        if found := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
+            body = (self._files(found[1], found[2]) or {}).get(found[3])
             return (404, "EntryNotFound") if body is None else (200, body)
-        if found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/tree/[^/]+(?:/(.*))?", path):
-            return self._tree(found[1], found[2] or "", is_recursive)
+        if found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/tree/([^/]+)(?:/(.*))?", path):
+            return self._tree(self._files(found[1], found[2]), found[3] or "", is_recursive)
+        if re.fullmatch(r"/api/models/([^/]+/[^/]+)/commits/main", path):
+            return 200, [_listed(REVISION), _listed(FIRST)]
         found = re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/[^/]+)?", path)
         if found and found[1] in self.repositories:
             return 200, {"id": found[1], "sha": REVISION, "siblings": []}
@@ -64,10 +72,13 @@ class WritableHub(LocalServer):
             return 200, {"errors": [], "warnings": []}
         if found := re.fullmatch(r"/([^/]+/[^/]+)\.git/info/lfs/objects/batch", path):
             return 200, {"objects": [self._upload(each) for each in json.loads(body)["objects"]]}
-        found = re.fullmatch(r"/api/models/([^/]+/[^/]+)/(preupload|commit|paths-info)/main", path)
-        if found is None or found[1] not in self.repositories:
+        if found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/branch/([^/]+)", path):
+            return self._branch(found[1], found[2], json.loads(body).get("startingPoint"))
+        pattern = r"/api/models/([^/]+/[^/]+)/(preupload|commit|paths-info)/([^/]+)"
+        found = re.fullmatch(pattern, path)
+        files = self._files(found[1], found[3]) if found else None
+        if found is None or files is None:
             return 404, "RepoNotFound"
-        files = self.repositories[found[1]]
         if found[2] == "preupload":
             return 200, {"files": [_mode(file) for file in json.loads(body)["files"]]}
         if found[2] == "paths-info":
@@ -75,11 +86,22 @@ class WritableHub(LocalServer):
             found_paths = [_entry(path, files[path]) for path in paths if path in files]
             folders = [path for path in paths if any(name.startswith(f"{path}/") for name in files)]
             return 200, [*found_paths, *map(_folder, folders)]
-        return self._commit(found[1], [json.loads(line) for line in body.splitlines()])
+        return self._commit(found[1], found[3], [json.loads(line) for line in body.splitlines()])
 
     def put(self, path: str, body: bytes) -> Reply:
         """Answer a PUT request: the content of a large file."""
         self._large[path.rsplit("/", 1)[1]] = body
+        return 200, {}
+
+    def _files(self, name: str, revision: str) -> dict[str, bytes] | None:
+        if revision in ("main", REVISION):
+            return self.repositories.get(name)
+        return self.branches.get((name, revision))
+
+    def _branch(self, name: str, branch: str, start: str | None) -> Reply:
+        if (name, branch) in self.branches:
+            return 409, "branch exists"
+        self.branches[name, branch] = {} if start == FIRST else dict(self.repositories[name])
         return 200, {}
 
     def _create(self, wanted: dict[str, Any]) -> Reply:
@@ -96,8 +118,8 @@ class WritableHub(LocalServer):
         upload = {"href": f"{self.address}/lfs/{wanted['oid']}"}
         return {"oid": wanted["oid"], "size": wanted["size"], "actions": {"upload": upload}}
 
-    def _commit(self, name: str, lines: list[dict[str, Any]]) -> Reply:
-        changed = dict(self.repositories[name])
+    def _commit(self, name: str, branch: str, lines: list[dict[str, Any]]) -> Reply:
+        changed = dict(self._files(name, branch) or {})
         for line in lines:
             value = line["value"]
             if line["key"] == "header":
@@ -108,16 +130,19 @@ class WritableHub(LocalServer):
                 changed[value["path"]] = self._large[value["oid"]]
             elif line["key"] == "deletedFile":
                 del changed[value["path"]]
-        self.repositories[name] = changed
+        changed |= {path: body for (of, path), body in self.served.items() if of == branch}
+        if branch == "main":
+            self.repositories[name] = changed
+        else:
+            self.branches[name, branch] = changed
         url = f"{self.address}/{name}/commit/{REVISION}"
         return 200, {"success": True, "commitUrl": url, "commitOid": REVISION}
 
-    def _tree(self, name: str, folder: str, is_recursive: bool) -> Reply:
-        if name not in self.repositories:
+    def _tree(self, files: dict[str, bytes] | None, folder: str, is_recursive: bool) -> Reply:
+        if files is None:
             return 404, "RepoNotFound"
         start = f"{folder}/" if folder else ""
-        files = self.repositories[name].items()
-        inside = {path: body for path, body in files if path.startswith(start)}
+        inside = {path: body for path, body in files.items() if path.startswith(start)}
         if folder and not inside:
             return 404, "EntryNotFound"
         found: dict[str, bytes | None] = {}
@@ -151,11 +176,16 @@ def _mode(file: dict[str, Any]) -> dict[str, Any]:
 
 def _entry(path: str, body: bytes) -> dict[str, Any]:
     entry = {"type": "file", "path": path, "size": len(body)}
-    entry["oid"] = hashlib.sha1(body).hexdigest()
+    entry["oid"] = hashlib.sha1(b"blob %d\0" % len(body) + body).hexdigest()  # as git's
     if len(body) >= LARGE:
         sha256 = hashlib.sha256(body).hexdigest()
         entry["lfs"] = {"oid": sha256, "size": len(body), "pointerSize": 130}
     return entry
+
+
+def _listed(commit: str) -> dict[str, Any]:
+    date = "2026-01-01T00:00:00.000Z"
+    return {"id": commit, "title": "", "message": "", "authors": [], "date": date}
 
 
 def _folder(path: str) -> dict[str, Any]:
