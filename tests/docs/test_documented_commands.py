@@ -254,8 +254,14 @@ def test_commands_take_their_arguments(page: str) -> None:
             line.replace("FILE …", "README.md").replace("FOLDER", "docs").split(" & uv run ")
         ):
             script, *words = shlex.split(part)
+            if script == "pytest":
+                assert all((ROOT / word.partition("::")[0]).exists() for word in paths_in(words))
             if script.endswith(".py") and words != ["…"] and has_options(script):
                 check_arguments(script, words)
+
+
+def paths_in(words: list[str]) -> list[str]:
+    return [word for word in words if word.startswith(("tests", "assignment"))]
 
 
 def has_options(script: str) -> bool:

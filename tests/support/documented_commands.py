@@ -11,9 +11,12 @@ PAGES = [
     "README.md",
     "runs/README.md",
     "CONTRIBUTING.md",
+    "AGENTS.md",
+    "benchmarks/README.md",
     "assignment/README.md",
     "assignment/systems/README.md",
     "records/README.md",
+    *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("assignment/tasks/*.md")),
     *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/**/*.md")),
     *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("notebooks/[0-9R]*.[mp]*")),
 ]
@@ -37,12 +40,13 @@ def _found(text: str) -> Iterator[tuple[int, str]]:
         lines = re.sub(r"&\n", "& ", re.sub(r"\\\n", " ", block[1]))
         for line in _IN_A_LINE.finditer(lines):
             yield block.start() + line.start(), " ".join(line[0].split())
-    for inline in _IN_A_SENTENCE.finditer(_BLOCK.sub(_blank, text)):
+    for inline in _IN_A_SENTENCE.finditer(without_blocks(text)):
         yield inline.start(), " ".join(inline[1].split())
 
 
-def _blank(block: re.Match[str]) -> str:
-    return " " * len(block[0])
+def without_blocks(text: str) -> str:
+    """Return a page's text with spaces in place of its blocks of code."""
+    return _BLOCK.sub(lambda block: " " * len(block[0]), text)
 
 
 def is_fenced(page: Path, command: str) -> bool:
