@@ -30,6 +30,7 @@ OF_OTHERS = {
     *("--extra", "--group", "--with", "--with-editable", "--torch-backend", "--refresh"),
     *("--format", "--query-gpu", "--shm-size", "--worker", "--ntasks-per-node"),
     "--version",  # click's
+    "--tb",  # pytest's
     "--xla_gpu_load_autotune_results_from",
 }
 """Options of other programs."""
