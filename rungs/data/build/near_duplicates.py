@@ -8,6 +8,7 @@ from typing import Any
 
 from rungs.common import run_log
 from rungs.common.errors import UserError, reason
+from rungs.common.shown_text import install_line
 from rungs.data import overlap
 from rungs.data.text.tokenizer_files import load_tokenizer, save_tokenizer
 from rungs.data.tokens.dataset import Dataset, NearDuplicates, Source, split_file
@@ -29,7 +30,7 @@ def build(folder: Path, datasets: list[Dataset], similarity: float) -> Source:
     try:
         from rensa import RMinHash, RMinHashDeduplicator  # type: ignore[import-untyped]
     except ImportError as error:
-        problem = f"Rensa is not installed ({reason(error)}): uv sync --extra near-duplicates"
+        problem = f"Rensa is not installed ({reason(error)}): {install_line('near-duplicates')}"
         raise UserError(problem) from None
     [dataset] = datasets
     if dataset.holds_pairs:
