@@ -8,6 +8,7 @@ from pydantic import Field
 
 from rungs.common.strict_json import StrictModel, check
 from rungs.config.base import Config, Positive, Size
+from rungs.config.latent_config import LatentConfig
 
 MOST_LAYERS = 10_000
 LayerKind = Literal["sliding", "global", "nope"]
@@ -35,18 +36,26 @@ class RopeScaling(StrictModel):
     unchanged."""
     original_context_length: Size | None = None
     """llama3, yarn: the context length of the original training."""
+    whole_pairs: bool = True
+    """yarn: whether the first and last pair of the transition are rounded to whole numbers. false:
+    GPT-OSS."""
     attention_factor: Positive | None = None
     """yarn: factor on rotated queries and keys; 0.1 · ln(factor) + 1 in the paper."""
+    score_mscale: Positive | None = None
+    """yarn: attention scores are multiplied by (0.1 · this · ln(factor) + 1)², also those of
+    elements without positions (DeepSeek-V2). Absent: they are not."""
 
     @check
     def _keys_are_those_of_the_type(self) -> Iterator[str]:
         low, high = self.low_frequency_factor, self.high_frequency_factor
         bounds = (low, high, self.original_context_length)
         if self.type == "linear":
-            if any((*bounds, self.attention_factor)):
+            if any((*bounds, self.attention_factor, self.score_mscale, not self.whole_pairs)):
                 yield 'type "linear" takes only factor'
         elif (self.attention_factor is None) == (self.type == "yarn"):
             yield 'attention_factor is for type "yarn", which needs it'
+        elif self.score_mscale and self.type != "yarn":
+            yield 'score_mscale is for type "yarn"'
         elif low is None or high is None or self.original_context_length is None:
             yield (
                 f'type "{self.type}" needs low_frequency_factor, high_frequency_factor and'
@@ -94,6 +103,9 @@ class ModelConfig(Config):
     """Whether the query, key and value projections have a bias."""
     attention_output_bias: bool = True
     """Whether the projection of the heads back to emb_dim has a bias."""
+    latent_attention: LatentConfig | None = None
+    """Multi-head latent attention (DeepSeek-V2), which needs positions rope: `{"kv_rank": 512,
+    "rope_dim": 64}`. null: each key/value head has its own projections."""
     positions: Literal["none", "learned", "sinusoidal", "rope"] = "learned"
     """Position encoding. none: no positions. learned: a learned table is added to the embedding
     (GPT-2). sinusoidal: fixed sines and cosines are added (Vaswani et al. 2017, section 3.5). rope:
@@ -218,8 +230,22 @@ class ModelConfig(Config):
             yield "n_heads: missing; required if n_layers is above 0"
         elif not self.head_dim and self.emb_dim % heads:
             yield _does_not_divide("n_heads", heads, "emb_dim", self.emb_dim)
-        elif self.positions == "rope" and self.head_width % 2:
-            yield f'head_dim: {self.head_width} is odd; positions "rope" needs an even number'
+        elif self.positions == "rope" and self.rotary_width % 2:
+            key = "latent_attention.rope_dim" if self.latent_attention else "head_dim"
+            yield f'{key}: {self.rotary_width} is odd; positions "rope" needs an even number'
+
+    @check
+    def _latent_attention_fits(self) -> Iterator[str]:
+        if self.latent_attention is None:
+            return
+        if self.positions != "rope":
+            yield f'latent_attention: needs positions "rope", not "{self.positions}"'
+        unfit = "n_kv_heads", "qkv_bias", "qk_norm", "value_embedding_every", "mup"
+        for key in unfit:
+            if getattr(self, key):
+                yield f"{key}: not supported with latent_attention; remove one of the two"
+        if self.n_heads and self.value_width > self.query_width:
+            yield f"latent_attention.value_dim: {self.value_width} is above {self.query_width}"
 
     @check
     def _positions_fit(self) -> Iterator[str]:
@@ -276,6 +302,32 @@ class ModelConfig(Config):
         return self.head_dim or self.emb_dim // self.n_heads
 
     @property
+    def rotary_width(self) -> int:
+        """Elements of a head that rope rotates. Requires a model with layers."""
+        latent = self.latent_attention
+        return latent.rope_dim if latent else self.head_width
+
+    @property
+    def query_width(self) -> int:
+        """Width of one head's queries and keys. Requires a model with layers."""
+        latent = self.latent_attention
+        return self.head_width + (latent.rope_dim if latent else 0)
+
+    @property
+    def value_width(self) -> int:
+        """Width of one head's values. Requires a model with layers."""
+        latent = self.latent_attention
+        return (latent.value_dim if latent else None) or self.head_width
+
+    @property
+    def cache_shape(self) -> tuple[int, int, int]:
+        """Heads in a layer's cache, and the widths of their two arrays: keys and values, or the
+        shared key and the latent. Requires a model with layers."""
+        if latent := self.latent_attention:
+            return 1, latent.rope_dim, latent.kv_rank
+        return self.n_kv_heads or self.n_heads or 1, self.head_width, self.head_width
+
+    @property
     def width_multiplier(self) -> float:
         """In muP, the ratio of the model's width to its base model's; otherwise 1."""
         return self.emb_dim / self.mup.base_emb_dim if self.mup else 1.0
@@ -283,9 +335,13 @@ class ModelConfig(Config):
     @property
     def attention_scale(self) -> float:
         """Factor on attention scores. Requires a model with layers."""
+        scaling = self.rope_scaling
+        mscale = (scaling.score_mscale if scaling else None) or 0
+        if mscale and scaling:
+            mscale = 0.1 * mscale * math.log(scaling.factor)
         if self.mup and self.mup.base_head_dim:
             return math.sqrt(self.mup.base_head_dim) / self.head_width
-        return 1 / math.sqrt(self.query_pre_attn_scalar or self.head_width)
+        return (1 + mscale) ** 2 / math.sqrt(self.query_pre_attn_scalar or self.query_width)
 
     @property
     def is_gated(self) -> bool:
@@ -317,7 +373,7 @@ class ModelConfig(Config):
         return tuple(range((self.n_layers - 1) % every, self.n_layers, every)) if every else ()
 
     @property
-    def value_width(self) -> int:
+    def value_embedding_width(self) -> int:
         """Total elements of a token's value embeddings over all layers."""
         heads = self.n_kv_heads or self.n_heads or 1
         return len(self.value_layers) * heads * self.head_width if self.value_layers else 0

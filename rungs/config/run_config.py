@@ -11,6 +11,7 @@ from typing_extensions import TypeVar
 from rungs.common import plugins, shown_text, strict_json
 from rungs.common.errors import UserError
 from rungs.config.base import Config
+from rungs.config.latent_config import LatentConfig
 from rungs.config.model_config import ModelConfig, MupConfig, RopeScaling
 from rungs.config.optimization_config import (
     ATTENTION_TARGETS,
@@ -43,6 +44,7 @@ _KEYS_OF_LAYERS = (
     *("query_pre_attn_scalar", "attention_soft_cap", "residual", "norm_placement", "feed_forward"),
     *("ffn_dim", "ffn_bias", "n_experts", "experts_per_token", "zero_init_residual"),
     *("normalize_expert_weights", "residual_scalars", "value_embedding_every", "qk_norm_scope"),
+    "latent_attention",
 )
 """Keys of model.json that describe blocks."""
 _KEYS_OF_NORMS = ("norm_placement", "norm_epsilon", "norm_parameters")
@@ -107,7 +109,11 @@ _SHARED: dict[str, type[strict_json.StrictModel]] = {
     "learning_rate_multipliers": LearningRateMultipliers,
 }
 NESTED: dict[str, dict[str, type[strict_json.StrictModel]]] = {
-    MODEL_FILE: {"rope_scaling": RopeScaling, "mup": MupConfig},
+    MODEL_FILE: {
+        "latent_attention": LatentConfig,
+        "rope_scaling": RopeScaling,
+        "mup": MupConfig,
+    },
     TRAIN_FILE: _SHARED | {"dataset": Phase},
     REINFORCE_FILE: {
         "tasks": TaskConfig,
@@ -267,7 +273,8 @@ def _missing_target(target: LoraTarget, model: ModelConfig) -> str | None:
     if not model.n_layers:
         return "the model has no layers"
     if target in ATTENTION_TARGETS:
-        return None
+        is_missing = model.latent_attention and target != "output"
+        return "latent attention has no such projection; choose output" if is_missing else None
     if model.n_experts:
         return "not supported in a mixture of experts; choose from query, key, value and output"
     if model.feed_forward == "none" or (target == "gate" and not model.is_gated):

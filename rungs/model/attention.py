@@ -30,6 +30,12 @@ class Cache(NamedTuple):
     key_BKTH: Array
     value_BKTH: Array
 
+    @classmethod
+    def empty(cls, config: ModelConfig, rows: int, slots: int, dtype: jnp.dtype) -> "Cache":
+        """Return a layer's cache."""
+        heads, *widths = config.cache_shape
+        return cls(*(jnp.zeros((rows, heads, slots, width), dtype) for width in widths))
+
     def update(self, key_BSKH: Array, value_BSKH: Array, first_slot: Array) -> "Cache":
         """Return the cache with the keys and values of S tokens written from `first_slot` on, which
         is one slot for all rows or one per row."""
@@ -119,20 +125,7 @@ class Attention(nnx.Module):
             cache = cache.update(key_BTKH, value_BTKH, jnp.asarray(context.first_slot))
             if context.mask is not None:
                 key_BTKH, value_BTKH = cache.read()
-        query, key, value = map(from_tokens_to_heads, (query_BSNH, key_BTKH, value_BTKH))
-        length, heads = query.shape[1:3]
-        first_head = collectives.axis_index(TENSOR, CONTEXT) * heads
-        dropout = dropout.per_head(first_head + jnp.arange(heads))
-        scoring, mask = context.scoring, context.mask
-        with jax.named_scope("attention"):
-            if mask is None and dropout.keys is None:
-                kernel = causal_kernel(query, scoring)
-                y_BSNH = kernel.causal_attention(query, key, value, scoring)
-            else:
-                mask = scoring.mask(length) if mask is None else mask
-                scale, soft_cap = scoring.scale, scoring.soft_cap
-                y_BSNH = plain_attention(query, key, value, mask, dropout, scale, soft_cap)
-        return self.output(from_heads_to_tokens(y_BSNH)), cache
+        return self.output(attend(query_BSNH, key_BTKH, value_BTKH, context, dropout)), cache
 
     def project(self, x_BSD: Array, context: AttentionContext) -> tuple[Array, Array, Array]:
         """Return query_BSNH, key_BTKH and value_BTKH of this device's heads, as attention compares
@@ -156,6 +149,34 @@ class Attention(nnx.Module):
             return key_BTKH
         own = collectives.axis_index(TENSOR) * self.n_kv_heads // parts
         return jax.lax.dynamic_slice_in_dim(key_BTKH, own, 1, axis=-2)
+
+
+def attend(
+    query_BSNH: Array,
+    key_BTKH: Array,
+    value_BTKH: Array,
+    context: AttentionContext,
+    dropout: Dropout = NO_DROPOUT,
+) -> Array:
+    """Return y_BSNH of this device's tokens, by the fastest kernel for causal attention without
+    dropout, or plainly."""
+    query, key, value = map(from_tokens_to_heads, (query_BSNH, key_BTKH, value_BTKH))
+    length, heads = query.shape[1:3]
+    first_head = collectives.axis_index(TENSOR, CONTEXT) * heads
+    dropout = dropout.per_head(first_head + jnp.arange(heads))
+    scoring, mask = context.scoring, context.mask
+    with jax.named_scope("attention"):
+        if mask is None and dropout.keys is None:
+            kernel = causal_kernel(query, scoring)
+            width, missing = value.shape[-1], query.shape[-1] - value.shape[-1]
+            if missing and kernel is not blockwise_attention:  # others need equal widths
+                value = jnp.pad(value, ((0, 0),) * 3 + ((0, missing),))
+            y_BSNH = kernel.causal_attention(query, key, value, scoring)[..., :width]
+        else:
+            mask = scoring.mask(length) if mask is None else mask
+            scale, soft_cap = scoring.scale, scoring.soft_cap
+            y_BSNH = plain_attention(query, key, value, mask, dropout, scale, soft_cap)
+    return from_heads_to_tokens(y_BSNH)
 
 
 def from_tokens_to_heads(x_BSNH: Array) -> Array:
@@ -201,13 +222,13 @@ def plain_attention(
     scale: float | None = None,
     soft_cap: float | None = None,
 ) -> Array:
-    """Return softmax(query · keyᵀ · scale) · value (Vaswani et al. 2017, equation 1), in the shape
-    and dtype of query. The softmax is computed in float32.
+    """Return softmax(query · keyᵀ · scale) · value (Vaswani et al. 2017, equation 1), in the dtype
+    of query. The softmax is computed in float32.
 
     Args:
         query: query_BSNH, or query_SNH without a batch.
         key: key_BTKH, or without B; each key head serves N ÷ K consecutive query heads.
-        value: value_BTKH, or without B.
+        value: value_BTKH, or without B; H may differ from that of queries and keys.
         mask: true where a query may attend to a key, broadcast to BNST.
         dropout: applied to the attention weights, with one random key per element of their leading
             axes.
@@ -218,7 +239,7 @@ def plain_attention(
     heads, kv_heads = query.shape[-2], key.shape[-2]
     weights = weights.reshape(*weights.shape[:-3], kv_heads, heads // kv_heads, *weights.shape[-2:])
     y = jnp.einsum("...kgst,...tkh->...skgh", weights, value, preferred_element_type=jnp.float32)
-    return save_for_backward(y.reshape(query.shape).astype(query.dtype))
+    return save_for_backward(y.reshape(*query.shape[:-1], -1).astype(query.dtype))
 
 
 def attention_weights(

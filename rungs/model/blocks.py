@@ -14,13 +14,13 @@ from jax.typing import DTypeLike
 from rungs.config.model_config import LayerKind, ModelConfig
 from rungs.config.optimization_config import Remat
 from rungs.model.attention import (
-    Attention,
     AttentionContext,
     Cache,
     ValueEmbedding,
     sequence_contexts,
 )
 from rungs.model.feed_forward import Routing, make_feed_forward
+from rungs.model.latent_attention import make_attention
 from rungs.model.layers import NO_DROPOUT, Dropout, Norm, apply_norm, make_norm, make_vector
 from rungs.model.remat import checkpoint_layer, save_activation
 from rungs.parallel.fsdp import no_gather
@@ -69,7 +69,7 @@ class Block(nnx.Module):
         self.residual_scale = make_vector({}, 1.0) if config.residual_scalars else None
         self.embedding_skip = make_vector({}, 0.0) if config.residual_scalars else None
         self.attention_norm = make_norm(config, width) if on_input else None
-        self.attention = Attention(config, attention_key)
+        self.attention = make_attention(config, attention_key)
         self.attention_output_norm = make_norm(config, width) if on_output else None
         self.feed_forward = make_feed_forward(config, feed_forward_key)
         has_feed_forward = self.feed_forward is not None

@@ -119,7 +119,10 @@ class Decoder:
             (
                 jnp.asarray(length - 1),
                 jnp.zeros((rows, slots), jnp.float32) if keep_log_probs else None,
-                [self._empty_cache(rows, slots) for _ in range(self.config.n_layers)],
+                [
+                    Cache.empty(self.config, rows, slots, self._cache_dtype)
+                    for _ in range(self.config.n_layers)
+                ],
             ),
             sharding.DATA,
         )
@@ -231,11 +234,6 @@ class Decoder:
             return sequence_contexts(self.config, length, starts_BS)
         slots = state.tokens_BT.shape[1]
         return cache_contexts(self.config, first_slot, length, slots, state.padding_B)
-
-    def _empty_cache(self, rows: int, slots: int) -> Cache:
-        kv_heads = self.config.n_kv_heads or self.config.n_heads or 1
-        shape = (rows, kv_heads, slots, self.config.head_width)
-        return Cache(jnp.zeros(shape, self._cache_dtype), jnp.zeros(shape, self._cache_dtype))
 
 
 def states_of(model: GPT) -> tuple[nnx.State, nnx.State]:

@@ -83,13 +83,14 @@ def count_active_parameters(shapes: Shapes, model: ModelConfig) -> ParameterCoun
 def model_flops_per_token(shapes: Shapes, model: ModelConfig, length: int) -> float:
     """Return the model FLOPs per token of training, the basis of utilization (MFU): 6 per active
     weight in a matmul (Kaplan et al. 2020, section 2.1), and 12 · L · N · H · S for attention over
-    the full square S · S (Chowdhery et al. 2022, appendix B), with `length` S."""
+    the full square S · S (Chowdhery et al. 2022, appendix B), with `length` S, and as H the mean of
+    the widths of queries and values."""
     sizes = _active_sizes(shapes, model)
     looked_up = "position_embedding.embedding", "value_embedding.embedding"
     in_matmuls = sum(sizes.values()) - sum(sizes.get(name, 0) for name in looked_up)
     if not model.tied_embeddings:
         in_matmuls -= sizes["token_embedding.embedding"]
-    return 6 * in_matmuls + 12 * model.n_layers * _heads_width(model) * length
+    return 6 * in_matmuls + 6 * model.n_layers * _heads_width(model) * length
 
 
 def training_flops_per_token(config: RunConfig) -> float:
@@ -190,5 +191,5 @@ def _is_of_experts(name: str) -> bool:
 
 
 def _heads_width(model: ModelConfig) -> int:
-    """Return the elements of a query over all heads."""
-    return (model.n_heads or 0) * model.head_width if model.n_layers else 0
+    """Return the elements of a query and a value over all heads."""
+    return (model.n_heads or 0) * (model.query_width + model.value_width) if model.n_layers else 0

@@ -133,9 +133,8 @@ def _cache_bytes(config: ReinforceRunConfig, update: Forecast) -> int:
     rows = math.ceil((train.sampling_batch_size or train.sequences_per_step) / update.devices)
     is_cpu = update.hardware.name == "cpu"
     size = np.dtype(np.float32).itemsize if is_cpu else dtype_of(update.config.train).itemsize
-    heads = model.n_kv_heads or model.n_heads or 0
-    width = 2 * heads * model.head_width if model.n_heads else 0
-    return size * rows * config.sequence_length * model.n_layers * width
+    heads, *widths = model.cache_shape if model.n_layers else (0, 0)
+    return size * rows * config.sequence_length * model.n_layers * heads * sum(widths)
 
 
 def _reference_bytes(config: ReinforceRunConfig, update: Forecast) -> int:

@@ -21,7 +21,7 @@ from tests.support.published_models import MODELS
 from tests.support.tiny_model import random_model, random_tokens
 
 QUICK = ["a-to-a", "mixtral", "gemma-2"]
-LONG = ["norm-after", "experts-weighted-among-all", "olmo-3", "recipe"]
+LONG = ["norm-after", "experts-weighted-among-all", "olmo-3", "recipe", "latent"]
 
 
 def in_float64(model: rungs.GPT) -> dict[str, np.ndarray]:

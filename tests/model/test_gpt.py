@@ -134,6 +134,26 @@ VARIANTS["recipe"] = LLAMA | {
     **{"feed_forward": "relu_squared", "norm_parameters": False, "embedding_norm": True},
     **{"residual_scalars": True, "value_embedding_every": 2, "qk_norm": True},
 }
+VARIANTS["latent"] = LLAMA | {
+    **{"n_layers": 3, "n_heads": 3, "head_dim": 5, "attention_output_bias": True},
+    **{"sliding_window": 3, "layer_pattern": ["sliding", "global", "nope"]},
+    "latent_attention": {"kv_rank": 7, "query_rank": 9, "rope_dim": 6, "value_dim": 8},
+}
+VARIANTS["latent-yarn"] = LLAMA | {
+    **{"n_heads": 2, "rope_theta": 60.0, "norm_epsilon": 1e-3},
+    "latent_attention": {"kv_rank": 7, "rope_dim": 8, "rope_pairs": "neighbors"},
+    "rope_scaling": {
+        **{
+            "type": "yarn",
+            "whole_pairs": False,
+            "factor": 6.0,
+            "attention_factor": 1.3,
+            "score_mscale": 0.7,
+        },
+        **{"low_frequency_factor": 1.0, "high_frequency_factor": 6.0},
+        "original_context_length": 60,
+    },
+}
 VARIANTS["value-embeddings-of-all"] = {"value_embedding_every": 1, "emb_dim": 8, "n_heads": 2}
 VARIANTS["residual-scalars"] = {"residual_scalars": True, "norm_placement": "after"}
 

@@ -114,6 +114,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "sliding_window": 6,
         "n_kv_heads": 1,
     },
+    "latent": {"positions": "rope", "latent_attention": {"kv_rank": 6, "rope_dim": 4}},
 }
 MODEL_LENGTHS = [[11, 13], [13, 11]]
 
@@ -122,6 +123,7 @@ MODEL_LENGTHS = [[11, 13], [13, 11]]
     ("name", "drop_in_array_mask"),
     [
         ("sliding rope", True),
+        ("latent", False),
         pytest.param("learned", False, marks=pytest.mark.long),
         pytest.param("sinusoidal", True, marks=pytest.mark.long),
     ],

@@ -15,7 +15,7 @@ from rungs.serving.slots import MOST_LIKELY, MOST_TOKENS, Slots
 from tests.support.tiny_model import random_model
 
 NEW = 20
-ARCHITECTURES = {
+ARCHITECTURES: dict[str, dict[str, Any]] = {
     "gpt2": {},
     "llama": {
         "positions": "rope",
@@ -25,6 +25,7 @@ ARCHITECTURES = {
         "sliding_window": 8,
         "layer_pattern": ["sliding", "global"],
     },
+    "latent": {"positions": "rope", "latent_attention": {"kv_rank": 6, "rope_dim": 4}},
 }
 SAMPLINGS = (
     GREEDY,
@@ -37,7 +38,9 @@ LENGTHS = (5, 1, 30, 16, 17)
 
 
 @pytest.mark.parametrize(
-    ("name", "samplings"), [("gpt2", SAMPLINGS), ("llama", (GREEDY,) * 5)], ids=["gpt2", "llama"]
+    ("name", "samplings"),
+    [("gpt2", SAMPLINGS), ("llama", (GREEDY,) * 5), ("latent", (GREEDY,) * 5)],
+    ids=["gpt2", "llama", "latent"],
 )
 def test_texts_that_come_and_go_are_those_of_the_generator(
     name: str, samplings: tuple[Sampling, ...]

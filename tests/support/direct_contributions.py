@@ -2,7 +2,6 @@
 one sequence: each part's vector is carried through the residual stream on its own. Uses only the
 formulas of `reference_gpt`."""
 
-import math
 from typing import NamedTuple
 
 import numpy as np
@@ -136,8 +135,8 @@ def attention(
     length, heads, width = query.shape
     sharing = heads // key.shape[1]
     window = config.sliding_window if sliding and config.sliding_window else length
-    maps, outputs = np.zeros((heads, length, length)), np.zeros((length, heads, width))
-    scale = 1 / math.sqrt(config.query_pre_attn_scalar or width)
+    maps, outputs = np.zeros((heads, length, length)), np.zeros((length, heads, value.shape[2]))
+    scale = reference.score_scale(config, width)
     for n in range(heads):
         for s in range(length):
             seen = slice(max(s - window + 1, 0), s + 1)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rungs.config.model_config import ModelConfig
+from tests.support import reference_latent
 
 Floats = NDArray[np.float64]
 Weights = dict[str, Floats]
@@ -147,16 +148,26 @@ def self_attention(
     if extra is not None:
         rows, gate = extra
         value += 2 / (1 + np.exp(-(x[:, : len(gate)] @ gate)))[..., None] * rows
-    scale = 1 / math.sqrt(config.query_pre_attn_scalar or query.shape[2])
+    scale = score_scale(config, query.shape[2])
     y = attention(query, key, value, visible, scale, config.attention_soft_cap)
     y = np.einsum("snh,nhd->sd", y, layer["blocks.attention.output.kernel"])
     return y + layer["blocks.attention.output.bias"] if config.attention_output_bias else y
+
+
+def score_scale(config: ModelConfig, width: int) -> float:
+    """Return the factor on scores of heads of this width, with YaRN's temperature on all of them as
+    in DeepSeek-V2, section 3.1.4."""
+    scaling = config.rope_scaling
+    mscale = 0.1 * (scaling.score_mscale or 0) * math.log(scaling.factor) if scaling else 0
+    return (1 + mscale) ** 2 / math.sqrt(config.query_pre_attn_scalar or width)
 
 
 def projections(
     config: ModelConfig, layer: Weights, x: Floats, sliding: bool
 ) -> tuple[Floats, Floats, Floats]:
     """Return queries, keys and values, normalized and rotated, each (S, N or K, H)."""
+    if config.latent_attention:
+        return reference_latent.projections(config, layer, x)
     factor = 1.0  # of YaRN
     if config.rope_scaling and not (sliding and config.sliding_rope_theta):
         factor = config.rope_scaling.attention_factor or 1.0
@@ -258,8 +269,11 @@ def yarn_ramp(config: ModelConfig, pair: int, width: int) -> float:
         length = context / turns
         return width * math.log(length / (2 * math.pi)) / (2 * math.log(config.rope_theta))
 
-    first = max(math.floor(pair_that_makes(scaling.high_frequency_factor)), 0)
-    last = min(math.ceil(pair_that_makes(scaling.low_frequency_factor)), width - 1)
+    first = pair_that_makes(scaling.high_frequency_factor)
+    last = pair_that_makes(scaling.low_frequency_factor)
+    if scaling.whole_pairs:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, width - 1)
     return min(max((pair - first) / (last - first), 0.0), 1.0)
 
 

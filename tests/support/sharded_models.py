@@ -90,6 +90,10 @@ ARCHITECTURES["olmo"] = {
     "attention_output_bias": False,
 }
 """With a norm over heads that are split, and on four devices one over heads that are not."""
+ARCHITECTURES["latent"] = {
+    **{"n_heads": 8, "head_dim": 2, "positions": "rope", "norm": "rms_norm", "ffn_dim": 32},
+    "latent_attention": {"kv_rank": 6, "query_rank": 5, "rope_dim": 4, "value_dim": 3},
+}
 ARCHITECTURES["even-llama"] = {**ARCHITECTURES["llama"], "layer_pattern": None}
 ARCHITECTURES["odd-llama"] = {**ARCHITECTURES["even-llama"], "emb_dim": 18}
 """So wide that four devices cannot divide it."""

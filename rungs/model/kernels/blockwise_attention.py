@@ -95,7 +95,8 @@ def keeps_weights() -> bool:
 def causal_attention(
     query_BSNH: Array, key_BSKH: Array, value_BSKH: Array, scoring: Scoring
 ) -> Array:
-    """Return y_BSNH in the dtype of query; matmuls accumulate in float32."""
+    """Return y_BSNH in the dtype of query; matmuls accumulate in float32. Values may have another
+    width than keys."""
     attend: Callable[..., Array] = _attention if keeps_weights() else checkpoint_marked(_attention)
     return attend(scoring, *collectives.to_common_varying(query_BSNH, key_BSKH, value_BSKH))
 
@@ -222,8 +223,8 @@ def grouped_queries(x_BSNH: Array, key_BSKH: Array) -> Array:
 
 def _as_queries(query_BSNH: Array, x_XGSH: Array) -> Array:
     """Return x in the layout and dtype of the queries."""
-    batch, length, heads, width = query_BSNH.shape
-    x = x_XGSH.reshape(batch, heads, length, width).swapaxes(1, 2)
+    batch, length, heads, _ = query_BSNH.shape
+    x = x_XGSH.reshape(batch, heads, length, -1).swapaxes(1, 2)
     return x.astype(query_BSNH.dtype)
 
 
