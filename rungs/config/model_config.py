@@ -9,6 +9,7 @@ from pydantic import Field
 from rungs.common.strict_json import StrictModel, check
 from rungs.config.base import Config, Positive, Size
 from rungs.config.latent_config import LatentConfig
+from rungs.config.routing_config import RoutingConfig
 
 MOST_LAYERS = 10_000
 LayerKind = Literal["sliding", "global", "nope"]
@@ -185,6 +186,12 @@ class ModelConfig(Config):
     """Mixture of experts: whether the probabilities of a token's experts, by which their outputs
     are weighted, are scaled to sum to 1 (Mixtral, Qwen 3). false: they are those among all experts
     (OLMoE, Muennighoff et al. 2024)."""
+    expert_routing: RoutingConfig | None = None
+    """Mixture of experts: how they are chosen, where that differs from Mixtral: `{"scores":
+    "sigmoid", "balance_bias": true}`."""
+    shared_ffn_dim: Size | None = None
+    """Mixture of experts: hidden width of another feed-forward sub-layer, of shared experts, which
+    all tokens go through (DeepSeekMoE, Dai et al. 2024). Absent: none."""
     tied_embeddings: bool = False
     """Whether the output head uses the weights of the token embedding (Press & Wolf 2017)."""
     embedding_scale: Literal["none", "sqrt_emb_dim"] = "none"
@@ -294,6 +301,15 @@ class ModelConfig(Config):
             yield f'n_experts: {total}, but feed_forward is "none"; remove one of them'
         elif total and each and each > total:
             yield f"experts_per_token: {each} is above n_experts {total}"
+        for key in ("expert_routing", "shared_ffn_dim"):
+            if getattr(self, key) and not total:
+                yield f"{key}: needs n_experts"
+        groups, of_token = self.routing.groups, self.routing.groups_per_token
+        if total and groups and of_token:
+            if total % groups:
+                yield _does_not_divide("expert_routing.groups", groups, "n_experts", total)
+            elif each and each > total // groups * of_token:
+                yield f"experts_per_token: {each} is more than {of_token} groups have"
 
     @property
     def head_width(self) -> int:
@@ -342,6 +358,11 @@ class ModelConfig(Config):
         if self.mup and self.mup.base_head_dim:
             return math.sqrt(self.mup.base_head_dim) / self.head_width
         return (1 + mscale) ** 2 / math.sqrt(self.query_pre_attn_scalar or self.query_width)
+
+    @property
+    def routing(self) -> RoutingConfig:
+        """How a mixture of experts chooses."""
+        return self.expert_routing or RoutingConfig()
 
     @property
     def is_gated(self) -> bool:

@@ -22,6 +22,7 @@ from rungs.config.optimization_config import (
     OptimizationConfig,
 )
 from rungs.config.reinforce_config import SETTINGS, ReinforceConfig, TaskConfig
+from rungs.config.routing_config import RoutingConfig
 from rungs.config.sharding_config import ShardingConfig, indivisible
 from rungs.config.train_config import Phase, TrainConfig
 
@@ -44,10 +45,11 @@ _KEYS_OF_LAYERS = (
     *("query_pre_attn_scalar", "attention_soft_cap", "residual", "norm_placement", "feed_forward"),
     *("ffn_dim", "ffn_bias", "n_experts", "experts_per_token", "zero_init_residual"),
     *("normalize_expert_weights", "residual_scalars", "value_embedding_every", "qk_norm_scope"),
-    "latent_attention",
+    *("latent_attention", "expert_routing", "shared_ffn_dim"),
 )
 """Keys of model.json that describe blocks."""
 _KEYS_OF_NORMS = ("norm_placement", "norm_epsilon", "norm_parameters")
+_KEYS_OF_BALANCE = ("load_balancing_weight", "balance_bias_rate")
 _KEYS_OF_WINDOWS = ("sliding_window", "sliding_rope_theta")
 Reason = tuple[Any, ...]
 """Whether something is so, in words, and the keys that then have no effect."""
@@ -113,6 +115,7 @@ NESTED: dict[str, dict[str, type[strict_json.StrictModel]]] = {
         "latent_attention": LatentConfig,
         "rope_scaling": RopeScaling,
         "mup": MupConfig,
+        "expert_routing": RoutingConfig,
     },
     TRAIN_FILE: _SHARED | {"dataset": Phase},
     REINFORCE_FILE: {
@@ -348,6 +351,7 @@ def _in_model(model: ModelConfig, train: OptimizationConfig) -> list[Reason]:
 def _in_optimization(model: ModelConfig, train: OptimizationConfig) -> list[Reason]:
     optimizer, schedule, decay = train.optimizer, train.schedule, train.weight_decay
     is_built_in = optimizer in BUILT_IN_OPTIMIZERS
+    has_bias = model.routing.balance_bias
     return [
         *(
             (is_built_in and optimizer not in having, f' with optimizer "{optimizer}"', key)
@@ -359,7 +363,9 @@ def _in_optimization(model: ModelConfig, train: OptimizationConfig) -> list[Reas
         ),
         (not train.warmup_period_percent, " without a warm-up", "start_learning_rate_percent"),
         (not decay, " with weight_decay 0", "decayed_parameters", "cautious_weight_decay"),
-        (not model.n_experts, " without n_experts in model.json", "load_balancing_weight"),
+        (not model.n_experts, " without n_experts in model.json", *_KEYS_OF_BALANCE),
+        (has_bias, " with balance_bias in model.json", _KEYS_OF_BALANCE[0]),
+        (not has_bias, " without balance_bias in model.json", _KEYS_OF_BALANCE[1]),
         (not model.n_layers, " with n_layers 0", "remat", "scan_unroll", "watch_interval"),
     ]
 

@@ -13,6 +13,7 @@ from rungs.config.run_config import RunConfig
 from rungs.config.sharding_config import ShardingConfig
 from rungs.config.train_config import TrainConfig
 from rungs.model import lora
+from rungs.model.feed_forward import EXPERTS
 from rungs.parallel.sharding import abstract_mesh
 from rungs.planning.compiled_step import equations, trace_step
 from rungs.run.folder import existing_run_path
@@ -187,7 +188,7 @@ def _active_sizes(shapes: Shapes, model: ModelConfig) -> dict[str, int]:
 
 def _is_of_experts(name: str) -> bool:
     """Return whether each expert has its own copy of this parameter."""
-    return name.startswith("blocks.feed_forward.") and ".router." not in name
+    return name.startswith(EXPERTS)
 
 
 def _heads_width(model: ModelConfig) -> int:

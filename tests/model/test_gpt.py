@@ -154,6 +154,18 @@ VARIANTS["latent-yarn"] = LLAMA | {
         "original_context_length": 60,
     },
 }
+VARIANTS["deepseek-v2"] = LLAMA | {
+    **{"n_experts": 6, "experts_per_token": 3, "ffn_dim": 5, "shared_ffn_dim": 7},
+    "normalize_expert_weights": False,
+    "expert_routing": {"groups": 3, "groups_per_token": 2, "weight_factor": 1.7},
+}
+VARIANTS["deepseek-v3"] = LLAMA | {
+    **{"n_experts": 8, "experts_per_token": 3, "ffn_dim": 5, "shared_ffn_dim": 6},
+    "expert_routing": {
+        **{"scores": "sigmoid", "balance_bias": True, "weight_factor": 2.5},
+        **{"groups": 4, "groups_per_token": 2, "router_bias": True},
+    },
+}
 VARIANTS["value-embeddings-of-all"] = {"value_embedding_every": 1, "emb_dim": 8, "n_heads": 2}
 VARIANTS["residual-scalars"] = {"residual_scalars": True, "norm_placement": "after"}
 

@@ -63,6 +63,7 @@ TRAININGS: dict[str, dict[str, Any]] = {
     "recipe": {"drop_rate": 0.3},
     "olmo": {},
     "latent": {"drop_rate": 0.3},
+    "deepseek": {"drop_rate": 0.3},
 }
 
 
@@ -180,6 +181,8 @@ CASES: list[tuple[str, str, int, int, int, tuple[Any, ...]]] = [
     ("latent", "fsdp", 8, 1, 2, (DOTS,)),
     ("latent", "fsdp_tp", 2, 4, 1, (DOTS,)),
     ("latent", "cp", 2, 4, 1, (FULL,)),
+    ("deepseek", "fsdp_tp", 4, 2, 1, (FULL,)),
+    ("deepseek", "cp", 2, 2, 1, (DOTS,)),
 ]
 
 QUICK = {"no-layers-fsdp_tp-4x2", "llama-cp-2x4", "olmo-fsdp_tp-4x2", "latent-fsdp_tp-2x4"}

@@ -10,11 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rungs.config.model_config import ModelConfig
-from tests.support import reference_latent
+from tests.support import reference_latent, reference_router
 
 Floats = NDArray[np.float64]
 Weights = dict[str, Floats]
 
+SHARED = "blocks.feed_forward.shared."
 EXPERTS = tuple(f"blocks.feed_forward.{name}." for name in ("gate", "up", "down"))
 
 
@@ -309,13 +310,14 @@ def gelu(x: Floats, tanh_form: bool) -> Floats:
 
 
 def experts(config: ModelConfig, layer: Weights, x: Floats) -> Floats:
-    """Mixture of experts, from (S, D) to (S, D) (Jiang et al. 2024, section 2.1)."""
+    """Mixture of experts, from (S, D) to (S, D) (Jiang et al. 2024, section 2.1), with the shared
+    experts, if any (Dai et al. 2024, equation 9)."""
     result = np.zeros(x.shape)
     for s in range(len(x)):
-        scores = softmax(x[s] @ layer["blocks.feed_forward.router.kernel"])
-        chosen = sorted(range(len(scores)), key=lambda e: -scores[e])[: config.experts_per_token]
-        for e in chosen:
+        for e, weight in reference_router.weights_of_experts(config, layer, x[s]).items():
             own = {name: w[e] for name, w in layer.items() if name.startswith(EXPERTS)}
-            whole = scores[chosen].sum() if config.normalize_expert_weights else 1.0
-            result[s] += scores[e] / whole * feed_forward(config, own, x[s])
+            result[s] += weight * feed_forward(config, own, x[s])
+    if config.shared_ffn_dim:
+        shared = {name.replace(".shared.", "."): w for name, w in layer.items() if SHARED in name}
+        result += feed_forward(config, shared, x)
     return result

@@ -94,6 +94,15 @@ ARCHITECTURES["latent"] = {
     **{"n_heads": 8, "head_dim": 2, "positions": "rope", "norm": "rms_norm", "ffn_dim": 32},
     "latent_attention": {"kv_rank": 6, "query_rank": 5, "rope_dim": 4, "value_dim": 3},
 }
+ARCHITECTURES["deepseek"] = {
+    **ARCHITECTURES["latent"],
+    **{"feed_forward": "swiglu", "ffn_dim": 8, "shared_ffn_dim": 16},
+    **{"n_experts": 8, "experts_per_token": 3},
+    "expert_routing": {
+        **{"scores": "sigmoid", "balance_bias": True, "router_bias": True},
+        **{"groups": 4, "groups_per_token": 2, "weight_factor": 2.0},
+    },
+}
 ARCHITECTURES["even-llama"] = {**ARCHITECTURES["llama"], "layer_pattern": None}
 ARCHITECTURES["odd-llama"] = {**ARCHITECTURES["even-llama"], "emb_dim": 18}
 """So wide that four devices cannot divide it."""
