@@ -14,7 +14,7 @@ from rungs.config.routing_config import RoutingConfig
 MOST_LAYERS = 10_000
 LayerKind = Literal["sliding", "global", "nope"]
 FeedForwardKind = Literal[
-    "none", "gelu_tanh", "gelu", "relu_squared", "swiglu", "geglu_tanh", "geglu"
+    "none", "gelu_tanh", "gelu", "relu_squared", "swiglu", "swiglu_clamped", "geglu_tanh", "geglu"
 ]
 
 
@@ -107,6 +107,14 @@ class ModelConfig(Config):
     latent_attention: LatentConfig | None = None
     """Multi-head latent attention (DeepSeek-V2), which needs positions rope: `{"kv_rank": 512,
     "rope_dim": 64}`. null: each key/value head has its own projections."""
+    attention_sinks: bool = False
+    """Whether each head has a sink, a learned score that takes a share of a query's attention
+    weights, as a key without a value would, so that a head can attend to nothing (GPT-OSS, arXiv
+    2508.10925, section 2.2)."""
+    attention_output_gate: Literal["none", "head"] = "none"
+    """Gate on what attention's heads return, before the output projection. head: each head's output
+    is multiplied by a sigmoid of a learned linear function of attention's input (Qiu et al. 2025,
+    arXiv 2505.06708)."""
     positions: Literal["none", "learned", "sinusoidal", "rope"] = "learned"
     """Position encoding. none: no positions. learned: a learned table is added to the embedding
     (GPT-2). sinusoidal: fixed sines and cosines are added (Vaswani et al. 2017, section 3.5). rope:
@@ -170,7 +178,8 @@ class ModelConfig(Config):
     """The feed-forward sub-layer of each block. none: attention only. gelu_tanh: GELU in its tanh
     approximation (GPT-2). gelu: exact GELU (Hendrycks & Gimpel 2016). relu_squared: max(0, x)² (So
     et al. 2021, Primer). The others are gated by another projection (Shazeer 2020): swiglu (Llama),
-    geglu_tanh (Gemma), geglu (exact GELU)."""
+    geglu_tanh (Gemma), geglu (exact GELU); swiglu_clamped is g · sigmoid(1.702 · g) · (u + 1), with
+    the gate g at most 7 and u, the other projection, within ±7 (GPT-OSS)."""
     ffn_dim: Size | None = None
     """Hidden width of the feed-forward sub-layer. Absent: four times emb_dim."""
     ffn_bias: bool = True
@@ -367,7 +376,7 @@ class ModelConfig(Config):
     @property
     def is_gated(self) -> bool:
         """Whether the feed-forward sub-layer has a gate."""
-        return self.feed_forward in ("swiglu", "geglu_tanh", "geglu")
+        return self.feed_forward in ("swiglu", "swiglu_clamped", "geglu_tanh", "geglu")
 
     @property
     def hidden_dim(self) -> int:

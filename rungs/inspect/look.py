@@ -31,7 +31,8 @@ class Activations(NamedTuple):
     """What the layers compute."""
 
     weights_LBNST: np.ndarray
-    """How much each head attends from position S to position T; rows sum to 1."""
+    """How much each head attends from position S to position T; rows sum to 1, or with
+    attention_sinks to less."""
     heads_LBSNH: np.ndarray
     """What each head returns, before the output projection."""
     attention_LBSD: np.ndarray
@@ -224,11 +225,9 @@ def _run_layer(
         hook(block, "feed-forward", keep("feed_forward"))
     seen["residual"] = block(x_BSD, context).x_BSD
     query_BSNH, key_BTKH, _ = attention.project(seen.pop("input"), context)
-    scoring = context.scoring
+    scoring = attention.with_sinks(context).scoring
     mask_ST = scoring.mask(x_BSD.shape[1])
-    seen["weights"] = attention_weights(
-        query_BSNH, key_BTKH, mask_ST, scoring.scale, scoring.soft_cap
-    )
+    seen["weights"] = attention_weights(query_BSNH, key_BTKH, mask_ST, *scoring.of_scores)
     return seen
 
 

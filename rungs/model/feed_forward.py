@@ -29,12 +29,23 @@ EXPERTS = tuple(f"blocks.feed_forward.{part}." for part in ("gate", "up", "down"
 """Beginnings of the names of parameters of which each expert has its own, in a mixture."""
 SHARED_KEY = 0x5E
 """Folded into the key of a mixture of experts for its shared experts."""
+CLAMP, SWISH_BETA = 7.0, 1.702
+"""Of "swiglu_clamped", as in GPT-OSS."""
 Activation = Callable[[Array], Array]
+
+
+def clamped_swish(x: Array) -> Array:
+    """Return x · sigmoid(1.702 · x), for x at most 7."""
+    x = jnp.minimum(x, CLAMP)
+    return x * jax.nn.sigmoid(SWISH_BETA * x)
+
+
 ACTIVATIONS: dict[FeedForwardKind, Activation] = {
     "gelu": functools.partial(jax.nn.gelu, approximate=False),
     "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
     "relu_squared": lambda x: jnp.square(jax.nn.relu(x)),
     "swiglu": jax.nn.silu,
+    "swiglu_clamped": clamped_swish,
     "geglu": functools.partial(jax.nn.gelu, approximate=False),
     "geglu_tanh": functools.partial(jax.nn.gelu, approximate=True),
 }
@@ -207,6 +218,8 @@ class ExpertLinear(nnx.Module):
 def activate(activation: Activation, up: Array, gate: Array | None) -> Array:
     """Return activation(up) or, if gated, activation(gate) ⊙ up, in up's dtype, through float32."""
     up_float32 = up.astype(jnp.float32)
+    if activation is clamped_swish:
+        up_float32 = jnp.clip(up_float32, -CLAMP, CLAMP) + 1
     if gate is None:
         y = activation(up_float32)
     else:

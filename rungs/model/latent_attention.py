@@ -51,9 +51,7 @@ class LatentAttention(Attention):
         self.shared_key = make(width, {"rope": latent.rope_dim}, key=keys[3])
         both = heads | {"head_dim": config.head_width + config.value_width}
         self.key_value = make({"latent": latent.kv_rank}, both, key=keys[4])
-        output_init = initializer(config, into_residual=True)
-        value = heads | {"head_dim": config.value_width}
-        self.output = Linear(value, width, output_init, keys[5], config.attention_output_bias)
+        self._make_output(config, heads | {"head_dim": config.value_width}, keys[5])
 
     @jax.named_scope("attention_projections")
     def __call__(
@@ -66,13 +64,16 @@ class LatentAttention(Attention):
         """As `Attention`. The cache has the shared key instead of keys, and the latent instead of
         values."""
         query_BSNH, shared_BS1R, latent_BSC = self._compressed(x_BSD, context)
+        context = self.with_sinks(context)
         if cache is not None:
             first = jnp.asarray(context.first_slot)
             cache = cache.update(shared_BS1R, latent_BSC[:, :, None], first)
             if context.mask is not None:
-                return self.output(self._absorbed(query_BSNH, cache, context)), cache
+                y_BSNH = self._absorbed(query_BSNH, cache, context)
+                return self.output(self._gated(y_BSNH, x_BSD)), cache
         key_BSNH, value_BSNH = self._expanded(shared_BS1R, latent_BSC)
-        return self.output(attend(query_BSNH, key_BSNH, value_BSNH, context, dropout)), cache
+        y_BSNH = attend(query_BSNH, key_BSNH, value_BSNH, context, dropout)
+        return self.output(self._gated(y_BSNH, x_BSD)), cache
 
     def project(self, x_BSD: Array, context: AttentionContext) -> tuple[Array, Array, Array]:
         """As `Attention`."""
@@ -117,8 +118,8 @@ class LatentAttention(Attention):
                 jnp.concatenate([latent_BT1C, shared_BT1R], axis=-1),
                 latent_BT1C,
                 context.mask,
-                scale=context.scoring.scale,
-                soft_cap=context.scoring.soft_cap,
+                NO_DROPOUT,
+                *context.scoring.of_scores,
             )
             return dot("bsnc,cnh->bsnh", y_BSNC, value_CNH).astype(query_BSNH.dtype)
 

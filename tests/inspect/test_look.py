@@ -21,7 +21,15 @@ from tests.support.published_models import MODELS
 from tests.support.tiny_model import random_model, random_tokens
 
 QUICK = ["a-to-a", "mixtral", "gemma-2"]
-LONG = ["norm-after", "experts-weighted-among-all", "olmo-3", "recipe", "latent"]
+LONG = [
+    "norm-after",
+    "experts-weighted-among-all",
+    "olmo-3",
+    "recipe",
+    "latent",
+    "gpt-oss",
+    "gated-heads",
+]
 
 
 def in_float64(model: rungs.GPT) -> dict[str, np.ndarray]:

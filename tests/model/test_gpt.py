@@ -166,6 +166,16 @@ VARIANTS["deepseek-v3"] = LLAMA | {
         **{"groups": 4, "groups_per_token": 2, "router_bias": True},
     },
 }
+VARIANTS["gpt-oss"] = LLAMA | {
+    **{"n_layers": 3, "n_heads": 4, "n_kv_heads": 2, "attention_sinks": True, "qkv_bias": True},
+    **{"sliding_window": 3, "layer_pattern": ["sliding", "global"], "ffn_dim": 6},
+    **{"feed_forward": "swiglu_clamped", "ffn_bias": True, "attention_soft_cap": 2.0},
+    **{"n_experts": 4, "experts_per_token": 2, "expert_routing": {"router_bias": True}},
+}
+VARIANTS["latent-with-sinks-and-gates"] = VARIANTS["latent-yarn"] | {
+    **{"attention_sinks": True, "attention_output_gate": "head"},
+}
+VARIANTS["gated-heads"] = {"attention_output_gate": "head", "n_heads": 4, "qkv_bias": True}
 VARIANTS["value-embeddings-of-all"] = {"value_embedding_every": 1, "emb_dim": 8, "n_heads": 2}
 VARIANTS["residual-scalars"] = {"residual_scalars": True, "norm_placement": "after"}
 

@@ -40,6 +40,7 @@ MESHES: dict[str, dict[str, tuple[int, int]]] = {
     "no-layers": {"dp": (8, 1), "fsdp": (4, 1), "tp": (1, 8), "fsdp_tp": (2, 2), "cp": (2, 2)},
     "recipe": {"dp": (8, 1), "fsdp": (8, 1), "tp": (1, 4), "fsdp_tp": (2, 4), "cp": (2, 4)},
     "olmo": {"dp": (8, 1), "fsdp": (8, 1), "tp": (1, 4), "fsdp_tp": (2, 4), "cp": (2, 4)},
+    "sinks": {"dp": (8, 1), "fsdp": (8, 1), "tp": (1, 4), "fsdp_tp": (2, 4), "cp": (2, 4)},
     "latent": {"dp": (8, 1), "fsdp": (8, 1), "tp": (1, 4), "fsdp_tp": (2, 4), "cp": (2, 4)},
 }
 # Sizes of each axis; one that is split over data or tensor is followed by /d or /t. An axis of the
@@ -123,6 +124,25 @@ PLACES: dict[str, dict[str, str]] = {
         "blocks.feed_forward.gate.kernel": "3 16/d 32 | 3 16 32/t | 3 16/d 32/t",
         "blocks.feed_forward.up.kernel": "3 16/d 32 | 3 16 32/t | 3 16/d 32/t",
         "blocks.feed_forward.down.kernel": "3 32 16/d | 3 32/t 16 | 3 32/t 16/d",
+    },
+    "sinks": {
+        "token_embedding.embedding": "61 16/d | 64/t 16 | 64/t 16/d",
+        "head.kernel": "16/d 61 | 16 64/t | 16/d 64/t",
+        "final_norm.scale": "16/d | 16 | 16/d",
+        "blocks.*_norm.scale": "2 16/d | 2 16 | 2 16/d",
+        "blocks.attention.sink": "2 8/d | 2 8/t | 2 8/t",
+        "blocks.attention.gate.kernel": "2 16/d 8 | 2 16 8/t | 2 16/d 8/t",
+        "blocks.attention.gate.bias": "2 8/d | 2 8/t | 2 8/t",
+        "blocks.attention.query.kernel": "2 16/d 8 2 | 2 16 8/t 2 | 2 16/d 8/t 2",
+        "blocks.attention.query.bias": "2 8/d 2 | 2 8/t 2 | 2 8/t 2/d",
+        "blocks.attention.[kv]*.kernel": "2 16/d 4 2 | 2 16 4/t 2 | 2 16/d 4/t 2",
+        "blocks.attention.[kv]*.bias": "2 4 2 | 2 4/t 2 | 2 4/t 2/d",
+        "blocks.attention.output.kernel": "2 8 2 16/d | 2 8/t 2 16 | 2 8/t 2 16/d",
+        "blocks.attention.output.bias": "2 16/d | 2 16 | 2 16/d",
+        "blocks.feed_forward.*.kernel": "2 16/d 32 | 2 16 32/t | 2 16/d 32/t",
+        "blocks.feed_forward.*.bias": "2 32/d | 2 32/t | 2 32/t",
+        "blocks.feed_forward.down.kernel": "2 32 16/d | 2 32/t 16 | 2 32/t 16/d",
+        "blocks.feed_forward.down.bias": "2 16/d | 2 16 | 2 16/d",
     },
     "latent": {
         "token_embedding.embedding": "61 16/d | 64/t 16 | 64/t 16/d",

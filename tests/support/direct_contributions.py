@@ -141,11 +141,12 @@ def attention(
         for s in range(length):
             seen = slice(max(s - window + 1, 0), s + 1)
             scores = key[seen, n // sharing] @ query[s, n] * scale
-            maps[n, s, seen] = reference.softmax(
-                reference.soft_cap(scores, config.attention_soft_cap)
-            )
+            scores = reference.soft_cap(scores, config.attention_soft_cap)
+            sinks = layer.get("blocks.attention.sink")
+            all_scores = scores if sinks is None else np.append(scores, sinks[n])
+            maps[n, s, seen] = reference.softmax(all_scores)[: len(scores)]
         outputs[:, n] = maps[n] @ value[:, n // sharing]
-    return maps, outputs
+    return maps, reference.gate_of_heads(config, layer, x)[..., None] * outputs
 
 
 def logits(config: ModelConfig, weights: Weights, x: Floats) -> Floats:

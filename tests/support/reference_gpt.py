@@ -150,9 +150,20 @@ def self_attention(
         rows, gate = extra
         value += 2 / (1 + np.exp(-(x[:, : len(gate)] @ gate)))[..., None] * rows
     scale = score_scale(config, query.shape[2])
-    y = attention(query, key, value, visible, scale, config.attention_soft_cap)
+    sinks = layer.get("blocks.attention.sink")
+    y = attention(query, key, value, visible, scale, config.attention_soft_cap, sinks)
+    y = gate_of_heads(config, layer, x)[..., None] * y
     y = np.einsum("snh,nhd->sd", y, layer["blocks.attention.output.kernel"])
     return y + layer["blocks.attention.output.bias"] if config.attention_output_bias else y
+
+
+def gate_of_heads(config: ModelConfig, layer: Weights, x: Floats) -> Floats:
+    """Return what each head's output is multiplied by, (S, N); Qiu et al. 2025, equation 5."""
+    if config.attention_output_gate == "none":
+        return np.ones((len(x), config.n_heads or 0))
+    scores = x @ layer["blocks.attention.gate.kernel"]
+    scores = scores + layer["blocks.attention.gate.bias"] if config.qkv_bias else scores
+    return 1 / (1 + np.exp(-scores))
 
 
 def score_scale(config: ModelConfig, width: int) -> float:
@@ -192,9 +203,11 @@ def attention(
     mask: NDArray[np.bool_] | None,
     scale: float | None = None,
     cap: float | None = None,
+    sinks: Floats | None = None,
 ) -> Floats:
     """For one sequence, from (S, N, H), (T, K, H), (T, K, H) and (S, T) to (S, N, H). The first
-    N ÷ K query heads share the first key head, and so on (Ainslie et al. 2023, figure 2)."""
+    N ÷ K query heads share the first key head, and so on (Ainslie et al. 2023, figure 2). A sink
+    (N,) is another score, of a value of zeros."""
     scale = 1 / math.sqrt(query.shape[2]) if scale is None else scale
     sharing = query.shape[1] // key.shape[1]
     result = np.zeros(query.shape[:2] + value.shape[2:])
@@ -203,7 +216,8 @@ def attention(
             scores = soft_cap(key[:, n // sharing] @ query[s, n] * scale, cap)
             if mask is not None:
                 scores = np.where(mask[s], scores, -np.inf)
-            result[s, n] = softmax(scores) @ value[:, n // sharing]
+            scores = scores if sinks is None else np.append(scores, sinks[n])
+            result[s, n] = softmax(scores)[: len(key)] @ value[:, n // sharing]
     return result
 
 
@@ -289,6 +303,9 @@ def hidden_units(config: ModelConfig, layer: Weights, x: Floats) -> Floats:
     if config.feed_forward == "swiglu":
         gate = feed_forward_linear(config, layer, "gate", x)
         return gate / (1 + np.exp(-gate)) * hidden
+    if config.feed_forward == "swiglu_clamped":
+        gate = np.minimum(feed_forward_linear(config, layer, "gate", x), 7)
+        return gate / (1 + np.exp(-1.702 * gate)) * (np.clip(hidden, -7, 7) + 1)
     if config.feed_forward in ("geglu", "geglu_tanh"):
         gate = feed_forward_linear(config, layer, "gate", x)
         return gelu(gate, config.feed_forward == "geglu_tanh") * hidden

@@ -94,6 +94,12 @@ ARCHITECTURES["latent"] = {
     **{"n_heads": 8, "head_dim": 2, "positions": "rope", "norm": "rms_norm", "ffn_dim": 32},
     "latent_attention": {"kv_rank": 6, "query_rank": 5, "rope_dim": 4, "value_dim": 3},
 }
+ARCHITECTURES["sinks"] = {
+    **{"n_heads": 8, "n_kv_heads": 4, "positions": "rope", "norm": "rms_norm", "ffn_dim": 32},
+    **{"attention_sinks": True, "attention_output_gate": "head", "qkv_bias": True},
+    **{"feed_forward": "swiglu_clamped", "sliding_window": 3},
+    "layer_pattern": ["sliding", "global"],
+}
 ARCHITECTURES["deepseek"] = {
     **ARCHITECTURES["latent"],
     **{"feed_forward": "swiglu", "ffn_dim": 8, "shared_ffn_dim": 16},
