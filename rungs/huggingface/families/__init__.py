@@ -4,6 +4,7 @@
     gpt2      GPT-2
     llama     Llama, Mistral, Mixtral, Qwen 2, Qwen 3 with experts or without, SmolLM3, OLMo 2 and 3
     gemma     Gemma 1, 2 and 3
+    gpt_oss   GPT-OSS
 
 To add a family, add it to `FAMILIES`; CONTRIBUTING.md has the steps. If its norm placement, bias
 or activation isn't a key of `config/model_config.py`, the key comes first, with `model/blocks.py`
@@ -14,6 +15,7 @@ from rungs.huggingface.config_keys import HFConfig
 from rungs.huggingface.families.family import Family
 from rungs.huggingface.families.gemma import GEMMA, GEMMA2, GEMMA3
 from rungs.huggingface.families.gpt2 import GPT2
+from rungs.huggingface.families.gpt_oss import GPT_OSS
 from rungs.huggingface.families.llama import (
     LLAMA,
     MISTRAL,
@@ -30,7 +32,7 @@ FAMILIES = {
     family.model_type: family
     for family in (
         *(LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, MIXTRAL, GPT2),
-        *(QWEN3_MOE, OLMO2, OLMO3, SMOLLM3),
+        *(QWEN3_MOE, OLMO2, OLMO3, SMOLLM3, GPT_OSS),
     )
 }
 """Families by model type. Export uses the first that can express a model, so order matters."""
