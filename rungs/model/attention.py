@@ -24,11 +24,16 @@ from rungs.parallel import collectives, target_device
 from rungs.parallel.sharding import CONTEXT, TENSOR
 
 
+GATE_KEY = 0x6A
+"""Folded into a layer's key for the gate of its output."""
+
+
 class Cache(NamedTuple):
     """Keys and values of one layer, one slot per token, in the axis order that attention reads."""
 
     key_BKTH: Array
     value_BKTH: Array
+    slot_axis = 2
 
     def update(self, key_BSKH: Array, value_BSKH: Array, first_slot: Array) -> "Cache":
         """Return the cache with the keys and values of S tokens written from `first_slot` on, which
@@ -81,6 +86,9 @@ class AttentionContext(NamedTuple):
     """Input of the first block, if the model has residual scalars."""
     value_embedding: ValueEmbedding | None = None
     """This layer's, if it has one."""
+    padding_B: Array | None = None
+    """Tokens at the start of each row that are padding. None if there are none, or `scoring` and
+    `mask` say all that the layer needs to know of them."""
 
 
 class Attention(nnx.Module):
@@ -100,6 +108,9 @@ class Attention(nnx.Module):
         output_init = init(into_residual=True)
         self.output = Linear(heads, width, output_init, keys[3], config.attention_output_bias)
         normed = (heads, kv_heads) if config.qk_norm_scope == "all_heads" else (head, head)
+        gate_key = jax.random.fold_in(key, GATE_KEY)
+        has_gate = config.attention_gate == "element"
+        self.gate = Linear(width, heads, init(), gate_key, config.qkv_bias) if has_gate else None
         self.query_norm = make_norm(config, normed[0]) if config.qk_norm else None
         self.key_norm = make_norm(config, normed[1]) if config.qk_norm else None
 
@@ -132,7 +143,11 @@ class Attention(nnx.Module):
                 mask = scoring.mask(length) if mask is None else mask
                 scale, soft_cap = scoring.scale, scoring.soft_cap
                 y_BSNH = plain_attention(query, key, value, mask, dropout, scale, soft_cap)
-        return self.output(from_heads_to_tokens(y_BSNH)), cache
+        y_BSNH = from_heads_to_tokens(y_BSNH)
+        if self.gate is not None:
+            gate_BSNH = self.gate(collectives.to_varying(x_BSD, TENSOR)).astype(jnp.float32)
+            y_BSNH = (y_BSNH * jax.nn.sigmoid(gate_BSNH)).astype(y_BSNH.dtype)
+        return self.output(y_BSNH), cache
 
     def project(self, x_BSD: Array, context: AttentionContext) -> tuple[Array, Array, Array]:
         """Return query_BSNH, key_BTKH and value_BTKH of this device's heads, as attention compares
