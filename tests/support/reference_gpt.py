@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rungs.config.model_config import ModelConfig
+from tests.support.reference_delta_net import delta_net, sigmoid
 
 Floats = NDArray[np.float64]
 Weights = dict[str, Floats]
@@ -26,7 +27,7 @@ def forward(config: ModelConfig, weights: Weights, tokens: NDArray[np.int32]) ->
     if config.embedding_norm:
         states[0] = norm(config, weights, "embedding_norm", states[0])
     for number in range(config.n_layers):
-        layer = {name: w[number] for name, w in weights.items() if name.startswith("blocks.")}
+        layer = weights_of_layer(config, weights, number)
         extra = value_embedding(config, weights, tokens, number)
         x = states[-1]
         if config.residual_scalars:
@@ -40,11 +41,37 @@ def forward(config: ModelConfig, weights: Weights, tokens: NDArray[np.int32]) ->
     return [*states, soft_cap(states[-1] @ head, config.final_soft_cap)]
 
 
-def config_of_layer(config: ModelConfig, number: int) -> ModelConfig:
-    """Return the config with the positions of a layer, which rope may leave out."""
+def kind_of(config: ModelConfig, number: int) -> str:
     pattern = config.layer_pattern or ("",)
-    is_unrotated = pattern[number % len(pattern)] == "nope"
-    return config.model_copy(update={"positions": "none"}) if is_unrotated else config
+    return pattern[number % len(pattern)]
+
+
+def config_of_layer(config: ModelConfig, number: int) -> ModelConfig:
+    """Return the config with the positions of a layer, which rope may leave out, and the placement
+    of its norms."""
+    kind = kind_of(config, number)
+    if kind == "delta_net" and config.delta_net and config.delta_net.norm_placement:
+        return config.model_copy(update={"norm_placement": config.delta_net.norm_placement})
+    return config.model_copy(update={"positions": "none"}) if kind == "nope" else config
+
+
+def weights_of_layer(config: ModelConfig, weights: Weights, number: int) -> Weights:
+    """Return what a layer has of the stacked parameters: only layers with a part have rows of it."""
+
+    def has(name: str, layer: int) -> bool:
+        is_delta = kind_of(config, layer) == "delta_net"
+        if name.startswith(("blocks.attention.", "blocks.delta_net.")):
+            return is_delta == name.startswith("blocks.delta_net.")
+        placement = config_of_layer(config, layer).norm_placement
+        if "_output_norm" in name:
+            return placement in ("around", "output")
+        return "_norm" not in name or placement != "output"
+
+    return {
+        name: w[sum(has(name, layer) for layer in range(number))]
+        for name, w in weights.items()
+        if name.startswith("blocks.") and has(name, number)
+    }
 
 
 def value_embedding(
@@ -96,7 +123,9 @@ def block(
         name = f"blocks.{part}"
         on_input = config.norm_placement in ("before", "around")
         y = norm(config, layer, f"{name}_norm", x) if on_input else x
-        if part == "attention":
+        if "blocks.delta_net.norm.scale" in layer and part == "attention":
+            y = delta_net(config, layer, y)
+        elif part == "attention":
             y = self_attention(config, layer, y, sliding, extra)
         else:
             y = feed_forward_part(config, layer, y)
@@ -149,6 +178,8 @@ def self_attention(
         value += 2 / (1 + np.exp(-(x[:, : len(gate)] @ gate)))[..., None] * rows
     scale = 1 / math.sqrt(config.query_pre_attn_scalar or query.shape[2])
     y = attention(query, key, value, visible, scale, config.attention_soft_cap)
+    if config.attention_gate == "element":
+        y *= sigmoid(project(config, layer, x, "gate"))
     y = np.einsum("snh,nhd->sd", y, layer["blocks.attention.output.kernel"])
     return y + layer["blocks.attention.output.bias"] if config.attention_output_bias else y
 
@@ -161,16 +192,21 @@ def projections(
     if config.rope_scaling and not (sliding and config.sliding_rope_theta):
         factor = config.rope_scaling.attention_factor or 1.0
 
-    def project(name: str) -> Floats:
-        y = np.einsum("sd,dnh->snh", x, layer[f"blocks.attention.{name}.kernel"])
-        y = y + layer[f"blocks.attention.{name}.bias"] if config.qkv_bias else y
+    def projected(name: str) -> Floats:
+        y = project(config, layer, x, name)
         if config.qk_norm and name != "value":
             together = y.reshape(len(y), -1) if config.qk_norm_scope == "all_heads" else y
             y = norm(config, layer, f"blocks.attention.{name}_norm", together).reshape(y.shape)
         is_rotated = config.positions == "rope" and name != "value"
         return factor * rotate(config, y, sliding) if is_rotated else y
 
-    return project("query"), project("key"), project("value")
+    return projected("query"), projected("key"), projected("value")
+
+
+def project(config: ModelConfig, layer: Weights, x: Floats, name: str) -> Floats:
+    """Return a projection of all heads, (S, N or K, H)."""
+    y = np.einsum("sd,dnh->snh", x, layer[f"blocks.attention.{name}.kernel"])
+    return y + layer[f"blocks.attention.{name}.bias"] if config.qkv_bias else y
 
 
 def attention(
@@ -206,10 +242,11 @@ def soft_cap(x: Floats, cap: float | None) -> Floats:
 
 
 def rotate(config: ModelConfig, x: Floats, sliding: bool) -> Floats:
-    """Rotate heads (S, N, H) at positions 0 to S − 1. Elements i and i + H/2 are a complex number
-    that rotates by position · 2π ÷ wavelength (Su et al. 2021, equation 13)."""
-    half = x.shape[2] // 2
-    result = np.zeros(x.shape)
+    """Rotate heads (S, N, H) at positions 0 to S − 1. Of the first R elements, all H or a share of
+    them, i and i + R/2 are a complex number that rotates by position · 2π ÷ wavelength (Su et al.
+    2021, equation 13)."""
+    half = int(x.shape[2] * config.rope_share) // 2
+    result = x.copy()
     for s, n, i in np.ndindex(x.shape[0], x.shape[1], half):
         turn = cmath.exp(1j * s * 2 * math.pi / wavelength(config, i, 2 * half, sliding))
         turned = complex(x[s, n, i], x[s, n, half + i]) * turn
