@@ -87,8 +87,8 @@ class AttentionContext(NamedTuple):
     value_embedding: ValueEmbedding | None = None
     """This layer's, if it has one."""
     padding_B: Array | None = None
-    """Tokens at the start of each row that are padding. None if there are none, or `scoring` and
-    `mask` say all that the layer needs to know of them."""
+    """Padding tokens at the start of each row of full sequences, if there are any; attention needs
+    only its masks."""
 
 
 class Attention(nnx.Module):

@@ -3,7 +3,7 @@ them. Axes as in `gpt.py`."""
 
 import functools
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -24,7 +24,15 @@ from rungs.model.attention import (
 )
 from rungs.model.delta_net import DeltaNet, DeltaState
 from rungs.model.feed_forward import Routing, make_feed_forward
-from rungs.model.layers import NO_DROPOUT, Dropout, Norm, apply_norm, make_norm, make_vector
+from rungs.model.layers import (
+    NO_DROPOUT,
+    Dropout,
+    Norm,
+    apply_norm,
+    layers_with,
+    make_norm,
+    make_vector,
+)
 from rungs.model.remat import checkpoint_layer, save_activation
 from rungs.parallel.fsdp import no_gather
 
@@ -190,12 +198,6 @@ def _stacked(versions: list[tuple[list[int], nnx.Variable]]) -> nnx.Variable:
         return own
     order = np.argsort(layers + others[0][0])
     return param.replace(jnp.concatenate([param.get_value(), others[0][1].get_value()])[order])
-
-
-def layers_with(param: nnx.Variable, n_layers: int) -> Sequence[int]:
-    """Return the layers that have a stacked parameter, in order."""
-    own: Sequence[int] = param.get_metadata().get("layers", range(n_layers))
-    return own
 
 
 def block_graphs(config: ModelConfig, blocks: Block) -> dict[LayerKind, nnx.GraphDef[Block]]:
