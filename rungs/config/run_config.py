@@ -43,6 +43,7 @@ _KEYS_OF_LAYERS = (
     *("query_pre_attn_scalar", "attention_soft_cap", "residual", "norm_placement", "feed_forward"),
     *("ffn_dim", "ffn_bias", "n_experts", "experts_per_token", "zero_init_residual"),
     *("normalize_expert_weights", "residual_scalars", "value_embedding_every", "qk_norm_scope"),
+    *("delta_net", "attention_gate", "rope_share"),
 )
 """Keys of model.json that describe blocks."""
 _KEYS_OF_NORMS = ("norm_placement", "norm_epsilon", "norm_parameters")
@@ -245,6 +246,8 @@ def conflicts(model: ModelConfig, train: OptimizationConfig) -> Iterator[str]:
             yield f"lora.targets: {target}: {missing}"
     if train.uses_float8 and not model.n_layers:
         yield 'matmul_dtype: "float8" is for layers, and the model has none; remove it'
+    if train.uses_float8 and model.delta_net:
+        yield 'matmul_dtype: "float8" is not supported with delta_net layers; remove it'
     if train.uses_float8 and model.n_experts:
         yield 'matmul_dtype: "float8" is not supported in a mixture of experts; remove it'
     if isinstance(train, ReinforceConfig):
@@ -267,7 +270,8 @@ def _missing_target(target: LoraTarget, model: ModelConfig) -> str | None:
     if not model.n_layers:
         return "the model has no layers"
     if target in ATTENTION_TARGETS:
-        return None
+        has_attention = set(model.layer_kinds()) != {"delta_net"}
+        return None if has_attention else "no layer has attention"
     if model.n_experts:
         return "not supported in a mixture of experts; choose from query, key, value and output"
     if model.feed_forward == "none" or (target == "gate" and not model.is_gated):
@@ -331,7 +335,7 @@ def _in_model(model: ModelConfig, train: OptimizationConfig) -> list[Reason]:
         (model.feed_forward == "none", ' with feed_forward "none"', "ffn_bias"),
         (not model.n_experts, " without n_experts", "normalize_expert_weights"),
         (not model.qk_norm, " without qk_norm", "qk_norm_scope"),
-        (not is_rope, f' with positions "{model.positions}"', "rope_theta"),
+        (not is_rope, f' with positions "{model.positions}"', "rope_theta", "rope_share"),
         ("sliding" not in kinds, ", as no layer is sliding", *_KEYS_OF_WINDOWS),
         (only_sliding, ", as every layer has sliding_rope_theta", "rope_theta", "rope_scaling"),
         (train.start_from, " with start_from", "init", "zero_init_residual"),

@@ -23,7 +23,6 @@ from rungs.model.remat import save_for_backward
 from rungs.parallel import collectives, target_device
 from rungs.parallel.sharding import CONTEXT, TENSOR
 
-
 GATE_KEY = 0x6A
 """Folded into a layer's key for the gate of its output."""
 
@@ -33,7 +32,11 @@ class Cache(NamedTuple):
 
     key_BKTH: Array
     value_BKTH: Array
-    slot_axis = 2
+
+    @property
+    def slot_axis(self) -> int | None:
+        """The axis of slots, None if there is none."""
+        return 2
 
     def update(self, key_BSKH: Array, value_BSKH: Array, first_slot: Array) -> "Cache":
         """Return the cache with the keys and values of S tokens written from `first_slot` on, which

@@ -124,7 +124,7 @@ class Decoder:
             (
                 jnp.asarray(length - 1),
                 jnp.zeros((rows, slots), jnp.float32) if keep_log_probs else None,
-                [self._empty_cache(kind, rows, slots) for kind in self.config.layer_kinds()],
+                empty_caches(self.config, rows, slots, self._cache_dtype),
             ),
             sharding.DATA,
         )
@@ -224,6 +224,7 @@ class Decoder:
             block = nnx.merge(self._block_graphs[kind], layer)
             passed = block(x_BSD, context, cache=old)
             x_BSD = passed.x_BSD
+            assert passed.cache is not None
             caches.append(passed.cache)
         return outer, x_BSD, caches
 
@@ -239,12 +240,19 @@ class Decoder:
         slots = state.tokens_BT.shape[1]
         return cache_contexts(self.config, first_slot, length, slots, state.padding_B)
 
-    def _empty_cache(self, kind: LayerKind, rows: int, slots: int) -> LayerCache:
-        if kind == "delta_net" and self.config.delta_net:
-            return DeltaState.empty(self.config.delta_net, rows, self._cache_dtype)
-        kv_heads = self.config.n_kv_heads or self.config.n_heads or 1
-        shape = (rows, kv_heads, slots, self.config.head_width)
-        return Cache(jnp.zeros(shape, self._cache_dtype), jnp.zeros(shape, self._cache_dtype))
+
+def empty_caches(config: ModelConfig, rows: int, slots: int, dtype: jnp.dtype) -> list[LayerCache]:
+    """Return the cache of each layer, before the first token."""
+    return [_empty_cache(config, kind, rows, slots, dtype) for kind in config.layer_kinds()]
+
+
+def _empty_cache(
+    config: ModelConfig, kind: LayerKind, rows: int, slots: int, dtype: jnp.dtype
+) -> LayerCache:
+    if kind == "delta_net" and config.delta_net:
+        return DeltaState.empty(config.delta_net, rows, dtype)
+    shape = rows, config.n_kv_heads or config.n_heads or 1, slots, config.head_width
+    return Cache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
 
 
 def states_of(model: GPT) -> tuple[nnx.State, nnx.State]:

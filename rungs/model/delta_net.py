@@ -33,7 +33,11 @@ class DeltaState(NamedTuple):
     key_BIKH: Array
     value_BIKGW: Array
     state_BKGHW: Array
-    slot_axis = None
+
+    @property
+    def slot_axis(self) -> int | None:
+        """There is no axis of slots."""
+        return None
 
     @classmethod
     def empty(cls, config: DeltaNetConfig, rows: int, dtype: jnp.dtype) -> "DeltaState":
@@ -136,7 +140,7 @@ class DeltaNet(nnx.Module):
             x[:, x.shape[1] - self.taps + 1 :].astype(old.dtype)
             for x, old in zip(longer, cache, strict=False)
         ]
-        return y_BSKGW, DeltaState(*last, state)
+        return y_BSKGW, DeltaState._make([*last, state])
 
     def _convolved(
         self, inputs: gated_delta.Operands, longer: list[Array], starts_BS: Array | None

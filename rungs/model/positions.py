@@ -9,7 +9,7 @@
 name in `ModelConfig.positions` and a case in one of the two; also add it to the model check
 (`rungs/checks/causality.py`) and, if it has parameters, to `planning/flops.py`.
 
-Axes as in `gpt.py`, and R for the pairs of elements of a head, H ÷ 2 unless `rope_share` says less."""
+Axes as in `gpt.py`, and R for the pairs of elements of a head, H ÷ 2 or with `rope_share` fewer."""
 
 import functools
 import math

@@ -62,6 +62,7 @@ TRAININGS: dict[str, dict[str, Any]] = {
     "no-layers": {"drop_rate": 0.3},
     "recipe": {"drop_rate": 0.3},
     "olmo": {},
+    "hybrid": {"drop_rate": 0.3},
 }
 
 
@@ -176,9 +177,11 @@ CASES: list[tuple[str, str, int, int, int, tuple[Any, ...]]] = [
     ("olmo", "fsdp_tp", 4, 2, 2, (DOTS,)),
     ("llama", "cp", 2, 4, 1, ()),
     ("experts", "cp", 1, 2, 1, (FULL,)),
+    ("hybrid", "fsdp_tp", 2, 4, 2, (DOTS,)),
+    ("hybrid", "cp", 2, 2, 1, (FULL,)),
 ]
 
-QUICK = {"no-layers-fsdp_tp-4x2", "llama-cp-2x4", "olmo-fsdp_tp-4x2"}
+QUICK = {"no-layers-fsdp_tp-4x2", "llama-cp-2x4", "olmo-fsdp_tp-4x2", "hybrid-fsdp_tp-2x4"}
 """Not long."""
 
 

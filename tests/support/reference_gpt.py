@@ -31,8 +31,7 @@ def forward(config: ModelConfig, weights: Weights, tokens: NDArray[np.int32]) ->
         extra = value_embedding(config, weights, tokens, number)
         x = states[-1]
         if config.residual_scalars:
-            scale, skip = layer["blocks.residual_scale"], layer["blocks.embedding_skip"]
-            x = scale * x + skip * states[0]
+            x = layer["blocks.residual_scale"] * x + layer["blocks.embedding_skip"] * states[0]
         own = config_of_layer(config, number)
         states.append(block(own, layer, x, is_sliding(config, number), extra))
     if config.norm_placement != "after":
@@ -56,7 +55,7 @@ def config_of_layer(config: ModelConfig, number: int) -> ModelConfig:
 
 
 def weights_of_layer(config: ModelConfig, weights: Weights, number: int) -> Weights:
-    """Return what a layer has of the stacked parameters: only layers with a part have rows of it."""
+    """Return what a layer has of the stacked parameters, which have rows of layers with a part."""
 
     def has(name: str, layer: int) -> bool:
         is_delta = kind_of(config, layer) == "delta_net"

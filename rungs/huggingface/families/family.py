@@ -16,7 +16,7 @@ _BLOCK_KEYS = (
     *("n_heads", "n_kv_heads", "head_dim", "qkv_bias", "attention_output_bias", "qk_norm"),
     *("query_pre_attn_scalar", "attention_soft_cap", "residual", "feed_forward", "ffn_dim"),
     *("ffn_bias", "n_experts", "experts_per_token", "residual_scalars", "value_embedding_every"),
-    *("normalize_expert_weights", "qk_norm_scope"),
+    *("normalize_expert_weights", "qk_norm_scope", "delta_net", "attention_gate", "rope_share"),
 )
 
 
@@ -116,7 +116,14 @@ def normal_form(model: ModelConfig) -> ModelConfig:
     if not (model.mup and model.mup.base_head_dim):  # muP has its own attention scale
         keys["query_pre_attn_scalar"] = model.query_pre_attn_scalar or model.head_width
     if model.positions != "rope":
-        del keys["rope_theta"]
+        del keys["rope_theta"], keys["rope_share"]
+    if own := model.delta_net:
+        keys["delta_net"] |= {
+            "value_heads": own.key_heads * own.values_per_key,
+            "value_dim": own.value_width,
+            "norm_epsilon": own.norm_epsilon or model.norm_epsilon,
+            "norm_placement": model.norm_placement_of("delta_net"),
+        }
     kinds = list(model.layer_kinds())
     keys["layer_pattern"] = None if set(kinds) == {"global"} else kinds
     if "sliding" in kinds:

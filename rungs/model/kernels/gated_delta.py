@@ -184,8 +184,8 @@ _solve.defvjp(_solve_forward, _solve_backward)
 
 def _inverse(system_XCC: Array) -> Array:
     """Return the inverse of I + a strictly lower triangular matrix, whose size is a power of two.
-    Starts from blocks of one element on the diagonal; neighbors P and R with Q between them, below P,
-    make [[P⁻¹, 0], [−R⁻¹ · Q · P⁻¹, R⁻¹]]. Unlike the product (I − A)(I + A²)(I + A⁴)…, whose terms
+    Starts from blocks of one element on the diagonal; two neighbors P and R with Q below P make
+    [[P⁻¹, 0], [−R⁻¹ · Q · P⁻¹, R⁻¹]]. Unlike the product (I − A)(I + A²)(I + A⁴)…, whose terms
     reach 10¹⁷ if all tokens are equal, this needs no more digits than the inverse."""
     *batch, size, _ = system_XCC.shape
     inverse = jnp.ones((*batch, size, 1, 1), system_XCC.dtype)
