@@ -12,7 +12,8 @@ from rungs.config.latent_config import LatentConfig
 from rungs.config.routing_config import RoutingConfig
 
 MOST_LAYERS = 10_000
-LayerKind = Literal["sliding", "global", "nope"]
+LayerKind = Literal["sliding", "global", "nope", "delta_net"]
+NormPlacement = Literal["before", "after", "around", "output"]
 FeedForwardKind = Literal[
     "none", "gelu_tanh", "gelu", "relu_squared", "swiglu", "swiglu_clamped", "geglu_tanh", "geglu"
 ]
@@ -81,6 +82,47 @@ class MupConfig(StrictModel):
     Absent: the same head_dim as this model, so a wider model has more heads."""
 
 
+class DeltaNetConfig(StrictModel):
+    """Gated DeltaNet layers: linear attention whose state is a matrix per head (Yang et al. 2024,
+    arXiv 2412.06464)."""
+
+    key_heads: Size
+    """Heads of queries and keys."""
+    key_dim: Size
+    """Width of a query and a key."""
+    value_heads: Size | None = None
+    """Heads of values, each with a state of its own: a multiple of key_heads. Absent: key_heads."""
+    value_dim: Size | None = None
+    """Width of a value. Absent: key_dim."""
+    convolution_width: Size = 4
+    """Tokens, its own included, of which the short convolution makes a token's query, key and
+    value."""
+    negative_eigenvalues: bool = False
+    """Whether a token may replace up to twice what the state holds for its key, so that the state
+    can alternate in sign (Grazzi et al. 2024; Olmo Hybrid)."""
+    norm_epsilon: Positive | None = None
+    """Added to the mean square in the norm of these layers' outputs. Absent: the model's
+    norm_epsilon."""
+    norm_placement: Literal["before", "around", "output"] | None = None
+    """norm_placement in these layers (Olmo Hybrid: before, and output in the others). Absent: the
+    model's."""
+
+    @check
+    def _heads_fit(self) -> Iterator[str]:
+        if self.value_heads and self.value_heads % self.key_heads:
+            yield (f"value_heads: {self.value_heads} is no multiple of key_heads {self.key_heads}")
+
+    @property
+    def values_per_key(self) -> int:
+        """Value heads per key head."""
+        return (self.value_heads or self.key_heads) // self.key_heads
+
+    @property
+    def value_width(self) -> int:
+        """Width of a value."""
+        return self.value_dim or self.key_dim
+
+
 class ModelConfig(Config):
     """The architecture."""
 
@@ -111,10 +153,10 @@ class ModelConfig(Config):
     """Whether each head has a sink, a learned score that takes a share of a query's attention
     weights, as a key without a value would, so that a head can attend to nothing (GPT-OSS, arXiv
     2508.10925, section 2.2)."""
-    attention_output_gate: Literal["none", "head"] = "none"
-    """Gate on what attention's heads return, before the output projection. head: each head's output
-    is multiplied by a sigmoid of a learned linear function of attention's input (Qiu et al. 2025,
-    arXiv 2505.06708)."""
+    attention_output_gate: Literal["none", "head", "element"] = "none"
+    """Gate on what attention's heads return, before the output projection: each head's output, or
+    each element of it, is multiplied by the sigmoid of a learned linear function of attention's
+    input (Qiu et al. 2025, arXiv 2505.06708). element: Qwen3-Next."""
     positions: Literal["none", "learned", "sinusoidal", "rope"] = "learned"
     """Position encoding. none: no positions. learned: a learned table is added to the embedding
     (GPT-2). sinusoidal: fixed sines and cosines are added (Vaswani et al. 2017, section 3.5). rope:
@@ -124,6 +166,9 @@ class ModelConfig(Config):
     rope_scaling: RopeScaling | None = None
     """rope: stretch positions to a longer context: `{"type": "linear", "factor": 8}`, or type
     llama3 or yarn."""
+    rope_share: Annotated[Positive, Field(le=1)] = 1.0
+    """rope: the share of a head's elements that are rotated, the first ones (GPT-NeoX; Qwen3-Next:
+    0.25)."""
     sliding_rope_theta: Positive | None = None
     """rope: a separate base for layers with a sliding window, which then don't use rope_scaling
     (Gemma 3, Kamath et al. 2025; OLMo 3). Absent: the same as in other layers."""
@@ -133,8 +178,10 @@ class ModelConfig(Config):
     layer_pattern: Annotated[tuple[LayerKind, ...], Field(strict=False, min_length=1)] | None = None
     """The kinds of layers, repeated over all layers: `["sliding", "global"]` alternates layers with
     and without the sliding window (Gemma 2); nope is a layer without window and without rope's
-    rotation (NoPE, Kazemnejad et al. 2023; SmolLM3). Absent: if sliding_window is given, all layers
-    have it."""
+    rotation (NoPE, Kazemnejad et al. 2023; SmolLM3); delta_net has Gated DeltaNet instead of
+    attention (Qwen3-Next). Absent: if sliding_window is given, all layers have it."""
+    delta_net: DeltaNetConfig | None = None
+    """The sizes of delta_net layers: `{"key_heads": 4, "key_dim": 64}`."""
     qk_norm: bool = False
     """Whether each head's query and key are normalized, before rope rotates them (Dehghani et al.
     2023; Qwen 3, Gemma 3)."""
@@ -164,7 +211,7 @@ class ModelConfig(Config):
     """Normalization. none: no norms. layer_norm: LayerNorm with scale and bias (Ba et al. 2016).
     rms_norm: RMSNorm with scale (Zhang & Sennrich 2019). rms_norm_plus_one: RMSNorm times 1 +
     scale, with a scale that starts at 0 (Gemma)."""
-    norm_placement: Literal["before", "after", "around", "output"] = "before"
+    norm_placement: NormPlacement = "before"
     """before: a norm before each sub-layer and one before the head (GPT-2). after: a norm after
     each sub-layer's residual sum (the original transformer). around: as before, and another norm on
     the output of each sub-layer before it is added (Gemma 2). output: a norm on the output of each
@@ -246,9 +293,10 @@ class ModelConfig(Config):
             yield "n_heads: missing; required if n_layers is above 0"
         elif not self.head_dim and self.emb_dim % heads:
             yield _does_not_divide("n_heads", heads, "emb_dim", self.emb_dim)
-        elif self.positions == "rope" and self.rotary_width % 2:
-            key = "latent_attention.rope_dim" if self.latent_attention else "head_dim"
-            yield f'{key}: {self.rotary_width} is odd; positions "rope" needs an even number'
+        elif self.positions == "rope" and (rotated := self._rotated) % 2:
+            key = "head_dim" if self.rope_share == 1 else "rope_share"
+            key = "latent_attention.rope_dim" if self.latent_attention else key
+            yield f'{key}: {rotated:g} is odd; positions "rope" needs an even number'
 
     @check
     def _latent_attention_fits(self) -> Iterator[str]:
@@ -280,10 +328,26 @@ class ModelConfig(Config):
         if self.sliding_window:
             return
         kinds = set(self.layer_pattern or ())
-        if kinds and ("sliding" in kinds or "nope" not in kinds):
+        if kinds and ("sliding" in kinds or not kinds & {"nope", "delta_net"}):
             yield "layer_pattern: needs sliding_window"
         if self.sliding_rope_theta:
             yield "sliding_rope_theta: needs sliding_window"
+
+    @check
+    def _delta_net_fits(self) -> Iterator[str]:
+        has_layers = "delta_net" in (self.layer_pattern or ())
+        if has_layers != bool(self.delta_net):
+            yield 'delta_net and "delta_net" in layer_pattern: give both or neither'
+        if not (has_layers and self.delta_net):
+            return
+        if self.mup:
+            yield "mup: not supported with delta_net, whose gates have no known rule; remove one"
+        if self.value_embedding_every:
+            yield "value_embedding_every: is for attention; not supported with delta_net"
+        if self.delta_net.norm_placement and (
+            self.norm_placement == "after" or not self.norm_parameters or self.norm == "none"
+        ):
+            yield "delta_net.norm_placement: needs norms with parameters, and not after a sum"
 
     @check
     def _norms_fit(self) -> Iterator[str]:
@@ -326,11 +390,20 @@ class ModelConfig(Config):
         assert self.n_heads is not None
         return self.head_dim or self.emb_dim // self.n_heads
 
+    def norm_placement_of(self, kind: LayerKind) -> NormPlacement:
+        """Where the norms of a kind of layers are."""
+        own = self.delta_net.norm_placement if self.delta_net and kind == "delta_net" else None
+        return own or self.norm_placement
+
     @property
     def rotary_width(self) -> int:
         """Elements of a head that rope rotates. Requires a model with layers."""
+        return int(self._rotated)
+
+    @property
+    def _rotated(self) -> float:
         latent = self.latent_attention
-        return latent.rope_dim if latent else self.head_width
+        return latent.rope_dim if latent else self.head_width * self.rope_share
 
     @property
     def query_width(self) -> int:

@@ -46,7 +46,7 @@ _KEYS_OF_LAYERS = (
     *("ffn_dim", "ffn_bias", "n_experts", "experts_per_token", "zero_init_residual"),
     *("normalize_expert_weights", "residual_scalars", "value_embedding_every", "qk_norm_scope"),
     *("latent_attention", "expert_routing", "shared_ffn_dim"),
-    *("attention_sinks", "attention_output_gate"),
+    *("attention_sinks", "attention_output_gate", "delta_net", "rope_share"),
 )
 """Keys of model.json that describe blocks."""
 _KEYS_OF_NORMS = ("norm_placement", "norm_epsilon", "norm_parameters")
@@ -255,6 +255,8 @@ def conflicts(model: ModelConfig, train: OptimizationConfig) -> Iterator[str]:
             yield f"lora.targets: {target}: {missing}"
     if train.uses_float8 and not model.n_layers:
         yield 'matmul_dtype: "float8" is for layers, and the model has none; remove it'
+    if train.uses_float8 and model.delta_net:
+        yield 'matmul_dtype: "float8" is not supported with delta_net layers; remove it'
     if train.uses_float8 and model.n_experts:
         yield 'matmul_dtype: "float8" is not supported in a mixture of experts; remove it'
     if isinstance(train, ReinforceConfig):
@@ -277,6 +279,8 @@ def _missing_target(target: LoraTarget, model: ModelConfig) -> str | None:
     if not model.n_layers:
         return "the model has no layers"
     if target in ATTENTION_TARGETS:
+        if set(model.layer_kinds()) == {"delta_net"}:
+            return "no layer has attention"
         is_missing = model.latent_attention and target != "output"
         return "latent attention has no such projection; choose output" if is_missing else None
     if model.n_experts:
@@ -342,7 +346,7 @@ def _in_model(model: ModelConfig, train: OptimizationConfig) -> list[Reason]:
         (model.feed_forward == "none", ' with feed_forward "none"', "ffn_bias"),
         (not model.n_experts, " without n_experts", "normalize_expert_weights"),
         (not model.qk_norm, " without qk_norm", "qk_norm_scope"),
-        (not is_rope, f' with positions "{model.positions}"', "rope_theta"),
+        (not is_rope, f' with positions "{model.positions}"', "rope_theta", "rope_share"),
         ("sliding" not in kinds, ", as no layer is sliding", *_KEYS_OF_WINDOWS),
         (only_sliding, ", as every layer has sliding_rope_theta", "rope_theta", "rope_scaling"),
         (train.start_from, " with start_from", "init", "zero_init_residual"),

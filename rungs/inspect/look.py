@@ -17,7 +17,7 @@ from flax import nnx
 from jax import Array
 
 from rungs.config.model_config import ModelConfig
-from rungs.inspect.patch import Place, Slot, hook, unhooked
+from rungs.inspect.patch import Place, Slot, hook, refuse_delta_net, unhooked
 from rungs.model.attention import AttentionContext, attention_weights, sequence_contexts
 from rungs.model.blocks import Block, layer_contexts
 from rungs.model.gpt import GPT, check_tokens
@@ -132,7 +132,9 @@ def look(
         candidates: C, the most likely next tokens to return.
 
     Raises:
-        ValueError: the arrays don't fit the model or each other, or a sequence has no token."""
+        ValueError: the arrays don't fit the model or each other, or a sequence has no token.
+        UserError: the model has delta_net layers."""
+    refuse_delta_net("look", model.config)
     tokens_BS = jnp.asarray(tokens_BS)
     check_tokens(model.config, tokens_BS)
     if not tokens_BS.size:

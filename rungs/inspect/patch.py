@@ -17,6 +17,7 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
+from rungs.common.errors import UserError
 from rungs.config.model_config import ModelConfig
 from rungs.model.blocks import Block, Passed
 from rungs.model.gpt import GPT
@@ -157,7 +158,9 @@ def patch(model: GPT, functions: Mapping[str, Change]) -> GPT:
             where layers share code, computed for each of them.
 
     Raises:
-        ValueError: there is no such place, or a function returns another shape."""
+        ValueError: there is no such place, or a function returns another shape.
+        UserError: the model has delta_net layers."""
+    refuse_delta_net("patch", model.config)
     patched: GPT = nnx.merge(*nnx.split(model))
     by_part: dict[Part, list[tuple[int, Change]]] = defaultdict(list)
     for name, function in functions.items():
@@ -167,6 +170,14 @@ def patch(model: GPT, functions: Mapping[str, Change]) -> GPT:
     for part, of_layers in by_part.items():
         patched.blocks = hook(patched.blocks, part, ByLayer(of_layers, model.config.n_layers))
     return patched
+
+
+def refuse_delta_net(what: str, config: ModelConfig) -> None:
+    """Raise UserError if a model has layers without attention, for which places have no meaning."""
+    if config.delta_net:
+        raise UserError(
+            f"{what}: not for a model with delta_net layers, which have no attention weights"
+        )
 
 
 def _of_heads(head: int | None, change: Change) -> Change:

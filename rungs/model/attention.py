@@ -34,7 +34,7 @@ from rungs.parallel import collectives, target_device
 from rungs.parallel.sharding import CONTEXT, TENSOR
 
 GATE_KEY = 0x6A
-"""Folded into the key of a layer's output projection for the gate before it."""
+"""Folded into a layer's key for the gate of its output."""
 
 
 class Cache(NamedTuple):
@@ -48,6 +48,11 @@ class Cache(NamedTuple):
         """Return a layer's cache."""
         heads, *widths = config.cache_shape
         return cls(*(jnp.zeros((rows, heads, slots, width), dtype) for width in widths))
+
+    @property
+    def slot_axis(self) -> int | None:
+        """The axis of slots, None if there is none."""
+        return 2
 
     def update(self, key_BSKH: Array, value_BSKH: Array, first_slot: Array) -> "Cache":
         """Return the cache with the keys and values of S tokens written from `first_slot` on, which
@@ -100,6 +105,9 @@ class AttentionContext(NamedTuple):
     """Input of the first block, if the model has residual scalars."""
     value_embedding: ValueEmbedding | None = None
     """This layer's, if it has one."""
+    padding_B: Array | None = None
+    """Padding tokens at the start of each row of full sequences, if there are any; attention needs
+    only its masks."""
 
 
 class Attention(nnx.Module):
@@ -123,12 +131,12 @@ class Attention(nnx.Module):
 
     def _make_output(self, config: ModelConfig, heads: Axes, key: Array) -> None:
         """Make the projection of all heads, their sinks and their gate."""
-        width, gated = {"emb": config.emb_dim}, {"heads": heads["heads"]}
+        width, each = {"emb": config.emb_dim}, {"heads": heads["heads"]}
         init = functools.partial(initializer, config, mup_power=0.5)
-        has_gate = config.attention_output_gate == "head"
-        gate_key = jax.random.fold_in(key, GATE_KEY)
-        self.sink = make_vector(gated, 0.0) if config.attention_sinks else None
-        self.gate = Linear(width, gated, init(), gate_key, config.qkv_bias) if has_gate else None
+        gate, gate_key = config.attention_output_gate, jax.random.fold_in(key, GATE_KEY)
+        gated = {"none": {}, "head": each, "element": heads}[gate]
+        self.sink = make_vector(each, 0.0) if config.attention_sinks else None
+        self.gate = Linear(width, gated, init(), gate_key, config.qkv_bias) if gated else None
         output_init = init(into_residual=True)
         self.output = Linear(heads, width, output_init, key, config.attention_output_bias)
 
@@ -161,10 +169,12 @@ class Attention(nnx.Module):
         return context._replace(scoring=dataclasses.replace(context.scoring, sink_N=sink_N))
 
     def _gated(self, y_BSNH: Array, x_BSD: Array) -> Array:
+        """Return the heads' outputs times their gates, of one number per head or element."""
         if self.gate is None:
             return y_BSNH
-        gate_BSN = self.gate(collectives.to_varying(x_BSD, TENSOR)).astype(jnp.float32)
-        return (jax.nn.sigmoid(gate_BSN)[..., None] * y_BSNH).astype(y_BSNH.dtype)
+        gate = self.gate(collectives.to_varying(x_BSD, TENSOR)).astype(jnp.float32)
+        gate = gate if gate.ndim == y_BSNH.ndim else gate[..., None]
+        return (y_BSNH * jax.nn.sigmoid(gate)).astype(y_BSNH.dtype)
 
     def project(self, x_BSD: Array, context: AttentionContext) -> tuple[Array, Array, Array]:
         """Return query_BSNH, key_BTKH and value_BTKH of this device's heads, as attention compares

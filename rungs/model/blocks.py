@@ -2,11 +2,13 @@
 them. Axes as in `gpt.py`."""
 
 import functools
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
@@ -19,9 +21,18 @@ from rungs.model.attention import (
     ValueEmbedding,
     sequence_contexts,
 )
+from rungs.model.delta_net import DeltaNet, DeltaState
 from rungs.model.feed_forward import Routing, make_feed_forward
 from rungs.model.latent_attention import make_attention
-from rungs.model.layers import NO_DROPOUT, Dropout, Norm, apply_norm, make_norm, make_vector
+from rungs.model.layers import (
+    NO_DROPOUT,
+    Dropout,
+    Norm,
+    apply_norm,
+    layers_with,
+    make_norm,
+    make_vector,
+)
 from rungs.model.remat import checkpoint_layer, save_activation
 from rungs.parallel.fsdp import no_gather
 
@@ -46,35 +57,43 @@ class Passed(NamedTuple):
 
     x_BSD: Array
     """The residual stream after the block."""
-    cache: Cache | None
+    cache: Cache | DeltaState | None
     """The cache with these tokens added."""
     routing: Routing | None
     attention_input_BSD: Array
     attention_BSD: Array
-    """Output of attention, before a norm after it."""
+    """Output of attention, or of the layer in its place, before a norm after it."""
     feed_forward_input_BSD: Array | None = None
     feed_forward_BSD: Array | None = None
     """Likewise of the feed-forward layer; None without one."""
 
 
 class Block(nnx.Module):
-    """Attention, then feed-forward, each with its norms, dropout and residual connection."""
+    """Attention or, in layers of kind "delta_net", Gated DeltaNet, then feed-forward, each with its
+    norms, dropout and residual connection. All blocks of a model are one module, with parameters
+    stacked along a leading axis L; one that some layers lack has metadata `layers`, with those that
+    have it."""
 
-    def __init__(self, config: ModelConfig, key: Array) -> None:
+    def __init__(self, config: ModelConfig, key: Array, kind: LayerKind = "global") -> None:
         attention_key, feed_forward_key = jax.random.split(key)
-        self.residual, self.norm_placement = config.residual, config.norm_placement
+        is_delta = kind == "delta_net"
+        placement = config.norm_placement_of(kind)
+        self.residual, self.norm_placement = config.residual, placement
         width = {"emb": config.emb_dim}
-        on_input = config.norm_placement != "output"
-        on_output = config.norm_placement in ("around", "output")
+        on_input = placement != "output"
+        on_output = placement in ("around", "output")
         self.residual_scale = make_vector({}, 1.0) if config.residual_scalars else None
         self.embedding_skip = make_vector({}, 0.0) if config.residual_scalars else None
-        self.attention_norm = make_norm(config, width) if on_input else None
-        self.attention = make_attention(config, attention_key)
-        self.attention_output_norm = make_norm(config, width) if on_output else None
+        self.attention_norm = nnx.data(make_norm(config, width) if on_input else None)
+        self.attention = nnx.data(None if is_delta else make_attention(config, attention_key))
+        self.delta_net = nnx.data(DeltaNet(config, attention_key) if is_delta else None)
+        self.attention_output_norm = nnx.data(make_norm(config, width) if on_output else None)
         self.feed_forward = make_feed_forward(config, feed_forward_key)
         has_feed_forward = self.feed_forward is not None
-        self.feed_forward_norm = make_norm(config, width) if has_feed_forward and on_input else None
-        self.feed_forward_output_norm = (
+        self.feed_forward_norm = nnx.data(
+            make_norm(config, width) if has_feed_forward and on_input else None
+        )
+        self.feed_forward_output_norm = nnx.data(
             make_norm(config, width) if has_feed_forward and on_output else None
         )
 
@@ -83,12 +102,13 @@ class Block(nnx.Module):
         x_BSD: Array,
         context: AttentionContext,
         dropout: Dropout = NO_DROPOUT,
-        cache: Cache | None = None,
+        cache: Cache | DeltaState | None = None,
     ) -> Passed:
         """Return what the block makes of x_BSD."""
         x_BSD = self._with_skip(x_BSD, context.embedding_BSD)
         attention_input = self._sublayer_input(x_BSD, self.attention_norm)
-        attention, cache = self.attention(attention_input, context, dropout.fold(0), cache)
+        mix: Any = self.delta_net if self.attention is None else self.attention
+        attention, cache = mix(attention_input, context, dropout.fold(0), cache)
         y_BSD = dropout.fold(1).of_tokens(apply_norm(self.attention_output_norm, attention))
         x_BSD = self._add_sublayer(x_BSD, y_BSD, self.attention_norm)
         if self.feed_forward is None:
@@ -131,10 +151,83 @@ def keep_output(_: Block, __: AttentionContext, passed: Passed) -> Array:
     return passed.x_BSD
 
 
+PARTS = (
+    *("attention", "delta_net", "attention_norm", "attention_output_norm"),
+    *("feed_forward_norm", "feed_forward_output_norm"),
+)
+"""Modules of a block that only some layers of a model may have."""
+
+
 def make_blocks(config: ModelConfig, key: Array) -> Block:
-    """Return all blocks as one module whose parameters are stacked along a leading axis L."""
-    make = nnx.vmap(functools.partial(Block, config))
-    return make(jax.random.split(key, config.n_layers))
+    """Return all blocks as one module."""
+    keys = jax.random.split(key, config.n_layers)
+    kinds = list(config.layer_kinds())
+    layers = [
+        [n for n, kind in enumerate(kinds) if (kind == "delta_net") is it] for it in (False, True)
+    ]
+    made = [
+        (own, nnx.vmap(functools.partial(Block, config, kind=kinds[own[0]]))(keys[np.array(own)]))
+        for own in layers
+        if own
+    ]
+    return made[0][1] if len(made) == 1 else _joined(*made)
+
+
+def _joined(one: tuple[list[int], Block], other: tuple[list[int], Block]) -> Block:
+    """Return one module of the blocks of two kinds, each with the numbers of its layers."""
+    versions = defaultdict[Any, list[tuple[list[int], nnx.Variable]]](list)
+    for layers, blocks in (one, other):
+        for path, param in nnx.to_flat_state(nnx.state(blocks)):
+            versions[path].append((layers, param))
+    joined = one[1]
+    for name in PARTS:
+        if getattr(joined, name) is None:
+            setattr(joined, name, getattr(other[1], name))
+    nnx.update(
+        joined, nnx.from_flat_state([(path, _stacked(each)) for path, each in versions.items()])
+    )
+    return joined
+
+
+def _stacked(versions: list[tuple[list[int], nnx.Variable]]) -> nnx.Variable:
+    """Return a parameter with its layers in order."""
+    (layers, param), *others = versions
+    if not others:
+        own: nnx.Variable = param.copy()
+        own.set_metadata(layers=tuple(layers))
+        return own
+    order = np.argsort(layers + others[0][0])
+    return param.replace(jnp.concatenate([param.get_value(), others[0][1].get_value()])[order])
+
+
+def block_graphs(config: ModelConfig, blocks: Block) -> dict[LayerKind, nnx.GraphDef[Block]]:
+    """Return the structure of a block of each kind, for `nnx.merge` with a layer's parameters."""
+    kinds = config.repeated_kinds
+    return {kind: _block_graph(blocks, kinds.index(kind)) for kind in dict.fromkeys(kinds)}
+
+
+def _block_graph(blocks: Any, layer: int) -> nnx.GraphDef[Block]:
+    own = nnx.merge(*nnx.split(blocks))
+    for name in PARTS:
+        params = jax.tree.leaves(nnx.state(getattr(own, name)), is_leaf=_is_param)
+        if params and layer not in layers_with(params[0], layer + 1):
+            setattr(own, name, None)
+    return nnx.graphdef(own)
+
+
+def _is_param(node: Any) -> bool:
+    return isinstance(node, nnx.Variable)
+
+
+def layer_state(stacked: nnx.State, layer: int) -> nnx.State:
+    """Return the parameters of a layer from stacked ones, or from those of one period of the layer
+    pattern, whose layers are counted from 0."""
+    own = []
+    for path, param in nnx.to_flat_state(stacked):
+        layers = layers_with(param, layer + 1)
+        if layer in layers:
+            own.append((path, param.replace(param.get_value()[layers.index(layer)])))
+    return nnx.from_flat_state(own)
 
 
 def run_blocks(
@@ -159,7 +252,7 @@ def run_blocks(
         x_BSD; what `observe` keeps, stacked over layers; the routing of all layers."""
     if blocks is None:
         return x_BSD, None, None
-    graph, stacked = nnx.split(blocks)
+    graphs, stacked = block_graphs(config, blocks), nnx.state(blocks)
     contexts = with_embedding(config, sequence_contexts(config, x_BSD.shape[-2], starts_BS), x_BSD)
     kinds = config.repeated_kinds
     value_places = [layer for layer in config.value_layers if layer < len(kinds)]
@@ -168,17 +261,17 @@ def run_blocks(
     def run_layer(
         place: int, layers: nnx.State, x_BSD: Array, context: AttentionContext, dropout: Dropout
     ) -> tuple[Array, Routing | None, Any]:
-        layer = jax.tree.map(lambda array: array[place], layers)
-        block: Block = nnx.merge(graph, compute.gather(layer))
+        block = nnx.merge(graphs[kinds[place]], compute.gather(layer_state(layers, place)))
         passed = block(x_BSD, context, dropout)
         return passed.x_BSD, passed.routing, observe(block, context, passed)
 
     def run_period(
-        carry: tuple[Array, Array], period: tuple[nnx.State, ValueEmbedding | None]
+        carry: tuple[Array, Array],
+        period: tuple[nnx.State, ValueEmbedding | None],
+        count: int = len(kinds),
     ) -> tuple[tuple[Array, Array], Any]:
         (x_BSD, number), (layers, values) = carry, period
         outputs = []
-        count = len(jax.tree.leaves(layers)[0])  # the remainder has fewer layers than a period
         for place, kind in enumerate(kinds[:count]):
             run = checkpoint_layer(
                 functools.partial(run_layer, place), compute.remat, compute.gather is not no_gather
@@ -192,15 +285,16 @@ def run_blocks(
 
     scanned, with_value = periods * len(kinds), periods * len(value_places)
     by_period = (
-        _by_period(periods, len(kinds), stacked),
-        _by_period(periods, len(value_places), values),
+        _map_params(lambda a, own: _by_period(periods, own, a), stacked, len(kinds)),
+        jax.tree.map(lambda a: _by_period(periods, len(value_places), a), values),
     )
     start = x_BSD, jnp.asarray(1)
     carry, outputs = jax.lax.scan(run_period, start, by_period, unroll=compute.unroll)
     outputs = jax.tree.map(lambda a: a.reshape(scanned, *a.shape[2:]), outputs)
     if remainder:
-        left = jax.tree.map(lambda a: a[scanned:], stacked)
-        carry, last = run_period(carry, (left, jax.tree.map(lambda a: a[with_value:], values)))
+        left = _map_params(lambda a, own: a[periods * own :], stacked, len(kinds))
+        values = jax.tree.map(lambda a: a[with_value:], values)
+        carry, last = run_period(carry, (left, values), remainder)
         outputs = jax.tree.map(lambda *a: jnp.concatenate(a), outputs, last)
     return carry[0], *outputs
 
@@ -238,9 +332,21 @@ def layer_contexts(
         )
 
 
-def _by_period(periods: int, length: int, stacked: Any) -> Any:
-    """Return arrays stacked over layers, reshaped to a leading axis of periods and one of their
+def _map_params(
+    function: Callable[[Array, int], Array], stacked: nnx.State, period: int
+) -> nnx.State:
+    """Return the parameters with a function applied to each array and the number of its layers in
+    the first period of the layer pattern."""
+
+    def of(param: nnx.Variable) -> nnx.Variable:
+        own = sum(layer < period for layer in layers_with(param, period))
+        return param.replace(function(param.get_value(), own))
+
+    mapped: nnx.State = jax.tree.map(of, stacked, is_leaf=_is_param)
+    return mapped
+
+
+def _by_period(periods: int, length: int, array: Array) -> Array:
+    """Return an array stacked over layers, reshaped to a leading axis of periods and one of their
     `length` layers, without the remainder."""
-    return jax.tree.map(
-        lambda a: a[: periods * length].reshape(periods, length, *a.shape[1:]), stacked
-    )
+    return array[: periods * length].reshape(periods, length, *array.shape[1:])

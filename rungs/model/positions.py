@@ -2,13 +2,14 @@
     none        no positions
     learned     a trained vector per position, added to the token embedding
     sinusoidal  fixed sines and cosines, added to the token embedding
-    rope        queries and keys rotated in every attention layer but those of kind "nope"
+    rope        queries and keys rotated, or a part of each, in every attention layer but those of
+                kind "nope"
 
 `make_position_embedding` makes those that are added, `rotary_for` the rotation. A new kind is a
 name in `ModelConfig.positions` and a case in one of the two; also add it to the model check
 (`rungs/checks/causality.py`) and, if it has parameters, to `planning/flops.py`.
 
-Axes as in `gpt.py`, and R for the H ÷ 2 pairs of elements of a head."""
+Axes as in `gpt.py`, and R for the pairs of elements of a head, H ÷ 2 or with `rope_share` fewer."""
 
 import functools
 import math
@@ -82,7 +83,8 @@ over_batch.defvjp(_over_batch_forward, _over_batch_backward)
 
 class Rotary(NamedTuple):
     """A rotation per position (Su et al. 2021): pairs of a head's elements, one in its first half
-    and the corresponding one in the second, turn by an angle that grows with the position."""
+    and the corresponding one in the second, turn by an angle that grows with the position. Elements
+    after the first 2 · R are not rotated."""
 
     cos_BSR: Array
     sin_BSR: Array
@@ -90,15 +92,16 @@ class Rotary(NamedTuple):
     def __call__(self, x_BSNH: Array) -> Array:
         """Return the rotated heads in the dtype of x, computed in float32."""
         cos, sin = self.cos_BSR[..., None, :], self.sin_BSR[..., None, :]
-        first, second = jnp.split(x_BSNH.astype(jnp.float32), 2, axis=-1)
-        rotated = (first * cos - second * sin, second * cos + first * sin)
+        pairs = cos.shape[-1]
+        first, second, *rest = jnp.split(x_BSNH.astype(jnp.float32), [pairs, 2 * pairs], axis=-1)
+        rotated = (first * cos - second * sin, second * cos + first * sin, *rest)
         return jnp.concatenate(rotated, axis=-1).astype(x_BSNH.dtype)
 
 
 def rotary_for(config: ModelConfig, kind: LayerKind, positions_BS: Array) -> Rotary | None:
     """Return the rotation of queries and keys in layers of this kind, None without rotary
     positions; positions_BS with or without B."""
-    if config.positions != "rope" or kind == "nope":
+    if config.positions != "rope" or kind in ("nope", "delta_net"):
         return None
     angles_BSR = positions_BS[..., None] * jnp.asarray(
         rotary_frequencies(config, kind), jnp.float32

@@ -176,6 +176,27 @@ VARIANTS["latent-with-sinks-and-gates"] = VARIANTS["latent-yarn"] | {
     **{"attention_sinks": True, "attention_output_gate": "head"},
 }
 VARIANTS["gated-heads"] = {"attention_output_gate": "head", "n_heads": 4, "qkv_bias": True}
+VARIANTS["qwen3-next"] = LLAMA | {
+    **{"emb_dim": 20, "n_layers": 5, "n_heads": 4, "n_kv_heads": 2, "head_dim": 8, "ffn_dim": 24},
+    **{"norm": "rms_norm_plus_one", "qk_norm": True, "attention_output_gate": "element"},
+    **{"rope_share": 0.5, "layer_pattern": ["delta_net", "delta_net", "global"]},
+    "delta_net": {
+        **{"key_heads": 2, "key_dim": 6, "value_heads": 6, "value_dim": 5, "norm_epsilon": 1e-3},
+    },
+}
+VARIANTS["olmo-hybrid"] = LLAMA | {
+    **{"n_layers": 4, "n_heads": 4, "ffn_dim": 24, "qk_norm": True, "qk_norm_scope": "all_heads"},
+    **{"positions": "none", "norm_placement": "output"},
+    "layer_pattern": ["delta_net", "global"],
+    "delta_net": {
+        **{"key_heads": 3, "key_dim": 4, "value_dim": 7, "convolution_width": 3},
+        **{"negative_eigenvalues": True, "norm_placement": "before", "norm_epsilon": 1e-3},
+    },
+}
+VARIANTS["only-delta-net"] = {
+    **{"positions": "none", "layer_pattern": ["delta_net"]},
+    "delta_net": {"key_heads": 2, "key_dim": 4, "convolution_width": 1},
+}
 VARIANTS["value-embeddings-of-all"] = {"value_embedding_every": 1, "emb_dim": 8, "n_heads": 2}
 VARIANTS["residual-scalars"] = {"residual_scalars": True, "norm_placement": "after"}
 

@@ -65,6 +65,7 @@ TRAININGS: dict[str, dict[str, Any]] = {
     "latent": {"drop_rate": 0.3},
     "deepseek": {"drop_rate": 0.3},
     "sinks": {},
+    "hybrid": {"drop_rate": 0.3},
 }
 
 
@@ -179,6 +180,8 @@ CASES: list[tuple[str, str, int, int, int, tuple[Any, ...]]] = [
     ("olmo", "fsdp_tp", 4, 2, 2, (DOTS,)),
     ("llama", "cp", 2, 4, 1, ()),
     ("experts", "cp", 1, 2, 1, (FULL,)),
+    ("hybrid", "fsdp_tp", 2, 4, 2, (DOTS,)),
+    ("hybrid", "cp", 2, 2, 1, (FULL,)),
     ("latent", "fsdp_tp", 2, 4, 1, (DOTS,)),
     ("latent", "cp", 2, 4, 1, (FULL,)),
     ("deepseek", "fsdp_tp", 4, 2, 1, (FULL,)),
@@ -187,7 +190,8 @@ CASES: list[tuple[str, str, int, int, int, tuple[Any, ...]]] = [
     ("sinks", "cp", 2, 4, 1, (FULL,)),
 ]
 
-QUICK = {"no-layers-fsdp_tp-4x2", "llama-cp-2x4", "olmo-fsdp_tp-4x2", "latent-fsdp_tp-2x4"}
+QUICK = {"no-layers-fsdp_tp-4x2", "llama-cp-2x4", "olmo-fsdp_tp-4x2", "hybrid-fsdp_tp-2x4"}
+QUICK |= {"latent-fsdp_tp-2x4"}
 """Not long."""
 
 

@@ -12,6 +12,7 @@ import pytest
 from rungs.model.generation import Generator, Request, row_key
 from rungs.model.sampling import GREEDY, Sampling
 from rungs.serving.slots import MOST_LIKELY, MOST_TOKENS, Slots
+from tests.support.sharded_models import HYBRID
 from tests.support.tiny_model import random_model
 
 NEW = 20
@@ -26,6 +27,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "layer_pattern": ["sliding", "global"],
     },
     "latent": {"positions": "rope", "latent_attention": {"kv_rank": 6, "rope_dim": 4}},
+    "hybrid": HYBRID,
 }
 SAMPLINGS = (
     GREEDY,
@@ -39,8 +41,8 @@ LENGTHS = (5, 1, 30, 16, 17)
 
 @pytest.mark.parametrize(
     ("name", "samplings"),
-    [("gpt2", SAMPLINGS), ("llama", (GREEDY,) * 5), ("latent", (GREEDY,) * 5)],
-    ids=["gpt2", "llama", "latent"],
+    [(name, SAMPLINGS if name == "gpt2" else (GREEDY,) * 5) for name in ARCHITECTURES],
+    ids=ARCHITECTURES,
 )
 def test_texts_that_come_and_go_are_those_of_the_generator(
     name: str, samplings: tuple[Sampling, ...]

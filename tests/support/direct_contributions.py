@@ -146,7 +146,7 @@ def attention(
             all_scores = scores if sinks is None else np.append(scores, sinks[n])
             maps[n, s, seen] = reference.softmax(all_scores)[: len(scores)]
         outputs[:, n] = maps[n] @ value[:, n // sharing]
-    return maps, reference.gate_of_heads(config, layer, x)[..., None] * outputs
+    return maps, reference.gates(config, layer, x) * outputs
 
 
 def logits(config: ModelConfig, weights: Weights, x: Floats) -> Floats:

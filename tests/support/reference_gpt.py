@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from rungs.config.model_config import ModelConfig
 from tests.support import reference_latent, reference_router
+from tests.support.reference_delta_net import delta_net, sigmoid
 
 Floats = NDArray[np.float64]
 Weights = dict[str, Floats]
@@ -28,12 +29,11 @@ def forward(config: ModelConfig, weights: Weights, tokens: NDArray[np.int32]) ->
     if config.embedding_norm:
         states[0] = norm(config, weights, "embedding_norm", states[0])
     for number in range(config.n_layers):
-        layer = {name: w[number] for name, w in weights.items() if name.startswith("blocks.")}
+        layer = weights_of_layer(config, weights, number)
         extra = value_embedding(config, weights, tokens, number)
         x = states[-1]
         if config.residual_scalars:
-            scale, skip = layer["blocks.residual_scale"], layer["blocks.embedding_skip"]
-            x = scale * x + skip * states[0]
+            x = layer["blocks.residual_scale"] * x + layer["blocks.embedding_skip"] * states[0]
         own = config_of_layer(config, number)
         states.append(block(own, layer, x, is_sliding(config, number), extra))
     if config.norm_placement != "after":
@@ -42,11 +42,37 @@ def forward(config: ModelConfig, weights: Weights, tokens: NDArray[np.int32]) ->
     return [*states, soft_cap(states[-1] @ head, config.final_soft_cap)]
 
 
-def config_of_layer(config: ModelConfig, number: int) -> ModelConfig:
-    """Return the config with the positions of a layer, which rope may leave out."""
+def kind_of(config: ModelConfig, number: int) -> str:
     pattern = config.layer_pattern or ("",)
-    is_unrotated = pattern[number % len(pattern)] == "nope"
-    return config.model_copy(update={"positions": "none"}) if is_unrotated else config
+    return pattern[number % len(pattern)]
+
+
+def config_of_layer(config: ModelConfig, number: int) -> ModelConfig:
+    """Return the config with the positions of a layer, which rope may leave out, and the placement
+    of its norms."""
+    kind = kind_of(config, number)
+    if kind == "delta_net" and config.delta_net and config.delta_net.norm_placement:
+        return config.model_copy(update={"norm_placement": config.delta_net.norm_placement})
+    return config.model_copy(update={"positions": "none"}) if kind == "nope" else config
+
+
+def weights_of_layer(config: ModelConfig, weights: Weights, number: int) -> Weights:
+    """Return what a layer has of the stacked parameters, which have rows of layers with a part."""
+
+    def has(name: str, layer: int) -> bool:
+        is_delta = kind_of(config, layer) == "delta_net"
+        if name.startswith(("blocks.attention.", "blocks.delta_net.")):
+            return is_delta == name.startswith("blocks.delta_net.")
+        placement = config_of_layer(config, layer).norm_placement
+        if "_output_norm" in name:
+            return placement in ("around", "output")
+        return "_norm" not in name or placement != "output"
+
+    return {
+        name: w[sum(has(name, layer) for layer in range(number))]
+        for name, w in weights.items()
+        if name.startswith("blocks.") and has(name, number)
+    }
 
 
 def value_embedding(
@@ -98,7 +124,9 @@ def block(
         name = f"blocks.{part}"
         on_input = config.norm_placement in ("before", "around")
         y = norm(config, layer, f"{name}_norm", x) if on_input else x
-        if part == "attention":
+        if "blocks.delta_net.norm.scale" in layer and part == "attention":
+            y = delta_net(config, layer, y)
+        elif part == "attention":
             y = self_attention(config, layer, y, sliding, extra)
         else:
             y = feed_forward_part(config, layer, y)
@@ -152,18 +180,19 @@ def self_attention(
     scale = score_scale(config, query.shape[2])
     sinks = layer.get("blocks.attention.sink")
     y = attention(query, key, value, visible, scale, config.attention_soft_cap, sinks)
-    y = gate_of_heads(config, layer, x)[..., None] * y
+    y = y * gates(config, layer, x)
     y = np.einsum("snh,nhd->sd", y, layer["blocks.attention.output.kernel"])
     return y + layer["blocks.attention.output.bias"] if config.attention_output_bias else y
 
 
-def gate_of_heads(config: ModelConfig, layer: Weights, x: Floats) -> Floats:
-    """Return what each head's output is multiplied by, (S, N); Qiu et al. 2025, equation 5."""
+def gates(config: ModelConfig, layer: Weights, x: Floats) -> Floats:
+    """Return what the heads' outputs are multiplied by, (S, N, H or 1); Qiu et al. 2025, equation
+    5."""
     if config.attention_output_gate == "none":
-        return np.ones((len(x), config.n_heads or 0))
-    scores = x @ layer["blocks.attention.gate.kernel"]
+        return np.ones((len(x), config.n_heads or 0, 1))
+    scores = np.tensordot(x, layer["blocks.attention.gate.kernel"], 1)
     scores = scores + layer["blocks.attention.gate.bias"] if config.qkv_bias else scores
-    return 1 / (1 + np.exp(-scores))
+    return sigmoid(scores if scores.ndim == 3 else scores[..., None])
 
 
 def score_scale(config: ModelConfig, width: int) -> float:
@@ -184,16 +213,21 @@ def projections(
     if config.rope_scaling and not (sliding and config.sliding_rope_theta):
         factor = config.rope_scaling.attention_factor or 1.0
 
-    def project(name: str) -> Floats:
-        y = np.einsum("sd,dnh->snh", x, layer[f"blocks.attention.{name}.kernel"])
-        y = y + layer[f"blocks.attention.{name}.bias"] if config.qkv_bias else y
+    def projected(name: str) -> Floats:
+        y = project(config, layer, x, name)
         if config.qk_norm and name != "value":
             together = y.reshape(len(y), -1) if config.qk_norm_scope == "all_heads" else y
             y = norm(config, layer, f"blocks.attention.{name}_norm", together).reshape(y.shape)
         is_rotated = config.positions == "rope" and name != "value"
         return factor * rotate(config, y, sliding) if is_rotated else y
 
-    return project("query"), project("key"), project("value")
+    return projected("query"), projected("key"), projected("value")
+
+
+def project(config: ModelConfig, layer: Weights, x: Floats, name: str) -> Floats:
+    """Return a projection of all heads, (S, N or K, H)."""
+    y = np.einsum("sd,dnh->snh", x, layer[f"blocks.attention.{name}.kernel"])
+    return y + layer[f"blocks.attention.{name}.bias"] if config.qkv_bias else y
 
 
 def attention(
@@ -232,10 +266,11 @@ def soft_cap(x: Floats, cap: float | None) -> Floats:
 
 
 def rotate(config: ModelConfig, x: Floats, sliding: bool) -> Floats:
-    """Rotate heads (S, N, H) at positions 0 to S − 1. Elements i and i + H/2 are a complex number
-    that rotates by position · 2π ÷ wavelength (Su et al. 2021, equation 13)."""
-    half = x.shape[2] // 2
-    result = np.zeros(x.shape)
+    """Rotate heads (S, N, H) at positions 0 to S − 1. Of the first R elements, all H or a share of
+    them, i and i + R/2 are a complex number that rotates by position · 2π ÷ wavelength (Su et al.
+    2021, equation 13)."""
+    half = int(x.shape[2] * config.rope_share) // 2
+    result = x.copy()
     for s, n, i in np.ndindex(x.shape[0], x.shape[1], half):
         turn = cmath.exp(1j * s * 2 * math.pi / wavelength(config, i, 2 * half, sliding))
         turned = complex(x[s, n, i], x[s, n, half + i]) * turn

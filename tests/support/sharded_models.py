@@ -109,6 +109,13 @@ ARCHITECTURES["deepseek"] = {
         **{"groups": 4, "groups_per_token": 2, "weight_factor": 2.0},
     },
 }
+HYBRID: dict[str, Any] = {
+    **{"n_layers": 3, "layer_pattern": ["delta_net", "delta_net", "global"], "norm": "rms_norm"},
+    **{"positions": "rope", "rope_share": 0.5, "attention_output_gate": "element"},
+    "delta_net": {"key_heads": 4, "key_dim": 6, "value_heads": 8, "value_dim": 5},
+}
+"""Most layers with Gated DeltaNet, as in Qwen3-Next."""
+ARCHITECTURES["hybrid"] = {**HYBRID, "n_heads": 4, "ffn_dim": 32, "feed_forward": "swiglu"}
 ARCHITECTURES["even-llama"] = {**ARCHITECTURES["llama"], "layer_pattern": None}
 ARCHITECTURES["odd-llama"] = {**ARCHITECTURES["even-llama"], "emb_dim": 18}
 """So wide that four devices cannot divide it."""

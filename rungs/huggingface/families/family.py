@@ -17,7 +17,7 @@ _BLOCK_KEYS = (
     *("query_pre_attn_scalar", "attention_soft_cap", "residual", "feed_forward", "ffn_dim"),
     *("ffn_bias", "n_experts", "experts_per_token", "residual_scalars", "value_embedding_every"),
     *("normalize_expert_weights", "qk_norm_scope", "latent_attention", "attention_sinks"),
-    *("attention_output_gate", "expert_routing", "shared_ffn_dim"),
+    *("attention_output_gate", "expert_routing", "shared_ffn_dim", "delta_net", "rope_share"),
 )
 
 
@@ -123,7 +123,14 @@ def normal_form(model: ModelConfig) -> ModelConfig:
     if not (model.mup and model.mup.base_head_dim):  # muP has its own attention scale
         keys["query_pre_attn_scalar"] = model.query_pre_attn_scalar or model.query_width
     if model.positions != "rope":
-        del keys["rope_theta"]
+        del keys["rope_theta"], keys["rope_share"]
+    if own := model.delta_net:
+        keys["delta_net"] |= {
+            "value_heads": own.key_heads * own.values_per_key,
+            "value_dim": own.value_width,
+            "norm_epsilon": own.norm_epsilon or model.norm_epsilon,
+            "norm_placement": model.norm_placement_of("delta_net"),
+        }
     kinds = list(model.layer_kinds())
     keys["layer_pattern"] = None if set(kinds) == {"global"} else kinds
     if "sliding" in kinds:
