@@ -209,7 +209,7 @@ def block_graphs(config: ModelConfig, blocks: Block) -> dict[LayerKind, nnx.Grap
 def _block_graph(blocks: Any, layer: int) -> nnx.GraphDef[Block]:
     own = nnx.merge(*nnx.split(blocks))
     for name in PARTS:
-        params = jax.tree.leaves(nnx.state(getattr(own, name)), is_leaf=_is_param)
+        params = jax.tree.leaves(nnx.state(getattr(own, name, None)), is_leaf=_is_param)
         if params and layer not in layers_with(params[0], layer + 1):
             setattr(own, name, None)
     return nnx.graphdef(own)
