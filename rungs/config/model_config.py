@@ -248,6 +248,11 @@ class ModelConfig(Config):
     shared_ffn_dim: Size | None = None
     """Mixture of experts: hidden width of another feed-forward sub-layer, of shared experts, which
     all tokens go through (DeepSeekMoE, Dai et al. 2024). Absent: none."""
+    n_dense_layers: Annotated[int, Field(ge=0, le=MOST_LAYERS)] = 0
+    """Mixture of experts: how many layers, the first ones, have one feed-forward sub-layer for all
+    tokens instead (DeepSeek-V2)."""
+    dense_ffn_dim: Size | None = None
+    """Hidden width of the feed-forward sub-layer in the first n_dense_layers."""
     tied_embeddings: bool = False
     """Whether the output head uses the weights of the token embedding (Press & Wolf 2017)."""
     embedding_scale: Literal["none", "sqrt_emb_dim"] = "none"
@@ -374,7 +379,14 @@ class ModelConfig(Config):
             yield f'n_experts: {total}, but feed_forward is "none"; remove one of them'
         elif total and each and each > total:
             yield f"experts_per_token: {each} is above n_experts {total}"
-        for key in ("expert_routing", "shared_ffn_dim"):
+        dense = self.n_dense_layers
+        if bool(dense) != bool(self.dense_ffn_dim):
+            yield "n_dense_layers and dense_ffn_dim: give both or neither"
+        elif dense and dense >= self.n_layers:
+            yield f"n_dense_layers: {dense} is not below n_layers {self.n_layers}"
+        elif dense and self.value_embedding_every:
+            yield "value_embedding_every: not supported with n_dense_layers; remove one of the two"
+        for key in ("expert_routing", "shared_ffn_dim", "n_dense_layers"):
             if getattr(self, key) and not total:
                 yield f"{key}: needs n_experts"
         groups, of_token = self.routing.groups, self.routing.groups_per_token

@@ -46,6 +46,7 @@ _KEYS_OF_LAYERS = (
     *("ffn_dim", "ffn_bias", "n_experts", "experts_per_token", "zero_init_residual"),
     *("normalize_expert_weights", "residual_scalars", "value_embedding_every", "qk_norm_scope"),
     *("latent_attention", "expert_routing", "shared_ffn_dim"),
+    *("n_dense_layers", "dense_ffn_dim"),
     *("attention_sinks", "attention_output_gate", "delta_net", "rope_share"),
 )
 """Keys of model.json that describe blocks."""

@@ -92,7 +92,7 @@ class Decoder:
         self._cache_dtype = jnp.dtype(jnp.float32) if on_cpu else self.dtype
         outer, blocks = _without_blocks(model)
         self._outer_graph = nnx.graphdef(outer)
-        self._block_graphs = block_graphs(model.config, blocks) if model.config.n_layers else {}
+        self._block_graphs = block_graphs(model.config, blocks) if model.config.n_layers else []
 
     def weights(self, states: tuple[nnx.State, nnx.State]) -> Weights:
         """Return unstacked weights in the decoder's format; `states` is from `states_of`."""
@@ -219,9 +219,9 @@ class Decoder:
         caches = list[LayerCache]()
         values = outer.embed_values(tokens_BS, self.dtype)
         of_layers = layer_contexts(self.config, contexts, x_BSD, values)
-        parts = layers, self.config.layer_kinds(), of_layers, state.caches
-        for layer, kind, context, old in zip(*parts, strict=True):
-            block = nnx.merge(self._block_graphs[kind], layer)
+        parts = self._block_graphs, layers, of_layers, state.caches
+        for graph, layer, context, old in zip(*parts, strict=True):
+            block = nnx.merge(graph, layer)
             passed = block(x_BSD, context, cache=old)
             x_BSD = passed.x_BSD
             assert passed.cache is not None

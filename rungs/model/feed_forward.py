@@ -227,8 +227,13 @@ def activate(activation: Activation, up: Array, gate: Array | None) -> Array:
     return save_activation(y.astype(up.dtype))
 
 
-def make_feed_forward(config: ModelConfig, key: Array) -> FeedForward | MixtureOfExperts | None:
-    """Return the feed-forward layer that the config names; None for "none"."""
+def make_feed_forward(
+    config: ModelConfig, key: Array, is_dense: bool = False
+) -> FeedForward | MixtureOfExperts | None:
+    """Return the feed-forward layer that the config names, or that of dense layers; None for
+    "none"."""
     if config.feed_forward == "none":
         return None
+    if is_dense:
+        return FeedForward(config, key, config.dense_ffn_dim)
     return (MixtureOfExperts if config.n_experts else FeedForward)(config, key)

@@ -180,6 +180,7 @@ def _group(name: str) -> str:
     module = name.removeprefix("blocks.").split(".")[0]
     if module.endswith("_embedding"):
         return "embedding"
+    module = module.removeprefix("dense_")
     module = "attention" if module == "delta_net" else module
     return module if module in ("attention", "feed_forward", "head") else "other"
 

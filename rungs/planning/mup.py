@@ -78,7 +78,8 @@ def _sizes_that_grow(model: ModelConfig) -> dict[str, int]:
         sizes: dict[str, int | None] = {"head_dim": model.head_width}
     else:
         sizes = {"n_heads": model.n_heads, "n_kv_heads": model.n_kv_heads}
-    sizes |= {"ffn_dim": model.ffn_dim, "shared_ffn_dim": model.shared_ffn_dim}
+    hidden = "ffn_dim", "shared_ffn_dim", "dense_ffn_dim"
+    sizes |= {key: getattr(model, key) for key in hidden}
     return {key: size for key, size in sizes.items() if size}
 
 

@@ -160,6 +160,8 @@ VARIANTS["deepseek-v2"] = LLAMA | {
     "expert_routing": {"groups": 3, "groups_per_token": 2, "weight_factor": 1.7},
 }
 VARIANTS["deepseek-v3"] = LLAMA | {
+    **{"n_layers": 5, "n_dense_layers": 2, "dense_ffn_dim": 9, "sliding_window": 3},
+    "layer_pattern": ["sliding", "global", "nope"],
     **{"n_experts": 8, "experts_per_token": 3, "ffn_dim": 5, "shared_ffn_dim": 6},
     "expert_routing": {
         **{"scores": "sigmoid", "balance_bias": True, "weight_factor": 2.5},

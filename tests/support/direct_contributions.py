@@ -33,7 +33,7 @@ def see(config: ModelConfig, weights: Weights, tokens: np.ndarray) -> Seen:
     states, parts = [x], {"embedding": x, "biases": np.zeros_like(x)}
     lists: list[list[Floats]] = [[], [], [], []]
     for number in range(config.n_layers):
-        layer = {name: w[number] for name, w in weights.items() if name.startswith("blocks.")}
+        layer = reference.weights_of_layer(config, weights, number)
         if config.residual_scalars:
             scale, skip = layer["blocks.residual_scale"], layer["blocks.embedding_skip"]
             parts = {name: scale * part for name, part in parts.items()}
@@ -52,8 +52,8 @@ def see(config: ModelConfig, weights: Weights, tokens: np.ndarray) -> Seen:
             kept.append(array)
         if config.feed_forward != "none":
             y = _input(config, layer, "feed_forward", x)
-            run = reference.experts if config.n_experts else reference.feed_forward
-            new = {f"feed_forward {number}": run(config, layer, y)}
+            run = reference.experts if own.n_experts else reference.feed_forward
+            new = {f"feed_forward {number}": run(own, layer, y)}
             x, parts, fed = _add(config, layer, "feed_forward", x, parts, new, np.zeros_like(x))
             lists[3].append(fed)
         states.append(x)

@@ -16,6 +16,7 @@ from tests.support.reference_delta_net import delta_net, sigmoid
 Floats = NDArray[np.float64]
 Weights = dict[str, Floats]
 
+DENSE = "blocks.dense_feed_forward."
 SHARED = "blocks.feed_forward.shared."
 EXPERTS = tuple(f"blocks.feed_forward.{name}." for name in ("gate", "up", "down"))
 
@@ -48,9 +49,11 @@ def kind_of(config: ModelConfig, number: int) -> str:
 
 
 def config_of_layer(config: ModelConfig, number: int) -> ModelConfig:
-    """Return the config with the positions of a layer, which rope may leave out, and the placement
-    of its norms."""
+    """Return the config with the positions of a layer, which rope may leave out, the placement of
+    its norms, and without experts if it has none."""
     kind = kind_of(config, number)
+    if number < config.n_dense_layers:
+        config = config.model_copy(update={"n_experts": None, "shared_ffn_dim": None})
     if kind == "delta_net" and config.delta_net and config.delta_net.norm_placement:
         return config.model_copy(update={"norm_placement": config.delta_net.norm_placement})
     return config.model_copy(update={"positions": "none"}) if kind == "nope" else config
@@ -63,13 +66,15 @@ def weights_of_layer(config: ModelConfig, weights: Weights, number: int) -> Weig
         is_delta = kind_of(config, layer) == "delta_net"
         if name.startswith(("blocks.attention.", "blocks.delta_net.")):
             return is_delta == name.startswith("blocks.delta_net.")
+        if name.startswith(("blocks.feed_forward.", DENSE)):
+            return (layer < config.n_dense_layers) == name.startswith(DENSE)
         placement = config_of_layer(config, layer).norm_placement
         if "_output_norm" in name:
             return placement in ("around", "output")
         return "_norm" not in name or placement != "output"
 
     return {
-        name: w[sum(has(name, layer) for layer in range(number))]
+        name.replace("dense_", ""): w[sum(has(name, layer) for layer in range(number))]
         for name, w in weights.items()
         if name.startswith("blocks.") and has(name, number)
     }

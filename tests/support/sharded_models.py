@@ -100,8 +100,8 @@ ARCHITECTURES["sinks"] = {
     **{"feed_forward": "swiglu_clamped", "sliding_window": 3},
     "layer_pattern": ["sliding", "global"],
 }
-ARCHITECTURES["deepseek"] = {
-    **ARCHITECTURES["latent"],
+DEEPSEEK: dict[str, Any] = {
+    **{**ARCHITECTURES["latent"], "n_layers": 3, "n_dense_layers": 1, "dense_ffn_dim": 24},
     **{"feed_forward": "swiglu", "ffn_dim": 8, "shared_ffn_dim": 16},
     **{"n_experts": 8, "experts_per_token": 3},
     "expert_routing": {
@@ -109,6 +109,7 @@ ARCHITECTURES["deepseek"] = {
         **{"groups": 4, "groups_per_token": 2, "weight_factor": 2.0},
     },
 }
+ARCHITECTURES["deepseek"] = DEEPSEEK
 HYBRID: dict[str, Any] = {
     **{"n_layers": 3, "layer_pattern": ["delta_net", "delta_net", "global"], "norm": "rms_norm"},
     **{"positions": "rope", "rope_share": 0.5, "attention_output_gate": "element"},

@@ -12,7 +12,7 @@ from rungs.parallel.sharding import one_device
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.training.dataset_learner import on_datasets
 from rungs.training.start import launch
-from tests.support.sharded_models import ARCHITECTURES, RECIPE, RECIPE_OF_MUON
+from tests.support.sharded_models import DEEPSEEK, RECIPE, RECIPE_OF_MUON
 from tests.support.starting import Killed, die_before
 from tests.support.tiny_run import (
     assert_same_outcome,
@@ -56,7 +56,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "sgd and steps that grow": ({"optimizer": "sgd", "batch_growth": {"4": 2}}, {}),
     "experts balanced by biases": (
         {"balance_bias_rate": 0.05},
-        {k: v for k, v in ARCHITECTURES["deepseek"].items() if k != "head_dim"},
+        {k: v for k, v in DEEPSEEK.items() if k != "head_dim"},
     ),
     "dpo": (PREFERENCES | {"objective": "dpo"}, {}),
     "a teacher": (DISTILLED, {"n_layers": 1}),

@@ -18,6 +18,7 @@ _BLOCK_KEYS = (
     *("ffn_bias", "n_experts", "experts_per_token", "residual_scalars", "value_embedding_every"),
     *("normalize_expert_weights", "qk_norm_scope", "latent_attention", "attention_sinks"),
     *("attention_output_gate", "expert_routing", "shared_ffn_dim", "delta_net", "rope_share"),
+    *("n_dense_layers", "dense_ffn_dim"),
 )
 
 
