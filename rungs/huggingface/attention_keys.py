@@ -21,7 +21,7 @@ class Rope:
         parameters = hf_config.take("rope_parameters")
         scaling = hf_config.take("rope_scaling")
         rope = scaling or parameters or dict(self.default)
-        return _read_rope(hf_config, rope, self.default_theta)
+        return read_rope(hf_config, rope, self.default_theta)
 
     def write(self, model: ModelConfig) -> Values:
         unscaled = {"rope_type": "default"} if self.default else None
@@ -50,9 +50,9 @@ class TwoRopes:
             hf_config.reject("rope_parameters", f"must hold objects for {' and '.join(_ROPES)}")
             return {}
         full, sliding = (parameters.get(layer_type) or {} for layer_type in _ROPES)
-        values = _read_rope(hf_config, {**full, **scaling}, self.default_theta)
+        values = read_rope(hf_config, {**full, **scaling}, self.default_theta)
         base = self.default_sliding_theta
-        sliding_values = _read_rope(hf_config, sliding, base, self.sliding_key, "sliding_attention")
+        sliding_values = read_rope(hf_config, sliding, base, self.sliding_key, "sliding_attention")
         if sliding_values.get("rope_scaling"):
             hf_config.reject("rope_parameters", "sliding_attention cannot be scaled")
         return values | {"sliding_rope_theta": sliding_values.get("rope_theta")}
@@ -110,7 +110,7 @@ _SCALING_KEYS: dict[str, dict[str, str]] = {
 _ROPE_KEYS = {"type", "rope_type", "rope_theta", "partial_rotary_factor"}
 
 
-def _read_rope(
+def read_rope(
     hf_config: HFConfig,
     rope: Any,
     default_theta: float,
@@ -154,10 +154,11 @@ def _read_scaling(hf_config: HFConfig, rope: Values, kind: str) -> Values | None
     return {"type": kind} | {key: found.get(theirs) for theirs, key in keys.items()}
 
 
-def yarn_attention_factor(factor: Any) -> float:
-    """Return the factor on rotated queries and keys in YaRN (Peng et al. 2023, section 3.4)."""
+def yarn_attention_factor(factor: Any, mscale: float = 1) -> float:
+    """Return the factor on rotated queries and keys in YaRN (Peng et al. 2023, section 3.4), with
+    DeepSeek's `mscale` on its logarithm."""
     is_longer = isinstance(factor, int | float) and factor > 1
-    return 0.1 * math.log(factor) + 1 if is_longer else 1.0
+    return 0.1 * mscale * math.log(factor) + 1 if is_longer else 1.0
 
 
 def _write_scaling(model: ModelConfig) -> Values | None:

@@ -4,6 +4,7 @@ any. Hugging Face models have one tensor per layer and expert."""
 
 import itertools
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -104,6 +105,8 @@ class AbstractParameter(NamedTuple):
     """Number of axes, after layers and experts, that a matmul contracts."""
     is_of_experts: bool = False
     """Whether it has an axis of experts after that of layers."""
+    layers: Sequence[int] | None = None
+    """The layers that have it; None for all."""
 
 
 def model_parameters(model: ModelConfig) -> dict[str, AbstractParameter]:
@@ -113,7 +116,8 @@ def model_parameters(model: ModelConfig) -> dict[str, AbstractParameter]:
     for path, each in variables:
         is_of_experts = len(each.axes) > 1 and each.axes[0] == "experts"
         shape = each.get_value().shape
-        found[dotted(path)] = AbstractParameter(shape, each.inputs, is_of_experts)
+        layers = each.get_metadata().get("layers")
+        found[dotted(path)] = AbstractParameter(shape, each.inputs, is_of_experts, layers)
     return found
 
 
@@ -127,7 +131,9 @@ class TensorGroup:
         self.is_transposed, self._is_interleaved = rule.transposed, rule.interleaved
         stacked = sum(axis in rule.hf_name for axis in _STACKED_AXES)
         indices = itertools.product(*map(range, parameters[rule.parameters[0]].shape[:stacked]))
-        numbers = {index: dict(zip(("layer", "expert"), index, strict=False)) for index in indices}
+        layers = parameters[rule.parameters[0]].layers
+        places = {i: (layers[i[0]], *i[1:]) if layers else i for i in indices}
+        numbers = {i: dict(zip(("layer", "expert"), n, strict=False)) for i, n in places.items()}
         self.names = {rule.hf_name.format(**each): index for index, each in numbers.items()}
         """Each tensor's name, with its index into the parameters' stacked axes."""
         self._item_shapes = [each.shape[stacked:] for each in self.parameters.values()]

@@ -15,20 +15,23 @@ from jax import Array
 
 from rungs.config.model_config import ModelConfig
 from rungs.model.attention import Attention, AttentionContext, Cache, attend, plain_attention
-from rungs.model.layers import NO_DROPOUT, Dropout, Linear, RMSNorm, initializer
+from rungs.model.layers import NO_DROPOUT, Axes, Dropout, Linear, RMSNorm, initializer
 from rungs.parallel import collectives
 from rungs.parallel.sharding import TENSOR
 
 
-class Compressed(nnx.Module):
-    """A projection to a normalized latent."""
+class Latent(nnx.Module):
+    """A projection to a normalized latent, and one from it to heads."""
 
-    def __init__(self, config: ModelConfig, axis: str, rank: int, key: Array) -> None:
-        width, latent = {"emb": config.emb_dim}, {axis: rank}
-        self.down = Linear(width, latent, initializer(config), key, bias=False)
+    def __init__(self, config: ModelConfig, latent: Axes, outputs: Axes, key: Array) -> None:
+        down_key, up_key = jax.random.split(key)
+        init = initializer(config)
+        self.down = Linear({"emb": config.emb_dim}, latent, init, down_key, bias=False)
         self.norm = RMSNorm(latent, config.norm_epsilon)
+        self.up = Linear(latent, outputs, init, up_key, bias=False)
 
     def __call__(self, x_BSD: Array) -> Array:
+        """Return the latent."""
         return self.norm(self.down(x_BSD))
 
 
@@ -38,20 +41,20 @@ class LatentAttention(Attention):
     def __init__(self, config: ModelConfig, key: Array) -> None:
         latent = config.latent_attention
         assert latent is not None
-        keys = jax.random.split(key, 6)
+        keys = jax.random.split(key, 4)
         self.are_neighbors = latent.rope_pairs == "neighbors"
         self.head_width, self.rope_dim = config.head_width, latent.rope_dim
         width, heads = {"emb": config.emb_dim}, {"heads": config.n_heads or 1}
         query = heads | {"head_dim": config.query_width}
+        both = heads | {"head_dim": config.head_width + config.value_width}
         make = functools.partial(Linear, init=initializer(config), bias=False)
         rank = latent.query_rank
-        self.query_latent = Compressed(config, "query_latent", rank, keys[0]) if rank else None
-        self.query = make({"query_latent": rank} if rank else width, query, key=keys[1])
-        self.latent = Compressed(config, "latent", latent.kv_rank, keys[2])
-        self.shared_key = make(width, {"rope": latent.rope_dim}, key=keys[3])
-        both = heads | {"head_dim": config.head_width + config.value_width}
-        self.key_value = make({"latent": latent.kv_rank}, both, key=keys[4])
-        self._make_output(config, heads | {"head_dim": config.value_width}, keys[5])
+        of_rank = Latent(config, {"query_latent": rank}, query, keys[0]) if rank else None
+        self.query_latent: Latent | None = nnx.data(of_rank)
+        self.query = nnx.data(None if rank else make(width, query, key=keys[0]))
+        self.latent = Latent(config, {"latent": latent.kv_rank}, both, keys[1])
+        self.shared_key = make(width, {"rope": latent.rope_dim}, key=keys[2])
+        self._make_output(config, heads | {"head_dim": config.value_width}, keys[3])
 
     @jax.named_scope("attention_projections")
     def __call__(
@@ -82,8 +85,11 @@ class LatentAttention(Attention):
 
     def _compressed(self, x_BSD: Array, context: AttentionContext) -> tuple[Array, Array, Array]:
         """Return query_BSNH of this device's heads, the shared key and the latent."""
-        q_BSC = x_BSD if self.query_latent is None else self.query_latent(x_BSD)
-        query_BSNH = self.query(collectives.to_varying(q_BSC, TENSOR))
+        if self.query_latent is None:
+            query_BSNH = self.query(collectives.to_varying(x_BSD, TENSOR))
+        else:
+            latent_BSC = collectives.to_varying(self.query_latent(x_BSD), TENSOR)
+            query_BSNH = self.query_latent.up(latent_BSC)
         plain_BSNH, turned_BSNR = jnp.split(query_BSNH, [self.head_width], axis=-1)
         query_BSNH = jnp.concatenate([plain_BSNH, self._rotated(turned_BSNR, context)], axis=-1)
         shared_BS1R = self._rotated(self.shared_key(x_BSD)[:, :, None], context)
@@ -100,14 +106,13 @@ class LatentAttention(Attention):
 
     def _expanded(self, shared_BS1R: Array, latent_BSC: Array) -> tuple[Array, Array]:
         """Return the keys and values of this device's heads."""
-        key_value = self.key_value(latent_BSC)
-        key_BSNH, value_BSNH = jnp.split(key_value, [self.head_width], axis=-1)
+        key_BSNH, value_BSNH = jnp.split(self.latent.up(latent_BSC), [self.head_width], axis=-1)
         shared_BSNR = jnp.broadcast_to(shared_BS1R, (*key_BSNH.shape[:-1], self.rope_dim))
         return jnp.concatenate([key_BSNH, shared_BSNR], axis=-1), value_BSNH
 
     def _absorbed(self, query_BSNH: Array, cache: Cache, context: AttentionContext) -> Array:
         """Return y_BSNH of queries that attend to the cache."""
-        key_CNH, value_CNH = jnp.split(self.key_value.kernel[...], [self.head_width], axis=-1)
+        key_CNH, value_CNH = jnp.split(self.latent.up.kernel[...], [self.head_width], axis=-1)
         plain_BSNH, turned_BSNR = jnp.split(query_BSNH, [self.head_width], axis=-1)
         shared_BT1R, latent_BT1C = cache.read()
         dot = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)

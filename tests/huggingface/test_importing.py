@@ -43,7 +43,20 @@ def message(folder: Path) -> str:
     return str(caught.value)
 
 
-DIFFERENT = ["gpt-oss", "gpt2", "llama", "gemma3", "mixtral", "gemma2", "olmo3", "qwen2", "smollm3"]
+DIFFERENT = [
+    "deepseek-v2",
+    "deepseek-v3",
+    "gpt-oss",
+    "gpt2",
+    "llama",
+    "gemma3",
+    "mixtral",
+    "gemma2",
+    "olmo3",
+    "qwen2",
+    "smollm3",
+]
+DIFFERENT += ["deepseek-v2", "deepseek-v3", "gpt-oss"]
 """Families whose layers differ."""
 
 

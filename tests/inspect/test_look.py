@@ -29,6 +29,7 @@ LONG = [
     "latent",
     "gpt-oss",
     "gated-heads",
+    "deepseek-v3",
 ]
 
 

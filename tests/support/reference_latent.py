@@ -33,8 +33,8 @@ def projections(
     query = np.zeros((len(x), heads, plain + latent.rope_dim))
     key, value = np.zeros(query.shape), np.zeros((len(x), heads, config.value_width))
     for t, n in np.ndindex(len(x), heads):
-        up = weight("key_value")[:, n]
-        q = c_q[t] @ weight("query")[:, n]  # equations 13 and 14
+        up = weight("latent.up")[:, n]
+        q = c_q[t] @ weight("query_latent.up" if latent.query_rank else "query")[:, n]  # 13, 14
         query[t, n] = *q[:plain], *rotated(config, q[plain:], t)  # equation 16
         k_rotated = rotated(config, x[t] @ weight("shared_key"), t)  # equation 15
         key[t, n] = *(c_kv[t] @ up[:, :plain]), *k_rotated  # equations 10 and 17

@@ -11,7 +11,7 @@ from rungs.config import run_config
 from rungs.config.model_config import ModelConfig
 from rungs.huggingface.config_keys import HFConfig, Key
 
-_ROTARY_BUFFERS = ((r"\.rotary_emb\.inv_freq", "rotary frequencies, which Rungs computes"),)
+ROTARY_BUFFERS = ((r"\.rotary_emb\.inv_freq", "rotary frequencies, which Rungs computes"),)
 _BLOCK_KEYS = (
     *("n_heads", "n_kv_heads", "head_dim", "qkv_bias", "attention_output_bias", "qk_norm"),
     *("query_pre_attn_scalar", "attention_soft_cap", "residual", "feed_forward", "ffn_dim"),
@@ -70,7 +70,7 @@ class Family:
     """Rules for every parameter that a model of the family may have."""
     prefix: str = "model."
     """Prefix of all tensor names except the head's."""
-    buffers: tuple[tuple[str, str], ...] = _ROTARY_BUFFERS
+    buffers: tuple[tuple[str, str], ...] = ROTARY_BUFFERS
     """Tensors that are not parameters: regular expressions for name endings, and descriptions."""
     supported_values: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Further `config.json` keys that must have one of these values if they are there."""
