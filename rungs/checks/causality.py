@@ -39,7 +39,8 @@ def check_causality(
     distance_QS = queries.position_Q[:, None] - np.arange(own_QS.shape[-1])
     window = guaranteed_window(model) if model.n_layers else 1
     visible = own_QS[(distance_QS >= 0) & (distance_QS < window)]
-    reach = 1 + model.n_layers * (window - 1)  # through windows of windows
+    # through windows of windows; of what decays, something may be left anywhere
+    reach = model.context_length if model.delta_net else 1 + model.n_layers * (window - 1)
     invisible = float(own_QS[(distance_QS < 0) | (distance_QS >= reach)].max(initial=0))
     moved = _moved_by_later_tokens(checked, logits_of)
     what = "own" if window == 1 else "own and earlier"
@@ -88,9 +89,12 @@ def check_rows(
 
 
 def guaranteed_window(model: ModelConfig) -> int:
-    """Return the number of tokens that a position certainly sees, itself included."""
-    is_global = any(kind != "sliding" for kind in model.layer_kinds())
-    return model.context_length if is_global else model.sliding_window or model.context_length
+    """Return the number of tokens that a position certainly sees, itself included: in delta_net
+    layers, itself, as all before it may have decayed."""
+    kinds = set(model.layer_kinds())
+    if kinds & {"global", "nope"}:
+        return model.context_length
+    return (model.sliding_window if "sliding" in kinds else None) or 1
 
 
 def influence_on_logits(model: GPT, tokens_BS: Array, row_Q: Array, position_Q: Array) -> Array:

@@ -9,11 +9,14 @@ from pydantic import Field
 from rungs.common.errors import UserError
 from rungs.common.strict_json import StrictModel, check
 from rungs.config.base import Config, Positive, Size
+from rungs.config.latent_config import LatentConfig
+from rungs.config.routing_config import RoutingConfig
 
 MOST_LAYERS = 10_000
-LayerKind = Literal["sliding", "global", "nope"]
+LayerKind = Literal["sliding", "global", "nope", "delta_net"]
+NormPlacement = Literal["before", "after", "around", "output"]
 FeedForwardKind = Literal[
-    "none", "gelu_tanh", "gelu", "relu_squared", "swiglu", "geglu_tanh", "geglu"
+    "none", "gelu_tanh", "gelu", "relu_squared", "swiglu", "swiglu_clamped", "geglu_tanh", "geglu"
 ]
 
 
@@ -36,18 +39,26 @@ class RopeScaling(StrictModel):
     unchanged."""
     original_context_length: Size | None = None
     """llama3, yarn: the context length of the original training."""
+    whole_pairs: bool = True
+    """yarn: whether the first and last pair of the transition are rounded to whole numbers. false:
+    GPT-OSS."""
     attention_factor: Positive | None = None
     """yarn: factor on rotated queries and keys; 0.1 · ln(factor) + 1 in the paper."""
+    score_mscale: Positive | None = None
+    """yarn: attention scores are multiplied by (0.1 · this · ln(factor) + 1)², also those of
+    elements without positions (DeepSeek-V2). Absent: they are not."""
 
     @check
     def _keys_are_those_of_the_type(self) -> Iterator[str]:
         low, high = self.low_frequency_factor, self.high_frequency_factor
         bounds = (low, high, self.original_context_length)
         if self.type == "linear":
-            if any((*bounds, self.attention_factor)):
+            if any((*bounds, self.attention_factor, self.score_mscale, not self.whole_pairs)):
                 yield 'type "linear" takes only factor'
         elif (self.attention_factor is None) == (self.type == "yarn"):
             yield 'attention_factor is for type "yarn", which needs it'
+        elif self.score_mscale and self.type != "yarn":
+            yield 'score_mscale is for type "yarn"'
         elif low is None or high is None or self.original_context_length is None:
             yield (
                 f'type "{self.type}" needs low_frequency_factor, high_frequency_factor and'
@@ -70,6 +81,47 @@ class MupConfig(StrictModel):
     base_head_dim: Size | None = None
     """head_dim of the base model: attention scores are divided by head_dim ÷ √base_head_dim.
     Absent: the same head_dim as this model, so a wider model has more heads."""
+
+
+class DeltaNetConfig(StrictModel):
+    """Gated DeltaNet layers: linear attention whose state is a matrix per head (Yang et al. 2024,
+    arXiv 2412.06464)."""
+
+    key_heads: Size
+    """Heads of queries and keys."""
+    key_dim: Size
+    """Width of a query and a key."""
+    value_heads: Size | None = None
+    """Heads of values, each with a state of its own: a multiple of key_heads. Absent: key_heads."""
+    value_dim: Size | None = None
+    """Width of a value. Absent: key_dim."""
+    convolution_width: Size = 4
+    """Tokens, its own included, of which the short convolution makes a token's query, key and
+    value."""
+    negative_eigenvalues: bool = False
+    """Whether a token may replace up to twice what the state holds for its key, so that the state
+    can alternate in sign (Grazzi et al. 2024; Olmo Hybrid)."""
+    norm_epsilon: Positive | None = None
+    """Added to the mean square in the norm of these layers' outputs. Absent: the model's
+    norm_epsilon."""
+    norm_placement: Literal["before", "around", "output"] | None = None
+    """norm_placement in these layers (Olmo Hybrid: before, and output in the others). Absent: the
+    model's."""
+
+    @check
+    def _heads_fit(self) -> Iterator[str]:
+        if self.value_heads and self.value_heads % self.key_heads:
+            yield (f"value_heads: {self.value_heads} is no multiple of key_heads {self.key_heads}")
+
+    @property
+    def values_per_key(self) -> int:
+        """Value heads per key head."""
+        return (self.value_heads or self.key_heads) // self.key_heads
+
+    @property
+    def value_width(self) -> int:
+        """Width of a value."""
+        return self.value_dim or self.key_dim
 
 
 class ModelConfig(Config):
@@ -95,6 +147,17 @@ class ModelConfig(Config):
     """Whether the query, key and value projections have a bias."""
     attention_output_bias: bool = True
     """Whether the projection of the heads back to emb_dim has a bias."""
+    latent_attention: LatentConfig | None = None
+    """Multi-head latent attention (DeepSeek-V2), which needs positions rope: `{"kv_rank": 512,
+    "rope_dim": 64}`. null: each key/value head has its own projections."""
+    attention_sinks: bool = False
+    """Whether each head has a sink, a learned score that takes a share of a query's attention
+    weights, as a key without a value would, so that a head can attend to nothing (GPT-OSS, arXiv
+    2508.10925, section 2.2)."""
+    attention_output_gate: Literal["none", "head", "element"] = "none"
+    """Gate on what attention's heads return, before the output projection: each head's output, or
+    each element of it, is multiplied by the sigmoid of a learned linear function of attention's
+    input (Qiu et al. 2025, arXiv 2505.06708). element: Qwen3-Next."""
     positions: Literal["none", "learned", "sinusoidal", "rope"] = "learned"
     """Position encoding. none: no positions. learned: a learned table is added to the embedding
     (GPT-2). sinusoidal: fixed sines and cosines are added (Vaswani et al. 2017, section 3.5). rope:
@@ -104,6 +167,9 @@ class ModelConfig(Config):
     rope_scaling: RopeScaling | None = None
     """rope: stretch positions to a longer context: `{"type": "linear", "factor": 8}`, or type
     llama3 or yarn."""
+    rope_share: Annotated[Positive, Field(le=1)] = 1.0
+    """rope: the share of a head's elements that are rotated, the first ones (GPT-NeoX; Qwen3-Next:
+    0.25)."""
     sliding_rope_theta: Positive | None = None
     """rope: a separate base for layers with a sliding window, which then don't use rope_scaling
     (Gemma 3, Kamath et al. 2025; OLMo 3). Absent: the same as in other layers."""
@@ -113,8 +179,10 @@ class ModelConfig(Config):
     layer_pattern: Annotated[tuple[LayerKind, ...], Field(strict=False, min_length=1)] | None = None
     """The kinds of layers, repeated over all layers: `["sliding", "global"]` alternates layers with
     and without the sliding window (Gemma 2); nope is a layer without window and without rope's
-    rotation (NoPE, Kazemnejad et al. 2023; SmolLM3). Absent: if sliding_window is given, all layers
-    have it."""
+    rotation (NoPE, Kazemnejad et al. 2023; SmolLM3); delta_net has Gated DeltaNet instead of
+    attention (Qwen3-Next). Absent: if sliding_window is given, all layers have it."""
+    delta_net: DeltaNetConfig | None = None
+    """The sizes of delta_net layers: `{"key_heads": 4, "key_dim": 64}`."""
     qk_norm: bool = False
     """Whether each head's query and key are normalized, before rope rotates them (Dehghani et al.
     2023; Qwen 3, Gemma 3)."""
@@ -150,7 +218,7 @@ class ModelConfig(Config):
     """Normalization. none: no norms. layer_norm: LayerNorm with scale and bias (Ba et al. 2016).
     rms_norm: RMSNorm with scale (Zhang & Sennrich 2019). rms_norm_plus_one: RMSNorm times 1 +
     scale, with a scale that starts at 0 (Gemma)."""
-    norm_placement: Literal["before", "after", "around", "output"] = "before"
+    norm_placement: NormPlacement = "before"
     """before: a norm before each sub-layer and one before the head (GPT-2). after: a norm after
     each sub-layer's residual sum (the original transformer). around: as before, and another norm on
     the output of each sub-layer before it is added (Gemma 2). output: a norm on the output of each
@@ -164,7 +232,8 @@ class ModelConfig(Config):
     """The feed-forward sub-layer of each block. none: attention only. gelu_tanh: GELU in its tanh
     approximation (GPT-2). gelu: exact GELU (Hendrycks & Gimpel 2016). relu_squared: max(0, x)² (So
     et al. 2021, Primer). The others are gated by another projection (Shazeer 2020): swiglu (Llama),
-    geglu_tanh (Gemma), geglu (exact GELU)."""
+    geglu_tanh (Gemma), geglu (exact GELU); swiglu_clamped is g · sigmoid(1.702 · g) · (u + 1), with
+    the gate g at most 7 and u, the other projection, within ±7 (GPT-OSS)."""
     ffn_dim: Size | None = None
     """Hidden width of the feed-forward sub-layer. Absent: four times emb_dim."""
     ffn_bias: bool = True
@@ -180,6 +249,17 @@ class ModelConfig(Config):
     """Mixture of experts: whether the probabilities of a token's experts, by which their outputs
     are weighted, are scaled to sum to 1 (Mixtral, Qwen 3). false: they are those among all experts
     (OLMoE, Muennighoff et al. 2024)."""
+    expert_routing: RoutingConfig | None = None
+    """Mixture of experts: how they are chosen, where that differs from Mixtral: `{"scores":
+    "sigmoid", "balance_bias": true}`."""
+    shared_ffn_dim: Size | None = None
+    """Mixture of experts: hidden width of another feed-forward sub-layer, of shared experts, which
+    all tokens go through (DeepSeekMoE, Dai et al. 2024). Absent: none."""
+    n_dense_layers: Annotated[int, Field(ge=0, le=MOST_LAYERS)] = 0
+    """Mixture of experts: how many layers, the first ones, have one feed-forward sub-layer for all
+    tokens instead (DeepSeek-V2)."""
+    dense_ffn_dim: Size | None = None
+    """Hidden width of the feed-forward sub-layer in the first n_dense_layers."""
     tied_embeddings: bool = False
     """Whether the output head uses the weights of the token embedding (Press & Wolf 2017)."""
     embedding_scale: Literal["none", "sqrt_emb_dim"] = "none"
@@ -225,8 +305,23 @@ class ModelConfig(Config):
             yield "n_heads: missing; required if n_layers is above 0"
         elif not self.head_dim and self.emb_dim % heads:
             yield _does_not_divide("n_heads", heads, "emb_dim", self.emb_dim)
-        elif self.positions == "rope" and self.head_width % 2:
-            yield f'head_dim: {self.head_width} is odd; positions "rope" needs an even number'
+        elif self.positions == "rope" and (rotated := self._rotated) % 2:
+            key = "head_dim" if self.rope_share == 1 else "rope_share"
+            key = "latent_attention.rope_dim" if self.latent_attention else key
+            yield f'{key}: {rotated:g} is odd; positions "rope" needs an even number'
+
+    @check
+    def _latent_attention_fits(self) -> Iterator[str]:
+        if self.latent_attention is None:
+            return
+        if self.positions != "rope":
+            yield f'latent_attention: needs positions "rope", not "{self.positions}"'
+        unfit = "n_kv_heads", "qkv_bias", "qk_norm", "value_embedding_every", "mup"
+        for key in unfit:
+            if getattr(self, key):
+                yield f"{key}: not supported with latent_attention; remove one of the two"
+        if self.n_heads and self.value_width > self.query_width:
+            yield f"latent_attention.value_dim: {self.value_width} is above {self.query_width}"
 
     @check
     def _positions_fit(self) -> Iterator[str]:
@@ -246,10 +341,26 @@ class ModelConfig(Config):
             yield from ["sliding_window: not in a bidirectional model"] * self.bidirectional
             return
         kinds = set(self.layer_pattern or ())
-        if kinds and ("sliding" in kinds or "nope" not in kinds):
+        if kinds and ("sliding" in kinds or not kinds & {"nope", "delta_net"}):
             yield "layer_pattern: needs sliding_window"
         if self.sliding_rope_theta:
             yield "sliding_rope_theta: needs sliding_window"
+
+    @check
+    def _delta_net_fits(self) -> Iterator[str]:
+        has_layers = "delta_net" in (self.layer_pattern or ())
+        if has_layers != bool(self.delta_net):
+            yield 'delta_net and "delta_net" in layer_pattern: give both or neither'
+        if not (has_layers and self.delta_net):
+            return
+        if self.mup:
+            yield "mup: not supported with delta_net, whose gates have no known rule; remove one"
+        if self.value_embedding_every:
+            yield "value_embedding_every: is for attention; not supported with delta_net"
+        if self.delta_net.norm_placement and (
+            self.norm_placement == "after" or not self.norm_parameters or self.norm == "none"
+        ):
+            yield "delta_net.norm_placement: needs norms with parameters, and not after a sum"
 
     @check
     def _norms_fit(self) -> Iterator[str]:
@@ -278,6 +389,22 @@ class ModelConfig(Config):
             yield f'n_experts: {total}, but feed_forward is "none"; remove one of them'
         elif total and each and each > total:
             yield f"experts_per_token: {each} is above n_experts {total}"
+        dense = self.n_dense_layers
+        if bool(dense) != bool(self.dense_ffn_dim):
+            yield "n_dense_layers and dense_ffn_dim: give both or neither"
+        elif dense and dense >= self.n_layers:
+            yield f"n_dense_layers: {dense} is not below n_layers {self.n_layers}"
+        elif dense and self.value_embedding_every:
+            yield "value_embedding_every: not supported with n_dense_layers; remove one of the two"
+        for key in ("expert_routing", "shared_ffn_dim", "n_dense_layers"):
+            if getattr(self, key) and not total:
+                yield f"{key}: needs n_experts"
+        groups, of_token = self.routing.groups, self.routing.groups_per_token
+        if total and groups and of_token:
+            if total % groups:
+                yield _does_not_divide("expert_routing.groups", groups, "n_experts", total)
+            elif each and each > total // groups * of_token:
+                yield f"experts_per_token: {each} is more than {of_token} groups have"
 
     def require_next_token(self) -> None:
         """Raise UserError if the model fills in masked tokens instead of predicting the next."""
@@ -296,6 +423,41 @@ class ModelConfig(Config):
         assert self.n_heads is not None
         return self.head_dim or self.emb_dim // self.n_heads
 
+    def norm_placement_of(self, kind: LayerKind) -> NormPlacement:
+        """Where the norms of a kind of layers are."""
+        own = self.delta_net.norm_placement if self.delta_net and kind == "delta_net" else None
+        return own or self.norm_placement
+
+    @property
+    def rotary_width(self) -> int:
+        """Elements of a head that rope rotates. Requires a model with layers."""
+        return int(self._rotated)
+
+    @property
+    def _rotated(self) -> float:
+        latent = self.latent_attention
+        return latent.rope_dim if latent else self.head_width * self.rope_share
+
+    @property
+    def query_width(self) -> int:
+        """Width of one head's queries and keys. Requires a model with layers."""
+        latent = self.latent_attention
+        return self.head_width + (latent.rope_dim if latent else 0)
+
+    @property
+    def value_width(self) -> int:
+        """Width of one head's values. Requires a model with layers."""
+        latent = self.latent_attention
+        return (latent.value_dim if latent else None) or self.head_width
+
+    @property
+    def cache_shape(self) -> tuple[int, int, int]:
+        """Heads in a layer's cache, and the widths of their two arrays: keys and values, or the
+        shared key and the latent. Requires a model with layers."""
+        if latent := self.latent_attention:
+            return 1, latent.rope_dim, latent.kv_rank
+        return self.n_kv_heads or self.n_heads or 1, self.head_width, self.head_width
+
     @property
     def width_multiplier(self) -> float:
         """In muP, the ratio of the model's width to its base model's; otherwise 1."""
@@ -304,14 +466,23 @@ class ModelConfig(Config):
     @property
     def attention_scale(self) -> float:
         """Factor on attention scores. Requires a model with layers."""
+        scaling = self.rope_scaling
+        mscale = (scaling.score_mscale if scaling else None) or 0
+        if mscale and scaling:
+            mscale = 0.1 * mscale * math.log(scaling.factor)
         if self.mup and self.mup.base_head_dim:
             return math.sqrt(self.mup.base_head_dim) / self.head_width
-        return 1 / math.sqrt(self.query_pre_attn_scalar or self.head_width)
+        return (1 + mscale) ** 2 / math.sqrt(self.query_pre_attn_scalar or self.query_width)
+
+    @property
+    def routing(self) -> RoutingConfig:
+        """How a mixture of experts chooses."""
+        return self.expert_routing or RoutingConfig()
 
     @property
     def is_gated(self) -> bool:
         """Whether the feed-forward sub-layer has a gate."""
-        return self.feed_forward in ("swiglu", "geglu_tanh", "geglu")
+        return self.feed_forward in ("swiglu", "swiglu_clamped", "geglu_tanh", "geglu")
 
     @property
     def hidden_dim(self) -> int:
@@ -338,7 +509,7 @@ class ModelConfig(Config):
         return tuple(range((self.n_layers - 1) % every, self.n_layers, every)) if every else ()
 
     @property
-    def value_width(self) -> int:
+    def value_embedding_width(self) -> int:
         """Total elements of a token's value embeddings over all layers."""
         heads = self.n_kv_heads or self.n_heads or 1
         return len(self.value_layers) * heads * self.head_width if self.value_layers else 0

@@ -98,7 +98,7 @@ def make_measurement(objective: Objective, train: TrainConfig, mesh: Mesh) -> Me
         before = _parameters(model, optimizer)
         gradient = step(model, optimizer, *batch_ABS, **options).gradient
         change = Change(before, gradient, _parameters(model, optimizer))
-        arrays = array_statistics(change, model.config.vocab_size)
+        arrays = array_statistics(change, model.config)
         return replicated(layout, {ARRAYS: arrays} | activations)
 
     compiled = jax.jit(measured, static_argnums=0)

@@ -2,6 +2,7 @@
 same microbatches with the same dropout. Axes as in `model/gpt.py`, A microbatches."""
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import PartitionSpec
 
+from rungs.config.model_config import ModelConfig
 from rungs.config.train_config import TrainConfig
 from rungs.model.attention import AttentionContext, from_tokens_to_heads
 from rungs.model.blocks import Block, Passed
@@ -107,7 +109,8 @@ def activation_statistics(
             dropout = Dropout.of(train.drop_rate, key, microbatch.sequences_B)
             starts_BS = objective.starts(*microbatch.arrays)
             tokens_BS = objective.given(model, microbatch)[0]
-            hidden = model.hidden(tokens_BS, dropout, compute, starts_BS, measure)
+            observe = functools.partial(measure, _own_heads(model.config))
+            hidden = model.hidden(tokens_BS, dropout, compute, starts_BS, observe)
             measured = hidden.kept or Measured({}, None, None)
             sizes = {EMBEDDING: Size.of(hidden.embedded_BSD)} | measured.sizes
             return None, over_devices(measured._replace(sizes=sizes))
@@ -121,12 +124,23 @@ def activation_statistics(
     return _over_microbatches(measured)
 
 
-def measure(block: Block, context: AttentionContext, passed: Passed) -> Measured:
-    """Measure this device's part of a layer; see `blocks.Observe`."""
+def _own_heads(config: ModelConfig) -> int:
+    """Return how many of a layer's attention heads this device has; 0 if no layer has attention."""
+    has_attention = set(config.layer_kinds()) != {"delta_net"}
+    return (config.n_heads or 0) // collectives.axis_size(TENSOR, CONTEXT) * has_attention
+
+
+def measure(own_heads: int, block: Block, context: AttentionContext, passed: Passed) -> Measured:
+    """Measure this device's part of a layer, with NaN for the heads of one without attention; see
+    `blocks.Observe`."""
     sizes = {RESIDUAL: Size.of(passed.x_BSD), ATTENTION_OUTPUT: Size.of(passed.attention_BSD)}
-    query, key, _ = block.attention.project(passed.attention_input_BSD, context)
-    query, key = from_tokens_to_heads(query), from_tokens_to_heads(key)
-    heads, units = attention_of_heads(query, key, context.scoring), None
+    none_N = jnp.full(own_heads, jnp.nan)
+    heads, units = Heads(none_N, none_N) if own_heads else None, None
+    if block.attention is not None:
+        query, key, _ = block.attention.project(passed.attention_input_BSD, context)
+        query, key = from_tokens_to_heads(query), from_tokens_to_heads(key)
+        scoring = block.attention.with_sinks(context).scoring
+        heads = attention_of_heads(query, key, scoring)
     if passed.feed_forward_BSD is not None:
         sizes[FEED_FORWARD_OUTPUT] = Size.of(passed.feed_forward_BSD)
     x_BSD = passed.feed_forward_input_BSD
@@ -149,10 +163,14 @@ def attention_of_heads(query_BSNH: Array, key_BTKH: Array, scoring: Scoring) -> 
         entropies, largest = [], []
         for block in query_blocks(length, scoring):
             scores_XQT, _ = block_scores(own, block, query_XGSH, key_XTH)
-            log_weights_XQT = jax.nn.log_softmax(scores_XQT)
-            entropy_XQ = -(jnp.exp(log_weights_XQT) * log_weights_XQT).sum(axis=-1)
-            entropies.append(entropy_XQ.reshape(heads, -1).sum(axis=1))
-            largest.append(scores_XQT.reshape(heads, -1).max(axis=1))
+            scores_NST = scores_XQT.reshape(heads, -1, scores_XQT.shape[-1])
+            if scoring.sink_N is not None:
+                sink_N11 = scoring.sink_N[:, None, None]
+                sink_NS1 = jnp.broadcast_to(sink_N11, (*scores_NST.shape[:2], 1))
+                scores_NST = jnp.concatenate([scores_NST, sink_NS1], axis=-1)
+            log_weights_NST = jax.nn.log_softmax(scores_NST)
+            entropies.append(-(jnp.exp(log_weights_NST) * log_weights_NST).sum(axis=(1, 2)))
+            largest.append(scores_NST.max(axis=(1, 2)))
         return Heads(jnp.stack(entropies).sum(axis=0) / length, jnp.stack(largest).max(axis=0))
 
     each_BN = jax.lax.map(of_sequence, (query_BSNH, key_BTKH, scoring.starts_BS))

@@ -8,9 +8,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import Array
 
+from rungs.config.model_config import ModelConfig
+from rungs.model.layers import layers_with
 from rungs.parallel.sharding import BLOCKS, dotted, padded_axis
 from rungs.run.layer_record import ALL_ARRAYS, GRADIENT, SINGULAR_VALUE, UPDATE, WEIGHT
 
@@ -29,17 +32,18 @@ class Change(NamedTuple):
     after: nnx.State
 
 
-def array_statistics(change: Change, vocab_size: int) -> Statistics:
+def array_statistics(change: Change, model: ModelConfig) -> Statistics:
     """Return, for each kind of trained array, the root mean squares of weights, gradients and
     updates of each layer, and the largest singular value of its matrix; of arrays outside the
     blocks, a single root mean square. `ALL_ARRAYS` is all arrays of a layer together. Kernels of
-    experts have no singular value: that would take the time of a matrix for each expert."""
+    experts have no singular value: that would take the time of a matrix for each expert. A layer
+    that lacks an array has NaN."""
     found: Statistics = {}
     sums_L: dict[str, Array] = {}
-    total = 0
+    totals_L = np.zeros(model.n_layers)
     for path, weight, gradient, update in _each(change):
         in_blocks = path[0] == BLOCKS
-        count = _count(weight, vocab_size, in_blocks)
+        count = _count(weight, model.vocab_size, in_blocks)
         squares = {
             name: _sum_of_squares(array, in_blocks)
             for name, array in (
@@ -51,13 +55,18 @@ def array_statistics(change: Change, vocab_size: int) -> Statistics:
         name = dotted(path[1:] if in_blocks else path)
         found[name] = {key: jnp.sqrt(of_array / count) for key, of_array in squares.items()}
         if in_blocks:
-            total += count
-            sums_L = {key: sums_L.get(key, 0) + squares[key] for key in squares}
+            layers = np.array(layers_with(weight, model.n_layers))
+            totals_L[layers] += count
+            for key, of_array in squares.items():
+                before_L = sums_L.get(key, jnp.zeros(model.n_layers))
+                sums_L[key] = before_L.at[layers].add(of_array)
             if weight.inputs and "experts" not in weight.axes:
                 found[name][SINGULAR_VALUE] = largest_singular_value(_matrices(weight))
-    if not total:
+            none_L = jnp.full(model.n_layers, jnp.nan)
+            found[name] = {key: none_L.at[layers].set(own) for key, own in found[name].items()}
+    if not sums_L:
         return found
-    return {ALL_ARRAYS: {key: jnp.sqrt(sum_L / total) for key, sum_L in sums_L.items()}} | found
+    return {ALL_ARRAYS: {key: jnp.sqrt(sum_L / totals_L) for key, sum_L in sums_L.items()}} | found
 
 
 def _each(change: Change) -> Iterator[tuple[tuple[Any, ...], nnx.Variable, Array, Array]]:

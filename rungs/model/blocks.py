@@ -2,11 +2,13 @@
 them. Axes as in `gpt.py`."""
 
 import functools
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
@@ -14,14 +16,23 @@ from jax.typing import DTypeLike
 from rungs.config.model_config import LayerKind, ModelConfig
 from rungs.config.optimization_config import Remat
 from rungs.model.attention import (
-    Attention,
     AttentionContext,
     Cache,
     ValueEmbedding,
     sequence_contexts,
 )
+from rungs.model.delta_net import DeltaNet, DeltaState
 from rungs.model.feed_forward import Routing, make_feed_forward
-from rungs.model.layers import NO_DROPOUT, Dropout, Norm, apply_norm, make_norm, make_vector
+from rungs.model.latent_attention import make_attention
+from rungs.model.layers import (
+    NO_DROPOUT,
+    Dropout,
+    Norm,
+    apply_norm,
+    layers_with,
+    make_norm,
+    make_vector,
+)
 from rungs.model.remat import checkpoint_layer, save_activation
 from rungs.parallel.fsdp import no_gather
 
@@ -46,35 +57,47 @@ class Passed(NamedTuple):
 
     x_BSD: Array
     """The residual stream after the block."""
-    cache: Cache | None
+    cache: Cache | DeltaState | None
     """The cache with these tokens added."""
     routing: Routing | None
     attention_input_BSD: Array
     attention_BSD: Array
-    """Output of attention, before a norm after it."""
+    """Output of attention, or of the layer in its place, before a norm after it."""
     feed_forward_input_BSD: Array | None = None
     feed_forward_BSD: Array | None = None
     """Likewise of the feed-forward layer; None without one."""
 
 
 class Block(nnx.Module):
-    """Attention, then feed-forward, each with its norms, dropout and residual connection."""
+    """Attention or, in layers of kind "delta_net", Gated DeltaNet, then feed-forward, each with its
+    norms, dropout and residual connection. All blocks of a model are one module, with parameters
+    stacked along a leading axis L; one that some layers lack has metadata `layers`, with those that
+    have it."""
 
-    def __init__(self, config: ModelConfig, key: Array) -> None:
+    def __init__(
+        self, config: ModelConfig, key: Array, kind: LayerKind = "global", is_dense: bool = False
+    ) -> None:
         attention_key, feed_forward_key = jax.random.split(key)
-        self.residual, self.norm_placement = config.residual, config.norm_placement
+        is_delta = kind == "delta_net"
+        placement = config.norm_placement_of(kind)
+        self.residual, self.norm_placement = config.residual, placement
         width = {"emb": config.emb_dim}
-        on_input = config.norm_placement != "output"
-        on_output = config.norm_placement in ("around", "output")
+        on_input = placement != "output"
+        on_output = placement in ("around", "output")
         self.residual_scale = make_vector({}, 1.0) if config.residual_scalars else None
         self.embedding_skip = make_vector({}, 0.0) if config.residual_scalars else None
-        self.attention_norm = make_norm(config, width) if on_input else None
-        self.attention = Attention(config, attention_key)
-        self.attention_output_norm = make_norm(config, width) if on_output else None
-        self.feed_forward = make_feed_forward(config, feed_forward_key)
-        has_feed_forward = self.feed_forward is not None
-        self.feed_forward_norm = make_norm(config, width) if has_feed_forward and on_input else None
-        self.feed_forward_output_norm = (
+        self.attention_norm = nnx.data(make_norm(config, width) if on_input else None)
+        self.attention = nnx.data(None if is_delta else make_attention(config, attention_key))
+        self.delta_net = nnx.data(DeltaNet(config, attention_key) if is_delta else None)
+        self.attention_output_norm = nnx.data(make_norm(config, width) if on_output else None)
+        own = make_feed_forward(config, feed_forward_key, is_dense)
+        self.feed_forward, self.dense_feed_forward = nnx.data(None), nnx.data(None)
+        setattr(self, "dense_feed_forward" if is_dense else "feed_forward", nnx.data(own))
+        has_feed_forward = own is not None
+        self.feed_forward_norm = nnx.data(
+            make_norm(config, width) if has_feed_forward and on_input else None
+        )
+        self.feed_forward_output_norm = nnx.data(
             make_norm(config, width) if has_feed_forward and on_output else None
         )
 
@@ -83,18 +106,20 @@ class Block(nnx.Module):
         x_BSD: Array,
         context: AttentionContext,
         dropout: Dropout = NO_DROPOUT,
-        cache: Cache | None = None,
+        cache: Cache | DeltaState | None = None,
     ) -> Passed:
         """Return what the block makes of x_BSD."""
         x_BSD = self._with_skip(x_BSD, context.embedding_BSD)
         attention_input = self._sublayer_input(x_BSD, self.attention_norm)
-        attention, cache = self.attention(attention_input, context, dropout.fold(0), cache)
+        mix: Any = self.delta_net if self.attention is None else self.attention
+        attention, cache = mix(attention_input, context, dropout.fold(0), cache)
         y_BSD = dropout.fold(1).of_tokens(apply_norm(self.attention_output_norm, attention))
         x_BSD = self._add_sublayer(x_BSD, y_BSD, self.attention_norm)
-        if self.feed_forward is None:
+        transform: Any = self.feed_forward or self.dense_feed_forward
+        if transform is None:
             return Passed(x_BSD, cache, None, attention_input, attention)
         feed_forward_input = self._sublayer_input(x_BSD, self.feed_forward_norm)
-        feed_forward, routing = self.feed_forward(feed_forward_input)
+        feed_forward, routing = transform(feed_forward_input)
         y_BSD = dropout.fold(2).of_tokens(apply_norm(self.feed_forward_output_norm, feed_forward))
         x_BSD = self._add_sublayer(x_BSD, y_BSD, self.feed_forward_norm)
         attended = attention_input, attention
@@ -131,10 +156,84 @@ def keep_output(_: Block, __: AttentionContext, passed: Passed) -> Array:
     return passed.x_BSD
 
 
+PARTS = (
+    *("attention", "delta_net", "attention_norm", "attention_output_norm"),
+    *("feed_forward", "dense_feed_forward", "feed_forward_norm", "feed_forward_output_norm"),
+)
+"""Modules of a block that only some layers of a model may have."""
+
+
 def make_blocks(config: ModelConfig, key: Array) -> Block:
-    """Return all blocks as one module whose parameters are stacked along a leading axis L."""
-    make = nnx.vmap(functools.partial(Block, config))
-    return make(jax.random.split(key, config.n_layers))
+    """Return all blocks as one module."""
+    keys = jax.random.split(key, config.n_layers)
+    layers = defaultdict[tuple[bool, bool], list[int]](list)
+    for layer, kind in enumerate(config.layer_kinds()):
+        layers[kind == "delta_net", layer < config.n_dense_layers].append(layer)
+    made = []
+    for (is_delta, is_dense), own in layers.items():
+        make = functools.partial(
+            Block, config, kind="delta_net" if is_delta else "global", is_dense=is_dense
+        )
+        made.append((own, nnx.vmap(make)(keys[np.array(own)])))
+    return made[0][1] if len(made) == 1 else _joined(made)
+
+
+def _joined(parts: list[tuple[list[int], Block]]) -> Block:
+    """Return one module of different blocks, each with the numbers of its layers."""
+    versions = defaultdict[Any, list[tuple[list[int], nnx.Variable]]](list)
+    for layers, blocks in parts:
+        for path, param in nnx.to_flat_state(nnx.state(blocks)):
+            versions[path].append((layers, param))
+    n_layers = sum(len(layers) for layers, _ in parts)
+    joined = parts[0][1]
+    for name in PARTS:
+        own = (getattr(blocks, name) for _, blocks in parts)
+        setattr(joined, name, next((part for part in own if part is not None), None))
+    params = [(path, _stacked(each, n_layers)) for path, each in versions.items()]
+    nnx.update(joined, nnx.from_flat_state(params))
+    return joined
+
+
+def _stacked(versions: list[tuple[list[int], nnx.Variable]], n_layers: int) -> nnx.Variable:
+    """Return a parameter with its layers in order."""
+    layers = [layer for own, _ in versions for layer in own]
+    order = np.argsort(layers)
+    param = versions[0][1].copy()
+    param.set_value(jnp.concatenate([each.get_value() for _, each in versions])[order])
+    if len(layers) < n_layers:
+        param.set_metadata(layers=tuple(sorted(layers)))
+    return param
+
+
+def block_graphs(config: ModelConfig, blocks: Block) -> list[nnx.GraphDef[Block]]:
+    """Return the structure of each layer's block, for `nnx.merge` with its parameters."""
+    kinds = [(kind, n < config.n_dense_layers) for n, kind in enumerate(config.layer_kinds())]
+    graphs = {kind: _block_graph(blocks, kinds.index(kind)) for kind in dict.fromkeys(kinds)}
+    return [graphs[kind] for kind in kinds]
+
+
+def _block_graph(blocks: Any, layer: int) -> nnx.GraphDef[Block]:
+    own = nnx.merge(*nnx.split(blocks))
+    for name in PARTS:
+        params = jax.tree.leaves(nnx.state(getattr(own, name, None)), is_leaf=_is_param)
+        if params and layer not in layers_with(params[0], layer + 1):
+            setattr(own, name, None)
+    return nnx.graphdef(own)
+
+
+def _is_param(node: Any) -> bool:
+    return isinstance(node, nnx.Variable)
+
+
+def layer_state(stacked: nnx.State, layer: int) -> nnx.State:
+    """Return the parameters of a layer from stacked ones, or from those of one period of the layer
+    pattern, whose layers are counted from 0."""
+    own = []
+    for path, param in nnx.to_flat_state(stacked):
+        layers = layers_with(param, layer + 1)
+        if layer in layers:
+            own.append((path, param.replace(param.get_value()[layers.index(layer)])))
+    return nnx.from_flat_state(own)
 
 
 def run_blocks(
@@ -159,30 +258,36 @@ def run_blocks(
         x_BSD; what `observe` keeps, stacked over layers; the routing of all layers."""
     if blocks is None:
         return x_BSD, None, None
-    graph, stacked = nnx.split(blocks)
+    graphs, stacked = block_graphs(config, blocks), nnx.state(blocks)
     contexts = with_embedding(config, sequence_contexts(config, x_BSD.shape[-2], starts_BS), x_BSD)
-    kinds = config.repeated_kinds
+    dense, kinds = config.n_dense_layers, config.repeated_kinds
+    kinds = tuple(kinds[(dense + place) % len(kinds)] for place in range(len(kinds)))
     value_places = [layer for layer in config.value_layers if layer < len(kinds)]
-    periods, remainder = divmod(config.n_layers, len(kinds))
+    periods, remainder = divmod(config.n_layers - dense, len(kinds))
 
     def run_layer(
-        place: int, layers: nnx.State, x_BSD: Array, context: AttentionContext, dropout: Dropout
+        first: int,
+        place: int,
+        layers: nnx.State,
+        x_BSD: Array,
+        context: AttentionContext,
+        dropout: Dropout,
     ) -> tuple[Array, Routing | None, Any]:
-        layer = jax.tree.map(lambda array: array[place], layers)
-        block: Block = nnx.merge(graph, compute.gather(layer))
+        block = nnx.merge(graphs[first + place], compute.gather(layer_state(layers, place)))
         passed = block(x_BSD, context, dropout)
         return passed.x_BSD, passed.routing, observe(block, context, passed)
 
-    def run_period(
-        carry: tuple[Array, Array], period: tuple[nnx.State, ValueEmbedding | None]
+    def run_layers(
+        first: int,
+        kinds: Sequence[LayerKind],
+        carry: tuple[Array, Array],
+        period: tuple[nnx.State, ValueEmbedding | None],
     ) -> tuple[tuple[Array, Array], Any]:
         (x_BSD, number), (layers, values) = carry, period
         outputs = []
-        count = len(jax.tree.leaves(layers)[0])  # the remainder has fewer layers than a period
-        for place, kind in enumerate(kinds[:count]):
-            run = checkpoint_layer(
-                functools.partial(run_layer, place), compute.remat, compute.gather is not no_gather
-            )
+        for place, kind in enumerate(kinds):
+            layer = functools.partial(run_layer, first, place)
+            run = checkpoint_layer(layer, compute.remat, compute.gather is not no_gather)
             context = contexts[kind]
             if place in value_places:
                 context = with_values(context, values, value_places.index(place))
@@ -190,19 +295,29 @@ def run_blocks(
             outputs.append((kept, routing))
         return (x_BSD, number + len(outputs)), jax.tree.map(lambda *a: jnp.stack(a), *outputs)
 
+    carry: tuple[Array, Array] = (x_BSD, jnp.asarray(1))
+    kept_of_dense: Any = None
+    if dense:
+        first_kinds = list(config.layer_kinds())[:dense]
+        carry, (kept_of_dense, _) = run_layers(0, first_kinds, carry, (stacked, values))
+        stacked = _after(dense, stacked)
     scanned, with_value = periods * len(kinds), periods * len(value_places)
     by_period = (
-        _by_period(periods, len(kinds), stacked),
-        _by_period(periods, len(value_places), values),
+        _map_params(lambda a, own: _by_period(periods, own, a), stacked, len(kinds)),
+        jax.tree.map(lambda a: _by_period(periods, len(value_places), a), values),
     )
-    start = x_BSD, jnp.asarray(1)
-    carry, outputs = jax.lax.scan(run_period, start, by_period, unroll=compute.unroll)
+    run_period = functools.partial(run_layers, dense, kinds)
+    carry, outputs = jax.lax.scan(run_period, carry, by_period, unroll=compute.unroll)
     outputs = jax.tree.map(lambda a: a.reshape(scanned, *a.shape[2:]), outputs)
     if remainder:
-        left = jax.tree.map(lambda a: a[scanned:], stacked)
-        carry, last = run_period(carry, (left, jax.tree.map(lambda a: a[with_value:], values)))
+        left = _map_params(lambda a, own: a[periods * own :], stacked, len(kinds))
+        values = jax.tree.map(lambda a: a[with_value:], values)
+        carry, last = run_layers(dense, kinds[:remainder], carry, (left, values))
         outputs = jax.tree.map(lambda *a: jnp.concatenate(a), outputs, last)
-    return carry[0], *outputs
+    kept, routing = outputs
+    if dense:
+        kept = jax.tree.map(lambda *a: jnp.concatenate(a), kept_of_dense, kept)
+    return carry[0], kept, routing
 
 
 def with_embedding(
@@ -238,9 +353,36 @@ def layer_contexts(
         )
 
 
-def _by_period(periods: int, length: int, stacked: Any) -> Any:
-    """Return arrays stacked over layers, reshaped to a leading axis of periods and one of their
+def _after(count: int, stacked: nnx.State) -> nnx.State:
+    """Return the parameters of the layers after the first ones, which are then counted from 0."""
+    own = []
+    for path, param in nnx.to_flat_state(stacked):
+        rows = len(param.get_value())
+        before = sum(layer < count for layer in layers_with(param, count))
+        if before < rows:
+            left = param.replace(param.get_value()[before:])
+            if "layers" in param.get_metadata():
+                layers = layers_with(param, count)[before:]
+                left.set_metadata(layers=tuple(layer - count for layer in layers))
+            own.append((path, left))
+    return nnx.from_flat_state(own)
+
+
+def _map_params(
+    function: Callable[[Array, int], Array], stacked: nnx.State, period: int
+) -> nnx.State:
+    """Return the parameters with a function applied to each array and the number of its layers in
+    the first period of the layer pattern."""
+
+    def of(param: nnx.Variable) -> nnx.Variable:
+        own = sum(layer < period for layer in layers_with(param, period))
+        return param.replace(function(param.get_value(), own))
+
+    mapped: nnx.State = jax.tree.map(of, stacked, is_leaf=_is_param)
+    return mapped
+
+
+def _by_period(periods: int, length: int, array: Array) -> Array:
+    """Return an array stacked over layers, reshaped to a leading axis of periods and one of their
     `length` layers, without the remainder."""
-    return jax.tree.map(
-        lambda a: a[: periods * length].reshape(periods, length, *a.shape[1:]), stacked
-    )
+    return array[: periods * length].reshape(periods, length, *array.shape[1:])

@@ -16,7 +16,8 @@ from jax import Array
 
 from rungs.config.model_config import LayerKind, ModelConfig
 from rungs.model.attention import AttentionContext, Cache, cache_contexts, sequence_contexts
-from rungs.model.blocks import layer_contexts
+from rungs.model.blocks import block_graphs, layer_contexts
+from rungs.model.delta_net import DeltaState
 from rungs.model.gpt import GPT
 from rungs.model.kernels.cross_entropy import target_losses
 from rungs.model.sampling import Sampling, next_tokens
@@ -25,6 +26,9 @@ from rungs.parallel import collectives, sharding, target_device
 
 Weights = tuple[nnx.State, list[nnx.State]]
 """Parameters outside the blocks, and those of each block."""
+
+
+LayerCache = Cache | DeltaState
 
 
 class Prompts(NamedTuple):
@@ -60,9 +64,9 @@ class DecodingState(NamedTuple):
     """Whether a row has a stop token."""
     keys_B: Array
     """One random key per row."""
-    caches: list[Cache]
+    caches: list[LayerCache]
     """Keys and values of each layer, up to the slot before each row's last token; later slots are
-    overwritten before they are read."""
+    overwritten before they are read. Of a delta_net layer, its state after that slot."""
 
 
 class Decoder:
@@ -88,7 +92,8 @@ class Decoder:
         self._convert = converter(weight_format, model.config, self.dtype)
         self._cache_dtype = jnp.dtype(jnp.float32) if on_cpu else self.dtype
         outer, blocks = _without_blocks(model)
-        self._outer_graph, self._block_graph = nnx.graphdef(outer), nnx.graphdef(blocks)
+        self._outer_graph = nnx.graphdef(outer)
+        self._block_graphs = block_graphs(model.config, blocks) if model.config.n_layers else []
 
     def weights(self, states: tuple[nnx.State, nnx.State]) -> Weights:
         """Return unstacked weights in the decoder's format; `states` is from `states_of`."""
@@ -120,7 +125,7 @@ class Decoder:
             (
                 jnp.asarray(length - 1),
                 jnp.zeros((rows, slots), jnp.float32) if keep_log_probs else None,
-                [self._empty_cache(rows, slots) for _ in range(self.config.n_layers)],
+                empty_caches(self.config, rows, slots, self._cache_dtype),
             ),
             sharding.DATA,
         )
@@ -183,7 +188,7 @@ class Decoder:
 
     def last_logits(
         self, weights: Weights, state: DecodingState, tokens_BS: Array, first_slot: Array | None
-    ) -> tuple[Array, list[Cache]]:
+    ) -> tuple[Array, list[LayerCache]]:
         """Return logits_BV after the last of the tokens, and the caches with all of them added.
         `first_slot` is the tokens' first slot in all rows; None for prompts into empty caches."""
         outer, x_BSD, caches = self._run_blocks(weights, state, tokens_BS, first_slot)
@@ -191,7 +196,7 @@ class Decoder:
 
     def all_logits(
         self, weights: Weights, state: DecodingState, tokens_BS: Array, first_slot_B: Array | None
-    ) -> tuple[Array, list[Cache]]:
+    ) -> tuple[Array, list[LayerCache]]:
         """Return logits_BSV after each token, and the caches with all of them added from slot
         `first_slot_B` on, which may differ by row; None for slot 0 of empty caches."""
         outer, x_BSD, caches = self._run_blocks(weights, state, tokens_BS, first_slot_B)
@@ -199,7 +204,7 @@ class Decoder:
 
     def _run_blocks(
         self, weights: Weights, state: DecodingState, tokens_BS: Array, first_slot: Array | None
-    ) -> tuple[GPT, Array, list[Cache]]:
+    ) -> tuple[GPT, Array, list[LayerCache]]:
         """Return the parts outside the blocks, the last block's output x_BSD, and the caches with
         all tokens added. Tokens beyond the context (only in drafts) get its last position."""
         outer_state, layers = weights
@@ -212,13 +217,15 @@ class Decoder:
             slots_BS - state.padding_B[:, None], 0, self.config.context_length - 1
         )
         x_BSD = outer.embed(tokens_BS, positions_BS).astype(self.dtype)
-        caches = []
+        caches = list[LayerCache]()
         values = outer.embed_values(tokens_BS, self.dtype)
         of_layers = layer_contexts(self.config, contexts, x_BSD, values)
-        for layer, context, old in zip(layers, of_layers, state.caches, strict=True):
-            block = nnx.merge(self._block_graph, layer)
+        parts = self._block_graphs, layers, of_layers, state.caches
+        for graph, layer, context, old in zip(*parts, strict=True):
+            block = nnx.merge(graph, layer)
             passed = block(x_BSD, context, cache=old)
             x_BSD = passed.x_BSD
+            assert passed.cache is not None
             caches.append(passed.cache)
         return outer, x_BSD, caches
 
@@ -229,14 +236,20 @@ class Decoder:
         training; padding, which nothing attends to, attends to itself."""
         if first_slot is None:
             starts_BS = jnp.minimum(state.padding_B[:, None], jnp.arange(length))
-            return sequence_contexts(self.config, length, starts_BS)
+            contexts = sequence_contexts(self.config, length, starts_BS)
+            return {k: one._replace(padding_B=state.padding_B) for k, one in contexts.items()}
         slots = state.tokens_BT.shape[1]
         return cache_contexts(self.config, first_slot, length, slots, state.padding_B)
 
-    def _empty_cache(self, rows: int, slots: int) -> Cache:
-        kv_heads = self.config.n_kv_heads or self.config.n_heads or 1
-        shape = (rows, kv_heads, slots, self.config.head_width)
-        return Cache(jnp.zeros(shape, self._cache_dtype), jnp.zeros(shape, self._cache_dtype))
+
+def empty_caches(config: ModelConfig, rows: int, slots: int, dtype: jnp.dtype) -> list[LayerCache]:
+    """Return the cache of each layer, before the first token."""
+    return [
+        DeltaState.empty(config.delta_net, rows, dtype)
+        if kind == "delta_net" and config.delta_net
+        else Cache.empty(config, rows, slots, dtype)
+        for kind in config.layer_kinds()
+    ]
 
 
 def states_of(model: GPT) -> tuple[nnx.State, nnx.State]:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from rungs.common.errors import RunFailure
+from rungs.common.errors import RunFailure, UserError
 from rungs.data.build.chat_dataset import ChatFormat
 from rungs.data.text.messages import ASSISTANT, Message
 from rungs.data.text.tokenizer import Tokenizer
@@ -95,7 +95,7 @@ class Generator:
         Raises:
             ValueError: a prompt is empty, or has a token id that the model doesn't have; the
                 lookahead is out of range.
-            UserError: a sampling setting is out of range.
+            UserError: a sampling setting is out of range, or the model can't look ahead.
             RunFailure: the model's logits are NaN."""
         result: Texts = [[] for _ in prompts]
         for chunk in self.stream(prompts, request, chunk_size=request.new_tokens):
@@ -113,6 +113,11 @@ class Generator:
         again with its last half context."""
         self.decoder.check(prompts)
         request.sampling.check()
+        if request.lookahead and self.decoder.config.delta_net:
+            raise UserError(
+                "lookahead: not for a model with delta_net layers, whose state can't go back to"
+                " before a token; leave it out"
+            )
         if not 0 <= request.lookahead < self.context_length:
             raise ValueError(
                 f"lookahead {request.lookahead} is negative, or not below the model's"

@@ -6,7 +6,7 @@ sums over (0 for biases and norms). Axes as in `gpt.py`."""
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -293,6 +293,12 @@ def make_vector(axes: Axes, value: float) -> nnx.Param:
     """Return a float32 parameter for elementwise use, filled with `value`."""
     values = jnp.full(tuple(axes.values()), value, jnp.float32)
     return nnx.Param(values, axes=tuple(axes), inputs=0)
+
+
+def layers_with(param: nnx.Variable, n_layers: int) -> Sequence[int]:
+    """Return the layers that have a parameter stacked over them, in order: all, unless it says."""
+    own: Sequence[int] = param.get_metadata().get("layers", range(n_layers))
+    return own
 
 
 def initializer(

@@ -24,6 +24,7 @@ def add_lora(model: GPT, lora: LoraConfig, key: Array) -> None:
         inputs = kernel.inputs
         layers, *shape = kernel[...].shape
         fan_in, fan_out = shape[:inputs], shape[inputs:]
+        of_layers = {key: value for key, value in kernel.get_metadata().items() if key == "layers"}
         sigma = 1 / math.sqrt(math.prod(fan_in))
         down_key = jax.random.fold_in(key, number)
         linear.low_rank = LowRank(
@@ -31,11 +32,13 @@ def add_lora(model: GPT, lora: LoraConfig, key: Array) -> None:
                 sigma * jax.random.normal(down_key, (layers, *fan_in, lora.rank)),
                 axes=(*kernel.axes[:inputs], "rank"),
                 inputs=inputs,
+                **of_layers,
             ),
             LowRankParam(
                 jnp.zeros((layers, lora.rank, *fan_out), jnp.float32),
                 axes=("rank", *kernel.axes[inputs:]),
                 inputs=1,
+                **of_layers,
             ),
             scale=lora.alpha / lora.rank,
         )

@@ -2,13 +2,14 @@
     none        no positions
     learned     a trained vector per position, added to the token embedding
     sinusoidal  fixed sines and cosines, added to the token embedding
-    rope        queries and keys rotated in every attention layer but those of kind "nope"
+    rope        queries and keys rotated, or a part of each, in every attention layer but those of
+                kind "nope"
 
 `make_position_embedding` makes those that are added, `rotary_for` the rotation. A new kind is a
 name in `ModelConfig.positions` and a case in one of the two; also add it to the model check
 (`rungs/checks/causality.py`) and, if it has parameters, to `planning/flops.py`.
 
-Axes as in `gpt.py`, and R for the H ÷ 2 pairs of elements of a head."""
+Axes as in `gpt.py`, and R for the pairs of elements of a head, H ÷ 2 or with `rope_share` fewer."""
 
 import functools
 import math
@@ -82,7 +83,8 @@ over_batch.defvjp(_over_batch_forward, _over_batch_backward)
 
 class Rotary(NamedTuple):
     """A rotation per position (Su et al. 2021): pairs of a head's elements, one in its first half
-    and the corresponding one in the second, turn by an angle that grows with the position."""
+    and the corresponding one in the second, turn by an angle that grows with the position. Elements
+    after the first 2 · R are not rotated."""
 
     cos_BSR: Array
     sin_BSR: Array
@@ -90,15 +92,16 @@ class Rotary(NamedTuple):
     def __call__(self, x_BSNH: Array) -> Array:
         """Return the rotated heads in the dtype of x, computed in float32."""
         cos, sin = self.cos_BSR[..., None, :], self.sin_BSR[..., None, :]
-        first, second = jnp.split(x_BSNH.astype(jnp.float32), 2, axis=-1)
-        rotated = (first * cos - second * sin, second * cos + first * sin)
+        pairs = cos.shape[-1]
+        first, second, *rest = jnp.split(x_BSNH.astype(jnp.float32), [pairs, 2 * pairs], axis=-1)
+        rotated = (first * cos - second * sin, second * cos + first * sin, *rest)
         return jnp.concatenate(rotated, axis=-1).astype(x_BSNH.dtype)
 
 
 def rotary_for(config: ModelConfig, kind: LayerKind, positions_BS: Array) -> Rotary | None:
     """Return the rotation of queries and keys in layers of this kind, None without rotary
     positions; positions_BS with or without B."""
-    if config.positions != "rope" or kind == "nope":
+    if config.positions != "rope" or kind in ("nope", "delta_net"):
         return None
     angles_BSR = positions_BS[..., None] * jnp.asarray(
         rotary_frequencies(config, kind), jnp.float32
@@ -114,7 +117,7 @@ def rotary_frequencies(config: ModelConfig, kind: LayerKind) -> np.ndarray:
     """Return frequencies_R: radians per position of each pair, float64."""
     sliding_base = config.sliding_rope_theta if kind == "sliding" else None
     base = sliding_base or config.rope_theta
-    frequencies = base ** -(np.arange(0, config.head_width, 2) / config.head_width)
+    frequencies = base ** -(np.arange(0, config.rotary_width, 2) / config.rotary_width)
     scaling = _scaling(config, kind)
     return frequencies if scaling is None else scale_frequencies(frequencies, scaling, base)
 
@@ -136,7 +139,7 @@ def scale_frequencies(frequencies: np.ndarray, scaling: RopeScaling, base: float
     assert scaling.original_context_length is not None
     if scaling.type == "yarn":
         unscaled = _unscaled_by_yarn(
-            len(frequencies), scaling.original_context_length, low, high, base
+            len(frequencies), scaling.original_context_length, low, high, base, scaling.whole_pairs
         )
     else:
         turns = scaling.original_context_length * frequencies / (2 * math.pi)
@@ -144,13 +147,17 @@ def scale_frequencies(frequencies: np.ndarray, scaling: RopeScaling, base: float
     return unscaled * frequencies + (1 - unscaled) * frequencies / scaling.factor
 
 
-def _unscaled_by_yarn(pairs: int, length: int, low: float, high: float, base: float) -> np.ndarray:
+def _unscaled_by_yarn(
+    pairs: int, length: int, low: float, high: float, base: float, whole_pairs: bool
+) -> np.ndarray:
     """Return the share of each pair's frequency that YaRN leaves as it is: 1 up to the pair that
     makes `high` turns in `length` positions, 0 from the one that makes `low`, and linear between
-    them, both rounded to whole pairs (Peng et al. 2023, appendix A.2)."""
+    them, both rounded to `whole_pairs` (Peng et al. 2023, appendix A.2)."""
     first, last = (
         pairs * math.log(length / (2 * math.pi * turns)) / math.log(base) for turns in (high, low)
     )
-    first, last = max(math.floor(first), 0), min(math.ceil(last), 2 * pairs - 1)
+    if whole_pairs:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, 2 * pairs - 1)
     share: np.ndarray = 1 - np.clip((np.arange(pairs) - first) / max(last - first, 1e-3), 0, 1)
     return share

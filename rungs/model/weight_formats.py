@@ -21,14 +21,15 @@ from rungs.model.kernels.stored_matrix import (
     outputs_first,
     quantize,
 )
-from rungs.model.layers import LowRankParam
+from rungs.model.layers import LowRankParam, layers_with
 from rungs.parallel import sharding, target_device
 
 WeightFormat = Literal["dtype", "int8"]
 Convert = Callable[[nnx.Param, Array], nnx.Variable]
 """From a parameter and its array, or one layer's, to the parameter in another form."""
-_CAST_AXES = (sharding.VOCABULARY, sharding.POSITION, "experts")
-"""First axes of parameters that aren't stored: tables that are looked up, and experts."""
+_CAST_AXES = (sharding.VOCABULARY, sharding.POSITION, "experts", "latent")
+"""First axes of parameters that aren't stored: tables that are looked up, experts, and projections
+of latents, which are multiplied from both sides."""
 _PART_BYTES = 1 << 22
 """Maximum size of a part of a table that is read at once."""
 
@@ -77,18 +78,18 @@ def unstack_layers(stacked: nnx.State, layers: int, convert: Convert) -> list[nn
         stacked: the state of `make_blocks`' module. An `UnreadTensor` is read one layer at a time.
         convert: from the parameter and a layer's array to that layer's parameter, in its final
             form."""
-    params, tree = jax.tree.flatten(stacked, is_leaf=_is_param)
-    columns = []
-    for param in params:
+    unstacked: list[list[Any]] = [[] for _ in range(layers)]
+    for path, param in nnx.to_flat_state(stacked):
         column, array = [], param.get_value()
-        for layer in range(layers):
+        for row, layer in enumerate(layers_with(param, layers)):
             if isinstance(array, UnreadTensor):
-                own = jax.device_put(array.read(slice(layer, layer + 1))[0])
+                own = jax.device_put(array.read(slice(row, row + 1))[0])
             else:
-                own = jnp.asarray(array[layer])
+                own = jnp.asarray(array[row])
             column.append(convert(param, own))
-        columns.append(jax.block_until_ready(column))  # so that what was read can be freed
-    return [jax.tree.unflatten(tree, parts) for parts in zip(*columns, strict=True)]
+            unstacked[layer].append((path, column[-1]))
+        jax.block_until_ready(column)  # so that what was read can be freed
+    return [nnx.from_flat_state(own) for own in unstacked]
 
 
 def _is_param(node: Any) -> bool:

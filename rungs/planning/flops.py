@@ -13,6 +13,7 @@ from rungs.config.run_config import RunConfig
 from rungs.config.sharding_config import ShardingConfig
 from rungs.config.train_config import TrainConfig
 from rungs.model import lora
+from rungs.model.feed_forward import EXPERTS
 from rungs.parallel.sharding import abstract_mesh
 from rungs.planning.compiled_step import equations, trace_step
 from rungs.run.folder import existing_run_path
@@ -28,6 +29,7 @@ class ParameterCounts(NamedTuple):
     embedding: int
     """Token embedding and learned positions, including a tied head."""
     attention: int
+    """Includes Gated DeltaNet in its place."""
     feed_forward: int
     """Includes the router of a mixture of experts."""
     norms: int
@@ -61,7 +63,7 @@ class Flops(NamedTuple):
     layers: Passes
     """Matmuls with the weights of the layers."""
     attention: Passes
-    """Queries with keys, and attention weights with values."""
+    """Queries with keys, and attention weights with values; the gated delta rule."""
     head: Passes
     """Matmuls with the weights of the head."""
 
@@ -83,15 +85,19 @@ def count_active_parameters(shapes: Shapes, model: ModelConfig) -> ParameterCoun
 def model_flops_per_token(shapes: Shapes, model: ModelConfig, length: int) -> float:
     """Return the model FLOPs per token of training, the basis of utilization (MFU): 6 per active
     weight in a matmul (Kaplan et al. 2020, section 2.1), and 12 · L · N · H · S for attention over
-    the full square S · S (Chowdhery et al. 2022, appendix B), with `length` S."""
+    the full square S · S (Chowdhery et al. 2022, appendix B), with `length` S, and as H the mean of
+    the widths of queries and values. In a delta_net layer, 18 per element of its states, which are
+    read twice and written once by each token."""
     sizes = _active_sizes(shapes, model)
     looked_up = "position_embedding.embedding", "value_embedding.embedding"
     in_matmuls = sum(sizes.values()) - sum(sizes.get(name, 0) for name in looked_up)
     if not model.tied_embeddings:
         in_matmuls -= sizes["token_embedding.embedding"]
-    layers = model.n_layers + model.prediction_module  # which uses the head again
     in_matmuls += model.prediction_module * model.vocab_size * model.emb_dim
-    return 6 * in_matmuls + 12 * layers * _heads_width(model) * length
+    delta_layers = sum(kind == "delta_net" for kind in model.layer_kinds())
+    layers = model.n_layers - delta_layers + model.prediction_module  # which uses the head again
+    attention = 6 * layers * _heads_width(model) * length
+    return 6 * in_matmuls + attention + 18 * delta_layers * _state_size(model)
 
 
 def training_flops_per_token(config: RunConfig) -> float:
@@ -176,6 +182,8 @@ def _group(name: str) -> str:
     module = name.removeprefix("blocks.").split(".")[0]
     if module.endswith("_embedding"):
         return "embedding"
+    module = module.removeprefix("dense_")
+    module = "attention" if module == "delta_net" else module
     return module if module in ("attention", "feed_forward", "head") else "other"
 
 
@@ -188,9 +196,15 @@ def _active_sizes(shapes: Shapes, model: ModelConfig) -> dict[str, int]:
 
 def _is_of_experts(name: str) -> bool:
     """Return whether each expert has its own copy of this parameter."""
-    return "blocks.feed_forward." in name and ".router." not in name
+    return any(part in name for part in EXPERTS)
 
 
 def _heads_width(model: ModelConfig) -> int:
-    """Return the elements of a query over all heads."""
-    return (model.n_heads or 0) * model.head_width if model.n_layers else 0
+    """Return the elements of a query and a value over all heads."""
+    return (model.n_heads or 0) * (model.query_width + model.value_width) if model.n_layers else 0
+
+
+def _state_size(model: ModelConfig) -> int:
+    """Return the elements of the states of a delta_net layer."""
+    own = model.delta_net
+    return own.key_heads * own.values_per_key * own.key_dim * own.value_width if own else 0

@@ -61,7 +61,8 @@ def keys_for_width(model: ModelConfig, emb_dim: int) -> dict[str, Any]:
 
 
 def smallest_width(model: ModelConfig) -> int:
-    """Return the smallest width whose multiples all give whole sizes."""
+    """Return the smallest width whose multiples all give whole sizes. Raises UserError if there is
+    no rule for other widths."""
     sizes = _sizes_that_grow(model)
     width = math.lcm(*(Fraction(model.emb_dim, size).numerator for size in sizes.values()))
     head = sizes.get("head_dim", 0) * width // model.emb_dim
@@ -69,16 +70,16 @@ def smallest_width(model: ModelConfig) -> int:
 
 
 def _sizes_that_grow(model: ModelConfig) -> dict[str, int]:
+    if model.delta_net:
+        raise UserError("a model with delta_net layers has no known rule for other widths")
     if not model.n_layers:
         return {}
     if model.mup and model.mup.base_head_dim:
-        sizes = {"head_dim": model.head_width, "ffn_dim": model.ffn_dim}
+        sizes: dict[str, int | None] = {"head_dim": model.head_width}
     else:
-        sizes = {
-            "n_heads": model.n_heads,
-            "n_kv_heads": model.n_kv_heads,
-            "ffn_dim": model.ffn_dim,
-        }
+        sizes = {"n_heads": model.n_heads, "n_kv_heads": model.n_kv_heads}
+    hidden = "ffn_dim", "shared_ffn_dim", "dense_ffn_dim"
+    sizes |= {key: getattr(model, key) for key in hidden}
     return {key: size for key, size in sizes.items() if size}
 
 

@@ -1,6 +1,7 @@
 """Forecast and report of a reinforcement learning run: memory of sampling and updates, and the time
 of each phase."""
 
+import functools
 import json
 import math
 import statistics
@@ -8,12 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
+import jax
+import jax.numpy as jnp
 
 from rungs.common.shown_text import counted, format_duration
 from rungs.config.run_config import ReinforceRunConfig, RunConfig
 from rungs.config.sharding_config import ShardingConfig
 from rungs.config.train_config import TrainConfig
+from rungs.model.decoding import empty_caches
 from rungs.optim.precision import dtype_of
 from rungs.planning import report
 from rungs.planning.forecast import Forecast, forecast, remedy
@@ -132,10 +135,10 @@ def _cache_bytes(config: ReinforceRunConfig, update: Forecast) -> int:
     model, train = config
     rows = math.ceil((train.sampling_batch_size or train.sequences_per_step) / update.devices)
     is_cpu = update.hardware.name == "cpu"
-    size = np.dtype(np.float32).itemsize if is_cpu else dtype_of(update.config.train).itemsize
-    heads = model.n_kv_heads or model.n_heads or 0
-    width = 2 * heads * model.head_width if model.n_heads else 0
-    return size * rows * config.sequence_length * model.n_layers * width
+    dtype = jnp.dtype(jnp.float32) if is_cpu else dtype_of(update.config.train)
+    make = functools.partial(empty_caches, model, rows, config.sequence_length, dtype)
+    caches = jax.tree.leaves(jax.eval_shape(make))
+    return sum(array.size * array.dtype.itemsize for array in caches)
 
 
 def _reference_bytes(config: ReinforceRunConfig, update: Forecast) -> int:

@@ -1,7 +1,8 @@
 """`layers.npy`: with `watch_interval`, what each layer did at every so many steps.
 
 A NumPy file of a structured array with a row per measured step, which `np.load` reads. Numbers are
-float32; those of blocks have an axis of layers, those of other parts one of length 1:
+float32; those of blocks have an axis of layers, with NaN where a layer has no such part, those of
+other parts one of length 1:
 
     step                           int64, counted from 0
     arrays.NAME.weight_rms         root mean square before the step; NAME is a trained array, such

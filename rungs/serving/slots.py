@@ -5,7 +5,7 @@ the texts need, and grow and shrink by powers of two.
 Axes as in `decoding.py`; R rows in use, C tokens of a call, K likely tokens, W words of bits."""
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from rungs.model.decoding import DecodingState, Prompts, Weights, pad_left, seen_tokens
+from rungs.model.decoding import DecodingState, LayerCache, Prompts, Weights, pad_left, seen_tokens
 from rungs.model.generation import SLOT_MULTIPLE, Generator, bucket_length
 from rungs.model.sampling import GREEDY, RowSampling, Sampling
 
@@ -193,7 +193,7 @@ class Slots:
         to_begin = functools.partial(jnp.roll, shift=-padding_1[0])
         return own._replace(
             tokens_BT=to_begin(tokens_1S, axis=1),
-            caches=jax.tree.map(functools.partial(to_begin, axis=2), caches),
+            caches=[_map_slots(to_begin, cache) for cache in caches],
         )
 
     def _put(
@@ -202,16 +202,19 @@ class Slots:
         """Return the state with a text in a row: `count` tokens that are read, and the last one."""
         slots = state.tokens_BT.shape[1]
 
-        def put(into: Array, value: Array, axis: int) -> Array:
-            part = jax.lax.slice_in_dim(value, 0, min(value.shape[axis], slots), axis=axis)
-            return jax.lax.dynamic_update_slice_in_dim(into, part.astype(into.dtype), row, axis=0)
+        def put(into: Array, value: Array) -> Array:
+            return jax.lax.dynamic_update_slice_in_dim(into, value.astype(into.dtype), row, axis=0)
 
-        tokens_BT = put(state.tokens_BT, text.tokens_BT, axis=1)
+        def cut(value: Array, axis: int) -> Array:
+            return jax.lax.slice_in_dim(value, 0, min(value.shape[axis], slots), axis=axis)
+
+        read = [_map_slots(cut, cache) for cache in text.caches]
+        tokens_BT = put(state.tokens_BT, cut(text.tokens_BT, axis=1))
         return state._replace(
             tokens_BT=tokens_BT.at[row, count].set(last),
             sampling_offset=state.sampling_offset.at[row].set(count),
             keys_B=state.keys_B.at[row].set(text.keys_B[0]),
-            caches=jax.tree.map(functools.partial(put, axis=2), state.caches, text.caches),
+            caches=jax.tree.map(put, state.caches, read),
         )
 
     def _add(
@@ -259,6 +262,12 @@ class Slots:
         state = self._decoder.initial_state(prompts, tokens_1S.shape[1])
         logits_1SV, _ = self._decoder.all_logits(weights, state, tokens_1S, None)
         return LogProbs.of(logits_1SV[0, :-1], tokens_1S[0, 1:])
+
+
+def _map_slots(function: Callable[..., Array], cache: LayerCache) -> LayerCache:
+    """Return a cache with a function applied along the axis of slots, if it has one."""
+    axis = cache.slot_axis
+    return cache if axis is None else jax.tree.map(functools.partial(function, axis=axis), cache)
 
 
 def _bound(logits_RV: Array, allowed_RW: Array) -> Array:

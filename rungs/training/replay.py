@@ -20,7 +20,7 @@ from rungs.common.errors import errors_at
 from rungs.common.shown_text import counted
 from rungs.config.train_config import TrainConfig
 from rungs.model.attention import AttentionContext, sequence_contexts
-from rungs.model.blocks import Block, layer_contexts
+from rungs.model.blocks import Block, block_graphs, layer_contexts
 from rungs.model.gpt import GPT
 from rungs.model.kernels.cross_entropy import target_losses
 from rungs.model.layers import Dropout
@@ -180,11 +180,12 @@ def _stages(one: _Microbatch, model: GPT) -> Iterator[Stage]:
     yield Stage("embedding", outer, embed)
     if blocks is not None:
         contexts = sequence_contexts(config, length, starts_BS)
-        graph, stacked = nnx.split(blocks)
-        layers = unstack_layers(stacked, config.n_layers, cast(jnp.dtype(jnp.float32)))
+        graphs = block_graphs(config, blocks)
+        layers = unstack_layers(nnx.state(blocks), config.n_layers, cast(jnp.dtype(jnp.float32)))
         values = outer.embed_values(inputs_BS, dtype_of(train))
         of_layers = layer_contexts(config, contexts, embed(outer, None), values)
-        for layer, (context, state) in enumerate(zip(of_layers, layers, strict=True)):
+        parts = zip(graphs, of_layers, layers, strict=True)
+        for layer, (graph, context, state) in enumerate(parts):
             apply = functools.partial(
                 _apply_block, context=context, dropout=dropout.fold(layer + 1)
             )

@@ -66,6 +66,7 @@ def test_an_ablated_head_is_one_without_its_output_projection() -> None:
     graph, state = nnx.split(model)
     without = nnx.merge(graph, jax.tree.map(jnp.copy, state))
     assert without.blocks is not None
+    assert without.blocks.attention is not None
     kernel = without.blocks.attention.output.kernel
     kernel.set_value(kernel.get_value().at[1, 1].set(0))
     np.testing.assert_allclose(

@@ -13,6 +13,7 @@ from flax import nnx
 from jax import Array
 from scipy import stats
 
+from rungs.common.errors import UserError
 from rungs.model import lookahead
 from rungs.model.decoding import DecodingState
 from rungs.model.generation import Generator, Request
@@ -40,7 +41,9 @@ def count_passes(generator: Generator, prompt: list[int], request: Request) -> i
     return len(list(generator.stream([prompt], request, chunk_size=1))) - 1
 
 
-@pytest.mark.parametrize("name", long_except({"windows"}, ["windows", "experts", "recipe"]))
+@pytest.mark.parametrize(
+    "name", long_except({"windows"}, ["windows", "experts", "recipe", "latent"])
+)
 def test_greedy_text_is_that_of_plain_decoding(name: str) -> None:
     generator = generator_of(name)
     plain = generator.generate(REPEATING, Request(40))
@@ -120,6 +123,12 @@ def test_stream_yields_the_same_tokens_and_compiles_nothing(generator: Generator
         assert [list(itertools.chain(*rows)) for rows in zip(*pieces, strict=True)] == expected
         counts.append(compiled._cache_size())
     assert counts[0] == counts[1]
+
+
+def test_a_state_that_cannot_go_back_has_no_lookahead() -> None:
+    generator = generator_of("hybrid")
+    with pytest.raises(UserError, match="lookahead: not for a model with delta_net layers"):
+        generator.generate(PROMPTS, Request(1, lookahead=2))
 
 
 @pytest.mark.parametrize("drafted", [-1, 64])

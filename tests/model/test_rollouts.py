@@ -73,7 +73,7 @@ def test_log_probs_are_those_of_the_trainer(model: GPT, sampler: RolloutSampler)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["olmo-and-nope", "experts", "recipe"])
+@pytest.mark.parametrize("name", ["olmo-and-nope", "experts", "recipe", "hybrid"])
 def test_log_probs_are_those_of_the_trainer_in(name: str) -> None:
     model = varied_model(**ARCHITECTURES[name])
     assert_trained_log_probs(model, RolloutSampler(model))
@@ -273,6 +273,7 @@ def assert_same(found: list[Rollout], wanted: list[Rollout]) -> None:
     [
         ("llama", "fsdp 4"),
         pytest.param("experts", "dp 4", marks=pytest.mark.long),
+        pytest.param("hybrid", "fsdp 4", marks=pytest.mark.long),
     ],
 )
 def test_a_mesh_samples_the_same(architecture: str, mesh: str) -> None:
@@ -283,7 +284,7 @@ def test_a_mesh_samples_the_same(architecture: str, mesh: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("architecture", ["windows", "experts"])
+@pytest.mark.parametrize("architecture", ["windows", "experts", "hybrid"])
 def test_rows_of_a_prompt_that_is_read_once_are_the_same(architecture: str) -> None:
     sampler = RolloutSampler(varied_model(**ARCHITECTURES[architecture]))
     prompts = [PROMPTS[number // 4] for number in range(20)]

@@ -9,7 +9,7 @@ import pytest
 
 from rungs.config.run_config import load_reinforcement_run
 from rungs.config.sharding_config import ShardingConfig
-from rungs.model.decoding import Decoder
+from rungs.model.decoding import empty_caches
 from rungs.model.gpt import GPT
 from rungs.planning import hardware, policy_plan
 from rungs.planning.policy_plan import PolicyPlan, plan, training_equivalent
@@ -31,9 +31,8 @@ def make_plan(folder: Path, device: str | None = None, **keys: object) -> Policy
 def test_the_cache_and_the_sampler_are_what_they_take(tmp_path: Path) -> None:
     found = make_plan(tmp_path / "run", sampling_batch_size=6)
     model = GPT(found.config.model, jax.random.key(0))
-    caches = Decoder(model, jnp.float32)._empty_cache(6, 16)
-    size = sum(leaf.nbytes for leaf in jax.tree.leaves(caches))
-    assert found.cache_bytes == size * found.config.model.n_layers
+    caches = empty_caches(found.config.model, 6, 16, jnp.dtype(jnp.float32))
+    assert found.cache_bytes == sum(leaf.nbytes for leaf in jax.tree.leaves(caches))
     weights = sum(array.nbytes for array in named_arrays(model).values())
     assert found.sampler_bytes == weights
     assert found.reference_bytes == 0

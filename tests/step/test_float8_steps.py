@@ -93,6 +93,7 @@ def test_amaxes_of_the_last_steps_are_kept_the_latest_first() -> None:
     assert (amaxes[..., 4:] == 0).all()
     model, _ = create_model_and_optimizer(RunConfig(MODEL, train_config()), 1)
     assert model.blocks is not None
+    assert model.blocks.attention is not None
     kernel = np.asarray(model.blocks.attention.key.kernel[...])
     np.testing.assert_array_equal(amaxes[0, :, 1, 3], np.abs(kernel).max(axis=(1, 2, 3)))
 
