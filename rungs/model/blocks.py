@@ -2,6 +2,7 @@
 them. Axes as in `gpt.py`."""
 
 import functools
+import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -232,8 +233,13 @@ def layer_state(stacked: nnx.State, layer: int) -> nnx.State:
     for path, param in nnx.to_flat_state(stacked):
         layers = layers_with(param, layer + 1)
         if layer in layers:
-            own.append((path, param.replace(param.get_value()[layers.index(layer)])))
+            own.append((path, _with_each(param, operator.itemgetter(layers.index(layer)))))
     return nnx.from_flat_state(own)
+
+
+def _with_each(param: nnx.Variable, function: Callable[[Array], Array]) -> nnx.Variable:
+    """Return a parameter with a function applied to its array, or to both of `fsdp.Kept`."""
+    return param.replace(jax.tree.map(function, param.get_value()))
 
 
 def run_blocks(
@@ -357,10 +363,10 @@ def _after(count: int, stacked: nnx.State) -> nnx.State:
     """Return the parameters of the layers after the first ones, which are then counted from 0."""
     own = []
     for path, param in nnx.to_flat_state(stacked):
-        rows = len(param.get_value())
+        rows = len(jax.tree.leaves(param.get_value())[0])
         before = sum(layer < count for layer in layers_with(param, count))
         if before < rows:
-            left = param.replace(param.get_value()[before:])
+            left = _with_each(param, operator.itemgetter(slice(before, None)))
             if "layers" in param.get_metadata():
                 layers = layers_with(param, count)[before:]
                 left.set_metadata(layers=tuple(layer - count for layer in layers))
@@ -376,7 +382,7 @@ def _map_params(
 
     def of(param: nnx.Variable) -> nnx.Variable:
         own = sum(layer < period for layer in layers_with(param, period))
-        return param.replace(function(param.get_value(), own))
+        return _with_each(param, lambda array: function(array, own))
 
     mapped: nnx.State = jax.tree.map(of, stacked, is_leaf=_is_param)
     return mapped

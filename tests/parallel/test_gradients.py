@@ -245,6 +245,8 @@ ACCELERATORS = [
     ("even-llama-low-rank", 1, (DOTS, TWICE)),
     ("experts", 1, (FULL,)),
     ("recipe", 1, (DOTS,)),
+    ("hybrid", 1, ()),
+    ("deepseek", 1, ()),
 ]
 
 
