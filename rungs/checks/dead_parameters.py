@@ -15,7 +15,7 @@ from rungs.checks.checked_model import CheckedModel
 from rungs.config.model_config import ModelConfig
 from rungs.config.train_config import TrainConfig
 from rungs.data.tokens.sequences import IGNORED
-from rungs.model.feed_forward import Routing
+from rungs.model.feed_forward import EXPERTS, Routing
 from rungs.model.gpt import GPT
 from rungs.model.lora import DOWN, UP
 from rungs.objectives.next_token import NextToken
@@ -149,7 +149,7 @@ def _parts(
             yield _Part(name, array[position], row=f", position {position}")
     elif not name.startswith("blocks."):
         yield _Part(name, array)
-    elif model.n_experts and ".feed_forward." in name and ".router." not in name:
+    elif model.n_experts and name.startswith(EXPERTS):
         for layer, experts in enumerate(array):
             for expert, own in enumerate(experts):
                 yield _Part(name, own, layer, expert)

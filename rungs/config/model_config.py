@@ -8,12 +8,14 @@ from pydantic import Field
 
 from rungs.common.strict_json import StrictModel, check
 from rungs.config.base import Config, Positive, Size
+from rungs.config.latent_config import LatentConfig
+from rungs.config.routing_config import RoutingConfig
 
 MOST_LAYERS = 10_000
 LayerKind = Literal["sliding", "global", "nope", "delta_net"]
 NormPlacement = Literal["before", "after", "around", "output"]
 FeedForwardKind = Literal[
-    "none", "gelu_tanh", "gelu", "relu_squared", "swiglu", "geglu_tanh", "geglu"
+    "none", "gelu_tanh", "gelu", "relu_squared", "swiglu", "swiglu_clamped", "geglu_tanh", "geglu"
 ]
 
 
@@ -36,18 +38,26 @@ class RopeScaling(StrictModel):
     unchanged."""
     original_context_length: Size | None = None
     """llama3, yarn: the context length of the original training."""
+    whole_pairs: bool = True
+    """yarn: whether the first and last pair of the transition are rounded to whole numbers. false:
+    GPT-OSS."""
     attention_factor: Positive | None = None
     """yarn: factor on rotated queries and keys; 0.1 · ln(factor) + 1 in the paper."""
+    score_mscale: Positive | None = None
+    """yarn: attention scores are multiplied by (0.1 · this · ln(factor) + 1)², also those of
+    elements without positions (DeepSeek-V2). Absent: they are not."""
 
     @check
     def _keys_are_those_of_the_type(self) -> Iterator[str]:
         low, high = self.low_frequency_factor, self.high_frequency_factor
         bounds = (low, high, self.original_context_length)
         if self.type == "linear":
-            if any((*bounds, self.attention_factor)):
+            if any((*bounds, self.attention_factor, self.score_mscale, not self.whole_pairs)):
                 yield 'type "linear" takes only factor'
         elif (self.attention_factor is None) == (self.type == "yarn"):
             yield 'attention_factor is for type "yarn", which needs it'
+        elif self.score_mscale and self.type != "yarn":
+            yield 'score_mscale is for type "yarn"'
         elif low is None or high is None or self.original_context_length is None:
             yield (
                 f'type "{self.type}" needs low_frequency_factor, high_frequency_factor and'
@@ -136,6 +146,17 @@ class ModelConfig(Config):
     """Whether the query, key and value projections have a bias."""
     attention_output_bias: bool = True
     """Whether the projection of the heads back to emb_dim has a bias."""
+    latent_attention: LatentConfig | None = None
+    """Multi-head latent attention (DeepSeek-V2), which needs positions rope: `{"kv_rank": 512,
+    "rope_dim": 64}`. null: each key/value head has its own projections."""
+    attention_sinks: bool = False
+    """Whether each head has a sink, a learned score that takes a share of a query's attention
+    weights, as a key without a value would, so that a head can attend to nothing (GPT-OSS, arXiv
+    2508.10925, section 2.2)."""
+    attention_output_gate: Literal["none", "head", "element"] = "none"
+    """Gate on what attention's heads return, before the output projection: each head's output, or
+    each element of it, is multiplied by the sigmoid of a learned linear function of attention's
+    input (Qiu et al. 2025, arXiv 2505.06708). element: Qwen3-Next."""
     positions: Literal["none", "learned", "sinusoidal", "rope"] = "learned"
     """Position encoding. none: no positions. learned: a learned table is added to the embedding
     (GPT-2). sinusoidal: fixed sines and cosines are added (Vaswani et al. 2017, section 3.5). rope:
@@ -161,10 +182,6 @@ class ModelConfig(Config):
     attention (Qwen3-Next). Absent: if sliding_window is given, all layers have it."""
     delta_net: DeltaNetConfig | None = None
     """The sizes of delta_net layers: `{"key_heads": 4, "key_dim": 64}`."""
-    attention_gate: Literal["none", "element"] = "none"
-    """Gate on attention's output before its projection. element: each element is multiplied by the
-    sigmoid of a linear function of attention's input (Qiu et al. 2025, arXiv 2505.06708;
-    Qwen3-Next)."""
     qk_norm: bool = False
     """Whether each head's query and key are normalized, before rope rotates them (Dehghani et al.
     2023; Qwen 3, Gemma 3)."""
@@ -208,7 +225,8 @@ class ModelConfig(Config):
     """The feed-forward sub-layer of each block. none: attention only. gelu_tanh: GELU in its tanh
     approximation (GPT-2). gelu: exact GELU (Hendrycks & Gimpel 2016). relu_squared: max(0, x)² (So
     et al. 2021, Primer). The others are gated by another projection (Shazeer 2020): swiglu (Llama),
-    geglu_tanh (Gemma), geglu (exact GELU)."""
+    geglu_tanh (Gemma), geglu (exact GELU); swiglu_clamped is g · sigmoid(1.702 · g) · (u + 1), with
+    the gate g at most 7 and u, the other projection, within ±7 (GPT-OSS)."""
     ffn_dim: Size | None = None
     """Hidden width of the feed-forward sub-layer. Absent: four times emb_dim."""
     ffn_bias: bool = True
@@ -224,6 +242,17 @@ class ModelConfig(Config):
     """Mixture of experts: whether the probabilities of a token's experts, by which their outputs
     are weighted, are scaled to sum to 1 (Mixtral, Qwen 3). false: they are those among all experts
     (OLMoE, Muennighoff et al. 2024)."""
+    expert_routing: RoutingConfig | None = None
+    """Mixture of experts: how they are chosen, where that differs from Mixtral: `{"scores":
+    "sigmoid", "balance_bias": true}`."""
+    shared_ffn_dim: Size | None = None
+    """Mixture of experts: hidden width of another feed-forward sub-layer, of shared experts, which
+    all tokens go through (DeepSeekMoE, Dai et al. 2024). Absent: none."""
+    n_dense_layers: Annotated[int, Field(ge=0, le=MOST_LAYERS)] = 0
+    """Mixture of experts: how many layers, the first ones, have one feed-forward sub-layer for all
+    tokens instead (DeepSeek-V2)."""
+    dense_ffn_dim: Size | None = None
+    """Hidden width of the feed-forward sub-layer in the first n_dense_layers."""
     tied_embeddings: bool = False
     """Whether the output head uses the weights of the token embedding (Press & Wolf 2017)."""
     embedding_scale: Literal["none", "sqrt_emb_dim"] = "none"
@@ -269,9 +298,23 @@ class ModelConfig(Config):
             yield "n_heads: missing; required if n_layers is above 0"
         elif not self.head_dim and self.emb_dim % heads:
             yield _does_not_divide("n_heads", heads, "emb_dim", self.emb_dim)
-        elif self.positions == "rope" and (rotated := self.head_width * self.rope_share) % 2:
+        elif self.positions == "rope" and (rotated := self._rotated) % 2:
             key = "head_dim" if self.rope_share == 1 else "rope_share"
+            key = "latent_attention.rope_dim" if self.latent_attention else key
             yield f'{key}: {rotated:g} is odd; positions "rope" needs an even number'
+
+    @check
+    def _latent_attention_fits(self) -> Iterator[str]:
+        if self.latent_attention is None:
+            return
+        if self.positions != "rope":
+            yield f'latent_attention: needs positions "rope", not "{self.positions}"'
+        unfit = "n_kv_heads", "qkv_bias", "qk_norm", "value_embedding_every", "mup"
+        for key in unfit:
+            if getattr(self, key):
+                yield f"{key}: not supported with latent_attention; remove one of the two"
+        if self.n_heads and self.value_width > self.query_width:
+            yield f"latent_attention.value_dim: {self.value_width} is above {self.query_width}"
 
     @check
     def _positions_fit(self) -> Iterator[str]:
@@ -336,6 +379,22 @@ class ModelConfig(Config):
             yield f'n_experts: {total}, but feed_forward is "none"; remove one of them'
         elif total and each and each > total:
             yield f"experts_per_token: {each} is above n_experts {total}"
+        dense = self.n_dense_layers
+        if bool(dense) != bool(self.dense_ffn_dim):
+            yield "n_dense_layers and dense_ffn_dim: give both or neither"
+        elif dense and dense >= self.n_layers:
+            yield f"n_dense_layers: {dense} is not below n_layers {self.n_layers}"
+        elif dense and self.value_embedding_every:
+            yield "value_embedding_every: not supported with n_dense_layers; remove one of the two"
+        for key in ("expert_routing", "shared_ffn_dim", "n_dense_layers"):
+            if getattr(self, key) and not total:
+                yield f"{key}: needs n_experts"
+        groups, of_token = self.routing.groups, self.routing.groups_per_token
+        if total and groups and of_token:
+            if total % groups:
+                yield _does_not_divide("expert_routing.groups", groups, "n_experts", total)
+            elif each and each > total // groups * of_token:
+                yield f"experts_per_token: {each} is more than {of_token} groups have"
 
     @property
     def head_width(self) -> int:
@@ -349,6 +408,36 @@ class ModelConfig(Config):
         return own or self.norm_placement
 
     @property
+    def rotary_width(self) -> int:
+        """Elements of a head that rope rotates. Requires a model with layers."""
+        return int(self._rotated)
+
+    @property
+    def _rotated(self) -> float:
+        latent = self.latent_attention
+        return latent.rope_dim if latent else self.head_width * self.rope_share
+
+    @property
+    def query_width(self) -> int:
+        """Width of one head's queries and keys. Requires a model with layers."""
+        latent = self.latent_attention
+        return self.head_width + (latent.rope_dim if latent else 0)
+
+    @property
+    def value_width(self) -> int:
+        """Width of one head's values. Requires a model with layers."""
+        latent = self.latent_attention
+        return (latent.value_dim if latent else None) or self.head_width
+
+    @property
+    def cache_shape(self) -> tuple[int, int, int]:
+        """Heads in a layer's cache, and the widths of their two arrays: keys and values, or the
+        shared key and the latent. Requires a model with layers."""
+        if latent := self.latent_attention:
+            return 1, latent.rope_dim, latent.kv_rank
+        return self.n_kv_heads or self.n_heads or 1, self.head_width, self.head_width
+
+    @property
     def width_multiplier(self) -> float:
         """In muP, the ratio of the model's width to its base model's; otherwise 1."""
         return self.emb_dim / self.mup.base_emb_dim if self.mup else 1.0
@@ -356,19 +445,23 @@ class ModelConfig(Config):
     @property
     def attention_scale(self) -> float:
         """Factor on attention scores. Requires a model with layers."""
+        scaling = self.rope_scaling
+        mscale = (scaling.score_mscale if scaling else None) or 0
+        if mscale and scaling:
+            mscale = 0.1 * mscale * math.log(scaling.factor)
         if self.mup and self.mup.base_head_dim:
             return math.sqrt(self.mup.base_head_dim) / self.head_width
-        return 1 / math.sqrt(self.query_pre_attn_scalar or self.head_width)
+        return (1 + mscale) ** 2 / math.sqrt(self.query_pre_attn_scalar or self.query_width)
 
     @property
-    def rotary_width(self) -> int:
-        """Elements of a head that rope rotates."""
-        return int(self.head_width * self.rope_share)
+    def routing(self) -> RoutingConfig:
+        """How a mixture of experts chooses."""
+        return self.expert_routing or RoutingConfig()
 
     @property
     def is_gated(self) -> bool:
         """Whether the feed-forward sub-layer has a gate."""
-        return self.feed_forward in ("swiglu", "geglu_tanh", "geglu")
+        return self.feed_forward in ("swiglu", "swiglu_clamped", "geglu_tanh", "geglu")
 
     @property
     def hidden_dim(self) -> int:
@@ -395,7 +488,7 @@ class ModelConfig(Config):
         return tuple(range((self.n_layers - 1) % every, self.n_layers, every)) if every else ()
 
     @property
-    def value_width(self) -> int:
+    def value_embedding_width(self) -> int:
         """Total elements of a token's value embeddings over all layers."""
         heads = self.n_kv_heads or self.n_heads or 1
         return len(self.value_layers) * heads * self.head_width if self.value_layers else 0

@@ -161,7 +161,10 @@ class OptimizationConfig(base.Config):
     gradient. never: train on, with a warning for each."""
     load_balancing_weight: base.NotNegative = 0.01
     """Mixture of experts: weight of the load-balancing loss (Fedus et al. 2021, equation 4), which
-    is added to the cross-entropy."""
+    is added to the cross-entropy; none with balance_bias."""
+    balance_bias_rate: base.NotNegative = 0.001
+    """Mixture of experts with balance_bias: how much the bias of each expert changes after a step
+    (Wang et al. 2024, section 3.2)."""
     compute_dtype: ComputeDtypeOrAuto = "auto"
     """Dtype of activations and matmuls. Weights, sums and the loss stay float32. float16 uses
     dynamic loss scaling. auto: the fastest safe dtype of the device on which the run starts:

@@ -11,6 +11,7 @@ from typing_extensions import TypeVar
 from rungs.common import plugins, shown_text, strict_json
 from rungs.common.errors import UserError
 from rungs.config.base import Config
+from rungs.config.latent_config import LatentConfig
 from rungs.config.model_config import ModelConfig, MupConfig, RopeScaling
 from rungs.config.optimization_config import (
     ATTENTION_TARGETS,
@@ -21,6 +22,7 @@ from rungs.config.optimization_config import (
     OptimizationConfig,
 )
 from rungs.config.reinforce_config import SETTINGS, ReinforceConfig, TaskConfig
+from rungs.config.routing_config import RoutingConfig
 from rungs.config.sharding_config import ShardingConfig, indivisible
 from rungs.config.train_config import Phase, TrainConfig
 
@@ -43,10 +45,13 @@ _KEYS_OF_LAYERS = (
     *("query_pre_attn_scalar", "attention_soft_cap", "residual", "norm_placement", "feed_forward"),
     *("ffn_dim", "ffn_bias", "n_experts", "experts_per_token", "zero_init_residual"),
     *("normalize_expert_weights", "residual_scalars", "value_embedding_every", "qk_norm_scope"),
-    *("delta_net", "attention_gate", "rope_share"),
+    *("latent_attention", "expert_routing", "shared_ffn_dim"),
+    *("n_dense_layers", "dense_ffn_dim"),
+    *("attention_sinks", "attention_output_gate", "delta_net", "rope_share"),
 )
 """Keys of model.json that describe blocks."""
 _KEYS_OF_NORMS = ("norm_placement", "norm_epsilon", "norm_parameters")
+_KEYS_OF_BALANCE = ("load_balancing_weight", "balance_bias_rate")
 _KEYS_OF_WINDOWS = ("sliding_window", "sliding_rope_theta")
 Reason = tuple[Any, ...]
 """Whether something is so, in words, and the keys that then have no effect."""
@@ -108,7 +113,12 @@ _SHARED: dict[str, type[strict_json.StrictModel]] = {
     "learning_rate_multipliers": LearningRateMultipliers,
 }
 NESTED: dict[str, dict[str, type[strict_json.StrictModel]]] = {
-    MODEL_FILE: {"rope_scaling": RopeScaling, "mup": MupConfig},
+    MODEL_FILE: {
+        "latent_attention": LatentConfig,
+        "rope_scaling": RopeScaling,
+        "mup": MupConfig,
+        "expert_routing": RoutingConfig,
+    },
     TRAIN_FILE: _SHARED | {"dataset": Phase},
     REINFORCE_FILE: {
         "tasks": TaskConfig,
@@ -270,8 +280,10 @@ def _missing_target(target: LoraTarget, model: ModelConfig) -> str | None:
     if not model.n_layers:
         return "the model has no layers"
     if target in ATTENTION_TARGETS:
-        has_attention = set(model.layer_kinds()) != {"delta_net"}
-        return None if has_attention else "no layer has attention"
+        if set(model.layer_kinds()) == {"delta_net"}:
+            return "no layer has attention"
+        is_missing = model.latent_attention and target != "output"
+        return "latent attention has no such projection; choose output" if is_missing else None
     if model.n_experts:
         return "not supported in a mixture of experts; choose from query, key, value and output"
     if model.feed_forward == "none" or (target == "gate" and not model.is_gated):
@@ -345,6 +357,7 @@ def _in_model(model: ModelConfig, train: OptimizationConfig) -> list[Reason]:
 def _in_optimization(model: ModelConfig, train: OptimizationConfig) -> list[Reason]:
     optimizer, schedule, decay = train.optimizer, train.schedule, train.weight_decay
     is_built_in = optimizer in BUILT_IN_OPTIMIZERS
+    has_bias = model.routing.balance_bias
     return [
         *(
             (is_built_in and optimizer not in having, f' with optimizer "{optimizer}"', key)
@@ -356,7 +369,9 @@ def _in_optimization(model: ModelConfig, train: OptimizationConfig) -> list[Reas
         ),
         (not train.warmup_period_percent, " without a warm-up", "start_learning_rate_percent"),
         (not decay, " with weight_decay 0", "decayed_parameters", "cautious_weight_decay"),
-        (not model.n_experts, " without n_experts in model.json", "load_balancing_weight"),
+        (not model.n_experts, " without n_experts in model.json", *_KEYS_OF_BALANCE),
+        (has_bias, " with balance_bias in model.json", _KEYS_OF_BALANCE[0]),
+        (not has_bias, " without balance_bias in model.json", _KEYS_OF_BALANCE[1]),
         (not model.n_layers, " with n_layers 0", "remat", "scan_unroll", "watch_interval"),
     ]
 

@@ -1,7 +1,8 @@
 """The `config.json` keys of rotary positions and sliding-window attention, read and written."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from rungs.config.model_config import MOST_LAYERS, ModelConfig
@@ -13,14 +14,18 @@ class Rope:
     """`rope_theta` and `rope_scaling`, or `rope_parameters` since transformers 5."""
 
     default_theta: float = 10_000.0
+    default: Mapping[str, Any] = field(default_factory=dict)
+    """What neither key says."""
 
     def read(self, hf_config: HFConfig) -> Values:
         parameters = hf_config.take("rope_parameters")
         scaling = hf_config.take("rope_scaling")
-        return _read_rope(hf_config, scaling or parameters or {}, self.default_theta)
+        rope = scaling or parameters or dict(self.default)
+        return read_rope(hf_config, rope, self.default_theta)
 
     def write(self, model: ModelConfig) -> Values:
-        return {"rope_theta": model.rope_theta, "rope_scaling": _write_scaling(model)}
+        unscaled = {"rope_type": "default"} if self.default else None
+        return {"rope_theta": model.rope_theta, "rope_scaling": _write_scaling(model) or unscaled}
 
 
 _ROPES = ("full_attention", "sliding_attention")
@@ -45,9 +50,9 @@ class TwoRopes:
             hf_config.reject("rope_parameters", f"must hold objects for {' and '.join(_ROPES)}")
             return {}
         full, sliding = (parameters.get(layer_type) or {} for layer_type in _ROPES)
-        values = _read_rope(hf_config, {**full, **scaling}, self.default_theta)
+        values = read_rope(hf_config, {**full, **scaling}, self.default_theta)
         base = self.default_sliding_theta
-        sliding_values = _read_rope(hf_config, sliding, base, self.sliding_key, "sliding_attention")
+        sliding_values = read_rope(hf_config, sliding, base, self.sliding_key, "sliding_attention")
         if sliding_values.get("rope_scaling"):
             hf_config.reject("rope_parameters", "sliding_attention cannot be scaled")
         return values | {"sliding_rope_theta": sliding_values.get("rope_theta")}
@@ -97,6 +102,7 @@ _SCALING_KEYS: dict[str, dict[str, str]] = {
         "beta_slow": "low_frequency_factor",
         "beta_fast": "high_frequency_factor",
         "original_max_position_embeddings": "original_context_length",
+        "truncate": "whole_pairs",
         "attention_factor": "attention_factor",
     },
 }
@@ -104,7 +110,7 @@ _SCALING_KEYS: dict[str, dict[str, str]] = {
 _ROPE_KEYS = {"type", "rope_type", "rope_theta", "partial_rotary_factor"}
 
 
-def _read_rope(
+def read_rope(
     hf_config: HFConfig,
     rope: Any,
     default_theta: float,
@@ -121,15 +127,12 @@ def _read_rope(
         return {}
     kind = str(rope.get("rope_type", rope.get("type", "default")))
     known = _ROPE_KEYS | {*_SCALING_KEYS["yarn" if kind == "yarn" else "llama3"]}
-    known |= {"truncate"} if kind == "yarn" else set()
     if kind not in _SCALING_KEYS:
         hf_config.reject(
             name, f"{layer_type or 'its type'} must be default, linear, llama3 or yarn"
         )
     elif rope.keys() - known:
         hf_config.reject(name, f"its keys are {', '.join(sorted(known))}")
-    elif rope.get("truncate") not in (None, True):
-        hf_config.reject(name, "truncate must be true")
     elif rope.get("partial_rotary_factor") not in (None, 1):
         hf_config.reject(name, "partial_rotary_factor must be 1")
     return {
@@ -146,14 +149,16 @@ def _read_scaling(hf_config: HFConfig, rope: Values, kind: str) -> Values | None
     if kind == "yarn":
         attention_factor = yarn_attention_factor(rope.get("factor"))
         default |= {"beta_fast": 32, "beta_slow": 1, "attention_factor": attention_factor}
+        default |= {"truncate": True}
     found = default | {key: value for key, value in rope.items() if value is not None}
     return {"type": kind} | {key: found.get(theirs) for theirs, key in keys.items()}
 
 
-def yarn_attention_factor(factor: Any) -> float:
-    """Return the factor on rotated queries and keys in YaRN (Peng et al. 2023, section 3.4)."""
+def yarn_attention_factor(factor: Any, mscale: float = 1) -> float:
+    """Return the factor on rotated queries and keys in YaRN (Peng et al. 2023, section 3.4), with
+    DeepSeek's `mscale` on its logarithm."""
     is_longer = isinstance(factor, int | float) and factor > 1
-    return 0.1 * math.log(factor) + 1 if is_longer else 1.0
+    return 0.1 * mscale * math.log(factor) + 1 if is_longer else 1.0
 
 
 def _write_scaling(model: ModelConfig) -> Values | None:
@@ -162,7 +167,7 @@ def _write_scaling(model: ModelConfig) -> Values | None:
         return None
     keys = _SCALING_KEYS[scaling.type].items()
     values = {theirs: getattr(scaling, key, None) for theirs, key in keys}
-    given = {key: value for key, value in values.items() if value is not None}
+    given = {k: value for k, value in values.items() if value is not None and value is not True}
     return {"rope_type": scaling.type} | given
 
 

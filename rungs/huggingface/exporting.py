@@ -31,6 +31,7 @@ from rungs.step.state import shapes_of
 MAX_SHARD_BYTES = 5_000_000_000
 BIASES = ("qkv_bias", "attention_output_bias", "ffn_bias")
 """Bias keys that can be turned on, with biases of 0, without changing the model's output."""
+QUANTIZATION = "quantization_config"
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 _WRAPPER = "base_model.model."
@@ -208,7 +209,8 @@ class Export:
             before = read_hf_config(self.published)
             before.ignore(before.values)
             same_type = before.model_type == choice.family.model_type
-            if same_type and not choice.family.differences(choice.model, before):
+            is_whole = QUANTIZATION not in before.values  # as exported weights are
+            if same_type and is_whole and not choice.family.differences(choice.model, before):
                 shutil.copyfile(
                     self.published / published.CONFIG_FILE, folder / published.CONFIG_FILE
                 )

@@ -23,7 +23,8 @@ from rungs.huggingface.families import family_of
 from rungs.huggingface.families.family import Family
 from rungs.huggingface.gguf.reading import GGUFTensors, is_gguf
 from rungs.huggingface.hf_tokenizer import convert_tokenizer, write_json
-from rungs.huggingface.tensors import TensorFolder, TensorGroup, Tensors, tensor_groups
+from rungs.huggingface.mxfp4 import Mxfp4Folder
+from rungs.huggingface.tensors import TensorGroup, Tensors, tensor_groups
 from rungs.run.folder import RunFolder, new_run_path
 
 HEAD = "lm_head.weight"
@@ -92,7 +93,7 @@ class Import:
             hf_config = tensors.config(checkpoint)
             model = family.to_model_config(hf_config)
         elif source.folder.is_dir():
-            hf_config, tensors = read_hf_config(source.folder), TensorFolder(source.folder)
+            hf_config, tensors = read_hf_config(source.folder), Mxfp4Folder(source.folder)
             hf_config.ignore(ignored_keys)
             family = family_of(hf_config)
             model = family.to_model_config(hf_config)

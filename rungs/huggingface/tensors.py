@@ -4,6 +4,7 @@ any. Hugging Face models have one tensor per layer and expert."""
 
 import itertools
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -102,37 +103,51 @@ class AbstractParameter(NamedTuple):
     shape: tuple[int, ...]
     inputs: int
     """Number of axes, after layers and experts, that a matmul contracts."""
+    is_of_experts: bool = False
+    """Whether it has an axis of experts after that of layers."""
+    layers: Sequence[int] | None = None
+    """The layers that have it; None for all."""
 
 
 def model_parameters(model: ModelConfig) -> dict[str, AbstractParameter]:
     """Return all parameters of a model, by dotted name."""
     variables = nnx.to_flat_state(nnx.state(abstract_model(model)))
-    return {
-        dotted(path): AbstractParameter(each.get_value().shape, each.get_metadata()["inputs"])
-        for path, each in variables
-    }
+    found = {}
+    for path, each in variables:
+        is_of_experts = len(each.axes) > 1 and each.axes[0] == "experts"
+        shape = each.get_value().shape
+        layers = each.get_metadata().get("layers")
+        found[dotted(path)] = AbstractParameter(shape, each.inputs, is_of_experts, layers)
+    return found
 
 
 class TensorGroup:
-    """The tensors of a rule in a model with these parameters, one per layer and expert."""
+    """The tensors of a rule in a model with these parameters, one per layer and expert, or one per
+    layer with an axis of experts."""
 
     def __init__(self, rule: Rule, parameters: dict[str, AbstractParameter]) -> None:
         self.parameters = {name: parameters[name] for name in rule.parameters}
         """The parameters in the tensors, by name."""
-        self.is_transposed = rule.transposed
+        self.is_transposed, self._is_interleaved = rule.transposed, rule.interleaved
         stacked = sum(axis in rule.hf_name for axis in _STACKED_AXES)
         indices = itertools.product(*map(range, parameters[rule.parameters[0]].shape[:stacked]))
-        numbers = {index: dict(zip(("layer", "expert"), index, strict=False)) for index in indices}
+        layers = parameters[rule.parameters[0]].layers
+        places = {i: (layers[i[0]], *i[1:]) if layers else i for i in indices}
+        numbers = {i: dict(zip(("layer", "expert"), n, strict=False)) for i, n in places.items()}
         self.names = {rule.hf_name.format(**each): index for index, each in numbers.items()}
         """Each tensor's name, with its index into the parameters' stacked axes."""
         self._item_shapes = [each.shape[stacked:] for each in self.parameters.values()]
+        first = parameters[rule.parameters[0]]
+        experts = first.shape[1:2] if first.is_of_experts and stacked == 1 else ()
+        items = [shape[len(experts) :] for shape in self._item_shapes]
         self.matrices = [
-            (math.prod(shape[: each.inputs]), math.prod(shape[each.inputs :]))
+            (*experts, math.prod(shape[: each.inputs]), math.prod(shape[each.inputs :]))
             if each.inputs
-            else (math.prod(shape),)
-            for shape, each in zip(self._item_shapes, self.parameters.values(), strict=True)
+            else (*experts, math.prod(shape))
+            for shape, each in zip(items, self.parameters.values(), strict=True)
         ]
-        """Shape of each parameter's part of a tensor: (inputs, outputs), or (outputs,)."""
+        """Shape of each parameter's part of a tensor: (inputs, outputs), or (outputs,), after the
+        experts that it has."""
         shape = (*self.matrices[0][:-1], sum(matrix[-1] for matrix in self.matrices))
         self.shape: tuple[int, ...] = shape[::-1] if rule.transposed else shape
 
@@ -141,12 +156,16 @@ class TensorGroup:
         matrix = _transpose(tensor) if self.is_transposed else tensor
         ends = list(itertools.accumulate(shape[-1] for shape in self.matrices))
         parts = np.split(matrix, ends[:-1], axis=-1)
+        if self._is_interleaved:
+            parts = [matrix[..., place :: len(ends)] for place in range(len(ends))]
         return [part.reshape(s) for part, s in zip(parts, self._item_shapes, strict=True)]
 
     def join(self, items: list[np.ndarray]) -> np.ndarray:
         """Return the tensor made of one part of each parameter."""
         matrices = [item.reshape(s) for item, s in zip(items, self.matrices, strict=True)]
         matrix = matrices[0] if len(matrices) == 1 else np.concatenate(matrices, axis=-1)
+        if self._is_interleaved:
+            matrix = np.stack(matrices, axis=-1).reshape(matrix.shape)
         return _transpose(matrix) if self.is_transposed else matrix
 
 

@@ -17,9 +17,9 @@ from flax import nnx
 from jax import Array
 
 from rungs.config.model_config import ModelConfig
-from rungs.inspect.patch import Place, Slot, hook, refuse_delta_net, unhooked
+from rungs.inspect.patch import Place, Slot, feed_forward_name, hook, refuse_delta_net, unhooked
 from rungs.model.attention import AttentionContext, attention_weights, sequence_contexts
-from rungs.model.blocks import Block, layer_contexts
+from rungs.model.blocks import Block, block_graphs, layer_contexts, layer_state
 from rungs.model.gpt import GPT, check_tokens
 from rungs.model.layers import Linear
 from rungs.model.positions import own_positions
@@ -31,7 +31,8 @@ class Activations(NamedTuple):
     """What the layers compute."""
 
     weights_LBNST: np.ndarray
-    """How much each head attends from position S to position T; rows sum to 1."""
+    """How much each head attends from position S to position T; rows sum to 1, or with
+    attention_sinks to less."""
     heads_LBSNH: np.ndarray
     """What each head returns, before the output projection."""
     attention_LBSD: np.ndarray
@@ -194,12 +195,12 @@ def _layers(
     """Yield each block, split, and its context; x_BSD is the first one's input."""
     if model.blocks is None:
         return
-    graph, stacked = nnx.split(model.blocks)
+    graphs, stacked = block_graphs(model.config, model.blocks), nnx.state(model.blocks)
     contexts = sequence_contexts(model.config, tokens_BS.shape[1])
     values = model.embed_values(tokens_BS, x_BSD.dtype)
     of_layers = layer_contexts(model.config, contexts, x_BSD, values)
     for layer, context in enumerate(of_layers):
-        yield graph, jax.tree.map(lambda array, at=layer: array[at], stacked), context
+        yield graphs[layer], layer_state(stacked, layer), context
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -221,16 +222,14 @@ def _run_layer(
     Slot(inner, "attention").hook(keep("input"), of_input=True)
     hook(block, "heads", keep("heads"))
     hook(block, "attention", keep("attention"))
-    if inner.feed_forward is not None:
-        Slot(inner, "feed_forward").innermost.hook(keep(_WRITTEN))
+    if part := feed_forward_name(inner):
+        Slot(inner, part).innermost.hook(keep(_WRITTEN))
         hook(block, "feed-forward", keep("feed_forward"))
     seen["residual"] = block(x_BSD, context).x_BSD
     query_BSNH, key_BTKH, _ = attention.project(seen.pop("input"), context)
-    scoring = context.scoring
+    scoring = attention.with_sinks(context).scoring
     mask_ST = scoring.mask(x_BSD.shape[1])
-    seen["weights"] = attention_weights(
-        query_BSNH, key_BTKH, mask_ST, scoring.scale, scoring.soft_cap
-    )
+    seen["weights"] = attention_weights(query_BSNH, key_BTKH, mask_ST, *scoring.of_scores)
     return seen
 
 
@@ -306,7 +305,7 @@ def _fix(block: Any, heads_BSNH: Array, feed_forward_BSD: Array | None) -> None:
     output: Linear = unhooked(unhooked(inner.attention).output)
     _replace(Slot(inner, "attention"), _Constant(output(heads_BSNH)))
     if feed_forward_BSD is not None:
-        _replace(Slot(inner, "feed_forward"), _Constant(feed_forward_BSD))
+        _replace(Slot(inner, feed_forward_name(inner) or ""), _Constant(feed_forward_BSD))
     for name in ("attention", "feed_forward"):
         _linearize_norm(Slot(inner, f"{name}_norm"))
         _linearize_norm(Slot(inner, f"{name}_output_norm"))

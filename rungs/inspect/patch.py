@@ -124,8 +124,15 @@ def hook(block: Any, part: Part, change: Change) -> Any:
     else:
         name = part.replace("-", "_")
         has_norm = getattr(inner, f"{name}_output_norm") is not None
-        Slot(inner, f"{name}_output_norm" if has_norm else name).hook(change)
+        own = part if part == "attention" else feed_forward_name(inner) or ""
+        Slot(inner, f"{name}_output_norm" if has_norm else own).hook(change)
     return block
+
+
+def feed_forward_name(block: Block) -> str | None:
+    """Return which attribute of a block is its feed-forward layer, None without one."""
+    names = "feed_forward", "dense_feed_forward"
+    return next((name for name in names if getattr(block, name) is not None), None)
 
 
 class ByLayer(nnx.Module):
@@ -161,6 +168,8 @@ def patch(model: GPT, functions: Mapping[str, Change]) -> GPT:
         ValueError: there is no such place, or a function returns another shape.
         UserError: the model has delta_net layers."""
     refuse_delta_net("patch", model.config)
+    if model.config.n_dense_layers:
+        raise UserError("patch: not for a model with n_dense_layers, whose blocks differ")
     patched: GPT = nnx.merge(*nnx.split(model))
     by_part: dict[Part, list[tuple[int, Change]]] = defaultdict(list)
     for name, function in functions.items():

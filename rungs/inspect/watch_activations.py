@@ -139,7 +139,8 @@ def measure(own_heads: int, block: Block, context: AttentionContext, passed: Pas
     if block.attention is not None:
         query, key, _ = block.attention.project(passed.attention_input_BSD, context)
         query, key = from_tokens_to_heads(query), from_tokens_to_heads(key)
-        heads = attention_of_heads(query, key, context.scoring)
+        scoring = block.attention.with_sinks(context).scoring
+        heads = attention_of_heads(query, key, scoring)
     if passed.feed_forward_BSD is not None:
         sizes[FEED_FORWARD_OUTPUT] = Size.of(passed.feed_forward_BSD)
     x_BSD = passed.feed_forward_input_BSD
@@ -162,10 +163,14 @@ def attention_of_heads(query_BSNH: Array, key_BTKH: Array, scoring: Scoring) -> 
         entropies, largest = [], []
         for block in query_blocks(length, scoring.window):
             scores_XQT, _ = block_scores(own, block, query_XGSH, key_XTH)
-            log_weights_XQT = jax.nn.log_softmax(scores_XQT)
-            entropy_XQ = -(jnp.exp(log_weights_XQT) * log_weights_XQT).sum(axis=-1)
-            entropies.append(entropy_XQ.reshape(heads, -1).sum(axis=1))
-            largest.append(scores_XQT.reshape(heads, -1).max(axis=1))
+            scores_NST = scores_XQT.reshape(heads, -1, scores_XQT.shape[-1])
+            if scoring.sink_N is not None:
+                sink_N11 = scoring.sink_N[:, None, None]
+                sink_NS1 = jnp.broadcast_to(sink_N11, (*scores_NST.shape[:2], 1))
+                scores_NST = jnp.concatenate([scores_NST, sink_NS1], axis=-1)
+            log_weights_NST = jax.nn.log_softmax(scores_NST)
+            entropies.append(-(jnp.exp(log_weights_NST) * log_weights_NST).sum(axis=(1, 2)))
+            largest.append(scores_NST.max(axis=(1, 2)))
         return Heads(jnp.stack(entropies).sum(axis=0) / length, jnp.stack(largest).max(axis=0))
 
     each_BN = jax.lax.map(of_sequence, (query_BSNH, key_BTKH, scoring.starts_BS))

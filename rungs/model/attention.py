@@ -1,5 +1,6 @@
 """Causal self-attention, its masks and its key/value cache. Axes as in `gpt.py`."""
 
+import dataclasses
 import functools
 from types import ModuleType
 from typing import NamedTuple
@@ -17,7 +18,16 @@ from rungs.model.kernels import (
     triton_attention,
 )
 from rungs.model.kernels.blockwise_attention import Scoring
-from rungs.model.layers import NO_DROPOUT, Dropout, Linear, apply_norm, initializer, make_norm
+from rungs.model.layers import (
+    NO_DROPOUT,
+    Axes,
+    Dropout,
+    Linear,
+    apply_norm,
+    initializer,
+    make_norm,
+    make_vector,
+)
 from rungs.model.positions import Rotary, own_positions, rotary_for
 from rungs.model.remat import save_for_backward
 from rungs.parallel import collectives, target_device
@@ -32,6 +42,12 @@ class Cache(NamedTuple):
 
     key_BKTH: Array
     value_BKTH: Array
+
+    @classmethod
+    def empty(cls, config: ModelConfig, rows: int, slots: int, dtype: jnp.dtype) -> "Cache":
+        """Return a layer's cache."""
+        heads, *widths = config.cache_shape
+        return cls(*(jnp.zeros((rows, heads, slots, width), dtype) for width in widths))
 
     @property
     def slot_axis(self) -> int | None:
@@ -108,14 +124,21 @@ class Attention(nnx.Module):
         self.query = Linear(width, heads, init(), keys[0], config.qkv_bias)
         self.key = Linear(width, kv_heads, init(), keys[1], config.qkv_bias)
         self.value = Linear(width, kv_heads, init(), keys[2], config.qkv_bias)
-        output_init = init(into_residual=True)
-        self.output = Linear(heads, width, output_init, keys[3], config.attention_output_bias)
+        self._make_output(config, heads, keys[3])
         normed = (heads, kv_heads) if config.qk_norm_scope == "all_heads" else (head, head)
-        gate_key = jax.random.fold_in(key, GATE_KEY)
-        has_gate = config.attention_gate == "element"
-        self.gate = Linear(width, heads, init(), gate_key, config.qkv_bias) if has_gate else None
         self.query_norm = make_norm(config, normed[0]) if config.qk_norm else None
         self.key_norm = make_norm(config, normed[1]) if config.qk_norm else None
+
+    def _make_output(self, config: ModelConfig, heads: Axes, key: Array) -> None:
+        """Make the projection of all heads, their sinks and their gate."""
+        width, each = {"emb": config.emb_dim}, {"heads": heads["heads"]}
+        init = functools.partial(initializer, config, mup_power=0.5)
+        gate, gate_key = config.attention_output_gate, jax.random.fold_in(key, GATE_KEY)
+        gated = {"none": {}, "head": each, "element": heads}[gate]
+        self.sink = make_vector(each, 0.0) if config.attention_sinks else None
+        self.gate = Linear(width, gated, init(), gate_key, config.qkv_bias) if gated else None
+        output_init = init(into_residual=True)
+        self.output = Linear(heads, width, output_init, key, config.attention_output_bias)
 
     @jax.named_scope("attention_projections")
     def __call__(
@@ -133,24 +156,25 @@ class Attention(nnx.Module):
             cache = cache.update(key_BTKH, value_BTKH, jnp.asarray(context.first_slot))
             if context.mask is not None:
                 key_BTKH, value_BTKH = cache.read()
-        query, key, value = map(from_tokens_to_heads, (query_BSNH, key_BTKH, value_BTKH))
-        length, heads = query.shape[1:3]
-        first_head = collectives.axis_index(TENSOR, CONTEXT) * heads
-        dropout = dropout.per_head(first_head + jnp.arange(heads))
-        scoring, mask = context.scoring, context.mask
-        with jax.named_scope("attention"):
-            if mask is None and dropout.keys is None:
-                kernel = causal_kernel(query, scoring)
-                y_BSNH = kernel.causal_attention(query, key, value, scoring)
-            else:
-                mask = scoring.mask(length) if mask is None else mask
-                scale, soft_cap = scoring.scale, scoring.soft_cap
-                y_BSNH = plain_attention(query, key, value, mask, dropout, scale, soft_cap)
-        y_BSNH = from_heads_to_tokens(y_BSNH)
-        if self.gate is not None:
-            gate_BSNH = self.gate(collectives.to_varying(x_BSD, TENSOR)).astype(jnp.float32)
-            y_BSNH = (y_BSNH * jax.nn.sigmoid(gate_BSNH)).astype(y_BSNH.dtype)
-        return self.output(y_BSNH), cache
+        y_BSNH = attend(query_BSNH, key_BTKH, value_BTKH, self.with_sinks(context), dropout)
+        return self.output(self._gated(y_BSNH, x_BSD)), cache
+
+    def with_sinks(self, context: AttentionContext) -> AttentionContext:
+        """Return the context with the sinks of the heads that this device attends with."""
+        if self.sink is None:
+            return context
+        sink_N, parts = self.sink[...], collectives.axis_size(CONTEXT)
+        own = len(sink_N) // parts
+        sink_N = jax.lax.dynamic_slice_in_dim(sink_N, collectives.axis_index(CONTEXT) * own, own)
+        return context._replace(scoring=dataclasses.replace(context.scoring, sink_N=sink_N))
+
+    def _gated(self, y_BSNH: Array, x_BSD: Array) -> Array:
+        """Return the heads' outputs times their gates, of one number per head or element."""
+        if self.gate is None:
+            return y_BSNH
+        gate = self.gate(collectives.to_varying(x_BSD, TENSOR)).astype(jnp.float32)
+        gate = gate if gate.ndim == y_BSNH.ndim else gate[..., None]
+        return (y_BSNH * jax.nn.sigmoid(gate)).astype(y_BSNH.dtype)
 
     def project(self, x_BSD: Array, context: AttentionContext) -> tuple[Array, Array, Array]:
         """Return query_BSNH, key_BTKH and value_BTKH of this device's heads, as attention compares
@@ -176,6 +200,33 @@ class Attention(nnx.Module):
         return jax.lax.dynamic_slice_in_dim(key_BTKH, own, 1, axis=-2)
 
 
+def attend(
+    query_BSNH: Array,
+    key_BTKH: Array,
+    value_BTKH: Array,
+    context: AttentionContext,
+    dropout: Dropout = NO_DROPOUT,
+) -> Array:
+    """Return y_BSNH of this device's tokens, by the fastest kernel for causal attention without
+    dropout, or plainly."""
+    query, key, value = map(from_tokens_to_heads, (query_BSNH, key_BTKH, value_BTKH))
+    length, heads = query.shape[1:3]
+    first_head = collectives.axis_index(TENSOR, CONTEXT) * heads
+    dropout = dropout.per_head(first_head + jnp.arange(heads))
+    scoring, mask = context.scoring, context.mask
+    with jax.named_scope("attention"):
+        if mask is None and dropout.keys is None:
+            kernel = causal_kernel(query, scoring)
+            width, missing = value.shape[-1], query.shape[-1] - value.shape[-1]
+            if missing and kernel is not blockwise_attention:  # others need equal widths
+                value = jnp.pad(value, ((0, 0),) * 3 + ((0, missing),))
+            y_BSNH = kernel.causal_attention(query, key, value, scoring)[..., :width]
+        else:
+            mask = scoring.mask(length) if mask is None else mask
+            y_BSNH = plain_attention(query, key, value, mask, dropout, *scoring.of_scores)
+    return from_heads_to_tokens(y_BSNH)
+
+
 def from_tokens_to_heads(x_BSNH: Array) -> Array:
     """Return this device's heads of all tokens from all heads of its tokens: an all-to-all over the
     context axis (Jacobs et al. 2023, section 3.1). With fewer key/value heads than devices, several
@@ -195,15 +246,14 @@ def causal_kernel(query_BSNH: Array, scoring: Scoring) -> ModuleType:
     as much for the backward pass."""
     if not target_device.is_compiled():
         return blockwise_attention
-    return fastest_kernel(query_BSNH, scoring.soft_cap, scoring.starts_BS is not None)
+    extras = scoring.soft_cap, scoring.starts_BS, scoring.sink_N
+    return fastest_kernel(query_BSNH, all(extra is None for extra in extras))
 
 
-def fastest_kernel(
-    query_BSNH: Array | jax.ShapeDtypeStruct, soft_cap: float | None, separate_documents: bool
-) -> ModuleType:
+def fastest_kernel(query_BSNH: Array | jax.ShapeDtypeStruct, is_plain: bool) -> ModuleType:
     """Return the module with the fastest `causal_attention` for these queries on the target device;
-    `blockwise_attention` runs everywhere. JAX's cuDNN interface has no soft caps or documents."""
-    is_plain = soft_cap is None and not separate_documents
+    `blockwise_attention` runs everywhere. `is_plain`: without soft cap, documents and sinks, which
+    JAX's cuDNN interface lacks."""
     if is_plain and cudnn_attention.supports(query_BSNH):
         return cudnn_attention
     kernels = splash_attention, triton_attention
@@ -218,29 +268,36 @@ def plain_attention(
     dropout: Dropout = NO_DROPOUT,
     scale: float | None = None,
     soft_cap: float | None = None,
+    sink_N: Array | None = None,
 ) -> Array:
-    """Return softmax(query · keyᵀ · scale) · value (Vaswani et al. 2017, equation 1), in the shape
-    and dtype of query. The softmax is computed in float32.
+    """Return softmax(query · keyᵀ · scale) · value (Vaswani et al. 2017, equation 1), in the dtype
+    of query. The softmax is computed in float32.
 
     Args:
         query: query_BSNH, or query_SNH without a batch.
         key: key_BTKH, or without B; each key head serves N ÷ K consecutive query heads.
-        value: value_BTKH, or without B.
+        value: value_BTKH, or without B; H may differ from that of queries and keys.
         mask: true where a query may attend to a key, broadcast to BNST.
         dropout: applied to the attention weights, with one random key per element of their leading
             axes.
         scale: None for 1 ÷ √H.
-        soft_cap: bound on the absolute value of scores; None for no bound."""
-    weights = attention_weights(query, key, mask, scale, soft_cap)
+        soft_cap: bound on the absolute value of scores; None for no bound.
+        sink_N: score of each head's sink; None for no sinks."""
+    weights = attention_weights(query, key, mask, scale, soft_cap, sink_N)
     weights = save_for_backward(dropout(weights).astype(value.dtype))
     heads, kv_heads = query.shape[-2], key.shape[-2]
     weights = weights.reshape(*weights.shape[:-3], kv_heads, heads // kv_heads, *weights.shape[-2:])
     y = jnp.einsum("...kgst,...tkh->...skgh", weights, value, preferred_element_type=jnp.float32)
-    return save_for_backward(y.reshape(query.shape).astype(query.dtype))
+    return save_for_backward(y.reshape(*query.shape[:-1], -1).astype(query.dtype))
 
 
 def attention_weights(
-    query: Array, key: Array, mask: Array | None, scale: float | None, soft_cap: float | None
+    query: Array,
+    key: Array,
+    mask: Array | None,
+    scale: float | None,
+    soft_cap: float | None,
+    sink_N: Array | None = None,
 ) -> Array:
     """Return weights_BNST, float32, or without B; arguments as for `plain_attention`."""
     *_, heads, width = query.shape
@@ -251,7 +308,10 @@ def attention_weights(
     scores = apply_soft_cap(scores * (width**-0.5 if scale is None else scale), soft_cap)
     if mask is not None:
         scores = jnp.where(mask, scores, jnp.finfo(scores.dtype).min)
-    return jax.nn.softmax(scores)
+    if sink_N is None:
+        return jax.nn.softmax(scores)
+    sinks = jnp.broadcast_to(sink_N[:, None, None], (*scores.shape[:-1], 1))
+    return jax.nn.softmax(jnp.concatenate([scores, sinks], axis=-1))[..., :-1]
 
 
 def apply_soft_cap(x: Array, cap: float | None) -> Array:

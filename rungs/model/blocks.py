@@ -3,7 +3,7 @@ them. Axes as in `gpt.py`."""
 
 import functools
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +16,6 @@ from jax.typing import DTypeLike
 from rungs.config.model_config import LayerKind, ModelConfig
 from rungs.config.optimization_config import Remat
 from rungs.model.attention import (
-    Attention,
     AttentionContext,
     Cache,
     ValueEmbedding,
@@ -24,6 +23,7 @@ from rungs.model.attention import (
 )
 from rungs.model.delta_net import DeltaNet, DeltaState
 from rungs.model.feed_forward import Routing, make_feed_forward
+from rungs.model.latent_attention import make_attention
 from rungs.model.layers import (
     NO_DROPOUT,
     Dropout,
@@ -74,7 +74,9 @@ class Block(nnx.Module):
     stacked along a leading axis L; one that some layers lack has metadata `layers`, with those that
     have it."""
 
-    def __init__(self, config: ModelConfig, key: Array, kind: LayerKind = "global") -> None:
+    def __init__(
+        self, config: ModelConfig, key: Array, kind: LayerKind = "global", is_dense: bool = False
+    ) -> None:
         attention_key, feed_forward_key = jax.random.split(key)
         is_delta = kind == "delta_net"
         placement = config.norm_placement_of(kind)
@@ -85,11 +87,13 @@ class Block(nnx.Module):
         self.residual_scale = make_vector({}, 1.0) if config.residual_scalars else None
         self.embedding_skip = make_vector({}, 0.0) if config.residual_scalars else None
         self.attention_norm = nnx.data(make_norm(config, width) if on_input else None)
-        self.attention = nnx.data(None if is_delta else Attention(config, attention_key))
+        self.attention = nnx.data(None if is_delta else make_attention(config, attention_key))
         self.delta_net = nnx.data(DeltaNet(config, attention_key) if is_delta else None)
         self.attention_output_norm = nnx.data(make_norm(config, width) if on_output else None)
-        self.feed_forward = make_feed_forward(config, feed_forward_key)
-        has_feed_forward = self.feed_forward is not None
+        own = make_feed_forward(config, feed_forward_key, is_dense)
+        self.feed_forward, self.dense_feed_forward = nnx.data(None), nnx.data(None)
+        setattr(self, "dense_feed_forward" if is_dense else "feed_forward", nnx.data(own))
+        has_feed_forward = own is not None
         self.feed_forward_norm = nnx.data(
             make_norm(config, width) if has_feed_forward and on_input else None
         )
@@ -111,10 +115,11 @@ class Block(nnx.Module):
         attention, cache = mix(attention_input, context, dropout.fold(0), cache)
         y_BSD = dropout.fold(1).of_tokens(apply_norm(self.attention_output_norm, attention))
         x_BSD = self._add_sublayer(x_BSD, y_BSD, self.attention_norm)
-        if self.feed_forward is None:
+        transform: Any = self.feed_forward or self.dense_feed_forward
+        if transform is None:
             return Passed(x_BSD, cache, None, attention_input, attention)
         feed_forward_input = self._sublayer_input(x_BSD, self.feed_forward_norm)
-        feed_forward, routing = self.feed_forward(feed_forward_input)
+        feed_forward, routing = transform(feed_forward_input)
         y_BSD = dropout.fold(2).of_tokens(apply_norm(self.feed_forward_output_norm, feed_forward))
         x_BSD = self._add_sublayer(x_BSD, y_BSD, self.feed_forward_norm)
         attended = attention_input, attention
@@ -153,7 +158,7 @@ def keep_output(_: Block, __: AttentionContext, passed: Passed) -> Array:
 
 PARTS = (
     *("attention", "delta_net", "attention_norm", "attention_output_norm"),
-    *("feed_forward_norm", "feed_forward_output_norm"),
+    *("feed_forward", "dense_feed_forward", "feed_forward_norm", "feed_forward_output_norm"),
 )
 """Modules of a block that only some layers of a model may have."""
 
@@ -161,49 +166,50 @@ PARTS = (
 def make_blocks(config: ModelConfig, key: Array) -> Block:
     """Return all blocks as one module."""
     keys = jax.random.split(key, config.n_layers)
-    kinds = list(config.layer_kinds())
-    layers = [
-        [n for n, kind in enumerate(kinds) if (kind == "delta_net") is it] for it in (False, True)
-    ]
-    made = [
-        (own, nnx.vmap(functools.partial(Block, config, kind=kinds[own[0]]))(keys[np.array(own)]))
-        for own in layers
-        if own
-    ]
-    return made[0][1] if len(made) == 1 else _joined(*made)
+    layers = defaultdict[tuple[bool, bool], list[int]](list)
+    for layer, kind in enumerate(config.layer_kinds()):
+        layers[kind == "delta_net", layer < config.n_dense_layers].append(layer)
+    made = []
+    for (is_delta, is_dense), own in layers.items():
+        make = functools.partial(
+            Block, config, kind="delta_net" if is_delta else "global", is_dense=is_dense
+        )
+        made.append((own, nnx.vmap(make)(keys[np.array(own)])))
+    return made[0][1] if len(made) == 1 else _joined(made)
 
 
-def _joined(one: tuple[list[int], Block], other: tuple[list[int], Block]) -> Block:
-    """Return one module of the blocks of two kinds, each with the numbers of its layers."""
+def _joined(parts: list[tuple[list[int], Block]]) -> Block:
+    """Return one module of different blocks, each with the numbers of its layers."""
     versions = defaultdict[Any, list[tuple[list[int], nnx.Variable]]](list)
-    for layers, blocks in (one, other):
+    for layers, blocks in parts:
         for path, param in nnx.to_flat_state(nnx.state(blocks)):
             versions[path].append((layers, param))
-    joined = one[1]
+    n_layers = sum(len(layers) for layers, _ in parts)
+    joined = parts[0][1]
     for name in PARTS:
-        if getattr(joined, name) is None:
-            setattr(joined, name, getattr(other[1], name))
-    nnx.update(
-        joined, nnx.from_flat_state([(path, _stacked(each)) for path, each in versions.items()])
-    )
+        own = (getattr(blocks, name) for _, blocks in parts)
+        setattr(joined, name, next((part for part in own if part is not None), None))
+    params = [(path, _stacked(each, n_layers)) for path, each in versions.items()]
+    nnx.update(joined, nnx.from_flat_state(params))
     return joined
 
 
-def _stacked(versions: list[tuple[list[int], nnx.Variable]]) -> nnx.Variable:
+def _stacked(versions: list[tuple[list[int], nnx.Variable]], n_layers: int) -> nnx.Variable:
     """Return a parameter with its layers in order."""
-    (layers, param), *others = versions
-    if not others:
-        own: nnx.Variable = param.copy()
-        own.set_metadata(layers=tuple(layers))
-        return own
-    order = np.argsort(layers + others[0][0])
-    return param.replace(jnp.concatenate([param.get_value(), others[0][1].get_value()])[order])
+    layers = [layer for own, _ in versions for layer in own]
+    order = np.argsort(layers)
+    param = versions[0][1].copy()
+    param.set_value(jnp.concatenate([each.get_value() for _, each in versions])[order])
+    if len(layers) < n_layers:
+        param.set_metadata(layers=tuple(sorted(layers)))
+    return param
 
 
-def block_graphs(config: ModelConfig, blocks: Block) -> dict[LayerKind, nnx.GraphDef[Block]]:
-    """Return the structure of a block of each kind, for `nnx.merge` with a layer's parameters."""
-    kinds = config.repeated_kinds
-    return {kind: _block_graph(blocks, kinds.index(kind)) for kind in dict.fromkeys(kinds)}
+def block_graphs(config: ModelConfig, blocks: Block) -> list[nnx.GraphDef[Block]]:
+    """Return the structure of each layer's block, for `nnx.merge` with its parameters."""
+    kinds = [(kind, n < config.n_dense_layers) for n, kind in enumerate(config.layer_kinds())]
+    graphs = {kind: _block_graph(blocks, kinds.index(kind)) for kind in dict.fromkeys(kinds)}
+    return [graphs[kind] for kind in kinds]
 
 
 def _block_graph(blocks: Any, layer: int) -> nnx.GraphDef[Block]:
@@ -254,28 +260,34 @@ def run_blocks(
         return x_BSD, None, None
     graphs, stacked = block_graphs(config, blocks), nnx.state(blocks)
     contexts = with_embedding(config, sequence_contexts(config, x_BSD.shape[-2], starts_BS), x_BSD)
-    kinds = config.repeated_kinds
+    dense, kinds = config.n_dense_layers, config.repeated_kinds
+    kinds = tuple(kinds[(dense + place) % len(kinds)] for place in range(len(kinds)))
     value_places = [layer for layer in config.value_layers if layer < len(kinds)]
-    periods, remainder = divmod(config.n_layers, len(kinds))
+    periods, remainder = divmod(config.n_layers - dense, len(kinds))
 
     def run_layer(
-        place: int, layers: nnx.State, x_BSD: Array, context: AttentionContext, dropout: Dropout
+        first: int,
+        place: int,
+        layers: nnx.State,
+        x_BSD: Array,
+        context: AttentionContext,
+        dropout: Dropout,
     ) -> tuple[Array, Routing | None, Any]:
-        block = nnx.merge(graphs[kinds[place]], compute.gather(layer_state(layers, place)))
+        block = nnx.merge(graphs[first + place], compute.gather(layer_state(layers, place)))
         passed = block(x_BSD, context, dropout)
         return passed.x_BSD, passed.routing, observe(block, context, passed)
 
-    def run_period(
+    def run_layers(
+        first: int,
+        kinds: Sequence[LayerKind],
         carry: tuple[Array, Array],
         period: tuple[nnx.State, ValueEmbedding | None],
-        count: int = len(kinds),
     ) -> tuple[tuple[Array, Array], Any]:
         (x_BSD, number), (layers, values) = carry, period
         outputs = []
-        for place, kind in enumerate(kinds[:count]):
-            run = checkpoint_layer(
-                functools.partial(run_layer, place), compute.remat, compute.gather is not no_gather
-            )
+        for place, kind in enumerate(kinds):
+            layer = functools.partial(run_layer, first, place)
+            run = checkpoint_layer(layer, compute.remat, compute.gather is not no_gather)
             context = contexts[kind]
             if place in value_places:
                 context = with_values(context, values, value_places.index(place))
@@ -283,20 +295,29 @@ def run_blocks(
             outputs.append((kept, routing))
         return (x_BSD, number + len(outputs)), jax.tree.map(lambda *a: jnp.stack(a), *outputs)
 
+    carry: tuple[Array, Array] = (x_BSD, jnp.asarray(1))
+    kept_of_dense: Any = None
+    if dense:
+        first_kinds = list(config.layer_kinds())[:dense]
+        carry, (kept_of_dense, _) = run_layers(0, first_kinds, carry, (stacked, values))
+        stacked = _after(dense, stacked)
     scanned, with_value = periods * len(kinds), periods * len(value_places)
     by_period = (
         _map_params(lambda a, own: _by_period(periods, own, a), stacked, len(kinds)),
         jax.tree.map(lambda a: _by_period(periods, len(value_places), a), values),
     )
-    start = x_BSD, jnp.asarray(1)
-    carry, outputs = jax.lax.scan(run_period, start, by_period, unroll=compute.unroll)
+    run_period = functools.partial(run_layers, dense, kinds)
+    carry, outputs = jax.lax.scan(run_period, carry, by_period, unroll=compute.unroll)
     outputs = jax.tree.map(lambda a: a.reshape(scanned, *a.shape[2:]), outputs)
     if remainder:
         left = _map_params(lambda a, own: a[periods * own :], stacked, len(kinds))
         values = jax.tree.map(lambda a: a[with_value:], values)
-        carry, last = run_period(carry, (left, values), remainder)
+        carry, last = run_layers(dense, kinds[:remainder], carry, (left, values))
         outputs = jax.tree.map(lambda *a: jnp.concatenate(a), outputs, last)
-    return carry[0], *outputs
+    kept, routing = outputs
+    if dense:
+        kept = jax.tree.map(lambda *a: jnp.concatenate(a), kept_of_dense, kept)
+    return carry[0], kept, routing
 
 
 def with_embedding(
@@ -330,6 +351,21 @@ def layer_contexts(
             if has_values
             else context
         )
+
+
+def _after(count: int, stacked: nnx.State) -> nnx.State:
+    """Return the parameters of the layers after the first ones, which are then counted from 0."""
+    own = []
+    for path, param in nnx.to_flat_state(stacked):
+        rows = len(param.get_value())
+        before = sum(layer < count for layer in layers_with(param, count))
+        if before < rows:
+            left = param.replace(param.get_value()[before:])
+            if "layers" in param.get_metadata():
+                layers = layers_with(param, count)[before:]
+                left.set_metadata(layers=tuple(layer - count for layer in layers))
+            own.append((path, left))
+    return nnx.from_flat_state(own)
 
 
 def _map_params(

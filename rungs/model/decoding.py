@@ -92,7 +92,7 @@ class Decoder:
         self._cache_dtype = jnp.dtype(jnp.float32) if on_cpu else self.dtype
         outer, blocks = _without_blocks(model)
         self._outer_graph = nnx.graphdef(outer)
-        self._block_graphs = block_graphs(model.config, blocks) if model.config.n_layers else {}
+        self._block_graphs = block_graphs(model.config, blocks) if model.config.n_layers else []
 
     def weights(self, states: tuple[nnx.State, nnx.State]) -> Weights:
         """Return unstacked weights in the decoder's format; `states` is from `states_of`."""
@@ -219,9 +219,9 @@ class Decoder:
         caches = list[LayerCache]()
         values = outer.embed_values(tokens_BS, self.dtype)
         of_layers = layer_contexts(self.config, contexts, x_BSD, values)
-        parts = layers, self.config.layer_kinds(), of_layers, state.caches
-        for layer, kind, context, old in zip(*parts, strict=True):
-            block = nnx.merge(self._block_graphs[kind], layer)
+        parts = self._block_graphs, layers, of_layers, state.caches
+        for graph, layer, context, old in zip(*parts, strict=True):
+            block = nnx.merge(graph, layer)
             passed = block(x_BSD, context, cache=old)
             x_BSD = passed.x_BSD
             assert passed.cache is not None
@@ -243,16 +243,12 @@ class Decoder:
 
 def empty_caches(config: ModelConfig, rows: int, slots: int, dtype: jnp.dtype) -> list[LayerCache]:
     """Return the cache of each layer, before the first token."""
-    return [_empty_cache(config, kind, rows, slots, dtype) for kind in config.layer_kinds()]
-
-
-def _empty_cache(
-    config: ModelConfig, kind: LayerKind, rows: int, slots: int, dtype: jnp.dtype
-) -> LayerCache:
-    if kind == "delta_net" and config.delta_net:
-        return DeltaState.empty(config.delta_net, rows, dtype)
-    shape = rows, config.n_kv_heads or config.n_heads or 1, slots, config.head_width
-    return Cache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
+    return [
+        DeltaState.empty(config.delta_net, rows, dtype)
+        if kind == "delta_net" and config.delta_net
+        else Cache.empty(config, rows, slots, dtype)
+        for kind in config.layer_kinds()
+    ]
 
 
 def states_of(model: GPT) -> tuple[nnx.State, nnx.State]:

@@ -21,15 +21,31 @@ from rungs.model.layers import (
     psum_if_split,
 )
 from rungs.model.remat import save_activation, save_for_backward
+from rungs.model.router import Router
 from rungs.parallel import collectives
 from rungs.parallel.sharding import TENSOR, TOKEN_AXES
 
+EXPERTS = tuple(f"blocks.feed_forward.{part}." for part in ("gate", "up", "down"))
+"""Beginnings of the names of parameters of which each expert has its own, in a mixture."""
+SHARED_KEY = 0x5E
+"""Folded into the key of a mixture of experts for its shared experts."""
+CLAMP, SWISH_BETA = 7.0, 1.702
+"""Of "swiglu_clamped", as in GPT-OSS."""
 Activation = Callable[[Array], Array]
+
+
+def clamped_swish(x: Array) -> Array:
+    """Return x · sigmoid(1.702 · x), for x at most 7."""
+    x = jnp.minimum(x, CLAMP)
+    return x * jax.nn.sigmoid(SWISH_BETA * x)
+
+
 ACTIVATIONS: dict[FeedForwardKind, Activation] = {
     "gelu": functools.partial(jax.nn.gelu, approximate=False),
     "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
     "relu_squared": lambda x: jnp.square(jax.nn.relu(x)),
     "swiglu": jax.nn.silu,
+    "swiglu_clamped": clamped_swish,
     "geglu": functools.partial(jax.nn.gelu, approximate=False),
     "geglu_tanh": functools.partial(jax.nn.gelu, approximate=True),
 }
@@ -50,9 +66,9 @@ class FeedForward(nnx.Module):
     """activation(x · up) · down or, if gated, (activation(x · gate) ⊙ (x · up)) · down (Shazeer
     2020)."""
 
-    def __init__(self, config: ModelConfig, key: Array) -> None:
+    def __init__(self, config: ModelConfig, key: Array, hidden_dim: int | None = None) -> None:
         up_key, down_key, gate_key = jax.random.split(key, 3)
-        width, hidden = {"emb": config.emb_dim}, {"ffn": config.hidden_dim}
+        width, hidden = {"emb": config.emb_dim}, {"ffn": hidden_dim or config.hidden_dim}
         init = functools.partial(initializer, config, mup_power=0.5)
         bias = config.ffn_bias
         gated = config.is_gated
@@ -73,8 +89,9 @@ class FeedForward(nnx.Module):
 
 
 class MixtureOfExperts(nnx.Module):
-    """Each token passes through the few experts with the highest router probability, and their
-    outputs are weighted by it (Shazeer et al. 2017; Jiang et al. 2024, section 2.1).
+    """Each token passes through the few experts with the highest router scores, and their outputs
+    are weighted by them (Shazeer et al. 2017; Jiang et al. 2024, section 2.1; `router.py`), and
+    through the shared experts, if any (DeepSeekMoE, arXiv 2401.06066, section 3.2).
 
     Experts have no capacity limit, and no token is dropped. Where the target device has a grouped
     matmul, tokens are sorted by expert. Elsewhere each token passes through all experts, most with
@@ -82,28 +99,26 @@ class MixtureOfExperts(nnx.Module):
 
     def __init__(self, config: ModelConfig, key: Array) -> None:
         router_key, up_key, down_key, gate_key = jax.random.split(key, 4)
+        shared_dim, shared_key = config.shared_ffn_dim, jax.random.fold_in(key, SHARED_KEY)
         width, hidden = {"emb": config.emb_dim}, {"ffn": config.hidden_dim}
         self.n_experts = config.n_experts or 1
         self.experts_per_token = config.experts_per_token or 1
-        self.normalizes_weights = config.normalize_expert_weights
         experts = {"experts": self.n_experts}
         init = functools.partial(initializer, config, mup_power=0.5)
         bias = config.ffn_bias
         gated = config.is_gated
-        self.router = Linear(width, experts, init(mup_power=1), router_key, bias=False)
+        self.router = Router(config, router_key)
         self.gate = ExpertLinear(experts, width, hidden, init(), gate_key, bias) if gated else None
         self.up = ExpertLinear(experts, width, hidden, init(), up_key, bias)
         down_init = init(into_residual=True)
         self.down = ExpertLinear(experts, hidden, width, down_init, down_key, bias)
+        self.shared = FeedForward(config, shared_key, shared_dim) if shared_dim else None
         self.activation = ACTIVATIONS[config.feed_forward]
 
     @jax.named_scope("experts")
     def __call__(self, x_BSD: Array) -> tuple[Array, Routing | None]:
         x_MD = x_BSD.reshape(-1, x_BSD.shape[-1])
-        probabilities_ME = jax.nn.softmax(self.router(x_MD).astype(jnp.float32))
-        weights_MK, chosen_MK = jax.lax.top_k(probabilities_ME, self.experts_per_token)
-        if self.normalizes_weights:
-            weights_MK /= weights_MK.sum(axis=-1, keepdims=True)
+        weights_MK, chosen_MK, probabilities_ME = self.router.choose(x_MD)
         counts_E = jnp.bincount(chosen_MK.reshape(-1), length=self.n_experts)
         own_MD = collectives.to_varying(x_MD, TENSOR)
         if is_dense():
@@ -112,7 +127,8 @@ class MixtureOfExperts(nnx.Module):
             y_MD = self._through_chosen(own_MD, weights_MK, chosen_MK, counts_E)
         y_MD = psum_if_split(y_MD, self.down.kernel).astype(x_BSD.dtype)
         routing = self._routing(counts_E, probabilities_ME)
-        return save_for_backward(y_MD).reshape(x_BSD.shape), routing
+        y_BSD = save_for_backward(y_MD).reshape(x_BSD.shape)
+        return y_BSD if self.shared is None else y_BSD + self.shared(x_BSD)[0], routing
 
     def _routing(self, counts_E: Array, probabilities_ME: Array) -> Routing:
         """Return the routing, with counts summed over the microbatch's tokens on all devices."""
@@ -202,6 +218,8 @@ class ExpertLinear(nnx.Module):
 def activate(activation: Activation, up: Array, gate: Array | None) -> Array:
     """Return activation(up) or, if gated, activation(gate) ⊙ up, in up's dtype, through float32."""
     up_float32 = up.astype(jnp.float32)
+    if activation is clamped_swish:
+        up_float32 = jnp.clip(up_float32, -CLAMP, CLAMP) + 1
     if gate is None:
         y = activation(up_float32)
     else:
@@ -209,8 +227,13 @@ def activate(activation: Activation, up: Array, gate: Array | None) -> Array:
     return save_activation(y.astype(up.dtype))
 
 
-def make_feed_forward(config: ModelConfig, key: Array) -> FeedForward | MixtureOfExperts | None:
-    """Return the feed-forward layer that the config names; None for "none"."""
+def make_feed_forward(
+    config: ModelConfig, key: Array, is_dense: bool = False
+) -> FeedForward | MixtureOfExperts | None:
+    """Return the feed-forward layer that the config names, or that of dense layers; None for
+    "none"."""
     if config.feed_forward == "none":
         return None
+    if is_dense:
+        return FeedForward(config, key, config.dense_ffn_dim)
     return (MixtureOfExperts if config.n_experts else FeedForward)(config, key)

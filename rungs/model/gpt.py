@@ -329,7 +329,7 @@ def _make_value_embedding(
     their layers, which start at 1."""
     if not (layers := len(config.value_layers)):
         return None, None
-    rows, width = {"vocab": config.vocab_size}, {"value": config.value_width}
+    rows, width = {"vocab": config.vocab_size}, {"value": config.value_embedding_width}
     table = Embedding(rows, width, initializer(config), jax.random.fold_in(key, VALUE_KEY))
     heads = config.n_kv_heads or config.n_heads or 1
     channels = min(GATE_CHANNELS, config.emb_dim)

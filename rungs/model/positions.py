@@ -139,7 +139,7 @@ def scale_frequencies(frequencies: np.ndarray, scaling: RopeScaling, base: float
     assert scaling.original_context_length is not None
     if scaling.type == "yarn":
         unscaled = _unscaled_by_yarn(
-            len(frequencies), scaling.original_context_length, low, high, base
+            len(frequencies), scaling.original_context_length, low, high, base, scaling.whole_pairs
         )
     else:
         turns = scaling.original_context_length * frequencies / (2 * math.pi)
@@ -147,13 +147,17 @@ def scale_frequencies(frequencies: np.ndarray, scaling: RopeScaling, base: float
     return unscaled * frequencies + (1 - unscaled) * frequencies / scaling.factor
 
 
-def _unscaled_by_yarn(pairs: int, length: int, low: float, high: float, base: float) -> np.ndarray:
+def _unscaled_by_yarn(
+    pairs: int, length: int, low: float, high: float, base: float, whole_pairs: bool
+) -> np.ndarray:
     """Return the share of each pair's frequency that YaRN leaves as it is: 1 up to the pair that
     makes `high` turns in `length` positions, 0 from the one that makes `low`, and linear between
-    them, both rounded to whole pairs (Peng et al. 2023, appendix A.2)."""
+    them, both rounded to `whole_pairs` (Peng et al. 2023, appendix A.2)."""
     first, last = (
         pairs * math.log(length / (2 * math.pi * turns)) / math.log(base) for turns in (high, low)
     )
-    first, last = max(math.floor(first), 0), min(math.ceil(last), 2 * pairs - 1)
+    if whole_pairs:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, 2 * pairs - 1)
     share: np.ndarray = 1 - np.clip((np.arange(pairs) - first) / max(last - first, 1e-3), 0, 1)
     return share

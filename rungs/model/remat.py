@@ -171,8 +171,8 @@ def _with_defaults(train: OptimizationConfig, defaults: LayerLoop) -> LayerLoop:
 
 
 def periods(model: ModelConfig) -> int:
-    """Return the number of periods of the layer pattern, at least 1."""
-    return max(model.n_layers // len(model.repeated_kinds), 1)
+    """Return the number of periods of the layer pattern after the dense layers, at least 1."""
+    return max((model.n_layers - model.n_dense_layers) // len(model.repeated_kinds), 1)
 
 
 def kept_scores(train: OptimizationConfig, model: ModelConfig) -> int:

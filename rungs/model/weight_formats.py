@@ -27,8 +27,9 @@ from rungs.parallel import sharding, target_device
 WeightFormat = Literal["dtype", "int8"]
 Convert = Callable[[nnx.Param, Array], nnx.Variable]
 """From a parameter and its array, or one layer's, to the parameter in another form."""
-_CAST_AXES = (sharding.VOCABULARY, sharding.POSITION, "experts")
-"""First axes of parameters that aren't stored: tables that are looked up, and experts."""
+_CAST_AXES = (sharding.VOCABULARY, sharding.POSITION, "experts", "latent")
+"""First axes of parameters that aren't stored: tables that are looked up, experts, and projections
+of latents, which are multiplied from both sides."""
 _PART_BYTES = 1 << 22
 """Maximum size of a part of a table that is read at once."""
 

@@ -217,6 +217,8 @@ class Layout(NamedTuple):
         if model.n_layers and model.feed_forward != "none":
             key = "ffn_dim" if model.ffn_dim else "ffn_dim (4 × emb_dim)"
             dimensions.append((key, TENSOR, model.hidden_dim))
+            dimensions.append(("shared_ffn_dim", TENSOR, model.shared_ffn_dim or 0))
+            dimensions.append(("dense_ffn_dim", TENSOR, model.dense_ffn_dim or 0))
         lines = []
         for key, over, size in dimensions:
             parts = size_along(self.mesh, *as_tuple(over))

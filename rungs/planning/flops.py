@@ -13,6 +13,7 @@ from rungs.config.run_config import RunConfig
 from rungs.config.sharding_config import ShardingConfig
 from rungs.config.train_config import TrainConfig
 from rungs.model import lora
+from rungs.model.feed_forward import EXPERTS
 from rungs.parallel.sharding import abstract_mesh
 from rungs.planning.compiled_step import equations, trace_step
 from rungs.run.folder import existing_run_path
@@ -84,15 +85,16 @@ def count_active_parameters(shapes: Shapes, model: ModelConfig) -> ParameterCoun
 def model_flops_per_token(shapes: Shapes, model: ModelConfig, length: int) -> float:
     """Return the model FLOPs per token of training, the basis of utilization (MFU): 6 per active
     weight in a matmul (Kaplan et al. 2020, section 2.1), and 12 · L · N · H · S for attention over
-    the full square S · S (Chowdhery et al. 2022, appendix B), with `length` S. In a delta_net
-    layer, 18 per element of its states, which are read twice and written once by each token."""
+    the full square S · S (Chowdhery et al. 2022, appendix B), with `length` S, and as H the mean of
+    the widths of queries and values. In a delta_net layer, 18 per element of its states, which are
+    read twice and written once by each token."""
     sizes = _active_sizes(shapes, model)
     looked_up = "position_embedding.embedding", "value_embedding.embedding"
     in_matmuls = sum(sizes.values()) - sum(sizes.get(name, 0) for name in looked_up)
     if not model.tied_embeddings:
         in_matmuls -= sizes["token_embedding.embedding"]
     delta_layers = sum(kind == "delta_net" for kind in model.layer_kinds())
-    attention = 12 * (model.n_layers - delta_layers) * _heads_width(model) * length
+    attention = 6 * (model.n_layers - delta_layers) * _heads_width(model) * length
     return 6 * in_matmuls + attention + 18 * delta_layers * _state_size(model)
 
 
@@ -178,6 +180,7 @@ def _group(name: str) -> str:
     module = name.removeprefix("blocks.").split(".")[0]
     if module.endswith("_embedding"):
         return "embedding"
+    module = module.removeprefix("dense_")
     module = "attention" if module == "delta_net" else module
     return module if module in ("attention", "feed_forward", "head") else "other"
 
@@ -191,12 +194,12 @@ def _active_sizes(shapes: Shapes, model: ModelConfig) -> dict[str, int]:
 
 def _is_of_experts(name: str) -> bool:
     """Return whether each expert has its own copy of this parameter."""
-    return name.startswith("blocks.feed_forward.") and ".router." not in name
+    return name.startswith(EXPERTS)
 
 
 def _heads_width(model: ModelConfig) -> int:
-    """Return the elements of a query over all heads."""
-    return (model.n_heads or 0) * model.head_width if model.n_layers else 0
+    """Return the elements of a query and a value over all heads."""
+    return (model.n_heads or 0) * (model.query_width + model.value_width) if model.n_layers else 0
 
 
 def _state_size(model: ModelConfig) -> int:

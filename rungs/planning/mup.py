@@ -75,13 +75,11 @@ def _sizes_that_grow(model: ModelConfig) -> dict[str, int]:
     if not model.n_layers:
         return {}
     if model.mup and model.mup.base_head_dim:
-        sizes = {"head_dim": model.head_width, "ffn_dim": model.ffn_dim}
+        sizes: dict[str, int | None] = {"head_dim": model.head_width}
     else:
-        sizes = {
-            "n_heads": model.n_heads,
-            "n_kv_heads": model.n_kv_heads,
-            "ffn_dim": model.ffn_dim,
-        }
+        sizes = {"n_heads": model.n_heads, "n_kv_heads": model.n_kv_heads}
+    hidden = "ffn_dim", "shared_ffn_dim", "dense_ffn_dim"
+    sizes |= {key: getattr(model, key) for key in hidden}
     return {key: size for key, size in sizes.items() if size}
 
 

@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from rungs.config.optimization_config import OptimizationConfig
 from rungs.model.feed_forward import Routing
 from rungs.model.gpt import GPT
+from rungs.optim.expert_balance import update_biases
 from rungs.optim.skipping_optimizer import SkippingOptimizer, Update
 from rungs.parallel.sharding import Layout, constrain
 from rungs.step.forward import replicated
@@ -159,6 +160,9 @@ def step_function(
             layout, model, optimizer, gradient_sum, weight, skipped, learning_rate
         )
         routing = aux.routing
+        if routing is not None and model.config.routing.balance_bias and not train.lora:
+            counts_LE = jnp.where(is_finite_A[:, None, None], routing.counts_E, 0).sum(0)
+            update_biases(model, counts_LE, train.balance_bias_rate, update.applied)
         gradient: Any = ()
         if keeps_gradient:  # the mean; if no microbatch is finite, the sum
             gradient = jax.tree.map(lambda g: g / jnp.where(weight > 0, weight, 1), gradient_sum)

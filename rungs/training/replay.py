@@ -183,12 +183,12 @@ def _stages(one: _Microbatch, model: GPT) -> Iterator[Stage]:
         layers = unstack_layers(nnx.state(blocks), config.n_layers, cast(jnp.dtype(jnp.float32)))
         values = outer.embed_values(inputs_BS, dtype_of(train))
         of_layers = layer_contexts(config, contexts, embed(outer, None), values)
-        parts = zip(config.layer_kinds(), of_layers, layers, strict=True)
-        for layer, (kind, context, state) in enumerate(parts):
+        parts = zip(graphs, of_layers, layers, strict=True)
+        for layer, (graph, context, state) in enumerate(parts):
             apply = functools.partial(
                 _apply_block, context=context, dropout=dropout.fold(layer + 1)
             )
-            yield Stage(f"blocks.{layer}", nnx.merge(graphs[kind], state), apply)
+            yield Stage(f"blocks.{layer}", nnx.merge(graph, state), apply)
     yield Stage("head", outer, lambda outer, x_BSD: outer.unembed(x_BSD))
 
 

@@ -210,7 +210,8 @@ def test_errors_in_nested_objects_name_the_full_key(tmp_path: Path) -> None:
     assert errors_of(tmp_path, REFERENCE_MODEL | ROPE | {"rope_scaling": scaling}, train) == [
         "model.json: rope_scaling.factor: 0 is not allowed; must be greater than 0",
         "model.json: rope_scaling.base: unknown key (value 1); the keys are type, factor,"
-        " low_frequency_factor, high_frequency_factor, original_context_length, attention_factor",
+        " low_frequency_factor, high_frequency_factor, original_context_length, whole_pairs,"
+        " attention_factor, score_mscale",
         "train.json: lora.targets.0: \"q\" is not allowed; must be 'query', 'key', 'value',"
         " 'output', 'gate', 'up' or 'down'",
     ]

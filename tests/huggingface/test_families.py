@@ -36,6 +36,7 @@ QWEN3_MOE = LLAMA | {
     "num_experts": 4,
     "num_experts_per_tok": 2,
 }
+GPT_OSS = LLAMA | {"model_type": "gpt_oss", "num_key_value_heads": 2}
 SMOLLM3 = LLAMA | {"model_type": "smollm3", "num_key_value_heads": 2}
 YARN = {"type": "yarn", "factor": 4.0}
 QWEN2 = LLAMA | {"model_type": "qwen2", "num_key_value_heads": 4}
@@ -120,6 +121,16 @@ def test_yarn_has_the_defaults_of_the_paper() -> None:
     assert scaling.attention_factor == pytest.approx(1.1386, abs=1e-4)
 
 
+def test_gpt_oss_is_stretched_by_default_and_not_to_whole_pairs() -> None:
+    found = read(GPT_OSS)
+    assert found.rope_scaling is not None
+    assert (found.rope_scaling.factor, found.rope_scaling.whole_pairs) == (32.0, False)
+    assert found.rope_theta == 150_000.0
+    assert list(found.layer_kinds()) == ["sliding", "global"] * 2
+    plain = {"rope_parameters": {"rope_type": "default", "rope_theta": 1000.0}}
+    assert read(GPT_OSS | plain).rope_scaling is None
+
+
 def test_both_layouts_of_olmo_3() -> None:
     olmo = LLAMA | {"model_type": "olmo3"}
     yarn = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64}
@@ -153,7 +164,7 @@ def test_windows_of_the_upper_layers() -> None:
         (LLAMA, {"rope_scaling": {"rope_type": "longrope"}}, "rope_scaling: .*longrope"),
         (LLAMA, {"rope_scaling": {"type": "dynamic"}}, "must be default, linear"),
         (LLAMA, {"rope_scaling": YARN | {"mscale": 1.0}}, "mscale.*its keys are attention_factor,"),
-        (LLAMA, {"rope_scaling": YARN | {"truncate": False}}, "rope_scaling: .*truncate must be t"),
+        (LLAMA, {"rope_scaling": YARN | {"truncate": 0.5}}, "whole_pairs: 0.5 is not allowed"),
         (LLAMA, {"rope_scaling": {"type": "yarn"}}, "factor"),
         (LLAMA, {"rope_scaling": YARN | {"type": "linear", "mscale": 1}}, "rope_scaling: .*msc"),
         (LLAMA, {"rope_scaling": [1]}, "must be an object"),
@@ -186,6 +197,8 @@ def test_windows_of_the_upper_layers() -> None:
         (SMOLLM3, {"use_sliding_window": True}, "use_sliding_window: true is not supported"),
         (SMOLLM3, {"sliding_window": 5}, "sliding_window: 5 is not supported"),
         (SMOLLM3, {"layer_types": ["sliding_attention"] * 4}, "layer_types: .*for all 4"),
+        (GPT_OSS, {"swiglu_limit": 5.0}, "swiglu_limit: 5.0 is not supported; must be 7.0"),
+        (GPT_OSS, {"quantization_config": {"quant_method": "fp8"}}, "quantization_config: .*mxfp4"),
         (QWEN3_MOE, {"decoder_sparse_step": 2}, "decoder_sparse_step: 2 is not supp"),
         (QWEN3_MOE, {"mlp_only_layers": [1]}, r"mlp_only_layers: \[1\] is not supp"),
         (QWEN3_MOE, {"num_experts_per_tok": 9}, "experts_per_token: 9 is above n_experts 4"),

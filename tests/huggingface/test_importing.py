@@ -6,11 +6,14 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
 import tokenizers
+from flax import nnx
+from safetensors import safe_open
 from tokenizers import models
 
 from rungs.checkpointing.load import load_model, load_tokenizer
@@ -22,6 +25,8 @@ from rungs.config.model_config import ModelConfig
 from rungs.data.text.tokenizer import train_bpe
 from rungs.huggingface.exporting import Export
 from rungs.huggingface.importing import Import, find_source, import_model, target_folder
+from rungs.model.gpt import GPT
+from rungs.parallel.sharding import dotted
 from rungs.run.folder import RunFolder
 from tests.support.published_models import MODELS, Arrays, arrays, copy, expected
 from tests.support.tiny_model import bind_and_jit
@@ -38,7 +43,20 @@ def message(folder: Path) -> str:
     return str(caught.value)
 
 
-DIFFERENT = ["gpt2", "llama", "gemma3", "mixtral", "gemma2", "olmo3", "qwen2", "smollm3"]
+DIFFERENT = [
+    "deepseek-v2",
+    "deepseek-v3",
+    "gpt-oss",
+    "gpt2",
+    "llama",
+    "gemma3",
+    "mixtral",
+    "gemma2",
+    "olmo3",
+    "qwen2",
+    "smollm3",
+]
+DIFFERENT += ["deepseek-v2", "deepseek-v3", "gpt-oss"]
 """Families whose layers differ."""
 
 
@@ -57,6 +75,29 @@ def test_hidden_states_match_transformers(name: str, tmp_path: Path) -> None:
     for states, wanted in zip(found.hidden_states, recorded["hidden_states"], strict=True):
         np.testing.assert_allclose(states, wanted, rtol=0, atol=1e-4)
     np.testing.assert_allclose(found.logits_BSV, recorded["logits"], rtol=0, atol=1e-4)
+
+
+GRADIENTS = sorted(path.parent.name for path in MODELS.glob("*/gradients.safetensors"))
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_gradients_match_transformers(name: str, tmp_path: Path) -> None:
+    """Of the mean cross-entropy; gradients are read as if they were weights."""
+    tokens_BS = expected(name)["tokens"]
+
+    def loss(model: GPT, inputs_BS: jax.Array, targets_BS: jax.Array) -> jax.Array:
+        return model.summed_loss(inputs_BS, targets_BS)[0] / targets_BS.size
+
+    model = load_model(imported(MODELS / name, tmp_path / "run").path)
+    gradient = bind_and_jit(nnx.grad(loss), model)(tokens_BS[:, :-1], tokens_BS[:, 1:])
+    with safe_open(MODELS / name / "gradients.safetensors", framework="numpy") as file:
+        wanted = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    run = imported(copy(name, tmp_path / "source", wanted), tmp_path / "gradients")
+    weights = Weights(run.imported / "model.safetensors")
+    for path, found in nnx.to_flat_state(gradient):
+        other = weights.array(dotted(path))
+        limit = 2e-5 * max(np.abs(other).max(), 0.01)
+        np.testing.assert_allclose(found.get_value(), other, rtol=0, atol=limit, err_msg=str(path))
 
 
 def test_run_folder_contents(tmp_path: Path) -> None:

@@ -42,11 +42,13 @@ class Recorder:
             self.outputs["attention"][-1].append(y)
             return y
 
-        def attention(query: Any, key: Any, value: Any, mask: Any, scale: Any, cap: Any) -> Floats:
+        def attention(
+            query: Any, key: Any, value: Any, mask: Any, scale: Any, cap: Any, sinks: Any
+        ) -> Floats:
             if starts is not None:
                 mask = mask & (np.arange(len(query)) >= starts[:, None])
-            self._record_scores(query, key, mask, scale, cap)
-            y: Floats = whole["attention"](query, key, value, mask, scale, cap)
+            self._record_scores(query, key, mask, scale, cap, sinks)
+            y: Floats = whole["attention"](query, key, value, mask, scale, cap, sinks)
             return y
 
         def feed_forward(config: ModelConfig, layer: Weights, x: Floats) -> Floats:
@@ -66,13 +68,15 @@ class Recorder:
                 patched.setattr(reference_gpt, function.__name__, function)
             yield
 
-    def _record_scores(self, query: Any, key: Any, mask: Any, scale: float, cap: Any) -> None:
+    def _record_scores(
+        self, query: Any, key: Any, mask: Any, scale: float, cap: Any, sinks: Any
+    ) -> None:
         length, heads, _ = query.shape
         sharing = heads // key.shape[1]
         entropies, logits = np.zeros((length, heads)), np.zeros((length, heads))
         for s, n in np.ndindex(length, heads):
             scores = reference_gpt.soft_cap(key[:, n // sharing] @ query[s, n] * scale, cap)
-            seen = scores[mask[s]]
+            seen = scores[mask[s]] if sinks is None else np.append(scores[mask[s]], sinks[n])
             shares = softmax(seen)
             entropies[s, n] = -sum(p * math.log(p) for p in shares if p)
             logits[s, n] = seen.max()

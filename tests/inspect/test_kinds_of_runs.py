@@ -71,6 +71,8 @@ KINDS = {
         mesh=(1, 2, "tp"),
     ),
     "moments divided, as on a GPU": Kind("even-llama", mesh=(4, 1, "dp"), device="gpu"),
+    "sinks and gates": Kind("sinks", mesh=(2, 2, "fsdp_tp")),
+    "latent": Kind("latent", mesh=(1, 2, "cp")),
     "float8": Kind(train={"compute_dtype": "bfloat16", "matmul_dtype": "float8"}),
 }
 QUICK = "on four devices"

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from pydantic import ValidationError
 
 from rungs.config import run_config
 from rungs.config.model_config import ModelConfig
@@ -31,7 +32,7 @@ from rungs.optim.skipping_optimizer import SkippingOptimizer
 from rungs.parallel.sharding import place_batch
 from rungs.run import metrics
 from rungs.run.folder import StartOptions
-from rungs.step.state import AbstractState, named_arrays
+from rungs.step.state import AbstractState, create_model_and_optimizer, named_arrays
 from rungs.step.train_step import Step
 from rungs.training.dataset_learner import on_datasets
 from rungs.training.start import launch
@@ -328,6 +329,70 @@ def test_training_on_the_balance_loss_evens_out_expert_use() -> None:
         shares_LE = counts_LE / counts_LE.sum(axis=-1, keepdims=True)
         unevenness[balancing] = (4 * shares_LE**2).sum(axis=-1).mean() - 1
     assert unevenness[1.0] < 0.2 * unevenness[0.0]
+
+
+BIASED = {"expert_routing": {"balance_bias": True, "scores": "sigmoid"}}
+
+
+def biases_of(model: GPT) -> np.ndarray:
+    blocks: Any = model.blocks
+    return np.asarray(blocks.feed_forward.router.balance_bias[...])
+
+
+@pytest.fixture
+def biased() -> tuple[GPT, SkippingOptimizer, Step]:
+    config = RunConfig(expert_config(**BIASED), train_config(balance_bias_rate=0.03))
+    model, optimizer = create_model_and_optimizer(config, 60)
+    return model, optimizer, make_train_step(config.train)
+
+
+def test_biases_rise_for_experts_with_too_few_tokens(
+    biased: tuple[GPT, SkippingOptimizer, Step],
+) -> None:
+    """Algorithm 1 of arXiv 2408.15664; a step that is skipped changes nothing."""
+    model, optimizer, step = biased
+    expected_LE = np.zeros((2, 4))
+    for number in range(3):
+        result = step(model, optimizer, *batch(number))
+        assert result.routing is not None
+        counts_LE = np.asarray(result.routing.counts_E)
+        expected_LE += 0.03 * np.sign(counts_LE.mean(axis=1, keepdims=True) - counts_LE)
+        np.testing.assert_allclose(biases_of(model), expected_LE, atol=1e-6)
+    assert len(np.unique(expected_LE)) > 2
+    assert step(model, optimizer, *batch(), loss_limit=0.0).skipped
+    np.testing.assert_allclose(biases_of(model), expected_LE, atol=1e-6)
+
+
+def test_biases_are_no_parameters_and_there_is_no_loss_for_balance(
+    biased: tuple[GPT, SkippingOptimizer, Step],
+) -> None:
+    model, optimizer, _ = biased
+    assert "blocks.feed_forward.router.balance_bias" in named_arrays(model)
+    assert not any("balance_bias" in name for name in named_arrays(model, only=optimizer.wrt))
+    assert not any("balance_bias" in name for name in named_arrays(optimizer))
+
+    def balance(model: GPT, tokens_BS: jax.Array) -> jax.Array:
+        routing = model.forward(tokens_BS).routing
+        assert routing is not None
+        return routing.balance_loss.sum()
+
+    gradient = bind_and_jit(nnx.grad(balance), model)(random_tokens(2, 8))
+    assert not any(leaf.any() for leaf in jax.tree.leaves(gradient))
+
+
+@pytest.mark.parametrize(
+    ("keys", "error"),
+    [
+        ({"n_experts": None, "experts_per_token": None}, "expert_routing: needs n_experts"),
+        ({"expert_routing": {"groups": 2}}, "groups and groups_per_token: give both or neither"),
+        ({"expert_routing": {"groups": 2, "groups_per_token": 3}}, "groups_per_token: 3 is above"),
+        ({"expert_routing": {"groups": 3, "groups_per_token": 1}}, "groups: 3 does not divide"),
+        ({"expert_routing": {"groups": 4, "groups_per_token": 1}}, "experts_per_token: 2 is more"),
+    ],
+)
+def test_routing_that_does_not_fit_is_refused(keys: dict[str, Any], error: str) -> None:
+    with pytest.raises(ValidationError, match=error):
+        expert_config(**BIASED | keys)
 
 
 @pytest.mark.long

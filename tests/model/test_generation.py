@@ -23,7 +23,7 @@ from rungs.parallel.target_device import Target, trace_for
 from tests.support.configs import model_config
 from tests.support.long import long_except
 from tests.support.published_models import MODELS
-from tests.support.sharded_models import HYBRID, RECIPE
+from tests.support.sharded_models import DEEPSEEK, HYBRID, RECIPE
 from tests.support.tiny_model import bind_and_jit, random_model, with_random_parameters
 
 LLAMA = {"positions": "rope", "norm": "rms_norm", "n_kv_heads": 1, "feed_forward": "swiglu"}
@@ -55,9 +55,21 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     },
     "experts": LLAMA | {"n_experts": 3, "experts_per_token": 2},
     "recipe": RECIPE | {"n_layers": 4, "n_heads": 4},
+    "sinks-and-gates": LLAMA
+    | {
+        **{"attention_sinks": True, "attention_output_gate": "head", "sliding_window": 4},
+        **{"layer_pattern": ["sliding", "global"], "feed_forward": "swiglu_clamped"},
+    },
+    "latent": {
+        **{"positions": "rope", "norm": "rms_norm", "sliding_window": 5},
+        **{"layer_pattern": ["global", "sliding"], "feed_forward": "swiglu"},
+        "latent_attention": {"kv_rank": 12, "query_rank": 10, "rope_dim": 8, "value_dim": 20},
+    },
+    "deepseek": {k: v for k, v in DEEPSEEK.items() if k != "head_dim"} | {"n_heads": 4},
     "hybrid": HYBRID | {"n_heads": 4},
 }
 DIFFERENT = ["windows", "olmo-and-nope", "experts", "recipe", "hybrid"]
+DIFFERENT += ["latent", "sinks-and-gates", "deepseek"]
 """Those that keep more than the keys and values of every token, or use them otherwise."""
 PROMPTS = [[5, 1, 30], [7], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17]]
 SAMPLING = Sampling(temperature=1.0, top_k=20, repetition_penalty=1.3)

@@ -134,9 +134,53 @@ VARIANTS["recipe"] = LLAMA | {
     **{"feed_forward": "relu_squared", "norm_parameters": False, "embedding_norm": True},
     **{"residual_scalars": True, "value_embedding_every": 2, "qk_norm": True},
 }
+VARIANTS["latent"] = LLAMA | {
+    **{"n_layers": 3, "n_heads": 3, "head_dim": 5, "attention_output_bias": True},
+    **{"sliding_window": 3, "layer_pattern": ["sliding", "global", "nope"]},
+    "latent_attention": {"kv_rank": 7, "query_rank": 9, "rope_dim": 6, "value_dim": 8},
+}
+VARIANTS["latent-yarn"] = LLAMA | {
+    **{"n_heads": 2, "rope_theta": 60.0, "norm_epsilon": 1e-3},
+    "latent_attention": {"kv_rank": 7, "rope_dim": 8, "rope_pairs": "neighbors"},
+    "rope_scaling": {
+        **{
+            "type": "yarn",
+            "whole_pairs": False,
+            "factor": 6.0,
+            "attention_factor": 1.3,
+            "score_mscale": 0.7,
+        },
+        **{"low_frequency_factor": 1.0, "high_frequency_factor": 6.0},
+        "original_context_length": 60,
+    },
+}
+VARIANTS["deepseek-v2"] = LLAMA | {
+    **{"n_experts": 6, "experts_per_token": 3, "ffn_dim": 5, "shared_ffn_dim": 7},
+    "normalize_expert_weights": False,
+    "expert_routing": {"groups": 3, "groups_per_token": 2, "weight_factor": 1.7},
+}
+VARIANTS["deepseek-v3"] = LLAMA | {
+    **{"n_layers": 5, "n_dense_layers": 2, "dense_ffn_dim": 9, "sliding_window": 3},
+    "layer_pattern": ["sliding", "global", "nope"],
+    **{"n_experts": 8, "experts_per_token": 3, "ffn_dim": 5, "shared_ffn_dim": 6},
+    "expert_routing": {
+        **{"scores": "sigmoid", "balance_bias": True, "weight_factor": 2.5},
+        **{"groups": 4, "groups_per_token": 2, "router_bias": True},
+    },
+}
+VARIANTS["gpt-oss"] = LLAMA | {
+    **{"n_layers": 3, "n_heads": 4, "n_kv_heads": 2, "attention_sinks": True, "qkv_bias": True},
+    **{"sliding_window": 3, "layer_pattern": ["sliding", "global"], "ffn_dim": 6},
+    **{"feed_forward": "swiglu_clamped", "ffn_bias": True, "attention_soft_cap": 2.0},
+    **{"n_experts": 4, "experts_per_token": 2, "expert_routing": {"router_bias": True}},
+}
+VARIANTS["latent-with-sinks-and-gates"] = VARIANTS["latent-yarn"] | {
+    **{"attention_sinks": True, "attention_output_gate": "head"},
+}
+VARIANTS["gated-heads"] = {"attention_output_gate": "head", "n_heads": 4, "qkv_bias": True}
 VARIANTS["qwen3-next"] = LLAMA | {
     **{"emb_dim": 20, "n_layers": 5, "n_heads": 4, "n_kv_heads": 2, "head_dim": 8, "ffn_dim": 24},
-    **{"norm": "rms_norm_plus_one", "qk_norm": True, "attention_gate": "element"},
+    **{"norm": "rms_norm_plus_one", "qk_norm": True, "attention_output_gate": "element"},
     **{"rope_share": 0.5, "layer_pattern": ["delta_net", "delta_net", "global"]},
     "delta_net": {
         **{"key_heads": 2, "key_dim": 6, "value_heads": 6, "value_dim": 5, "norm_epsilon": 1e-3},

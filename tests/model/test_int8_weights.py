@@ -88,7 +88,7 @@ def round_weights(model: GPT) -> None:
     for path, param in nnx.to_flat_state(state):
         array, name = np.asarray(param.get_value(), np.float64), path[0]
         is_tied_table = name == "token_embedding" and model.config.tied_embeddings
-        if path[-1] == "kernel":
+        if path[-1] == "kernel" and param.axes[0] != "latent":  # multiplied from both sides
             stacked = array if name == "blocks" else array[None]
             inputs = math.prod(stacked.shape[1 : 1 + param.inputs])
             rows = stacked.reshape(len(stacked), inputs, -1)
@@ -102,7 +102,7 @@ def round_weights(model: GPT) -> None:
 
 
 CASES: dict[str, dict[str, Any]] = {
-    **{name: ARCHITECTURES[name] for name in ("windows", "recipe")},
+    **{name: ARCHITECTURES[name] for name in ("windows", "recipe", "latent")},
     "tied": {"tied_embeddings": True, "qkv_bias": True},
 }
 

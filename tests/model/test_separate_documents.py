@@ -17,6 +17,7 @@ from rungs.model.gpt import GPT
 from rungs.model.kernels import blockwise_attention, splash_attention, triton_attention
 from rungs.model.kernels.blockwise_attention import Scoring
 from rungs.model.kernels.triton_attention import Documents
+from rungs.model.layers import NO_DROPOUT
 from tests.support.tiny_model import quick_jit, random_model
 
 LENGTHS = [[1, 70, 33, 96], [200]], [[128, 64, 8], [5, 190, 5]]
@@ -53,8 +54,10 @@ def by_splash(starts: Array, window: int | None, cap: float | None, *x: Array) -
 
 
 def by_triton(starts: Array, window: int | None, cap: float | None, *x: Array) -> Array:
-    documents = Documents.of(starts, x[1].shape[2])
-    return triton_attention.pallas_attention(*x, documents, Scoring(0.3, window, cap), True)
+    query, key, value = x
+    documents = Documents.of(starts, key.shape[2])
+    scoring = Scoring(0.3, window, cap)
+    return triton_attention.pallas_attention(query, key, value, documents, scoring, True)
 
 
 @functools.partial(quick_jit, static_argnums=(4, 5))
@@ -114,6 +117,8 @@ MODELS: dict[str, dict[str, Any]] = {
         "sliding_window": 6,
         "n_kv_heads": 1,
     },
+    "sinks": {"attention_sinks": True, "attention_output_gate": "head", "n_kv_heads": 1},
+    "latent": {"positions": "rope", "latent_attention": {"kv_rank": 6, "rope_dim": 4}},
 }
 MODEL_LENGTHS = [[11, 13], [13, 11]]
 
@@ -122,6 +127,8 @@ MODEL_LENGTHS = [[11, 13], [13, 11]]
     ("name", "drop_in_array_mask"),
     [
         ("sliding rope", True),
+        ("latent", False),
+        ("sinks", False),
         pytest.param("learned", False, marks=pytest.mark.long),
         pytest.param("sinusoidal", True, marks=pytest.mark.long),
     ],
@@ -151,7 +158,7 @@ def test_the_gradient_equals_that_of_each_document_alone(
 
 def plain_with_starts(query: Array, key: Array, value: Array, scoring: Scoring) -> Array:
     mask = scoring.mask(query.shape[1])
-    return plain_attention(query, key, value, mask, scale=scoring.scale, soft_cap=scoring.soft_cap)
+    return plain_attention(query, key, value, mask, NO_DROPOUT, *scoring.of_scores)
 
 
 def test_no_gradient_crosses_from_one_document_to_another() -> None:

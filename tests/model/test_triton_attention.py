@@ -37,7 +37,8 @@ def arrays(
 
 def by_kernels(scoring: Scoring, query: Any, key: Any, value: Any, dy: Any) -> Arrays:
     """Return the output and the gradients of query, key and value."""
-    y, pull = jax.vjp(lambda *x: pallas_attention(*x, None, scoring, True), query, key, value)
+    attend = functools.partial(pallas_attention, documents=None, scoring=scoring, interpret=True)
+    y, pull = jax.vjp(attend, query, key, value)
     return y, *pull(dy)
 
 

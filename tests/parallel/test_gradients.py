@@ -62,6 +62,9 @@ TRAININGS: dict[str, dict[str, Any]] = {
     "no-layers": {"drop_rate": 0.3},
     "recipe": {"drop_rate": 0.3},
     "olmo": {},
+    "latent": {"drop_rate": 0.3},
+    "deepseek": {"drop_rate": 0.3},
+    "sinks": {},
     "hybrid": {"drop_rate": 0.3},
 }
 
@@ -179,9 +182,16 @@ CASES: list[tuple[str, str, int, int, int, tuple[Any, ...]]] = [
     ("experts", "cp", 1, 2, 1, (FULL,)),
     ("hybrid", "fsdp_tp", 2, 4, 2, (DOTS,)),
     ("hybrid", "cp", 2, 2, 1, (FULL,)),
+    ("latent", "fsdp_tp", 2, 4, 1, (DOTS,)),
+    ("latent", "cp", 2, 4, 1, (FULL,)),
+    ("deepseek", "fsdp_tp", 4, 2, 1, (FULL,)),
+    ("deepseek", "cp", 2, 2, 1, (DOTS,)),
+    ("sinks", "fsdp_tp", 2, 4, 2, (DOTS,)),
+    ("sinks", "cp", 2, 4, 1, (FULL,)),
 ]
 
 QUICK = {"no-layers-fsdp_tp-4x2", "llama-cp-2x4", "olmo-fsdp_tp-4x2", "hybrid-fsdp_tp-2x4"}
+QUICK |= {"latent-fsdp_tp-2x4"}
 """Not long."""
 
 

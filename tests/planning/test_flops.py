@@ -45,6 +45,7 @@ CASES = [
     PlanCase("gemma", "dots", "dp", 1, "bfloat16"),
     PlanCase("olmo", "full", "fsdp", 1, "bfloat16"),
     PlanCase("olmo", "activations", "dp", 1, "float32"),
+    PlanCase("latent", "dots", "fsdp", 1, "bfloat16"),
     PlanCase("recipe", "activations", "dp", 4, "bfloat16"),
     PlanCase("recipe", "full", "fsdp", 1, "bfloat16"),
     PlanCase("a-to-a", "dots", "fsdp", 1, "float32"),

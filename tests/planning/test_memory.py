@@ -31,6 +31,7 @@ CASES = [
     (PlanCase("mixtral", "full", "fsdp", 4, "float32"), True),
     (PlanCase("gemma", "activations", "dp", 4, "bfloat16"), False),
     (PlanCase("olmo", "none", "dp", 1, "float32"), False),
+    (PlanCase("latent", "dots", "dp", 4, "bfloat16"), False),
     (PlanCase("recipe", "dots", "fsdp", 4, "bfloat16"), True),
 ]
 """Each with whether its loop over layers is unrolled."""

@@ -26,6 +26,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "sliding_window": 8,
         "layer_pattern": ["sliding", "global"],
     },
+    "latent": {"positions": "rope", "latent_attention": {"kv_rank": 6, "rope_dim": 4}},
     "hybrid": HYBRID,
 }
 SAMPLINGS = (
@@ -40,8 +41,8 @@ LENGTHS = (5, 1, 30, 16, 17)
 
 @pytest.mark.parametrize(
     ("name", "samplings"),
-    [("gpt2", SAMPLINGS), ("llama", (GREEDY,) * 5), ("hybrid", (GREEDY,) * 5)],
-    ids=["gpt2", "llama", "hybrid"],
+    [(name, SAMPLINGS if name == "gpt2" else (GREEDY,) * 5) for name in ARCHITECTURES],
+    ids=ARCHITECTURES,
 )
 def test_texts_that_come_and_go_are_those_of_the_generator(
     name: str, samplings: tuple[Sampling, ...]

@@ -2,7 +2,6 @@
 one sequence: each part's vector is carried through the residual stream on its own. Uses only the
 formulas of `reference_gpt`."""
 
-import math
 from typing import NamedTuple
 
 import numpy as np
@@ -34,7 +33,7 @@ def see(config: ModelConfig, weights: Weights, tokens: np.ndarray) -> Seen:
     states, parts = [x], {"embedding": x, "biases": np.zeros_like(x)}
     lists: list[list[Floats]] = [[], [], [], []]
     for number in range(config.n_layers):
-        layer = {name: w[number] for name, w in weights.items() if name.startswith("blocks.")}
+        layer = reference.weights_of_layer(config, weights, number)
         if config.residual_scalars:
             scale, skip = layer["blocks.residual_scale"], layer["blocks.embedding_skip"]
             parts = {name: scale * part for name, part in parts.items()}
@@ -53,8 +52,8 @@ def see(config: ModelConfig, weights: Weights, tokens: np.ndarray) -> Seen:
             kept.append(array)
         if config.feed_forward != "none":
             y = _input(config, layer, "feed_forward", x)
-            run = reference.experts if config.n_experts else reference.feed_forward
-            new = {f"feed_forward {number}": run(config, layer, y)}
+            run = reference.experts if own.n_experts else reference.feed_forward
+            new = {f"feed_forward {number}": run(own, layer, y)}
             x, parts, fed = _add(config, layer, "feed_forward", x, parts, new, np.zeros_like(x))
             lists[3].append(fed)
         states.append(x)
@@ -136,17 +135,18 @@ def attention(
     length, heads, width = query.shape
     sharing = heads // key.shape[1]
     window = config.sliding_window if sliding and config.sliding_window else length
-    maps, outputs = np.zeros((heads, length, length)), np.zeros((length, heads, width))
-    scale = 1 / math.sqrt(config.query_pre_attn_scalar or width)
+    maps, outputs = np.zeros((heads, length, length)), np.zeros((length, heads, value.shape[2]))
+    scale = reference.score_scale(config, width)
     for n in range(heads):
         for s in range(length):
             seen = slice(max(s - window + 1, 0), s + 1)
             scores = key[seen, n // sharing] @ query[s, n] * scale
-            maps[n, s, seen] = reference.softmax(
-                reference.soft_cap(scores, config.attention_soft_cap)
-            )
+            scores = reference.soft_cap(scores, config.attention_soft_cap)
+            sinks = layer.get("blocks.attention.sink")
+            all_scores = scores if sinks is None else np.append(scores, sinks[n])
+            maps[n, s, seen] = reference.softmax(all_scores)[: len(scores)]
         outputs[:, n] = maps[n] @ value[:, n // sharing]
-    return maps, outputs
+    return maps, reference.gates(config, layer, x) * outputs
 
 
 def logits(config: ModelConfig, weights: Weights, x: Floats) -> Floats:

@@ -44,6 +44,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "olmo": {
         **{**LLAMA, "norm_placement": "output", "qk_norm": True, "qk_norm_scope": "all_heads"},
     },
+    "latent": {
+        **{**LLAMA, "n_kv_heads": None},
+        "latent_attention": {"kv_rank": 128, "query_rank": 192, "rope_dim": 32},
+    },
     "recipe": {**SIZE, **RECIPE, "n_kv_heads": 4},
     "a-to-a": {**SIZE, "n_layers": 0, "n_heads": None, "positions": "none", "norm": "none"},
 }

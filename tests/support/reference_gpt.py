@@ -10,11 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rungs.config.model_config import ModelConfig
+from tests.support import reference_latent, reference_router
 from tests.support.reference_delta_net import delta_net, sigmoid
 
 Floats = NDArray[np.float64]
 Weights = dict[str, Floats]
 
+DENSE = "blocks.dense_feed_forward."
+SHARED = "blocks.feed_forward.shared."
 EXPERTS = tuple(f"blocks.feed_forward.{name}." for name in ("gate", "up", "down"))
 
 
@@ -46,9 +49,11 @@ def kind_of(config: ModelConfig, number: int) -> str:
 
 
 def config_of_layer(config: ModelConfig, number: int) -> ModelConfig:
-    """Return the config with the positions of a layer, which rope may leave out, and the placement
-    of its norms."""
+    """Return the config with the positions of a layer, which rope may leave out, the placement of
+    its norms, and without experts if it has none."""
     kind = kind_of(config, number)
+    if number < config.n_dense_layers:
+        config = config.model_copy(update={"n_experts": None, "shared_ffn_dim": None})
     if kind == "delta_net" and config.delta_net and config.delta_net.norm_placement:
         return config.model_copy(update={"norm_placement": config.delta_net.norm_placement})
     return config.model_copy(update={"positions": "none"}) if kind == "nope" else config
@@ -61,13 +66,15 @@ def weights_of_layer(config: ModelConfig, weights: Weights, number: int) -> Weig
         is_delta = kind_of(config, layer) == "delta_net"
         if name.startswith(("blocks.attention.", "blocks.delta_net.")):
             return is_delta == name.startswith("blocks.delta_net.")
+        if name.startswith(("blocks.feed_forward.", DENSE)):
+            return (layer < config.n_dense_layers) == name.startswith(DENSE)
         placement = config_of_layer(config, layer).norm_placement
         if "_output_norm" in name:
             return placement in ("around", "output")
         return "_norm" not in name or placement != "output"
 
     return {
-        name: w[sum(has(name, layer) for layer in range(number))]
+        name.replace("dense_", ""): w[sum(has(name, layer) for layer in range(number))]
         for name, w in weights.items()
         if name.startswith("blocks.") and has(name, number)
     }
@@ -175,18 +182,38 @@ def self_attention(
     if extra is not None:
         rows, gate = extra
         value += 2 / (1 + np.exp(-(x[:, : len(gate)] @ gate)))[..., None] * rows
-    scale = 1 / math.sqrt(config.query_pre_attn_scalar or query.shape[2])
-    y = attention(query, key, value, visible, scale, config.attention_soft_cap)
-    if config.attention_gate == "element":
-        y *= sigmoid(project(config, layer, x, "gate"))
+    scale = score_scale(config, query.shape[2])
+    sinks = layer.get("blocks.attention.sink")
+    y = attention(query, key, value, visible, scale, config.attention_soft_cap, sinks)
+    y = y * gates(config, layer, x)
     y = np.einsum("snh,nhd->sd", y, layer["blocks.attention.output.kernel"])
     return y + layer["blocks.attention.output.bias"] if config.attention_output_bias else y
+
+
+def gates(config: ModelConfig, layer: Weights, x: Floats) -> Floats:
+    """Return what the heads' outputs are multiplied by, (S, N, H or 1); Qiu et al. 2025, equation
+    5."""
+    if config.attention_output_gate == "none":
+        return np.ones((len(x), config.n_heads or 0, 1))
+    scores = np.tensordot(x, layer["blocks.attention.gate.kernel"], 1)
+    scores = scores + layer["blocks.attention.gate.bias"] if config.qkv_bias else scores
+    return sigmoid(scores if scores.ndim == 3 else scores[..., None])
+
+
+def score_scale(config: ModelConfig, width: int) -> float:
+    """Return the factor on scores of heads of this width, with YaRN's temperature on all of them as
+    in DeepSeek-V2, section 3.1.4."""
+    scaling = config.rope_scaling
+    mscale = 0.1 * (scaling.score_mscale or 0) * math.log(scaling.factor) if scaling else 0
+    return (1 + mscale) ** 2 / math.sqrt(config.query_pre_attn_scalar or width)
 
 
 def projections(
     config: ModelConfig, layer: Weights, x: Floats, sliding: bool
 ) -> tuple[Floats, Floats, Floats]:
     """Return queries, keys and values, normalized and rotated, each (S, N or K, H)."""
+    if config.latent_attention:
+        return reference_latent.projections(config, layer, x)
     factor = 1.0  # of YaRN
     if config.rope_scaling and not (sliding and config.sliding_rope_theta):
         factor = config.rope_scaling.attention_factor or 1.0
@@ -215,9 +242,11 @@ def attention(
     mask: NDArray[np.bool_] | None,
     scale: float | None = None,
     cap: float | None = None,
+    sinks: Floats | None = None,
 ) -> Floats:
     """For one sequence, from (S, N, H), (T, K, H), (T, K, H) and (S, T) to (S, N, H). The first
-    N ÷ K query heads share the first key head, and so on (Ainslie et al. 2023, figure 2)."""
+    N ÷ K query heads share the first key head, and so on (Ainslie et al. 2023, figure 2). A sink
+    (N,) is another score, of a value of zeros."""
     scale = 1 / math.sqrt(query.shape[2]) if scale is None else scale
     sharing = query.shape[1] // key.shape[1]
     result = np.zeros(query.shape[:2] + value.shape[2:])
@@ -226,7 +255,8 @@ def attention(
             scores = soft_cap(key[:, n // sharing] @ query[s, n] * scale, cap)
             if mask is not None:
                 scores = np.where(mask[s], scores, -np.inf)
-            result[s, n] = softmax(scores) @ value[:, n // sharing]
+            scores = scores if sinks is None else np.append(scores, sinks[n])
+            result[s, n] = softmax(scores)[: len(key)] @ value[:, n // sharing]
     return result
 
 
@@ -294,8 +324,11 @@ def yarn_ramp(config: ModelConfig, pair: int, width: int) -> float:
         length = context / turns
         return width * math.log(length / (2 * math.pi)) / (2 * math.log(config.rope_theta))
 
-    first = max(math.floor(pair_that_makes(scaling.high_frequency_factor)), 0)
-    last = min(math.ceil(pair_that_makes(scaling.low_frequency_factor)), width - 1)
+    first = pair_that_makes(scaling.high_frequency_factor)
+    last = pair_that_makes(scaling.low_frequency_factor)
+    if scaling.whole_pairs:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, width - 1)
     return min(max((pair - first) / (last - first), 0.0), 1.0)
 
 
@@ -310,6 +343,9 @@ def hidden_units(config: ModelConfig, layer: Weights, x: Floats) -> Floats:
     if config.feed_forward == "swiglu":
         gate = feed_forward_linear(config, layer, "gate", x)
         return gate / (1 + np.exp(-gate)) * hidden
+    if config.feed_forward == "swiglu_clamped":
+        gate = np.minimum(feed_forward_linear(config, layer, "gate", x), 7)
+        return gate / (1 + np.exp(-1.702 * gate)) * (np.clip(hidden, -7, 7) + 1)
     if config.feed_forward in ("geglu", "geglu_tanh"):
         gate = feed_forward_linear(config, layer, "gate", x)
         return gelu(gate, config.feed_forward == "geglu_tanh") * hidden
@@ -331,13 +367,14 @@ def gelu(x: Floats, tanh_form: bool) -> Floats:
 
 
 def experts(config: ModelConfig, layer: Weights, x: Floats) -> Floats:
-    """Mixture of experts, from (S, D) to (S, D) (Jiang et al. 2024, section 2.1)."""
+    """Mixture of experts, from (S, D) to (S, D) (Jiang et al. 2024, section 2.1), with the shared
+    experts, if any (Dai et al. 2024, equation 9)."""
     result = np.zeros(x.shape)
     for s in range(len(x)):
-        scores = softmax(x[s] @ layer["blocks.feed_forward.router.kernel"])
-        chosen = sorted(range(len(scores)), key=lambda e: -scores[e])[: config.experts_per_token]
-        for e in chosen:
+        for e, weight in reference_router.weights_of_experts(config, layer, x[s]).items():
             own = {name: w[e] for name, w in layer.items() if name.startswith(EXPERTS)}
-            whole = scores[chosen].sum() if config.normalize_expert_weights else 1.0
-            result[s] += scores[e] / whole * feed_forward(config, own, x[s])
+            result[s] += weight * feed_forward(config, own, x[s])
+    if config.shared_ffn_dim:
+        shared = {name.replace(".shared.", "."): w for name, w in layer.items() if SHARED in name}
+        result += feed_forward(config, shared, x)
     return result

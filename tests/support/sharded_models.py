@@ -90,9 +90,29 @@ ARCHITECTURES["olmo"] = {
     "attention_output_bias": False,
 }
 """With a norm over heads that are split, and on four devices one over heads that are not."""
+ARCHITECTURES["latent"] = {
+    **{"n_heads": 8, "head_dim": 2, "positions": "rope", "norm": "rms_norm", "ffn_dim": 32},
+    "latent_attention": {"kv_rank": 6, "query_rank": 5, "rope_dim": 4, "value_dim": 3},
+}
+ARCHITECTURES["sinks"] = {
+    **{"n_heads": 8, "n_kv_heads": 4, "positions": "rope", "norm": "rms_norm", "ffn_dim": 32},
+    **{"attention_sinks": True, "attention_output_gate": "head", "qkv_bias": True},
+    **{"feed_forward": "swiglu_clamped", "sliding_window": 3},
+    "layer_pattern": ["sliding", "global"],
+}
+DEEPSEEK: dict[str, Any] = {
+    **{**ARCHITECTURES["latent"], "n_layers": 3, "n_dense_layers": 1, "dense_ffn_dim": 24},
+    **{"feed_forward": "swiglu", "ffn_dim": 8, "shared_ffn_dim": 16},
+    **{"n_experts": 8, "experts_per_token": 3},
+    "expert_routing": {
+        **{"scores": "sigmoid", "balance_bias": True, "router_bias": True},
+        **{"groups": 4, "groups_per_token": 2, "weight_factor": 2.0},
+    },
+}
+ARCHITECTURES["deepseek"] = DEEPSEEK
 HYBRID: dict[str, Any] = {
     **{"n_layers": 3, "layer_pattern": ["delta_net", "delta_net", "global"], "norm": "rms_norm"},
-    **{"positions": "rope", "rope_share": 0.5, "attention_gate": "element"},
+    **{"positions": "rope", "rope_share": 0.5, "attention_output_gate": "element"},
     "delta_net": {"key_heads": 4, "key_dim": 6, "value_heads": 8, "value_dim": 5},
 }
 """Most layers with Gated DeltaNet, as in Qwen3-Next."""

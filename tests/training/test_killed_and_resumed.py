@@ -12,7 +12,7 @@ from rungs.parallel.sharding import one_device
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.training.dataset_learner import on_datasets
 from rungs.training.start import launch
-from tests.support.sharded_models import RECIPE, RECIPE_OF_MUON
+from tests.support.sharded_models import DEEPSEEK, RECIPE, RECIPE_OF_MUON
 from tests.support.starting import Killed, die_before
 from tests.support.tiny_run import (
     assert_same_outcome,
@@ -54,12 +54,17 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     # wide enough that it factors the second moments of matrices
     "adafactor": ({"optimizer": "adafactor", "schedule": "constant"}, {"emb_dim": 128}),
     "sgd and steps that grow": ({"optimizer": "sgd", "batch_growth": {"4": 2}}, {}),
+    "experts balanced by biases": (
+        {"balance_bias_rate": 0.05},
+        {k: v for k, v in DEEPSEEK.items() if k != "head_dim"},
+    ),
     "dpo": (PREFERENCES | {"objective": "dpo"}, {}),
     "a teacher": (DISTILLED, {"n_layers": 1}),
     "a teacher's stored predictions": (DISTILLED | {"teacher_top_k": 7}, {"n_layers": 1}),
     "an objective of one's own": ({}, {}),
 }
 STATE = {"muon, averaged, in fsdp": "model.ema.", "adamw in float8": "float8.amaxes"}
+STATE["experts balanced by biases"] = "blocks.feed_forward.router.balance_bias"
 """Part of the names of state that only these runs have."""
 
 

@@ -4,6 +4,8 @@
     gpt2      GPT-2
     llama     Llama, Mistral, Mixtral, Qwen 2, Qwen 3 with experts or without, SmolLM3, OLMo 2 and 3
     gemma     Gemma 1, 2 and 3
+    gpt_oss   GPT-OSS
+    deepseek  DeepSeek-V2 and V3
 
 To add a family, add it to `FAMILIES`; CONTRIBUTING.md has the steps. If its norm placement, bias
 or activation isn't a key of `config/model_config.py`, the key comes first, with `model/blocks.py`
@@ -11,9 +13,11 @@ or `model/attention.py`."""
 
 from rungs.common import errors, strict_json
 from rungs.huggingface.config_keys import HFConfig
+from rungs.huggingface.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
 from rungs.huggingface.families.family import Family
 from rungs.huggingface.families.gemma import GEMMA, GEMMA2, GEMMA3
 from rungs.huggingface.families.gpt2 import GPT2
+from rungs.huggingface.families.gpt_oss import GPT_OSS
 from rungs.huggingface.families.llama import (
     LLAMA,
     MISTRAL,
@@ -30,7 +34,7 @@ FAMILIES = {
     family.model_type: family
     for family in (
         *(LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, MIXTRAL, GPT2),
-        *(QWEN3_MOE, OLMO2, OLMO3, SMOLLM3),
+        *(QWEN3_MOE, OLMO2, OLMO3, SMOLLM3, GPT_OSS, DEEPSEEK_V2, DEEPSEEK_V3),
     )
 }
 """Families by model type. Export uses the first that can express a model, so order matters."""

@@ -11,12 +11,14 @@ from rungs.config import run_config
 from rungs.config.model_config import ModelConfig
 from rungs.huggingface.config_keys import HFConfig, Key
 
-_ROTARY_BUFFERS = ((r"\.rotary_emb\.inv_freq", "rotary frequencies, which Rungs computes"),)
+ROTARY_BUFFERS = ((r"\.rotary_emb\.inv_freq", "rotary frequencies, which Rungs computes"),)
 _BLOCK_KEYS = (
     *("n_heads", "n_kv_heads", "head_dim", "qkv_bias", "attention_output_bias", "qk_norm"),
     *("query_pre_attn_scalar", "attention_soft_cap", "residual", "feed_forward", "ffn_dim"),
     *("ffn_bias", "n_experts", "experts_per_token", "residual_scalars", "value_embedding_every"),
-    *("normalize_expert_weights", "qk_norm_scope", "delta_net", "attention_gate", "rope_share"),
+    *("normalize_expert_weights", "qk_norm_scope", "latent_attention", "attention_sinks"),
+    *("attention_output_gate", "expert_routing", "shared_ffn_dim", "delta_net", "rope_share"),
+    *("n_dense_layers", "dense_ffn_dim"),
 )
 
 
@@ -25,10 +27,13 @@ class Rule(NamedTuple):
     matrices. Several are concatenated along the outputs."""
 
     hf_name: str
-    """Pattern with `{layer}` and `{expert}` for the numbers."""
+    """Pattern with `{layer}` and `{expert}` for the numbers. Without `{expert}`, a tensor of
+    experts has an axis of them."""
     parameters: tuple[str, ...]
     transposed: bool = False
     """Whether the tensor is (outputs, inputs), as in PyTorch's Linear."""
+    interleaved: bool = False
+    """Whether outputs of several parameters alternate: the first of each, then the second."""
 
 
 def as_is(hf_name: str, *parameters: str) -> Rule:
@@ -65,7 +70,7 @@ class Family:
     """Rules for every parameter that a model of the family may have."""
     prefix: str = "model."
     """Prefix of all tensor names except the head's."""
-    buffers: tuple[tuple[str, str], ...] = _ROTARY_BUFFERS
+    buffers: tuple[tuple[str, str], ...] = ROTARY_BUFFERS
     """Tensors that are not parameters: regular expressions for name endings, and descriptions."""
     supported_values: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Further `config.json` keys that must have one of these values if they are there."""
@@ -106,15 +111,18 @@ def normal_form(model: ModelConfig) -> ModelConfig:
     if model.n_layers == 0:
         keys = {key: value for key, value in keys.items() if key not in _BLOCK_KEYS}
         return ModelConfig.model_validate(keys | {"n_heads": 1})
-    keys["n_kv_heads"] = model.n_kv_heads or model.n_heads
+    keys["n_kv_heads"] = None if model.latent_attention else model.n_kv_heads or model.n_heads
     keys["head_dim"] = model.head_width
     keys["ffn_dim"] = None if model.feed_forward == "none" else model.hidden_dim
+    if model.latent_attention:
+        keys["latent_attention"]["value_dim"] = model.value_width
+    keys["expert_routing"] = model.routing.model_dump() if model.n_experts else None
     if not model.n_experts:
         del keys["normalize_expert_weights"]
     if not model.qk_norm:
         del keys["qk_norm_scope"]
     if not (model.mup and model.mup.base_head_dim):  # muP has its own attention scale
-        keys["query_pre_attn_scalar"] = model.query_pre_attn_scalar or model.head_width
+        keys["query_pre_attn_scalar"] = model.query_pre_attn_scalar or model.query_width
     if model.positions != "rope":
         del keys["rope_theta"], keys["rope_share"]
     if own := model.delta_net:

@@ -78,13 +78,15 @@ ATTENTION = (
 )
 
 
-def feed_forward(block: str, gate: str, up: str, down: str) -> tuple[Rule, ...]:
+def feed_forward(
+    block: str, gate: str, up: str, down: str, module: str = "blocks.feed_forward"
+) -> tuple[Rule, ...]:
     """Return the rules of a gated feed-forward sub-layer, or of one for each expert, whose three
-    matrices have these names in `block`."""
+    matrices have these names in `block`. `module` is ours."""
     return (
-        *linear(f"{LAYER}.{block}.{gate}", "blocks.feed_forward.gate"),
-        *linear(f"{LAYER}.{block}.{up}", "blocks.feed_forward.up"),
-        *linear(f"{LAYER}.{block}.{down}", "blocks.feed_forward.down"),
+        *linear(f"{LAYER}.{block}.{gate}", f"{module}.gate"),
+        *linear(f"{LAYER}.{block}.{up}", f"{module}.up"),
+        *linear(f"{LAYER}.{block}.{down}", f"{module}.down"),
     )
 
 

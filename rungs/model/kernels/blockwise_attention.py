@@ -32,7 +32,7 @@ MASKED_SCORE = -1e30
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["starts_BS"],
+    data_fields=["starts_BS", "sink_N"],
     meta_fields=["scale", "window", "soft_cap"],
 )
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +47,14 @@ class Scoring:
     """Bound on the absolute value of scores; None for no bound."""
     starts_BS: Array | None = None
     """Position of the first key that each query may attend to, at most its own; None for 0."""
+    sink_N: Array | None = None
+    """For each query head, the score of a sink: it takes a share of the attention weights, and has
+    no value (GPT-OSS, arXiv 2508.10925, section 2.2). None for no sinks."""
+
+    @property
+    def of_scores(self) -> tuple[float, float | None, Array | None]:
+        """Scale, soft cap and sinks, the last arguments of `attention_weights`."""
+        return self.scale, self.soft_cap, self.sink_N
 
     def is_seen(self, distance: Array) -> Array:
         """Return whether a query attends to a key `distance` tokens before it."""
@@ -95,9 +103,12 @@ def keeps_weights() -> bool:
 def causal_attention(
     query_BSNH: Array, key_BSKH: Array, value_BSKH: Array, scoring: Scoring
 ) -> Array:
-    """Return y_BSNH in the dtype of query; matmuls accumulate in float32."""
+    """Return y_BSNH in the dtype of query; matmuls accumulate in float32. Values may have another
+    width than keys."""
     attend: Callable[..., Array] = _attention if keeps_weights() else checkpoint_marked(_attention)
-    return attend(scoring, *collectives.to_common_varying(query_BSNH, key_BSKH, value_BSKH))
+    inputs = query_BSNH, key_BSKH, value_BSKH, scoring.sink_N
+    *arrays, sink_N = collectives.to_common_varying(*inputs)
+    return attend(dataclasses.replace(scoring, sink_N=sink_N), *arrays)
 
 
 class Weights(NamedTuple):
@@ -120,6 +131,8 @@ class Residuals(NamedTuple):
     """Weights of each block."""
     totals_XGS1: Array
     """Sum of each query's exponentials."""
+    sinks_XGS1: Array | None
+    """The sink's exponential in that sum."""
 
 
 @jax.custom_vjp
@@ -135,12 +148,19 @@ def _forward(
         merged_keys(key),
         merged_keys(value),
     )
-    parts, totals, weights = [], [], []
+    parts, totals, weights, sinks = [], [], [], list[Array]()
     for block in query_blocks(query.shape[1], scoring.window):
         scores_XQT, slope_XQT = block_scores(scoring, block, query_XGSH, key_XTH)
-        shifted_XQT = scores_XQT - scores_XQT.max(axis=-1, keepdims=True)
+        largest_XQ1 = scores_XQT.max(axis=-1, keepdims=True)
+        if scoring.sink_N is not None:
+            sink_XQ1 = _sinks_of(scoring.sink_N, query_XGSH, block)
+            largest_XQ1 = jnp.maximum(largest_XQ1, sink_XQ1)
+        shifted_XQT = scores_XQT - largest_XQ1
         exponentials_XQT = target_device.cpu_barrier(jnp.exp(shifted_XQT).astype(value.dtype))
         total_XQ1 = sum_over_last_axis(exponentials_XQT)
+        if scoring.sink_N is not None:
+            sinks.append(_by_group(query_XGSH, jnp.exp(sink_XQ1 - largest_XQ1)))
+            total_XQ1 += sinks[-1].reshape(total_XQ1.shape)
         y_XQH = _dot(exponentials_XQT, block.keys(value_XTH), 2, 1)
         parts.append(_by_group(query_XGSH, y_XQH))
         totals.append(_by_group(query_XGSH, total_XQ1))
@@ -148,13 +168,14 @@ def _forward(
     totals_XGS1 = save_for_backward(jnp.concatenate(totals, axis=2))
     y_XGSH = jnp.concatenate(parts, axis=2) / totals_XGS1
     y = save_for_backward(_as_queries(query, y_XGSH))
-    return y, (scoring, Residuals(query, key, value, y, weights, totals_XGS1))
+    sinks_XGS1 = save_for_backward(jnp.concatenate(sinks, axis=2)) if sinks else None
+    return y, (scoring, Residuals(query, key, value, y, weights, totals_XGS1, sinks_XGS1))
 
 
 def _backward(
     saved: tuple[Scoring, Residuals], gradient: Array
-) -> tuple[None, Array, Array, Array]:
-    scoring, (query, key, value, y, weights, totals_XGS1) = saved
+) -> tuple[Scoring | None, Array, Array, Array]:
+    scoring, (query, key, value, y, weights, totals_XGS1, sinks_XGS1) = saved
     query_XGSH, key_XTH, value_XTH = (
         grouped_queries(query, key),
         merged_keys(key),
@@ -178,8 +199,13 @@ def _backward(
         query_parts.append(_by_group(query_XGSH, _dot(score_gradient, block.keys(key_XTH), 2, 1)))
         key_parts.append((block, _sum_over_queries(query_XQH, score_gradient)))
         value_parts.append((block, _sum_over_queries(dy_XQH, exponentials_XQT)))
+    of_scoring: Scoring | None = None
+    if sinks_XGS1 is not None:
+        of_sink_X = -(sinks_XGS1 * dy_XGSH * y_XGSH).sum(axis=(2, 3))
+        of_sink_N = of_sink_X.reshape(query.shape[0], -1).sum(axis=0)
+        of_scoring = dataclasses.replace(scoring, starts_BS=None, sink_N=of_sink_N)
     return (
-        None,
+        of_scoring,
         _as_queries(query, jnp.concatenate(query_parts, axis=2) * scoring.scale),
         _as_keys(key, scoring.scale, key_parts),
         _as_keys(value, 1, value_parts),
@@ -207,6 +233,14 @@ def block_scores(
     return jnp.where(mask, scores, MASKED_SCORE), slope
 
 
+def _sinks_of(sink_N: Array, query_XGSH: Array, block: QueryBlock) -> Array:
+    """Return the sink of each query of a block, sink_XQ1."""
+    rows, group = query_XGSH.shape[:2]
+    sink_XG = jnp.tile(sink_N.astype(jnp.float32), rows * group // len(sink_N)).reshape(rows, group)
+    shape = rows, group, block.end - block.first
+    return jnp.broadcast_to(sink_XG[..., None], shape).reshape(rows, -1, 1)
+
+
 def _sum_over_queries(x_XQH: Array, weights_XQT: Array) -> Array:
     """Return a block's products summed over its queries: x_XHT."""
     return target_device.cpu_barrier(_dot(transpose_in_memory(x_XQH), weights_XQT, 2, 1))
@@ -222,8 +256,8 @@ def grouped_queries(x_BSNH: Array, key_BSKH: Array) -> Array:
 
 def _as_queries(query_BSNH: Array, x_XGSH: Array) -> Array:
     """Return x in the layout and dtype of the queries."""
-    batch, length, heads, width = query_BSNH.shape
-    x = x_XGSH.reshape(batch, heads, length, width).swapaxes(1, 2)
+    batch, length, heads, _ = query_BSNH.shape
+    x = x_XGSH.reshape(batch, heads, length, -1).swapaxes(1, 2)
     return x.astype(query_BSNH.dtype)
 
 

@@ -51,10 +51,12 @@ def pallas_attention(
     length, heads = query_BSNH.shape[1:3]
     block = block_size(length)
     query_BSNH = (query_BSNH.astype(jnp.float32) * scoring.scale).astype(query_BSNH.dtype)
-    arrays = collectives.to_common_varying(query_BSNH, key_BSKH, value_BSKH)
+    inputs = query_BSNH, key_BSKH, value_BSKH, scoring.sink_N
+    *arrays, sink_N = collectives.to_common_varying(*inputs)
     kernel = _splash_kernel(heads, length + -length % block, block, scoring, interpret)
     segments = None if scoring.starts_BS is None else _segments(scoring.starts_BS, block)
-    y_BNSH = jax.vmap(kernel)(*(_by_head(array, block) for array in arrays), segments)
+    by_head = jax.vmap(kernel, in_axes=(0, 0, 0, 0, None))
+    y_BNSH = by_head(*(_by_head(array, block) for array in arrays), segments, sink_N)
     return y_BNSH[:, :, :length].swapaxes(1, 2)
 
 
@@ -80,8 +82,8 @@ def _segments(starts_BS: Array, block: int) -> splash_attention_kernel.SegmentId
 def _splash_kernel(
     heads: int, length: int, block: int, scoring: Scoring, interpret: bool
 ) -> Callable[..., Array]:
-    """Return the function of query_NSH, key_KSH, value_KSH and segments or None. Its other
-    residuals, y and the log-sum-exp, are marked as in `remat.save_for_backward`."""
+    """Return the function of query_NSH, key_KSH, value_KSH, segments or None, and sink_N or None.
+    Its other residuals, y and the log-sum-exp, are marked as in `remat.save_for_backward`."""
     splash = _splash_attention()
     mask = _CausalMask((length, length), (scoring.window and scoring.window - 1, 0), 0)
     blocks = ("block_q", "block_kv", "block_q_dkv", "block_kv_dkv", "block_q_dq", "block_kv_dq")

@@ -90,11 +90,12 @@ def causal_attention(
     """Like `blockwise_attention.causal_attention`."""
     starts_BS = scoring.starts_BS
     documents = None if starts_BS is None else Documents.of(starts_BS, key_BSKH.shape[2])
-    inputs = collectives.to_common_varying(query_BSNH, key_BSKH, value_BSKH, documents)
-    return pallas_attention(*inputs, dataclasses.replace(scoring, starts_BS=None), False)
+    inputs = query_BSNH, key_BSKH, value_BSKH, documents
+    query, key, value, documents = collectives.to_common_varying(*inputs)
+    own = dataclasses.replace(scoring, starts_BS=None)
+    return pallas_attention(query, key, value, documents, own, interpret=False)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
 def pallas_attention(
     query_BSNH: Array,
     key_BSKH: Array,
@@ -107,9 +108,29 @@ def pallas_attention(
 
     Args:
         documents: None if each sequence is one document.
-        scoring: hashable, without `starts_BS`.
+        scoring: without `starts_BS`.
         interpret: whether to run the kernels step by step, on any device."""
-    return _forward(query_BSNH, key_BSKH, value_BSKH, documents, scoring, interpret)[0]
+    sink_N, scoring = scoring.sink_N, dataclasses.replace(scoring, sink_N=None)
+    y_BSNH, log_sum_BSN = _attention(
+        query_BSNH, key_BSKH, value_BSKH, documents, scoring, interpret
+    )
+    if sink_N is None:
+        return y_BSNH
+    share_BSN = jax.nn.sigmoid(log_sum_BSN - sink_N)  # of all keys beside the sink
+    return (share_BSN[..., None] * y_BSNH).astype(y_BSNH.dtype)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
+def _attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    documents: Documents | None,
+    scoring: Scoring,
+    interpret: bool,
+) -> tuple[Array, Array]:
+    """Return y_BSNH, and the log-sum-exp of each query's scores."""
+    return _forward(query, key, value, documents, scoring, interpret)[0]
 
 
 def _forward(
@@ -119,21 +140,21 @@ def _forward(
     documents: Documents | None,
     scoring: Scoring,
     interpret: bool,
-) -> tuple[Array, tuple[Any, ...]]:
+) -> tuple[tuple[Array, Array], tuple[Any, ...]]:
     like = jax.eval_shape(lambda x: (x, _sums_over_head(x)), query)
     tiles = _tiling(query).forward
     kernel = functools.partial(_attend, scoring, tiles)
     programs = _query_programs(tiles, query, key)
     arrays = query, key, value, *(documents or ())
     y, log_sum = map(save_for_backward, _run(kernel, programs, like, arrays, interpret))
-    return y, (query, key, value, documents, y, log_sum)
+    return (y, log_sum), (query, key, value, documents, y, log_sum)
 
 
 def _backward(
-    scoring: Scoring, interpret: bool, residuals: tuple[Any, ...], dy: Array
+    scoring: Scoring, interpret: bool, residuals: tuple[Any, ...], gradients: tuple[Array, Array]
 ) -> tuple[Array, Array, Array, None]:
-    query, key, value, documents, y, log_sum = residuals
-    dy_times_y = _sums_over_head(dy.astype(jnp.float32) * y.astype(jnp.float32))
+    (query, key, value, documents, y, log_sum), (dy, of_log_sum) = residuals, gradients
+    dy_times_y = _sums_over_head(dy.astype(jnp.float32) * y.astype(jnp.float32)) - of_log_sum
     arrays = query, key, value, dy, log_sum, dy_times_y, *(documents or ())
     like_query, *like_keys = jax.eval_shape(lambda *x: x, query, key, value)
     tiles = _tiling(query).query_gradient
@@ -147,7 +168,7 @@ def _backward(
     return query_gradient, key_gradient, value_gradient, None
 
 
-pallas_attention.defvjp(_forward, _backward)
+_attention.defvjp(_forward, _backward)
 
 
 class _RunningSoftmax(NamedTuple):
