@@ -255,6 +255,9 @@ class ModelConfig(Config):
     shared_ffn_dim: Size | None = None
     """Mixture of experts: hidden width of another feed-forward sub-layer, of shared experts, which
     all tokens go through (DeepSeekMoE, Dai et al. 2024). Absent: none."""
+    shared_expert_gate: bool = False
+    """Whether the output of shared experts is multiplied by the sigmoid of a learned linear
+    function of their input (Qwen 2 with experts, Qwen3-Next)."""
     n_dense_layers: Annotated[int, Field(ge=0, le=MOST_LAYERS)] = 0
     """Mixture of experts: how many layers, the first ones, have one feed-forward sub-layer for all
     tokens instead (DeepSeek-V2)."""
@@ -396,6 +399,8 @@ class ModelConfig(Config):
             yield f"n_dense_layers: {dense} is not below n_layers {self.n_layers}"
         elif dense and self.value_embedding_every:
             yield "value_embedding_every: not supported with n_dense_layers; remove one of the two"
+        if self.shared_expert_gate and not self.shared_ffn_dim:
+            yield "shared_expert_gate: needs shared_ffn_dim"
         for key in ("expert_routing", "shared_ffn_dim", "n_dense_layers"):
             if getattr(self, key) and not total:
                 yield f"{key}: needs n_experts"

@@ -197,7 +197,7 @@ class LayerTypes:
         if not isinstance(period, int) or period < 1:
             hf_config.reject(self.period_key or "", "must be an integer above 0")
             return {}
-        default = _types(periodic(period, _layer_count(hf_config)))
+        default = _types(periodic(period, layer_count(hf_config)))
         return _read_layer_types(hf_config, default if layer_types is None else layer_types, window)
 
     def write(self, model: ModelConfig) -> Values:
@@ -249,7 +249,7 @@ class UpperWindows:
             hf_config.reject("max_window_layers", "must be an integer")
             return {}
         if layer_types is None:
-            layers = range(_layer_count(hf_config))
+            layers = range(layer_count(hf_config))
             layer_types = _types([bool(is_used and window and n >= first) for n in layers])
         return _read_layer_types(hf_config, layer_types, window if is_used else None)
 
@@ -273,7 +273,7 @@ class UnrotatedLayers:
     def read(self, hf_config: HFConfig) -> Values:
         rotated = hf_config.take("no_rope_layers")
         interval = hf_config.take("no_rope_layer_interval", self.default_interval)
-        layers = _layer_count(hf_config)
+        layers = layer_count(hf_config)
         layer_types = hf_config.take("layer_types")
         if layer_types not in (None, ["full_attention"] * layers):
             hf_config.reject("layer_types", f"must be full_attention for all {layers} layers")
@@ -297,28 +297,33 @@ class UnrotatedLayers:
         }
 
 
-def _layer_count(hf_config: HFConfig) -> int:
+def layer_count(hf_config: HFConfig) -> int:
     """Return the number of layers, or 0 if the config has no valid number."""
     count = hf_config.taken["num_hidden_layers"]
     return count if isinstance(count, int) and count <= MOST_LAYERS else 0
 
 
 def _read_layer_types(hf_config: HFConfig, layer_types: Any, window: Any) -> Values:
-    n_layers = hf_config.taken["num_hidden_layers"]
-    is_list = isinstance(layer_types, list)
-    if not is_list or not all(isinstance(kind, str) and kind in _KINDS for kind in layer_types):
-        hf_config.reject("layer_types", f"must be a list of {' and '.join(_KINDS)}")
-        return {}
-    if n_layers is not None and len(layer_types) != n_layers:
-        hf_config.reject("layer_types", f"must name {n_layers} layers, as num_hidden_layers says")
-        return {}
-    kinds = [_KINDS[layer_type] for layer_type in layer_types]
+    kinds = read_kinds(hf_config, layer_types, _KINDS)
     if "sliding" not in kinds:
         return {}
     if window is None:
         hf_config.reject("sliding_window", "layers with a window need its length")
         return {}
     return {"sliding_window": window, "layer_pattern": shortest_period(kinds)}
+
+
+def read_kinds(hf_config: HFConfig, layer_types: Any, known: Mapping[str, str]) -> list[str]:
+    """Return the kind of each layer from the types of `layer_types`; none if they are wrong."""
+    n_layers = hf_config.taken["num_hidden_layers"]
+    is_list = isinstance(layer_types, list)
+    if not is_list or not all(isinstance(kind, str) and kind in known for kind in layer_types):
+        hf_config.reject("layer_types", f"must be a list of {' and '.join(known)}")
+        return []
+    if n_layers is not None and len(layer_types) != n_layers:
+        hf_config.reject("layer_types", f"must name {n_layers} layers, as num_hidden_layers says")
+        return []
+    return [known[layer_type] for layer_type in layer_types]
 
 
 def shortest_period(kinds: list[str]) -> list[str]:

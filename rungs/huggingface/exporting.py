@@ -315,6 +315,8 @@ class Adapter:
                         b_OR[first : first + size, column : column + rank] = up.reshape(rank, -1).T
                         column += rank
                     first += size
+                places = np.split(np.arange(len(b_OR)), np.cumsum(outputs)[:-1])
+                b_OR = b_OR[group.side_by_side(places)]
                 a_RI = np.ascontiguousarray(np.concatenate(rows))
                 alpha = count * self._lora.alpha
                 yield AdaptedModule(name.removesuffix(_WEIGHT), column, alpha, a_RI, b_OR)

@@ -28,7 +28,7 @@ from rungs.huggingface.tensors import TensorGroup, Tensors, tensor_groups
 from rungs.run.folder import RunFolder, new_run_path
 
 HEAD = "lm_head.weight"
-_VISION = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\.")
+_VISION = re.compile(r"(model\.)?(vision_tower|multi_modal_projector|visual)\.")
 _MAX_LINES = 20
 
 

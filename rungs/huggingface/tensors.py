@@ -128,7 +128,7 @@ class TensorGroup:
     def __init__(self, rule: Rule, parameters: dict[str, AbstractParameter]) -> None:
         self.parameters = {name: parameters[name] for name in rule.parameters}
         """The parameters in the tensors, by name."""
-        self.is_transposed, self._is_interleaved = rule.transposed, rule.interleaved
+        self.is_transposed = rule.transposed
         stacked = sum(axis in rule.hf_name for axis in _STACKED_AXES)
         indices = itertools.product(*map(range, parameters[rule.parameters[0]].shape[:stacked]))
         layers = parameters[rule.parameters[0]].layers
@@ -148,25 +148,31 @@ class TensorGroup:
         ]
         """Shape of each parameter's part of a tensor: (inputs, outputs), or (outputs,), after the
         experts that it has."""
+        self._groups = items[0][first.inputs] if rule.interleaved else 1
         shape = (*self.matrices[0][:-1], sum(matrix[-1] for matrix in self.matrices))
         self.shape: tuple[int, ...] = shape[::-1] if rule.transposed else shape
+        if rule.is_convolution:
+            self.shape = shape[0] // items[0][-1], 1, items[0][-1]
 
     def split(self, tensor: np.ndarray) -> list[np.ndarray]:
         """Return each parameter's part of a tensor."""
         matrix = _transpose(tensor) if self.is_transposed else tensor
-        ends = list(itertools.accumulate(shape[-1] for shape in self.matrices))
-        parts = np.split(matrix, ends[:-1], axis=-1)
-        if self._is_interleaved:
-            parts = [matrix[..., place :: len(ends)] for place in range(len(ends))]
+        leading = self.matrices[0][:-1]
+        ends = list(itertools.accumulate(shape[-1] // self._groups for shape in self.matrices))
+        parts = np.split(matrix.reshape(*leading, self._groups, -1), ends[:-1], axis=-1)
         return [part.reshape(s) for part, s in zip(parts, self._item_shapes, strict=True)]
 
     def join(self, items: list[np.ndarray]) -> np.ndarray:
         """Return the tensor made of one part of each parameter."""
         matrices = [item.reshape(s) for item, s in zip(items, self.matrices, strict=True)]
-        matrix = matrices[0] if len(matrices) == 1 else np.concatenate(matrices, axis=-1)
-        if self._is_interleaved:
-            matrix = np.stack(matrices, axis=-1).reshape(matrix.shape)
-        return _transpose(matrix) if self.is_transposed else matrix
+        matrix = matrices[0] if len(matrices) == 1 else self.side_by_side(matrices)
+        return _transpose(matrix) if self.is_transposed else matrix.reshape(self.shape)
+
+    def side_by_side(self, matrices: list[np.ndarray]) -> np.ndarray:
+        """Return matrices with the outputs of one parameter each, joined along the outputs."""
+        leading = matrices[0].shape[:-1]
+        parts = [matrix.reshape(*leading, self._groups, -1) for matrix in matrices]
+        return np.concatenate(parts, axis=-1).reshape(*leading, -1)
 
 
 def _transpose(matrix: np.ndarray) -> np.ndarray:

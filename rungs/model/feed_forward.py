@@ -113,6 +113,11 @@ class MixtureOfExperts(nnx.Module):
         down_init = init(into_residual=True)
         self.down = ExpertLinear(experts, hidden, width, down_init, down_key, bias)
         self.shared = FeedForward(config, shared_key, shared_dim) if shared_dim else None
+        gate_key, one = jax.random.fold_in(shared_key, 0), {"experts": 1}
+        has_gate = config.shared_expert_gate
+        self.shared_gate = (
+            Linear(width, one, init(mup_power=1), gate_key, False) if has_gate else None
+        )
         self.activation = ACTIVATIONS[config.feed_forward]
 
     @jax.named_scope("experts")
@@ -128,7 +133,15 @@ class MixtureOfExperts(nnx.Module):
         y_MD = psum_if_split(y_MD, self.down.kernel).astype(x_BSD.dtype)
         routing = self._routing(counts_E, probabilities_ME)
         y_BSD = save_for_backward(y_MD).reshape(x_BSD.shape)
-        return y_BSD if self.shared is None else y_BSD + self.shared(x_BSD)[0], routing
+        return y_BSD if self.shared is None else y_BSD + self._through_shared(x_BSD), routing
+
+    def _through_shared(self, x_BSD: Array) -> Array:
+        assert self.shared is not None
+        y_BSD, _ = self.shared(x_BSD)
+        if self.shared_gate is None:
+            return y_BSD
+        gate_BS1 = jax.nn.sigmoid(self.shared_gate(x_BSD).astype(jnp.float32))
+        return (gate_BS1 * y_BSD).astype(x_BSD.dtype)
 
     def _routing(self, counts_E: Array, probabilities_ME: Array) -> Routing:
         """Return the routing, with counts summed over the microbatch's tokens on all devices."""

@@ -6,6 +6,7 @@
     gemma     Gemma 1, 2 and 3
     gpt_oss   GPT-OSS
     deepseek  DeepSeek-V2 and V3
+    hybrid    Qwen3-Next, Qwen3.5, Olmo Hybrid
 
 To add a family, add it to `FAMILIES`; CONTRIBUTING.md has the steps. If its norm placement, bias
 or activation isn't a key of `config/model_config.py`, the key comes first, with `model/blocks.py`
@@ -18,6 +19,7 @@ from rungs.huggingface.families.family import Family
 from rungs.huggingface.families.gemma import GEMMA, GEMMA2, GEMMA3
 from rungs.huggingface.families.gpt2 import GPT2
 from rungs.huggingface.families.gpt_oss import GPT_OSS
+from rungs.huggingface.families.hybrid import OLMO_HYBRID, QWEN3_5, QWEN3_NEXT
 from rungs.huggingface.families.llama import (
     LLAMA,
     MISTRAL,
@@ -35,10 +37,11 @@ FAMILIES = {
     for family in (
         *(LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, MIXTRAL, GPT2),
         *(QWEN3_MOE, OLMO2, OLMO3, SMOLLM3, GPT_OSS, DEEPSEEK_V2, DEEPSEEK_V3),
+        *(QWEN3_NEXT, QWEN3_5, OLMO_HYBRID),
     )
 }
 """Families by model type. Export uses the first that can express a model, so order matters."""
-VISION_MODELS = {"gemma3": "gemma3_text"}
+VISION_MODELS = {"gemma3": "gemma3_text", "qwen3_5": "qwen3_5_text"}
 """Model types of vision models, with the family of their language model."""
 
 

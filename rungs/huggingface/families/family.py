@@ -18,6 +18,7 @@ _BLOCK_KEYS = (
     *("ffn_bias", "n_experts", "experts_per_token", "residual_scalars", "value_embedding_every"),
     *("normalize_expert_weights", "qk_norm_scope", "latent_attention", "attention_sinks"),
     *("attention_output_gate", "expert_routing", "shared_ffn_dim", "delta_net", "rope_share"),
+    "shared_expert_gate",
     *("n_dense_layers", "dense_ffn_dim"),
 )
 
@@ -33,7 +34,10 @@ class Rule(NamedTuple):
     transposed: bool = False
     """Whether the tensor is (outputs, inputs), as in PyTorch's Linear."""
     interleaved: bool = False
-    """Whether outputs of several parameters alternate: the first of each, then the second."""
+    """Whether outputs of several parameters alternate along their first axis: what is first in
+    each, then what is second."""
+    is_convolution: bool = False
+    """Whether the tensor is a Conv1d's of single channels, (channels, 1, taps)."""
 
 
 def as_is(hf_name: str, *parameters: str) -> Rule:
@@ -47,6 +51,12 @@ def linear(hf_name: str, *modules: str) -> tuple[Rule, Rule]:
     kernels = tuple(f"{module}.kernel" for module in modules)
     biases = tuple(f"{module}.bias" for module in modules)
     return Rule(f"{hf_name}.weight", kernels, transposed=True), as_is(f"{hf_name}.bias", *biases)
+
+
+def linear_by_head(hf_name: str, *modules: str) -> tuple[Rule, ...]:
+    """Return the rules of `linear` for modules whose heads alternate: the first of each, then the
+    second."""
+    return tuple(rule._replace(interleaved=True) for rule in linear(hf_name, *modules))
 
 
 def norm(hf_name: str, module: str) -> tuple[Rule, Rule]:
