@@ -51,7 +51,8 @@ class LatentAttention(Attention):
         rank = latent.query_rank
         of_rank = Latent(config, {"query_latent": rank}, query, keys[0]) if rank else None
         self.query_latent: Latent | None = nnx.data(of_rank)
-        self.query = nnx.data(None if rank else make(width, query, key=keys[0]))
+        own = None if rank else make(width, query, key=keys[0])
+        self.query = nnx.data(own)  # type: ignore[assignment]
         self.latent = Latent(config, {"latent": latent.kv_rank}, both, keys[1])
         self.shared_key = make(width, {"rope": latent.rope_dim}, key=keys[2])
         self._make_output(config, heads | {"head_dim": config.value_width}, keys[3])
