@@ -319,9 +319,8 @@ class ModelConfig(Config):
             return
         if self.positions != "rope":
             yield f'latent_attention: needs positions "rope", not "{self.positions}"'
-        unfit = "n_kv_heads", "qkv_bias", "qk_norm", "value_embedding_every", "mup"
-        for key in unfit:
-            if getattr(self, key):
+        for key in ("n_kv_heads", "qkv_bias", "qk_norm", "value_embedding_every", "mup"):
+            if getattr(self, key) and not (key == "n_kv_heads" and self.n_kv_heads == self.n_heads):
                 yield f"{key}: not supported with latent_attention; remove one of the two"
         if self.n_heads and self.value_width > self.query_width:
             yield f"latent_attention.value_dim: {self.value_width} is above {self.query_width}"
@@ -393,8 +392,8 @@ class ModelConfig(Config):
         elif total and each and each > total:
             yield f"experts_per_token: {each} is above n_experts {total}"
         dense = self.n_dense_layers
-        if bool(dense) != bool(self.dense_ffn_dim):
-            yield "n_dense_layers and dense_ffn_dim: give both or neither"
+        if dense and not self.dense_ffn_dim:
+            yield "dense_ffn_dim: missing; required with n_dense_layers"
         elif dense and dense >= self.n_layers:
             yield f"n_dense_layers: {dense} is not below n_layers {self.n_layers}"
         elif dense and self.value_embedding_every:

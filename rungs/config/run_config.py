@@ -366,6 +366,7 @@ def _in_model(model: ModelConfig, train: OptimizationConfig) -> list[Reason]:
         (model.feed_forward == "none", ' with feed_forward "none"', "ffn_bias"),
         (not model.n_experts, " without n_experts", "normalize_expert_weights"),
         (not model.qk_norm, " without qk_norm", "qk_norm_scope"),
+        (not model.n_dense_layers, " without n_dense_layers", "dense_ffn_dim"),
         (not is_rope, f' with positions "{model.positions}"', "rope_theta", "rope_share"),
         ("sliding" not in kinds, ", as no layer is sliding", *_KEYS_OF_WINDOWS),
         (only_sliding, ", as every layer has sliding_rope_theta", "rope_theta", "rope_scaling"),

@@ -3,6 +3,7 @@ A null key counts as absent. Each kind maps to `model.json` keys and back: `read
 `HFConfig`; `write` returns them for a `ModelConfig` in normal form, under the names of transformers
 4, which transformers 5 reads as well."""
 
+import functools
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -164,12 +165,19 @@ class Key(Protocol):
         """Return the `config.json` keys for a model."""
 
 
+def _value_of(model: ModelConfig, key: str) -> Any:
+    """Return the value of a key, None if its object is not there."""
+    start: Any = model
+    return functools.reduce(lambda of, name: getattr(of, name, None), key.split("."), start)
+
+
 @dataclass(frozen=True)
 class SameValue:
     """One key with the same value under two names."""
 
     hf_key: str
     key: str
+    """In `model.json`; "outer.inner" is in an object there."""
     default: Any = None
     """Default in transformers."""
     is_integer: bool = False
@@ -183,7 +191,7 @@ class SameValue:
         return {self.key: value if newer is None else newer}
 
     def write(self, model: ModelConfig) -> Values:
-        value = getattr(model, self.key)
+        value = _value_of(model, self.key)
         return {self.hf_key: int(value) if self.is_integer and value is not None else value}
 
 
@@ -205,22 +213,23 @@ class Flag:
 
 @dataclass(frozen=True)
 class Choice:
-    """A string from a fixed set, with other names in `model.json`."""
+    """A string or a boolean, with other names in `model.json`."""
 
     hf_key: str
     key: str
-    names: Mapping[str, str]
+    names: Mapping[Any, str]
     """From `config.json` to `model.json`. Of several names for one value, the first is written."""
-    default: str
+    default: Any
 
     def read(self, hf_config: HFConfig) -> Values:
         value = hf_config.take(self.hf_key, self.default)
-        if value is None or (isinstance(value, str) and value in self.names):
-            return {self.key: self.names[value or self.default]}
-        hf_config.reject(self.hf_key, f"the values are {', '.join(self.names)}")
+        value = self.default if value is None else value
+        if isinstance(value, str | bool) and value in self.names:
+            return {self.key: self.names[value]}
+        hf_config.reject(self.hf_key, f"the values are {', '.join(map(str, self.names))}")
         return {}
 
     def write(self, model: ModelConfig) -> Values:
-        value = getattr(model, self.key)
+        value = _value_of(model, self.key)
         matches = [hf_value for hf_value, known in self.names.items() if known == value]
         return {self.hf_key: matches[0]} if matches else {}

@@ -36,6 +36,8 @@ QWEN3_MOE = LLAMA | {
     "num_experts": 4,
     "num_experts_per_tok": 2,
 }
+DEEPSEEK3 = {"model_type": "deepseek_v3", "n_routed_experts": 16, "num_hidden_layers": 4}
+MSCALES = {"mscale": 0.7, "mscale_all_dim": 0.7}
 GPT_OSS = LLAMA | {"model_type": "gpt_oss", "num_key_value_heads": 2}
 SMOLLM3 = LLAMA | {"model_type": "smollm3", "num_key_value_heads": 2}
 YARN = {"type": "yarn", "factor": 4.0}
@@ -121,6 +123,20 @@ def test_yarn_has_the_defaults_of_the_paper() -> None:
     assert scaling.attention_factor == pytest.approx(1.1386, abs=1e-4)
 
 
+def test_deepseek_scales_scores_and_writes_what_it_reads() -> None:
+    yarn = YARN | MSCALES | {"original_max_position_embeddings": 4096}
+    found = read(DEEPSEEK3 | {"rope_scaling": yarn, "q_lora_rank": None})
+    assert found.rope_scaling is not None
+    assert (found.rope_scaling.attention_factor, found.rope_scaling.score_mscale) == (1.0, 0.7)
+    assert found.latent_attention is not None
+    assert found.latent_attention.query_rank is None
+    assert (found.n_dense_layers, found.shared_ffn_dim, found.routing.groups) == (3, 2048, 8)
+    without = read({"model_type": "deepseek_v2", "num_experts_per_tok": 2})
+    assert (without.n_dense_layers, without.routing.groups) == (0, None)
+    written = FAMILIES["deepseek_v2"].to_hf_config(without)
+    assert (written["topk_method"], written["n_group"]) == ("greedy", 1)
+
+
 def test_gpt_oss_is_stretched_by_default_and_not_to_whole_pairs() -> None:
     found = read(GPT_OSS)
     assert found.rope_scaling is not None
@@ -160,7 +176,7 @@ def test_windows_of_the_upper_layers() -> None:
 @pytest.mark.parametrize(
     ("config", "keys", "error"),
     [
-        (LLAMA, {"model_type": "gpt_neox"}, 'model_type: "gpt_neox" .*are gemma'),
+        (LLAMA, {"model_type": "gpt_neox"}, 'model_type: "gpt_neox" .*are deepseek_v2'),
         (LLAMA, {"rope_scaling": {"rope_type": "longrope"}}, "rope_scaling: .*longrope"),
         (LLAMA, {"rope_scaling": {"type": "dynamic"}}, "must be default, linear"),
         (LLAMA, {"rope_scaling": YARN | {"mscale": 1.0}}, "mscale.*its keys are attention_factor,"),
@@ -197,6 +213,18 @@ def test_windows_of_the_upper_layers() -> None:
         (SMOLLM3, {"use_sliding_window": True}, "use_sliding_window: true is not supported"),
         (SMOLLM3, {"sliding_window": 5}, "sliding_window: 5 is not supported"),
         (SMOLLM3, {"layer_types": ["sliding_attention"] * 4}, "layer_types: .*for all 4"),
+        (
+            DEEPSEEK3,
+            {"quantization_config": {"quant_method": "fp8"}},
+            "quantization_config: .*null",
+        ),
+        (DEEPSEEK3, {"rms_norm_eps": 1e-5}, "rms_norm_eps: 1e-05 is not supported; must be 1e-06"),
+        (DEEPSEEK3, {"topk_method": "greedy"}, 'topk_method: "greedy" .*must be noaux_tc'),
+        (DEEPSEEK3, {"moe_layer_freq": 2}, "moe_layer_freq: 2 is not supported; must be 1"),
+        (DEEPSEEK3, {"num_key_value_heads": 2}, "n_kv_heads: not supported with latent_attention"),
+        (DEEPSEEK3, {"attention_bias": True}, "attention_bias: true is not supported"),
+        (DEEPSEEK3, {"rope_scaling": {"type": "yarn"} | MSCALES}, "factor"),
+        (DEEPSEEK3, {"rope_interleave": 3}, "rope_interleave: 3 is not supported"),
         (GPT_OSS, {"swiglu_limit": 5.0}, "swiglu_limit: 5.0 is not supported; must be 7.0"),
         (GPT_OSS, {"quantization_config": {"quant_method": "fp8"}}, "quantization_config: .*mxfp4"),
         (QWEN3_MOE, {"decoder_sparse_step": 2}, "decoder_sparse_step: 2 is not supp"),

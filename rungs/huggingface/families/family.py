@@ -75,7 +75,7 @@ class Family:
     """Class in transformers."""
     keys: tuple[Key, ...]
     constants: dict[str, Any]
-    """The `model.json` keys that are constant in the family."""
+    """The `model.json` keys that are constant in the family; "outer.inner" is in an object."""
     tensors: tuple[Rule, ...]
     """Rules for every parameter that a model of the family may have."""
     prefix: str = "model."
@@ -97,6 +97,9 @@ class Family:
         hf_config.raise_errors(self.supported_values)
         if values.get("sliding_window") is None:
             values.pop("sliding_rope_theta", None)
+        for name in [name for name in values if "." in name]:
+            outer, _, inner = name.partition(".")
+            values.setdefault(outer, {})[inner] = values.pop(name)
         return strict_json.parse(json.dumps(values), hf_config.path, ModelConfig)
 
     def to_hf_config(self, model: ModelConfig) -> dict[str, Any]:
@@ -121,7 +124,7 @@ def normal_form(model: ModelConfig) -> ModelConfig:
     if model.n_layers == 0:
         keys = {key: value for key, value in keys.items() if key not in _BLOCK_KEYS}
         return ModelConfig.model_validate(keys | {"n_heads": 1})
-    keys["n_kv_heads"] = None if model.latent_attention else model.n_kv_heads or model.n_heads
+    keys["n_kv_heads"] = model.n_kv_heads or model.n_heads
     keys["head_dim"] = model.head_width
     keys["ffn_dim"] = None if model.feed_forward == "none" else model.hidden_dim
     if model.latent_attention:
@@ -129,6 +132,8 @@ def normal_form(model: ModelConfig) -> ModelConfig:
     keys["expert_routing"] = model.routing.model_dump() if model.n_experts else None
     if not model.n_experts:
         del keys["normalize_expert_weights"]
+    if not model.n_dense_layers:
+        keys["dense_ffn_dim"] = model.hidden_dim if model.n_experts else None
     if not model.qk_norm:
         del keys["qk_norm_scope"]
     if not (model.mup and model.mup.base_head_dim):  # muP has its own attention scale

@@ -50,7 +50,7 @@ GPT_OSS = Family(
     ),
     llama.LLAMA_CONSTANTS
     | {"ffn_bias": True, "feed_forward": "swiglu_clamped", "attention_sinks": True}
-    | {"expert_routing": {"router_bias": True}},
+    | {"expert_routing.router_bias": True},
     (
         *llama.WITHOUT_FEED_FORWARD,
         as_is(f"{llama.LAYER}.self_attn.sinks", "blocks.attention.sink"),
