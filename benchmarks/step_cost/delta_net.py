@@ -96,7 +96,9 @@ def of_length(length: int, turns: int) -> tuple[str, ...]:
         for function in (forward, jax.value_and_grad(forward, (0, 1))):
             compiled = jax.jit(function).lower(state, x_BSD).compile()
             timed[name, function is not forward] = functools.partial(compiled, state, x_BSD)
-        megabytes.append(compiled.memory_analysis().temp_size_in_bytes / 1e6)
+        memory = compiled.memory_analysis()
+        assert memory is not None
+        megabytes.append(memory.temp_size_in_bytes / 1e6)
     seconds = in_turns(timed, turns)
     ratios = [
         [

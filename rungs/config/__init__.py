@@ -4,6 +4,8 @@
     train_config  keys of train.json that reinforce.json lacks
     reinforce_config  keys of reinforce.json that train.json lacks; tasks and their settings
     optimization_config  keys that train.json and reinforce.json share
+    latent_config  latent_attention in model.json
+    routing_config  expert_routing there: how tokens are given to experts
     sharding_config  how devices share the work
     base          the base class of all configs, and shared types
     option_values  defaults and choices of the commands' options

@@ -3,7 +3,10 @@
     gpt            GPT, the model: embedding, blocks, final norm, output head, loss
     blocks         a block of attention and feed-forward; the scan over all blocks
     attention      attention, its masks, sliding windows and key/value cache
+    latent_attention  attention whose cache holds a latent per token (DeepSeek-V2)
+    delta_net      Gated DeltaNet, linear attention in the place of attention
     feed_forward   feed-forward layers and mixture of experts
+    router         which experts a token goes through
     positions      position embeddings (learned, sinusoidal) and rotary positions (RoPE)
     layers         Linear, Embedding, norms, dropout, initializers
     prediction     DeepSeek-V3's module that predicts the token after the next

@@ -4,6 +4,7 @@
     skipping_optimizer  `SkippingOptimizer` around them: one update per step, none for a failed one;
                  clipping, weight decay, the moving average of the weights; state beside the weights
                  goes here and is saved with it
+    expert_balance  biases that balance experts, in place of a loss
     schedule     the learning rate of each step: warm-up, then cosine, linear, constant or WSD
     precision    the compute dtype of a run; the loss scale of float16; the scales of FP8 matmuls
 

@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import pytest
@@ -180,8 +181,8 @@ def test_lora_is_counted_and_its_base_has_no_gradient() -> None:
 class GatedBlock(blocks.Block):
     """A block with a parameter that no estimate knows."""
 
-    def __init__(self, config: ModelConfig, key: Array) -> None:
-        super().__init__(config, key)
+    def __init__(self, config: ModelConfig, key: Array, **how: Any) -> None:
+        super().__init__(config, key, **how)
         self.gate = nnx.Param(jnp.zeros(config.emb_dim), axes=("emb",), inputs=0)
 
 
