@@ -48,6 +48,8 @@ def main() -> int:
     for source, page in pages.items():
         write(page, with_own_links(text_of(source), source, pages))
     shutil.copytree(IMAGES, PAGES / "images")
+    for notebook in (ROOT / "notebooks").glob("*.ipynb"):
+        shutil.copy(notebook, PAGES / "notebooks")
     shutil.copy(SITE / "site.css", PAGES)
     write_reference()
     command = [str(builder), "build", "--strict", "--clean", "-f", str(SITE / "zensical.toml")]

@@ -16,13 +16,16 @@ def _origin(notebook: Path) -> str:
     script = f"notebooks/{notebook.stem}.py"
     return (
         f"This page is `{script}`, executed on two CPU cores. To run and change it:"
-        " `uv run --group notebooks jupyter lab notebooks/`."
+        " `uv run --group notebooks jupyter lab notebooks/`, or take the"
+        f' <a href="{notebook.name}" download>notebook</a> elsewhere.'
     )
 
 
 def _parts(cell: NotebookNode) -> list[str]:
     if cell.cell_type == "markdown":
         return [cell.source]
+    if cell.execution_count is None:  # it gets Rungs where a reader runs the notebook
+        return []
     return [_block(cell.source, ".python"), *filter(None, map(_shown, cell.outputs))]
 
 

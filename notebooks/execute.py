@@ -6,9 +6,9 @@ import hashlib
 import io
 import os
 import re
+import resource
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import jupytext
@@ -16,6 +16,8 @@ import nbformat
 from nbclient import NotebookClient
 from nbformat import NotebookNode
 from PIL import Image
+
+from notebooks.opening import with_opening
 
 NOTEBOOKS = Path(__file__).resolve().parent
 ROOT = NOTEBOOKS.parent
@@ -31,10 +33,14 @@ _COLORS = 128
 def main(names: list[str]) -> None:
     """Execute the notebooks of these names."""
     for script in scripts(names):
-        start = time.monotonic()
+        before = _processor_seconds()
         notebook = executed(script)
-        nbformat.write(notebook, script.with_suffix(".ipynb"))
-        print(f"{script.stem}: {time.monotonic() - start:.0f} seconds", flush=True)
+        notebook.metadata.rungs.seconds = round(_processor_seconds() - before)
+        nbformat.write(with_opening(notebook, script.stem), script.with_suffix(".ipynb"))
+        print(
+            f"{script.stem}: {notebook.metadata.rungs.seconds} seconds of processor time",
+            flush=True,
+        )
 
 
 def scripts(names: list[str]) -> list[Path]:
@@ -80,6 +86,12 @@ def checksum(script: Path) -> str:
     if b"from tools import" in source:
         source += TOOLS.read_bytes()
     return hashlib.sha256(source).hexdigest()
+
+
+def _processor_seconds() -> float:
+    """Return what ended kernels and the commands that they ran have taken, on all cores."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def _clean(output: NotebookNode) -> None:

@@ -88,6 +88,7 @@ def test_a_notebook_is_a_page_with_its_outputs(tmp_path: Path) -> None:
     cells = [
         {"cell_type": "markdown", "id": "0", "metadata": {}, "source": "# Sums"},
         {**code, "source": "print(1 + 2)", "outputs": outputs},
+        {**code, "source": "get_rungs()", "outputs": [], "execution_count": None},
     ]
     path = tmp_path / "01_sums.ipynb"
     path.write_text(
@@ -99,3 +100,4 @@ def test_a_notebook_is_a_page_with_its_outputs(tmp_path: Path) -> None:
     assert printed == "``` { .text .output }\n3\n```"
     assert 'src="data:image/png;base64,iVBO"' in drawn
     assert "`notebooks/01_sums.py`" in origin
+    assert '<a href="01_sums.ipynb" download>' in origin

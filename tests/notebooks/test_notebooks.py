@@ -2,6 +2,8 @@
 the notebook that `execute.py` made of it."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import jupytext
@@ -9,11 +11,13 @@ import nbformat
 import pytest
 from nbformat import NotebookNode
 
-from notebooks import execute
+from notebooks import execute, opening
+from notebooks.opening import without_opening
 from tests.support.committed_runs import ROOT
 
 SCRIPTS = execute.scripts([])
 MAKE = "make it anew: uv run notebooks/execute.py"
+OPEN = "write what is under titles anew: uv run notebooks/opening.py"
 LOCAL = re.compile(r"/(?:home|root|Users|work|mnt|opt|usr)/|site-packages|\x1b|\r")
 """Paths of a machine, colours of a terminal, and redrawn lines."""
 
@@ -60,13 +64,15 @@ def test_it_runs(script: Path, tmp_path: Path) -> None:
 def test_the_executed_notebook_is_of_the_current_script(script: Path) -> None:
     notebook, source = read(script), jupytext.read(script)
     assert notebook.metadata.rungs.source == execute.checksum(script), f"{MAKE} {script.stem}"
-    assert sources_of(notebook) == sources_of(source), f"{MAKE} {script.stem}"
+    assert sources_of(without_opening(notebook)) == sources_of(source), f"{MAKE} {script.stem}"
+    assert notebook == opening.with_opening(notebook, script.stem), OPEN
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_the_executed_notebook_ran_once_from_start_to_end(script: Path) -> None:
     notebook = read(script)
-    counts = [cell.execution_count for cell in notebook.cells if cell.cell_type == "code"]
+    cells = without_opening(notebook).cells
+    counts = [cell.execution_count for cell in cells if cell.cell_type == "code"]
     assert counts == list(range(1, len(counts) + 1))
     outputs = outputs_of(notebook)
     assert outputs
@@ -95,6 +101,49 @@ def test_a_changed_helper_makes_notebooks_old(
     changed.write_text("changed = True\n")
     monkeypatch.setattr(execute, "TOOLS", changed)
     assert execute.checksum(script) != before
+
+
+def test_an_opening_leads_to_places_where_the_notebook_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    notebook = read(SCRIPTS[0])
+    notebook.metadata.rungs.seconds = 100
+    monkeypatch.setattr(opening, "REPOSITORY", "someone/rungs")
+    _, about, code, *_ = opening.with_opening(notebook, "01_first_run").cells
+    place = "github.com/someone/rungs/blob/main/notebooks/01_first_run.ipynb"
+    assert "about 2 minutes of processor time" in about.source
+    assert f"(https://colab.research.google.com/{place.replace('.com', '', 1)})" in about.source
+    assert f"(https://kaggle.com/kernels/welcome?src=https://{place})" in about.source
+    assert '"https://github.com/someone/rungs"' in code.source
+
+
+def test_the_first_cell_gets_rungs_where_it_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands: list[list[object]] = []
+
+    def run(command: list[object], **_: object) -> None:
+        commands.append(command)
+        if command[0] == "git":
+            (tmp_path / "rungs/notebooks").mkdir(parents=True)
+            (tmp_path / "rungs/notebooks/tools.py").touch()
+
+    cell = opening.GET_RUNGS.format(address="https://example.org/rungs")
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    monkeypatch.chdir(tmp_path)
+    exec(cell)
+    clone, install = commands
+    assert clone[:2] == ["git", "clone"]
+    assert clone[-2:] == ["https://example.org/rungs", tmp_path / "rungs"]
+    assert install[1:] == ["-m", "pip", "install", "-q", tmp_path / "rungs"]
+    assert Path.cwd() == tmp_path / "rungs/notebooks"
+    assert sys.path[:2] == [str(Path.cwd()), str(tmp_path / "rungs")]
+    exec(cell)
+    monkeypatch.chdir(tmp_path)
+    exec(cell)
+    assert len(commands) == 2
 
 
 def test_a_name_that_no_notebook_has_is_refused() -> None:
