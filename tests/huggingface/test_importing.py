@@ -43,20 +43,8 @@ def message(folder: Path) -> str:
     return str(caught.value)
 
 
-DIFFERENT = [
-    "deepseek-v2",
-    "deepseek-v3",
-    "gpt-oss",
-    "gpt2",
-    "llama",
-    "gemma3",
-    "mixtral",
-    "gemma2",
-    "olmo3",
-    "qwen2",
-    "smollm3",
-]
-DIFFERENT += ["deepseek-v2", "deepseek-v3", "gpt-oss"]
+DIFFERENT = ["gpt2", "llama", "gemma3", "mixtral", "gemma2", "olmo3", "qwen2", "smollm3"]
+DIFFERENT += ["deepseek-v2", "deepseek-v3", "gpt-oss", "qwen3-next", "qwen3-5", "olmo-hybrid"]
 """Families whose layers differ."""
 
 
@@ -78,6 +66,9 @@ def test_hidden_states_match_transformers(name: str, tmp_path: Path) -> None:
 
 
 GRADIENTS = sorted(path.parent.name for path in MODELS.glob("*/gradients.safetensors"))
+SENSITIVE = dict.fromkeys(("qwen3-next", "qwen3-5", "olmo-hybrid"), 1e-4)
+"""Other limits: a change of the weights by float32's rounding, 6e-8, changes these gradients by up
+to 1e-4 of the largest, and those of DeepSeek-V3 by 1e-5."""
 
 
 @pytest.mark.parametrize("name", GRADIENTS)
@@ -96,7 +87,7 @@ def test_gradients_match_transformers(name: str, tmp_path: Path) -> None:
     weights = Weights(run.imported / "model.safetensors")
     for path, found in nnx.to_flat_state(gradient):
         other = weights.array(dotted(path))
-        limit = 2e-5 * max(np.abs(other).max(), 0.01)
+        limit = SENSITIVE.get(name, 2e-5) * max(np.abs(other).max(), 0.01)
         np.testing.assert_allclose(found.get_value(), other, rtol=0, atol=limit, err_msg=str(path))
 
 

@@ -110,7 +110,7 @@ def test_greedy_tokens_match_full_forward_passes(name: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["gemma3", "mixtral"])
+@pytest.mark.parametrize("name", ["gemma3", "mixtral", "qwen3-5"])
 def test_published_models_generate_the_same_as_in_transformers(name: str, tmp_path: Path) -> None:
     importing.import_model(Import.from_source(find_source(str(MODELS / name))), tmp_path / "run")
     expected = load_file(MODELS / name / "expected.safetensors")
