@@ -19,6 +19,7 @@ from rungs.model.kernels.cross_entropy import summed_loss, target_losses
 from rungs.model.kernels.grouped_matmul import grouped_matmul, plain_grouped_matmul
 from rungs.model.kernels.matmul import matmul, plain_matmul
 from rungs.model.kernels.norms import Norm, normalize, plain_norm
+from rungs.model.layers import NO_DROPOUT
 from rungs.parallel import devices, target_device
 from rungs.planning.program import XLA, kernels_of
 
@@ -85,6 +86,7 @@ def cases() -> list[KernelCase]:
         _attention("attention, window", 8, 2, 64, window=100),
         _attention("attention, odd length", 8, 2, 64, length=200),
         _attention("attention, soft cap", 8, 2, 128, soft_cap=2.0),
+        _attention("attention, sinks", 8, 2, 64, window=100, sink=0.5),
         _attention("attention, wide heads", 4, 2, 256, window=100, soft_cap=2.0),
         _cross_entropy(),
         _grouped_matmul(),
@@ -102,8 +104,10 @@ def _attention(
     length: int = _LENGTH,
     window: int | None = None,
     soft_cap: float | None = None,
+    sink: float | None = None,
 ) -> KernelCase:
-    scoring = Scoring(width**-0.5, window, soft_cap)
+    sink_N = None if sink is None else sink * jnp.arange(heads)
+    scoring = Scoring(width**-0.5, window, soft_cap, sink_N=sink_N)
 
     def kernel(query: Array, key: Array, value: Array) -> Array:
         kernel = causal_kernel(query, scoring)
@@ -113,7 +117,7 @@ def _attention(
 
     def plain(query: Array, key: Array, value: Array) -> Array:
         mask_ST = causal_mask(length, window)
-        return plain_attention(query, key, value, mask_ST, soft_cap=soft_cap)
+        return plain_attention(query, key, value, mask_ST, NO_DROPOUT, None, soft_cap, sink_N)
 
     key_BTKH = (_BATCH, length, kv_heads, width)
     shapes = (_BATCH, length, heads, width), key_BTKH, key_BTKH

@@ -100,12 +100,13 @@ MeshAxes = str | tuple[str, ...]
 TILE = 128
 """Columns of a matmul that accelerators compute at once."""
 _SPLIT_MATMULS = dict.fromkeys(("heads", "kv_heads", "ffn", "vocab"), TENSOR)
-_SPLIT_STATE = ("emb", "value", "ffn", "head_dim", "heads", "kv_heads")
+_LATENTS = ("latent", "query_latent")
+_SPLIT_STATE = ("emb", "value", "ffn", "head_dim", "heads", "kv_heads", *_LATENTS)
 MESH_AXES: dict[Mode, dict[str, MeshAxes]] = {
     "dp": {},
     "fsdp": dict.fromkeys(_SPLIT_STATE, DATA),
     "tp": {**_SPLIT_MATMULS},
-    "fsdp_tp": {**_SPLIT_MATMULS, "emb": DATA, "value": DATA, "head_dim": DATA},
+    "fsdp_tp": {**_SPLIT_MATMULS, **dict.fromkeys(("emb", "value", "head_dim", *_LATENTS), DATA)},
     "cp": dict.fromkeys(_SPLIT_STATE, TOKEN_AXES),
 }
 """Mesh axis, or axes together, over which an array axis is split, by mode. A mesh axis splits only

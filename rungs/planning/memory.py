@@ -146,6 +146,8 @@ class MemoryEstimates:
         on accelerators fusions leave about half of a layer's values in memory."""
         model, loop = config.model, layer_loop(config.train, config.model)
         scale = config.train.microbatch_size / self._config.train.microbatch_size
+        if model.n_layers:  # dense layers are outside of the loop
+            scale *= model.n_layers / (model.n_layers - model.n_dense_layers)
         if not model.n_layers:
             return 0, int(scale * self._activations(loop.remat).total)
         is_cpu = target_device.platform() == "cpu"

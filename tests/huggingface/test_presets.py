@@ -27,6 +27,7 @@ from tests.support.published_sizes import PUBLISHED_SIZES
 
 CONTENT = json.loads((ROOT / "rungs/huggingface/presets.json").read_text())["models"]
 PLANNED = ["gpt2", "llama-3.2-1b", "mistral-7b", "gemma-3-1b", "qwen3-30b-a3b", "olmo-2-1b"]
+PLANNED += ["deepseek-v2-lite", "gpt-oss-20b"]
 """Presets that differ in what their plans count."""
 
 

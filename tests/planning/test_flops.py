@@ -47,6 +47,7 @@ CASES = [
     PlanCase("olmo", "full", "fsdp", 1, "bfloat16"),
     PlanCase("olmo", "activations", "dp", 1, "float32"),
     PlanCase("latent", "dots", "fsdp", 1, "bfloat16"),
+    PlanCase("deepseek", "full", "dp", 1, "float32"),
     PlanCase("recipe", "activations", "dp", 4, "bfloat16"),
     PlanCase("recipe", "full", "fsdp", 1, "bfloat16"),
     PlanCase("a-to-a", "dots", "fsdp", 1, "float32"),
@@ -160,8 +161,12 @@ def test_parameters_add_up_to_the_model(family: str) -> None:
     active = flops.count_active_parameters(shapes_of(run.model), run.model)
     whole = flops.count_parameters(shapes_of(run.model))
     assert active._replace(feed_forward=0) == whole._replace(feed_forward=0)
-    idle = 4 * 2 * 3 * 512 * 704 if family == "mixtral" else 0
-    assert active.total == whole.total - idle
+    idle = {
+        "mixtral": 4 * 2 * 3 * 512 * 704,
+        "deepseek": 3 * 6 * 3 * 512 * 352,
+        "gpt-oss": 4 * 2 * (3 * 512 * 352 + 2 * 352 + 512),
+    }
+    assert active.total == whole.total - idle.get(family, 0)
 
 
 def test_lora_is_counted_and_its_base_has_no_gradient() -> None:

@@ -48,6 +48,17 @@ FAMILIES: dict[str, dict[str, Any]] = {
         **{**LLAMA, "n_kv_heads": None},
         "latent_attention": {"kv_rank": 128, "query_rank": 192, "rope_dim": 32},
     },
+    "deepseek": {
+        **{**LLAMA, "n_kv_heads": None, "n_dense_layers": 1, "dense_ffn_dim": 1408},
+        **{"ffn_dim": 352, "shared_ffn_dim": 352, "n_experts": 8, "experts_per_token": 2},
+        "latent_attention": {"kv_rank": 128, "rope_dim": 32},
+        "expert_routing": {"scores": "sigmoid", "balance_bias": True},
+    },
+    "gpt-oss": {
+        **{**LLAMA, **WINDOW, "layer_pattern": ["sliding", "global"], "attention_sinks": True},
+        **{"feed_forward": "swiglu_clamped", "ffn_bias": True, "ffn_dim": 352},
+        **{"n_experts": 4, "experts_per_token": 2, "expert_routing": {"router_bias": True}},
+    },
     "recipe": {**SIZE, **RECIPE, "n_kv_heads": 4},
     "a-to-a": {**SIZE, "n_layers": 0, "n_heads": None, "positions": "none", "norm": "none"},
 }

@@ -1,11 +1,11 @@
 """The number of parameters of published models, by preset, from their publishers.
 
-GPT-2, Llama, Mistral, Mixtral, Qwen, OLMo and SmolLM: the tensors in the weights on the Hugging
-Face hub (`safetensors.total` of its API), without causal masks and a second copy of tied
-embeddings. Gemma 1 and 2: the parameters beside the embedding in table 2 of both reports (Mesnard
-et al. 2024; Riviere et al. 2024), and an embedding for the 256,000 tokens of the published weights.
-Gemma 3 from 4B up: the total on the hub without the vision tower and the projector from its width
-to the model's."""
+GPT-2, Llama, Mistral, Mixtral, Qwen, DeepSeek-V2, GPT-OSS (in bfloat16), OLMo and SmolLM: the
+tensors in the weights on the Hugging Face hub (`safetensors.total` of its API), without causal
+masks and a second copy of tied embeddings. Gemma 1 and 2: the parameters beside the embedding in
+table 2 of both reports (Mesnard et al. 2024; Riviere et al. 2024), and an embedding for the 256,000
+tokens of the published weights. Gemma 3 from 4B up: the total on the hub without the vision tower
+and the projector from its width to the model's."""
 
 VISION_TOWER, VISION_WIDTH = 416_866_032, 1152
 """Parameters and width of SigLIP (So400m, 896 × 896 pixels) in Gemma 3."""
@@ -19,6 +19,14 @@ def _gemma3_text(total: int, width: int) -> int:
     return total - VISION_TOWER - VISION_WIDTH * (width + 1)
 
 
+_V3_LATENTS = 7168 * (1536 + 512 + 64) + 1536 + 512 + 1536 * 128 * 192 + 512 * 128 * 256
+_V3_ATTENTION = _V3_LATENTS + 128 * 128 * 7168 + 2 * 7168
+_V3_EXPERTS = 257 * 3 * 7168 * 2048 + 256 * (7168 + 1)
+DEEPSEEK_V3 = (
+    61 * _V3_ATTENTION + 3 * 3 * 7168 * 18_432 + 58 * _V3_EXPERTS + 7168 * (2 * 129_280 + 1)
+)
+"""Of its report (arXiv 2412.19437, section 4.2), 671 billion; the tensors on the hub have scales of
+8-bit weights and a module for multi-token prediction, too."""
 PUBLISHED_SIZES = {
     "gpt2": 124_439_808,
     "gpt2-medium": 354_823_168,
@@ -49,6 +57,9 @@ PUBLISHED_SIZES = {
     "qwen3-32b": 32_762_123_264,
     "qwen3-30b-a3b": 30_532_122_624,
     "qwen3-235b-a22b": 235_093_634_560,
+    "deepseek-v2-lite": 15_706_484_224,
+    "deepseek-v3": DEEPSEEK_V3,
+    "gpt-oss-20b": 20_914_757_184,
     "olmo-2-1b": 1_484_916_736,
     "olmo-2-7b": 7_298_617_344,
     "olmo-2-13b": 13_716_198_400,

@@ -65,7 +65,7 @@ def _family(version: int, scores: str, *keys: Key, **constants: Any) -> Family:
         },
         unused_keys=(
             *("head_dim", "qk_head_dim", "aux_loss_alpha", "seq_aux", "ep_size"),
-            *("num_mtp_layers", "num_nextn_predict_layers"),
+            *("num_mtp_layers", "num_nextn_predict_layers", "auto_map"),
         ),
     )
 
