@@ -11,10 +11,13 @@ from rungs.model.router import BalanceBias
 
 def update_biases(model: GPT, counts_LE: Array, rate: float, applied: Array) -> None:
     """Change each expert's bias, in place, by `rate`: up if it got fewer tokens than the mean of
-    its layer, down if more (algorithm 1). `applied`: whether the step counts."""
+    its layer, down if more (algorithm 1). `counts_LE` has the layers, then those of a prediction
+    module; `applied` is whether the step counts."""
     counts_LE = counts_LE.astype(jnp.float32)
     missing_LE = counts_LE.mean(axis=-1, keepdims=True) - counts_LE
     change_LE = jnp.where(applied, rate, 0.0) * jnp.sign(missing_LE)
     for _, bias in nnx.to_flat_state(biases := nnx.state(model, BalanceBias)):
-        bias.set_value(bias.get_value() + change_LE)
+        own_LE, change_LE = jnp.split(change_LE, [len(bias.get_value())])
+        if len(own_LE):  # a prediction module may not be trained
+            bias.set_value(bias.get_value() + own_LE)
     nnx.update(model, biases)
