@@ -23,6 +23,7 @@ from rungs.model.feed_forward import (
     FeedForward,
     MixtureOfExperts,
     Routing,
+    activate,
     make_feed_forward,
 )
 from rungs.model.gpt import GPT
@@ -196,6 +197,14 @@ def test_an_expert_that_overflows_does_not_disturb_tokens_of_others() -> None:
     gradients, y_BSD = gradients_of(x_BSD)
     np.testing.assert_allclose(y_BSD, expected, rtol=1e-2, atol=1e-2 * np.abs(expected).max())
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradients))
+
+
+def test_gate_and_other_projection_are_clamped() -> None:
+    gate, up = (np.array(x, np.float32) for x in ([-20, 3, 9, 50, 1], [-9, 0.5, 8, -2, 70]))
+    small, near = np.minimum(gate.astype(float), 7), np.clip(up.astype(float), -7, 7)
+    expected = small / (1 + np.exp(-1.702 * small)) * (near + 1)
+    found = activate(ACTIVATIONS["swiglu_clamped"], jnp.asarray(up), jnp.asarray(gate))
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
 def test_balance_loss_matches_its_formula() -> None:
@@ -388,6 +397,8 @@ def test_biases_are_no_parameters_and_there_is_no_loss_for_balance(
         ({"expert_routing": {"groups": 2, "groups_per_token": 3}}, "groups_per_token: 3 is above"),
         ({"expert_routing": {"groups": 3, "groups_per_token": 1}}, "groups: 3 does not divide"),
         ({"expert_routing": {"groups": 4, "groups_per_token": 1}}, "experts_per_token: 2 is more"),
+        ({"n_dense_layers": 1}, "dense_ffn_dim: missing; required with n_dense_layers"),
+        ({"n_dense_layers": 2, "dense_ffn_dim": 8}, "n_dense_layers: 2 is not below n_layers 2"),
     ],
 )
 def test_routing_that_does_not_fit_is_refused(keys: dict[str, Any], error: str) -> None:

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from rungs.config.run_config import conflicts
 from rungs.model.attention import Cache
 from rungs.model.generation import Generator
 from tests.model.test_generation import ARCHITECTURES, varied_model
-from tests.support.configs import model_config
+from tests.support.configs import model_config, train_config
 from tests.support.tiny_model import bind_and_jit
 
 TEXTS = [[5, 1, 30, 7, 2, 9, 9, 4, 11, 3, 2, 1], [1, 2, 3, 4, 5, 6, 7, 8]]
@@ -40,6 +41,14 @@ def test_the_cache_is_at_most_a_quarter_of_that_of_grouped_queries() -> None:
 
     assert elements(latent) == 512 + 64
     assert elements(latent) <= elements(grouped) / 4
+
+
+def test_lora_is_for_the_output_only() -> None:
+    lora = {"rank": 2, "alpha": 2, "targets": ["query", "output"]}
+    lines = list(conflicts(model_config(**ROPE), train_config(lora=lora, start_from="imported")))
+    assert lines == [
+        "lora.targets: query: latent attention has no such projection; choose output",
+    ]
 
 
 @pytest.mark.parametrize(
