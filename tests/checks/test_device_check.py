@@ -90,7 +90,7 @@ def test_a_broken_kernel_is_found(
 def test_attention_with_a_wrong_setting_is_found_also_in_16_bits(
     name: str, change: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wrong = lambda *settings: dataclasses.replace(Scoring(*settings), **change)  # noqa: E731
+    wrong = lambda *keys, **more: dataclasses.replace(Scoring(*keys, **more), **change)  # noqa: E731
     monkeypatch.setattr(kernels, "Scoring", wrong)
     (case,) = (case for case in kernels.cases() if case.name == name)
     assert kernels.check(case, "bfloat16").passed is False
