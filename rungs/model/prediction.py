@@ -26,7 +26,8 @@ class PredictionModule(nnx.Module):
     def __init__(self, config: ModelConfig, model_key: Array) -> None:
         key, block_key = jax.random.split(jax.random.fold_in(model_key, PREDICTION_KEY))
         width, both = {"emb": config.emb_dim}, {"both": 2 * config.emb_dim}
-        self._layer = config.model_copy(update={"n_layers": 1, "value_embedding_every": None})
+        one = {"n_layers": 1, "n_dense_layers": 0, "value_embedding_every": None}
+        self._layer = config.model_copy(update=one)
         self.hidden_norm, self.embedding_norm = make_norm(config, width), make_norm(config, width)
         init = initializer(config, mup_power=0.5)
         self.projection = Linear(both, width, init, key, bias=False)

@@ -109,7 +109,7 @@ class StepMetrics(StepRecord):
     load_balancing_loss: float | None = None
     """Mixture of experts: mean over layers. 1 if all experts get the same number of tokens."""
     expert_tokens: list[list[Count]] | None = None
-    """Mixture of experts: tokens that were routed to each expert of each layer."""
+    """Mixture of experts: tokens that were routed to each expert of each layer that has some."""
     spike: Spike | None = None
     """A loss far above the recent ones (`failed_steps.py`): whether the update was skipped."""
     layer_warning: str | None = None

@@ -29,7 +29,13 @@ MODELS: dict[str, dict[str, Any]] = {
         **{"feed_forward": "swiglu", "tied_embeddings": True, "final_soft_cap": 3.0},
     },
 }
-TRAIN = train_config(objective="multi_token", multi_token_weight=WEIGHT)
+MODELS["deepseek"] = MODELS["llama"] | {
+    **{"n_layers": 3, "n_dense_layers": 2, "dense_ffn_dim": 9, "n_experts": 4, "ffn_dim": 5},
+    **{"experts_per_token": 2, "expert_routing": {"scores": "sigmoid", "balance_bias": True}},
+    **{"shared_ffn_dim": 6, "latent_attention": {"kv_rank": 6, "rope_dim": 4}},
+}
+"""Its module has experts, although the first layers have none."""
+TRAIN = train_config(objective="multi_token", multi_token_weight=WEIGHT, load_balancing_weight=0.0)
 
 
 def rows_of(separate: bool) -> tuple[np.ndarray, ...]:
@@ -72,7 +78,12 @@ def loss_and_aux(model: GPT, separate: bool) -> Any:
 
 @pytest.mark.parametrize(
     ("name", "separate"),
-    [("gpt2", True), ("llama", False), pytest.param("llama", True, marks=pytest.mark.long)],
+    [
+        ("gpt2", True),
+        ("llama", False),
+        ("deepseek", False),
+        pytest.param("llama", True, marks=pytest.mark.long),
+    ],
 )
 def test_loss_and_gradient_are_those_of_the_paper(name: str, separate: bool) -> None:
     model = random_model(**MODELS[name])
