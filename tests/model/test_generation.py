@@ -65,7 +65,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         **{"layer_pattern": ["global", "sliding"], "feed_forward": "swiglu"},
         "latent_attention": {"kv_rank": 12, "query_rank": 10, "rope_dim": 8, "value_dim": 20},
     },
-    "deepseek": {k: v for k, v in DEEPSEEK.items() if k != "head_dim"} | {"n_heads": 4},
+    "deepseek": {k: v for k, v in DEEPSEEK.items() if k != "head_dim"} | {"n_heads": 2},
     "hybrid": HYBRID | {"n_heads": 4},
 }
 DIFFERENT = ["windows", "olmo-and-nope", "experts", "recipe", "hybrid"]
