@@ -193,7 +193,7 @@ class Training:
 
     def kill(self, steps: int, delay: float) -> Kill | None:
         """Kill a process `delay` seconds after it has taken a step that makes the run so many, or
-        if that is 0 after its start; None if it ended before that."""
+        if that is 0 after its start; None if by then it had ended or saved its last step."""
         process, begin = self._start(), time.monotonic()
         while process.poll() is None and steps and not self._has_taken(steps):
             time.sleep(_POLL_SECONDS)
@@ -202,7 +202,10 @@ class Training:
             return None
         process.kill()
         process.wait()
-        return Kill(time.monotonic() - begin, self._steps())
+        seconds = time.monotonic() - begin
+        saved = list_checkpoints(self._run.checkpoints)[-1:]
+        is_over = any(one.step + 1 == one.meta.total_steps for one in saved)
+        return None if is_over else Kill(seconds, self._steps())
 
     def _start(self) -> subprocess.Popen[bytes]:
         run = self._run.path

@@ -102,7 +102,7 @@ def test_a_job_that_slurm_queues_again_goes_on(experiment: ExperimentFolder) -> 
 
 
 def test_runs_of_a_lost_node_are_trained_on_another(experiment: ExperimentFolder) -> None:
-    pytest.importorskip("ray", reason="needs `uv run --extra ray`")
+    ray = pytest.importorskip("ray", reason="needs `uv run --extra ray`")
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
@@ -115,6 +115,7 @@ def test_runs_of_a_lost_node_are_trained_on_another(experiment: ExperimentFolder
     in_background(lose)
     assert conduct(experiment, Ray(cluster.address, {"num_cpus": 1}))[0] == 0
     check(experiment)
+    ray.shutdown()
     cluster.shutdown()
 
 
