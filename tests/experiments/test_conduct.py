@@ -214,6 +214,7 @@ def test_an_experiment_is_trained_again_and_compared(is_slower: bool, tmp_path: 
     assert len(again.trained) == 12
 
 
+@pytest.mark.long
 def test_the_command_trains_real_runs(tmp_path: Path) -> None:
     folder = make_experiment(
         tmp_path,

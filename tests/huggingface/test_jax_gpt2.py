@@ -158,6 +158,7 @@ def trained_by_optax(weights: Weights, tokens: np.ndarray) -> Weights:
     return weights
 
 
+@pytest.mark.long
 def test_the_keys_of_the_page_train_as_the_program_does(tmp_path: Path) -> None:
     model, training = map(json.loads, re.findall("```json\n(.*?)```", PAGE, re.DOTALL))
     weights = write_run(tmp_path / "theirs")

@@ -131,14 +131,10 @@ def test_the_validation_is_a_bound_with_fixed_masks() -> None:
     np.testing.assert_allclose(np.concatenate(parts), losses, rtol=1e-6)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("mode", "sizes"),
-    [
-        ("cp", (1, 2)),
-        pytest.param("fsdp_tp", (2, 2), marks=pytest.mark.long),
-        pytest.param("fsdp", (4, 1), marks=pytest.mark.long),
-        pytest.param("tp", (1, 2), marks=pytest.mark.long),
-    ],
+    [("cp", (1, 2)), ("fsdp_tp", (2, 2)), ("fsdp", (4, 1)), ("tp", (1, 2))],
 )
 def test_every_mesh_gives_the_same(mode: Any, sizes: tuple[int, int]) -> None:
     keys = {"microbatch_size": 8, "drop_rate": 0.2, "documents": "separate"}

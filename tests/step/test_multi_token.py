@@ -116,13 +116,14 @@ def _named(state: nnx.State) -> dict[str, Any]:
     return {".".join(map(str, path)): variable.get_value() for path, variable in flat}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("mode", "sizes", "experts"),
     [
         ("cp", (1, 2), False),
-        pytest.param("fsdp_tp", (2, 2), True, marks=pytest.mark.long),
-        pytest.param("fsdp", (4, 1), False, marks=pytest.mark.long),
-        pytest.param("cp", (2, 2), True, marks=pytest.mark.long),
+        ("fsdp_tp", (2, 2), True),
+        ("fsdp", (4, 1), False),
+        ("cp", (2, 2), True),
     ],
 )
 def test_every_mesh_gives_the_same(mode: Any, sizes: tuple[int, int], experts: bool) -> None:
