@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rungs.common import disk, paths
 from rungs.common.errors import UserError, did_you_mean
-from rungs.config.run_config import MODEL_FILE, TRAIN_FILE
+from rungs.config.run_config import MODEL_FILE
 
 RUNS = Path("runs")
 _CHECKPOINT_NAME = re.compile(r"\d{8}Z\d{6}-step-\d{6,}")
@@ -199,7 +199,7 @@ def new_run_path(name: str) -> Path:
 
 def known_runs(name: str) -> str:
     """Return the most similar run name, or all, to end a message about a missing run."""
-    runs, short = sorted(path.parent.name for path in RUNS.glob(f"*/{TRAIN_FILE}")), Path(name).name
+    runs, short = sorted(path.parent.name for path in RUNS.glob(f"*/{MODEL_FILE}")), Path(name).name
     if short in shipped_runs():
         return f"it comes with Rungs; make one: rungs new {name} --like {short}"
     is_run = "a run folder has a model.json and a train.json"

@@ -36,6 +36,7 @@ TEMPLATE = (
     "[{{ m.role }}] {{ m.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}[assistant] {% endif %}"
 )
+OTHER_TEMPLATE = TEMPLATE.replace("[assistant] ", "[assistant]")
 
 
 def check(source: Path, run: Path, *options: str) -> Result:
@@ -213,7 +214,7 @@ def changed(**parts: Any) -> Callable[[Path], None]:
 
 MISTAKES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "another tokenizer": (lambda folder: with_tokenizer(folder, "qwen"), "The quick brown fox"),
-    "template": (lambda folder: with_tokenizer(folder, "llama3", TEMPLATE[:-4]), "a chat of"),
+    "template": (lambda folder: with_tokenizer(folder, "llama3", OTHER_TEMPLATE), "a chat of"),
     "no template": (lambda folder: (folder / "chat_template.jinja").unlink(), "a chat of 1"),
     "first token": (changed(post_processor=lambda _: None), "with what begins and ends it,"),
 }
