@@ -118,7 +118,7 @@ def plan(*arguments: str) -> subprocess.CompletedProcess[str]:
             ("h100", "gpt2-small", "dp:1"),
             ("a100", "gemma", "fsdp_tp:2x2"),
             ("l4", "mixtral", "fsdp:2"),
-            ("tpu-v5e", "gpt2-small", "dp:1"),
+            ("tpu-v5p", "gpt2-small", "dp:1"),
             ("tpu-v5e", "gemma", "fsdp_tp:2x2"),
             ("tpu-v5p", "mixtral", "fsdp:2"),
             ("tpu7x", "mixtral", "fsdp:2"),
