@@ -66,9 +66,9 @@ def test_hidden_states_match_transformers(name: str, tmp_path: Path) -> None:
 
 
 GRADIENTS = sorted(path.parent.name for path in MODELS.glob("*/gradients.safetensors"))
-SENSITIVE = dict.fromkeys(("qwen3-next", "qwen3-5", "olmo-hybrid"), 1e-4)
-"""Other limits: a change of the weights by float32's rounding, 6e-8, changes these gradients by up
-to 1e-4 of the largest, and those of DeepSeek-V3 by 1e-5."""
+SENSITIVE = {"qwen3-next": 1e-4, "qwen3-5": 1e-4, "olmo-hybrid": 3e-4}
+"""Other limits, about three times what one change of all weights by float32's rounding, 6e-8, does:
+at most 3e-5, 3e-5 and 1e-4 of the largest gradient in six draws, and 8e-6 for DeepSeek-V3."""
 
 
 @pytest.mark.parametrize("name", GRADIENTS)

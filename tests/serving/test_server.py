@@ -178,7 +178,7 @@ def test_an_echo_scores_the_prompt(answering: Answering, models: dict[str, Path]
     ("body", "status", "problem"),
     [
         (b"{", 400, "Expecting"),
-        (b"[" * 9000, 400, "nested"),
+        (b"[" * 19_000, 400, "nested"),
         (b"[]", 400, "must be an object"),
         (b"\xff", 400, "decode"),
         (b'{"model": "base", "prompt": "a", "logit_bias": {"1": 1}}', 400, "logit_bias is not"),
