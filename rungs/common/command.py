@@ -28,7 +28,7 @@ def begin_command() -> None:
     """Set up the process: a missing library is reported in one line, and so is Windows."""
     sys.excepthook = _report
     if sys.platform == "win32":
-        sys.exit("error: Rungs runs on Linux and macOS; on Windows use WSL2")
+        end_with(errors.UserError("Rungs needs Linux or another POSIX system; on Windows, use WSL2"))
 
 
 @contextlib.contextmanager
@@ -70,7 +70,7 @@ def run_command(command: click.Command) -> None:
         command.main(standalone_mode=False)
         sys.stdout.flush()
     except (errors.UserError, errors.RunFailure) as error:
-        _end_with(error)
+        end_with(error)
     except click.exceptions.NoArgsIsHelpError as error:
         print(error.format_message(), file=sys.stderr)
         sys.exit(error.exit_code)
@@ -79,7 +79,7 @@ def run_command(command: click.Command) -> None:
         name = context.command_path if context else os.path.basename(sys.argv[0])  # noqa: PTH119
         message = re.sub(r"\s*\n\s*", " ", error.format_message()).removesuffix(".")
         message = message[:1].lower() + message[1:]
-        _end_with(errors.UserError(f"{message} (see {name} --help)"))
+        end_with(errors.UserError(f"{message} (see {name} --help)"))
     except click.Abort:
         sys.exit(errors.EXIT_INTERRUPTED)
     except BrokenPipeError:
@@ -89,7 +89,7 @@ def run_command(command: click.Command) -> None:
     except Exception as error:
         if (reported := errors.system_error(error)) is None:
             raise
-        _end_with(reported)
+        end_with(reported)
 
 
 def _refuse_empty() -> None:
@@ -106,7 +106,8 @@ def _refuse_empty() -> None:
             )
 
 
-def _end_with(error: errors.UserError | errors.RunFailure) -> NoReturn:
+def end_with(error: errors.UserError | errors.RunFailure) -> NoReturn:
+    """End the process with the error's lines and its exit code."""
     with contextlib.suppress(OSError):  # the exit code counts even if nobody reads
         for line in str(error).splitlines():
             print(f"error: {line}", file=sys.stderr, flush=True)

@@ -3,6 +3,9 @@
 import sys
 from importlib import metadata
 
+from rungs.common.command import end_with
+from rungs.common.errors import UserError
+
 
 def refuse_namesake() -> None:
     """End the command, or raise ImportError, if that project is installed here, too. Installers
@@ -16,5 +19,5 @@ def refuse_namesake() -> None:
         " the names of those of rungs-lm; uninstall both, then install rungs-lm without it"
     )
     if sys.argv[0].endswith(("/rungs", "/rungs-lm")):
-        sys.exit(f"error: {line}")
+        end_with(UserError(line))
     raise ImportError(line)

@@ -54,7 +54,7 @@ def test_the_command_says_it_in_one_line(is_theirs: bool, site: Path) -> None:
         (site / "rungs" / "__init__.py").unlink()
         (site / "rungs" / "__init__.py").write_text('__version__ = "1.2.0"\n')
     ended = run(site, write_script(site, "rungs-lm" if is_theirs else "rungs"), "--help")
-    assert ended.returncode == 1
+    assert ended.returncode == 2
     (line,) = ended.stderr.splitlines()
     assert line.startswith("error: ")
     assert PROBLEM in line
