@@ -93,7 +93,7 @@ def helps() -> list[Case]:
     """Return the help of each command and subcommand."""
     cases = []
     for path in sorted({*ROOT.glob("*.py")} - {ROOT / "install_uv.py"}):
-        command = importlib.import_module(path.stem).main
+        command = importlib.import_module(f"rungs.cli.{path.stem}").main
         inner = command.commands if isinstance(command, click.Group) else ()
         for words in ([], *([name] for name in inner)):
             line = [str(path), *words, "--help"]
