@@ -92,7 +92,7 @@ def main(turns: int, run: str) -> None:
 def helps() -> list[Case]:
     """Return the help of each command and subcommand."""
     cases = []
-    for path in sorted({*ROOT.glob("*.py")} - {ROOT / "install_uv.py"}):
+    for path in sorted({*ROOT.glob("*.py")} - {ROOT / "install_uv.py", ROOT / "config.py"}):
         command = importlib.import_module(f"rungs.cli.{path.stem}").main
         inner = command.commands if isinstance(command, click.Group) else ()
         for words in ([], *([name] for name in inner)):
