@@ -269,10 +269,11 @@ def _gathered_elements(array: jax.ShapeDtypeStruct) -> int:
 def activations_of(
     config: RunConfig, mesh: Mesh, model: GPT, optimizer: SkippingOptimizer
 ) -> Activations:
-    """Return a microbatch's activations under the run's `remat`: the growth of residuals when the
-    number of sequences doubles, as the rest is weights. Model and optimizer may be abstract."""
+    """Return a microbatch's activations under the run's `remat`: the growth of residuals from two
+    such numbers of sequences to three, as the rest is weights; a single sequence may have other
+    residuals. Model and optimizer may be abstract."""
     rows = config.train.microbatch_size // mesh.shape[DATA]
-    both = (_residuals(config, mesh, model, optimizer, count * rows) for count in (1, 2))
+    both = (_residuals(config, mesh, model, optimizer, count * rows) for count in (2, 3))
     in_layers = total = 0
     for one, two in zip(*both, strict=True):
         growth = (two.size - one.size) * one.dtype.itemsize

@@ -15,6 +15,7 @@ from rungs.planning.memory import MemoryEstimates, memory_of
 from tests.support.configs import mesh_of, model_config, train_config
 from tests.support.long import long_except
 from tests.support.plan_cases import PlanCase, compiled_sizes
+from tests.support.sharded_models import HYBRID
 
 MODEL = model_config(vocab_size=800, context_length=64, emb_dim=64, n_layers=4, n_heads=4)
 
@@ -53,6 +54,17 @@ def test_total_is_as_near_the_compiled_step_as_it_says(
     arguments, total = compiled_sizes(run)
     assert memory.weights + memory.moments + memory.batch == pytest.approx(arguments, rel=0.01)
     assert memory.total == pytest.approx(total, rel=memory.error)
+
+
+def test_a_device_may_have_a_single_sequence() -> None:
+    """A loop over sequences of a hybrid keeps other arrays for one than for several."""
+    keys = {"scan_unroll": 1, "sharding": {"mode": "fsdp", "data": 2, "tensor": 1}}
+    model = model_config(**HYBRID, n_heads=4, feed_forward="swiglu")
+    one, two = (
+        memory_of(RunConfig(model, train_config(microbatch_size=rows, **keys)), mesh_of(2))
+        for rows in (2, 4)
+    )
+    assert two.activations == 2 * one.activations > 0
 
 
 def test_on_accelerators_each_device_of_dp_has_a_part_of_moments_and_of_one_gradient() -> None:
