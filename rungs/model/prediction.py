@@ -20,14 +20,16 @@ PREDICTION_KEY = 0x3D
 
 
 class PredictionModule(nnx.Module):
-    """A layer, of the model's first kind, on a projection of two normalized vectors: what predicted
-    the next token, and that token's embedding. Token embedding and head are the model's."""
+    """A layer, of the model's first kind with attention, on a projection of two normalized vectors:
+    what predicted the next token, and that token's embedding. Token embedding and head are the
+    model's."""
 
     def __init__(self, config: ModelConfig, model_key: Array) -> None:
         key, block_key = jax.random.split(jax.random.fold_in(model_key, PREDICTION_KEY))
         width, both = {"emb": config.emb_dim}, {"both": 2 * config.emb_dim}
+        kind = next((kind for kind in config.layer_kinds() if kind != "delta_net"), "global")
         one = {"n_layers": 1, "n_dense_layers": 0, "value_embedding_every": None}
-        self._layer = config.model_copy(update=one)
+        self._layer = config.model_copy(update=one | {"layer_pattern": (kind,)})
         self.hidden_norm, self.embedding_norm = make_norm(config, width), make_norm(config, width)
         init = initializer(config, mup_power=0.5)
         self.projection = Linear(both, width, init, key, bias=False)

@@ -14,12 +14,14 @@ from rungs.config.run_config import RunConfig
 from rungs.data.tokens.loader import Batch
 from rungs.model.blocks import Compute
 from rungs.model.gpt import GPT
+from rungs.model.layers import NO_DROPOUT
+from rungs.model.prediction import PredictionModule
 from rungs.objectives.multi_token import MultiToken
 from rungs.step.objective import Microbatch
 from rungs.step.state import named_arrays
 from tests.support import reference_gpt
 from tests.support.configs import model_config, train_config
-from tests.support.tiny_model import quick_jit, random_model
+from tests.support.tiny_model import quick_jit, random_model, with_random_parameters
 
 WEIGHT, LENGTH = 0.7, 7
 MODELS: dict[str, dict[str, Any]] = {
@@ -114,6 +116,18 @@ def test_loss_and_gradient_are_those_of_the_paper(name: str, separate: bool) -> 
 def _named(state: nnx.State) -> dict[str, Any]:
     flat = nnx.to_flat_state(state)
     return {".".join(map(str, path)): variable.get_value() for path, variable in flat}
+
+
+def test_in_a_hybrid_the_module_is_a_layer_with_attention_and_its_positions() -> None:
+    own = {"layer_pattern": ["delta_net", "global"], "delta_net": {"key_heads": 2, "key_dim": 4}}
+    x_BSD, known_BSD = np.random.default_rng(3).normal(size=(2, 2, LENGTH, 16)).astype(np.float32)
+
+    def of(**keys: Any) -> Any:
+        config = model_config(positions="rope", **keys)
+        module = with_random_parameters(lambda: PredictionModule(config, jax.random.key(0)))
+        return module(x_BSD, known_BSD, NO_DROPOUT, Compute(), None)[0]
+
+    np.testing.assert_array_equal(of(**own), of())
 
 
 @pytest.mark.long
