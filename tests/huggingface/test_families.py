@@ -39,6 +39,7 @@ QWEN3_MOE = LLAMA | {
 DEEPSEEK3 = {"model_type": "deepseek_v3", "n_routed_experts": 16, "num_hidden_layers": 4}
 MSCALES = {"mscale": 0.7, "mscale_all_dim": 0.7}
 GPT_OSS = LLAMA | {"model_type": "gpt_oss", "num_key_value_heads": 2}
+QWEN3_5 = LLAMA | {"model_type": "qwen3_5_text", "num_key_value_heads": 2}
 SMOLLM3 = LLAMA | {"model_type": "smollm3", "num_key_value_heads": 2}
 YARN = {"type": "yarn", "factor": 4.0}
 QWEN2 = LLAMA | {"model_type": "qwen2", "num_key_value_heads": 4}
@@ -227,6 +228,7 @@ def test_windows_of_the_upper_layers() -> None:
         (DEEPSEEK3, {"rope_interleave": 3}, "rope_interleave: 3 is not supported"),
         (GPT_OSS, {"swiglu_limit": 5.0}, "swiglu_limit: 5.0 is not supported; must be 7.0"),
         (GPT_OSS, {"quantization_config": {"quant_method": "fp8"}}, "quantization_config: .*mxfp4"),
+        (QWEN3_5, {"hidden_act": "gelu"}, 'hidden_act: "gelu" .*the values are silu, swish'),
         (QWEN3_MOE, {"decoder_sparse_step": 2}, "decoder_sparse_step: 2 is not supp"),
         (QWEN3_MOE, {"mlp_only_layers": [1]}, r"mlp_only_layers: \[1\] is not supp"),
         (QWEN3_MOE, {"num_experts_per_tok": 9}, "experts_per_token: 9 is above n_experts 4"),

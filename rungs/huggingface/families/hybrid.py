@@ -1,7 +1,7 @@
 """Qwen3-Next, Qwen3.5 (the language model) and Olmo Hybrid: most layers have Gated DeltaNet. With
 the defaults of `models/<model_type>` in transformers 5.23."""
 
-from rungs.huggingface.config_keys import Flag, SameValue
+from rungs.huggingface.config_keys import Choice, Flag, SameValue
 from rungs.huggingface.families import llama
 from rungs.huggingface.families.family import (
     ROTARY_BUFFERS,
@@ -17,6 +17,9 @@ from rungs.huggingface.hybrid_keys import DeltaLayers, OlmoDeltaLayers, PartialR
 LINEAR, OURS, MIXTURE = f"{llama.LAYER}.linear_attn", "blocks.delta_net", "blocks.feed_forward"
 QUERY_KEY_VALUE = tuple(f"{OURS}.{name}" for name in ("query", "key", "value"))
 FILTERS = tuple(f"{name}_filter" for name in QUERY_KEY_VALUE)
+SILU = {"silu": "swiglu", "swish": "swiglu"}
+ACTIVATION = Choice("hidden_act", "feed_forward", SILU, "silu")
+"""In transformers it is also that of the convolution."""
 DECAY = (
     as_is(f"{LINEAR}.A_log", f"{OURS}.log_rate"),
     as_is(f"{LINEAR}.dt_bias", f"{OURS}.step_bias"),
@@ -45,7 +48,7 @@ QWEN3_NEXT = Family(
         *llama.sizes(
             *(151_936, 2048, 512, 48, 16, 2, 32_768), head_dim=256, ffn_key="moe_intermediate_size"
         ),
-        llama.ACTIVATION,
+        ACTIVATION,
         llama.ATTENTION_BIAS,
         DeltaLayers(),
         SameValue("num_experts", "n_experts", 512, newer_key="num_local_experts"),
@@ -72,7 +75,7 @@ QWEN3_5 = Family(
     "Qwen3_5ForCausalLM",
     (
         *llama.sizes(248_320, 4096, 12_288, 32, 16, 4, 32_768, head_dim=256),
-        llama.ACTIVATION,
+        ACTIVATION,
         llama.ATTENTION_BIAS,
         DeltaLayers(),
         PartialRope(),
@@ -95,7 +98,7 @@ OLMO_HYBRID = Family(
     "OlmoHybridForCausalLM",
     (
         *llama.sizes(100_352, 3840, 11_008, 32, 30, None, 65_536),
-        llama.ACTIVATION,
+        ACTIVATION,
         llama.ATTENTION_BIAS,
         OlmoDeltaLayers(),
         RopeOrNone(),
