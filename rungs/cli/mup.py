@@ -16,7 +16,6 @@ from rungs.config.option_values import (
     COORDINATE_CHECK_LEARNING_RATE,
     COORDINATE_CHECK_SEEDS,
     COORDINATE_CHECK_STEPS,
-    MIN_COORDINATE_CHECK_STEPS,
 )
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ def main() -> None:
     "--steps",
     default=COORDINATE_CHECK_STEPS,
     show_default=True,
-    type=click.IntRange(MIN_COORDINATE_CHECK_STEPS),
+    type=click.IntRange(1),
     help="Training steps at each width.",
 )
 @click.option(

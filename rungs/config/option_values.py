@@ -43,8 +43,6 @@ MOST_DEVICES = 2**20
 """Largest number of devices along a mesh axis that `model.py` shows."""
 
 COORDINATE_CHECK_STEPS = 5
-MIN_COORDINATE_CHECK_STEPS = 4
-"""In muP, initial logits shrink with the square root of the width; this many steps hide that."""
 COORDINATE_CHECK_SEEDS = 3
 """The initial weights of a single seed change the exponents by up to 0.2."""
 COORDINATE_CHECK_LEARNING_RATE = 0.002

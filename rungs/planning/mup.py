@@ -25,6 +25,7 @@ from rungs.objectives.table import make_train_step
 from rungs.parallel.sharding import one_device, place_batch
 from rungs.step.state import create_model_and_optimizer
 
+LOGITS = "logits"
 MAX_EXPONENT = 0.25
 """Largest exponent of the width. In measurements (docs/log.md) exponents stay within 0.1 with muP
 and reach 0.6 and more in the standard parametrisation."""
@@ -103,8 +104,10 @@ class Growth(NamedTuple):
 
     @property
     def is_off(self) -> bool:
-        """Whether an exponent is too large, or NaN because activations are not finite."""
-        return not (abs(self.of_size) <= MAX_EXPONENT and abs(self.of_change) <= MAX_EXPONENT)
+        """Whether an exponent is too large, or NaN because activations are not finite. Logits may
+        also shrink with the square root of the width, as muP's initial ones do."""
+        least = -MAX_EXPONENT - (0.5 if self.place == LOGITS else 0)
+        return not (least <= self.of_size <= MAX_EXPONENT and abs(self.of_change) <= MAX_EXPONENT)
 
 
 def measure(
@@ -145,7 +148,7 @@ def _measure_one(config: RunConfig, data: TrainingData, steps: int, seeds: int) 
         after = _activations(model, inputs_BS)
         sizes.append([_rms(new) for new in after])
         changes.append([_rms(new - old) for new, old in zip(after, before, strict=True)])
-    places = ["embedding", *(f"block {n}" for n in range(1, config.model.n_layers)), "logits"]
+    places = ["embedding", *(f"block {n}" for n in range(1, config.model.n_layers)), LOGITS]
 
     def over_seeds(values: list[list[float]]) -> dict[str, float]:
         return dict(zip(places, np.sqrt(np.mean(np.square(values), axis=0)), strict=True))

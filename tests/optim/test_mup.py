@@ -154,10 +154,15 @@ def test_a_wider_model_has_more_heads_or_wider_ones() -> None:
 
 def test_growth_is_the_power_of_the_width_and_nan_is_off() -> None:
     def measured(width: int) -> WidthMeasurement:
-        sizes = {"steady": 3.0, "large": width**0.75, "broken": math.nan}
-        return WidthMeasurement(width, sizes, {"steady": 2.0, "large": 5 / width, "broken": 1.0})
+        sizes = {"steady": 3.0, "large": width**0.75, "broken": math.nan, "logits": width**-0.5}
+        changes = {"steady": 2.0, "large": 5 / width, "broken": 1.0, "logits": 0.1}
+        return WidthMeasurement(width, sizes, changes)
 
-    steady, large, broken = fit_growth([measured(width) for width in (64, 128, 512)])
+    steady, large, broken, logits = fit_growth([measured(width) for width in (64, 128, 512)])
     assert steady == ("steady", pytest.approx(0, abs=1e-9), pytest.approx(0, abs=1e-9))
     assert large == ("large", pytest.approx(0.75), pytest.approx(-1))
     assert (steady.is_off, large.is_off, broken.is_off) == (False, True, True)
+    assert not logits.is_off  # as muP's initial logits
+    assert logits._replace(place="block 1").is_off
+    assert logits._replace(of_change=-0.5).is_off
+    assert logits._replace(of_size=0.5).is_off
