@@ -11,7 +11,8 @@ NAMES = (
     *("countdown-pretrain", "sort-pretrain"),
     *("bare-norm", "embedding-norm", "group-rates", "late-decay", "normuon", "recipe"),
     *("relu-squared", "residual-scalars", "small-recipe", "value-embeddings", "zero-init"),
-    *("deepseek", "distilled", "gpt-oss", "latent", "masked-diffusion", "multi-token", "student"),
+    *("deepseek", "distilled", "gpt-oss", "hybrid", "latent", "masked-diffusion", "multi-token"),
+    "student",
 )
 COMMITTED_RUNS = [ROOT / "runs" / name for name in NAMES]
 """Those of training."""
