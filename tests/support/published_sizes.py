@@ -5,7 +5,9 @@ tensors in the weights on the Hugging Face hub (`safetensors.total` of its API),
 masks and a second copy of tied embeddings. Gemma 1 and 2: the parameters beside the embedding in
 table 2 of both reports (Mesnard et al. 2024; Riviere et al. 2024), and an embedding for the 256,000
 tokens of the published weights. Gemma 3 from 4B up: the total on the hub without the vision tower
-and the projector from its width to the model's."""
+and the projector from its width to the model's. Qwen3-Next, Qwen3.5 and Olmo Hybrid: the parameters
+of transformers' 5.23 language model with the published config, without a module for multi-token
+prediction."""
 
 VISION_TOWER, VISION_WIDTH = 416_866_032, 1152
 """Parameters and width of SigLIP (So400m, 896 × 896 pixels) in Gemma 3."""
@@ -57,6 +59,9 @@ PUBLISHED_SIZES = {
     "qwen3-32b": 32_762_123_264,
     "qwen3-30b-a3b": 30_532_122_624,
     "qwen3-235b-a22b": 235_093_634_560,
+    "qwen3-next-80b-a3b": 79_674_391_296,
+    "qwen3.5-0.8b": 752_393_024,
+    "qwen3.5-27b": 26_895_998_464,
     "deepseek-v2-lite": 15_706_484_224,
     "deepseek-v3": DEEPSEEK_V3,
     "gpt-oss-20b": 20_914_757_184,
@@ -66,5 +71,6 @@ PUBLISHED_SIZES = {
     "olmo-2-32b": 32_234_279_936,
     "olmo-3-7b": 7_298_011_136,
     "olmo-3-32b": 32_233_522_176,
+    "olmo-hybrid-7b": 7_430_870_688,
     "smollm3-3b": 3_075_098_624,
 }
