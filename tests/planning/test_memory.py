@@ -35,6 +35,8 @@ CASES = [
     (PlanCase("latent", "dots", "dp", 4, "bfloat16"), False),
     (PlanCase("deepseek", "dots", "fsdp", 1, "float32"), False),
     (PlanCase("gpt-oss", "full", "dp", 1, "bfloat16"), False),
+    (PlanCase("hybrid", "none", "dp", 1, "bfloat16"), True),
+    (PlanCase("hybrid", "dots", "fsdp", 1, "bfloat16"), False),
     (PlanCase("recipe", "dots", "fsdp", 4, "bfloat16"), True),
     (PlanCase("multi-token", "dots", "fsdp", 1, "bfloat16"), False),
     (PlanCase("masked", "none", "dp", 1, "float32"), True),

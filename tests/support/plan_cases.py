@@ -54,6 +54,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "latent_attention": {"kv_rank": 128, "rope_dim": 32},
         "expert_routing": {"scores": "sigmoid", "balance_bias": True},
     },
+    "hybrid": {
+        **{**LLAMA, "layer_pattern": ["delta_net"] * 3 + ["global"]},
+        "delta_net": {"key_heads": 4, "key_dim": 64, "value_heads": 8, "value_dim": 64},
+    },
     "gpt-oss": {
         **{**LLAMA, **WINDOW, "layer_pattern": ["sliding", "global"], "attention_sinks": True},
         **{"feed_forward": "swiglu_clamped", "ffn_bias": True, "ffn_dim": 352},
