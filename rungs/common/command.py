@@ -28,7 +28,9 @@ def begin_command() -> None:
     """Set up the process: a missing library is reported in one line, and so is Windows."""
     sys.excepthook = _report
     if sys.platform == "win32":
-        end_with(errors.UserError("Rungs needs Linux or another POSIX system; on Windows, use WSL2"))
+        end_with(
+            errors.UserError("Rungs needs Linux or another POSIX system; on Windows, use WSL2")
+        )
 
 
 @contextlib.contextmanager

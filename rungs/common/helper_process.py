@@ -18,6 +18,8 @@ from typing import Any
 from rungs.common.run_log import log
 from rungs.common.signals import StopSignal
 
+NICENESS = 10
+"""Of modules beside training: on a busy machine they get a tenth of what training gets."""
 _SECONDS_UNTIL_MESSAGE = 2.0
 """A longer wait is explained to the user."""
 FIRST_DELAY, LONGEST_DELAY = 10.0, 600.0
@@ -137,12 +139,12 @@ class HelperProcess:
 
 
 def start_python(arguments: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
-    """Start Python with the lowest priority and pipes to its stdin and from its stderr. It gets a
-    session of its own, so that Ctrl-C stops the training alone. Raises OSError if it can't be
-    started. `environment` is added to that of this process."""
+    """Start Python with low priority and pipes to its stdin and from its stderr. It gets a session
+    of its own, so that Ctrl-C stops the training alone. Raises OSError if it can't be started.
+    `environment` is added to that of this process."""
     path = os.pathsep.join(filter(None, sys.path))
     return subprocess.Popen(
-        ["nice", "-n", "19", sys.executable, *arguments],
+        ["nice", "-n", str(NICENESS), sys.executable, *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

@@ -1,9 +1,10 @@
 """The other project on the package index that is called `rungs`; see docs/architecture.md."""
 
+from rungs.common.command import end_with
+
 import sys
 from importlib import metadata
 
-from rungs.common.command import end_with
 from rungs.common.errors import UserError
 
 

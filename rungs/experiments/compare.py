@@ -56,8 +56,12 @@ class Compare(Experiment):
             yield "leave_one_out: needs variants that are changes, not run folders"
 
     @property
+    def may_look_often(self) -> bool:
+        return isinstance(self.seeds, Seeds)
+
+    @property
     def sampling(self) -> Sampling:
-        return AnyNumber() if isinstance(self.seeds, Seeds) else FixedNumber()
+        return AnyNumber() if self.may_look_often else FixedNumber()
 
     @property
     def pairs(self) -> dict[str, str]:

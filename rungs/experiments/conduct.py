@@ -64,17 +64,22 @@ class Conductor:
 
     def missing(self) -> list[Trial]:
         """Return the runs that are called for now and have no outcome. Raises UserError if the
-        ledger has a run of that name with other keys."""
-        trials = self.experiment.trials(self.outcomes)
+        ledger has a run of that name with other keys, or verdicts without it."""
+        trials, tried = self.experiment.trials(self.outcomes), self._ledger.outcomes
+        is_over = self._ledger.of_kind(VERDICT) and not self.experiment.may_look_often
         for trial in trials:
             one = self.outcomes.get(trial.name)
             if one and dict(one.changes) != json.loads(json.dumps(dict(trial.changes))):
-                raise UserError(
-                    f"{self.folder.config}: {trial.name} has other keys than in the ledger; an"
-                    " experiment that has begun can't change, so copy experiment.json to a new"
-                    " folder"
-                )
+                raise self._changed(f"{trial.name} has other keys than in the ledger")
+            if is_over and trial.name not in tried:
+                raise self._changed(f"{trial.name} is not among the runs that gave the verdicts")
         return [trial for trial in trials if trial.name not in self.outcomes]
+
+    def _changed(self, how: str) -> UserError:
+        return UserError(
+            f"{self.folder.config}: {how}; an experiment that has begun can't change, so copy"
+            " experiment.json to a new folder"
+        )
 
     def _ready(self, trials: Sequence[Trial]) -> list[Trial]:
         """Return the runs that can begin: branches when the run that they go on from has ended."""
@@ -185,12 +190,18 @@ class Conductor:
         )
 
     def _add_verdicts(self) -> None:
-        """Note the verdicts, unless they are there."""
-        noted = self._ledger.of_kind(VERDICT)
+        """Note new verdicts. Raises UserError if the same runs had others."""
+        noted = {
+            (one["group"], one["against"], one["seeds"]): one["judgement"]
+            for one in self._ledger.of_kind(VERDICT)
+        }
         for comparison in self.experiment.comparisons(self.outcomes):
-            entry = json.loads(json.dumps(comparison.as_json()))
-            if entry not in noted:
-                self._ledger.add(VERDICT, entry)
+            (group, against, verdict), now = comparison, str(comparison.verdict.judgement)
+            before = noted.get((group, against, verdict.seeds))
+            if before is None:
+                self._ledger.add(VERDICT, comparison.as_json())
+            elif before != now:
+                raise self._changed(f"the verdict on {group} was {before}, and would be {now}")
 
 
 @functools.cache

@@ -190,7 +190,7 @@ class Experiment(Config):
     question: str | None = None
     """What the experiment should answer; the title of its report."""
     kind: str
-    """What the runs are; each kind has keys of its own."""
+    """What the runs are; each kind has keys of its own. Absent: compare."""
     base: str
     """The run folder that all runs are copies of."""
     budget: Budget | None = None
@@ -216,6 +216,11 @@ class Experiment(Config):
         """Whether results depend on the speed of the device."""
         has_minutes = self.budget is not None and self.budget.minutes is not None
         return has_minutes or (isinstance(self.measure, Target) and bool(self.measure.minutes_to))
+
+    @property
+    def may_look_often(self) -> bool:
+        """Whether verdicts hold after any number of runs, so that more may follow a verdict."""
+        return False
 
     def trials(self, outcomes: Outcomes) -> list[Trial]:
         """Return all runs that are called for, after what is known of earlier ones, in the order in

@@ -19,7 +19,7 @@ from rungs.experiments.table import Row, unit_of, with_interval
 from rungs.report import drawing
 
 STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem;
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 78rem; margin: 2rem auto; padding: 0 1rem;
        color: #1b1b1b; background: #fff; }
 table { border-collapse: collapse; margin: 1rem 0; display: block; overflow-x: auto; }
 th, td { padding: .3rem .7rem; border-bottom: 1px solid #ddd; text-align: right;

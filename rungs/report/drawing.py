@@ -248,6 +248,8 @@ def trend(axes: Axes, run: AnySteps, field: str, name: str = "") -> Lines:
     """Draw a value of each step, in the background, and of each of `TRENDS` stretches of steps the
     median and a band from the lowest to the highest value."""
     values, length = run.column(field), stretch_length(run)
+    if length == 1:
+        return {name.rstrip(", ") or "each step": median_line(axes, run, values, BLUE)}
     look: dict[str, Any] = {"color": SKY_BLUE, "alpha": 0.35, "linewidth": 0}
     of, stretch = in_stretches(run.column("global_step"), values, length), counted(length, "step")
     return {

@@ -191,7 +191,10 @@ PREFERENCE_CHARTS: Charts = {
         {"chosen_log_prob": BLUE, "rejected_log_prob": ORANGE},
     ),
     "kl-chart.png": partial(
-        _preference_chart, "KL divergence from the reference", "nats per answer", {"kl": PURPLE}
+        _preference_chart,
+        "how far answers are from the reference",
+        "nats per answer",
+        {"kl": PURPLE},
     ),
 }
 

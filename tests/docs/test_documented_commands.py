@@ -66,7 +66,7 @@ NOT_RUN: dict[str, tuple[str, ...]] = {
         *("download_dataset.py owner/name", "download_dataset.py gpjt/fineweb-gpt2-tokens"),
         *("download_dataset.py roneneldan/TinyStories", "download_dataset.py HuggingFaceFW"),
         *("download_dataset.py --tokens train.bin", "download_dataset.py --tokens fineweb_train"),
-        *("pretrained.py upload runs/layers OWNER/NAME", "pretrained.py upload runs/qwen"),
+        *("pretrained.py upload runs/llama OWNER/NAME", "pretrained.py upload runs/qwen"),
     ),
     "needs a bucket: tests/integrations/test_buckets.py": (
         "train.py runs/layers --mirror s3://bucket/layers",

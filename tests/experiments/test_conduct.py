@@ -190,9 +190,26 @@ def test_an_edited_ledger_is_refused(edit: str, tmp_path: Path) -> None:
 def test_an_experiment_that_has_begun_can_not_change(tmp_path: Path) -> None:
     folder = make_experiment(tmp_path, variants=VARIANTS)
     conduct(folder, Simulated(noisy(by_rate)))
-    make_experiment(tmp_path, variants={**VARIANTS, "fast": {"learning_rate": 0.001}})
-    with pytest.raises(UserError, match="fast-seed0 has other keys than in the ledger"):
-        conduct(folder, Simulated(noisy(by_rate)))
+    before, unmade = folder.ledger.read_bytes(), Simulated(noisy(by_rate))
+    for keys, line in (
+        ({"variants": {**VARIANTS, "fast": {"learning_rate": 0.001}}}, "fast-seed0 has other keys"),
+        ({"seeds": 4}, "base-seed3 is not among the runs that gave the verdicts"),
+        ({"smallest_effect": 10.0}, "the verdict on same was undecided, and would be no different"),
+    ):
+        make_experiment(tmp_path, **{"variants": VARIANTS, "seeds": 3} | keys)
+        with pytest.raises(UserError, match=line):
+            conduct(folder, unmade)
+    assert not unmade.trained
+    assert folder.ledger.read_bytes() == before
+
+
+def test_more_seeds_may_follow_if_verdicts_hold_at_each_look(tmp_path: Path) -> None:
+    same = {"same": {"learning_rate": 0.003}}
+    folder = make_experiment(tmp_path, variants=same, seeds={"from": 2, "to": 3})
+    conduct(folder, Simulated(noisy(lambda _: 3.0)))
+    make_experiment(tmp_path, variants=same, seeds={"from": 2, "to": 4})
+    conduct(folder, engine := Simulated(noisy(lambda _: 3.0)))
+    assert engine.trained == ["base-seed3", "same-seed3"]
 
 
 @pytest.mark.parametrize("is_slower", [False, True])
