@@ -44,6 +44,9 @@ class Conductor:
         ended = {name: one for name, one in self._ledger.outcomes.items() if not one.exit_code}
         self.outcomes = Outcomes(ended, self._ledger.proposals)
         """Of the runs that need not be trained again: a failed one is tried once more."""
+        tried = Outcomes(self._ledger.outcomes, self._ledger.proposals)
+        if other := tried.keys() - {trial.name for trial in self.experiment.trials(tried)}:
+            raise self._changed(f"{min(other)}, which is in the ledger, is not one of its runs")
 
     def conduct(self) -> int:
         """Train what is missing and write the report after each run. Return the exit code: 128 +

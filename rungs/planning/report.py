@@ -230,9 +230,7 @@ def _tokens(forecast: Forecast) -> Iterator[str]:
     if train.max_minutes is not None:
         yield f"          an estimate for max_minutes {train.max_minutes:g}; the first steps decide"
     if train.start_from is None:  # which is about training from scratch
-        optimal = TOKENS_PER_PARAMETER * forecast.active.total
-        per = f"{TOKENS_PER_PARAMETER} per parameter"
-        yield f"          compute-optimal: {per} = {optimal:,} tokens"
+        yield f"          compute-optimal: {_optimal(forecast)}"
     for name, count in tokens.in_datasets.items():
         missing = f"not here yet; {build_command(name)}"
         read = tokens.of_datasets.get(name)
@@ -240,6 +238,17 @@ def _tokens(forecast: Forecast) -> Iterator[str]:
         share = f", {padding:.2%} padding" if (padding := tokens.padding.get(name)) else ""
         found = missing if count is None else counted(count, "token")
         yield f"dataset   {name}: {found}{epochs}{share}"
+
+
+def _optimal(forecast: Forecast) -> str:
+    """Return how many tokens suit the size, and what they take."""
+    tokens = TOKENS_PER_PARAMETER * forecast.active.total
+    line = f"{TOKENS_PER_PARAMETER} per parameter = {tokens:,} tokens"
+    if forecast.throughput is None:
+        return line
+    seconds, per_hour = tokens / forecast.throughput.tokens_per_second, forecast.price_per_hour
+    cost = "" if per_hour is None else f", {per_hour * seconds / 3600:,.2f}"
+    return f"{line}, {format_duration(seconds)}{cost}"
 
 
 def disk(forecast: Forecast) -> Iterator[str]:

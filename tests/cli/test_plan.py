@@ -233,8 +233,13 @@ def test_only_training_from_scratch_has_a_compute_optimal_length(
     start_from: str | None, tmp_path: Path
 ) -> None:
     run = make_run(tmp_path / "run", start_from=start_from)
-    text = as_text(run, planned(run))
-    assert ("compute-optimal" in text) == (start_from is None)
+    found = planned(run, "h100", "dp:2", throughput=forecast.Throughput(3600.0, "given"))
+    text = as_text(run, found._replace(price_per_device_hour=100))
+    line = re.search(r"compute-optimal: 20 per parameter = ([\d,]+) tokens, .+, ([\d,.]+)\n", text)
+    assert (line is not None) == (start_from is None)
+    if line:
+        tokens, cost = (float(each.replace(",", "")) for each in line.groups())
+        assert cost == pytest.approx(tokens / 3600 / 3600 * 2 * 100, abs=0.01)
 
 
 @pytest.mark.parametrize(

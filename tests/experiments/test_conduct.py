@@ -193,6 +193,7 @@ def test_an_experiment_that_has_begun_can_not_change(tmp_path: Path) -> None:
     before, unmade = folder.ledger.read_bytes(), Simulated(noisy(by_rate))
     for keys, line in (
         ({"variants": {**VARIANTS, "fast": {"learning_rate": 0.001}}}, "fast-seed0 has other keys"),
+        ({"variants": {"slow": VARIANTS["slow"]}}, "fast-seed0, which is in the ledger, is not"),
         ({"seeds": 4}, "base-seed3 is not among the runs that gave the verdicts"),
         ({"smallest_effect": 10.0}, "the verdict on same was undecided, and would be no different"),
     ):
