@@ -3,6 +3,7 @@
 from rungs.common.command import run_command
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
