@@ -23,15 +23,22 @@ REASONING_GYM = "reasoning-gym:"
 """Prefix of sources from the library reasoning-gym."""
 ITEM_FILE_ENDING, VERIFIER_FILE_ENDING = ".jsonl", ".py"
 Advantage = Literal["mean", "mean_std", "leave_one_out"]
-PolicyLoss = Literal["grpo", "dr_grpo", "dapo", "cispo"]
+PolicyLoss = Literal["grpo", "dr_grpo", "dapo", "cispo", "gspo"]
 Aggregation = Literal["constant", "tokens", "sequences"]
 _AGGREGATIONS: dict[PolicyLoss, Aggregation] = {
     "grpo": "sequences",
     "dr_grpo": "constant",
     "dapo": "tokens",
     "cispo": "tokens",
+    "gspo": "sequences",
 }
-_CLIP_HIGH: dict[PolicyLoss, float] = {"grpo": 0.2, "dr_grpo": 0.2, "dapo": 0.28, "cispo": 0.28}
+_CLIP_HIGH: dict[PolicyLoss, float] = {
+    "grpo": 0.2,
+    "dr_grpo": 0.2,
+    "dapo": 0.28,
+    "cispo": 0.28,
+    "gspo": 4e-4,
+}
 
 
 class RangeSettings(StrictModel):
@@ -220,7 +227,7 @@ class ReinforceConfig(OptimizationConfig):
     """Sampling divides the logits by this, and so does training."""
     advantage: Advantage = "mean"
     """How much better a completion is than its group. mean: reward − mean. leave_one_out: reward −
-    mean of the others (Kool et al. 2019; Ahmadian et al. 2024), which is unbiased. mean_std:
+    mean of the others (RLOO, Ahmadian et al. 2024; Kool et al. 2019), which is unbiased. mean_std:
     (reward − mean) ÷ standard deviation (Shao et al. 2024), which weights easy and hard prompts
     more than those in between."""
     loss: PolicyLoss = "dr_grpo"
@@ -228,16 +235,19 @@ class ReinforceConfig(OptimizationConfig):
     probability of a token now ÷ when it was sampled, and in their default aggregation. grpo (Shao
     et al. 2024), dr_grpo (Liu et al. 2025) and dapo (Yu et al. 2025): tokens whose ρ has left the
     clipping range, in the direction in which their advantage pushes, have no gradient. cispo
-    (MiniMax 2025): ρ is limited, but every token keeps its gradient."""
+    (MiniMax 2025): ρ is limited, but every token keeps its gradient. gspo (Zheng et al. 2025): ρ is
+    that of the completion, the geometric mean of its tokens' ρ, which are clipped together."""
     aggregation: Aggregation | None = None
     """Divisor of a step's sum over tokens. constant: completions × max_new_tokens, which is
     unbiased. tokens: the step's sampled tokens. sequences: completions × tokens of the completion,
     which favours short right and long wrong completions. null: constant for dr_grpo, sequences for
-    grpo, tokens for dapo and cispo."""
+    grpo and gspo, tokens for dapo and cispo."""
     clip_low: BelowOne = 0.2
-    """ρ below 1 − this is clipped; cispo has no lower limit."""
+    """ρ below 1 − this is clipped; cispo has no lower limit. gspo needs its own, such as 0.0003, as
+    the ρ of a completion stays close to 1."""
     clip_high: Positive | None = None
-    """ρ above 1 + this is clipped. null: 0.28 for dapo and cispo, 0.2 for grpo and dr_grpo."""
+    """ρ above 1 + this is clipped. null: 0.28 for dapo and cispo, 0.2 for grpo and dr_grpo, 0.0004
+    for gspo."""
     updates_per_rollout: Size = 1
     """Updates from the same texts."""
     max_sampler_ratio: Positive | None = None
@@ -273,6 +283,12 @@ class ReinforceConfig(OptimizationConfig):
                 f" {self.sequences_per_step} completions of a step (prompts_per_step ×"
                 " samples_per_prompt)"
             )
+
+    @check
+    def _has_clip_low(self) -> Iterator[str]:
+        is_clipping = self.loss == "gspo" and self.updates_per_rollout > 1
+        if is_clipping and "clip_low" not in self.model_fields_set:
+            yield 'clip_low: needed by loss "gspo"; Zheng et al. 2025 use 0.0003'
 
     @check
     def _reference_is_used(self) -> Iterator[str]:

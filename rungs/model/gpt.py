@@ -203,6 +203,7 @@ class GPT(nnx.Module):
         extras: tuple[Array, ...] = (),
         temperature: float = 1.0,
         compute: Compute = Compute(),  # noqa: B008 — a tuple
+        of_sequences: Callable[[Array], Array] | None = None,
     ) -> WeightedLoss:
         """Return the weighted cross-entropy summed over non-negative targets, without dropout. The
         full logits are never materialized.
@@ -211,14 +212,18 @@ class GPT(nnx.Module):
             weight_of: pure function from the log-probabilities of some targets, and their part of
                 each of `extras`, to their weights, through which no gradient flows.
             extras: arrays with leading axes B and S.
-            temperature: divisor of the logits, above 0; not traced."""
+            temperature: divisor of the logits, above 0; not traced.
+            of_sequences: from log_probs_BS, as in the result, to one more of `extras`; they then go
+                through the head twice."""
         found = self.hidden(tokens_BS, compute=compute)
+        head, operands = self._head(temperature), self._head_operands(found.x_BSD)
+        targets_M = targets_BS.reshape(-1)
+        if of_sequences is not None:
+            fixed = jax.lax.stop_gradient(operands)
+            log_probs_M = cross_entropy.target_statistics(head, *fixed, targets_M).log_probs_M
+            extras += (of_sequences(log_probs_M.reshape(targets_BS.shape)),)
         total, statistics = cross_entropy.weighted_loss(
-            self._head(temperature),
-            weight_of,
-            *self._head_operands(found.x_BSD),
-            targets_BS.reshape(-1),
-            _by_token(extras),
+            head, weight_of, *operands, targets_M, _by_token(extras)
         )
         log_probs_BS, entropies_BS = (array.reshape(targets_BS.shape) for array in statistics)
         return WeightedLoss(total, log_probs_BS, entropies_BS, found.routing)

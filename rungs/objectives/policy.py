@@ -6,7 +6,8 @@ An update ascends Σ share · w(token) · log π(token), where w has no gradient
 
 A is the completion's advantage; ρ = π ÷ π_old; c = min(π_old ÷ π_sampler, limit) if
 max_sampler_ratio is set, else 1. As ∇(A · ρ) = A · ρ · ∇log π, this has the gradients of GRPO's
-clipped objective (Shao et al. 2024, arXiv 2402.03300, equation 3) and its kin.
+clipped objective (Shao et al. 2024, arXiv 2402.03300, equation 3) and its kin. GSPO's ρ is that of
+the completion (`log_ratios`), whose gradient is the mean of its tokens'.
 
 Axes: P prompts, G completions of each; N completions; B, S, V as in `rungs/model/gpt.py`."""
 
@@ -87,12 +88,14 @@ class PolicyObjective(Objective):
     def __init__(self, train: ReinforceConfig, is_first_update: bool, length: int) -> None:
         self.train, self.length = train, length
         self.weight_of = functools.partial(token_weight, train, is_first_update)
+        self._is_first_update = is_first_update
 
     def loss(self, model: GPT, compute: Compute, microbatch: Microbatch) -> tuple[Array, Aux]:
         inputs_BS, targets_BS, *tokens = microbatch.arrays
         temperature = self.train.temperature
         found = model.weighted_loss(
-            inputs_BS, targets_BS, self.weight_of, tuple(tokens), temperature, compute
+            *(inputs_BS, targets_BS, self.weight_of, tuple(tokens), temperature, compute),
+            self._of_sequences(targets_BS, *tokens),
         )
         loss, routing = found.total, found.routing
         if routing is not None:
@@ -109,8 +112,18 @@ class PolicyObjective(Objective):
         log_probs_BSV = jax.nn.log_softmax(logits_BSV / self.train.temperature)
         targets_BS1 = jnp.maximum(targets_BS, 0)[..., None]
         log_probs_BS = jnp.take_along_axis(log_probs_BSV, targets_BS1, axis=-1)[..., 0]
-        weights_BS = self.weight_of(jax.lax.stop_gradient(log_probs_BS), *extras)
+        fixed_BS = jax.lax.stop_gradient(log_probs_BS)
+        if of_sequences := self._of_sequences(targets_BS, *extras):
+            extras.append(of_sequences(fixed_BS))
+        weights_BS = self.weight_of(fixed_BS, *extras)
         return -jnp.where(targets_BS >= 0, weights_BS * log_probs_BS, 0).sum()
+
+    def _of_sequences(self, targets_BS: Array, *tokens: Any) -> Callable[[Array], Array] | None:
+        """Return the function from log_probs_BS to `log_ratios`; None if each token has its own."""
+        if self._is_first_update or self.train.loss != "gspo":
+            return None
+        old_BS = PolicyTokens(*tokens).old_log_probs
+        return lambda log_probs_BS: log_ratios(self.train, log_probs_BS, old_BS, targets_BS >= 0)
 
 
 def has_weight(config: ReinforceRunConfig, tokens: PolicyTokens) -> Array:
@@ -130,13 +143,14 @@ def token_weight(
     old_log_probs: Array,
     sampler_log_probs: Array,
     reference_log_probs: Array,
+    log_ratios: Array | None = None,
 ) -> Array:
     """Return w · share of each token from its log-probability and `PolicyTokens`, for
-    `GPT.weighted_loss`; `is_first_update` is as in `PolicyObjective`."""
+    `GPT.weighted_loss`; `is_first_update` is as in `PolicyObjective`, and gspo has `log_ratios`."""
     old = log_probs if is_first_update else old_log_probs
     weight = advantages
     if not is_first_update:
-        ratio = jnp.exp(log_probs - old)
+        ratio = jnp.exp(log_probs - old if log_ratios is None else log_ratios)
         if train.loss == "cispo":
             weight *= jnp.minimum(ratio, train.highest_ratio)
         else:
@@ -146,6 +160,17 @@ def token_weight(
     if train.kl_coefficient:
         weight -= train.kl_coefficient * (log_probs - reference_log_probs)
     return shares * weight
+
+
+def log_ratios(train: ReinforceConfig, log_probs_BS: Any, old_BS: Any, is_sampled_BS: Any) -> Any:
+    """Return log(π ÷ π_old) of each token; for gspo its mean over the sampled tokens of the row
+    (Zheng et al. 2025, arXiv 2507.18071, equation 7)."""
+    found_BS = log_probs_BS - old_BS
+    if train.loss != "gspo":
+        return found_BS
+    total_B1 = (found_BS * is_sampled_BS).sum(-1, keepdims=True)
+    mean_B1 = total_B1 / is_sampled_BS.sum(-1, keepdims=True).clip(1)
+    return mean_B1 * is_sampled_BS
 
 
 def is_clipped(train: ReinforceConfig, ratio: Any, advantages: Any) -> Any:

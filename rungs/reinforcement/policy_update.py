@@ -22,6 +22,7 @@ from rungs.objectives.policy import (
     equal_groups,
     has_weight,
     is_clipped,
+    log_ratios,
     make_log_prob_step,
     shares,
 )
@@ -275,13 +276,14 @@ def group_counts(correct_PG: np.ndarray) -> dict[str, int]:
 def _token_fields(updated: Updated, train: ReinforceConfig) -> dict[str, float | None]:
     batch, reference_NS = updated.batch, updated.reference_log_probs_NS
     is_sampled_NS = batch.is_sampled_NS
-    trainer, last = (one.log_probs_NS[is_sampled_NS] for one in (updated.first, updated.last))
+    trainer = updated.first.log_probs_NS[is_sampled_NS]
     kl = clipped = None
     if reference_NS is not None:
         kl = kl_divergence(trainer, reference_NS[is_sampled_NS])
     if train.updates_per_rollout > 1:
         advantages_NS = batch.per_token(array_of(updated.completions, "advantage"))
-        clipped = clipped_share(train, trainer, last, advantages_NS[is_sampled_NS])
+        log_probs = updated.first.log_probs_NS, updated.last.log_probs_NS
+        clipped = clipped_share(train, *log_probs, advantages_NS, is_sampled_NS)
     return {
         "entropy": float(updated.first.entropies_NS[is_sampled_NS].mean(dtype=np.float64)),
         **log_prob_gaps(batch.sampler_log_probs_NS[is_sampled_NS], trainer),
@@ -311,11 +313,15 @@ def kl_divergence(sampled: np.ndarray, other: np.ndarray) -> float:
 
 
 def clipped_share(
-    train: ReinforceConfig, old: np.ndarray, new: np.ndarray, advantages: np.ndarray
+    train: ReinforceConfig,
+    old_NS: np.ndarray,
+    new_NS: np.ndarray,
+    advantages_NS: np.ndarray,
+    is_sampled_NS: np.ndarray,
 ) -> float:
-    """Return the share of tokens whose ratio new ÷ old is clipped by the loss."""
-    ratio = np.exp(new.astype(np.float64) - old)
-    return float(is_clipped(train, ratio, advantages).mean())
+    """Return the share of sampled tokens whose ratio new ÷ old is clipped by the loss."""
+    ratios_NS = np.exp(log_ratios(train, new_NS.astype(np.float64), old_NS, is_sampled_NS))
+    return float(is_clipped(train, ratios_NS, advantages_NS)[is_sampled_NS].mean())
 
 
 def mean_pass_at_k(correct_PG: np.ndarray, k: int) -> float:

@@ -78,7 +78,7 @@ def weights(
     return np.asarray(token_weight(train, first, *arrays))
 
 
-@pytest.mark.parametrize("loss", ["grpo", "dr_grpo", "dapo", "cispo"])
+@pytest.mark.parametrize("loss", ["grpo", "dr_grpo", "dapo", "cispo", "gspo"])
 def test_the_first_update_weights_by_the_advantage(loss: PolicyLoss) -> None:
     np.testing.assert_array_equal(weights(first=True, loss=loss), SHARES * ADVANTAGES)
 
@@ -163,10 +163,18 @@ def test_the_gap_between_sampling_and_training() -> None:
 @pytest.mark.parametrize(("loss", "expected"), [("grpo", 0.5), ("cispo", 0.5), ("dapo", 0.25)])
 def test_the_share_of_clipped_tokens(loss: str, expected: float) -> None:
     train = ReinforceConfig.model_construct(loss=loss, clip_low=0.2, clip_high=None)
-    new = np.log(np.array([1.25, 1.5, 0.5, 0.9]))
-    advantages = np.array([1, -1, -1, 1]) if loss != "dapo" else np.array([1, 1, 1, 1])
-    share = clipped_share(train, np.zeros(4), new, advantages)
+    new = np.log(np.array([[1.25, 1.5, 0.5, 0.9, 9]]))
+    advantages = np.array([[1, -1, -1, 1, 1] if loss != "dapo" else [1, 1, 1, 1, 1]])
+    is_sampled = np.array([[True] * 4 + [False]])
+    share = clipped_share(train, np.zeros((1, 5)), new, advantages, is_sampled)
     assert share == (expected if loss != "cispo" else 0.25)
+
+
+def test_gspo_clips_whole_completions() -> None:
+    train = ReinforceConfig.model_construct(loss="gspo", clip_low=0.1, clip_high=0.1)
+    new = np.log(np.array([[2.0, 0.5, 1.0], [1.5, 1.5, 99]]))
+    is_sampled = np.array([[True, True, True], [True, True, False]])
+    assert clipped_share(train, 0 * new, new, np.ones_like(new), is_sampled) == 2 / 5
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 5])
