@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rungs.data.text.tokenizer import Tokenizer
     from rungs.data.tokens.dataset import Dataset, Source
 
-_OWN_FILES = ("text", "pairs", "chats", "preferences", "parquet", "jsonl", "tokens")
+_OWN_FILES = ("text", "pairs", "chats", "preferences", "unpaired", "parquet", "jsonl", "tokens")
 
 
 @click.command(options_metavar="[OPTIONS]")
@@ -51,6 +51,11 @@ _OWN_FILES = ("text", "pairs", "chats", "preferences", "parquet", "jsonl", "toke
     is_flag=True,
     help='Build a dataset from preferences, rows {"prompt", "chosen", "rejected"} of texts or'
     " messages, in your own JSON lines or Parquet, or of a repository on the hub.",
+)
+@click.option(
+    "--unpaired",
+    is_flag=True,
+    help='Likewise of unpaired preferences, rows {"prompt", "completion", "desirable"}.',
 )
 @click.option("--parquet", is_flag=True, help="Build a dataset from your own Parquet files.")
 @click.option(
@@ -147,7 +152,8 @@ def main(
     With --text, the dataset is built from FILEs of text; with --parquet or --jsonl from FILEs with
     a document in each row. With --pairs, each line of a FILE is a prompt and the answer to learn;
     with --chats a chat, of which what the assistant says is to be learned; with --preferences a
-    prompt with a chosen and a rejected answer; with --tokens FILEs of token ids.
+    prompt with a chosen and a rejected answer, with --unpaired one with an answer that is desirable
+    or not; with --tokens FILEs of token ids.
     Some of the files or documents are kept for validation; if there is only one file of text or
     tokens, its end is.
 
@@ -182,12 +188,17 @@ class Options(SimpleNamespace):
         """The options that say what the FILE arguments hold."""
         return [f"--{kind}" for kind in _OWN_FILES if getattr(self, kind)]
 
+    @property
+    def has_preferences(self) -> bool:
+        """Whether the rows are preferences, paired or not."""
+        return bool(self.preferences or self.unpaired)
+
     def check(self, what: tuple[str, ...]) -> None:
         """Raise click.UsageError if the options do not go together."""
         given = self.given
         kind = next(iter(self.kinds), "--near-duplicates" if self.near_duplicates else "")
-        is_hub_id = _is_hub_id(what) if self.preferences else not kind and "/" in what[0]
-        is_of_chats = self.chats or self.preferences
+        is_hub_id = _is_hub_id(what) if self.has_preferences else not kind and "/" in what[0]
+        is_of_chats = self.chats or self.has_preferences
         is_of_rows = self.parquet or self.jsonl
 
         def first(*keys: str) -> str:
@@ -268,7 +279,7 @@ def _dataset(what: tuple[str, ...], datasets_dir: Path, options: Options) -> "Da
         given = catalog.open_dataset(what[0], datasets_dir)
         leave_out = partial(near_duplicates.build, similarity=options.near_duplicates)
         return catalog.build_dataset(options.name, [given], datasets_dir, leave_out)
-    if options.preferences:
+    if options.has_preferences:
         files, build = _preferences(what, options)
         return catalog.build_dataset(options.name, files, datasets_dir, build)
     if options.parquet or options.jsonl:
@@ -329,7 +340,8 @@ def _preferences(
     tokenizer = options.load_tokenizer()
     assert isinstance(tokenizer, Tokenizer)
     form = preference_dataset.PreferenceFormat(
-        tokenizer, options.tokenizer, options.chat_template, options.max_tokens
+        *(tokenizer, options.tokenizer, options.chat_template, options.max_tokens),
+        is_unpaired=options.unpaired,
     )
     build = partial(preference_dataset.build, form=form, validation_percent=options.percent())
     if _is_hub_id(what):
@@ -377,14 +389,15 @@ def _report(dataset: "Dataset") -> None:
             f" {contents.largest_token_id}, {contents.file_bytes:,} bytes of {contents.dtype}"
         )
         if pairs := contents.pairs:
-            kind = "chat" if pairs.is_chats else "pair"
+            of_preferences = pairs.is_preferences or pairs.is_unpaired
+            kind = "answer" if of_preferences else "chat" if pairs.is_chats else "pair"
             click.echo(
-                f"    {counted(pairs.pairs, 'answer' if pairs.is_preferences else kind)}, the"
+                f"    {counted(pairs.pairs, kind)}, the"
                 f" longest has {counted(pairs.longest_tokens, 'token')};"
                 f" {counted(pairs.answer_tokens, 'token')} in the answers"
             )
     if (chats := dataset.description.source.chats) and chats.left_out:
-        is_of_pairs = dataset.description.source.kind == "preferences"
+        is_of_pairs = dataset.description.source.kind in ("preferences", "unpaired")
         left_out = counted(chats.left_out, "preference" if is_of_pairs else "chat")
         click.echo(f"  {left_out} of more than {chats.max_tokens:,} tokens left out")
     if near := dataset.description.source.near_duplicates:

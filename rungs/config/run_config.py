@@ -419,5 +419,6 @@ def _in_objective(train: OptimizationConfig, has_validation: bool) -> list[Reaso
         (train.objective != "distill", objective, *of_teacher),
         (not train.learns_preferences, objective, "beta"),
         (train.objective != "simpo", objective, "simpo_gamma"),
+        (train.objective != "kto", objective, "desirable_weight", "undesirable_weight"),
         (train.objective != "multi_token", objective, "multi_token_weight"),
     ]

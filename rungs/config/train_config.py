@@ -16,10 +16,10 @@ Factor = Annotated[int, Field(ge=2, le=2**16)]
 CheckpointSteps = Annotated[tuple[Size, ...], Field(min_length=1, strict=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Objective = Literal[
-    "next_token", "multi_token", "masked_diffusion", "dpo", "ipo", "simpo", "distill"
+    "next_token", "multi_token", "masked_diffusion", "dpo", "ipo", "simpo", "kto", "distill"
 ]
 Windows = Literal["consecutive", "random"]
-_BETAS = {"dpo": 0.1, "ipo": 0.1, "simpo": 2.0}
+_BETAS = {"dpo": 0.1, "ipo": 0.1, "simpo": 2.0, "kto": 0.1}
 Mixture = Annotated[dict[str, Positive], Field(min_length=1)]
 
 
@@ -62,13 +62,18 @@ class TrainConfig(OptimizationConfig):
     needs a bidirectional model and target_offset 0. distill: the divergence from what a teacher
     predicts (Hinton et al. 2015). The others learn from a dataset of preferences, pairs of a chosen
     and a rejected answer: dpo (Rafailov et al. 2023) and ipo (Azar et al. 2023, per token) compare
-    with the weights of start_from, the reference; simpo (Meng et al. 2024) needs no reference. A
-    pair is two sequences in a microbatch."""
+    with the weights of start_from, the reference; simpo (Meng et al. 2024) needs no reference. kto
+    (Ethayarajh et al. 2024) learns from answers that are desirable or not, without pairs, and has a
+    reference. A pair, or an answer of kto, is two sequences in a microbatch."""
     beta: Positive | None = None
-    """dpo, ipo and simpo: how much the difference between the answers counts. With dpo and ipo a
-    larger one stays closer to the reference. null: 0.1; for simpo 2."""
+    """dpo, ipo, simpo and kto: how much the difference between the answers, or from the reference,
+    counts. With a reference, a larger one stays closer to it. null: 0.1; for simpo 2."""
     simpo_gamma: NotNegative = 0.5
     """simpo: the margin, in beta × nats per token, by which the chosen answer should win."""
+    desirable_weight: NotNegative = 1.0
+    """kto: weight of the loss of desirable answers. If there are fewer of them, a larger one."""
+    undesirable_weight: NotNegative = 1.0
+    """kto: weight of the loss of other answers."""
     multi_token_weight: NotNegative = 0.3
     """multi_token: weight of the module's loss (DeepSeek-V3, section 4.2: 0.3 in the first two
     thirds of training, then 0.1)."""
@@ -211,7 +216,8 @@ class TrainConfig(OptimizationConfig):
         if self.phases:
             yield f'dataset: phases are not supported with objective "{self.objective}"'
         if self.microbatch_size % 2:
-            yield f"microbatch_size: {self.microbatch_size} is odd, but a pair is two sequences"
+            what = "an answer of kto" if self.objective == "kto" else "a pair"
+            yield f"microbatch_size: {self.microbatch_size} is odd, but {what} is two sequences"
 
     @check
     def _packing_fits(self) -> Iterator[str]:
@@ -318,13 +324,20 @@ class TrainConfig(OptimizationConfig):
 
     @property
     def learns_preferences(self) -> bool:
-        """Whether it learns from pairs of a chosen and a rejected answer."""
+        """Whether it learns from preferences, paired or not."""
         return self.objective in _BETAS
+
+    @property
+    def preferences(self) -> str:
+        """The kind of preferences that its dataset must hold, in words."""
+        if self.objective == "kto":
+            return "unpaired preferences"
+        return "preferences" if self.learns_preferences else "no preferences"
 
     @property
     def has_reference(self) -> bool:
         """Whether the objective compares with the starting weights."""
-        return self.objective in ("dpo", "ipo")
+        return self.objective in ("dpo", "ipo", "kto")
 
     @property
     def sequences_per_example(self) -> int:

@@ -27,6 +27,7 @@ from rungs.data.tokens.dataset import TRAIN, VALIDATION, Dataset, Split
 from rungs.data.tokens.loader import PreferenceBatch, ValidationData
 from rungs.data.tokens.stored_arrays import DamagedError, Store
 from rungs.model.blocks import Compute
+from rungs.model.feed_forward import Routing
 from rungs.model.gpt import GPT
 from rungs.model.kernels.cross_entropy import target_losses
 from rungs.objectives.next_token import NextToken, RunData
@@ -93,7 +94,8 @@ LOSSES: dict[str, Callable[[LogProbs, TrainConfig], Array]] = {
 class Preferences(NextToken):
     """The mean loss of pairs. Arrays: inputs_BS; targets_BS; None; reference_BS, the reference's
     log-probability of the row's answer at the first token, 0 at the others. Without the latter it
-    is 0. Outputs: log_probs_BS of the targets, reference_BS, and which targets count."""
+    is 0. Outputs: log_probs_BS of the targets, reference_BS, which targets count, and what else
+    there is."""
 
     array_names = PreferenceBatch._fields
     validates_cross_entropy = False
@@ -101,21 +103,28 @@ class Preferences(NextToken):
     _reference: "Reference | None" = None
 
     def loss(self, model: GPT, compute: Compute, microbatch: Microbatch) -> tuple[Array, Aux]:
-        inputs_BS, targets_BS, *others = microbatch.arrays
-        reference_BS = _reference_of(others, targets_BS)
-        losses_BS, routing = model.map_logits(
-            target_losses, inputs_BS, targets_BS, (), self.dropout(microbatch), compute
-        )
-        log_probs_BS = -losses_BS
-        sums = log_probs_BS.sum(-1), reference_BS.sum(-1), (targets_BS >= 0).sum(-1)
+        _, targets_BS, *others = microbatch.arrays
+        log_probs_BS, routing = self.log_probs(model, compute, microbatch)
+        given = _given(others, targets_BS)
+        sums = tuple(array.sum(-1) for array in (log_probs_BS, *given))
         mean = collectives.to_varying(self.losses(*collectives.psum(sums, CONTEXT)).mean(), CONTEXT)
         loss = mean / collectives.axis_size(*TOKEN_AXES)
-        outputs = jax.lax.stop_gradient(log_probs_BS), reference_BS, targets_BS >= 0
+        outputs = jax.lax.stop_gradient(log_probs_BS), *given
         summed_loss = collectives.psum(loss, *TOKEN_AXES)
         if routing is not None:
             balance, routing = load_balancing(routing, self.train.load_balancing_weight)
             loss += balance
         return loss, Aux(summed_loss, jnp.ones_like(summed_loss), routing, outputs)
+
+    def log_probs(
+        self, model: GPT, compute: Compute, microbatch: Microbatch
+    ) -> tuple[Array, Routing | None]:
+        """Return log_probs_BS of the targets, with gradients, and the routing of all layers."""
+        inputs_BS, targets_BS, *_ = microbatch.arrays
+        losses_BS, routing = model.map_logits(
+            target_losses, inputs_BS, targets_BS, (), self.dropout(microbatch), compute
+        )
+        return -losses_BS, routing
 
     def losses(self, sums_B: Any, reference_B: Any, counts_B: Any) -> Array:
         """Return losses_P from the sums of log-probabilities and the numbers of answer tokens."""
@@ -134,9 +143,9 @@ class Preferences(NextToken):
 
     def of_logits(self, logits_BSV: Array, *arrays: Any) -> Array:
         targets_BS, *others = arrays
-        sums_B = -target_losses(logits_BSV, targets_BS).sum(-1)
-        reference_B = _reference_of(others, targets_BS).sum(-1)
-        return self.losses(sums_B, reference_B, (targets_BS >= 0).sum(-1)).mean()
+        log_probs_BS = -target_losses(logits_BSV, targets_BS)
+        arrays = log_probs_BS, *_given(others, targets_BS)
+        return self.losses(*(array.sum(-1) for array in arrays)).mean()
 
     def prepare(self, start: Start, mesh: Mesh, data: RunData) -> None:
         if self.train.has_reference:
@@ -154,20 +163,27 @@ class Preferences(NextToken):
     def measure(self, data: ValidationData, sums: Sums) -> Sums:
         losses_N, counts_N = sums
         log_probs_N = -losses_N.astype(np.float64)
-        losses_P = np.asarray(self.losses(log_probs_N, data.reference(), counts_N), np.float64)
+        reference_N, *more = data.answers()
+        losses_P = np.asarray(self.losses(log_probs_N, reference_N, counts_N, *more), np.float64)
         # A pair's loss counts once, at its first sequence.
         weights_N = np.arange(len(losses_N)) % 2 == 0
         return np.where(weights_N, losses_P.repeat(2), 0), weights_N.astype(np.float64)
 
     def validation_figures(self, data: ValidationData, sums: Sums) -> dict[str, Any]:
         losses_N, counts_N = sums
-        figures = self._figures(-losses_N.astype(np.float64), data.reference(), counts_N)
+        reference_N, *more = data.answers()
+        figures = self._figures(-losses_N.astype(np.float64), reference_N, counts_N, *more)
         return {"validation_preferences": figures}
 
-    def _figures(self, sums_B: Any, reference_B: Any, counts_B: Any) -> PreferenceFigures:
-        """Return the figures of pairs, without values if there are none."""
-        if not len(sums_B):
-            return PreferenceFigures()
+    def _figures(self, sums_B: Any, *others: Any) -> PreferenceFigures:
+        """Return the figures of sequences, without values if there are none."""
+        figures = self.means(sums_B, *others) if len(sums_B) else {}
+        return PreferenceFigures(
+            **{name: float(v) if math.isfinite(v) else None for name, v in figures.items()}
+        )
+
+    def means(self, sums_B: Any, reference_B: Any, counts_B: Any) -> dict[str, Any]:
+        """Return the fields of `PreferenceFigures`; arguments as for `losses`, at least one."""
         train, pairs = self.train, LogProbs.of(sums_B, reference_B)
         means = self.pairs(sums_B, reference_B, counts_B)
         margins_P = np.asarray((pairs if train.has_reference else means).margins)
@@ -179,15 +195,16 @@ class Preferences(NextToken):
         }
         if train.has_reference:
             figures["kl"] = (reference_B - sums_B).mean()
-        return PreferenceFigures(
-            **{name: float(v) if math.isfinite(v) else None for name, v in figures.items()}
-        )
+        return figures
 
 
-def _reference_of(others: list[Any], targets_BS: Array) -> Array:
-    """Return reference_BS, the last of the other arrays if it is there."""
-    found = others[1] if len(others) > 1 else None
-    return jnp.zeros_like(targets_BS, jnp.float32) if found is None else found
+def _given(others: list[Any], targets_BS: Array) -> list[Array]:
+    """Return reference_BS, 0 if it is not among the other arrays, which targets count, and the
+    arrays after the reference."""
+    reference_BS, *more = others[1:] or [None]
+    if reference_BS is None:
+        reference_BS = jnp.zeros_like(targets_BS, jnp.float32)
+    return [reference_BS, targets_BS >= 0, *(array for array in more if array is not None)]
 
 
 @dataclasses.dataclass
@@ -245,7 +262,10 @@ class Reference:
         answers = dataset.description.splits[split].pairs
         assert answers is not None
         name, row = f"reference-{split}", (np.float32, ())
-        return Store.of(dataset.folder, name, key, answers.pairs, log_probs=row)
+        count = answers.pairs
+        if answers.is_unpaired:  # each has another answer, cut to the length
+            key, count = key | {"sequence_length": self.start.config.sequence_length}, 2 * count
+        return Store.of(dataset.folder, name, key, count, log_probs=row)
 
     def _compute(self, datasets: Mapping[str, Dataset], split: Split) -> dict[str, np.ndarray]:
         weights, config = self._find_weights(), self.start.config

@@ -4,6 +4,7 @@ from jax.sharding import Mesh
 
 from rungs.config.train_config import TrainConfig
 from rungs.objectives.distillation import Distillation
+from rungs.objectives.kto import KTO
 from rungs.objectives.masked_diffusion import MaskedDiffusion
 from rungs.objectives.multi_token import MultiToken
 from rungs.objectives.next_token import NextToken
@@ -17,6 +18,7 @@ OBJECTIVES: dict[str, type[NextToken]] = {
     "dpo": Preferences,
     "ipo": Preferences,
     "simpo": Preferences,
+    "kto": KTO,
     "distill": Distillation,
 }
 

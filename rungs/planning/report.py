@@ -207,7 +207,8 @@ def _tokens(forecast: Forecast) -> Iterator[str]:
     grows = bool(train.batch_growth)
     microbatches = f"{train.gradient_accumulation_steps:,} to " * grows
     step_tokens = f"{forecast.config.tokens_per_step:,} to " * grows
-    pairs = f" ({counted(train.microbatch_size // 2, 'pair')})" * train.learns_preferences
+    kind = "answer" if train.objective == "kto" else "pair"
+    pairs = f" ({counted(train.microbatch_size // 2, kind)})" * train.learns_preferences
     yield (
         f"step      {counted(train.microbatch_size, 'sequence')}{pairs}"
         f" × {microbatches}{counted(train.microbatches_per_step, 'microbatch')}"

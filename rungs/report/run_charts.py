@@ -35,8 +35,9 @@ _LOSS_UNITS = {
     "multi_token": "nats per token; in training, with the module's",
     "masked_diffusion": "nats per token; an upper bound",
     "distill": "nats per token; in training, divergence from the teacher",
+    "kto": "per answer",
 }
-"""By objective; of preferences, a loss is of a pair."""
+"""By objective; of paired preferences, a loss is of a pair."""
 _BARS = 60
 """Most bars in the chart of groups; with more they are too narrow to see."""
 
@@ -157,7 +158,7 @@ def _preference_chart(
     run: RecordedRun,
     scale: Callable[[Axes], object] | None = None,
 ) -> Figure:
-    """Return a chart of figures of pairs, with a colour for each: in training and held-out."""
+    """Return a chart of figures of preferences, a colour for each: in training and held-out."""
 
     def draw(axes: Axes) -> drawing.Lines:
         steps, lines = run.column("global_step"), {}
@@ -178,8 +179,8 @@ PREFERENCE_CHARTS: Charts = {
     "margin-chart.png": partial(_preference_chart, "margin", "β × nats", {"margin": BLUE}),
     "accuracy-chart.png": partial(
         _preference_chart,
-        "pairs with a positive margin",
-        "share of the pairs",
+        "accuracy of the preferences",
+        "share of the pairs or answers",
         {"accuracy": BLUE},
         scale=_share_axis,
     ),

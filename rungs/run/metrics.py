@@ -73,20 +73,23 @@ class StepRecord:
 
 @dataclasses.dataclass(frozen=True)
 class PreferenceFigures:
-    """What a model makes of preferences, as means over pairs of answers."""
+    """What a model makes of preferences, as means over pairs of answers or, with kto, over the
+    answers that are desirable (chosen) and those that are not (rejected)."""
 
     margin: float | None = None
     """dpo and ipo: beta × how much more the log-probability of the chosen answer rose above the
     reference's than that of the rejected one; simpo: beta × the difference of their means per
     token."""
     accuracy: float | None = None
-    """Share of pairs with a positive margin."""
+    """Share of pairs with a positive margin. kto: of answers whose log-probability rose by more
+    than `kl` if they are desirable, and by less if not."""
     chosen_log_prob: float | None = None
     """Log-probability of the chosen answer, in nats."""
     rejected_log_prob: float | None = None
     kl: float | None = None
     """KL divergence of the model from the reference in nats per answer, E[log reference − log
-    model] over both answers, as if the reference had sampled them; None without a reference."""
+    model] over both answers, as if the reference had sampled them; None without a reference. kto:
+    its own estimate, E[log model − log reference] over answers to other prompts, at least 0."""
 
 
 @dataclasses.dataclass(frozen=True)

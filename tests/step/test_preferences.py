@@ -16,6 +16,7 @@ from rungs.config.train_config import TrainConfig
 from rungs.data.tokens.loader import PreferenceBatch
 from rungs.data.tokens.sequences import IGNORED
 from rungs.huggingface.importing import Import, find_source, import_model
+from rungs.objectives.kto import KTO
 from rungs.objectives.preferences import LOSSES, LogProbs, Preferences, dpo, ipo, simpo
 from rungs.objectives.table import objective_of
 from rungs.parallel.sharding import Layout, place_batch
@@ -27,11 +28,12 @@ from tests.support.published_models import Arrays, copy
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 TRL = json.loads((FIXTURES / "preferences.json").read_text())
 OBJECTIVES = "dpo", "ipo", "simpo"
+KEYS = "beta", "simpo_gamma", "desirable_weight", "undesirable_weight"
 LENGTH = 16
 
 
 def config(objective: str, **keys: Any) -> TrainConfig:
-    settings = {k: v for k, v in TRL["settings"][objective].items() if k in ("beta", "simpo_gamma")}
+    settings = {k: v for k, v in TRL["settings"][objective].items() if k in KEYS}
     given = {"objective": objective, "start_from": "runs/none", "compute_dtype": "float32"}
     return train_config(**(given | settings | {"microbatch_size": 8} | keys))
 
@@ -49,6 +51,22 @@ def batch() -> PreferenceBatch:
     return PreferenceBatch(inputs, targets, None, reference)
 
 
+def unpaired_batch() -> PreferenceBatch:
+    """Return TRL's unpaired preferences as one microbatch."""
+    rows = TRL["unpaired"]
+    inputs = np.full((1, 2 * len(rows), LENGTH), 2, np.int32)
+    targets, desirable = np.full_like(inputs, IGNORED), np.zeros_like(inputs)
+    reference = np.zeros(inputs.shape, np.float32)
+    for number, one in enumerate(rows):
+        for place, key in enumerate(("completion", "other")):
+            row, first, ids = 2 * number + place, len(one["prompt"]), one["prompt"] + one[key]
+            inputs[0, row, : len(ids) - 1] = ids[:-1]
+            targets[0, row, first - 1 : len(ids) - 1] = ids[first:]
+            reference[0, row, 0] = one["reference"][place]
+            desirable[0, row, 0] = one["label"]
+    return PreferenceBatch(inputs, targets, None, reference, desirable)
+
+
 def imported(folder: Path, changed: Arrays | None = None) -> Weights:
     """Return the model that TRL used, or arrays with its names, converted."""
     source = copy("llama", folder / "published", changed)
@@ -57,7 +75,7 @@ def imported(folder: Path, changed: Arrays | None = None) -> Weights:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("objective", [*OBJECTIVES, "kto"])
 def test_loss_and_gradient_are_those_of_trl(objective: str, tmp_path: Path) -> None:
     arrays = load_file(FIXTURES / "preferences.safetensors")
     prefix = f"{objective}/"
@@ -71,6 +89,7 @@ def test_loss_and_gradient_are_those_of_trl(objective: str, tmp_path: Path) -> N
     layout = Layout.of(None, mesh)
     step = nnx.jit(step_function(objective_of(run.train), run.train, layout, keeps_gradient=True))
     given = batch() if run.train.has_reference else batch()._replace(reference_ABS=None)
+    given = unpaired_batch() if objective == "kto" else given
     result: Any = step(model, optimizer, *place_batch(mesh, *given))
     np.testing.assert_allclose(result.losses_A[0], TRL["losses"][objective], rtol=1e-5)
     found = host_arrays(result.gradient, run.model.vocab_size)
@@ -98,6 +117,34 @@ def test_the_losses_are_those_of_the_formulas() -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
+@pytest.mark.parametrize("lift", [0.0, 9.0])
+def test_kto_is_that_of_the_formulas_without_gradient_through_its_kl(lift: float) -> None:
+    """`lift` makes the KL divergence positive or not."""
+    sums, reference = np.random.default_rng(2).normal(-20, 3, (2, 10))
+    sums[1::2] += lift - (sums - reference)[1::2].mean() - 1
+    is_desirable = np.array([1, 0, 0, 1, 1])
+    kl = max((sums - reference)[1::2].mean(), 0.0)
+    assert kl == pytest.approx(max(lift - 1, 0))
+
+    def expected(sums: np.ndarray) -> np.ndarray:
+        value = 0.3 * np.where(is_desirable, 1, -1) * ((sums - reference)[::2] - kl)
+        return np.where(is_desirable, 1.4, 0.7) * (1 - 1 / (1 + np.exp(-value)))
+
+    train = config("kto", beta=0.3, desirable_weight=1.4, undesirable_weight=0.7)
+    given = reference, np.ones(10), is_desirable.repeat(2)
+    np.testing.assert_allclose(KTO(train).losses(sums, *given), expected(sums), rtol=1e-5)
+    found = jax.grad(lambda sums: KTO(train).losses(sums, *given).sum())(sums.astype(np.float32))
+    changes = 1e-4 * np.eye(10)
+    slopes = [(expected(sums + c) - expected(sums - c)).sum() / 2e-4 for c in changes]
+    np.testing.assert_allclose(found, slopes, atol=1e-5 * np.abs(slopes).max())
+    figures = KTO(train).means(sums, *given)
+    rewards = 0.3 * (sums - reference)[::2]
+    margin = rewards[is_desirable == 1].mean() - rewards[is_desirable == 0].mean()
+    assert figures["margin"] == pytest.approx(margin)
+    assert figures["kl"] == pytest.approx(kl)
+    assert figures["rejected_log_prob"] == pytest.approx(sums[[2, 4]].mean())
+
+
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_lengths_count_only_in_ipo_and_simpo(objective: str) -> None:
     train = config(objective)
@@ -109,7 +156,7 @@ def test_lengths_count_only_in_ipo_and_simpo(objective: str) -> None:
 
 
 def test_of_logits_has_the_gradient_of_the_objective() -> None:
-    _, (targets,), _, references = batch()
+    _, (targets,), _, references, _ = batch()
     assert references is not None
     logits = np.random.default_rng(1).normal(size=(8, LENGTH, 67)).astype(np.float32)
     objective: Any = Preferences(config("dpo"))

@@ -15,7 +15,13 @@ from rungs.checkpointing.manifest import Checkpoint
 from rungs.checkpointing.weights_file import Origin, WeightsHeader, write_weights
 from rungs.checks.resume import read_arrays
 from rungs.config.model_config import ModelConfig
-from rungs.data.tokens.token_file import PairWriter, PreferenceWriter, Texts, TokenWriter
+from rungs.data.tokens.token_file import (
+    PairWriter,
+    PreferenceWriter,
+    Texts,
+    TokenWriter,
+    UnpairedWriter,
+)
 from rungs.model.gpt import GPT
 from rungs.run import metrics
 from rungs.run.folder import RunFolder
@@ -86,6 +92,23 @@ def make_preferences(datasets_dir: Path, rare_pair: int | None = None) -> None:
                 rejected = random.integers(1, RARE, random.integers(1, 6)).tolist()
                 for answer in (chosen, rejected):
                     writer.append_chat([(prompt, [*answer, 0])])
+
+
+def make_unpaired(datasets_dir: Path) -> None:
+    """Write answers to prompts: of a repeated token, which is desirable, or of random tokens."""
+    folder = datasets_dir / "unpaired"
+    folder.mkdir(parents=True)
+    random = np.random.default_rng(5)
+    for split in ("train", "validation"):
+        with UnpairedWriter(folder / f"{split}.safetensors", "U16") as writer:
+            for number in range(PAIRS):
+                prompt = random.integers(1, RARE, random.integers(1, 8)).tolist()
+                size = random.integers(1, 11 - len(prompt))
+                answer = random.integers(1, RARE, size).tolist()
+                is_desirable = number % 3 == 0
+                answer = [prompt[-1]] * int(size) if is_desirable else answer
+                writer.append_chat([(prompt, [*answer, 0])])
+                writer.rate(is_desirable)
 
 
 def write_start(

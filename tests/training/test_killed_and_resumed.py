@@ -22,6 +22,7 @@ from tests.support.tiny_run import (
     make_documents,
     make_preferences,
     make_run,
+    make_unpaired,
     write_start,
 )
 from tests.training.test_own_objective import load_example
@@ -60,6 +61,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {k: v for k, v in DEEPSEEK.items() if k != "head_dim"},
     ),
     "dpo": (PREFERENCES | {"objective": "dpo"}, {}),
+    "kto": (PREFERENCES | {"objective": "kto", "dataset": "unpaired"}, {}),
     "shuffled documents": (
         {"dataset": "documents", "shuffle": "documents", "min_train_tokens": 512, "epochs": 2},
         {},
@@ -93,6 +95,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_dataset(place)
     make_documents(place)
     make_preferences(place)
+    make_unpaired(place)
     write_start(place / "start")
     return place
 

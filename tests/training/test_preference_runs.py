@@ -33,6 +33,7 @@ from tests.support.tiny_run import (
     make_dataset,
     make_preferences,
     make_run,
+    make_unpaired,
     write_start,
 )
 from tests.support.two_processes import train_to_end
@@ -64,6 +65,7 @@ def train(run: RunFolder, datasets: Path, **options: Any) -> None:
 def make(base: Path, folder: Path, name: str = "run", **keys: Any) -> RunFolder:
     if not (folder / "prefs").exists():
         make_preferences(folder)
+        make_unpaired(folder)
     return make_run(folder / name, **(DPO | {"start_from": str(base / "start")} | keys))
 
 
@@ -174,7 +176,8 @@ def test_batches_hold_whole_pairs(tmp_path: Path) -> None:
     assert seen != sorted(seen)
     held_out = ValidationData(config, datasets)
     held_out.set_reference({"prefs": reference})
-    assert held_out.reference().tolist() == reference[: held_out.sequences].tolist()
+    (found,) = held_out.answers()
+    assert found.tolist() == reference[: held_out.sequences].tolist()
     assert held_out.sequences % 2 == 0
 
 
@@ -183,6 +186,8 @@ def test_batches_hold_whole_pairs(tmp_path: Path) -> None:
     [
         ({"objective": "next_token"}, "dataset prefs holds preferences"),
         ({"dataset": "tiny"}, "dataset tiny holds no preferences"),
+        ({"dataset": "unpaired"}, 'dataset unpaired holds unpaired preferences; use "kto"'),
+        ({"objective": "kto"}, "dataset prefs holds preferences"),
     ],
 )
 def test_the_objective_must_fit_the_data(tmp_path: Path, keys: Any, problem: str) -> None:
@@ -201,6 +206,55 @@ def test_keys_of_other_objectives_are_reported(tmp_path: Path) -> None:
         for line in unused_keys(load_run(make_run(tmp_path / "b", beta=1.0).path))
     ]
     assert " beta" in keys
+
+
+@pytest.mark.long
+def test_kto_starts_at_half_the_weights_and_learns(base: Path, tmp_path: Path) -> None:
+    keys: dict[str, Any] = {"desirable_weight": 2.0, "epochs": 4, "beta": 0.5}
+    run = make(base, tmp_path, dataset="unpaired", objective="kto", **keys)
+    train(run, tmp_path)
+    steps = metrics.read(run.metrics)
+    assert len(steps) == 4 * PAIRS * 2 // 8
+    first, last = steps[0].preferences, steps[-1].validation_preferences
+    assert first
+    assert last
+    assert first.kl == pytest.approx(0, abs=1e-4)
+    assert 0.5 <= (steps[0].train_loss or 0) <= 1
+    assert (last.kl or 0) >= 0
+    assert (last.margin or 0) > 0.1
+    assert (last.accuracy or 0) > 0.6
+    (stored,) = (tmp_path / "unpaired").glob("reference-train-*/00000.safetensors")
+    assert len(load_file(stored)["log_probs"]) == 2 * PAIRS
+
+
+def test_an_unpaired_answer_goes_with_its_prompt_and_another_answer(tmp_path: Path) -> None:
+    run = make(tmp_path, tmp_path, dataset="unpaired", objective="kto", sequence_length=12)
+    config = load_run(run.path)
+    data = TrainingData(config, open_datasets(config.train.datasets, tmp_path))
+    data.set_reference({"unpaired": np.arange(2 * PAIRS, dtype=np.float32)})
+    documents = AnsweredDocuments(tmp_path / "unpaired" / "train.safetensors")
+    read = [documents.read(number, number + 1)[:2] for number in range(PAIRS)]
+    answers = [tokens[is_answer].tolist() for tokens, is_answer in read]
+    lent, seen = [], []
+    for step in range(data.total_steps):
+        batch: Any = data.batch(step)
+        arrays = (array.reshape(-1, 2, 12) for array in batch if array is not None)
+        for inputs, targets, reference, desirable in zip(*arrays, strict=True):
+            number = int(reference[0, 0]) // 2
+            assert reference[:, 0].tolist() == [2 * number, 2 * number + 1]
+            assert not reference[:, 1:].any()
+            assert desirable.sum(-1).tolist() == 2 * [number % 3 == 0]
+            tokens, is_answer = read[number]
+            prompt = int(is_answer.argmax())
+            assert (inputs[:, :prompt] == tokens[:prompt]).all()
+            own, other = [row[row >= 0].tolist() for row in targets]
+            assert own == answers[number]
+            fitting = [n for n, answer in enumerate(answers) if answer[: 13 - prompt] == other]
+            assert number not in fitting
+            lent += fitting
+            seen.append(number)
+    assert sorted(seen) == list(range(PAIRS))
+    assert set(lent) == set(seen)
 
 
 @pytest.mark.long
@@ -227,23 +281,26 @@ def test_a_failed_step_is_left_out_and_replayed(
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("mode", "sizes", "objective"),
-    [("tp", (1, 2), "simpo"), ("cp", (2, 2), "ipo")],
+    [("tp", (1, 2), "simpo"), ("cp", (2, 2), "ipo"), ("fsdp", (4, 1), "kto")],
 )
 def test_every_mesh_gives_the_same(
     base: Path, tmp_path: Path, mode: Any, sizes: tuple[int, int], objective: str
 ) -> None:
-    run = make(base, tmp_path, objective=objective)
+    name = "unpaired" if objective == "kto" else "prefs"
+    run = make(base, tmp_path, objective=objective, dataset=name)
     config = load_run(run.path)
     data = TrainingData(config, open_datasets(config.train.datasets, tmp_path))
     if config.train.has_reference:
         reference = np.random.default_rng(0).normal(-9, 2, 2 * PAIRS).astype(np.float32)
-        data.set_reference({"prefs": reference})
+        data.set_reference({name: reference})
     batch: Any = data.batch(0)
     whole = batch._replace(
         **{k: v.reshape(1, 8, -1) for k, v in batch._asdict().items() if v is not None}
     )
     check = ParallelCheck(config, [whole], 2, None)
     one = check.train(ParallelCase("dp", 1, 1, 1, 8, False))
-    other = check.train(ParallelCase(mode, *sizes, 2, 4, False), one.gradient)
+    microbatches = 1 if objective == "kto" else 2  # whose KL divergence is that of a microbatch
+    split = microbatches, 8 // microbatches
+    other = check.train(ParallelCase(mode, *sizes, *split, False), one.gradient)
     assert np.abs(one.gradient["token_embedding.embedding"]).max() > 1e-4
     assert not any(compare(other, one).exceeds)

@@ -3,7 +3,7 @@
 text_dataset        text; the source of Python's standard library
 pair_dataset        prompts with answers
 chat_dataset        chats
-preference_dataset  a chosen and a rejected answer to each prompt
+preference_dataset  a chosen and a rejected answer to each prompt, or one that is desirable or not
 tokens_dataset      token files of other programs (.npy, .safetensors, .bin): a new format goes here
 task_dataset        the tasks of reinforcement learning
 near_duplicates     a dataset without near-duplicates of another

@@ -3,6 +3,11 @@
 {"prompt": "…", "chosen": "…", "rejected": "…"}
 {"prompt": [messages], "chosen": [messages], "rejected": [messages]}
 
+or, unpaired, `desirable` as true or false, or `label` as TRL calls it:
+
+{"prompt": "…", "completion": "…", "desirable": true}
+{"prompt": [messages], "completion": [messages], "desirable": true}
+
 Without a `prompt` it is what both answers begin with. One of the two may be empty: it ends at
 once. Texts are tokenized as `pair_dataset` does; chats with the chat template, where only the
 assistant's messages after the prompt count."""
@@ -33,45 +38,76 @@ from rungs.data.text.chat_template import ChatTemplate
 from rungs.data.text.messages import chat_of
 from rungs.data.text.tokenizer import Tokenizer
 from rungs.data.tokens.dataset import Source
-from rungs.data.tokens.token_file import PreferenceWriter
+from rungs.data.tokens.token_file import ChatWriter, PreferenceWriter, UnpairedWriter
 
 logger = logging.getLogger("rungs.dataset")
 
 _ANSWERS = ("chosen", "rejected")
+_UNPAIRED = ("prompt", "completion")
+_RATINGS = ("desirable", "label")
 _OF_CHATS = ("tools", "documents", "chat_template_kwargs", "system")
-_KEYS = (*_ANSWERS, "prompt", *_OF_CHATS)
+_KEYS = (*_ANSWERS, *_UNPAIRED, *_RATINGS, *_OF_CHATS)
 
 
 class Preference(NamedTuple):
-    """A prompt with two answers: texts, or lists of messages."""
+    """A prompt with two answers, or one that is desirable or not: texts, or lists of messages."""
 
     prompt: Any
-    chosen: Any
-    rejected: Any
+    answers: dict[str, Any]
+    """By key."""
     variables: dict[str, Any]
     """Keys of a chat besides its messages."""
+    desirable: bool | None = None
+    """Of an unpaired answer."""
+
+    @property
+    def is_text(self) -> bool:
+        return isinstance(self.prompt, str)
 
 
 def parse_preference(line: bytes) -> Preference:
     """Return the preference of a line. Raises ValueError if it is none."""
-    row = parse_json(line)
-    if not isinstance(row, dict):
-        raise ValueError(f'must be {{"prompt", "chosen", "rejected"}}, not {format_value(row)}')
-    if missing := [key for key in _ANSWERS if row.get(key) is None]:
-        raise ValueError(f"{missing[0]}: missing; a preference needs {' and '.join(_ANSWERS)}")
+    row = _row(line, _ANSWERS)
     chosen, rejected, prompt = row["chosen"], row["rejected"], row.get("prompt")
     kind = str if isinstance(chosen, str) else list
     if kind is list and isinstance(prompt, str) and _content(chosen) == prompt:
         prompt = None  # the first message of both, as in UltraFeedback
-    for key in (*_ANSWERS, "prompt"):
-        if not isinstance(row.get(key), kind) and not (key == "prompt" and prompt is None):
-            raise ValueError(f"{key}: must be a {'text' if kind is str else 'list of messages'}")
+    _check_kind(row, kind, *_ANSWERS, *([] if prompt is None else ["prompt"]))
     if prompt is None:
         prompt, chosen, rejected = _without_prefix(chosen, rejected)
     if not chosen and not rejected:
         raise ValueError("chosen and rejected: are empty, or nothing but the prompt")
-    variables = {key: row[key] for key in _OF_CHATS if row.get(key)}
-    return Preference(prompt, chosen, rejected, variables)
+    return Preference(prompt, {"chosen": chosen, "rejected": rejected}, _variables(row))
+
+
+def parse_unpaired(line: bytes) -> Preference:
+    """Return the unpaired preference of a line. Raises ValueError if it is none."""
+    row = _row(line, _UNPAIRED)
+    completion = row["completion"]
+    _check_kind(row, str if isinstance(completion, str) else list, *reversed(_UNPAIRED))
+    desirable = next((row[key] for key in _RATINGS if key in row), None)
+    if not isinstance(desirable, bool):
+        raise ValueError("desirable: must be true or false")
+    return Preference(row["prompt"], {"completion": completion}, _variables(row), desirable)
+
+
+def _row(line: bytes, needed: tuple[str, ...]) -> dict[str, Any]:
+    row = parse_json(line)
+    if not isinstance(row, dict):
+        raise ValueError(f"must be an object with {' and '.join(needed)}, not {format_value(row)}")
+    if missing := [key for key in needed if row.get(key) is None]:
+        raise ValueError(f"{missing[0]}: missing; a preference needs {' and '.join(needed)}")
+    return row
+
+
+def _check_kind(row: dict[str, Any], kind: type, *keys: str) -> None:
+    for key in keys:
+        if not isinstance(row[key], kind):
+            raise ValueError(f"{key}: must be a {'text' if kind is str else 'list of messages'}")
+
+
+def _variables(row: dict[str, Any]) -> dict[str, Any]:
+    return {key: row[key] for key in _OF_CHATS if row.get(key)}
 
 
 def _content(messages: Any) -> Any:
@@ -99,20 +135,20 @@ class PreferenceFormat:
     """Argument of `load_tokenizer`, where the chat template is."""
     template_file: Path | None
     max_tokens: int | None
-    """Pairs with a longer answer are left out; None for no limit."""
+    """Preferences with a longer answer are left out; None for no limit."""
+    is_unpaired: bool = False
 
     def encode(self, found: Preference) -> list[list[Turn]]:
-        """Return the turns of both documents. Raises ValueError."""
-        if isinstance(found.chosen, str):
-            pairs = [Pair("", found.prompt, answer) for answer in (found.chosen, found.rejected)]
+        """Return the turns of each answer's document. Raises ValueError."""
+        if found.is_text:
+            pairs = [Pair("", found.prompt, answer) for answer in found.answers.values()]
             return [[turn] for turn in encode_pairs(pairs, self.tokenizer)]
-        return [self._encode_chat(found, key) for key in _ANSWERS]
+        return [self._encode_chat(found, key) for key in found.answers]
 
     def _encode_chat(self, found: Preference, key: str) -> list[Turn]:
         """Return the turns of the chat with one answer. Raises ValueError, which names its key."""
-        answer = getattr(found, key)
         try:
-            turns = self._turns(found, answer)
+            turns = self._turns(found, found.answers[key])
         except ValueError as error:
             raise ValueError(f"{key}: {str(error).removeprefix('messages: ')}") from None
         if not turns:
@@ -148,20 +184,23 @@ def build(
     folder, from files of the user or of a repository. Raises UserError if a file has no
     preferences, or a line isn't one."""
     counts: Counter[str] = Counter()
+    parse = parse_unpaired if form.is_unpaired else parse_preference
 
-    def write_section(writer: PreferenceWriter, section: LineSection, progress: Progress) -> None:
+    def write_section(writer: ChatWriter, section: LineSection, progress: Progress) -> None:
         for place, line in section.lines(progress):
             with errors_at(f"{place}: ", ValueError):
-                found = parse_preference(line)
+                found = parse(line)
                 documents = form.encode(found)
-            if documents[0] == documents[1]:
+            if len(documents) == 2 and documents[0] == documents[1]:
                 counts["equal"] += 1
             elif form.max_tokens is not None and max(map(token_count, documents)) > form.max_tokens:
                 counts["left out"] += 1
             else:
-                counts["chats"] += not isinstance(found.chosen, str)
+                counts["chats"] += not found.is_text
                 for turns in documents:
                     writer.append_chat(turns)
+                if isinstance(writer, UnpairedWriter):
+                    writer.rate(bool(found.desirable))
 
     lacking = "the {} split has no preferences" + " that are short enough" * bool(form.max_tokens)
     with (
@@ -173,14 +212,15 @@ def build(
             lines = _lines_of(file, Path(place, f"rows-{number}"))
             sections.setdefault(file.file.split, []).append(lines)
         splits = split_lines(sections[None], validation_percent) if None in sections else sections
-        write_splits(folder, splits, form.tokenizer, PreferenceWriter, write_section, lacking)
+        open_writer = UnpairedWriter if form.is_unpaired else PreferenceWriter
+        write_splits(folder, splits, form.tokenizer, open_writer, write_section, lacking)
     if equal := counts["equal"]:
         logger.warning("left out %s preferences, as both answers are the same", f"{equal:,}")
     template = form.chats.template if counts["chats"] else None
     has_selection = template is not None or form.max_tokens is not None
     chats = save_template(folder, template, form.max_tokens, counts["left out"])
     return Source(
-        kind="preferences",
+        kind="unpaired" if form.is_unpaired else "preferences",
         files=[Path(file.name).name for file in chosen],
         chats=chats if has_selection else None,
     )

@@ -89,13 +89,14 @@ class Source(strict_json.StrictModel):
         "pairs",
         "chats",
         "preferences",
+        "unpaired",
         "near-duplicates",
         "hub",
         "folder",
     ]
     """Python's standard library, a built-in task, the user's text, files of documents, tokens of
-    another program, pairs, chats or preferences, a dataset without near-duplicates, tokens from the
-    hub, or a folder that the user made."""
+    another program, pairs, chats, preferences or unpaired ones, a dataset without near-duplicates,
+    tokens from the hub, or a folder that the user made."""
     python_version: str | None = None
     """Version of Python that the standard library is from."""
     files: list[str] | None = None
@@ -119,6 +120,15 @@ class PairsDescription(strict_json.StrictModel):
     """Absent for pairs."""
     is_preferences: bool | None = None
     """Whether each two are a chosen and a rejected answer; absent if not."""
+    is_unpaired: bool | None = None
+    """Whether each is an answer that is desirable or not; absent if not."""
+
+    @property
+    def preferences(self) -> str:
+        """The kind of preferences, as in `TrainConfig.preferences`."""
+        if self.is_unpaired:
+            return "unpaired preferences"
+        return "preferences" if self.is_preferences else "no preferences"
 
 
 class SplitDescription(strict_json.StrictModel):
@@ -297,6 +307,7 @@ def _describe_pairs(path: Path, file: TokenFile) -> PairsDescription:
         answer_tokens=int((ends_P - answers_P).sum()),
         is_chats=file.chat_ends is not None or None,
         is_preferences=file.is_preferences or None,
+        is_unpaired=file.desirable is not None or None,
     )
 
 

@@ -24,6 +24,11 @@ from rungs.data.tokens.token_file import AnsweredDocuments
 Rows = slice | np.ndarray
 """Indices of the sequences to read from a microbatch."""
 ALL_ROWS = slice(None)
+_OBJECTIVES_FOR = {
+    "preferences": '"dpo", "ipo" or "simpo"',
+    "unpaired preferences": '"kto"',
+    "no preferences": '"next_token"',
+}
 _PREFETCH_STEPS = 4
 _PREFETCH_THREADS = 2
 
@@ -39,7 +44,8 @@ class Batch(NamedTuple):
 
 
 class PreferenceBatch(NamedTuple):
-    """The pairs of one step: sequences that alternate between chosen and rejected answers."""
+    """The pairs of one step: sequences that alternate between chosen and rejected answers; or, if
+    preferences are unpaired, answers and those of other prompts."""
 
     inputs_ABS: np.ndarray
     targets_ABS: np.ndarray
@@ -47,6 +53,8 @@ class PreferenceBatch(NamedTuple):
     reference_ABS: np.ndarray | None = None
     """float32: the reference's log-probability of a sequence's answer at its first token, 0 at the
     others; None without a reference."""
+    desirable_ABS: np.ndarray | None = None
+    """Of unpaired preferences, see `sequences.UnpairedDocuments`."""
 
 
 class DistillationBatch(NamedTuple):
@@ -239,10 +247,11 @@ class ValidationData(_Data):
         batch = _as_batch(self._train, arrays)
         return ValidationBatch(batch.inputs_ABS, batch.targets_ABS, batch.starts_ABS, real_rows)
 
-    def reference(self) -> np.ndarray:
-        """Return the reference's log-probability of each sequence, 0 if it is not set."""
+    def answers(self) -> list[np.ndarray]:
+        """Return the reference's log-probability of each sequence, 0 if it is not set, and of
+        unpaired preferences whether each is desirable."""
         arrays = sequences.read(self._sequences, range(self.sequences))
-        return arrays[2].sum(axis=-1) if len(arrays) > 2 else np.zeros(self.sequences)
+        return [array.sum(axis=-1) for array in arrays[2:]] or [np.zeros(self.sequences)]
 
 
 class ValidationSets(NamedTuple):
@@ -312,13 +321,11 @@ def _split_problems(config: RunConfig, datasets: dict[str, Dataset], split: Spli
                 f"{MODEL_FILE}: vocab_size: {vocab_size} is too small for the token id {largest} in"
                 f" the {where}; at least {largest + 1 + masks}" + ", with the mask" * masks
             )
-        is_preferences = bool(description.pairs and description.pairs.is_preferences)
-        if train.learns_preferences != is_preferences:
-            holds = "preferences" if is_preferences else "no preferences"
-            fitting = '"dpo", "ipo" or "simpo"' if is_preferences else '"next_token"'
+        holds = description.pairs.preferences if description.pairs else "no preferences"
+        if train.preferences != holds:
             yield (
                 f'{TRAIN_FILE}: objective: "{train.objective}", but dataset {name} holds {holds};'
-                f" use {fitting}, or another dataset"
+                f" use {_OBJECTIVES_FOR[holds]}, or another dataset"
             )
         elif description.pairs:
             yield from _pairs_problems(config, datasets[name], split, where)

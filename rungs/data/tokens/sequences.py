@@ -1,5 +1,6 @@
 """Slice datasets into sequences (text into windows of tokens, pairs and chats by document), and mix
-datasets by weight. The two answers of a preference are two sequences that stay together.
+datasets by weight. The two answers of a preference are two sequences that stay together; so are an
+answer that is desirable or not, and another one to its prompt.
 
 Axes: B sequences, S tokens of a sequence, C documents."""
 
@@ -241,11 +242,43 @@ class PairedDocuments(PaddedDocuments):
         rows = 2 * index, 2 * index + 1
         arrays = [_sequence(self._documents, np.array([row]), self._length)[:2] for row in rows]
         pair = tuple(np.stack(both) for both in zip(*arrays, strict=True))
-        if self.reference_C is None:
-            return pair
+        return pair if self.reference_C is None else (*pair, self._reference(index))
+
+    def _reference(self, index: int) -> np.ndarray:
         reference_2S = np.zeros((2, self._length), np.float32)
-        reference_2S[:, 0] = self.reference_C[[*rows]]
-        return *pair, reference_2S
+        if self.reference_C is not None:
+            reference_2S[:, 0] = self.reference_C[2 * index : 2 * index + 2]
+        return reference_2S
+
+
+class UnpairedDocuments(PairedDocuments):
+    """Pairs of sequences of unpaired preferences, (2, S) arrays: a document, and its prompt with
+    another's answer, cut to fit, for the KL divergence of KTO. `reference_C` has both of each
+    document. The third array is as in `PairedDocuments`, 0 if it is not set; the fourth is 1 at the
+    first token of both if the document is desirable, else 0."""
+
+    padding = PaddedDocuments.padding
+
+    def __len__(self) -> int:
+        return len(self._documents)
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, ...]:
+        assert self._documents.desirable_C is not None
+        other = (index + max(618 * len(self) // 1000, 1)) % len(self)  # far from the same prompt
+        (own, is_own, _), (others, is_other, _) = (
+            self._documents.read(number, number + 1) for number in (index, other)
+        )
+        first, begin = int(is_own.argmax()), int(is_other.argmax())
+        mixed = np.append(own[:first], others[begin:])[: self._length + 1]
+        is_mixed = np.append(is_own[:first], is_other[begin:])[: self._length + 1]
+        arrays = [
+            _arranged(tokens, is_answer, np.array([len(tokens)]), self._length)
+            for tokens, is_answer in ((own, is_own), (mixed, is_mixed))
+        ]
+        desirable_2S = np.zeros((2, self._length), np.int32)
+        desirable_2S[:, 0] = self._documents.desirable_C[index]
+        pair = (np.stack(both) for both in zip(*arrays, strict=True))
+        return *pair, self._reference(index), desirable_2S
 
 
 class _Rows:
@@ -270,6 +303,13 @@ def _sequence(
     runs = np.split(indices, np.flatnonzero(np.diff(indices) != 1) + 1)
     parts = [documents.read(int(run[0]), int(run[-1]) + 1) for run in runs]
     tokens, is_answer, lengths_C = map(np.concatenate, zip(*parts, strict=True))
+    return *_arranged(tokens, is_answer, lengths_C, length), _starts(lengths_C - 1, length)
+
+
+def _arranged(
+    tokens: np.ndarray, is_answer: np.ndarray, lengths_C: np.ndarray, length: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return inputs_S and targets_S of documents of these lengths."""
     ends_C = np.cumsum(lengths_C)
     is_input, is_target = np.ones((2, len(tokens)), bool)
     is_input[ends_C - 1] = False
@@ -279,7 +319,7 @@ def _sequence(
     inputs_S[:used] = tokens[is_input]
     targets_S = np.full(length, IGNORED, np.int32)
     targets_S[:used] = np.where(is_answer, tokens, IGNORED)[is_target]
-    return inputs_S, targets_S, _starts(lengths_C - 1, length)
+    return inputs_S, targets_S
 
 
 def _starts(sizes: np.ndarray, length: int) -> np.ndarray:
@@ -308,7 +348,8 @@ def _of_split(config: RunConfig, dataset: Dataset, split: Split, is_training: bo
     if dataset.description.splits[split].pairs:
         documents = AnsweredDocuments(dataset.token_path(split))
         if train.learns_preferences:
-            return PairedDocuments(documents, length)
+            is_unpaired = train.objective == "kto"
+            return (UnpairedDocuments if is_unpaired else PairedDocuments)(documents, length)
         if not is_separate:
             return PaddedDocuments(documents, length)
         return PackedDocuments(documents, length, best_fit if is_packed else in_order)

@@ -4,7 +4,8 @@
 A file of pairs (prompts and answers) has a second tensor `pair_bounds`, the start and end of each
 answer. A file of chats has one row per assistant turn, and a third tensor `chat_ends`, the rows up
 to each chat's end. The metadata has `texts` if special tokens begin texts. A file of preferences is
-one of chats, in pairs: a chosen and a rejected one; its metadata has `preferences`.
+one of chats, in pairs: a chosen and a rejected one; its metadata has `preferences`. In a file of
+unpaired preferences `desirable` tells of each chat whether its answer is, 1 or 0.
 
 Axes: P answers, 2 for the answer's start and end, C documents: pairs or chats."""
 
@@ -28,6 +29,7 @@ from rungs.data.text.tokenizer import LARGEST_VOCAB
 TENSOR = "tokens"
 BOUNDS = "pair_bounds"
 CHAT_ENDS = "chat_ends"
+DESIRABLE = "desirable"
 INTEGERS = {
     f"{kind}{8 * size}": np.dtype(f"<{kind.lower()}{size}")
     for kind in "UI"
@@ -108,6 +110,8 @@ class TokenFile:
         """None if nothing begins texts."""
         self.is_preferences = _PREFERENCES in metadata
         """Whether each two documents are a chosen and a rejected answer."""
+        self.desirable = FileArray(path, tensors[DESIRABLE]) if DESIRABLE in tensors else None
+        """int64 (C,), only of unpaired preferences: 1 for a desirable answer, else 0."""
 
     @property
     def documents(self) -> int:
@@ -123,7 +127,7 @@ def _problem(tensors: Mapping[str, Tensor]) -> str | None:
         return f"{TENSOR!r} {found}; it must have an integer dtype and one dimension"
     if shape[0] == 0:
         return f"{TENSOR!r} is empty"
-    rows: dict[str, tuple[int, ...]] = {CHAT_ENDS: (), BOUNDS: (2,)}
+    rows: dict[str, tuple[int, ...]] = {CHAT_ENDS: (), BOUNDS: (2,), DESIRABLE: ()}
     for name in sorted(tensors.keys() & rows):
         code, shape, _ = tensors[name]
         row = rows[name]
@@ -191,6 +195,8 @@ class AnsweredDocuments:
         """Each document's first row of bounds, then the number of rows."""
         self._starts = np.concatenate([[0], self._bounds_P2[ends_C - 1, 1]])
         """Each document's first token, then the number of tokens."""
+        self.desirable_C = file.desirable[:] if file.desirable else None
+        """As in `TokenFile`."""
 
     def __len__(self) -> int:
         return len(self._rows) - 1
@@ -311,3 +317,13 @@ class PreferenceWriter(ChatWriter):
     """Writes a token file of preferences: chats in pairs, the chosen one first."""
 
     marks: ClassVar = {_PREFERENCES: "chosen, rejected"}
+
+
+class UnpairedWriter(ChatWriter):
+    """Writes a token file of unpaired preferences."""
+
+    more_tensors: ClassVar = ChatWriter.more_tensors | {DESIRABLE: ()}
+
+    def rate(self, desirable: bool) -> None:
+        """Say whether the answer of the last chat is desirable."""
+        self._rows[DESIRABLE].append(desirable)

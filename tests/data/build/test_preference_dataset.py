@@ -24,13 +24,17 @@ TEXTS = {"prompt": "Who lit", "chosen": " the lamp?", "rejected": " it?"}
 
 
 def build(
-    model: Path, *rows: Any, options: tuple[Any, ...] = (), files: Sequence[Path] = ()
+    model: Path,
+    *rows: Any,
+    options: tuple[Any, ...] = (),
+    files: Sequence[Path] = (),
+    kind: str = "--preferences",
 ) -> Result:
     if not files:
         files = [model.parent / "prefs.jsonl"]
         files[0].write_text("\n".join(map(json.dumps, rows)) + "\n")
     place = ("--datasets-dir", model.parent / "datasets", "--validation-percent", 0)
-    arguments = ["--preferences", *files, "--name", "prefs", "--tokenizer", model, *place, *options]
+    arguments = [kind, *files, "--name", "prefs", "--tokenizer", model, *place, *options]
     return CliRunner().invoke(download_dataset.main, [*map(str, arguments)])
 
 
@@ -136,3 +140,42 @@ def test_other_lines_are_refused_by_number(model: Path, row: Any, problem: str) 
     assert "line 2" in message
     assert problem in message
     assert not (model.parent / "datasets" / "prefs").exists()
+
+
+def test_unpaired_preferences_are_answers_that_are_desirable_or_not(model: Path) -> None:
+    rows = (
+        {"prompt": [ASKED], "completion": [GOOD], "desirable": True},
+        {"prompt": [ASKED], "completion": [BAD], "label": False},
+        {"prompt": [ASKED], "completion": [GOOD, ASKED, BAD], "desirable": True},
+    )
+    result = build(model, *rows, kind="--unpaired")
+    assert result.exit_code == 0, result.output
+    assert "3 answers" in result.output
+    found = documents(model)
+    assert [counted for _, counted in found[:2]] == [
+        "Nobody could say.<|im_end|>",
+        "It's been lit.<|im_end|>",
+    ]
+    assert found[2][1] == found[0][1] + found[1][1]
+    folder = model.parent / "datasets" / "prefs"
+    file = AnsweredDocuments(folder / "train.safetensors")
+    assert file.desirable_C is not None
+    assert file.desirable_C.tolist() == [1, 0, 1]
+    split = Dataset("prefs", folder).description.splits["train"]
+    assert split.pairs
+    assert split.pairs.preferences == "unpaired preferences"
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ([], "must be an object with prompt and completion"),
+        ({"prompt": "a", "desirable": True}, "completion: missing"),
+        ({"prompt": "a", "completion": [GOOD], "desirable": True}, "prompt: must be a list"),
+        ({"prompt": "a", "completion": "b"}, "desirable: must be true or false"),
+        ({"prompt": "a", "completion": "b", "desirable": 1}, "desirable: must be true or false"),
+    ],
+)
+def test_what_is_no_unpaired_preference_is_refused(model: Path, row: Any, problem: str) -> None:
+    result = build(model, row, kind="--unpaired")
+    assert f"line 1: {problem}" in f"{result.output} {result.exception}"
