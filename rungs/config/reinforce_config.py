@@ -22,7 +22,7 @@ VERIFIERS: tuple[str, ...] = get_args(BuiltInVerifier)
 REASONING_GYM = "reasoning-gym:"
 """Prefix of sources from the library reasoning-gym."""
 ITEM_FILE_ENDING, VERIFIER_FILE_ENDING = ".jsonl", ".py"
-Advantage = Literal["mean", "mean_std", "leave_one_out"]
+Advantage = Literal["mean", "mean_std", "leave_one_out", "none"]
 PolicyLoss = Literal["grpo", "dr_grpo", "dapo", "cispo", "gspo"]
 Aggregation = Literal["constant", "tokens", "sequences"]
 _AGGREGATIONS: dict[PolicyLoss, Aggregation] = {
@@ -229,7 +229,14 @@ class ReinforceConfig(OptimizationConfig):
     """How much better a completion is than its group. mean: reward − mean. leave_one_out: reward −
     mean of the others (RLOO, Ahmadian et al. 2024; Kool et al. 2019), which is unbiased. mean_std:
     (reward − mean) ÷ standard deviation (Shao et al. 2024), which weights easy and hard prompts
-    more than those in between."""
+    more than those in between. none: rewards are measured only, which needs a teacher."""
+    teacher: str | None = None
+    """On-policy distillation: a run, a checkpoint, or a weights file with the same tokenizer. Each
+    sampled token is paid its log-probability under the teacher − that when it was sampled, besides
+    the advantage: its part of the reverse KL divergence (Agarwal et al. 2023; Gu et al. 2023).
+    null: no teacher."""
+    teacher_coefficient: Positive = 1.0
+    """Factor on what the teacher pays."""
     loss: PolicyLoss = "dr_grpo"
     """They differ in later updates from the same texts (updates_per_rollout), where ρ is the
     probability of a token now ÷ when it was sampled, and in their default aggregation. grpo (Shao
@@ -289,6 +296,11 @@ class ReinforceConfig(OptimizationConfig):
         is_clipping = self.loss == "gspo" and self.updates_per_rollout > 1
         if is_clipping and "clip_low" not in self.model_fields_set:
             yield 'clip_low: needed by loss "gspo"; Zheng et al. 2025 use 0.0003'
+
+    @check
+    def _something_is_paid(self) -> Iterator[str]:
+        if self.advantage == "none" and self.teacher is None:
+            yield 'advantage: "none" needs a teacher'
 
     @check
     def _reference_is_used(self) -> Iterator[str]:

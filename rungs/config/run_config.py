@@ -405,6 +405,7 @@ def _in_objective(train: OptimizationConfig, has_validation: bool) -> list[Reaso
         return [
             (is_once, " with updates_per_rollout 1", "clip_low", "clip_high"),
             (train.loss == "cispo", ' with loss "cispo"', "clip_low"),
+            (train.teacher is None, " without a teacher", "teacher_coefficient"),
         ]
     assert isinstance(train, TrainConfig)
     objective, is_random = f' with objective "{train.objective}"', train.has_random_windows

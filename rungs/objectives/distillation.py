@@ -21,7 +21,7 @@ from rungs.checkpointing.load import MergedWeights, Start, load_frozen
 from rungs.checkpointing.weights_file import Weights
 from rungs.common.errors import UserError, errors_at
 from rungs.common.shown_text import command_line, quoted
-from rungs.config.run_config import RunConfig, errors_in_files_of
+from rungs.config.run_config import AnyRunConfig, RunConfig, errors_in_files_of
 from rungs.config.train_config import TrainConfig
 from rungs.data import catalog
 from rungs.data.provenance import check_same_tokenizer
@@ -231,6 +231,25 @@ def predictions(logits_BSV: Array, most: int | None) -> Predictions:
     return Predictions(joined, tokens_BSK)
 
 
+def find_teacher(place: str, config: AnyRunConfig) -> Weights:
+    """Return the weights of a teacher. Raises UserError if there are none, they are damaged, or
+    have another vocabulary or too short a context for a run."""
+    weights = MergedWeights(find_valid_weights(place))
+    theirs = weights.header.model
+    theirs.require_next_token()
+    if theirs.vocab_size != config.model.vocab_size:
+        raise UserError(
+            f"{weights.path} has a vocabulary of {theirs.vocab_size:,} tokens, this run one of"
+            f" {config.model.vocab_size:,}; both need the same tokenizer"
+        )
+    if theirs.context_length < config.sequence_length:
+        raise UserError(
+            f"{weights.path} has a context of {theirs.context_length:,} tokens, sequences have"
+            f" {config.sequence_length:,}; set a smaller sequence_length"
+        )
+    return weights
+
+
 class Teacher(NamedTuple):
     """The weights of a run's teacher, which fit the run."""
 
@@ -243,19 +262,7 @@ class Teacher(NamedTuple):
         tokens are not those of the run."""
         assert config.train.teacher is not None
         with errors_at(f"{run.path / config.train_file}: teacher: "):
-            weights = MergedWeights(find_valid_weights(config.train.teacher))
-            theirs = weights.header.model
-            theirs.require_next_token()
-            if theirs.vocab_size != config.model.vocab_size:
-                raise UserError(
-                    f"{weights.path} has a vocabulary of {theirs.vocab_size:,} tokens, this run one"
-                    f" of {config.model.vocab_size:,}; both need the same tokenizer"
-                )
-            if theirs.context_length < config.sequence_length:
-                raise UserError(
-                    f"{weights.path} has a context of {theirs.context_length:,} tokens, sequences"
-                    f" have {config.sequence_length:,}; set a smaller sequence_length"
-                )
+            weights = find_teacher(config.train.teacher, config)
             check_same_tokenizer(datasets, config.train.tokenizer, weights.tokenizer)
         if (config.train.teacher_top_k or 0) >= config.model.vocab_size:
             raise UserError(

@@ -9,6 +9,10 @@ max_sampler_ratio is set, else 1. As ∇(A · ρ) = A · ρ · ∇log π, this h
 clipped objective (Shao et al. 2024, arXiv 2402.03300, equation 3) and its kin. GSPO's ρ is that of
 the completion (`log_ratios`), whose gradient is the mean of its tokens'.
 
+A teacher adds log π_teacher − log π_sampler to a token's A. In expectation that descends the
+gradient of KL(π ‖ teacher) at each place, after the tokens that were sampled before (Agarwal et al.
+2023, arXiv 2306.13649).
+
 Axes: P prompts, G completions of each; N completions; B, S, V as in `rungs/model/gpt.py`."""
 
 import functools
@@ -42,7 +46,7 @@ def advantages(rewards_PG: np.ndarray, counts_PG: np.ndarray, kind: Advantage) -
 
     `leave_one_out` times the completion's log-probability gradient is an unbiased estimate of the
     policy gradient; `mean` is (G − 1) ÷ G of it; `mean_std` is biased (Liu et al. 2025, arXiv
-    2503.20783, section 3.1)."""
+    2503.20783, section 3.1); `none` is 0."""
     rewards_PG = np.where(counts_PG, rewards_PG, 0).astype(np.float64)
     counted_P1 = counts_PG.sum(axis=1, keepdims=True)
     mean_P1 = rewards_PG.sum(axis=1, keepdims=True) / np.maximum(counted_P1, 1)
@@ -52,7 +56,8 @@ def advantages(rewards_PG: np.ndarray, counts_PG: np.ndarray, kind: Advantage) -
     if kind == "mean_std":
         variance_P1 = (centred_PG**2).sum(axis=1, keepdims=True) / np.maximum(counted_P1 - 1, 1)
         centred_PG /= np.sqrt(variance_P1) + _EPSILON
-    return np.where(equal_groups(rewards_PG, counts_PG)[:, None], 0, centred_PG)
+    has_none_P = equal_groups(rewards_PG, counts_PG) | (kind == "none")
+    return np.where(has_none_P[:, None], 0, centred_PG)
 
 
 def equal_groups(rewards_PG: np.ndarray, counts_PG: np.ndarray) -> np.ndarray:

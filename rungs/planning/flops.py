@@ -111,12 +111,16 @@ def model_beside(train: TrainConfig) -> ModelConfig | None:
     """Return the config of the teacher that predicts beside a run's steps, which may be a run that
     isn't trained yet; None without one, or if its predictions are stored. Raises UserError if it
     isn't there."""
-    if train.teacher is None or train.teacher_top_k:
-        return None
-    run = existing_run_path(train.teacher)
+    return None if train.teacher is None or train.teacher_top_k else model_at(train.teacher)
+
+
+def model_at(place: str) -> ModelConfig:
+    """Return the config of a run, which may not be trained yet, or of weights. Raises UserError if
+    there is none."""
+    run = existing_run_path(place)
     if run and (run / run_config.MODEL_FILE).is_file():
         return run_config.load_any_run(run).model
-    return Weights(find_weights(train.teacher)).header.model
+    return Weights(find_weights(place)).header.model
 
 
 def teacher_flops_per_token(config: RunConfig) -> float:

@@ -13,12 +13,13 @@ import jax
 import jax.numpy as jnp
 
 from rungs.common.shown_text import counted, format_duration
+from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import ReinforceRunConfig, RunConfig
 from rungs.config.sharding_config import ShardingConfig
 from rungs.config.train_config import TrainConfig
 from rungs.model.decoding import empty_caches
 from rungs.optim.precision import dtype_of
-from rungs.planning import report
+from rungs.planning import flops, report
 from rungs.planning.forecast import Forecast, forecast, remedy
 from rungs.planning.hardware import Hardware
 from rungs.planning.memory import format_bytes
@@ -55,15 +56,21 @@ class PolicyPlan(NamedTuple):
     """Bytes of the sampler's copy of the weights, which every device has in full."""
     cache_bytes: int
     reference_bytes: int
+    teacher_bytes: int
     phases: Phases | None
     """None if the device's FLOP/s are unknown."""
     steps_done: int
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of weights, moments, sampler and reference."""
+        """Bytes of weights, moments, and the models beside."""
         memory = self.update.memory
-        return memory.weights + memory.moments + self.sampler_bytes + self.reference_bytes
+        return memory.weights + memory.moments + self.beside_bytes
+
+    @property
+    def beside_bytes(self) -> int:
+        """Bytes of sampler, reference and teacher."""
+        return self.sampler_bytes + self.reference_bytes + self.teacher_bytes
 
     @property
     def sampling_bytes(self) -> int:
@@ -73,7 +80,7 @@ class PolicyPlan(NamedTuple):
     @property
     def updating_bytes(self) -> int:
         """Peak bytes of an update."""
-        return self.update.memory.total + self.sampler_bytes + self.reference_bytes
+        return self.update.memory.total + self.beside_bytes
 
     @property
     def validations(self) -> int:
@@ -91,7 +98,7 @@ class PolicyPlan(NamedTuple):
 def training_equivalent(config: ReinforceRunConfig) -> RunConfig:
     """Return a training run whose step has the same arrays as an update."""
     model, train = config
-    shared = TrainConfig.model_fields.keys() - {"lineage"}
+    shared = TrainConfig.model_fields.keys() - {"lineage", "teacher"}
     keys: dict[str, Any] = {key: value for key, value in dict(train).items() if key in shared}
     keys["dataset"] = "none"
     keys["gradient_accumulation_steps"] = train.microbatches_per_step
@@ -110,7 +117,7 @@ def plan(
 ) -> PolicyPlan:
     """Return the plan of a run; arguments as for `forecast`. `use_recorded` takes times from the
     run's latest steps, if there are any."""
-    training = training_equivalent(config)
+    training, train = training_equivalent(config), config.train
     update = forecast(run, training, hardware, sharding, datasets_dir, utilization)
     steps = list(metrics.stream(run.metrics, metrics.PolicyMetrics))
     recent = steps[-_RECENT_STEPS:]
@@ -119,7 +126,8 @@ def plan(
         update=update,
         sampler_bytes=_sampler_bytes(update),
         cache_bytes=_cache_bytes(config, update),
-        reference_bytes=_reference_bytes(config, update),
+        reference_bytes=_bytes_of(config.model if train.kl_coefficient else None, update),
+        teacher_bytes=_bytes_of(flops.model_at(train.teacher) if train.teacher else None, update),
         phases=_recorded(recent) if recent and use_recorded else _computed(config, update),
         steps_done=steps[-1].global_step + 1 if steps else 0,
     )
@@ -141,10 +149,11 @@ def _cache_bytes(config: ReinforceRunConfig, update: Forecast) -> int:
     return sum(array.size * array.dtype.itemsize for array in caches)
 
 
-def _reference_bytes(config: ReinforceRunConfig, update: Forecast) -> int:
-    if not config.train.kl_coefficient:
+def _bytes_of(model: ModelConfig | None, update: Forecast) -> int:
+    """Return the bytes of a model that isn't trained."""
+    if model is None:
         return 0
-    whole = 4 * sum(math.prod(shape) for shape in shapes_of(config.model).values())
+    whole = 4 * sum(math.prod(shape) for shape in shapes_of(model).values())
     return math.ceil(whole / update.devices) if update.sharding.mode == "fsdp" else whole
 
 
@@ -192,6 +201,7 @@ def as_json(plan: PolicyPlan) -> str:
         "sampler_bytes": plan.sampler_bytes,
         "cache_bytes": plan.cache_bytes,
         "reference_bytes": plan.reference_bytes,
+        "teacher_bytes": plan.teacher_bytes,
         "sampling_bytes": plan.sampling_bytes,
         "updating_bytes": plan.updating_bytes,
         "seconds": plan.phases and plan.phases._asdict(),
@@ -209,6 +219,7 @@ def _memory(plan: PolicyPlan) -> Iterator[str]:
         "moments": (memory.moments, memory.moments, "optimizer state"),
         "sampler": (plan.sampler_bytes, plan.sampler_bytes, "a whole copy of the weights"),
         "reference": (plan.reference_bytes, plan.reference_bytes, "for the KL divergence"),
+        "teacher": (plan.teacher_bytes, plan.teacher_bytes, "pays each token"),
         "cache": (plan.cache_bytes, 0, "keys and values of all texts that are sampled at once"),
         "update": (0, rest, "gradients, activations and logits, as in training"),
         "peak": (plan.sampling_bytes, plan.updating_bytes, f"± {memory.error:.0%} of updating"),

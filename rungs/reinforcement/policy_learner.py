@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 
 from rungs.checkpointing import checkpoint_folder, load, manifest, published, weights_file
 from rungs.checkpointing.load import Start
-from rungs.common.errors import RunFailure, UserError
+from rungs.common.errors import RunFailure, UserError, errors_at
 from rungs.common.paths import file_checksum
 from rungs.common.run_log import log
 from rungs.common.shown_text import counted
@@ -26,10 +26,13 @@ from rungs.data.provenance import Provenance
 from rungs.data.text import tokenizer_files
 from rungs.data.text.tokenizer import Tokenizer
 from rungs.data.tokens import dataset
+from rungs.model.gpt import GPT
 from rungs.model.rollouts import RolloutSampler
+from rungs.objectives.distillation import find_teacher
 from rungs.objectives.policy import PolicyObjective
 from rungs.optim.precision import dtype_of
 from rungs.parallel.processes import check_all_agree, is_first_process, run_on_first
+from rungs.parallel.sharding import Layout
 from rungs.reinforcement import policy_update
 from rungs.reinforcement.rollout_files import Completion, RolloutFiles, write_samples
 from rungs.reinforcement.sampling import CompletionSource, Prompts, Seconds, longest_prompt
@@ -59,6 +62,7 @@ class PolicyInputs:
     checkups: list[Checkup]
     reference: weights_file.Weights | None
     """Weights of the reference for the KL divergence."""
+    teacher: weights_file.Weights | None
     longest_prompt: int
     """Tokens of the longest prompt seen in the tasks."""
     record: Provenance
@@ -116,8 +120,9 @@ def _open(start: Start, stack: ExitStack, trust_verifier: bool) -> PolicyInputs:
         verifiers.append(stack.enter_context(opened))
     checkups: list[Checkup] = []
     run_on_first(lambda: checkups.extend(map(check, verifiers, tasks)))
-    reference = _reference(start)
-    checksums = record_of(config.train.tasks, tasks, verifiers, reference)
+    reference, teacher = _reference(start), _teacher(start, tokenizer)
+    beside = {"reference": reference, "teacher": teacher}
+    checksums = record_of(config.train.tasks, tasks, verifiers, beside)
     record = Provenance(checksums, weights.header.tokenizer, file)
     check_all_agree("configs and tasks", f"{config} {record[:2]}")
     if start.saved is not None:
@@ -130,6 +135,7 @@ def _open(start: Start, stack: ExitStack, trust_verifier: bool) -> PolicyInputs:
         verifiers=verifiers,
         checkups=checkups,
         reference=reference,
+        teacher=teacher,
         longest_prompt=longest,
         record=record,
     )
@@ -143,6 +149,28 @@ def _reference(start: Start) -> weights_file.Weights | None:
     if train.reference is None:
         return load.find_starting_weights(start.run, start.config)
     return load.MergedWeights(checkpoint_folder.find_valid_weights(train.reference))
+
+
+def _teacher(start: Start, tokenizer: Tokenizer) -> weights_file.Weights | None:
+    """Return the weights of the teacher, None without one. Raises UserError if its tokens are not
+    those of the run."""
+    name = start.config.train.teacher
+    if name is None:
+        return None
+    with errors_at(f"{start.run.path / REINFORCE_FILE}: teacher: "):
+        weights = find_teacher(name, start.config)
+        file = weights.tokenizer_file
+        if not file or tokenizer_files.load_tokenizer(file).definition != tokenizer.definition:
+            raise UserError(f"{weights.path} doesn't come with the tokenizer of start_from")
+    return weights
+
+
+def _placed(weights: weights_file.Weights, config: ReinforceRunConfig, mesh: Mesh) -> GPT:
+    """Return a teacher on the devices of a run. Raises UserError if they can't split it."""
+    model = weights.header.model
+    if lines := Layout.of(config.train.sharding, mesh).problems(model):
+        raise UserError.at(weights.path, lines)
+    return load.load_frozen(weights, config._replace(model=model), mesh)
 
 
 class Sampled(NamedTuple):
@@ -178,7 +206,10 @@ class PolicyLearner:
         )
         weights = inputs.reference
         reference = None if weights is None else load.load_frozen(weights, config, mesh)
-        self._updater = policy_update.PolicyUpdater(config, mesh, reference, inputs.longest_prompt)
+        teacher = None if inputs.teacher is None else _placed(inputs.teacher, config, mesh)
+        self._updater = policy_update.PolicyUpdater(
+            config, mesh, reference, teacher, inputs.longest_prompt
+        )
         self._files = RolloutFiles(start.run.rollouts, is_first_process())
         self._wrong_steps, self._latest_step = 0, -1
         self._last_end = time.perf_counter()
@@ -229,7 +260,7 @@ class PolicyLearner:
         return read, result
 
     def _warn_of_wrong_steps(self, read: PolicyMetrics) -> None:
-        self._wrong_steps = 0 if read.correct else self._wrong_steps + 1
+        self._wrong_steps = 0 if read.correct or self._train.teacher else self._wrong_steps + 1
         if self._wrong_steps == _MANY_WRONG_STEPS:
             log.warning(
                 "%d steps in a row without a correct completion, so nothing to learn from; try"
@@ -342,10 +373,10 @@ def record_of(
     configs: Sequence[TaskConfig],
     tasks: Sequence[Task],
     verifiers: Sequence[Verifier],
-    reference: weights_file.Weights | None,
+    beside: Mapping[str, weights_file.Weights | None],
 ) -> Checksums:
-    """Return the checksums of the tasks' files, held-out items and verifiers, and of the reference
-    of the KL divergence."""
+    """Return the checksums of the tasks' files, held-out items and verifiers, and of the weights
+    beside those of the run."""
     record: Checksums = {}
     for number, (config, task, verifier) in enumerate(zip(configs, tasks, verifiers, strict=True)):
         held_out = [[item.prompt, item.answer, item.info] for item in task.validation]
@@ -353,8 +384,9 @@ def record_of(
         if verifier.sha256 is not None:
             parts[verifier.name] = verifier.sha256
         record[f"{number} {config.source}"] = parts
-    if reference is not None:
-        record["reference"] = {reference.path.name: file_checksum(reference.path) or ""}
+    for name, weights in beside.items():
+        if weights is not None:
+            record[name] = {weights.path.name: file_checksum(weights.path) or ""}
     return record
 
 

@@ -119,7 +119,10 @@ class Updated(NamedTuple):
     first: "Update"
     last: "Update"
     """The same as `first` if there is only one."""
+    advantages_NS: np.ndarray
+    """Of each token; with a teacher, what it pays included."""
     reference_log_probs_NS: np.ndarray | None
+    teacher_log_probs_NS: np.ndarray | None
     seconds: float
 
 
@@ -134,15 +137,22 @@ class Update(NamedTuple):
 
 class PolicyUpdater:
     """Updates a model from completions, on its mesh. `reference` is the model for the KL
-    divergence, on the same mesh; prompts longer than `longest_prompt` tokens only take more time.
+    divergence, `teacher` that of on-policy distillation, both on the same mesh; prompts longer than
+    `longest_prompt` tokens only take more time.
 
     Microbatches have completions of similar length, to reduce padding; those of groups with equal
     rewards come first, as they need no gradient."""
 
     def __init__(
-        self, config: ReinforceRunConfig, mesh: Mesh, reference: GPT | None, longest_prompt: int
+        self,
+        config: ReinforceRunConfig,
+        mesh: Mesh,
+        reference: GPT | None,
+        teacher: GPT | None,
+        longest_prompt: int,
     ) -> None:
-        self._config, self._mesh, self._reference = config, mesh, reference
+        self._config, self._mesh = config, mesh
+        self._reference, self._teacher = reference, teacher
         train, lengths = config.train, padded_lengths(config, longest_prompt)
         shortcuts = Shortcuts(
             lengths, lambda _inputs, _targets, *tokens: has_weight(config, PolicyTokens(*tokens))
@@ -182,19 +192,23 @@ class PolicyUpdater:
         ).reshape(-1)
         lengths_N = np.array([len(completion.tokens) for completion in completions])
         shares_N = shares(train.step_aggregation, lengths_N, counts_N, train.max_new_tokens)
-        has_weight_N = (shares_N != 0) & (advantages_N != 0)
+        has_weight_N = (shares_N != 0) & ((advantages_N != 0) | (self._teacher is not None))
         batch = PolicyBatch.of(prompts, completions, length, has_weight_N)
+        advantages_NS = batch.per_token(advantages_N)
+        teacher_NS = self._log_probs(self._teacher, batch)
+        if teacher_NS is not None:
+            paid_NS = teacher_NS - batch.sampler_log_probs_NS
+            advantages_NS += np.float32(train.teacher_coefficient) * paid_NS
+        reference_NS = self._log_probs(self._reference, batch)
         tokens = PolicyTokens(
             shares=batch.per_token(shares_N),
-            advantages=batch.per_token(advantages_N),
+            advantages=advantages_NS,
             old_log_probs=batch.sampler_log_probs_NS,
             sampler_log_probs=batch.sampler_log_probs_NS,
-            reference_log_probs=batch.sampler_log_probs_NS,  # with weight 0
+            reference_log_probs=(  # without a reference, with weight 0
+                batch.sampler_log_probs_NS if reference_NS is None else reference_NS
+            ),
         )
-        if self._reference is not None:
-            placed = self._placed(batch, batch.inputs_NS, batch.targets_NS)
-            found = batch.by_completion(np.asarray(self._log_prob_step(self._reference, *placed)))
-            tokens = tokens._replace(reference_log_probs=found)
         first = last = self._run(self._first_step, model, optimizer, batch, tokens)
         tokens = tokens._replace(old_log_probs=first.log_probs_NS)
         for _ in range(1, train.updates_per_rollout):
@@ -208,9 +222,18 @@ class PolicyUpdater:
             batch=batch,
             first=first,
             last=last,
-            reference_log_probs_NS=tokens.reference_log_probs if self._reference else None,
+            advantages_NS=advantages_NS,
+            reference_log_probs_NS=reference_NS,
+            teacher_log_probs_NS=teacher_NS,
             seconds=time.perf_counter() - start,
         )
+
+    def _log_probs(self, model: GPT | None, batch: PolicyBatch) -> np.ndarray | None:
+        """Return the log-probabilities of a batch's targets under a model that isn't trained."""
+        if model is None:
+            return None
+        placed = self._placed(batch, batch.inputs_NS, batch.targets_NS)
+        return batch.by_completion(np.asarray(self._log_prob_step(model, *placed)))
 
     def _run(
         self,
@@ -274,20 +297,21 @@ def group_counts(correct_PG: np.ndarray) -> dict[str, int]:
 
 
 def _token_fields(updated: Updated, train: ReinforceConfig) -> dict[str, float | None]:
-    batch, reference_NS = updated.batch, updated.reference_log_probs_NS
-    is_sampled_NS = batch.is_sampled_NS
+    batch, is_sampled_NS = updated.batch, updated.batch.is_sampled_NS
     trainer = updated.first.log_probs_NS[is_sampled_NS]
-    kl = clipped = None
-    if reference_NS is not None:
-        kl = kl_divergence(trainer, reference_NS[is_sampled_NS])
+    kl, teacher_kl = (
+        None if other_NS is None else kl_divergence(trainer, other_NS[is_sampled_NS])
+        for other_NS in (updated.reference_log_probs_NS, updated.teacher_log_probs_NS)
+    )
+    clipped = None
     if train.updates_per_rollout > 1:
-        advantages_NS = batch.per_token(array_of(updated.completions, "advantage"))
         log_probs = updated.first.log_probs_NS, updated.last.log_probs_NS
-        clipped = clipped_share(train, *log_probs, advantages_NS, is_sampled_NS)
+        clipped = clipped_share(train, *log_probs, updated.advantages_NS, is_sampled_NS)
     return {
         "entropy": float(updated.first.entropies_NS[is_sampled_NS].mean(dtype=np.float64)),
         **log_prob_gaps(batch.sampler_log_probs_NS[is_sampled_NS], trainer),
         "kl": kl,
+        "teacher_kl": teacher_kl,
         "clipped_ratios": clipped,
     }
 

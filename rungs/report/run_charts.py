@@ -383,6 +383,7 @@ POLICY_CHARTS: Charts = {
             "largest |Δ log-probability|": ("largest_log_prob_gap", VERMILLION),
             "mean |Δ log-probability|": ("log_prob_gap", BLUE),
             "KL divergence from the reference": ("kl", PURPLE),
+            "KL divergence from the teacher": ("teacher_kl", GREEN),
         },
         drawing.log_axis,
     ),

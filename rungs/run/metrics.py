@@ -191,6 +191,8 @@ class PolicyMetrics(StepRecord):
     estimator k3 (Schulman 2020)."""
     kl: Figure | None = None
     """Likewise from the reference, with a kl_coefficient."""
+    teacher_kl: Figure | None = None
+    """Likewise from the teacher."""
     clipped_ratios: Figure | None = None
     """With several updates per rollout: share of tokens clipped in the last one."""
     sampling_seconds: Figure

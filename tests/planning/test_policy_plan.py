@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import load_reinforcement_run
 from rungs.config.sharding_config import ShardingConfig
 from rungs.model.decoding import empty_caches
@@ -15,7 +16,7 @@ from rungs.planning import hardware, policy_plan
 from rungs.planning.policy_plan import PolicyPlan, plan, training_equivalent
 from rungs.run.folder import RunFolder
 from rungs.step.state import named_arrays
-from tests.support.tiny_reinforcement import make_reinforcement_run
+from tests.support.tiny_reinforcement import MODEL, make_reinforcement_run, write_start
 
 pytestmark = pytest.mark.usefixtures("shared_traces")
 
@@ -48,6 +49,18 @@ def test_the_update_is_planned_like_training_and_a_reference_is_another_copy(
     assert equivalent.train.sequences_per_step == 16
     assert found.update.tokens.planned == 6 * 3 * 16 * 16
     assert found.reference_bytes == found.update.memory.weights
+
+
+def test_a_teacher_takes_the_memory_of_its_own_weights(tmp_path: Path) -> None:
+    teacher = write_start(tmp_path / "teacher", n_layers=3)
+    alone = make_plan(tmp_path / "alone")
+    found = make_plan(tmp_path / "run", teacher=str(teacher), advantage="none")
+    model = GPT(ModelConfig.model_validate(MODEL | {"n_layers": 3}), jax.random.key(0))
+    weights = sum(array.nbytes for array in named_arrays(model).values())
+    assert found.teacher_bytes == weights
+    assert found.updating_bytes == alone.updating_bytes + weights
+    assert found.sampling_bytes == alone.sampling_bytes + weights
+    assert "pays each token" in policy_plan.as_text(RunFolder(tmp_path / "run"), found)
 
 
 def test_times_are_computed_for_a_device_and_taken_from_metrics(tmp_path: Path) -> None:

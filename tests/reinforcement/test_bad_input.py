@@ -85,6 +85,8 @@ def test_shared_items_are_refused(start: Path, tmp_path: Path) -> None:
         ({"max_new_tokens": 16}, "max_new_tokens: 16 leaves no room"),
         ({"microbatch_size": 3}, "microbatch_size: 3 does not divide the 16 completions"),
         ({"reference": "x"}, "reference: needs a kl_coefficient above 0"),
+        ({"advantage": "none"}, 'advantage: "none" needs a teacher'),
+        ({"loss": "gspo", "updates_per_rollout": 2}, "clip_low: needed by loss"),
         ({"samples_per_prompt": 1}, "samples_per_prompt"),
         ({"temperature": 0}, "temperature"),
         ({"tasks": []}, "tasks"),

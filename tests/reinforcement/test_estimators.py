@@ -1,6 +1,7 @@
 """GSPO and its gradient: the objective of the paper in float64, differentiated numerically for
-logits, and by JAX through a model. Axes as in `rungs/objectives/policy.py`."""
+logits, and by JAX through a model. What a teacher pays. Axes as in `rungs/objectives/policy.py`."""
 
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -10,11 +11,17 @@ from flax import nnx
 from jax import Array
 
 from rungs.config.reinforce_config import ReinforceConfig
+from rungs.config.run_config import load_reinforcement_run
 from rungs.model.blocks import Compute
 from rungs.model.gpt import GPT
 from rungs.objectives.policy import PolicyObjective, PolicyTokens, shares
+from rungs.reinforcement.policy_update import PolicyUpdater, policy_fields
+from rungs.reinforcement.rollout_files import Completion
 from rungs.step.objective import Microbatch
+from rungs.step.state import create_model_and_optimizer
+from tests.support.configs import mesh_of
 from tests.support.tiny_model import quick_jit, random_model
+from tests.support.tiny_reinforcement import MODEL, make_reinforcement_run
 
 LOW, HIGH, TEMPERATURE = 0.03, 0.05, 0.8
 TRAIN = ReinforceConfig.model_construct(
@@ -108,3 +115,45 @@ def test_through_a_model_the_head_is_applied_a_chunk_at_a_time() -> None:
         for gradient in (found, expected)
     )
     assert np.linalg.norm(one - other) < 1e-5 * np.linalg.norm(other)
+
+
+def completion(tokens: list[int], log_probs: list[float], reward: float) -> Completion:
+    keys: dict[str, Any] = dict.fromkeys(("prompt", "text", "answer", "message"), "")
+    keys |= dict.fromkeys(("task", "place", "sample"), 0)
+    rewards = {"": reward}
+    found: dict[str, Any] = {"tokens": tokens, "log_probs": log_probs, "rewards": rewards}
+    return Completion(**keys, **found, finished=True, correct=False, status="ok")
+
+
+def test_a_teacher_pays_every_token_besides_the_advantage(tmp_path: Path) -> None:
+    keys = {"teacher": "runs/none", "teacher_coefficient": 0.3, "temperature": TEMPERATURE}
+    run = make_reinforcement_run(tmp_path / "run", tmp_path, **keys)
+    config, mesh, random = load_reinforcement_run(run.path), mesh_of(1), np.random.default_rng(5)
+    teacher = random_model(**MODEL | {"n_layers": 2})
+    model, optimizer = create_model_and_optimizer(config, 10, mesh, {})
+    vocab = config.model.vocab_size
+    prompts = [random.integers(vocab, size=3).tolist() for _ in range(16)]
+    rewards = random.normal(size=16)
+    completions = []
+    for number in range(16):
+        tokens = random.integers(vocab, size=1 + number % 6)
+        log_probs = random.normal(-2, 0.3, len(tokens)).astype(np.float32)
+        completions.append(completion(tokens.tolist(), log_probs.tolist(), rewards[number]))
+    updater = PolicyUpdater(config, mesh, None, teacher, 3)
+    updated = updater.update(model, optimizer, prompts, completions)
+    forward = quick_jit(teacher)
+    for number, one in enumerate(completions):
+        texts = np.zeros((1, 16), np.int32)
+        texts[0, : 3 + len(one.tokens)] = prompts[number] + one.tokens
+        logits = np.asarray(forward(jnp.asarray(texts)), np.float64)[0] / TEMPERATURE
+        log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+        own = [log_p[2 + place, token] for place, token in enumerate(one.tokens)]
+        group = rewards[number // 4 * 4 : number // 4 * 4 + 4]
+        paid = rewards[number] - group.mean() + 0.3 * np.subtract(own, one.log_probs)
+        found = updated.advantages_NS[number]
+        np.testing.assert_allclose(found[2 : 2 + len(own)], paid, rtol=1e-5, atol=1e-5)
+        assert np.count_nonzero(found) == len(own)
+    assert updated.first.step.gradient_norm > 0
+    fields = policy_fields(updated, config.train)
+    assert fields["teacher_kl"] > 0
+    assert fields["kl"] is None

@@ -215,9 +215,10 @@ def test_two_completions_make_mean_std_the_sign_of_the_difference() -> None:
     np.testing.assert_allclose(weights, [[0.5**0.5, -(0.5**0.5)], [0, 0]], rtol=3e-4)
 
 
-def test_the_kl_term_descends_the_divergence_of_each_token() -> None:
+@pytest.mark.parametrize("is_teacher", [False, True])
+def test_the_kl_term_descends_the_divergence_of_each_token(is_teacher: bool) -> None:
     """In expectation it is −coefficient × the gradient of Σ KL(π ‖ reference) over the tokens'
-    distributions, with the texts before them as they were sampled."""
+    distributions, with the texts before them as they were sampled. So is what a teacher pays."""
     prompt, seed = CASES[0]
     model, reference = make_model(seed), make_model(seed + 7)
     texts = enumerate_texts(model, prompt, seed)
@@ -232,9 +233,15 @@ def test_the_kl_term_descends_the_divergence_of_each_token() -> None:
         return (batch.per_token(texts.probabilities) * kl_NS).sum()
 
     exact = -coefficient * vector(quick_jit(nnx.grad(divergence))(model))
-    train = ReinforceConfig.model_construct(temperature=TEMPERATURE, kl_coefficient=coefficient)
+    train = ReinforceConfig.model_construct(
+        temperature=TEMPERATURE, kl_coefficient=0 if is_teacher else coefficient
+    )
     zeros = np.zeros_like(reference_log_probs)
-    extras = (batch.per_token(texts.probabilities), zeros, zeros, zeros, reference_log_probs)
+    paid = coefficient * (reference_log_probs - log_probs_of(model, batch))
+    extras = (
+        *(batch.per_token(texts.probabilities), paid if is_teacher else zeros, zeros, zeros),
+        reference_log_probs,
+    )
 
     def loss(model: GPT) -> Array:
         return model.weighted_loss(

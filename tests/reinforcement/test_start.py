@@ -18,6 +18,7 @@ from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.checks.resume import read_arrays
 from rungs.common.errors import UserError
 from rungs.config.run_config import load_reinforcement_run
+from rungs.data.text.tokenizer import TOKENIZER_FILE
 from rungs.reinforcement import policy_learner as learning
 from rungs.reinforcement import policy_update, sampling
 from rungs.reinforcement.policy_learner import PolicyLearner, reinforcement
@@ -29,6 +30,7 @@ from rungs.training.failed_steps import find_failed_step, open_failed_step
 from rungs.training.replay import replay as replay_failed
 from rungs.training.trainer import Trainer
 from tests.support.tiny_reinforcement import (
+    MODEL,
     make_reinforcement_run,
     reinforce,
     steps_of,
@@ -262,6 +264,12 @@ def test_a_replay_names_what_differs(
         replay(run, config, "seven", KIND)
 
 
+def change(run: RunFolder, **keys: Any) -> None:
+    """Change keys of `reinforce.json`."""
+    path = run.path / "reinforce.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | keys))
+
+
 @pytest.mark.long
 def test_from_start_again_and_extend(start: Path, tmp_path: Path) -> None:
     run = make_reinforcement_run(tmp_path / "run", start, steps=4)
@@ -272,8 +280,7 @@ def test_from_start_again_and_extend(start: Path, tmp_path: Path) -> None:
     assert reinforce(run, fresh=True) == 0
     assert [step.reproducible for step in steps_of(run)] == whole
     assert len(list(run.aside.glob("*/rollouts/step-000003.jsonl"))) == 2
-    config = json.loads((run.path / "reinforce.json").read_text())
-    (run.path / "reinforce.json").write_text(json.dumps(config | {"steps": 5}))
+    change(run, steps=5)
     with pytest.raises(UserError, match="add --extend"):
         reinforce(run)
     assert reinforce(run, extend=True) == 0
@@ -306,6 +313,58 @@ def test_another_objective_trains_and_resumes(start: Path, tmp_path: Path) -> No
     assert all(step.gradient_norm for step in steps)
     assert all(step.kl is not None for step in steps)
     assert all(step.clipped_ratios is not None for step in steps)
+
+
+@pytest.mark.long
+def test_a_run_nears_its_teacher_and_resumes(start: Path, tmp_path: Path) -> None:
+    """On-policy distillation, without a reward, from a deeper model; with GSPO."""
+    teacher = write_start(tmp_path / "teacher", seed=3, factor=3, n_layers=2)
+    keys: dict[str, Any] = {
+        **{"advantage": "none", "teacher": str(teacher), "steps": 8, "learning_rate": 0.02},
+        **{"loss": "gspo", "updates_per_rollout": 2, "clip_low": 0.1, "clip_high": 0.1},
+        "checkpoint_interval": 4,
+    }
+    whole = make_reinforcement_run(tmp_path / "whole", start, **keys)
+    run = make_reinforcement_run(tmp_path / "run", start, **keys)
+    assert reinforce(whole) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        kill_in(patch, PolicyUpdater, "update", 5)
+        with pytest.raises(Killed):
+            reinforce(run)
+    teacher.rename(tmp_path / "moved")
+    write_start(teacher, seed=4, n_layers=2)
+    with pytest.raises(UserError, match=r"teacher: model\.safetensors is not what this run was"):
+        reinforce(run)
+    teacher.rename(tmp_path / "other")
+    (tmp_path / "moved").rename(teacher)
+    assert reinforce(run) == 0
+    assert_same_end(run, whole)
+    steps = steps_of(run)
+    divergences = [step.teacher_kl or 0 for step in steps]
+    assert 0 < 2 * divergences[-1] < divergences[0], divergences
+    assert all(step.clipped_ratios is not None for step in steps)
+
+    first: list[Any] = []
+    for sharding in ({"devices": 1}, {"mode": "fsdp", "devices": 2}):
+        name = tmp_path / f"on-{sharding['devices']}"
+        run = make_reinforcement_run(name, start, **keys | {"steps": 1, "sharding": sharding})
+        assert reinforce(run) == 0
+        first += steps_of(run)
+    for field in ("teacher_kl", "gradient_norm", "clipped_ratios"):
+        found, expected = (getattr(step, field) for step in first)
+        assert found == pytest.approx(expected, rel=1e-4), field
+
+
+def test_a_teacher_with_another_tokenizer_is_refused(start: Path, tmp_path: Path) -> None:
+    for name, vocab_size, message in (
+        ("larger", 9, "has a vocabulary of 9 tokens, this run one of"),
+        ("bare", MODEL["vocab_size"], "doesn't come with the tokenizer of start_from"),
+    ):
+        teacher = write_start(tmp_path / name, vocab_size=vocab_size)
+        (teacher / TOKENIZER_FILE).unlink()
+        run = make_reinforcement_run(tmp_path / f"{name}-run", start, teacher=str(teacher))
+        with pytest.raises(UserError, match=message):
+            reinforce(run)
 
 
 @pytest.mark.long

@@ -38,9 +38,10 @@ REINFORCE = {
 }
 
 
-def write_start(folder: Path, seed: int = 0) -> Path:
-    """Write random weights and a tokenizer of the characters of parity; return the folder."""
-    tiny_run.write_start(folder, "parity-pairs", seed=seed, **MODEL)
+def write_start(folder: Path, seed: int = 0, factor: float = 1.0, **model: Any) -> Path:
+    """Write random weights, times a factor, with some keys of the model changed, and a tokenizer of
+    the characters of parity; return the folder."""
+    tiny_run.write_start(folder, "parity-pairs", seed=seed, factor=factor, **(MODEL | model))
     character_tokenizer(BUILT_IN["parity"].alphabet).save(folder / TOKENIZER_FILE)
     return folder
 
